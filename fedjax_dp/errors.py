@@ -1,6 +1,7 @@
 """One wording for every refusal: what, got, wanted, remedy. No JAX here, so accounting can use it."""
 
 import difflib
+import importlib.util
 import math
 import numbers
 import os
@@ -144,6 +145,16 @@ def require_choice(what: str, value: str, choices: Iterable[str]) -> None:
         near = nearest(value, names) if isinstance(value, str) else []
         listed = f"one of {len(names)} names" if near and len(names) > 30 else "one of " + ", ".join(names)
         raise refuse(what, repr(value), listed, f"did you mean {near[0]}?" if near else "")
+
+
+def require_installed(package: str, extra: str, use: str = "") -> None:
+    """A package that only some uses need; it is looked for, not imported.
+
+    Raises: ConfigurationError that names the extra which brings it.
+    """
+    result = importlib.util.find_spec(package)
+    if result is None or result.origin is None:  # the latter is a folder of that name, as trackers make
+        raise refuse(package, "nothing", f"installed {use}".rstrip(), f'pip install "fedjax-dp[{extra}]"')
 
 
 def require_picture(what: str, path: str | os.PathLike[str]) -> str:

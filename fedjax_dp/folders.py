@@ -51,8 +51,8 @@ def require_writable(what: str, folder: pathlib.Path, remedy: str = "") -> None:
                 probe.flush()
             raise _Tried
     except (OSError, ValueError) as error:  # a name may hold what no file name can
-        told = f"{remedy} ({reason(error)})" if remedy else reason(error)
-        raise errors.refuse(what, shown(str(folder)), "a folder that can be written", told) from None
+        words = f"{remedy} ({reason(error)})" if remedy else reason(error)
+        raise errors.refuse(what, shown(str(folder)), "a folder that can be written", words) from None
 
 
 def holds_only(folder: pathlib.Path, names: Collection[str]) -> bool:
@@ -65,7 +65,7 @@ def require_new(what: str, folder: pathlib.Path, remedy: str, beginning: Collect
     try:
         held = folder.is_symlink() if not folder.is_dir() else not holds_only(folder, beginning)
         held = held or (folder.exists() and not folder.is_dir())
-    except (OSError, ValueError):  # told below
+    except (OSError, ValueError):  # refused below
         held = False
     if held:
         dangles = folder.is_symlink() and not folder.exists()
@@ -108,14 +108,14 @@ def write_json(path: pathlib.Path, content: Any) -> None:
 def reason(error: BaseException) -> str:
     """What the file system says, without names and numbers."""
     known = next((words for words in FULL if words in str(error)), None)
-    said = known or (error.strerror if isinstance(error, OSError) else None) or str(error)
-    return said[:1].lower() + " ".join(said.split())[1:]
+    text = known or (error.strerror if isinstance(error, OSError) else None) or str(error)
+    return text[:1].lower() + " ".join(text.split())[1:]
 
 
 def shown(path: str) -> str:
     """A path in a message: on one line, and not endless."""
-    told = path if path.isprintable() else repr(path)
-    return told if len(told) < 200 else f"{told[:60]}... of {len(told)} letters"
+    words = path if path.isprintable() else repr(path)
+    return words if len(words) < 200 else f"{words[:60]}... of {len(words)} letters"
 
 
 def where_looked(path: pathlib.Path) -> str:

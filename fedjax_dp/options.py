@@ -26,7 +26,7 @@ LARGEST = 2**63  # as all that is counted
 
 @dataclasses.dataclass(frozen=True)
 class About:
-    """What is told of an option beside its type and default; goes into `Annotated`."""
+    """What describes an option beside its type and default; goes into `Annotated`."""
 
     text: str
     group: str | None = None  # under which it stands in help
@@ -60,13 +60,13 @@ class Option:
     @functools.cached_property
     def kinds(self) -> tuple[type, ...]:
         """The scalar types that it may have; empty where only Python can say it, as with arrays."""
-        found: dict[type, None] = {}
+        result: dict[type, None] = {}
         for kind in _members(self.hint):
             if typing.get_origin(kind) is typing.Literal:
-                found |= dict.fromkeys(map(type, typing.get_args(kind)))
+                result |= dict.fromkeys(map(type, typing.get_args(kind)))
             elif kind in KIND_NAMES:
-                found[kind] = None
-        return tuple(found)
+                result[kind] = None
+        return tuple(result)
 
     @functools.cached_property
     def choices(self) -> Collection[str] | None:
@@ -121,8 +121,8 @@ class Option:
         for name, wanted in self.about.beside.items():
             allowed = wanted if isinstance(wanted, tuple) else (wanted,)
             if values.get(name) not in allowed:
-                told = (str(value).lower() if isinstance(value, bool) else str(value) for value in allowed)
-                return f"{name} is {' or '.join(told)}"
+                texts = (str(value).lower() if isinstance(value, bool) else str(value) for value in allowed)
+                return f"{name} is {' or '.join(texts)}"
         return None
 
 
@@ -131,14 +131,14 @@ Options = dict[str, Option]
 
 def of_class(cls: type, defaults: Mapping[str, Any] | None = None) -> Options:
     """The options that the fields of a dataclass, or the keys of a TypedDict, are; `defaults` over its own."""
-    told, found = _texts(cls), Options()
+    texts, result = _texts(cls), Options()
     own: dict[str, Any] = {}
     if dataclasses.is_dataclass(cls):
         own = {field.name: _default(field) for field in dataclasses.fields(cls)}
     hints = typing.get_type_hints(cls, include_extras=True)
     for name in (name for base in cls.__mro__ for name in vars(base).get("__annotations__", {})):  # its own first
-        found[name] = _option(name, hints[name], {**own, **(defaults or {})}.get(name, REQUIRED), told)
-    return found
+        result[name] = _option(name, hints[name], {**own, **(defaults or {})}.get(name, REQUIRED), texts)
+    return result
 
 
 def of_function(function: Callable[..., Any], common: Mapping[Any, Options] | None = None) -> Options:
@@ -146,23 +146,23 @@ def of_function(function: Callable[..., Any], common: Mapping[Any, Options] | No
 
     `common` are the options behind `**rest: Unpack[Rest]`, by the class `Rest`.
     """
-    told, found = _texts(function), Options()
+    texts, result = _texts(function), Options()
     parameters = inspect.signature(function).parameters
     hints: dict[str, Any] = {name: parameter.annotation for name, parameter in parameters.items()}
     if any(isinstance(hint, str) for hint in hints.values()):
         hints = typing.get_type_hints(function, include_extras=True)
     for name, parameter in parameters.items():
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
-            found |= (common or {}).get((*typing.get_args(hints.get(name)), None)[0], {})
+            result |= (common or {}).get((*typing.get_args(hints.get(name)), None)[0], {})
         elif parameter.kind is inspect.Parameter.KEYWORD_ONLY:
             hint = hints.get(name, Any)
-            found[name] = _option(name, Any if hint is parameter.empty else hint, parameter.default, told)
-    return found
+            result[name] = _option(name, Any if hint is parameter.empty else hint, parameter.default, texts)
+    return result
 
 
-def require(taken: Options, values: Mapping[str, Any], given: Mapping[str, Any], whose: str) -> None:
-    """Refuse `values` that options cannot have, of which some were `given`: unknown, missing, without a meaning."""
-    for name in given:
+def require(taken: Options, values: Mapping[str, Any], explicit: Mapping[str, Any], whose: str) -> None:
+    """Refuse `values` that options cannot have, of which some were `explicit`: unknown, missing, without a meaning."""
+    for name in explicit:
         errors.require_choice("option", name, taken)
     lacking = [name for name, option in taken.items() if option.default is REQUIRED and name not in values]
     if lacking:
@@ -170,14 +170,14 @@ def require(taken: Options, values: Mapping[str, Any], given: Mapping[str, Any],
         raise errors.refuse(", ".join(lacking), "nothing", f"given to {whose}", remedy)
     for name, value in values.items():
         taken[name].check(value)
-    require_meant(taken, values, given)
+    require_meant(taken, values, explicit)
 
 
-def require_meant(taken: Options, values: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-    """Refuse what was `given` though it means nothing beside the other values; saying its default is harmless."""
+def require_meant(taken: Options, values: Mapping[str, Any], explicit: Mapping[str, Any]) -> None:
+    """Refuse what was `explicit` though it means nothing beside the other values; saying its default is harmless."""
     effective = {name: option.default for name, option in taken.items()} | dict(values)
-    for name in given:
-        option, value = taken[name], given[name]
+    for name in explicit:
+        option, value = taken[name], explicit[name]
         without = option.missing(effective) if option.about.beside else None
         if without and value is not None and value is not False and value != option.default:
             raise errors.refuse(name, value, f"left out unless {without}", "drop it")
@@ -215,16 +215,16 @@ def _members(hint: Any) -> tuple[Any, ...]:
     return typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
 
 
-def _option(name: str, hint: Any, default: Any, told: Mapping[str, str]) -> Option:
+def _option(name: str, hint: Any, default: Any, texts: Mapping[str, str]) -> Option:
     while typing.get_origin(hint) in (typing.Required, typing.NotRequired):
         hint = typing.get_args(hint)[0]
-    found = About("")
+    result = About("")
     if typing.get_origin(hint) is typing.Annotated:
         hint, *more = typing.get_args(hint)
-        found = next((entry for entry in more if isinstance(entry, About)), found)
-    if name in told:  # the owner's own words
-        found = dataclasses.replace(found, text=told[name])
-    return Option(name, hint, found.value if default is REQUIRED else default, found)
+        result = next((entry for entry in more if isinstance(entry, About)), result)
+    if name in texts:  # the owner's own words
+        result = dataclasses.replace(result, text=texts[name])
+    return Option(name, hint, result.value if default is REQUIRED else default, result)
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:
@@ -235,8 +235,8 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 def _texts(owner: Any) -> dict[str, str]:
     """What a docstring says below `Args:`, by name; a class's own over that of its bases."""
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     for one in reversed(owner.__mro__[:-1]) if isinstance(owner, type) else (owner,):
         rows = google.parse(inspect.cleandoc(one.__doc__ or "")).params
-        found |= {row.arg_name: " ".join((row.description or "").split()) for row in rows}
-    return found
+        result |= {row.arg_name: " ".join((row.description or "").split()) for row in rows}
+    return result

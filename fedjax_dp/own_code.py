@@ -45,10 +45,10 @@ def own(what: str, named: str) -> Any:
 
 def checksums(*names: Any, what: str = "code") -> dict[str, str]:
     """Of the files behind the names that are of files, and of those beside them that they import; by path."""
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     for named in filter(is_own, names):
-        _follow(_parts(what, named)[0], found)
-    return found
+        _follow(_parts(what, named)[0], result)
+    return result
 
 
 def _parts(what: str, named: str) -> tuple[pathlib.Path, str]:
@@ -65,10 +65,10 @@ def _digest(path: pathlib.Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 
-def _follow(path: pathlib.Path, found: dict[str, str]) -> None:
-    if str(path) in found:
+def _follow(path: pathlib.Path, result: dict[str, str]) -> None:
+    if str(path) in result:
         return
-    found[str(path)] = _digest(path)
+    result[str(path)] = _digest(path)
     try:
         tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError):
@@ -80,7 +80,7 @@ def _follow(path: pathlib.Path, found: dict[str, str]) -> None:
         for name in named:
             beside = path.parent / f"{name.partition('.')[0]}.py"
             if beside.is_file():
-                _follow(beside, found)
+                _follow(beside, result)
 
 
 @functools.cache
@@ -117,24 +117,24 @@ def described_error(error: BaseException) -> str:
 def sources(*things: Any) -> dict[str, str]:
     """Checksums of the classes and functions of somebody's own that values are made of, by name; of those typed into
     an interpreter no source is at hand."""
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     for thing in things:
-        _read(thing, found)
-    return {name: hashlib.sha256(text.encode()).hexdigest()[:16] for name, text in found.items()}
+        _read(thing, result)
+    return {name: hashlib.sha256(text.encode()).hexdigest()[:16] for name, text in result.items()}
 
 
-def _read(thing: Any, found: dict[str, str]) -> None:
+def _read(thing: Any, result: dict[str, str]) -> None:
     if isinstance(thing, dict | tuple | list):
         for part in thing.values() if isinstance(thing, dict) else thing:
-            _read(part, found)
+            _read(part, result)
     elif inspect.isfunction(thing):
-        found |= _source([thing], thing.__qualname__)
+        result |= _source([thing], thing.__qualname__)
     elif dataclasses.is_dataclass(thing):
         made = type(thing)
         functions = [getattr(one, "fget", one) for one in vars(made).values()]
-        found |= _source(filter(inspect.isfunction, functions), made.__qualname__)
+        result |= _source(filter(inspect.isfunction, functions), made.__qualname__)
         for field in dataclasses.fields(thing):
-            _read(getattr(thing, field.name, None), found)
+            _read(getattr(thing, field.name, None), result)
 
 
 def _source(functions: Iterable[types.FunctionType], name: str) -> dict[str, str]:

@@ -1,6 +1,6 @@
-"""The door of a part: how it is made, and what may stand in a slot; anything else ends here in one line. No JAX here.
+"""What may stand in a slot of a part; anything else is refused here in one line. No JAX here.
 
-What a slot takes is said once, by the type of the field: a Protocol, a function, a dictionary.
+What a slot takes is written once, by the type of the field: a Protocol, a function, a dictionary.
 """
 
 import ast
@@ -23,17 +23,17 @@ ALIEN = ("functools", "jax", "jaxlib", "numpy")
 _METHODS = (types.FunctionType, staticmethod, classmethod)
 
 
-def check_fields(cls: type, given: Mapping[str, Any]) -> None:
+def check_fields(cls: type, fields: Mapping[str, Any]) -> None:
     """Refuse what cannot stand in a field by the field's type."""
     for name, (kind, many) in _kinds(cls).items():
-        if name not in given:
+        if name not in fields:
             continue
-        whole = given[name]
+        whole = fields[name]
         if many and not isinstance(whole, tuple | list):
             remedy = "put it into one: (part,)"
             raise errors.refuse(f"{name} of {cls.__name__}", described(whole), "a tuple of parts", remedy)
         for part in whole if many else (whole,):
-            if not is_value(part):  # what a value lacks is told where it is used, so that instruments may lack it
+            if not is_value(part):  # what a value lacks is refused where it is used, so that instruments may lack it
                 require_part(name, part, kind)
 
 
@@ -54,16 +54,16 @@ def require_part(slot: str, part: Any, kind: type) -> None:
         raise errors.refuse(slot, described(part), wanted, advice(part) or see)
     if is_value(part) and not wrong:
         return
-    told, todo = [], []
+    faults, todo = [], []
     if not is_value(part):
-        told.append("is not decorated with fedjax_dp.value")
+        faults.append("is not decorated with fedjax_dp.value")
         todo.append(f"put @fedjax_dp.value above {cls.__name__} itself, as a subclass needs its own")
     if wrong:
-        told.append("lacks " + ", ".join(wrong))
+        faults.append("lacks " + ", ".join(wrong))
         elsewhere = cls.__module__.startswith("fedjax_dp.")
         todo.append("it is made for another slot" if elsewhere else "write what it lacks")
     remedy = "; ".join(filter(None, [*todo, see]))
-    raise errors.refuse(slot, f"{described(part)}, which {' and '.join(told)}", wanted, remedy)
+    raise errors.refuse(slot, f"{described(part)}, which {' and '.join(faults)}", wanted, remedy)
 
 
 def lacking(part: Any, kind: type) -> list[str]:
@@ -72,36 +72,36 @@ def lacking(part: Any, kind: type) -> list[str]:
         return [field.name for field in dataclasses.fields(kind) if not hasattr(part, field.name)]
     cls = type(part)
     fields = {field.name for field in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else set()
-    found = []
+    result = []
     for name, member in members(kind).items():
         own = inspect.getattr_static(part, name, None)
         if name not in dir(cls) and not hasattr(part, name):
-            found.append(name)
+            result.append(name)
         elif member is inspect.Parameter.empty and name not in fields:
-            found.append(f"{name} (a field)")
+            result.append(f"{name} (a field)")
         elif own is member and name in _open(kind):
-            found.append(name)
+            result.append(name)
         elif isinstance(member, property) and isinstance(own, _METHODS):
-            found.append(f"{name} (a property or attribute, not a method)")
+            result.append(f"{name} (a property or attribute, not a method)")
         elif isinstance(member, types.FunctionType) and not _takes(part, name, member):
-            found.append(f"{name}({', '.join(_positional(member))})")
+            result.append(f"{name}({', '.join(_positional(member))})")
     methods = {name: one for name, one in members(kind).items() if isinstance(one, types.FunctionType)}
     if kind in cls.__mro__ and all(inspect.getattr_static(cls, name) is one for name, one in methods.items()):
         own = [name for name in vars(cls) if not name.startswith("_")]
         meant = [f"{near} (is {name} meant?)" for name in own for near in errors.nearest(name, methods)]
-        found += meant or ["one of " + ", ".join(methods)]  # it does nothing: a name is misspelt
-    return found
+        result += meant or ["one of " + ", ".join(methods)]  # it does nothing: a name is misspelt
+    return result
 
 
 @functools.cache
 def members(protocol: type) -> dict[str, Any]:
     """What a Protocol asks for, by name, in its order: functions, properties, defaults; `empty` where it has none."""
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for base in reversed(protocol.__mro__):
         if _is_protocol(base):
-            found |= dict.fromkeys(inspect.get_annotations(base), inspect.Parameter.empty)
-            found |= {name: member for name, member in vars(base).items() if not name.startswith("_")}
-    return found
+            result |= dict.fromkeys(inspect.get_annotations(base), inspect.Parameter.empty)
+            result |= {name: member for name, member in vars(base).items() if not name.startswith("_")}
+    return result
 
 
 def is_value(part: Any) -> bool:
@@ -138,8 +138,8 @@ def advice(thing: Any) -> str:
     if any(base.__module__.partition(".")[0] in ("flax", "equinox", "haiku") for base in cls.__mro__):
         made = f"{cls.__name__}(...)"
         return f"write fedjax_dp.model({made}, data), which takes a network of Flax, Equinox or Haiku as it is"
-    if isinstance(told := getattr(thing, "__advice__", None), str):  # it knows itself
-        return told
+    if isinstance(own := getattr(thing, "__advice__", None), str):  # it knows itself
+        return own
     if isinstance(thing, type):
         return f"decorate it with fedjax_dp.value, and give one that is made: {cls.__name__}(...)"
     return ""
@@ -147,8 +147,8 @@ def advice(thing: Any) -> str:
 
 def undecorated(error: Exception, function: Any) -> str:
     """What to do where a function failed as a class that it knows takes no fields; empty for any other error."""
-    told = re.match(r"(\w+)(\.__init__)?\(\) takes (no arguments|exactly one argument)", str(error))
-    cls = getattr(function, "__globals__", {}).get(told[1]) if told else None
+    match = re.match(r"(\w+)(\.__init__)?\(\) takes (no arguments|exactly one argument)", str(error))
+    cls = getattr(function, "__globals__", {}).get(match[1]) if match else None
     return f"put @fedjax_dp.value above {cls.__name__}" if isinstance(cls, type) and not is_made(cls) else ""
 
 
@@ -188,11 +188,11 @@ def _kinds(cls: Any) -> dict[str, tuple[Any, bool]]:
     if "__kinds__" not in vars(cls):
         try:
             hints = typing.get_type_hints(cls)
-        except Exception:  # names that are not known yet, or at all: nothing is said then
+        except Exception:  # names that are not known yet, or at all: nothing is checked then
             return {}
         static = {field.name for field in dataclasses.fields(cls) if field.metadata.get("static")}
-        found = {name: _kind(hint) for name, hint in hints.items()}
-        kinds = {name: kind for name, kind in found.items() if kind and not (name in static and _is_protocol(kind[0]))}
+        result = {name: _kind(hint) for name, hint in hints.items()}
+        kinds = {name: kind for name, kind in result.items() if kind and not (name in static and _is_protocol(kind[0]))}
         cls.__kinds__ = kinds
     return typing.cast("dict[str, tuple[Any, bool]]", vars(cls)["__kinds__"])
 
@@ -208,7 +208,7 @@ def _kind(hint: Any) -> tuple[Any, bool] | None:
 @functools.cache
 def _open(protocol: type) -> frozenset[str]:
     """Members to which a Protocol gives no body, only `...`: whoever inherits from it still has to write them."""
-    found: set[str] = set()
+    result: set[str] = set()
     for base in protocol.__mro__:
         if not _is_protocol(base):
             continue
@@ -219,8 +219,8 @@ def _open(protocol: type) -> frozenset[str]:
         for node in ast.walk(tree):
             last = node.body[-1] if isinstance(node, ast.FunctionDef) else None
             if isinstance(last, ast.Expr) and isinstance(last.value, ast.Constant) and last.value.value is ...:
-                found.add(typing.cast("ast.FunctionDef", node).name)
-    return frozenset(found)
+                result.add(typing.cast("ast.FunctionDef", node).name)
+    return frozenset(result)
 
 
 def _positional(member: types.FunctionType) -> list[str]:

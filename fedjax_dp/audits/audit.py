@@ -26,7 +26,7 @@ from fedjax_dp.options import of_class
 from fedjax_dp.privacy.guarantees import contradiction
 from fedjax_dp.privacy.planned_run import plan_run
 from fedjax_dp.privacy.protection import noise_of, with_noise
-from fedjax_dp.privacy.terms import PrivacyOptions, PrivacyTerms, terms_from
+from fedjax_dp.privacy.terms import PrivacyOptions, PrivacyTerms
 from fedjax_dp.prng import role_key
 from fedjax_dp.pytrees import changed
 from fedjax_dp.rounds.algorithm import Algorithm
@@ -85,7 +85,7 @@ def audit(
     options, began = {**locals(), **privacy}, time.perf_counter()
     require_sane(canary, claim, significance, trials=trials, lanes=lanes)
     own = model if model is not None else usual_model(data)
-    run = plan_run(algorithm, data, rounds=rounds, seed=seed, model=own, terms=terms_from(privacy))
+    run = plan_run(algorithm, data, rounds=rounds, seed=seed, model=own, terms=PrivacyTerms(**privacy))
     run, setup = prepare(run, canary=canary, client=client, record=record, one_run=one_run, parameters=parameters)
     algorithm, accountant = run.algorithm, run.terms.accountant
     curve = _tested(setup, claim, accountant)

@@ -23,7 +23,7 @@ commands:
 
 {more}
 """
-MORE = """fedjax-dp COMMAND --help, or fedjax-dp help COMMAND, shows every option with its default; --version tells the
+MORE = """fedjax-dp COMMAND --help, or fedjax-dp help COMMAND, shows every option with its default; --version prints the
 version.
 
 --json prints one JSON object on stdout and nothing else (all but export, plot, report, completion); --quiet prints the
@@ -34,7 +34,7 @@ line; 3 the machine failed (disk or memory full), in one line, or a defect of th
 130 interrupted"""
 WIDEST = 120  # letters of a line of help
 UNUSABLE = (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM)  # as paths that a user gives may be
-FULL = "RESOURCE_EXHAUSTED"  # as XLA tells of memory
+FULL = "RESOURCE_EXHAUSTED"  # as XLA reports memory
 
 
 def usage() -> str:
@@ -87,8 +87,8 @@ def _done(command: str, rest: list[str]) -> int:
     except OSError as error:
         if error.errno in UNUSABLE and error.filename is not None:
             path, why = str(error.filename), folders.reason(error)
-            told = errors.refuse("path", folders.shown(path), "one that can be used", why)
-            print(f"fedjax-dp: {told}", file=sys.stderr)
+            refusal = errors.refuse("path", folders.shown(path), "one that can be used", why)
+            print(f"fedjax-dp: {refusal}", file=sys.stderr)
             return 2
         return _failed(error)
     except Exception as error:  # whoever reads exit codes must not take a defect for a finding
@@ -116,9 +116,9 @@ def _of_the_machine(error: Exception) -> str | None:
     """One line about a failure that no change of this program would mend; None for a defect."""
     if isinstance(error, errors.StorageError):
         return str(error)
-    said = folders.reason(error)
+    reason = folders.reason(error)
     if isinstance(error, OSError) and error.errno in folders.MACHINE:
-        return str(errors.StorageError(str(error.filename or "the output"), said, "make room, or write elsewhere"))
+        return str(errors.StorageError(str(error.filename or "the output"), reason, "make room, or write elsewhere"))
     if isinstance(error, MemoryError) or FULL in str(error):
         why = (str(error).splitlines() or ["none is left"])[0][:160]
         return f"memory is full: {why}; take a smaller cohort or model, or --chunk-size 1"

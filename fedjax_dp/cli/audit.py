@@ -13,7 +13,7 @@ DESCRIPTION = """Put the epsilon of a run to the test: attack it, and prove a lo
 usage: fedjax-dp audit [CONFIG.toml] [OPTIONS] [--json]; options are those of fedjax-dp run, and after them those of the
 audit. --json prints one JSON object on stdout and nothing else; --quiet prints the result alone, --verbose also how
 often the attack erred. Exit code 1 says that what is stated is violated: with
---significance 0.05 at most one sound run in twenty is told so."""
+--significance 0.05 at most one sound run in twenty is called so."""
 IDLE = (
     "evaluate_every",
     "train_metrics",

@@ -11,14 +11,13 @@ from fedjax_dp.audits.audit import audit, require_sane
 from fedjax_dp.audits.hypothesis_test import Outcome
 from fedjax_dp.audits.verdict import Audit
 from fedjax_dp.cli.options import OUTPUT, SWITCHES, Detail
-from fedjax_dp.cli.output import INDENT, tell
+from fedjax_dp.cli.output import INDENT, show_lines
 from fedjax_dp.experiments import environment
-from fedjax_dp.experiments.build import build_algorithm, build_model, terms_of
+from fedjax_dp.experiments.build import planned_of
 from fedjax_dp.experiments.config import Overrides, RunSpec
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.experiments.population import build_data
 from fedjax_dp.privacy.guarantees import prepared
-from fedjax_dp.privacy.planned_run import plan_run
 
 if TYPE_CHECKING:
     from fedjax_dp.cli.audit import AuditOptions
@@ -42,15 +41,15 @@ def carry_out(
     devices.cache_programs()
     config = RunSpec.of(overrides)
     with config.naming_defaults():
-        found, promise = _audited(config, options, screen)
-    found = dataclasses.replace(found, repeat=repeat)
+        result, promise = _audited(config, options, screen)
+    result = dataclasses.replace(result, repeat=repeat)
     if options.plot:
         from fedjax_dp.figures.audits import plot_audit  # slow to import, and only needed here
 
-        plot_audit(found, options.plot, **look)
+        plot_audit(result, options.plot, **look)
         screen.say(f"picture in {options.plot}")
     if options.json:
-        content = found.to_dict() | {
+        content = result.to_dict() | {
             "options": {name: value for name, value in vars(options).items() if name not in SWITCHES},
             "config": config.to_dict(),
             "versions": environment.versions(),
@@ -58,26 +57,25 @@ def carry_out(
         }
         print(json.dumps(content, allow_nan=False))
     else:
-        _print(found, promise, options, config.privacy.participation, detail)
-    return int(found.violated)
+        _print(result, promise, options, config.privacy.participation, detail)
+    return int(result.violated)
 
 
 def _audited(config: RunSpec, options: "AuditOptions", screen: Screen) -> tuple[Audit, Guarantee]:
     """The audit of a configuration, and the Guarantee of its run."""
     data = build_data(config.data)
-    model, algorithm = build_model(config, data), build_algorithm(config, data)
-    rounds, seed, terms = config.training.rounds, config.data.seed, terms_of(config, data)
     with screen.counter("calibrating noise") as count:
-        planned = plan_run(algorithm, data, rounds=rounds, seed=seed, model=model, terms=terms)
+        planned = planned_of(config, data)
         algorithm, promise = prepared(planned, count)
+    terms = planned.terms
     attack = {name: value for name, value in vars(options).items() if name not in OUTPUT}
     with screen.bar("auditing", total=options.trials if options.one_run is None else 1) as show:
-        found = audit(
+        result = audit(
             algorithm,
             data,
-            rounds=rounds,
-            seed=seed,
-            model=model,
+            rounds=planned.rounds,
+            seed=planned.seed,
+            model=planned.model,
             delta=terms.delta,
             accountant=terms.accountant,
             view=terms.view,
@@ -86,72 +84,72 @@ def _audited(config: RunSpec, options: "AuditOptions", screen: Screen) -> tuple[
             progress=lambda done, total: show(done, ""),
             **attack,
         )
-    return found, promise
+    return result, promise
 
 
-def _print(found: Audit, promise: Guarantee, options: "AuditOptions", participation: str, detail: Detail) -> None:
-    sure = f"with confidence {found.confidence}"
-    noise = f"at most {found.noise:.3g} times what is stated" if found.noise < 1e3 else "nothing is proved about it"
-    if not found.violated:
-        noise += f"; half the stated noise would {'' if found.noise < 2 else 'not '}have been noticed"
-    told = [
-        ("", found.verdict),
-        ("stated", str(found.guarantee)),
-        *_own_statement(found, promise, participation),
-        *([] if found.claim is None else [("claimed", f"epsilon {found.claim:g}, which is what was tested")]),
-        ("proved", f"{_at_least(found.lower)} {sure}; {_runs(found)}"),
-        *([("", _IF)] if found.lower > found.of_any else []),
-        *(("warning", text) for text in found.guarantee.warnings),
-        *(("REFUTED" if str(claim) in found.refuted else "paper", str(claim)) for claim in found.guarantee.claims),
+def _print(result: Audit, promise: Guarantee, options: "AuditOptions", participation: str, detail: Detail) -> None:
+    sure = f"with confidence {result.confidence}"
+    noise = f"at most {result.noise:.3g} times what is stated" if result.noise < 1e3 else "nothing is proved about it"
+    if not result.violated:
+        noise += f"; half the stated noise would {'' if result.noise < 2 else 'not '}have been noticed"
+    lines = [
+        ("", result.verdict),
+        ("stated", str(result.guarantee)),
+        *_own_statement(result, promise, participation),
+        *([] if result.claim is None else [("claimed", f"epsilon {result.claim:g}, which is what was tested")]),
+        ("proved", f"{_at_least(result.lower)} {sure}; {_runs(result)}"),
+        *([("", _IF)] if result.lower > result.of_any else []),
+        *(("warning", text) for text in result.guarantee.warnings),
+        *(("REFUTED" if str(claim) in result.refuted else "paper", str(claim)) for claim in result.guarantee.claims),
     ]
     rests_on = [
-        ("always", f"{_at_least(found.of_any)} {sure}, whatever the mechanism is"),
+        ("always", f"{_at_least(result.of_any)} {sure}, whatever the mechanism is"),
         ("noise", noise),
-        ("attack", _attack(found, options)),
-        *([("untested", _UNTESTED)] if found.canary == "gradient" else []),
+        ("attack", _attack(result, options)),
+        *([("untested", _UNTESTED)] if result.canary == "gradient" else []),
     ]
-    tell(told, rests_on, [*_errors(found), ("time", f"{found.seconds:.1f} s")], detail)
+    show_lines(lines, rests_on, [*_errors(result), ("time", f"{result.seconds:.1f} s")], detail)
 
 
-def _own_statement(found: Audit, promise: Guarantee, participation: str) -> list[tuple[str, str]]:
+def _own_statement(result: Audit, promise: Guarantee, participation: str) -> list[tuple[str, str]]:
     """What the run itself states of the audited client, where that is another number."""
-    own = promise.epsilons[found.client]
-    if abs(own - found.epsilon) <= 1e-6 * own:
+    own = promise.epsilons[result.client]
+    if abs(own - result.epsilon) <= 1e-6 * own:
         return []
-    told = f"its own model and participation {participation}"
-    return [("", f"{INDENT}the run itself states {own:.4g} of client {found.client}, for {told}")]
+    whose = f"its own model and participation {participation}"
+    return [("", f"{INDENT}the run itself states {own:.4g} of client {result.client}, for {whose}")]
 
 
-def _runs(found: Audit) -> str:
+def _runs(result: Audit) -> str:
     """How many runs say so."""
-    if isinstance(found.outcome, Outcome):
-        return f"{found.outcome.evidence} counted, {found.outcome.pilot:,} more used to choose the attack"
-    return found.outcome.evidence
+    if isinstance(result.outcome, Outcome):
+        return f"{result.outcome.evidence} counted, {result.outcome.pilot:,} more used to choose the attack"
+    return result.outcome.evidence
 
 
 def _at_least(epsilon: float) -> str:
     return f"epsilon at least {epsilon:.4g}" if epsilon > 0 else "nothing"
 
 
-def _attack(found: Audit, options: "AuditOptions") -> str:
+def _attack(result: Audit, options: "AuditOptions") -> str:
     """`score summed; planted (the canary): gradient in record 0 of client 2, all other gradients zero`."""
-    by_record, where = found.guarantee.unit is Unit.RECORD, f"client {found.client}"
-    if not isinstance(found.outcome, Outcome):
-        count = found.outcome.canaries
+    by_record, where = result.guarantee.unit is Unit.RECORD, f"client {result.client}"
+    if not isinstance(result.outcome, Outcome):
+        count = result.outcome.canaries
         where = f"{count} records of {where}" if by_record else f"{count} clients"
     elif by_record:
         where = f"record {options.record} of {where}"
     others = ""
-    if found.canary == "gradient":
-        others = f", all other gradients {OTHERS[found.outcome.game]}"
-    return f"score {found.outcome.attack}; planted (the canary): {found.canary} in {where}{others}"
+    if result.canary == "gradient":
+        others = f", all other gradients {OTHERS[result.outcome.game]}"
+    return f"score {result.outcome.attack}; planted (the canary): {result.canary} in {where}{others}"
 
 
-def _errors(found: Audit) -> list[tuple[str, str]]:
+def _errors(result: Audit) -> list[tuple[str, str]]:
     """How often the attack erred."""
-    if not isinstance(found.outcome, Outcome):
+    if not isinstance(result.outcome, Outcome):
         return []
-    bounds = found.outcome.bounds
+    bounds = result.outcome.bounds
     if bounds.mean is None:
         most = f"rates at most {bounds.false_positive:.3g} and {bounds.false_negative:.3g}"
     else:

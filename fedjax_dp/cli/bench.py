@@ -13,7 +13,7 @@ usage: fedjax-dp bench [CONFIG.toml] [OPTIONS] [--json]; options are those of fe
 noise is calibrated, which would not change the time. --json prints one JSON object on stdout and nothing else.
 
 --compile-for h200 (h100, a100, v5e, v5p, v6e) measures nothing: the round is compiled for that accelerator, which need
-not be here, and what is told is read off the program: launches or cycles, memory, exchanges between --devices N (1
+not be here, and what is printed is read off the program: launches or cycles, memory, exchanges between --devices N (1
 unless given), and the time that follows by formulas. Records are on the devices."""
 MEASURING = ("turns", "evaluate_every")  # mean nothing where nothing runs
 

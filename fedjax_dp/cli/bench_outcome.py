@@ -7,7 +7,7 @@ import jax
 
 from fedjax_dp import devices, errors
 from fedjax_dp.cli.options import Detail
-from fedjax_dp.cli.output import page, tell
+from fedjax_dp.cli.output import page, show_lines
 from fedjax_dp.experiments import environment
 from fedjax_dp.experiments.build import (
     build_algorithm,
@@ -48,7 +48,7 @@ def measure(overrides: Overrides, options: "BenchOptions", look: Look) -> int:
         data = build_data(config.data)
         model, algorithm = build_model(config, data), build_algorithm(config, data)
     with config.naming_defaults(), Screen().bar("measuring", total=1) as show:
-        found = latency(
+        result = latency(
             algorithm,
             data,
             model,
@@ -63,11 +63,11 @@ def measure(overrides: Overrides, options: "BenchOptions", look: Look) -> int:
     if options.plot:
         from fedjax_dp.forecast import plots
 
-        plots.plot_latency(found, name, options.plot, **look)
+        plots.plot_latency(result, name, options.plot, **look)
     if options.json:
-        print(json.dumps(to_dict(found, config) | {"gradients": how.to_dict()}, allow_nan=False))
+        print(json.dumps(to_dict(result, config) | {"gradients": how.to_dict()}, allow_nan=False))
     else:
-        _print(found, how, config.options.get("batch_size"), name)
+        _print(result, how, config.options.get("batch_size"), name)
     return 0
 
 
@@ -84,7 +84,7 @@ def compile_for(overrides: Overrides, options: "BenchOptions", look: Look) -> in
         if records_on_host(config, algorithm):
             wanted = "devices with --compile-for, which compiles no other round"
             raise errors.refuse("records", "host", wanted, "add --records devices")
-        found = compiled_round(
+        result = compiled_round(
             algorithm,
             data,
             build_model(config, data),
@@ -98,73 +98,75 @@ def compile_for(overrides: Overrides, options: "BenchOptions", look: Look) -> in
     if options.plot:
         from fedjax_dp.forecast import plots
 
-        plots.plot_compiled(found, name, options.plot, **look)
+        plots.plot_compiled(result, name, options.plot, **look)
     if options.json:
-        print(json.dumps(found.to_dict() | {"config": config.to_dict(), "versions": environment.versions()}))
+        print(json.dumps(result.to_dict() | {"config": config.to_dict(), "versions": environment.versions()}))
     else:
-        _print_compiled(found, name)
-    if not found.fits:
-        needed, there = f"{found.needed_bytes:,} bytes", f"at most the {target.memory:,} of a {target.name}"
+        _print_compiled(result, name)
+    if not result.fits:
+        needed, there = f"{result.needed_bytes:,} bytes", f"at most the {target.memory:,} of a {target.name}"
         remedy = "lower chunk_size, microbatch or batch_size, or take more devices"
         raise errors.refuse("memory of a device", needed, there, remedy)
     return 0
 
 
-def _print_compiled(found: Compiled, name: str) -> None:
+def _print_compiled(cost: Compiled, name: str) -> None:
     console = page()
-    target, times = found.target, found.times_ms
-    unit, counts = ("cycles", found.cycles) if found.cycles else ("launches", found.launches)
-    step = found.step_cycles if found.cycles else found.step_launches
-    several = "" if found.devices == 1 else f" on each of {found.devices} devices"
-    told = {
-        "launches": f"{sum(found.launches.values()):,} launches x {LAUNCH_US:g} us, which is assumed",
-        "cycles": f"{sum(found.cycles.values()):,} cycles, as the compiler estimates, at {target.clock_hz / 1e9:g} GHz",
-        "operations": f"{found.work.flops:.3g} operations at {target.flops_per_s / 1e12:g} Tflop/s",
-        "memory": f"{found.work.bytes:.3g} bytes at {target.bytes_per_s / 1e12:g} TB/s",
+    target, times = cost.target, cost.times_ms
+    unit, counts = ("cycles", cost.cycles) if cost.cycles else ("launches", cost.launches)
+    step = cost.step_cycles if cost.cycles else cost.step_launches
+    several = "" if cost.devices == 1 else f" on each of {cost.devices} devices"
+    formulas = {
+        "launches": f"{sum(cost.launches.values()):,} launches x {LAUNCH_US:g} us, which is assumed",
+        "cycles": f"{sum(cost.cycles.values()):,} cycles, as the compiler estimates, at {target.clock_hz / 1e9:g} GHz",
+        "operations": f"{cost.work.flops:.3g} operations at {target.flops_per_s / 1e12:g} Tflop/s",
+        "memory": f"{cost.work.bytes:.3g} bytes at {target.bytes_per_s / 1e12:g} TB/s",
     }
     lines = [
-        f"{name}, compiled for {target.name}, nothing is measured: about {found.predicted_ms:.3g} ms a round{several}, "
-        f"bound by {found.bound}",
-        *(f"  {what:<12}{ms:9.3f} ms  {told[what]}" for what, ms in times.items()),
+        f"{name}, compiled for {target.name}, nothing is measured: about {cost.predicted_ms:.3g} ms a round{several}, "
+        f"bound by {cost.bound}",
+        *(f"  {what:<12}{ms:9.3f} ms  {formulas[what]}" for what, ms in times.items()),
         f"{unit}: {sum(counts.values()):,} a round, {step:,} a local step",
         *(f"  {part:<12}{count:12,}  {count / sum(counts.values()):5.0%}" for part, count in counts.items()),
-        f"memory    {found.needed_bytes / 1e9:.3g} GB of {target.memory / 1e9:.3g}: records and state "
-        f"{found.argument_bytes / 1e9:.3g}, temporary {found.temporary_bytes / 1e9:.3g}; at once {found.at_once:,} of "
+        f"memory    {cost.needed_bytes / 1e9:.3g} GB of {target.memory / 1e9:.3g}: records and state "
+        f"{cost.argument_bytes / 1e9:.3g}, temporary {cost.temporary_bytes / 1e9:.3g}; at once {cost.at_once:,} of "
         "a cohort's clients",
     ]
-    if found.devices > 1:
-        listed = ", ".join(f"{one.times} x {one.kind} of {one.bytes:,} bytes" for one in found.collectives)
+    if cost.devices > 1:
+        listed = ", ".join(f"{one.times} x {one.kind} of {one.bytes:,} bytes" for one in cost.collectives)
         lines.append(f"exchanges {listed or 'none'}")
     for line in lines:
         console.print(line)
 
 
-def to_dict(found: Latency, config: RunSpec) -> dict[str, Any]:
+def to_dict(result: Latency, config: RunSpec) -> dict[str, Any]:
     """The JSON object of a measurement."""
-    return found._asdict() | {
-        "total_ms": found.total_ms,
-        "disturbed": found.disturbed,
-        "floor": found.floor._asdict() | {"ms": found.floor.ms},
-        "changes": [change._asdict() for change in found.changes],
+    return result._asdict() | {
+        "total_ms": result.total_ms,
+        "disturbed": result.disturbed,
+        "floor": result.floor._asdict() | {"ms": result.floor.ms},
+        "changes": [change._asdict() for change in result.changes],
         "config": config.to_dict(),
         "device": environment.device(),
         "versions": environment.versions(),
     }
 
 
-def _print(found: Latency, how: Explanation, batch: int | None, name: str) -> None:
+def _print(result: Latency, how: Explanation, batch: int | None, name: str) -> None:
     console = page()
-    floor, device = found.floor, environment.device()
-    first = f"{name}: {found.headline}"
-    if not found.disturbed:
-        first += f"; {found.devices} {device['platform']} devices ({device['processor']})"
+    floor, device = result.floor, environment.device()
+    first = f"{name}: {result.headline}"
+    if not result.disturbed:
+        first += f"; {result.devices} {device['platform']} devices ({device['processor']})"
     console.print(first)
-    for part, ms in found.parts.items():
+    for part, ms in result.parts.items():
         if part != "evaluation":
-            console.print(f"  {part:<12}{milliseconds(ms):>12}  {ms / found.round_ms:5.0%} of a round")
-    if ms := found.parts["evaluation"]:
+            console.print(f"  {part:<12}{milliseconds(ms):>12}  {ms / result.round_ms:5.0%} of a round")
+    if ms := result.parts["evaluation"]:
         console.print(f"  {'evaluation':<12}{milliseconds(ms):>12}  a round on top, as the mean over rounds")
-    least = f"at least {milliseconds(floor.ms)} a round by this machine's speeds, {floor.ms / found.round_ms:.0%} of it"
+    least = (
+        f"at least {milliseconds(floor.ms)} a round by this machine's speeds, {floor.ms / result.round_ms:.0%} of it"
+    )
     gradients = f"gradients {milliseconds(floor.flops_ms)} ({_number(floor.flops)} operations)"
     noise = f" + noise {milliseconds(floor.normals_ms)} ({_number(floor.normals)} normals)"
     memory = f"memory traffic {milliseconds(floor.bytes_ms)} ({_number(floor.bytes)} bytes) overlaps"
@@ -172,19 +174,19 @@ def _print(found: Latency, how: Explanation, batch: int | None, name: str) -> No
         ("floor", f"{least}: {gradients}{noise if floor.normals else ''}; {memory}"),
         *(
             ("change", f"{change.setting}: {change.description}; saves about {milliseconds(change.saves_ms)}")
-            for change in found.changes[:SHOWN_CHANGES]
+            for change in result.changes[:SHOWN_CHANGES]
         ),
         ("gradients", how.summary + (f"; {how.cost(batch):,} bytes a batch" if batch else "")),
     ]
-    tell(lines, (), (), Detail.USUAL)
+    show_lines(lines, (), (), Detail.USUAL)
     for line in how.table:
         console.print(f"  {line}")
     rest = [
         ("", WAYS_TOLD),
-        ("compile", f"{found.compile_s:.1f} s; a second process finds the program on disk"),
+        ("compile", f"{result.compile_s:.1f} s; a second process finds the program on disk"),
         ("parts", PARTS_TOLD),
     ]
-    tell(rest, (), (), Detail.USUAL)
+    show_lines(rest, (), (), Detail.USUAL)
 
 
 def _number(count: float) -> str:

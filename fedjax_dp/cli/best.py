@@ -123,8 +123,8 @@ def _statement(folder: pathlib.Path) -> str | None:
 
 def _units(records: list[Record]) -> int:
     """How many different things the finite epsilons are about."""
-    told = [record["guarantee"] for record in records if record["guarantee"].get("epsilon") is not None]
-    return len({(one.get("unit"), one.get("adjacency"), one.get("view")) for one in told})
+    guarantees = [record["guarantee"] for record in records if record["guarantee"].get("epsilon") is not None]
+    return len({(one.get("unit"), one.get("adjacency"), one.get("view")) for one in guarantees})
 
 
 def _finite(value: Any) -> Any:

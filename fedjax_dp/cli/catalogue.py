@@ -3,7 +3,7 @@
 import json
 
 from fedjax_dp.cli.options import Detail, PrintOptions, parse
-from fedjax_dp.cli.output import columns, page, tell
+from fedjax_dp.cli.output import columns, page, show_lines
 from fedjax_dp.papers import citations
 
 DESCRIPTION = """usage: fedjax-dp catalogue [--json]
@@ -29,16 +29,16 @@ def catalogue_command(arguments: list[str]) -> int:
         print(f"{catalogue_table.markdown(table)}\n\n{catalogue_table.SHAPE}\n")
         print(f"{catalogue_views.markdown(views)}\n\n{catalogue_views.ABOUT}\n\n## Citations\n\n{citations.markdown()}")
         return 0
-    told = zip(*map(catalogue_table.cells, table), strict=True)
+    cells = zip(*map(catalogue_table.cells, table), strict=True)
     columns(
         console,
-        dict(zip(catalogue_table.HEADER, told, strict=True)),
+        dict(zip(catalogue_table.HEADER, cells, strict=True)),
         left=catalogue_table.HEADER[:4],
         wrapped=["source"],
     )
     console.print(f" {catalogue_table.SHAPE}\n")
-    told = zip(*map(catalogue_views.cells, views), strict=True)
-    columns(console, dict(zip(catalogue_views.HEADER, told, strict=True)), left=catalogue_views.HEADER[:1])
+    cells = zip(*map(catalogue_views.cells, views), strict=True)
+    columns(console, dict(zip(catalogue_views.HEADER, cells, strict=True)), left=catalogue_views.HEADER[:1])
     console.print(f" {catalogue_views.ABOUT}\n")
-    tell([(name, str(paper)) for name, paper in citations.CITATIONS.items()], (), (), Detail.USUAL)
+    show_lines([(name, str(paper)) for name, paper in citations.CITATIONS.items()], (), (), Detail.USUAL)
     return 0

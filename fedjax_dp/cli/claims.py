@@ -86,7 +86,7 @@ def _print_claim(console: Console, rows: list[PaperRow]) -> None:
     if len(deltas) == 1:
         title += f", delta {'at most ' if deltas == {LEAST_DELTA} else ''}{min(deltas):g}"
     console.print(title + (f"; noise: {unit}" if unit else ""), style="bold")
-    told = {
+    cells = {
         "verdict": [row.claim.verdict.value for row in rows],
         "claimed": [_number(row.claim.epsilon) for row in rows],
         "provable": [_provable(row) for row in rows],
@@ -96,7 +96,7 @@ def _print_claim(console: Console, rows: list[PaperRow]) -> None:
     }
     settings = {"setting": [row.setting for row in rows]}
     left = ("setting", "verdict")
-    columns(console, settings | {name: cells for name, cells in told.items() if set(cells) != {"-"}}, left=left)
+    columns(console, settings | {name: column for name, column in cells.items() if set(column) != {"-"}}, left=left)
     details = list(dict.fromkeys(name for row in rows for name in row.details))
     if details:
         more = {name.replace("_", " "): [_number(row.details.get(name)) for row in rows] for name in details}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from fedjax_dp import errors, folders
 from fedjax_dp.cli.options import Detail, LookOptions, PrintOptions, look_of, parse
-from fedjax_dp.cli.output import columns, page, tell
+from fedjax_dp.cli.output import columns, page, show_lines
 from fedjax_dp.options import about
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ the folder of one; local and an algorithm with a shared model are among them, su
     "algorithm, strength" = [["local"], ["dp_fedavg_local"],
         ["finetune"], ["mr_mtl", 0.5], ["mr_mtl", 2.0]]
 
-Of several settings of an algorithm the best is taken; what that costs is told."""
+Of several settings of an algorithm the best is taken; what that costs is printed."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,33 +65,33 @@ def compare_command(arguments: list[str]) -> int:
         planned = read_sweep(where)
         require_comparable(planned.varied, planned.base)  # before it takes long
     sweep, folder = run_file(where) if is_file else (open_sweep(where), pathlib.Path(where))
-    found, cost, path = sweep.comparison(), sweep.choosing, picture or folder / "compare.png"
+    result, cost, path = sweep.comparison(), sweep.choosing, picture or folder / "compare.png"
     with folders.storing(path.parent, "make room, or give another --out"):
         sweep.plot(path, "personalisation", **look)
     if options.json:
-        told = found.to_dict() | {"choosing": cost, "picture": str(path)}
-        print(json.dumps(_finite(told), allow_nan=False))
+        content = result.to_dict() | {"choosing": cost, "picture": str(path)}
+        print(json.dumps(_finite(content), allow_nan=False))
         return 0
-    _print(found)
+    _print(result)
     lines = [("picture", str(path))] + ([("choosing", cost["short"])] if cost else [])
-    tell(lines, (), (), Detail.USUAL)
+    show_lines(lines, (), (), Detail.USUAL)
     return 0
 
 
-def _print(found: "Comparison") -> None:
-    console, measure = page(), found.measure
-    axes = [axis for axis in found.rows[0].values if any(row.values[axis] is not None for row in found.rows)]
+def _print(result: "Comparison") -> None:
+    console, measure = page(), result.measure
+    axes = [axis for axis in result.rows[0].values if any(row.values[axis] is not None for row in result.rows)]
     cells = {
-        "epsilon": [_number(row.epsilon) for row in found.rows],
-        "algorithm": [row.algorithm for row in found.rows],
-        f"{measure.words.removeprefix('test ')}, mean": [f"{row.standing.mean:.4f}" for row in found.rows],
-        "worst tenth": [f"{row.standing.worst_tenth:.4f}" for row in found.rows],
-        "no worse than both": [_against(row, "no_worse") for row in found.rows],
-        "regret": [_against(row, "regret") for row in found.rows],
-        **{axis: [_number(row.values[axis]) for row in found.rows] for axis in axes},
-        "proved": [_number(row.proved) for row in found.rows],
-        "view": [row.view for row in found.rows],
-        "of settings": [str(row.settings) for row in found.rows],
+        "epsilon": [_number(row.epsilon) for row in result.rows],
+        "algorithm": [row.algorithm for row in result.rows],
+        f"{measure.words.removeprefix('test ')}, mean": [f"{row.standing.mean:.4f}" for row in result.rows],
+        "worst tenth": [f"{row.standing.worst_tenth:.4f}" for row in result.rows],
+        "no worse than both": [_against(row, "no_worse") for row in result.rows],
+        "regret": [_against(row, "regret") for row in result.rows],
+        **{axis: [_number(row.values[axis]) for row in result.rows] for axis in axes},
+        "proved": [_number(row.proved) for row in result.rows],
+        "view": [row.view for row in result.rows],
+        "of settings": [str(row.settings) for row in result.rows],
     }
     columns(console, cells, first=3, left=("algorithm", "view"))
     console.print(
@@ -109,10 +109,10 @@ def _against(row: "ComparisonRow", field: str) -> str:
     return "-" if row.against is None else f"{getattr(row.against, field):.3f}"
 
 
-def _finite(told: object) -> object:
+def _finite(content: object) -> object:
     """Infinite numbers as null."""
-    if isinstance(told, dict):
-        return {name: _finite(value) for name, value in told.items()}
-    if isinstance(told, list):
-        return [_finite(value) for value in told]
-    return None if isinstance(told, float) and not math.isfinite(told) else told
+    if isinstance(content, dict):
+        return {name: _finite(value) for name, value in content.items()}
+    if isinstance(content, list):
+        return [_finite(value) for value in content]
+    return None if isinstance(content, float) and not math.isfinite(content) else content

@@ -57,17 +57,17 @@ def options_of_command(name: str) -> Options:
     from fedjax_dp.experiments.groups import options_of
 
     command = COMMANDS[name]
-    found = (FILE | options_of() if command.configured else {}) | of_class(command.own())
+    result = (FILE | options_of() if command.configured else {}) | of_class(command.own())
     datasets = [f"{name}:" if reader.suffix else name for name, reader in DATASETS.items()]
-    if "dataset" in found:
-        found |= _named("dataset", datasets, found["dataset"])
+    if "dataset" in result:
+        result |= _named("dataset", datasets, result["dataset"])
     if name == "data":
-        found |= _named("named", ["convert", *datasets], found["named"])
+        result |= _named("named", ["convert", *datasets], result["named"])
     if name == "reproduce":
         from fedjax_dp.papers.reproductions.recipe import recipes
 
-        found |= _named("name", recipes(), found["name"])
-    return found
+        result |= _named("name", recipes(), result["name"])
+    return result
 
 
 def _named(name: str, names: Iterable[str], option: Option | None = None) -> Options:

@@ -20,8 +20,8 @@ from fedjax_dp.options import about, of_class
 if TYPE_CHECKING:
     from fedjax_dp.data import Summary
 
-HIDDEN = ("named", *SWITCHES)  # that decide nothing of what is told
-UNTOLD = ("num_clients", "min_records", "client_ids")  # of a partition's options: the table has them
+HIDDEN = ("named", *SWITCHES)  # that decide nothing of what is shown
+TABULATED = ("num_clients", "min_records", "client_ids")  # of a partition's options: the table has them
 
 DESCRIPTION = """How a partition spreads a data set over clients.
 
@@ -77,13 +77,13 @@ def data_command(arguments: list[str]) -> int:
 def _about(options: PopulationConfig) -> str:
     """The partition in words: `partition dirichlet, concentration 0.5, seed 0`."""
     words = [] if options.partition is None else [f"partition {options.partition}"]
-    for name in (*(name for name in OPTIONS if name not in UNTOLD), "holdout"):
+    for name in (*(name for name in OPTIONS if name not in TABULATED), "holdout"):
         value = getattr(options, name)
         if value not in (None, "per_class", "equal"):
-            told = (
+            shown = (
                 f"{value:g}" if isinstance(value, float) else str(value).lower() if isinstance(value, bool) else value
             )
-            words.append(f"{name.replace('_', ' ')} {told}")
+            words.append(f"{name.replace('_', ' ')} {shown}")
     return ", ".join([*words, f"seed {options.seed}"])
 
 
@@ -107,8 +107,8 @@ def _print(summary: "Summary", title: str) -> None:
         f"one record      {shape} ({summary.stored_as}), {_target(summary)}",
     ]
     if summary.label_distance is not None:
-        told = "mean total variation between a client's labels and all labels; 0 is alike"
-        lines.append(f"label distance  {summary.label_distance:.3f} ({told})")
+        shown = "mean total variation between a client's labels and all labels; 0 is alike"
+        lines.append(f"label distance  {summary.label_distance:.3f} ({shown})")
     for line in lines:
         console.print(line, markup=False)
 

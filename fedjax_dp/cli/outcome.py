@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedjax_dp import devices
 from fedjax_dp.cli.options import Detail
-from fedjax_dp.cli.output import INDENT, tell
+from fedjax_dp.cli.output import INDENT, show_lines
 from fedjax_dp.cli.tracking import TrackOptions, lost, trackers_of
 from fedjax_dp.data.loaders import kind_of
 from fedjax_dp.execution import distributed
@@ -83,7 +83,7 @@ def _print_result(
             f"{name}: {_plainly(main)} {last['personal_mean']:.4f} of clients' own models on their own records, worst "
             f"tenth {last['personal_worst_tenth']:.4f}, after {result['rounds']} rounds"
         )
-    told = [
+    lines = [
         ("", headline),
         *_own_models(result, shared),
         *_others(result, measures),
@@ -106,11 +106,11 @@ def _print_result(
         ("traffic", f"{traffic['down']:,} bytes down and {traffic['up']:,} up per client and round, {in_all}"),
         ("time", f"{timing['round_s_median'] * 1e3:.1f} ms a round, {compiled}"),
     ]
-    tell(told, rests_on, rest, detail)
+    show_lines(lines, rests_on, rest, detail)
 
 
 def _own_models(result: dict[str, Any], shared: str) -> list[tuple[str, str]]:
-    """What is told of the shared model, where clients have their own."""
+    """What is printed of the shared model, where clients have their own."""
     if result["history"][-1]["personal_mean"] is not None:
         return [("shared", shared if result["traffic"]["up"] else "nothing: clients send nothing")]
     if any(one["view"] == "deployed" for one in (result["guarantee"], *result["guarantee"]["elsewhere"])):
@@ -139,19 +139,19 @@ def _four(number: float | None) -> str:
 def _others(result: dict[str, Any], measures: Measures) -> list[tuple[str, str]]:
     """The task's other metrics, and what its records are where that is not plain."""
     others = [one for name, one in measures.tested.items() if name not in (measures.main.name, "test_loss")]
-    told = ", ".join(f"{_plainly(one)} {one.in_words(result[one.name])}" for one in others)
-    lines = [("also", told)] if told else []
+    text = ", ".join(f"{_plainly(one)} {one.in_words(result[one.name])}" for one in others)
+    lines = [("also", text)] if text else []
     if result["task"]["name"] == "sequence":
         lines.append(("record", "one stored row, here one sequence; a text cut into several is several records"))
     return lines
 
 
 def _target(result: dict[str, Any], measures: Measures) -> list[tuple[str, str]]:
-    """When the value that was asked for was reached."""
-    asked, reached = result["config"].get("target"), result["rounds_to_target"]
-    if asked is None:
+    """When the target was reached."""
+    wanted, reached = result["config"].get("target"), result["rounds_to_target"]
+    if wanted is None:
         return []
-    target = target_of(asked, measures)
+    target = target_of(wanted, measures)
     aim = f"{_plainly(target.measure)} {target.value:g}"
     if reached is None:
         return [("target", f"{aim} not reached")]

@@ -1,4 +1,4 @@
-"""How much is told: the result first, and in a box below it what it rests on; --quiet and --verbose fold and unfold."""
+"""What is printed: the result first, and in a box below it what it rests on; --quiet folds it, --verbose adds to it."""
 
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +17,7 @@ INDENT = " " * LABEL  # of a line that goes on with the one above
 UNBOUNDED = 10_000  # letters: the width of what is no terminal
 
 
-def tell(result: Lines, rests_on: Lines, rest: Lines, detail: Detail) -> None:
+def show_lines(result: Lines, rests_on: Lines, rest: Lines, detail: Detail) -> None:
     """Print the result; unless quiet, what it rests on in a box; if verbose, the rest too."""
     below = [*rests_on, *(rest if detail is Detail.VERBOSE else ())] if detail is not Detail.QUIET else []
     console = page()
@@ -29,10 +29,10 @@ def tell(result: Lines, rests_on: Lines, rest: Lines, detail: Detail) -> None:
         console.print(_rows([(label, text)]) if label else text)
     if below:
         hint = "--quiet folds this" + ("" if detail is Detail.VERBOSE else ", --verbose adds to it")
-        told = Panel(
+        panel = Panel(
             _rows(below), box=box.ROUNDED, title="what it rests on", subtitle=hint, title_align="left", style="dim"
         )
-        console.print(told)
+        console.print(panel)
 
 
 def page() -> Console:

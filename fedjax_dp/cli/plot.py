@@ -46,7 +46,7 @@ class PlotOptions(LookOptions):
 
 
 def plot_command(arguments: list[str]) -> int:
-    """Write the pictures that were asked for."""
+    """Write the pictures."""
     options, _ = parse("plot", arguments, PlotOptions, DESCRIPTION)
     if options.sweep is None:
         raise errors.refuse("sweep", "nothing", "the folder of a sweep", "such as fedjax-dp plot sweeps/mine")

@@ -16,7 +16,7 @@ usage: fedjax-dp report RUN|SWEEP|AUDIT|REPRODUCTION [-o FILE.html]; it is the f
 reproduction, or a file with what fedjax-dp audit --json has printed. The file that was written is named on stdout.
 
 fedjax-dp report RUN|SWEEP --serve [--port N] follows one that is under way, or not yet begun, in a browser on this
-machine: the address on stdout holds a token, without which nothing is told. Ctrl-C ends it."""
+machine: the address on stdout holds a token, without which nothing is shown. Ctrl-C ends it."""
 MOST_PORT = 65535
 
 

@@ -70,11 +70,11 @@ def _list(as_json: bool) -> None:
 
     known = [read_recipe(name) for name in recipes()]
     if as_json:
-        told = [
+        contents = [
             {"name": one.name, "source": one.source, "title": one.title, "panels": [p.key for p in one.panels]}
             for one in known
         ]
-        print(json.dumps(told))
+        print(json.dumps(contents))
         return
     console = page()
     widest = max(len(one.name) for one in known)

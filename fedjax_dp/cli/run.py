@@ -55,7 +55,7 @@ class RunOptions(DetailOptions, TrackOptions):
 
 
 def run_command(arguments: list[str]) -> int:
-    """Start or resume a run; what one process alone is told wrong is refused before JAX is loaded."""
+    """Start or resume a run; what is wrong in the options of a single process is refused before JAX is loaded."""
     values, rest = known_flags(arguments, of_class(RunOptions))
     options = RunOptions(**values)
     detail = options.detail

@@ -27,7 +27,7 @@ fedjax-dp {command} --help-all                every option of every algorithm, w
 def configured_by(
     command: str, arguments: list[str], description: str, own: type[T]
 ) -> tuple[dict[str, Any], T, set[str]]:
-    """What file and flags say of a run, the command's own options, a dataclass, and the names that flags said.
+    """What file and flags set of a run, the command's own options, a dataclass, and the names that flags set.
 
     `--help` and `--help-all` print and exit.
     """
@@ -87,7 +87,7 @@ def _help_of(command: str, description: str, own: Options, algorithm: str, datas
     if not entry.private:
         groups["privacy"] = {name: option for name, option in groups["privacy"].items() if name in entry.options}
     first = ((entry.__doc__ or "").strip() or "an algorithm without a docstring").splitlines()[0]
-    source = re.sub(rf"\b({'|'.join(CITATIONS)})\b", lambda found: _cited(found[0]), entry.source or "unknown")
+    source = re.sub(rf"\b({'|'.join(CITATIONS)})\b", lambda match: _cited(match[0]), entry.source or "unknown")
     about = f"{algorithm}: {first}\n\nSource: {source}. Defaults are those on {dataset}."
     print_help(command, {command: own, **groups}, f"{description}\n\n{about}")
 
@@ -113,7 +113,8 @@ def _anywhere(option: Option) -> Option:
     text = option.about.text
     if len(kinds) > 1:
         listed = (
-            f"{', '.join(names)}: {told}" + (f" ({', '.join(of)})" if of else "") for (told, of), names in kinds.items()
+            f"{', '.join(names)}: {words}" + (f" ({', '.join(of)})" if of else "")
+            for (words, of), names in kinds.items()
         )
         about = dataclasses.replace(option.about, text="; ".join(listed), choices=None, default=default)
         return dataclasses.replace(option, hint=option.kinds[0], about=about)  # a hint without choices
@@ -149,7 +150,7 @@ def _most_last(what: str, values: Iterable[tuple[str, Any]]) -> str:
 
 def _by_value(values: Iterable[tuple[str, V]]) -> dict[V, list[str]]:
     """Names by the value that they have."""
-    found: dict[V, list[str]] = {}
+    result: dict[V, list[str]] = {}
     for name, value in values:
-        found.setdefault(value, []).append(name)
-    return found
+        result.setdefault(value, []).append(name)
+    return result

@@ -1,4 +1,4 @@
-"""A process of several is watched by a parent, so that whatever ends it is told in one line.
+"""A process of several is watched by a parent, so that whatever ends it is reported in one line.
 
 When one process dies, JAX ends the others from within, by a signal and with a page about its own insides.
 """
@@ -32,7 +32,7 @@ def _watched(work: Callable[[], int], log: IO[bytes]) -> int:
         sys.stderr.flush()
         os._exit(code)  # nothing is left to do, and JAX would wait for processes that may be dead
     os.close(alive)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the child is told too, and says so
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the child gets it too, and says so
     signal.signal(signal.SIGTERM, lambda number, frame: os.kill(child, number))
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if code >= 0:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedjax_dp.accounting import Unit, View
 from fedjax_dp.cli.options import Detail
-from fedjax_dp.cli.output import columns, page, tell
+from fedjax_dp.cli.output import columns, page, show_lines
 from fedjax_dp.display import count
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.figures.tables.settings import Setting, bounds, measures_of_records, settings_of
@@ -28,11 +28,11 @@ SHOWN = 5  # settings
 def carry_out(path: str, options: "SweepOptions") -> int:
     """Run a sweep, or go on with it, and print its best settings."""
     how: dict[str, Any] = {"only_plan": options.plan, "ray": options.ray, "ray_cpus": options.ray_cpus}
-    found, out = run_file(path, options.out, **how)
+    result, out = run_file(path, options.out, **how)
     if options.json:
-        print(json.dumps(_summary(found, out), allow_nan=False))
+        print(json.dumps(_summary(result, out), allow_nan=False))
     elif not options.plan:
-        _print(found, out)
+        _print(result, out)
     return 0
 
 
@@ -47,30 +47,30 @@ def run_file(path: str, out: str | None = None, **how: Any) -> tuple[Sweep, path
     return run_sweep(read_sweep(file), where, name=name, screen=Screen(), **how), where
 
 
-def _summary(found: Sweep, out: pathlib.Path) -> dict[str, Any]:
+def _summary(result: Sweep, out: pathlib.Path) -> dict[str, Any]:
     """The JSON object of a sweep: what became of its points, and every setting with its means over seeds."""
-    settings = found.summary().astype(object)
+    settings = result.summary().astype(object)
     settings = settings.where(settings.notna() & ~settings.isin([math.inf]), None)
     return {
-        "name": found.name,
+        "name": result.name,
         "folder": str(out),
-        "axes": list(found.axes),
-        "points": len(found.records),
-        **{status: sum(record["status"] == status for record in found.records) for status in STATUSES},
-        "choosing": found.choosing,
-        "plan": None if found.plan is None else found.plan.to_dict(),
+        "axes": list(result.axes),
+        "points": len(result.records),
+        **{status: sum(record["status"] == status for record in result.records) for status in STATUSES},
+        "choosing": result.choosing,
+        "plan": None if result.plan is None else result.plan.to_dict(),
         "settings": settings.to_dict("records"),
     }
 
 
-def _print(found: Sweep, out: pathlib.Path) -> None:
+def _print(result: Sweep, out: pathlib.Path) -> None:
     """The best settings, and what was lost."""
-    settings, main = settings_of(found.records, found.axes), measures_of_records(found.records).main
+    settings, main = settings_of(result.records, result.axes), measures_of_records(result.records).main
     known = [(setting.score(main.name), setting) for setting in settings if setting.done]
     scores = sorted(known, key=lambda pair: -main.better * pair[0].mean)[:SHOWN]
     kinds = list(dict.fromkeys(whose for _, setting in scores if (whose := _whose(setting))))
     names = {whose: f" ({chr(ord('a') + at)})" if len(kinds) > 1 else "" for at, whose in enumerate(kinds)}
-    cells = {axis: [_told(setting.values[axis]) for _, setting in scores] for axis in found.axes} | {
+    cells = {axis: [_shown(setting.values[axis]) for _, setting in scores] for axis in result.axes} | {
         main.words: [f"{score.mean:.4f}" for score, _ in scores],
         "proved": [_proved(setting) + names.get(_whose(setting), "") for _, setting in scores],
         "95% interval": [bounds(main, score.low, score.high) or "-" for score, _ in scores],
@@ -79,20 +79,20 @@ def _print(found: Sweep, out: pathlib.Path) -> None:
         ],
     }
     console = page()
-    console.print(f"{found.name}: the best of {count(len(settings), 'setting')}")
-    columns(console, cells, first=len(found.axes) + 2)
+    console.print(f"{result.name}: the best of {count(len(settings), 'setting')}")
+    columns(console, cells, first=len(result.axes) + 2)
     console.print(" mean over seeds at the last round; the interval is Student's t")
     kept = re.compile(r"clients [\d, .]+")  # which clients were lost differs from point to point
-    reasons = Counter(kept.sub("clients", r["reason"]) for r in found.records if r["status"] != "done")
+    reasons = Counter(kept.sub("clients", r["reason"]) for r in result.records if r["status"] != "done")
     place = shlex.quote(str(out))
     lines = [
         *(("proved", f"{name} epsilon at {whose}".strip()) for whose, name in names.items()),
         *(("lost", f"{count(times, 'point')}: {reason}") for reason, times in reasons.most_common(3)),
-        *([("choosing", f"{found.choosing['short']}; {place}/selection.json says more")] if found.choosing else []),
+        *([("choosing", f"{result.choosing['short']}; {place}/selection.json says more")] if result.choosing else []),
         ("folder", f"{place} (points.jsonl, table.csv, table.parquet, selection.json, sweep.png)"),
         ("next", f"fedjax-dp best {place} prints the winner as a configuration, fedjax-dp plot {place} draws"),
     ]
-    tell(lines, (), (), Detail.USUAL)
+    show_lines(lines, (), (), Detail.USUAL)
 
 
 def _proved(setting: Setting) -> str:
@@ -101,12 +101,12 @@ def _proved(setting: Setting) -> str:
 
 def _whose(setting: Setting) -> str:
     """What an epsilon of the setting is about: its delta, whom it hides, among which neighbours, from whom."""
-    told = setting.points[0]["guarantee"]
-    if math.isinf(setting.epsilon) or told.get("delta") is None:
+    guarantee = setting.points[0]["guarantee"]
+    if math.isinf(setting.epsilon) or guarantee.get("delta") is None:
         return ""
-    whom = f"one {Unit(told['unit'])}, {told['adjacency']} neighbours"
-    return f"delta {told['delta']:g} for {whom}, against {View(told['view'])}"
+    whom = f"one {Unit(guarantee['unit'])}, {guarantee['adjacency']} neighbours"
+    return f"delta {guarantee['delta']:g} for {whom}, against {View(guarantee['view'])}"
 
 
-def _told(value: Any) -> str:
+def _shown(value: Any) -> str:
     return "-" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

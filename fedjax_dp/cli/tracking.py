@@ -22,7 +22,7 @@ SEEN_WITH = "MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME say where it goes"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrackOptions:
-    """Who else is told of the run.
+    """Who else follows the run.
 
     Args:
         track: experiment trackers, with commas between; mlflow goes where MLFLOW_TRACKING_URI says, wandb is offline
@@ -35,7 +35,7 @@ class TrackOptions:
 
 
 def trackers_of(options: TrackOptions) -> "list[Tracker]":
-    """The trackers that are asked for: of several processes the first tells them.
+    """The trackers that options name; of several processes the first reports to them.
 
     Raises: ConfigurationError for unknown ones, and for those that are not installed.
     """

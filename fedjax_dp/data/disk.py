@@ -169,6 +169,7 @@ def _records(data: FederatedData, folder: pathlib.Path, show: Show) -> dict[str,
 
 
 def _write(path: pathlib.Path, columns: dict[str, np.ndarray]) -> None:
+    errors.require_installed("pyarrow", "tables", "to write stores")
     import pyarrow as pa
 
     made = [pa.array(a) if a.ndim == 1 else _listed(a) for a in columns.values()]
@@ -186,6 +187,7 @@ def _listed(a: np.ndarray) -> Any:
 
 def _read(path: pathlib.Path) -> dict[str, np.ndarray]:
     """The columns of a file, mapped; lists become rows end to end."""
+    errors.require_installed("pyarrow", "tables", "to read stores")
     import pyarrow as pa
 
     try:

@@ -115,6 +115,7 @@ def _find(name: str, source: _Idx, file: str, data_dir: str | os.PathLike[str] |
     folders = _folders(name, source, data_dir)
     if found := first_file(folders, (f"{file}.gz", file)):
         return found
+    errors.require_installed("pooch", "download", f"to download {file}, which is not in {folders[0]}")
     with warnings.catch_warnings():  # in notebooks it looks for a bar that is not wanted
         warnings.simplefilter("ignore")
         import pooch  # only where a file has to be fetched

@@ -131,6 +131,7 @@ def from_table(path: pathlib.Path, kind: str, reading: Reading) -> Dataset:
 
 def _read_csv(path: pathlib.Path, client: str | None) -> Any:
     """The table, whose column of clients stays text: 007 is another client than 7. All of it whole numbers are such."""
+    errors.require_installed("pandas", "tables", f"to read {path.name}")
     import pandas as pd  # slow to import, and only needed here
 
     try:

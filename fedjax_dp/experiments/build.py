@@ -17,8 +17,9 @@ from fedjax_dp.data.loaders import kind_of
 from fedjax_dp.data.targets import Vocabulary
 from fedjax_dp.execution.mesh import Execution, some_devices
 from fedjax_dp.experiments.config import RunSpec
-from fedjax_dp.experiments.groups import ExecutionConfig
+from fedjax_dp.experiments.groups import ExecutionConfig, PrivacyConfig
 from fedjax_dp.models import ARCHITECTURES, NetworkModel, cross_entropy, freeze, model, read_start
+from fedjax_dp.privacy.planned_run import PlannedRun, plan_run
 from fedjax_dp.privacy.terms import PrivacyTerms
 from fedjax_dp.rounds.algorithm import Algorithm
 
@@ -38,20 +39,20 @@ class Records(NamedTuple):
 
 def build_model(config: RunSpec, data: FederatedData | Records) -> NetworkModel:
     """The model of a configuration."""
-    asked = config.training
-    if own_code.is_own(asked.model):
-        digests = tuple(own_code.checksums(asked.model, what="model").items())
+    training = config.training
+    if own_code.is_own(training.model):
+        digests = tuple(own_code.checksums(training.model, what="model").items())
         like = Records(data.record_shape, data.classes, data.tokens, data.task, data.vocabulary)
-        made = _own_model(str(asked.model), digests, like)
+        made = _own_model(str(training.model), digests, like)
     else:
-        sizes: dict[str, Any] = {name: value for name in SIZES if (value := getattr(asked, name)) is not None}
-        if asked.hidden is not None:
-            sizes["hidden"] = _widths(asked.hidden)
-        made = ARCHITECTURES[asked.model or "logistic"](data.record_shape, data.classes, **sizes)
-    if made.loss_of is cross_entropy or asked.model in ARCHITECTURES or asked.loss or config.output.ap:
-        made = made.for_data(data, asked.loss, config.output.ap)
-    made = dataclasses.replace(made, dtype=WIDTHS[asked.dtype]) if asked.dtype else made
-    words = {name: getattr(asked, name) for name in _OF_PARTS}
+        sizes: dict[str, Any] = {name: value for name in SIZES if (value := getattr(training, name)) is not None}
+        if training.hidden is not None:
+            sizes["hidden"] = _widths(training.hidden)
+        made = ARCHITECTURES[training.model or "logistic"](data.record_shape, data.classes, **sizes)
+    if made.loss_of is cross_entropy or training.model in ARCHITECTURES or training.loss or config.output.ap:
+        made = made.for_data(data, training.loss, config.output.ap)
+    made = dataclasses.replace(made, dtype=WIDTHS[training.dtype]) if training.dtype else made
+    words = {name: getattr(training, name) for name in _OF_PARTS}
     if all(word is None for word in words.values()):
         return made
     return _partly_trained(made, tuple(config.files.items()), **words)
@@ -71,32 +72,32 @@ _OF_PARTS = (
 
 
 @functools.lru_cache(maxsize=8)  # as another model is another program, and checkpoints are large
-def _partly_trained(made: NetworkModel, digests: tuple[tuple[str, str], ...], **asked: Any) -> NetworkModel:
+def _partly_trained(made: NetworkModel, digests: tuple[tuple[str, str], ...], **options: Any) -> NetworkModel:
     """The model of which a part is trained, begun with what is in the files of these checksums."""
-    start, lora = asked["start"], {name: asked[name] for name in ("lora_rank", "lora_alpha", "lora_targets")}
+    start, lora = options["start"], {name: options[name] for name in ("lora_rank", "lora_alpha", "lora_targets")}
     for name in ("start_names", "start_data", "start_private", "fresh"):
-        if start is None and asked[name] is not None:
+        if start is None and options[name] is not None:
             raise errors.refuse(
-                name, asked[name], "left out where training begins at random", "give --start, or drop it"
+                name, options[name], "left out where training begins at random", "give --start, or drop it"
             )
     if start is not None:
-        public = None if asked["start_private"] is None else not asked["start_private"]
-        start = read_start(start, names=asked["start_names"], trained_on=asked["start_data"], public=public)
-    given = {name.removeprefix("lora_"): value for name, value in lora.items() if value is not None}
-    return freeze(made, asked["trainable"] or "all", start=start, fresh=asked["fresh"], **given)
+        public = None if options["start_private"] is None else not options["start_private"]
+        start = read_start(start, names=options["start_names"], trained_on=options["start_data"], public=public)
+    terms = {name.removeprefix("lora_"): value for name, value in lora.items() if value is not None}
+    return freeze(made, options["trainable"] or "all", start=start, fresh=options["fresh"], **terms)
 
 
 @functools.cache  # as some networks are equal to themselves only, and another model is another program
 def _own_model(named: str, digests: tuple[tuple[str, str], ...], data: Records) -> NetworkModel:
     """The model of what stands under a name in the user's file of these checksums.
 
-    That is whatever `fedjax_dp.model` takes, a model, or a class or function that makes one of these, which is told by
-    name what it asks for of `classes`, `record_shape` and `key` or `rngs`.
+    That is whatever `fedjax_dp.model` takes, a model, or a class or function that makes one of these, which gets by
+    name what it takes of `classes`, `record_shape` and `key` or `rngs`.
     """
-    found = own_code.own("model", named)
-    if isinstance(found, type) or inspect.isfunction(found):
-        found = _made(named, found, {"classes": data.classes, "record_shape": data.record_shape})
-    return found if isinstance(found, NetworkModel) else model(found, data)
+    result = own_code.own("model", named)
+    if isinstance(result, type) or inspect.isfunction(result):
+        result = _made(named, result, {"classes": data.classes, "record_shape": data.record_shape})
+    return result if isinstance(result, NetworkModel) else model(result, data)
 
 
 def _made(named: str, make: Callable[..., Any], known: Mapping[str, Any]) -> Any:
@@ -104,24 +105,24 @@ def _made(named: str, make: Callable[..., Any], known: Mapping[str, Any]) -> Any
     # Not the signature of a class itself: that of a module of nnx is its metaclass's.
     taken = dict(inspect.signature(vars(make).get("__init__", make) if isinstance(make, type) else make).parameters)
     taken.pop("self", None)
-    told = {name: value for name, value in known.items() if name in taken}
+    arguments = {name: value for name, value in known.items() if name in taken}
     wanted = [
         name
         for name, one in taken.items()
-        if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD) and name not in told
+        if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD) and name not in arguments
     ]
     if wanted == ["key"]:
-        return lambda key: make(key=key, **told)
+        return lambda key: make(key=key, **arguments)
     if wanted == ["rngs"]:
-        return lambda key: make(rngs=nnx.Rngs(key), **told)
+        return lambda key: make(rngs=nnx.Rngs(key), **arguments)
     if wanted:
         lacking = ", ".join(wanted)
         remedy = f"give {lacking} a default" + (
-            "" if told else ", or make it a function of classes that returns a model"
+            "" if arguments else ", or make it a function of classes that returns a model"
         )
         raise errors.refuse("model", f"{named}, which asks for {lacking}", "made of classes, record_shape, key", remedy)
     try:
-        return make(**told)
+        return make(**arguments)
     except errors.ConfigurationError:
         raise
     except Exception as error:
@@ -131,21 +132,21 @@ def _made(named: str, make: Callable[..., Any], known: Mapping[str, Any]) -> Any
 
 def build_execution(config: RunSpec, algorithm: Algorithm, data: FederatedData) -> Execution:
     """The devices of a configuration."""
-    asked = config.execution
-    check_execution(asked, algorithm, data)
-    count = len(jax.devices()) if asked.devices == "auto" else int(asked.devices)
-    return some_devices(count, asked.chunk_size, parts=asked.deterministic, model_devices=asked.model_devices)
+    wanted = config.execution
+    check_execution(wanted, algorithm, data)
+    count = len(jax.devices()) if wanted.devices == "auto" else int(wanted.devices)
+    return some_devices(count, wanted.chunk_size, parts=wanted.deterministic, model_devices=wanted.model_devices)
 
 
-def check_execution(asked: ExecutionConfig, algorithm: Algorithm, data: FederatedData) -> None:
+def check_execution(execution: ExecutionConfig, algorithm: Algorithm, data: FederatedData) -> None:
     """Refuse more devices, or parts of a sum, than a cohort has clients."""
     members = algorithm.cohort.capacity(data.num_clients)
-    if asked.devices != "auto" and int(asked.devices) > members * asked.model_devices:
-        together = f", {asked.model_devices} for each" if asked.model_devices > 1 else ""
+    if execution.devices != "auto" and int(execution.devices) > members * execution.model_devices:
+        together = f", {execution.model_devices} for each" if execution.model_devices > 1 else ""
         wanted = f"at most the {members} clients of a cohort{together}"
-        raise errors.refuse("devices", asked.devices, wanted, "take fewer, or auto")
-    if asked.deterministic is not None and asked.deterministic > members:
-        raise errors.refuse("deterministic", asked.deterministic, f"at most the {members} clients of a cohort")
+        raise errors.refuse("devices", execution.devices, wanted, "take fewer, or auto")
+    if execution.deterministic is not None and execution.deterministic > members:
+        raise errors.refuse("deterministic", execution.deterministic, f"at most the {members} clients of a cohort")
 
 
 def records_on_host(config: RunSpec, algorithm: Algorithm) -> bool:
@@ -169,20 +170,28 @@ def _widths(hidden: str) -> tuple[int, ...]:
 
 def terms_of(config: RunSpec, data: FederatedData) -> PrivacyTerms:
     """How the privacy of a configuration is counted, budgets drawn."""
+    assert isinstance(config.privacy, PrivacyConfig)  # as in every one but those of values
     return config.privacy.terms(data.num_clients, config.data.seed)
+
+
+def planned_of(config: RunSpec, data: FederatedData) -> PlannedRun:
+    """The run of a configuration on its clients, checked, its noise not known yet."""
+    model, algorithm = build_model(config, data), build_algorithm(config, data)
+    rounds, seed, terms = config.training.rounds, config.data.seed, terms_of(config, data)
+    return plan_run(algorithm, data, rounds=rounds, seed=seed, model=model, terms=terms)
 
 
 def build_algorithm(config: RunSpec, data: FederatedData) -> Algorithm:
     """The algorithm of a configuration, its noise not found yet."""
-    entry, given = config.entry, dict(config.options)
+    entry, options = config.entry, dict(config.options)
     if "cohort_size" in entry.options:
-        drawn = given.get("cohort", entry.options["cohort"].default)
-        if given["cohort_size"] == data.num_clients and "cohort" not in given and drawn != "md":
-            given["cohort_size"] = None
-    if given.get("batches") == "full":
-        given["batch_size"] = None
+        drawn = options.get("cohort", entry.options["cohort"].default)
+        if options["cohort_size"] == data.num_clients and "cohort" not in options and drawn != "md":
+            options["cohort_size"] = None
+    if options.get("batches") == "full":
+        options["batch_size"] = None
     return entry.of_run(
-        given,
+        options,
         Beforehand(
             data,
             build_model(config, data),

@@ -61,8 +61,8 @@ def equations(algorithm: Algorithm) -> list[tuple[str, str]]:
     """What its parts do, as LaTeX by slot, in the order of a round; what a part does not say in its `equation` is left
     out, and so is a term of strength 0."""
     parts = [*parts_of(algorithm), ("server", algorithm.server)]
-    said = [(slot, part.equation) for slot, part in parts if hasattr(part, "equation") and _acts(part)]
-    return sorted(said, key=lambda one: (*STEP, *ROUND).index(one[0]))
+    stated = [(slot, part.equation) for slot, part in parts if hasattr(part, "equation") and _acts(part)]
+    return sorted(stated, key=lambda one: (*STEP, *ROUND).index(one[0]))
 
 
 def _acts(part: Any) -> bool:

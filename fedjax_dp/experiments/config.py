@@ -1,7 +1,8 @@
 """The configuration of a run: what a TOML file, flags or Python set, and what follows from that.
 
 Overrides are a mapping of names to values; names are those of the fields below and of the options of the algorithm.
-`RunSpec.of` makes a `RunSpec` of them, which says everything.
+`RunSpec.of` makes a `RunSpec` of them, which says everything; `RunSpec.of_values` makes one for an algorithm, data and
+a model that Python holds.
 """
 
 import contextlib
@@ -33,13 +34,17 @@ from fedjax_dp.experiments.groups import (
     options_of,
 )
 from fedjax_dp.experiments.presets import population_of, preset_of, resolve_population
-from fedjax_dp.options import Options, require_meant
+from fedjax_dp.options import Options, of_class, require_meant
+from fedjax_dp.privacy.terms import PrivacyTerms
 from fedjax_dp.tasks.measures import split_target
 from fedjax_dp.validation import PAGES
 
 Overrides = Mapping[str, Any]
 LARGEST_COUNT = 2**31 - 1  # what the rounds count with
 TINY, HUGE = (float(getattr(np.finfo(np.float32), name)) for name in ("tiny", "max"))
+CONFIGURED, VALUES = "a configuration", "values of Python"  # what a run is made of
+# What overrides decide where algorithm, data, model and devices are values.
+BESIDE_VALUES = ("seed", "rounds", "evaluate_every", "checkpoint_every", "train_metrics", "target", "records")
 OF_PRIVATE = ("epsilon", "epsilon_high", "delta")  # that mean nothing without privacy
 
 
@@ -51,10 +56,11 @@ class RunSpec:
     options: Overrides  # of the algorithm, where they are not its own defaults
     data: PopulationConfig
     training: TrainingConfig
-    privacy: PrivacyConfig
+    privacy: PrivacyTerms
     execution: ExecutionConfig
     output: OutputConfig
     explicit: frozenset[str] = dataclasses.field(default=frozenset(), compare=False)  # names that were set by somebody
+    made_of: str = CONFIGURED
 
     @classmethod
     def of(cls, overrides: Overrides) -> "RunSpec":
@@ -77,16 +83,13 @@ class RunSpec:
             del values[name]
         require_meant(taken, values, explicit)
         for name, value in values.items():
-            taken[name].check(value)
             if (
                 name in entry.options
                 and isinstance(value, float)
                 and (0 < abs(value) < TINY or HUGE < abs(value) < math.inf)
             ):
                 raise errors.refuse(name, value, f"0, or from {TINY:g} to {HUGE:g} in size, as float32 holds it")
-        _check_numbers(values)
-        rounds = values["rounds"]
-        values = {"evaluate_every": max(1, rounds // 20), "checkpoint_every": max(1, rounds // 5)} | values
+        values = _checked(taken, values)
         return cls(
             algorithm=algorithm,
             options={name: values[name] for name in entry.options if name in values},
@@ -97,6 +100,33 @@ class RunSpec:
             output=OutputConfig(**_only(values, OutputConfig)),
             explicit=frozenset(explicit),
         )
+
+    @classmethod
+    def of_values(cls, overrides: Overrides, *, algorithm: str, dataset: str, model: str | None) -> "RunSpec":
+        """The same where algorithm, data and model are values, which are described in words; nothing is brought."""
+        explicit = {name: value for name, value in overrides.items() if value is not None}
+        privacy = of_class(PrivacyTerms)  # whose epsilon may be one for each client
+        taken = {name: option for name, option in options_of().items() if name in BESIDE_VALUES} | privacy
+        for name, value in explicit.items():
+            errors.require_choice("option", name, taken)
+            explicit[name] = value if name in privacy else taken[name].typed(value)
+        values = _checked(taken, explicit)
+        return cls(
+            algorithm=algorithm,
+            options={},
+            data=PopulationConfig(dataset=dataset, seed=values.get("seed", 0)),
+            training=TrainingConfig(rounds=values["rounds"], model=model),
+            privacy=PrivacyTerms(**_only(values, PrivacyTerms)),
+            execution=ExecutionConfig(**_only(values, ExecutionConfig)),
+            output=OutputConfig(**_only(values, OutputConfig)),
+            explicit=frozenset(explicit),
+            made_of=VALUES,
+        )
+
+    @property
+    def name(self) -> str:
+        """The algorithm's, for people."""
+        return self.entry.name if self.made_of == CONFIGURED else "algorithm"
 
     @property
     def entry(self) -> Entry[Any]:
@@ -115,11 +145,14 @@ class RunSpec:
         return start_files(self.training.start, self.training.start_names)
 
     def flat(self) -> dict[str, Any]:
-        """What is set, by name: `RunSpec.of` makes the same of it."""
-        found = {"algorithm": self.algorithm}
+        """What is set, by name: `RunSpec.of` makes the same of it, or `of_values` of what it takes."""
+        result = {"algorithm": self.algorithm}
         for group in GROUPS:
-            found |= vars(getattr(self, group))
-        return {name: value for name, value in (found | dict(self.options)).items() if value is not None}
+            result |= vars(getattr(self, group))
+        if self.made_of == VALUES:
+            kept = ("algorithm", "dataset", "model", *BESIDE_VALUES, *vars(self.privacy))
+            result = {name: _plain(result[name]) for name in kept}
+        return {name: value for name, value in (result | dict(self.options)).items() if value is not None}
 
     def from_data_set(self) -> dict[str, Any]:
         """What nobody set and the data set brought, by name."""
@@ -132,8 +165,8 @@ class RunSpec:
 
     def to_dict(self) -> dict[str, Any]:
         """Every option that the run takes, None where nothing is set, for JSON."""
-        found = self.flat()
-        return {name: found.get(name) for name in options_of(self.entry)}
+        result = self.flat()
+        return {name: result.get(name) for name in options_of(self.entry)} if self.made_of == CONFIGURED else result
 
     def replace(self, **changes: Any) -> "RunSpec":
         """The same with other values of fields by name, which are not checked again."""
@@ -194,8 +227,10 @@ def _preset(entry: Entry[Any], explicit: Overrides) -> dict[str, Any]:
     return preset
 
 
-def _check_numbers(values: Overrides) -> None:
-    """Refuse counts that are none, and what every run has and this one lacks."""
+def _checked(taken: Options, values: Overrides) -> dict[str, Any]:
+    """The values, each what its option takes, with the rounds between evaluations and checkpoints filled in."""
+    for name, value in values.items():
+        taken[name].check(value)
     counts = ("rounds", "cohort_size", "batch_size", "local_steps", "evaluate_every", "checkpoint_every", "chunk_size")
     for name in (*counts, "deterministic", "model_devices", "devices"):
         if name in values and values[name] != "auto":
@@ -204,6 +239,8 @@ def _check_numbers(values: Overrides) -> None:
                 raise errors.refuse(name, values[name], f"at most {LARGEST_COUNT:,}")
     if "target" in values:
         split_target(values["target"])
+    rounds = values["rounds"]
+    return {"evaluate_every": max(1, rounds // 20), "checkpoint_every": max(1, rounds // 5), **values}
 
 
 def _effective(taken: Options, values: Overrides) -> dict[str, Any]:
@@ -213,6 +250,13 @@ def _effective(taken: Options, values: Overrides) -> dict[str, Any]:
 def _owners(name: str) -> str:
     users = [entry.name for entry in CATALOGUE.values() if name in entry.options]
     return "it belongs to " + ", ".join(users[:6]) + (", ..." if len(users) > 6 else "")
+
+
+def _plain(value: Any) -> Any:
+    """As TOML can write it."""
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    return list(value) if isinstance(value, tuple) else value
 
 
 def _only(values: Overrides, cls: type) -> dict[str, Any]:

@@ -20,103 +20,80 @@ from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.experiments import build, environment, population, presets, run_folder, summary
 from fedjax_dp.experiments import config as configs
 from fedjax_dp.experiments.communication import traffic
-from fedjax_dp.experiments.config import RunSpec
+from fedjax_dp.experiments.config import CONFIGURED, RunSpec
 from fedjax_dp.experiments.console import Screen
-from fedjax_dp.experiments.training import Callbacks, Ready, make_ready
-from fedjax_dp.privacy.planned_run import plan_run
+from fedjax_dp.experiments.training import Callbacks, PreparedRun, prepare
 from fedjax_dp.privacy.protection import clips_records, noise_of
-from fedjax_dp.pytrees import same
 from fedjax_dp.rounds.simulation import run_key
 
-Outcome = tuple[dict[str, Any], pathlib.Path]  # what `result.json` holds, and where
 
+def start(config: RunSpec, screen: Screen, callbacks: Callbacks | None = None) -> tuple[dict[str, Any], pathlib.Path]:
+    """What `result.json` holds of a new run, and its folder; nothing is written before everything has been checked."""
 
-def start(config: RunSpec, screen: Screen, told: Callbacks | None = None) -> Outcome:
-    """A new run of a resolved configuration. Nothing is written before everything has been checked."""
-
-    def checked() -> tuple[pathlib.Path, Ready]:
+    def checked() -> tuple[pathlib.Path, PreparedRun]:
         path = _free_folder(config)
         run_folder.check_new(path, f"or --resume {path}")
         with config.naming_defaults():
             return path, _ready(config, screen)
 
     path, ready = distributed.together(checked, lambda made: run_folder.facts(*made))
-    result = run_folder.start(ready, path, run_folder.CONFIGURED, screen, told or Callbacks())
+    result = run_folder.start(ready, path, screen, callbacks or Callbacks())
     return summary.of_run(ready, result, traffic(ready.algorithm, ready.model, ready.data)), path
 
 
-def resume(path: pathlib.Path, asked: dict[str, Any], screen: Screen, told: Callbacks | None = None) -> Outcome:
+def resume(
+    path: pathlib.Path, overrides: dict[str, Any], screen: Screen, callbacks: Callbacks | None = None
+) -> tuple[dict[str, Any], pathlib.Path]:
     """Continue a run from its newest checkpoint; one that is finished stays as it is.
 
-    `asked` are fields given again. They must equal the run's own, except those that are free, and `rounds`, which may
-    be more where the run would have begun alike.
+    `overrides` must equal the run's own fields, except those that are free, and `rounds`, which may be more where the
+    run would have begun alike.
     """
     about = run_folder.begun(path)
-    if about["made of"] != run_folder.CONFIGURED:
+    if about["made of"] != CONFIGURED:
         remedy = "fedjax_dp.resume(folder, algorithm, data) goes on with it"
         raise errors.refuse("resume", f"{path}, a run of values of Python", "a run of a configuration", remedy)
-    config, rounds = _continued(path, about, asked)
+    config, rounds = _continued(path, about, overrides)
     finished = run_folder.result_of(path, about)
     if finished is not None and rounds == config.training.rounds:
         run_folder.require_same(about, {**about["checksums"], **run_folder.files_of(config)})
         screen.say(f"{path} is finished, after round {rounds}; --rounds N goes on to more")
         return finished, path
 
-    def checked() -> tuple[Ready, dict[str, Any]]:
-        run_folder.check_writable(path)
-        as_begun = rounds == config.training.rounds
-        ready = _ready(config, screen if as_begun else Screen(quiet=True))
-        run_folder.require_same(about, ready.checksums)
-        if as_begun:
-            return ready, about
-        longer = _ready(config.replace(rounds=rounds), screen)
-        require_alike(ready, longer)
-        return longer, run_folder.extend(path, about, longer)
+    def prepared(to: int, screen: Screen) -> PreparedRun:
+        return _ready(config.replace(rounds=to), screen)
 
-    ready, about = distributed.together(checked, lambda made: run_folder.facts(path, made[0]))
-    result = run_folder.go_on(ready, path, about, screen, told or Callbacks())
+    ready, result = run_folder.go_on(path, about, rounds, prepared, screen, callbacks or Callbacks())
     return summary.of_run(ready, result, traffic(ready.algorithm, ready.model, ready.data)), path
 
 
-def require_alike(before: Ready, after: Ready) -> None:
-    """Refuse more rounds where they would have been begun with other noise."""
-    if not same(before.algorithm, after.algorithm):
-        reason = "its noise was found for a budget that so many rounds spend"
-        if before.said.get("epsilon") is None:
-            reason = "its parts depend on their number"
-        raise errors.refuse(
-            "rounds of the resumed run", after.rounds, f"{before.rounds}, as {reason}", "start a new run"
-        )
-
-
-def _continued(path: pathlib.Path, about: dict[str, Any], asked: dict[str, Any]) -> tuple[RunSpec, int]:
-    """The configuration of a run folder with what may change as `asked`, and how many rounds to go to."""
-    said, rounds = configs.read(path / run_folder.CONFIG) | {"rounds": about["config"]["rounds"]}, asked.get("rounds")
-    if "out" in asked:
-        raise errors.refuse("out", asked["out"], "left out beside --resume, which names the folder", "drop it")
-    for name, value in asked.items():
-        longer = name == "rounds" and isinstance(value, int) and value > said["rounds"]
-        if name not in run_folder.FREE and value != said.get(name) and not longer:
+def _continued(path: pathlib.Path, about: dict[str, Any], overrides: dict[str, Any]) -> tuple[RunSpec, int]:
+    """The configuration of a run folder with what may change as `overrides`, and how many rounds to go to."""
+    kept, rounds = (
+        configs.read(path / run_folder.CONFIG) | {"rounds": about["config"]["rounds"]},
+        overrides.get("rounds"),
+    )
+    if "out" in overrides:
+        raise errors.refuse("out", overrides["out"], "left out beside --resume, which names the folder", "drop it")
+    for name, value in overrides.items():
+        longer = name == "rounds" and isinstance(value, int) and value > kept["rounds"]
+        if name not in run_folder.FREE and value != kept.get(name) and not longer:
             raise errors.refuse(
                 f"{name} of the resumed run",
                 value,
-                f"{said.get(name)}, as in {path / run_folder.CONFIG}" + (", or more" if name == "rounds" else ""),
+                f"{kept.get(name)}, as in {path / run_folder.CONFIG}" + (", or more" if name == "rounds" else ""),
                 "leave the option out, or start a new run",
             )
-    config = configs.RunSpec.of(said | {name: asked[name] for name in run_folder.FREE if name in asked})
+    config = configs.RunSpec.of(kept | {name: overrides[name] for name in run_folder.FREE if name in overrides})
     return config, config.training.rounds if rounds is None else rounds
 
 
-def _ready(config: RunSpec, screen: Screen) -> Ready:
+def _ready(config: RunSpec, screen: Screen) -> PreparedRun:
     data = population.build_data(config.data)
-    model = build.build_model(config, data)
-    algorithm = build.build_algorithm(config, data)
-    terms = build.terms_of(config, data)
-    rounds, seed = config.training.rounds, config.data.seed
-    planned = plan_run(algorithm, data, rounds=rounds, seed=seed, model=model, terms=terms)
-    execution = build.build_execution(config, algorithm, data)
-    # Said, so that the run goes on alike with another number of processes.
-    on_host = build.records_on_host(config, algorithm)
+    planned = build.planned_of(config, data)
+    execution = build.build_execution(config, planned.algorithm, data)
+    # Noted, so that the run goes on alike with another number of processes.
+    on_host = build.records_on_host(config, planned.algorithm)
     config = config.replace(records="host" if on_host else "devices", out=None)  # where it is kept decides nothing
     began = time.perf_counter()
     with screen.bar("calibrating noise", total=1) as show:
@@ -127,21 +104,14 @@ def _ready(config: RunSpec, screen: Screen) -> Ready:
             kinds = total
             show(done / total, f"{done} of {total} kinds of clients")
 
-        ready = make_ready(
+        ready = prepare(
+            config,
             planned,
-            progress,
-            name=config.entry.name,
-            dataset=config.data.dataset,
-            execution=execution,
-            evaluate_every=config.output.evaluate_every,
-            checkpoint_every=config.output.checkpoint_every,
-            train_metrics=bool(config.output.train_metrics),
+            execution,
             on_host=on_host,
-            said=config.flat(),
             checksums={"data": population.checksum(config.data, data), **run_folder.files_of(config)},
-            shown=config.to_dict(),
-            target=config.output.target,
             hashes=population.hashes(config.data),
+            progress=progress,
         )
     for line in (*population.notes(config.data, data), *_assumed(config), *_about(config, ready)):
         screen.say(line)
@@ -159,7 +129,7 @@ def _assumed(config: RunSpec) -> list[str]:
     return [f"not given, so taken: {listed}"] if listed else []
 
 
-def _about(config: RunSpec, ready: Ready) -> list[str]:
+def _about(config: RunSpec, ready: PreparedRun) -> list[str]:
     """What a reader of the log wants to know before the first round."""
     data, algorithm, options = ready.data, ready.algorithm, config.options
     lines = [f"{_clients(data)}; {_rounds(config, ready)}", _devices(ready.execution)]
@@ -185,7 +155,7 @@ def _clients(data: FederatedData) -> str:
     return f"{count(data.num_clients, 'client')} with {records}{' each' * (least == most and data.num_clients > 1)}"
 
 
-def _rounds(config: RunSpec, ready: Ready) -> str:
+def _rounds(config: RunSpec, ready: PreparedRun) -> str:
     """Who does what in a round, as far as the options say it."""
     options, cohort = config.options, ready.algorithm.cohort
     size = options.get("cohort_size")
@@ -204,21 +174,21 @@ def _devices(execution: Execution) -> str:
     """Where it is computed."""
     device = environment.device()
     kind = device["platform"].upper() + ("" if device["kind"] == device["platform"] else f" ({device['kind']})")
-    told = f"computed on {execution.devices} {kind} device{'s' * (execution.devices > 1)}"
+    words = f"computed on {execution.devices} {kind} device{'s' * (execution.devices > 1)}"
     if execution.devices < device["count"]:
-        told += f" of {device['count']}"
+        words += f" of {device['count']}"
     if execution.model_devices > 1:
-        told += f", {execution.model_devices} to a model"
+        words += f", {execution.model_devices} to a model"
     if device["processes"] > 1:
-        told += f" in {device['processes']} processes"
+        words += f" in {device['processes']} processes"
     late = device["platform"] == "cpu" and device["count"] < device["cores"] * device["processes"]
     if late and CPU_DEVICES not in os.environ:
-        told += f", although there are {device['cores']} cores: import fedjax_dp before JAX is first used"
-    return told
+        words += f", although there are {device['cores']} cores: import fedjax_dp before JAX is first used"
+    return words
 
 
 def _free_folder(config: RunSpec) -> pathlib.Path:
-    """The asked run folder, or the first free one under runs/."""
+    """The run folder that is named, or the first free one under runs/."""
     if config.output.out is not None:
         return pathlib.Path(config.output.out)
     name = f"{config.data.dataset.partition(':')[0]}-{config.entry.name}-s{config.data.seed}"

@@ -36,25 +36,25 @@ class Screen:
         """Yields a function that sets how much is done and what to show beside it."""
         if self._notebook:
             with _cell() as renew:
-                yield lambda now, told: renew(_bar(what, now, total, told), now >= total)
+                yield lambda now, beside: renew(_bar(what, now, total, beside), now >= total)
             return
         columns = (
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[told]}"),
+            TextColumn("{task.fields[beside]}"),
             TimeRemainingColumn(),
         )
         with Progress(*columns, console=self.console, transient=True, disable=not self.console.is_terminal) as progress:
-            task = progress.add_task(what, total=total, completed=done, told="")
+            task = progress.add_task(what, total=total, completed=done, beside="")
             last = time.perf_counter()
 
-            def show(now: float, told: str) -> None:
+            def show(now: float, beside: str) -> None:
                 nonlocal last
-                progress.update(task, completed=now, told=told)
+                progress.update(task, completed=now, beside=beside)
                 if not self.console.is_terminal and time.perf_counter() - last > every_s:
                     last = time.perf_counter()
-                    self.say(f"{what}: {now / total:.0%}" + (f", {told}" if told else ""))
+                    self.say(f"{what}: {now / total:.0%}" + (f", {beside}" if beside else ""))
 
             yield show
 
@@ -91,8 +91,8 @@ class Screen:
 def in_notebook() -> bool:
     """Whether a notebook's kernel runs this; a kernel has loaded IPython itself."""
     shell = sys.modules.get("IPython")
-    found = shell.get_ipython() if shell is not None else None
-    return found is not None and hasattr(found, "kernel")
+    result = shell.get_ipython() if shell is not None else None
+    return result is not None and hasattr(result, "kernel")
 
 
 @contextlib.contextmanager
@@ -114,9 +114,9 @@ def _cell() -> Iterator[Callable[[str, bool], None]]:
         handle.update(ipython.HTML(""))
 
 
-def _bar(what: str, now: float, total: float, told: str) -> str:
+def _bar(what: str, now: float, total: float, beside: str) -> str:
     share = min(1.0, now / total) if total else 1.0
-    label = html.escape(f"{share:.0%}" + (f", {told}" if told else ""))
+    label = html.escape(f"{share:.0%}" + (f", {beside}" if beside else ""))
     return f"{html.escape(what)} <progress value='{share:.4f}' max='1' style='width:16em'></progress> {label}"
 
 

@@ -20,11 +20,11 @@ def versions() -> dict[str, str]:
 
 def device() -> dict[str, Any]:
     """The hardware that JAX uses: devices of all processes; processor and cores of this one's machine."""
-    found = jax.devices()
+    result = jax.devices()
     return {
-        "platform": found[0].platform,
-        "kind": found[0].device_kind,
-        "count": len(found),
+        "platform": result[0].platform,
+        "kind": result[0].device_kind,
+        "count": len(result),
         "processes": jax.process_count(),
         "processor": _processor(),
         "cores": devices.cores(),

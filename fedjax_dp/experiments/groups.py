@@ -1,4 +1,4 @@
-"""What runs may be told: the groups of options that every run takes, and those of its algorithm beside them."""
+"""Options of runs: the groups of options that every run takes, and those of its algorithm beside them."""
 
 import dataclasses
 import functools
@@ -228,15 +228,15 @@ def entry_of(algorithm: str) -> Entry[Any]:
     if not own_code.is_own(algorithm):
         errors.require_choice("algorithm", algorithm, CATALOGUE)
         return CATALOGUE[algorithm]
-    found = own_code.own("algorithm", algorithm)
-    if not isinstance(found, Entry):
+    result = own_code.own("algorithm", algorithm)
+    if not isinstance(result, Entry):
         remedy = "put @fedjax_dp.algorithms.entry() above a function that makes an Algorithm of options"
-        raise errors.refuse("algorithm", f"{algorithm}, which is {type(found).__name__}", "an entry", remedy)
-    return found
+        raise errors.refuse("algorithm", f"{algorithm}, which is {type(result).__name__}", "an entry", remedy)
+    return result
 
 
 def known_options(*algorithms: Any) -> Options:
-    """What runs of the catalogue may be told, and those of algorithms of the user's own among these."""
+    """Options of runs of the catalogue, and those of algorithms of the user's own among these."""
     own = [entry_of(algorithm) for algorithm in algorithms if own_code.is_own(algorithm)]
     return options_of(*own, *CATALOGUE.values())
 
@@ -248,13 +248,13 @@ def fixed_options() -> dict[str, Options]:
 
 
 def groups_of(*entries: Entry[Any]) -> dict[str, Options]:
-    """Everything that runs of some algorithms may be told, by group, in the order of help."""
+    """All options of runs of some algorithms, by group, in the order of help."""
     names = about("which of the catalogue, or FILE.py:NAME", choices=CATALOGUE, own=True)
-    found: dict[str, Options] = {name: {} for name in ("data", "training", "privacy", "server", "execution", "output")}
-    found["training"]["algorithm"] = Option("algorithm", str, "dpnfl", names)
+    result: dict[str, Options] = {name: {} for name in ("data", "training", "privacy", "server", "execution", "output")}
+    result["training"]["algorithm"] = Option("algorithm", str, "dpnfl", names)
     for group, options in fixed_options().items():
-        found[group] |= options
-    fields = {name for options in found.values() for name in options} | set(TAKEN_OFF)
+        result[group] |= options
+    fields = {name for options in result.values() for name in options} | set(TAKEN_OFF)
     taken: set[str] = set()
     for entry in entries:
         for name, option in entry.options.items():
@@ -263,9 +263,9 @@ def groups_of(*entries: Entry[Any]) -> dict[str, Options]:
                     f"an option of {entry.name}", name, "a name that no field of a run has", "rename it"
                 )
             if option.kinds and name not in taken:
-                found.setdefault(option.about.group or "training", {})[name] = option
+                result.setdefault(option.about.group or "training", {})[name] = option
                 taken.add(name)
-    return found
+    return result
 
 
 def options_of(*entries: Entry[Any]) -> Options:

@@ -17,8 +17,8 @@ ENDINGS = (".safetensors", ".npz")
 ALONE = "params"  # the name of a single array, which has no path
 
 
-def write(path: pathlib.Path, params: Any, ledger: str, told: Mapping[str, str]) -> None:
-    """Write parameters and their ledger, in a .safetensors file with what else is `told` of them.
+def write(path: pathlib.Path, params: Any, ledger: str, described: Mapping[str, str]) -> None:
+    """Write parameters and their ledger, in a .safetensors file with a description of them.
 
     Raises: ConfigurationError for another ending and a folder that is none; errors.StorageError if the disk is full.
     """
@@ -36,7 +36,7 @@ def write(path: pathlib.Path, params: Any, ledger: str, told: Mapping[str, str])
         else:
             from safetensors.numpy import save  # only needed here
 
-            draft.write_bytes(save(named, metadata={**told, KEY: ledger}))
+            draft.write_bytes(save(named, metadata={**described, KEY: ledger}))
         os.replace(draft, path)
     except BaseException as error:
         with contextlib.suppress(OSError):
@@ -65,11 +65,11 @@ def read(path: pathlib.Path) -> Any:
         raise errors.refuse("file of parameters", path, "a readable .safetensors file", str(error)) from None
     if set(named) == {ALONE}:
         return named[ALONE]
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for name, value in named.items():
         *outer, last = name.split("/")
-        at = found
+        at = result
         for word in outer:
             at = at.setdefault(word, {})
         at[last] = value
-    return found
+    return result

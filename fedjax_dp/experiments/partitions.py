@@ -1,4 +1,4 @@
-"""How a data set's records may be spread over clients, by name, and what each way must be told."""
+"""How a data set's records may be spread over clients, by name, and the options of each way."""
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,7 +16,7 @@ Divided = tuple["Dataset", list[np.ndarray], np.ndarray | None]
 LABELLED = ("classes", "binary")  # tasks whose targets are labels
 
 
-class Asked:
+class PartitionOptions:
     """The options of a partition, by name; one that is missing is refused."""
 
     def __init__(self, values: Mapping[str, Any]):
@@ -29,113 +29,113 @@ class Asked:
 class Sizes(NamedTuple):
     """Records of each client."""
 
-    make: Callable[[int, Asked], np.ndarray]  # of so many records
+    make: Callable[[int, PartitionOptions], np.ndarray]  # of so many records
     options: tuple[str, ...] = ()
 
 
 class Partition(NamedTuple):
     """A way to spread records over clients."""
 
-    divide: Callable[["Dataset", Asked], Divided]
+    divide: Callable[["Dataset", PartitionOptions], Divided]
     options: tuple[str, ...]
-    by_label: bool = False  # it asks for labels, which some tasks do not have
+    by_label: bool = False  # it needs labels, which some tasks do not have
     natural: bool = False  # its clients are the data set's own
-    brings: Mapping[str, Any] = {}  # where nothing is said, whatever the data set brings
+    brings: Mapping[str, Any] = {}  # where nothing is set, whatever the data set brings
 
 
 SIZES: dict[str, Sizes] = {
-    "equal": Sizes(lambda records, asked: data.equal_sizes(records, asked.num_clients)),
+    "equal": Sizes(lambda records, options: data.equal_sizes(records, options.num_clients)),
     "power-law": Sizes(
-        lambda records, asked: data.power_law_sizes(records, asked.num_clients, asked.min_records, asked.seed),
+        lambda records, options: data.power_law_sizes(records, options.num_clients, options.min_records, options.seed),
         ("min_records",),
     ),
     "zipf": Sizes(
-        lambda records, asked: data.zipf_sizes(
-            records, asked.num_clients, asked.min_records, asked.zipf_exponent, asked.seed
+        lambda records, options: data.zipf_sizes(
+            records, options.num_clients, options.min_records, options.zipf_exponent, options.seed
         ),
         ("min_records", "zipf_exponent"),
     ),
-    "linear": Sizes(lambda records, asked: data.linear_sizes(records, asked.num_clients)),
-    "square": Sizes(lambda records, asked: data.square_sizes(records, asked.num_clients)),
-    "exponential": Sizes(lambda records, asked: data.exponential_sizes(records, asked.num_clients)),
+    "linear": Sizes(lambda records, options: data.linear_sizes(records, options.num_clients)),
+    "square": Sizes(lambda records, options: data.square_sizes(records, options.num_clients)),
+    "exponential": Sizes(lambda records, options: data.exponential_sizes(records, options.num_clients)),
 }
 
 
-def _sizes(dataset: "Dataset", asked: Asked) -> np.ndarray:
-    return SIZES[asked.sizes].make(len(dataset.x_train), asked)
+def _sizes(dataset: "Dataset", options: PartitionOptions) -> np.ndarray:
+    return SIZES[options.sizes].make(len(dataset.x_train), options)
 
 
-def _iid(dataset: "Dataset", asked: Asked) -> Divided:
-    return dataset, data.iid(dataset.y_train, _sizes(dataset, asked), asked.seed), None
+def _iid(dataset: "Dataset", options: PartitionOptions) -> Divided:
+    return dataset, data.iid(dataset.y_train, _sizes(dataset, options), options.seed), None
 
 
-def _labels(dataset: "Dataset", asked: Asked) -> Divided:
-    sizes = _sizes(dataset, asked)
-    return dataset, data.labels_per_client(dataset.y_train, sizes, asked.labels_per_client, asked.seed), None
+def _labels(dataset: "Dataset", options: PartitionOptions) -> Divided:
+    sizes = _sizes(dataset, options)
+    return dataset, data.labels_per_client(dataset.y_train, sizes, options.labels_per_client, options.seed), None
 
 
-def _one_class(dataset: "Dataset", asked: Asked) -> Divided:
-    labels, equal = dataset.y_train, asked.sizes == "equal"
-    sizes = data.one_class_sizes(labels, asked.num_clients) if equal else _sizes(dataset, asked)
-    return dataset, data.one_class_per_client(labels, sizes, asked.seed), None
+def _one_class(dataset: "Dataset", options: PartitionOptions) -> Divided:
+    labels, equal = dataset.y_train, options.sizes == "equal"
+    sizes = data.one_class_sizes(labels, options.num_clients) if equal else _sizes(dataset, options)
+    return dataset, data.one_class_per_client(labels, sizes, options.seed), None
 
 
-def _by_dirichlet(name: str) -> Callable[["Dataset", Asked], Divided]:
-    def divide(dataset: "Dataset", asked: Asked) -> Divided:
-        sizes, scale = _sizes(dataset, asked), asked.concentration_scale
-        return dataset, getattr(data, name)(dataset.y_train, sizes, asked.concentration, asked.seed, scale), None
+def _by_dirichlet(name: str) -> Callable[["Dataset", PartitionOptions], Divided]:
+    def divide(dataset: "Dataset", options: PartitionOptions) -> Divided:
+        sizes, scale = _sizes(dataset, options), options.concentration_scale
+        return dataset, getattr(data, name)(dataset.y_train, sizes, options.concentration, options.seed, scale), None
 
     return divide
 
 
-def _class_dirichlet(dataset: "Dataset", asked: Asked) -> Divided:
-    drawn = asked.num_clients, asked.concentration, asked.seed, asked.balance, asked.min_records
+def _class_dirichlet(dataset: "Dataset", options: PartitionOptions) -> Divided:
+    drawn = options.num_clients, options.concentration, options.seed, options.balance, options.min_records
     return dataset, data.class_dirichlet(dataset.y_train, *drawn), None
 
 
-def _shards(dataset: "Dataset", asked: Asked) -> Divided:
-    cut = {name: asked.values.get(name) for name in ("shards_per_client", "shard_size")}
-    return dataset, data.shards(dataset.y_train, asked.num_clients, asked.seed, **cut), None
+def _shards(dataset: "Dataset", options: PartitionOptions) -> Divided:
+    cut = {name: options.values.get(name) for name in ("shards_per_client", "shard_size")}
+    return dataset, data.shards(dataset.y_train, options.num_clients, options.seed, **cut), None
 
 
-def _pathological(dataset: "Dataset", asked: Asked) -> Divided:
-    drawn = asked.num_clients, asked.labels_per_client, asked.seed, asked.assignment
+def _pathological(dataset: "Dataset", options: PartitionOptions) -> Divided:
+    drawn = options.num_clients, options.labels_per_client, options.seed, options.assignment
     return dataset, data.pathological(dataset.y_train, *drawn), None
 
 
-def _similarity(dataset: "Dataset", asked: Asked) -> Divided:
+def _similarity(dataset: "Dataset", options: PartitionOptions) -> Divided:
     """Test labels are cut alike, so that each client has its own part of them."""
-    drawn = asked.num_clients, asked.similarity, asked.seed
+    drawn = options.num_clients, options.similarity, options.seed
     test_clients = np.empty(len(dataset.y_test), np.int32)
     for client, rows in enumerate(data.similarity(dataset.y_test, *drawn)):
         test_clients[rows] = client
     return dataset, data.similarity(dataset.y_train, *drawn), test_clients
 
 
-def _continuous(dataset: "Dataset", asked: Asked) -> Divided:
-    values = _column(dataset, asked.column)
-    return dataset, data.continuous(values, asked.num_clients, asked.column_strength, asked.seed), None
+def _continuous(dataset: "Dataset", options: PartitionOptions) -> Divided:
+    values = _column(dataset, options.column)
+    return dataset, data.continuous(values, options.num_clients, options.column_strength, options.seed), None
 
 
 def _column(dataset: "Dataset", column: str) -> np.ndarray:
     """The column `3` of the flattened features, `target`, or `target:3` of several numbers."""
-    whose, _, told = column.rpartition(":") if column != "target" else ("target", "", "")
+    whose, _, number = column.rpartition(":") if column != "target" else ("target", "", "")
     of_target = whose == "target"
     table = dataset.y_train if of_target else dataset.x_train
     wanted = "target, target:J, or the number of a feature"
     if not isinstance(table, np.ndarray):
         raise errors.refuse("column", repr(column), wanted, "targets of this data set have no columns")
     table = table.reshape(len(table), -1)
-    told = "0" if column == "target" and table.shape[1] == 1 else told
-    if whose not in ("", "target") or not told.isdecimal() or not int(told) < table.shape[1]:
+    number = "0" if column == "target" and table.shape[1] == 1 else number
+    if whose not in ("", "target") or not number.isdecimal() or not int(number) < table.shape[1]:
         remedy = f"{'its targets have' if of_target else 'a record has'} {table.shape[1]:,}, counted from 0"
         raise errors.refuse("column", repr(column), wanted, remedy)
-    found: np.ndarray = table[:, int(told)]
-    return found
+    result: np.ndarray = table[:, int(number)]
+    return result
 
 
-def _given(dataset: "Dataset", asked: Asked) -> Divided:
-    return dataset, data.given_parts(asked.client_ids, len(dataset.x_train)), None
+def _given(dataset: "Dataset", options: PartitionOptions) -> Divided:
+    return dataset, data.given_parts(options.client_ids, len(dataset.x_train)), None
 
 
 _SIZED = ("num_clients", "sizes")
@@ -157,13 +157,13 @@ PARTITIONS: dict[str, Partition] = {
     "similarity": Partition(_similarity, ("num_clients", "similarity"), by_label=True),
     "continuous": Partition(_continuous, ("num_clients", "column", "column_strength")),
     "natural": Partition(
-        lambda dataset, asked: data.natural_parts(dataset, asked.min_records),
+        lambda dataset, options: data.natural_parts(dataset, options.min_records),
         ("min_records",),
         natural=True,
         brings={"min_records": 1},  # everybody
     ),
     "grouped-natural": Partition(
-        lambda dataset, asked: data.grouped_parts(dataset, asked.group_size, asked.seed, asked.remainder),
+        lambda dataset, options: data.grouped_parts(dataset, options.group_size, options.seed, options.remainder),
         ("group_size", "remainder"),
         natural=True,
     ),
@@ -178,6 +178,6 @@ def divide(partition: str, dataset: "Dataset", values: Mapping[str, Any]) -> Div
     way = PARTITIONS[partition]
     if way.by_label and dataset.task not in LABELLED:
         others = ", ".join(name for name, other in PARTITIONS.items() if not other.by_label)
-        wanted = f"one that asks for no labels, which task {dataset.task} does not have"
+        wanted = f"one that needs no labels, which task {dataset.task} does not have"
         raise errors.refuse("partition", partition, wanted, f"take one of {others}")
-    return way.divide(dataset, Asked(values))
+    return way.divide(dataset, PartitionOptions(values))

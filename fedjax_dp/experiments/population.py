@@ -50,22 +50,24 @@ def build_data(config: PopulationConfig) -> FederatedData:
 
 
 def notes(config: PopulationConfig, data: FederatedData) -> list[str]:
-    """What was decided about the data without being asked, line by line."""
-    told, kind = list(data.notes), kind_of(config.dataset)
+    """What nobody set and was decided about the data, line by line."""
+    lines, kind = list(data.notes), kind_of(config.dataset)
     if config.holdout is not None:
-        told.append(f"tested on {config.holdout:.0%} of each client's records, held out: all records were pooled first")
+        lines.append(
+            f"tested on {config.holdout:.0%} of each client's records, held out: all records were pooled first"
+        )
     if names_clients(config.dataset, config.client_column):
         own = f'"{config.client_column or "client_ids"}"' if kind in FILES else "the files"
         if PARTITIONS[config.partition or "natural"].natural:
             of = f"those of {own} (partition {config.partition})"
-            told.append(f"clients are {of}; --partition iid would deal records anew")
+            lines.append(f"clients are {of}; --partition iid would deal records anew")
         else:
             column = f"{own} of the data is" if kind in FILES else f"the clients of {own} are"
-            told.append(f"{column} not used: partition {config.partition} was asked for")
+            lines.append(f"{column} not used: partition {config.partition} is set")
     elif kind in FILES and config.partition != "given":
         by = "--client-column" if "client_column" in DATASETS[kind].takes else "client_ids in the file"
-        told.append(f"nobody says whose records they are: dealt to {data.num_clients} clients; {by} would")
-    return told
+        lines.append(f"nobody says whose records they are: dealt to {data.num_clients} clients; {by} would")
+    return lines
 
 
 def checksum(config: PopulationConfig, data: FederatedData) -> str:
@@ -80,15 +82,15 @@ def hashes(config: PopulationConfig) -> np.ndarray | None:
     return noted_hashes(config.dataset.partition(":")[2]) if kind_of(config.dataset) == "store" else None
 
 
-def _normalised(dataset: Dataset, told: str | None) -> Dataset:
+def _normalised(dataset: Dataset, constants: str | None) -> Dataset:
     """Features less a mean, over a standard deviation; both are public numbers, nothing is learnt."""
-    if told is None:
+    if constants is None:
         return dataset
     try:
-        mean, std = map(float, told.split(","))
+        mean, std = map(float, constants.split(","))
     except ValueError:
         mean, std = math.nan, math.nan
     if dataset.tokens or not math.isfinite(mean) or not 0 < std < math.inf:
         wanted = "two numbers with a comma between, the second positive, for features that are numbers"
-        raise errors.refuse("normalise", repr(told), wanted, "such as 0.1307,0.3081")
+        raise errors.refuse("normalise", repr(constants), wanted, "such as 0.1307,0.3081")
     return dataset._replace(shift=dataset.shift + mean / dataset.scale, scale=dataset.scale / std)

@@ -30,7 +30,7 @@ _SKEWED = _LABELS | {"partition": "dirichlet", "labels_per_client": 2}
 _SMALL = _COMMON | {"num_clients": 10, "partition": "iid", "labels_per_client": 7, "min_records": 50}
 _TWO_CLASSES = _SMALL | {"labels_per_client": 1}
 _NATURAL = _SMALL | {"partition": "natural"}
-# What a data set brings where nothing is said, if not _SMALL. MNIST and its kin follow dpnfl, Adult cpfed.
+# What a data set brings where nothing is set, if not _SMALL. MNIST and its kin follow dpnfl, Adult cpfed.
 POPULATIONS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("mnist", "fashion_mnist", "emnist_letters", "emnist_digits"), _LABELS),
     **dict.fromkeys(("emnist_byclass", "emnist_balanced", "cifar10", "cifar10_pca60"), _SKEWED),
@@ -99,7 +99,7 @@ P = TypeVar("P", bound=PopulationConfig)
 
 
 def population_of(kind: str) -> dict[str, Any]:
-    """What a data set brings where nothing is said of its clients."""
+    """What a data set brings where nothing is set of its clients."""
     return POPULATIONS.get(kind, _SMALL)
 
 

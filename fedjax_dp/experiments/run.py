@@ -6,7 +6,7 @@ import os
 import pathlib
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Unpack
 
 import jax
@@ -18,13 +18,13 @@ from fedjax_dp.display import words
 from fedjax_dp.execution import distributed
 from fedjax_dp.execution.mesh import Execution, all_devices
 from fedjax_dp.experiments import configured, run_folder
+from fedjax_dp.experiments.config import CONFIGURED, RunSpec
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.experiments.saved_run import SavedRun, open_run
-from fedjax_dp.experiments.training import Callbacks, Ready, Result, make_ready, train
-from fedjax_dp.models import ARCHITECTURES, Model, usual_model
-from fedjax_dp.options import of_class
+from fedjax_dp.experiments.training import Callbacks, PreparedRun, Result, prepare, train
+from fedjax_dp.models import ARCHITECTURES, Model, NetworkModel, usual_model
 from fedjax_dp.privacy.planned_run import plan_run
-from fedjax_dp.privacy.terms import PrivacyOptions, PrivacyTerms, terms_from
+from fedjax_dp.privacy.terms import PrivacyOptions
 from fedjax_dp.pytrees import checksum
 from fedjax_dp.rounds.algorithm import Algorithm
 
@@ -54,34 +54,35 @@ def run(
                       after a stop, `open_run` reads it;
     checkpoint_every  rounds between checkpoints in it (default: rounds / 5);
     progress          bars on stderr, or in the notebook;
-    callbacks         are told of every evaluation, see `experiments.Callback`.
+    callbacks         are called at every evaluation, see `experiments.Callback`.
     How privacy is counted, and the budget, are keyword arguments: see `PrivacyTerms`; for the others see `simulate`.
     Raises: ConfigurationError before anything is compiled or written; errors.DivergedError with round and clients.
     """
-    told, path = Callbacks(callbacks), None if out is None else pathlib.Path(out)
+    observers, path = Callbacks(callbacks), None if out is None else pathlib.Path(out)
     if path is None and checkpoint_every is not None:
         raise errors.refuse("checkpoint_every", checkpoint_every, "left out without a folder", "name one with out=")
     screen = Screen(quiet=not progress or not distributed.first())
+    overrides: dict[str, Any] = {
+        "rounds": rounds,
+        "seed": seed,
+        "evaluate_every": evaluate_every,
+        "train_metrics": train_metrics,
+        "target": target,
+        "checkpoint_every": checkpoint_every,
+        "records": "host" if on_host else "devices",
+        **privacy,
+    }
 
-    def checked() -> Ready:
+    def checked() -> PreparedRun:
         if path is not None:
             run_folder.check_new(path, f"or go on with it: resume({str(path)!r}, algorithm, data)")
-        said: dict[str, Any] = {
-            "rounds": rounds,
-            "seed": seed,
-            "evaluate_every": evaluate_every,
-            "train_metrics": train_metrics,
-            **({} if target is None else {"target": target}),
-        }
-        said |= {"checkpoint_every": checkpoint_every, "records": "host" if on_host else "devices"}
-        used = _model(model, data)
-        return _ready(algorithm, data, used, execution, said, terms_from(privacy), kept=path is not None)
+        return _ready(algorithm, data, _model(model, data), execution, overrides, kept=path is not None)
 
     if path is None:
-        return train(checked(), screen, told)
+        return train(checked(), screen, observers)
     where = path
     ready = distributed.together(checked, lambda made: run_folder.facts(where, made))
-    return run_folder.start(ready, path, run_folder.VALUES, screen, told)
+    return run_folder.start(ready, path, screen, observers)
 
 
 def resume(
@@ -103,38 +104,30 @@ def resume(
     A finished run stays as it is.
     Raises: ConfigurationError where folder, configuration, values or data have changed since.
     """
-    path, told, screen = pathlib.Path(folder), Callbacks(callbacks), Screen(quiet=not progress)
+    path, observers, screen = pathlib.Path(folder), Callbacks(callbacks), Screen(quiet=not progress)
     about = run_folder.begun(path)
-    if about["made of"] == run_folder.CONFIGURED:
-        if any(given is not None for given in (algorithm, data, model, execution)):
+    if about["made of"] == CONFIGURED:
+        if any(value is not None for value in (algorithm, data, model, execution)):
             raise errors.refuse("algorithm, data, model and execution", "one of them", f"left out: {path} says them")
-        configured.resume(path, {} if rounds is None else {"rounds": rounds}, screen, told)
+        configured.resume(path, {} if rounds is None else {"rounds": rounds}, screen, observers)
         return open_run(path)
     if algorithm is None or data is None:
         remedy = f"resume({os.fspath(folder)!r}, algorithm, data, model=...) goes on"
         raise errors.refuse("algorithm and data", "nothing", "given again, as the run was made of values", remedy)
-    given, said = (algorithm, data, _model(model, data), execution), about["config"]
-    errors.require_count("rounds", said["rounds"] if rounds is None else rounds)
-    if rounds is not None and rounds < said["rounds"]:
-        raise errors.refuse("rounds of the resumed run", rounds, f"at least {said['rounds']}, as it began with")
-    longer = rounds is not None and rounds > said["rounds"]
-    terms = PrivacyTerms(**{name: said[name] for name in of_class(PrivacyTerms) if name in said})
+    began, used = about["config"]["rounds"], _model(model, data)
+    rounds = began if rounds is None else rounds
+    errors.require_count("rounds", rounds)
+    if rounds < began:
+        raise errors.refuse("rounds of the resumed run", rounds, f"at least {began}, as it began with")
+    if run_folder.result_of(path, about) is not None and rounds == began:
+        run_folder.require_same(about, _checksums(algorithm, data, used))
+        return open_run(path, model=model)
+    kept = {name: value for name, value in about["config"].items() if name not in ("algorithm", "dataset", "model")}
 
-    def checked() -> tuple[Ready, dict[str, Any]]:
-        run_folder.check_writable(path)
-        ready = _ready(*given, said, terms, kept=True)
-        run_folder.require_same(about, ready.checksums)
-        if not longer:
-            return ready, about
-        more = _ready(*given, said | {"rounds": rounds}, terms, kept=True)
-        configured.require_alike(ready, more)
-        return more, run_folder.extend(path, about, more)
+    def prepared(to: int, screen: Screen) -> PreparedRun:
+        return _ready(algorithm, data, used, execution, kept | {"rounds": to}, kept=True)
 
-    if run_folder.result_of(path, about) is None or longer:
-        ready, about = distributed.together(checked, lambda made: run_folder.facts(path, made[0]))
-        run_folder.go_on(ready, path, about, screen, told)
-    else:
-        run_folder.require_same(about, _checksums(*given[:3]))
+    run_folder.go_on(path, about, rounds, prepared, screen, observers)
     return open_run(path, model=model)
 
 
@@ -148,37 +141,29 @@ def _ready(
     data: FederatedData,
     model: Model,
     execution: Execution | None,
-    said: dict[str, Any],
-    terms: PrivacyTerms,
+    overrides: Mapping[str, Any],
     kept: bool,
-) -> Ready:
-    """A run of values, `said` what can be written down of it; `kept`: in a folder, for which values get checksums."""
-    rounds, seed = said["rounds"], said["seed"]
-    planned = plan_run(algorithm, data, rounds=rounds, seed=seed, model=model, terms=terms)
-    errors.require_count("rounds", rounds)
-    every = {name: said[name] for name in ("evaluate_every", "checkpoint_every")}
-    for (name, value), part in zip(every.items(), (20, 5), strict=True):
-        every[name] = max(1, rounds // part) if value is None else value
-        errors.require_count(name, every[name])
-    ready = make_ready(
-        planned,
-        name="algorithm",
+) -> PreparedRun:
+    """A run of values; `kept`: in a folder, for which values get checksums."""
+    spec = RunSpec.of_values(
+        overrides,
+        algorithm=_shortened(algorithm),
         dataset=data.name or "data",
-        execution=execution or all_devices(),
-        **every,
-        train_metrics=said["train_metrics"],
-        on_host=said["records"] == "host",
-        said={},
-        checksums=_checksums(algorithm, data, model) if kept else {},
-        shown={},
-        target=said.get("target"),
+        model=_architecture(model, data),
     )
-    stated = {name: _plain(value) for name, value in vars(terms).items() if value is not None}
-    shown = textwrap.shorten(words(ready.algorithm), 200, placeholder="...")
-    said = {**said, **every, "algorithm": shown, "dataset": data.name or "data", **stated}
-    if architecture := _architecture(model, data):
-        said["model"] = architecture
-    return dataclasses.replace(ready, said=said, shown=said)
+    rounds, seed, terms = spec.training.rounds, spec.data.seed, spec.privacy
+    ready = prepare(
+        spec,
+        plan_run(algorithm, data, rounds=rounds, seed=seed, model=model, terms=terms),
+        execution or all_devices(),
+        on_host=spec.execution.records == "host",
+        checksums=_checksums(algorithm, data, model) if kept else {},
+    )
+    return dataclasses.replace(ready, spec=dataclasses.replace(spec, algorithm=_shortened(ready.algorithm)))
+
+
+def _shortened(algorithm: Algorithm) -> str:
+    return textwrap.shorten(words(algorithm), 200, placeholder="...")
 
 
 def _checksums(algorithm: Algorithm, data: FederatedData, model: Model) -> dict[str, str]:
@@ -196,6 +181,8 @@ def _words(what: Any) -> str:
 
 def _architecture(model: Model, data: FederatedData) -> str | None:
     """The name under which the package makes this very model."""
+    if not isinstance(model, NetworkModel):
+        return None
     for name, make in ARCHITECTURES.items():
         with contextlib.suppress(errors.ConfigurationError):  # it is not made for such records
             if (
@@ -203,13 +190,3 @@ def _architecture(model: Model, data: FederatedData) -> str | None:
             ):  # its word vectors are its own
                 return name
     return None
-
-
-def _plain(value: Any) -> Any:
-    return (
-        value.tolist()
-        if isinstance(value, np.ndarray | np.generic)
-        else list(value)
-        if isinstance(value, tuple)
-        else value
-    )

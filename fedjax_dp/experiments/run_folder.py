@@ -8,7 +8,7 @@ import json
 import os
 import pathlib
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -19,9 +19,9 @@ from fedjax_dp.experiments import config as configs
 from fedjax_dp.experiments import environment, phases, summary
 from fedjax_dp.experiments.communication import traffic
 from fedjax_dp.experiments.console import Screen
-from fedjax_dp.experiments.training import Callbacks, Ready, Result, train
+from fedjax_dp.experiments.training import Callbacks, PreparedRun, Result, train
 from fedjax_dp.models.origins import LEDGER, phases_of
-from fedjax_dp.pytrees import checksum
+from fedjax_dp.pytrees import checksum, same
 from fedjax_dp.rounds.checkpoint import Checkpoints
 from fedjax_dp.rounds.simulation import Evaluation, fresh, numbers
 from fedjax_dp.rounds.state import ServerState, place
@@ -34,10 +34,9 @@ BEGINNING = (
     LEDGER,
     CONFIG,
 )  # in the order of writing: the last makes it a run folder
-CONFIGURED, VALUES = "a configuration", "values of Python"  # what a run is made of
 FREE = ("devices", "model_devices")  # what a run may change on its way
 KEYS = {"made of", "config", "checksums", "seal", "versions", "devices", "model_devices", "task"}
-MATTER = ("fedjax-dp", "jax", "jaxlib", "flax")  # other versions of these are told
+MATTER = ("fedjax-dp", "jax", "jaxlib", "flax")  # other versions of these are reported
 START_ANEW = "put it back, or start a new run"
 
 
@@ -57,15 +56,15 @@ class RunFolder:
             if checkpoint:
                 self._checkpoints.save(state, params)
 
-    def finish(self, ready: Ready, result: Result) -> None:
+    def finish(self, ready: PreparedRun, result: Result) -> None:
         """Result and picture."""
-        told = summary.of_run(ready, result, traffic(ready.algorithm, ready.model, ready.data))
+        content = summary.of_run(ready, result, traffic(ready.algorithm, ready.model, ready.data))
         if distributed.first():
             with self._storing():
                 figures.plot_run(result.history, result.guarantee, ready.title, self.path / "run.png", task=ready.task)
-                folders.write_json(self.path / RESULT, told)  # last: it says that the run is finished
+                folders.write_json(self.path / RESULT, content)  # last: it says that the run is finished
 
-    def state(self, ready: Ready) -> ServerState | None:
+    def state(self, ready: PreparedRun) -> ServerState | None:
         """The newest checkpoint, on the devices of the run; None before the first."""
         if self._checkpoints.latest() is None:
             return None
@@ -86,22 +85,65 @@ def opened(path: pathlib.Path) -> Iterator[RunFolder]:
     try:
         yield folder
     except KeyboardInterrupt as error:
-        error.add_note(str(path))  # whoever tells of it can say how to go on
+        error.add_note(str(path))  # whoever reports it can say how to go on
         raise
     finally:
         folder.close()
 
 
-def start(ready: Ready, path: pathlib.Path, made_of: str, screen: Screen, callbacks: Callbacks) -> Result:
+def start(ready: PreparedRun, path: pathlib.Path, screen: Screen, callbacks: Callbacks) -> Result:
     """Train a run in a new folder."""
-    distributed.together(lambda: _begin(path, ready, made_of), lambda made: {})
+    distributed.together(lambda: _begin(path, ready), lambda made: {})
     distributed.together(lambda: _check_shared(path), lambda made: {})
     with opened(path) as folder:
         return train(dataclasses.replace(ready, folder=path), screen, callbacks, keeper=folder)
 
 
-def go_on(ready: Ready, path: pathlib.Path, about: Mapping[str, Any], screen: Screen, callbacks: Callbacks) -> Result:
-    """Train a run from the newest checkpoint of its folder to its end; `about` as `begun` found it."""
+def go_on(
+    path: pathlib.Path,
+    about: dict[str, Any],
+    rounds: int,
+    prepared: Callable[[int, Screen], PreparedRun],
+    screen: Screen,
+    callbacks: Callbacks,
+) -> tuple[PreparedRun, Result]:
+    """Train a run from the newest checkpoint of its folder to its end, or to more `rounds` than it began with.
+
+    about     as `begun` read it;
+    prepared  prepares the run again, for a number of rounds.
+    Raises: ConfigurationError where what decides the run has changed, or more rounds would have begun otherwise.
+    """
+
+    def checked() -> tuple[PreparedRun, dict[str, Any]]:
+        check_writable(path)
+        before = about["config"]["rounds"]
+        ready = prepared(before, screen if rounds == before else Screen(quiet=True))
+        require_same(about, ready.checksums)
+        if rounds == before:
+            return ready, about
+        longer = prepared(rounds, screen)
+        _require_alike(ready, longer)
+        return longer, extend(path, about, longer)
+
+    ready, about = distributed.together(checked, lambda made: facts(path, made[0]))
+    return ready, _trained(ready, path, about, screen, callbacks)
+
+
+def _require_alike(before: PreparedRun, after: PreparedRun) -> None:
+    """Refuse more rounds where they would have been begun with other noise."""
+    if not same(before.algorithm, after.algorithm):
+        reason = "its noise was found for a budget that so many rounds spend"
+        if before.spec.privacy.epsilon is None:
+            reason = "its parts depend on their number"
+        raise errors.refuse(
+            "rounds of the resumed run", after.rounds, f"{before.rounds}, as {reason}", "start a new run"
+        )
+
+
+def _trained(
+    ready: PreparedRun, path: pathlib.Path, about: Mapping[str, Any], screen: Screen, callbacks: Callbacks
+) -> Result:
+    """The run, from its newest checkpoint on."""
     before, now = {name: about[name] for name in FREE}, _layout(ready.execution)
     alike = before["model_devices"] == now["model_devices"] and ready.execution.parts is not None
     if not alike and before != now:
@@ -110,8 +152,8 @@ def go_on(ready: Ready, path: pathlib.Path, about: Mapping[str, Any], screen: Sc
     versions = environment.versions()
     others = [name for name in MATTER if about["versions"].get(name) != versions[name]]
     if others:
-        told = ", ".join(f"{name} {about['versions'].get(name)} (now {versions[name]})" for name in others)
-        screen.say(f"begun with {told}: another version may round, and draw, otherwise")
+        versions_then = ", ".join(f"{name} {about['versions'].get(name)} (now {versions[name]})" for name in others)
+        screen.say(f"begun with {versions_then}: another version may round, and draw, otherwise")
     if distributed.first():  # after `extend`, or where a kill came before or within it
         with folders.storing(path):
             folders.write_json(path / GUARANTEE, ready.guarantee.saved())
@@ -144,7 +186,7 @@ def check_writable(path: pathlib.Path) -> None:
         folders.require_writable("resume", path, "make room")
 
 
-def facts(path: pathlib.Path, ready: Ready) -> dict[str, str]:
+def facts(path: pathlib.Path, ready: PreparedRun) -> dict[str, str]:
     """What must be the same in all processes, and is not in the configuration."""
     return {
         "out": str(path),
@@ -175,14 +217,14 @@ def begun(path: pathlib.Path) -> dict[str, Any]:
         raise errors.refuse("run folder", f"{path}, of another version", "written by this version", remedy)
     if about["seal"] != seal(about):
         raise errors.refuse(str(path / ABOUT), "one that was changed since", "as the run wrote it", START_ANEW)
-    told, config = configs.table(path / CONFIG), about["config"]
-    if "rounds before" in about and told.get("rounds") == about["rounds before"]:  # killed between the two files
-        told["rounds"] = config["rounds"]
-    for name in sorted((told.keys() | config.keys()) - set(FREE)):
-        if told.get(name) != config.get(name):
+    written, config = configs.table(path / CONFIG), about["config"]
+    if "rounds before" in about and written.get("rounds") == about["rounds before"]:  # killed between the two files
+        written["rounds"] = config["rounds"]
+    for name in sorted((written.keys() | config.keys()) - set(FREE)):
+        if written.get(name) != config.get(name):
             raise errors.refuse(
                 f"{name} in {path / CONFIG}",
-                repr(told.get(name, "nothing")),
+                repr(written.get(name, "nothing")),
                 f"{config.get(name, 'left out')!r}, as the run began with",
                 f"what is run and what is promised would differ: {START_ANEW}",
             )
@@ -200,13 +242,13 @@ def require_same(about: Mapping[str, Any], checksums: Mapping[str, str]) -> None
 
 def files_of(config: configs.RunSpec) -> dict[str, str]:
     """The checksums of the user's own files as they are kept."""
-    found = {f"code in {file}": digest for file, digest in config.code.items()}
-    return found | {f"content of {file}": digest for file, digest in config.files.items()}
+    result = {f"code in {file}": digest for file, digest in config.code.items()}
+    return result | {f"content of {file}": digest for file, digest in config.files.items()}
 
 
-def extend(path: pathlib.Path, about: dict[str, Any], ready: Ready) -> dict[str, Any]:
+def extend(path: pathlib.Path, about: dict[str, Any], ready: PreparedRun) -> dict[str, Any]:
     """Note that the run goes on to more rounds, with another Guarantee."""
-    about |= {"config": dict(ready.said), "rounds before": about["config"]["rounds"]}
+    about |= {"config": ready.spec.flat(), "rounds before": about["config"]["rounds"]}
     about["seal"] = seal(about)
     if distributed.first():
         folders.write_json(path / GUARANTEE, ready.guarantee.saved())  # first: a kill leaves no promise of fewer rounds
@@ -217,13 +259,13 @@ def extend(path: pathlib.Path, about: dict[str, Any], ready: Ready) -> dict[str,
 def ledger(path: pathlib.Path) -> str:
     """What the parameters of a run carry with them."""
     try:
-        told = (path / LEDGER).read_text()
+        text = (path / LEDGER).read_text()
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise errors.refuse(str(path / LEDGER), "something else", "the ledger of the run", reason) from None
-    if not phases_of(told, str(path)):
+    if not phases_of(text, str(path)):
         raise errors.refuse(str(path / LEDGER), "an empty file", "the ledger of the run", START_ANEW)
-    return told
+    return text
 
 
 def result_of(path: pathlib.Path, about: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -253,11 +295,12 @@ def seal(about: Mapping[str, Any]) -> str:
     return f"{zlib.crc32(json.dumps(sealed, sort_keys=True).encode()):08x}"
 
 
-def _begin(path: pathlib.Path, ready: Ready, made_of: str) -> None:
+def _begin(path: pathlib.Path, ready: PreparedRun) -> None:
     """What a run folder begins with, by the first process."""
     if not distributed.first():
         return
-    about: dict[str, Any] = {"made of": made_of, "config": dict(ready.said), "checksums": dict(ready.checksums)}
+    config = ready.spec.flat()
+    about: dict[str, Any] = {"made of": ready.spec.made_of, "config": config, "checksums": dict(ready.checksums)}
     about |= {"seal": seal(about), **_layout(ready.execution)}
     data = ready.data
     words = None if data.vocabulary is None else data.vocabulary._asdict()
@@ -267,7 +310,7 @@ def _begin(path: pathlib.Path, ready: Ready, made_of: str) -> None:
         folders.write_json(path / ABOUT, about | {"versions": environment.versions(), "device": environment.device()})
         folders.write_json(path / GUARANTEE, ready.guarantee.saved())
         folders.write_atomically(path / LEDGER, ready.ledger)
-        folders.write_atomically(path / CONFIG, configs.to_toml(ready.said))  # last: it makes a run folder
+        folders.write_atomically(path / CONFIG, configs.to_toml(config))  # last: it makes a run folder
 
 
 def _check_shared(path: pathlib.Path) -> None:

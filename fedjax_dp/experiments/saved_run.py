@@ -24,7 +24,7 @@ from fedjax_dp.tasks.measures import TEST
 
 @displayed
 class SavedRun:
-    """What the folder of a run holds; what is large is read when it is first asked for."""
+    """What the folder of a run holds; what is large is read when it is first used."""
 
     def __init__(self, folder: pathlib.Path, model: Model | None) -> None:
         self.folder = folder
@@ -98,7 +98,7 @@ class SavedRun:
             records["task"],
             vocabulary_of(records["vocabulary"]),
         )
-        if self._about["made of"] == run_folder.CONFIGURED:
+        if self._about["made of"] == configs.CONFIGURED:
             run = configs.RunSpec.of(config)
             run_folder.require_same(self._about, self._about["checksums"] | run_folder.files_of(run))
             return build.build_model(run, like)
@@ -122,18 +122,18 @@ class SavedRun:
 
         path    ends in .safetensors, which also holds configuration and Guarantee, or in .npz;
         merged  all parameters of the network, see `whole`; else those that were trained;
-        hashes  the ledger holds hashes of some of the records, which tell whoever has one of these that it was trained
-                on. Without them a run that begins with the file has no epsilon until somebody says that the file holds
+        hashes  the ledger holds hashes of some of the records, by which whoever has one sees that it was trained on.
+                Without them a run that begins with the file has no epsilon until somebody says that the file holds
                 nothing of its clients.
         Raises: ConfigurationError for other endings, for a file that exists and for one that cannot be written.
         """
         path = pathlib.Path(path)
         if path.exists() or path.is_symlink():
             raise errors.refuse("file of parameters", path, "a new file", "give another name")
-        told = {"config": json.dumps(self.config), "round": str(self.round), "privacy": str(self.guarantee)}
+        described = {"config": json.dumps(self.config), "round": str(self.round), "privacy": str(self.guarantee)}
         params = self.whole if merged else self.params
         ledger = phases.exported(self._ledger, parameters.by_name(params), self.round, hashes)
-        parameters.write(path, params, ledger, told)
+        parameters.write(path, params, ledger, described)
         return path
 
     def _card(self) -> Card:

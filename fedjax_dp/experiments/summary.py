@@ -4,18 +4,18 @@ from typing import Any
 
 from fedjax_dp.experiments import environment
 from fedjax_dp.experiments.communication import Traffic
-from fedjax_dp.experiments.training import Ready, Result
+from fedjax_dp.experiments.training import PreparedRun, Result
 from fedjax_dp.rounds import metrics
 from fedjax_dp.tasks import describe_task, measures_of_task
 from fedjax_dp.tasks.measures import TEST, target_of
 
 
-def of_run(ready: Ready, result: Result, traffic: Traffic) -> dict[str, Any]:
+def of_run(ready: PreparedRun, result: Result, traffic: Traffic) -> dict[str, Any]:
     """The JSON object of a run. `probes` names the fields of `history` that only the simulator can know."""
     reached = None
-    if ready.target is not None:
-        target = target_of(ready.target, measures_of_task(ready.task))
-        reached = metrics.rounds_to(result.history, target)
+    target = ready.spec.output.target
+    if target is not None:
+        reached = metrics.rounds_to(result.history, target_of(target, measures_of_task(ready.task)))
     last = result.history[-1].row()
     return {
         "algorithm": ready.name,
@@ -34,5 +34,5 @@ def of_run(ready: Ready, result: Result, traffic: Traffic) -> dict[str, Any]:
         "traffic": traffic.to_dict() | {"total": traffic.total(result.history[-1].round)},
         "versions": environment.versions(),
         "device": environment.device(),
-        "config": dict(ready.shown),
+        "config": ready.spec.to_dict(),
     }

@@ -20,6 +20,7 @@ from fedjax_dp.display import Card, count, displayed
 from fedjax_dp.execution import distributed
 from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.experiments import parameters, phases
+from fedjax_dp.experiments.config import RunSpec
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.models import Model, Origin, Start, task_of
 from fedjax_dp.models.origins import values_digest
@@ -42,7 +43,7 @@ class Result(NamedTuple):
     algorithm: Algorithm  # as it ran, with the calibrated noise
     simulation: Simulation
     guarantee: Guarantee
-    ready: "Ready"  # what was run
+    ready: "PreparedRun"  # what was run
 
     @property
     def params(self) -> Any:
@@ -88,39 +89,47 @@ class Result(NamedTuple):
 
 @displayed
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Ready:
+class PreparedRun:
     """A run with everything built, checked and its noise found; nothing is trained.
 
-    name, dataset  of algorithm and data, for people
-    said           what decides the run as TOML can say it, by name
-    checksums      of what decides it beside: data, code, values that only Python has, by name
-    shown          what is told of its configuration
-    target         METRIC=VALUE to count rounds to
-    folder         that it is kept in, if any
-    history        the evaluations before it was stopped, where it goes on
-    hashes         of its records, where they are known
+    spec       what decides the run, as far as it can be written down
+    checksums  of what decides it beside: data, code, values that only Python has, by name
+    folder     that it is kept in, if any
+    history    the evaluations before it was stopped, where it goes on
+    hashes     of its records, where they are known
     """
 
-    name: str
-    dataset: str
+    spec: RunSpec
     algorithm: Algorithm
     data: FederatedData
     model: Model
     execution: Execution
     guarantee: Guarantee
-    rounds: int
-    seed: int
-    evaluate_every: int
-    checkpoint_every: int
-    train_metrics: bool
     on_host: bool
-    said: Mapping[str, Any]
     checksums: Mapping[str, str]
-    shown: Mapping[str, Any]
-    target: str | None = None
     folder: pathlib.Path | None = None
     history: tuple[Evaluation, ...] = ()
     hashes: np.ndarray | None = None
+
+    @property
+    def name(self) -> str:
+        """Of the algorithm, for people."""
+        return self.spec.name
+
+    @property
+    def dataset(self) -> str:
+        """The name of the data, for people."""
+        return self.spec.data.dataset
+
+    @property
+    def rounds(self) -> int:
+        """All that it takes."""
+        return self.spec.training.rounds
+
+    @property
+    def seed(self) -> int:
+        """Of cohorts, batches, noise and the initial model."""
+        return self.spec.data.seed
 
     @functools.cached_property
     def ledger(self) -> str:
@@ -142,35 +151,47 @@ class Ready:
         return Card(self.title, {"rounds": str(self.rounds), "privacy": str(self.guarantee)})
 
 
-def make_ready(planned: PlannedRun, progress: Callable[[int, int], None] | None = None, **how: Any) -> Ready:
-    """A planned run with its noise found, and how it is carried out.
+def prepare(
+    spec: RunSpec,
+    planned: PlannedRun,
+    execution: Execution,
+    *,
+    on_host: bool,
+    checksums: Mapping[str, str],
+    hashes: np.ndarray | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> PreparedRun:
+    """A run with the noise that it needs.
 
-    Raises: ConfigurationError for a target of a metric that the task has not, and for records on the host where they
-            are needed elsewhere.
+    Raises: ConfigurationError for a target of a metric that the task has not, for records on the host where they are
+            needed elsewhere, and for a budget that cannot be met.
     """
-    if how["target"] is not None:
-        target_of(how["target"], measures_of_task(task_of(planned.model, planned.data)))
-    if how["on_host"]:
-        prefetch.check(planned.algorithm, how["train_metrics"])
+    output = spec.output
+    if output.target is not None:
+        target_of(output.target, measures_of_task(task_of(planned.model, planned.data)))
+    if on_host:
+        prefetch.check(planned.algorithm, bool(output.train_metrics))
     algorithm, guarantee = prepared(planned, progress)
-    return Ready(
+    return PreparedRun(
+        spec=spec,
         algorithm=algorithm,
-        guarantee=guarantee,
         data=planned.data,
         model=planned.model,
-        rounds=planned.rounds,
-        seed=planned.seed,
-        **how,
+        execution=execution,
+        guarantee=guarantee,
+        on_host=on_host,
+        checksums=checksums,
+        hashes=hashes,
     )
 
 
 class Callback(Protocol):
-    """Is told of a run. Each method may be left out; a function stands for `on_evaluation` alone.
+    """Follows a run. Each method may be left out; a function stands for `on_evaluation` alone.
 
-    What a callback raises is told in a warning, and it is not called again: the run goes on.
+    What a callback raises becomes a warning, and it is not called again: the run goes on.
     """
 
-    def on_start(self, run: Ready) -> None:
+    def on_start(self, run: PreparedRun) -> None:
         """Before the first round of this process; `run.history` are the evaluations of those before it."""
 
     def on_evaluation(self, evaluation: Evaluation) -> None:
@@ -183,7 +204,7 @@ class Callback(Protocol):
         """Instead of `on_finish`, where the run ends before: it diverged, was interrupted, could not be stored."""
 
 
-LONGEST = 500  # letters that are told of a failure
+LONGEST = 500  # letters of a failure in a warning
 EVENTS = ("on_start", "on_evaluation", "on_finish", "on_stop")
 
 
@@ -192,27 +213,27 @@ def _warn(reason: str) -> None:
 
 
 class Callbacks:
-    """All that are told of a run; `lost` is told of those that fail."""
+    """All that follow a run; `lost` gets a line about each that fails."""
 
-    def __init__(self, given: Sequence[Any] = (), lost: Callable[[str], None] = _warn) -> None:
-        for one in given:
+    def __init__(self, callbacks: Sequence[Any] = (), lost: Callable[[str], None] = _warn) -> None:
+        for one in callbacks:
             if isinstance(one, type) or not (callable(one) or any(hasattr(one, event) for event in EVENTS)):
                 wanted = f"a function of an evaluation, or an object with some of {', '.join(EVENTS)}"
                 raise errors.refuse("callback", repr(one)[:60], wanted)
-        self._told, self._lost = list(given), lost
+        self._following, self._lost = list(callbacks), lost
 
-    def tell(self, event: str, what: Any) -> None:
-        for one in list(self._told):
+    def notify(self, event: str, what: Any) -> None:
+        for one in list(self._following):
             plain = callable(one) and event == "on_evaluation" and not any(hasattr(one, other) for other in EVENTS)
             call = one if plain else getattr(one, event, None)
             if call is None:
                 continue
-            # In the end all are told, and what one raises does not take the place of the run's own error.
+            # In the end all are called, and what one raises does not take the place of the run's own error.
             failures = BaseException if event == "on_stop" else Exception
             try:
                 call(what)
             except failures as error:
-                self._told.remove(one)
+                self._following.remove(one)
                 reason = (
                     f"callback {one!r:.60} failed in {event} and is not called again: {type(error).__name__}: {error}"
                 )
@@ -231,12 +252,12 @@ class Keeper(Protocol):
     def keep(self, state: ServerState, params: Any, history: Sequence[Evaluation], checkpoint: bool) -> None:
         """Called at evaluations and where a checkpoint is due; the state is valid during the call only."""
 
-    def finish(self, ready: Ready, result: Result) -> None:
+    def finish(self, ready: PreparedRun, result: Result) -> None:
         """Called after the last round."""
 
 
 def train(
-    ready: Ready,
+    ready: PreparedRun,
     screen: Screen,
     callbacks: Callbacks,
     *,
@@ -247,31 +268,31 @@ def train(
     if not distributed.first():
         callbacks = Callbacks()
     try:
-        callbacks.tell("on_start", ready)
+        callbacks.notify("on_start", ready)
         result = _trained(ready, screen, callbacks, keeper, start)
     except BaseException as error:
-        callbacks.tell("on_stop", error)
+        callbacks.notify("on_stop", error)
         raise
-    callbacks.tell("on_finish", result)
+    callbacks.notify("on_finish", result)
     return result
 
 
 def _trained(
-    ready: Ready, screen: Screen, callbacks: Callbacks, keeper: Keeper | None, start: ServerState | None
+    ready: PreparedRun, screen: Screen, callbacks: Callbacks, keeper: Keeper | None, start: ServerState | None
 ) -> Result:
-    first = 0 if start is None else int(start.round)
-    rounds, began, told, algorithm = ready.rounds, time.perf_counter(), 0, numbers(ready.algorithm)
+    first, output = 0 if start is None else int(start.round), ready.spec.output
+    rounds, began, reported, algorithm = ready.rounds, time.perf_counter(), 0, numbers(ready.algorithm)
     with screen.bar("training", total=rounds, done=first) as show:
 
         def on_pause(state: ServerState, new: list[Evaluation]) -> None:
-            nonlocal told
+            nonlocal reported
             now = int(state.round)
             if keeper is not None:
-                due = now % ready.checkpoint_every == 0 or now == rounds
+                due = now % output.checkpoint_every == 0 or now == rounds
                 keeper.keep(state, final_model(algorithm, state), [*ready.history, *new], due)
-            for evaluation in new[told:]:
-                callbacks.tell("on_evaluation", evaluation)
-            told = len(new)
+            for evaluation in new[reported:]:
+                callbacks.notify("on_evaluation", evaluation)
+            reported = len(new)
             show(now, _pace(new, now - first, time.perf_counter() - began))
 
         simulation = simulate(
@@ -280,11 +301,11 @@ def _trained(
             rounds=rounds,
             seed=ready.seed,
             model=ready.model,
-            evaluate_every=ready.evaluate_every,
-            train_metrics=ready.train_metrics,
+            evaluate_every=output.evaluate_every,
+            train_metrics=bool(output.train_metrics),
             execution=ready.execution,
             start=start,
-            pause_every=None if keeper is None else ready.checkpoint_every,
+            pause_every=None if keeper is None else output.checkpoint_every,
             on_pause=on_pause,
             on_host=ready.on_host,
             checked=True,

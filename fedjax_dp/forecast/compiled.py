@@ -31,7 +31,7 @@ from fedjax_dp.forecast.targets import LAUNCH_US, Accelerator, compiled_for, dev
 from fedjax_dp.models import Model, usual_model
 from fedjax_dp.models.model import size_of
 from fedjax_dp.privacy.planned_run import plan_run
-from fedjax_dp.privacy.terms import PrivacyOptions, terms_from
+from fedjax_dp.privacy.terms import PrivacyOptions, PrivacyTerms
 from fedjax_dp.pytrees import changed
 from fedjax_dp.rounds import simulation
 from fedjax_dp.rounds.algorithm import Algorithm
@@ -228,7 +228,7 @@ def compiled_audit(
         if count is not None:
             errors.require_count(name, count)
     chosen = target_of(target)
-    run = plan_run(algorithm, data, rounds=rounds, seed=seed, model=model, terms=terms_from(privacy))
+    run = plan_run(algorithm, data, rounds=rounds, seed=seed, model=model, terms=PrivacyTerms(**privacy))
     _, setup = prepare(run, canary=canary, client=None, record=0, one_run=None, parameters=parameters)
     mesh, members = Mesh(devices_of(chosen, devices), (games.AXIS,)), algorithm.cohort.capacity(data.num_clients)
     game = next(iter(setup.games.values()))

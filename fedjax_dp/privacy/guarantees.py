@@ -18,7 +18,7 @@ from fedjax_dp.privacy.hooks import CLAIMS, NOISE_RULES
 from fedjax_dp.privacy.ledger import counted_as, remembers, training_of, with_paid
 from fedjax_dp.privacy.planned_run import PlannedRun, plan_run
 from fedjax_dp.privacy.protection import noise_of, unit_of, views_of
-from fedjax_dp.privacy.terms import BY_NAME_ALONE, PrivacyOptions, PrivacyTerms, terms_from
+from fedjax_dp.privacy.terms import BY_NAME_ALONE, PrivacyOptions, PrivacyTerms
 from fedjax_dp.rounds.algorithm import Algorithm
 
 SEE_THE_MODEL = ("local", "privatizer", "bound", "correction", "upload")
@@ -43,7 +43,7 @@ def calibrate(
     progress  called with (client kinds done, client kinds in all).
     Raises:   ConfigurationError if the budget is unreachable or the combination has no accountant.
     """
-    run = plan_run(algorithm, data, rounds=rounds, seed=seed, model=model, terms=terms_from(privacy))
+    run = plan_run(algorithm, data, rounds=rounds, seed=seed, model=model, terms=PrivacyTerms(**privacy))
     found = calibrated(run, progress)
     if run.terms.sigma_mode not in NOISE_RULES:
         _require_believable(found)
@@ -155,7 +155,7 @@ def guarantee(
     Raises: ConfigurationError for a combination without an accountant, and for parts that leave a fact unsaid or say
             what is not so.
     """
-    run = plan_run(algorithm, data, rounds=rounds, seed=seed, model=model, terms=terms_from(privacy))
+    run = plan_run(algorithm, data, rounds=rounds, seed=seed, model=model, terms=PrivacyTerms(**privacy))
     return guaranteed(run, progress)
 
 

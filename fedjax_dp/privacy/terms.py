@@ -88,14 +88,3 @@ class PrivacyOptions(TypedDict, total=False):
     sigma_mode: str
     view: str | None
     colluders: int
-
-
-def terms_from(options: PrivacyOptions) -> PrivacyTerms:
-    """The terms of keyword arguments.
-
-    Raises: ConfigurationError for names that are none.
-    """
-    known = of_class(PrivacyTerms)
-    for name in options:
-        errors.require_choice("option", name, known)
-    return PrivacyTerms(**options)

@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from fedjax_dp import __version__
+from fedjax_dp import __version__, errors
 from fedjax_dp.reports.contents import Block, Figure, Markup, Report, tag, text
 
 POLICY = (
@@ -128,6 +128,7 @@ def _resource(name: str) -> str:
 @functools.cache
 def _library() -> str:
     """Vega-Lite with all that it needs, as vl-convert brings it. Its few letters outside ASCII stand in texts."""
+    errors.require_installed("vl_convert", "report", "to draw the figures of reports")
     import vl_convert  # here alone: it takes a second
 
     bundle: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")

@@ -14,7 +14,7 @@ from fedjax_dp.data import idx
 from fedjax_dp.data.loaders import kind_of
 from fedjax_dp.experiments import config as configs
 from fedjax_dp.experiments import run_folder
-from fedjax_dp.experiments.build import build_algorithm, build_model, terms_of
+from fedjax_dp.experiments.build import planned_of
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.experiments.population import build_data, checksum
 from fedjax_dp.own_code import is_own
@@ -32,7 +32,7 @@ def spent(path: pathlib.Path, about: Mapping[str, Any], epsilon: float, screen: 
     about    what `run.json` says; epsilon: of the run's Guarantee, which the last round must have again
     Raises:  ConfigurationError where it cannot be known: with a remedy, where there is one.
     """
-    if about["made of"] != run_folder.CONFIGURED:
+    if about["made of"] != configs.CONFIGURED:
         raise _unknown("the run was made of values of Python, which its folder does not hold")
     said = about["config"]
     if any(map(is_own, said.values())):
@@ -45,9 +45,8 @@ def spent(path: pathlib.Path, about: Mapping[str, Any], epsilon: float, screen: 
         )
     data = build_data(config.data)
     run_folder.require_same(about, {"data": checksum(config.data, data)})
-    model, algorithm, terms = build_model(config, data), build_algorithm(config, data), terms_of(config, data)
     seed, rounds = config.data.seed, config.training.rounds
-    planned = plan_run(algorithm, data, rounds=rounds, seed=seed, model=model, terms=terms)
+    planned = planned_of(config, data)
     with screen.counter("finding the noise again") as count:
         algorithm, promise = prepared(planned, count)
     if not math.isclose(promise.epsilon, epsilon, rel_tol=SAME):
@@ -56,7 +55,7 @@ def spent(path: pathlib.Path, about: Mapping[str, Any], epsilon: float, screen: 
     with screen.bar("epsilon by round", total=1) as show:
         chosen = rounds_shown(rounds, config.output.evaluate_every)
         for place, until in enumerate(chosen, 1):
-            run = plan_run(algorithm, data, rounds=until, seed=seed, model=model, terms=terms)
+            run = plan_run(algorithm, data, rounds=until, seed=seed, model=planned.model, terms=planned.terms)
             found = stated(run.counted(epsilon=None))
             rows.append(
                 {

@@ -14,7 +14,7 @@ from fedjax_dp.experiments.console import Screen
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.sweeps.engine import PointEnd, grouped
 from fedjax_dp.sweeps.plan import Point
-from fedjax_dp.sweeps.preparation import PreparedPoint, Sources, planned_of, with_noise
+from fedjax_dp.sweeps.preparation import PreparedPoint, Sources, with_noise
 from fedjax_dp.sweeps.records import Record
 from fedjax_dp.sweeps.runner import Keep, Watch, execute, planned, record
 
@@ -37,8 +37,7 @@ def run_points(tasks: Sequence[RemotePoint], parts: int) -> list[Record]:
     screen, sources = Screen(quiet=True), Sources()
     records: list[Record] = []
     entries = [
-        with_noise(point, planned_of(point.config, sources), algorithm, guarantee)
-        for point, algorithm, guarantee in tasks
+        with_noise(point, sources.planned(point.config), algorithm, guarantee) for point, algorithm, guarantee in tasks
     ]
     execute(planned(entries, screen, parts=parts), lambda record, params: records.append(record), screen)
     return records

@@ -11,13 +11,13 @@ import numpy as np
 from fedjax_dp import errors
 from fedjax_dp.accounting import Guarantee
 from fedjax_dp.data import FederatedData
-from fedjax_dp.experiments.build import build_algorithm, build_model, terms_of
+from fedjax_dp.experiments.build import planned_of, terms_of
 from fedjax_dp.experiments.config import RunSpec
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.experiments.groups import PopulationConfig
 from fedjax_dp.experiments.population import build_data
 from fedjax_dp.privacy.guarantees import prepared
-from fedjax_dp.privacy.planned_run import PlannedRun, plan_run
+from fedjax_dp.privacy.planned_run import PlannedRun
 from fedjax_dp.privacy.terms import PrivacyTerms
 from fedjax_dp.pytrees import changed
 from fedjax_dp.rounds.algorithm import Algorithm
@@ -72,6 +72,10 @@ class Sources:
             return data
         return changed(data, x=first.x, y=first.y, x_test=first.x_test, y_test=first.y_test)
 
+    def planned(self, config: RunSpec) -> PlannedRun:
+        """The run of a configuration on its clients."""
+        return planned_of(config, self.of(config.data))
+
 
 def build(points: Sequence[Point], sources: Sources) -> list[Built]:
     """Every point, checked. Raises one ConfigurationError for all the points that cannot run."""
@@ -79,7 +83,7 @@ def build(points: Sequence[Point], sources: Sources) -> list[Built]:
     for point in points:
         try:
             with point.config.naming_defaults():
-                built.append(Built(point, planned_of(point.config, sources)))
+                built.append(Built(point, sources.planned(point.config)))
         except errors.ConfigurationError as error:
             refused.append((point.values, str(error)))
     if refused:
@@ -103,18 +107,10 @@ def find_noise(built: Sequence[Built], screen: Screen) -> list[PreparedPoint]:
     return found
 
 
-def planned_of(config: RunSpec, sources: Sources) -> PlannedRun:
-    """A configuration, checked, without its noise yet."""
-    data = sources.of(config.data)
-    model, algorithm = build_model(config, data), build_algorithm(config, data)
-    terms = terms_of(config, data)
-    return plan_run(algorithm, data, rounds=config.training.rounds, seed=config.data.seed, model=model, terms=terms)
-
-
 def with_noise(point: Point, run: PlannedRun, algorithm: Algorithm, guarantee: Guarantee) -> PreparedPoint:
     """A point whose algorithm has its noise, ready to run."""
     config, job = point.config, job_of(point.config, run, algorithm)
-    terms = dataclasses.replace(config.privacy.terms(run.data.num_clients, config.data.seed), epsilon=None)
+    terms = dataclasses.replace(terms_of(config, run.data), epsilon=None)
     return PreparedPoint(point.index, point.id, point.values, config.flat(), terms, job, guarantee, point)
 
 

@@ -22,7 +22,7 @@ from fedjax_dp.folders import require_writable
 from fedjax_dp.models import Model, usual_model
 from fedjax_dp.privacy.guarantees import prepared
 from fedjax_dp.privacy.planned_run import plan_run
-from fedjax_dp.privacy.terms import PrivacyOptions, terms_from
+from fedjax_dp.privacy.terms import PrivacyOptions, PrivacyTerms
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.sweeps import axes as spans
 from fedjax_dp.sweeps import cluster
@@ -179,7 +179,7 @@ def sweep(
     if out is not None:
         require_writable("out", pathlib.Path(out), "give another out")
     devices.cache_programs()
-    terms = terms_from(privacy)
+    terms = PrivacyTerms(**privacy)
     common: dict[str, Any] = {"rounds": rounds, "epsilon": terms.epsilon, "delta": terms.delta}
     chosen = _seeds(seeds)
     for what, count in (("evaluate_every", evaluate_every), ("chunk_size", chunk_size), ("trials", trials)):
@@ -298,6 +298,8 @@ def _in_folder(
 
     run  instead of this process: called with the entries, what keeps their records, and the parts of a cohort's sum.
     """
+    for package in ("pandas", "pyarrow") if price is not None else ():  # which write its tables in the end
+        errors.require_installed(package, "tables", "for the tables of a sweep")
     with folders.opened(out, about, text) as (begun, held):
         complete = len(_finished(held)) == about["points"]
         everything = [] if complete and (price is None or folders.choosing(out)) else entries()

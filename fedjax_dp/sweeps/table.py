@@ -48,6 +48,7 @@ def tidy(records: Iterable[Record], axes: Sequence[str]) -> pandas.DataFrame:
     axis epsilon is the budget asked for), seconds, round, every metric, and the other fields of the configuration.
     guarantee_epsilon is infinite without privacy and NaN where no Guarantee is known.
     """
+    errors.require_installed("pandas", "tables", "for the tables of a sweep")
     import pandas
 
     records = sorted(records, key=lambda record: record["index"])
@@ -119,6 +120,7 @@ def summary(records: Iterable[Record], axes: Sequence[str], metric: str | None =
     the number of seeds in `..._seeds`, which are those that are done and know it. A setting with `failed` above 0 has
     numbers of its better seeds only. guarantee_epsilon is the largest over all seeds.
     """
+    errors.require_installed("pandas", "tables", "for the tables of a sweep")
     import pandas
 
     records = list(records)

@@ -162,7 +162,7 @@ def test_an_npz_with_ids_uses_them_and_says_so(capsys):
     said = capsys.readouterr()
     assert 'clients are those of "client_ids" (partition natural)' in said.err
     assert cli.main(["data", "npz:own.npz", "--partition", "iid", "--num-clients", "4"]) == 0
-    assert '"client_ids" of the data is not used: partition iid was asked for' in capsys.readouterr().err
+    assert '"client_ids" of the data is not used: partition iid is set' in capsys.readouterr().err
 
 
 def test_random_bytes_are_no_archive(capsys):

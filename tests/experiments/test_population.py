@@ -124,7 +124,7 @@ def test_partitions_by_label_are_refused_for_targets_that_are_none(name):
     values = brought | {"column": "1"}
     if PARTITIONS[name].by_label:
         told = refusal(divide, name, sequences(), values)
-        assert told.startswith("partition must be one that asks for no labels, which task sequence does not have")
+        assert told.startswith("partition must be one that needs no labels, which task sequence does not have")
         return
     dataset, clients, _ = divide(name, sequences(), values)
     assert data.federate(dataset, clients).sizes.sum() == 8

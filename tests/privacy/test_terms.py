@@ -27,7 +27,6 @@ def test_keyword_arguments_are_the_fields_of_the_value():
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"epsilonn": 1.0}, "option must be one of epsilon, .* did you mean epsilon"),
         ({"accountant": "pdl"}, "accountant must be one of .* did you mean pld"),
         ({"participation": "all"}, "participation must be one of schedule, expected, worst, once, law, got 'all'"),
         ({"sigma_mode": "paper"}, "sigma_mode must be one of per_client"),
@@ -37,6 +36,14 @@ def test_keyword_arguments_are_the_fields_of_the_value():
 def test_terms_that_cannot_be_are_refused_everywhere_in_one_line(function, options, told):
     with pytest.raises(fdp.ConfigurationError, match=told):
         function(ALGORITHM, DATA, rounds=2, **{"delta": 1e-3, **options})
+
+
+def test_unknown_terms_are_refused():
+    with pytest.raises(fdp.ConfigurationError, match="did you mean epsilon"):
+        fdp.run(ALGORITHM, DATA, rounds=2, epsilonn=1.0)
+    for function in (fdp.calibrate, fdp.guarantee, fdp.audit):
+        with pytest.raises(TypeError, match="'epsilonn'"):
+            function(ALGORITHM, DATA, rounds=2, delta=1e-3, epsilonn=1.0)
 
 
 def test_no_epsilon_rests_on_what_papers_claim(monkeypatch):

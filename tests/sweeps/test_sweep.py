@@ -397,7 +397,7 @@ def test_a_sweep_over_a_value_goes_on_in_its_folder(data, tmp_path):
     [
         ({"learning_rate": ["a"]}, "learning_rate must be of the kind of 0.3, got 'a'"),
         ({"batches.size": [2], "batch_size": [3]}, "axes must be of different numbers"),
-        (None, "axes must be a dictionary, got nothing"),
+        (None, "axes must be names with lists or ranges, got None"),
         ({"clip_nrom": [1.0]}, "did you mean clip_norm"),
         ({"size": [2]}, "say cohort.size or"),
         ({"learning_rate": [0.1, -1.0]}, "1 of 2 points cannot run: learning_rate=-1, seed=0: learning_rate must be"),
@@ -417,11 +417,11 @@ def test_wrong_axes_are_refused_in_one_line_before_anything_runs(axes, words, da
     [
         (
             {"data": fdp.data.Dataset("raw", *[np.zeros((2, 1))] * 4, 2)},
-            "got Dataset; write fedjax_dp.federate",
+            "data must be FederatedData, got Dataset; fedjax_dp.federate makes it of a Dataset",
         ),
-        ({"algorithm": "dpnfl"}, "algorithm must be a fedjax_dp.rounds.Algorithm or a function"),
+        ({"algorithm": "dpnfl"}, "algorithm must be an Algorithm, or a function that makes one, got str"),
         ({"algorithm": lambda learning_rate: None}, "must be one that returns an Algorithm, got NoneType"),
-        ({"seeds": 2.5}, "seeds must be an integer or a list"),
+        ({"seeds": 2.5}, "seeds must be an integer of at least 1, got 2.5; or a list such as"),
         ({"chunk_size": 0}, "chunk_size must be an integer of at least 1"),
         ({"evaluate_every": -1}, "evaluate_every must be an integer of at least 1"),
     ],

@@ -22,6 +22,7 @@ def read_stream(path: pathlib.Path) -> Any:
 
     Raises: ConfigurationError for what is no stream, or cut short, or has extension types.
     """
+    errors.require_installed("pyarrow", "tables", f"to read {path.name}")
     import pyarrow as pa
 
     size, wanted = check_file("Arrow", path), "an Arrow stream, as save_to_disk writes it"
@@ -51,6 +52,8 @@ def read_stream(path: pathlib.Path) -> Any:
 
 def read_parquet(path: pathlib.Path) -> Any:
     """The table of a Parquet file, as pandas has it."""
+    for package in ("pyarrow", "pandas"):
+        errors.require_installed(package, "tables", f"to read {path.name}")
     import pyarrow.parquet
 
     size = check_file("parquet", path)

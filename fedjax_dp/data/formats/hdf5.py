@@ -25,11 +25,9 @@ def opened(path: pathlib.Path) -> Iterator[Any]:
 
     Raises: ConfigurationError for what is none, also within the block.
     """
-    try:
-        import h5py  # an extra, and only needed here
-    except ImportError:
-        remedy = 'pip install "fedjax-dp[hdf5]"'
-        raise errors.refuse("h5py", "not installed", f"installed to read {path.name}", remedy) from None
+    errors.require_installed("h5py", "hdf5", f"to read {path.name}")
+    import h5py
+
     _check_heaps(path)
     try:
         with h5py.File(path, "r") as file:

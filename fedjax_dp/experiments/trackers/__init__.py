@@ -1,1 +1,1 @@
-"""Callbacks that tell experiment trackers of a run; each imports its package when a run starts."""
+"""Callbacks that write a run to experiment trackers; each imports its package when a run starts."""

@@ -9,9 +9,10 @@ import urllib.parse
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from fedjax_dp.experiments.trackers import told
-from fedjax_dp.experiments.trackers.told import Memory
-from fedjax_dp.experiments.training import Ready, Result
+from fedjax_dp import errors
+from fedjax_dp.experiments.trackers import fields
+from fedjax_dp.experiments.trackers.fields import Memory
+from fedjax_dp.experiments.training import PreparedRun, Result
 from fedjax_dp.rounds.simulation import Evaluation
 
 # MLflow tries again for four minutes, and training would wait for it; and it prints where its runs are.
@@ -26,7 +27,7 @@ LONGEST = 5000  # letters of a tag, at most
 
 
 class MLflow:
-    """A callback that tells MLflow of a run.
+    """A callback that writes a run to MLflow.
 
     uri         of the tracking server or store; by default MLflow's own, MLFLOW_TRACKING_URI
     experiment  by name; by default MLFLOW_EXPERIMENT_NAME, MLFLOW_EXPERIMENT_ID, or MLflow's default experiment
@@ -35,11 +36,11 @@ class MLflow:
     """
 
     def __init__(self, uri: str | None = None, *, experiment: str | None = None) -> None:
-        told.require_installed("mlflow", "mlflow")
+        errors.require_installed("mlflow", "mlflow")
         self._uri, self._experiment = uri, experiment
         self.place = ""  # where to see it, once it is there
 
-    def on_start(self, run: Ready) -> None:
+    def on_start(self, run: PreparedRun) -> None:
         with _patiently():
             import mlflow
 
@@ -52,8 +53,8 @@ class MLflow:
         for evaluation in run.history:
             self.on_evaluation(evaluation)
 
-    def _begin(self, run: Ready) -> None:
-        config, privacy = told.config_of(run), told.privacy_of(run.guarantee)
+    def _begin(self, run: PreparedRun) -> None:
+        config, privacy = fields.config_of(run), fields.privacy_of(run.guarantee)
         if self._memory.id is None:
             name = run.title if run.folder is None else run.folder.name
             self._memory.id = self._client.create_run(self._experiment_id(), run_name=name).info.run_id
@@ -71,7 +72,7 @@ class MLflow:
             tags=[self._entities.RunTag(name, str(value)[:LONGEST]) for name, value in tags.items()],
         )
         if self._memory.rounds != run.rounds:
-            self._numbers(told.numbers_of_privacy(run.guarantee), run.rounds)
+            self._numbers(fields.numbers_of_privacy(run.guarantee), run.rounds)
             self._memory.rounds = run.rounds
         self._memory.keep()
 
@@ -79,13 +80,13 @@ class MLflow:
         if evaluation.round <= self._memory.round:
             return
         with _patiently():
-            self._numbers(told.numbers_of(evaluation), evaluation.round)
+            self._numbers(fields.numbers_of(evaluation), evaluation.round)
         self._memory.round = evaluation.round
         self._memory.keep()
 
     def on_finish(self, result: Result) -> None:
         with _patiently():
-            self._numbers(told.times_of(result), result.history[-1].round)
+            self._numbers(fields.times_of(result), result.history[-1].round)
             self._client.set_terminated(self._memory.id, "FINISHED")
 
     def on_stop(self, error: BaseException) -> None:
@@ -98,8 +99,8 @@ class MLflow:
         name = self._experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME")
         if not name:
             return os.environ.get("MLFLOW_EXPERIMENT_ID") or "0"
-        found = self._client.get_experiment_by_name(name)
-        return str(found.experiment_id if found else self._client.create_experiment(name))
+        result = self._client.get_experiment_by_name(name)
+        return str(result.experiment_id if result else self._client.create_experiment(name))
 
     def _numbers(self, numbers: Mapping[str, float], step: int) -> None:
         now, metric = time.time_ns() // 10**6, self._entities.Metric
@@ -108,8 +109,8 @@ class MLflow:
         )
 
     def __repr__(self) -> str:
-        given = {"uri": self._uri and _without_password(self._uri), "experiment": self._experiment}
-        return f"MLflow({', '.join(f'{name}={value!r}' for name, value in given.items() if value)})"
+        arguments = {"uri": self._uri and _without_password(self._uri), "experiment": self._experiment}
+        return f"MLflow({', '.join(f'{name}={value!r}' for name, value in arguments.items() if value)})"
 
 
 def _without_password(uri: str) -> str:
@@ -121,15 +122,15 @@ def _without_password(uri: str) -> str:
 def _patiently() -> Iterator[None]:
     """MLflow reads variables at every request; those of the user stay, and nothing else is left set."""
     added = {name: value for name, value in PATIENCE.items() if name not in os.environ}
-    retries: Any = logging.getLogger("urllib3.connectionpool")  # tells of every attempt
+    retries: Any = logging.getLogger("urllib3.connectionpool")  # logs every attempt
     level = retries.level
     os.environ.update(added)
     retries.setLevel(logging.ERROR)
     try:
-        with told.aside():
+        with fields.aside():
             yield
     except Exception as error:
-        clean = _CREDENTIALS.sub("://", str(error))  # MLflow tells the whole address
+        clean = _CREDENTIALS.sub("://", str(error))  # MLflow shows the whole address
         if clean == str(error):
             raise
         raise RuntimeError(f"{type(error).__name__}: {clean}") from None

@@ -6,9 +6,10 @@ import pathlib
 import time
 from typing import Any
 
-from fedjax_dp.experiments.trackers import told
-from fedjax_dp.experiments.trackers.told import Memory
-from fedjax_dp.experiments.training import Ready, Result
+from fedjax_dp import errors
+from fedjax_dp.experiments.trackers import fields
+from fedjax_dp.experiments.trackers.fields import Memory
+from fedjax_dp.experiments.training import PreparedRun, Result
 from fedjax_dp.rounds.simulation import Evaluation
 from fedjax_dp.tasks import measures_of_task
 
@@ -21,13 +22,13 @@ class TensorBoard:
     """
 
     def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
-        told.require_installed("tensorboardX", "tensorboard")
+        errors.require_installed("tensorboardX", "tensorboard")
         self._gathered = None if folder is None else pathlib.Path(folder)
         self._file: Any = None
         self.place = ""  # how to see it, once it is there
 
-    def on_start(self, run: Ready) -> None:
-        with told.aside():
+    def on_start(self, run: PreparedRun) -> None:
+        with fields.aside():
             from tensorboardX import summary
             from tensorboardX.event_file_writer import EventsWriter  # which writes at once, in no thread
             from tensorboardX.proto import event_pb2
@@ -37,7 +38,7 @@ class TensorBoard:
         for evaluation in run.history:
             self.on_evaluation(evaluation)
 
-    def _begin(self, run: Ready, opened: Any) -> None:
+    def _begin(self, run: PreparedRun, opened: Any) -> None:
         gathered = self._gathered or run.folder or pathlib.Path("tensorboard")
         within = gathered == run.folder
         self._memory = Memory("tensorboard", run, "" if within else str(gathered.absolute()))
@@ -50,7 +51,7 @@ class TensorBoard:
         self.place = f"tensorboard --logdir {folder}"
         session = self._event.SessionLog(status=self._event.SessionLog.START)
         self._write(session_log=session, step=self._memory.round + 1)  # what a kill left after that does not count
-        config, privacy = told.config_of(run), told.privacy_of(run.guarantee)
+        config, privacy = fields.config_of(run), fields.privacy_of(run.guarantee)
         experiment, begin, self._end = self._summary.hparams(
             config | privacy, dict.fromkeys(measures_of_task(run.task).tested)
         )
@@ -61,7 +62,7 @@ class TensorBoard:
         )
         self._text("privacy", "\n\n".join(str(value) for name, value in privacy.items() if _in_words(name)))
         if self._memory.rounds != run.rounds or self._memory.round < run.rounds:  # else it is there, and counts
-            self._numbers(told.numbers_of_privacy(run.guarantee), run.rounds)
+            self._numbers(fields.numbers_of_privacy(run.guarantee), run.rounds)
             self._memory.rounds = run.rounds
         self._file.flush()
         self._memory.keep()
@@ -69,13 +70,13 @@ class TensorBoard:
     def on_evaluation(self, evaluation: Evaluation) -> None:
         if evaluation.round <= self._memory.round:
             return
-        self._numbers(told.numbers_of(evaluation), evaluation.round)
+        self._numbers(fields.numbers_of(evaluation), evaluation.round)
         self._file.flush()
         self._memory.round = evaluation.round
         self._memory.keep()
 
     def on_finish(self, result: Result) -> None:
-        self._numbers(told.times_of(result), result.history[-1].round)
+        self._numbers(fields.times_of(result), result.history[-1].round)
         self._write(summary=self._end)
         self._close("finished")
 
@@ -104,7 +105,7 @@ def _in_words(name: str) -> bool:
     return name in ("privacy/statement", "privacy/warnings")
 
 
-def _new(gathered: pathlib.Path, run: Ready) -> str:
+def _new(gathered: pathlib.Path, run: PreparedRun) -> str:
     """A name that no run has there."""
     own = f"{run.dataset.partition(':')[0]}-{run.name}-s{run.seed}" if run.folder is None else run.folder.name
     names = (own if number == 1 else f"{own}-{number}" for number in itertools.count(1))

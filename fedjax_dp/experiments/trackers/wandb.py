@@ -3,16 +3,17 @@
 import os
 from typing import Any
 
-from fedjax_dp.experiments.trackers import told
-from fedjax_dp.experiments.trackers.told import Memory
-from fedjax_dp.experiments.training import Ready, Result
+from fedjax_dp import errors
+from fedjax_dp.experiments.trackers import fields
+from fedjax_dp.experiments.trackers.fields import Memory
+from fedjax_dp.experiments.training import PreparedRun, Result
 from fedjax_dp.rounds.simulation import Evaluation
 
 INTERRUPTED, FAILED = 130, 1  # exit codes that W&B shows
 
 
 class Wandb:
-    """A callback that tells Weights & Biases of a run: offline, unless the variable WANDB_MODE says otherwise.
+    """A callback that writes a run to Weights & Biases: offline, unless the variable WANDB_MODE says otherwise.
 
     folder   in which W&B makes its folder `wandb`; by default WANDB_DIR or the working folder
     project  by default WANDB_PROJECT or fedjax-dp
@@ -21,12 +22,12 @@ class Wandb:
     """
 
     def __init__(self, folder: str | os.PathLike[str] | None = None, *, project: str | None = None) -> None:
-        told.require_installed("wandb", "wandb")
+        errors.require_installed("wandb", "wandb")
         self._folder, self._project = None if folder is None else os.fspath(folder), project
         self.place = ""  # how to see it, once it is there
 
-    def on_start(self, run: Ready) -> None:
-        with told.aside():
+    def on_start(self, run: PreparedRun) -> None:
+        with fields.aside():
             import wandb
 
             project = self._project or os.environ.get("WANDB_PROJECT") or "fedjax-dp"
@@ -36,8 +37,8 @@ class Wandb:
         for evaluation in run.history:
             self.on_evaluation(evaluation)
 
-    def _begin(self, run: Ready, wandb: Any, project: str, mode: str) -> None:
-        privacy = told.privacy_of(run.guarantee)
+    def _begin(self, run: PreparedRun, wandb: Any, project: str, mode: str) -> None:
+        privacy = fields.privacy_of(run.guarantee)
         if self._folder is not None:
             os.makedirs(self._folder, exist_ok=True)  # else W&B takes a temporary one
         self._run = wandb.init(
@@ -51,7 +52,7 @@ class Wandb:
             reinit="create_new",  # a run that the user has begun is left alone
             settings=wandb.Settings(console="off", silent=True),
         )
-        self._run.config.update(told.config_of(run) | privacy, allow_val_change=True)
+        self._run.config.update(fields.config_of(run) | privacy, allow_val_change=True)
         self._run.summary.update(privacy)
         self._memory.id, self._memory.rounds = self._run.id, run.rounds
         self._memory.keep()
@@ -60,18 +61,18 @@ class Wandb:
     def on_evaluation(self, evaluation: Evaluation) -> None:
         if evaluation.round <= self._memory.round:
             return
-        with told.aside():
-            self._run.log(told.numbers_of(evaluation), step=evaluation.round, commit=True)
+        with fields.aside():
+            self._run.log(fields.numbers_of(evaluation), step=evaluation.round, commit=True)
         self._memory.round = evaluation.round
         self._memory.keep()
 
     def on_finish(self, result: Result) -> None:
-        with told.aside():
-            self._run.summary.update(told.times_of(result))
+        with fields.aside():
+            self._run.summary.update(fields.times_of(result))
             self._run.finish()
 
     def on_stop(self, error: BaseException) -> None:
-        with told.aside():
+        with fields.aside():
             self._run.summary["error"] = f"{type(error).__name__}: {error}"
             self._run.finish(exit_code=INTERRUPTED if isinstance(error, KeyboardInterrupt) else FAILED)
 

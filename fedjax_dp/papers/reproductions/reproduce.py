@@ -22,7 +22,7 @@ from fedjax_dp.papers.reproductions.rows import ResultRow, claims_of, rows_of
 from fedjax_dp.privacy.guarantees import calibrated, prepared, stated
 from fedjax_dp.privacy.protection import noise_of
 from fedjax_dp.sweeps.plan import SweepConfig, identity
-from fedjax_dp.sweeps.preparation import Sources, job_of, planned_of
+from fedjax_dp.sweeps.preparation import Sources, job_of
 from fedjax_dp.sweeps.records import Record
 from fedjax_dp.sweeps.sweep import run_sweep
 
@@ -181,7 +181,7 @@ def _of_a_round(cells: Sequence[Cell], data_dir: str | None) -> dict[tuple[CellK
 
 
 def _round_epsilon(config: RunSpec, sources: Sources) -> float | None:
-    run = planned_of(config, sources)
+    run = sources.planned(config)
     if noise_of(run.algorithm) is None:
         return None
     return prepared(run)[1].epsilon
@@ -195,7 +195,7 @@ def _of_the_schedule(
     sources = Sources()
     for cell in cells:
         for seed in seeds if cell.fields.get("participation", "schedule") not in ("schedule", "law") else ():
-            run = planned_of(cell.config(seed).replace(data_dir=data_dir), sources)
+            run = sources.planned(cell.config(seed).replace(data_dir=data_dir))
             if noise_of(run.algorithm) is None:
                 continue
             if run.terms.epsilon is not None:
@@ -210,7 +210,7 @@ def _bytes(cells: Sequence[Cell], data_dir: str | None) -> dict[tuple[CellKey, s
     """BYTES of every cell."""
     found, sources = {}, Sources()
     for cell in cells:
-        run = planned_of(cell.config(0).replace(data_dir=data_dir), sources)
+        run = sources.planned(cell.config(0).replace(data_dir=data_dir))
         size, features = parameters(run.model, run.data)
         members = run.algorithm.cohort.capacity(run.data.num_clients)
         found[cell.place, cell.reading] = counted(run.algorithm, size, features or 0, members, run.data.num_clients)
@@ -231,7 +231,7 @@ def _clouds(
             cloud = features.load(path)
             if cloud is None:
                 local = config.replace(data_dir=data_dir)
-                run = planned_of(local, sources)
+                run = sources.planned(local)
                 cloud = features.cloud_of(job_of(local, run, run.algorithm))
                 features.save(cloud, path)
             found[cell.place, cell.reading] = cloud

@@ -1,11 +1,10 @@
-"""What trackers are told of a run, by name, and what the folder of the run remembers of each of them.
+"""What trackers get of a run, by name, and what the folder of the run remembers of each of them.
 
 An epsilon goes with delta, unit, adjacency, view and statement, under `privacy/`. Under `probe/` stands what only a
 simulator sees. A number that is not known, or not finite, is left out.
 """
 
 import contextlib
-import importlib.util
 import json
 import math
 import sys
@@ -13,10 +12,10 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-from fedjax_dp import errors, folders
+from fedjax_dp import folders
 from fedjax_dp.accounting import Guarantee
 from fedjax_dp.experiments import environment
-from fedjax_dp.experiments.training import Ready, Result
+from fedjax_dp.experiments.training import PreparedRun, Result
 from fedjax_dp.rounds.metrics import PROBES
 from fedjax_dp.rounds.simulation import Evaluation
 
@@ -24,32 +23,22 @@ MEMORY = "trackers.json"
 OF_PRIVACY = ("epsilon", "delta", "unit", "adjacency", "view", "accountant", "statement")
 
 
-def require_installed(package: str, extra: str) -> None:
-    """Refuse a tracker whose package is not there; it is looked for, not imported.
-
-    Raises: ConfigurationError that names the extra.
-    """
-    found = importlib.util.find_spec(package)
-    if found is None or found.origin is None:  # the latter is a folder of that name: W&B makes one where it is used
-        raise errors.refuse(package, "nothing", "installed", f'pip install "fedjax-dp[{extra}]"')
-
-
-def config_of(run: Ready) -> dict[str, Any]:
+def config_of(run: PreparedRun) -> dict[str, Any]:
     """The configuration as scalars, and the versions that it runs on."""
-    told = {
+    scalars = {
         name: value if isinstance(value, str | bool | int | float) else json.dumps(value)
-        for name, value in {"algorithm": run.name, "dataset": run.dataset, **run.shown}.items()
+        for name, value in {"algorithm": run.name, "dataset": run.dataset, **run.spec.to_dict()}.items()
         if value is not None
     }
-    return told | {f"version/{name}": version for name, version in environment.versions().items()}
+    return scalars | {f"version/{name}": version for name, version in environment.versions().items()}
 
 
 def privacy_of(guarantee: Guarantee) -> dict[str, Any]:
-    """What an epsilon may not stand without; an infinite one is said in words."""
-    told = guarantee.to_dict()
-    words = {name: told[name] for name in OF_PRIVACY if told[name] is not None}
-    if told["warnings"]:
-        words["warnings"] = "; ".join(told["warnings"])
+    """What an epsilon may not stand without; an infinite one is in words."""
+    scalars = guarantee.to_dict()
+    words = {name: scalars[name] for name in OF_PRIVACY if scalars[name] is not None}
+    if scalars["warnings"]:
+        words["warnings"] = "; ".join(scalars["warnings"])
     return {f"privacy/{name}": value for name, value in ({"epsilon": "infinite"} | words).items()}
 
 
@@ -76,12 +65,12 @@ class Memory:
     """What the folder of a run remembers of a tracker, so that the run goes on there: nothing without a folder.
 
     id      of the run, as the tracker calls it
-    round   the last that the tracker was told of
-    rounds  for which it was told a Guarantee
-    where   the tracker keeps it: what was told elsewhere does not count
+    round   the last that was written to the tracker
+    rounds  for which it got a Guarantee
+    where   the tracker keeps it: what was written elsewhere does not count
     """
 
-    def __init__(self, tracker: str, run: Ready, where: str) -> None:
+    def __init__(self, tracker: str, run: PreparedRun, where: str) -> None:
         self._tracker, self._file = tracker, None if run.folder is None else run.folder / MEMORY
         held = self._all().get(tracker, {})
         known = held if held.get("where") == where else {}
