@@ -158,9 +158,9 @@ def _upright(panel: Any, uprights: dict[str, AxisScale]) -> None:
 def _ticks(panel: Any, place: int, heights: Sequence[tuple[str, float]]) -> None:
     """An upright axis, and what stands at its left."""
     panel.plot([place, place], [-0.05, 1.05], color=styles.ink(), lw=0.9, alpha=0.8, zorder=3)
-    for told, height in heights:
+    for words, height in heights:
         panel.annotate(
-            told,
+            words,
             (place, height),
             xytext=(-5, 0),
             fontsize="small",

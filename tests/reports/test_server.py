@@ -182,7 +182,8 @@ def test_a_sweep_is_followed_point_by_point(sweep_folder):
         for count in (0, 20, 59, 60):
             (sweep_folder / "points.jsonl").write_text("".join(points[:count]) + ('{"to' if count < 60 else ""))
             told = news(server)
-            assert len(told["data"]["points"]) == count
+            settings = told["data"]["settings"]
+            assert sum(row["seeds"] + row["lost"] for row in settings) == count
             assert told["finished"] == (count == 60)
 
 
