@@ -78,7 +78,7 @@ def _varying(settings: Sequence[Setting]) -> list[str]:
 def curve(setting: Setting, metric: Measure) -> tuple[list[int], list[Interval]]:
     """Rounds that every finished seed was evaluated after, and the metric there over the seeds, as shown."""
     seen = tables.curve(setting, metric)
-    return [at for at, _ in seen], [scales.shown_interval(metric, score) for _, score in seen]
+    return [at for at, _ in seen], [score.shown(metric) for _, score in seen]
 
 
 def _background(panel: Any, setting: Setting, metric: Measure, alpha: float) -> None:

@@ -10,7 +10,7 @@ from matplotlib.ticker import LogLocator, NullFormatter
 
 from fedjax_dp.figures.styles import SMALL, TEST
 
-BANDS = 2  # more of them cannot be told apart where they overlap
+BANDS = 2  # more of them cannot be distinguished where they overlap
 BELOW = "below"  # the name of legends under a panel, by which a note keeps off them
 
 

@@ -82,7 +82,7 @@ def _aside(rank: int, of: int, kind: str) -> float:
 
 
 def _with_aside(how: str, lines: int) -> str:
-    """What is said below a title, where lines stand a little beside their values."""
+    """What stands below a title, where lines stand a little beside their values."""
     return "; ".join(filter(None, [how, "side by side at each value" if lines > elements.BANDS else ""]))
 
 

@@ -27,9 +27,7 @@ def intervals(
     """
     placed = sorted(placed, key=lambda pair: pair[0])
     crosses(panel, [at for at, setting in placed if setting is None], line.color)
-    known = [
-        (at, scales.shown_interval(metric, setting.score(metric.name))) for at, setting in placed if setting is not None
-    ]
+    known = [(at, setting.score(metric.name).shown(metric)) for at, setting in placed if setting is not None]
     known = [(at, score) for at, score in known if math.isfinite(score.mean)]
     if not known:
         return
@@ -50,7 +48,7 @@ def level(panel: Any, settings: Sequence[Setting], metric: Measure, line: Line, 
     best = pick(settings, metric)
     if best is None:
         return
-    score = scales.shown_interval(metric, best.score(metric.name))
+    score = best.score(metric.name).shown(metric)
     label = why if line.name in ("", scales.in_words(None)) else f"{line.name}, {why}"
     broken = styles.DASHES[1 + line.rank % (len(styles.DASHES) - 1)]
     panel.axhline(score.mean, color=line.color, ls=broken, lw=1.4, label=label)

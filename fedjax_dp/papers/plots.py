@@ -55,9 +55,9 @@ def plot_claims(
         panel.axvline(1, color=styles.ink(), lw=0.8)
         elements.plain_log(panel.xaxis)
         elements.open_frame(panel, "x")
-        told = {row.claim.verdict.value for row in rows if row.noise_ratio}
+        verdicts = {row.claim.verdict.value for row in rows if row.noise_ratio}
         for verdict, (color, marker) in VERDICTS.items():
-            if verdict in told:
+            if verdict in verdicts:
                 panel.plot([], [], marker, color=color, label=verdict)
         elements.legend_below(panel, len(VERDICTS))
         page.note("of one record of one client, replace-one")

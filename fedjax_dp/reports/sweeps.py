@@ -36,7 +36,7 @@ from fedjax_dp.sweeps.records import SELECTION, Record, read_records
 from fedjax_dp.tasks.measures import Measure
 
 KIND, FOLDER = "sweep", "sweep.json"
-GROUPS = 8  # that colours and shapes can tell apart
+GROUPS = 8  # that colours and shapes can distinguish
 DRAWN, ROWS = 200, 6000  # settings whose curves are drawn, the best ones, and the rows of all of them
 FILTERED = 40  # values of an axis that have boxes
 
@@ -80,7 +80,7 @@ def words_of(metric: Measure) -> str:
 
 
 def _rows(settings: Sequence[Setting], axes: Sequence[str], main: Measure) -> tuple[Rows, str | None]:
-    """A row for each setting, and the axis that colours tell apart."""
+    """A row for each setting, and the axis that colours distinguish."""
     places = {name: {value: place for place, value in enumerate(by_value(settings, name))} for name in axes}
     group = next((name for name in axes if name != "epsilon" and 1 < len(places[name]) <= GROUPS), None)
     rows = [

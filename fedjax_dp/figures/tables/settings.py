@@ -20,13 +20,22 @@ NOTHING = {"name": "", "loss": {"words": "loss", "unit": "", "signed": True}, "m
 
 
 class Interval(NamedTuple):
-    """A metric over the seeds of a setting; NaN where there are too few seeds to tell."""
+    """A metric over the seeds of a setting; NaN where there are too few seeds to say."""
 
     mean: float
     std: float  # over seeds, divided by one less than their number
     low: float  # of the 95% confidence interval of the mean, Student's t
     high: float
     seeds: int  # that the numbers are over
+
+    def within(self, metric: Measure) -> "Interval":
+        """With ends that the metric can have."""
+        return self._replace(low=max(self.low, metric.low), high=min(self.high, metric.high))
+
+    def shown(self, metric: Measure) -> "Interval":
+        """As figures show it, within what the metric can be."""
+        mean, std, low, high = map(metric.shown, self.within(metric)[:4])
+        return Interval(mean, std, low, high, self.seeds)
 
 
 class Setting(NamedTuple):

@@ -200,8 +200,8 @@ def _against_rounds(axis: Any, rows: Sequence[Row], done: Reproduction) -> None:
             elements.interval(axis, at, means, means - stds, means + stds, look["color"], len(curves), every)
         if len(values) > 1 and reading == "correct":
             x = row.place.x
-            told = f"{x:g}" if isinstance(x, float | int) else str(x)
-            axis.annotate(told, (at[-1], means[-1]), fontsize="x-small", color=look["color"])
+            label = f"{x:g}" if isinstance(x, float | int) else str(x)
+            axis.annotate(label, (at[-1], means[-1]), fontsize="x-small", color=look["color"])
     for row in rows:
         if row.published is not None:
             last = max((point[0] for found in row.readings.values() for point in found.curve), default=1)
@@ -229,9 +229,9 @@ def _against_x(axis: Any, rows: Sequence[Row], done: Reproduction, panel: Any) -
             if known:
                 at, means, stds = zip(*known, strict=True)
                 axis.errorbar(at, means, yerr=stds, capsize=2, elinewidth=0.9, **look | READ[reading])
-        told = [(position[row.place.x], row.published) for row in own if row.published is not None]
-        if told:
-            axis.plot(*zip(*told, strict=True), color=look["color"], **PUBLISHED)
+        published = [(position[row.place.x], row.published) for row in own if row.published is not None]
+        if published:
+            axis.plot(*zip(*published, strict=True), color=look["color"], **PUBLISHED)
     if spread:
         axis.set_xscale("log")
     if not numeric:
