@@ -58,10 +58,10 @@ def _serve(path: pathlib.Path, options: ReportOptions) -> int:
         raise errors.refuse("out", options.out, "left out beside --serve, which writes nothing", "drop one of them")
     port = 0 if options.port is None else options.port
     errors.require_integer("port", port, 0, MOST_PORT)
-    from fedjax_dp.reports.server import Server
+    from fedjax_dp.reports.server import ReportServer
 
     screen = Screen()
-    with Server(path, port) as server:
+    with ReportServer(path, port) as server:
         try:
             print(server.address, flush=True)
             screen.say(f"following {path}, on this machine alone; Ctrl-C ends it")

@@ -212,5 +212,6 @@ def _draw_epsilons(audit: Any, rows: tables.Rows, axes: Any) -> None:
             color=color,
         )
     axes.set_yticks(range(len(rows)), [row["what"] for row in rows], fontsize=styles.SMALL)
-    axes.set(ylim=(len(rows) - 0.4, -0.6), xlabel=f"epsilon at delta {audit.guarantee.delta:g} (refuted in the shade)")
+    label = f"epsilon at delta {audit.guarantee.delta:g}, with {audit.confidence} confidence (refuted in the shade)"
+    axes.set(ylim=(len(rows) - 0.4, -0.6), xlabel=label)
     axes.grid(alpha=0.25, axis="x")

@@ -35,8 +35,8 @@ LETTER = 0.57  # of a letter's height is its width, on average
 class Look(TypedDict, total=False):
     """How a picture is drawn, for this picture alone.
 
-    ax     Axes of matplotlib to draw into, or a list of them where the picture has several panels; what is told of the
-           whole picture stands above the first and below the last, their figure is returned, and keeps its size and
+    ax     Axes of matplotlib to draw into, or a list of them where the picture has several panels: the title
+           of all stands above the first, their note below the last. Their figure is returned, and keeps its size and
            style (`layout="constrained"` makes room for legends, which stand beside what is drawn)
     size   width and height in inches
     style  a style sheet of matplotlib, by its name, or a dictionary of rcParams
@@ -70,11 +70,11 @@ class Page(NamedTuple):
             return
         panel = self.panels[0]
         side = "left" if panel.get_title("left") else "center"
-        told = [wrapped(text, _width(panel), "medium"), panel.get_title(side)]
-        panel.set_title("\n".join(filter(None, told)), loc=side, **({"fontsize": "medium"} | font))
+        lines = [wrapped(text, _width(panel), "medium"), panel.get_title(side)]
+        panel.set_title("\n".join(filter(None, lines)), loc=side, **({"fontsize": "medium"} | font))
 
     def note(self, text: str) -> None:
-        """What is told of the whole picture in small print; lines end between its parts, if it has some."""
+        """What holds of the whole picture, in small print; lines end between its parts, if it has some."""
         if self.own:
             lines = wrapped(text, self.figure.get_figwidth(), SMALL)
             self.figure.supxlabel(lines, fontsize=SMALL, alpha=0.75)

@@ -48,11 +48,11 @@ def draw(
             low, high = min(own.min(), best.min()), max(own.max(), best.max())
             right.plot([low, high], [low, high], color="0.6", lw=1, zorder=0)
             right.scatter(best, own, s=18, color=styles.PROBE, alpha=0.8)
-            told = "" if budget is None else f" at epsilon {budget:g}"
+            at_budget = "" if budget is None else f" at epsilon {budget:g}"
             right.set(
                 xlabel=f"better of {' and '.join(other.algorithm for other in others)}",
                 ylabel=row.algorithm,
-                title=f"a point for each client{told}",
+                title=f"a point for each client{at_budget}",
             )
         for panel in page.panels:
             elements.open_frame(panel)

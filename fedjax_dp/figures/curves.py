@@ -78,7 +78,7 @@ def _varying(settings: Sequence[Setting]) -> list[str]:
 def curve(setting: Setting, metric: Measure) -> tuple[list[int], list[Interval]]:
     """Rounds that every finished seed was evaluated after, and the metric there over the seeds, as shown."""
     seen = tables.curve(setting, metric)
-    return [at for at, _ in seen], [scales.shown_interval(metric, score) for _, score in seen]
+    return [at for at, _ in seen], [score.shown(metric) for _, score in seen]
 
 
 def _background(panel: Any, setting: Setting, metric: Measure, alpha: float) -> None:
@@ -158,9 +158,9 @@ def _upright(panel: Any, uprights: dict[str, AxisScale]) -> None:
 def _ticks(panel: Any, place: int, heights: Sequence[tuple[str, float]]) -> None:
     """An upright axis, and what stands at its left."""
     panel.plot([place, place], [-0.05, 1.05], color=styles.ink(), lw=0.9, alpha=0.8, zorder=3)
-    for told, height in heights:
+    for words, height in heights:
         panel.annotate(
-            told,
+            words,
             (place, height),
             xytext=(-5, 0),
             fontsize="small",

@@ -10,7 +10,7 @@ from matplotlib.ticker import LogLocator, NullFormatter
 
 from fedjax_dp.figures.styles import SMALL, TEST
 
-BANDS = 2  # more of them cannot be told apart where they overlap
+BANDS = 2  # more of them cannot be distinguished where they overlap
 BELOW = "below"  # the name of legends under a panel, by which a note keeps off them
 
 
@@ -28,10 +28,10 @@ def interval(
     panel.errorbar(x, mean, lengths, fmt="none", ecolor=color, elinewidth=0.9, capsize=2.5, errorevery=every, zorder=2)
 
 
-def legend_beside(panel: Any, **told: Any) -> Any:
+def legend_beside(panel: Any, **options: Any) -> Any:
     """A legend on the right of a panel, where it covers nothing."""
     look = {"frameon": False, "fontsize": SMALL, "title_fontsize": SMALL, "alignment": "left"}
-    return panel.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), **look, **told)
+    return panel.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), **look, **options)
 
 
 def legend_below(panel: Any, columns: int = 1) -> Any:

@@ -19,7 +19,6 @@ from fedjax_dp.figures.points import (
     Placed,
     best_over,
     coloured,
-    dots,
     finish,
     intervals,
     legend_head,
@@ -47,7 +46,8 @@ def against(panel: Any, settings: Sequence[Setting], x: str, metric: Measure, by
     for rank, line in enumerate(lines):
         if random:
             every = [setting for group in groups[rank].values() for setting in group]
-            dots(panel, [(scale.position(setting.values[x]), setting) for setting in every], metric, line)
+            dots = [(scale.position(setting.values[x]), None if setting.failed else setting) for setting in every]
+            intervals(panel, dots, metric, line, joined=False, alpha=0.9)
         else:
             placed = [
                 (
@@ -63,7 +63,7 @@ def against(panel: Any, settings: Sequence[Setting], x: str, metric: Measure, by
     if scale.kind == "category":
         panel.set_xlim(-0.5, len(scale.values) - 0.5)
     how = "every setting" if random else best_over(settings, [x] if by is None else [x, by], metric)
-    how = _told_aside(how, 0 if random or scale.kind == "category" else len(lines))
+    how = _with_aside(how, 0 if random or scale.kind == "category" else len(lines))
     title(panel, f"{metric.words} against {scales.words([x])}", how)
     finish(panel, metric, legend_head(by))
 
@@ -81,8 +81,8 @@ def _aside(rank: int, of: int, kind: str) -> float:
     return (rank - (of - 1) / 2) * min(0.012, 0.06 / of) if of > elements.BANDS else 0.0
 
 
-def _told_aside(how: str, lines: int) -> str:
-    """What is said below a title, where lines stand a little beside their values."""
+def _with_aside(how: str, lines: int) -> str:
+    """What stands below a title, where lines stand a little beside their values."""
     return "; ".join(filter(None, [how, "side by side at each value" if lines > elements.BANDS else ""]))
 
 
@@ -104,15 +104,15 @@ def privacy(panel: Any, settings: Sequence[Setting], metric: Measure, by: str | 
             placed = [(at * aside, best) for at, best in _at_budgets(private, metric)]
             intervals(panel, placed, metric, line)
         elif private:
-            every = [(setting.epsilon, setting) for setting in private]
-            dots(panel, every, metric, line._replace(name=""), alpha=0.3)
+            dots = [(setting.epsilon, None if setting.failed else setting) for setting in private]
+            intervals(panel, dots, metric, line._replace(name=""), joined=False, alpha=0.3)
             intervals(panel, frontier(private, metric), metric, line)
         level(panel, [s for s in line.settings if math.isinf(s.epsilon)], metric, line, "not private")
     _epsilon_ticks(panel, epsilons)
     panel.set_xlabel(epsilon_label(settings))
     kept = ["epsilon", *([] if by is None else [by])]
     how = best_over(settings, kept, metric) if budgets else "lines: settings that none beats with less epsilon"
-    how = _told_aside(how, len(among) if budgets else 0)
+    how = _with_aside(how, len(among) if budgets else 0)
     title(panel, f"{metric.words} against epsilon", how)
     finish(panel, metric, legend_head(by))
 
@@ -146,14 +146,14 @@ def epsilon_label(settings: Sequence[Setting]) -> str:
     """What the proved epsilon is of: delta, unit and adjacency, and where points differ in them."""
     found = [point["guarantee"] for setting in settings for point in setting.points]
     private = [guarantee for guarantee in found if guarantee.get("epsilon") is not None]
-    told = []
+    parts = []
     for name, wording in (("delta", "delta {:g}"), ("unit", "one {}"), ("adjacency", "{}")):
         known = {guarantee.get(name): None for guarantee in private}
         if len(known) == 1 and None not in known:
-            told.append(wording.format(*known))
+            parts.append(wording.format(*known))
         elif known:
-            told.append(f"{name} differs")
-    return "; ".join(["proved epsilon (nats)", *told])
+            parts.append(f"{name} differs")
+    return "; ".join(["proved epsilon (nats)", *parts])
 
 
 def with_both(settings: Sequence[Setting], x: str, y: str) -> list[Setting]:

@@ -18,13 +18,16 @@ Placed = tuple[float, Setting | None]  # where it stands, and the setting; None 
 CROSS = "failed"  # the name of crosses, by which the legend knows that there are some
 
 
-def intervals(panel: Any, placed: Iterable[Placed], metric: Measure, line: Line, joined: bool = True) -> None:
-    """Means with 95% intervals: a line if `joined`, else dots with bars. A cross where all failed."""
+def intervals(
+    panel: Any, placed: Iterable[Placed], metric: Measure, line: Line, joined: bool = True, alpha: float = 0.0
+) -> None:
+    """Means with 95% intervals: a line if `joined`, else dots with bars, thin ones if `alpha` is given.
+
+    A cross at the bottom marks where all failed.
+    """
     placed = sorted(placed, key=lambda pair: pair[0])
     crosses(panel, [at for at, setting in placed if setting is None], line.color)
-    known = [
-        (at, scales.shown_interval(metric, setting.score(metric.name))) for at, setting in placed if setting is not None
-    ]
+    known = [(at, setting.score(metric.name).shown(metric)) for at, setting in placed if setting is not None]
     known = [(at, score) for at, score in known if math.isfinite(score.mean)]
     if not known:
         return
@@ -35,23 +38,9 @@ def intervals(panel: Any, placed: Iterable[Placed], metric: Measure, line: Line,
         elements.interval(panel, x, means, low, high, line.color, line.of)
         return
     lengths = np.nan_to_num(np.abs(np.array([low, high]) - np.array(means)))
-    look = {"marker": line.look["marker"], "ms": 5, "capsize": 3, "lw": 1.4}
-    panel.errorbar(x, means, lengths, ls="none", color=line.color, label=line.name, zorder=3, **look)
-
-
-def dots(panel: Any, placed: Iterable[tuple[float, Setting]], metric: Measure, line: Line, alpha: float = 0.9) -> None:
-    """A dot with its 95% interval for every comparable setting; a cross at the bottom for the others."""
-    placed = list(placed)
-    crosses(panel, [at for at, setting in placed if setting.failed], line.color)
-    known = [
-        (at, scales.shown_interval(metric, setting.score(metric.name))) for at, setting in placed if not setting.failed
-    ]
-    if known:
-        x, scores = zip(*known)
-        means = np.array([score.mean for score in scores])
-        lengths = np.nan_to_num(np.abs(np.array([[score[2], score[3]] for score in scores]).T - means))
-        look = {"marker": line.look["marker"], "ms": 4, "lw": 0.8, "color": line.color, "alpha": alpha}
-        panel.errorbar(x, means, lengths, ls="none", label=line.name or None, **look)
+    look = {"ms": 4, "lw": 0.8, "alpha": alpha} if alpha else {"ms": 5, "capsize": 3, "lw": 1.4, "zorder": 3}
+    look |= {"marker": line.look["marker"], "color": line.color}
+    panel.errorbar(x, means, lengths, ls="none", label=line.name, **look)
 
 
 def level(panel: Any, settings: Sequence[Setting], metric: Measure, line: Line, why: str) -> None:
@@ -59,7 +48,7 @@ def level(panel: Any, settings: Sequence[Setting], metric: Measure, line: Line, 
     best = pick(settings, metric)
     if best is None:
         return
-    score = scales.shown_interval(metric, best.score(metric.name))
+    score = best.score(metric.name).shown(metric)
     label = why if line.name in ("", scales.in_words(None)) else f"{line.name}, {why}"
     broken = styles.DASHES[1 + line.rank % (len(styles.DASHES) - 1)]
     panel.axhline(score.mean, color=line.color, ls=broken, lw=1.4, label=label)

@@ -11,7 +11,7 @@ from matplotlib.ticker import NullLocator
 
 from fedjax_dp.figures import styles
 from fedjax_dp.figures.styles import ORDER, PALETTE
-from fedjax_dp.figures.tables.settings import Interval, Setting, by_value, same
+from fedjax_dp.figures.tables.settings import Setting, by_value, same
 from fedjax_dp.tasks.measures import Measure
 
 AXES = {
@@ -25,12 +25,6 @@ AXES = {
     "cohort_size": "cohort size (clients)",
     "num_clients": "population N (clients)",
 }
-
-
-def shown_interval(metric: Measure, score: Interval) -> Interval:
-    """Mean, standard deviation and interval as figures show them, cut where no such value can be."""
-    mean, std, low, high = map(metric.shown, score[:4])
-    return Interval(mean, std, max(low, metric.shown(metric.low)), min(high, metric.shown(metric.high)), score.seeds)
 
 
 def short(number: float, metric: Measure) -> str:

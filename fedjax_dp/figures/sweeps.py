@@ -198,18 +198,18 @@ def small_print(settings: Sequence[Setting], bands: bool) -> str:
     statuses = Counter(point["status"] for setting in settings for point in setting.points)
     total, failed = statuses.total(), statuses.total() - statuses["done"]
     counts = sorted({len(setting.points) for setting in settings})
-    told = []
+    parts = []
     if counts[-1] == 1:
-        told.append("1 seed per setting, so no intervals")
+        parts.append("1 seed per setting, so no intervals")
     elif failed < total:
-        told.append(f"means over {counts[-1] if len(counts) == 1 else f'{counts[0]} to {counts[-1]}'} seeds")
-        told += ["bands and bars: 95% intervals of the mean (Student's t)"] if bands else []
+        parts.append(f"means over {counts[-1] if len(counts) == 1 else f'{counts[0]} to {counts[-1]}'} seeds")
+        parts += ["bands and bars: 95% intervals of the mean (Student's t)"] if bands else []
     if failed:
-        told.append(f"{failed} of {total} points failed ({statuses['diverged']} diverged)")
-        told.append("settings with a failed seed are never chosen")
+        parts.append(f"{failed} of {total} points failed ({statuses['diverged']} diverged)")
+        parts.append("settings with a failed seed are never chosen")
     else:
-        told.append("no point failed")
-    return "; ".join(told)
+        parts.append("no point failed")
+    return "; ".join(parts)
 
 
 def _draw(

@@ -193,7 +193,7 @@ class Figure(NamedTuple):
     """A chart: its name, what it shows, a Vega-Lite spec without data, and the names of the rows it is drawn from.
 
     probes  whether it shows something that nobody but the simulator knows
-    table   name of the rows that are shown where the figure is asked for as a table
+    table   name of the rows that are shown under the figure, as a table
     """
 
     name: str

@@ -82,7 +82,7 @@ class Followed:
             self._spent[plan] = rows
 
 
-class Server(http.server.ThreadingHTTPServer):
+class ReportServer(http.server.ThreadingHTTPServer):
     """Serves one report at 127.0.0.1; `address` is what a browser is given.
 
     Raises: ConfigurationError for a port that is taken or not allowed.
@@ -112,7 +112,7 @@ class Server(http.server.ThreadingHTTPServer):
 class _Answer(http.server.BaseHTTPRequestHandler):
     """Answers a request: the page, its data, or why not."""
 
-    server: Server
+    server: ReportServer
     timeout = PATIENCE_S
     server_version, sys_version = "fedjax-dp", ""
 

@@ -34,10 +34,10 @@ def spent(path: pathlib.Path, about: Mapping[str, Any], epsilon: float, screen: 
     """
     if about["made of"] != configs.CONFIGURED:
         raise _unknown("the run was made of values of Python, which its folder does not hold")
-    said = about["config"]
-    if any(map(is_own, said.values())):
+    fields = about["config"]
+    if any(map(is_own, fields.values())):
         raise _unknown("the run is made with code of its user, which a report does not run")
-    config = configs.RunSpec.of(said | {"devices": "auto"})
+    config = configs.RunSpec.of(fields | {"devices": "auto"})
     kind = kind_of(config.data.dataset)
     if kind in idx.IDX and not idx.at_hand(kind, config.data.data_dir):
         raise _unknown(

@@ -36,9 +36,8 @@ from fedjax_dp.sweeps.records import SELECTION, Record, read_records
 from fedjax_dp.tasks.measures import Measure
 
 KIND, FOLDER = "sweep", "sweep.json"
-GROUPS = 8  # that colours and shapes can tell apart
+GROUPS = 8  # that colours and shapes can distinguish
 DRAWN, ROWS = 200, 6000  # settings whose curves are drawn, the best ones, and the rows of all of them
-LISTED = 2000  # points that have a row each
 FILTERED = 40  # values of an axis that have boxes
 
 
@@ -54,8 +53,6 @@ def of_folder(path: pathlib.Path) -> Report:
         "front": tables.front(rows),
         "by_round": _by_round(settings, rows, main),
     }
-    if len(records) <= LISTED:
-        data["points"] = [_point(record, axes, main) for record in records]
     sections = [
         _result(settings, records, rows, axes, planned, about, main),
         Section(
@@ -83,7 +80,7 @@ def words_of(metric: Measure) -> str:
 
 
 def _rows(settings: Sequence[Setting], axes: Sequence[str], main: Measure) -> tuple[Rows, str | None]:
-    """A row for each setting, and the axis that colours tell apart."""
+    """A row for each setting, and the axis that colours distinguish."""
     places = {name: {value: place for place, value in enumerate(by_value(settings, name))} for name in axes}
     group = next((name for name in axes if name != "epsilon" and 1 < len(places[name]) <= GROUPS), None)
     rows = [
@@ -119,21 +116,6 @@ def _by_round(settings: Sequence[Setting], rows: Rows, main: Measure) -> Rows:
                 | {"round": at, "value": score.mean, **tables.within(score, main)}
             )
     return found
-
-
-def _point(record: Record, axes: Sequence[str], main: Measure) -> dict[str, Any]:
-    """A point as a row: what it is, and where it ended."""
-    last = record["history"][-1] if record["history"] else {}
-    return {
-        "point": record["point"],
-        "setting": ", ".join(f"{name} {chosen(record['values'].get(name))}" for name in axes),
-        "seed": record["values"]["seed"],
-        "status": record["status"],
-        "epsilon": record["guarantee"].get("epsilon"),
-        "value": last.get(main.name),
-        "round": last.get("round"),
-        "seconds": record["seconds"],
-    }
 
 
 def _result(

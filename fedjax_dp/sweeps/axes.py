@@ -77,17 +77,17 @@ def parse(axes: Mapping[str, Any], points: Sequence[Values] = (), *, integers: C
             require_value(f"{_WRITTEN_OUT}: {field}", value)
     parsed: dict[str, Axis] = {_WRITTEN_OUT: Choices(_different(_WRITTEN_OUT, points))} if points else {}
     owners = {field: _WRITTEN_OUT for point in points for field in point}
-    for given_name, given in axes.items():
-        fields = fields_of(given_name)
+    for joined, written in axes.items():
+        fields = fields_of(joined)
         name = ", ".join(fields)
         for field in fields:
             if field in owners:
                 raise errors.refuse(f"axis {name}", f"{field} in {owners[field]} too", "over fields of its own")
             owners[field] = name
-        if isinstance(given, Mapping):
-            parsed[name] = _range(f"axis {name}", fields, given, integers)
+        if isinstance(written, Mapping):
+            parsed[name] = _range(f"axis {name}", fields, written, integers)
         else:
-            parsed[name] = _listed(f"axis {name}", fields, given)
+            parsed[name] = _listed(f"axis {name}", fields, written)
     return parsed
 
 
@@ -177,23 +177,23 @@ def in_words(values: Values) -> str:
     return ", ".join(words) or "nothing"
 
 
-def require_value(what: str, given: Any) -> None:
+def require_value(what: str, written: Any) -> None:
     """One number, text or truth value; numbers finite, integers of 64 bits."""
-    if not isinstance(given, bool | int | float | str):
-        raise errors.refuse(what, repr(given), "numbers, text, true or false")
-    if isinstance(given, float) and not math.isfinite(given):
-        raise errors.refuse(what, given, "finite", "leave it out")
-    if isinstance(given, int) and not -(2**63) <= given < 2**63:
-        raise errors.refuse(what, given, "an integer of 64 bits")
+    if not isinstance(written, bool | int | float | str):
+        raise errors.refuse(what, repr(written), "numbers, text, true or false")
+    if isinstance(written, float) and not math.isfinite(written):
+        raise errors.refuse(what, written, "finite", "leave it out")
+    if isinstance(written, int) and not -(2**63) <= written < 2**63:
+        raise errors.refuse(what, written, "an integer of 64 bits")
 
 
-def _listed(what: str, fields: tuple[str, ...], given: Any) -> Choices:
-    if not isinstance(given, list | tuple):
-        raise errors.refuse(what, repr(given), "a list or a range", "such as [1, 2] or {log = [1, 10], points = 3}")
-    if not given:
+def _listed(what: str, fields: tuple[str, ...], written: Any) -> Choices:
+    if not isinstance(written, list | tuple):
+        raise errors.refuse(what, repr(written), "a list or a range", "such as [1, 2] or {log = [1, 10], points = 3}")
+    if not written:
         raise errors.refuse(what, "an empty list", "at least one value", "drop the axis to leave its fields alone")
     entries = []
-    for entry in given:
+    for entry in written:
         if len(fields) == 1:
             entry = (entry,)
         elif not isinstance(entry, list | tuple) or not 1 <= len(entry) <= len(fields):
@@ -209,19 +209,21 @@ def _listed(what: str, fields: tuple[str, ...], given: Any) -> Choices:
     return Choices(_different(what, entries))
 
 
-def _range(what: str, fields: tuple[str, ...], given: Mapping[str, Any], integers: Collection[str]) -> Axis:
+def _range(what: str, fields: tuple[str, ...], written: Mapping[str, Any], integers: Collection[str]) -> Axis:
     if len(fields) > 1:
         raise errors.refuse(what, "a range", "a list of lists, since it joins fields", 'such as [["dpnfl", 0.1]]')
-    for key in given:
+    for key in written:
         errors.require_choice(f"{what}: a key of its range", key, (*_SPACINGS, "points"))
-    spacings = [key for key in _SPACINGS if key in given]
+    spacings = [key for key in _SPACINGS if key in written]
     if len(spacings) != 1:
-        raise errors.refuse(what, dict(given), "a range with one of log, linear", "such as {log = [1, 10], points = 3}")
+        raise errors.refuse(
+            what, dict(written), "a range with one of log, linear", "such as {log = [1, 10], points = 3}"
+        )
     (field,), (spacing,) = fields, spacings
-    low, high = _ends(what, given[spacing], spacing == "log", field in integers)
-    if "points" in given:
-        errors.require_integer(f"{what}: points", given["points"], 2, LARGEST)
-        values = _spaced(what, low, high, given["points"], _SPACINGS[spacing], field in integers)
+    low, high = _ends(what, written[spacing], spacing == "log", field in integers)
+    if "points" in written:
+        errors.require_integer(f"{what}: points", written["points"], 2, LARGEST)
+        values = _spaced(what, low, high, written["points"], _SPACINGS[spacing], field in integers)
         return Choices(tuple({field: value} for value in values))
     return Span(field, low, high, spacing == "log", field in integers)
 

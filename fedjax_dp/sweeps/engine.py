@@ -71,7 +71,7 @@ class PointEnd(NamedTuple):
     reason: str | None  # why it did not reach its end
     diverged: bool  # by itself: a number is not finite, or does not fit into a ring
     seconds: float  # its part of the time of the dispatches that it shared
-    params: Any = None  # of the trained model, NumPy arrays, where asked for
+    params: Any = None  # of the trained model, NumPy arrays, with `with_params`
     clients: dict[str, Any] | None = None  # how they fare at the end, see `_clients`
 
     @property
@@ -116,15 +116,6 @@ class _Numbers(NamedTuple):
     words: np.ndarray  # of the run's key
     partition: list[np.ndarray]
     marks: list[int]
-
-
-class _HostPoints(NamedTuple):
-    """`Points` before they are placed: their keys are still words `(points, 2)`."""
-
-    algorithm: Algorithm
-    words: np.ndarray
-    partition: dict[str, Any]
-    marks: np.ndarray
 
 
 class JobGroup:
@@ -305,17 +296,17 @@ class JobGroup:
         records = self._shelf.records(datas, self._largest, self.program.mesh)
         if self._frozen is None:
             self._frozen = jax.device_put(split(self.jobs[0].model)[1], NamedSharding(self.program.mesh, P()))
-        return Points(host.algorithm, _keys(host.words), host.partition, host.marks), records, self._frozen, count
+        return host._replace(key=_keys(host.key)), records, self._frozen, count
 
-    def _points(self, lanes: list[list[int]]) -> tuple[_HostPoints, np.ndarray]:
-        """Jobs in slots and their number on each device, on the host; empty slots hold a point of no rounds."""
+    def _points(self, lanes: list[list[int]]) -> tuple[Points, np.ndarray]:
+        """Jobs in slots, keys as words, and their number on each device; empty slots hold a point of no rounds."""
         slots, marks, first = self.program.slots, self.program.marks, self.jobs[0]
         spare = next(lane[0] for lane in lanes if lane)
         held = [index for lane in lanes for index in (lane + [spare] * slots)[:slots]]
         numbers = [self._numbers[index] for index in held]
         real = [slot < len(lane) for lane in lanes for slot in range(slots)]
         until = [n.marks + n.marks[-1:] * (marks - len(n.marks)) if r else [0] * marks for n, r in zip(numbers, real)]
-        points = _HostPoints(
+        points = Points(
             jax.tree.unflatten(jax.tree.structure(first.algorithm), _stacked([n.algorithm for n in numbers])),
             np.stack([n.words for n in numbers]),
             jax.tree.unflatten(jax.tree.structure(first.data.partition), _stacked([n.partition for n in numbers])),
@@ -382,8 +373,8 @@ def _outcome(job: Job, seen: Observation) -> PointEnd:
         done, look, report = jax.tree.map(lambda a: a[at], seen)  # noqa: B023
         for lost, error in ((~report.finite, errors.DivergedError), (report.overflow, errors.RingOverflowError)):
             if lost.any():
-                told = str(error(int(done) - 1, report.clients[lost].tolist()))
-                return PointEnd(history, told, True, 0.0)
+                reason = str(error(int(done) - 1, report.clients[lost].tolist()))
+                return PointEnd(history, reason, True, 0.0)
         if not math.isfinite(look.test.sums["loss"]):
             return PointEnd(history, str(errors.DivergedError(int(done) - 1, [])), True, 0.0)
         history.append(metrics.evaluation(int(done), look, report, job.data, task))
@@ -396,5 +387,5 @@ def _clients(job: Job, look: Measured) -> dict[str, Any] | None:
         return None
     own = look.personal is not None
     values, records = metrics.client_values(look.personal or look.test, job.data, model=job.model)
-    told = [None if math.isnan(value) else float(value) for value in values]
-    return {"own": own, "values": told, "records": [int(count) for count in records]}
+    numbers = [None if math.isnan(value) else float(value) for value in values]
+    return {"own": own, "values": numbers, "records": [int(count) for count in records]}

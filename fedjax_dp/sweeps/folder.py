@@ -75,8 +75,8 @@ def keeper(folder: pathlib.Path) -> Iterator[Keep]:
             with _storing(folder):
                 if trained is not None:
                     (folder / PARAMS).mkdir(exist_ok=True)
-                    told = {"values": json.dumps(record["values"]), "privacy": record["guarantee"]["statement"]}
-                    parameters.write(params_of(folder, record), trained.params, trained.ledger, told)
+                    about = {"values": json.dumps(record["values"]), "privacy": record["guarantee"]["statement"]}
+                    parameters.write(params_of(folder, record), trained.params, trained.ledger, about)
                 lines.write(json.dumps(record, allow_nan=False) + "\n")
                 lines.flush()
                 os.fsync(lines.fileno())
@@ -100,7 +100,7 @@ def _drop_torn_line(path: pathlib.Path) -> None:
 
 
 def about(name: str, digest: str, axes: Sequence[str], seeds: Sequence[int], points: int) -> dict[str, Any]:
-    """What `sweep.json` says of a sweep; `digest` tells it from others."""
+    """What `sweep.json` says of a sweep; no other has its `digest`."""
     return {
         "name": name,
         "digest": digest,

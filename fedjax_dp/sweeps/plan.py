@@ -32,7 +32,7 @@ _NOT_BASE = {
     "records": ("left out", "a sweep keeps them on its devices"),
     "devices": ("left out", "a sweep spreads its points over all"),
     "model_devices": ("left out", "a sweep holds a model on one device"),
-    "track": ("left out", "no tracker is told of a sweep: fedjax-dp best prints its winner, for run --track"),
+    "track": ("left out", "no tracker follows a sweep: fedjax-dp best prints its winner, for run --track"),
 }
 _SHARED = ("the same for all runs", "give it in [base]")
 _NOT_VARIED = _NOT_BASE | {"data_dir": _SHARED, "checkpoint_every": _SHARED}
@@ -77,11 +77,11 @@ def read_sweep(path: str | os.PathLike[str]) -> SweepConfig:
     if not path.is_file():
         raise errors.refuse("sweep file", str(path), "an existing TOML file", folders.where_looked(path))
     try:
-        given = tomllib.loads(path.read_text(encoding="utf-8"))
+        written = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise errors.refuse("sweep file", str(path), "valid TOML", str(error)) from None
     try:
-        return checked(_from_tables(given))
+        return checked(_from_tables(written))
     except errors.ConfigurationError as error:
         raise errors.ConfigurationError(f"{path.name}: {error}") from None
 
@@ -98,7 +98,7 @@ def to_toml(sweep: SweepConfig) -> str:
 
 
 def digest(sweep: SweepConfig) -> str:
-    """12 hexadecimal digits that tell sweeps apart; the order of keys and the folder of the data do not count."""
+    """12 hexadecimal digits that distinguish sweeps; the order of keys and the folder of the data do not count."""
     sweep = checked(sweep)
     base = {name: value for name, value in sweep.base.items() if name != "data_dir"}
     return _hash(dataclasses.asdict(dataclasses.replace(sweep, base=base)) | _code(own_code.checksums(*_named(sweep))))
@@ -182,12 +182,12 @@ def checked(sweep: SweepConfig) -> SweepConfig:
         for point in sweep.points
     )
     varied: Values = {}
-    for written, given in sweep.axes.items():
-        fields = axes.fields_of(written)
+    for joined, written in sweep.axes.items():
+        fields = axes.fields_of(joined)
         name = ", ".join(fields)
         if name in varied:
             raise errors.refuse(f"axis {name}", "two of them", "given once", "drop one of them")
-        varied[name] = _axis(f"axis {name}", fields, given, known)
+        varied[name] = _axis(f"axis {name}", fields, written, known)
     parsed = axes.parse(varied, points, integers=_integers(known))
     owners = {name: "[[points]]" for point in points for name in point}
     owners |= {name: f"axis {joined}" for joined in varied for name in axes.fields_of(joined)}
@@ -218,12 +218,12 @@ def _require_number_of_points(sweep: SweepConfig, parsed: Mapping[str, axes.Axis
         raise errors.refuse("a sweep", "one run", "of several runs", "add [axes], [[points]] or seeds = 5")
 
 
-def _seeds(given: Any) -> tuple[int, ...]:
+def _seeds(written: Any) -> tuple[int, ...]:
     """The seeds of a list, or as many as an integer says, from 0 on."""
-    if not isinstance(given, list | tuple):
-        errors.require_integer("seeds", given, 1, axes.LARGEST, "or a list such as seeds = [3, 7]")
-        return tuple(range(given))
-    return tuple(int(point["seed"]) for point in axes.with_seeds([{}], given))
+    if not isinstance(written, list | tuple):
+        errors.require_integer("seeds", written, 1, axes.LARGEST, "or a list such as seeds = [3, 7]")
+        return tuple(range(written))
+    return tuple(int(point["seed"]) for point in axes.with_seeds([{}], written))
 
 
 def _named(sweep: SweepConfig) -> list[str]:
@@ -257,48 +257,48 @@ def _require_field(what: str, name: str, barred: Mapping[str, tuple[str, str]], 
     errors.require_choice(f"{what}: a field", name, known)
 
 
-def _of_field(what: str, name: str, given: Any, barred: Mapping[str, tuple[str, str]], known: Options) -> Any:
+def _of_field(what: str, name: str, written: Any, barred: Mapping[str, tuple[str, str]], known: Options) -> Any:
     _require_field(what, name, barred, known)
-    return _typed(f"{what}: {name}", given, known[name])
+    return _typed(f"{what}: {name}", written, known[name])
 
 
-def _typed(what: str, given: Any, option: Option) -> Any:
-    axes.require_value(what, given)
-    return option.typed(given, what)
+def _typed(what: str, written: Any, option: Option) -> Any:
+    axes.require_value(what, written)
+    return option.typed(written, what)
 
 
-def _axis(what: str, fields: tuple[str, ...], given: Any, known: Options) -> Any:
+def _axis(what: str, fields: tuple[str, ...], written: Any, known: Options) -> Any:
     """The values of an axis as its fields' types; lists and ranges of the wrong form are left to `axes.parse`."""
     for field in fields:
         _require_field(what, field, _NOT_VARIED, known)
-    if isinstance(given, Mapping) and len(fields) == 1:
+    if isinstance(written, Mapping) and len(fields) == 1:
         if not {int, float} & set(known[fields[0]].kinds):
             raise errors.refuse(what, "a range", "a list, since its values are not numbers", 'such as ["one", "other"]')
         return {
             key: [_typed(what, end, known[fields[0]]) for end in value] if isinstance(value, list | tuple) else value
-            for key, value in given.items()
+            for key, value in written.items()
         }
-    if not isinstance(given, list | tuple):
-        return given
+    if not isinstance(written, list | tuple):
+        return written
     if len(fields) == 1:
-        return [_typed(what, value, known[fields[0]]) for value in given]
+        return [_typed(what, value, known[fields[0]]) for value in written]
     return [
         [_typed(f"{what}: {field}", value, known[field]) for field, value in zip(fields, entry)]
         if isinstance(entry, list | tuple) and len(entry) <= len(fields)
         else entry
-        for entry in given
+        for entry in written
     ]
 
 
-def _from_tables(given: Values) -> SweepConfig:
+def _from_tables(written: Values) -> SweepConfig:
     """The sweep of a TOML file's keys; refuses unknown keys."""
     names = [field.name for field in dataclasses.fields(SweepConfig)]
-    for name in given:
+    for name in written:
         if name in options_of():
             _require_field("the top table", name, _NOT_BASE, options_of())
             raise errors.refuse(name, "it in the top table", "under [base] or [axes], as a field of the runs")
         errors.require_choice("a key", name, names)
-    return SweepConfig(**given)
+    return SweepConfig(**written)
 
 
 def _require_tables(sweep: SweepConfig) -> None:

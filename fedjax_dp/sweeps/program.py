@@ -35,9 +35,9 @@ class Points(NamedTuple):
     """The numbers of points; every leaf `(points, ...)`."""
 
     algorithm: Algorithm
-    key: jax.Array  # of the run
+    key: Any  # of the run
     partition: dict[str, Any]  # `FederatedData.partition`
-    marks: jax.Array  # (points, marks) int32: rounds after which a point is evaluated
+    marks: Any  # (points, marks) int32: rounds after which a point is evaluated
 
 
 class Running(NamedTuple):
@@ -229,7 +229,7 @@ def _first(points: Any) -> Any:
 
 
 def _bytes(used: Any) -> int:
-    """What a device holds while a program runs; 0 where the compiler does not tell."""
+    """What a device holds while a program runs; 0 where the compiler does not say."""
     if used is None:
         return 0
     held: int = used.argument_size_in_bytes + used.output_size_in_bytes - used.alias_size_in_bytes

@@ -14,7 +14,7 @@ from fedjax_dp.sweeps.program import AXIS
 
 
 class RecordCache:
-    """The records that each device holds: those of the data set that it was last asked for."""
+    """The records that each device holds: those of the data set that it ran on last."""
 
     def __init__(self) -> None:
         self._held: dict[int, tuple[Any, list[jax.Array]]] = {}

@@ -91,9 +91,9 @@ def cost_of_choosing(
         notes.append("Every client is counted for the rounds that it was drawn for.")
     if not known:
         notes.append("Random repetition is not counted: points that were not drawn might cost more.")
-    told = cost.to_dict() | {"settings": settings}
+    summary = cost.to_dict() | {"settings": settings}
     if len(entries) > len(private):
-        told["epsilon"] = None
+        summary["epsilon"] = None
         others = len(entries) - len(private)
         notes.append(
             f"That is for choosing among the private points alone: comparing them with the {others} points without "
@@ -103,25 +103,25 @@ def cost_of_choosing(
     if len(set(seeds)) > 1 and len(private) == settings * len(set(seeds)):
         runs += f" ({settings} settings x {len(set(seeds))} seeds)"
     short = (
-        f"seeing these {runs}, as whoever chooses among them does, costs {_said(cost.composition)} at delta "
-        f"{cost.delta:g} for one {cost.unit}; one run fixed in advance costs at most {_said(cost.single)}"
+        f"seeing these {runs}, as whoever chooses among them does, costs {_words(cost.composition)} at delta "
+        f"{cost.delta:g} for one {cost.unit}; one run fixed in advance costs at most {_words(cost.single)}"
     )
-    return told | {"short": short, "statement": " ".join([told["statement"], *notes, SIMULATED])}
+    return summary | {"short": short, "statement": " ".join([summary["statement"], *notes, SIMULATED])}
 
 
-def _said(epsilon: float) -> str:
+def _words(epsilon: float) -> str:
     return f"epsilon {epsilon:.4g}" if math.isfinite(epsilon) else "an infinite epsilon"
 
 
 def _unknown(reason: str) -> dict[str, Any]:
-    told = f"what choosing costs is not known: {reason}"
-    return {"epsilon": None, "short": told, "statement": told}
+    text = f"what choosing costs is not known: {reason}"
+    return {"epsilon": None, "short": text, "statement": text}
 
 
 def _ledger(entry: PreparedPoint) -> list[Any]:
     job = entry.job
-    asked = entry.terms.participation
-    terms = dataclasses.replace(entry.terms, participation="schedule" if asked in BY_NAME_ALONE else asked)
+    counted = entry.terms.participation
+    terms = dataclasses.replace(entry.terms, participation="schedule" if counted in BY_NAME_ALONE else counted)
     return ledger_of(
         PlannedRun(
             algorithm=job.algorithm, data=job.data, rounds=job.rounds, seed=job.seed, model=job.model, terms=terms

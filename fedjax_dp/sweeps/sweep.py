@@ -47,13 +47,13 @@ if TYPE_CHECKING:
 @displayed
 @dataclasses.dataclass(frozen=True)
 class Sweep:
-    """The points of a sweep, finished or lost, and what can be asked of them."""
+    """The points of a sweep, finished or lost, and what they show."""
 
     name: str
     axes: tuple[str, ...]
     records: tuple[Record, ...]
     choosing: Mapping[str, Any] | None = None  # what choosing the best costs in privacy, see `cost_of_choosing`
-    plan: Plan | None = None  # of what is left, where only that was asked for
+    plan: Plan | None = None  # of what is left, where nothing else was wanted
     folder: pathlib.Path | None = None  # that it lives in
 
     def _card(self) -> Card:
@@ -228,7 +228,7 @@ def sweep(
         return _in_folder(pathlib.Path(out), about, None, lambda: entries, price, screen)
     found: list[Record] = []
     plan = planned(entries, screen)
-    _tell(plan, screen)
+    _announce(plan, screen)
     execute(plan, lambda record, params: found.append(record), screen)
     return Sweep(name, names, tuple(sorted(found, key=lambda record: record["index"])), price())
 
@@ -247,7 +247,7 @@ def run_sweep(
     """Run a sweep of configurations in the folder `out`, or go on with it: no finished point is run again.
 
     Every point is checked before anything runs.
-    only_plan  tell the plan and stop there;
+    only_plan  print the plan and stop there;
     ray        address of a Ray cluster whose workers run the points, or "local"; `ray_cpus` cores for each;
     bare       without tables, picture and the cost of choosing, for those who make their own.
     Raises: ConfigurationError for points that cannot run, or a folder of something else.
@@ -279,7 +279,7 @@ def run_sweep(
     if only_plan:
         _, held = folders.held(out, about)
         plan = planned(_unfinished(prepare(), held), screen)
-        _tell(plan, screen)
+        _announce(plan, screen)
         return Sweep(name, names, tuple(held), plan=plan)
     run = on_cluster if ray is not None else None
     return _in_folder(out, about, to_toml(sweep), prepare, None if bare else price, screen, run)
@@ -311,7 +311,7 @@ def _in_folder(
                 run(left, keep, parts)
             else:
                 plan = planned(left, screen, parts=parts)
-                _tell(plan, screen)
+                _announce(plan, screen)
                 execute(plan, keep, screen, with_params=True)
         if everything and price is not None:
             folders.finish(out, price(), screen)
@@ -333,11 +333,11 @@ def _identity(values: Values, job: Job, data: str) -> str:
     leaves, structure = jax.tree.flatten(job.algorithm)
     without: dict[str, Any] = dict.fromkeys(("algorithm", "data", "model"))
     words = f"{structure} {job.model!r} {values!r} {job._replace(**without)!r}"
-    told = re.sub(r" at 0x[0-9a-f]+", "", words).encode() + data.encode()
-    return hashlib.sha256(told + b"".join(np.asarray(leaf).tobytes() for leaf in leaves)).hexdigest()[:12]
+    text = re.sub(r" at 0x[0-9a-f]+", "", words).encode() + data.encode()
+    return hashlib.sha256(text + b"".join(np.asarray(leaf).tobytes() for leaf in leaves)).hexdigest()[:12]
 
 
-def _tell(plan: Plan, screen: Screen) -> None:
+def _announce(plan: Plan, screen: Screen) -> None:
     for line in plan.lines():
         screen.say(line)
 
@@ -362,9 +362,9 @@ def _federated(data: Any) -> FederatedData:
     return data
 
 
-def _seeds(given: int | Sequence[int]) -> list[int]:
+def _seeds(seeds: int | Sequence[int]) -> list[int]:
     """The seeds of a list, or as many as a number says, from 0 on."""
-    if isinstance(given, Iterable):
-        return list(given)
-    errors.require_count("seeds", given, "or a list such as [3, 7]")
-    return list(range(given))
+    if isinstance(seeds, Iterable):
+        return list(seeds)
+    errors.require_count("seeds", seeds, "or a list such as [3, 7]")
+    return list(range(seeds))

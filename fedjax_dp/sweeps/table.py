@@ -45,7 +45,7 @@ def tidy(records: Iterable[Record], axes: Sequence[str]) -> pandas.DataFrame:
     """One row per point and evaluated round; a point without any evaluation keeps one row, with empty metrics.
 
     Columns: index, point, the axes, seed, status, reason, guarantee_epsilon and guarantee_delta (what was proved; an
-    axis epsilon is the budget asked for), seconds, round, every metric, and the other fields of the configuration.
+    axis epsilon is the budget), seconds, round, every metric, and the other fields of the configuration.
     guarantee_epsilon is infinite without privacy and NaN where no Guarantee is known.
     """
     errors.require_installed("pandas", "tables", "for the tables of a sweep")

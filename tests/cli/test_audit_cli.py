@@ -216,6 +216,6 @@ def claimed(found):
     "change", [lambda found: found, flawless, blind, claimed], ids=["sound", "flawless", "blind", "claimed"]
 )
 def test_every_kind_of_audit_has_a_picture(change, found):
-    fdp.audits.plot_audit(change(found), "a.png")
+    fdp.figures.plot_audit(change(found), "a.png")
     assert is_picture("a.png")
     assert not plt.get_fignums()

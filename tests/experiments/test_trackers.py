@@ -481,7 +481,7 @@ def test_neither_files_nor_sweeps_say_who_is_told(capsys):
     )
     pathlib.Path("sweep.toml").write_text('seeds = 2\n[base]\nrounds = 2\ntrack = "mlflow"\n')
     assert main(["sweep", "sweep.toml"]) == 2
-    assert "no tracker is told of a sweep: fedjax-dp best prints its winner" in capsys.readouterr().err
+    assert "no tracker follows a sweep: fedjax-dp best prints its winner" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("made", [TensorBoard, MLflow, Wandb])

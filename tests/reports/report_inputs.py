@@ -8,7 +8,7 @@ import threading
 import numpy as np
 from helpers import CLASSES
 
-from fedjax_dp.reports.server import Server
+from fedjax_dp.reports.server import ReportServer
 
 HOSTILE = "</script><img src=x onerror=document.title='broken'>&amp;\u2028'\"${1}"
 
@@ -73,7 +73,7 @@ def write_sweep(folder, axes, clip_norms=(0.5, 2.0), lost=(7, 31)):
 
 @contextlib.contextmanager
 def serving(path):
-    with Server(path, 0) as server:
+    with ReportServer(path, 0) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
         thread.start()
         try:

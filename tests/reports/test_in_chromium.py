@@ -281,4 +281,4 @@ def test_what_the_program_leaves_is_shown_without_complaint(tmp_path, opened, ca
             made = opened(path, size, scheme)
             assert made.evaluate("document.documentElement.scrollWidth <= innerWidth")
         assert len(page(kinds.read_report(path))) < 5e6
-    assert len(kinds.read_report(tmp_path / "sixty").data["points"]) == 60
+    assert len(kinds.read_report(tmp_path / "sixty").data["settings"]) == 12

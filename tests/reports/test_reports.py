@@ -136,10 +136,7 @@ def test_what_a_run_does_not_know_is_said_with_the_way_to_get_it(run_folder, tmp
 def test_rows_of_a_sweep_are_those_of_its_points(sweep_folder):
     report = kinds.read_report(sweep_folder)
     records = [json.loads(line) for line in (sweep_folder / "points.jsonl").read_text().splitlines()]
-    assert len(report.data["points"]) == 60
-    for row, record in zip(report.data["points"], records):
-        assert row["value"] == record["history"][-1]["test_accuracy"]
-        assert (row["epsilon"], row["status"]) == (record["guarantee"]["epsilon"], record["status"])
+    assert len(report.data["settings"]) == 12
     for row, setting in zip(report.data["settings"], settings_of(records, ["algorithm", "epsilon", "clip_norm"])):
         ended = [point["history"][-1]["test_accuracy"] for point in setting.points if point["status"] == "done"]
         assert row["value"] == pytest.approx(np.mean(ended), rel=1e-12)
@@ -228,7 +225,6 @@ def test_large_sweeps_and_long_runs_stay_below_five_megabytes(tmp_path, run_fold
     folder = write_sweep(tmp_path / "large", axes, clip_norms=range(1, 11), lost=())
     report = kinds.read_report(folder)
     assert len(report.data["settings"]) == 1000
-    assert "points" not in report.data
     assert len(page(report)) < 5e6
     content = json.loads((run_folder / "result.json").read_text())
     row = content["history"][-1]

@@ -10,7 +10,7 @@ KINDS = (LOWER, UPPER, CLAIM, REFUTED)
 CURVES = ("allowed by what is promised", "allowed by what is proved")
 COUNTED, AT_MOST = "counted in the trials", "proved to be at most"
 POINTS = 101  # of a curve
-LARGEST = 700.0  # epsilon whose exponential is a number; beyond it no curve can be told from the axes
+LARGEST = 700.0  # epsilon whose exponential is a number; beyond it every curve lies on the axes
 
 
 def epsilons(content: Mapping[str, Any]) -> Rows:

@@ -141,8 +141,8 @@ def _standing(setting: Setting, measure: Measure) -> Standing:
 
 
 def _values(point: Record) -> tuple[np.ndarray, np.ndarray]:
-    told = point["clients"]
-    return np.array([np.nan if value is None else value for value in told["values"]]), np.array(told["records"])
+    clients = point["clients"]
+    return np.array([np.nan if value is None else value for value in clients["values"]]), np.array(clients["records"])
 
 
 def _row(

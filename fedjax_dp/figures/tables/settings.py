@@ -20,13 +20,22 @@ NOTHING = {"name": "", "loss": {"words": "loss", "unit": "", "signed": True}, "m
 
 
 class Interval(NamedTuple):
-    """A metric over the seeds of a setting; NaN where there are too few seeds to tell."""
+    """A metric over the seeds of a setting; NaN where there are too few seeds to say."""
 
     mean: float
     std: float  # over seeds, divided by one less than their number
     low: float  # of the 95% confidence interval of the mean, Student's t
     high: float
     seeds: int  # that the numbers are over
+
+    def within(self, metric: Measure) -> "Interval":
+        """With ends that the metric can have."""
+        return self._replace(low=max(self.low, metric.low), high=min(self.high, metric.high))
+
+    def shown(self, metric: Measure) -> "Interval":
+        """As figures show it, within what the metric can be."""
+        mean, std, low, high = map(metric.shown, self.within(metric)[:4])
+        return Interval(mean, std, low, high, self.seeds)
 
 
 class Setting(NamedTuple):
@@ -120,13 +129,13 @@ def by_value(settings: Iterable[Setting], axis: str) -> dict[str, list[Setting]]
 
 
 def measures_of_records(records: Iterable[Record]) -> Measures:
-    """What the histories of a sweep tell; of several tasks what any does, the main one that of the first point.
+    """What the histories of a sweep hold; of several tasks what any does, the main one that of the first point.
 
     Where clients have models of their own in every point, these are what is compared.
     """
     records = list(records)
-    told = {json.dumps(record["task"], sort_keys=True): record["task"] for record in records}
-    found = [measures_of(one) for one in told.values()] or [measures_of(NOTHING)]
+    tasks = {json.dumps(record["task"], sort_keys=True): record["task"] for record in records}
+    found = [measures_of(one) for one in tasks.values()] or [measures_of(NOTHING)]
     every = {name: one for measures in found[::-1] for name, one in measures.by_name.items()}
     order = [*found[0].by_name, *(name for name in every if name not in found[0].by_name)]
     ends = [record["history"][-1] for record in records if record["history"]]

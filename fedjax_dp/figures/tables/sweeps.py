@@ -14,7 +14,7 @@ def setting_rows(settings: Sequence[Setting], metric: Measure) -> Rows:
     """A row for each setting, in their order.
 
     key         its place
-    epsilon     proved; None where none is finite, which `private` tells from no Guarantee
+    epsilon     proved; None where none is finite, be it without privacy or without a Guarantee, see `private`
     value       mean of the metric over the seeds that are done, with the interval `low` to `high`; None: not known
     good        what is larger for the better of two; None where a seed failed, as such a setting is never chosen
     seeds, lost how many the mean is over, and how many failed
@@ -61,9 +61,8 @@ def curve(setting: Setting, metric: Measure) -> list[tuple[int, Interval]]:
 
 def within(score: Interval, metric: Measure) -> dict[str, float | None]:
     """The ends of an interval, within what the metric can be."""
-    if not math.isfinite(score.low):
-        return {"low": None, "high": None}
-    return {"low": max(score.low, metric.low), "high": min(score.high, metric.high)}
+    cut = score.within(metric)
+    return {"low": _finite(cut.low), "high": _finite(cut.high)}
 
 
 def _finite(number: float) -> float | None:

@@ -229,9 +229,9 @@ def _against_x(axis: Any, rows: Sequence[ResultRow], done: Reproduction, panel: 
             if known:
                 at, means, stds = zip(*known, strict=True)
                 axis.errorbar(at, means, yerr=stds, capsize=2, elinewidth=0.9, **look | READ[reading])
-        printed = [(position[row.place.x], row.published) for row in own if row.published is not None]
-        if printed:
-            axis.plot(*zip(*printed, strict=True), color=look["color"], **PUBLISHED)
+        published = [(position[row.place.x], row.published) for row in own if row.published is not None]
+        if published:
+            axis.plot(*zip(*published, strict=True), color=look["color"], **PUBLISHED)
     if spread:
         axis.set_xscale("log")
     if not numeric:

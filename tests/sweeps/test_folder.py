@@ -237,17 +237,6 @@ def test_command_prints_the_plan_the_best_and_the_cost_of_choosing(capsys):
     assert "holds 12 of 12 points" in told.err
 
 
-@pytest.mark.slow
-def test_the_winner_is_a_configuration_that_runs(whole, capsys):
-    found, where = whole
-    assert cli.main(["best", str(where), "--epsilon-at-most", "5"]) == 0
-    pathlib.Path("winner.toml").write_text(capsys.readouterr().out)
-    assert cli.main(["run", "winner.toml", "--json"]) == 0
-    run = json.loads(capsys.readouterr().out)
-    best = found.best(epsilon_at_most=5)
-    assert {name: run["config"][name] for name in best.values} == best.values
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -283,7 +272,7 @@ def command(*words):
     return [sys.executable, "-m", "fedjax_dp", *words]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_sweep_survives_kill_9(monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", os.path.abspath("cache"))
     pathlib.Path("long.toml").write_text(TOML.replace("rounds = 3", "rounds = 300").replace("every = 1", "every = 20"))

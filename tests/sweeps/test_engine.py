@@ -91,13 +91,6 @@ def test_a_point_in_a_fixed_order_equals_its_single_run_bit_for_bit(data):
 
 
 @pytest.mark.slow
-def test_order_of_points_is_irrelevant(data):
-    jobs = jobs_on(data, GRID, rounds=2)
-    there, back = outcomes(jobs), outcomes(jobs[::-1])
-    assert [o.history for o in there] == [o.history for o in back[::-1]]
-
-
-@pytest.mark.slow
 def test_all_at_once_equals_one_after_another_up_to_rounding(data):
     jobs = jobs_on(data, GRID)
     for one, other in zip(outcomes(jobs, together=False), outcomes(jobs, together=True), strict=True):
@@ -280,7 +273,7 @@ def test_points_of_every_structure_equal_their_single_runs_bit_for_bit(name, dat
         assert outcome.history == single(job)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_sweep_over_a_number_of_the_local_rule_equals_single_runs_bit_for_bit(data):
     noisy = {**COMMON, "clip_norm": 0.5, "noise_multiplier": 0.5, "local_rule": "adamw_bc"}
     jobs = [Job(fdp.dpnfl(**noisy, local_b2=b2), data, MODEL, ROUNDS, 0, 1, True) for b2 in (0.9, 0.99, 0.999)]
