@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import importlib.util
 import pathlib
 
 import jax
@@ -281,3 +282,12 @@ def check_split(clients, sizes, records):
     assert np.unique(rows).size == rows.size
     assert rows.min() >= 0
     assert rows.max() < records
+
+
+def benchmark(name):
+    """A script of benchmarks/, as a module."""
+    path = pathlib.Path(__file__).parents[1] / "benchmarks" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
