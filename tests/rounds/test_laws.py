@@ -40,6 +40,7 @@ PARENTS = {
         ("dp_fedavg", {"clip_norm": 1e6, "cohort": "uniform"}),
         ("fedavg", {"estimator": "mean"}),
     ),
+    "dpnfl, loose and silent": (("dpnfl", {"clip_norm": 1e6, "l2": 0.0, "schedule": "constant"}), ("fedavg", {})),
     "dpnfl with momentum, loose and silent": (
         ("dpnfl", {"clip_norm": 1e6, "momentum": 0.5, "l2": 0.0, "schedule": "constant"}),
         ("fedavgm", {"momentum": 0.5}),

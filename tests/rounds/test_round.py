@@ -140,14 +140,6 @@ def one_device(chunk_size=None):
     return mesh.Execution(None, chunk_size)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("chunk_size", [1, 3])
-def test_chunking_changes_nothing_beyond_rounding(data, chunk_size):
-    whole = simulated(settings_of(cohort_size=5), data, 3, 4, one_device())
-    parts = simulated(settings_of(cohort_size=5), data, 3, 4, one_device(chunk_size))
-    np.testing.assert_allclose(parts["kernel"], whole["kernel"], rtol=1e-5, atol=1e-6)
-
-
 def test_as_many_clients_are_computed_at_once_as_caches_hold():
     execution = mesh.Execution()
     if execution.platform != "cpu":
@@ -223,17 +215,7 @@ def test_only_those_needed_are_added_and_portions_without_any_are_skipped(chunk_
         assert sorted(seen) == [1, 2, 7]
 
 
-@pytest.mark.slow
-def test_zero_noise_and_loose_clip_is_fedavg(data):
-    common = settings_of()
-    del common["clip_norm"], common["noise_multiplier"]
-    private = simulation.simulate(algorithms.dpnfl(**common, clip_norm=1e6, noise_multiplier=0.0), data, rounds=3)
-    plain = simulation.simulate(algorithms.fedavg(**common), data, rounds=3)
-    for a, b in zip(jax.tree.leaves(private.params), jax.tree.leaves(plain.params)):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_addpnfl_with_an_unmoving_rule_is_scaled_dpnfl(data):
     """b1 = b2 = 0 and a huge pi: w + rate Delta / (|Delta| + pi) is w + (rate / pi) Delta to first order."""
     config = settings_of(schedule="constant")
