@@ -6,7 +6,12 @@ Clients hold values around means that differ with variance h^2, and each release
 `dp_fedavg_local` and `mr_mtl` with strength 0 run one round of one step of rate 1 on all records of a quadratic loss,
 calibrated by the library, many runs at once. From the models and the shared mean of that round of `mr_mtl`, the pull of
 MR-MTL (`parts.Pull`, implicit, without a gradient) goes on to each lambda: it sees no records, so one release pays for
-all of them. Every error has to lie within MOST_OFF standard errors of the closed form (fedjax_dp.papers.reproductions).
+all of them. Every error has to lie within MOST_OFF standard errors of the closed form.
+
+Client k holds n_k values of variance sigma^2 around w_k, and releases one noisy mean hat w_k of error variance s_k; the
+w_k have variance h^2. Its model is (hat w_k + lambda_k m) / (1 + lambda_k), the minimiser of |w - hat w_k|^2 +
+lambda_k |w - m|^2, with m the mean of all models. Source: Liu et al. 2022, arXiv:2206.07902, section 5; clients of
+different sizes, budgets and lambdas are derived here.
 """
 
 import argparse
@@ -25,10 +30,10 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import fedjax_dp as fdp
+from fedjax_dp import accounting, errors
 from fedjax_dp.execution import Execution
 from fedjax_dp.experiments import environment
 from fedjax_dp.figures import canvas, elements
-from fedjax_dp.papers.reproductions import mean_estimation as theory
 from fedjax_dp.parts.pull import Pull
 from fedjax_dp.rounds.personal import models_of_clients
 from fedjax_dp.rounds.round import run_round
@@ -42,6 +47,49 @@ OWN_SIZES, OWN_EPSILONS, OWN_SPREAD = (800, 400, 200, 200, 100, 50), (0.5, 1.0, 
 STRENGTHS = np.geomspace(0.01, 300, 13)
 MOST_OFF = 4.9  # standard errors: one in a million at a normal point
 AT_ONCE = 250  # runs
+
+
+def noise_for(epsilon: float, delta: float) -> float:
+    """The noise multiplier of one release of all records, neighbours by replacement, exactly."""
+    one = accounting.GaussianSteps(1.0, accounting.FullBatch(), accounting.Adjacency.REPLACE_ONE, 1)
+    return accounting.noise_multiplier_for(one, epsilon, delta, "gaussian")
+
+
+def release_variance(records: float, sigma: float, clip_norm: float, noise_multiplier: float) -> float:
+    """s = sigma^2 / n + (z C / n)^2: of the error of one client's noisy mean."""
+    return sigma**2 / records + (noise_multiplier * clip_norm / records) ** 2
+
+
+def errors_at(strengths: np.ndarray | float, variances: np.ndarray, spread: float) -> np.ndarray:
+    """Mean squared error of every client's model `(clients,)`, at its own lambda.
+
+    strengths  lambda, one number or `(clients,)`; infinite: the mean of all, as federated averaging;
+    variances  s_k `(clients,)`; spread  h.
+
+    | lambda 0: s_k | all alike: s/K + (1 - 1/K) (s + lambda^2 h^2) / (1 + lambda)^2 |
+    """
+    noise = np.asarray(variances, float)
+    pulls = np.broadcast_to(np.asarray(strengths, float), noise.shape)
+    if not np.all(pulls >= 0):
+        raise errors.refuse("strength", strengths, "at least 0")
+    kept = 1 / (1 + pulls)
+    total = kept.sum()
+    weights = kept / total if total > 0 else np.full(noise.shape, 1 / len(noise))  # noisy clients weigh less
+    pulled = (1 - kept)[:, None] * weights
+    of_noise = pulled + np.diag(kept)
+    of_means = pulled - np.diag(1 - kept)
+    found: np.ndarray = of_noise**2 @ noise + spread**2 * np.sum(of_means**2, 1)
+    return found
+
+
+def best_strength(variance: float, spread: float) -> float:
+    """lambda* = s / h^2, whatever the number of clients, where they are alike."""
+    return variance / spread**2
+
+
+def least_error(variance: float, spread: float, clients: int) -> float:
+    """E* = s/K + (1 - 1/K) s h^2 / (s + h^2) at lambda*."""
+    return variance / clients + (1 - 1 / clients) * variance * spread**2 / (variance + spread**2)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,9 +117,7 @@ class Setting(NamedTuple):
     def variances(self):
         """s of every client, in closed form."""
         told = zip(self.sizes, self.epsilons, strict=True)
-        return np.array(
-            [theory.release_variance(n, SIGMA, CLIP_NORM, theory.noise_for(epsilon, DELTA)) for n, epsilon in told]
-        )
+        return np.array([release_variance(n, SIGMA, CLIP_NORM, noise_for(epsilon, DELTA)) for n, epsilon in told])
 
 
 def store(sizes, shares=None):
@@ -156,16 +202,16 @@ def alike(epsilon, spread, runs, seed):
     """Clients that are alike: both ends, and every lambda between them."""
     setting = Setting(ALIKE, (epsilon,) * len(ALIKE), spread)
     every, about = setting.variances, {"epsilon": epsilon, "spread": spread}
-    best = theory.best_strength(every[0], spread)
+    best = best_strength(every[0], spread)
     means, _, own = runs_of("local", setting, runs, seed)
-    rows = [row("local", errors_of(own, means), theory.errors_at(0.0, every, spread)[0], **about)]
+    rows = [row("local", errors_of(own, means), errors_at(0.0, every, spread)[0], **about)]
     means, shared, _ = runs_of("dp_fedavg_local", setting, runs, seed + 1)
     federated = np.broadcast_to(shared[:, None], means.shape)
-    rows.append(row("fedavg", errors_of(federated, means), theory.errors_at(np.inf, every, spread)[0], **about))
+    rows.append(row("fedavg", errors_of(federated, means), errors_at(np.inf, every, spread)[0], **about))
     means, shared, own = runs_of("mr_mtl", setting, runs, seed + 2)
     for strength in sorted({*map(float, STRENGTHS), float(best)}):
         squared = errors_of(pulled(own, shared, strength), means)
-        expected = theory.errors_at(strength, every, spread)[0]
+        expected = errors_at(strength, every, spread)[0]
         rows.append(row("mr_mtl", squared, expected, **about, strength=strength, best=bool(strength == best)))
     return rows
 
@@ -174,8 +220,8 @@ def own_sizes(runs, seed):
     """Clients with own sizes and budgets: both ends, the best common lambda, and everyone's own."""
     setting = Setting(OWN_SIZES, OWN_EPSILONS, OWN_SPREAD)
     every, grid = setting.variances, np.geomspace(0.01, 300, 2001)
-    common = float(min(grid, key=lambda strength: theory.errors_at(strength, every, OWN_SPREAD).mean()))
-    best = np.array([theory.best_strength(variance, OWN_SPREAD) for variance in every])
+    common = float(min(grid, key=lambda strength: errors_at(strength, every, OWN_SPREAD).mean()))
+    best = np.array([best_strength(variance, OWN_SPREAD) for variance in every])
     kept = 1 / (1 + best)
     means, _, own = runs_of("local", setting, runs, seed)
     found = [("local", errors_of(own, means), 0.0)]
@@ -187,7 +233,7 @@ def own_sizes(runs, seed):
     found.append(("own lambda", errors_of(pulled(own, shared, best), means), best))
     rows = []
     for name, squared, strengths in found:
-        expected = theory.errors_at(strengths, every, OWN_SPREAD)
+        expected = errors_at(strengths, every, OWN_SPREAD)
         for client, (size, epsilon) in enumerate(zip(OWN_SIZES, OWN_EPSILONS, strict=True)):
             about = {"client": client, "records": size, "epsilon": epsilon}
             rows.append(row(name, squared[:, [client]], expected[client], **about))
@@ -271,7 +317,7 @@ def _against_lambda(axes, rows):
         variance = next(row["closed_form"] for row in mine if row["way"] == "local")
         grid = np.geomspace(0.006, 500, 200)
         every = np.full(len(ALIKE), variance)
-        axes.plot(grid, [theory.errors_at(one, every, spread)[0] for one in grid], color=color, label=f"h = {spread:g}")
+        axes.plot(grid, [errors_at(one, every, spread)[0] for one in grid], color=color, label=f"h = {spread:g}")
         places = [ENDS.get(row["way"], row.get("strength")) for row in mine]
         means, errors = ([row[name] for row in mine] for name in ("mean", "standard_error"))
         axes.errorbar(places, means, errors, color=color, marker="o", markersize=3.5, linestyle="none", capsize=2)

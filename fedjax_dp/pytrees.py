@@ -196,11 +196,11 @@ class Part:
         """The whole vector with this part `(size,)` in its place."""
         if all(self._chosen):
             return part
-        taken, found = 0, []
+        taken, pieces = 0, []
         for first, end, chosen in self._runs():
-            found.append(part[taken : taken + end - first] if chosen else flat[first:end])
+            pieces.append(part[taken : taken + end - first] if chosen else flat[first:end])
             taken += end - first if chosen else 0
-        return jnp.concatenate(found)
+        return jnp.concatenate(pieces)
 
     def _runs(self) -> list[tuple[int, int, bool]]:
         """Neighbours that are treated alike: where they begin and end, and whether they are in the part."""
@@ -238,13 +238,13 @@ def of_clients(what: str, numbers: Any, num_clients: int, common: bool = True) -
     Raises: ConfigurationError for another shape, and for what is no array of real numbers.
     """
     try:
-        found = np.asarray(numbers)
+        array = np.asarray(numbers)
     except ValueError:  # lists of lists that are not of one length
-        found = np.asarray(None)
-    if found.dtype.kind not in "biuf":
+        array = np.asarray(None)
+    if array.dtype.kind not in "biuf":
         wanted = "a number, or one" if common else "one number"
         raise errors.refuse(what, repr(numbers), f"{wanted} for each of the {num_clients} clients")
-    if found.shape != (num_clients,) and not (common and found.shape == ()):
+    if array.shape != (num_clients,) and not (common and array.shape == ()):
         wanted = f"one number or {num_clients} of them" if common else f"one for each of the {num_clients} clients"
-        raise errors.refuse(what, f"shape {found.shape}", wanted)
-    return found
+        raise errors.refuse(what, f"shape {array.shape}", wanted)
+    return array

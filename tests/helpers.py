@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import importlib.util
 import pathlib
 
 import jax
@@ -10,10 +11,12 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from fedjax_dp import errors
+from fedjax_dp import algorithms, errors
 from fedjax_dp.data import Dataset, Vocabulary, federate, power_law_sizes
 from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.parts.cohorts import Cohort, Members
+from fedjax_dp.parts.contexts import ClientContext, Received
+from fedjax_dp.prng import role_key
 from fedjax_dp.pytrees import structure, value
 from fedjax_dp.rounds.round import run_round
 from fedjax_dp.rounds.simulation import check, numbers, run_key
@@ -281,3 +284,41 @@ def check_split(clients, sizes, records):
     assert np.unique(rows).size == rows.size
     assert rows.min() >= 0
     assert rows.max() < records
+
+
+def benchmark(name):
+    """A script of benchmarks/, as a module."""
+    path = pathlib.Path(__file__).parents[1] / "benchmarks" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def noise_of_steps(size, rounds, num_clients, learning_rate=1.0, steps=1, start=0.0):
+    """What reaches the server from clients whose gradients are zero: minus rate times the summed noise of the steps.
+
+    z = 3, C = 0.5, B = 2; `(rounds, clients, size)`.
+    """
+    data = ragged_data([4] * num_clients)
+    value = algorithms.dpnfl(
+        cohort_size=None,
+        batch_size=2,
+        local_steps=steps,
+        learning_rate=learning_rate,
+        clip_norm=0.5,
+        noise_multiplier=3.0,
+        schedule="constant",
+    )
+    local = numbers(dataclasses.replace(value, local=dataclasses.replace(value.local, corrections=()))).local
+    model, key = FlatModel(size), run_key(5)
+
+    def update(t, i):
+        own = jax.random.fold_in(jax.random.fold_in(role_key(key, "local"), t), i)
+        stored = jax.tree.map(jnp.asarray, data)
+        held = Received(jnp.full(size, start))
+        client = ClientContext(own, t, stored.client(i), stored, model, lambda flat: flat, held)
+        return local.run(client).update
+
+    over_clients = jax.vmap(update, in_axes=(None, 0))
+    return np.asarray(jax.jit(jax.vmap(over_clients, in_axes=(0, None)))(jnp.arange(rounds), jnp.arange(num_clients)))

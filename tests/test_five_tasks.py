@@ -109,7 +109,7 @@ def read_moons(name, data_dir, seed, reading):
     return fdp.data.Dataset(name, x[::2], y[::2], x[1::2], y[1::2], classes=2)
 
 
-# 5. Clients that keep their own head: tests/parts/test_own_head.py.
+# 5. Clients that keep their own head: tests/parts/test_local_training.py.
 
 DATA = ragged_data([20] * 6)
 COMMON = {"cohort_size": 3, "batch_size": 5, "local_steps": 2, "learning_rate": 0.3}

@@ -2,7 +2,6 @@
 
 import argparse
 import csv
-import importlib.util
 import json
 import math
 import pathlib
@@ -10,9 +9,9 @@ import sys
 
 import numpy as np
 import pytest
+from helpers import benchmark
 
 import fedjax_dp as fdp
-from fedjax_dp.papers.reproductions import mean_estimation
 
 ROOT = pathlib.Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -92,7 +91,7 @@ def test_private_runs_of_every_task_learn_something_and_less_than_plain_ones():
 
 
 def test_mean_estimation_agrees_with_its_closed_form():
-    found = told("mean_estimation")
+    mean_estimation, found = benchmark("mean_estimation"), told("mean_estimation")
     setting, own = found["setting"], found["own"]
     assert (setting["clients"], setting["records"], setting["runs"]) == (20, 200, 20_000)
     assert len({(row["epsilon"], row["spread"]) for row in found["rows"]}) == 9
@@ -184,9 +183,7 @@ def _substitutions(text):
 
 
 def test_the_plan_on_paper_follows_from_what_was_measured():
-    spec = importlib.util.spec_from_file_location("plan", ROOT / "benchmarks" / "plan.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = benchmark("plan")
     told = json.loads((ROOT / "benchmarks" / "results" / "plan.json").read_text())
     assert (told["asked"]["clients"], told["asked"]["cohort"]) == (1e9, 1e5)
     assert (told["asked"]["parameters"], told["asked"]["devices"]) == (1e7, 256)

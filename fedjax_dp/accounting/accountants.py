@@ -21,7 +21,6 @@ from fedjax_dp.accounting.events import (
     each,
 )
 from fedjax_dp.accounting.gaussian import Gdp
-from fedjax_dp.accounting.tcdp import Tcdp
 from fedjax_dp.accounting.zcdp import Zcdp
 
 
@@ -69,14 +68,6 @@ def _gdp_of(event: Event) -> Callable[[Release], Gdp]:
     return lambda step: Gdp(step.gdp())
 
 
-def _zcdp_of(event: Event) -> Callable[[Release], Zcdp]:
-    return lambda step: Zcdp(step.zcdp())
-
-
-def _tcdp_of(event: Event) -> Callable[[Release], Tcdp]:
-    return lambda step: step.tcdp()
-
-
 def _losses_of(choice: pld.Pairs, event: Event) -> Callable[[Release], Currency]:
     """Loss distributions, unless the exact Gaussian formula covers the event: there they have the same limit."""
     exact = _gdp_of(event)
@@ -99,9 +90,17 @@ ACCOUNTANTS = {
         Accountant("rdp", "Renyi DP of dominating pairs of neighbours (rigorous, looser)", rdp.price, 1e-6),
         Accountant("gaussian", "exact Gaussian mechanism (GDP)", _gdp_of, 1e-9),
         Accountant(
-            "zcdp", "zCDP, sampling ignored, Canonne-Kamath-Steinke conversion (rigorous, looser)", _zcdp_of, 1e-6
+            "zcdp",
+            "zCDP, sampling ignored, Canonne-Kamath-Steinke conversion (rigorous, looser)",
+            lambda event: lambda step: Zcdp(step.zcdp()),
+            1e-6,
         ),
-        Accountant("tcdp", "tCDP as in the dpnfl paper (valid where its conditions hold, loose)", _tcdp_of, 1e-9),
+        Accountant(
+            "tcdp",
+            "tCDP as in the dpnfl paper (valid where its conditions hold, loose)",
+            lambda event: lambda step: step.tcdp(),
+            1e-9,
+        ),
     )
 }
 

@@ -132,5 +132,5 @@ def each(ledger: Iterable[Event], of: Callable[[Event], T]) -> list[T]:
     ledger = list(ledger)
     shared = {id(event): event for event in ledger}
     values = {event: of(event) for event in dict.fromkeys(shared.values())}
-    found = {key: values[event] for key, event in shared.items()}
-    return [found[id(event)] for event in ledger]
+    by_id = {key: values[event] for key, event in shared.items()}
+    return [by_id[id(event)] for event in ledger]

@@ -68,5 +68,5 @@ def zcdp_epsilon(rho: float, delta: float) -> float:
         return (1 + excess) * rho + log_excess - log_order - (math.log(delta) + log_order) / excess
 
     best = 0.5 * math.log(math.log(1 / delta) / rho)  # the order that is best for the standard conversion
-    found = scipy.optimize.minimize_scalar(at, bounds=(best - 4, best + 4), method="bounded", options={"xatol": 1e-9})
-    return max(min(float(found.fun), zcdp_epsilon_standard(rho, delta)), 0.0)
+    least = scipy.optimize.minimize_scalar(at, bounds=(best - 4, best + 4), method="bounded", options={"xatol": 1e-9})
+    return max(min(float(least.fun), zcdp_epsilon_standard(rho, delta)), 0.0)

@@ -26,13 +26,13 @@ __all__ = [
 ]
 
 CATALOGUE: dict[str, Entry[Any]] = {
-    found.name: found
+    member.name: member
     for module in (non_private, record_level, client_level, personalised)
-    for found in vars(module).values()
-    if isinstance(found, Entry)
+    for member in vars(module).values()
+    if isinstance(member, Entry)
 }
 
-PERSONAL = tuple(name for name, found in CATALOGUE.items() if vars(personalised).get(name) is found)  # own models
+PERSONAL = tuple(name for name, member in CATALOGUE.items() if vars(personalised).get(name) is member)  # own models
 
 
 def __getattr__(name: str) -> Any:

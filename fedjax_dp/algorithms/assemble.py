@@ -155,54 +155,53 @@ def assemble(
     from fedjax_dp.schedules import SCHEDULES
 
     defaults = {name: option.default for name, option in COMMON.items() if option.default is not REQUIRED}
-    given: dict[str, Any] = {**defaults, **common}
-    require(COMMON, given, common, "every algorithm")
+    options: dict[str, Any] = {**defaults, **common}
+    require(COMMON, options, common, "every algorithm")
     if not isinstance(corrections, tuple | list):
         raise errors.refuse(
             "corrections", validation.described(corrections), "a tuple of parts", "put it into one: (part,)"
         )
     if aggregate and "estimator" in common:
         raise errors.refuse("estimator", common["estimator"], "left out for an entry with one of its own")
-    if (given["batch_size"] is None) != (given["batches"] == "full"):
-        raise errors.refuse(
-            "batch_size", given["batch_size"], "None for batches full, else a number", f"batches are {given['batches']}"
-        )
-    size = given["cohort_size"]
-    if drawn and drawn.get("probabilities") is not None and (size is None or given["cohort"] != "md"):
-        raise errors.refuse("cohort", given["cohort"], "md with a cohort_size for given probabilities")
+    batch_size, batches = options["batch_size"], options["batches"]
+    if (batch_size is None) != (batches == "full"):
+        raise errors.refuse("batch_size", batch_size, "None for batches full, else a number", f"batches are {batches}")
+    size = options["cohort_size"]
+    if drawn and drawn.get("probabilities") is not None and (size is None or options["cohort"] != "md"):
+        raise errors.refuse("cohort", options["cohort"], "md with a cohort_size for given probabilities")
     cohort: parts.Cohort = parts.AllClients()
     if size is not None:
-        cohort = COHORTS[given["cohort"]](size, one_by_one=given["one_by_one"], **(drawn or {}))
-    if given["first"] is not None:
-        cohort = parts.FirstResponders(cohort=cohort, size=given["first"])
-    if np.any(np.asarray(given["dropout"]) != 0):
-        cohort = parts.Dropout(cohort=cohort, rate=given["dropout"])
-    rule = parts.LOCAL_RULES[given["local_rule"]]
-    numbers = {name: given[f"local_{name}"] for name in rule.hyperparameters}
+        cohort = COHORTS[options["cohort"]](size, one_by_one=options["one_by_one"], **(drawn or {}))
+    if options["first"] is not None:
+        cohort = parts.FirstResponders(cohort=cohort, size=options["first"])
+    if np.any(np.asarray(options["dropout"]) != 0):
+        cohort = parts.Dropout(cohort=cohort, rate=options["dropout"])
+    rule = parts.LOCAL_RULES[options["local_rule"]]
+    numbers = {name: options[f"local_{name}"] for name in rule.hyperparameters}
     numbers = {name: value for name, value in numbers.items() if value is not None}
-    if given["microbatch"] is not None:
-        errors.require_count("microbatch", given["microbatch"])
+    if options["microbatch"] is not None:
+        errors.require_count("microbatch", options["microbatch"])
         bound = getattr(privatizer, "bound", None)
         if not hasattr(bound, "microbatch"):
-            raise errors.refuse("microbatch", given["microbatch"], "left out where no record is clipped", "drop it")
-        privatizer = changed(privatizer, bound=parts.ClipRecords(microbatch=given["microbatch"]))
-    ring = {"bits": given["ring_bits"], "fractional_bits": given["fractional_bits"], "neighbours": given["neighbours"]}
+            raise errors.refuse("microbatch", options["microbatch"], "left out where no record is clipped", "drop it")
+        privatizer = changed(privatizer, bound=parts.ClipRecords(microbatch=options["microbatch"]))
+    ring = {"bits": options["ring_bits"]} | {name: options[name] for name in ("fractional_bits", "neighbours")}
     steps: dict[str, Any] = {
-        "learning_rate": given["learning_rate"],
+        "learning_rate": options["learning_rate"],
         "privatizer": parts.NonPrivate() if privatizer is None else privatizer,
-        "batches": BATCHES[given["batches"]](given["batch_size"]),
-        "corrections": (*corrections, parts.L2Penalty(strength=given["l2"])),
-        "rule": changed(rule, hyperparameters=rule.hyperparameters | numbers, keep=given["keep_rule"]),
-        "steps": given["local_steps"],
-        "schedule": SCHEDULES[given["schedule"]],
-        "per_step": given["per_step"],
+        "batches": BATCHES[batches](batch_size),
+        "corrections": (*corrections, parts.L2Penalty(strength=options["l2"])),
+        "rule": changed(rule, hyperparameters=rule.hyperparameters | numbers, keep=options["keep_rule"]),
+        "steps": options["local_steps"],
+        "schedule": SCHEDULES[options["schedule"]],
+        "per_step": options["per_step"],
     }
     return Algorithm(
         cohort=cohort,
         local=parts.LocalSgd(**steps) if models is None else parts.PersonalSgd(**steps, models=models),
         upload=parts.PlainUpload() if upload is None else upload,
-        aggregate=parts.ESTIMATORS[given["estimator"]] if aggregate is None else aggregate,
-        transport=parts.SecureSum(**ring) if given["secure"] else parts.PlainSum(),
+        aggregate=parts.ESTIMATORS[options["estimator"]] if aggregate is None else aggregate,
+        transport=parts.SecureSum(**ring) if options["secure"] else parts.PlainSum(),
         server=add_update() if server is None else server,
     )
 

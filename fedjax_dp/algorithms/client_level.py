@@ -31,15 +31,15 @@ WHOLE_CLIENTS = {
 }
 
 
-def _by_noise(given: Mapping[str, Any]) -> dict[str, Any]:
-    if given.get("noise") != "shared":
+def _by_noise(explicit: Mapping[str, Any]) -> dict[str, Any]:
+    if explicit.get("noise") != "shared":
         return {"cohort": "poisson"}
     # the fixed point is the noise's, too: float32 carries its integers up to a size
     return {"cohort": "uniform", "secure": True, "fractional_bits": 10}
 
 
-def _presets(given: Mapping[str, Any]) -> dict[str, Any]:  # integer noise has one accountant
-    return WHOLE_CLIENTS | ({"accountant": "rdp"} if given.get("noise") == "shared" else {})
+def _presets(explicit: Mapping[str, Any]) -> dict[str, Any]:  # integer noise has one accountant
+    return WHOLE_CLIENTS | ({"accountant": "rdp"} if explicit.get("noise") == "shared" else {})
 
 
 @entry("McMahan et al. 2018; Andrew et al. 2021", defaults=_by_noise, presets=_presets, fixes=("estimator",))

@@ -117,17 +117,17 @@ class Entry(Generic[P]):
         """What a run has where nothing is said, `known` its data set's presets and what is given."""
         return dict(_of(self.presets, known))
 
-    def of_run(self, given: Values, known: Beforehand) -> "Algorithm":
+    def of_run(self, explicit: Values, known: Beforehand) -> "Algorithm":
         """The algorithm of a run, with what `prepare` finds out of its clients."""
         if self.prepare is None:
-            return self.of(given)
+            return self.of(explicit)
         own = options.of_function(self.prepare)
-        mine = {name: value for name, value in given.items() if name not in own}
-        of_prepare = {name: value for name, value in given.items() if name in own}
+        mine = {name: value for name, value in explicit.items() if name not in own}
+        of_prepare = {name: value for name, value in explicit.items() if name in own}
         more = self.prepare(known, self._filled(mine), **of_prepare)
         return self.of(mine | dict(_of(more, mine)))
 
-    def __call__(self, *args: P.args, **given: P.kwargs) -> "Algorithm":
+    def __call__(self, *args: P.args, **explicit: P.kwargs) -> "Algorithm":
         """The algorithm of some options.
 
         Raises: ConfigurationError in one line for options that are unknown, missing, none of their choices, or given
@@ -136,15 +136,15 @@ class Entry(Generic[P]):
         if args:
             got = ", ".join(map(validation.described, args))
             raise errors.refuse(self.name, f"{got} without a name", "called with options by name", self.__advice__)
-        return self.of(given)
+        return self.of(explicit)
 
-    def of(self, given: Values) -> "Algorithm":
+    def of(self, explicit: Values) -> "Algorithm":
         """The same of a mapping."""
-        for name in given:
+        for name in explicit:
             if name in self._arguments:
-                self._arguments[name].check(given[name])  # before defaults are found by it
-        values = self._filled(given)
-        options.require(self._arguments, values, given, self.name)
+                self._arguments[name].check(explicit[name])  # before defaults are found by it
+        values = self._filled(explicit)
+        options.require(self._arguments, values, explicit, self.name)
         made = self._made(values)
         from fedjax_dp.rounds.algorithm import Algorithm  # loads JAX
 
@@ -162,12 +162,12 @@ class Entry(Generic[P]):
             got = own_code.described_error(error)  # of a stranger's code, whatever it is
             raise errors.refuse(self.name, got, "made without an error", validation.undecorated(error, make)) from error
 
-    def _filled(self, given: Values) -> dict[str, Any]:
-        return {**_of(self.defaults, given), **given}
+    def _filled(self, explicit: Values) -> dict[str, Any]:
+        return {**_of(self.defaults, explicit), **explicit}
 
 
-def _of(values: Values | Callable[[Values], Values], given: Values) -> Values:
-    mapping = values(given) if callable(values) else values
+def _of(values: Values | Callable[[Values], Values], explicit: Values) -> Values:
+    mapping = values(explicit) if callable(values) else values
     if not isinstance(mapping, Mapping):
         raise errors.refuse("defaults, presets and what prepare finds", repr(mapping), "mappings of options to values")
     return mapping

@@ -39,8 +39,8 @@ PersonalRate = Annotated[float | None, about("of the personal steps", default="l
 _PERSONAL = {"holdout": 0.2, "schedule": "constant", "l2": 0.0}
 
 
-def _drawn(given: Mapping[str, Any]) -> dict[str, Any]:
-    return {"cohort": "poisson"} if given.get("unit") == "client" else {}
+def _drawn(explicit: Mapping[str, Any]) -> dict[str, Any]:
+    return {"cohort": "poisson"} if explicit.get("unit") == "client" else {}
 
 
 def _presets(known: Mapping[str, Any]) -> dict[str, Any]:

@@ -152,7 +152,7 @@ def cpfed(
 
 def _weigh_budgets(
     known: Beforehand,
-    given: Mapping[str, Any],
+    options: Mapping[str, Any],
     *,
     strength: Annotated[float, about("lambda, the weight of the budgets", beside={"sampling": "optimal"})] = 1.0,
     norm_noise: Annotated[
@@ -160,28 +160,28 @@ def _weigh_budgets(
     ] = 0.0,
 ) -> dict[str, Any]:
     """Probabilities of the draws from gradient norms and budgets, where sampling is optimal."""
-    if given.get("sampling") != "optimal":
+    if options.get("sampling") != "optimal":
         return {}
     if known.epsilon is None:
         raise errors.refuse("sampling", "optimal", "used with budgets, which it weighs", "give --epsilon")
     from fedjax_dp.algorithms.importance_sampling import optimal_probabilities  # loads JAX
 
-    found = optimal_probabilities(
+    optimal = optimal_probabilities(
         known.data,
         epsilons=known.epsilon,
         delta=known.delta or 0.0,
         rounds=known.rounds,
-        draws=given["cohort_size"],
-        batch_size=given.get("batch_size") or int(np.min(known.data.sizes)),
-        local_steps=given["local_steps"],
-        learning_rate=given["learning_rate"],
+        draws=options["cohort_size"],
+        batch_size=options.get("batch_size") or int(np.min(known.data.sizes)),
+        local_steps=options["local_steps"],
+        learning_rate=options["learning_rate"],
         strength=strength,
         norm_noise=norm_noise,
-        norm_clip=given["clip_norm"],
+        norm_clip=options["clip_norm"],
         seed=known.seed,
         model=known.model,
     )
-    return {"probabilities": found.probabilities, "prior_event": found.prior_event}
+    return {"probabilities": optimal.probabilities, "prior_event": optimal.prior_event}
 
 
 _BUDGETS = {"epsilon": 16.0, "epsilon_high": 32.0, "sampling": "optimal", "norm_noise": 1.0}

@@ -31,13 +31,13 @@ class HostTable:
 
     def read(self, clients: np.ndarray, room: int) -> np.ndarray:
         """Rows of some clients `(room, ...)`, zeros after the last."""
-        found = np.zeros((room, *self.row_shape), self._first.dtype)
-        for row, client in zip(found.reshape(room, self._first.size), clients):
+        rows = np.zeros((room, *self.row_shape), self._first.dtype)
+        for row, client in zip(rows.reshape(room, self._first.size), clients):
             if self._written[client]:
                 self._fill(row, int(client))
             else:
                 row[:] = self._first.reshape(-1)
-        return found
+        return rows
 
     def _fill(self, row: np.ndarray, client: int) -> None:
         view, at = row.view(np.uint8).data, client * self.row_bytes

@@ -43,7 +43,7 @@ def fitting(
     def of(portion: int) -> Execution:
         return execution if portion == first else dataclasses.replace(execution, chunk_size=portion)
 
-    found, program = most_at_once(
+    portion, program = most_at_once(
         lambda portion: compiled(of(portion)),
         memory,
         first=first,
@@ -52,7 +52,7 @@ def fitting(
         what="clients",
         given=given,
     )
-    return of(found), program
+    return of(portion), program
 
 
 def most_at_once(

@@ -204,26 +204,26 @@ def some_devices(
     """
     errors.require_count("devices", count)
     errors.require_count("model_devices", model_devices)
-    found, processes = jax.devices(), jax.process_count()
-    if count > len(found):
+    devices, processes = jax.devices(), jax.process_count()
+    if count > len(devices):
         remedy = (
-            f"${CPU_DEVICES} sets how many a CPU shows" if found[0].platform == "cpu" else "leave them out to use all"
+            f"${CPU_DEVICES} sets how many a CPU shows" if devices[0].platform == "cpu" else "leave them out to use all"
         )
-        raise errors.refuse("devices", count, f"at most the {len(found)} {found[0].platform} devices here", remedy)
+        raise errors.refuse("devices", count, f"at most the {len(devices)} {devices[0].platform} devices here", remedy)
     if count % model_devices:
         raise errors.refuse(
             "devices", count, f"a multiple of the {model_devices} that hold a model", "change one of them"
         )
-    if processes > 1 and count < len(found):
+    if processes > 1 and count < len(devices):
         if count % processes:
             raise errors.refuse(
                 "devices", count, f"a multiple of the {processes} processes", "leave them out to use all"
             )
-        own = [[device for device in found if device.process_index == index] for index in range(processes)]
-        found = [device for some in own for device in some[: count // processes]]
+        own = [[device for device in devices if device.process_index == index] for index in range(processes)]
+        devices = [device for some in own for device in some[: count // processes]]
     if model_devices > 1:
-        return Execution(Mesh(np.reshape(found[:count], (-1, model_devices)), (AXIS, MODEL)), chunk_size, parts)
-    return Execution(Mesh(found[:count], (AXIS,)) if count > 1 else None, chunk_size, parts)
+        return Execution(Mesh(np.reshape(devices[:count], (-1, model_devices)), (AXIS, MODEL)), chunk_size, parts)
+    return Execution(Mesh(devices[:count], (AXIS,)) if count > 1 else None, chunk_size, parts)
 
 
 class CohortLayout:
@@ -369,7 +369,7 @@ def _one_after_another(
         return zeros
 
     def accumulate(total: Any, entry: Any) -> tuple[Any, Any]:
-        found = lax.cond(jnp.any(entry[1]), one, none, shared, entry) if skips else one(shared, entry)
-        return jax.tree.map(jnp.add, total, found[0]), found[1]
+        one_out = lax.cond(jnp.any(entry[1]), one, none, shared, entry) if skips else one(shared, entry)
+        return jax.tree.map(jnp.add, total, one_out[0]), one_out[1]
 
     return lax.scan(accumulate, none(shared, first)[0], table)

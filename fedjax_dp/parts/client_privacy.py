@@ -38,9 +38,10 @@ class Participation(NamedTuple):
 class UpdatePrivatizer(Protocol):
     """The way of an update from the client to the server; all that hide whole clients are a `ClientPrivacy`.
 
-    Implementations are made with `fedjax_dp.value`. Updates and their mean are flat `(size,)` float32, in the order of
-    `pytrees.ravel`; `sensitivity` is what `Aggregate.sensitivity`
-    says; `state` is what the server keeps, as `init` made it.
+    Implementations are made with `fedjax_dp.value`. The bodies given here are those of an update that goes as it is;
+    who inherits them writes what differs, and the facts. Updates and their mean are flat `(size,)` float32, in the
+    order of `pytrees.ravel`; `sensitivity` is what `Aggregate.sensitivity` says; `state` is what the server keeps, as
+    `init` made it.
     """
 
     @property
@@ -69,7 +70,7 @@ class UpdatePrivatizer(Protocol):
 
     def init(self) -> Any:
         """What the server keeps before round 0: a pytree of arrays."""
-        ...
+        return ()
 
     def message(
         self, key: jax.Array, update: jax.Array, sizes: Sequence[int], state: Any, sent: "MessageEncoding"
@@ -89,15 +90,15 @@ class UpdatePrivatizer(Protocol):
         key       the same in all rounds of a run: the round is part of every draw;
         extra     sum of the extra numbers; expected  messages of a round, None where nobody knows.
         """
-        ...
+        return mean, state
 
     def noise_std(self, state: Any, sensitivity: Any, round_index: jax.Array) -> Any:
         """Of a coordinate of the noise on the mean, a probe; NaN: not known apart from it; None: there is no noise."""
-        ...
+        return None
 
     def check(self, num_clients: int) -> None:
         """Raise ConfigurationError, in one line, for numbers that cannot be meant for so many clients."""
-        ...
+        return None
 
 
 class ClientPrivacy(UpdatePrivatizer, Protocol):
@@ -150,7 +151,7 @@ class MessageEncoding(NamedTuple):
 
 
 @value
-class PlainUpload:
+class PlainUpload(UpdatePrivatizer):
     """As it is. What the local steps did is all the privacy there is."""
 
     equation = r"\Delta_k"
@@ -163,28 +164,14 @@ class PlainUpload:
     def event(self, noise: float, attendance: Participation) -> Event:
         raise errors.refuse("upload", "PlainUpload", "one that adds noise", "nothing is to be accounted for")
 
-    def init(self) -> tuple[()]:
-        return ()
-
     def message(
         self, key: jax.Array, update: jax.Array, sizes: Sequence[int], state: Any, sent: MessageEncoding
     ) -> Any:
         return update, ()
 
-    def release(
-        self, key: jax.Array, round_index: Any, mean: jax.Array, extra: Any, state: Any, sensitivity: Any, expected: Any
-    ) -> tuple[jax.Array, Any]:
-        return mean, state
-
-    def noise_std(self, state: Any, sensitivity: Any, round_index: jax.Array) -> None:
-        return None
-
-    def check(self, num_clients: int) -> None:
-        pass
-
 
 @value
-class ClientGaussian:
+class ClientGaussian(UpdatePrivatizer):
     """DP-FedAvg (McMahan et al. 2018): updates are clipped, the server adds noise to their mean, once a round.
 
     clip_norm         S, bound on a client's update in L2; `by_tensor` bounds each of m tensors by S / sqrt(m);
@@ -213,9 +200,6 @@ class ClientGaussian:
 
     def event(self, noise: float, attendance: Participation) -> Event:
         return noisy_sums(self.source, noise, attendance)
-
-    def init(self) -> tuple[()]:
-        return ()
 
     def message(
         self, key: jax.Array, update: jax.Array, sizes: Sequence[int], state: Any, sent: MessageEncoding
@@ -249,7 +233,7 @@ class ClipState(NamedTuple):
 
 
 @value
-class AdaptiveClientGaussian:
+class AdaptiveClientGaussian(UpdatePrivatizer):
     """DP-FedAvg whose clip norm follows a quantile of the updates' norms (Andrew et al. 2021, arXiv:1905.03871).
 
     Each client also sends whether its update was within the clip norm C; the noised fraction b moves it:
@@ -322,7 +306,7 @@ class AdaptiveClientGaussian:
 
 
 @value
-class ClientSkellam:
+class ClientSkellam(UpdatePrivatizer):
     """Updates are clipped and every client adds its share of integer noise before a secure sum (Agarwal et al. 2021).
 
     No one, the server included, sees less noise than the sum of the cohort's shares: a difference of two Poisson
@@ -361,9 +345,6 @@ class ClientSkellam:
         )
         return repeated(one, attendance.times)
 
-    def init(self) -> tuple[()]:
-        return ()
-
     def message(
         self, key: jax.Array, update: jax.Array, sizes: Sequence[int], state: Any, sent: MessageEncoding
     ) -> Any:
@@ -375,11 +356,6 @@ class ClientSkellam:
         )
         whole = jnp.round(kept / sent.resolution) + (first - second).astype(jnp.float32)
         return whole * sent.resolution, ()
-
-    def release(
-        self, key: jax.Array, round_index: Any, mean: jax.Array, extra: Any, state: Any, sensitivity: Any, expected: Any
-    ) -> tuple[jax.Array, Any]:
-        return mean, state
 
     def noise_std(self, state: Any, sensitivity: Any, round_index: jax.Array) -> float:
         return math.nan  # the sum arrives with its noise, so nobody sees the signal alone

@@ -70,11 +70,11 @@ class Bound(Protocol):
 
     def check(self) -> None:
         """Raise ConfigurationError, in one line, for numbers that cannot be meant."""
-        ...
+        return None
 
 
 @value
-class ClipRecords:
+class ClipRecords(Bound):
     """Each record's gradient is scaled down to `clip_norm`; unit C / B.
 
     microbatch  see `gradients.clipped_sum`.
@@ -94,12 +94,9 @@ class ClipRecords:
         )
         return _mean(batch, records, clip_norm, records.divisor)
 
-    def check(self) -> None:
-        pass
-
 
 @value
-class ClipBatch:
+class ClipBatch(Bound):
     """The batch's mean gradient is scaled to `clip_norm` (acs_pldp as printed, dp_fedavg_output); unit C, not C / B.
 
     One record may turn the whole mean around, so the same privacy takes B times the noise of `ClipRecords`.
@@ -122,12 +119,9 @@ class ClipBatch:
         bounded = jnp.where(jnp.isfinite(squared), mean, 0.0) * factor
         return Bounded(bounded, jnp.asarray(clip_norm, jnp.float32), probes)
 
-    def check(self) -> None:
-        pass
-
 
 @value
-class ScaleGradients:
+class ScaleGradients(Bound):
     """Every gradient times clip_norm / gradient_bound, unclipped (cpfed's Lipschitz assumption); unit C / B.
 
     `gradient_bound` is a number that no record's gradient may exceed; nothing checks it. Softmax regression on features
@@ -153,7 +147,7 @@ class ScaleGradients:
 
 
 @value
-class Unbounded:
+class Unbounded(Bound):
     """The plain mean gradient with noise all the same (cpfed as printed). Unit C / B, which bounds nothing."""
 
     equation = r"\bar g = \frac{1}{B} \sum_{i \in \mathcal{B}} g_i,\ u = C / B"
@@ -166,12 +160,9 @@ class Unbounded:
         batch = gradients.plain_sum(model, params, records.x, records.y, records.mask, keys=records.keys)
         return _mean(batch, records, clip_norm, records.divisor)
 
-    def check(self) -> None:
-        pass
-
 
 @value
-class ClipTensorsAtMedian:
+class ClipTensorsAtMedian(Bound):
     """Each record's gradient of each parameter tensor is scaled down to the batch's median norm of that tensor.
 
     As in the published code of DP-SCAFFOLD; `clip_norm` is not used. The unit is the median over B, by tensor. The
@@ -211,9 +202,6 @@ class ClipTensorsAtMedian:
         loss = jnp.where(records.mask, losses, 0.0).sum() / present
         probes = StepReport(loss, jnp.float32(0.5), jnp.vdot(flat, flat))
         return Bounded(flat, ravel(unit)[0], probes)
-
-    def check(self) -> None:
-        pass
 
 
 def report_of(batch: gradients.BatchGradient, records: Records) -> StepReport:

@@ -23,15 +23,8 @@ from fedjax_dp.pytrees import ravel, structure, value
 class Choice(Protocol):
     """How a client chooses a model by its records' losses."""
 
-    @property
-    def bound(self) -> Any:
-        """b: each record's loss is cut to [0, b]."""
-        ...
-
-    @property
-    def rounds(self) -> int | None:
-        """In which a client chooses, its first; None: all."""
-        ...
+    bound: float  # b: each record's loss is cut to [0, b]
+    rounds: int | None  # in which a client chooses, its first; None: all
 
     def noisy(self, losses: jax.Array, records: Any, noise_multiplier: Any, draw: jax.Array) -> jax.Array:
         """What the least of is chosen `(models,)`, from mean losses of records cut to [0, bound] and standard draws."""
@@ -46,13 +39,19 @@ class Choice(Protocol):
         ...
 
     @property
-    def additional_release(self) -> AdditionalRelease: ...
+    def additional_release(self) -> AdditionalRelease:
+        """What a choice releases beside the gradients."""
+        return AdditionalRelease(self.event, sent=True, most=self.rounds)
 
-    def check(self) -> None: ...
+    def check(self) -> None:
+        """Raise ConfigurationError, in one line, for numbers that cannot be meant."""
+        errors.require_positive("loss_bound", self.bound)
+        if self.rounds is not None:
+            errors.require_count("choices", self.rounds)
 
 
 @value
-class GaussianChoice:
+class GaussianChoice(Choice):
     """The least of mean losses with Gaussian noise.
 
     bound   b: each record's loss is cut to [0, b];
@@ -82,17 +81,13 @@ class GaussianChoice:
         z = noise * float(np.float32(self.noise))
         return events.GaussianSteps(z, events.FullBatch(), events.Adjacency.REPLACE_ONE, 1)
 
-    @property
-    def additional_release(self) -> AdditionalRelease:
-        return AdditionalRelease(self.event, sent=True, most=self.rounds)
-
     def check(self) -> None:
-        _check(self)
+        Choice.check(self)
         errors.require_positive("choice_noise", self.noise)
 
 
 @value
-class GumbelChoice:
+class GumbelChoice(Choice):
     """The exponential mechanism: the least of mean losses less Gumbel noise of scale 2 b / (n epsilon).
 
     It has a bounded range, so it is epsilon^2/8-zCDP (Cesar and Rogers 2021, Lemma 3.2), and no more is known to the
@@ -119,19 +114,9 @@ class GumbelChoice:
     def event(self, local: Any, noise: float, records: int, rates: np.ndarray) -> events.Event:
         return events.BoundedRange(float(np.float32(self.epsilon)), events.Adjacency.REPLACE_ONE, 1)
 
-    @property
-    def additional_release(self) -> AdditionalRelease:
-        return AdditionalRelease(self.event, sent=True, most=self.rounds)
-
     def check(self) -> None:
-        _check(self)
+        Choice.check(self)
         errors.require_positive("choice_epsilon", self.epsilon)
-
-
-def _check(choice: Choice) -> None:
-    errors.require_positive("loss_bound", choice.bound)
-    if choice.rounds is not None:
-        errors.require_count("choices", choice.rounds)
 
 
 @value
@@ -186,8 +171,8 @@ class OwnClusters(ClientModels):
 
         def of(x: jax.Array, y: Any) -> jax.Array:
             each = [gradients.losses(client.model, client.unravel(models[j]), x, y) for j in range(self.number)]
-            found = jnp.stack(each, -1)
-            return jnp.clip(jnp.where(jnp.isnan(found), self.choice.bound, found), 0.0, self.choice.bound)
+            losses = jnp.stack(each, -1)
+            return jnp.clip(jnp.where(jnp.isnan(losses), self.choice.bound, losses), 0.0, self.choice.bound)
 
         return client.data.mean_over_records(client.client, of)
 

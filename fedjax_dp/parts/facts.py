@@ -72,9 +72,9 @@ def restates(*bases: type) -> Callable[[T], T]:
     def restate(cls: T) -> T:
         for base in bases:
             for name in sorted(names - own_names(cls)):
-                found = inspect.getattr_static(base, name, None)
-                if found is not None or name in dir(base):
-                    setattr(cls, name, found)
+                member = inspect.getattr_static(base, name, None)
+                if member is not None or name in dir(base):
+                    setattr(cls, name, member)
         return cls
 
     return restate
@@ -122,14 +122,14 @@ def require_facts(algorithm: Any) -> None:
 
 
 def of_the_project(part: Any) -> bool:
-    """Whether this is a class or function of this project, found where it says it stands, and not a wrong one."""
+    """Whether this is a class or function of this project, which stands where it says, and not a wrong one."""
     kind = part if inspect.isclass(part) or inspect.isfunction(part) else type(part)
     if not kind.__module__.startswith("fedjax_dp.") or kind.__module__.startswith("fedjax_dp.testing."):
         return False
-    found: Any = sys.modules.get(kind.__module__)
+    known: Any = sys.modules.get(kind.__module__)
     for name in kind.__qualname__.split("."):
-        found = getattr(found, name, None)
-    return found is kind
+        known = getattr(known, name, None)
+    return known is kind
 
 
 def parts_of(algorithm: Any) -> Iterator[tuple[str, Any]]:

@@ -17,8 +17,6 @@ from fedjax_dp.parts.corrections import Correction, Floats, kept
 from fedjax_dp.prng import role_key
 from fedjax_dp.pytrees import structure, value
 
-SERIALISATION = 760  # bytes that rfedavg's table III counts on top of a vector of features
-
 WHEN = ("local_after", "global_before", "global_after")
 SCOPES = ("participants", "all")
 
@@ -28,33 +26,24 @@ class FeatureRelease(Protocol):
 
     def bound(self, features: jax.Array) -> jax.Array:
         """Features as they enter the mean; records on the leading axis, k features on the last, or one record's."""
-        ...
-
-    def noise(self, key: jax.Array, mean: jax.Array) -> jax.Array:
-        """The mean `(k,)` as it leaves the client; the key is for this alone."""
-        ...
-
-    def check(self) -> None:
-        """Raise ConfigurationError, in one line, for numbers that cannot be meant."""
-        ...
-
-
-@value
-class PlainFeatures:
-    """Sent as they are."""
-
-    def bound(self, features: jax.Array) -> jax.Array:
         return features
 
     def noise(self, key: jax.Array, mean: jax.Array) -> jax.Array:
+        """The mean `(k,)` as it leaves the client; the key is for this alone."""
         return mean
 
     def check(self) -> None:
-        pass
+        """Raise ConfigurationError, in one line, for numbers that cannot be meant."""
+        return None
 
 
 @value
-class NoisyFeatures:
+class PlainFeatures(FeatureRelease):
+    """Sent as they are."""
+
+
+@value
+class NoisyFeatures(FeatureRelease):
     """rfedavg's privacy evaluation: each record's features are clipped to `clip_norm`, noise joins their mean.
 
     The noise has standard deviation noise_multiplier * clip_norm / batch_size per coordinate, as rfedavg states it. No
@@ -205,8 +194,3 @@ class FeatureMatching(Correction):
                 "one with features for rfedavg and rfedavg_plus",
                 "use --model mlp, or fedjax_dp.mlp(...)",
             )
-
-
-def serialised_bytes(vectors: int, features: int) -> int:
-    """Bytes of so many vectors of features as rfedavg's table III counts them, with what PyTorch adds to each."""
-    return vectors * (4 * features + SERIALISATION)

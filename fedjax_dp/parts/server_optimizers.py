@@ -84,8 +84,8 @@ class Server:
         if "learning_rate" not in self.hyperparameters:
             got = dict(self.hyperparameters)
             raise errors.refuse("hyperparameters of the server", got, "with a learning_rate", "add one")
-        for name, given in self.hyperparameters.items():
-            for leaf in jax.tree.leaves(given):
+        for name, number in self.hyperparameters.items():
+            for leaf in jax.tree.leaves(number):
                 if np.ndim(leaf):
                     wanted = "a number: what depends on records may not be in it"
                     raise errors.refuse(f"{name} of the server", f"an array {np.shape(leaf)}", wanted)

@@ -41,7 +41,7 @@ class Transport(Protocol):
 
     def check(self, members: int) -> None:
         """Raise ConfigurationError, in one line, where so many positions cannot be served."""
-        ...
+        return None
 
     def message(
         self, key: jax.Array, round_index: Any, position: Any, ids: jax.Array, invited: jax.Array, flat: jax.Array
@@ -66,7 +66,7 @@ class Transport(Protocol):
 
 
 @value
-class PlainSum:
+class PlainSum(Transport):
     """Every message travels as float32, and the server sees each."""
 
     equation = r"\sum_k \omega_k \Delta_k\ \text{in float32}"
@@ -102,6 +102,3 @@ class PlainSum:
         summed: jax.Array,
     ) -> jax.Array:
         return summed
-
-    def check(self, members: int) -> None:
-        pass

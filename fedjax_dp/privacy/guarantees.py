@@ -44,10 +44,10 @@ def calibrate(
     Raises:   ConfigurationError if the budget is unreachable or the combination has no accountant.
     """
     run = plan_run(algorithm, data, rounds=rounds, seed=seed, model=model, terms=PrivacyTerms(**privacy))
-    found = calibrated(run, progress)
+    noised = calibrated(run, progress)
     if run.terms.sigma_mode not in NOISE_RULES:
-        _require_believable(found)
-    return found.algorithm
+        _require_believable(noised)
+    return noised.algorithm
 
 
 def calibrated(run: PlannedRun, progress: Callable[[int, int], None] | None = None) -> PlannedRun:
@@ -96,11 +96,11 @@ def calibrated(run: PlannedRun, progress: Callable[[int, int], None] | None = No
 
 
 def contradiction(run: PlannedRun) -> str | None:
-    """What can be found against the statements of its parts without running it, or None: see `guarantee`."""
+    """What speaks against the statements of its parts without running it, or None: see `guarantee`."""
     try:
         _require_believable(run)
-    except errors.ConfigurationError as found:
-        return str(found)
+    except errors.ConfigurationError as contradicted:
+        return str(contradicted)
     return None
 
 
@@ -161,14 +161,14 @@ def guarantee(
 
 def guaranteed(run: PlannedRun, progress: Callable[[int, int], None] | None = None) -> Guarantee:
     """The Guarantee of a planned run."""
-    found = stated(run, progress=progress)
-    if not found.reason:
+    promise = stated(run, progress=progress)
+    if not promise.reason:
         _require_believable(run)
     if run.terms.view is None:
         others = [view for view in views_of(run.algorithm) if view is not run.view]
         elsewhere = tuple(stated(run.counted(view=view.value, epsilon=None, colluders=0)) for view in others)
-        found = dataclasses.replace(found, elsewhere=elsewhere)
-    return found if run.terms.epsilon is None else over_budget(found, run.terms)
+        promise = dataclasses.replace(promise, elsewhere=elsewhere)
+    return promise if run.terms.epsilon is None else over_budget(promise, run.terms)
 
 
 def prepared(run: PlannedRun, progress: Callable[[int, int], None] | None = None) -> tuple[Algorithm, Guarantee]:

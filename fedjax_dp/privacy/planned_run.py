@@ -1,4 +1,4 @@
-"""A run before its first round: checked once, and what accounting has to know of it found once."""
+"""A run before its first round: checked once, and what accounting has to know of it worked out once."""
 
 import dataclasses
 import functools
@@ -47,11 +47,11 @@ class PlannedRun:
 
     @property
     def beginning(self) -> Beginning:
-        """What is known of the values that training begins with; found once, as it may read all records."""
+        """What is known of the values that training begins with; looked up once, as it may read all records."""
         if "beginning" not in self._drawn:
             self._drawn["beginning"] = beginning_of(getattr(self.model, "origins", ()), self.data)
-        found: Beginning = self._drawn["beginning"]
-        return found
+        beginning: Beginning = self._drawn["beginning"]
+        return beginning
 
     @property
     def schedule(self) -> np.ndarray:

@@ -74,8 +74,8 @@ class PrivacyTerms:
             raise errors.refuse("epsilon", f"shape {budgets.shape}", f"one budget or {num_clients}, one per client")
         for budget in budgets.ravel():
             require_budget("epsilon", budget, WITHOUT)
-        found: list[float] = np.broadcast_to(budgets, (num_clients,)).tolist()
-        return found
+        each: list[float] = np.broadcast_to(budgets, (num_clients,)).tolist()
+        return each
 
 
 class PrivacyOptions(TypedDict, total=False):

@@ -64,8 +64,8 @@ class Checkpoints:
         template: Any = jax.tree.map(self._orbax.utils.to_shape_dtype_struct, _light(like))
         parts = {STATE: restore(template)} | ({TABLES: restore()} if tables else {})
         try:
-            found = self._manager.restore(step, args=self._orbax.args.Composite(**parts))
-            held, others = found[TABLES] if tables else [], jax.tree.leaves(found[STATE])
+            saved = self._manager.restore(step, args=self._orbax.args.Composite(**parts))
+            held, others = saved[TABLES] if tables else [], jax.tree.leaves(saved[STATE])
             if len(others) != len(jax.tree.leaves(_light(like))):
                 raise ValueError("what clients keep is elsewhere")
             rows, rest = iter(held), iter(others)

@@ -122,11 +122,11 @@ class Measured(NamedTuple):
 
 def record_sums(task: Task, model: Model, params: Any, x: jax.Array, y: Any) -> tuple[dict[str, jax.Array], Any]:
     """The sums of each record, and its scores; those of a model without metrics may be anything."""
-    found = {"loss": gradients.losses(model, params, x, y)}
+    losses = {"loss": gradients.losses(model, params, x, y)}
     if not task.metrics:
-        return found, None
+        return losses, None
     scores = gradients.logits(model, params, x)
-    return {**jax.vmap(task.sums)(scores, y), **found}, scores
+    return {**jax.vmap(task.sums)(scores, y), **losses}, scores
 
 
 @gradients.JitOfModel
@@ -195,8 +195,8 @@ def _over_blocks(
         return block(total, jnp.minimum(at, records - 1), at < records)
 
     def step(index: jax.Array, carry: tuple[Any, Any]) -> tuple[Any, Any]:
-        total, found = one(carry[0], index)
-        return total, jax.tree.map(lambda table, row: table.at[index].set(row), carry[1], found)
+        total, out = one(carry[0], index)
+        return total, jax.tree.map(lambda table, row: table.at[index].set(row), carry[1], out)
 
     shapes = jax.eval_shape(one, start, jnp.int32(0))[1]
     outputs = jax.tree.map(lambda a: jnp.zeros((blocks, *a.shape), a.dtype), shapes)

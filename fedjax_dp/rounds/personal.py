@@ -52,7 +52,7 @@ def personal_models(
 ) -> Any:
     """The parameters of every client's own model, each leaf `(num_clients, ...)`; for populations that fit.
 
-    algorithm, seed, model  as they ran, the noise found; the model is logistic regression unless given.
+    algorithm, seed, model  as they ran, with its noise; the model is logistic regression unless given.
     Raises: ConfigurationError where clients share a model.
     """
     local: LocalTraining = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), algorithm.local)
@@ -68,8 +68,8 @@ def models_of_clients(
     """The same, of local training with numbers as arrays and the key of the run."""
     _require_own(local)
     parts = [_made(local, held, data, model=model) for held in holders(state, data, key)]
-    found: Any = jax.tree.map(lambda *each: jnp.concatenate(each)[: data.num_clients], *parts)
-    return found
+    models: Any = jax.tree.map(lambda *each: jnp.concatenate(each)[: data.num_clients], *parts)
+    return models
 
 
 @gradients.JitOfModel
@@ -134,8 +134,8 @@ def evaluate_personal(local: LocalTraining, held: Holder, data: FederatedData, *
 
 
 def _readable(local: LocalTraining, held: Holder, data: FederatedData, *, model: Model, execution: Execution) -> Tested:
-    found = evaluate_personal(local, held, jax.tree.map(jnp.asarray, data), model=model)
-    readable: Tested = execution.readable(found)
+    tested = evaluate_personal(local, held, jax.tree.map(jnp.asarray, data), model=model)
+    readable: Tested = execution.readable(tested)
     return readable
 
 
@@ -157,17 +157,17 @@ def measure_personal(
     if data.test_clients is None:
         remedy = "hold out records of each client (--holdout 0.2), or give federate test_clients"
         raise errors.refuse("test parts of clients", "none", "there to measure clients' own models on", remedy)
-    found: list[Tested] = [
+    each: list[Tested] = [
         jax.device_get(_tested(local, held, data, model=model, execution=execution))
         for held in holders(state, data, key)
     ]
-    if len(found) == 1:
-        return found[0]
+    if len(each) == 1:
+        return each[0]
     every = data.num_clients
-    parts = [one.by_client or {} for one in found]
+    parts = [one.by_client or {} for one in each]
     by_client: Any = {name: np.concatenate([part[name] for part in parts])[:every] for name in parts[0]}
-    every_score: Any = [one.scores for one in found]
-    scores = None if found[0].scores is None else sum(every_score[1:], start=every_score[0])
+    every_score: Any = [one.scores for one in each]
+    scores = None if each[0].scores is None else sum(every_score[1:], start=every_score[0])
     return Tested({name: a.sum(0) for name, a in by_client.items()}, by_client, scores)
 
 

@@ -237,14 +237,14 @@ class Rounds:
         try:
             beside = 0.0 if self.feed is None else self.feed.beside(int(state.round))
             room = max(free_memory(own) - beside, 0.0)
-            found, _ = fitting(compiled, execution, members, size, room, placed=True)
+            fitted, _ = fitting(compiled, execution, members, size, room, placed=True)
         except errors.ConfigurationError:
             self.close()
             raise
-        if found == execution:
+        if fitted == execution:
             return self
         self.close()
-        return dataclasses.replace(self, execution=found, feed=None if self.feed is None else self.feed.on(found))
+        return dataclasses.replace(self, execution=fitted, feed=None if self.feed is None else self.feed.on(fitted))
 
     def compiled(self, state: ServerState) -> Any:
         """The program that `advance` runs, to look at."""

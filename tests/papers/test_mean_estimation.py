@@ -1,30 +1,22 @@
 """The benchmark of mean estimation: what it runs is what the closed form is of, and a wrong closed form stops it."""
 
-import importlib.util
-import pathlib
-
+import helpers
 import numpy as np
 import pytest
-
-from fedjax_dp.papers.reproductions import mean_estimation as theory
 
 RUNS, SEED = 250, 5  # means within 4.9 standard errors: a right form is refused once in ten thousand files
 
 
-@pytest.fixture(scope="module")
-def benchmark():
-    path = pathlib.Path(__file__).parents[2] / "benchmarks" / "mean_estimation.py"
-    spec = importlib.util.spec_from_file_location("mean_estimation", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture(scope="module", name="benchmark")
+def _benchmark():
+    return helpers.benchmark("mean_estimation")
 
 
 def test_calibrated_noise_is_that_of_the_closed_form(benchmark):
     setting = benchmark.Setting((200, 100), (1.0, 4.0), 0.1)
     for entry in ("local", "dp_fedavg_local", "mr_mtl"):
         found = benchmark.calibrated(entry, setting, benchmark.store(setting.sizes))
-        wanted = [theory.noise_for(epsilon, benchmark.DELTA) for epsilon in setting.epsilons]
+        wanted = [benchmark.noise_for(epsilon, benchmark.DELTA) for epsilon in setting.epsilons]
         np.testing.assert_allclose(found.local.privatizer.noise_multiplier, wanted, rtol=1e-3)
 
 
@@ -59,6 +51,6 @@ def test_a_closed_form_whose_mean_is_as_noisy_as_one_client_is_refused(benchmark
         noise, kept = np.asarray(variances), 1 / (1 + strengths)
         return noise + (1 - 1 / len(noise)) * (kept**2 * noise + ((1 - kept) * spread) ** 2)
 
-    monkeypatch.setattr(benchmark.theory, "errors_at", of_one)
+    monkeypatch.setattr(benchmark, "errors_at", of_one)
     with pytest.raises(SystemExit, match="standard errors off the closed form"):
         benchmark.require_close(benchmark.alike(1.0, 0.03, RUNS, SEED))

@@ -9,8 +9,10 @@ import pytest
 from helpers import TwoLayerModel, ragged_data
 
 import fedjax_dp as fdp
+from fedjax_dp import gradients
+from fedjax_dp.parts.clipping import Records
 from fedjax_dp.parts.cohorts import Members
-from fedjax_dp.parts.contexts import LocalState
+from fedjax_dp.parts.contexts import ClientContext, LocalState, Received
 from fedjax_dp.parts.feature_matching import FeatureMatching
 from fedjax_dp.pytrees import changed
 
@@ -52,3 +54,20 @@ def test_records_of_a_client_that_is_not_invited_reach_no_model():
     ]
     for usual, other in zip(*map(jax.tree.leaves, ends), strict=True):
         np.testing.assert_array_equal(usual, other)
+
+
+def test_both_penalties_of_rfedavg_have_the_same_gradient():
+    """Mean over the others of |phi - delta_j|^2, and |phi - mean delta_j|^2: same gradient, the second is smaller."""
+    rng = np.random.default_rng(0)
+    model, others = TwoLayerModel(3, 4), jnp.asarray(rng.normal(size=(5, 4)), jnp.float32)
+    x = jnp.asarray(rng.normal(size=(6, 3)), jnp.float32)
+    params = jnp.asarray(rng.normal(size=16), jnp.float32)
+    records = Records(x, jnp.zeros(6, jnp.int32), jnp.ones(6, bool), jnp.int32(6))
+
+    def each(params):
+        return jnp.mean(jnp.sum((gradients.features(model, params, x).mean(0)[None] - others) ** 2, -1))
+
+    received = Received(params, extra=(others.mean(0), jnp.float32(1)))
+    client = ClientContext(None, None, None, None, model, lambda flat: flat, received)
+    ours = FeatureMatching(strength=1.0).gradient(jnp.zeros(16), params, None, client, records)
+    np.testing.assert_allclose(ours, jax.grad(each)(params), rtol=1e-4, atol=1e-5)

@@ -47,11 +47,11 @@ def cloud_of(job: Job) -> Cloud:
 
     Clients have weight 1 (estimator mean), so that a message is an update.
     """
-    found = simulation.simulate(
+    trained = simulation.simulate(
         job.algorithm, job.data, rounds=job.rounds, seed=job.seed, model=job.model, evaluate_every=job.rounds
     )
-    _, report = _one_more(simulation.numbers(job.algorithm), job, found.state)
-    flat, unravel = ravel(found.state.params)
+    _, report = _one_more(simulation.numbers(job.algorithm), job, trained.state)
+    flat, unravel = ravel(trained.state.params)
     size, features, clients, labels = flat.size, [], [], []
     for place in range(CLIENTS):
         client = int(report.clients[place])

@@ -120,8 +120,8 @@ def _records(
     sweep = sweep_of(cells, seeds, data_dir)
     if len(sweep.points) * len(seeds) == 1:
         raise errors.refuse("panels and seeds", "a single run", "several runs", "fedjax-dp run does one")
-    found = run_sweep(sweep, folder / RUNS, name=recipe.name, screen=screen, bare=True)
-    by_id = {record["point"]: record for record in found.records}
+    runs = run_sweep(sweep, folder / RUNS, name=recipe.name, screen=screen, bare=True)
+    by_id = {record["point"]: record for record in runs.records}
     return {(cell.place, cell.reading): [by_id[identity(cell.config(seed))] for seed in seeds] for cell in cells}
 
 
@@ -143,10 +143,10 @@ def _searched(
         trials_law=search.get("law", "fixed"),
         search_seed=1,
     )
-    found = run_sweep(sweep, folder / SEARCH, name=f"{recipe.name}: search", screen=screen)
-    best = found.best()
+    runs = run_sweep(sweep, folder / SEARCH, name=f"{recipe.name}: search", screen=screen)
+    best = runs.best()
     settings = ", ".join(f"{name} {_short(value)}" for name, value in best.values.items())
-    cost = found.choosing["short"] if found.choosing else "nothing private was chosen"
+    cost = runs.choosing["short"] if runs.choosing else "nothing private was chosen"
     return best.values, [
         f"chosen among {best.considered} settings drawn at random, by test accuracy on seeds "
         f"{', '.join(map(str, sweep.seeds))}, which the table does not use: {settings}",
@@ -164,7 +164,7 @@ def _short(value: Any) -> str:
 
 def _of_a_round(cells: Sequence[Cell], data_dir: str | None) -> dict[tuple[CellKey, str], float]:
     """Epsilon of a single round, of cells whose budget is of each round; noise does not depend on the seed then."""
-    found: dict[tuple[CellKey, str], float] = {}
+    epsilons: dict[tuple[CellKey, str], float] = {}
     sources = Sources()
     known: dict[str, float | None] = {}
     for cell in cells:
@@ -176,8 +176,8 @@ def _of_a_round(cells: Sequence[Cell], data_dir: str | None) -> dict[tuple[CellK
             known[key] = _round_epsilon(config, sources)
         epsilon = known[key]
         if epsilon is not None:
-            found[cell.place, cell.reading] = epsilon
-    return found
+            epsilons[cell.place, cell.reading] = epsilon
+    return epsilons
 
 
 def _round_epsilon(config: RunSpec, sources: Sources) -> float | None:
@@ -190,8 +190,8 @@ def _round_epsilon(config: RunSpec, sources: Sources) -> float | None:
 def _of_the_schedule(
     cells: Sequence[Cell], seeds: Sequence[int], data_dir: str | None
 ) -> dict[tuple[CellKey, str], float]:
-    """What the worst client and seed really have, of cells whose noise is found for another participation."""
-    found: dict[tuple[CellKey, str], float] = {}
+    """What the worst client and seed really have, of cells whose noise is calibrated for another participation."""
+    epsilons: dict[tuple[CellKey, str], float] = {}
     sources = Sources()
     for cell in cells:
         for seed in seeds if cell.fields.get("participation", "schedule") not in ("schedule", "law") else ():
@@ -202,26 +202,26 @@ def _of_the_schedule(
                 run = calibrated(run)
             epsilon = stated(run.counted(participation="schedule", epsilon=None)).epsilon
             key = cell.place, cell.reading
-            found[key] = max(epsilon, found.get(key, 0.0))
-    return found
+            epsilons[key] = max(epsilon, epsilons.get(key, 0.0))
+    return epsilons
 
 
 def _bytes(cells: Sequence[Cell], data_dir: str | None) -> dict[tuple[CellKey, str], float]:
     """BYTES of every cell."""
-    found, sources = {}, Sources()
+    numbers, sources = {}, Sources()
     for cell in cells:
         run = sources.planned(cell.config(0).replace(data_dir=data_dir))
         size, features = parameters(run.model, run.data)
         members = run.algorithm.cohort.capacity(run.data.num_clients)
-        found[cell.place, cell.reading] = counted(run.algorithm, size, features or 0, members, run.data.num_clients)
-    return found
+        numbers[cell.place, cell.reading] = counted(run.algorithm, size, features or 0, members, run.data.num_clients)
+    return numbers
 
 
 def _clouds(
     cells: Sequence[Cell], folder: pathlib.Path, data_dir: str | None, screen: Screen
 ) -> dict[tuple[CellKey, str], Cloud]:
     """Features of every cell, kept in the folder."""
-    found, sources = {}, Sources()
+    clouds, sources = {}, Sources()
     remedy = "make room; the same command goes on where it stopped"
     with folders.storing(folder, remedy), screen.bar("training", total=len(cells)) as show:
         (folder / RUNS).mkdir(parents=True, exist_ok=True)
@@ -234,9 +234,9 @@ def _clouds(
                 run = sources.planned(local)
                 cloud = features.cloud_of(job_of(local, run, run.algorithm))
                 features.save(cloud, path)
-            found[cell.place, cell.reading] = cloud
+            clouds[cell.place, cell.reading] = cloud
             show(done + 1, "")
-    return found
+    return clouds
 
 
 def _notes(recipe: Recipe, scale: RecipeScale, seeds: Sequence[int], rows: Sequence[ResultRow]) -> list[str]:

@@ -1,4 +1,4 @@
-"""What a reproduction found."""
+"""What came out of a reproduction."""
 
 import dataclasses
 import pathlib
