@@ -123,16 +123,16 @@ def _of_noise(algorithm: Algorithm, data: FederatedData, model: Model, seed: int
 
 def _twice(algorithm: Algorithm, data: FederatedData, model: Model, seed: int) -> None:
     """Traces and runs a round twice, so that a draw made while tracing would show."""
-    given = (numbers(algorithm), data, TrialInputs(instruments.keys_of(seed, 2)))
+    arguments = (numbers(algorithm), data, TrialInputs(instruments.keys_of(seed, 2)))
     static: Any = {"model": model, "rounds": 1, "execution": Execution()}
 
     def trace() -> Any:
-        return jax.jit(lambda *given: instruments.unjitted(*given, **static), compiler_options=QUICK).lower(*given)
+        return jax.jit(lambda *a: instruments.unjitted(*a, **static), compiler_options=QUICK).lower(*arguments)
 
     first, second = trace(), trace()
     run = first.compile()
     again = run if first.as_text() == second.as_text() else second.compile()
-    one, other = (np.asarray(program(*given).params) for program in (run, again))
+    one, other = (np.asarray(program(*arguments).params) for program in (run, again))
     differ = f"{np.mean(one != other):.1%} of parameters differ"
     require(np.array_equal(one, other, equal_nan=True), "the same seed gives the same bits", differ, "none", "exact")
     if noise_of(algorithm) is not None:

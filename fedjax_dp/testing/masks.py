@@ -29,7 +29,7 @@ def _unmasked_first(right: Any, key: jax.Array, t: Any, position: Any, ids: jax.
 
 
 def same_masks(algorithm: Algorithm) -> Algorithm:
-    """The masks of a run never change: two rounds of a client tell the difference of its messages."""
+    """The masks of a run never change: two rounds of a client show the difference of its messages."""
     return _with_transport(algorithm, _same_masks)
 
 

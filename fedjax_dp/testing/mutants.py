@@ -80,7 +80,7 @@ def _scaled(mechanism: Any, factor: Any) -> Any:
 
 
 def half_noise(algorithm: Algorithm) -> Algorithm:
-    """The standard deviation of the noise is half of what is told. For every mechanism that has noise."""
+    """The standard deviation of the noise is half of what is stated. For every mechanism that has noise."""
     return _with_noise_times(algorithm, _half_noise)
 
 
@@ -89,7 +89,7 @@ def _half_noise(mechanism: Any, method: str, *args: Any) -> Any:
 
 
 def faint_noise(algorithm: Algorithm) -> Algorithm:
-    """The standard deviation of the noise is 5% below what is told. For every mechanism that has noise."""
+    """The standard deviation of the noise is 5% below what is stated. For every mechanism that has noise."""
     return _with_noise_times(algorithm, _faint_noise)
 
 
@@ -155,13 +155,13 @@ def _one_leaf_noise(
     right: Privatizer, key: jax.Array, step: StepContext, model: Model, params: Any, records: Records
 ) -> Any:
     first = _several(tensor_sizes(params))[0]
-    noisy, told = right.gradient(key, step, model, params, records)
+    noisy, report = right.gradient(key, step, model, params, records)
     silent, _ = _scaled(right, 0.0).gradient(key, step, model, params, records)
-    return jnp.where(jnp.arange(noisy.size) < first, noisy, silent), told
+    return jnp.where(jnp.arange(noisy.size) < first, noisy, silent), report
 
 
 def missing_factor_two(algorithm: Algorithm) -> Algorithm:
-    """The accountants are told twice the noise multiplier: exchanging a record is taken to move the sum by C, not 2 C.
+    """The accountants count twice the noise multiplier: exchanging a record is taken to move the sum by C, not 2 C.
 
     The one wrong program whose claim is wrong, not its deed. For neighbours that differ by exchange.
     """
@@ -177,7 +177,7 @@ def _missing_factor_two(right: RecordGaussian, *args: Any) -> Event:
     return right.event(*args).scaled(2.0)
 
 
-# Gradients that are not bounded as told
+# Gradients that are not bounded as stated
 
 
 def clip_per_batch(algorithm: Algorithm) -> Algorithm:
@@ -214,16 +214,16 @@ def _unclipped_bias(right: ClipRecords, model: Model, params: Any, records: Reco
     mean = ravel(jax.tree.unflatten(shape, total))[0] / records.divisor
     kept = jnp.where(records.mask, losses, 0.0)
     present = jnp.maximum(records.mask.sum(), 1)
-    told = StepReport(kept.sum() / present, jnp.mean(factors < 1, dtype=jnp.float32), jnp.vdot(mean, mean))
-    return Bounded(mean, clip_norm / records.divisor, told)
+    report = StepReport(kept.sum() / present, jnp.mean(factors < 1, dtype=jnp.float32), jnp.vdot(mean, mean))
+    return Bounded(mean, clip_norm / records.divisor, report)
 
 
 def realised_denominator(algorithm: Algorithm) -> Algorithm:
     """The noised sum over a Poisson batch is divided by the number of records that came, not by the public one."""
     _require_noise_on_records(algorithm)
     if not isinstance(_law(algorithm), Poisson):
-        told = "batches of a fixed size have one denominator"
-        raise errors.refuse("batches", str(_law(algorithm)), "PoissonBatches for this wrong program", told)
+        remedy = "batches of a fixed size have one denominator"
+        raise errors.refuse("batches", str(_law(algorithm)), "PoissonBatches for this wrong program", remedy)
     return _with_privatizer(algorithm, "gradient", _realised_denominator)
 
 
@@ -242,8 +242,8 @@ def clean_head(algorithm: Algorithm) -> Algorithm:
     _require_noise_on_records(algorithm)
     models: Any = getattr(algorithm.local, "models", None)
     if getattr(models, "head", None) is None or models.head_steps:
-        told = "of clients that keep a head which moves with the rest, for this wrong program"
-        raise errors.refuse("client models", type(models).__name__, told, "use fedper")
+        wanted = "of clients that keep a head which moves with the rest, for this wrong program"
+        raise errors.refuse("client models", type(models).__name__, wanted, "use fedper")
     return _with_privatizer(algorithm, "gradient", _clean_on(models.head))
 
 
@@ -252,10 +252,10 @@ def _clean_on(head: str) -> Deed:
     def _clean_head(
         right: Privatizer, key: jax.Array, step: StepContext, model: Model, params: Any, rows: Records
     ) -> Any:
-        noisy, told = right.gradient(key, step, model, params, rows)
+        noisy, report = right.gradient(key, step, model, params, rows)
         plain, _ = NonPrivate().gradient(key, step, model, params, rows)
         kept = Part(tensor_sizes(params), tensors_named("head", head, model))
-        return kept.put(kept.take(plain), noisy), told
+        return kept.put(kept.take(plain), noisy), report
 
     return _clean_head
 
@@ -270,7 +270,7 @@ def _with_bound(algorithm: Algorithm, deed: Deed) -> Algorithm:
 
 
 def first_records(algorithm: Algorithm) -> Algorithm:
-    """Every batch is the client's first records, though they are told to be sampled. Wrong where batches are drawn."""
+    """Every batch is the client's first records, though stated to be sampled. Wrong where batches are drawn."""
     batches = algorithm.local.batches
     if isinstance(_law(algorithm), FullBatch | Shuffled):
         raise errors.refuse("batches", type(batches).__name__, "drawn afresh in every step for this wrong program")
@@ -288,8 +288,8 @@ def reused_step_key(algorithm: Algorithm) -> Algorithm:
     """Every local step of a round adds the same noise."""
     _require_noise_on_records(algorithm)
     if algorithm.local.steps == 1 and algorithm.local.batches.even:
-        told = "there is no step to confuse it with"
-        raise errors.refuse("local_steps", 1, "at least 2 for this wrong program", told)
+        remedy = "there is no step to confuse it with"
+        raise errors.refuse("local_steps", 1, "at least 2 for this wrong program", remedy)
     return _with_privatizer(algorithm, "gradient", _reused_step_key)
 
 
@@ -334,7 +334,7 @@ class _Words(NamedTuple):
 
 @value
 class RunWords(Correction):
-    """Two words that are the same for all clients and differ from run to run, told to everybody; changes no gradient.
+    """Two words that are the same for all clients and differ from run to run, sent to everybody; changes no gradient.
 
     Nothing else in a client's round knows the run without the client. A key of the run's start makes them.
     """
@@ -351,7 +351,7 @@ def _words(key: jax.Array, *rest: Any) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class _Keyed:
-    """A privatizer that is deaf to the key it is given."""
+    """A privatizer that takes another key than its argument."""
 
     privatizer: Privatizer
     key: jax.Array
@@ -375,8 +375,8 @@ def _run_with_noise_key(
 
 def _with_noise_key(algorithm: Algorithm, deed: Deed) -> Algorithm:
     local: Any = algorithm.local
-    told = changed(local, corrections=(*local.corrections, RunWords()))
-    return changed(algorithm, local=posing(told, "run", deed))
+    with_words = changed(local, corrections=(*local.corrections, RunWords()))
+    return changed(algorithm, local=posing(with_words, "run", deed))
 
 
 def frozen_server_noise(algorithm: Algorithm) -> Algorithm:
