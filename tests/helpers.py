@@ -39,9 +39,12 @@ def usual(cases, few):
     return quick(cases, few, pytest.mark.exhaustive)
 
 
-def thinned(cases, few, every):
-    """Cases of which few run by default, one of `every` with the slow tests, and the rest by hand before a release."""
-    marks = [pytest.mark.exhaustive if place % every else pytest.mark.slow for place, _ in enumerate(cases)]
+def thinned(cases, few, every, also=()):
+    """Cases of which few run by default, one of `every` and some `also` with the slow tests, the rest by hand."""
+    marks = [
+        pytest.mark.exhaustive if place % every and case not in also else pytest.mark.slow
+        for place, case in enumerate(cases)
+    ]
     return [case if case in few else pytest.param(case, marks=mark) for case, mark in zip(cases, marks)]
 
 

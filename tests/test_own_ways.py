@@ -136,7 +136,7 @@ SERVER = re.search(r"fdp\.parts\.Server\(.*\)", MINE)[0]
         (
             TERM,
             "jnp.linalg.norm(away)",
-            "gradient of Leash must be of shape (147,), as it was given, got shape (); return",
+            "gradient of Leash must be of shape (147,), as its argument, got shape (); return",
         ),
         (TERM, "gradient + client.received.client_state", "no round can be traced: mine.py line 23: TypeError: "),
         (

@@ -25,7 +25,6 @@ from fedjax_dp.audits.game import Game
 from fedjax_dp.audits.one_run import LEAST
 from fedjax_dp.audits.wrappers import linear_model
 from fedjax_dp.data.store import FederatedData
-from fedjax_dp.models import Model
 from fedjax_dp.privacy import guarantees
 from fedjax_dp.privacy.ledger import counted_as, ledger_of
 from fedjax_dp.privacy.planned_run import PlannedRun
@@ -53,7 +52,7 @@ class AuditSetup(NamedTuple):
 def prepare(
     run: PlannedRun, *, canary: str, client: int | None, record: int, one_run: int | None, parameters: int
 ) -> tuple[PlannedRun, AuditSetup]:
-    """A run with the noise of its budget, and its setup; see `audit` for the options."""
+    """A run with the noise of its budget, and what of it is audited; see `audit` for the options."""
     if counted_as(run) not in PLAYED:
         raise errors.refuse(
             "participation of an audit",
@@ -62,22 +61,6 @@ def prepare(
             f"find the noise for {run.terms.participation} first, and audit with that noise_multiplier",
         )
     run = (run if run.terms.epsilon is None else guarantees.calibrated(run)).counted(epsilon=None)
-    return run, audit_setup(
-        run, run.model, canary=canary, client=client, record=record, one_run=one_run, parameters=parameters
-    )
-
-
-def audit_setup(
-    run: PlannedRun,
-    model: Model,
-    *,
-    canary: str,
-    client: int | None,
-    record: int,
-    one_run: int | None,
-    parameters: int,
-) -> AuditSetup:
-    """See `audit` for the options."""
     algorithm, data, rounds, seed = run.algorithm, run.data, run.rounds, run.seed
     errors.require_choice("canary", canary, CANARY_NAMES)
     by_record = unit_of(algorithm) is Unit.RECORD
@@ -86,12 +69,12 @@ def audit_setup(
         parameters = max(2, min(one_run, data.largest if by_record else data.num_clients))
     if record and not (by_record and one_run is None):
         raise errors.refuse("record", record, "left out where there is no choice of one record")
-    store, played = data, model
+    store, played = data, run.model
     if canary == "gradient":
         played = linear_model(tensors_of(parameters))
         store = linear_data(data, np.zeros((1, parameters)), np.zeros(1))
-    run = dataclasses.replace(run, data=store, model=played)  # whose clients are as many, of the same sizes
-    promise = guarantees.stated(run)
+    counted = dataclasses.replace(run, data=store, model=played)  # whose clients are as many, of the same sizes
+    promise = guarantees.stated(counted)
     if math.isinf(promise.epsilon) or promise.delta is None:
         raise errors.refuse(
             "algorithm",
@@ -104,7 +87,7 @@ def audit_setup(
         raise errors.refuse("view", promise.view.value, "one that receives anything made of records", remedy)
     target = _most_exposed(promise, algorithm, data, rounds, seed) if client is None else client
     errors.require_integer("client", target, 0, data.num_clients - 1)
-    event = ledger_of(run)[target]
+    event = ledger_of(counted)[target]
     step = _release(algorithm, event, target)
     place = (
         place_one(algorithm, data, step, target, record)
@@ -126,9 +109,9 @@ def audit_setup(
             for others in others_for(algorithm, place)
         }
     else:
-        games = {"data": input_game(algorithm, data, model, place, kind=canary, seed=seed, **common)}
+        games = {"data": input_game(algorithm, data, run.model, place, kind=canary, seed=seed, **common)}
     bits = () if one_run is None else (int(place.coins[-1]) + 1,)
-    return AuditSetup(promise, promise.delta, target, promise.epsilons[target], event, games, bits)
+    return run, AuditSetup(promise, promise.delta, target, promise.epsilons[target], event, games, bits)
 
 
 def _most_exposed(promise: Guarantee, algorithm: Algorithm, data: FederatedData, rounds: int, seed: int) -> int:

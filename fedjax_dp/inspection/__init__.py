@@ -1,9 +1,9 @@
-"""What can be found out about parts that are not the project's own is found out, on numbers, before an epsilon.
+"""Parts that are not the project's own are examined, on numbers, before an epsilon is printed.
 
 A fact is believed only as far as nothing contradicts it: the draws of a cohort or of batches are compared with the law
 that is stated, the noise with its standard deviation, neighbours with the sensitivity, weights with their reach. What
 no number shows (that a part holds no records itself) stands in the Guarantee as somebody's word. The project's own
-parts are looked at by its tests instead.
+parts go through the same examiners in its tests instead.
 """
 
 from collections.abc import Callable
@@ -56,23 +56,23 @@ def examine_transport(
 
 def words_of(algorithm: Algorithm) -> list[str]:
     """On whose word the Guarantee rests: one line for each part that is not the project's own."""
-    found = [
+    words = [
         f"on the word of {type(part).__name__} ({slot}): {WORDS[slot]}"
         for slot, part in facts.parts_of(algorithm)
         if not facts.of_the_project(part)
     ]
     known = {id(part) for _, part in facts.parts_of(algorithm)}
-    found += [
+    words += [
         f"on the word of {getattr(thing, '__name__', type(thing).__name__)} ({name}): it holds no records itself"
         for name, thing in facts.things_of("algorithm", algorithm)
         if id(thing) not in known and name != "weigh" and not facts.of_known_origin(thing)
     ]
     weigh = getattr(algorithm.aggregate, "weigh", None)
     if weigh is not None and not facts.of_the_project(weigh):
-        found.append(f"on the word of {getattr(weigh, '__name__', 'the weights')}: {WORDS['estimator']}")
+        words.append(f"on the word of {getattr(weigh, '__name__', 'the weights')}: {WORDS['estimator']}")
     if getattr(algorithm.cohort.base, "public", False):
-        found.append("on the word of whoever gave them, the probabilities of clients are made of public numbers alone")
-    return list(dict.fromkeys(found))
+        words.append("on the word of whoever gave them, the probabilities of clients are made of public numbers alone")
+    return list(dict.fromkeys(words))
 
 
 def examine(
@@ -115,15 +115,18 @@ def require_true(algorithm: Algorithm, data: FederatedData, model: Model, rounds
             examine(slot, part, algorithm, data, model, rounds, seed)
         except errors.ConfigurationError:
             raise
-        except AssertionError as found:
-            raise errors.refuse(
-                f"{slot} {type(part).__name__}", str(found), "what it states of itself", "correct the part or its facts"
-            ) from None
-        except Exception as failure:  # of a stranger's code, whatever it is
-            told = (str(failure).splitlines() or [""])[0]
+        except AssertionError as contradiction:
             raise errors.refuse(
                 f"{slot} {type(part).__name__}",
-                f"one that fails under vmap and jit: {type(failure).__name__}: {told}",
-                "one that can be looked into",
+                str(contradiction),
+                "what it states of itself",
+                "correct the part or its facts",
+            ) from None
+        except Exception as failure:  # of a stranger's code, whatever it is
+            message = (str(failure).splitlines() or [""])[0]
+            raise errors.refuse(
+                f"{slot} {type(part).__name__}",
+                f"one that fails under vmap and jit: {type(failure).__name__}: {message}",
+                "one that can be examined",
                 "see its Protocol for shapes and types",
             ) from failure

@@ -1,4 +1,4 @@
-"""Does a model hold records of the clients? What it closes over is looked at, and the values that it never trains."""
+"""Does a model hold records of the clients? What it closes over is examined, and the values that it never trains."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ COLUMNS = 32  # of a record that are compared first
 SHORT = 16  # numbers of a record up to which two are compared by distance, as any few numbers correlate
 ALIKE = 0.98  # correlation from which on two records are the same, scaled, shifted, rounded or blurred
 SAME = 1 - 1e-5  # of what many arrays resemble: means of clients, sorted numbers
-STORED = 2**16  # records that are looked at
+STORED = 2**16  # records that are compared
 PRODUCTS = 2**22  # pairs of them and of a constant's rows
 LABELS = 32  # targets in a row that are no chance
 
@@ -52,10 +52,10 @@ def require_no_records(model: Model, data: FederatedData) -> None:
         if constant.size < min(int(np.prod(data.record_shape)), LABELS):
             continue
         held = _held(data) if held is None else held
-        if found := _found(constant, held, data):
+        if held_rows := _described(constant, held, data):
             raise errors.refuse(
                 "model",
-                f"an array {constant.shape} in its {where} that holds {found}",
+                f"an array {constant.shape} in its {where} that holds {held_rows}",
                 "one that sees the clients' records as its arguments alone",
                 "leave the array out: what it tells of a record no noise covers",
             )
@@ -73,8 +73,8 @@ def _constants(model: Model, data: FederatedData) -> Iterator[tuple[str, np.ndar
     except errors.ConfigurationError:
         raise
     except Exception as failure:  # of a stranger's code, whatever it is
-        told = f"one of which loss or init cannot be traced: {own_code.described_error(failure)}"
-        raise errors.refuse("model", told, "functions of JAX arrays of one record") from failure
+        failed = f"one of which loss or init cannot be traced: {own_code.described_error(failure)}"
+        raise errors.refuse("model", failed, "functions of JAX arrays of one record") from failure
     for leaf in jax.tree.leaves(getattr(model, "frozen", None)):
         yield "frozen values", np.asarray(leaf)
     for where, program in traced.items():
@@ -83,12 +83,12 @@ def _constants(model: Model, data: FederatedData) -> Iterator[tuple[str, np.ndar
 
 def _inside(program: core.ClosedJaxpr) -> Iterator[np.ndarray]:
     """Arrays in a traced program, and in the programs in it."""
-    found = list(program.consts)
+    constants = list(program.consts)
     for equation in program.jaxpr.eqns:
-        found += [read.val for read in equation.invars if isinstance(read, core.Literal)]
+        constants += [read.val for read in equation.invars if isinstance(read, core.Literal)]
         for inside in equations.programs(equation):
             yield from _inside(inside)
-    for constant in filter(np.ndim, found):
+    for constant in filter(np.ndim, constants):
         if jnp.iscomplexobj(constant):
             yield from (np.asarray(constant).real, np.asarray(constant).imag)
         elif jnp.issubdtype(constant.dtype, jnp.floating):  # short ones are none of NumPy's
@@ -135,14 +135,14 @@ def _held(data: FederatedData) -> _Held:
     return _Held(rows, columns, some, means, targets)
 
 
-def _found(constant: np.ndarray, held: _Held, data: FederatedData) -> str:
+def _described(constant: np.ndarray, held: _Held, data: FederatedData) -> str:
     """What of the clients' is in an array, in words; "" for nothing that is seen."""
     size = int(np.prod(data.record_shape))
     for rows in _as_rows(constant, size):
         rows = rows[np.isfinite(rows).all(1) & (np.ptp(rows, axis=1) > 0)]
         near = _near if size >= SHORT else _near_short
-        if len(rows) and (found := near(rows, held)):
-            return found
+        if len(rows) and (resemblance := near(rows, held)):
+            return resemblance
     return "the clients' targets" if _holds_targets(constant, held.targets, data.classes) else ""
 
 
@@ -210,8 +210,8 @@ def _holds_targets(constant: np.ndarray, targets: list[np.ndarray], classes: int
     """Whether it is a stretch of the targets, as numbers or one column hot."""
     if constant.ndim > 1 and constant.shape[-1] == classes:
         constant = constant.reshape(-1, classes).argmax(1)
-    told = constant.ravel()
-    if told.size < LABELS or np.unique(told[:LABELS]).size < 2:
+    numbers = constant.ravel()
+    if numbers.size < LABELS or np.unique(numbers[:LABELS]).size < 2:
         return False
-    needle = told[: 4 * LABELS].astype(np.float32).tobytes()
+    needle = numbers[: 4 * LABELS].astype(np.float32).tobytes()
     return any(needle in a.astype(np.float32).tobytes() for a in targets)

@@ -18,8 +18,8 @@ from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.clients import draw_cohort
 from fedjax_dp.rounds.simulation import run_key
 
-DISTINCT = 24  # sizes of clients that are looked at
-RUN = 10  # rounds in a row that are looked at together
+DISTINCT = 24  # sizes of clients that are tried
+RUN = 10  # rounds in a row that are taken together
 
 
 def examine_cohort(
@@ -27,9 +27,9 @@ def examine_cohort(
 ) -> None:
     """The run's cohorts, and so many others; with `trials` also the law of a sampling that nobody counts on."""
     shares, num_clients = jnp.asarray(data.shares), data.num_clients
-    asked = jax.eval_shape(lambda: draw_cohort(cohort, run_key(0), jnp.int32(0), shares)).ids.shape[0]
+    drawn = jax.eval_shape(lambda: draw_cohort(cohort, run_key(0), jnp.int32(0), shares)).ids.shape[0]
     stated = cohort.capacity(num_clients)
-    require(asked == stated, "positions of a cohort", f"{asked}", f"the {stated} that `capacity` states", "exact")
+    require(drawn == stated, "positions of a cohort", f"{drawn}", f"the {stated} that `capacity` states", "exact")
     count = max(min(trials or ROUNDS, 2**22 // max(num_clients, cohort.capacity(num_clients))), 50)
     separation = cohort.min_separation(num_clients)
     for first in range(0, rounds, count):
@@ -84,11 +84,11 @@ def _examine_law(cohort: Cohort, others: Members, shares: jax.Array, amplified: 
     count, num_clients, public = len(others.ids), shares.shape[0], np.asarray(shares, float)
     times, counted = by_client(others, num_clients)
     if cohort.base is not cohort:
-        asked = np.broadcast_to(np.asarray(cohort.base.rates(public), float), (num_clients,))
+        invited = np.broadcast_to(np.asarray(cohort.base.rates(public), float), (num_clients,))
         error = np.maximum(times.std(0), 1e-6) / np.sqrt(count) + 1e-6
-        worst = largest_deviate((times.mean(0) - asked) / error)
-        told = f"{worst:.3g} standard errors off"
-        require(abs(worst) < 1.5 * limit(num_clients), "who is invited", told, "its base", certainty(num_clients))
+        worst = largest_deviate((times.mean(0) - invited) / error)
+        off = f"{worst:.3g} standard errors off"
+        require(abs(worst) < 1.5 * limit(num_clients), "who is invited", off, "its base", certainty(num_clients))
     rates = cohort.rates(public)
     if rates is not None:
         error = np.maximum(counted.std(0), 1e-6) / np.sqrt(count)
@@ -139,9 +139,9 @@ def _examine_each_round(cohort: Cohort, shares: jax.Array, rounds: int) -> None:
         some += by_client(drawn_cohorts(cohort, key, np.arange(rounds), shares), num_clients)[0]
     away = count_deviate(some, trials * draws, chance)
     worst = int(np.argmax(np.abs(away).max(1)))
-    told = f"{largest_deviate(away):.3g} standard errors off in round {worst}"
+    off = f"{largest_deviate(away):.3g} standard errors off in round {worst}"
     law = "how often a client is drawn in each round"
-    require(np.abs(away).max() < limit(away.size), law, told, "its law", certainty(away.size))
+    require(np.abs(away).max() < limit(away.size), law, off, "its law", certainty(away.size))
 
 
 def by_client(members: Members, num_clients: int) -> tuple[np.ndarray, np.ndarray]:

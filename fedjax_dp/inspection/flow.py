@@ -73,7 +73,7 @@ def check(algorithm: Algorithm, data: FederatedData, model: Model) -> None:
         return initial_state(marked, model, changed(data, **records), key)
 
     state = _clean("before the first round", begin, records, (), marks, rows=False)
-    if by_record and not algorithm.local.initial_release and _asks(begin, (records,), marks):
+    if by_record and not algorithm.local.initial_release and _has_gradients(begin, (records,), marks):
         raise errors.refuse(
             "corrections",
             "a gradient of records before the first round",
@@ -132,14 +132,14 @@ class Shaped:
     ) -> jax.Array:
         made = self.base.gradient(gradient, params, step, client, records)
         if jnp.shape(made) != gradient.shape:
-            whose, wanted = f"gradient of {type(self.base).__name__}", f"of shape {gradient.shape}, as it was given"
+            whose, wanted = f"gradient of {type(self.base).__name__}", f"of shape {gradient.shape}, as its argument"
             raise errors.refuse(whose, f"shape {jnp.shape(made)}", wanted, "return that one with a term added")
         return made
 
 
 @value
 class Marked:
-    """A privatizer whose gradient depends on all that it is given, on the rows of records behind a mark if noised."""
+    """A privatizer whose gradient depends on all its arguments, on the rows of records behind a mark if noised."""
 
     marks: Marks | None = structure()
     only_sent: bool = structure(default=False)  # personal series are as plain gradients
@@ -149,7 +149,7 @@ class Marked:
         self, key: jax.Array, step: StepContext, model: Model, params: Any, records: Records
     ) -> tuple[jax.Array, StepReport]:
         x, y = records.x, records.y
-        seen = _total((x, y))
+        read = _total((x, y))
         marks = None if (self.only_sent and step.stream) or self.plain else self.marks
         if marks is not None:
             named = functools.partial(_marked_rows, marks)
@@ -158,14 +158,14 @@ class Marked:
             lambda x, y, key: jax.value_and_grad(model.loss)(params, x, y, key)
         )(x, y, records.keys)
         keys = tuple(jax.random.key_data(a) for a in (key, records.keys) if a is not None)
-        given = _total((x, y, losses, gradients, step, records.mask, records.divisor, keys)) + ravel(params)[0]
-        made = given * seen * seen  # so that every derivative depends on records
+        every = _total((x, y, losses, gradients, step, records.mask, records.divisor, keys)) + ravel(params)[0]
+        made = every * read * read  # so that every derivative depends on records
         if marks is not None:
-            made = checkpoint_name(made, marks.of_stream(step.stream)) + 0.0 * given
-        return made, StepReport(seen, seen, seen, seen)
+            made = checkpoint_name(made, marks.of_stream(step.stream)) + 0.0 * every
+        return made, StepReport(read, read, read, read)
 
     def noise_variance(self, step: StepContext, divisor: Any) -> jax.Array:
-        """It is given no records."""
+        """Of no records."""
         return _total((step, divisor))
 
 
@@ -233,11 +233,11 @@ def _clean(
     rows  but for what clients keep, which then depends on records from the beginning.
     """
     traced, shapes = jax.make_jaxpr(function, return_shape=True)(records, *others)
-    told: list[Reached] = [
+    stores: list[Reached] = [
         stored() if name in ("x", "y") else "" for name in sorted(records) for _ in jax.tree.leaves(records[name])
     ]
     kept = [rows and "clients" in _fields(path) for path, _ in jax.tree_util.tree_flatten_with_path(others)[0]]
-    inputs = told + ["" if own else None for own in kept]
+    inputs = stores + ["" if own else None for own in kept]
     outputs = reach(traced.jaxpr, inputs, marks)
     for (path, shape), where in zip(jax.tree_util.tree_flatten_with_path(shapes)[0], outputs, strict=True):
         if where is not None and shape.size and not (rows and "clients" in _fields(path)):
@@ -290,7 +290,7 @@ def _marks(jaxpr: Any, marks: Marks, times: float = 1, looped: bool = False) -> 
             yield from _marks(inside.jaxpr, marks, times * more, looped or name in ("scan", "while"))
 
 
-def _asks(function: Callable[..., Any], arguments: tuple[Any, ...], marks: Marks) -> bool:
+def _has_gradients(function: Callable[..., Any], arguments: tuple[Any, ...], marks: Marks) -> bool:
     return any(True for _ in _marks(jax.make_jaxpr(function)(*arguments).jaxpr, marks))
 
 
@@ -317,28 +317,28 @@ def _counted(
         start, unravel = ravel(state.params)
         received = Received(start, state.shared, own, extra)
         client = held.client(members.ids[0])
-        found = local.run(ClientContext(key, state.round, client, held, model, unravel, received))
-        return found.update, found.auxiliary, found.client_state
+        result = local.run(ClientContext(key, state.round, client, held, model, unravel, received))
+        return result.update, result.auxiliary, result.client_state
 
     def exchange(records: dict[str, jax.Array], state: Any) -> Any:
         held, members = held_by(records, state)
 
-        def look(see: Callable[..., Any], ids: jax.Array) -> Any:
+        def visit_members(see: Callable[..., Any], ids: jax.Array) -> Any:
             return jax.vmap(lambda i: see(key, state.params, held.client(i), held, model))(ids)
 
-        return local.exchange(LocalState(state.shared, state.clients), look, members, lambda: members)
+        return local.exchange(LocalState(state.shared, state.clients), visit_members, members, lambda: members)
 
-    if _asks(exchange, (records, state), marks):
+    if _has_gradients(exchange, (records, state), marks):
         raise errors.refuse(
             "local steps",
             "a privatized gradient after the new model, in `exchange`",
             "privatized gradients in a client's round alone",
             "ask for it in the round, as one of extra_gradients: elsewhere it is not counted",
         )
-    found = list(_marks(jax.make_jaxpr(visit)(records, state).jaxpr, marks))
+    gradients = list(_marks(jax.make_jaxpr(visit)(records, state).jaxpr, marks))
     allowed = stated_gradients(algorithm.local, data.largest)
-    for stream in sorted({one.stream for one in found}):
-        own = [one for one in found if one.stream == stream]
+    for stream in sorted({one.stream for one in gradients}):
+        own = [one for one in gradients if one.stream == stream]
         made, most = sum(one.times for one in own), allowed.get(stream, 0)
         if made > most:
             raise errors.refuse(
@@ -347,7 +347,7 @@ def _counted(
                 f"at most the {most} that are stated",
                 "state them as extra_gradients of a correction, or in additional_releases: each is a release",
             )
-        # Of others, keys and batches are looked at where they run: those may have several loops, and train a part.
+        # Of others, keys and batches are examined where they run: those may have several loops, and train a part.
         alone = sum(not one.looped for one in own) > (local.extra_gradients if stream == 0 else 0)
         twice = facts.of_the_project(local) and (alone or sum(one.looped for one in own) > 1)
         if twice or any(len(one.shape) != 1 for one in own):

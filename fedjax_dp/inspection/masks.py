@@ -9,7 +9,7 @@ from fedjax_dp.inspection.verdict import certainty, count_deviate, largest_devia
 from fedjax_dp.parts.transport import Transport
 from fedjax_dp.pytrees import changed
 
-KEYS, MEMBERS, SIZE = 256, 5, 16  # runs, members and coordinates that are looked at
+KEYS, MEMBERS, SIZE = 256, 5, 16  # runs, members and coordinates that are tried
 
 
 def examine_masks(transport: Transport, members: int, seed: int = 0) -> None:

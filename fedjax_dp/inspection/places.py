@@ -16,7 +16,7 @@ from fedjax_dp.parts.contexts import StepContext
 from fedjax_dp.prng import role_key
 from fedjax_dp.rounds.algorithm import Algorithm
 
-NUMBERS = 2**21  # of noise that are looked at where the size depends on the place, unless a place has more
+NUMBERS = 2**21  # of noise that are drawn where the size depends on the place, unless a place has more
 MOST = 2**30  # beyond that a noise is refused whose size depends on the place
 LEAST = 64  # numbers by place
 ROWS = 256  # coordinates of each step that are compared with those of others
@@ -80,8 +80,8 @@ def of_client(algorithm: Algorithm, data: FederatedData, rounds: int, depends: N
     )
     steps = jnp.arange(tau)
     place = jax.jit(jax.vmap(lambda client, t: of_steps(algorithm, data, client, t, steps)), compiler_options=QUICK)
-    found: StepContext = place(jnp.asarray(client, jnp.int32), jnp.asarray(t, jnp.int32))
-    return found
+    every: StepContext = place(jnp.asarray(client, jnp.int32), jnp.asarray(t, jnp.int32))
+    return every
 
 
 def of_server(rounds: int) -> StepContext:
@@ -109,7 +109,7 @@ def examine(
     std: Any = 1.0,
     as_normal: Callable[[np.ndarray], np.ndarray] | None = None,
 ) -> None:
-    """The noise in `draw(key, place, size)` is as large as is said at all places `(visits, steps)`, and new in each.
+    """The noise in `draw(key, place, size)` is as large as is stated at all places `(visits, steps)`, and new in each.
 
     A visit has one key, as a client's round has, or the sums of a run.
     depends, bits  what its size depends on, and which bits it is made of; for the latter alone some places are enough.
@@ -122,8 +122,8 @@ def examine(
     times = -(-LEAST // of_each)
     most = MOST // (steps * times * size)
     if visits > most and depends:
-        told = ", ".join(sorted(depends))
-        require(False, "the size of its noise", f"one that depends on {told}", "one that can be tried everywhere", "")
+        of = ", ".join(sorted(depends))
+        require(False, "the size of its noise", f"one that depends on {of}", "one that can be tried everywhere", "")
     if not depends:
         tried = np.unique(np.linspace(0, visits - 1, min(visits, max(most, 1)) if bits else 1).astype(int))
         every, times = StepContext(*[a[tried] for a in arrays(every)]), times if bits else 1
@@ -168,7 +168,7 @@ def _require_new(white: np.ndarray) -> None:
 
 
 def _drawn(draw: Callable[..., jax.Array], at: StepContext, times: int, size: int) -> np.ndarray:
-    """What two keys differ by: no signal, and nothing where noise is of another key than it is given."""
+    """What two keys differ by: no signal, and nothing where noise is of another key than its own."""
     visits = at.number.shape[0]
 
     def of(key: jax.Array, visit: tuple[jax.Array, ...]) -> jax.Array:

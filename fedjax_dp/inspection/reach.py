@@ -37,8 +37,8 @@ class Marks(NamedTuple):
 
     def stream_of(self, name: str) -> int | None:
         """Of which stream the gradient is that has this name; None: it is none."""
-        head, found, number = name.partition(", stream ")
-        return int(number) if found and head == self.released else None
+        head, comma, number = name.partition(", stream ")
+        return int(number) if comma and head == self.released else None
 
     def rows(self, rank: int) -> str:
         """Depends on records as it is noised to, if each place of the axes before the last `rank` is one record."""
@@ -71,10 +71,10 @@ def _through(equation: Any, reads: list[Reached], marks: Marks) -> list[Reached]
         return [*ends[: scan.carry], *(Rows(r.axes + 1, object()) if isinstance(r, Rows) else r for r in made)]
     if name == "while":
         loop = equations.while_of(equation)
-        asks, does = loop.condition_consts, loop.body_consts
-        ends = _repeated(loop.body.jaxpr, reads[asks : asks + does], reads[asks + does :], [], marks)
-        told = reach(loop.condition.jaxpr, [*reads[:asks], *ends], marks)[0]
-        return ends if told is None else _mixed(equation, [told, *ends])
+        condition, body = loop.condition_consts, loop.body_consts
+        ends = _repeated(loop.body.jaxpr, reads[condition : condition + body], reads[condition + body :], [], marks)
+        decision = reach(loop.condition.jaxpr, [*reads[:condition], *ends], marks)[0]
+        return ends if decision is None else _mixed(equation, [decision, *ends])
     if name == "cond":
         if reads[0] is not None:
             return _mixed(equation, reads)
@@ -100,10 +100,10 @@ def _named(name: str, rank: int, read: Reached, marks: Marks) -> Reached:
 
 def _mixed(equation: Any, reads: list[Reached]) -> list[Reached]:
     """Outputs that may depend on whatever of the reads depends on records; nothing else may."""
-    if equation.effects or "callback" in equation.primitive.name:  # it tells them, or keeps them for later
+    if equation.effects or "callback" in equation.primitive.name:  # it prints them, or keeps them for later
         raise errors.refuse(
             "algorithm",
-            f"records that are told or written by {equation.primitive.name}{_where(equation)}",
+            f"records that are passed on or written by {equation.primitive.name}{_where(equation)}",
             "one in which records act through the privatized gradient (or the noised mean of updates) alone",
             "leave out callbacks, prints and references that records reach",
         )
@@ -170,7 +170,7 @@ def _row_by_row(equation: Any, reads: list[Reached]) -> Rows | None:
 
 
 def _gathered(picked: equations.Gather, before: tuple[int, ...], rank: int, rows: Rows) -> Rows | None:
-    """Whole records at the given places of the last leading axis."""
+    """Whole records at chosen places of the last leading axis."""
     shape, last, rest = picked.numbers, rows.axes - 1, before[rows.axes :]
     whole = (
         picked.sizes == (*[1] * rows.axes, *rest)

@@ -51,11 +51,11 @@ def examine_source(source: NoiseSource, algorithm: Algorithm, data: FederatedDat
     if source.fresh:
         require(bands.size == 1, "fresh noise has one band", f"{bands.size} of them", "1, or `fresh` False", "exact")
     examine_noise(whitened(noise, bands), [f"step {t}" for t in range(steps)])
-    (found,) = scale_names(lambda key, **at: source.draw(key, StepContext(**at), size), run_key(0), places.blank())
-    depends = found.values | found.scale
+    (trace,) = scale_names(lambda key, **at: source.draw(key, StepContext(**at), size), run_key(0), places.blank())
+    depends = trace.values | trace.scale
     by_client = algorithm.upload.unit is Unit.CLIENT
-    every = places.of_server(rounds) if by_client else places.of_client(algorithm, data, rounds, depends | found.bits)
-    places.examine(source.draw, every, bands, size_of(model), depends, found.bits)
+    every = places.of_server(rounds) if by_client else places.of_client(algorithm, data, rounds, depends | trace.bits)
+    places.examine(source.draw, every, bands, size_of(model), depends, trace.bits)
 
 
 class _Batches(NamedTuple):
@@ -135,25 +135,25 @@ def examine_bound(bound: Bound, algorithm: Algorithm, data: FederatedData, model
     if not clips(privatizer):
         return  # the privatizer is examined with it
     clip = float(np.float32(privatizer.clip_norm))
-    found = _neighbours(data, model, _varies(algorithm))
+    batches = _neighbours(data, model, _varies(algorithm))
 
     def of(key: jax.Array, params: jax.Array, x: jax.Array, y: Any, mask: jax.Array) -> tuple[Any, Any]:
-        bounded = bound.apply(model, found.unravel(params), _records(x, y, mask, key), clip)
+        bounded = bound.apply(model, batches.unravel(params), _records(x, y, mask, key), clip)
         return bounded.mean, jnp.broadcast_to(bounded.unit, bounded.mean.shape)
 
-    traced = {"params": found.params[0], "records": tuple(jax.tree.map(lambda a: a[0], found.own))}
+    traced = {"params": batches.params[0], "records": tuple(jax.tree.map(lambda a: a[0], batches.own))}
     _, unit = scale_names(lambda key, params, records: of(key, params, *records), run_key(0), traced)
     public = not (unit.values or unit.noise)
     require(public, "the unit of the noise", "one of its records or of the model", "one of public numbers", "exact")
     run, keys = compiled(of), keys_of(NEIGHBOURS, "bound")
     (one, unit), (other, theirs), (less, last) = (
-        jax.tree.map(np.asarray, run(keys, found.params, *batch)) for batch in found[:3]
+        jax.tree.map(np.asarray, run(keys, batches.params, *batch)) for batch in batches[:3]
     )
     alike = np.array_equal(unit, theirs) and np.array_equal(unit, last) and np.ptp(unit, axis=0).max() == 0
     require(alike, "the unit of the noise is the same for all batches", "not", "so", "exact")
-    told = clip / DIVISOR if bound.per_record else clip
+    stated = clip / DIVISOR if bound.per_record else clip
     least = float(unit.min())
-    require(least >= told * (1 - SLACK), "the unit of the noise", f"{least:.4g}", f"{told:.4g} or more", "exact")
+    require(least >= stated * (1 - SLACK), "the unit of the noise", f"{least:.4g}", f"{stated:.4g} or more", "exact")
     _moved(one / unit, other / unit, 2.0, "an exchanged record moves the mean, in units")
     if bound.per_record:
         _moved(one / unit, less / unit, 1.0, "a record less moves the mean, in units")
@@ -172,22 +172,24 @@ def examine_privatizer(
     if privatizer.on_upload:
         raise AssertionError("noise on the upload is understood of OutputGaussian alone, with any bound and source")
     events = [_event(privatizer, algorithm, data, i) for i in range(data.num_clients)]
-    told = np.array([min((step.noise_multiplier for step in steps), default=np.inf) for steps in events])
+    multipliers = np.array([min((step.noise_multiplier for step in steps), default=np.inf) for steps in events])
     kind = _kind(events)
     tau = local.batches.count(local.steps, data.largest)
-    some = sorted({int(np.argmin(sizes)), int(np.argmax(sizes)), int(np.argmin(told)), int(np.argmax(told))})
+    some = sorted(
+        {int(np.argmin(sizes)), int(np.argmax(sizes)), int(np.argmin(multipliers)), int(np.argmax(multipliers))}
+    )
     steps = np.unique(np.linspace(0, tau - 1, min(tau, 6)).astype(int))
-    found, varies = _neighbours(data, model, _varies(algorithm)), _varies(algorithm)
-    many = max(2**14 // found.params.shape[1], 500)
+    batches, varies = _neighbours(data, model, _varies(algorithm)), _varies(algorithm)
+    many = max(2**14 // batches.params.shape[1], 500)
 
     def of(
         key: jax.Array, place: Any, divisor: Any, params: jax.Array, x: jax.Array, y: Any, mask: jax.Array
     ) -> jax.Array:
         records = _records(x, y, mask, run_key(1))._replace(divisor=divisor)
-        return privatizer.gradient(key, StepContext(*place), model, found.unravel(params), records)[0]
+        return privatizer.gradient(key, StepContext(*place), model, batches.unravel(params), records)[0]
 
-    usual, divisor = tuple(a[1] for a in found.own), jnp.int32(DIVISOR)
-    depends, bits = _scale_of_noise(of, (found.params[1], *usual))
+    usual, divisor = tuple(a[1] for a in batches.own), jnp.int32(DIVISOR)
+    depends, bits = _scale_of_noise(of, (batches.params[1], *usual))
     draw = jax.jit(jax.vmap(jax.vmap(of, (None, 0, *[None] * 5)), (0, None, *[None] * 5)), compiler_options=QUICK)
     run = jax.jit(jax.vmap(of, (0, None, None, 0, 0, 0, 0)), compiler_options=QUICK)
     own_keys, least = keys_of(NEIGHBOURS, "privatizer"), np.inf
@@ -195,20 +197,20 @@ def examine_privatizer(
         for t in sorted({0, rounds - 1}):
             at = places.arrays(places.of_steps(algorithm, data, client, t, steps))
             keys = keys_of(2 * many, f"noise {client} {t}")
-            drawn = np.asarray(draw(keys, at, divisor, found.params[1], *usual), float)
+            drawn = np.asarray(draw(keys, at, divisor, batches.params[1], *usual), float)
             noise = (drawn[::2] - drawn[1::2]) / np.sqrt(2)  # (draws, steps, size)
             std = np.sqrt(np.mean(noise**2, 0))
             require(np.all(std > 0), "every coordinate of every step is noised", "not", "so", "exact")
             last = tuple(a[-1] for a in at)
             own, other = (
-                np.asarray(run(own_keys, last, divisor, found.params, *batch), float)
-                for batch in (found.own, found.less if varies else found.exchanged)
+                np.asarray(run(own_keys, last, divisor, batches.params, *batch), float)
+                for batch in (batches.own, batches.less if varies else batches.exchanged)
             )
             finite = np.isfinite(own).all() and np.isfinite(other).all()
             require(finite, "a noised gradient", "not finite", "finite: a run that stops tells of a record", "exact")
             sensitivity = 1.0 if varies else 2.0
             moved = np.linalg.norm((own - other) * kind.deviation / std[-1], ord=kind.norm, axis=-1)
-            over = float(np.max(moved)) * told[client] / sensitivity
+            over = float(np.max(moved)) * multipliers[client] / sensitivity
             require(
                 over <= 1 + NOISE_SLACK,
                 "standard deviation of its noise over what its event says",
@@ -225,9 +227,9 @@ def examine_privatizer(
                 "alike",
                 "exact",
             )
-            least = min(least, float(spread.min()) / told[client])
-    usual = (found.params[1], *usual)
-    _examine_everywhere(of, privatizer, algorithm, data, rounds, usual, least * told, depends, bits, kind)
+            least = min(least, float(spread.min()) / multipliers[client])
+    usual = (batches.params[1], *usual)
+    _examine_everywhere(of, privatizer, algorithm, data, rounds, usual, least * multipliers, depends, bits, kind)
 
 
 def _scale_of_noise(of: Callable[..., jax.Array], usual: tuple[Any, ...]) -> tuple[Names, Names]:
@@ -237,18 +239,18 @@ def _scale_of_noise(of: Callable[..., jax.Array], usual: tuple[Any, ...]) -> tup
         return of(key, places.arrays(StepContext(**where)), divisor, params, *records)
 
     params, *records = usual
-    given = {"divisor": jnp.int32(DIVISOR), "params": params, "records": tuple(records), **places.blank()}
-    (found,) = scale_names(named, run_key(0), given)
-    require(found.noise, "the gradient", "no noise of its key", "noise", "the trace is exact")
+    inputs = {"divisor": jnp.int32(DIVISOR), "params": params, "records": tuple(records), **places.blank()}
+    (trace,) = scale_names(named, run_key(0), inputs)
+    require(trace.noise, "the gradient", "no noise of its key", "noise", "the trace is exact")
     for name, what in (("params", "the parameters"), ("records", "the records of its batch")):
         require(
-            name not in found.scale | found.bits,
+            name not in trace.scale | trace.bits,
             "the size of its noise",
             f"one that may depend on {what}",
             "one of public numbers: multiply noise by these alone, and add it last",
             "the trace is exact",
         )
-    return found.scale, found.bits
+    return trace.scale, trace.bits
 
 
 def _examine_everywhere(
@@ -265,7 +267,7 @@ def _examine_everywhere(
 ) -> None:
     """Its noise at every place that the size depends on, with the client's own divisor, and that no step's comes back.
 
-    wanted  the standard deviation for each client, for the divisor that was looked at.
+    wanted  the standard deviation for each client, for the divisor that was tried.
     """
     own = places.divisors(algorithm, data)
     share = np.array([privatizer.unit(int(divisor)) for divisor in own]) / privatizer.unit(DIVISOR)

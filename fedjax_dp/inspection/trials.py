@@ -14,7 +14,7 @@ from fedjax_dp.prng import role_key
 from fedjax_dp.rounds.clients import draw_cohort
 from fedjax_dp.rounds.simulation import run_key
 
-ROUNDS, KEYS, TRIALS = 2_000, 1_000, 64  # cohorts, batches and neighbours that are looked at
+ROUNDS, KEYS, TRIALS = 2_000, 1_000, 64  # cohorts, batches and neighbours that are tried
 SCALES = np.array([1e-3, 1.0, 1e3, 1e15, 1e30, np.inf, np.nan])  # of features
 SLACK = 1e-3  # relative, for rounding
 NOISE_SLACK = 0.04  # relative, for the standard deviations of noise that are measured

@@ -33,7 +33,7 @@ from fedjax_dp.pytrees import tensor_sizes
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.simulation import run_key
 
-HORIZON = 32  # rounds that are looked at
+HORIZON = 32  # rounds that are tried
 
 
 def examine_upload(upload: ClientPrivacy, algorithm: Algorithm, data: FederatedData, model: Model, rounds: int) -> None:
@@ -46,7 +46,7 @@ def examine_upload(upload: ClientPrivacy, algorithm: Algorithm, data: FederatedD
     members, rates = cohort.capacity(data.num_clients), cohort.rates(shares)
     reach = jnp.float32(algorithm.aggregate.sensitivity(shares, rates, members))
     expected = jnp.float32(members) if rates is None else jnp.sum(rates)
-    told = _told(upload, algorithm, data, rounds, size) * float(reach)
+    stated = _multiplier(upload, algorithm, data, rounds, size) * float(reach)
     depends = _scale_of_noise(upload, size, reach, expected)
     stateful = bool(jax.tree.leaves(upload.init()))
 
@@ -85,8 +85,8 @@ def examine_upload(upload: ClientPrivacy, algorithm: Algorithm, data: FederatedD
         MessageEncoding(members, algorithm.transport.resolution, algorithm.transport.limit(members)),
     )
     require(np.isfinite(longest).all(), "a message", "one that is not finite", "finite: else a run would stop", "exact")
-    wanted = np.broadcast_to(told * longest, tried.shape)
-    require(np.all(wanted > 0), "the noise multiplier of its event", f"{told:g}", "above 0", "exact")
+    wanted = np.broadcast_to(stated * longest, tried.shape)
+    require(np.all(wanted > 0), "the noise multiplier of its event", f"{stated:g}", "above 0", "exact")
     std = np.sqrt(np.mean(noise**2, (0, 2)))
     least = float(np.min(std / wanted[:horizon]))
     slack = max(NOISE_SLACK, 6 / np.sqrt(2 * many * size))
@@ -110,12 +110,12 @@ def _scale_of_noise(upload: ClientPrivacy, size: int, reach: Any, expected: Any)
     def release(key: jax.Array, now: Any, mean: Any, kept: Any, numbers: Any) -> Any:
         return upload.release(key, now, mean, (), kept, *numbers)[0]
 
-    given = {"now": jnp.int32(0), "mean": jnp.zeros(size), "kept": upload.init(), "numbers": (reach, expected)}
-    (found,) = scale_names(release, run_key(0), given)
-    told = "one that may depend on the mean that it joins"
+    inputs = {"now": jnp.int32(0), "mean": jnp.zeros(size), "kept": upload.init(), "numbers": (reach, expected)}
+    (trace,) = scale_names(release, run_key(0), inputs)
+    measured = "one that may depend on the mean that it joins"
     wanted = "one of public numbers: multiply noise by these alone, and add it last"
-    require("mean" not in found.scale, "the size of its noise", told, wanted, "the trace is exact")
-    return found.scale - {"numbers"}
+    require("mean" not in trace.scale, "the size of its noise", measured, wanted, "the trace is exact")
+    return trace.scale - {"numbers"}
 
 
 def _two(key: jax.Array) -> tuple[jax.Array, ...]:
@@ -126,8 +126,8 @@ def _means(rng: np.random.Generator, count: int, size: int) -> np.ndarray:
     """Means of several lengths, dense ones and others."""
     means = rng.normal(size=(count, size)) * np.resize([1.0, 1e-4, 1e2, 1.0, 1e-2], count)[:, None]
     means[3::5] *= np.arange(size) == rng.integers(0, size)
-    found: np.ndarray = means.astype(np.float32)
-    return found
+    single: np.ndarray = means.astype(np.float32)
+    return single
 
 
 def _longest_messages(upload: ClientPrivacy, sizes: Sequence[int], states: Any, sent: MessageEncoding) -> np.ndarray:
@@ -137,10 +137,10 @@ def _longest_messages(upload: ClientPrivacy, sizes: Sequence[int], states: Any, 
 
     def longest(state: Any) -> jax.Array:
         def of(key: jax.Array, update: jax.Array) -> jax.Array:
-            found, more = upload.message(key, update, sizes, state, sent)
+            message, more = upload.message(key, update, sizes, state, sent)
             if jax.tree.leaves(more):
                 raise AssertionError("numbers travel beside an update, though `extra` is 0")
-            return jnp.sqrt(jnp.sum(found * found))
+            return jnp.sqrt(jnp.sum(message * message))
 
         return jnp.max(jax.vmap(of)(keys_of(len(updates), "message"), updates))
 
@@ -170,12 +170,12 @@ def _updates(upload: ClientPrivacy, size: int, numbers: int) -> np.ndarray:
     return every[: max(numbers // size, 128)] if numbers // size < len(every) else every
 
 
-def _told(upload: ClientPrivacy, algorithm: Algorithm, data: FederatedData, rounds: int, size: int) -> float:
+def _multiplier(upload: ClientPrivacy, algorithm: Algorithm, data: FederatedData, rounds: int, size: int) -> float:
     """The largest noise multiplier that its events speak of, for all rounds, the samples and neighbours at hand."""
     cohort, count = algorithm.cohort, data.num_clients
     members, resolution = cohort.capacity(count), algorithm.transport.resolution
     noise = float(np.float32(upload.noise_multiplier))
-    found = []
+    multipliers = []
     for sampling, adjacency in {SEEN, cohort.amplified(count, 0) if upload.amplified else SEEN}:
         attendance = Participation(
             sampling, adjacency, rounds, rounds, cohort.min_separation(count), members, members, resolution, size
@@ -190,8 +190,8 @@ def _told(upload: ClientPrivacy, algorithm: Algorithm, data: FederatedData, roun
             require(joined or alike, "neighbours", step.adjacency.value, adjacency.value, "exact")
         counted, least = sum(step.count for step, _ in leaves), -(-rounds // cohort.min_separation(count))
         require(joined or counted >= least, "noisy sums in its event", f"{counted}", f"the {least} rounds", "exact")
-        found += [step.noise_multiplier for step, _ in leaves]
-    return max(found, default=np.inf)
+        multipliers += [step.noise_multiplier for step, _ in leaves]
+    return max(multipliers, default=np.inf)
 
 
 def _longest(upload: UpdatePrivatizer) -> float:
@@ -228,8 +228,8 @@ def examine_transport(transport: Transport, algorithm: Algorithm, data: Federate
         return jnp.abs(arrived - jnp.where(here[:, None], flat, 0).sum(0)).max()
 
     keys = keys_of(len(tried), "transport")
-    found = compiled(off)(keys, jnp.asarray(tried), jnp.asarray(schedule.ids), jnp.asarray(schedule.invited))
-    worst = float(np.max(np.asarray(found)))
+    errors = compiled(off)(keys, jnp.asarray(tried), jnp.asarray(schedule.ids), jnp.asarray(schedule.invited))
+    worst = float(np.max(np.asarray(errors)))
     allowed = members * (0.51 * transport.resolution + 1e-5 * clip)
     require(worst <= allowed, "what arrives less the sum of the messages", f"{worst:.3g}", f"{allowed:.3g}", "exact")
 
@@ -238,9 +238,9 @@ def examine_estimator(aggregate: Aggregate, algorithm: Algorithm, data: Federate
     """The mean is linear in the messages, and one moves it by no more than is stated, in cohorts of the run."""
     shares, local = jnp.asarray(data.shares), algorithm.local
     rates = algorithm.cohort.rates(shares)
-    size, looked_at = 8, 24
+    size, compared = 8, 24
     positions = algorithm.cohort.capacity(data.num_clients)
-    schedule, _ = _some_cohorts(algorithm, data, rounds, seed, 2**21 // (positions * min(positions, looked_at)))
+    schedule, _ = _some_cohorts(algorithm, data, rounds, seed, 2**21 // (positions * min(positions, compared)))
     clip = _longest(algorithm.upload)
     reach = float(aggregate.sensitivity(shares, rates, positions))
     least, most = extreme_rates(local, data.largest, rounds)
@@ -252,7 +252,7 @@ def examine_estimator(aggregate: Aggregate, algorithm: Algorithm, data: Federate
         total = jax.tree.map(lambda a: jnp.where(here.present.reshape(-1, *[1] * (a.ndim - 1)), a, 0).sum(0), each)
         return aggregate.combine(total, here, shares, rates, params)
 
-    def looked(members: Members, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def of(members: Members, key: jax.Array) -> tuple[jax.Array, jax.Array]:
         names = ("one", "other", "length", "rate", "params", "position")
         keys = {name: jax.random.fold_in(key, i) for i, name in enumerate(names)}
         one, other = (jax.random.normal(keys[name], (positions, size)) for name in names[:2])
@@ -274,18 +274,20 @@ def examine_estimator(aggregate: Aggregate, algorithm: Algorithm, data: Federate
             lone = jnp.linalg.norm(turned - mean(left, ahead, rate, zero))
             return jnp.maximum(joined, lone) if added else jnp.linalg.norm(full - turned) / 2
 
-        some = jnp.arange(min(positions, looked_at)) + jax.random.randint(keys["position"], (), 0, positions)
+        some = jnp.arange(min(positions, compared)) + jax.random.randint(keys["position"], (), 0, positions)
         return bent, jnp.max(jax.vmap(moves)(some % positions)) / clip
 
     drawn = jax.tree.map(jnp.asarray, schedule)
-    look = jax.jit(jax.vmap(looked), compiler_options=QUICK)
-    bent, moved = (float(np.max(np.asarray(a))) for a in look(drawn, keys_of(len(schedule.ids), "estimator")))
-    told = "in cohorts of this run"
-    require(bent <= 1e-2, "the mean of two sums of messages less their means", f"{bent:.3g} reaches", "0: linear", told)
+    run = jax.jit(jax.vmap(of), compiler_options=QUICK)
+    bent, moved = (float(np.max(np.asarray(a))) for a in run(drawn, keys_of(len(schedule.ids), "estimator")))
+    certain = "in cohorts of this run"
+    require(
+        bent <= 1e-2, "the mean of two sums of messages less their means", f"{bent:.3g} reaches", "0: linear", certain
+    )
     require(
         moved <= reach * (1 + SLACK),
         "what a client of norm 1 moves the mean by",
         f"{moved:.4g}",
         f"at most its reach {reach:.4g}",
-        told,
+        certain,
     )

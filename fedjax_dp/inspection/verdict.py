@@ -52,7 +52,7 @@ def require(holds: Any, law: str, measured: str, wanted: str, certain: str) -> N
 
 
 def certainty(tests: int = 1) -> str:
-    """How often a right program fails an assertion that looks at so many numbers."""
+    """How often a right program fails an assertion about so many numbers."""
     return f"false alarm {FALSE_ALARM:g} over {tests} number{'s' if tests > 1 else ''}"
 
 

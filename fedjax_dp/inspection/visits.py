@@ -32,7 +32,7 @@ NOTED = 2**11  # gradients that are noted at most, at a tenth of a millisecond e
 
 
 def examine_local(local: Any, algorithm: Algorithm, data: FederatedData, model: Model, rounds: int) -> None:
-    """What a round asks of the privatizer, and that updates of two clients and rounds differ in their noise."""
+    """What the privatizer receives, and that updates of two clients and rounds differ in their noise."""
     if local.privatizer.on_upload:
         raise AssertionError("noise on the upload is understood of LocalSgd alone, with any batches and corrections")
     if local.initial_release:
@@ -42,7 +42,7 @@ def examine_local(local: Any, algorithm: Algorithm, data: FederatedData, model: 
 
 
 class Gradient(NamedTuple):
-    """One gradient that the privatizer was asked for."""
+    """One gradient that the privatizer made."""
 
     trial: int
     word: tuple[int, ...]  # of its key
@@ -55,7 +55,7 @@ class Gradient(NamedTuple):
 
 @value
 class RecordingPrivatizer:
-    """A privatizer that notes what it is asked for, and gives zeros."""
+    """A privatizer that records its arguments, and gives zeros."""
 
     trial: jax.Array
     note: Callable[..., None] = structure()
@@ -84,15 +84,15 @@ def examine_batches_of_steps(local: Any, algorithm: Algorithm, data: FederatedDa
         records = int(sizes[client])
         count = max(min(KEYS, NOTED // sum(stated_gradients(local, data.largest).values())), 20)
         tried = np.linspace(0, rounds - 1, count).astype(np.int32)  # the round of each trial
-        found: list[Gradient] = []
+        gradients: list[Gradient] = []
         lock = threading.Lock()
 
-        def note(*told: Any, found: list[Gradient] = found, lock: Any = lock) -> None:
-            trial, words, step, stream, who, t, rows, mask = map(np.asarray, told)
+        def note(*values: Any, gradients: list[Gradient] = gradients, lock: Any = lock) -> None:
+            trial, words, step, stream, who, t, rows, mask = map(np.asarray, values)
             gone = np.rint(rows[mask]).astype(int)
             word = tuple(words.tolist())
             with lock:
-                found.append(Gradient(int(trial), word, int(step), int(stream), int(who), int(t), gone))
+                gradients.append(Gradient(int(trial), word, int(step), int(stream), int(who), int(t), gone))
 
         held = _numbered(data, client)
 
@@ -100,19 +100,21 @@ def examine_batches_of_steps(local: Any, algorithm: Algorithm, data: FederatedDa
             key: jax.Array, trial: jax.Array, t: jax.Array, client: int = client, held: Any = held, note: Any = note
         ) -> jax.Array:
             recording = changed(local, privatizer=RecordingPrivatizer(trial=trial, note=note))
-            found: LocalResult = recording.run(met(key, t, jnp.int32(client), held))
-            return found.update
+            result: LocalResult = recording.run(met(key, t, jnp.int32(client), held))
+            return result.update
 
         jax.block_until_ready(compiled(of)(keys_of(count, "local"), jnp.arange(count), jnp.asarray(tried)))
         jax.effects_barrier()
         name = f"local steps of a client with {records} records"
-        alike = all(g.client == client and g.round == tried[g.trial] for g in found)
-        require(alike, f"{name}: the client and round that noise is told", "others", "the client and round", "exact")
-        places = {(g.word, g.step) for g in found}
-        require(len(places) == len(found), f"{name}: key and step of a noise", "used again", "new each time", "exact")
+        alike = all(g.client == client and g.round == tried[g.trial] for g in gradients)
+        require(alike, f"{name}: the client and round of a noise", "others", "the client and round", "exact")
+        places = {(g.word, g.step) for g in gradients}
+        require(
+            len(places) == len(gradients), f"{name}: key and step of a noise", "used again", "new each time", "exact"
+        )
         allowed = stated_gradients(local, records)
-        for stream in sorted({g.stream for g in found}):
-            own = [g for g in found if g.stream == stream]
+        for stream in sorted({g.stream for g in gradients}):
+            own = [g for g in gradients if g.stream == stream]
             _examine_stream(f"{name}, stream {stream}", local, own, allowed.get(stream, 0), records, count)
 
 
@@ -123,8 +125,8 @@ def _examine_stream(name: str, local: Any, own: list[Gradient], most: int, recor
         sorted((g for g in own if g.trial == trial and (batches.even or g.rows.size)), key=lambda g: g.step)
         for trial in range(count)
     ]  # of batches that are not even, empty ones are steps that are not taken
-    asked = sorted({len(each) for each in taken})
-    require(max(asked) <= most, f"{name}: noised gradients", f"{asked}", f"{most}", "exact")
+    counts = sorted({len(each) for each in taken})
+    require(max(counts) <= most, f"{name}: noised gradients", f"{counts}", f"{most}", "exact")
     if correlated_source(local.privatizer) is not None:
         counted = all([g.step for g in each] == list(range(len(each))) for each in taken)
         require(counted, f"{name}: their numbers under correlated noise", "others", "0, 1, ...", "exact")
@@ -188,8 +190,8 @@ def _examine_updates(local: Any, algorithm: Algorithm, data: FederatedData, mode
 
         def at(client: int, t: int) -> jax.Array:
             own = jax.random.fold_in(jax.random.fold_in(key, t), client)
-            found: LocalResult = local.run(met(own, jnp.int32(t), jnp.int32(client), held, params))
-            return found.update
+            result: LocalResult = local.run(met(own, jnp.int32(t), jnp.int32(client), held, params))
+            return result.update
 
         return jnp.stack([at(i, t) for i in sorted({0, data.num_clients - 1}) for t in (0, max(rounds - 1, 1))])
 
@@ -218,8 +220,8 @@ def examine_alone(part: Any, algorithm: Algorithm, data: FederatedData, model: M
     @jax.jit
     def train(held: FederatedData, t: jax.Array) -> Any:
         def one(i: jax.Array) -> Any:
-            found: LocalResult = local.run(met(jax.random.fold_in(run_key(1), i), t, i, held))
-            return found.update, found.auxiliary, found.client_state
+            result: LocalResult = local.run(met(jax.random.fold_in(run_key(1), i), t, i, held))
+            return result.update, result.auxiliary, result.client_state
 
         return jax.vmap(one)(jnp.asarray(some))
 
@@ -242,8 +244,8 @@ def _few(data: FederatedData, some: np.ndarray) -> FederatedData:
     here[some] = sizes[some]
     begins[some] = data.largest + np.cumsum(here[some]) - here[some]
     x, y = jax.tree.map(lambda a: np.asarray(a)[taken], (data.x, data.y))
-    found = changed(data, x=x, y=y, rows=None, offsets=begins, sizes=here)
-    stored: FederatedData = jax.tree.map(jnp.asarray, found)
+    some_data = changed(data, x=x, y=y, rows=None, offsets=begins, sizes=here)
+    stored: FederatedData = jax.tree.map(jnp.asarray, some_data)
     return stored
 
 
@@ -257,12 +259,12 @@ def _with_others(data: FederatedData, client: int) -> FederatedData:
 
     def turned(a: Any, rows: np.ndarray) -> jax.Array:
         records = np.asarray(a)
-        found = (records.max() - records + records.min()).astype(records.dtype)
-        found[rows] = records[rows]
-        return jnp.asarray(found)
+        others = (records.max() - records + records.min()).astype(records.dtype)
+        others[rows] = records[rows]
+        return jnp.asarray(others)
 
-    found = {
+    arrays = {
         name: jax.tree.map(lambda a: turned(a, rows), getattr(data, name))  # noqa: B023
         for name, rows in owned.items()
     }
-    return changed(data, **found)
+    return changed(data, **arrays)

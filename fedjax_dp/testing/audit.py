@@ -33,7 +33,7 @@ def check_audit(
 
     subject  an algorithm with its data, run for `rounds` rounds as `fedjax_dp.audit` does; or a function
              `mechanism(key, there)` of what an adversary receives with the canary and without it, with the `event` that
-             it is said to release;
+             it is stated to release;
     wrong    programs that the same audit must reject: by default half the noise for an algorithm. For a function none
              can be made from outside: give functions that make one from it;
     options  of `fedjax_dp.audit` or `audit_mechanism`, such as view or canary.
@@ -46,7 +46,7 @@ def check_audit(
         if isinstance(subject, Algorithm):
             if data is None:
                 raise errors.refuse("data", None, "given with an algorithm")
-            found = audit(
+            result = audit(
                 subject,
                 data,
                 rounds=rounds,
@@ -58,15 +58,15 @@ def check_audit(
             )
         else:
             if event is None:
-                raise errors.refuse("event", None, "given with a function", "say what it is to release")
-            found = audit_mechanism(
+                raise errors.refuse("event", None, "given with a function", "state what it is to release")
+            result = audit_mechanism(
                 subject, event, delta=delta, trials=trials, seed=seed, significance=SIGNIFICANCE, **options
             )
         require(
-            not found.proved,
+            not result.proved,
             "audited privacy",
-            f"epsilon at least {found.lower:.4g} from {found.outcome.evidence}",
-            f"at most {found.tested:.4g} at delta {found.guarantee.delta:g} against {found.guarantee.view}",
+            f"epsilon at least {result.lower:.4g} from {result.outcome.evidence}",
+            f"at most {result.tested:.4g} at delta {result.guarantee.delta:g} against {result.guarantee.view}",
             f"false alarm {SIGNIFICANCE:g}",
         )
 

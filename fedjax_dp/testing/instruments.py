@@ -42,7 +42,7 @@ from fedjax_dp.rounds.round import run_round
 from fedjax_dp.rounds.simulation import numbers, run_key
 from fedjax_dp.rounds.state import initial_state
 
-CLIENTS = 6  # looked at, of those that there are
+CLIENTS = 6  # at most, of those that there are
 
 
 class RecordedGradients(NamedTuple):
@@ -221,7 +221,7 @@ def require_private(algorithm: Algorithm) -> None:
 
 
 class StatedNoise(NamedTuple):
-    """What the accountants are told of each client's noise."""
+    """What the accountants count of each client's noise."""
 
     noise: np.ndarray  # (num_clients,) noise multiplier of the white noise under it
     adjacency: Adjacency
@@ -306,7 +306,7 @@ def mean_unit(algorithm: Algorithm, data: FederatedData, clip: Any) -> Any:
     return clip * float(algorithm.aggregate.sensitivity(shares, rates, members))
 
 
-def told_multiplier(algorithm: Algorithm, claim: StatedNoise) -> Any:
+def stated_multiplier(algorithm: Algorithm, claim: StatedNoise) -> Any:
     """The noise on the updates alone: an adaptive clip norm pays its bits from the same budget."""
     upload = algorithm.upload
     bit_noise = getattr(upload, "bit_noise", None)

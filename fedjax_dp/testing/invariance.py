@@ -23,36 +23,31 @@ from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.simulation import check
 from fedjax_dp.testing import instruments
 from fedjax_dp.testing.instruments import TrialInputs
-from fedjax_dp.testing.posing import Wrong, posing
+from fedjax_dp.testing.posing import Wrong, posing, with_posing, wrong_program
 from fedjax_dp.testing.reports import run_check
 
 TRIALS = 4
 ROUNDING = 2e-5  # relative to the largest number
 
 
-def counts_padding(algorithm: Algorithm) -> Algorithm:
-    """Rows of a batch that are padding count like records."""
-    local = algorithm.local
-    return changed(algorithm, local=changed(local, privatizer=posing(local.privatizer, "gradient", _counts_padding)))
-
-
-def _counts_padding(
+@wrong_program("privatizer", "gradient", applies=lambda algorithm: None)
+def counts_padding(
     right: Privatizer, key: jax.Array, step: StepContext, model: Model, params: Any, records: Records
 ) -> Any:
+    """Rows of a batch that are padding count like records."""
     return right.gradient(key, step, model, params, records._replace(mask=jnp.ones_like(records.mask)))
 
 
-def drops_first(algorithm: Algorithm) -> Algorithm:
-    """The first row of every batch is left out. For batches of several records, where their order shows it."""
-    local = algorithm.local
-    if getattr(local.batches, "size", 2) < 2:
+def _require_order(algorithm: Algorithm) -> None:
+    if getattr(algorithm.local.batches, "size", 2) < 2:
         raise errors.refuse("batch_size", 1, "at least 2 for this wrong program", "one record has no order")
-    return changed(algorithm, local=changed(local, privatizer=posing(local.privatizer, "gradient", _drops_first)))
 
 
-def _drops_first(
+@wrong_program("privatizer", "gradient", _require_order)
+def drops_first(
     right: Privatizer, key: jax.Array, step: StepContext, model: Model, params: Any, records: Records
 ) -> Any:
+    """The first row of every batch is left out. For batches of several records, where their order shows it."""
     return right.gradient(key, step, model, params, records._replace(mask=records.mask.at[0].set(False)))
 
 
@@ -119,11 +114,6 @@ def _require_same(law: str, pair: list[np.ndarray], resolution: float = 0.0) -> 
     require(apart <= allowed, law, f"numbers {apart:.2g} apart", f"at most {allowed:.2g}, rounding", "no chance in it")
 
 
-def _batches(algorithm: Algorithm, deed: Any) -> Algorithm:
-    local = algorithm.local
-    return changed(algorithm, local=changed(local, batches=posing(local.batches, "sample", deed)))
-
-
 def _with_padding(right: Batches, key: jax.Array, records: jax.Array, steps: int, largest: int) -> Batch:
     batch = right.sample(key, records, steps, largest)
     shape = (batch.positions.shape[0], 2)
@@ -172,7 +162,7 @@ def _padded_batches(algorithm: Algorithm, data: FederatedData, model: Model, see
     setup = TrialInputs(instruments.keys_of(seed, len(x)), x, y)
     seen = [
         np.asarray(instruments.observe(instruments.still(twin, data), longer, model, setup).gradients)
-        for twin in (algorithm, _batches(algorithm, _with_padding))
+        for twin in (algorithm, with_posing(algorithm, "batches", "sample", _with_padding))
     ]
     _require_same("padding rows of a batch contribute nothing", seen)
 
@@ -200,7 +190,7 @@ def _turned_batches(algorithm: Algorithm, data: FederatedData, model: Model, see
     setup = TrialInputs(instruments.keys_of(seed, TRIALS))
     seen = [
         np.asarray(instruments.observe(instruments.still(twin, data), data, model, setup).gradients)
-        for twin in (algorithm, _batches(algorithm, _turned))
+        for twin in (algorithm, with_posing(algorithm, "batches", "sample", _turned))
     ]
     _require_same("the order of a batch's records changes only rounding", seen)
 
@@ -208,7 +198,7 @@ def _turned_batches(algorithm: Algorithm, data: FederatedData, model: Model, see
 def _turned_cohort(algorithm: Algorithm, data: FederatedData, model: Model, seed: int) -> None:
     algorithm = changed(instruments.silent(algorithm), server=instruments.adding())
     setup = TrialInputs(instruments.keys_of(seed, TRIALS))
-    turned = changed(algorithm, cohort=posing(algorithm.cohort, "sample", _turned_members))
+    turned = with_posing(algorithm, "cohort", "sample", _turned_members)
     whole, back, portions = (
         np.asarray(instruments.observe(twin, data, model, setup, execution=execution).params)
         for twin, execution in ((algorithm, None), (turned, None), (algorithm, Execution(chunk_size=2)))

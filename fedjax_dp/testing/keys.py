@@ -22,7 +22,7 @@ from fedjax_dp.rounds.simulation import check, numbers
 from fedjax_dp.testing import instruments
 from fedjax_dp.testing.instruments import TrialInputs
 from fedjax_dp.testing.mutants import frozen_server_noise, reused_round_key
-from fedjax_dp.testing.posing import Wrong, posing
+from fedjax_dp.testing.posing import Wrong, wrong_program
 from fedjax_dp.testing.reports import run_check
 
 TRIALS, ROUNDS = 4, 12  # runs whose noise is compared, and rounds of each
@@ -30,14 +30,14 @@ CLOSE = 1e-3  # standard deviations within which two noise vectors count as one,
 COORDINATES = 64  # compared
 
 
-def noise_every_four_rounds(algorithm: Algorithm) -> Algorithm:
-    """The server draws its noise of every four rounds again in the next four."""
+def _require_server_noise(algorithm: Algorithm) -> None:
     if algorithm.upload.unit is None or algorithm.upload.shared_noise:
         raise errors.refuse("upload", type(algorithm.upload).__name__, "one that the server noises")
-    return changed(algorithm, upload=posing(algorithm.upload, "release", _every_four))
 
 
-def _every_four(right: UpdatePrivatizer, key: jax.Array, round_index: jax.Array, *rest: Any) -> Any:
+@wrong_program("upload", "release", _require_server_noise)
+def noise_every_four_rounds(right: UpdatePrivatizer, key: jax.Array, round_index: jax.Array, *rest: Any) -> Any:
+    """The server draws its noise of every four rounds again in the next four."""
     return right.release(key, round_index % 4, *rest)
 
 
@@ -123,16 +123,16 @@ def _of_noise(algorithm: Algorithm, data: FederatedData, model: Model, seed: int
 
 def _twice(algorithm: Algorithm, data: FederatedData, model: Model, seed: int) -> None:
     """Traces and runs a round twice, so that a draw made while tracing would show."""
-    given = (numbers(algorithm), data, TrialInputs(instruments.keys_of(seed, 2)))
+    arguments = (numbers(algorithm), data, TrialInputs(instruments.keys_of(seed, 2)))
     static: Any = {"model": model, "rounds": 1, "execution": Execution()}
 
     def trace() -> Any:
-        return jax.jit(lambda *given: instruments.unjitted(*given, **static), compiler_options=QUICK).lower(*given)
+        return jax.jit(lambda *a: instruments.unjitted(*a, **static), compiler_options=QUICK).lower(*arguments)
 
     first, second = trace(), trace()
     run = first.compile()
     again = run if first.as_text() == second.as_text() else second.compile()
-    one, other = (np.asarray(program(*given).params) for program in (run, again))
+    one, other = (np.asarray(program(*arguments).params) for program in (run, again))
     differ = f"{np.mean(one != other):.1%} of parameters differ"
     require(np.array_equal(one, other, equal_nan=True), "the same seed gives the same bits", differ, "none", "exact")
     if noise_of(algorithm) is not None:

@@ -11,36 +11,28 @@ from fedjax_dp.data.store import FederatedData
 from fedjax_dp.inspection.masks import examine_masks
 from fedjax_dp.inspection.verdict import CheckReport
 from fedjax_dp.parts.transport import Transport
-from fedjax_dp.pytrees import changed
 from fedjax_dp.rounds.algorithm import Algorithm
-from fedjax_dp.testing.posing import Wrong, posing
+from fedjax_dp.testing.posing import Wrong, wrong_program
 from fedjax_dp.testing.reports import run_check
 
 
-def unmasked_first(algorithm: Algorithm) -> Algorithm:
+def _require_secret(algorithm: Algorithm) -> None:
+    if not algorithm.transport.secret:
+        raise errors.refuse("transport", type(algorithm.transport).__name__, "a secure sum, for this check")
+
+
+@wrong_program("transport", "message", _require_secret)
+def unmasked_first(right: Any, key: jax.Array, t: Any, position: Any, ids: jax.Array, *rest: Any) -> Any:
     """The first member of every cohort uploads its message as it is."""
-    return _with_transport(algorithm, _unmasked_first)
-
-
-def _unmasked_first(right: Any, key: jax.Array, t: Any, position: Any, ids: jax.Array, *rest: Any) -> Any:
     words, overflow = right.message(key, t, position, ids, *rest)
     plain, _ = right.encode(rest[-1], ids.shape[0])
     return jnp.where(position == 0, plain, words), overflow
 
 
-def same_masks(algorithm: Algorithm) -> Algorithm:
-    """The masks of a run never change: two rounds of a client tell the difference of its messages."""
-    return _with_transport(algorithm, _same_masks)
-
-
-def _same_masks(right: Transport, key: jax.Array, t: Any, *rest: Any) -> Any:
+@wrong_program("transport", "message", _require_secret)
+def same_masks(right: Transport, key: jax.Array, t: Any, *rest: Any) -> Any:
+    """The masks of a run never change: two rounds of a client show the difference of its messages."""
     return right.message(key, jnp.int32(0), *rest)
-
-
-def _with_transport(algorithm: Algorithm, deed: Any) -> Algorithm:
-    if not algorithm.transport.secret:
-        raise errors.refuse("transport", type(algorithm.transport).__name__, "a secure sum for this wrong program")
-    return changed(algorithm, transport=posing(algorithm.transport, "message", deed))
 
 
 def check_masks(
@@ -59,8 +51,7 @@ def check_masks(
     Errors:  false alarm 1e-6 over all bits; a bit that is not masked at all is always found.
     Raises:  AssertionError; ConfigurationError for an algorithm without a secure sum.
     """
-    if not algorithm.transport.secret:
-        raise errors.refuse("transport", type(algorithm.transport).__name__, "a secure sum, for this check")
+    _require_secret(algorithm)
     members = algorithm.cohort.capacity(data.num_clients)
 
     def examine(algorithm: Algorithm) -> None:

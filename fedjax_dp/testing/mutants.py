@@ -13,7 +13,6 @@ algorithm on which they would not be wrong, or to which they do not apply, with 
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -22,7 +21,6 @@ import jax.numpy as jnp
 from fedjax_dp import errors
 from fedjax_dp.accounting import Event
 from fedjax_dp.accounting.sampling import FullBatch, Poisson, Sampling, Shuffled
-from fedjax_dp.data.store import Client
 from fedjax_dp.gradients import clip_factors
 from fedjax_dp.models import Model
 from fedjax_dp.models.selection import tensors_named
@@ -36,12 +34,7 @@ from fedjax_dp.parts.record_privacy import NonPrivate, Privatizer, RecordGaussia
 from fedjax_dp.privacy.protection import clips_records, noises_steps
 from fedjax_dp.pytrees import Part, changed, ravel, tensor_sizes, value
 from fedjax_dp.rounds.algorithm import Algorithm
-from fedjax_dp.testing.posing import Deed, Wrong, posing
-
-
-def _with_privatizer(algorithm: Algorithm, method: str, deed: Deed) -> Algorithm:
-    local = algorithm.local
-    return changed(algorithm, local=changed(local, privatizer=posing(local.privatizer, method, deed)))
+from fedjax_dp.testing.posing import Deed, Wrong, posing, with_posing, wrong_program
 
 
 def _require_noise_on_records(algorithm: Algorithm) -> None:
@@ -71,6 +64,34 @@ def _require_clipped_records(algorithm: Algorithm) -> None:
         raise errors.refuse("bound", "another", "ClipRecords for this wrong program")
 
 
+def _require_exchange(algorithm: Algorithm) -> None:
+    _require_noise_on_records(algorithm)
+    law = _law(algorithm)
+    if isinstance(law, Poisson):
+        raise errors.refuse("batches", str(law), "of a fixed size", "add-remove neighbours have no factor two")
+
+
+def _require_poisson(algorithm: Algorithm) -> None:
+    _require_noise_on_records(algorithm)
+    law = _law(algorithm)
+    if not isinstance(law, Poisson):
+        remedy = "batches of a fixed size have one denominator"
+        raise errors.refuse("batches", str(law), "PoissonBatches for this wrong program", remedy)
+
+
+def _require_draws(algorithm: Algorithm) -> None:
+    if isinstance(_law(algorithm), FullBatch | Shuffled):
+        name = type(algorithm.local.batches).__name__
+        raise errors.refuse("batches", name, "drawn afresh in every step for this wrong program")
+
+
+def _require_several_steps(algorithm: Algorithm) -> None:
+    _require_noise_on_records(algorithm)
+    if algorithm.local.steps == 1 and algorithm.local.batches.even:
+        remedy = "there is no step to confuse it with"
+        raise errors.refuse("local_steps", 1, "at least 2 for this wrong program", remedy)
+
+
 def _scaled(mechanism: Any, factor: Any) -> Any:
     """The mechanism with `factor` times the noise."""
     return changed(mechanism, noise_multiplier=factor * jnp.asarray(mechanism.noise_multiplier))
@@ -80,126 +101,87 @@ def _scaled(mechanism: Any, factor: Any) -> Any:
 
 
 def half_noise(algorithm: Algorithm) -> Algorithm:
-    """The standard deviation of the noise is half of what is told. For every mechanism that has noise."""
-    return _with_noise_times(algorithm, _half_noise)
-
-
-def _half_noise(mechanism: Any, method: str, *args: Any) -> Any:
-    return getattr(_scaled(mechanism, 0.5), method)(*args)
+    """The standard deviation of the noise is half of what is stated. For every mechanism that has noise."""
+    return _with_noise_times(algorithm, 0.5, "half_noise")
 
 
 def faint_noise(algorithm: Algorithm) -> Algorithm:
-    """The standard deviation of the noise is 5% below what is told. For every mechanism that has noise."""
-    return _with_noise_times(algorithm, _faint_noise)
-
-
-def _faint_noise(mechanism: Any, method: str, *args: Any) -> Any:
-    return getattr(_scaled(mechanism, 0.95), method)(*args)
+    """The standard deviation of the noise is 5% below what is stated. For every mechanism that has noise."""
+    return _with_noise_times(algorithm, 0.95, "faint_noise")
 
 
 @functools.cache
-def _bound_to(method: str, deed: Deed) -> Deed:
-    def done(mechanism: Any, *args: Any) -> Any:
-        return deed(mechanism, method, *args)
+def _noise_times(factor: float, name: str, method: str) -> Deed:
+    def deed(mechanism: Any, *args: Any) -> Any:
+        return getattr(_scaled(mechanism, factor), method)(*args)
 
-    done.__name__, done.__doc__ = deed.__name__, deed.__doc__
-    return done
+    deed.__name__ = name
+    return deed
 
 
-def _with_noise_times(algorithm: Algorithm, deed: Deed) -> Algorithm:
+def _with_noise_times(algorithm: Algorithm, factor: float, name: str) -> Algorithm:
     upload = algorithm.upload
     if upload.unit is not None:
         method = "message" if upload.shared_noise else "release"
-        return changed(algorithm, upload=posing(upload, method, _bound_to(method, deed)))
+        return with_posing(algorithm, "upload", method, _noise_times(factor, name, method))
     _require_own_noise(algorithm)
-    return _with_privatizer(algorithm, "gradient", _bound_to("gradient", deed))
+    return with_posing(algorithm, "privatizer", "gradient", _noise_times(factor, name, "gradient"))
 
 
-def noise_inside_rate(algorithm: Algorithm) -> Algorithm:
+@wrong_program("privatizer", "gradient", _require_noise_on_records)
+def noise_inside_rate(right: Privatizer, key: jax.Array, step: StepContext, *rest: Any) -> Any:
     """The noise is multiplied by the learning rate once more. Right at rate 1."""
-    _require_noise_on_records(algorithm)
-    return _with_privatizer(algorithm, "gradient", _noise_inside_rate)
-
-
-def _noise_inside_rate(right: Privatizer, key: jax.Array, step: StepContext, *rest: Any) -> Any:
     return _scaled(right, step.rate).gradient(key, step, *rest)
 
 
-def stale_std(algorithm: Algorithm) -> Algorithm:
+@wrong_program("privatizer", "gradient", _require_noise_on_records)
+def stale_std(right: Any, *args: Any) -> Any:
     """The noise has standard deviation z / B: the clip norm is forgotten. Right at clip norm 1."""
-    _require_noise_on_records(algorithm)
-    return _with_privatizer(algorithm, "gradient", _stale_std)
-
-
-def _stale_std(right: Any, *args: Any) -> Any:
     return _scaled(right, 1 / jnp.asarray(right.clip_norm)).gradient(*args)
 
 
-def silent_last_step(algorithm: Algorithm) -> Algorithm:
+@wrong_program("privatizer", "gradient", _require_noise_on_records)
+def silent_last_step(right: Privatizer, key: jax.Array, step: StepContext, *rest: Any) -> Any:
     """The last local step of a round adds no noise; with one step, none does."""
-    _require_noise_on_records(algorithm)
-    return _with_privatizer(algorithm, "gradient", _silent_last_step)
-
-
-def _silent_last_step(right: Privatizer, key: jax.Array, step: StepContext, *rest: Any) -> Any:
     return _scaled(right, jnp.where(step.is_last, 0.0, 1.0)).gradient(key, step, *rest)
 
 
-def one_leaf_noise(algorithm: Algorithm) -> Algorithm:
-    """Noise joins the first parameter tensor alone. Refuses, when it is traced, a model of a single tensor."""
-    _require_noise_on_records(algorithm)
-    return _with_privatizer(algorithm, "gradient", _one_leaf_noise)
-
-
-def _one_leaf_noise(
+@wrong_program("privatizer", "gradient", _require_noise_on_records)
+def one_leaf_noise(
     right: Privatizer, key: jax.Array, step: StepContext, model: Model, params: Any, records: Records
 ) -> Any:
+    """Noise joins the first parameter tensor alone. Refuses, when it is traced, a model of a single tensor."""
     first = _several(tensor_sizes(params))[0]
-    noisy, told = right.gradient(key, step, model, params, records)
+    noisy, report = right.gradient(key, step, model, params, records)
     silent, _ = _scaled(right, 0.0).gradient(key, step, model, params, records)
-    return jnp.where(jnp.arange(noisy.size) < first, noisy, silent), told
+    return jnp.where(jnp.arange(noisy.size) < first, noisy, silent), report
 
 
-def missing_factor_two(algorithm: Algorithm) -> Algorithm:
-    """The accountants are told twice the noise multiplier: exchanging a record is taken to move the sum by C, not 2 C.
+@wrong_program("privatizer", "event", _require_exchange)
+def missing_factor_two(right: RecordGaussian, *args: Any) -> Event:
+    """The accountants count twice the noise multiplier: exchanging a record is taken to move the sum by C, not 2 C.
 
     The one wrong program whose claim is wrong, not its deed. For neighbours that differ by exchange.
     """
-    _require_noise_on_records(algorithm)
-    if isinstance(_law(algorithm), Poisson):
-        raise errors.refuse(
-            "batches", str(_law(algorithm)), "of a fixed size", "add-remove neighbours have no factor two"
-        )
-    return _with_privatizer(algorithm, "event", _missing_factor_two)
-
-
-def _missing_factor_two(right: RecordGaussian, *args: Any) -> Event:
     return right.event(*args).scaled(2.0)
 
 
-# Gradients that are not bounded as told
+# Gradients that are not bounded as stated
 
 
-def clip_per_batch(algorithm: Algorithm) -> Algorithm:
+@wrong_program("bound", "apply", _require_clipped_records)
+def clip_per_batch(right: ClipRecords, model: Model, params: Any, records: Records, clip_norm: Any) -> Bounded:
     """The mean gradient of the batch is clipped to C, and noised as if each record's gradient were. Right at B = 1."""
-    _require_clipped_records(algorithm)
-    return _with_bound(algorithm, _clip_per_batch)
-
-
-def _clip_per_batch(right: ClipRecords, model: Model, params: Any, records: Records, clip_norm: Any) -> Bounded:
     return ClipBatch().apply(model, params, records, clip_norm)._replace(unit=clip_norm / records.divisor)
 
 
-def unclipped_bias(algorithm: Algorithm) -> Algorithm:
+@wrong_program("bound", "apply", _require_clipped_records)
+def unclipped_bias(right: ClipRecords, model: Model, params: Any, records: Records, clip_norm: Any) -> Bounded:
     """Of each record's gradient the largest tensor is clipped to C; the others, biases say, join as they are.
 
     Refuses, when it is traced, a model of a single tensor.
     """
-    _require_clipped_records(algorithm)
-    return _with_bound(algorithm, _unclipped_bias)
 
-
-def _unclipped_bias(right: ClipRecords, model: Model, params: Any, records: Records, clip_norm: Any) -> Bounded:
     def one(x: jax.Array, y: jax.Array) -> tuple[jax.Array, Any]:
         return jax.value_and_grad(lambda p: model.loss(p, x, y, None))(params)
 
@@ -214,22 +196,15 @@ def _unclipped_bias(right: ClipRecords, model: Model, params: Any, records: Reco
     mean = ravel(jax.tree.unflatten(shape, total))[0] / records.divisor
     kept = jnp.where(records.mask, losses, 0.0)
     present = jnp.maximum(records.mask.sum(), 1)
-    told = StepReport(kept.sum() / present, jnp.mean(factors < 1, dtype=jnp.float32), jnp.vdot(mean, mean))
-    return Bounded(mean, clip_norm / records.divisor, told)
+    report = StepReport(kept.sum() / present, jnp.mean(factors < 1, dtype=jnp.float32), jnp.vdot(mean, mean))
+    return Bounded(mean, clip_norm / records.divisor, report)
 
 
-def realised_denominator(algorithm: Algorithm) -> Algorithm:
-    """The noised sum over a Poisson batch is divided by the number of records that came, not by the public one."""
-    _require_noise_on_records(algorithm)
-    if not isinstance(_law(algorithm), Poisson):
-        told = "batches of a fixed size have one denominator"
-        raise errors.refuse("batches", str(_law(algorithm)), "PoissonBatches for this wrong program", told)
-    return _with_privatizer(algorithm, "gradient", _realised_denominator)
-
-
-def _realised_denominator(
+@wrong_program("privatizer", "gradient", _require_poisson)
+def realised_denominator(
     right: Privatizer, key: jax.Array, step: StepContext, model: Model, params: Any, records: Records
 ) -> Any:
+    """The noised sum over a Poisson batch is divided by the number of records that came, not by the public one."""
     came = jnp.maximum(records.mask.sum(dtype=jnp.int32), 1)
     return right.gradient(key, step, model, params, records._replace(divisor=came))
 
@@ -242,9 +217,9 @@ def clean_head(algorithm: Algorithm) -> Algorithm:
     _require_noise_on_records(algorithm)
     models: Any = getattr(algorithm.local, "models", None)
     if getattr(models, "head", None) is None or models.head_steps:
-        told = "of clients that keep a head which moves with the rest, for this wrong program"
-        raise errors.refuse("client models", type(models).__name__, told, "use fedper")
-    return _with_privatizer(algorithm, "gradient", _clean_on(models.head))
+        wanted = "of clients that keep a head which moves with the rest, for this wrong program"
+        raise errors.refuse("client models", type(models).__name__, wanted, "use fedper")
+    return with_posing(algorithm, "privatizer", "gradient", _clean_on(models.head))
 
 
 @functools.cache
@@ -252,48 +227,29 @@ def _clean_on(head: str) -> Deed:
     def _clean_head(
         right: Privatizer, key: jax.Array, step: StepContext, model: Model, params: Any, rows: Records
     ) -> Any:
-        noisy, told = right.gradient(key, step, model, params, rows)
+        noisy, report = right.gradient(key, step, model, params, rows)
         plain, _ = NonPrivate().gradient(key, step, model, params, rows)
         kept = Part(tensor_sizes(params), tensors_named("head", head, model))
-        return kept.put(kept.take(plain), noisy), told
+        return kept.put(kept.take(plain), noisy), report
 
     return _clean_head
-
-
-def _with_bound(algorithm: Algorithm, deed: Deed) -> Algorithm:
-    privatizer: Any = algorithm.local.privatizer
-    honest = changed(privatizer, bound=posing(privatizer.bound, "apply", deed))
-    return changed(algorithm, local=changed(algorithm.local, privatizer=honest))
 
 
 # Randomness that is not fresh
 
 
-def first_records(algorithm: Algorithm) -> Algorithm:
-    """Every batch is the client's first records, though they are told to be sampled. Wrong where batches are drawn."""
-    batches = algorithm.local.batches
-    if isinstance(_law(algorithm), FullBatch | Shuffled):
-        raise errors.refuse("batches", type(batches).__name__, "drawn afresh in every step for this wrong program")
-    return changed(algorithm, local=changed(algorithm.local, batches=posing(batches, "sample", _first_records)))
-
-
-def _first_records(right: Any, key: jax.Array, records: jax.Array, steps: int, largest: int) -> Batch:
+@wrong_program("batches", "sample", _require_draws)
+def first_records(right: Any, key: jax.Array, records: jax.Array, steps: int, largest: int) -> Batch:
+    """Every batch is the client's first records, though stated to be sampled. Wrong where batches are drawn."""
     drawn: Batch = right.sample(key, records, steps, largest)
     at = jnp.broadcast_to(jnp.arange(drawn.positions.shape[1], dtype=jnp.int32), drawn.positions.shape)
     mask = at < right.size
     return drawn._replace(positions=jnp.where(mask, jnp.minimum(at, records - 1), 0), mask=mask)
 
 
-def reused_step_key(algorithm: Algorithm) -> Algorithm:
+@wrong_program("privatizer", "gradient", _require_several_steps)
+def reused_step_key(right: Privatizer, key: jax.Array, step: StepContext, *rest: Any) -> Any:
     """Every local step of a round adds the same noise."""
-    _require_noise_on_records(algorithm)
-    if algorithm.local.steps == 1 and algorithm.local.batches.even:
-        told = "there is no step to confuse it with"
-        raise errors.refuse("local_steps", 1, "at least 2 for this wrong program", told)
-    return _with_privatizer(algorithm, "gradient", _reused_step_key)
-
-
-def _reused_step_key(right: Privatizer, key: jax.Array, step: StepContext, *rest: Any) -> Any:
     return right.gradient(key, step._replace(number=jnp.zeros_like(step.number)), *rest)
 
 
@@ -307,7 +263,7 @@ def shared_key(algorithm: Algorithm) -> Algorithm:
 
 
 def _shared_key(right: LocalSgd, client: ClientContext) -> LocalResult:
-    return _run_with_noise_key(right, _of_round, client)
+    return _run_with_noise_key(right, client.round, client)
 
 
 def reused_round_key(algorithm: Algorithm) -> Algorithm:
@@ -317,15 +273,7 @@ def reused_round_key(algorithm: Algorithm) -> Algorithm:
 
 
 def _reused_round_key(right: LocalSgd, client: ClientContext) -> LocalResult:
-    return _run_with_noise_key(right, _of_client, client)
-
-
-def _of_round(key: jax.Array, round_index: jax.Array, client: Client) -> jax.Array:
-    return jax.random.fold_in(key, round_index)
-
-
-def _of_client(key: jax.Array, round_index: jax.Array, client: Client) -> jax.Array:
-    return jax.random.fold_in(key, client.id)
+    return _run_with_noise_key(right, client.client.id, client)
 
 
 class _Words(NamedTuple):
@@ -334,7 +282,7 @@ class _Words(NamedTuple):
 
 @value
 class RunWords(Correction):
-    """Two words that are the same for all clients and differ from run to run, told to everybody; changes no gradient.
+    """Two words that are the same for all clients and differ from run to run, sent to everybody; changes no gradient.
 
     Nothing else in a client's round knows the run without the client. A key of the run's start makes them.
     """
@@ -351,7 +299,7 @@ def _words(key: jax.Array, *rest: Any) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class _Keyed:
-    """A privatizer that is deaf to the key it is given."""
+    """A privatizer that takes another key than its argument."""
 
     privatizer: Privatizer
     key: jax.Array
@@ -363,20 +311,19 @@ class _Keyed:
         return variance_of(self.privatizer, *rest)
 
 
-def _run_with_noise_key(
-    right: LocalSgd, key_of: Callable[[jax.Array, jax.Array, Client], jax.Array], client: ClientContext
-) -> LocalResult:
+def _run_with_noise_key(right: LocalSgd, number: Any, client: ClientContext) -> LocalResult:
+    """With noise of a key that is made of the run and a number."""
     kept = jax.tree.leaves(client.received.server_state, is_leaf=lambda part: isinstance(part, _Words))
     words = next(part.words for part in kept if isinstance(part, _Words))
     run_key = jax.random.wrap_key_data(words, impl=jax.random.key_impl(client.key))
-    keyed: Any = _Keyed(right.privatizer, key_of(run_key, client.round, client.client))
+    keyed: Any = _Keyed(right.privatizer, jax.random.fold_in(run_key, number))
     return changed(right, privatizer=keyed).run(client)
 
 
 def _with_noise_key(algorithm: Algorithm, deed: Deed) -> Algorithm:
     local: Any = algorithm.local
-    told = changed(local, corrections=(*local.corrections, RunWords()))
-    return changed(algorithm, local=posing(told, "run", deed))
+    with_words = changed(local, corrections=(*local.corrections, RunWords()))
+    return changed(algorithm, local=posing(with_words, "run", deed))
 
 
 def frozen_server_noise(algorithm: Algorithm) -> Algorithm:
@@ -385,8 +332,8 @@ def frozen_server_noise(algorithm: Algorithm) -> Algorithm:
     if upload.unit is None:
         raise errors.refuse("upload", type(upload).__name__, "one with noise on whole clients for this wrong program")
     if upload.shared_noise:
-        return changed(algorithm, upload=posing(upload, "message", _frozen_shares))
-    return changed(algorithm, upload=posing(upload, "release", _frozen_server_noise))
+        return with_posing(algorithm, "upload", "message", _frozen_shares)
+    return with_posing(algorithm, "upload", "release", _frozen_server_noise)
 
 
 def _frozen_server_noise(right: UpdatePrivatizer, key: jax.Array, round_index: jax.Array, *rest: Any) -> Any:

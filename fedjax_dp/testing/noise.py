@@ -1,4 +1,4 @@
-"""The law of the noise: is it the one that the accountants are told?"""
+"""The law of the noise: is it the one that the accountants count?"""
 
 import functools
 import math
@@ -49,7 +49,7 @@ def check_noise(
              two rounds of up to 6 clients, or, for noise on whole clients, for three moves of the server. Correlated
              noise is whitened first. Or a function from a key to a noise vector, with the `std` it should have;
     wrong    programs that the same check must reject; by default noise 5% too small;
-    draws    least number of noise values that are looked at.
+    draws    least number of noise values that are drawn.
     Looked at: the variance (chi-square, exact), of all and by place and by coordinate; means; correlations between
     places (client, round, step), between coordinates, and from run to run; the law (Kolmogorov-Smirnov, kurtosis).
     Errors:  each assertion fails for right noise with probability at most 1e-6 (Bonferroni over what it looks at); with
@@ -139,10 +139,10 @@ def _of_server(algorithm: Algorithm, data: FederatedData, model: Model, seed: in
     seen = instruments.observe(watched, data, model, setup, rounds)
     noise = np.diff(np.asarray(seen.params, float), axis=1)
     learnt = getattr(seen.upload, "clip_norm", None)  # (trials, rounds)
-    told: Any = instruments.told_multiplier(algorithm, claim)[0]
+    multiplier: Any = instruments.stated_multiplier(algorithm, claim)[0]
     unit = instruments.mean_unit(algorithm, data, clip if learnt is None else learnt[..., None])
     source = correlated_source(upload)
     if source is not None:
         noise = whitened(noise, np.asarray(source.bands, float))
-    ring = claim.resolution and clip * told / claim.resolution
-    examine_noise(noise / (told * unit), [f"round {t}" for t in range(rounds)], not 0 < ring < SMOOTH)
+    ring = claim.resolution and clip * multiplier / claim.resolution
+    examine_noise(noise / (multiplier * unit), [f"round {t}" for t in range(rounds)], not 0 < ring < SMOOTH)

@@ -2,11 +2,11 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from fedjax_dp.parts.facts import restates
-from fedjax_dp.pytrees import value
+from fedjax_dp.pytrees import changed, value
 from fedjax_dp.rounds.algorithm import Algorithm
 
 Wrong = Callable[[Algorithm], Algorithm]
@@ -33,3 +33,43 @@ def posing(part: Any, method: str, deed: Deed) -> Any:
     kind: Any = type(part)
     cls = _posing_class(kind, method, deed)
     return cls(**{field.name: getattr(part, field.name) for field in dataclasses.fields(part)})
+
+
+PATHS = {  # of parts in an algorithm
+    "cohort": ("cohort",),
+    "transport": ("transport",),
+    "upload": ("upload",),
+    "local": ("local",),
+    "batches": ("local", "batches"),
+    "privatizer": ("local", "privatizer"),
+    "bound": ("local", "privatizer", "bound"),
+}
+
+
+def with_posing(algorithm: Algorithm, slot: str, method: str, deed: Deed) -> Algorithm:
+    """The algorithm with a part posing in this slot."""
+
+    def replaced(whole: Any, path: Sequence[str]) -> Any:
+        if not path:
+            return posing(whole, method, deed)
+        return changed(whole, **{path[0]: replaced(getattr(whole, path[0]), path[1:])})
+
+    made: Algorithm = replaced(algorithm, PATHS[slot])
+    return made
+
+
+def wrong_program(slot: str, method: str, applies: Callable[[Algorithm], Any]) -> Callable[[Deed], Wrong]:
+    """Makes of what a part in this slot does instead, in this method, the wrong program of that name.
+
+    applies  raises a ConfigurationError for an algorithm to which it does not apply, or in which it is not wrong.
+    """
+
+    def of(deed: Deed) -> Wrong:
+        def program(algorithm: Algorithm) -> Algorithm:
+            applies(algorithm)
+            return with_posing(algorithm, slot, method, deed)
+
+        program.__name__, program.__doc__ = deed.__name__, deed.__doc__
+        return program
+
+    return of

@@ -16,26 +16,25 @@ from fedjax_dp.inspection.verdict import CheckReport
 from fedjax_dp.inspection.visits import examine_batches_of_steps
 from fedjax_dp.models import Model, usual_model
 from fedjax_dp.parts.cohorts import Cohort, Members
-from fedjax_dp.pytrees import changed
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.simulation import check
 from fedjax_dp.testing import instruments
 from fedjax_dp.testing.mutants import first_records
-from fedjax_dp.testing.posing import posing
+from fedjax_dp.testing.posing import wrong_program
 from fedjax_dp.testing.reports import Program, run_check
 
 DRAWS = 4_000  # batches of a client, or cohorts
 ROUNDS = 64  # of the run itself
 
 
-def first_clients(algorithm: Algorithm) -> Algorithm:
-    """Every cohort is the same clients, though they are stated to be drawn."""
+def _require_drawn(algorithm: Algorithm) -> None:
     if not algorithm.cohort.drawn:
         raise errors.refuse("cohort", type(algorithm.cohort).__name__, "one that is drawn, for this wrong program")
-    return changed(algorithm, cohort=posing(algorithm.cohort, "sample", _first_clients))
 
 
-def _first_clients(right: Cohort, key: jax.Array, round_index: jax.Array, shares: jax.Array) -> Members:
+@wrong_program("cohort", "sample", _require_drawn)
+def first_clients(right: Cohort, key: jax.Array, round_index: jax.Array, shares: jax.Array) -> Members:
+    """Every cohort is the same clients, though they are stated to be drawn."""
     return right.sample(jax.random.key(0, impl=jax.random.key_impl(key)), jnp.zeros_like(round_index), shares)
 
 

@@ -35,9 +35,9 @@ SCALES = (0.0, 1.0, 1.0, 10.0, 1e3, 1e6, 1e19, 1e30, np.inf, np.nan)  # of the w
 
 
 def loose_clip(algorithm: Algorithm) -> Algorithm:
-    """Clips at 1.1 times the clip norm that is told. For every algorithm with a clip norm.
+    """Clips at 1.1 times the clip norm that is stated. For every algorithm with a clip norm.
 
-    Where what is told is not attained, it is so much wider: twice for the estimator f_c, B times for clipped records
+    Where what is stated is not attained, it is so much wider: twice for the estimator f_c, B times for clipped records
     under noise on the upload.
     """
     if algorithm.upload.unit is not None:

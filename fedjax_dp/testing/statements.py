@@ -93,7 +93,7 @@ def undeclared_gradient(algorithm: Algorithm) -> Algorithm:
 
 
 def repeated_gradient(algorithm: Algorithm) -> Algorithm:
-    """Two more privatized gradients are stated, and asked for in a loop: with one batch and one noise."""
+    """Two more privatized gradients are stated, and made in a loop: with one batch and one noise."""
     if not algorithm.local.batches.even:
         raise errors.refuse("batches", "epochs", "of equal number for every client", "these have no further gradients")
     return _of_records(algorithm, _AsksInALoop())
@@ -125,9 +125,9 @@ def check_statements(
     """Every part states its facts, nothing contradicts them, and records reach messages by what is counted alone.
 
     Looked at: the exact classes of the parts; the traced round, from records to messages and states; draws, noise and
-    bounds of the parts that are not the project's own. It is what a Guarantee asks, and of the project's parts too.
+    bounds of the parts that are not the project's own. It is what a Guarantee requires, and of the project's parts too.
     wrong    programs that the same check must reject, those that do not apply left out: gradients that are not counted,
-             or asked for in a loop; targets read past the privatizer; a term beside the noised update.
+             or made in a loop; targets read past the privatizer; a term beside the noised update.
     Errors:  the trace is exact; statistical assertions as `fedjax_dp.inspection` says.
     Raises:  AssertionError; ConfigurationError for an algorithm without an epsilon.
     """

@@ -26,7 +26,7 @@ def check_algorithm(
     rounds: int = 10,
     seed: int = 0,
 ) -> list[CheckReport]:
-    """Every check that applies, each with its own wrong programs; what was found, in order.
+    """Every check that applies, each with its own wrong programs; their reports, in order.
 
     Sampling, keys, padding and order for every algorithm, masks for secure sums; statements of the parts, sensitivity
     and noise for those that have an epsilon, and with `delta` a fast audit of `rounds` rounds: where there is no
@@ -34,22 +34,22 @@ def check_algorithm(
     Errors:  those of the single checks; nothing is tried twice.
     Raises:  AssertionError by the first check that fails; ConfigurationError if the algorithm cannot run on the data.
     """
-    found = check_sampling(algorithm, data, model=model, seed=seed)
+    reports = check_sampling(algorithm, data, model=model, seed=seed)
     noise = noise_of(algorithm)
     reason = unprotected(algorithm, natural_view(algorithm))
     if reason is None and not np.any(np.asarray(noise) > 0):
         reason = "its noise_multiplier is 0"
     if reason is None:  # first: what goes wrong here would show below as well, under a name that says less
-        found += check_statements(algorithm, data, model=model, seed=seed)
-        found += check_sensitivity(algorithm, data, model=model, seed=seed)
-        found += check_noise(algorithm, data, model=model, seed=seed)
+        reports += check_statements(algorithm, data, model=model, seed=seed)
+        reports += check_sensitivity(algorithm, data, model=model, seed=seed)
+        reports += check_noise(algorithm, data, model=model, seed=seed)
     if algorithm.transport.secret:
-        found += check_masks(algorithm, data, seed=seed)
-    found += check_keys(algorithm, data, model=model, seed=seed)
-    found += check_padding(algorithm, data, model=model, seed=seed)
-    found += check_order(algorithm, data, model=model, seed=seed)
+        reports += check_masks(algorithm, data, seed=seed)
+    reports += check_keys(algorithm, data, model=model, seed=seed)
+    reports += check_padding(algorithm, data, model=model, seed=seed)
+    reports += check_order(algorithm, data, model=model, seed=seed)
     if reason:
-        return [*found, CheckReport("sensitivity and noise", "not checked", "an epsilon", reason)]
+        return [*reports, CheckReport("sensitivity and noise", "not checked", "an epsilon", reason)]
     if delta is not None:
-        found += check_audit(algorithm, data, delta=delta, rounds=rounds, seed=seed)
-    return found
+        reports += check_audit(algorithm, data, delta=delta, rounds=rounds, seed=seed)
+    return reports

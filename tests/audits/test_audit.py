@@ -26,7 +26,7 @@ from fedjax_dp.accounting import (
 from fedjax_dp.audits.attacks import LikelihoodRatio, Summed, Weighed
 from fedjax_dp.audits.audit import audit, audit_mechanism
 from fedjax_dp.audits.hypothesis_test import counted_trials, pilot_trials, run_hypothesis_test
-from fedjax_dp.audits.setup import audit_setup
+from fedjax_dp.audits.setup import prepare
 from fedjax_dp.audits.trials import TrialRunner
 from fedjax_dp.models import logistic_regression
 from fedjax_dp.parts.facts import restates
@@ -59,7 +59,7 @@ def setup_of(algorithm, data, rounds, **options):
     model = logistic_regression(data.record_shape, data.classes)
     terms = fdp.privacy.PrivacyTerms(**{"delta": DELTA, **counted})
     run = fdp.privacy.plan_run(algorithm, data, rounds=rounds, seed=options.get("seed", 0), model=model, terms=terms)
-    return audit_setup(run, model, **attack)
+    return prepare(run, **attack)[1]
 
 
 # What is played
@@ -112,7 +112,7 @@ def test_a_withdrawn_record_and_an_absent_client_leave_nothing_behind():
 
 
 @pytest.mark.slow
-def test_messages_are_heard_before_they_are_summed():
+def test_messages_are_observed_before_they_are_summed():
     data = ragged_data((4, 6, 5))
     algorithm = numbers(records(cohort_size=None))
     model = logistic_regression(data.record_shape, data.classes)
@@ -285,9 +285,7 @@ def hidden_faults():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", usual(sorted(hidden_faults()), ("labels read", "undeclared gradient", "unmasked message"))
-)
+@pytest.mark.parametrize("name", usual(sorted(hidden_faults()), ("labels read", "unmasked message")))
 def test_what_trials_cannot_show_is_found_by_inspection(name):
     wrong, told = hidden_faults()[name]
     if name in ("undeclared gradient", "unmasked message"):  # of which no run can be made that an attack could read
@@ -302,7 +300,7 @@ def test_what_trials_cannot_show_is_found_by_inspection(name):
     assert found.contradiction in found.verdict
 
 
-def test_a_client_that_is_never_heard_is_not_the_one_that_is_audited():
+def test_a_client_that_sends_nothing_is_not_the_one_that_is_audited():
     algorithm = fdp.dp_fedavg(cohort_size=3, batch_size=2, **BATCHES, noise_multiplier=1.0, weight_cap=0.3)
     silent = type("Silent", (SilentFirst,), {"fixed": False, "rates": lambda self, shares: jnp.array([1.0, 0.0, 1.0])})
     heir = value(restates(parts.UniformCohort)(silent))
@@ -318,7 +316,7 @@ def test_of_clients_with_equal_epsilon_the_one_with_the_largest_weight_is_audite
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", usual(sorted(WRONG), sorted(WRONG)[::6]))
+@pytest.mark.parametrize("name", usual(sorted(WRONG), sorted(WRONG)[::12]))
 def test_every_planted_bug_is_caught_at_ten_thousand_trials(name):
     right, rounds = buggy(name)
     found = audited(WRONG[name](right), rounds, trials=10_000)
@@ -346,7 +344,7 @@ def test_every_private_entry_is_audited():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", usual(PRIVATE, ("dpnfl", "cpfed", "acs_pldp", "dp_sgd")))
+@pytest.mark.parametrize("name", usual(PRIVATE, ("dpnfl", "cpfed")))
 def test_no_private_entry_is_caught(name):
     algorithm = fdp.CATALOGUE[name](**{"cohort_size": 2, "noise_multiplier": 6.0, **PRIVATE[name]})
     found = audited(algorithm, trials=4_000)

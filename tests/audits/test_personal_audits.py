@@ -104,7 +104,7 @@ def test_they_are_audited_with_the_users_own_model(name):
 
 
 @pytest.mark.slow
-def test_one_run_hears_the_models_too():
+def test_one_run_observes_the_models_too():
     found = audit(
         personal("local", cohort_size=None), ragged_data((200, 200)), rounds=6, delta=DELTA, view=DEPLOYED, one_run=150
     )

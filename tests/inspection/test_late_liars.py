@@ -533,7 +533,15 @@ def epsilon(algorithm, rounds, data):
     return fdp.guarantee(algorithm, data, rounds=rounds, model=model, **options).epsilon
 
 
-@pytest.mark.parametrize("name", thinned(LIARS, QUICK, 3))
+# one of a privatizer, of a transport and of local steps
+FAMILIES = (
+    "privatizer silent for client 777",
+    "transport louder for ids from 1,000 on",
+    "local steps of a known key from round 100 on",
+)
+
+
+@pytest.mark.parametrize("name", thinned(LIARS, QUICK, 6, FAMILIES))
 def test_a_late_or_rare_lie_gets_no_epsilon(name):
     algorithm, rounds, data = LIARS[name]
     with pytest.raises(errors.ConfigurationError) as caught:

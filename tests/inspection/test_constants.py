@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import quick, ragged_data
+from helpers import quick, ragged_data, thinned
 
 import fedjax_dp as fdp
 from fedjax_dp import errors
@@ -126,7 +126,7 @@ def _with_frozen_records():
     return model.holding(model.frozen._replace(values=values))
 
 
-@pytest.mark.parametrize("name", quick(HOLDERS, QUICK))
+@pytest.mark.parametrize("name", thinned(HOLDERS, QUICK, 3))
 def test_a_model_that_holds_records_is_refused_in_one_line(name):
     model = _with_frozen_records() if name == "in frozen values" else HOLDERS[name]
     data = flat_data() if name == "in a network's loss" else DATA
