@@ -42,7 +42,7 @@ def test_a_missing_package_is_one_line_that_names_its_extra(use, tmp_path, monke
 
 
 def test_every_extra_is_in_that_of_tests():
-    text = (pathlib.Path(fdp.__file__).parents[1] / "pyproject.toml").read_text()
+    text = (pathlib.Path(__file__).parents[1] / "pyproject.toml").read_text()
     extras = tomllib.loads(text)["project"]["optional-dependencies"]
     named = set(extras["test"][0].removeprefix("fedjax-dp[").rstrip("]").split(","))
     assert named == set(extras) - {"test", "accelerators"}  # those compilers want an environment of their own

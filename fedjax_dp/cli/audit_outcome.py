@@ -21,7 +21,7 @@ from fedjax_dp.privacy.guarantees import prepared
 
 if TYPE_CHECKING:
     from fedjax_dp.cli.audit import AuditOptions
-    from fedjax_dp.pictures import Look
+    from fedjax_dp.figures.canvas import Look
 
 OTHERS = {"opposite": "opposite to it", "zero": "zero", "following": "following the model"}
 _IF = f"{INDENT}if noise and sampling are as described, and only the amount of noise is in doubt"

@@ -205,7 +205,7 @@ BAD = [
         "the budget must be reachable",
     ),
     (["claims", "--paper", "9"], "paper must be one of dpnfl"),
-    (["claims", "--paper", "rfedavg", "--plot", "x.png"], "asked for a paper with calibrated noise"),
+    (["claims", "--paper", "rfedavg", "--plot", "x.png"], "drawn for a paper with calibrated noise"),
 ]
 
 
