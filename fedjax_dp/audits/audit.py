@@ -34,6 +34,7 @@ from fedjax_dp.rounds.simulation import run_key
 
 TRACE, TRACED = 2**30, 256  # number of the first trial without noise, and how many must leave a trace
 LEAST_CLAIM = 1e-3  # an epsilon that differs from 0
+MOST_TRIALS = 10**9
 MOST_CLAIM = 500.0  # exp of it is a number still
 LEAST_TRACE = 1e-5  # of the largest number that is received
 
@@ -245,6 +246,8 @@ def require_sane(canary: str, claim: float | None, significance: float, **counts
     for name, count in counts.items():
         if count is not None:
             errors.require_count(name, count)
+            if count > MOST_TRIALS:
+                raise errors.refuse(name, count, f"at most {MOST_TRIALS:,}")
     if claim is None:
         return
     errors.require_not_negative("claim", claim)

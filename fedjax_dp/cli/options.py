@@ -12,7 +12,7 @@ import re
 import shutil
 import textwrap
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional, TypeVar, Union
 
 import cyclopts
 
@@ -251,12 +251,13 @@ def _parameter(option: Option, group: cyclopts.Group, named: bool) -> inspect.Pa
             show_default=not shown.positional and (lambda _: in_words(option)),
         )
         parameter = cyclopts.Parameter.combine(parameter, value)
-    kind: Any = bool if shown.switch else hint
+    # what is shown is no type of what is converted, to which pydantic, where a tracker has loaded it, would hold values
+    kind: Any = bool if shown.switch else hint if named else Any
     return inspect.Parameter(
         option.name,
         inspect.Parameter.POSITIONAL_ONLY if shown.positional else inspect.Parameter.KEYWORD_ONLY,
         default=None,
-        annotation=Annotated[kind | None, parameter],  # pydantic, where a tracker has loaded it, looks at defaults too
+        annotation=Annotated[Optional[kind], parameter],  # noqa: UP045  (of Any, too)
     )
 
 

@@ -511,3 +511,13 @@ def test_the_delta_of_mnist_is_said_to_be_the_papers(capsys, mnist_dir):
     assert told in capsys.readouterr().out
     assert cli.main([*words, "--quiet", "--delta", "1e-2"]) == 0
     assert told not in capsys.readouterr().out
+
+
+def test_flags_are_read_alike_where_a_tracker_has_loaded_pydantic():
+    program = "import pydantic, sys; from fedjax_dp import cli; sys.exit(cli.main(sys.argv[1:]))"
+    words = ["run", "--algorithm", "fedavg", "--train-metrics", "maybe", "--model", "mlp.py:network", "--hidden", "8,4"]
+    done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (2, "fedjax-dp: --train-metrics must be true or false, got 'maybe'\n")
+    words[4] = "true"  # what is wrong then is no flag's form
+    done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True)
+    assert done.stderr == "fedjax-dp: hidden must be left out unless model is mlp, got 8,4; drop it\n"
