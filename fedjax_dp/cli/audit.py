@@ -1,12 +1,23 @@
 """`fedjax-dp audit`."""
 
 import dataclasses
+import json
 import shlex
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from fedjax_dp.cli.options import OUTPUT, DetailOptions, PlotOption, known_flags, picture_of
+from fedjax_dp import devices
+from fedjax_dp.accounting import Guarantee, Unit
+from fedjax_dp.audits.hypothesis_test import Outcome
+from fedjax_dp.cli.options import OUTPUT, SWITCHES, Detail, DetailOptions, PlotOption, known_flags, picture_of
+from fedjax_dp.cli.output import INDENT, show_lines
 from fedjax_dp.cli.run_options import configured_by
+from fedjax_dp.experiments.config import RunSpec
+from fedjax_dp.experiments.console import Screen
+from fedjax_dp.experiments.groups import ExecutionConfig, OutputConfig
 from fedjax_dp.options import about, of_class
+
+if TYPE_CHECKING:
+    from fedjax_dp.audits.verdict import Audit
 
 DESCRIPTION = """Put the epsilon of a run to the test: attack it, and prove a lower bound.
 
@@ -14,18 +25,10 @@ usage: fedjax-dp audit [CONFIG.toml] [OPTIONS] [--json]; options are those of fe
 audit. --json prints one JSON object on stdout and nothing else; --quiet prints the result alone, --verbose also how
 often the attack erred. Exit code 1 says that what is stated is violated: with
 --significance 0.05 at most one sound run in twenty is called so."""
-IDLE = (
-    "evaluate_every",
-    "train_metrics",
-    "target",
-    "ap",
-    "checkpoint_every",
-    "chunk_size",
-    "devices",
-    "records",
-    "deterministic",
-    "out",
-)
+IDLE = {**of_class(ExecutionConfig), **of_class(OutputConfig)}  # options of runs without an effect on audits
+OTHERS = {"opposite": "opposite to it", "zero": "zero", "following": "following the model"}
+_IF = f"{INDENT}if noise and sampling are as described, and only the amount of noise is in doubt"
+_UNTESTED = "your model, which is not run: this canary chooses gradients, and all that is done to them is run"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,13 +63,141 @@ def audit_command(arguments: list[str]) -> int:
     """Run an audit and print its result; 1 where what is stated is violated."""
     overrides, options, flagged = configured_by("audit", arguments, DESCRIPTION, AuditOptions)
     detail, look = options.detail, picture_of(options)
-    from fedjax_dp.cli.audit_outcome import carry_out
+    from fedjax_dp.audits.audit import require_sane  # loads JAX
+    from fedjax_dp.experiments import environment
 
-    idle = [f"--{name.replace('_', '-')}" for name in IDLE if name in flagged]
-    return carry_out(overrides, options, detail, look, idle, _again(arguments))
+    require_sane(
+        options.canary, options.claim, options.significance, trials=options.trials, lanes=options.lanes
+    )  # before minutes of calibration
+    screen = Screen(quiet=detail is Detail.QUIET)
+    if idle := [option.flag for name, option in IDLE.items() if name in flagged]:
+        screen.say(f"of no effect on an audit: {', '.join(idle)}")
+    devices.cache_programs()
+    config = RunSpec.of(overrides)
+    with config.naming_defaults():
+        result, promise = _audited(config, options, screen)
+    result = dataclasses.replace(result, repeat=_again(arguments))
+    if options.plot:
+        from fedjax_dp.figures.audits import plot_audit  # slow to import, and only needed here
+
+        plot_audit(result, options.plot, **look)
+        screen.say(f"picture in {options.plot}")
+    if options.json:
+        content = result.to_dict() | {
+            "options": {name: value for name, value in vars(options).items() if name not in SWITCHES},
+            "config": config.to_dict(),
+            "versions": environment.versions(),
+            "device": environment.device(),
+        }
+        print(json.dumps(content, allow_nan=False))
+    else:
+        _print(result, promise, options, config.privacy.participation, detail)
+    return int(result.violated)
+
+
+def _audited(config: RunSpec, options: AuditOptions, screen: Screen) -> "tuple[Audit, Guarantee]":
+    """The audit of a configuration, and the Guarantee of its run."""
+    from fedjax_dp.audits.audit import audit
+    from fedjax_dp.experiments.build import planned_of
+    from fedjax_dp.experiments.population import build_data
+    from fedjax_dp.privacy.guarantees import prepared
+
+    data = build_data(config.data)
+    with screen.counter("calibrating noise") as count:
+        planned = planned_of(config, data)
+        algorithm, promise = prepared(planned, count)
+    terms = planned.terms
+    attack = {name: value for name, value in vars(options).items() if name not in OUTPUT}
+    with screen.bar("auditing", total=options.trials if options.one_run is None else 1) as show:
+        result = audit(
+            algorithm,
+            data,
+            rounds=planned.rounds,
+            seed=planned.seed,
+            model=planned.model,
+            delta=terms.delta,
+            accountant=terms.accountant,
+            view=terms.view,
+            participation=terms.participation,
+            colluders=terms.colluders,
+            progress=lambda done, total: show(done, ""),
+            **attack,
+        )
+    return result, promise
 
 
 def _again(arguments: list[str]) -> str:
     """The command that repeats an audit, as it can be pasted; how its result was shown is left out."""
     shown = {name: option for name, option in of_class(AuditOptions).items() if name in OUTPUT}
     return shlex.join(["fedjax-dp", "audit", *known_flags(arguments, shown)[1]])
+
+
+def _print(result: "Audit", promise: Guarantee, options: AuditOptions, participation: str, detail: Detail) -> None:
+    sure = f"with confidence {result.confidence}"
+    noise = f"at most {result.noise:.3g} times what is stated" if result.noise < 1e3 else "nothing is proved about it"
+    if not result.violated:
+        noise += f"; half the stated noise would {'' if result.noise < 2 else 'not '}have been noticed"
+    lines = [
+        ("", result.verdict),
+        ("stated", str(result.guarantee)),
+        *_own_statement(result, promise, participation),
+        *([] if result.claim is None else [("claimed", f"epsilon {result.claim:g}, which is what was tested")]),
+        ("proved", f"{_at_least(result.lower)} {sure}; {_runs(result)}"),
+        *([("", _IF)] if result.lower > result.of_any else []),
+        *(("warning", text) for text in result.guarantee.warnings),
+        *(("REFUTED" if str(claim) in result.refuted else "paper", str(claim)) for claim in result.guarantee.claims),
+    ]
+    rests_on = [
+        ("always", f"{_at_least(result.of_any)} {sure}, whatever the mechanism is"),
+        ("noise", noise),
+        ("attack", _attack(result, options)),
+        *([("untested", _UNTESTED)] if result.canary == "gradient" else []),
+    ]
+    show_lines(lines, rests_on, [*_errors(result), ("time", f"{result.seconds:.1f} s")], detail)
+
+
+def _own_statement(result: "Audit", promise: Guarantee, participation: str) -> list[tuple[str, str]]:
+    """What the run itself states of the audited client, where that is another number."""
+    own = promise.epsilons[result.client]
+    if abs(own - result.epsilon) <= 1e-6 * own:
+        return []
+    whose = f"its own model and participation {participation}"
+    return [("", f"{INDENT}the run itself states {own:.4g} of client {result.client}, for {whose}")]
+
+
+def _runs(result: "Audit") -> str:
+    """How many runs say so."""
+    if isinstance(result.outcome, Outcome):
+        return f"{result.outcome.evidence} counted, {result.outcome.pilot:,} more used to choose the attack"
+    return result.outcome.evidence
+
+
+def _at_least(epsilon: float) -> str:
+    return f"epsilon at least {epsilon:.4g}" if epsilon > 0 else "nothing"
+
+
+def _attack(result: "Audit", options: AuditOptions) -> str:
+    """`score summed; planted (the canary): gradient in record 0 of client 2, all other gradients zero`."""
+    by_record, where = result.guarantee.unit is Unit.RECORD, f"client {result.client}"
+    if not isinstance(result.outcome, Outcome):
+        count = result.outcome.canaries
+        where = f"{count} records of {where}" if by_record else f"{count} clients"
+    elif by_record:
+        where = f"record {options.record} of {where}"
+    others = ""
+    if result.canary == "gradient":
+        others = f", all other gradients {OTHERS[result.outcome.game]}"
+    return f"score {result.outcome.attack}; planted (the canary): {result.canary} in {where}{others}"
+
+
+def _errors(result: "Audit") -> list[tuple[str, str]]:
+    """How often the attack erred."""
+    if not isinstance(result.outcome, Outcome):
+        return []
+    bounds = result.outcome.bounds
+    if bounds.mean is None:
+        most = f"rates at most {bounds.false_positive:.3g} and {bounds.false_negative:.3g}"
+    else:
+        most = f"mean of both rates at most {bounds.mean:.3g}"
+    seen = f"canary seen in {bounds.false_positives:,} of {bounds.negatives:,} runs without it, missed in"
+    return [("errors", f"{seen} {bounds.false_negatives:,} of {bounds.positives:,} with it; {most}")]

@@ -55,7 +55,7 @@ def compare_command(arguments: list[str]) -> int:
     if picture is not None and (picture.suffix not in errors.PICTURES or not picture.parent.is_dir()):
         wanted = f"a file in an existing folder that ends in {', '.join(errors.PICTURES)}"
         raise errors.refuse("out", str(picture), wanted)
-    from fedjax_dp.cli.sweep_outcome import run_file  # loads JAX
+    from fedjax_dp.cli.sweep import run_file
     from fedjax_dp.figures.tables.comparison import require_comparable
     from fedjax_dp.sweeps.plan import read_sweep
     from fedjax_dp.sweeps.sweep import open_sweep

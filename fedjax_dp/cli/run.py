@@ -1,15 +1,24 @@
 """`fedjax-dp run`."""
 
 import dataclasses
+import json
+import pathlib
 from typing import TYPE_CHECKING, Annotated, Any
 
-from fedjax_dp import errors
-from fedjax_dp.cli.options import DetailOptions, known_flags
+from fedjax_dp import devices, errors
+from fedjax_dp.cli.options import Detail, DetailOptions, known_flags
+from fedjax_dp.cli.output import INDENT, show_lines
 from fedjax_dp.cli.run_options import configured_by
-from fedjax_dp.cli.tracking import TrackOptions
+from fedjax_dp.cli.tracking import TrackOptions, lost, trackers_of
+from fedjax_dp.data.loaders import kind_of
+from fedjax_dp.experiments.config import RunSpec
+from fedjax_dp.experiments.console import Screen
+from fedjax_dp.experiments.presets import paper_of
 from fedjax_dp.options import about, of_class
+from fedjax_dp.tasks.measures import Measure, Measures, measures_of, target_of
 
 if TYPE_CHECKING:
+    from fedjax_dp.cli.tracking import Tracker
     from fedjax_dp.execution.distributed import ProcessGroup
 
 DESCRIPTION = """Train a federated algorithm and say what privacy it gives.
@@ -19,6 +28,7 @@ usage: fedjax-dp run [CONFIG.toml] [OPTIONS] [--json]; --json prints one JSON ob
 fedjax-dp run --resume DIR continues a run from its last checkpoint;
 with --coordinator HOST:PORT --processes P --process I (or --coordinator auto under SLURM and Kubernetes) it is one of P
 processes that share the run, each started with its own I; --timeout SECONDS is how long they wait for each other."""
+FEW = 0.1  # of the gradients
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,7 +65,10 @@ class RunOptions(DetailOptions, TrackOptions):
 
 
 def run_command(arguments: list[str]) -> int:
-    """Start or resume a run; what is wrong in the options of a single process is refused before JAX is loaded."""
+    """Start or resume a run, and print its result; of several processes the first prints.
+
+    What is wrong in the options of a single process is refused before JAX is loaded.
+    """
     values, rest = known_flags(arguments, of_class(RunOptions))
     options = RunOptions(**values)
     detail = options.detail
@@ -64,13 +77,166 @@ def run_command(arguments: list[str]) -> int:
         return configured_by("run", rest, DESCRIPTION, RunOptions)[0]
 
     early = overridden() if options.coordinator is None else None
-    from fedjax_dp.cli.outcome import carry_out
+    from fedjax_dp.execution import distributed  # loads JAX
+    from fedjax_dp.experiments import configured
+    from fedjax_dp.experiments.training import Callbacks
 
-    return carry_out(
-        overridden if early is None else lambda: early,
-        group=options.group(),
-        resume=options.resume,
-        track=options,
-        detail=detail,
-        as_json=options.json,
+    devices.cache_programs()
+    with distributed.joined(options.group()):
+        screen = Screen(quiet=not distributed.first() or detail is Detail.QUIET)
+        overrides, trackers = distributed.together(
+            lambda: (overridden() if early is None else early, trackers_of(options)),
+            lambda made: {name: str(value) for name, value in made[0].items()},
+        )
+        callbacks = Callbacks(trackers, lost)
+        caption = ""
+        if options.resume is None:
+            config = RunSpec.of(overrides)
+            caption = _caption(config)
+            result, where = configured.start(config, screen, callbacks)
+        else:
+            result, where = configured.resume(pathlib.Path(options.resume), overrides, screen, callbacks)
+        if options.json and distributed.first():
+            print(json.dumps(result, allow_nan=False))
+        elif distributed.first():
+            _print_result(result, where, detail, caption, trackers)
+    return 0
+
+
+def _caption(config: RunSpec) -> str:
+    """Whose delta it is, where nobody gave one."""
+    kind = kind_of(config.data.dataset)
+    paper = paper_of(kind)
+    if "delta" in config.explicit or paper is None:
+        return ""
+    return f"; it is that of the {paper} paper, the default on {kind}"
+
+
+def _print_result(
+    result: dict[str, Any], where: pathlib.Path, detail: Detail, caption: str, trackers: "list[Tracker]"
+) -> None:
+    guarantee, timing, traffic = result["guarantee"], result["timing"], result["traffic"]
+    measures = measures_of(result["task"])
+    main = measures.main
+    reached = "" if main.name == "test_loss" else f"{_plainly(main)} {_four(result[main.name])}, "
+    name, last = f"{result['algorithm']} on {result['dataset']}", result["history"][-1]
+    shared = f"test {reached}loss {result['test_loss']:.4f}"
+    headline = f"{name}: {shared} after {result['rounds']} rounds"
+    if last["personal_mean"] is not None:
+        headline = (
+            f"{name}: {_plainly(main)} {last['personal_mean']:.4f} of clients' own models on their own records, worst "
+            f"tenth {last['personal_worst_tenth']:.4f}, after {result['rounds']} rounds"
+        )
+    lines = [
+        ("", headline),
+        *_own_models(result, shared),
+        *_others(result, measures),
+        *_target(result, measures),
+        *_guessing(result),
+        ("privacy", guarantee["statement"]),
+        *(("", INDENT + other["statement"]) for other in guarantee["elsewhere"]),
+        *(("warning", text + caption * text.startswith("delta ")) for text in guarantee["warnings"]),
+        ("folder", f"{where} (config.toml, metrics.json, result.json, run.png, checkpoints)"),
+        *(("tracked", tracker.place) for tracker in trackers if tracker.place),
+    ]
+    rests_on = [
+        *(("assuming", text) for text in guarantee["assumptions"] if guarantee["epsilon"] is not None),
+        *(("claim", claim["statement"]) for claim in guarantee["claims"]),
+        *_probes(result["history"][-1]),
+    ]
+    in_all = f"{traffic['total']:,.0f} in all"
+    compiled = f"{timing['compile_s']:.1f} s to compile, {timing['total_s']:.1f} s in all"
+    rest = [
+        ("traffic", f"{traffic['down']:,} bytes down and {traffic['up']:,} up per client and round, {in_all}"),
+        ("time", f"{timing['round_s_median'] * 1e3:.1f} ms a round, {compiled}"),
+    ]
+    show_lines(lines, rests_on, rest, detail)
+
+
+def _own_models(result: dict[str, Any], shared: str) -> list[tuple[str, str]]:
+    """What is printed of the shared model, where clients have their own."""
+    if result["history"][-1]["personal_mean"] is not None:
+        return [("shared", shared if result["traffic"]["up"] else "nothing: clients send nothing")]
+    if any(one["view"] == "deployed" for one in (result["guarantee"], *result["guarantee"]["elsewhere"])):
+        return [("own", "clients' own models are not measured: hold out records of each (--holdout 0.2)")]
+    return []
+
+
+def _guessing(result: dict[str, Any]) -> list[tuple[str, str]]:
+    """Where nothing was learnt, and what may help."""
+    own = result["history"][-1]["personal_mean"] is not None
+    if own or result["task"]["name"] != "classes" or result["test_accuracy"] * result["classes"] > 1:
+        return []
+    remedy = "a higher --epsilon, --batch-size or --cohort-size" if result["guarantee"]["epsilon"] else "other rates"
+    return [("warning", f"no better than to guess one of {result['classes']} classes: {remedy} may help")]
+
+
+def _plainly(measure: Measure) -> str:
+    """Without saying that it is of the test set."""
+    return measure.words.removeprefix("test ")
+
+
+def _four(number: float | None) -> str:
+    return "not known" if number is None else f"{number:.4f}"
+
+
+def _others(result: dict[str, Any], measures: Measures) -> list[tuple[str, str]]:
+    """The task's other metrics, and what its records are where that is not plain."""
+    others = [one for name, one in measures.tested.items() if name not in (measures.main.name, "test_loss")]
+    text = ", ".join(f"{_plainly(one)} {one.in_words(result[one.name])}" for one in others)
+    lines = [("also", text)] if text else []
+    if result["task"]["name"] == "sequence":
+        lines.append(("record", "one stored row, here one sequence; a text cut into several is several records"))
+    return lines
+
+
+def _target(result: dict[str, Any], measures: Measures) -> list[tuple[str, str]]:
+    """When the target was reached."""
+    wanted, reached = result["config"].get("target"), result["rounds_to_target"]
+    if wanted is None:
+        return []
+    target = target_of(wanted, measures)
+    aim = f"{_plainly(target.measure)} {target.value:g}"
+    if reached is None:
+        return [("target", f"{aim} not reached")]
+    return [("target", f"{aim} first seen after round {reached}, {result['bytes_to_target']:,.0f} bytes")]
+
+
+def _probes(last: dict[str, Any]) -> list[tuple[str, str]]:
+    """What else is known of the last evaluation; the simulator's own view is labelled so."""
+    probes = ["what only the simulator sees, in no epsilon:"]
+    if last["worst_tenth"] is not None:
+        probes.append(
+            f"worst tenth of clients {last['worst_tenth']:.4f}, mean {last['client_mean']:.4f}, "
+            f"variance {last['client_variance']:.2g}"
+        )
+    if last["objective"] is not None:
+        norm = last["gradient_norm"]
+        probes.append(f"objective {last['objective']:.4f}" + ("" if norm is None else f", gradient norm {norm:.3g}"))
+    if last["noise_to_signal"]:
+        if last["clipped"]:
+            probes.append(f"{last['clipped']:.0%} of gradients clipped: {_about_clipping(last['clipped'])}")
+        probes.append(f"noise {last['noise_to_signal']:.3g} times the signal: {_about_noise(last['noise_to_signal'])}")
+    if len(probes) == 1:
+        return []
+    return [("", INDENT + text) if index else ("probes", text) for index, text in enumerate(probes)]
+
+
+def _about_clipping(clipped: float) -> str:
+    """What is usual: Abadi et al. 2016 take the median norm, De et al. 2022 a norm that clips nearly all."""
+    usual = (
+        "usual is half, at the median norm (Abadi et al. 2016), or nearly all, with a rate to match (De et al. 2022)"
+    )
+    if clipped > FEW:
+        return usual
+    return f"{usual}; where few are, noise is larger than it need be: try a lower --clip-norm"
+
+
+def _about_noise(ratio: float) -> str:
+    """It is a ratio of lengths, and noise has as many directions as the model has parameters."""
+    if ratio <= 1:
+        return "usual is more, as noise points everywhere in the model and the signal in few directions"
+    return (
+        "above 1 is usual, as noise points everywhere in the model and the signal in few directions, and rounds "
+        "average it out; if training stalls, larger --batch-size, --cohort-size or --epsilon lower it"
     )

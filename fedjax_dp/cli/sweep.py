@@ -1,11 +1,27 @@
 """`fedjax-dp sweep`."""
 
 import dataclasses
-from typing import Annotated
+import json
+import math
+import pathlib
+import re
+import shlex
+from collections import Counter
+from typing import TYPE_CHECKING, Annotated, Any
 
 from fedjax_dp import errors
-from fedjax_dp.cli.options import PrintOptions, parse
+from fedjax_dp.accounting import Unit, View
+from fedjax_dp.cli.options import Detail, PrintOptions, parse
+from fedjax_dp.cli.output import columns, page, show_lines
+from fedjax_dp.display import count
+from fedjax_dp.experiments.console import Screen
+from fedjax_dp.figures.tables.settings import Setting, bounds, measures_of_records, settings_of
 from fedjax_dp.options import about
+from fedjax_dp.sweeps.plan import read_sweep
+from fedjax_dp.sweeps.records import ABOUT, STATUSES
+
+if TYPE_CHECKING:
+    from fedjax_dp.sweeps.sweep import Sweep
 
 DESCRIPTION = """Run many configurations as few compiled programs.
 
@@ -25,6 +41,7 @@ that was stopped, and so does fedjax-dp sweep DIR. SWEEP.toml looks like this; f
 lists, and from ranges without points; search_seed = 1 draws others. trials_law = "poisson", "geometric" or
 "logarithmic" also draws their number, of which trials is the mean, as random repetition (Papernot and Steinke 2022)
 asks for. What an algorithm on an axis does not take is left out of [base] for it."""
+SHOWN = 5  # settings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +67,89 @@ def sweep_command(arguments: list[str]) -> int:
     if path is None:
         raise errors.refuse("sweep file", "none", "given", "fedjax-dp sweep SWEEP.toml; see fedjax-dp sweep --help")
     errors.require_count("ray_cpus", options.ray_cpus)
-    from fedjax_dp.cli.sweep_outcome import carry_out  # loads JAX
+    how: dict[str, Any] = {"only_plan": options.plan, "ray": options.ray, "ray_cpus": options.ray_cpus}
+    result, out = run_file(path, options.out, **how)
+    if options.json:
+        print(json.dumps(_summary(result, out), allow_nan=False))
+    elif not options.plan:
+        _print(result, out)
+    return 0
 
-    return carry_out(path, options)
+
+def run_file(path: str, out: str | None = None, **how: Any) -> "tuple[Sweep, pathlib.Path]":
+    """Run a sweep's file, or go on with its folder; the sweep and where it is. `how` is of `run_sweep`."""
+    from fedjax_dp.sweeps import folder as folders  # loads JAX
+    from fedjax_dp.sweeps.sweep import run_sweep
+
+    file = pathlib.Path(path)
+    if (file / folders.SWEEP).is_file():
+        file = file / folders.SWEEP
+    held = file.name == folders.SWEEP and (file.parent / ABOUT).is_file()  # a folder that a sweep has made
+    name = file.resolve().parent.name if held else file.stem
+    where = pathlib.Path(out or (file.parent if held else pathlib.Path("sweeps") / name))
+    return run_sweep(read_sweep(file), where, name=name, screen=Screen(), **how), where
+
+
+def _summary(result: "Sweep", out: pathlib.Path) -> dict[str, Any]:
+    """The JSON object of a sweep: what became of its points, and every setting with its means over seeds."""
+    settings = result.summary().astype(object)
+    settings = settings.where(settings.notna() & ~settings.isin([math.inf]), None)
+    return {
+        "name": result.name,
+        "folder": str(out),
+        "axes": list(result.axes),
+        "points": len(result.records),
+        **{status: sum(record["status"] == status for record in result.records) for status in STATUSES},
+        "choosing": result.choosing,
+        "plan": None if result.plan is None else result.plan.to_dict(),
+        "settings": settings.to_dict("records"),
+    }
+
+
+def _print(result: "Sweep", out: pathlib.Path) -> None:
+    """The best settings, and what was lost."""
+    settings, main = settings_of(result.records, result.axes), measures_of_records(result.records).main
+    known = [(setting.score(main.name), setting) for setting in settings if setting.done]
+    scores = sorted(known, key=lambda pair: -main.better * pair[0].mean)[:SHOWN]
+    kinds = list(dict.fromkeys(whose for _, setting in scores if (whose := _whose(setting))))
+    names = {whose: f" ({chr(ord('a') + at)})" if len(kinds) > 1 else "" for at, whose in enumerate(kinds)}
+    cells = {axis: [_shown(setting.values[axis]) for _, setting in scores] for axis in result.axes} | {
+        main.words: [f"{score.mean:.4f}" for score, _ in scores],
+        "proved": [_proved(setting) + names.get(_whose(setting), "") for _, setting in scores],
+        "95% interval": [bounds(main, score.low, score.high) or "-" for score, _ in scores],
+        "seeds": [
+            f"{score.seeds}" + (f", {setting.failed} lost" if setting.failed else "") for score, setting in scores
+        ],
+    }
+    console = page()
+    console.print(f"{result.name}: the best of {count(len(settings), 'setting')}")
+    columns(console, cells, first=len(result.axes) + 2)
+    console.print(" mean over seeds at the last round; the interval is Student's t")
+    kept = re.compile(r"clients [\d, .]+")  # which clients were lost differs from point to point
+    reasons = Counter(kept.sub("clients", r["reason"]) for r in result.records if r["status"] != "done")
+    place = shlex.quote(str(out))
+    lines = [
+        *(("proved", f"{name} epsilon at {whose}".strip()) for whose, name in names.items()),
+        *(("lost", f"{count(times, 'point')}: {reason}") for reason, times in reasons.most_common(3)),
+        *([("choosing", f"{result.choosing['short']}; {place}/selection.json says more")] if result.choosing else []),
+        ("folder", f"{place} (points.jsonl, table.csv, table.parquet, selection.json, sweep.png)"),
+        ("next", f"fedjax-dp best {place} prints the winner as a configuration, fedjax-dp plot {place} draws"),
+    ]
+    show_lines(lines, (), (), Detail.USUAL)
+
+
+def _proved(setting: Setting) -> str:
+    return "none" if math.isinf(setting.epsilon) else f"{setting.epsilon:.4g}"
+
+
+def _whose(setting: Setting) -> str:
+    """What an epsilon of the setting is about: its delta, whom it hides, among which neighbours, from whom."""
+    guarantee = setting.points[0]["guarantee"]
+    if math.isinf(setting.epsilon) or guarantee.get("delta") is None:
+        return ""
+    whom = f"one {Unit(guarantee['unit'])}, {guarantee['adjacency']} neighbours"
+    return f"delta {guarantee['delta']:g} for {whom}, against {View(guarantee['view'])}"
+
+
+def _shown(value: Any) -> str:
+    return "-" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

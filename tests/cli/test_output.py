@@ -7,7 +7,7 @@ from helpers import CLASSES
 from rich.console import Console
 
 from fedjax_dp import cli
-from fedjax_dp.cli import output, sweep_outcome
+from fedjax_dp.cli import output, sweep
 from fedjax_dp.cli.commands import COMMANDS
 from fedjax_dp.sweeps.sweep import Sweep
 
@@ -82,10 +82,10 @@ def point(index, delta):
 def test_a_sweep_tells_what_its_epsilons_are_about_below_the_table(capsys, tmp_path):
     about = "for one record of one client, replace-one neighbours, against a server that sees every upload"
     alike = Sweep("x", ("delta",), (point(0, 0.01),), None)
-    sweep_outcome._print(alike, tmp_path)
+    sweep._print(alike, tmp_path)
     assert f"proved    epsilon at delta 0.01 {about}\n" in capsys.readouterr().out
     apart = Sweep("x", ("delta",), (point(0, 0.01), point(1, 0.001)), None)
-    sweep_outcome._print(apart, tmp_path)
+    sweep._print(apart, tmp_path)
     out = capsys.readouterr().out
     assert "4 (a)" in out
     assert "4 (b)" in out

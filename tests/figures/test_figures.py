@@ -18,7 +18,7 @@ from fedjax_dp import ConfigurationError, accounting, figures
 from fedjax_dp.accounting.guarantee import Claim, Verdict
 from fedjax_dp.audits.hypothesis_test import Outcome
 from fedjax_dp.audits.verdict import Audit
-from fedjax_dp.cli import bench_outcome
+from fedjax_dp.cli import bench
 from fedjax_dp.cli.options import PlotOption, picture_of
 from fedjax_dp.figures import canvas, styles
 from fedjax_dp.forecast import plots as forecast_plots
@@ -289,7 +289,7 @@ def test_a_measurement_has_the_same_numbers_in_print_and_on_its_picture(capsys):
     (panel,) = figure.axes
     shown = dict(zip([label.get_text() for label in panel.get_yticklabels()], [t.get_text() for t in panel.texts]))
     how = SimpleNamespace(summary="", table=(), cost=lambda batch: 0)
-    bench_outcome._print(LATENCY, how, 20, "x")
+    bench._print(LATENCY, how, 20, "x")
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith(f"{figure.get_suptitle()}; 2 ")
     assert figure.get_suptitle() == f"x: {shown['a round']} a round, floor {shown['the floor']}"

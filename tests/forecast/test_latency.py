@@ -10,7 +10,7 @@ import pytest
 
 import fedjax_dp as fdp
 from fedjax_dp import prng
-from fedjax_dp.cli import bench_outcome, main
+from fedjax_dp.cli import bench, main
 from fedjax_dp.data import Dataset, federate
 from fedjax_dp.forecast import latency, plots
 from fedjax_dp.forecast.floor import Floor, floor_of
@@ -196,14 +196,14 @@ HOW = fdp.models.explain_gradients(fdp.mlp((6,), 3))
 
 
 def test_a_disturbed_measurement_says_so_instead_of_a_clean_number(capsys):
-    bench_outcome._print(TOLD._replace(spread=0.31), HOW, 20, "x")
+    bench._print(TOLD._replace(spread=0.31), HOW, 20, "x")
     assert "disturbed" in capsys.readouterr().out.splitlines()[0]
-    bench_outcome._print(TOLD._replace(spread=0.29), HOW, 20, "x")
+    bench._print(TOLD._replace(spread=0.29), HOW, 20, "x")
     assert "disturbed" not in capsys.readouterr().out
 
 
 def test_people_read_parts_floor_and_changes(capsys):
-    bench_outcome._print(TOLD, HOW, 20, "dpnfl on digits")
+    bench._print(TOLD, HOW, 20, "dpnfl on digits")
     out = capsys.readouterr().out
     assert all(
         part in out for part in (*latency.PARTS, "floor", "change", "ms a round", "Dense_0/kernel", "bytes a batch")

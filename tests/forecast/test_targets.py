@@ -14,7 +14,6 @@ from jax import lax
 
 import fedjax_dp as fdp
 from fedjax_dp import cli, prng
-from fedjax_dp.cli import bench_outcome
 from fedjax_dp.cli.bench import BenchOptions
 from fedjax_dp.execution import memory as memory_of
 from fedjax_dp.execution.mesh import Execution, sum_over_clients
@@ -318,7 +317,7 @@ def test_options_that_mean_nothing_with_a_target_are_refused(here, capsys, monke
     def compiled_round(*given, parts, **rest):
         raise fdp.ConfigurationError(f"in {parts} parts")
 
-    monkeypatch.setattr(bench_outcome, "compiled_round", compiled_round)
+    monkeypatch.setattr(compiled, "compiled_round", compiled_round)
     assert "in 2 parts" in told("--cohort-size", "4", "--deterministic", "2")
 
 
