@@ -8,14 +8,17 @@ import re
 import statistics
 from typing import Any
 
+import numpy as np
 from docstrings import plain, restructured
 from sphinx.application import Sphinx
 from sphinx.config import Config
 
 import fedjax_dp as fdp
-from fedjax_dp.experiments import catalogue_table
+from fedjax_dp.cli import catalogue_tables
 from fedjax_dp.options import REQUIRED, Option
 from fedjax_dp.papers import citations
+from fedjax_dp.parts.facts import parts_of
+from fedjax_dp.rounds.algorithm import Algorithm
 
 HERE = pathlib.Path(__file__).parent.parent
 ROOT = HERE.parent
@@ -26,6 +29,21 @@ SLOTS = {  # how a slot's row is named in the catalogue, where its own name says
     "local": "local step",
     "estimator": "aggregate",
 }
+ORDER = (  # of slots in a round
+    "cohort",
+    "batches",
+    "bound",
+    "noise source",
+    "privatizer",
+    "correction",
+    "local rule",
+    "local",
+    "client models",
+    "upload",
+    "transport",
+    "estimator",
+    "server",
+)
 
 
 def namespaces() -> dict[str, Any]:
@@ -96,19 +114,17 @@ def _members(thing: Any) -> list[str]:
 
 def write_catalogue() -> None:
     """Each entry: equations, source, options, view, bytes, all read off the entry."""
-    table = {row.entry: row for row in catalogue_table.rows()}
-    pages = [(HERE / "catalogue.in.md").read_text(), catalogue_table.markdown(list(table.values())), ""]
+    table = {row.entry: row for row in catalogue_tables.entry_rows()}
+    shown = catalogue_tables.markdown(catalogue_tables.HEADER, table.values())
+    pages = [(HERE / "catalogue.in.md").read_text(), shown, ""]
     for name, entry in fdp.CATALOGUE.items():
-        row, algorithm = table[name], catalogue_table.algorithm_of(name)
+        row, algorithm = table[name], catalogue_tables.algorithm_of(name)
         hides = "No privacy." if row.unit == "none" else f"Hides a {row.unit} from view `{row.view}`."
         about = inspect.getdoc(entry) or ""
         pages += [f"## {name}", "", about.splitlines()[0], ""]
         pages += [f"*Source: {entry.source}.* {hides} {row.down:,} bytes down, {row.up:,} up per client and round.", ""]
         pages += ["| part | equation |", "|---|---|"]
-        pages += [
-            f"| {SLOTS.get(slot, slot)} | ${_in_table(equation)}$ |"
-            for slot, equation in catalogue_table.equations(algorithm)
-        ]
+        pages += [f"| {SLOTS.get(slot, slot)} | ${_in_table(equation)}$ |" for slot, equation in _equations(algorithm)]
         own = [option for key, option in entry.options.items() if key not in fdp.algorithms.COMMON]
         if own:
             pages += ["", "| option | default | what it is |", "|---|---|---|", *map(_option, own)]
@@ -125,6 +141,18 @@ def write_catalogue() -> None:
     pages += [*map(_option, fdp.algorithms.COMMON.values()), ""]
     pages += ["## Citations", "", citations.markdown()]
     _write("catalogue.md", "\n".join(pages) + "\n")
+
+
+def _equations(algorithm: Algorithm) -> list[tuple[str, str]]:
+    """What its parts do, as LaTeX by slot, in the order of a round; what a part does not say in its `equation` is left
+    out, and so is a term of strength 0."""
+    parts = [*parts_of(algorithm), ("server", algorithm.server)]
+    stated = [(slot, part.equation) for slot, part in parts if hasattr(part, "equation") and _acts(part)]
+    return sorted(stated, key=lambda one: ORDER.index(one[0]))
+
+
+def _acts(part: Any) -> bool:
+    return not np.all(np.asarray(getattr(part, "strength", 1.0)) == 0)
 
 
 def _option(option: Option) -> str:

@@ -16,29 +16,25 @@ no terminal."""
 def catalogue_command(arguments: list[str]) -> int:
     """Print the catalogue: a table on a terminal, Markdown elsewhere, or JSON."""
     options, _ = parse("catalogue", arguments, PrintOptions, DESCRIPTION)
-    from fedjax_dp.experiments import catalogue_table, catalogue_views  # loads JAX
+    from fedjax_dp.cli import catalogue_tables as tables  # loads JAX
 
-    table, views = catalogue_table.rows(), catalogue_views.rows()
+    entries, views = tables.entry_rows(), tables.views_rows()
     if options.json:
         cited = [paper.to_dict() for paper in citations.CITATIONS.values()]
         paid = [row._asdict() | {"paid": {view: one._asdict() for view, one in row.paid.items()}} for row in views]
-        print(json.dumps({"catalogue": [row._asdict() for row in table], "views": paid, "citations": cited}))
+        print(json.dumps({"catalogue": [row._asdict() for row in entries], "views": paid, "citations": cited}))
         return 0
     console = page()
     if not console.is_terminal:
-        print(f"{catalogue_table.markdown(table)}\n\n{catalogue_table.SHAPE}\n")
-        print(f"{catalogue_views.markdown(views)}\n\n{catalogue_views.ABOUT}\n\n## Citations\n\n{citations.markdown()}")
+        print(f"{tables.markdown(tables.HEADER, entries)}\n\n{tables.SHAPE}\n")
+        print(f"{tables.markdown(tables.VIEWS_HEADER, views)}\n\n{tables.ABOUT_VIEWS}\n")
+        print(f"## Citations\n\n{citations.markdown()}")
         return 0
-    cells = zip(*map(catalogue_table.cells, table), strict=True)
-    columns(
-        console,
-        dict(zip(catalogue_table.HEADER, cells, strict=True)),
-        left=catalogue_table.HEADER[:4],
-        wrapped=["source"],
-    )
-    console.print(f" {catalogue_table.SHAPE}\n")
-    cells = zip(*map(catalogue_views.cells, views), strict=True)
-    columns(console, dict(zip(catalogue_views.HEADER, cells, strict=True)), left=catalogue_views.HEADER[:1])
-    console.print(f" {catalogue_views.ABOUT}\n")
+    cells = zip(*(row.cells for row in entries), strict=True)
+    columns(console, dict(zip(tables.HEADER, cells, strict=True)), left=tables.HEADER[:4], wrapped=["source"])
+    console.print(f" {tables.SHAPE}\n")
+    cells = zip(*(row.cells for row in views), strict=True)
+    columns(console, dict(zip(tables.VIEWS_HEADER, cells, strict=True)), left=tables.VIEWS_HEADER[:1])
+    console.print(f" {tables.ABOUT_VIEWS}\n")
     show_lines([(name, str(paper)) for name, paper in citations.CITATIONS.items()], (), (), Detail.USUAL)
     return 0

@@ -14,8 +14,9 @@ import fedjax_dp as fdp
 from fedjax_dp import cli
 from fedjax_dp.algorithms import CATALOGUE, Common, Entry, assemble, entry
 from fedjax_dp.algorithms.assemble import ClipNorm, NoiseMultiplier
+from fedjax_dp.cli import catalogue_tables
 from fedjax_dp.data import DATASETS
-from fedjax_dp.experiments import catalogue_table, config, groups
+from fedjax_dp.experiments import config, groups
 from fedjax_dp.options import about
 from fedjax_dp.parts.corrections import Proximal
 from fedjax_dp.parts.record_privacy import RecordGaussian
@@ -82,7 +83,7 @@ def test_its_help_and_its_row_of_the_catalogue_are_made(capsys):
     with pytest.raises(SystemExit):
         cli.main(["run", "--help"])
     assert "pulled" in capsys.readouterr().out
-    row = next(row for row in catalogue_table.rows() if row.entry == "pulled")
+    row = next(row for row in catalogue_tables.entry_rows() if row.entry == "pulled")
     assert (row.source, row.unit, row.view) == ("Somebody 2026, Algorithm 1", "record", "uploads")
 
 

@@ -1,7 +1,6 @@
 """What travels and what is kept: counted, and compared with what a compiled round really carries."""
 
 import dataclasses
-import json
 
 import jax
 import numpy as np
@@ -10,9 +9,7 @@ from flax import linen as nn
 from helpers import ragged_data, states_of
 
 import fedjax_dp as fdp
-from fedjax_dp import cli
 from fedjax_dp.algorithms import CATALOGUE
-from fedjax_dp.experiments import catalogue_table
 from fedjax_dp.models import logistic_regression, mlp
 from fedjax_dp.parts.transport import PlainSum
 from fedjax_dp.pytrees import value
@@ -75,31 +72,6 @@ def test_features_cost_what_rfedavg_table_iii_prints(members, features, table, o
             fdp.experiments.traffic(algorithm, model, data).down - plain.down == 4 * features * vectors
         )  # the payload alone
     assert found == {"rfedavg": table, "rfedavg_plus": one}
-
-
-def test_the_table_has_every_entry():
-    assert [row.entry for row in catalogue_table.rows()] == list(CATALOGUE)
-
-
-@pytest.mark.parametrize("entry", CATALOGUE)
-def test_every_part_of_an_entry_says_its_equation(entry):
-    slots = {slot for slot, _ in catalogue_table.equations(catalogue_table.algorithm_of(entry))}
-    assert {"cohort", "batches", "privatizer", "local rule", "local", "upload", "transport", "estimator"} < slots
-    assert "server" in slots
-    assert ("noise source" in slots) == CATALOGUE[entry].private
-
-
-@pytest.mark.slow
-def test_catalogue_command_prints_the_table(capsys):
-    assert cli.main(["catalogue", "--json"]) == 0
-    printed = json.loads(capsys.readouterr().out)["catalogue"]
-    assert {row["entry"] for row in printed} == set(CATALOGUE)
-    assert cli.main(["catalogue"]) == 0
-    out = capsys.readouterr().out
-    assert out.startswith("| entry | source | hides | from | numbers the server keeps |")
-    assert catalogue_table.SHAPE in out
-    assert cli.main(["catalogue", "dpnfl"]) == 2
-    assert "an option of fedjax-dp catalogue" in capsys.readouterr().err
 
 
 def test_every_entry_documents_itself_and_refuses_unknown_options():
