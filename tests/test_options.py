@@ -38,12 +38,7 @@ def test_odd_options_of_entries_are_refused_in_one_line_or_taken(name):
 @pytest.mark.parametrize(
     ("written", "module", "table"),
     [
-        (groups.APS, "tasks.choice", "APS"),
         (groups.ARCHITECTURES, "models", "ARCHITECTURES"),
-        (groups.ASSIGNMENTS, "data.labels", "ASSIGNMENTS"),
-        (groups.LOSSES, "tasks.choice", "LOSSES"),
-        (groups.REMAINDERS, "data.partition", "REMAINDERS"),
-        (groups.SCALES, "data.dirichlet_partitions", "SCALES"),
         (terms.ACCOUNTANTS, "accounting", "ACCOUNTANTS"),
         (terms.VIEWS, "accounting.views", "VIEWS"),
         (ESTIMATORS, "parts", "ESTIMATORS"),

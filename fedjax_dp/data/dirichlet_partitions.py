@@ -5,9 +5,9 @@ import numpy as np
 from fedjax_dp import errors
 from fedjax_dp.data.checks import generator
 from fedjax_dp.data.labels import deal
+from fedjax_dp.data.names import CONCENTRATION_SCALES
 from fedjax_dp.data.sizes import Labels, Sizes, labels_of, sizes_of
 
-SCALES = ("per_class", "hsu")
 ATTEMPTS = 10  # of `class_dirichlet`, until its smallest client is large enough
 BLOCK = 1 << 13  # records that `inner_dirichlet` deals at a time
 
@@ -146,5 +146,5 @@ def class_dirichlet(
 def _wishes(rng: np.random.Generator, classes: int, num_clients: int, concentration: float, scale: str) -> np.ndarray:
     """The class distribution that each client draws from `(num_clients, classes)`."""
     errors.require_positive("concentration", concentration)
-    errors.require_choice("concentration_scale", scale, SCALES)
+    errors.require_choice("concentration_scale", scale, CONCENTRATION_SCALES)
     return rng.dirichlet(np.full(classes, concentration / (classes if scale == "hsu" else 1)), num_clients)

@@ -5,6 +5,7 @@ import scipy
 
 from fedjax_dp import errors
 from fedjax_dp.data.checks import generator
+from fedjax_dp.data.names import ASSIGNMENTS
 from fedjax_dp.data.sizes import Labels, Sizes, labels_of, sizes_of
 
 
@@ -28,9 +29,6 @@ def labels_per_client(labels: Labels, sizes: Sizes, count: int, seed: int = 0) -
     mask = mask[:, rng.permutation(classes)]
     table = _round_table(_fit(mask, sizes, available * (sizes.sum() / len(labels))), sizes, available, mask)
     return deal(labels, table, rng)
-
-
-ASSIGNMENTS = ("random", "cyclic", "first")
 
 
 def pathological(

@@ -9,11 +9,10 @@ import numpy as np
 from fedjax_dp import errors, validation
 from fedjax_dp.data.checks import generator
 from fedjax_dp.data.labels import deal, even_sizes
+from fedjax_dp.data.names import REMAINDERS
 from fedjax_dp.data.sizes import Labels, Sizes, labels_of, one_class_sizes, sizes_of
 from fedjax_dp.data.store import Dataset
 from fedjax_dp.data.targets import as_arrays, count_records
-
-REMAINDERS = ("smaller", "spread", "drop", "refuse")
 
 
 def iid(labels: Any, sizes: Sizes, seed: int = 0) -> list[np.ndarray]:

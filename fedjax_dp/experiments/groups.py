@@ -9,18 +9,15 @@ import numpy as np
 from fedjax_dp import errors, own_code
 from fedjax_dp.algorithms import CATALOGUE, Entry
 from fedjax_dp.data.loaders import DATASETS
+from fedjax_dp.data.names import ASSIGNMENTS, CONCENTRATION_SCALES, REMAINDERS
 from fedjax_dp.data.reading import Reading
 from fedjax_dp.experiments.partitions import PARTITIONS, SIZES
 from fedjax_dp.options import Option, Options, about, of_class
 from fedjax_dp.privacy.terms import WITHOUT, PrivacyTerms
+from fedjax_dp.tasks.names import APS, LOSSES
 
-# Names that stand in tables which load JAX, written out again so that help and files are read without it.
-APS = ("exact", "buckets200")
+# Keys of `models.ARCHITECTURES`, which loads JAX, written out again so that help and files are read without it.
 ARCHITECTURES = ("logistic", "mlp", "cnn", "group_norm_cnn", "lstm", "vit", "gpt", "word_lstm", "char_lstm")
-ASSIGNMENTS = ("random", "cyclic", "first")
-LOSSES = ("mean", "length", "sum", "squared", "huber")
-REMAINDERS = ("smaller", "spread", "drop", "refuse")
-SCALES = ("per_class", "hsu")
 DATASET_NAMES = tuple(f"{name}:{reader.suffix}" if reader.suffix else name for name, reader in DATASETS.items())
 WIDTHS = ("float32", "bfloat16")
 TRANSFORMERS = {"model": ("vit", "gpt")}  # beside which their sizes mean something
@@ -68,7 +65,7 @@ class PopulationConfig(Reading):
     shard_size: Annotated[int | None, about("", default="what shards_per_client makes of all records")] = None
     similarity: float | None = None
     concentration: float | None = None
-    concentration_scale: Annotated[str | None, about("", choices=SCALES)] = None
+    concentration_scale: Annotated[str | None, about("", choices=CONCENTRATION_SCALES)] = None
     balance: bool | None = None
     column: Annotated[str | None, about("", metavar="COLUMN")] = None
     column_strength: float | None = None

@@ -1,7 +1,5 @@
 """Tasks: what a target is judged by, its loss and the metrics of many records; which way is better."""
 
-from .choice import APS as APS
-from .choice import LOSSES as LOSSES
 from .choice import TASKS as TASKS
 from .choice import task_named as task_named
 from .losses import BinaryCrossEntropy as BinaryCrossEntropy
@@ -13,6 +11,8 @@ from .losses import squared_error as squared_error
 from .measures import Measure as Measure
 from .measures import Measures as Measures
 from .measures import measures_of as measures_of
+from .names import APS as APS
+from .names import LOSSES as LOSSES
 from .ranking import area_under_curve as area_under_curve
 from .ranking import average_precision as average_precision
 from .shipped import Binary as Binary

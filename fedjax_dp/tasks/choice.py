@@ -2,15 +2,16 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from fedjax_dp import errors
 from fedjax_dp.data.targets import OWN, Vocabulary, check_vocabulary
 from fedjax_dp.tasks import losses
+from fedjax_dp.tasks.names import APS, LOSSES_BY_TASK
 from fedjax_dp.tasks.shipped import Binary, Classes, MultiLabel, Own, Regression, Sequence
 from fedjax_dp.tasks.task import Task
 
-APS = ("exact", "buckets200")
+Made = Callable[[str, str, Vocabulary | None], Task]  # of the name of a loss, how AP is taken, and the vocabulary
 
 
 class Aimed(Protocol):
@@ -23,32 +24,19 @@ class Aimed(Protocol):
     def vocabulary(self) -> Vocabulary | None: ...
 
 
-class Chosen(NamedTuple):
-    """How a task is made, and the names of its losses, the usual one first."""
-
-    losses: tuple[str, ...]
-    make: Callable[[str, str, Vocabulary | None], Task]  # of the name of a loss, how AP is taken, and the vocabulary
-
-
 def _sequence(loss: str, ap: str, vocabulary: Vocabulary | None) -> Task:
     known = check_vocabulary("vocabulary", vocabulary)
     return Sequence(known, losses.TokenCrossEntropy(known.pad, loss))
 
 
-TASKS: dict[str, Chosen] = {
-    "classes": Chosen((), lambda loss, ap, vocabulary: Classes()),
-    "sequence": Chosen(("mean", "length"), _sequence),
-    "multi_label": Chosen(
-        ("mean", "sum"), lambda loss, ap, vocabulary: MultiLabel(losses.BinaryCrossEntropy(loss), ap)
-    ),
-    "binary": Chosen((), lambda loss, ap, vocabulary: Binary()),
-    "regression": Chosen(
-        ("squared", "huber"),
-        lambda loss, ap, vocabulary: Regression(losses.huber if loss == "huber" else losses.squared_error),
-    ),
-    OWN: Chosen((), lambda loss, ap, vocabulary: Own()),
+TASKS: dict[str, Made] = {
+    "classes": lambda loss, ap, vocabulary: Classes(),
+    "sequence": _sequence,
+    "multi_label": lambda loss, ap, vocabulary: MultiLabel(losses.BinaryCrossEntropy(loss), ap),
+    "binary": lambda loss, ap, vocabulary: Binary(),
+    "regression": lambda loss, ap, vocabulary: Regression(losses.huber if loss == "huber" else losses.squared_error),
+    OWN: lambda loss, ap, vocabulary: Own(),
 }
-LOSSES = tuple(dict.fromkeys(loss for one in TASKS.values() for loss in one.losses))
 
 
 def task_named(data: Aimed, loss: str | None = None, ap: str | None = None) -> Task:
@@ -59,7 +47,7 @@ def task_named(data: Aimed, loss: str | None = None, ap: str | None = None) -> T
     Raises: ConfigurationError for a loss that the task has not.
     """
     errors.require_choice("task", data.task, TASKS)
-    known = TASKS[data.task].losses
+    known = LOSSES_BY_TASK.get(data.task, ())
     if loss is not None and loss not in known:
         listed = f"one of {', '.join(known)} for task {data.task}" if known else f"left out for task {data.task}"
         raise errors.refuse("loss", repr(loss), listed)
@@ -72,4 +60,4 @@ def task_named(data: Aimed, loss: str | None = None, ap: str | None = None) -> T
 
 @functools.cache
 def _made(name: str, loss: str, ap: str, vocabulary: Any) -> Task:
-    return TASKS[name].make(loss, ap, vocabulary)
+    return TASKS[name](loss, ap, vocabulary)
