@@ -5,8 +5,7 @@ from helpers import ragged_data
 
 import fedjax_dp as fdp
 from fedjax_dp import errors
-from fedjax_dp.accounting import GaussianSteps
-from fedjax_dp.accounting.events import Adjacency
+from fedjax_dp.accounting import Adjacency, GaussianSteps
 from fedjax_dp.accounting.sampling import FullBatch
 from fedjax_dp.algorithms import CATALOGUE
 

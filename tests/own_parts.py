@@ -9,8 +9,7 @@ import optax
 
 import fedjax_dp as fdp
 from fedjax_dp import schedules
-from fedjax_dp.accounting import Adjacency, FullBatch, Poisson, Unit, WithoutReplacement
-from fedjax_dp.accounting.events import GaussianSteps
+from fedjax_dp.accounting import Adjacency, FullBatch, GaussianSteps, Poisson, Unit, WithoutReplacement
 from fedjax_dp.parts.batches import Batch
 from fedjax_dp.parts.client_privacy import noisy_sums
 from fedjax_dp.parts.clipping import Bounded, StepReport

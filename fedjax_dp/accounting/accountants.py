@@ -11,16 +11,10 @@ from typing import Protocol, Self, TypeVar
 
 from fedjax_dp import errors
 from fedjax_dp.accounting import pld, rdp
-from fedjax_dp.accounting.events import (
-    Composed,
-    Event,
-    NotCoveredError,
-    RandomParticipation,
-    Release,
-    distinct,
-    each,
-)
+from fedjax_dp.accounting.events import Composed, Event, RandomParticipation, distinct, each
 from fedjax_dp.accounting.gaussian import Gdp
+from fedjax_dp.accounting.neighbours import NotCoveredError
+from fedjax_dp.accounting.releases import Release
 from fedjax_dp.accounting.zcdp import Zcdp
 
 
@@ -106,14 +100,13 @@ ACCOUNTANTS = {
 
 RESOLVED = 1e-8  # deltas from here on are far above the rounding errors of a million steps
 
-# Two that nobody should choose: what no valid accountant can fall below, and what papers used.
+# Nobody should choose this one: no valid accountant can fall below it.
 ATTAINED = Accountant(
     "attained",
     "attained by two real neighbours (lower bound)",
     functools.partial(_losses_of, operator.methodcaller("attained_pairs")),
     2e-4,
 )
-WANG_RDP = Accountant("rdp-wang", "Renyi DP of Wang et al. 2019 for fixed-size batches", rdp.wang_price, 1e-6)
 
 
 def cost_of(event: Event, accountant: str | Accountant = "pld") -> Currency:

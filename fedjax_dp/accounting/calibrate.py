@@ -5,8 +5,9 @@ import math
 
 from fedjax_dp import errors
 from fedjax_dp.accounting.accountants import Accountant, accountant_named, epsilon_of
-from fedjax_dp.accounting.events import Event, NotCoveredError
+from fedjax_dp.accounting.events import Event
 from fedjax_dp.accounting.gaussian import gaussian_noise
+from fedjax_dp.accounting.neighbours import NotCoveredError
 
 LARGEST_NOISE = 1e6
 SMALLEST_NOISE = 0.05  # where delta alone covers the chance of being sampled, less noise would do, but nobody wants it

@@ -8,7 +8,8 @@ from typing import Any
 
 from fedjax_dp.accounting.accountants import ACCOUNTANTS, ATTAINED, Accountant, epsilon_of
 from fedjax_dp.accounting.calibrate import UnreachableError, noise_factor_for
-from fedjax_dp.accounting.events import Event, NotCoveredError
+from fedjax_dp.accounting.events import Event
+from fedjax_dp.accounting.neighbours import NotCoveredError
 
 
 @dataclasses.dataclass(frozen=True)

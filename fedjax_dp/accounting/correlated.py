@@ -6,18 +6,17 @@ releases G + z A w are A applied to C G + z w: the whole run is computed from on
 sensitivity is that of C to everything one member may contribute. This holds although later contributions depend on
 earlier releases (Denisov et al. 2022, arXiv:2202.08312). So the event of the run is
 
-    GaussianSteps(z / sensitivity(a, releases, participations, separation), FullBatch(), adjacency, 1, unit)
+    GaussianSteps(z / correlated_sensitivity(a, releases, participations, separation), FullBatch(), adjacency, 1, unit)
 
-`sensitivity` is for contributions that are there or not, of norm at most 1: add-remove, and when they take part is
-public. Replace-one, with one member in the other's place at the same releases, doubles it: `Adjacency.sensitivity` does
-that, as for independent noise. Sampling members afresh for each release amplifies nothing here.
+That is for contributions that are there or not, of norm at most 1: add-remove, and when they take part is public.
+Replace-one, with one member in the other's place at the same releases, doubles it: `Adjacency.sensitivity` does that,
+as for independent noise. Sampling members afresh for each release amplifies nothing here.
 
 >>> a = inverse_root_bands(8)
->>> round(sensitivity(a, releases=100, participations=4, separation=25), 3)
+>>> round(correlated_sensitivity(a, releases=100, participations=4, separation=25), 3)
 2.815
->>> white, correlated = (sensitivity(c, 100, 4, 25) * prefix_error(c, 100) for c in (inverse_root_bands(1), a))
->>> round(white, 2), round(correlated, 2)
-(14.21, 5.32)
+>>> [round(correlated_sensitivity(c, 100, 4, 25) * prefix_error(c, 100), 2) for c in (inverse_root_bands(1), a)]
+[14.21, 5.32]
 """
 
 import numpy as np
@@ -48,7 +47,7 @@ def strategy(coefficients: np.ndarray, releases: int) -> np.ndarray:
     return column
 
 
-def sensitivity(coefficients: np.ndarray, releases: int, participations: int, separation: int) -> float:
+def correlated_sensitivity(coefficients: np.ndarray, releases: int, participations: int, separation: int) -> float:
     """L2 norm of the most that one member may change C G, with contributions (rows of G) of L2 norm at most 1.
 
     The member contributes to at most `participations` of the `releases`, at least `separation` apart. Then nothing is
@@ -81,7 +80,7 @@ def sensitivity(coefficients: np.ndarray, releases: int, participations: int, se
 def prefix_error(coefficients: np.ndarray, releases: int) -> float:
     """Root mean square, over all releases t, of the noise in the sum of releases 0 to t, per unit of z.
 
-    At equal privacy z is proportional to the sensitivity, so compare `sensitivity * prefix_error`.
+    At equal privacy z is proportional to the sensitivity, so compare `correlated_sensitivity * prefix_error`.
     Limits: one band -> sqrt((releases + 1) / 2).
     """
     coefficients = _checked(coefficients)
@@ -90,17 +89,6 @@ def prefix_error(coefficients: np.ndarray, releases: int) -> float:
     padded[: len(coefficients)] = coefficients[:releases]
     variances = np.cumsum(np.cumsum(padded) ** 2)  # of the sums: sum t contains w_s with weight a_0 + ... + a_{t-s}
     return float(np.sqrt(variances.mean()))
-
-
-def best_bands(releases: int, participations: int, separation: int, most: int = 64) -> int:
-    """The number of bands, up to `most`, whose noise in the prefix sums is least at equal privacy."""
-    errors.require_count("most", most)
-
-    def error(bands: int) -> float:
-        coefficients = inverse_root_bands(bands)
-        return sensitivity(coefficients, releases, participations, separation) * prefix_error(coefficients, releases)
-
-    return min(range(1, min(most, releases) + 1), key=error)
 
 
 def _checked(coefficients: np.ndarray) -> np.ndarray:

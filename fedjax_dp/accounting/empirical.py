@@ -130,31 +130,6 @@ def error_bounds(
     return ErrorBounds(float(each[0]), float(each[1]), significance, *counts, mean)
 
 
-def clopper_pearson_epsilon(
-    true_positives: int,
-    positives: int,
-    false_positives: int,
-    negatives: int,
-    *,
-    delta: float,
-    significance: float = 0.05,
-) -> float:
-    """Epsilon that a mechanism must exceed, with confidence 1 - `significance`, given one attack's hits and misses.
-
-    Each rate gets half of the significance in an exact binomial bound; then ln((tpr - delta) / fpr), at least 0. The
-    attack, threshold included, must have been fixed before these trials were run. `epsilon_of_any` also looks at the
-    other direction, at no cost in confidence.
-    Source: Jagielski, Ullman, Oprea 2020, arXiv:2006.07709, section 4.
-    """
-    errors.require_in_unit_interval("delta", delta)
-    for what, hits, trials in (("positives", true_positives, positives), ("negatives", false_positives, negatives)):
-        errors.require_count(what, trials)
-        if not 0 <= hits <= trials:
-            raise errors.refuse(f"hits among {trials} {what}", hits, f"from 0 to {trials}")
-    bounds = error_bounds(false_positives, negatives, positives - true_positives, positives, significance)
-    return _forced(bounds.false_positive, bounds.false_negative, delta)
-
-
 def epsilon_of_any(bounds: ErrorBounds, delta: float) -> float:
     """Epsilon that every mechanism with these error rates has at least at `delta`; 0 where nothing follows.
 

@@ -9,50 +9,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 from fedjax_dp import errors
-from fedjax_dp.accounting.neighbours import Adjacency, NotCoveredError, Unit
-from fedjax_dp.accounting.releases import (
-    LEAST_NOISE,
-    MOST_NOISE,
-    BoundedRange,
-    GaussianSteps,
-    Release,
-    SkellamSums,
-)
-from fedjax_dp.accounting.sampling import (
-    AnyStep,
-    FullBatch,
-    Poisson,
-    Sampling,
-    Shuffled,
-    WithoutReplacement,
-    WithReplacement,
-)
-
-__all__ = [
-    "LEAST_NOISE",
-    "MOST_NOISE",
-    "Adjacency",
-    "AnyStep",
-    "BoundedRange",
-    "Composed",
-    "Event",
-    "FullBatch",
-    "GaussianSteps",
-    "NotCoveredError",
-    "Poisson",
-    "RandomParticipation",
-    "Release",
-    "Sampling",
-    "Shuffled",
-    "SkellamSums",
-    "Unit",
-    "WithReplacement",
-    "WithoutReplacement",
-    "distinct",
-    "each",
-    "repeated",
-]
-
+from fedjax_dp.accounting.neighbours import NotCoveredError
+from fedjax_dp.accounting.releases import Release
 
 T = TypeVar("T")
 

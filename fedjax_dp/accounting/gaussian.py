@@ -107,13 +107,3 @@ def gaussian_noise(epsilon: float, delta: float, count: int = 1) -> float:
         return gaussian_delta(epsilon, math.exp(log_noise)) - delta
 
     return math.sqrt(count) * math.exp(scipy.optimize.brentq(excess, -60.0, 40.0, xtol=1e-13, rtol=1e-13))
-
-
-def classical_gaussian_noise(epsilon: float, delta: float) -> float:
-    """sqrt(2 ln(1.25 / delta)) / epsilon, the textbook noise, which is proved for epsilon below 1 only.
-
-    Source: Dwork and Roth 2014, Theorem A.1.
-    """
-    errors.require_positive("epsilon", epsilon)
-    errors.require_in_unit_interval("delta", delta)
-    return math.sqrt(2 * math.log(1.25 / delta)) / epsilon

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedjax_dp import errors
-from fedjax_dp.accounting.events import Adjacency, Unit
+from fedjax_dp.accounting.neighbours import Adjacency, Unit
 from fedjax_dp.accounting.views import View
 from fedjax_dp.display import Card, displayed
 

@@ -19,7 +19,7 @@ import scipy
 from scipy.special import expit, ndtr, ndtri
 
 from fedjax_dp import errors
-from fedjax_dp.accounting.trade_off import TradeOff
+from fedjax_dp.accounting.trade_offs import TradeOff
 
 MOST_EPSILON, MOST_MU = 100.0, 30.0
 TRIED = 24  # numbers of guesses that are compared

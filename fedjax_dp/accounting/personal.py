@@ -9,7 +9,6 @@ import numpy as np
 import scipy
 
 from fedjax_dp import errors
-from fedjax_dp.accounting.participation import LOGISTIC_SLOPE, acs_pldp_lemma1
 
 RAREST = 1e-6  # of the uniform probability: nobody is drawn less often, so no weight p / (K q) is without bound
 NEWTON_STEPS = 6  # from a relative error below 0.27 to rounding: each step leaves less than 1.5 error^2
@@ -96,22 +95,6 @@ def noise_terms(epsilons: np.ndarray, rates: np.ndarray, draws: int, rounds: int
     inner, outer = math.log(2 * draws * rounds / delta), math.log(4 / delta)
     terms: np.ndarray = math.sqrt(inner) * outer * rates / epsilons
     return terms
-
-
-def budgeted_participations(
-    probabilities: np.ndarray, draws: int, rounds: int, delta: float, slope: float = LOGISTIC_SLOPE
-) -> np.ndarray:
-    """acs_pldp's T*: how often each client may be drawn in `rounds` rounds of `draws`, but for a chance of delta / 4.
-
-    Shapes: `probabilities` `(N,)`, of one draw; returns `(N,)`, not whole. `slope` is as in `acs_pldp_lemma1`.
-    An approximation that is too small for clients drawn rarely: `participation_quantile` is exact.
-    Source: acs_pldp, Lemma 1 and equation (4).
-    """
-    errors.require_count("draws", draws)
-    errors.require_count("rounds", rounds)
-    errors.require_in_unit_interval("delta", delta)
-    rates = np.atleast_1d(np.asarray(probabilities, float)).tolist()
-    return np.array([acs_pldp_lemma1(draws * rounds, rate, delta / 4, slope) for rate in rates])
 
 
 def _numbers(what: str, values: np.ndarray) -> np.ndarray:

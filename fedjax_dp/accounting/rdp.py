@@ -4,7 +4,7 @@ Composition adds the divergences order by order; the best order is taken at the 
 distribution of the same pairs, because one order has to serve all losses.
 
 The best order is looked for on a grid, then on finer ones around the best of it. Theorems for integer orders (Skellam
-noise, Wang et al. 2019) are carried to those between by chords, which are bounds, so nothing changes there.
+noise) are carried to those between by chords, which are bounds, so nothing changes there.
 """
 
 import dataclasses
@@ -13,10 +13,9 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-from scipy.special import gammaln, logsumexp
 
-from fedjax_dp.accounting.events import Adjacency, Event, NotCoveredError, Release, WithoutReplacement
-from fedjax_dp.accounting.laws import LEAST_RESOLVED, GaussianPair, panels
+from fedjax_dp.accounting.events import Event
+from fedjax_dp.accounting.releases import Release
 
 NUM_ORDERS = 450  # 3% apart: alone this costs up to 2% of epsilon, where rare sampling makes the best order a sharp one
 FINER = 40  # orders between the neighbours of the best: 0.15% apart, and 0.008% the second time
@@ -80,57 +79,3 @@ def best_epsilon(curve_at: Callable[[np.ndarray | None], RenyiCurve], delta: flo
         curve = curve_at(curve.around(delta))
         epsilon = min(epsilon, curve.epsilon(delta))
     return epsilon
-
-
-def wang_price(event: Event) -> Callable[[Release], RenyiCurve]:
-    """The curve of Wang, Balle, Kasiviswanathan 2019 (arXiv:1808.00087, Theorem 27), which papers use; looser.
-
-    It holds at integer orders; between them (order - 1) times the divergence is convex, so a chord bounds it.
-    """
-    integers = np.arange(1, 257)
-    orders = np.concatenate([np.linspace(1.1, 10.9, 99), integers[10:]])
-
-    @functools.cache
-    def of(step: Release) -> RenyiCurve:
-        if not isinstance(step.sampling, WithoutReplacement) or step.adjacency is not Adjacency.REPLACE_ONE:
-            raise NotCoveredError("Wang et al. 2019 covers fixed-size batches under replace-one only")
-        moments = np.append(0.0, _wang_moments(step.sampling.rate, step.relative_noise, int(integers[-1])))
-        return RenyiCurve(orders, np.interp(orders, integers, moments) / (orders - 1))
-
-    return of
-
-
-def _wang_moments(rate: float, noise: float, top: int) -> np.ndarray:
-    """(a - 1) D_a at orders 2 to `top`; E|ratio - 1|^l comes from quadrature instead of alternating sums."""
-    rho = 1 / (2 * noise**2)
-    orders = np.arange(2, top + 1)
-    plain = (orders - 1) * orders * rho
-    if rate == 1:
-        return plain
-    second = min(math.log(4) + _log_expm1(2 * rho), math.log(2) + 2 * rho)
-    powers = orders[1:]
-    later = math.log(2) + powers * (powers - 1) * rho  # Theorem 9
-    if noise >= LEAST_RESOLVED:  # Theorem 27, which is closer where noise hides anything
-        pair, evens = GaussianPair(noise, 1.0), np.arange(2, top + 2, 2)
-        x, weights = panels(pair, evens[-1])
-        ratio = np.log(np.abs(np.expm1(np.minimum(pair.loss(x), 700.0))))
-        log_moments = np.full(top + 2, -np.inf)
-        log_moments[evens] = logsumexp(evens[:, None] * ratio + pair.log_lower_density(x), axis=1, b=weights)
-        between = (log_moments[2 * (powers // 2)] + log_moments[2 * ((powers + 1) // 2)]) / 2
-        later = np.minimum(later, math.log(4) + between)
-    terms = np.append(second, later) + orders * math.log(rate)
-    summed = logsumexp(_log_binomials(top) + terms, axis=1)
-    moments: np.ndarray = np.minimum(np.logaddexp(0.0, summed), plain)
-    return moments
-
-
-@functools.cache
-def _log_binomials(top: int) -> np.ndarray:
-    """Logarithm of a choose j for a and j from 2 to `top`; -inf where j > a."""
-    a, j = np.arange(2, top + 1)[:, None], np.arange(2, top + 1)
-    inside = np.where(j <= a, j, 0)
-    return np.where(j <= a, gammaln(a + 1) - gammaln(inside + 1) - gammaln(a - inside + 1), -np.inf)
-
-
-def _log_expm1(x: float) -> float:
-    return x + math.log(-math.expm1(-x))

@@ -27,8 +27,10 @@ import numpy as np
 from fedjax_dp import errors
 from fedjax_dp.accounting import rdp
 from fedjax_dp.accounting.accountants import Accountant, accountant_named, epsilons_of, total
-from fedjax_dp.accounting.events import Adjacency, Composed, Event, RandomParticipation, Release, Unit, repeated
+from fedjax_dp.accounting.events import Composed, Event, RandomParticipation, repeated
 from fedjax_dp.accounting.guarantee import finite
+from fedjax_dp.accounting.neighbours import Adjacency, Unit
+from fedjax_dp.accounting.releases import Release
 from fedjax_dp.accounting.trials import Trials
 
 CONDITIONS = (

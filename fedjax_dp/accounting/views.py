@@ -5,15 +5,9 @@ import math
 from typing import TypeVar
 
 from fedjax_dp import errors
-from fedjax_dp.accounting.events import (
-    Adjacency,
-    FullBatch,
-    GaussianSteps,
-    NotCoveredError,
-    Release,
-    Unit,
-    WithoutReplacement,
-)
+from fedjax_dp.accounting.neighbours import Adjacency, NotCoveredError, Unit
+from fedjax_dp.accounting.releases import Release
+from fedjax_dp.accounting.sampling import FullBatch, WithoutReplacement
 
 Steps = TypeVar("Steps", bound=Release)
 
@@ -39,9 +33,6 @@ class View(enum.Enum):
         }[self]
 
 
-VIEWS = tuple(view.value for view in View)
-
-
 def seen(
     own: Steps,
     view: View | str,
@@ -49,7 +40,6 @@ def seen(
     cohort_size: int,
     colluders: int = 0,
     local_steps: int = 1,
-    non_expansive: bool = False,
 ) -> Steps:
     """What `view` sees of one client's `own` noisy steps, when all clients of a cohort add equal noise.
 
@@ -57,19 +47,14 @@ def seen(
                    clients adds to its clipped update; with noise that a trusted server adds, cohort_size is 1);
     colluders      clients of the cohort that tell the adversary their messages; in views `broadcast` and `owner` the
                    adversary is itself a client that knows its own noise, so at least one is counted there;
-    local_steps    tau, noisy steps between two uploads;
-    non_expansive  every client's step brings any two models no further apart: convex and smooth losses, gradients that
-                   are bounded without clipping, and a rate of at most 2 / smoothness. Nobody can check it on the data.
+    local_steps    tau, noisy steps between two uploads.
 
-    | tau = 1                           | the noises of the h = cohort_size - colluders honest clients add up: h z^2 |
-    | tau > 1, non-expansive, unsampled | own tau noises and one last noise of each other: z^2 (tau + h - 1) / tau   |
-    | otherwise, and in view `uploads`  | own noise only: the sum is computed from the uploads; so for noise that    |
-    |                                   | does not add up to noise of its kind                                       |
+    | tau = 1                          | the noises of the h = cohort_size - colluders honest clients add up: h z^2 |
+    | otherwise, and in view `uploads` | own noise only: the sum is computed from the uploads; so for noise that    |
+    |                                  | does not add up to noise of its kind                                       |
 
-    The second row is amplification by iteration (Feldman et al. 2018, arXiv:1808.06651, Theorem 22; as a Gaussian
-    trade-off by Bok, Su, Altschuler 2024, arXiv:2403.00278; integer noise falls in the third), and cannot be improved
-    in general: a client with a linear loss among clients whose step forgets its start attains it. The cpfed paper
-    counts h z^2 there.
+    The cpfed paper counts h z^2 for tau > 1 too. A client with a linear loss among clients whose step forgets its start
+    has no more than z^2 (tau + h - 1) / tau.
 
     That a record's client may hide in the cohort is not counted: another client's whole update, which may differ by
     more than one record's clip norm, can show who took part. Amplification by client sampling belongs to events of unit
@@ -96,10 +81,6 @@ def seen(
         )
     if view in (View.BROADCAST, View.OWNER):
         colluders = max(colluders, 1)
-    honest, gain = max(cohort_size - colluders, 1), 1.0
-    if view is not View.UPLOADS and own.adds_up:
-        if local_steps == 1:
-            gain = honest
-        elif non_expansive and isinstance(own, GaussianSteps) and isinstance(own.sampling, FullBatch):
-            gain = (local_steps + honest - 1) / local_steps
-    return own.scaled(math.sqrt(gain))
+    honest = max(cohort_size - colluders, 1)
+    adds_up = view is not View.UPLOADS and own.adds_up and local_steps == 1
+    return own.scaled(math.sqrt(honest if adds_up else 1.0))

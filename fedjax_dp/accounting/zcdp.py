@@ -35,14 +35,6 @@ class Zcdp:
         return zcdp_epsilon(self.rho, delta)
 
 
-def zcdp_budget(epsilon: float, delta: float) -> float:
-    """The rho whose standard conversion gives the budget: (sqrt(epsilon + L) - sqrt(L))^2 with L = ln(1/delta)."""
-    errors.require_positive("epsilon", epsilon)
-    errors.require_in_unit_interval("delta", delta)
-    log_inverse = math.log(1 / delta)
-    return (math.sqrt(epsilon + log_inverse) - math.sqrt(log_inverse)) ** 2
-
-
 def zcdp_epsilon_standard(rho: float, delta: float) -> float:
     """rho + 2 sqrt(rho ln(1/delta)) (Bun and Steinke 2016, Proposition 1.3); looser than `zcdp_epsilon`."""
     return Tcdp(rho).epsilon(delta)

@@ -3,9 +3,9 @@
 import functools
 from collections.abc import Callable, Iterator
 
+from fedjax_dp.accounting import Adjacency, GaussianSteps, Poisson, Unit, WithoutReplacement
 from fedjax_dp.accounting.accountants import ATTAINED, epsilon_of
 from fedjax_dp.accounting.calibrate import noise_multiplier_for
-from fedjax_dp.accounting.events import Adjacency, GaussianSteps, Poisson, Unit, WithoutReplacement
 from fedjax_dp.accounting.guarantee import Claim, Verdict
 from fedjax_dp.papers.row import PaperRow
 

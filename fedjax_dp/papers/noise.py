@@ -7,7 +7,6 @@ import numpy as np
 
 from fedjax_dp import errors
 from fedjax_dp.accounting import WithoutReplacement
-from fedjax_dp.accounting.participation import acs_pldp_lemma1
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.papers import theorems
 from fedjax_dp.privacy.planned_run import last_rates
@@ -68,7 +67,7 @@ def acs_pldp_theorem1(algorithm: Algorithm, data: FederatedData, rounds: int, de
                 1.0,
                 delta,
                 rate=batches.divisor(records) / records,
-                participations=acs_pldp_lemma1(draws, float(chance), delta / 4),
+                participations=theorems.acs_pldp_lemma1(draws, float(chance), delta / 4),
                 draws=draws,
                 local_steps=algorithm.local.steps,
                 constant=1,

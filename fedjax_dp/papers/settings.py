@@ -5,9 +5,7 @@ import math
 from collections.abc import Callable, Iterator
 
 from fedjax_dp import errors
-from fedjax_dp.accounting.accountants import ATTAINED, WANG_RDP, epsilon_of
-from fedjax_dp.accounting.calibrate import noise_multiplier_for
-from fedjax_dp.accounting.events import (
+from fedjax_dp.accounting import (
     Adjacency,
     Event,
     FullBatch,
@@ -17,10 +15,13 @@ from fedjax_dp.accounting.events import (
     RandomParticipation,
     WithoutReplacement,
 )
+from fedjax_dp.accounting.accountants import ATTAINED, epsilon_of
+from fedjax_dp.accounting.calibrate import noise_multiplier_for
 from fedjax_dp.accounting.guarantee import Claim, Verdict
-from fedjax_dp.accounting.participation import acs_pldp_lemma1, participation_quantile, participation_tail
+from fedjax_dp.accounting.participation import participation_quantile, participation_tail
 from fedjax_dp.papers import adaptive_clipping, theorems
 from fedjax_dp.papers.row import PaperRow
+from fedjax_dp.papers.wang import WANG_RDP
 
 RO = Adjacency.REPLACE_ONE
 LEAST_DELTA = 1e-300  # stands for a theorem's delta that is smaller
@@ -242,7 +243,7 @@ def _acs_theorem1(data: str, records: int, draws: int, participations: int, cons
 
 
 def _acs_lemma1(draws: int, rate: float, tail: float) -> PaperRow:
-    bound = acs_pldp_lemma1(draws, rate, tail)
+    bound = theorems.acs_pldp_lemma1(draws, rate, tail)
     true_tail, quantile = participation_tail(draws, rate, bound), participation_quantile(draws, rate, tail)
     if true_tail <= tail:
         verdict, reason = Verdict.CONDITIONAL, f"the bound exceeds the exact quantile {quantile} here"

@@ -6,8 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_dp import errors, prng
-from fedjax_dp.accounting import events
+from fedjax_dp import accounting, errors, prng
 from fedjax_dp.pytrees import structure, value
 
 
@@ -40,7 +39,7 @@ class Batches(Protocol):
         """
         ...
 
-    def sampling(self, records: int) -> events.Sampling:
+    def sampling(self, records: int) -> accounting.Sampling:
         """Fact. How the batches of a client with so many records are drawn, in the accountants' words."""
         ...
 
@@ -70,8 +69,8 @@ class FixedBatches:
         words = prng.bits(key, 0, steps * self.size).reshape(steps, self.size)
         return _full_rows(prng.without_replacement(words, records))
 
-    def sampling(self, records: int) -> events.Sampling:
-        return events.WithoutReplacement(self.size, records)
+    def sampling(self, records: int) -> accounting.Sampling:
+        return accounting.WithoutReplacement(self.size, records)
 
     def divisor(self, records: int) -> int:
         return self.size
@@ -97,8 +96,8 @@ class ReplacementBatches:
         words = prng.bits(key, 0, steps * self.size).reshape(steps, self.size)
         return _full_rows(prng.below(words, records))
 
-    def sampling(self, records: int) -> events.Sampling:
-        return events.WithReplacement(self.size, records)
+    def sampling(self, records: int) -> accounting.Sampling:
+        return accounting.WithReplacement(self.size, records)
 
     def divisor(self, records: int) -> int:
         return self.size
@@ -135,8 +134,8 @@ class PoissonBatches:
         positions, mask = prng.independent((high.reshape(shape), low.reshape(shape)), records, self.size)
         return _batch(positions, mask, jnp.full(steps, self.size))
 
-    def sampling(self, records: int) -> events.Sampling:
-        return events.Poisson(self.size / records)
+    def sampling(self, records: int) -> accounting.Sampling:
+        return accounting.Poisson(self.size / records)
 
     def divisor(self, records: int) -> int:
         return self.size
@@ -161,8 +160,8 @@ class FullBatches:
         mask = positions < records
         return _batch(jnp.where(mask, positions, 0), mask, jnp.broadcast_to(records, (steps,)))
 
-    def sampling(self, records: int) -> events.Sampling:
-        return events.FullBatch()
+    def sampling(self, records: int) -> accounting.Sampling:
+        return accounting.FullBatch()
 
     def divisor(self, records: int) -> int:
         return records
@@ -201,8 +200,8 @@ class EpochBatches:
         mask = jnp.broadcast_to(live[:, None], positions.shape)
         return Batch(jnp.where(mask, positions, 0), mask, jnp.full(steps, self.size), live.astype(jnp.float32))
 
-    def sampling(self, records: int) -> events.Sampling:
-        return events.Shuffled(self.size, records)
+    def sampling(self, records: int) -> accounting.Sampling:
+        return accounting.Shuffled(self.size, records)
 
     def divisor(self, records: int) -> int:
         return self.size

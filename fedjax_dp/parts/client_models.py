@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_dp import errors
-from fedjax_dp.accounting.events import Event
+from fedjax_dp.accounting import Event
 from fedjax_dp.models import Model
 from fedjax_dp.parts.contexts import ClientContext, InitContext, LocalResult, LocalState
 from fedjax_dp.parts.corrections import Correction, Floats

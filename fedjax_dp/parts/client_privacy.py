@@ -10,8 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_dp import errors
-from fedjax_dp.accounting import Adjacency, Event, FullBatch, Sampling, SkellamSums, Unit
-from fedjax_dp.accounting.events import repeated
+from fedjax_dp.accounting import Adjacency, Event, FullBatch, Sampling, SkellamSums, Unit, repeated
 from fedjax_dp.parts.contexts import StepContext
 from fedjax_dp.parts.noise import NoiseSource, WhiteNoise, noise_event
 from fedjax_dp.parts.record_privacy import check_mechanism

@@ -7,8 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_dp import errors, gradients, prng
-from fedjax_dp.accounting import events
+from fedjax_dp import accounting, errors, gradients, prng
 from fedjax_dp.models import Model
 from fedjax_dp.parts.client_models import ClientModels, nothing_of
 from fedjax_dp.parts.contexts import ClientContext, InitContext, LocalResult, LocalState
@@ -34,7 +33,7 @@ class Choice(Protocol):
         """The draws `(models,)`."""
         ...
 
-    def event(self, local: Any, noise: float, records: int, rates: np.ndarray) -> events.Event:
+    def event(self, local: Any, noise: float, records: int, rates: np.ndarray) -> accounting.Event:
         """What one choice releases, as of `AdditionalRelease`."""
         ...
 
@@ -77,9 +76,9 @@ class GaussianChoice(Choice):
     def draw(self, key: jax.Array, models: int) -> jax.Array:
         return prng.normals(key, 0, models)
 
-    def event(self, local: Any, noise: float, records: int, rates: np.ndarray) -> events.Event:
+    def event(self, local: Any, noise: float, records: int, rates: np.ndarray) -> accounting.Event:
         z = noise * float(np.float32(self.noise))
-        return events.GaussianSteps(z, events.FullBatch(), events.Adjacency.REPLACE_ONE, 1)
+        return accounting.GaussianSteps(z, accounting.FullBatch(), accounting.Adjacency.REPLACE_ONE, 1)
 
     def check(self) -> None:
         Choice.check(self)
@@ -111,8 +110,8 @@ class GumbelChoice(Choice):
     def draw(self, key: jax.Array, models: int) -> jax.Array:
         return jax.random.gumbel(key, (models,))
 
-    def event(self, local: Any, noise: float, records: int, rates: np.ndarray) -> events.Event:
-        return events.BoundedRange(float(np.float32(self.epsilon)), events.Adjacency.REPLACE_ONE, 1)
+    def event(self, local: Any, noise: float, records: int, rates: np.ndarray) -> accounting.Event:
+        return accounting.BoundedRange(float(np.float32(self.epsilon)), accounting.Adjacency.REPLACE_ONE, 1)
 
     def check(self) -> None:
         Choice.check(self)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_dp.accounting.events import Event
+from fedjax_dp.accounting import Event
 from fedjax_dp.models import Model
 from fedjax_dp.parts.batches import Batches
 from fedjax_dp.parts.cohorts import Members

@@ -6,8 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_dp import errors, prng
-from fedjax_dp.accounting import correlated, events
+from fedjax_dp import accounting, errors, prng
 from fedjax_dp.parts.contexts import StepContext
 from fedjax_dp.pytrees import value
 
@@ -102,23 +101,23 @@ class BandedNoise:
 def noise_event(
     source: NoiseSource,
     noise_multiplier: float,
-    sampling: events.Sampling,
-    adjacency: events.Adjacency,
+    sampling: accounting.Sampling,
+    adjacency: accounting.Adjacency,
     releases: int,
     times: int,
     separation: int = 1,
-    unit: events.Unit = events.Unit.RECORD,
-) -> events.GaussianSteps:
+    unit: accounting.Unit = accounting.Unit.RECORD,
+) -> accounting.GaussianSteps:
     """`releases` noisy sums in the accountants' words, of which a member joins at most `times`, `separation` apart.
 
     White noise: so many steps, each over a fresh sample. Banded noise: one release of them all, whose sensitivity the
     coefficients give; that members are sampled amplifies nothing then.
     """
     if source.fresh:
-        return events.GaussianSteps(noise_multiplier, sampling, adjacency, releases, unit)
-    if isinstance(sampling, events.WithReplacement):
+        return accounting.GaussianSteps(noise_multiplier, sampling, adjacency, releases, unit)
+    if isinstance(sampling, accounting.WithReplacement):
         raise errors.refuse("batches", str(sampling), "without repeats for correlated noise", "use without-replacement")
     if times == 0:
-        return events.GaussianSteps(noise_multiplier, events.FullBatch(), adjacency, 0, unit)
-    reach = correlated.sensitivity(np.asarray(source.bands, float), releases, times, separation)
-    return events.GaussianSteps(noise_multiplier / reach, events.FullBatch(), adjacency, 1, unit)
+        return accounting.GaussianSteps(noise_multiplier, accounting.FullBatch(), adjacency, 0, unit)
+    reach = accounting.correlated_sensitivity(np.asarray(source.bands, float), releases, times, separation)
+    return accounting.GaussianSteps(noise_multiplier / reach, accounting.FullBatch(), adjacency, 1, unit)

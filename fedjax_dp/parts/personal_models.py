@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from fedjax_dp import errors
-from fedjax_dp.accounting.events import Event
+from fedjax_dp.accounting import Event
 from fedjax_dp.models import Model
 from fedjax_dp.models.selection import tensors_named
 from fedjax_dp.parts.client_models import MOST_STEPS, ClientModels, OwnSteps, clean_refused, nothing_of, rows_of

@@ -7,8 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_dp import errors, gradients
-from fedjax_dp.accounting import events
+from fedjax_dp import accounting, errors, gradients
 from fedjax_dp.models import Model
 from fedjax_dp.parts.batches import Batches
 from fedjax_dp.parts.clipping import Bound, ClipBatch, ClipRecords, Records, StepReport, report_of
@@ -41,7 +40,7 @@ class Privatizer(Protocol):
         """Fact. The noise multiplier of every client, `num_clients` floats; None without privacy."""
         ...
 
-    def event(self, noise: float, batches: Batches, records: int, steps: int, rates: np.ndarray) -> events.Event:
+    def event(self, noise: float, batches: Batches, records: int, steps: int, rates: np.ndarray) -> accounting.Event:
         """Fact. What `steps` local steps of one client with so many records release, at its noise multiplier.
 
         rates: learning rates of the last steps of all rounds `(rounds,)`.
@@ -155,7 +154,7 @@ class NonPrivate:
     def client_noise(self, num_clients: int) -> None:
         return None
 
-    def event(self, noise: float, batches: Batches, records: int, steps: int, rates: np.ndarray) -> events.Event:
+    def event(self, noise: float, batches: Batches, records: int, steps: int, rates: np.ndarray) -> accounting.Event:
         raise errors.refuse("privatizer", "NonPrivate", "one that adds noise", "nothing is to be accounted for")
 
     def unit(self, divisor: int) -> float:
@@ -205,18 +204,18 @@ class RecordGaussian:
     def client_noise(self, num_clients: int) -> list[float]:
         return noise_of_clients(self.noise_multiplier, num_clients)
 
-    def event(self, noise: float, batches: Batches, records: int, steps: int, rates: np.ndarray) -> events.Event:
+    def event(self, noise: float, batches: Batches, records: int, steps: int, rates: np.ndarray) -> accounting.Event:
         """What `steps` local steps of one client release, in the accountants' words.
 
         Adjacency: add-remove for Poisson batches, replace-one for all others, whose batches have a fixed size.
         """
         sampling = batches.sampling(records)
-        poisson = isinstance(sampling, events.Poisson)
+        poisson = isinstance(sampling, accounting.Poisson)
         if poisson and not self.bound.per_record:
             name = type(self.bound).__name__
             raise errors.refuse("bound", name, "ClipRecords for Poisson batches", "or use batches of fixed size")
-        adjacency = events.Adjacency.ADD_REMOVE if poisson else events.Adjacency.REPLACE_ONE
-        times = steps // sampling.steps_per_epoch if isinstance(sampling, events.Shuffled) else steps
+        adjacency = accounting.Adjacency.ADD_REMOVE if poisson else accounting.Adjacency.REPLACE_ONE
+        times = steps // sampling.steps_per_epoch if isinstance(sampling, accounting.Shuffled) else steps
         return noise_event(self.source, noise, sampling, adjacency, steps, times)
 
     def unit(self, divisor: int) -> float:
@@ -291,18 +290,18 @@ class OutputGaussian:
     def client_noise(self, num_clients: int) -> list[float]:
         return noise_of_clients(self.noise_multiplier, num_clients)
 
-    def event(self, noise: float, batches: Batches, records: int, steps: int, rates: np.ndarray) -> events.Event:
+    def event(self, noise: float, batches: Batches, records: int, steps: int, rates: np.ndarray) -> accounting.Event:
         """One upload, for a record that is in any of the round's batches; replace-one neighbours.
 
         `rates` are the learning rates of the run's last steps of a round; literal noise is counted at the smallest.
         """
         sampling = batches.sampling(records)
-        if isinstance(sampling, events.WithoutReplacement | events.WithReplacement):
-            sampling = events.AnyStep(sampling, steps)
-        elif not isinstance(sampling, events.FullBatch):
+        if isinstance(sampling, accounting.WithoutReplacement | accounting.WithReplacement):
+            sampling = accounting.AnyStep(sampling, steps)
+        elif not isinstance(sampling, accounting.FullBatch):
             raise errors.refuse("batches", str(sampling), "of a fixed size for noise on the upload")
         seen = noise * float(rates.min()) if self.literal else noise
-        return noise_event(self.source, seen, sampling, events.Adjacency.REPLACE_ONE, 1, 1)
+        return noise_event(self.source, seen, sampling, accounting.Adjacency.REPLACE_ONE, 1, 1)
 
     def unit(self, divisor: int) -> float:
         return 1.0

@@ -18,8 +18,9 @@ from fedjax_dp.accounting import (
     Sampling,
     Unit,
     View,
+    repeated,
 )
-from fedjax_dp.accounting.events import distinct, each, repeated
+from fedjax_dp.accounting.events import distinct, each
 from fedjax_dp.models import Model
 from fedjax_dp.parts.client_privacy import Participation
 from fedjax_dp.parts.cohorts import SEEN

@@ -16,8 +16,7 @@ import optax
 from jax import lax
 
 from fedjax_dp import errors
-from fedjax_dp.accounting import Adjacency, Shuffled, Unit, correlated
-from fedjax_dp.accounting.events import Release, SkellamSums
+from fedjax_dp.accounting import Adjacency, Release, Shuffled, SkellamSums, Unit, correlated_sensitivity
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.gradients import JitOfModel
@@ -256,12 +255,12 @@ def _reach(algorithm: Algorithm, data: FederatedData, source: NoiseSource, recor
     coefficients = np.asarray(source.bands, float)
     if unit_of(algorithm) is Unit.CLIENT:
         apart = algorithm.cohort.min_separation(data.num_clients)
-        return correlated.sensitivity(coefficients, rounds, -(-rounds // apart), apart)
+        return correlated_sensitivity(coefficients, rounds, -(-rounds // apart), apart)
     local = algorithm.local
     steps = local.batches.count(local.steps, int(records)) + local.extra_gradients
     sampling = local.batches.sampling(int(records))
     times = steps // sampling.steps_per_epoch if isinstance(sampling, Shuffled) else steps
-    return correlated.sensitivity(coefficients, steps, times, 1)
+    return correlated_sensitivity(coefficients, steps, times, 1)
 
 
 def step_units(algorithm: Algorithm, data: FederatedData, rounds: int = 1) -> np.ndarray:

@@ -36,6 +36,7 @@ from fedjax_dp.accounting import (
 )
 from fedjax_dp.accounting import trials as trial_laws
 from fedjax_dp.accounting.accountants import total
+from fedjax_dp.papers import wang
 
 ADD_REMOVE, REPLACE_ONE = Adjacency.ADD_REMOVE, Adjacency.REPLACE_ONE
 NOTHING = Composed(())
@@ -428,7 +429,7 @@ def test_many_different_runs_are_added_up(accountant):
 
 def test_costs_added_in_pairs_are_those_added_one_after_the_other():
     event = Composed(tuple(steps(2 + 0.3 * run) for run in range(7)))
-    for price in (rdp.price(event), rdp.wang_price(event)):
+    for price in (rdp.price(event), wang.price(event)):
         one_by_one = functools.reduce(lambda a, b: a.plus(b), (total(part, price) for part in event.parts))
         assert total(event, price).values == pytest.approx(one_by_one.values, rel=1e-12)
 

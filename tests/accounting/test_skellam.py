@@ -15,7 +15,6 @@ from fedjax_dp import errors
 from fedjax_dp.accounting import (
     ACCOUNTANTS,
     ATTAINED,
-    WANG_RDP,
     Adjacency,
     Composed,
     FullBatch,
@@ -36,6 +35,7 @@ from fedjax_dp.accounting import (
     repeated,
     seen,
 )
+from fedjax_dp.papers.wang import WANG_RDP
 
 ADD_REMOVE, REPLACE_ONE = Adjacency.ADD_REMOVE, Adjacency.REPLACE_ONE
 ORDERS = np.array([1.05, 1.5, 2.0, 2.5, 3.0, 4.0, 7.3, 8.0, 16.0, 32.0, 64.0, 100.0])
@@ -255,7 +255,7 @@ def test_the_noise_of_honest_clients_adds_up():
     assert isinstance(summed, SkellamSums)
     assert summed.variance == pytest.approx(160.0, rel=1e-12)
     assert seen(own, "broadcast", cohort_size=20).variance == pytest.approx(190.0, rel=1e-12)
-    assert seen(own, "secure_sum", cohort_size=20, local_steps=5, non_expansive=True) == own
+    assert seen(own, "secure_sum", cohort_size=20, local_steps=5) == own
     with pytest.raises(NotCoveredError, match="take it with them"):
         seen(dataclasses.replace(own, adjacency=ADD_REMOVE), "secure_sum", cohort_size=20)
 

@@ -1,6 +1,7 @@
 """Sampling for personal budgets (acs_pldp): worked examples, closed forms, and the conditions of an optimum."""
 
 import json
+import math
 import pathlib
 import time
 
@@ -10,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedjax_dp import errors
-from fedjax_dp.accounting import budgeted_participations, noise_terms, sampling_probabilities
-from fedjax_dp.accounting.participation import WAISSI_ROSSIN_SLOPE, acs_pldp_lemma1, participation_quantile
+from fedjax_dp.accounting import noise_terms, participation_quantile, sampling_probabilities
 from fedjax_dp.accounting.personal import RAREST
+from fedjax_dp.papers.theorems import acs_pldp_lemma1
 
 GOLDEN = json.loads((pathlib.Path(__file__).parents[1] / "golden" / "worked_examples.json").read_text())["expected"]
 WORKED = GOLDEN["acs_q"]
@@ -43,16 +44,16 @@ def test_worked_example_with_a_binding_cap():
 
 
 def test_worked_example_budgeted_participations():
-    probabilities = np.array(WORKED["q_lambda1_cap"])
-    budgets = budgeted_participations(probabilities, WORKED["K"], WORKED["R"], WORKED["delta"], WAISSI_ROSSIN_SLOPE)
-    assert GOLDEN["acs_Tstar"]["k"] == pytest.approx(WAISSI_ROSSIN_SLOPE, rel=1e-12)
-    assert close(budgets, GOLDEN["acs_Tstar"]["Tstar"])
+    """acs_pldp's T*, in as many draws as there are in all rounds, but for a chance of delta / 4."""
+    case, draws = GOLDEN["acs_Tstar"], WORKED["K"] * WORKED["R"]
+    assert case["k"] == pytest.approx(0.9 * math.sqrt(math.pi), rel=1e-12)
+    budgets = [acs_pldp_lemma1(draws, q, WORKED["delta"] / 4, case["k"]) for q in WORKED["q_lambda1_cap"]]
+    assert close(budgets, case["Tstar"])
 
 
-def test_the_usual_slope_is_that_of_lemma_1():
-    budgets = budgeted_participations([0.1, 0.3], 3, 70, 1e-3)
-    assert budgets == pytest.approx([acs_pldp_lemma1(210, rate, 2.5e-4) for rate in (0.1, 0.3)], rel=1e-12)
-    assert (budgets >= [participation_quantile(210, rate, 2.5e-4) for rate in (0.1, 0.3)]).all()
+def test_the_usual_slope_is_above_the_exact_quantile():
+    for rate in (0.1, 0.3):
+        assert acs_pldp_lemma1(210, rate, 2.5e-4) >= participation_quantile(210, rate, 2.5e-4)
 
 
 positive = st.floats(0.01, 100.0)
@@ -192,4 +193,4 @@ def test_an_infinite_budget_needs_no_noise():
 
 def test_a_slope_must_be_positive():
     with pytest.raises(errors.ConfigurationError, match="slope must be positive"):
-        budgeted_participations([0.1], 2, 7, 1e-3, slope=0.0)
+        acs_pldp_lemma1(14, 0.1, 1e-3, slope=0.0)

@@ -282,10 +282,9 @@ def test_probabilities_of_acs_pldp_equal_worked_examples():
     told = EXPECTED["acs_q_capbinding"]
     agree("acs_q_capbinding", personal.sampling_probabilities(told["p"], told["G"], told["B"], told["K"]), told["q"])
     told, q = EXPECTED["acs_Tstar"], EXPECTED["acs_q"]
-    budgeted = personal.budgeted_participations(
-        np.array(q["q_lambda1_cap"]), q["K"], q["R"], q["delta"], slope=told["k"]
-    )
-    agree("acs_Tstar", budgeted, told["Tstar"])
+    chances, draws = q["q_lambda1_cap"], q["K"] * q["R"]
+    budgeted = [theorems.acs_pldp_lemma1(draws, chance, q["delta"] / 4, told["k"]) for chance in chances]
+    agree("acs_Tstar", np.array(budgeted), told["Tstar"])
 
 
 def test_noise_in_the_wrong_unit_is_told_apart(store):

@@ -18,7 +18,8 @@ from fedjax_dp.accounting import (
     Unit,
     View,
     WithoutReplacement,
-    correlated,
+    correlated_sensitivity,
+    inverse_root_bands,
 )
 from fedjax_dp.parts.aggregation import ESTIMATORS, BoundedMean
 from fedjax_dp.parts.client_privacy import (
@@ -128,19 +129,19 @@ def test_adaptive_clipping_pays_for_its_bits(data):
 def test_correlated_noise_is_one_release_of_the_whole_run(data):
     value = fdp.dp_ftrl(**{**COMMON, "cohort_size": 2}, clip_norm=0.5, noise_multiplier=6.0, bands=4)
     promise = fdp.guarantee(value, data, rounds=9, delta=1e-3)
-    reach = correlated.sensitivity(correlated.inverse_root_bands(4), 9, 3, 3)  # 6 clients, 2 at a time: every third
+    reach = correlated_sensitivity(inverse_root_bands(4), 9, 3, 3)  # 6 clients, 2 at a time: every third
     event = GaussianSteps(6.0 / reach, accounting.FullBatch(), Adjacency.REPLACE_ONE, 1, Unit.CLIENT)
     assert promise.epsilon == pytest.approx(accounting.epsilon_of(event, 1e-3), rel=1e-6)
 
 
 def test_correlated_noise_across_local_steps_is_accounted_without_sampling(data):
     value = fdp.dpnfl(**COMMON, clip_norm=1.0, noise_multiplier=5.0)
-    source = BandedNoise(coefficients=correlated.inverse_root_bands(2))
+    source = BandedNoise(coefficients=inverse_root_bands(2))
     private = dataclasses.replace(value.local.privatizer, source=source)
     value = dataclasses.replace(value, local=dataclasses.replace(value.local, privatizer=private))
     terms = fdp.privacy.PrivacyTerms(participation="worst")
     (event, *_) = ledger.ledger_of(fdp.privacy.plan_run(value, data, rounds=4, terms=terms))
-    reach = correlated.sensitivity(np.asarray(source.coefficients), 2, 2, 1)
+    reach = correlated_sensitivity(np.asarray(source.coefficients), 2, 2, 1)
     assert event.noise_multiplier == pytest.approx(5.0 / reach)
     assert (event.count, type(event.sampling)) == (4, accounting.FullBatch)
     assert "counted as one release without sampling" in " ".join(

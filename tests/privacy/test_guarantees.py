@@ -12,7 +12,7 @@ from helpers import GivenNoise, ragged_data
 import fedjax_dp as fdp
 from fedjax_dp import accounting, errors
 from fedjax_dp.accounting import Adjacency, GaussianSteps, View, WithoutReplacement
-from fedjax_dp.accounting.participation import acs_pldp_lemma1
+from fedjax_dp.papers.theorems import acs_pldp_lemma1
 from fedjax_dp.privacy import guarantees, planned_run
 from fedjax_dp.rounds import simulation
 from fedjax_dp.rounds.clients import draw_cohort

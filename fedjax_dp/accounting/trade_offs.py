@@ -17,10 +17,12 @@ from scipy.special import ndtr, ndtri
 from fedjax_dp import errors
 from fedjax_dp.accounting.accountants import ATTAINED, Accountant, cost_of, epsilon_of
 from fedjax_dp.accounting.empirical import ErrorBounds, epsilon_of_any, mu_of
-from fedjax_dp.accounting.events import LEAST_NOISE, MOST_NOISE, Event, NotCoveredError
+from fedjax_dp.accounting.events import Event
 from fedjax_dp.accounting.gaussian import Gdp, gaussian_trade_off
 from fedjax_dp.accounting.losses import LossDistribution
+from fedjax_dp.accounting.neighbours import NotCoveredError
 from fedjax_dp.accounting.pld import Losses
+from fedjax_dp.accounting.releases import LEAST_NOISE, MOST_NOISE
 
 STEEPEST = 700.0  # nats; e to this power is still a float
 TANGENTS = 400  # per way of spacing them; four ways for each direction
