@@ -11,8 +11,9 @@ from fedjax_dp.audits.audit import audit, audit_mechanism
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.inspection.verdict import CheckReport, require
 from fedjax_dp.rounds.algorithm import Algorithm
-from fedjax_dp.testing.mutants import half_noise
-from fedjax_dp.testing.reports import Program, run_check
+from fedjax_dp.testing.mutation import WrongProgram
+from fedjax_dp.testing.reports import run_check
+from fedjax_dp.testing.wrong_programs import half_noise
 
 SIGNIFICANCE = 1e-6  # chance that a right program is rejected
 
@@ -24,7 +25,7 @@ def check_audit(
     delta: float,
     rounds: int = 1,
     event: Event | None = None,
-    wrong: Program | Iterable[Program] | None = half_noise,
+    wrong: WrongProgram | Iterable[WrongProgram] | None = half_noise,
     trials: int = 4_000,
     seed: int = 0,
     **options: Any,

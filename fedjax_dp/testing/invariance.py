@@ -23,7 +23,7 @@ from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.simulation import check
 from fedjax_dp.testing import instruments
 from fedjax_dp.testing.instruments import TrialInputs
-from fedjax_dp.testing.posing import Wrong, posing, with_posing, wrong_program
+from fedjax_dp.testing.mutation import WrongProgram, mutated, mutated_part, wrong_program
 from fedjax_dp.testing.reports import run_check
 
 TRIALS = 4
@@ -56,7 +56,7 @@ def check_padding(
     data: FederatedData,
     *,
     model: Model | None = None,
-    wrong: Wrong | Iterable[Wrong] | None = counts_padding,
+    wrong: WrongProgram | Iterable[WrongProgram] | None = counts_padding,
     seed: int = 0,
 ) -> list[CheckReport]:
     """Padding contributes exactly zero: rows that no record fills, and positions of a cohort that no client fills.
@@ -84,7 +84,7 @@ def check_order(
     data: FederatedData,
     *,
     model: Model | None = None,
-    wrong: Wrong | Iterable[Wrong] | None = drops_first,
+    wrong: WrongProgram | Iterable[WrongProgram] | None = drops_first,
     seed: int = 0,
 ) -> list[CheckReport]:
     """The order of a batch's records, of a cohort's clients, and the portions they run in change only rounding.
@@ -148,7 +148,7 @@ def _last_as_padding(right: Cohort, key: jax.Array, round_index: jax.Array, shar
 
 
 def _padded_batches(algorithm: Algorithm, data: FederatedData, model: Model, seed: int) -> None:
-    algorithm, data = instruments.few(instruments.bare(algorithm), data, most=1)
+    algorithm, data = instruments.subsample_clients(instruments.without_server(algorithm), data, most=1)
     data = instruments.own_records(data)
     clips = clips_records(algorithm)
     poisons = (
@@ -161,14 +161,16 @@ def _padded_batches(algorithm: Algorithm, data: FederatedData, model: Model, see
     longer = changed(data, rows=np.arange(len(data.x) + 1, dtype=np.int32))
     setup = TrialInputs(instruments.keys_of(seed, len(x)), x, y)
     seen = [
-        np.asarray(instruments.observe(instruments.still(twin, data), longer, model, setup).gradients)
-        for twin in (algorithm, with_posing(algorithm, "batches", "sample", _with_padding))
+        np.asarray(instruments.observe(instruments.frozen_updates(twin, data), longer, model, setup).gradients)
+        for twin in (algorithm, mutated(algorithm, "batches", "sample", _with_padding))
     ]
     _require_same("padding rows of a batch contribute nothing", seen)
 
 
 def _padded_cohort(algorithm: Algorithm, data: FederatedData, model: Model, seed: int) -> None:
-    algorithm, data = instruments.few(changed(instruments.silent(algorithm), server=instruments.adding()), data)
+    algorithm, data = instruments.subsample_clients(
+        changed(instruments.without_noise(algorithm), server=instruments.additive_server()), data
+    )
     data = instruments.own_records(data)
     x = np.array(data.x)
     if not data.tokens:
@@ -177,28 +179,28 @@ def _padded_cohort(algorithm: Algorithm, data: FederatedData, model: Model, seed
     seen = [
         np.asarray(
             instruments.observe(
-                changed(algorithm, cohort=posing(AllClients(), "sample", deed)), spoiled, model, setup
+                changed(algorithm, cohort=mutated_part(AllClients(), "sample", mutation)), spoiled, model, setup
             ).params
         )
-        for deed in (_all_but_last, _last_as_padding)
+        for mutation in (_all_but_last, _last_as_padding)
     ]
     _require_same("padding of a cohort contributes nothing", seen, _grain(algorithm, data))
 
 
 def _turned_batches(algorithm: Algorithm, data: FederatedData, model: Model, seed: int) -> None:
-    algorithm, data = instruments.few(instruments.bare(algorithm), data, most=3)
+    algorithm, data = instruments.subsample_clients(instruments.without_server(algorithm), data, most=3)
     setup = TrialInputs(instruments.keys_of(seed, TRIALS))
     seen = [
-        np.asarray(instruments.observe(instruments.still(twin, data), data, model, setup).gradients)
-        for twin in (algorithm, with_posing(algorithm, "batches", "sample", _turned))
+        np.asarray(instruments.observe(instruments.frozen_updates(twin, data), data, model, setup).gradients)
+        for twin in (algorithm, mutated(algorithm, "batches", "sample", _turned))
     ]
     _require_same("the order of a batch's records changes only rounding", seen)
 
 
 def _turned_cohort(algorithm: Algorithm, data: FederatedData, model: Model, seed: int) -> None:
-    algorithm = changed(instruments.silent(algorithm), server=instruments.adding())
+    algorithm = changed(instruments.without_noise(algorithm), server=instruments.additive_server())
     setup = TrialInputs(instruments.keys_of(seed, TRIALS))
-    turned = with_posing(algorithm, "cohort", "sample", _turned_members)
+    turned = mutated(algorithm, "cohort", "sample", _turned_members)
     whole, back, portions = (
         np.asarray(instruments.observe(twin, data, model, setup, execution=execution).params)
         for twin, execution in ((algorithm, None), (turned, None), (algorithm, Execution(chunk_size=2)))

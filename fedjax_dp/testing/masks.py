@@ -12,7 +12,7 @@ from fedjax_dp.inspection.masks import examine_masks
 from fedjax_dp.inspection.verdict import CheckReport
 from fedjax_dp.parts.transport import Transport
 from fedjax_dp.rounds.algorithm import Algorithm
-from fedjax_dp.testing.posing import Wrong, wrong_program
+from fedjax_dp.testing.mutation import WrongProgram, wrong_program
 from fedjax_dp.testing.reports import run_check
 
 
@@ -39,7 +39,7 @@ def check_masks(
     algorithm: Algorithm,
     data: FederatedData,
     *,
-    wrong: Wrong | Iterable[Wrong] | None = (unmasked_first, same_masks),
+    wrong: WrongProgram | Iterable[WrongProgram] | None = (unmasked_first, same_masks),
     seed: int = 0,
 ) -> list[CheckReport]:
     """Every bit that a member of a secure sum uploads is a fair coin, whatever else is uploaded.

@@ -5,12 +5,11 @@ from typing import Any
 
 from fedjax_dp import errors
 from fedjax_dp.inspection.verdict import CheckReport, recorded
-
-Program = Callable[[Any], Any]  # makes a wrong program of the right one
+from fedjax_dp.testing.mutation import WrongProgram
 
 
 def run_check(
-    examine: Callable[[Any], Any], subject: Any, wrong: Program | Iterable[Program] | None, remedy: str
+    examine: Callable[[Any], Any], subject: Any, wrong: WrongProgram | Iterable[WrongProgram] | None, remedy: str
 ) -> list[CheckReport]:
     """The reports of an examination, and one for each of the named wrong programs made from `subject`.
 

@@ -19,9 +19,9 @@ from fedjax_dp.parts.cohorts import Cohort, Members
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.simulation import check
 from fedjax_dp.testing import instruments
-from fedjax_dp.testing.mutants import first_records
-from fedjax_dp.testing.posing import wrong_program
-from fedjax_dp.testing.reports import Program, run_check
+from fedjax_dp.testing.mutation import WrongProgram, wrong_program
+from fedjax_dp.testing.reports import run_check
+from fedjax_dp.testing.wrong_programs import first_records
 
 DRAWS = 4_000  # batches of a client, or cohorts
 ROUNDS = 64  # of the run itself
@@ -47,7 +47,7 @@ def check_sampling(
     *,
     model: Model | None = None,
     sampling: Sampling | None = None,
-    wrong: Program | Iterable[Program] | None = FROZEN,
+    wrong: WrongProgram | Iterable[WrongProgram] | None = FROZEN,
     seed: int = 0,
     draws: int = DRAWS,
 ) -> list[CheckReport]:

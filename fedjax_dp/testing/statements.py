@@ -19,7 +19,7 @@ from fedjax_dp.pytrees import changed, value
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.simulation import check
 from fedjax_dp.testing import instruments
-from fedjax_dp.testing.posing import Wrong
+from fedjax_dp.testing.mutation import WrongProgram
 from fedjax_dp.testing.reports import run_check
 
 
@@ -119,7 +119,7 @@ def check_statements(
     data: FederatedData,
     *,
     model: Model | None = None,
-    wrong: Wrong | Iterable[Wrong] | None = LEAKS,
+    wrong: WrongProgram | Iterable[WrongProgram] | None = LEAKS,
     seed: int = 0,
 ) -> list[CheckReport]:
     """Every part states its facts, nothing contradicts them, and records reach messages by what is counted alone.
