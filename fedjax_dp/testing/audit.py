@@ -1,5 +1,6 @@
 """A fast audit: attacks may not prove more than is stated, and must prove it of a wrong program."""
 
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -43,26 +44,20 @@ def check_audit(
     Raises:  AssertionError; ConfigurationError for an algorithm without epsilon or too few trials.
     """
 
+    options |= {"delta": delta, "trials": trials, "seed": seed, "significance": SIGNIFICANCE}
+    run: Callable[[Any], Any]
+    if isinstance(subject, Algorithm):
+        if data is None:
+            raise errors.refuse("data", None, "given with an algorithm")
+        run = functools.partial(audit, data=data, rounds=rounds, **options)
+    else:
+        if event is None:
+            raise errors.refuse("event", None, "given with a function", "state what it is to release")
+        run = functools.partial(audit_mechanism, event=event, **options)
+        wrong = None if wrong is half_noise else wrong
+
     def examine(subject: Any) -> None:
-        if isinstance(subject, Algorithm):
-            if data is None:
-                raise errors.refuse("data", None, "given with an algorithm")
-            result = audit(
-                subject,
-                data,
-                rounds=rounds,
-                delta=delta,
-                trials=trials,
-                seed=seed,
-                significance=SIGNIFICANCE,
-                **options,
-            )
-        else:
-            if event is None:
-                raise errors.refuse("event", None, "given with a function", "state what it is to release")
-            result = audit_mechanism(
-                subject, event, delta=delta, trials=trials, seed=seed, significance=SIGNIFICANCE, **options
-            )
+        result = run(subject)
         require(
             not result.proved,
             "audited privacy",
@@ -71,6 +66,4 @@ def check_audit(
             f"false alarm {SIGNIFICANCE:g}",
         )
 
-    if wrong is half_noise and not isinstance(subject, Algorithm):
-        wrong = None
     return run_check(examine, subject, wrong, "raise trials, or audit a larger epsilon")

@@ -11,7 +11,7 @@ from fedjax_dp import errors
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.inspection.verdict import CheckReport, require
-from fedjax_dp.models import Model, usual_model
+from fedjax_dp.models import Model
 from fedjax_dp.parts.batches import Batch, Batches
 from fedjax_dp.parts.clipping import Records
 from fedjax_dp.parts.cohorts import AllClients, Cohort, Members
@@ -20,11 +20,10 @@ from fedjax_dp.parts.record_privacy import Privatizer
 from fedjax_dp.privacy.protection import clips_records
 from fedjax_dp.pytrees import changed
 from fedjax_dp.rounds.algorithm import Algorithm
-from fedjax_dp.rounds.simulation import check
 from fedjax_dp.testing import instruments
 from fedjax_dp.testing.instruments import TrialInputs
 from fedjax_dp.testing.mutation import WrongProgram, mutated, mutated_part, wrong_program
-from fedjax_dp.testing.reports import run_check
+from fedjax_dp.testing.reports import run_check, usable_model
 
 TRIALS = 4
 ROUNDING = 2e-5  # relative to the largest number
@@ -68,15 +67,8 @@ def check_padding(
     Errors:  none by chance; sums may differ by a relative 2e-5, because more rows are added in another order.
     Raises:  AssertionError; ConfigurationError if the algorithm cannot run on the data.
     """
-    model = model or usual_model(data)
-    check(algorithm, data, 1, model)
-
-    def examine(algorithm: Algorithm) -> None:
-        _padded_batches(algorithm, data, model, seed)
-        if data.num_clients > 1:
-            _padded_cohort(algorithm, data, model, seed)
-
-    return run_check(examine, algorithm, wrong, "give records with larger gradients")
+    model = usable_model(algorithm, data, model)
+    return run_check(_examine_padding, algorithm, wrong, "give records with larger gradients", data, model, seed)
 
 
 def check_order(
@@ -95,14 +87,8 @@ def check_order(
     Errors:  none by chance; a relative 2e-5 of rounding is allowed, and the resolution of a secure sum.
     Raises:  AssertionError; ConfigurationError if the algorithm cannot run on the data.
     """
-    model = model or usual_model(data)
-    check(algorithm, data, 1, model)
-
-    def examine(algorithm: Algorithm) -> None:
-        _turned_batches(algorithm, data, model, seed)
-        _turned_cohort(algorithm, data, model, seed)
-
-    return run_check(examine, algorithm, wrong, "give batches of several different records")
+    model = usable_model(algorithm, data, model)
+    return run_check(_examine_order, algorithm, wrong, "give batches of several different records", data, model, seed)
 
 
 def _require_same(law: str, pair: list[np.ndarray], resolution: float = 0.0) -> None:
@@ -147,6 +133,12 @@ def _last_as_padding(right: Cohort, key: jax.Array, round_index: jax.Array, shar
     return padded
 
 
+def _examine_padding(algorithm: Algorithm, data: FederatedData, model: Model, seed: int) -> None:
+    _padded_batches(algorithm, data, model, seed)
+    if data.num_clients > 1:
+        _padded_cohort(algorithm, data, model, seed)
+
+
 def _padded_batches(algorithm: Algorithm, data: FederatedData, model: Model, seed: int) -> None:
     algorithm, data = instruments.subsample_clients(instruments.without_server(algorithm), data, most=1)
     data = instruments.own_records(data)
@@ -185,6 +177,11 @@ def _padded_cohort(algorithm: Algorithm, data: FederatedData, model: Model, seed
         for mutation in (_all_but_last, _last_as_padding)
     ]
     _require_same("padding of a cohort contributes nothing", seen, _grain(algorithm, data))
+
+
+def _examine_order(algorithm: Algorithm, data: FederatedData, model: Model, seed: int) -> None:
+    _turned_batches(algorithm, data, model, seed)
+    _turned_cohort(algorithm, data, model, seed)
 
 
 def _turned_batches(algorithm: Algorithm, data: FederatedData, model: Model, seed: int) -> None:

@@ -52,9 +52,8 @@ def check_masks(
     Raises:  AssertionError; ConfigurationError for an algorithm without a secure sum.
     """
     _require_secret(algorithm)
-    members = algorithm.cohort.capacity(data.num_clients)
+    return run_check(_examine, algorithm, wrong, "this should not happen", data, seed)
 
-    def examine(algorithm: Algorithm) -> None:
-        examine_masks(algorithm.transport, members, seed)
 
-    return run_check(examine, algorithm, wrong, "this should not happen")
+def _examine(algorithm: Algorithm, data: FederatedData, seed: int) -> None:
+    examine_masks(algorithm.transport, algorithm.cohort.capacity(data.num_clients), seed)

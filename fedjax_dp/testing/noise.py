@@ -1,6 +1,5 @@
 """The law of the noise: is it the one that the accountants count?"""
 
-import functools
 import math
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -16,16 +15,15 @@ from fedjax_dp.inspection.noise_law import examine_noise
 from fedjax_dp.inspection.places import whitened
 from fedjax_dp.inspection.trials import size_of
 from fedjax_dp.inspection.verdict import CheckReport, require
-from fedjax_dp.models import Model, usual_model
+from fedjax_dp.models import Model
 from fedjax_dp.parts.noise import correlated_source
 from fedjax_dp.privacy.protection import unit_of
 from fedjax_dp.pytrees import changed
 from fedjax_dp.rounds.algorithm import Algorithm
-from fedjax_dp.rounds.simulation import check
 from fedjax_dp.testing import instruments
 from fedjax_dp.testing.instruments import TrialInputs
 from fedjax_dp.testing.mutation import WrongProgram
-from fedjax_dp.testing.reports import run_check
+from fedjax_dp.testing.reports import run_check, usable_model
 from fedjax_dp.testing.wrong_programs import faint_noise
 
 DRAWS = 20_000  # numbers; 12,743 miss a standard deviation off by 5% once in a thousand times
@@ -59,20 +57,15 @@ def check_noise(
     Raises:  AssertionError; ConfigurationError for an algorithm without an epsilon, or a function without std.
     """
     errors.require_count("draws", draws)
-    examine: Callable[[Any], None]
     if isinstance(subject, Algorithm):
-        if data is None:
-            raise errors.refuse("data", None, "given with an algorithm")
-        model = model or usual_model(data)
-
-        examine = functools.partial(_of_algorithm, data=data, model=model, seed=seed, draws=draws)
-    else:
-        if std is None:
-            raise errors.refuse("std", None, "given with a function")
-        errors.require_positive("std", std)
-        examine = functools.partial(_of_function, std=std, seed=seed, draws=draws)
-        wrong = _faint if wrong is faint_noise else wrong
-    return run_check(examine, subject, wrong, "raise draws")
+        model = usable_model(subject, data, model)
+        instruments.require_private(subject)
+        return run_check(_of_algorithm, subject, wrong, "raise draws", data, model, seed, draws)
+    if std is None:
+        raise errors.refuse("std", None, "given with a function")
+    errors.require_positive("std", std)
+    wrong = _faint if wrong is faint_noise else wrong
+    return run_check(_of_function, subject, wrong, "raise draws", std, seed, draws)
 
 
 def _faint(draw: Callable[[jax.Array], Any]) -> Callable[[jax.Array], Any]:
@@ -96,8 +89,6 @@ def _of_function(draw: Callable[[jax.Array], Any], std: float, seed: int, draws:
 
 
 def _of_algorithm(algorithm: Algorithm, data: FederatedData, model: Model, seed: int, draws: int) -> None:
-    check(algorithm, data, 1, model)
-    instruments.require_private(algorithm)
     if unit_of(algorithm) is Unit.CLIENT:
         _of_server(algorithm, data, model, seed, draws)
         return

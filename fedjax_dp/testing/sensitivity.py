@@ -13,7 +13,7 @@ from fedjax_dp.accounting.sampling import WithReplacement
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.inspection.trials import size_of
 from fedjax_dp.inspection.verdict import CheckReport, require
-from fedjax_dp.models import Model, usual_model
+from fedjax_dp.models import Model
 from fedjax_dp.parts.answers import Answers
 from fedjax_dp.parts.batches import FixedBatches
 from fedjax_dp.parts.client_privacy import UpdatePrivatizer
@@ -22,11 +22,10 @@ from fedjax_dp.parts.record_privacy import clips
 from fedjax_dp.privacy.protection import unit_of
 from fedjax_dp.pytrees import changed, value
 from fedjax_dp.rounds.algorithm import Algorithm
-from fedjax_dp.rounds.simulation import check
 from fedjax_dp.testing import instruments
 from fedjax_dp.testing.instruments import TrialInputs
 from fedjax_dp.testing.mutation import WrongProgram, mutated_part
-from fedjax_dp.testing.reports import run_check
+from fedjax_dp.testing.reports import run_check, usable_model
 from fedjax_dp.testing.wrong_programs import clip_per_batch, unclipped_bias
 
 TRIALS = 256
@@ -100,19 +99,17 @@ def check_sensitivity(
     Raises:  AssertionError; ConfigurationError for an algorithm without an epsilon, or a function without bounds.
     """
     errors.require_count("trials", trials)
-    examine: Callable[[Any], None]
+    remedy = "raise trials, or give data and model that fill the bound"
     if isinstance(subject, Algorithm):
-        if data is None:
-            raise errors.refuse("data", None, "given with an algorithm")
-        model = model or usual_model(data)
-        examine = lambda algorithm: _of_algorithm(algorithm, data, model, seed, trials)  # noqa: E731
-    else:
-        if sensitivity is None or not isinstance(adjacency, Adjacency) or records is None:
-            raise errors.refuse("sensitivity, adjacency and records", "not all", "given with a function")
-        errors.require_positive("sensitivity", sensitivity)
-        examine = lambda f: _of_function(f, sensitivity, adjacency, records, seed, trials)  # noqa: E731
-        wrong = (_loose,) if wrong is LOOSE else wrong
-    return run_check(examine, subject, wrong, "raise trials, or give data and model that fill the bound")
+        model = usable_model(subject, data, model)
+        instruments.require_private(subject)
+        of_unit = _of_clients if unit_of(subject) is Unit.CLIENT else _of_records
+        return run_check(of_unit, subject, wrong, remedy, data, model, seed, trials)
+    if sensitivity is None or not isinstance(adjacency, Adjacency) or records is None:
+        raise errors.refuse("sensitivity, adjacency and records", "not all", "given with a function")
+    errors.require_positive("sensitivity", sensitivity)
+    wrong = _loose if wrong is LOOSE else wrong
+    return run_check(_of_function, subject, wrong, remedy, sensitivity, adjacency, records, seed, trials)
 
 
 def _loose(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -189,13 +186,6 @@ def _require_bounded(
         "at most 1",
         f"a search; rounding may add {slack:.1g}",
     )
-
-
-def _of_algorithm(algorithm: Algorithm, data: FederatedData, model: Model, seed: int, trials: int) -> None:
-    check(algorithm, data, 1, model)
-    instruments.require_private(algorithm)
-    of_unit = _of_clients if unit_of(algorithm) is Unit.CLIENT else _of_records
-    of_unit(algorithm, data, model, seed, trials)
 
 
 def _of_records(algorithm: Algorithm, data: FederatedData, model: Model, seed: int, trials: int) -> None:
