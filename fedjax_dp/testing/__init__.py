@@ -30,15 +30,14 @@ from fedjax_dp.testing.audit import check_audit
 from fedjax_dp.testing.invariance import check_order, check_padding
 from fedjax_dp.testing.keys import check_keys
 from fedjax_dp.testing.masks import check_masks
-from fedjax_dp.testing.mutants import MORE_WRONG, WRONG
 from fedjax_dp.testing.noise import check_noise
 from fedjax_dp.testing.sampling import check_sampling
 from fedjax_dp.testing.sensitivity import check_sensitivity
 from fedjax_dp.testing.statements import check_statements
 from fedjax_dp.testing.suite import check_algorithm
+from fedjax_dp.testing.wrong_programs import WRONG
 
 __all__ = [
-    "MORE_WRONG",
     "WRONG",
     "CheckReport",
     "check_algorithm",

@@ -1,5 +1,6 @@
 """A fast audit: attacks may not prove more than is stated, and must prove it of a wrong program."""
 
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -11,8 +12,9 @@ from fedjax_dp.audits.audit import audit, audit_mechanism
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.inspection.verdict import CheckReport, require
 from fedjax_dp.rounds.algorithm import Algorithm
-from fedjax_dp.testing.mutants import half_noise
-from fedjax_dp.testing.reports import Program, run_check
+from fedjax_dp.testing.mutation import WrongProgram
+from fedjax_dp.testing.reports import run_check
+from fedjax_dp.testing.wrong_programs import half_noise
 
 SIGNIFICANCE = 1e-6  # chance that a right program is rejected
 
@@ -24,7 +26,7 @@ def check_audit(
     delta: float,
     rounds: int = 1,
     event: Event | None = None,
-    wrong: Program | Iterable[Program] | None = half_noise,
+    wrong: WrongProgram | Iterable[WrongProgram] | None = half_noise,
     trials: int = 4_000,
     seed: int = 0,
     **options: Any,
@@ -42,26 +44,20 @@ def check_audit(
     Raises:  AssertionError; ConfigurationError for an algorithm without epsilon or too few trials.
     """
 
+    options |= {"delta": delta, "trials": trials, "seed": seed, "significance": SIGNIFICANCE}
+    run: Callable[[Any], Any]
+    if isinstance(subject, Algorithm):
+        if data is None:
+            raise errors.refuse("data", None, "given with an algorithm")
+        run = functools.partial(audit, data=data, rounds=rounds, **options)
+    else:
+        if event is None:
+            raise errors.refuse("event", None, "given with a function", "state what it is to release")
+        run = functools.partial(audit_mechanism, event=event, **options)
+        wrong = None if wrong is half_noise else wrong
+
     def examine(subject: Any) -> None:
-        if isinstance(subject, Algorithm):
-            if data is None:
-                raise errors.refuse("data", None, "given with an algorithm")
-            result = audit(
-                subject,
-                data,
-                rounds=rounds,
-                delta=delta,
-                trials=trials,
-                seed=seed,
-                significance=SIGNIFICANCE,
-                **options,
-            )
-        else:
-            if event is None:
-                raise errors.refuse("event", None, "given with a function", "state what it is to release")
-            result = audit_mechanism(
-                subject, event, delta=delta, trials=trials, seed=seed, significance=SIGNIFICANCE, **options
-            )
+        result = run(subject)
         require(
             not result.proved,
             "audited privacy",
@@ -70,6 +66,4 @@ def check_audit(
             f"false alarm {SIGNIFICANCE:g}",
         )
 
-    if wrong is half_noise and not isinstance(subject, Algorithm):
-        wrong = None
     return run_check(examine, subject, wrong, "raise trials, or audit a larger epsilon")

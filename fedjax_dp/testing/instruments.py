@@ -105,7 +105,9 @@ class TrialOutputs(NamedTuple):
     upload: Any  # state of the upload before each round
 
 
-def few(algorithm: Algorithm, data: FederatedData, most: int = CLIENTS) -> tuple[Algorithm, FederatedData]:
+def subsample_clients(
+    algorithm: Algorithm, data: FederatedData, most: int = CLIENTS
+) -> tuple[Algorithm, FederatedData]:
     """Algorithm and data of at most so many clients, from the smallest to the largest; all of them take part."""
     sizes = np.asarray(data.sizes)
     ids = np.argsort(sizes, kind="stable")[np.unique(np.linspace(0, len(sizes) - 1, min(most, len(sizes))).astype(int))]
@@ -124,17 +126,19 @@ def few(algorithm: Algorithm, data: FederatedData, most: int = CLIENTS) -> tuple
     return changed(algorithm, cohort=AllClients()), data
 
 
-def bare(algorithm: Algorithm) -> Algorithm:
+def without_server(algorithm: Algorithm) -> Algorithm:
     """The local steps with a plain mean around them: what a record's noise passes through before it is released."""
-    return changed(algorithm, upload=PlainUpload(), aggregate=ESTIMATORS["mean"], transport=PlainSum(), server=adding())
+    return changed(
+        algorithm, upload=PlainUpload(), aggregate=ESTIMATORS["mean"], transport=PlainSum(), server=additive_server()
+    )
 
 
-def adding() -> Server:
+def additive_server() -> Server:
     """The new model is the old one plus the update."""
     return Server(hyperparameters={"learning_rate": 1.0}, factory=optax.sgd)
 
 
-def still(algorithm: Algorithm, data: FederatedData) -> Algorithm:
+def frozen_updates(algorithm: Algorithm, data: FederatedData) -> Algorithm:
     """The same, but local steps are noted and move nothing, and what clients keep (control variates) joins none."""
     steps = algorithm.local.batches.count(algorithm.local.steps, data.largest)
     rule = LocalRule(hyperparameters={}, factory=recording(steps), keep=True)
@@ -314,7 +318,7 @@ def stated_multiplier(algorithm: Algorithm, claim: StatedNoise) -> Any:
     return claim.noise
 
 
-def silent(algorithm: Algorithm) -> Algorithm:
+def without_noise(algorithm: Algorithm) -> Algorithm:
     """The same without noise; the same program, with another number."""
     noise = noise_of(algorithm)
     return algorithm if noise is None else with_noise(algorithm, 0.0 * np.asarray(noise, np.float32))

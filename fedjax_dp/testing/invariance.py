@@ -11,7 +11,7 @@ from fedjax_dp import errors
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.inspection.verdict import CheckReport, require
-from fedjax_dp.models import Model, usual_model
+from fedjax_dp.models import Model
 from fedjax_dp.parts.batches import Batch, Batches
 from fedjax_dp.parts.clipping import Records
 from fedjax_dp.parts.cohorts import AllClients, Cohort, Members
@@ -20,11 +20,10 @@ from fedjax_dp.parts.record_privacy import Privatizer
 from fedjax_dp.privacy.protection import clips_records
 from fedjax_dp.pytrees import changed
 from fedjax_dp.rounds.algorithm import Algorithm
-from fedjax_dp.rounds.simulation import check
 from fedjax_dp.testing import instruments
 from fedjax_dp.testing.instruments import TrialInputs
-from fedjax_dp.testing.posing import Wrong, posing, with_posing, wrong_program
-from fedjax_dp.testing.reports import run_check
+from fedjax_dp.testing.mutation import WrongProgram, mutated, mutated_part, wrong_program
+from fedjax_dp.testing.reports import run_check, usable_model
 
 TRIALS = 4
 ROUNDING = 2e-5  # relative to the largest number
@@ -56,7 +55,7 @@ def check_padding(
     data: FederatedData,
     *,
     model: Model | None = None,
-    wrong: Wrong | Iterable[Wrong] | None = counts_padding,
+    wrong: WrongProgram | Iterable[WrongProgram] | None = counts_padding,
     seed: int = 0,
 ) -> list[CheckReport]:
     """Padding contributes exactly zero: rows that no record fills, and positions of a cohort that no client fills.
@@ -68,15 +67,8 @@ def check_padding(
     Errors:  none by chance; sums may differ by a relative 2e-5, because more rows are added in another order.
     Raises:  AssertionError; ConfigurationError if the algorithm cannot run on the data.
     """
-    model = model or usual_model(data)
-    check(algorithm, data, 1, model)
-
-    def examine(algorithm: Algorithm) -> None:
-        _padded_batches(algorithm, data, model, seed)
-        if data.num_clients > 1:
-            _padded_cohort(algorithm, data, model, seed)
-
-    return run_check(examine, algorithm, wrong, "give records with larger gradients")
+    model = usable_model(algorithm, data, model)
+    return run_check(_examine_padding, algorithm, wrong, "give records with larger gradients", data, model, seed)
 
 
 def check_order(
@@ -84,7 +76,7 @@ def check_order(
     data: FederatedData,
     *,
     model: Model | None = None,
-    wrong: Wrong | Iterable[Wrong] | None = drops_first,
+    wrong: WrongProgram | Iterable[WrongProgram] | None = drops_first,
     seed: int = 0,
 ) -> list[CheckReport]:
     """The order of a batch's records, of a cohort's clients, and the portions they run in change only rounding.
@@ -95,14 +87,8 @@ def check_order(
     Errors:  none by chance; a relative 2e-5 of rounding is allowed, and the resolution of a secure sum.
     Raises:  AssertionError; ConfigurationError if the algorithm cannot run on the data.
     """
-    model = model or usual_model(data)
-    check(algorithm, data, 1, model)
-
-    def examine(algorithm: Algorithm) -> None:
-        _turned_batches(algorithm, data, model, seed)
-        _turned_cohort(algorithm, data, model, seed)
-
-    return run_check(examine, algorithm, wrong, "give batches of several different records")
+    model = usable_model(algorithm, data, model)
+    return run_check(_examine_order, algorithm, wrong, "give batches of several different records", data, model, seed)
 
 
 def _require_same(law: str, pair: list[np.ndarray], resolution: float = 0.0) -> None:
@@ -147,8 +133,14 @@ def _last_as_padding(right: Cohort, key: jax.Array, round_index: jax.Array, shar
     return padded
 
 
+def _examine_padding(algorithm: Algorithm, data: FederatedData, model: Model, seed: int) -> None:
+    _padded_batches(algorithm, data, model, seed)
+    if data.num_clients > 1:
+        _padded_cohort(algorithm, data, model, seed)
+
+
 def _padded_batches(algorithm: Algorithm, data: FederatedData, model: Model, seed: int) -> None:
-    algorithm, data = instruments.few(instruments.bare(algorithm), data, most=1)
+    algorithm, data = instruments.subsample_clients(instruments.without_server(algorithm), data, most=1)
     data = instruments.own_records(data)
     clips = clips_records(algorithm)
     poisons = (
@@ -161,14 +153,16 @@ def _padded_batches(algorithm: Algorithm, data: FederatedData, model: Model, see
     longer = changed(data, rows=np.arange(len(data.x) + 1, dtype=np.int32))
     setup = TrialInputs(instruments.keys_of(seed, len(x)), x, y)
     seen = [
-        np.asarray(instruments.observe(instruments.still(twin, data), longer, model, setup).gradients)
-        for twin in (algorithm, with_posing(algorithm, "batches", "sample", _with_padding))
+        np.asarray(instruments.observe(instruments.frozen_updates(twin, data), longer, model, setup).gradients)
+        for twin in (algorithm, mutated(algorithm, "batches", "sample", _with_padding))
     ]
     _require_same("padding rows of a batch contribute nothing", seen)
 
 
 def _padded_cohort(algorithm: Algorithm, data: FederatedData, model: Model, seed: int) -> None:
-    algorithm, data = instruments.few(changed(instruments.silent(algorithm), server=instruments.adding()), data)
+    algorithm, data = instruments.subsample_clients(
+        changed(instruments.without_noise(algorithm), server=instruments.additive_server()), data
+    )
     data = instruments.own_records(data)
     x = np.array(data.x)
     if not data.tokens:
@@ -177,28 +171,33 @@ def _padded_cohort(algorithm: Algorithm, data: FederatedData, model: Model, seed
     seen = [
         np.asarray(
             instruments.observe(
-                changed(algorithm, cohort=posing(AllClients(), "sample", deed)), spoiled, model, setup
+                changed(algorithm, cohort=mutated_part(AllClients(), "sample", mutation)), spoiled, model, setup
             ).params
         )
-        for deed in (_all_but_last, _last_as_padding)
+        for mutation in (_all_but_last, _last_as_padding)
     ]
     _require_same("padding of a cohort contributes nothing", seen, _grain(algorithm, data))
 
 
+def _examine_order(algorithm: Algorithm, data: FederatedData, model: Model, seed: int) -> None:
+    _turned_batches(algorithm, data, model, seed)
+    _turned_cohort(algorithm, data, model, seed)
+
+
 def _turned_batches(algorithm: Algorithm, data: FederatedData, model: Model, seed: int) -> None:
-    algorithm, data = instruments.few(instruments.bare(algorithm), data, most=3)
+    algorithm, data = instruments.subsample_clients(instruments.without_server(algorithm), data, most=3)
     setup = TrialInputs(instruments.keys_of(seed, TRIALS))
     seen = [
-        np.asarray(instruments.observe(instruments.still(twin, data), data, model, setup).gradients)
-        for twin in (algorithm, with_posing(algorithm, "batches", "sample", _turned))
+        np.asarray(instruments.observe(instruments.frozen_updates(twin, data), data, model, setup).gradients)
+        for twin in (algorithm, mutated(algorithm, "batches", "sample", _turned))
     ]
     _require_same("the order of a batch's records changes only rounding", seen)
 
 
 def _turned_cohort(algorithm: Algorithm, data: FederatedData, model: Model, seed: int) -> None:
-    algorithm = changed(instruments.silent(algorithm), server=instruments.adding())
+    algorithm = changed(instruments.without_noise(algorithm), server=instruments.additive_server())
     setup = TrialInputs(instruments.keys_of(seed, TRIALS))
-    turned = with_posing(algorithm, "cohort", "sample", _turned_members)
+    turned = mutated(algorithm, "cohort", "sample", _turned_members)
     whole, back, portions = (
         np.asarray(instruments.observe(twin, data, model, setup, execution=execution).params)
         for twin, execution in ((algorithm, None), (turned, None), (algorithm, Execution(chunk_size=2)))

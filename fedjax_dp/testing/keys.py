@@ -13,17 +13,17 @@ from fedjax_dp.data.store import FederatedData
 from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.inspection.trials import QUICK, size_of
 from fedjax_dp.inspection.verdict import CheckReport, recorded, require
-from fedjax_dp.models import Model, usual_model
+from fedjax_dp.models import Model
 from fedjax_dp.parts.client_privacy import UpdatePrivatizer
 from fedjax_dp.privacy.protection import noise_of, unit_of
 from fedjax_dp.pytrees import changed
 from fedjax_dp.rounds.algorithm import Algorithm
-from fedjax_dp.rounds.simulation import check, numbers
+from fedjax_dp.rounds.simulation import numbers
 from fedjax_dp.testing import instruments
 from fedjax_dp.testing.instruments import TrialInputs
-from fedjax_dp.testing.mutants import frozen_server_noise, reused_round_key
-from fedjax_dp.testing.posing import Wrong, wrong_program
-from fedjax_dp.testing.reports import run_check
+from fedjax_dp.testing.mutation import WrongProgram, wrong_program
+from fedjax_dp.testing.reports import run_check, usable_model
+from fedjax_dp.testing.wrong_programs import frozen_server_noise, reused_round_key
 
 TRIALS, ROUNDS = 4, 12  # runs whose noise is compared, and rounds of each
 CLOSE = 1e-3  # standard deviations within which two noise vectors count as one, in every coordinate, up to a factor
@@ -49,7 +49,7 @@ def check_keys(
     data: FederatedData,
     *,
     model: Model | None = None,
-    wrong: Wrong | Iterable[Wrong] | None = REUSED,
+    wrong: WrongProgram | Iterable[WrongProgram] | None = REUSED,
     seed: int = 0,
 ) -> list[CheckReport]:
     """No noise vector is used twice; the same seed gives the same bits, another one others.
@@ -63,37 +63,31 @@ def check_keys(
              always found. Models of fewer than 6 parameters are refused.
     Raises:  AssertionError; ConfigurationError.
     """
-    model = model or usual_model(data)
+    model = usable_model(algorithm, data, model)
     if size_of(model) < 6:
         raise errors.refuse("model", f"{size_of(model)} parameters", "of at least 6, to tell noise apart")
-    check(algorithm, data, 1, model)
-    noisy = noise_of(algorithm) is not None and bool(np.any(np.asarray(noise_of(algorithm)) > 0))
-
-    def examine(algorithm: Algorithm) -> None:
-        if noisy:
-            _of_noise(algorithm, data, model, seed)
-
     with recorded() as reports:
         _twice(algorithm, data, model, seed)
-    if wrong is REUSED and not noisy:
-        wrong = None  # there is nothing to be used again
-    return reports + run_check(examine, algorithm, wrong, "this should not happen")
+    noise = noise_of(algorithm)
+    if wrong is REUSED and (noise is None or not np.any(np.asarray(noise) > 0)):
+        return reports  # there is nothing to be used again
+    return reports + run_check(_examine_noise, algorithm, wrong, "this should not happen", data, model, seed)
 
 
-def _of_noise(algorithm: Algorithm, data: FederatedData, model: Model, seed: int) -> None:
+def _examine_noise(algorithm: Algorithm, data: FederatedData, model: Model, seed: int) -> None:
     rounds = ROUNDS
     if unit_of(algorithm) is Unit.CLIENT:
         size = size_of(model)
-        watched = instruments.still(changed(algorithm, server=instruments.adding()), data)
+        watched = instruments.frozen_updates(changed(algorithm, server=instruments.additive_server()), data)
         setup = TrialInputs(instruments.keys_of(seed, TRIALS), params=jnp.zeros((TRIALS, size)))
         noise = np.diff(np.asarray(instruments.observe(watched, data, model, setup, rounds).params, float), axis=1)
         names = [f"run {r}, round {t}" for r, t in np.ndindex(noise.shape[:2])]
     else:
-        algorithm, data = instruments.few(instruments.bare(algorithm), data)
-        watched, setup = instruments.still(algorithm, data), TrialInputs(instruments.keys_of(seed, TRIALS))
+        algorithm, data = instruments.subsample_clients(instruments.without_server(algorithm), data)
+        watched, setup = instruments.frozen_updates(algorithm, data), TrialInputs(instruments.keys_of(seed, TRIALS))
         loud, quiet = (
             np.asarray(instruments.observe(twin, data, model, setup, rounds).gradients, float)
-            for twin in (watched, instruments.silent(watched))
+            for twin in (watched, instruments.without_noise(watched))
         )
         noise = loud - quiet
         names = [f"run {r}, round {t}, client {i}, step {s}" for r, t, i, s in np.ndindex(noise.shape[:-1])]

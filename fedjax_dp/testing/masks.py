@@ -12,7 +12,7 @@ from fedjax_dp.inspection.masks import examine_masks
 from fedjax_dp.inspection.verdict import CheckReport
 from fedjax_dp.parts.transport import Transport
 from fedjax_dp.rounds.algorithm import Algorithm
-from fedjax_dp.testing.posing import Wrong, wrong_program
+from fedjax_dp.testing.mutation import WrongProgram, wrong_program
 from fedjax_dp.testing.reports import run_check
 
 
@@ -39,7 +39,7 @@ def check_masks(
     algorithm: Algorithm,
     data: FederatedData,
     *,
-    wrong: Wrong | Iterable[Wrong] | None = (unmasked_first, same_masks),
+    wrong: WrongProgram | Iterable[WrongProgram] | None = (unmasked_first, same_masks),
     seed: int = 0,
 ) -> list[CheckReport]:
     """Every bit that a member of a secure sum uploads is a fair coin, whatever else is uploaded.
@@ -52,9 +52,8 @@ def check_masks(
     Raises:  AssertionError; ConfigurationError for an algorithm without a secure sum.
     """
     _require_secret(algorithm)
-    members = algorithm.cohort.capacity(data.num_clients)
+    return run_check(_examine, algorithm, wrong, "this should not happen", data, seed)
 
-    def examine(algorithm: Algorithm) -> None:
-        examine_masks(algorithm.transport, members, seed)
 
-    return run_check(examine, algorithm, wrong, "this should not happen")
+def _examine(algorithm: Algorithm, data: FederatedData, seed: int) -> None:
+    examine_masks(algorithm.transport, algorithm.cohort.capacity(data.num_clients), seed)

@@ -1,6 +1,5 @@
 """The law of the noise: is it the one that the accountants count?"""
 
-import functools
 import math
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -16,16 +15,16 @@ from fedjax_dp.inspection.noise_law import examine_noise
 from fedjax_dp.inspection.places import whitened
 from fedjax_dp.inspection.trials import size_of
 from fedjax_dp.inspection.verdict import CheckReport, require
-from fedjax_dp.models import Model, usual_model
+from fedjax_dp.models import Model
 from fedjax_dp.parts.noise import correlated_source
 from fedjax_dp.privacy.protection import unit_of
 from fedjax_dp.pytrees import changed
 from fedjax_dp.rounds.algorithm import Algorithm
-from fedjax_dp.rounds.simulation import check
 from fedjax_dp.testing import instruments
 from fedjax_dp.testing.instruments import TrialInputs
-from fedjax_dp.testing.mutants import faint_noise
-from fedjax_dp.testing.reports import Program, run_check
+from fedjax_dp.testing.mutation import WrongProgram
+from fedjax_dp.testing.reports import run_check, usable_model
+from fedjax_dp.testing.wrong_programs import faint_noise
 
 DRAWS = 20_000  # numbers; 12,743 miss a standard deviation off by 5% once in a thousand times
 PAIRED = 1_500  # numbers that each pair of places is compared by
@@ -38,7 +37,7 @@ def check_noise(
     *,
     model: Model | None = None,
     std: float | None = None,
-    wrong: Program | Iterable[Program] | None = faint_noise,
+    wrong: WrongProgram | Iterable[WrongProgram] | None = faint_noise,
     seed: int = 0,
     draws: int = DRAWS,
 ) -> list[CheckReport]:
@@ -58,20 +57,15 @@ def check_noise(
     Raises:  AssertionError; ConfigurationError for an algorithm without an epsilon, or a function without std.
     """
     errors.require_count("draws", draws)
-    examine: Callable[[Any], None]
     if isinstance(subject, Algorithm):
-        if data is None:
-            raise errors.refuse("data", None, "given with an algorithm")
-        model = model or usual_model(data)
-
-        examine = functools.partial(_of_algorithm, data=data, model=model, seed=seed, draws=draws)
-    else:
-        if std is None:
-            raise errors.refuse("std", None, "given with a function")
-        errors.require_positive("std", std)
-        examine = functools.partial(_of_function, std=std, seed=seed, draws=draws)
-        wrong = _faint if wrong is faint_noise else wrong
-    return run_check(examine, subject, wrong, "raise draws")
+        model = usable_model(subject, data, model)
+        instruments.require_private(subject)
+        return run_check(_of_algorithm, subject, wrong, "raise draws", data, model, seed, draws)
+    if std is None:
+        raise errors.refuse("std", None, "given with a function")
+    errors.require_positive("std", std)
+    wrong = _faint if wrong is faint_noise else wrong
+    return run_check(_of_function, subject, wrong, "raise draws", std, seed, draws)
 
 
 def _faint(draw: Callable[[jax.Array], Any]) -> Callable[[jax.Array], Any]:
@@ -95,24 +89,23 @@ def _of_function(draw: Callable[[jax.Array], Any], std: float, seed: int, draws:
 
 
 def _of_algorithm(algorithm: Algorithm, data: FederatedData, model: Model, seed: int, draws: int) -> None:
-    check(algorithm, data, 1, model)
-    instruments.require_private(algorithm)
     if unit_of(algorithm) is Unit.CLIENT:
         _of_server(algorithm, data, model, seed, draws)
         return
     rounds = 2
-    algorithm, data = instruments.few(instruments.bare(algorithm), data)
+    algorithm, data = instruments.subsample_clients(instruments.without_server(algorithm), data)
     claim = instruments.claim_of(algorithm, data, rounds, model)
     wanted = instruments.step_units(algorithm, data, rounds) * claim.noise[:, None]
     size = size_of(model)
     places = [(t, i, s) for t, i, s in np.ndindex(wanted.shape) if wanted[t, i, s] > 0]
     trials = max(math.ceil(draws / (size * len(places))), math.ceil(PAIRED / size), 8)
     trials *= 1 if claim.release.normal else 2  # of another law two make a normal one
-    watched = instruments.still(algorithm, data)
+    watched = instruments.frozen_updates(algorithm, data)
     setup = TrialInputs(instruments.keys_of(seed, trials))
     loud = instruments.observe(watched, data, model, setup, rounds).gradients
     noise = (
-        np.asarray(loud, float) - instruments.observe(instruments.silent(watched), data, model, setup, rounds).gradients
+        np.asarray(loud, float)
+        - instruments.observe(instruments.without_noise(watched), data, model, setup, rounds).gradients
     )
     source = correlated_source(algorithm.local.privatizer)
     if source is not None:
@@ -134,7 +127,7 @@ def _of_server(algorithm: Algorithm, data: FederatedData, model: Model, seed: in
     claim = instruments.claim_of(algorithm, data, rounds, model)
     size = size_of(model)
     trials = max(math.ceil(draws / (size * rounds)), math.ceil(PAIRED / size), 8)
-    watched = instruments.still(changed(algorithm, server=instruments.adding()), data)
+    watched = instruments.frozen_updates(changed(algorithm, server=instruments.additive_server()), data)
     setup = TrialInputs(instruments.keys_of(seed, trials), params=jnp.zeros((trials, size)))
     seen = instruments.observe(watched, data, model, setup, rounds)
     noise = np.diff(np.asarray(seen.params, float), axis=1)

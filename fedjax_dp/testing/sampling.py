@@ -14,14 +14,13 @@ from fedjax_dp.inspection.draws import examine_batches, examine_cohort
 from fedjax_dp.inspection.sampling_law import examine_sampling
 from fedjax_dp.inspection.verdict import CheckReport
 from fedjax_dp.inspection.visits import examine_batches_of_steps
-from fedjax_dp.models import Model, usual_model
+from fedjax_dp.models import Model
 from fedjax_dp.parts.cohorts import Cohort, Members
 from fedjax_dp.rounds.algorithm import Algorithm
-from fedjax_dp.rounds.simulation import check
 from fedjax_dp.testing import instruments
-from fedjax_dp.testing.mutants import first_records
-from fedjax_dp.testing.posing import wrong_program
-from fedjax_dp.testing.reports import Program, run_check
+from fedjax_dp.testing.mutation import WrongProgram, wrong_program
+from fedjax_dp.testing.reports import run_check, usable_model
+from fedjax_dp.testing.wrong_programs import first_records, law_of_batches
 
 DRAWS = 4_000  # batches of a client, or cohorts
 ROUNDS = 64  # of the run itself
@@ -47,7 +46,7 @@ def check_sampling(
     *,
     model: Model | None = None,
     sampling: Sampling | None = None,
-    wrong: Program | Iterable[Program] | None = FROZEN,
+    wrong: WrongProgram | Iterable[WrongProgram] | None = FROZEN,
     seed: int = 0,
     draws: int = DRAWS,
 ) -> list[CheckReport]:
@@ -69,32 +68,28 @@ def check_sampling(
     Raises:  AssertionError; ConfigurationError for a function without sampling.
     """
     errors.require_count("draws", draws)
-    examine: Callable[[Any], None]
     if isinstance(subject, Algorithm):
-        if data is None:
-            raise errors.refuse("data", None, "given with an algorithm")
-        model = model or usual_model(data)
-        check(subject, data, 1, model)
-        if isinstance(subject.local.batches.sampling(2**31 - 1), FullBatch) and not subject.cohort.drawn:
+        model = usable_model(subject, data, model)
+        if isinstance(law_of_batches(subject), FullBatch) and not subject.cohort.drawn:
             wrong = None  # nothing is drawn
+        return run_check(_of_algorithm, subject, wrong, "raise draws", data, model, seed, draws)
+    if not isinstance(sampling, Sampling):
+        raise errors.refuse("sampling", sampling, "given with a function, such as Poisson(0.01)")
+    wrong = _frozen if wrong is FROZEN else wrong
+    return run_check(_of_function, subject, wrong, "raise draws", sampling, seed, draws)
 
-        def examine(algorithm: Any) -> None:
-            local = algorithm.local
-            trials = -(-draws // local.batches.count(local.steps, data.largest))
-            examine_cohort(algorithm.cohort, algorithm, data, ROUNDS, seed, draws)
-            examine_batches(local.batches, algorithm, data, model, ROUNDS, trials)
-            examine_batches_of_steps(local, algorithm, data, model, ROUNDS)
 
-    else:
-        if not isinstance(sampling, Sampling):
-            raise errors.refuse("sampling", sampling, "given with a function, such as Poisson(0.01)")
-        wrong = (_frozen,) if wrong is FROZEN else wrong
+def _of_algorithm(algorithm: Algorithm, data: FederatedData, model: Model, seed: int, draws: int) -> None:
+    local = algorithm.local
+    trials = -(-draws // local.batches.count(local.steps, data.largest))
+    examine_cohort(algorithm.cohort, algorithm, data, ROUNDS, seed, draws)
+    examine_batches(local.batches, algorithm, data, model, ROUNDS, trials)
+    examine_batches_of_steps(local, algorithm, data, model, ROUNDS)
 
-        def examine(function: Any) -> None:
-            counts = np.asarray(jax.jit(jax.vmap(function))(instruments.keys_of(seed, draws)))
-            examine_sampling("the function", counts[:, None], sampling)
 
-    return run_check(examine, subject, wrong, "raise draws")
+def _of_function(function: Callable[[jax.Array], Any], sampling: Sampling, seed: int, draws: int) -> None:
+    counts = np.asarray(jax.jit(jax.vmap(function))(instruments.keys_of(seed, draws)))
+    examine_sampling("the function", counts[:, None], sampling)
 
 
 def _frozen(function: Callable[[jax.Array], Any]) -> Callable[[jax.Array], Any]:

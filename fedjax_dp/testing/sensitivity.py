@@ -13,7 +13,7 @@ from fedjax_dp.accounting.sampling import WithReplacement
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.inspection.trials import size_of
 from fedjax_dp.inspection.verdict import CheckReport, require
-from fedjax_dp.models import Model, usual_model
+from fedjax_dp.models import Model
 from fedjax_dp.parts.answers import Answers
 from fedjax_dp.parts.batches import FixedBatches
 from fedjax_dp.parts.client_privacy import UpdatePrivatizer
@@ -22,12 +22,11 @@ from fedjax_dp.parts.record_privacy import clips
 from fedjax_dp.privacy.protection import unit_of
 from fedjax_dp.pytrees import changed, value
 from fedjax_dp.rounds.algorithm import Algorithm
-from fedjax_dp.rounds.simulation import check
 from fedjax_dp.testing import instruments
 from fedjax_dp.testing.instruments import TrialInputs
-from fedjax_dp.testing.mutants import clip_per_batch, unclipped_bias
-from fedjax_dp.testing.posing import posing
-from fedjax_dp.testing.reports import Program, run_check
+from fedjax_dp.testing.mutation import WrongProgram, mutated_part
+from fedjax_dp.testing.reports import run_check, usable_model
+from fedjax_dp.testing.wrong_programs import clip_per_batch, unclipped_bias
 
 TRIALS = 256
 ROUNDING = 1e-4  # relative: float32 sums over a batch
@@ -41,12 +40,12 @@ def loose_clip(algorithm: Algorithm) -> Algorithm:
     under noise on the upload.
     """
     if algorithm.upload.unit is not None:
-        deed = _loose_message if getattr(algorithm.aggregate, "least", None) is None else _looser_message
-        return changed(algorithm, upload=posing(algorithm.upload, "message", deed))
+        mutation = _loose_message if getattr(algorithm.aggregate, "least", None) is None else _looser_message
+        return changed(algorithm, upload=mutated_part(algorithm.upload, "message", mutation))
     local = algorithm.local
     if not clips(local.privatizer):
         raise errors.refuse("privatizer", type(local.privatizer).__name__, "one that clips, for loose_clip")
-    return changed(algorithm, local=changed(local, privatizer=posing(local.privatizer, "gradient", _loose_clip)))
+    return changed(algorithm, local=changed(local, privatizer=mutated_part(local.privatizer, "gradient", _loose_clip)))
 
 
 def _loose_clip(right: Any, key: jax.Array, step: Any, model: Model, params: Any, records: Any) -> Any:
@@ -77,7 +76,7 @@ def check_sensitivity(
     sensitivity: float | None = None,
     adjacency: Adjacency | None = None,
     records: Any = None,
-    wrong: Program | Iterable[Program] | None = LOOSE,
+    wrong: WrongProgram | Iterable[WrongProgram] | None = LOOSE,
     seed: int = 0,
     trials: int = TRIALS,
 ) -> list[CheckReport]:
@@ -100,19 +99,17 @@ def check_sensitivity(
     Raises:  AssertionError; ConfigurationError for an algorithm without an epsilon, or a function without bounds.
     """
     errors.require_count("trials", trials)
-    examine: Callable[[Any], None]
+    remedy = "raise trials, or give data and model that fill the bound"
     if isinstance(subject, Algorithm):
-        if data is None:
-            raise errors.refuse("data", None, "given with an algorithm")
-        model = model or usual_model(data)
-        examine = lambda algorithm: _of_algorithm(algorithm, data, model, seed, trials)  # noqa: E731
-    else:
-        if sensitivity is None or not isinstance(adjacency, Adjacency) or records is None:
-            raise errors.refuse("sensitivity, adjacency and records", "not all", "given with a function")
-        errors.require_positive("sensitivity", sensitivity)
-        examine = lambda f: _of_function(f, sensitivity, adjacency, records, seed, trials)  # noqa: E731
-        wrong = (_loose,) if wrong is LOOSE else wrong
-    return run_check(examine, subject, wrong, "raise trials, or give data and model that fill the bound")
+        model = usable_model(subject, data, model)
+        instruments.require_private(subject)
+        of_unit = _of_clients if unit_of(subject) is Unit.CLIENT else _of_records
+        return run_check(of_unit, subject, wrong, remedy, data, model, seed, trials)
+    if sensitivity is None or not isinstance(adjacency, Adjacency) or records is None:
+        raise errors.refuse("sensitivity, adjacency and records", "not all", "given with a function")
+    errors.require_positive("sensitivity", sensitivity)
+    wrong = _loose if wrong is LOOSE else wrong
+    return run_check(_of_function, subject, wrong, remedy, sensitivity, adjacency, records, seed, trials)
 
 
 def _loose(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -191,16 +188,9 @@ def _require_bounded(
     )
 
 
-def _of_algorithm(algorithm: Algorithm, data: FederatedData, model: Model, seed: int, trials: int) -> None:
-    check(algorithm, data, 1, model)
-    instruments.require_private(algorithm)
-    of_unit = _of_clients if unit_of(algorithm) is Unit.CLIENT else _of_records
-    of_unit(algorithm, data, model, seed, trials)
-
-
 def _of_records(algorithm: Algorithm, data: FederatedData, model: Model, seed: int, trials: int) -> None:
     rng = np.random.default_rng(seed)
-    algorithm, data = instruments.few(instruments.bare(algorithm), data, most=2)
+    algorithm, data = instruments.subsample_clients(instruments.without_server(algorithm), data, most=2)
     claim = instruments.claim_of(algorithm, data, 1, model)
     adjacency = claim.adjacency
     local, batch = algorithm.local, getattr(algorithm.local.batches, "size", None)
@@ -220,13 +210,13 @@ def _of_records(algorithm: Algorithm, data: FederatedData, model: Model, seed: i
         setups = [TrialInputs(keys, *stores[0], params, missing) for missing in (none, gone)]
     else:
         setups = [TrialInputs(keys, *store, params, none) for store in stores]
-    quiet = instruments.silent(algorithm)
+    quiet = instruments.without_noise(algorithm)
     if algorithm.local.privatizer.on_upload:
         once = changed(quiet, local=changed(quiet.local, steps=1))
         for twin in (once, quiet):
             _examine_uploads(twin, data, model, setups, adjacency)
         return
-    watched = instruments.still(quiet, data)
+    watched = instruments.frozen_updates(quiet, data)
     one, other = (np.asarray(instruments.observe(watched, data, model, s).gradients[:, 0], float) for s in setups)
     unit = adjacency.sensitivity * np.broadcast_to(instruments.step_units(algorithm, data)[0], one.shape[:-1])
     taken = unit > 0
@@ -303,7 +293,7 @@ def _of_clients(algorithm: Algorithm, data: FederatedData, model: Model, seed: i
     params = (rng.normal(size=(trials, size)) * rng.choice([0.0, 0.3], (trials, 1))).astype(np.float32)
     owner = np.repeat(np.arange(data.num_clients), np.asarray(data.sizes))
     keys, stores = instruments.keys_of(seed, trials), _exchanged(data, owner[None] == client[:, None], rng)
-    quiet = changed(instruments.silent(algorithm), server=instruments.adding())
+    quiet = changed(instruments.without_noise(algorithm), server=instruments.additive_server())
 
     def cohort(missing: np.ndarray) -> Any:
         wide = jax.tree.map(lambda a: np.repeat(np.asarray(a, np.float32)[None], trials, 0), algorithm.cohort)

@@ -10,17 +10,16 @@ from fedjax_dp import errors, inspection
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.inspection import flow
 from fedjax_dp.inspection.verdict import CheckReport, require
-from fedjax_dp.models import Model, usual_model
+from fedjax_dp.models import Model
 from fedjax_dp.parts import facts
 from fedjax_dp.parts.clipping import Records
 from fedjax_dp.parts.contexts import ClientContext, InitContext, LocalState, StepContext
 from fedjax_dp.parts.corrections import Correction
 from fedjax_dp.pytrees import changed, value
 from fedjax_dp.rounds.algorithm import Algorithm
-from fedjax_dp.rounds.simulation import check
 from fedjax_dp.testing import instruments
-from fedjax_dp.testing.posing import Wrong
-from fedjax_dp.testing.reports import run_check
+from fedjax_dp.testing.mutation import WrongProgram
+from fedjax_dp.testing.reports import run_check, usable_model
 
 
 class _Sends(Correction):
@@ -119,7 +118,7 @@ def check_statements(
     data: FederatedData,
     *,
     model: Model | None = None,
-    wrong: Wrong | Iterable[Wrong] | None = LEAKS,
+    wrong: WrongProgram | Iterable[WrongProgram] | None = LEAKS,
     seed: int = 0,
 ) -> list[CheckReport]:
     """Every part states its facts, nothing contradicts them, and records reach messages by what is counted alone.
@@ -131,17 +130,16 @@ def check_statements(
     Errors:  the trace is exact; statistical assertions as `fedjax_dp.inspection` says.
     Raises:  AssertionError; ConfigurationError for an algorithm without an epsilon.
     """
-    model = model or usual_model(data)
-    check(algorithm, data, 1, model)
+    model = usable_model(algorithm, data, model)
     instruments.require_private(algorithm)
+    return run_check(_examine, algorithm, wrong, "this should not happen", data, model, seed)
 
-    def examine(algorithm: Algorithm) -> None:
-        try:
-            facts.require_facts(algorithm)
-            flow.check(algorithm, data, model)
-            inspection.require_true(algorithm, data, model, 10, seed)
-        except errors.ConfigurationError as refusal:
-            raise AssertionError(str(refusal)) from None
-        require(True, "parts are what they state", "nothing against it", "so", "the trace of the round is exact")
 
-    return run_check(examine, algorithm, wrong, "this should not happen")
+def _examine(algorithm: Algorithm, data: FederatedData, model: Model, seed: int) -> None:
+    try:
+        facts.require_facts(algorithm)
+        flow.check(algorithm, data, model)
+        inspection.require_true(algorithm, data, model, 10, seed)
+    except errors.ConfigurationError as refusal:
+        raise AssertionError(str(refusal)) from None
+    require(True, "parts are what they state", "nothing against it", "so", "the trace of the round is exact")

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import ragged_data, usual
+from wrong_programs import clean_head
 
 import fedjax_dp as fdp
 from fedjax_dp import errors
@@ -20,7 +21,6 @@ from fedjax_dp.parts.facts import restates
 from fedjax_dp.pytrees import ravel, value
 from fedjax_dp.rounds import run_round
 from fedjax_dp.rounds.simulation import begin, numbers, run_key
-from fedjax_dp.testing import MORE_WRONG
 
 DELTA = 1e-5
 TEN = (10, 10, 10, 10)
@@ -161,7 +161,7 @@ def test_a_clean_head_under_noise_on_records_is_refuted():
     options = {"rounds": 2, "delta": DELTA, "model": BilinearModel(), "trials": 4_000, "significance": 1e-3}
     target = {"canary": "label-flip", "client": 0, "record": 7, "view": UPLOADS}
     assert not audit(right, leaking(), **options, **target).violated
-    found = audit(MORE_WRONG["clean_head"](right), leaking(), **options, **target)
+    found = audit(clean_head(right), leaking(), **options, **target)
     assert found.proved, found.verdict
     assert found.lower > 1.3 * found.epsilon
 

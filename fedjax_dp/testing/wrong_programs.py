@@ -1,8 +1,8 @@
 """Named wrong programs, as they stand in published code: what a check must reject to be worth its name.
 
 Each takes an algorithm and returns one that says the same of itself (the same event for the accountants, and parts of
-the same classes) and does something else, but `missing_factor_two`, which does the same and says more. All refuse an
-algorithm on which they would not be wrong, or to which they do not apply, with a ConfigurationError.
+the same classes) and does something else. All refuse an algorithm on which they would not be wrong, or to which they do
+not apply, with a ConfigurationError.
 
 >>> import fedjax_dp as fdp
 >>> from fedjax_dp.testing import WRONG
@@ -19,25 +19,23 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_dp import errors
-from fedjax_dp.accounting import Event
-from fedjax_dp.accounting.sampling import FullBatch, Poisson, Sampling, Shuffled
+from fedjax_dp.accounting.sampling import FullBatch, Sampling, Shuffled
 from fedjax_dp.gradients import clip_factors
 from fedjax_dp.models import Model
-from fedjax_dp.models.selection import tensors_named
 from fedjax_dp.parts.batches import Batch
 from fedjax_dp.parts.client_privacy import UpdatePrivatizer
 from fedjax_dp.parts.clipping import Bounded, ClipBatch, ClipRecords, Records, StepReport
-from fedjax_dp.parts.contexts import ClientContext, InitContext, LocalResult, LocalState, StepContext
+from fedjax_dp.parts.contexts import ClientContext, InitContext, LocalResult, LocalState
 from fedjax_dp.parts.corrections import Correction
 from fedjax_dp.parts.local_sgd import LocalSgd
-from fedjax_dp.parts.record_privacy import NonPrivate, Privatizer, RecordGaussian, variance_of
+from fedjax_dp.parts.record_privacy import Privatizer, variance_of
 from fedjax_dp.privacy.protection import clips_records, noises_steps
-from fedjax_dp.pytrees import Part, changed, ravel, tensor_sizes, value
+from fedjax_dp.pytrees import changed, ravel, tensor_sizes, value
 from fedjax_dp.rounds.algorithm import Algorithm
-from fedjax_dp.testing.posing import Deed, Wrong, posing, with_posing, wrong_program
+from fedjax_dp.testing.mutation import Mutation, WrongProgram, mutated, mutated_part, wrong_program
 
 
-def _require_noise_on_records(algorithm: Algorithm) -> None:
+def require_noise_on_records(algorithm: Algorithm) -> None:
     if not noises_steps(algorithm) or algorithm.upload.unit is not None:
         raise errors.refuse(
             "algorithm",
@@ -47,52 +45,30 @@ def _require_noise_on_records(algorithm: Algorithm) -> None:
         )
 
 
-def _law(algorithm: Algorithm) -> Sampling:
+def law_of_batches(algorithm: Algorithm) -> Sampling:
     """What the batches of a large client say of themselves."""
     return algorithm.local.batches.sampling(2**31 - 1)
 
 
-def _require_own_noise(algorithm: Algorithm) -> None:
+def _require_noise_multiplier(algorithm: Algorithm) -> None:
     if getattr(algorithm.local.privatizer, "noise_multiplier", None) is None:
         name = type(algorithm.local.privatizer).__name__
         raise errors.refuse("privatizer", name, "one with a noise_multiplier, for this wrong program")
 
 
 def _require_clipped_records(algorithm: Algorithm) -> None:
-    _require_noise_on_records(algorithm)
+    require_noise_on_records(algorithm)
     if not clips_records(algorithm):
         raise errors.refuse("bound", "another", "ClipRecords for this wrong program")
 
 
-def _require_exchange(algorithm: Algorithm) -> None:
-    _require_noise_on_records(algorithm)
-    law = _law(algorithm)
-    if isinstance(law, Poisson):
-        raise errors.refuse("batches", str(law), "of a fixed size", "add-remove neighbours have no factor two")
-
-
-def _require_poisson(algorithm: Algorithm) -> None:
-    _require_noise_on_records(algorithm)
-    law = _law(algorithm)
-    if not isinstance(law, Poisson):
-        remedy = "batches of a fixed size have one denominator"
-        raise errors.refuse("batches", str(law), "PoissonBatches for this wrong program", remedy)
-
-
 def _require_draws(algorithm: Algorithm) -> None:
-    if isinstance(_law(algorithm), FullBatch | Shuffled):
+    if isinstance(law_of_batches(algorithm), FullBatch | Shuffled):
         name = type(algorithm.local.batches).__name__
         raise errors.refuse("batches", name, "drawn afresh in every step for this wrong program")
 
 
-def _require_several_steps(algorithm: Algorithm) -> None:
-    _require_noise_on_records(algorithm)
-    if algorithm.local.steps == 1 and algorithm.local.batches.even:
-        remedy = "there is no step to confuse it with"
-        raise errors.refuse("local_steps", 1, "at least 2 for this wrong program", remedy)
-
-
-def _scaled(mechanism: Any, factor: Any) -> Any:
+def scaled_noise(mechanism: Any, factor: Any) -> Any:
     """The mechanism with `factor` times the noise."""
     return changed(mechanism, noise_multiplier=factor * jnp.asarray(mechanism.noise_multiplier))
 
@@ -102,68 +78,30 @@ def _scaled(mechanism: Any, factor: Any) -> Any:
 
 def half_noise(algorithm: Algorithm) -> Algorithm:
     """The standard deviation of the noise is half of what is stated. For every mechanism that has noise."""
-    return _with_noise_times(algorithm, 0.5, "half_noise")
+    return _with_noise_scaled_by(algorithm, 0.5, "half_noise")
 
 
 def faint_noise(algorithm: Algorithm) -> Algorithm:
     """The standard deviation of the noise is 5% below what is stated. For every mechanism that has noise."""
-    return _with_noise_times(algorithm, 0.95, "faint_noise")
+    return _with_noise_scaled_by(algorithm, 0.95, "faint_noise")
 
 
 @functools.cache
-def _noise_times(factor: float, name: str, method: str) -> Deed:
-    def deed(mechanism: Any, *args: Any) -> Any:
-        return getattr(_scaled(mechanism, factor), method)(*args)
+def _noise_scaled_by(factor: float, name: str, method: str) -> Mutation:
+    def mutation(mechanism: Any, *args: Any) -> Any:
+        return getattr(scaled_noise(mechanism, factor), method)(*args)
 
-    deed.__name__ = name
-    return deed
+    mutation.__name__ = name
+    return mutation
 
 
-def _with_noise_times(algorithm: Algorithm, factor: float, name: str) -> Algorithm:
+def _with_noise_scaled_by(algorithm: Algorithm, factor: float, name: str) -> Algorithm:
     upload = algorithm.upload
     if upload.unit is not None:
         method = "message" if upload.shared_noise else "release"
-        return with_posing(algorithm, "upload", method, _noise_times(factor, name, method))
-    _require_own_noise(algorithm)
-    return with_posing(algorithm, "privatizer", "gradient", _noise_times(factor, name, "gradient"))
-
-
-@wrong_program("privatizer", "gradient", _require_noise_on_records)
-def noise_inside_rate(right: Privatizer, key: jax.Array, step: StepContext, *rest: Any) -> Any:
-    """The noise is multiplied by the learning rate once more. Right at rate 1."""
-    return _scaled(right, step.rate).gradient(key, step, *rest)
-
-
-@wrong_program("privatizer", "gradient", _require_noise_on_records)
-def stale_std(right: Any, *args: Any) -> Any:
-    """The noise has standard deviation z / B: the clip norm is forgotten. Right at clip norm 1."""
-    return _scaled(right, 1 / jnp.asarray(right.clip_norm)).gradient(*args)
-
-
-@wrong_program("privatizer", "gradient", _require_noise_on_records)
-def silent_last_step(right: Privatizer, key: jax.Array, step: StepContext, *rest: Any) -> Any:
-    """The last local step of a round adds no noise; with one step, none does."""
-    return _scaled(right, jnp.where(step.is_last, 0.0, 1.0)).gradient(key, step, *rest)
-
-
-@wrong_program("privatizer", "gradient", _require_noise_on_records)
-def one_leaf_noise(
-    right: Privatizer, key: jax.Array, step: StepContext, model: Model, params: Any, records: Records
-) -> Any:
-    """Noise joins the first parameter tensor alone. Refuses, when it is traced, a model of a single tensor."""
-    first = _several(tensor_sizes(params))[0]
-    noisy, report = right.gradient(key, step, model, params, records)
-    silent, _ = _scaled(right, 0.0).gradient(key, step, model, params, records)
-    return jnp.where(jnp.arange(noisy.size) < first, noisy, silent), report
-
-
-@wrong_program("privatizer", "event", _require_exchange)
-def missing_factor_two(right: RecordGaussian, *args: Any) -> Event:
-    """The accountants count twice the noise multiplier: exchanging a record is taken to move the sum by C, not 2 C.
-
-    The one wrong program whose claim is wrong, not its deed. For neighbours that differ by exchange.
-    """
-    return right.event(*args).scaled(2.0)
+        return mutated(algorithm, "upload", method, _noise_scaled_by(factor, name, method))
+    _require_noise_multiplier(algorithm)
+    return mutated(algorithm, "privatizer", "gradient", _noise_scaled_by(factor, name, "gradient"))
 
 
 # Gradients that are not bounded as stated
@@ -185,7 +123,8 @@ def unclipped_bias(right: ClipRecords, model: Model, params: Any, records: Recor
     def one(x: jax.Array, y: jax.Array) -> tuple[jax.Array, Any]:
         return jax.value_and_grad(lambda p: model.loss(p, x, y, None))(params)
 
-    sizes = _several(tensor_sizes(params))
+    require_several_tensors(params)
+    sizes = tensor_sizes(params)
     losses, per_record = jax.vmap(one)(records.x, records.y)
     leaves, shape = jax.tree.flatten(per_record)
     rows = [leaf.reshape(records.mask.size, -1) for leaf in leaves]
@@ -200,41 +139,6 @@ def unclipped_bias(right: ClipRecords, model: Model, params: Any, records: Recor
     return Bounded(mean, clip_norm / records.divisor, report)
 
 
-@wrong_program("privatizer", "gradient", _require_poisson)
-def realised_denominator(
-    right: Privatizer, key: jax.Array, step: StepContext, model: Model, params: Any, records: Records
-) -> Any:
-    """The noised sum over a Poisson batch is divided by the number of records that came, not by the public one."""
-    came = jnp.maximum(records.mask.sum(dtype=jnp.int32), 1)
-    return right.gradient(key, step, model, params, records._replace(divisor=came))
-
-
-def clean_head(algorithm: Algorithm) -> Algorithm:
-    """What clients keep of the model is trained on plain gradients; what they share is clipped and noised. For fedper.
-
-    A record moves its client's head, and by the head every later gradient of what is shared.
-    """
-    _require_noise_on_records(algorithm)
-    models: Any = getattr(algorithm.local, "models", None)
-    if getattr(models, "head", None) is None or models.head_steps:
-        wanted = "of clients that keep a head which moves with the rest, for this wrong program"
-        raise errors.refuse("client models", type(models).__name__, wanted, "use fedper")
-    return with_posing(algorithm, "privatizer", "gradient", _clean_on(models.head))
-
-
-@functools.cache
-def _clean_on(head: str) -> Deed:
-    def _clean_head(
-        right: Privatizer, key: jax.Array, step: StepContext, model: Model, params: Any, rows: Records
-    ) -> Any:
-        noisy, report = right.gradient(key, step, model, params, rows)
-        plain, _ = NonPrivate().gradient(key, step, model, params, rows)
-        kept = Part(tensor_sizes(params), tensors_named("head", head, model))
-        return kept.put(kept.take(plain), noisy), report
-
-    return _clean_head
-
-
 # Randomness that is not fresh
 
 
@@ -247,18 +151,12 @@ def first_records(right: Any, key: jax.Array, records: jax.Array, steps: int, la
     return drawn._replace(positions=jnp.where(mask, jnp.minimum(at, records - 1), 0), mask=mask)
 
 
-@wrong_program("privatizer", "gradient", _require_several_steps)
-def reused_step_key(right: Privatizer, key: jax.Array, step: StepContext, *rest: Any) -> Any:
-    """Every local step of a round adds the same noise."""
-    return right.gradient(key, step._replace(number=jnp.zeros_like(step.number)), *rest)
-
-
 def shared_key(algorithm: Algorithm) -> Algorithm:
     """All clients of a round add the same noise: its key is made of run and round alone. Other runs have other noise.
 
     The noise of steps and rounds stays fresh, and so do all batches. A warm start is not touched.
     """
-    _require_own_noise(algorithm)
+    _require_noise_multiplier(algorithm)
     return _with_noise_key(algorithm, _shared_key)
 
 
@@ -268,7 +166,7 @@ def _shared_key(right: LocalSgd, client: ClientContext) -> LocalResult:
 
 def reused_round_key(algorithm: Algorithm) -> Algorithm:
     """A client adds the same noise in every round: its key is made of run and client alone."""
-    _require_own_noise(algorithm)
+    _require_noise_multiplier(algorithm)
     return _with_noise_key(algorithm, _reused_round_key)
 
 
@@ -320,10 +218,10 @@ def _run_with_noise_key(right: LocalSgd, number: Any, client: ClientContext) -> 
     return changed(right, privatizer=keyed).run(client)
 
 
-def _with_noise_key(algorithm: Algorithm, deed: Deed) -> Algorithm:
+def _with_noise_key(algorithm: Algorithm, mutation: Mutation) -> Algorithm:
     local: Any = algorithm.local
     with_words = changed(local, corrections=(*local.corrections, RunWords()))
-    return changed(algorithm, local=posing(with_words, "run", deed))
+    return changed(algorithm, local=mutated_part(with_words, "run", mutation))
 
 
 def frozen_server_noise(algorithm: Algorithm) -> Algorithm:
@@ -332,8 +230,8 @@ def frozen_server_noise(algorithm: Algorithm) -> Algorithm:
     if upload.unit is None:
         raise errors.refuse("upload", type(upload).__name__, "one with noise on whole clients for this wrong program")
     if upload.shared_noise:
-        return with_posing(algorithm, "upload", "message", _frozen_shares)
-    return with_posing(algorithm, "upload", "release", _frozen_server_noise)
+        return mutated(algorithm, "upload", "message", _frozen_shares)
+    return mutated(algorithm, "upload", "release", _frozen_server_noise)
 
 
 def _frozen_server_noise(right: UpdatePrivatizer, key: jax.Array, round_index: jax.Array, *rest: Any) -> Any:
@@ -344,29 +242,21 @@ def _frozen_shares(right: UpdatePrivatizer, key: jax.Array, *rest: Any) -> Any:
     return right.message(jax.random.key(0, impl=jax.random.key_impl(key)), *rest)
 
 
-def _several(sizes: tuple[int, ...]) -> tuple[int, ...]:
-    if len(sizes) < 2:
+def require_several_tensors(params: Any) -> None:
+    if len(tensor_sizes(params)) < 2:
         raise errors.refuse("model", "one parameter tensor", "of at least 2 tensors for this wrong program")
-    return sizes
 
 
-WRONG: dict[str, Wrong] = {
+WRONG: dict[str, WrongProgram] = {
     wrong.__name__: wrong
     for wrong in (
         half_noise,
-        noise_inside_rate,
-        shared_key,
+        faint_noise,
         clip_per_batch,
-        realised_denominator,
-        missing_factor_two,
-        one_leaf_noise,
-        silent_last_step,
         unclipped_bias,
         first_records,
+        shared_key,
+        reused_round_key,
+        frozen_server_noise,
     )
-}
-
-MORE_WRONG: dict[str, Wrong] = {
-    wrong.__name__: wrong
-    for wrong in (faint_noise, stale_std, clean_head, reused_step_key, reused_round_key, frozen_server_noise)
 }
