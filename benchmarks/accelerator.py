@@ -26,6 +26,8 @@ import fedjax_dp as fdp
 from fedjax_dp.experiments import environment
 from fedjax_dp.forecast import latency
 from fedjax_dp.forecast.floor import floor_of, speeds
+from fedjax_dp.privacy import PrivacyTerms
+from fedjax_dp.privacy.planned_run import plan_run
 from fedjax_dp.sweeps.engine import Job, JobGroup, RecordCache
 
 COHORTS, POINTS = (10, 100, 1000), (64, 256)
@@ -72,7 +74,9 @@ def sweep_of(points, rounds, repeats):
     w = workloads.WORKLOADS["W1"]
     data, model = ours.clients_of(w), ours.model_of(w)
     rates = np.geomspace(0.001, 0.1, points)
-    jobs = [Job(ours.algorithm_of(w._replace(rate=float(rate))), data, model, rounds, 0, rounds) for rate in rates]
+    algorithms = [ours.algorithm_of(w._replace(rate=float(rate))) for rate in rates]
+    runs = [plan_run(one, data, rounds=rounds, model=model, terms=PrivacyTerms()) for one in algorithms]
+    jobs = [Job(run, rounds) for run in runs]
     group, alone = JobGroup(jobs, cache=RecordCache()), JobGroup(jobs[:1], cache=RecordCache())
 
     def several(group):

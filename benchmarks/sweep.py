@@ -32,6 +32,8 @@ from round_latency import ours, workloads
 
 import fedjax_dp as fdp  # before JAX is used, so that every core is a device
 from fedjax_dp.experiments import environment
+from fedjax_dp.privacy import PrivacyTerms
+from fedjax_dp.privacy.planned_run import plan_run
 from fedjax_dp.sweeps import program
 from fedjax_dp.sweeps.engine import Job, JobGroup, RecordCache, grouped
 
@@ -82,7 +84,7 @@ def measure_processes(points):
 def measure_here(repeats):
     data, model = ours.clients_of(W), ours.model_of(W)
     jobs = [
-        Job(algorithm(rate, clip), data, model, ROUNDS, seed, ROUNDS)
+        Job(plan_run(algorithm(rate, clip), data, rounds=ROUNDS, seed=seed, model=model, terms=PrivacyTerms()), ROUNDS)
         for rate in AXES["learning_rate"]
         for clip in AXES["clip_norm"]
         for seed in range(SEEDS)
@@ -108,7 +110,7 @@ def measure_here(repeats):
 
     def one_by_one():
         return [
-            fdp.simulate(job.algorithm, data, rounds=ROUNDS, seed=job.seed, model=model, evaluate_every=ROUNDS)
+            fdp.simulate(job.run.algorithm, data, rounds=ROUNDS, seed=job.run.seed, model=model, evaluate_every=ROUNDS)
             for job in jobs
         ]
 

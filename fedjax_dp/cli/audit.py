@@ -104,13 +104,12 @@ def _audited(config: RunSpec, options: AuditOptions, screen: Screen) -> "tuple[A
 
     data = build_data(config.data)
     with screen.counter("calibrating noise") as count:
-        planned = planned_of(config, data)
-        algorithm, promise = prepared(planned, count)
+        planned, promise = prepared(planned_of(config, data), count)
     terms = planned.terms
     attack = {name: value for name, value in vars(options).items() if name not in OUTPUT}
     with screen.bar("auditing", total=options.trials if options.one_run is None else 1) as show:
         result = audit(
-            algorithm,
+            planned.algorithm,
             data,
             rounds=planned.rounds,
             seed=planned.seed,

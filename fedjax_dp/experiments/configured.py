@@ -37,8 +37,7 @@ def start(config: RunSpec, screen: Screen, callbacks: Callbacks | None = None) -
             return path, _ready(config, screen)
 
     path, ready = distributed.together(checked, lambda made: run_folder.facts(*made))
-    result = run_folder.start(ready, path, screen, callbacks or Callbacks())
-    return summary.of_run(ready, result, traffic(ready.algorithm, ready.model, ready.data)), path
+    return summary.of_run(run_folder.start(ready, path, screen, callbacks or Callbacks())), path
 
 
 def resume(
@@ -63,8 +62,7 @@ def resume(
     def prepared(to: int, screen: Screen) -> PreparedRun:
         return _ready(config.replace(rounds=to), screen)
 
-    ready, result = run_folder.go_on(path, about, rounds, prepared, screen, callbacks or Callbacks())
-    return summary.of_run(ready, result, traffic(ready.algorithm, ready.model, ready.data)), path
+    return summary.of_run(run_folder.go_on(path, about, rounds, prepared, screen, callbacks or Callbacks())), path
 
 
 def _continued(path: pathlib.Path, about: dict[str, Any], overrides: dict[str, Any]) -> tuple[RunSpec, int]:
@@ -131,7 +129,8 @@ def _assumed(config: RunSpec) -> list[str]:
 
 def _about(config: RunSpec, ready: PreparedRun) -> list[str]:
     """What a reader of the log wants to know before the first round."""
-    data, algorithm, options = ready.data, ready.algorithm, config.options
+    run, options = ready.planned, config.options
+    data, algorithm = run.data, run.algorithm
     lines = [f"{_clients(data)}; {_rounds(config, ready)}", _devices(ready.execution)]
     noise = noise_of(algorithm)
     if noise is not None:
@@ -142,10 +141,10 @@ def _about(config: RunSpec, ready: PreparedRun) -> list[str]:
             words += f", clip norm {options['clip_norm']:g}: on a sum the noise is their product"
         lines.append(words)
         if clips_records(algorithm):
-            params = jax.eval_shape(ready.model.init, run_key(ready.seed))
+            params = jax.eval_shape(run.model.init, run_key(run.seed))
             rows = (data.features(jnp.asarray(data.x[:1])), data.blank_targets(1))
-            lines.append(f"clipping by {gradients.describe(ready.model, params, *rows)}")
-    lines.append(str(traffic(algorithm, ready.model, data)))
+            lines.append(f"clipping by {gradients.describe(run.model, params, *rows)}")
+    lines.append(str(traffic(algorithm, run.model, data)))
     return lines
 
 
@@ -157,7 +156,7 @@ def _clients(data: FederatedData) -> str:
 
 def _rounds(config: RunSpec, ready: PreparedRun) -> str:
     """Who does what in a round, as far as the options say it."""
-    options, cohort = config.options, ready.algorithm.cohort
+    options, cohort = config.options, ready.planned.algorithm.cohort
     size = options.get("cohort_size")
     who = "all clients" if size is None else f"{'' if cohort.fixed else 'about '}{count(size, 'client')}"
     steps, batch = options.get("local_steps"), options.get("batch_size")

@@ -159,7 +159,7 @@ def _ready(
         on_host=spec.execution.records == "host",
         checksums=_checksums(algorithm, data, model) if kept else {},
     )
-    return dataclasses.replace(ready, spec=dataclasses.replace(spec, algorithm=_shortened(ready.algorithm)))
+    return dataclasses.replace(ready, spec=dataclasses.replace(spec, algorithm=_shortened(ready.planned.algorithm)))
 
 
 def _shortened(algorithm: Algorithm) -> str:

@@ -17,7 +17,6 @@ from fedjax_dp.execution import distributed
 from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.experiments import config as configs
 from fedjax_dp.experiments import environment, phases, summary
-from fedjax_dp.experiments.communication import traffic
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.experiments.training import Callbacks, PreparedRun, Result, train
 from fedjax_dp.models.origins import LEDGER, phases_of
@@ -56,9 +55,9 @@ class RunFolder:
             if checkpoint:
                 self._checkpoints.save(state, params)
 
-    def finish(self, ready: PreparedRun, result: Result) -> None:
+    def finish(self, result: Result) -> None:
         """Result and picture."""
-        content = summary.of_run(ready, result, traffic(ready.algorithm, ready.model, ready.data))
+        content, ready = summary.of_run(result), result.ready
         if distributed.first():
             with self._storing():
                 figures.plot_run(result.history, result.guarantee, ready.title, self.path / "run.png", task=ready.task)
@@ -68,7 +67,8 @@ class RunFolder:
         """The newest checkpoint, on the devices of the run; None before the first."""
         if self._checkpoints.latest() is None:
             return None
-        begun = fresh(ready.algorithm, ready.data, ready.model, ready.seed, ready.on_host)
+        run = ready.planned
+        begun = fresh(run.algorithm, run.data, run.model, run.seed, ready.on_host)
         return self._checkpoints.restore(place(begun, ready.execution))
 
     def close(self) -> None:
@@ -106,7 +106,7 @@ def go_on(
     prepared: Callable[[int, Screen], PreparedRun],
     screen: Screen,
     callbacks: Callbacks,
-) -> tuple[PreparedRun, Result]:
+) -> Result:
     """Train a run from the newest checkpoint of its folder to its end, or to more `rounds` than it began with.
 
     about     as `begun` read it;
@@ -126,12 +126,12 @@ def go_on(
         return longer, extend(path, about, longer)
 
     ready, about = distributed.together(checked, lambda made: facts(path, made[0]))
-    return ready, _trained(ready, path, about, screen, callbacks)
+    return _trained(ready, path, about, screen, callbacks)
 
 
 def _require_alike(before: PreparedRun, after: PreparedRun) -> None:
     """Refuse more rounds where they would have been begun with other noise."""
-    if not same(before.algorithm, after.algorithm):
+    if not same(before.planned.algorithm, after.planned.algorithm):
         reason = "its noise was found for a budget that so many rounds spend"
         if before.spec.privacy.epsilon is None:
             reason = "its parts depend on their number"
@@ -191,7 +191,7 @@ def facts(path: pathlib.Path, ready: PreparedRun) -> dict[str, str]:
     return {
         "out": str(path),
         "code": distributed.code(),
-        "noise and other numbers": checksum(numbers(ready.algorithm)),
+        "noise and other numbers": checksum(numbers(ready.planned.algorithm)),
         **ready.checksums,
         **{f"version of {name}": version for name, version in environment.versions().items()},
     }
@@ -302,7 +302,7 @@ def _begin(path: pathlib.Path, ready: PreparedRun) -> None:
     config = ready.spec.flat()
     about: dict[str, Any] = {"made of": ready.spec.made_of, "config": config, "checksums": dict(ready.checksums)}
     about |= {"seal": seal(about), **_layout(ready.execution)}
-    data = ready.data
+    data = ready.planned.data
     words = None if data.vocabulary is None else data.vocabulary._asdict()
     records = {"shape": data.record_shape, "classes": data.classes, "tokens": data.tokens, "task": data.task}
     about |= {"records": records | {"vocabulary": words}, "task": describe_task(ready.task)}

@@ -3,35 +3,35 @@
 from typing import Any
 
 from fedjax_dp.experiments import environment
-from fedjax_dp.experiments.communication import Traffic
-from fedjax_dp.experiments.training import PreparedRun, Result
+from fedjax_dp.experiments.communication import traffic
+from fedjax_dp.experiments.training import Result
 from fedjax_dp.rounds import metrics
 from fedjax_dp.tasks import describe_task, measures_of_task
 from fedjax_dp.tasks.measures import TEST, target_of
 
 
-def of_run(ready: PreparedRun, result: Result, traffic: Traffic) -> dict[str, Any]:
+def of_run(result: Result) -> dict[str, Any]:
     """The JSON object of a run. `probes` names the fields of `history` that only the simulator can know."""
-    reached = None
-    target = ready.spec.output.target
+    ready, reached = result.ready, None
+    run, target = ready.planned, ready.spec.output.target
     if target is not None:
         reached = metrics.rounds_to(result.history, target_of(target, measures_of_task(ready.task)))
-    last = result.history[-1].row()
+    last, sent = result.history[-1].row(), traffic(run.algorithm, run.model, run.data)
     return {
         "algorithm": ready.name,
         "dataset": ready.dataset,
         "rounds": ready.rounds,
         "seed": ready.seed,
-        "classes": ready.data.classes,
+        "classes": run.data.classes,
         "task": describe_task(ready.task),
         **{name: value for name, value in last.items() if name.startswith(TEST)},
         "history": [point.row() for point in result.history],
         "probes": list(metrics.PROBES),
         "rounds_to_target": reached,
-        "bytes_to_target": None if reached is None else traffic.total(reached),
+        "bytes_to_target": None if reached is None else sent.total(reached),
         "guarantee": result.guarantee.to_dict(),
         "timing": result.timing._asdict(),
-        "traffic": traffic.to_dict() | {"total": traffic.total(result.history[-1].round)},
+        "traffic": sent.to_dict() | {"total": sent.total(result.history[-1].round)},
         "versions": environment.versions(),
         "device": environment.device(),
         "config": ready.spec.to_dict(),

@@ -15,7 +15,6 @@ import numpy as np
 from fedjax_dp import errors
 from fedjax_dp.accounting import Guarantee
 from fedjax_dp.data.record_hashes import hashes_of
-from fedjax_dp.data.store import FederatedData
 from fedjax_dp.display import Card, count, displayed
 from fedjax_dp.execution import distributed
 from fedjax_dp.execution.mesh import Execution
@@ -51,8 +50,8 @@ class Result(NamedTuple):
 
     def as_start(self) -> Start:
         """All its parameters and their ledger: `models.freeze(model, start=result)` begins another run with them."""
-        values, done = parameters.by_name(whole(self.ready.model, self.params)), int(self.simulation.state.round)
-        ledger = phases.exported(self.ready.ledger, values, done)
+        values = parameters.by_name(whole(self.ready.planned.model, self.params))
+        ledger = phases.exported(self.ready.ledger, values, int(self.simulation.state.round))
         return Start(values, Origin("a run", values_digest(values), ledger=ledger))
 
     @property
@@ -93,6 +92,7 @@ class PreparedRun:
     """A run with everything built, checked and its noise found; nothing is trained.
 
     spec       what decides the run, as far as it can be written down
+    planned    the run itself: algorithm, with its noise, data, model
     checksums  of what decides it beside: data, code, values that only Python has, by name
     folder     that it is kept in, if any
     history    the evaluations before it was stopped, where it goes on
@@ -100,9 +100,7 @@ class PreparedRun:
     """
 
     spec: RunSpec
-    algorithm: Algorithm
-    data: FederatedData
-    model: Model
+    planned: PlannedRun
     execution: Execution
     guarantee: Guarantee
     on_host: bool
@@ -124,28 +122,29 @@ class PreparedRun:
     @property
     def rounds(self) -> int:
         """All that it takes."""
-        return self.spec.training.rounds
+        return self.planned.rounds
 
     @property
     def seed(self) -> int:
         """Of cohorts, batches, noise and the initial model."""
-        return self.spec.data.seed
+        return self.planned.seed
 
     @functools.cached_property
     def ledger(self) -> str:
         """What its parameters carry with them; reads the records, but for those of a store that names their hashes."""
-        checksum = self.checksums.get("data") or self.data.checksum
-        hashes = hashes_of(self.data) if self.hashes is None else self.hashes
-        return phases.ledger_of(self.name, self.data, self.model, self.rounds, self.guarantee, checksum, hashes)
+        data = self.planned.data
+        checksum = self.checksums.get("data") or data.checksum
+        hashes = hashes_of(data) if self.hashes is None else self.hashes
+        return phases.ledger_of(self.name, data, self.planned.model, self.rounds, self.guarantee, checksum, hashes)
 
     @property
     def task(self) -> Task:
         """What the scores of its model are judged by."""
-        return task_of(self.model, self.data)
+        return task_of(self.planned.model, self.planned.data)
 
     @property
     def title(self) -> str:
-        return f"{self.name} on {self.dataset}, {self.data.num_clients} clients, seed {self.seed}"
+        return f"{self.name} on {self.dataset}, {self.planned.data.num_clients} clients, seed {self.seed}"
 
     def _card(self) -> Card:
         return Card(self.title, {"rounds": str(self.rounds), "privacy": str(self.guarantee)})
@@ -171,12 +170,10 @@ def prepare(
         target_of(output.target, measures_of_task(task_of(planned.model, planned.data)))
     if on_host:
         prefetch.check(planned.algorithm, bool(output.train_metrics))
-    algorithm, guarantee = prepared(planned, progress)
+    planned, guarantee = prepared(planned, progress)
     return PreparedRun(
         spec=spec,
-        algorithm=algorithm,
-        data=planned.data,
-        model=planned.model,
+        planned=planned,
         execution=execution,
         guarantee=guarantee,
         on_host=on_host,
@@ -252,7 +249,7 @@ class Keeper(Protocol):
     def keep(self, state: ServerState, params: Any, history: Sequence[Evaluation], checkpoint: bool) -> None:
         """Called at evaluations and where a checkpoint is due; the state is valid during the call only."""
 
-    def finish(self, ready: PreparedRun, result: Result) -> None:
+    def finish(self, result: Result) -> None:
         """Called after the last round."""
 
 
@@ -281,7 +278,8 @@ def _trained(
     ready: PreparedRun, screen: Screen, callbacks: Callbacks, keeper: Keeper | None, start: ServerState | None
 ) -> Result:
     first, output = 0 if start is None else int(start.round), ready.spec.output
-    rounds, began, reported, algorithm = ready.rounds, time.perf_counter(), 0, numbers(ready.algorithm)
+    run, began, reported = ready.planned, time.perf_counter(), 0
+    rounds, algorithm = run.rounds, numbers(run.algorithm)
     with screen.bar("training", total=rounds, done=first) as show:
 
         def on_pause(state: ServerState, new: list[Evaluation]) -> None:
@@ -296,11 +294,11 @@ def _trained(
             show(now, _pace(new, now - first, time.perf_counter() - began))
 
         simulation = simulate(
-            ready.algorithm,
-            ready.data,
+            run.algorithm,
+            run.data,
             rounds=rounds,
-            seed=ready.seed,
-            model=ready.model,
+            seed=run.seed,
+            model=run.model,
             evaluate_every=output.evaluate_every,
             train_metrics=bool(output.train_metrics),
             execution=ready.execution,
@@ -311,9 +309,9 @@ def _trained(
             checked=True,
         )
     simulation = simulation._replace(history=[*ready.history, *simulation.history])
-    result = Result(ready.algorithm, simulation, ready.guarantee, ready)
+    result = Result(run.algorithm, simulation, ready.guarantee, ready)
     if keeper is not None:
-        keeper.finish(ready, result)
+        keeper.finish(result)
     return result
 
 

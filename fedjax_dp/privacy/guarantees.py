@@ -171,13 +171,13 @@ def guaranteed(run: PlannedRun, progress: Callable[[int, int], None] | None = No
     return promise if run.terms.epsilon is None else over_budget(promise, run.terms)
 
 
-def prepared(run: PlannedRun, progress: Callable[[int, int], None] | None = None) -> tuple[Algorithm, Guarantee]:
-    """The algorithm with the noise that meets the budget, if there is one, and its Guarantee, before any training."""
+def prepared(run: PlannedRun, progress: Callable[[int, int], None] | None = None) -> tuple[PlannedRun, Guarantee]:
+    """The run with the noise that meets its budget, if there is one, and its Guarantee, before any training."""
     if noise_of(run.algorithm) is not None and run.terms.delta is None:
         raise errors.refuse("delta", "none", "given for a private algorithm", "delta below 1 / records is usual")
     if run.terms.epsilon is not None:
         run = calibrated(run, progress)
-    return run.algorithm, guaranteed(run)
+    return run, guaranteed(run)
 
 
 def stated(run: PlannedRun, progress: Callable[[int, int], None] | None = None) -> Guarantee:

@@ -46,16 +46,15 @@ def spent(path: pathlib.Path, about: Mapping[str, Any], epsilon: float, screen: 
     data = build_data(config.data)
     run_folder.require_same(about, {"data": checksum(config.data, data)})
     seed, rounds = config.data.seed, config.training.rounds
-    planned = planned_of(config, data)
     with screen.counter("finding the noise again") as count:
-        algorithm, promise = prepared(planned, count)
+        planned, promise = prepared(planned_of(config, data), count)
     if not math.isclose(promise.epsilon, epsilon, rel_tol=SAME):
         raise _unknown(f"this version finds {promise.epsilon:.6g} for all rounds, the folder says {epsilon:.6g}")
     rows: Rows = []
     with screen.bar("epsilon by round", total=1) as show:
         chosen = rounds_shown(rounds, config.output.evaluate_every)
         for place, until in enumerate(chosen, 1):
-            run = plan_run(algorithm, data, rounds=until, seed=seed, model=planned.model, terms=planned.terms)
+            run = plan_run(planned.algorithm, data, rounds=until, seed=seed, model=planned.model, terms=planned.terms)
             found = stated(run.counted(epsilon=None))
             rows.append(
                 {

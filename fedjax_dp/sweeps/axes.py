@@ -5,7 +5,7 @@ included. A name may join fields by commas, which then vary together: `"algorith
 `[["dpnfl"], ["addpnfl", 0.01]]`. An entry may stop early, and leaves out the fields that it does not reach.
 Points written out count as one more axis, before all others.
 
->>> grid({"clip_norm": {"log": [0.1, 10], "points": 3}, "rounds": [50]})
+>>> grid(parse({"clip_norm": {"log": [0.1, 10], "points": 3}, "rounds": [50]}))
 [{'clip_norm': 0.1, 'rounds': 50}, {'clip_norm': 1.0, 'rounds': 50}, {'clip_norm': 10.0, 'rounds': 50}]
 """
 
@@ -91,9 +91,9 @@ def parse(axes: Mapping[str, Any], points: Sequence[Values] = (), *, integers: C
     return parsed
 
 
-def grid(axes: Mapping[str, Any], points: Sequence[Values] = (), *, integers: Collection[str] = ()) -> list[Values]:
+def grid(axes: Mapping[str, Axis]) -> list[Values]:
     """Every combination of the axes, the last axis fastest; without axes the one empty point."""
-    listed = entries_of(parse(axes, points, integers=integers))
+    listed = entries_of(axes)
     require_size(math.prod(map(len, listed)))
     return [_merged(entries) for entries in itertools.product(*listed)]
 
@@ -113,26 +113,31 @@ def entries_of(axes: Mapping[str, Axis]) -> list[tuple[Values, ...]]:
     return listed
 
 
-def random_points(
-    axes: Mapping[str, Any], trials: int, seed: int, points: Sequence[Values] = (), *, integers: Collection[str] = ()
-) -> list[Values]:
+def random_points(axes: Mapping[str, Axis], trials: int, seed: int) -> list[Values]:
     """`trials` independent draws: of a list uniformly, of a range uniformly or log-uniformly.
 
     Each axis has a generator of its own, by its name: what a trial draws depends neither on how many trials there are
     nor on the other axes. Equal trials are kept, since theorems on private selection need independent trials.
     """
     errors.require_integer("trials", trials, 1, LARGEST)
-    parsed = parse(axes, points, integers=integers)
-    if not parsed:
+    if not axes:
         raise errors.refuse("trials", trials, "left out without axes or points to draw from", "add [axes]")
-    quantiles = [generator(seed, name).random(trials).tolist() for name in parsed]
-    return [_merged(axis.at(q) for axis, q in zip(parsed.values(), row)) for row in zip(*quantiles)]
+    quantiles = [generator(seed, name).random(trials).tolist() for name in axes]
+    return [_merged(axis.at(q) for axis, q in zip(axes.values(), row)) for row in zip(*quantiles)]
 
 
 def generator(seed: int, role: str) -> np.random.Generator:
     """The generator of one named role of a search, so that roles share no draws."""
     errors.require_integer("search_seed", seed, 0, 2**32 - 1)
     return np.random.default_rng([seed, zlib.crc32(role.encode())])
+
+
+def seeds_of(written: int | Iterable[int]) -> tuple[int, ...]:
+    """The seeds of a list, or as many as an integer says, from 0 on."""
+    if not isinstance(written, Iterable):
+        errors.require_integer("seeds", written, 1, LARGEST, "or a list such as seeds = [3, 7]")
+        return tuple(range(written))
+    return tuple(int(point["seed"]) for point in with_seeds([{}], list(written)))
 
 
 def with_seeds(points: Sequence[Values], seeds: Sequence[int]) -> list[Values]:

@@ -1,12 +1,13 @@
 """A sweep over many machines: batches of points are tasks of a Ray cluster, and only the driver writes."""
 
 import contextlib
+import dataclasses
 import logging
 import math
 import socket
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from fedjax_dp import devices, errors
 from fedjax_dp.accounting import Guarantee
@@ -23,21 +24,17 @@ RETRIES = 5  # of a batch whose worker dies
 BATCHES_PER_WORKER = 4  # so that the last ones end at about the same time, and little is lost with a worker
 
 
-class RemotePoint(NamedTuple):
-    """A point as it travels: its data is built where it runs."""
+def run_points(tasks: Sequence[tuple[Point, Algorithm, Guarantee]], parts: int) -> list[Record]:
+    """What a worker does: the records of some points, whatever becomes of them.
 
-    point: Point
-    algorithm: Algorithm  # with its noise
-    guarantee: Guarantee
-
-
-def run_points(tasks: Sequence[RemotePoint], parts: int) -> list[Record]:
-    """What a worker does: the records of some points, whatever becomes of them."""
+    tasks  points, their algorithms with noise, and what they promise; their data is built here.
+    """
     devices.cache_programs()
     screen, sources = Screen(quiet=True), Sources()
     records: list[Record] = []
     entries = [
-        with_noise(point, sources.planned(point.config), algorithm, guarantee) for point, algorithm, guarantee in tasks
+        with_noise(point, dataclasses.replace(sources.planned(point.config), algorithm=algorithm), guarantee)
+        for point, algorithm, guarantee in tasks
     ]
     execute(planned(entries, screen, parts=parts), lambda record, params: records.append(record), screen)
     return records
@@ -67,7 +64,7 @@ def run_on(ready: Sequence[PreparedPoint], address: str, parts: int, cpus: int, 
         task = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=RETRIES, runtime_env=environment)(run_points)
         running = {}
         for batch in batches:
-            remote = [RemotePoint(one.point, one.job.algorithm, one.guarantee) for one in batch]
+            remote = [(one.point, one.job.run.algorithm, one.guarantee) for one in batch]
             running[task.remote(remote, parts)] = batch
         watch = Watch(len(ready))
         with screen.live("sweep") as show:

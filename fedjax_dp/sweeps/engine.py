@@ -23,9 +23,10 @@ from fedjax_dp.data.store import FederatedData
 from fedjax_dp.execution.memory import free_memory, most_at_once
 from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.gradients import split
-from fedjax_dp.models import Model, task_of
+from fedjax_dp.models import task_of
 from fedjax_dp.models.model import size_of
 from fedjax_dp.parts.facts import of_the_project
+from fedjax_dp.privacy.planned_run import PlannedRun
 from fedjax_dp.pytrees import changed
 from fedjax_dp.rounds import metrics
 from fedjax_dp.rounds.algorithm import Algorithm
@@ -45,13 +46,9 @@ WORTH = 0.9  # of the time, to be preferred
 
 
 class Job(NamedTuple):
-    """One point, ready to run: a checked algorithm with its noise, and what it runs on."""
+    """One point, ready to run: a run that has its noise, and how the engine runs it."""
 
-    algorithm: Algorithm
-    data: FederatedData
-    model: Model
-    rounds: int
-    seed: int = 0
+    run: PlannedRun
     evaluate_every: int | None = None  # default: about 20 times
     train_metrics: bool = False
     chunk_size: int | None = None
@@ -60,8 +57,8 @@ class Job(NamedTuple):
     @property
     def marks(self) -> list[int]:
         """Rounds after which it is evaluated, those of `simulate`."""
-        every = self.evaluate_every or max(1, self.rounds // 20)
-        return [*range(every, self.rounds, every), self.rounds]
+        every = self.evaluate_every or max(1, self.run.rounds // 20)
+        return [*range(every, self.run.rounds, every), self.run.rounds]
 
 
 class PointEnd(NamedTuple):
@@ -92,11 +89,11 @@ def _structure(job: Job) -> Any:
         leaves, treedef = jax.tree.flatten(tree)
         return treedef, tuple(np.shape(leaf) for leaf in leaves)
 
-    kinds = tuple(np.result_type(leaf) for leaf in jax.tree.leaves(job.data))
-    data = changed(
-        job.data, name="", learnt=(), overlap="", largest=job.data.largest if _follows_largest(job.algorithm) else 0
-    )
-    return shapes(job.algorithm), shapes(data), kinds, job.model, job.train_metrics, job.chunk_size, job.parts
+    run = job.run
+    kinds = tuple(np.result_type(leaf) for leaf in jax.tree.leaves(run.data))
+    largest = run.data.largest if _follows_largest(run.algorithm) else 0
+    data = changed(run.data, name="", learnt=(), overlap="", largest=largest)
+    return shapes(run.algorithm), shapes(data), kinds, run.model, job.train_metrics, job.chunk_size, job.parts
 
 
 def _follows_largest(algorithm: Algorithm) -> bool:
@@ -141,18 +138,19 @@ class JobGroup:
         self._numbers = [_numbers(job) for job in self.jobs]
         self._frozen: Any = None  # placed when they are first needed
         self._shelf = cache or RecordCache()
-        self._largest = max(job.data.largest for job in self.jobs)
+        self._largest = max(job.run.data.largest for job in self.jobs)
         self._options: dict[str, Any] = {"memory": memory, "parts": parts, "cache": self._shelf}
         on_cpu = self.devices[0].platform == "cpu"
         together = not on_cpu if together is None else together
         first, share = self.jobs[0], math.ceil(len(self.jobs) / len(self.devices))
         execution = Execution(chunk_size=first.chunk_size, parts=first.parts or parts or len(self.devices))
-        members, size = first.algorithm.cohort.capacity(first.data.num_clients), size_of(first.model)
+        run = first.run
+        members, size = run.algorithm.cohort.capacity(run.data.num_clients), size_of(run.model)
         most = (TOGETHER_ON_CPU if together else MOST) if on_cpu else execution.runs(share, members, size)
         limit = free_memory(self.devices) if memory is None else memory
         self.program = Program(
             mesh=Mesh(self.devices, (AXIS,)),
-            model=split(first.model)[0],
+            model=split(run.model)[0],
             train_metrics=first.train_metrics,
             execution=execution,
             together=together,
@@ -180,9 +178,9 @@ class JobGroup:
 
     def _compiled(self, slots: int) -> Executables:
         """The executables for so many points of a device."""
-        program, first = dataclasses.replace(self.program, slots=slots), self.jobs[0]
-        records = records_of(first.data, self._largest)
-        return program.compile(*program.shapes(first.algorithm, first.data.partition, records, split(first.model)[1]))
+        program, run = dataclasses.replace(self.program, slots=slots), self.jobs[0].run
+        records = records_of(run.data, self._largest)
+        return program.compile(*program.shapes(run.algorithm, run.data.partition, records, split(run.model)[1]))
 
     def sample(self) -> "Sample":
         """Seconds of a round and of an evaluation, and what the first points show after two rounds."""
@@ -222,7 +220,7 @@ class JobGroup:
         A dispatch that fails takes down its own points only, one at a time.
         """
         waiting = sorted(
-            range(len(self.jobs)), key=lambda index: (base_of(self.jobs[index].data), len(self.jobs[index].marks))
+            range(len(self.jobs)), key=lambda index: (base_of(self.jobs[index].run.data), len(self.jobs[index].marks))
         )
         at_once = self.program.slots if self.program.together else 1
         done = 0
@@ -259,7 +257,7 @@ class JobGroup:
         lanes: list[list[int]] = []
         fair = min(at_once, math.ceil(len(waiting) / len(self.devices)))
         for _ in self.devices:
-            bases = [base_of(self.jobs[index].data) for index in waiting[:fair]]
+            bases = [base_of(self.jobs[index].run.data) for index in waiting[:fair]]
             alike = sum(1 for _ in itertools.takewhile(lambda base: base == bases[0], bases))  # noqa: B023
             lanes.append(waiting[:alike])
             waiting = waiting[alike:]
@@ -292,15 +290,15 @@ class JobGroup:
         """The arrays of jobs in the slots of each device."""
         host, count = jax.device_put(self._points(lanes), NamedSharding(self.program.mesh, P(AXIS)))
         spare = next(lane[0] for lane in lanes if lane)
-        datas = [self.jobs[lane[0] if lane else spare].data for lane in lanes]
+        datas = [self.jobs[lane[0] if lane else spare].run.data for lane in lanes]
         records = self._shelf.records(datas, self._largest, self.program.mesh)
         if self._frozen is None:
-            self._frozen = jax.device_put(split(self.jobs[0].model)[1], NamedSharding(self.program.mesh, P()))
+            self._frozen = jax.device_put(split(self.jobs[0].run.model)[1], NamedSharding(self.program.mesh, P()))
         return host._replace(key=_keys(host.key)), records, self._frozen, count
 
     def _points(self, lanes: list[list[int]]) -> tuple[Points, np.ndarray]:
         """Jobs in slots, keys as words, and their number on each device; empty slots hold a point of no rounds."""
-        slots, marks, first = self.program.slots, self.program.marks, self.jobs[0]
+        slots, marks, first = self.program.slots, self.program.marks, self.jobs[0].run
         spare = next(lane[0] for lane in lanes if lane)
         held = [index for lane in lanes for index in (lane + [spare] * slots)[:slots]]
         numbers = [self._numbers[index] for index in held]
@@ -324,7 +322,7 @@ class Sample(NamedTuple):
 
     def seconds(self, jobs: Sequence[Job]) -> float:
         """An estimate for jobs."""
-        return sum(self.round_s * job.rounds + self.look_s * len(job.marks) for job in jobs)
+        return sum(self.round_s * job.run.rounds + self.look_s * len(job.marks) for job in jobs)
 
 
 def fastest(group: JobGroup) -> tuple[JobGroup, Sample]:
@@ -349,9 +347,9 @@ def fastest(group: JobGroup) -> tuple[JobGroup, Sample]:
 
 def _numbers(job: Job) -> _Numbers:
     return _Numbers(
-        [np.asarray(leaf, np.float32) for leaf in jax.tree.leaves(job.algorithm)],
-        np.asarray(jax.random.key_data(run_key(job.seed))),
-        [np.asarray(leaf) for leaf in jax.tree.leaves(job.data.partition)],
+        [np.asarray(leaf, np.float32) for leaf in jax.tree.leaves(job.run.algorithm)],
+        np.asarray(jax.random.key_data(run_key(job.run.seed))),
+        [np.asarray(leaf) for leaf in jax.tree.leaves(job.run.data.partition)],
         job.marks,
     )
 
@@ -368,7 +366,7 @@ def _keys(words: jax.Array) -> jax.Array:
 def _outcome(job: Job, seen: Observation) -> PointEnd:
     """The history of a job from what was seen at its marks, `(marks, ...)`."""
     history: list[Evaluation] = []
-    task = task_of(job.model, job.data)
+    task = task_of(job.run.model, job.run.data)
     for at in range(len(job.marks)):
         done, look, report = jax.tree.map(lambda a: a[at], seen)  # noqa: B023
         for lost, error in ((~report.finite, errors.DivergedError), (report.overflow, errors.RingOverflowError)):
@@ -377,15 +375,16 @@ def _outcome(job: Job, seen: Observation) -> PointEnd:
                 return PointEnd(history, reason, True, 0.0)
         if not math.isfinite(look.test.sums["loss"]):
             return PointEnd(history, str(errors.DivergedError(int(done) - 1, [])), True, 0.0)
-        history.append(metrics.evaluation(int(done), look, report, job.data, task))
+        history.append(metrics.evaluation(int(done), look, report, job.run.data, task))
     return PointEnd(history, None, False, 0.0, clients=_clients(job, look))
 
 
 def _clients(job: Job, look: Measured) -> dict[str, Any] | None:
     """The main metric of each client on its own test part, of its own model where it has one; None without parts."""
-    if job.data.test_clients is None:
+    data = job.run.data
+    if data.test_clients is None:
         return None
     own = look.personal is not None
-    values, records = metrics.client_values(look.personal or look.test, job.data, model=job.model)
+    values, records = metrics.client_values(look.personal or look.test, data, model=job.run.model)
     numbers = [None if math.isnan(value) else float(value) for value in values]
     return {"own": own, "values": numbers, "records": [int(count) for count in records]}

@@ -5,14 +5,15 @@ In TOML: the fields that all runs share under `[base]`, what varies under `[axes
 """
 
 import dataclasses
+import functools
 import hashlib
 import json
 import math
 import os
 import pathlib
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from fedjax_dp import errors, folders, own_code
 from fedjax_dp.accounting import NegativeBinomialTrials, PoissonTrials, Trials
@@ -21,8 +22,9 @@ from fedjax_dp.experiments.config import OF_PRIVATE, RunSpec
 from fedjax_dp.experiments.groups import entry_of, known_options, options_of
 from fedjax_dp.options import Option, Options, of_class
 from fedjax_dp.sweeps import axes
-from fedjax_dp.sweeps.axes import Values
+from fedjax_dp.sweeps.axes import Axis, Values
 
+T = TypeVar("T")
 _ETAS = {"geometric": 1.0, "logarithmic": 0.0}
 LAWS = ("fixed", "poisson", *_ETAS)
 # What may not stand in [base], or not vary: what is wanted instead, and the remedy.
@@ -43,7 +45,8 @@ class SweepConfig:
     """Everything that decides a sweep: keys of its TOML file, of which `[base]` holds fields of a run.
 
     With `trials`, points are drawn at random instead of taking the whole grid; their number is `trials`, or drawn
-    with that mean where `trials_law` is not fixed.
+    with that mean where `trials_law` is not fixed. Once made it is in its normal form, every value of its field's type.
+    Raises: ConfigurationError for what no run can be, as far as that needs neither data nor algorithms.
     """
 
     base: Values = dataclasses.field(default_factory=dict)
@@ -53,6 +56,34 @@ class SweepConfig:
     trials: int | None = None
     trials_law: str = "fixed"
     search_seed: int = 0
+
+    def __post_init__(self) -> None:
+        _require_tables(self)
+        known = known_options(*_named(self))
+        varied: Values = {}
+        for joined, written in self.axes.items():
+            fields = axes.fields_of(joined)
+            name = ", ".join(fields)
+            if name in varied:
+                raise errors.refuse(f"axis {name}", "two of them", "given once", "drop one of them")
+            varied[name] = _axis(f"axis {name}", fields, written, known)
+        normal = {
+            "base": _of_fields("[base]", self.base, _NOT_BASE, known),
+            "points": tuple(_of_fields("[[points]]", point, _NOT_VARIED, known) for point in self.points),
+            "axes": varied,
+        }
+        for name, value in normal.items():
+            object.__setattr__(self, name, value)
+        _require_apart(self)
+        object.__setattr__(self, "seeds", axes.seeds_of(self.seeds))
+        _require_number_of_points(self)
+
+    @functools.cached_property
+    def parsed(self) -> dict[str, Axis]:
+        """What varies, by the names of axes; points written out first."""
+        known = known_options(*_named(self))
+        integers = {name for name, option in known.items() if int in option.kinds}
+        return axes.parse(self.axes, self.points, integers=integers)
 
     @property
     def varied(self) -> list[str]:
@@ -72,7 +103,7 @@ class Point:
 
 
 def read_sweep(path: str | os.PathLike[str]) -> SweepConfig:
-    """The sweep that a TOML file describes, checked as far as that needs neither data nor algorithms."""
+    """The sweep that a TOML file describes."""
     path = pathlib.Path(path)
     if not path.is_file():
         raise errors.refuse("sweep file", str(path), "an existing TOML file", folders.where_looked(path))
@@ -81,14 +112,13 @@ def read_sweep(path: str | os.PathLike[str]) -> SweepConfig:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise errors.refuse("sweep file", str(path), "valid TOML", str(error)) from None
     try:
-        return checked(_from_tables(written))
+        return _from_tables(written)
     except errors.ConfigurationError as error:
         raise errors.ConfigurationError(f"{path.name}: {error}") from None
 
 
 def to_toml(sweep: SweepConfig) -> str:
     """The sweep as TOML that `read_sweep` reads back equal."""
-    sweep = checked(sweep)
     counted = sweep.seeds == tuple(range(len(sweep.seeds)))
     top: Values = {"seeds": len(sweep.seeds) if counted else list(sweep.seeds)}
     if sweep.trials is not None:
@@ -99,9 +129,8 @@ def to_toml(sweep: SweepConfig) -> str:
 
 def digest(sweep: SweepConfig) -> str:
     """12 hexadecimal digits that distinguish sweeps; the order of keys and the folder of the data do not count."""
-    sweep = checked(sweep)
     base = {name: value for name, value in sweep.base.items() if name != "data_dir"}
-    return _hash(dataclasses.asdict(dataclasses.replace(sweep, base=base)) | _code(own_code.checksums(*_named(sweep))))
+    return _hash(dataclasses.asdict(sweep) | {"base": base} | _code(own_code.checksums(*_named(sweep))))
 
 
 def expand(sweep: SweepConfig) -> list[Point]:
@@ -109,18 +138,14 @@ def expand(sweep: SweepConfig) -> list[Point]:
 
     Raises: ConfigurationError that counts the runs which cannot be, or names two written down that are the same.
     """
-    sweep = checked(sweep)
     values = axes.with_seeds(_seedless(sweep), sweep.seeds)
-    points, refused = [], []
-    for index, varied in enumerate(values):
-        try:
-            config = RunSpec.of(_shared(sweep.base, varied) | varied)
-        except errors.ConfigurationError as error:
-            refused.append((varied, str(error)))
-        else:
-            points.append(Point(index, identity(config), varied, config))
-    if refused:
-        raise refuse_points(len(values), refused)
+
+    def point(index: int) -> Point:
+        varied = values[index]
+        config = RunSpec.of(_shared(sweep.base, varied) | varied)
+        return Point(index, identity(config), varied, config)
+
+    points = collect(values, point)
     if sweep.trials is None:
         _require_different(points)
     return points
@@ -149,6 +174,23 @@ def taken_by(entry: Entry[Any], values: Values) -> Values:
     return {name: value for name, value in values.items() if name in taken and name not in apart}
 
 
+def collect(
+    points: Sequence[Values],
+    make: Callable[[int], T],
+    refusals: tuple[type[Exception], ...] = (errors.ConfigurationError,),
+) -> list[T]:
+    """`make` of the number of each point. Raises one ConfigurationError for all the points that it refuses."""
+    made, refused = [], []
+    for index, values in enumerate(points):
+        try:
+            made.append(make(index))
+        except refusals as error:
+            refused.append((values, str(error)))
+    if refused:
+        raise refuse_points(len(points), refused)
+    return made
+
+
 def refuse_points(total: int, refused: Sequence[tuple[Values, str]]) -> errors.ConfigurationError:
     """The error to raise for points with the reasons why they cannot run: how many, and three different reasons."""
     first: dict[str, Values] = {}
@@ -172,34 +214,16 @@ def identity(config: RunSpec) -> str:
     return _hash({name: value for name, value in config.flat().items() if name not in apart} | _code(config.code))
 
 
-def checked(sweep: SweepConfig) -> SweepConfig:
-    """The sweep in its normal form, every value of its field's type; refuses what no run can be."""
-    _require_tables(sweep)
-    known = known_options(*_named(sweep))
-    base = {name: _of_field("[base]", name, value, _NOT_BASE, known) for name, value in sweep.base.items()}
-    points = tuple(
-        {name: _of_field("[[points]]", name, value, _NOT_VARIED, known) for name, value in point.items()}
-        for point in sweep.points
-    )
-    varied: Values = {}
-    for joined, written in sweep.axes.items():
-        fields = axes.fields_of(joined)
-        name = ", ".join(fields)
-        if name in varied:
-            raise errors.refuse(f"axis {name}", "two of them", "given once", "drop one of them")
-        varied[name] = _axis(f"axis {name}", fields, written, known)
-    parsed = axes.parse(varied, points, integers=_integers(known))
-    owners = {name: "[[points]]" for point in points for name in point}
-    owners |= {name: f"axis {joined}" for joined in varied for name in axes.fields_of(joined)}
-    for name in base:
+def _require_apart(sweep: SweepConfig) -> None:
+    """Refuses a field that two of axes, points and base set."""
+    owners = {name: "[[points]]" for point in sweep.points for name in point}
+    owners |= {name: f"axis {joined}" for joined in sweep.axes for name in axes.fields_of(joined)}
+    for name in sweep.base:
         if name in owners:
             raise errors.refuse(owners[name], f"{name} in [base] too", "over fields of its own", "drop one of them")
-    normal = dataclasses.replace(sweep, base=base, axes=varied, points=points, seeds=_seeds(sweep.seeds))
-    _require_number_of_points(normal, parsed)
-    return normal
 
 
-def _require_number_of_points(sweep: SweepConfig, parsed: Mapping[str, axes.Axis]) -> None:
+def _require_number_of_points(sweep: SweepConfig) -> None:
     """Refuses settings of a random search without one, more points than a sweep may hold, and a single one."""
     copies = len(sweep.seeds)
     own = of_class(SweepConfig)
@@ -207,23 +231,15 @@ def _require_number_of_points(sweep: SweepConfig, parsed: Mapping[str, axes.Axis
     errors.require_integer("search_seed", own["search_seed"].typed(sweep.search_seed), 0, 2**32 - 1)
     if sweep.trials is not None:
         errors.require_integer("trials", own["trials"].typed(sweep.trials), 1, axes.LARGEST // copies)
-        if not parsed:
+        if not sweep.parsed:
             raise errors.refuse("trials", sweep.trials, "left out without axes or points to draw from", "add [axes]")
         return
     for name, default in (("trials_law", "fixed"), ("search_seed", 0)):
         if getattr(sweep, name) != default:
             raise errors.refuse(name, getattr(sweep, name), "left out without trials", "give trials = 20")
-    axes.require_size(math.prod(map(len, axes.entries_of(parsed))) * copies)
-    if not parsed and copies == 1:
+    axes.require_size(math.prod(map(len, axes.entries_of(sweep.parsed))) * copies)
+    if not sweep.parsed and copies == 1:
         raise errors.refuse("a sweep", "one run", "of several runs", "add [axes], [[points]] or seeds = 5")
-
-
-def _seeds(written: Any) -> tuple[int, ...]:
-    """The seeds of a list, or as many as an integer says, from 0 on."""
-    if not isinstance(written, list | tuple):
-        errors.require_integer("seeds", written, 1, axes.LARGEST, "or a list such as seeds = [3, 7]")
-        return tuple(range(written))
-    return tuple(int(point["seed"]) for point in axes.with_seeds([{}], written))
 
 
 def _named(sweep: SweepConfig) -> list[str]:
@@ -246,10 +262,6 @@ def _code(checksums: Mapping[str, str]) -> Values:
     return {"code": dict(checksums)} if checksums else {}
 
 
-def _integers(known: Options) -> set[str]:
-    return {name for name, option in known.items() if int in option.kinds}
-
-
 def _require_field(what: str, name: str, barred: Mapping[str, tuple[str, str]], known: Options) -> None:
     if name in barred:
         wanted, remedy = barred[name]
@@ -257,9 +269,10 @@ def _require_field(what: str, name: str, barred: Mapping[str, tuple[str, str]], 
     errors.require_choice(f"{what}: a field", name, known)
 
 
-def _of_field(what: str, name: str, written: Any, barred: Mapping[str, tuple[str, str]], known: Options) -> Any:
-    _require_field(what, name, barred, known)
-    return _typed(f"{what}: {name}", written, known[name])
+def _of_fields(what: str, written: Values, barred: Mapping[str, tuple[str, str]], known: Options) -> Values:
+    for name in written:
+        _require_field(what, name, barred, known)
+    return {name: _typed(f"{what}: {name}", value, known[name]) for name, value in written.items()}
 
 
 def _typed(what: str, written: Any, option: Option) -> Any:
@@ -312,9 +325,9 @@ def _require_tables(sweep: SweepConfig) -> None:
 
 
 def _seedless(sweep: SweepConfig) -> list[Values]:
-    """The points of a checked sweep, before each is run with every seed."""
+    """The points of a sweep, before each is run with every seed."""
     if sweep.trials is None:
-        return axes.grid(sweep.axes, sweep.points, integers=_integers(known_options(*_named(sweep))))
+        return axes.grid(sweep.parsed)
     law, trials = law_of(sweep), sweep.trials
     if law is not None:
         trials = law.draw(axes.generator(sweep.search_seed, "number of trials"))
@@ -325,9 +338,7 @@ def _seedless(sweep: SweepConfig) -> list[Values]:
             "at least 1 to run anything",
             "this search ends with no result; trials_law geometric always draws one",
         )
-    return axes.random_points(
-        sweep.axes, trials, sweep.search_seed, sweep.points, integers=_integers(known_options(*_named(sweep)))
-    )
+    return axes.random_points(sweep.parsed, trials, sweep.search_seed)
 
 
 def _require_different(points: Iterable[Point]) -> None:

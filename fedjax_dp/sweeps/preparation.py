@@ -3,34 +3,24 @@
 import dataclasses
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 
-from fedjax_dp import errors
 from fedjax_dp.accounting import Guarantee
 from fedjax_dp.data import FederatedData
-from fedjax_dp.experiments.build import planned_of, terms_of
+from fedjax_dp.experiments.build import planned_of
 from fedjax_dp.experiments.config import RunSpec
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.experiments.groups import PopulationConfig
 from fedjax_dp.experiments.population import build_data
 from fedjax_dp.privacy.guarantees import prepared
 from fedjax_dp.privacy.planned_run import PlannedRun
-from fedjax_dp.privacy.terms import PrivacyTerms
 from fedjax_dp.pytrees import changed
-from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.sweeps.axes import Values
 from fedjax_dp.sweeps.engine import Job
-from fedjax_dp.sweeps.plan import Point, refuse_points
-
-
-class Built(NamedTuple):
-    """A point that can run, without its noise yet."""
-
-    point: Point
-    run: PlannedRun
+from fedjax_dp.sweeps.plan import Point, collect
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,10 +31,9 @@ class PreparedPoint:
     id: str
     values: Values  # axes, then the seed
     config: Mapping[str, Any]  # everything else that is known of it
-    terms: PrivacyTerms
     job: Job
     guarantee: Guarantee
-    point: Any = None  # the `Point` that it is of, in a sweep of configurations
+    point: Point | None = None  # that it is of, in a sweep of configurations
 
 
 class Sources:
@@ -77,54 +66,34 @@ class Sources:
         return planned_of(config, self.of(config.data))
 
 
-def build(points: Sequence[Point], sources: Sources) -> list[Built]:
-    """Every point, checked. Raises one ConfigurationError for all the points that cannot run."""
-    built, refused = [], []
-    for point in points:
-        try:
-            with point.config.naming_defaults():
-                built.append(Built(point, sources.planned(point.config)))
-        except errors.ConfigurationError as error:
-            refused.append((point.values, str(error)))
-    if refused:
-        raise refuse_points(len(points), refused)
-    return built
+def build(points: Sequence[Point], sources: Sources) -> list[PlannedRun]:
+    """The run of every point, checked. Raises one ConfigurationError for all the points that cannot run."""
+
+    def planned(at: int) -> PlannedRun:
+        with points[at].config.naming_defaults():
+            return sources.planned(points[at].config)
+
+    return collect([point.values for point in points], planned)
 
 
-def find_noise(built: Sequence[Built], screen: Screen) -> list[PreparedPoint]:
+def find_noise(points: Sequence[Point], runs: Sequence[PlannedRun], screen: Screen) -> list[PreparedPoint]:
     """Every point with the noise that meets its budget. Raises one ConfigurationError for all that cannot meet it."""
-    found, refused = [], []
-    with screen.bar("noise of points", total=len(built)) as show:
-        for done, (point, run) in enumerate(built):
-            try:
-                with point.config.naming_defaults():
-                    found.append(with_noise(point, run, *prepared(run)))
-            except errors.ConfigurationError as error:
-                refused.append((point.values, str(error)))
-            show(done + 1, "")
-    if refused:
-        raise refuse_points(len(built), refused)
+    with screen.bar("noise of points", total=len(points)) as show:
+
+        def noised(at: int) -> PreparedPoint:
+            show(at, "")
+            with points[at].config.naming_defaults():
+                return with_noise(points[at], *prepared(runs[at]))
+
+        found = collect([point.values for point in points], noised)
+        show(len(points), "")
     return found
 
 
-def with_noise(point: Point, run: PlannedRun, algorithm: Algorithm, guarantee: Guarantee) -> PreparedPoint:
-    """A point whose algorithm has its noise, ready to run."""
-    config, job = point.config, job_of(point.config, run, algorithm)
-    terms = dataclasses.replace(terms_of(config, run.data), epsilon=None)
-    return PreparedPoint(point.index, point.id, point.values, config.flat(), terms, job, guarantee, point)
-
-
-def job_of(config: RunSpec, run: PlannedRun, algorithm: Algorithm) -> Job:
-    """What the sweep engine runs of a configuration."""
-    output, execution = config.output, config.execution
-    return Job(
-        algorithm,
-        run.data,
-        run.model,
-        run.rounds,
-        run.seed,
-        output.evaluate_every,
-        bool(output.train_metrics),
-        execution.chunk_size,
-        execution.deterministic,
+def with_noise(point: Point, run: PlannedRun, guarantee: Guarantee) -> PreparedPoint:
+    """A point whose run has its noise."""
+    output, execution = point.config.output, point.config.execution
+    job = Job(
+        run, output.evaluate_every, bool(output.train_metrics), execution.chunk_size, parts=execution.deterministic
     )
+    return PreparedPoint(point.index, point.id, point.values, point.config.flat(), job, guarantee, point)

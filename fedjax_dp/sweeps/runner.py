@@ -40,7 +40,7 @@ def record(entry: PreparedPoint, outcome: PointEnd) -> Record:
         "config": dict(entry.config),
         "status": outcome.status,
         "reason": outcome.reason,
-        "task": describe_task(task_of(entry.job.model, entry.job.data)),
+        "task": describe_task(task_of(entry.job.run.model, entry.job.run.data)),
         "history": [point.row() for point in outcome.history],
         "clients": outcome.clients,
         "guarantee": entry.guarantee.to_dict(),
@@ -165,14 +165,14 @@ def execute(plan: Plan, keep: Keep, screen: Screen, *, with_params: bool = False
 def _trained(entry: PreparedPoint, outcome: PointEnd) -> Trained | None:
     if outcome.status != "done":
         return None
-    name, job = str(entry.config.get("algorithm", "algorithm")), entry.job
-    ledger = phases.ledger_of(name, job.data, job.model, job.rounds, entry.guarantee)
-    return Trained(outcome.params, phases.exported(ledger, parameters.by_name(outcome.params), job.rounds))
+    name, run = str(entry.config.get("algorithm", "algorithm")), entry.job.run
+    ledger = phases.ledger_of(name, run.data, run.model, run.rounds, entry.guarantee)
+    return Trained(outcome.params, phases.exported(ledger, parameters.by_name(outcome.params), run.rounds))
 
 
 def _bytes(entry: PreparedPoint) -> int:
     """Of a point's parameters."""
-    params = jax.eval_shape(entry.job.model.init, jax.random.key(0))
+    params = jax.eval_shape(entry.job.run.model.init, jax.random.key(0))
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
 
 

@@ -1,6 +1,5 @@
 """What it costs in privacy to choose among the points of a sweep."""
 
-import dataclasses
 import math
 import operator
 from collections.abc import Sequence
@@ -13,7 +12,6 @@ from fedjax_dp import errors
 from fedjax_dp.accounting import NegativeBinomialTrials, NotCoveredError, Trials, selection_cost
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.privacy.ledger import ledger_of
-from fedjax_dp.privacy.planned_run import PlannedRun
 from fedjax_dp.privacy.terms import BY_NAME_ALONE
 from fedjax_dp.sweeps.preparation import PreparedPoint
 
@@ -60,8 +58,9 @@ def cost_of_choosing(
     if not private:
         return None
     settings = len({str(sorted((n, v) for n, v in e.values.items() if n != "seed")) for e in private})
-    views = {(entry.guarantee.view, entry.terms.colluders) for entry in private}
-    accountants = {entry.terms.accountant for entry in private}
+    terms = [entry.job.run.terms for entry in private]
+    views = {(entry.guarantee.view, one.colluders) for entry, one in zip(private, terms)}
+    accountants = {one.accountant for one in terms}
     if len(views) > 1:
         return _unknown("its points are counted against different adversaries")
     ledgers, seeds = [_ledger(entry) for entry in private], [entry.values["seed"] for entry in private]
@@ -73,7 +72,7 @@ def cost_of_choosing(
         with screen.bar("cost of choosing", total=1) as show:
             cost = selection_cost(
                 ledgers,
-                max(entry.terms.delta or 0.0 for entry in private),
+                max(one.delta or 0.0 for one in terms),
                 accountants.pop() if len(accountants) == 1 else "rdp",
                 trials,
                 drawn=law is not None and known,
@@ -87,7 +86,7 @@ def cost_of_choosing(
     notes = [f"All against {view}" + (f" with {colluders} colluders." if colluders else ".")]
     if cost.applies == "repetition":
         notes.append("Whoever sees this folder sees all points and their number, so composition counts for him.")
-    if any(entry.terms.participation in BY_NAME_ALONE for entry in private):
+    if any(one.participation in BY_NAME_ALONE for one in terms):
         notes.append("Every client is counted for the rounds that it was drawn for.")
     if not known:
         notes.append("Random repetition is not counted: points that were not drawn might cost more.")
@@ -119,19 +118,13 @@ def _unknown(reason: str) -> dict[str, Any]:
 
 
 def _ledger(entry: PreparedPoint) -> list[Any]:
-    job = entry.job
-    counted = entry.terms.participation
-    terms = dataclasses.replace(entry.terms, participation="schedule" if counted in BY_NAME_ALONE else counted)
-    return ledger_of(
-        PlannedRun(
-            algorithm=job.algorithm, data=job.data, rounds=job.rounds, seed=job.seed, model=job.model, terms=terms
-        )
-    )
+    run = entry.job.run
+    return ledger_of(run.counted(participation="schedule") if run.terms.participation in BY_NAME_ALONE else run)
 
 
 def _moving(entries: Sequence[PreparedPoint]) -> bool:
     """Whether some record belongs to different clients in different points."""
-    first = entries[0].job.data
+    first = entries[0].job.run.data
     return any(
         data is not first
         and not (
@@ -140,5 +133,5 @@ def _moving(entries: Sequence[PreparedPoint]) -> bool:
             and np.array_equal(data.rows, first.rows)
             and np.array_equal(data.offsets, first.offsets)
         )
-        for data in (entry.job.data for entry in entries)
+        for data in (entry.job.run.data for entry in entries)
     )

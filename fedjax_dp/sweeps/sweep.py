@@ -30,7 +30,7 @@ from fedjax_dp.sweeps import folder as folders
 from fedjax_dp.sweeps.axes import Values
 from fedjax_dp.sweeps.engine import Job
 from fedjax_dp.sweeps.parameter_paths import RUN_AXES, integer_axes, made
-from fedjax_dp.sweeps.plan import SweepConfig, checked, digest, expand, law_of, refuse_points, to_toml
+from fedjax_dp.sweeps.plan import SweepConfig, collect, digest, expand, law_of, to_toml
 from fedjax_dp.sweeps.preparation import PreparedPoint, Sources, build, find_noise
 from fedjax_dp.sweeps.records import Record, read_records
 from fedjax_dp.sweeps.runner import Keep, Plan, execute, planned
@@ -181,42 +181,32 @@ def sweep(
     devices.cache_programs()
     terms = PrivacyTerms(**privacy)
     common: dict[str, Any] = {"rounds": rounds, "epsilon": terms.epsilon, "delta": terms.delta}
-    chosen = _seeds(seeds)
+    chosen = spans.seeds_of(seeds)
     for what, count in (("evaluate_every", evaluate_every), ("chunk_size", chunk_size), ("trials", trials)):
         if count is not None:
             errors.require_count(what, count)
-    whole = integer_axes(algorithm, axes)
-    drawn = (
-        spans.grid(axes, integers=whole)
-        if trials is None
-        else spans.random_points(axes, trials, search_seed, integers=whole)
-    )
-    points = spans.with_seeds(drawn, chosen)
-    sources, entries, refused = Sources(), [], []
+    parsed = spans.parse(axes, integers=integer_axes(algorithm, axes))
+    drawn = spans.grid(parsed) if trials is None else spans.random_points(parsed, trials, search_seed)
+    points, sources = spans.with_seeds(drawn, chosen), Sources()
     datas = {seed: sources.share(_federated(data(seed) if callable(data) else data)) for seed in chosen}
     digests = {seed: own.checksum for seed, own in datas.items()} if out is not None else {}
-    for index, values in enumerate(points):
-        own = datas[values["seed"]]
+
+    def ready(index: int) -> PreparedPoint:
+        values = points[index]
+        own, seed = datas[values["seed"]], values["seed"]
         run_options = common | {key: value for key, value in values.items() if key in RUN_AXES}
         varied = {key: value for key, value in values.items() if key not in (*RUN_AXES, "seed")}
-        try:
-            if "noise_multiplier" in {name.split(".")[-1] for name in varied} and run_options["epsilon"] is not None:
-                raise errors.refuse("noise_multiplier", "an axis", "left out where epsilon finds the noise", "drop one")
-            value = made(algorithm, varied)
-            used = model or usual_model(own)
-            counted = dataclasses.replace(terms, epsilon=run_options["epsilon"], delta=run_options["delta"])
-            planned_run = plan_run(
-                value, own, rounds=run_options["rounds"], seed=values["seed"], model=used, terms=counted
-            )
-            value, promise = prepared(planned_run)
-        except (TypeError, ValueError) as error:  # a value of a kind that its place cannot take
-            refused.append((values, str(error)))
-            continue
-        job = Job(value, own, used, run_options["rounds"], values["seed"], evaluate_every, train_metrics, chunk_size)
-        identity = str(index) if out is None else _identity(values, job, digests[values["seed"]])
-        entries.append(PreparedPoint(index, identity, values, run_options, counted, job, promise))
-    if refused:
-        raise refuse_points(len(points), refused)
+        if "noise_multiplier" in {name.split(".")[-1] for name in varied} and run_options["epsilon"] is not None:
+            raise errors.refuse("noise_multiplier", "an axis", "left out where epsilon finds the noise", "drop one")
+        counted = dataclasses.replace(terms, epsilon=run_options["epsilon"], delta=run_options["delta"])
+        used, rounds = model or usual_model(own), run_options["rounds"]
+        planned_run = plan_run(made(algorithm, varied), own, rounds=rounds, seed=seed, model=used, terms=counted)
+        run, promise = prepared(planned_run)
+        job = Job(run, evaluate_every, train_metrics, chunk_size)
+        identity = str(index) if out is None else _identity(values, job, digests[seed])
+        return PreparedPoint(index, identity, values, run_options, job, promise)
+
+    entries = collect(points, ready, (TypeError, ValueError))  # also values of a kind that their place cannot take
     names = _axes(points)
 
     def price() -> dict[str, Any] | None:
@@ -255,19 +245,18 @@ def run_sweep(
     screen, out = screen or Screen(), pathlib.Path(out)
     if not isinstance(sweep, SweepConfig):
         raise errors.refuse("sweep", type(sweep).__name__, "a SweepConfig", "read_sweep reads one from a file")
-    sweep = checked(sweep)
     if not only_plan:
         require_writable("out", out, "give another out")
     devices.cache_programs()
     points = {point.id: point for point in reversed(expand(sweep))}  # of equal random points the first
     order = sorted(points.values(), key=lambda point: point.index)
     names = _axes([point.values for point in order])
-    built = build(order, Sources())
+    runs = build(order, Sources())
     about = folders.about(name, digest(sweep), names, sweep.seeds, len(order))
     prepared_points: list[PreparedPoint] = []
 
     def prepare() -> list[PreparedPoint]:
-        prepared_points[:] = find_noise(built, screen)
+        prepared_points[:] = find_noise(order, runs, screen)
         return prepared_points
 
     def price() -> dict[str, Any] | None:
@@ -330,9 +319,13 @@ def _unfinished(entries: Sequence[PreparedPoint], held: Iterable[Record]) -> lis
 
 def _identity(values: Values, job: Job, data: str) -> str:
     """12 hexadecimal digits of everything that decides a point, the same in every process."""
-    leaves, structure = jax.tree.flatten(job.algorithm)
-    without: dict[str, Any] = dict.fromkeys(("algorithm", "data", "model"))
-    words = f"{structure} {job.model!r} {values!r} {job._replace(**without)!r}"
+    run = job.run
+    leaves, structure = jax.tree.flatten(run.algorithm)
+    words = (  # the form may not change: folders go on by it
+        f"{structure} {run.model!r} {values!r} Job(algorithm=None, data=None, model=None, rounds={run.rounds!r}, "
+        f"seed={run.seed!r}, evaluate_every={job.evaluate_every!r}, train_metrics={job.train_metrics!r}, "
+        f"chunk_size={job.chunk_size!r}, parts={job.parts!r})"
+    )
     text = re.sub(r" at 0x[0-9a-f]+", "", words).encode() + data.encode()
     return hashlib.sha256(text + b"".join(np.asarray(leaf).tobytes() for leaf in leaves)).hexdigest()[:12]
 
@@ -360,11 +353,3 @@ def _federated(data: Any) -> FederatedData:
     if not isinstance(data, FederatedData):
         raise errors.refuse("data", type(data).__name__, "FederatedData", "fedjax_dp.federate makes it of a Dataset")
     return data
-
-
-def _seeds(seeds: int | Sequence[int]) -> list[int]:
-    """The seeds of a list, or as many as a number says, from 0 on."""
-    if isinstance(seeds, Iterable):
-        return list(seeds)
-    errors.require_count("seeds", seeds, "or a list such as [3, 7]")
-    return list(range(seeds))

@@ -10,6 +10,8 @@ from helpers import ragged_data
 
 import fedjax_dp as fdp
 from fedjax_dp.models import read_start
+from fedjax_dp.privacy import PrivacyTerms
+from fedjax_dp.privacy.planned_run import plan_run
 from fedjax_dp.rounds.simulation import run_key
 from fedjax_dp.sweeps.engine import Job, JobGroup
 
@@ -84,7 +86,9 @@ def test_a_folder_a_start_and_a_resumed_run_have_it(tmp_path, monkeypatch):
 
 
 def test_a_point_of_a_sweep_has_it():
-    group = JobGroup([Job(PRIVATE, DATA, MODEL, 3, seed, 1) for seed in (3, 4)])
+    group = JobGroup(
+        [Job(plan_run(PRIVATE, DATA, rounds=3, seed=seed, model=MODEL, terms=PrivacyTerms()), 1) for seed in (3, 4)]
+    )
     ends = dict(group.run(with_params=True))
     alone = fdp.simulate(PRIVATE, DATA, rounds=3, seed=3, model=MODEL, evaluate_every=1)
     equal(ends[0].params, alone.params)

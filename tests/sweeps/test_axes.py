@@ -20,6 +20,14 @@ AXES = st.dictionaries(st.sampled_from(FIELDS), LISTS, max_size=4)
 ENDS = st.tuples(st.floats(1e-6, 1e6), st.floats(1e-6, 1e6)).filter(lambda ends: ends[1] > 1.01 * ends[0])
 
 
+def grid(varied, points=(), **options):
+    return axes.grid(axes.parse(varied, points, **options))
+
+
+def random_points(varied, count, seed, points=(), **options):
+    return axes.random_points(axes.parse(varied, points, **options), count, seed)
+
+
 # Grids
 
 
@@ -27,18 +35,18 @@ ENDS = st.tuples(st.floats(1e-6, 1e6), st.floats(1e-6, 1e6)).filter(lambda ends:
 @settings(deadline=None)
 def test_a_grid_is_every_combination_with_the_last_axis_fastest(varied):
     expected = [dict(zip(varied, values)) for values in itertools.product(*varied.values())]
-    assert axes.grid(varied) == expected
+    assert grid(varied) == expected
     assert len(expected) == math.prod(map(len, varied.values()))
-    assert all(list(point) == list(varied) for point in axes.grid(varied))
+    assert all(list(point) == list(varied) for point in grid(varied))
 
 
 def test_a_grid_without_axes_is_the_one_empty_point():
-    assert axes.grid({}) == [{}]
+    assert grid({}) == [{}]
 
 
 def test_joined_fields_vary_together_and_entries_may_stop_early():
     varied = {"algorithm ,server_learning_rate": [["dpnfl"], ["addpnfl", 0.1]], "rounds": [1, 2]}
-    assert axes.grid(varied) == [
+    assert grid(varied) == [
         {"algorithm": "dpnfl", "rounds": 1},
         {"algorithm": "dpnfl", "rounds": 2},
         {"algorithm": "addpnfl", "server_learning_rate": 0.1, "rounds": 1},
@@ -48,7 +56,7 @@ def test_joined_fields_vary_together_and_entries_may_stop_early():
 
 def test_points_written_out_are_one_more_axis_and_the_slowest():
     points = [{}, {"algorithm": "fedprox", "mu": 0.1}]
-    assert axes.grid({"rounds": [1, 2]}, points) == [
+    assert grid({"rounds": [1, 2]}, points) == [
         {"rounds": 1},
         {"rounds": 2},
         {"algorithm": "fedprox", "mu": 0.1, "rounds": 1},
@@ -57,7 +65,7 @@ def test_points_written_out_are_one_more_axis_and_the_slowest():
 
 
 def values_of(field, given_range, **options):
-    return [point[field] for point in axes.grid({field: given_range}, **options)]
+    return [point[field] for point in grid({field: given_range}, **options)]
 
 
 @given(ENDS, st.integers(2, 30))
@@ -92,7 +100,7 @@ def test_ranges_of_integers_hold_integers():
 @given(AXES, st.lists(st.integers(0, 99), min_size=1, max_size=4, unique=True))
 @settings(deadline=None)
 def test_the_seed_is_the_last_field_and_varies_fastest(varied, seeds):
-    points = axes.grid(varied)
+    points = grid(varied)
     seeded = axes.with_seeds(points, seeds)
     assert [point["seed"] for point in seeded] == seeds * len(points)
     assert all(list(point)[-1] == "seed" for point in seeded)
@@ -109,10 +117,10 @@ SEARCH = {"learning_rate": {"log": [1e-4, 1]}, "algorithm": ["a", "b", "c"], "mu
 @given(SEEDS, st.integers(1, 20), st.integers(1, 20))
 @settings(deadline=None)
 def test_a_trial_depends_neither_on_the_number_of_trials_nor_on_other_axes(seed, few, more):
-    short, long = (axes.random_points(SEARCH, count, seed) for count in (few, few + more))
+    short, long = (random_points(SEARCH, count, seed) for count in (few, few + more))
     assert short == long[:few]
     for name in SEARCH:
-        alone = axes.random_points({name: SEARCH[name]}, few, seed)
+        alone = random_points({name: SEARCH[name]}, few, seed)
         assert [point[name] for point in alone] == [point[name] for point in short]
 
 
@@ -121,14 +129,14 @@ def test_a_trial_depends_neither_on_the_number_of_trials_nor_on_other_axes(seed,
 def test_draws_stay_inside_their_ranges(seed, ends, whole):
     for spacing in ("log", "linear"):
         varied = {"clip_norm": {spacing: list(ends)}, "rounds": {spacing: list(whole)}}
-        for point in axes.random_points(varied, 10, seed, integers={"rounds"}):
+        for point in random_points(varied, 10, seed, integers={"rounds"}):
             assert ends[0] <= point["clip_norm"] <= ends[1]
             assert whole[0] <= point["rounds"] <= whole[1]
             assert type(point["rounds"]) is int
 
 
 def drawn(given_range, count, **options):
-    return np.array([point["x"] for point in axes.random_points({"x": given_range}, count, 7, **options)])
+    return np.array([point["x"] for point in random_points({"x": given_range}, count, 7, **options)])
 
 
 def test_log_ranges_are_drawn_log_uniformly_and_linear_ones_uniformly():
@@ -157,16 +165,16 @@ def test_every_integer_of_a_range_is_drawn_as_if_from_half_a_unit_around_it(spac
 def test_lists_ranges_with_points_and_points_written_out_are_drawn_uniformly():
     """Chi-square at 1e-6 over all 12 combinations; always taking them in turn fits too well and is not random."""
     varied, points = {"clip_norm": ["a", "b", "c"], "l2": {"log": [0.1, 1], "points": 2}}, [{"mu": 1.0}, {"q": 1.0}]
-    sample = [tuple(point.items()) for point in axes.random_points(varied, 2400, 0, points)]
-    counts = [sample.count(tuple(point.items())) for point in axes.grid(varied, points)]
+    sample = [tuple(point.items()) for point in random_points(varied, 2400, 0, points)]
+    counts = [sample.count(tuple(point.items())) for point in grid(varied, points)]
     assert sum(counts) == 2400
     pvalue = stats.chisquare(counts).pvalue
     assert FALSE_POSITIVE < pvalue < 1 - FALSE_POSITIVE
 
 
 def test_equal_trials_are_kept_and_another_seed_draws_others():
-    assert axes.random_points({"x": [1]}, 3, 0) == [{"x": 1}] * 3
-    assert axes.random_points(SEARCH, 5, 0) != axes.random_points(SEARCH, 5, 1)
+    assert random_points({"x": [1]}, 3, 0) == [{"x": 1}] * 3
+    assert random_points(SEARCH, 5, 0) != random_points(SEARCH, 5, 1)
 
 
 # Refusals
@@ -212,30 +220,28 @@ BAD = [
 
 @pytest.mark.parametrize(("varied", "expected"), BAD, ids=[str(varied)[:60] for varied, _ in BAD])
 def test_axes_that_cannot_be_are_refused_in_one_line(varied, expected):
-    assert expected in refusal(lambda: axes.grid(varied, integers={"whole"}))
+    assert expected in refusal(lambda: grid(varied, integers={"whole"}))
 
 
 def test_points_seeds_and_trials_that_cannot_be_are_refused_in_one_line():
-    assert "[[points]] must be values that differ, got x=1 twice" in refusal(axes.grid, {}, [{"x": 1}, {"x": 1.0}])
-    assert "[[points]]: x must be finite, got nan" in refusal(axes.grid, {}, [{"x": NAN}])
-    assert "[[points]]: x must be numbers, text" in refusal(axes.grid, {}, [{"x": [1]}])
-    assert "over fields of its own, got x in [[points]] too" in refusal(axes.grid, {"x": [1]}, [{"x": 1}])
+    assert "[[points]] must be values that differ, got x=1 twice" in refusal(grid, {}, [{"x": 1}, {"x": 1.0}])
+    assert "[[points]]: x must be finite, got nan" in refusal(grid, {}, [{"x": NAN}])
+    assert "[[points]]: x must be numbers, text" in refusal(grid, {}, [{"x": [1]}])
+    assert "over fields of its own, got x in [[points]] too" in refusal(grid, {"x": [1]}, [{"x": 1}])
     assert "seeds must be at least one, got none; such as seeds = 3" in refusal(axes.with_seeds, [{}], [])
     assert "seeds must be values that differ, got seed=1 twice" in refusal(axes.with_seeds, [{}], [1, 1])
     assert "seeds must be an integer from 0 to 4,294,967,295, got -1" in refusal(axes.with_seeds, [{}], [-1])
+    assert axes.seeds_of(3) == axes.seeds_of(range(3)) == axes.seeds_of(np.arange(3)) == (0, 1, 2)
+    assert "seeds must be an integer from 1 to 1,000,000, got 0; or a list" in refusal(axes.seeds_of, 0)
     assert "at most 1,000,000 points, got 1,001,000" in refusal(axes.with_seeds, [{}] * 1001, range(1000))
-    assert "trials must be an integer from 1 to 1,000,000, got 0" in refusal(axes.random_points, SEARCH, 0, 0)
-    assert "trials must be an integer from 1 to 1,000,000, got 1000001" in refusal(
-        axes.random_points, SEARCH, 1000001, 0
-    )
-    assert "left out without axes or points to draw from" in refusal(axes.random_points, {}, 3, 0)
-    assert "search_seed must be an integer from 0 to 4,294,967,295, got -1" in refusal(
-        axes.random_points, SEARCH, 3, -1
-    )
+    assert "trials must be an integer from 1 to 1,000,000, got 0" in refusal(random_points, SEARCH, 0, 0)
+    assert "trials must be an integer from 1 to 1,000,000, got 1000001" in refusal(random_points, SEARCH, 1000001, 0)
+    assert "left out without axes or points to draw from" in refusal(random_points, {}, 3, 0)
+    assert "search_seed must be an integer from 0 to 4,294,967,295, got -1" in refusal(random_points, SEARCH, 3, -1)
 
 
 def test_true_and_one_are_different_values():
-    assert axes.grid({"x": [True, 1]}) == [{"x": True}, {"x": 1}]
+    assert grid({"x": [True, 1]}) == [{"x": True}, {"x": 1}]
 
 
 def test_the_example_of_the_module_runs():

@@ -12,6 +12,8 @@ import fedjax_dp as fdp
 from fedjax_dp import errors
 from fedjax_dp.algorithms import CATALOGUE
 from fedjax_dp.models import logistic_regression
+from fedjax_dp.privacy import PrivacyTerms
+from fedjax_dp.privacy.planned_run import plan_run
 from fedjax_dp.sweeps import engine, program
 from fedjax_dp.sweeps.engine import Job, JobGroup, grouped
 from fedjax_dp.sweeps.runner import Watch
@@ -32,8 +34,16 @@ def dpnfl(**options):
     return fdp.dpnfl(**{**COMMON, "clip_norm": 0.7, "noise_multiplier": 0.5, **options})
 
 
+def job_of(algorithm, data, model, rounds, seed, *options):
+    return Job(plan_run(algorithm, data, rounds=rounds, seed=seed, model=model, terms=PrivacyTerms()), *options)
+
+
+def with_run(job, **changes):
+    return job._replace(run=dataclasses.replace(job.run, **changes))
+
+
 def jobs_on(data, algorithms, seeds=(0, 1), rounds=ROUNDS):
-    return [Job(value, data, MODEL, rounds, seed, 1) for value in algorithms for seed in seeds]
+    return [job_of(value, data, MODEL, rounds, seed, 1) for value in algorithms for seed in seeds]
 
 
 def outcomes(jobs, **options):
@@ -47,11 +57,11 @@ def outcomes(jobs, **options):
 
 def single(job, **options):
     return fdp.simulate(
-        job.algorithm,
-        job.data,
-        rounds=job.rounds,
-        seed=job.seed,
-        model=job.model,
+        job.run.algorithm,
+        job.run.data,
+        rounds=job.run.rounds,
+        seed=job.run.seed,
+        model=job.run.model,
         evaluate_every=1,
         train_metrics=job.train_metrics,
         **options,
@@ -71,7 +81,7 @@ def test_points_that_differ_in_numbers_share_a_program(data):
     jobs = jobs_on(data, [*algorithms, fdp.fedavg(**COMMON)])
     parts = [[0, 1, 2, 3, 4, 5, 6, 7], [8, 9], [10, 11], [12, 13], [14, 15]]
     assert grouped(jobs) == parts
-    others = [job._replace(rounds=9) for job in jobs[:2]] + [job._replace(train_metrics=True) for job in jobs[:2]]
+    others = [with_run(job, rounds=9) for job in jobs[:2]] + [job._replace(train_metrics=True) for job in jobs[:2]]
     assert grouped([*jobs[:2], *others]) == [[0, 1, 2, 3], [4, 5]]
 
 
@@ -118,11 +128,11 @@ def test_partitions_seeds_rounds_and_data_sets_of_equal_shape_share_a_program():
     datas.append(ragged_data([6, 6, 6, 6, 6], seed=0))  # another largest client, which these batches do not see
     datas.append(dataclasses.replace(datas[0], scale=3.0, shift=0.5))  # the same arrays, seen otherwise
     datas.append(dataclasses.replace(datas[0], rows=np.asarray(datas[0].rows)[::-1]))
-    jobs = [Job(GRID[1], data, MODEL, ROUNDS - at % 2, at, 1) for at, data in enumerate(datas)]
+    jobs = [job_of(GRID[1], data, MODEL, ROUNDS - at % 2, at, 1) for at, data in enumerate(datas)]
     assert len(grouped(jobs)) == 1
     for job, outcome in zip(jobs, outcomes(jobs), strict=True):
         assert outcome.history == single(job)
-    epochs = [job._replace(algorithm=dpnfl(batches="epochs")) for job in jobs]
+    epochs = [with_run(job, algorithm=dpnfl(batches="epochs")) for job in jobs]
     assert len(grouped(epochs)) == 2  # their steps follow the largest client
 
 
@@ -147,7 +157,7 @@ def test_a_point_that_diverges_says_so_and_takes_nobody_down(data):
 @pytest.mark.slow
 def test_a_test_loss_that_is_not_finite_ends_a_point(data):
     spoiled = dataclasses.replace(data, x_test=np.full_like(np.asarray(data.x_test), np.nan))
-    (found,) = outcomes([Job(GRID[0], spoiled, MODEL, 2, 0, 1)])
+    (found,) = outcomes([job_of(GRID[0], spoiled, MODEL, 2, 0, 1)])
     assert (found.status, found.history) == ("diverged", [])
     assert "the test set" in found.reason
 
@@ -158,7 +168,7 @@ def test_a_secure_sum_that_overflows_ends_its_point_only():
     x = np.asarray(data.x) * np.repeat([1, 1e6, 1], 4)[:, None].astype(np.float32)
     common = {"cohort_size": None, "batch_size": 2, "local_steps": 1, "secure": True}
     jobs = [
-        Job(fdp.fedavg(**common, learning_rate=rate), dataclasses.replace(data, x=x), MODEL, 3, 0, 1)
+        job_of(fdp.fedavg(**common, learning_rate=rate), dataclasses.replace(data, x=x), MODEL, 3, 0, 1)
         for rate in (1e-7, 1.0)
     ]
     fine, lost = outcomes(jobs)
@@ -225,7 +235,7 @@ def test_another_way_to_run_is_taken_only_if_it_shows_the_same_numbers(data, mon
 
 @pytest.mark.slow
 def test_a_short_point_is_not_looked_at_as_often_as_the_longest(data):
-    jobs = [Job(GRID[0], data, MODEL, rounds, 0, 1) for rounds in (2, 12, 2, 12)]
+    jobs = [job_of(GRID[0], data, MODEL, rounds, 0, 1) for rounds in (2, 12, 2, 12)]
     group = JobGroup(jobs)
     visit, lasts = group.compiled.visit, []
     group.compiled = group.compiled._replace(visit=lambda *a: lasts.append(int(a[-1])) or visit(*a))
@@ -265,7 +275,7 @@ def test_points_of_every_structure_equal_their_single_runs_bit_for_bit(name, dat
     make, options = STRUCTURES[name]
     model = TwoLayerModel(3, 4) if name == "features" else MODEL
     jobs = [
-        Job(make(**{**COMMON, "learning_rate": rate}, **options), data, model, ROUNDS, seed, 1, True)
+        job_of(make(**{**COMMON, "learning_rate": rate}, **options), data, model, ROUNDS, seed, 1, True)
         for rate, seed in itertools.product((0.1, 0.3), range(2))
     ]
     assert len(grouped(jobs)) == 1
@@ -276,7 +286,7 @@ def test_points_of_every_structure_equal_their_single_runs_bit_for_bit(name, dat
 @pytest.mark.exhaustive
 def test_a_sweep_over_a_number_of_the_local_rule_equals_single_runs_bit_for_bit(data):
     noisy = {**COMMON, "clip_norm": 0.5, "noise_multiplier": 0.5, "local_rule": "adamw_bc"}
-    jobs = [Job(fdp.dpnfl(**noisy, local_b2=b2), data, MODEL, ROUNDS, 0, 1, True) for b2 in (0.9, 0.99, 0.999)]
+    jobs = [job_of(fdp.dpnfl(**noisy, local_b2=b2), data, MODEL, ROUNDS, 0, 1, True) for b2 in (0.9, 0.99, 0.999)]
     assert len(grouped(jobs)) == 1
     found = outcomes(jobs)
     for job, outcome in zip(jobs, found, strict=True):
@@ -291,7 +301,7 @@ def test_every_entry_sweeps_over_its_learning_rate(entry, data):
     options |= {"clip_norm": 0.5, "noise_multiplier": 0.5} if "clip_norm" in CATALOGUE[entry].options else {}
     model = TwoLayerModel(3, 4) if entry.startswith("rfedavg") else MODEL
     model = fdp.mlp(data.record_shape, data.classes, (4,)) if "head" in CATALOGUE[entry].options else model
-    jobs = [Job(CATALOGUE[entry](**options | {"learning_rate": rate}), data, model, 2, 0, 1) for rate in (0.1, 0.3)]
+    jobs = [job_of(CATALOGUE[entry](**options | {"learning_rate": rate}), data, model, 2, 0, 1) for rate in (0.1, 0.3)]
     assert len(grouped(jobs)) == 1
     first, second = outcomes(jobs)
     for outcome, job in ((first, jobs[0]), (second, jobs[1])):
@@ -414,7 +424,7 @@ def test_wrong_axes_are_refused_in_one_line_before_anything_runs(axes, words, da
         ),
         ({"algorithm": "dpnfl"}, "algorithm must be an Algorithm, or a function that makes one, got str"),
         ({"algorithm": lambda learning_rate: None}, "must be one that returns an Algorithm, got NoneType"),
-        ({"seeds": 2.5}, "seeds must be an integer of at least 1, got 2.5; or a list such as"),
+        ({"seeds": 2.5}, "seeds must be an integer from 1 to 1,000,000, got 2.5; or a list such as"),
         ({"chunk_size": 0}, "chunk_size must be an integer of at least 1"),
         ({"evaluate_every": -1}, "evaluate_every must be an integer of at least 1"),
     ],

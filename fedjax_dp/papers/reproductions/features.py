@@ -9,11 +9,11 @@ import numpy as np
 
 from fedjax_dp import gradients
 from fedjax_dp.execution.mesh import Execution
+from fedjax_dp.privacy.planned_run import PlannedRun
 from fedjax_dp.pytrees import ravel
 from fedjax_dp.rounds import simulation
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.round import run_round
-from fedjax_dp.sweeps.engine import Job
 
 CLIENTS, RECORDS = 3, 150  # that are looked at, and of each
 
@@ -42,33 +42,33 @@ class Cloud(NamedTuple):
         return plane
 
 
-def cloud_of(job: Job) -> Cloud:
+def cloud_of(run: PlannedRun) -> Cloud:
     """Train, then let every client take the local steps of one more round and look at its own records.
 
     Clients have weight 1 (estimator mean), so that a message is an update.
     """
     trained = simulation.simulate(
-        job.algorithm, job.data, rounds=job.rounds, seed=job.seed, model=job.model, evaluate_every=job.rounds
+        run.algorithm, run.data, rounds=run.rounds, seed=run.seed, model=run.model, evaluate_every=run.rounds
     )
-    _, report = _one_more(simulation.numbers(job.algorithm), job, trained.state)
+    _, report = _one_more(simulation.numbers(run.algorithm), run, trained.state)
     flat, unravel = ravel(trained.state.params)
     size, features, clients, labels = flat.size, [], [], []
     for place in range(CLIENTS):
         client = int(report.clients[place])
         own = unravel(flat + report.transcript.uploads[place][:size])
-        rows = job.data.row_numbers[int(job.data.offsets[client]) :][: min(RECORDS, int(job.data.sizes[client]))]
-        model: Any = job.model
-        features.append(np.asarray(gradients.features(model, own, job.data.features(jnp.asarray(job.data.x)[rows]))))
+        rows = run.data.row_numbers[int(run.data.offsets[client]) :][: min(RECORDS, int(run.data.sizes[client]))]
+        model: Any = run.model
+        features.append(np.asarray(gradients.features(model, own, run.data.features(jnp.asarray(run.data.x)[rows]))))
         clients.append(np.full(len(rows), place))
-        labels.append(np.asarray(job.data.y)[rows])
+        labels.append(np.asarray(run.data.y)[rows])
     return Cloud(np.concatenate(features), np.concatenate(clients), np.concatenate(labels))
 
 
-def _one_more(algorithm: Algorithm, job: Job, state: Any) -> Any:
+def _one_more(algorithm: Algorithm, run: PlannedRun, state: Any) -> Any:
     def play(algorithm: Algorithm, state: Any) -> Any:
-        key = simulation.run_key(job.seed)
+        key = simulation.run_key(run.seed)
         execution = Execution(chunk_size=1)
-        return run_round(algorithm, job.model, job.data, key, state, execution, lambda _, message: message)
+        return run_round(algorithm, run.model, run.data, key, state, execution, lambda _, message: message)
 
     return jax.jit(play)(algorithm, state)
 

@@ -22,7 +22,7 @@ from fedjax_dp.papers.reproductions.rows import ResultRow, claims_of, rows_of
 from fedjax_dp.privacy.guarantees import calibrated, prepared, stated
 from fedjax_dp.privacy.protection import noise_of
 from fedjax_dp.sweeps.plan import SweepConfig, identity
-from fedjax_dp.sweeps.preparation import Sources, job_of
+from fedjax_dp.sweeps.preparation import Sources
 from fedjax_dp.sweeps.records import Record
 from fedjax_dp.sweeps.sweep import run_sweep
 
@@ -230,9 +230,7 @@ def _clouds(
             path = folder / RUNS / f"{identity(config)}.npz"
             cloud = features.load(path)
             if cloud is None:
-                local = config.replace(data_dir=data_dir)
-                run = sources.planned(local)
-                cloud = features.cloud_of(job_of(local, run, run.algorithm))
+                cloud = features.cloud_of(sources.planned(config.replace(data_dir=data_dir)))
                 features.save(cloud, path)
             clouds[cell.place, cell.reading] = cloud
             show(done + 1, "")
