@@ -6,6 +6,7 @@ compiling again), its `structure()` fields are static.
 
 import dataclasses
 import functools
+import textwrap
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, dataclass_transform
@@ -211,6 +212,21 @@ class Part:
             else:
                 runs.append((end - size, end, chosen))
         return runs
+
+
+def same_shapes(one: Any, other: Any) -> bool:
+    """Whether two pytrees have the same structure, and arrays of the same shapes."""
+    shapes = [(jax.tree.structure(tree), [np.shape(leaf) for leaf in jax.tree.leaves(tree)]) for tree in (one, other)]
+    return shapes[0] == shapes[1]
+
+
+def shapes_in_words(tree: Any) -> str:
+    """A pytree of arrays by their shapes, in one line."""
+    if not jax.tree.leaves(tree):
+        return "nothing"
+    if jax.tree_util.all_leaves([tree]):
+        return f"shape {np.shape(tree)}"
+    return textwrap.shorten(f"{jax.tree.map(np.shape, tree)}", 200, placeholder=" ...")
 
 
 def ravel_numbers(tree: Any) -> jax.Array:

@@ -42,6 +42,7 @@ def test_everything_that_is_shown_fits_in_twenty_lines(ran):
     assert "LocalSgd" in shown(result.algorithm)
     said = shown(result)
     assert f"{result.test_accuracy:.4f}" in said
+    assert {"test_accuracy", "test_loss", "guarantee"} <= set(dir(result))
     assert f"{result.guarantee.epsilon:.4g}" in said
     assert "..." in said
     assert "40" in said.splitlines()[-1]  # the last evaluation is there

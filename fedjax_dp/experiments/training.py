@@ -76,6 +76,9 @@ class Result(NamedTuple):
             return getattr(self.history[-1], name)
         raise AttributeError(f"a result has no {name}")
 
+    def __dir__(self) -> list[str]:
+        return [*tuple.__dir__(self), *(f"{TEST}{metric}" for metric in self.metrics)]
+
     def _card(self) -> Card:
         facts = {
             **main_of(self.history),

@@ -9,7 +9,7 @@ from fedjax_dp.data.store import FederatedData
 from fedjax_dp.inspection.noise_scale import scale_names
 from fedjax_dp.inspection.sampling_law import examine_sampling, repetition
 from fedjax_dp.inspection.trials import KEYS, QUICK, ROUNDS, drawn_cohorts, keys_of
-from fedjax_dp.inspection.verdict import certainty, count_deviate, largest_deviate, limit, require
+from fedjax_dp.inspection.verdict import certainty, count_deviate, largest_deviate, limit, require, require_so
 from fedjax_dp.models import Model
 from fedjax_dp.parts.batches import Batches
 from fedjax_dp.parts.cohorts import Cohort, Members
@@ -42,15 +42,15 @@ def examine_cohort(
         _examine_law(cohort, others, shares, amplified=algorithm.upload.amplified or trials is not None)
     for known in range(1, stated):
         hidden, alone = cohort.amplified(num_clients, known)[0], cohort.amplified(num_clients, 0)[0]
-        require(hidden.rate >= alone.rate, "hidden among fewer, clients", "less sampled", "sampled as much", "exact")
+        require_so(hidden.rate >= alone.rate, "clients hidden among fewer", "less sampled", "sampled as much")
     if not cohort.drawn:
         known = isinstance(cohort.amplified(num_clients, 0)[0], FullBatch)
-        require(known, "how cohorts that are not drawn are hidden", "as by a draw", "FullBatch()", "exact")
+        require_so(known, "how cohorts that are not drawn are hidden", "as by a draw", "FullBatch()")
         return
     members = drawn_cohorts(cohort, run_key(seed), np.arange(max(min(rounds, count), 64)), shares)
     twins = _drawn_again(cohort, seed, members, shares)
     if 0 < np.mean(by_client(members, num_clients)[0] > 0) < 1:
-        require(twins, "cohorts of another seed", "the same", "others", "exact")
+        require_so(twins, "cohorts of another seed", "the same", "others")
     sample = scale_names(lambda key, now: cohort.sample(key, now, shares), run_key(0), {"now": jnp.int32(0)})
     if any("now" in made.values | made.scale for made in sample):
         _examine_each_round(cohort, shares, rounds)
@@ -72,7 +72,7 @@ def _examine_exactly(name: str, cohort: Cohort, members: Members, num_clients: i
         require(most <= 1, f"{name}: a client counts in a round", f"{most:g} times", "at most once", "exact")
     if cohort.fixed:
         here = members.present.all()
-        require(here, f"{name}: as many answer in every round", "fewer in some", "all positions", "exact")
+        require_so(here, f"{name}: as many answer in every round", "fewer in some", "all positions")
     where = [np.flatnonzero(column) for column in times.T]
     gaps = min((int(np.diff(place).min()) for place in where if place.size > 1), default=10**9)
     separation = cohort.min_separation(num_clients)
@@ -171,7 +171,7 @@ def examine_batches(
         name = f"batches of {records} records"
         batch = jax.tree.map(np.asarray, draw(keys_of(count, "batches"), jnp.int32(records)))
         inside = (batch.positions >= 0) & (batch.positions < records)
-        require(np.all(inside | ~batch.mask), f"{name} lie within a client's own", "others too", "its own", "exact")
+        require_so(np.all(inside | ~batch.mask), f"{name} lie within a client's own", "others too", "its own")
         taken = batches.count(local.steps, records)
         lived = batch.live > 0
         require(
@@ -182,9 +182,9 @@ def examine_batches(
             "exact",
         )
         if batches.even:
-            require(lived.all(), f"{name}: all steps are taken", "not all", "all, where `even` is stated", "exact")
+            require_so(lived.all(), f"{name}: all steps are taken", "not all", "all, where `even` is stated")
         public = batch.divisor[lived] == batches.divisor(records)
-        require(np.all(public), f"{name}: the divisor", "another", f"the stated {batches.divisor(records)}", "exact")
+        require_so(np.all(public), f"{name}: the divisor", "another", f"the stated {batches.divisor(records)}")
         times = np.zeros((count, steps, records), int)
         at = np.nonzero(batch.mask & lived[:, :, None])
         np.add.at(times, (at[0], at[1], batch.positions[at]), 1)

@@ -29,8 +29,8 @@ from fedjax_dp.parts.client_privacy import MessageEncoding, UpdatePrivatizer
 from fedjax_dp.parts.clipping import Records, StepReport
 from fedjax_dp.parts.clusters import Choice
 from fedjax_dp.parts.cohorts import Members
-from fedjax_dp.parts.contexts import ClientContext, LocalState, Received, StepContext
-from fedjax_dp.parts.corrections import Correction
+from fedjax_dp.parts.contexts import ClientContext, InitContext, LocalState, Received, StepContext
+from fedjax_dp.parts.corrections import Correction, begun_by, ended
 from fedjax_dp.pytrees import changed, ravel, structure, value
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.clients import draw_cohort
@@ -120,7 +120,10 @@ def _marked(algorithm: Algorithm, marks: Marks, only_sent: bool = False) -> Algo
 
 @value
 class Shaped:
-    """A correction whose gradient must have the shape of a gradient: a number would join every entry of one."""
+    """A correction whose gradient must have the shape of a gradient: a number would join every entry of one.
+
+    What it refuses names the correction itself.
+    """
 
     base: Correction
 
@@ -135,6 +138,12 @@ class Shaped:
             whose, wanted = f"gradient of {type(self.base).__name__}", f"of shape {gradient.shape}, as its argument"
             raise errors.refuse(whose, f"shape {jnp.shape(made)}", wanted, "return that one with a term added")
         return made
+
+    def init(self, run: InitContext) -> LocalState:
+        return begun_by(self.base, run)
+
+    def finish(self, *given: Any) -> tuple[Any, Any]:
+        return ended(self.base, *given)
 
 
 @value

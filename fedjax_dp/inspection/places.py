@@ -11,7 +11,7 @@ from fedjax_dp.data.store import FederatedData
 from fedjax_dp.inspection.noise_law import examine_sizes, uncorrelated
 from fedjax_dp.inspection.noise_scale import Names
 from fedjax_dp.inspection.trials import QUICK, keys_of
-from fedjax_dp.inspection.verdict import certainty, limit, require
+from fedjax_dp.inspection.verdict import certainty, limit, require, require_so
 from fedjax_dp.parts.contexts import StepContext
 from fedjax_dp.prng import role_key
 from fedjax_dp.rounds.algorithm import Algorithm
@@ -155,7 +155,7 @@ def _require_new(white: np.ndarray) -> None:
     """
     sizes = np.sort(np.abs(white), axis=-1)
     again = np.mean(np.diff(sizes, axis=-1) <= 1e-6 * sizes[..., 1:], -1)
-    require(again.max(initial=0) < 0.1, "the numbers of a step", "some that come again", "new ones each", "exact")
+    require_so(again.max(initial=0) < 0.1, "the numbers of a step", "some that come again", "new ones each")
     visits, steps, numbers = white.shape
     if steps == 1 or visits == 1:
         return  # one visit is compared in `uncorrelated`

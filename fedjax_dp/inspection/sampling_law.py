@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from fedjax_dp.accounting.sampling import FullBatch, Poisson, Sampling, Shuffled, WithoutReplacement, WithReplacement
-from fedjax_dp.inspection.verdict import certainty, count_deviate, limit, require, seen_from
+from fedjax_dp.inspection.verdict import certainty, count_deviate, limit, require, require_so, seen_from
 
 POSITIONS = 40  # whose pairs are looked at
 LAGS = 6  # draws that are so far apart are compared, and all with all together
@@ -47,7 +47,7 @@ def examine_sampling(name: str, counts: np.ndarray, law: Sampling) -> None:
         )
     else:
         wrong = np.unique(size[size != sized])
-        require(not wrong.size, f"{name}: size of a batch", f"also {wrong[:4].tolist()}", f"{sized}", "exact")
+        require_so(not wrong.size, f"{name}: size of a batch", f"also {wrong[:4].tolist()}", f"{sized}")
     if isinstance(law, FullBatch):
         return
     rate = sized / members if known else law.rate

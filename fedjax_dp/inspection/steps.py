@@ -14,7 +14,7 @@ from fedjax_dp.inspection.noise_law import examine_noise
 from fedjax_dp.inspection.noise_scale import Names, scale_names
 from fedjax_dp.inspection.places import whitened
 from fedjax_dp.inspection.trials import NOISE_SLACK, QUICK, SCALES, SLACK, compiled, keys_of, size_of
-from fedjax_dp.inspection.verdict import require
+from fedjax_dp.inspection.verdict import require, require_so
 from fedjax_dp.models import Model
 from fedjax_dp.parts import facts
 from fedjax_dp.parts.clipping import Bound, Records
@@ -121,7 +121,7 @@ def _records(x: jax.Array, y: Any, mask: jax.Array, key: jax.Array) -> Records:
 
 def _moved(one: np.ndarray, other: np.ndarray, wanted: Any, what: str) -> None:
     finite = np.isfinite(one).all() and np.isfinite(other).all()
-    require(finite, what, "a mean that is not finite", "finite: a run that stops tells of a record", "exact")
+    require_so(finite, what, "a mean that is not finite", "finite: a run that stops tells of a record")
     part = np.max(np.linalg.norm((one - other).astype(float), axis=-1) / wanted)
     require(part <= 1 + SLACK, what, f"{part:.4g} times what is stated", "at most 1", "a search over few neighbours")
 
@@ -144,13 +144,13 @@ def examine_bound(bound: Bound, algorithm: Algorithm, data: FederatedData, model
     traced = {"params": batches.params[0], "records": tuple(jax.tree.map(lambda a: a[0], batches.own))}
     _, unit = scale_names(lambda key, params, records: of(key, params, *records), run_key(0), traced)
     public = not (unit.values or unit.noise)
-    require(public, "the unit of the noise", "one of its records or of the model", "one of public numbers", "exact")
+    require_so(public, "the unit of the noise", "one of its records or of the model", "one of public numbers")
     run, keys = compiled(of), keys_of(NEIGHBOURS, "bound")
     (one, unit), (other, theirs), (less, last) = (
         jax.tree.map(np.asarray, run(keys, batches.params, *batch)) for batch in batches[:3]
     )
     alike = np.array_equal(unit, theirs) and np.array_equal(unit, last) and np.ptp(unit, axis=0).max() == 0
-    require(alike, "the unit of the noise is the same for all batches", "not", "so", "exact")
+    require_so(alike, "the unit of the noise is the same for all batches", "not", "so")
     stated = clip / DIVISOR if bound.per_record else clip
     least = float(unit.min())
     require(least >= stated * (1 - SLACK), "the unit of the noise", f"{least:.4g}", f"{stated:.4g} or more", "exact")
@@ -200,14 +200,14 @@ def examine_privatizer(
             drawn = np.asarray(draw(keys, at, divisor, batches.params[1], *usual), float)
             noise = (drawn[::2] - drawn[1::2]) / np.sqrt(2)  # (draws, steps, size)
             std = np.sqrt(np.mean(noise**2, 0))
-            require(np.all(std > 0), "every coordinate of every step is noised", "not", "so", "exact")
+            require_so(np.all(std > 0), "every coordinate of every step is noised", "not", "so")
             last = tuple(a[-1] for a in at)
             own, other = (
                 np.asarray(run(own_keys, last, divisor, batches.params, *batch), float)
                 for batch in (batches.own, batches.less if varies else batches.exchanged)
             )
             finite = np.isfinite(own).all() and np.isfinite(other).all()
-            require(finite, "a noised gradient", "not finite", "finite: a run that stops tells of a record", "exact")
+            require_so(finite, "a noised gradient", "not finite", "finite: a run that stops tells of a record")
             sensitivity = 1.0 if varies else 2.0
             moved = np.linalg.norm((own - other) * kind.deviation / std[-1], ord=kind.norm, axis=-1)
             over = float(np.max(moved)) * multipliers[client] / sensitivity
@@ -241,9 +241,9 @@ def _scale_of_noise(of: Callable[..., jax.Array], usual: tuple[Any, ...]) -> tup
     params, *records = usual
     inputs = {"divisor": jnp.int32(DIVISOR), "params": params, "records": tuple(records), **places.blank()}
     (trace,) = scale_names(named, run_key(0), inputs)
-    require(trace.noise, "the gradient", "no noise of its key", "noise", "the trace is exact")
+    require_so(trace.noise, "the gradient", "no noise of its key", "noise", "the trace is exact")
     for name, what in (("params", "the parameters"), ("records", "the records of its batch")):
-        require(
+        require_so(
             name not in trace.scale | trace.bits,
             "the size of its noise",
             f"one that may depend on {what}",

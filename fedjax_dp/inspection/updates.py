@@ -13,7 +13,7 @@ from fedjax_dp.inspection import places
 from fedjax_dp.inspection.noise_law import examine_noise, examine_sizes, uncorrelated
 from fedjax_dp.inspection.noise_scale import Names, scale_names
 from fedjax_dp.inspection.trials import NOISE_SLACK, QUICK, SCALES, SLACK, TRIALS, compiled, drawn_cohorts, keys_of
-from fedjax_dp.inspection.verdict import require
+from fedjax_dp.inspection.verdict import require, require_so
 from fedjax_dp.models import Model
 from fedjax_dp.parts import facts
 from fedjax_dp.parts.aggregation import Aggregate
@@ -84,7 +84,7 @@ def examine_upload(upload: ClientPrivacy, algorithm: Algorithm, data: FederatedD
         states,
         MessageEncoding(members, algorithm.transport.resolution, algorithm.transport.limit(members)),
     )
-    require(np.isfinite(longest).all(), "a message", "one that is not finite", "finite: else a run would stop", "exact")
+    require_so(np.isfinite(longest).all(), "a message", "one that is not finite", "finite: else a run would stop")
     wanted = np.broadcast_to(stated * longest, tried.shape)
     require(np.all(wanted > 0), "the noise multiplier of its event", f"{stated:g}", "above 0", "exact")
     std = np.sqrt(np.mean(noise**2, (0, 2)))
@@ -114,7 +114,7 @@ def _scale_of_noise(upload: ClientPrivacy, size: int, reach: Any, expected: Any)
     (trace,) = scale_names(release, run_key(0), inputs)
     measured = "one that may depend on the mean that it joins"
     wanted = "one of public numbers: multiply noise by these alone, and add it last"
-    require("mean" not in trace.scale, "the size of its noise", measured, wanted, "the trace is exact")
+    require_so("mean" not in trace.scale, "the size of its noise", measured, wanted, "the trace is exact")
     return trace.scale - {"numbers"}
 
 

@@ -51,6 +51,11 @@ def require(holds: Any, law: str, measured: str, wanted: str, certain: str) -> N
         reports.append(CheckReport(law, measured, wanted, certain))
 
 
+def require_so(holds: Any, law: str, otherwise: str, wanted: str, certain: str = "exact") -> None:
+    """`require` of what is so or is not: where it is, nothing else was measured than what is wanted."""
+    require(holds, law, wanted if bool(holds) else otherwise, wanted, certain)
+
+
 def certainty(tests: int = 1) -> str:
     """How often a right program fails an assertion about so many numbers."""
     return f"false alarm {FALSE_ALARM:g} over {tests} number{'s' if tests > 1 else ''}"

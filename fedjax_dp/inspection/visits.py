@@ -16,7 +16,7 @@ from fedjax_dp.data.store import FederatedData
 from fedjax_dp.inspection.draws import examine_records
 from fedjax_dp.inspection.flow import stated_gradients
 from fedjax_dp.inspection.trials import KEYS, TRIALS, compiled, keys_of
-from fedjax_dp.inspection.verdict import certainty, limit, require
+from fedjax_dp.inspection.verdict import certainty, limit, require, require_so
 from fedjax_dp.models import Model
 from fedjax_dp.parts.clipping import Records, StepReport
 from fedjax_dp.parts.cohorts import AllClients
@@ -107,11 +107,9 @@ def examine_batches_of_steps(local: Any, algorithm: Algorithm, data: FederatedDa
         jax.effects_barrier()
         name = f"local steps of a client with {records} records"
         alike = all(g.client == client and g.round == tried[g.trial] for g in gradients)
-        require(alike, f"{name}: the client and round of a noise", "others", "the client and round", "exact")
+        require_so(alike, f"{name}: the client and round of a noise", "others", "the client and round")
         places = {(g.word, g.step) for g in gradients}
-        require(
-            len(places) == len(gradients), f"{name}: key and step of a noise", "used again", "new each time", "exact"
-        )
+        require_so(len(places) == len(gradients), f"{name}: key and step of a noise", "used again", "new each time")
         allowed = stated_gradients(local, records)
         for stream in sorted({g.stream for g in gradients}):
             own = [g for g in gradients if g.stream == stream]
@@ -129,11 +127,11 @@ def _examine_stream(name: str, local: Any, own: list[Gradient], most: int, recor
     require(max(counts) <= most, f"{name}: noised gradients", f"{counts}", f"{most}", "exact")
     if correlated_source(local.privatizer) is not None:
         counted = all([g.step for g in each] == list(range(len(each))) for each in taken)
-        require(counted, f"{name}: their numbers under correlated noise", "others", "0, 1, ...", "exact")
+        require_so(counted, f"{name}: their numbers under correlated noise", "others", "0, 1, ...")
     first = min(len(each) for each in taken)
     rows = np.concatenate([np.zeros(0, int), *(gradient.rows for each in taken for gradient in each)])
     inside = np.all((rows >= 0) & (rows < records))
-    require(inside, f"{name} use records within its own", "others too", "its own", "exact")
+    require_so(inside, f"{name} use records within its own", "others too", "its own")
     times = np.zeros((count, min(first, most), records), int)
     for trial, each in enumerate(taken):
         for t, gradient in enumerate(each[: times.shape[1]]):
@@ -198,7 +196,7 @@ def _examine_updates(local: Any, algorithm: Algorithm, data: FederatedData, mode
     updates = np.asarray(compiled(of)(keys_of(2 * TRIALS, "local")), float)
     noise = updates[::2] - updates[1::2]
     scale = np.sqrt(np.mean(noise**2, axis=(0, 2), keepdims=True))
-    require(np.all(scale > 0), "updates carry noise", "none for some client or round", "all", "exact")
+    require_so(np.all(scale > 0), "updates carry noise", "none for some client or round", "all")
     overall = (noise / scale).transpose(1, 0, 2).reshape(noise.shape[1], -1)
     alike = np.triu(overall @ overall.T / overall.shape[1], 1)
     worst = float(np.abs(alike).max())
@@ -232,7 +230,7 @@ def examine_alone(part: Any, algorithm: Algorithm, data: FederatedData, model: M
             for one, other in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
                 one, other = (np.asarray(a[place], float) for a in (one, other))
                 alike = np.allclose(one, other, rtol=1e-6, atol=1e-7, equal_nan=True)
-                require(alike, "a client's round uses records", "others too", "its own", "exact")
+                require_so(alike, "a client's round uses records", "others too", "its own")
 
 
 def _few(data: FederatedData, some: np.ndarray) -> FederatedData:

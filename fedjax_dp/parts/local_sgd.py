@@ -17,7 +17,7 @@ from fedjax_dp.parts.batches import Batch, Batches
 from fedjax_dp.parts.clipping import Records, StepReport
 from fedjax_dp.parts.cohorts import Members
 from fedjax_dp.parts.contexts import ClientContext, InitContext, LocalResult, LocalState, StepContext
-from fedjax_dp.parts.corrections import Correction, Floats
+from fedjax_dp.parts.corrections import Correction, Floats, begun_by, ended
 from fedjax_dp.parts.facts import of_the_project
 from fedjax_dp.parts.local_rules import LocalRule
 from fedjax_dp.parts.local_training import LocalTraining, extreme_rates
@@ -205,7 +205,7 @@ class LocalSgd(LocalTraining):
     def finish(self, gradients: PrivateGradients, state: SgdState) -> LocalResult:
         """What is sent and kept after the last step."""
         total_rate, another, update = gradients.total_rate, gradients.another(), state.moved
-        ends = [one.finish(update, own, total_rate, another) for one, own in self._each(gradients.client)]
+        ends = [ended(one, update, own, total_rate, another) for one, own in self._each(gradients.client)]
         rows = (*(row for _, row in ends), *([state.rule] if self.rule.keep else []))
         report = StepReport(*(state.probes / jnp.maximum(gradients.live.sum(), 1.0)))
         return LocalResult(update, tuple(auxiliary for auxiliary, _ in ends), rows, report)
@@ -232,7 +232,7 @@ class LocalSgd(LocalTraining):
             released: jax.Array = run.look(self.mean_gradient)
             return released
 
-        begun = [correction.init(run._replace(initial_gradients=initial_gradients)) for correction in self.corrections]
+        begun = [begun_by(each, run._replace(initial_gradients=initial_gradients)) for each in self.corrections]
         tables = [state.clients for state in begun]
         if self.rule.keep:
             state, every = self.rule.transform().init(ravel(run.params)[0]), run.data.num_clients

@@ -18,6 +18,9 @@ class ServerOptimizer(Protocol):
 
     It sees no more than the aggregated update, after all noise, so nothing that it does changes an epsilon, as long as
     it holds no records itself; it states no facts.
+
+    It may also have `final(state, params)`, the model that a run would end with now, made of what `move` has kept and
+    moved to, such as a mean over rounds; `rounds.final_model` asks for it. Without it the model is `params`.
     """
 
     def init(self, params: Any) -> Any:
@@ -41,10 +44,6 @@ class ServerOptimizer(Protocol):
     def check(self) -> None:
         """Raise ConfigurationError, in one line, for numbers that cannot be meant. Numbers are concrete here."""
         ...
-
-    # def final(self, state: Any, params: Any) -> Any, where there is one: the model that a run would end with now, made
-    # of what `move` has kept and moved to, such as a mean over rounds; `rounds.final_model` asks for it. Without it the
-    # model is `params`.
 
 
 @value

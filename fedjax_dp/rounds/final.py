@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from fedjax_dp import errors
+from fedjax_dp.pytrees import same_shapes, shapes_in_words
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.state import ServerState
 
@@ -13,7 +15,13 @@ def final_model(algorithm: Algorithm, state: ServerState) -> Any:
     `ServerOptimizer.final`. Clients go on with `state.params` in either case.
     """
     final = getattr(algorithm.server, "final", None)
-    return state.params if final is None else final(state.optimizer, state.params)
+    if final is None:
+        return state.params
+    made = final(state.optimizer, state.params)
+    if not same_shapes(made, state.params):
+        what, wanted = f"what {type(algorithm.server).__name__}.final returns", shapes_in_words(state.params)
+        raise errors.refuse(what, shapes_in_words(made), f"shaped as the parameters, {wanted}")
+    return made
 
 
 def ended(algorithm: Algorithm, state: ServerState) -> ServerState:

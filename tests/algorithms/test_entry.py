@@ -102,6 +102,25 @@ def test_what_cannot_be_is_refused_in_one_line(capsys, flags, told):
     assert told in capsys.readouterr().err
 
 
+def test_an_argument_that_follows_from_the_data_is_no_option_of_a_run(capsys, monkeypatch):
+    def count(beforehand, options):
+        return {"clients": beforehand.data.num_clients}
+
+    @entry("me", fixes=("clients",), prepare=count)
+    def counting(*, clients: int, **common: Unpack[Common]) -> fdp.Algorithm:
+        """Pulls by the number of clients."""
+        return assemble(common, corrections=(Proximal(strength=clients / 100),))
+
+    monkeypatch.setitem(CATALOGUE, "counting", counting)
+    pull = counting(clients=7, **COMMON).local.corrections[0]
+    assert float(pull.strength) == pytest.approx(0.07)
+    flags = ["run", "--algorithm", "counting", "--num-clients", "7", "--rounds", "1", "--quiet"]
+    sizes = ["--cohort-size", "2", "--batch-size", "3", "--local-steps", "1", "--learning-rate", "0.1"]
+    assert cli.main([*flags, *sizes]) == 0
+    assert cli.main([*flags, *sizes, "--clients", "7"]) == 2
+    assert "--clients" in capsys.readouterr().err
+
+
 def test_from_python_an_entry_is_a_function_that_checks_its_options():
     made = pulled(clip_norm=1.0, **COMMON)
     assert isinstance(made, fdp.Algorithm)

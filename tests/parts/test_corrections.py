@@ -1,12 +1,16 @@
 """What corrections keep is what they say."""
 
+import dataclasses
+import functools
 import itertools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import ragged_data, states_of
+from helpers import ragged_data, refusal, states_of
 
+import fedjax_dp as fdp
 from fedjax_dp.algorithms import CATALOGUE
 from fedjax_dp.models import logistic_regression
 
@@ -33,3 +37,73 @@ def test_a_new_control_variate_is_the_mean_of_the_gradients_that_were_used():
         )
         np.testing.assert_allclose(moved, -0.3 * 3 * new.mean(0), rtol=1e-4, atol=1e-5)
         assert np.abs(new - old).max() > 1e-3
+
+
+@fdp.value
+class Keeps(fdp.parts.Correction):
+    """Clients keep the sum of their updates."""
+
+    def init(self, run):
+        return fdp.parts.LocalState(clients=jnp.zeros((run.data.num_clients, run.size)))
+
+    def finish(self, update, client, total_rate, another_gradient):
+        return (), client.received.client_state + update
+
+
+@fdp.value
+class OneForAll(Keeps):
+    def init(self, run):
+        return fdp.parts.LocalState(clients=jnp.zeros(run.size))
+
+
+@fdp.value
+class Bare(Keeps):
+    def init(self, run):
+        return jnp.zeros((run.data.num_clients, run.size))
+
+
+@fdp.value
+class Tree(Keeps):
+    def finish(self, update, client, total_rate, another_gradient):
+        return (), client.unravel(update)
+
+
+@fdp.value
+class Swapped(Keeps):
+    def finish(self, update, client, total_rate, another_gradient):
+        return client.received.client_state + update, ()
+
+
+@pytest.mark.parametrize("entry", ["dpnfl", "fedavg"])
+def test_what_clients_keep_has_one_shape_or_is_refused_by_the_name_of_the_part(entry):
+    data, noise = ragged_data([6, 6, 6]), {"clip_norm": 0.7, "noise_multiplier": 1.5} if entry == "dpnfl" else {}
+    plain = CATALOGUE[entry](**COMMON, **noise)
+    size = 12
+
+    def run(part):
+        local = dataclasses.replace(plain.local, corrections=(part,))
+        return fdp.run(dataclasses.replace(plain, local=local), data, rounds=1, delta=1e-3, model=MODEL)
+
+    assert np.abs(run(Keeps()).simulation.state.clients[0]).max() > 0
+    for part, told in (
+        (OneForAll(), f"as the one that it had, shape (), got shape ({size},); rows begin in init, which returns"),
+        (Tree(), f"as the one that it had, shape ({size},), got {{"),
+        (Swapped(), f"as the one that it had, shape ({size},), got nothing"),
+        (Bare(), "what Bare.init returns must be LocalState(server=..., clients=...), got"),
+    ):
+        message = refusal(functools.partial(run, part))
+        assert type(part).__name__ in message, message
+        assert told in message, message
+
+
+def test_a_row_that_did_not_begin_is_refused():
+    @fdp.value
+    class Grows(fdp.parts.Correction):
+        def finish(self, update, client, total_rate, another_gradient):
+            return (), update
+
+    plain = CATALOGUE["fedavg"](**COMMON)
+    algorithm = dataclasses.replace(plain, local=dataclasses.replace(plain.local, corrections=(Grows(),)))
+    message = refusal(functools.partial(fdp.simulate, algorithm, ragged_data([6, 6, 6]), rounds=1, model=MODEL))
+    assert "the second of what Grows.finish returns, the client's new row, must be as the one that it had" in message
+    assert "nothing, got shape (12,)" in message

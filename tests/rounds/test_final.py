@@ -6,12 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import ragged_data
+from helpers import ragged_data, refusal
 
 import fedjax_dp as fdp
 from fedjax_dp.models import read_start
 from fedjax_dp.privacy import PrivacyTerms
 from fedjax_dp.privacy.planned_run import plan_run
+from fedjax_dp.pytrees import ravel
 from fedjax_dp.rounds.simulation import run_key
 from fedjax_dp.sweeps.engine import Job, JobGroup
 
@@ -83,6 +84,18 @@ def test_a_folder_a_start_and_a_resumed_run_have_it(tmp_path, monkeypatch):
         fdp.run(PRIVATE, DATA, rounds=3, seed=3, delta=1e-3, model=MODEL, callbacks=[Stop()], **stopped)
     again = fdp.resume(tmp_path / "stopped", PRIVATE, DATA, model=MODEL)
     equal(again.params, whole.params)
+
+
+def test_one_that_is_no_model_is_refused_by_the_name_of_the_part():
+    @fdp.value
+    class Flat(Averages):
+        def final(self, state, params):
+            return ravel(state)[0]
+
+    flat = dataclasses.replace(PRIVATE, server=Flat())
+    message = refusal(lambda: fdp.run(flat, DATA, rounds=1, delta=1e-3, model=MODEL))
+    assert message.startswith("what Flat.final returns must be shaped as the parameters, {")
+    assert "got shape (" in message
 
 
 def test_a_point_of_a_sweep_has_it():

@@ -193,6 +193,18 @@ def test_entries_without_privacy_pass_what_applies(entry, data):
     assert found[-1].measured == "not checked"
 
 
+def test_a_report_of_what_is_so_or_not_shows_what_is_so(data):
+    shown = {report.law: report for report in check_sampling(right(), data)}
+    for law, so in (
+        ("the run's cohorts: as many answer in every round", "all positions"),
+        ("cohorts of another seed", "others"),
+        ("batches of 5 records lie within a client's own", "its own"),
+        ("local steps of a client with 5 records: key and step of a noise", "new each time"),
+        ("batches of 5 records: size of a batch", "2"),
+    ):
+        assert (shown[law].measured, shown[law].wanted) == (so, so), law
+
+
 def test_a_check_that_is_too_weak_for_its_wrong_program_fails_loudly():
     def twice(draw):
         return draw
