@@ -155,7 +155,8 @@ def _require_new(white: np.ndarray) -> None:
     """
     sizes = np.sort(np.abs(white), axis=-1)
     again = np.mean(np.diff(sizes, axis=-1) <= 1e-6 * sizes[..., 1:], -1)
-    require(again.max(initial=0) < 0.1, "the numbers of a step", "some that come again", "new ones each", "exact")
+    new = bool(again.max(initial=0) < 0.1)
+    require(new, "the numbers of a step", "new" if new else "some that come again", "new ones each", "exact")
     visits, steps, numbers = white.shape
     if steps == 1 or visits == 1:
         return  # one visit is compared in `uncorrelated`
