@@ -119,6 +119,6 @@ def test_an_audit_takes_it_and_finds_what_is_less_than_stated():
     privatizer = LaplaceRecords(clip_norm=1.0, noise_multiplier=1.0)
     one = dataclasses.replace(one, local=dataclasses.replace(one.local, privatizer=privatizer))
     assert 1 < fdp.audit(one, DATA, trials=3000, **RUN | {"rounds": 1}).lower <= 2
-    found = fdp.audit(liar(gradient=fainter), DATA, trials=500, parameters=4, **RUN)
+    found = fdp.audit(liar(gradient=fainter), DATA, trials=1000, parameters=4, **RUN)
     assert found.violated
     assert found.contradiction
