@@ -157,9 +157,10 @@ class Release(ABC):
         raise self._lacks("tcdp")
 
     def as_normal(self, differences: np.ndarray) -> np.ndarray:
-        """Independent standard normals made of differences of two noises each, over their standard deviation.
+        """Standard normals made of numbers of variance 1, each the difference of two noises, coordinate by coordinate.
 
-        By this the law of noise that is drawn is compared with what is stated.
+        By this the law of noise that is drawn is compared with what is stated. With D the law of such differences, they
+        are N^-1(D(x)), in the shape that they come in; `normal` noise stays as it is.
         """
         if self.normal:
             return differences

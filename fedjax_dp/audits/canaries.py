@@ -59,8 +59,24 @@ def pattern(widths: tuple[int, ...]) -> np.ndarray:
     return gradient
 
 
+def of_one(widths: tuple[int, ...]) -> np.ndarray:
+    """A gradient of length 1 of the first parameter alone: where the bound is in L1, one of many hides in noise."""
+    gradient: np.ndarray = np.eye(sum(widths))[0]
+    return gradient
+
+
+SHAPES = {2: {"": pattern}, 1: {"": pattern, " of one parameter": of_one}}  # of the canary, by the norm of the bound
+
+
 def gradient_game(
-    algorithm: Algorithm, data: FederatedData, place: "CanaryRows", *, others: str, parameters: int, **common: Any
+    algorithm: Algorithm,
+    data: FederatedData,
+    place: "CanaryRows",
+    *,
+    others: str,
+    parameters: int,
+    shape: Callable[[tuple[int, ...]], np.ndarray] = pattern,
+    **common: Any,
 ) -> Game:
     """The worst case: the canary's gradient is C e in every step, and what it replaces has -C e.
 
@@ -71,7 +87,7 @@ def gradient_game(
     """
     widths = tensors_of(parameters)
     model, count = linear_model(widths), place.coins[-1] + 1
-    canaries = length_of(algorithm) * (pattern(widths)[None] if count == 1 else np.eye(parameters)[:count])
+    canaries = length_of(algorithm) * (shape(widths)[None] if count == 1 else np.eye(parameters)[:count])
     other = {"opposite": -1, "zero": 0, "following": 1}[others] * canaries[0]
     replaced = 0 * canaries if place.withdrawn else -canaries
     records = np.concatenate([other[None], canaries, replaced])
@@ -203,10 +219,10 @@ def _observation(widths: tuple[int, ...], along: np.ndarray) -> Directions:
 
 
 def _by_tensor(widths: tuple[int, ...], direction: np.ndarray) -> np.ndarray:
-    """The direction's part in each tensor, each of length 1 `(tensors, parameters)`."""
+    """The direction's part in each tensor, each of length 1, or 0, `(tensors, parameters)`."""
     inside = np.repeat(np.arange(len(widths)), widths) == np.arange(len(widths))[:, None]
     along = np.where(inside, direction, 0.0)
-    parts: np.ndarray = along / np.linalg.norm(along, axis=1, keepdims=True)
+    parts: np.ndarray = along / np.maximum(np.linalg.norm(along, axis=1, keepdims=True), 1e-30)
     return parts
 
 

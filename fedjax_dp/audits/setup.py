@@ -12,6 +12,7 @@ from fedjax_dp import errors
 from fedjax_dp.accounting import Event, Guarantee, Release, Unit
 from fedjax_dp.audits.canaries import (
     CANARIES,
+    SHAPES,
     gradient_game,
     input_game,
     linear_data,
@@ -105,8 +106,11 @@ def prepare(
     games: dict[str, Game]
     if canary == "gradient":
         games = {
-            others: gradient_game(algorithm, data, place, others=others, parameters=parameters, **common)
+            others + kind: gradient_game(
+                algorithm, data, place, others=others, parameters=parameters, shape=shape, **common
+            )
             for others in others_for(algorithm, place)
+            for kind, shape in SHAPES[2 if one_run else step.norm].items()
         }
     else:
         games = {"data": input_game(algorithm, data, run.model, place, kind=canary, seed=seed, **common)}

@@ -79,7 +79,7 @@ class ClippingPrivatizer(Privatizer, Protocol):
 
     @property
     def clip_norm(self) -> float:
-        """C: what `unit` is a multiple of, an L2 norm."""
+        """C: what `unit` is a multiple of, in the norm that its event states: L2, or `Release.norm`."""
         ...
 
 

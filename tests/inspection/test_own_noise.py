@@ -41,6 +41,14 @@ def test_noise_is_found_for_a_budget_and_a_run_trains_with_it():
     assert np.isfinite(result.test_loss)
 
 
+def test_few_draws_refuse_no_right_part():
+    """Records that move few parameters, whose noise is measured in few numbers."""
+    digits = fdp.load("digits")
+    data = fdp.federate(digits, fdp.data.iid(digits, [100] * 6, seed=0))
+    model = fdp.logistic_regression(data.record_shape, data.classes)
+    assert fdp.guarantee(LAPLACE, data, **RUN | {"model": model}).epsilon < 1
+
+
 def liar(**members):
     """The same with other members, which states its facts itself."""
     facts = ("client_noise", "event", "unit", "on_upload", "no_epsilon_reason", "assumptions")
@@ -107,6 +115,10 @@ def test_conformance_looks_at_its_law_and_its_norm():
 def test_an_audit_takes_it_and_finds_what_is_less_than_stated():
     honest = fdp.audit(LAPLACE, DATA, trials=2000, parameters=4, **RUN)
     assert not honest.violated
-    found = fdp.audit(liar(gradient=fainter), DATA, trials=500, parameters=4, **RUN)
+    one = fdp.dpnfl(**COMMON | {"batch_size": 20, "local_steps": 1}, clip_norm=1.0, noise_multiplier=1.0)
+    privatizer = LaplaceRecords(clip_norm=1.0, noise_multiplier=1.0)
+    one = dataclasses.replace(one, local=dataclasses.replace(one.local, privatizer=privatizer))
+    assert 1 < fdp.audit(one, DATA, trials=3000, **RUN | {"rounds": 1}).lower <= 2
+    found = fdp.audit(liar(gradient=fainter), DATA, trials=1000, parameters=4, **RUN)
     assert found.violated
     assert found.contradiction
