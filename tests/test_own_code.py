@@ -57,6 +57,10 @@ def mine(*, shrink: float = 0.5, clip_norm: float, noise_multiplier: float = 0.0
     rate = common.pop("learning_rate") * shrink
     return fdp.dpnfl(clip_norm=clip_norm, noise_multiplier=noise_multiplier, learning_rate=rate, **common)
 
+@entry("me")
+def several(*, groups: tuple[int, ...] = (1, 2), **common):
+    return fdp.fedavg(**common)
+
 def plain(): ...
 """
 QUICK = ["--rounds", "2", "--num-clients", "10", "--cohort-size", "3", "--local-steps", "1", "--checkpoint-every", "1"]
@@ -147,6 +151,7 @@ def test_sweeps_vary_an_option_of_ones_own_and_know_the_file(capsys):
         (["--model", "exits.py:x"], "got exits.py line 1: SystemExit: 3"),
         (["--algorithm", "mine.py:plain"], "algorithm must be an entry, got mine.py:plain, which is function; put @"),
         (["--algorithm", "mine.py:mine", "--shrnk", "1"], "did you mean --shrink?"),
+        (["--algorithm", "mine.py:several", "--groups", "1"], "--groups must be left to Python, got a flag; flags are"),
         (["--algorithm", "mine.py:mine", "--shrink", "x"], "--shrink must be a number, got 'x'"),
         (["--shrink", "1.0"], "argument must be an option of fedjax-dp run"),
     ],

@@ -162,6 +162,8 @@ def require_known(command: str, rest: list[str], taken: Options) -> None:
     if not rest:
         return
     flag = next((word for word in rest if word.startswith("-")), rest[0]).partition("=")[0].replace("_", "-")
+    if any(flag == option.flag for option in taken.values()):
+        raise errors.refuse(flag, "a flag", "left to Python", "flags are numbers, text and bools")
     near = errors.nearest(flag, [*HELP[1:], *(option.flag for option in taken.values() if option.kinds)])
     raise errors.refuse(
         "argument",
@@ -230,7 +232,10 @@ def _parameter(option: Option, group: cyclopts.Group, named: bool) -> inspect.Pa
     0x10 for integers."""
 
     def convert(kind: Any, tokens: Iterable[cyclopts.Token]) -> Any:
-        return options.from_text(option.flag, [*tokens][-1].value, option)
+        value = [*tokens][-1].value
+        if value.startswith("--"):  # the next flag
+            raise errors.refuse(option.flag, "nothing", "followed by a value")
+        return options.from_text(option.flag, value, option)
 
     shown, choices = option.about, tuple(option.choices or ()) if named else ()
     hint: Any = Union[option.kinds]  # noqa: UP007

@@ -47,6 +47,7 @@ def configured_by(
     if own_code.is_own(algorithm):  # of the file, perhaps
         taken |= known_options(algorithm)
         values, rest = known_flags(words, taken)
+        taken |= entry_of(str(algorithm)).options  # those that have no flag, too
     require_known(command, rest, taken)
     values.pop("file", None)
     chosen = own(**{name: value for name, value in values.items() if name in mine})

@@ -17,6 +17,7 @@ from fedjax_dp.data.targets import OWN, Vocabulary, as_arrays, check_vocabulary,
 
 LABEL = "label"  # the column of labels, where no other is named
 SPLIT = "split"  # a column that says train or test
+FAR_APART = 100  # sizes of columns, of which the run tells
 TEST_FRACTION = 0.2  # of a table that does not say which records are for testing
 SEVERAL = ("regression", "multi_label")  # tasks whose targets may stand in several columns
 OF_TABLES = ("classes", "binary", *SEVERAL)
@@ -204,6 +205,13 @@ def from_frame(name: str, file: str, frame: Any, columns: Columns, test: Any) ->
         whose = "records" if ids is None else "every client's records"
         notes.append(
             f'{fraction:.0%} of {whose}, drawn at random, are held out for testing; a column "{SPLIT}" would say which'
+        )
+    bounds = np.abs(x).max(0, initial=0.0)
+    bounds = bounds[bounds > 0]
+    if bounds.size and bounds.max() > FAR_APART * bounds.min():
+        notes.append(
+            f"columns are taken as they stand, one within {bounds.min():.3g} and one within {bounds.max():.3g}: no "
+            "rate suits both, so divide each by a public bound"
         )
     arrays = {"x_train": x[train], "y_train": y[train], "x_test": x[tests], "y_test": y[tests]}
     if ids is not None:

@@ -191,7 +191,8 @@ def federate(
 
     A dictionary, as other libraries' partitioners make, is read in its order: its i-th entry is client i.
     shares        public weights in the objective, n_i / sum n_j unless given;
-    test_clients  for each test record the client whose part it is `(test records,)`, for accuracies by client.
+    test_clients  for each test record the client whose part it is `(test records,)`, for accuracies by client; where
+                  each client holds records of one id, and no other client does, that follows from `test_client_ids`.
     Raises ConfigurationError if a row is used twice, a client has no record, or the data set is none.
     """
     y_train, y_test = as_arrays(dataset.y_train), as_arrays(dataset.y_test)
@@ -209,6 +210,8 @@ def federate(
     order = np.concatenate(parts).astype(np.int64)
     if order.min() < 0 or order.max() >= len(dataset.x_train) or np.unique(order).size != order.size:
         raise errors.refuse("partitioned rows", "repeated or outside the data", "distinct training rows")
+    if test_clients is None:
+        test_clients = _owners_of_tests(dataset, order, sizes)
     if test_clients is not None:
         test_clients = np.asarray(test_clients)
         tests = len(dataset.x_test)
@@ -242,6 +245,21 @@ def federate(
         notes=dataset.notes,
         overlap=dataset.overlap,
     )
+
+
+def _owners_of_tests(dataset: Dataset, order: np.ndarray, sizes: np.ndarray) -> np.ndarray | None:
+    """For each test record its client, where ids say it: every client's records are of an id that no other has."""
+    ids, tests = dataset.client_ids, dataset.test_client_ids
+    if ids is None or tests is None:
+        return None
+    owners = np.asarray(ids)[order]
+    firsts = owners[np.cumsum(sizes) - sizes]
+    names, clients = np.unique(firsts, return_index=True)
+    one_each = len(names) == len(sizes) and np.array_equal(owners, np.repeat(firsts, sizes))
+    if not (one_each and np.isin(tests, names).all()):
+        return None
+    whose: np.ndarray = clients[np.searchsorted(names, tests)]
+    return whose
 
 
 def require_clients(data: Any) -> None:

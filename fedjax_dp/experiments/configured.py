@@ -156,9 +156,11 @@ def _clients(data: FederatedData) -> str:
 
 def _rounds(config: RunSpec, ready: PreparedRun) -> str:
     """Who does what in a round, as far as the options say it."""
-    options, cohort = config.options, ready.planned.algorithm.cohort
-    size = options.get("cohort_size")
-    who = "all clients" if size is None else f"{'' if cohort.fixed else 'about '}{count(size, 'client')}"
+    options, planned = config.options, ready.planned
+    cohort = planned.algorithm.cohort
+    size = cohort.expected_size(planned.data.num_clients)
+    everyone = not cohort.base.drawn and size == planned.data.num_clients
+    who = "all clients" if everyone else f"{'' if cohort.fixed else 'about '}{count(size, 'client')}"
     steps, batch = options.get("local_steps"), options.get("batch_size")
     does = "train"
     if steps is not None:

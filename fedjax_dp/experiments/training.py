@@ -19,7 +19,7 @@ from fedjax_dp.display import Card, count, displayed
 from fedjax_dp.execution import distributed
 from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.experiments import parameters, phases
-from fedjax_dp.experiments.config import RunSpec
+from fedjax_dp.experiments.config import CONFIGURED, RunSpec
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.models import Model, Origin, Start, task_of
 from fedjax_dp.models.origins import values_digest
@@ -147,7 +147,8 @@ class PreparedRun:
 
     @property
     def title(self) -> str:
-        return f"{self.name} on {self.dataset}, {self.planned.data.num_clients} clients, seed {self.seed}"
+        whose = f"{self.name} on " if self.spec.made_of == CONFIGURED else ""
+        return f"{whose}{self.dataset}, {self.planned.data.num_clients} clients, seed {self.seed}"
 
     def _card(self) -> Card:
         return Card(self.title, {"rounds": str(self.rounds), "privacy": str(self.guarantee)})

@@ -8,6 +8,7 @@ from fedjax_dp.accounting.sampling import FullBatch, Poisson, Sampling, Shuffled
 from fedjax_dp.inspection.verdict import certainty, count_deviate, limit, require, require_so, seen_from
 
 POSITIONS = 40  # whose pairs are looked at
+LEAST = 100  # draws, and pairs in them, from which pairs are looked at all at once
 LAGS = 6  # draws that are so far apart are compared, and all with all together
 
 
@@ -24,7 +25,7 @@ def examine_sampling(name: str, counts: np.ndarray, law: Sampling) -> None:
             among, sized = law.records, law.draws
         case _:
             among, sized = members, members
-    require(among == members, f"{name}: how many there are to draw from", f"{members}", f"{among} in the law", "exact")
+    require(among == members, f"{name}: the stated law draws", f"from {among}", f"from all {members}", "exact")
     if isinstance(law, Poisson):
         apart = float(count_deviate(size.sum(), total * members, law.rate))
         spread = total * np.var(size) / max(members * law.rate * (1 - law.rate), 1e-12)
@@ -88,9 +89,32 @@ def examine_sampling(name: str, counts: np.ndarray, law: Sampling) -> None:
             f"{both:.4g}",
             certainty(away.size),
         )
+        _pairs_lean(name, rows[:, some].astype(float), both)
     if not isinstance(law, Shuffled):
         repetition(name, counts)
     overlap(f"{name}: runs", counts[:-1], counts[1:])
+
+
+def _pairs_lean(name: str, rows: np.ndarray, both: float) -> None:
+    """All pairs at once: one half of the draws shows which are together too often, the other whether they really are.
+
+    Groups that are drawn apart show themselves so, where no single pair does.
+    """
+    former, latter = rows[: len(rows) // 2], rows[len(rows) // 2 :]
+    size = latter.sum(1)
+    if min(len(former), np.sum(size * (size - 1)) / 2) < LEAST:
+        return
+    lean = former.T @ former / len(former) - both
+    np.fill_diagonal(lean, 0.0)
+    excess = np.sum(latter @ lean * latter, 1) - both * lean.sum()
+    error = excess.std(ddof=1) / math.sqrt(len(excess))
+    require(
+        excess.mean() <= limit() * (1 + 8 / len(excess)) * error,  # of Student's distribution, roughly
+        f"{name}: how often pairs are drawn together",
+        "some groups more often than others",
+        f"all pairs alike, {both:.4g}",
+        certainty(),
+    )
 
 
 def repetition(name: str, counts: np.ndarray) -> None:

@@ -258,7 +258,7 @@ def _scale_of_noise(of: Callable[..., jax.Array], usual: tuple[Any, ...]) -> tup
         require_so(
             name not in trace.scale | trace.bits,
             "the size of its noise",
-            f"one that {'does not' if public else 'may'} depend on {what}",
+            f"one that may depend on {what}",
             "one of public numbers: multiply noise by these alone, and add it last",
             "the trace is exact",
         )

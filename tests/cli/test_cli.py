@@ -228,6 +228,7 @@ BAD = [
     (["bench", "--seed", "4294967296"], "seed must be an integer in [0, 2^32), got 4294967296"),
     (["run", "--rounds", "ten"], "--rounds must be an integer, got 'ten'"),
     (["run", "--rounds"], "--rounds must be followed by a value"),
+    (["run", "--normalise", "--epsilon", "4"], "--normalise must be followed by a value"),
     (
         ["run", "--algorithm", "dpnlf"],
         "got 'dpnlf'; did you mean dpnfl?",

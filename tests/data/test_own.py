@@ -120,6 +120,13 @@ def test_a_frame_has_its_label_and_clients_by_name():
     assert "labels in sorted order are classes 0 to 3: a, b, c, d" in made.notes
 
 
+def test_columns_of_sizes_far_apart_are_told_of():
+    wide = table().assign(f1=lambda t: 1e4 * (1 + t.f1))
+    (note,) = (one for one in fdp.dataset(wide, label="kind", client="who").notes if "columns" in one)
+    assert "divide each by a public bound" in note
+    assert not any("columns" in one for one in fdp.dataset(table().assign(f1=0.0), label="kind", client="who").notes)
+
+
 @pytest.mark.parametrize(
     ("frame", "words", "told"),
     [

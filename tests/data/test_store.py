@@ -37,6 +37,20 @@ def test_shares_can_be_given():
     assert data.federate(image_set(), ROWS, shares=[0.25, 0.25, 0.5]).shares.tolist() == [0.25, 0.25, 0.5]
 
 
+@pytest.mark.parametrize("kind", [int, str])
+def test_natural_clients_are_tested_on_their_own_records(kind):
+    ids, tests = np.array([5, 3, 5, 3, 9, 9, 9, 5, 5, 3, 3, 9]).astype(kind), np.array([9, 3, 3, 5, 9]).astype(kind)
+    dataset = image_set()._replace(client_ids=ids, test_client_ids=tests)
+    clients = data.natural(dataset)  # 3, 5, 9
+    assert data.federate(dataset, clients).test_clients.tolist() == [2, 0, 0, 1, 2]
+    assert data.federate(dataset, clients[::-1]).test_clients.tolist() == [0, 2, 2, 1, 0]
+    assert data.federate(dataset, [rows[:1] for rows in clients]).test_clients.tolist() == [2, 0, 0, 1, 2]
+    halves = [half for rows in clients for half in np.array_split(rows, 2)]
+    for others in (ROWS, clients[:2], halves):  # several ids, none of a test record, one id twice
+        assert data.federate(dataset, others).test_clients is None
+    assert data.federate(dataset._replace(test_client_ids=None), clients).test_clients is None
+
+
 def test_gather_returns_the_clients_own_records_normalised():
     dataset = image_set()
     store = data.federate(dataset, ROWS)

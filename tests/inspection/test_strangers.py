@@ -12,14 +12,17 @@ from helpers import ragged_data, refusal, states_of, thinned
 
 import fedjax_dp as fdp
 from fedjax_dp import errors
-from fedjax_dp.accounting import Adjacency, Poisson
+from fedjax_dp.accounting import Adjacency, Poisson, WithoutReplacement
+from fedjax_dp.accounting.gaussian import gaussian_epsilon
 from fedjax_dp.algorithms import CATALOGUE
 from fedjax_dp.inspection import flow
+from fedjax_dp.inspection.trials import drawn_cohorts
 from fedjax_dp.parts.aggregation import equally
 from fedjax_dp.parts.cohorts import Members
 from fedjax_dp.parts.facts import restates
 from fedjax_dp.parts.noise import noise_event
 from fedjax_dp.pytrees import changed
+from fedjax_dp.rounds.simulation import run_key
 
 COMMON = {"cohort_size": 3, "batch_size": 2, "local_steps": 2, "learning_rate": 0.3}
 CLIP = {"clip_norm": 0.7, "noise_multiplier": 2.0}
@@ -376,6 +379,53 @@ def test_cohorts_are_what_they_say():
     for made in (dpnfl(), whole()):
         assert "not believed of its subclasses" in refused(changed(made, cohort=Rigged(size=3)))
         assert "wanted its rates" in refused(changed(made, cohort=RiggedTold(size=3)))
+
+
+@fdp.value
+class Strata(fdp.parts.Cohort):
+    """`each` clients of every stratum, uniformly; strata are of `sizes`, in the order of ids."""
+
+    sizes: tuple[int, ...] = fdp.structure()
+    each: int = fdp.structure()
+    no_epsilon_reason, fixed, at_most_once = None, True, True
+
+    def capacity(self, num_clients):
+        return self.each * len(self.sizes)
+
+    def sample(self, key, round_index, shares):
+        order = jnp.lexsort((jax.random.uniform(key, shares.shape), jnp.asarray(self._of_clients())))
+        firsts = np.cumsum((0, *self.sizes[:-1]))
+        ids = order[(firsts[:, None] + np.arange(self.each)).ravel()].astype(jnp.int32)
+        return Members(ids, jnp.ones(ids.shape), jnp.zeros_like(ids), jnp.ones(ids.shape, bool))
+
+    def rates(self, shares):
+        return (self.each / np.asarray(self.sizes))[self._of_clients()] + 0.0 * shares
+
+    def inclusion_probability(self, shares):
+        return self.rates(shares), 1
+
+    def _of_clients(self):
+        return np.repeat(np.arange(len(self.sizes)), self.sizes)
+
+
+@fdp.value
+@restates(Strata)
+class StrataTold(Strata):
+    """As if one draw were made from all clients."""
+
+    def amplified(self, num_clients, known):
+        return WithoutReplacement(self.capacity(num_clients), num_clients - known), Adjacency.REPLACE_ONE
+
+
+def test_cohorts_by_strata_are_counted_client_by_client():
+    data, uneven = ragged_data([4] * 30), Strata(sizes=(6, 9, 15), each=2)
+    model = fdp.logistic_regression(data.record_shape, data.classes)
+    spent = fdp.guarantee(changed(whole(), cohort=uneven), data, rounds=10, delta=1e-3, model=model).epsilons
+    times = np.bincount(drawn_cohorts(uneven, run_key(0), np.arange(10), data.shares).ids.ravel(), minlength=30)
+    assert spent == pytest.approx([gaussian_epsilon(1e-3, 1.0, count) for count in times.tolist()], rel=1e-3)
+    assert "how often each is drawn" in refused(changed(whole(), cohort=StrataTold(**vars(uneven))), data)
+    even = StrataTold(sizes=(10, 10, 10), each=2)  # whose clients are drawn equally often, though not equally together
+    assert "measured some groups more often than others" in refused(changed(whole(), cohort=even), data)
 
 
 def up(at):
