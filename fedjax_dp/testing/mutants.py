@@ -290,7 +290,7 @@ class RunWords(Correction):
     has_client_state = reads_records_outside_round = False
 
     def init(self, run: InitContext) -> LocalState:
-        return LocalState(_Words(run.look(_words)[0]))
+        return LocalState(_Words(run.map_clients(_words)[0]))
 
 
 def _words(key: jax.Array, *rest: Any) -> jax.Array:

@@ -377,7 +377,7 @@ def looks_at_records(self, update, client, total_rate, another_gradient):
     def see(key, params, client, data, model):
         return data.gather(client, jnp.arange(1))[0].sum()
 
-    return client.look(see, client.received.params) + 0.0 * update, ()
+    return client.evaluate(see, client.received.params) + 0.0 * update, ()
 
 
 def asks_unsaid(self, update, client, total_rate, another_gradient):
@@ -394,12 +394,14 @@ def label_step(self, gradient, params, step, client, records):
 
 
 def looks_before(self, run):
-    found = run.look(lambda key, params, client, data, model: data.gather(client, jnp.arange(1))[0].sum())
+    found = run.map_clients(lambda key, params, client, data, model: data.gather(client, jnp.arange(1))[0].sum())
     return parts.LocalState(jnp.zeros(run.size) + found.sum())
 
 
-def looks_after(self, memory, look, members, upcoming):
-    found = look(lambda key, params, client, data, model: data.gather(client, jnp.arange(1))[0].sum(), members.ids)
+def looks_after(self, memory, map_clients, members, upcoming):
+    found = map_clients(
+        lambda key, params, client, data, model: data.gather(client, jnp.arange(1))[0].sum(), members.ids
+    )
     return memory._replace(server=memory.server + found.sum())
 
 
