@@ -172,7 +172,7 @@ def missing_factor_two(right: RecordGaussian, *args: Any) -> Event:
 @wrong_program("bound", "apply", _require_clipped_records)
 def clip_per_batch(right: ClipRecords, model: Model, params: Any, records: Records, clip_norm: Any) -> Bounded:
     """The mean gradient of the batch is clipped to C, and noised as if each record's gradient were. Right at B = 1."""
-    return ClipBatch().apply(model, params, records, clip_norm)._replace(unit=clip_norm / records.divisor)
+    return ClipBatch().apply(model, params, records, clip_norm)._replace(noise_unit=clip_norm / records.divisor)
 
 
 @wrong_program("bound", "apply", _require_clipped_records)

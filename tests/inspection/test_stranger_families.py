@@ -252,7 +252,7 @@ def last_idle(self, key, records, steps, largest):
 def scaled_bound(factor, unit=1.0):
     def apply(self, model, params, records, clip_norm):
         found = own.Normalise.apply(self, model, params, records, factor * clip_norm)
-        return found._replace(unit=unit * clip_norm / records.divisor)
+        return found._replace(noise_unit=unit * clip_norm / records.divisor)
 
     return apply
 
@@ -270,7 +270,7 @@ def unit_of_the_batch(self, model, params, records, clip_norm):
     found = own.Normalise.apply(self, model, params, records, clip_norm)
     _, rows = own.by_records(model, params, records)
     norms = jnp.linalg.norm(jnp.where(jnp.isfinite(rows), rows, 0.0), axis=-1)
-    return found._replace(unit=jnp.maximum(jnp.median(norms), clip_norm) / records.divisor)
+    return found._replace(noise_unit=jnp.maximum(jnp.median(norms), clip_norm) / records.divisor)
 
 
 def unclipped(self, model, params, records, clip_norm):
@@ -512,7 +512,7 @@ LIES = {
             per_record=True,
             apply=lambda self, model, params, records, clip: own.ClampMean.apply(
                 self, model, params, records, clip
-            )._replace(unit=clip / records.divisor),
+            )._replace(noise_unit=clip / records.divisor),
         ),
     ),
     "bound over who came": steps(
@@ -678,12 +678,14 @@ def one_bit(self, key, round_index, position, ids, invited, flat):
 
 
 def unit_of_rows(self, model, params, records, clip_norm):
-    return own.Normalise.apply(self, model, params, records, clip_norm)._replace(unit=clip_norm / records.mask.size)
+    return own.Normalise.apply(self, model, params, records, clip_norm)._replace(
+        noise_unit=clip_norm / records.mask.size
+    )
 
 
 def unit_of_present(self, model, params, records, clip_norm):
     found = own.Normalise.apply(self, model, params, records, clip_norm)
-    return found._replace(unit=clip_norm / jnp.maximum(records.mask.sum(), 1))
+    return found._replace(noise_unit=clip_norm / jnp.maximum(records.mask.sum(), 1))
 
 
 def naive(self, model, params, records, clip_norm):
