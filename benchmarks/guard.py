@@ -87,7 +87,7 @@ def repeated(algorithm, model, data):
     compiled.clear()
     with (
         mock.patch.object(simulation, "advance", wraps=simulation.advance) as rounds,
-        mock.patch.object(metrics, "look", wraps=metrics.look) as looks,
+        mock.patch.object(metrics, "measure", wraps=metrics.measure) as looks,
     ):
         simulation.simulate(doubled, data, seed=1, **options)
     return {"compiled_again": compiled.count(COMPILED), "dispatches": rounds.call_count + looks.call_count}

@@ -28,7 +28,7 @@ from fedjax_dp.forecast import latency
 from fedjax_dp.forecast.floor import floor_of
 from fedjax_dp.models import mlp
 from fedjax_dp.rounds import simulation
-from fedjax_dp.rounds.prefetch import Feed
+from fedjax_dp.rounds.prefetch import Prefetcher
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 FEATURES, RECORDS, BATCH, HIDDEN = 64, 10, 10, 133_333  # the model of 1e7 parameters of scaling.py
@@ -74,17 +74,17 @@ def measure():
     draw = jax.jit(lambda key, shares: cohorts.sample(key, 0, shares).ids)
     shares = np.full(10**7, 1e-7, np.float32)
     many = clients(100_000)
-    feed = Feed(
+    prefetcher = Prefetcher(
         simulation.numbers(fdp.fedavg(cohort_size=1000, batch_size=BATCH, local_steps=1, learning_rate=0.1)),
         many,
         execution,
         simulation.run_key(0),
         size,
     )
-    drawn = feed._draw(0)
-    block_s = best(lambda: feed._read(0, drawn).records.held)
-    held = sum(leaf.nbytes for leaf in jax.tree.leaves(feed._read(0, drawn).records.held))
-    feed.close()
+    drawn = prefetcher._draw(0)
+    block_s = best(lambda: prefetcher._read(0, drawn).records.held)
+    held = sum(leaf.nbytes for leaf in jax.tree.leaves(prefetcher._read(0, drawn).records.held))
+    prefetcher.close()
     return {
         "flops": floor.flops / work,
         "bytes": floor.bytes / work,

@@ -114,7 +114,7 @@ class LaplaceRecords:
     def client_noise(self, num_clients):
         return np.broadcast_to(np.asarray(self.noise_multiplier, float), num_clients).tolist()
 
-    def unit(self, divisor):
+    def noise_unit(self, divisor):
         return 1 / divisor
 
     def event(self, noise, batches, records, steps, rates):

@@ -305,12 +305,12 @@ class Noises:
     def gradient(self, key, step, model, params, records):
         found = Normalise().apply(model, params, records, self.clip_norm)
         noise = jax.random.normal(jax.random.fold_in(key, step.number), found.mean.shape)
-        return found.mean + self.noise_multiplier * found.unit * noise, found.report
+        return found.mean + self.noise_multiplier * found.noise_unit * noise, found.report
 
     def client_noise(self, num_clients):
         return [float(self.noise_multiplier)] * num_clients
 
-    def unit(self, divisor):
+    def noise_unit(self, divisor):
         return 1 / divisor
 
     def event(self, noise, batches, records, steps, rates):
@@ -340,7 +340,7 @@ class Within:
     def client_noise(self, num_clients):
         return self._named().client_noise(num_clients)
 
-    def unit(self, divisor):
+    def noise_unit(self, divisor):
         return 1 / divisor
 
     def event(self, *arguments):

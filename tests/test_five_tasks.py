@@ -57,13 +57,13 @@ class Told(fdp.parts.Privatizer):
     def gradient(self, key, step, model, params, records):
         bounded = ClipRecords().apply(model, params, records, self.clip_norm)
         noise = jax.random.normal(jax.random.fold_in(key, step.number), bounded.mean.shape)
-        size = of_client(self.noise_multiplier, step.client) * bounded.unit
+        size = of_client(self.noise_multiplier, step.client) * bounded.noise_unit
         return bounded.mean + size * noise, bounded.report
 
     def client_noise(self, num_clients):
         return noise_of_clients(self.noise_multiplier, num_clients)
 
-    def unit(self, divisor):
+    def noise_unit(self, divisor):
         return 1 / divisor
 
     def event(self, noise, batches, records, steps, rates):

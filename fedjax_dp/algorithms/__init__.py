@@ -8,7 +8,7 @@ from typing import Any
 
 from fedjax_dp.algorithms import client_level, non_private, personalised, record_level
 from fedjax_dp.algorithms.assemble import BATCHES, BOUNDS, COHORTS, COMMON, Common, assemble
-from fedjax_dp.algorithms.entry import Beforehand, Entry, entry
+from fedjax_dp.algorithms.entry import Entry, PrepareContext, entry
 
 __all__ = [
     "BATCHES",
@@ -17,9 +17,9 @@ __all__ = [
     "COHORTS",
     "COMMON",
     "PERSONAL",
-    "Beforehand",
     "Common",
     "Entry",
+    "PrepareContext",
     "assemble",
     "entry",
     "optimal_probabilities",

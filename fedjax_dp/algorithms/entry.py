@@ -22,7 +22,7 @@ P = ParamSpec("P")
 Values = Mapping[str, Any]
 
 
-class Beforehand(NamedTuple):
+class PrepareContext(NamedTuple):
     """What is known of a run before its algorithm is made."""
 
     data: "FederatedData"
@@ -117,7 +117,7 @@ class Entry(Generic[P]):
         """What a run has where nothing is said, `known` its data set's presets and what is given."""
         return dict(_of(self.presets, known))
 
-    def of_run(self, explicit: Values, known: Beforehand) -> "Algorithm":
+    def of_run(self, explicit: Values, known: PrepareContext) -> "Algorithm":
         """The algorithm of a run, with what `prepare` finds out of its clients."""
         if self.prepare is None:
             return self.of(explicit)

@@ -16,7 +16,7 @@ from fedjax_dp.algorithms.assemble import (
     assemble,
     bound_of,
 )
-from fedjax_dp.algorithms.entry import Beforehand, entry
+from fedjax_dp.algorithms.entry import PrepareContext, entry
 from fedjax_dp.algorithms.non_private import Adaptivity, FirstDecay, SecondDecay, adaptive_rate
 from fedjax_dp.options import about
 
@@ -151,7 +151,7 @@ def cpfed(
 
 
 def _weigh_budgets(
-    known: Beforehand,
+    known: PrepareContext,
     options: Mapping[str, Any],
     *,
     strength: Annotated[float, about("lambda, the weight of the budgets", beside={"sampling": "optimal"})] = 1.0,

@@ -10,7 +10,7 @@ from fedjax_dp.models import Model
 from fedjax_dp.parts.cohorts import Array
 from fedjax_dp.parts.local_training import LocalTraining
 from fedjax_dp.pytrees import ravel
-from fedjax_dp.rounds.personal import Holder, model_of
+from fedjax_dp.rounds.personal import ClientStates, model_of
 from fedjax_dp.rounds.state import Observer, ServerState
 
 ROLES = 4  # of `Moves.as_messages`
@@ -82,5 +82,5 @@ def _models(
     pair: tuple[Array, Array],
 ) -> jax.Array:
     everyone = jnp.arange(data.num_clients, dtype=jnp.int32)
-    held = Holder(state.params, state.shared, everyone, state.clients, state.round, key)
+    held = ClientStates(state.params, state.shared, everyone, state.clients, state.round, key)
     return jnp.stack([ravel(model_of(local, held, who, data, model))[0] for who in pair])

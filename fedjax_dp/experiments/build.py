@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from fedjax_dp import errors, own_code
-from fedjax_dp.algorithms import Beforehand
+from fedjax_dp.algorithms import PrepareContext
 from fedjax_dp.data import FederatedData
 from fedjax_dp.data.loaders import kind_of
 from fedjax_dp.data.targets import Vocabulary
@@ -192,7 +192,7 @@ def build_algorithm(config: RunSpec, data: FederatedData) -> Algorithm:
         options["batch_size"] = None
     return entry.of_run(
         options,
-        Beforehand(
+        PrepareContext(
             data,
             build_model(config, data),
             config.training.rounds,

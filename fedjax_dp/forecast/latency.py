@@ -319,7 +319,7 @@ def _evaluation(data: FederatedData, model: Model, execution: Execution) -> Call
     placed = execution.place((model.init(jax.random.key(0)), frozen, data))
     params, frozen, stored = execution.on_one_device(placed)
     model = gradients.joined(structure, frozen)
-    return repeated(lambda: metrics.look(params, stored, model=model, train=False), 1)
+    return repeated(lambda: metrics.measure(params, stored, model=model, train=False), 1)
 
 
 def _portions(

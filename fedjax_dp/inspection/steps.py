@@ -140,7 +140,7 @@ def examine_bound(bound: Bound, algorithm: Algorithm, data: FederatedData, model
 
     def of(key: jax.Array, params: jax.Array, x: jax.Array, y: Any, mask: jax.Array) -> tuple[Any, Any]:
         bounded = bound.apply(model, batches.unravel(params), _records(x, y, mask, key), clip)
-        return bounded.mean, jnp.broadcast_to(bounded.unit, bounded.mean.shape)
+        return bounded.mean, jnp.broadcast_to(bounded.noise_unit, bounded.mean.shape)
 
     traced = {"params": batches.params[0], "records": tuple(jax.tree.map(lambda a: a[0], batches.own))}
     _, unit = scale_names(lambda key, params, records: of(key, params, *records), run_key(0), traced)
@@ -282,7 +282,7 @@ def _examine_everywhere(
     wanted  the standard deviation for each client, for the divisor that was tried.
     """
     own = places.divisors(algorithm, data)
-    share = np.array([privatizer.unit(int(divisor)) for divisor in own]) / privatizer.unit(DIVISOR)
+    share = np.array([privatizer.noise_unit(int(divisor)) for divisor in own]) / privatizer.noise_unit(DIVISOR)
     if np.any(share > 1 + SLACK):  # of these batches a record moves the mean further than was tried
         depends |= {"divisor"}
 

@@ -16,7 +16,7 @@ from fedjax_dp.models.low_rank import LowRank
 from fedjax_dp.models.model import NetworkModel
 from fedjax_dp.models.networks import named
 from fedjax_dp.models.origins import Origin
-from fedjax_dp.models.selection import HEAD, head_of, matching, words_of
+from fedjax_dp.models.selection import HEAD, head_of, listed, matching
 from fedjax_dp.models.starts import Start, start_of
 from fedjax_dp.prng import role_key
 
@@ -63,7 +63,7 @@ def freeze(
     if model.adaptation is not None and model.adaptation.low_rank is not None:
         raise errors.refuse("model", "one with low-rank terms", "one without", "begin with the model that they are of")
     key = jax.random.key(0, impl="threefry2x32") if key is None else key
-    words, already = words_of("trainable", trainable), {} if model.frozen is None else dict(model.frozen.values)
+    words, already = listed("trainable", trainable), {} if model.frozen is None else dict(model.frozen.values)
     before, model = model.origins, model.base  # what the model that is given brings
     tree = jax.eval_shape(model.init, jax.random.key(0))
     shapes = {name: shape for name, shape in named(tree).items() if name not in already}
@@ -134,7 +134,7 @@ def _trained(words: Sequence[str], plan: GradientPlan, shapes: Mapping[str, Any]
 
 def _fresh(text: str, plan: GradientPlan, shapes: Mapping[str, Any]) -> list[str]:
     found: list[str] = []
-    for word in words_of("fresh", text):
+    for word in listed("fresh", text):
         found += head_of("fresh", plan, shapes) if word == HEAD else matching("fresh", [word], shapes)
     return found
 
@@ -157,7 +157,7 @@ def _low_rank(
         raise errors.refuse("trainable", ",".join(words), f"{LORA} or {FFA_LORA}", "drop one of them")
     errors.require_count("lora_rank", rank)
     kernels = low_rank.kernels_of(plan)
-    patterns = words_of("lora_targets", targets)
+    patterns = listed("lora_targets", targets)
     if patterns == [DENSE]:
         names = [name for name in kernels if name in shapes and name not in trained]
     else:

@@ -23,7 +23,7 @@ def tensors_named(what: str, words: str, model: Model) -> tuple[bool, ...]:
     """
     shapes = named(jax.eval_shape(model.init, jax.random.key(0)))
     found: set[str] = set()
-    for word in words_of(what, words):
+    for word in listed(what, words):
         own = [name for name in shapes if name == word or name.startswith(f"{word}/")]
         if word != HEAD or own:
             found |= set(matching(what, [word], shapes))
@@ -36,7 +36,7 @@ def tensors_named(what: str, words: str, model: Model) -> tuple[bool, ...]:
     return tuple(name in found for name in shapes)
 
 
-def words_of(what: str, text: str) -> list[str]:
+def listed(what: str, text: str) -> list[str]:
     """Words with commas between."""
     words = [word.strip() for word in text.split(",")]
     if "" in words:

@@ -36,7 +36,7 @@ class Bounded(NamedTuple):
     """A bounded mean gradient, flat in the order of the parameters."""
 
     mean: jax.Array  # (size,)
-    unit: jax.Array  # half of what exchanging one record can change, in L2: noise_multiplier times this is the noise
+    noise_unit: jax.Array  # half of what exchanging one record can change, in L2: noise over noise_multiplier
     report: StepReport
 
 

@@ -25,7 +25,7 @@ class InitContext(NamedTuple):
     data: FederatedData
     params: Any
     size: int  # number of parameters
-    look: Callable[[Callable[..., Any]], Any]  # look(f) = f(key, params, client, data, model) for every client
+    map_clients: Callable[[Callable[..., Any]], Any]  # map_clients(f) = f(key, params, client, data, model) of all
     initial_gradients: Callable[[], jax.Array] | None = None  # for corrections: the mean of tau privatized gradients
     # at `params` of every client (num_clients, size)
     key: jax.Array | None = None  # of the run, for whatever else begins at random
@@ -66,7 +66,7 @@ class ClientContext(NamedTuple):
         """The same client with something else received, in the order of `Received`."""
         return self._replace(received=Received(params, *more))
 
-    def look(self, at: Callable[..., Any], params: jax.Array) -> Any:
+    def evaluate(self, at: Callable[..., Any], params: jax.Array) -> Any:
         """at(key, parameters, client, data, model) past the privatizer: a `no_epsilon_reason` has to say so."""
         return at(role_key(self.key, "look"), self.unravel(params), self.client, self.data, self.model)
 

@@ -104,7 +104,7 @@ class FeatureMatching(Correction):
         return "mean features, and a gradient made of them, depend on the records without any bound"
 
     def init(self, run: InitContext) -> LocalState:
-        return LocalState(clients=run.look(self._mean_features))
+        return LocalState(clients=run.map_clients(self._mean_features))
 
     def send(self, state: LocalState, members: Members) -> tuple[jax.Array, jax.Array]:
         """Targets `(members, k)`, and 1 where there is one: a client alone in its cohort has none."""
@@ -143,16 +143,16 @@ class FeatureMatching(Correction):
         start, _, row, _ = client.received
         if self.when == "global_after":
             return (), row
-        return (), client.look(self._mean_features, start + update if self.when == "local_after" else start)
+        return (), client.evaluate(self._mean_features, start + update if self.when == "local_after" else start)
 
     def exchange(
-        self, state: LocalState, look: Callable[..., Any], members: Members, upcoming: Callable[[], Members]
+        self, state: LocalState, map_clients: Callable[..., Any], members: Members, upcoming: Callable[[], Members]
     ) -> LocalState:
         if self.when != "global_after":
             return state
         senders = upcoming() if self.scope == "participants" else members  # rfedavg's code takes those who train next
         return LocalState(
-            clients=kept(state.clients, senders.ids, senders.present, look(self._mean_features, senders.ids))
+            clients=kept(state.clients, senders.ids, senders.present, map_clients(self._mean_features, senders.ids))
         )
 
     def _mean_features(

@@ -229,7 +229,7 @@ class LocalSgd(LocalTraining):
     def init(self, run: InitContext) -> LocalState:
         @functools.cache  # one release, however many corrections begin with it
         def initial_gradients() -> jax.Array:
-            released: jax.Array = run.look(self.mean_gradient)
+            released: jax.Array = run.map_clients(self.mean_gradient)
             return released
 
         begun = [begun_by(each, run._replace(initial_gradients=initial_gradients)) for each in self.corrections]
@@ -247,9 +247,9 @@ class LocalSgd(LocalTraining):
         return tuple(correction.absorb(own, term, num_clients) for correction, own, term in each)
 
     def exchange(
-        self, state: LocalState, look: Callable[..., Any], members: Members, upcoming: Callable[[], Members]
+        self, state: LocalState, map_clients: Callable[..., Any], members: Members, upcoming: Callable[[], Members]
     ) -> LocalState:
-        after = [correction.exchange(own, look, members, upcoming) for correction, own in self._states(state)]
+        after = [correction.exchange(own, map_clients, members, upcoming) for correction, own in self._states(state)]
         tables = (*(own.clients for own in after), *state.clients[len(after) :])
         return LocalState(tuple(own.server for own in after), tables)
 

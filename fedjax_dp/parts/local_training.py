@@ -169,11 +169,11 @@ class LocalTraining(Protocol):
         return server_state
 
     def exchange(
-        self, state: LocalState, look: Callable[..., Any], members: Members, upcoming: Callable[[], Members]
+        self, state: LocalState, map_clients: Callable[..., Any], members: Members, upcoming: Callable[[], Members]
     ) -> LocalState:
         """After the new model: what clients of this round or the next send about it.
 
-        look(f, ids) = f(key, new params tree, client, data, model) for each id.
+        map_clients(f, ids) = f(key, new params tree, client, data, model) for each id.
         """
         return state
 

@@ -62,9 +62,9 @@ class PersonalSgd(LocalSgd):
         return self.sgd.absorb(steps, auxiliary, num_clients), self.models.absorb(own, message, num_clients)
 
     def exchange(
-        self, state: LocalState, look: Callable[..., Any], members: Members, upcoming: Callable[[], Members]
+        self, state: LocalState, map_clients: Callable[..., Any], members: Members, upcoming: Callable[[], Members]
     ) -> LocalState:
-        steps = self.sgd.exchange(LocalState(state.server[0], state.clients[0]), look, members, upcoming)
+        steps = self.sgd.exchange(LocalState(state.server[0], state.clients[0]), map_clients, members, upcoming)
         return LocalState((steps.server, state.server[1]), (steps.clients, state.clients[1]))
 
     # Facts: those of the steps, and of the models.

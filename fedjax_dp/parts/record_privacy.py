@@ -47,7 +47,7 @@ class Privatizer(Protocol):
         """
         ...
 
-    def unit(self, divisor: int) -> float:
+    def noise_unit(self, divisor: int) -> float:
         """Fact. Of the noise on a mean over `divisor` records, over the clip norm: 1 / divisor if each is clipped."""
         ...
 
@@ -157,7 +157,7 @@ class NonPrivate:
     def event(self, noise: float, batches: Batches, records: int, steps: int, rates: np.ndarray) -> accounting.Event:
         raise errors.refuse("privatizer", "NonPrivate", "one that adds noise", "nothing is to be accounted for")
 
-    def unit(self, divisor: int) -> float:
+    def noise_unit(self, divisor: int) -> float:
         return 0.0
 
     def check(self, num_clients: int) -> None:
@@ -190,7 +190,7 @@ class RecordGaussian:
         self, key: jax.Array, step: StepContext, model: Model, params: Any, records: Records
     ) -> tuple[jax.Array, StepReport]:
         bounded = self.bound.apply(model, params, records, self.clip_norm)
-        std, size = of_client(self.noise_multiplier, step.client) * bounded.unit, bounded.mean.size
+        std, size = of_client(self.noise_multiplier, step.client) * bounded.noise_unit, bounded.mean.size
         report = bounded.report._replace(noise=jnp.mean(std**2) * size * self.source.variance(step.number))
         return bounded.mean + std * self.source.draw(key, step, size), report
 
@@ -198,7 +198,7 @@ class RecordGaussian:
         """(z C / B)^2 where records are clipped, (z C)^2 where batches are, times the variance of the source's."""
         if getattr(self.bound, "varies", False):
             return math.nan
-        std = of_client(self.noise_multiplier, step.client) * self.clip_norm * self.unit(divisor)
+        std = of_client(self.noise_multiplier, step.client) * self.clip_norm * self.noise_unit(divisor)
         return std**2 * self.source.variance(step.number)
 
     def client_noise(self, num_clients: int) -> list[float]:
@@ -218,7 +218,7 @@ class RecordGaussian:
         times = steps // sampling.steps_per_epoch if isinstance(sampling, accounting.Shuffled) else steps
         return noise_event(self.source, noise, sampling, adjacency, steps, times)
 
-    def unit(self, divisor: int) -> float:
+    def noise_unit(self, divisor: int) -> float:
         return 1 / divisor if self.bound.per_record else 1.0
 
     @property
@@ -303,7 +303,7 @@ class OutputGaussian:
         seen = noise * float(rates.min()) if self.literal else noise
         return noise_event(self.source, seen, sampling, accounting.Adjacency.REPLACE_ONE, 1, 1)
 
-    def unit(self, divisor: int) -> float:
+    def noise_unit(self, divisor: int) -> float:
         return 1.0
 
     @property

@@ -139,7 +139,7 @@ def _of_records(run: PlannedRun, participation: str, at_least: int) -> list[Even
     def with_seldom(rounds_of: Event, kind: tuple[float, int, float], count: float) -> Event:
         """With what is not released in every round."""
         noise, records, _ = kind
-        more = [repeated(look.event(local, noise, records, rates), look.times(count)) for look in seldom]
+        more = [repeated(one.event(local, noise, records, rates), one.times(count)) for one in seldom]
         return Composed((rounds_of, *more)) if more else rounds_of
 
     @functools.cache

@@ -184,7 +184,7 @@ def noise_gains(algorithm: Algorithm, data: FederatedData, view: View, colluders
     everyone = Members(jnp.arange(data.num_clients), jnp.ones(data.num_clients), *(jnp.zeros(data.num_clients),) * 2)
     shares = jnp.asarray(data.shares)
     weight = np.asarray(algorithm.aggregate.weights(everyone, shares, cohort.rates(shares)), float)
-    unit = np.array([local.privatizer.unit(local.batches.divisor(n)) for n in np.asarray(data.sizes).tolist()])
+    unit = np.array([local.privatizer.noise_unit(local.batches.divisor(n)) for n in np.asarray(data.sizes).tolist()])
     own = (weight * np.asarray(local.privatizer.client_noise(data.num_clients), float) * unit) ** 2
     rate = last_rates(algorithm, data.largest, rounds).min()
     clip = float(getattr(local.privatizer, "clip_norm", 0.0))

@@ -268,7 +268,7 @@ def _main(task: Task, seen: ScoreSums) -> np.ndarray:
     return task.metrics[0].of(seen) if task.metrics else quotient(seen.sums["loss"], seen.sums["records"])
 
 
-def look(params: Any, data: FederatedData, *, model: Model, train: bool) -> Measured:
+def measure(params: Any, data: FederatedData, *, model: Model, train: bool) -> Measured:
     """The part of an evaluation that needs the model."""
     test = evaluate(params, data, model=model)
     return Measured(test, train_metrics(params, data, model=model) if train else None)

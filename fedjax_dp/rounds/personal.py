@@ -27,7 +27,7 @@ from fedjax_dp.rounds.state import ServerState
 BYTES = 2**27  # of rows of tables on the host that are looked at together
 
 
-class Holder(NamedTuple):
+class ClientStates(NamedTuple):
     """Clients, and what they have after some rounds."""
 
     params: Any
@@ -38,7 +38,7 @@ class Holder(NamedTuple):
     key: jax.Array  # of the run
 
 
-def model_of(local: LocalTraining, held: Holder, at: Any, data: FederatedData, model: Model) -> Any:
+def model_of(local: LocalTraining, held: ClientStates, at: Any, data: FederatedData, model: Model) -> Any:
     """The model of the client at a place `at` of `held`, a tree of parameters; traced."""
     client = held.ids[at]
     key = jax.random.fold_in(jax.random.fold_in(role_key(held.key, "personal"), held.round), client)
@@ -67,18 +67,18 @@ def models_of_clients(
 ) -> Any:
     """The same, of local training with numbers as arrays and the key of the run."""
     _require_own(local)
-    parts = [_made(local, held, data, model=model) for held in holders(state, data, key)]
+    parts = [_made(local, held, data, model=model) for held in client_states(state, data, key)]
     models: Any = jax.tree.map(lambda *each: jnp.concatenate(each)[: data.num_clients], *parts)
     return models
 
 
 @gradients.JitOfModel
-def _made(local: LocalTraining, held: Holder, data: FederatedData, *, model: Model) -> Any:
+def _made(local: LocalTraining, held: ClientStates, data: FederatedData, *, model: Model) -> Any:
     data = jax.tree.map(jnp.asarray, data)
     return lax.map(lambda at: model_of(local, held, at, data, model), jnp.arange(held.ids.shape[0]))
 
 
-def holders(state: ServerState, data: FederatedData, key: jax.Array) -> Iterator[Holder]:
+def client_states(state: ServerState, data: FederatedData, key: jax.Array) -> Iterator[ClientStates]:
     """All clients; some at a time, filled up with the last client, where their tables are on the host."""
     tables = [leaf for leaf in jax.tree.leaves(state.clients) if isinstance(leaf, HostTable)]
     every, many = data.num_clients, data.num_clients
@@ -87,10 +87,10 @@ def holders(state: ServerState, data: FederatedData, key: jax.Array) -> Iterator
     for first in range(0, every, many):
         ids = np.minimum(np.arange(first, first + many), every - 1).astype(np.int32)
         own = jax.tree.map(lambda a: a.read(ids, many) if isinstance(a, HostTable) else a, state.clients)  # noqa: B023
-        yield Holder(state.params, state.shared, jnp.asarray(ids), own, state.round, key)
+        yield ClientStates(state.params, state.shared, jnp.asarray(ids), own, state.round, key)
 
 
-def evaluate_personal(local: LocalTraining, held: Holder, data: FederatedData, *, model: Model) -> Tested:
+def evaluate_personal(local: LocalTraining, held: ClientStates, data: FederatedData, *, model: Model) -> Tested:
     """What the task's metrics are made of, of the clients of `held` on their own test parts; traced.
 
     Records are taken client by client, some at once; a client without a part is left out by the number of its records.
@@ -133,7 +133,9 @@ def evaluate_personal(local: LocalTraining, held: Holder, data: FederatedData, *
     return Tested(total, by_client, scores)
 
 
-def _readable(local: LocalTraining, held: Holder, data: FederatedData, *, model: Model, execution: Execution) -> Tested:
+def _readable(
+    local: LocalTraining, held: ClientStates, data: FederatedData, *, model: Model, execution: Execution
+) -> Tested:
     tested = evaluate_personal(local, held, jax.tree.map(jnp.asarray, data), model=model)
     readable: Tested = execution.readable(tested)
     return readable
@@ -159,7 +161,7 @@ def measure_personal(
         raise errors.refuse("test parts of clients", "none", "there to measure clients' own models on", remedy)
     each: list[Tested] = [
         jax.device_get(_tested(local, held, data, model=model, execution=execution))
-        for held in holders(state, data, key)
+        for held in client_states(state, data, key)
     ]
     if len(each) == 1:
         return each[0]

@@ -41,14 +41,14 @@ class RoundsBlock(NamedTuple):
     room: int  # for the rows of so many
 
 
-class Feed:
+class Prefetcher:
     """The blocks of a run, one ahead. Their shapes stay the same, unless one needs more room than any before."""
 
     def __init__(
         self, algorithm: Algorithm, data: FederatedData, execution: Execution, key: jax.Array, size: int, kept: int = 0
     ):
         """`size`: parameters of a model; `kept`: bytes by client in tables on the host."""
-        self.on = functools.partial(Feed, algorithm, data, key=key, size=size, kept=kept)  # of another execution
+        self.on = functools.partial(Prefetcher, algorithm, data, key=key, size=size, kept=kept)  # of another execution
         cohort = algorithm.cohort
         members, usual = cohort.capacity(data.num_clients), cohort.expected_size(data.num_clients)
         self._cohort, self._data, self._execution, self._key = cohort, data, execution, key
@@ -62,7 +62,7 @@ class Feed:
         self._shares = jnp.asarray(data.shares)
         self._room = 1  # a block may hold nobody
         self._held: tuple[RoundsBlock, concurrent.futures.Future[RoundsBlock]] | None = None  # and the one after it
-        self._thread = concurrent.futures.ThreadPoolExecutor(1, "feed")
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, "prefetch")
 
     def block(self, at: int) -> RoundsBlock:
         """The block that holds round `at`; the one after it is being read when this returns."""
@@ -75,7 +75,7 @@ class Feed:
         return now
 
     def beside(self, at: int) -> float:
-        """Bytes of a device that come beside the block of round `at`, once that is there: two more, and rows lent."""
+        """Bytes of a device that come beside the block of round `at`, once that is there: two more, and rows."""
         block = self.block(at)
         held = sum(part.nbytes for part in jax.tree.leaves(block.records.held)) / self._execution.groups
         return float(2 * held + block.room * self._kept)
@@ -151,7 +151,7 @@ def tables_of(state: ServerState) -> list[HostTable]:
     return [leaf for leaf in jax.tree.leaves(state.clients) if isinstance(leaf, HostTable)]
 
 
-def lend(state: ServerState, block: RoundsBlock, execution: Execution) -> ServerState:
+def load_rows(state: ServerState, block: RoundsBlock, execution: Execution) -> ServerState:
     """The state for the rounds of a block, with the rows of its clients."""
 
     def rows(table: Any) -> Any:
@@ -162,10 +162,10 @@ def lend(state: ServerState, block: RoundsBlock, execution: Execution) -> Server
     return over_tables(state, rows)
 
 
-def settle(lent: ServerState, tables: list[HostTable], block: RoundsBlock) -> ServerState:
-    """A state that was lent, after its rounds: rows are back in the tables, which take their places again."""
+def store_rows(state: ServerState, tables: list[HostTable], block: RoundsBlock) -> ServerState:
+    """The state after the rounds of a block: rows are back in the tables, which take their places again."""
     if not tables:
-        return lent
+        return state
     left = iter(tables)
 
     def back(rows: Any) -> HostTable:
@@ -173,7 +173,7 @@ def settle(lent: ServerState, tables: list[HostTable], block: RoundsBlock) -> Se
         table.write(block.clients, np.asarray(rows)[: len(block.clients)])
         return table
 
-    return over_tables(lent, back)
+    return over_tables(state, back)
 
 
 def without_records(data: FederatedData) -> FederatedData:

@@ -145,7 +145,7 @@ def _exchange(now: Round, params: Any, memory: LocalState) -> LocalState:
     """The second exchange: what some clients send about the new model."""
     algorithm, data, key = now.shared.algorithm, now.shared.data, now.shared.key
 
-    def look(see: Callable[..., Any], ids: jax.Array) -> Any:
+    def map_clients(see: Callable[..., Any], ids: jax.Array) -> Any:
         def one(shared: Any, client_id: jax.Array) -> tuple[Any, Any]:
             data, params, frozen, key = shared
             whole = gradients.joined(now.model, frozen)
@@ -159,4 +159,4 @@ def _exchange(now: Round, params: Any, memory: LocalState) -> LocalState:
     def upcoming() -> Members:
         return draw_cohort(algorithm.cohort, key, now.state.round + 1, data.shares)
 
-    return algorithm.local.exchange(memory, look, now.members, upcoming)
+    return algorithm.local.exchange(memory, map_clients, now.members, upcoming)

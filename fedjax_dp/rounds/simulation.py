@@ -26,14 +26,13 @@ from fedjax_dp.models import Model, NetworkModel, cross_entropy, task_of, usual_
 from fedjax_dp.models.model import score_shapes
 from fedjax_dp.parts import facts
 from fedjax_dp.pytrees import changed, tensor_sizes
-from fedjax_dp.rounds import metrics
-from fedjax_dp.rounds import prefetch as feeds
+from fedjax_dp.rounds import metrics, prefetch
 from fedjax_dp.rounds.algorithm import Algorithm, check_fit
 from fedjax_dp.rounds.clients import HostBlock
 from fedjax_dp.rounds.final import ended, final_model
 from fedjax_dp.rounds.metrics import Evaluation as Evaluation
 from fedjax_dp.rounds.personal import measure_personal
-from fedjax_dp.rounds.prefetch import Feed
+from fedjax_dp.rounds.prefetch import Prefetcher
 from fedjax_dp.rounds.round import run_round
 from fedjax_dp.rounds.state import RoundReport, ServerState, initial_state, place
 from fedjax_dp.rounds.update_noise import check_known
@@ -173,7 +172,7 @@ def run_rounds(
 
     state, report = lax.while_loop(more, following, (state, nothing(algorithm.cohort.capacity(data.num_clients))))
     if block is not None and block.places is not None:  # their rows go back to tables on the host
-        state = feeds.over_tables(state, execution.readable)
+        state = prefetch.over_tables(state, execution.readable)
     return state, execution.readable(report)
 
 
@@ -190,32 +189,32 @@ class Rounds:
     key: jax.Array
     model: Model
     execution: Execution
-    feed: Feed | None = None  # of records that are not in `data`
+    prefetcher: Prefetcher | None = None  # of records that are not in `data`
 
     def advance(self, state: ServerState, until: int) -> tuple[ServerState, RoundReport]:
         """The state before round `until`, or after one that was not finite; `state` cannot be used again."""
         options: dict[str, Any] = {"model": self.model, "execution": self.execution}
         report: RoundReport
-        if self.feed is None:
+        if self.prefetcher is None:
             state, report = advance(self.algorithm, state, self.data, self.key, np.int32(until), **options)
             return state, report
         done = int(state.round)
         while True:
-            block = self.feed.block(done)
-            end, tables = min(until, block.until), feeds.tables_of(state)
-            lent = feeds.lend(state, block, self.execution)
-            lent, report = advance(
-                self.algorithm, lent, self.data, self.key, np.int32(end), block=block.records, **options
+            block = self.prefetcher.block(done)
+            end, tables = min(until, block.until), prefetch.tables_of(state)
+            loaded = prefetch.load_rows(state, block, self.execution)
+            loaded, report = advance(
+                self.algorithm, loaded, self.data, self.key, np.int32(end), block=block.records, **options
             )
-            state = feeds.settle(lent, tables, block)
+            state = prefetch.store_rows(loaded, tables, block)
             done = int(state.round)
             if done >= until or done < end or not np.all(np.asarray(report.finite) & ~np.asarray(report.overflow)):
                 return state, report
 
     def close(self) -> None:
         """No more records will be needed."""
-        if self.feed is not None:
-            self.feed.close()
+        if self.prefetcher is not None:
+            self.prefetcher.close()
 
     def fitted(self, state: ServerState) -> "Rounds":
         """The same rounds, of as many clients at once as a device has room for beside what lies there already.
@@ -235,7 +234,7 @@ class Rounds:
 
         size = sum(tensor_sizes(state.params))
         try:
-            beside = 0.0 if self.feed is None else self.feed.beside(int(state.round))
+            beside = 0.0 if self.prefetcher is None else self.prefetcher.beside(int(state.round))
             room = max(free_memory(own) - beside, 0.0)
             fitted, _ = fitting(compiled, execution, members, size, room, placed=True)
         except errors.ConfigurationError:
@@ -244,14 +243,16 @@ class Rounds:
         if fitted == execution:
             return self
         self.close()
-        return dataclasses.replace(self, execution=fitted, feed=None if self.feed is None else self.feed.on(fitted))
+        return dataclasses.replace(
+            self, execution=fitted, prefetcher=None if self.prefetcher is None else self.prefetcher.on(fitted)
+        )
 
     def compiled(self, state: ServerState) -> Any:
         """The program that `advance` runs, to look at."""
         options: dict[str, Any] = {"model": self.model, "execution": self.execution}
-        if self.feed is not None:
-            block = self.feed.block(int(state.round))
-            state, options["block"] = feeds.lend(state, block, self.execution), block.records
+        if self.prefetcher is not None:
+            block = self.prefetcher.block(int(state.round))
+            state, options["block"] = prefetch.load_rows(state, block, self.execution), block.records
         return advance.lower(self.algorithm, state, self.data, self.key, jnp.int32(1), **options).compile()
 
 
@@ -272,28 +273,28 @@ def on_devices(
         )
     key, algorithm = run_key(seed), numbers(algorithm)
     if start is not None and not on_host:
-        start = feeds.over_tables(start, lambda table: np.asarray(table) if isinstance(table, HostTable) else table)
+        start = prefetch.over_tables(start, lambda table: np.asarray(table) if isinstance(table, HostTable) else table)
     state = place(fresh(algorithm, data, model, seed, on_host) if start is None else start, execution)
     if start is not None:  # the caller's arrays stay his
         state = jax.tree.map(lambda a: a.copy() if isinstance(a, HostTable) else jnp.copy(a), state)
-    feed = None
+    prefetcher = None
     if on_host:
-        size, kept = sum(tensor_sizes(state.params)), sum(table.row_bytes for table in feeds.tables_of(state))
-        feed, data = Feed(algorithm, data, execution, key, size, kept), feeds.without_records(data)
+        size, kept = sum(tensor_sizes(state.params)), sum(table.row_bytes for table in prefetch.tables_of(state))
+        prefetcher, data = Prefetcher(algorithm, data, execution, key, size, kept), prefetch.without_records(data)
     algorithm, data, key = execution.place((algorithm, data, key))
     structure, frozen = split(model)
     model = joined(structure, execution.place_models(frozen))
-    return Rounds(algorithm, data, key, model, execution, feed).fitted(state), state
+    return Rounds(algorithm, data, key, model, execution, prefetcher).fitted(state), state
 
 
 def fresh(algorithm: Algorithm, data: FederatedData, model: Model, seed: int, on_host: bool = False) -> ServerState:
     """The state before round 0; with records on the host, what clients keep is there too, where that can be."""
     algorithm, key = numbers(algorithm), run_key(seed)
     if on_host:
-        data = feeds.without_records(data)
+        data = prefetch.without_records(data)
     if on_host and algorithm.local.separable_state:
         alone = changed(data, offsets=data.offsets[:1], sizes=data.sizes[:1], shares=data.shares[:1])
-        return feeds.tables_on_host(begin(algorithm, alone, key, model=model), data.num_clients)
+        return prefetch.tables_on_host(begin(algorithm, alone, key, model=model), data.num_clients)
     state: ServerState = begin(algorithm, data, key, model=model)
     return state
 
@@ -340,7 +341,7 @@ def simulate(
         check(algorithm, data, rounds, usual_model(data) if model is None else model)
     model = usual_model(data) if model is None else model
     if on_host:
-        feeds.check(algorithm, train_metrics)
+        prefetch.check(algorithm, train_metrics)
     every = evaluate_every or max(1, rounds // 20)
     errors.require_count("evaluate_every", every)
     execution = execution or all_devices()
@@ -373,7 +374,7 @@ def simulate(
                 structure, frozen = split(run.model)
                 params, frozen, records = execution.on_one_device((final_model(run.algorithm, state), frozen, run.data))
                 whole = joined(structure, frozen)
-                seen = metrics.look(params, records, model=whole, train=train_metrics)
+                seen = metrics.measure(params, records, model=whole, train=train_metrics)
                 if algorithm.local.personal and data.test_clients is not None:
                     last = ended(run.algorithm, state)
                     own = measure_personal(

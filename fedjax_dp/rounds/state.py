@@ -36,7 +36,7 @@ def initial_state(algorithm: Algorithm, model: Model, data: FederatedData, key: 
     """State before round 0. `key` is the run's key."""
     params = model.init(role_key(key, "init"))
 
-    def look(see: Callable[..., Any]) -> Any:
+    def map_clients(see: Callable[..., Any]) -> Any:
         stored, start_key = jax.tree.map(jnp.asarray, data), role_key(key, "look at the start")
 
         def one(i: jax.Array) -> Any:
@@ -45,7 +45,7 @@ def initial_state(algorithm: Algorithm, model: Model, data: FederatedData, key: 
         return jax.lax.map(one, jnp.arange(data.num_clients, dtype=jnp.int32))
 
     size, models_key = ravel(params)[0].size, role_key(key, "models")
-    memory = algorithm.local.init(InitContext(model, data, params, size, look, key=models_key))
+    memory = algorithm.local.init(InitContext(model, data, params, size, map_clients, key=models_key))
     return ServerState(
         params, algorithm.server.init(params), jnp.int32(0), algorithm.upload.init(), memory.server, memory.clients
     )

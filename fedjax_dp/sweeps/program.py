@@ -21,7 +21,7 @@ from fedjax_dp.rounds import metrics
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.final import ended
 from fedjax_dp.rounds.metrics import Measured
-from fedjax_dp.rounds.personal import Holder, evaluate_personal
+from fedjax_dp.rounds.personal import ClientStates, evaluate_personal
 from fedjax_dp.rounds.simulation import nothing, run_key, run_rounds
 from fedjax_dp.rounds.state import RoundReport, ServerState, initial_state
 
@@ -116,10 +116,10 @@ class Program:
     ) -> Observation:
         """What there is to see of a point whose last round gave `report`."""
         state = ended(point.algorithm, state)
-        look, local = metrics.look(state.params, data, model=model, train=self.train_metrics), point.algorithm.local
+        look, local = metrics.measure(state.params, data, model=model, train=self.train_metrics), point.algorithm.local
         if local.personal and data.test_clients is not None:
             everyone = jnp.arange(data.num_clients, dtype=jnp.int32)
-            held = Holder(state.params, state.shared, everyone, state.clients, state.round, point.key)
+            held = ClientStates(state.params, state.shared, everyone, state.clients, state.round, point.key)
             look = look._replace(personal=evaluate_personal(local, held, data, model=model))
         return Observation(state.round, look, report)
 

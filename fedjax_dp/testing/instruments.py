@@ -289,7 +289,7 @@ def step_units(algorithm: Algorithm, data: FederatedData, rounds: int = 1) -> np
         literal, every_step = (getattr(privatizer, name, False) for name in ("literal", "every_step"))
         reach = clip * rates.sum(1, keepdims=True) / (rates[0, -1] if literal else rates)  # as the ledger counts it
         return np.where(last | every_step, reach, 0.0)[:, None] + np.zeros(live.shape)
-    unit = np.array([privatizer.unit(local.batches.divisor(int(n))) for n in sizes], float)
+    unit = np.array([privatizer.noise_unit(local.batches.divisor(int(n))) for n in sizes], float)
     return np.where(live, clip * unit[:, None], 0.0)
 
 

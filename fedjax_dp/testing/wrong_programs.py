@@ -110,7 +110,7 @@ def _with_noise_scaled_by(algorithm: Algorithm, factor: float, name: str) -> Alg
 @wrong_program("bound", "apply", _require_clipped_records)
 def clip_per_batch(right: ClipRecords, model: Model, params: Any, records: Records, clip_norm: Any) -> Bounded:
     """The mean gradient of the batch is clipped to C, and noised as if each record's gradient were. Right at B = 1."""
-    return ClipBatch().apply(model, params, records, clip_norm)._replace(unit=clip_norm / records.divisor)
+    return ClipBatch().apply(model, params, records, clip_norm)._replace(noise_unit=clip_norm / records.divisor)
 
 
 @wrong_program("bound", "apply", _require_clipped_records)
@@ -188,7 +188,7 @@ class RunWords(Correction):
     has_client_state = reads_records_outside_round = False
 
     def init(self, run: InitContext) -> LocalState:
-        return LocalState(_Words(run.look(_words)[0]))
+        return LocalState(_Words(run.map_clients(_words)[0]))
 
 
 def _words(key: jax.Array, *rest: Any) -> jax.Array:

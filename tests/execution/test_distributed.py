@@ -264,8 +264,8 @@ jax.distributed.initialize("localhost:{port}", 2, int(sys.argv[1]))
 import numpy as np
 import fedjax_dp as fdp
 from fedjax_dp.rounds import prefetch
-read, copied = [], prefetch.Feed._copied
-prefetch.Feed._copied = lambda self, rows: (read.append(rows.tolist()), copied(self, rows))[1]
+read, copied = [], prefetch.Prefetcher._copied
+prefetch.Prefetcher._copied = lambda self, rows: (read.append(rows.tolist()), copied(self, rows))[1]
 prefetch.MOST = 1
 algorithm = fdp.fedavg(cohort_size=4, batch_size=1, local_steps=2, learning_rate=0.1)
 run = fdp.simulate(algorithm, fdp.data.open_store({store!r}), rounds=3, on_host=True)

@@ -269,7 +269,7 @@ def test_a_run_whose_cohort_does_not_fit_computes_fewer_clients_at_once(name, on
         made(name, cohort_size=10), DATA, told["model"], told["execution"], on_host=on_host
     )
     room = memory_of.bytes_of(whole.compiled(state), True) - 1
-    room += whole.feed.beside(0) if on_host else 0
+    room += whole.prefetcher.beside(0) if on_host else 0
     whole.close()
     monkeypatch.setattr(simulation, "free_memory", lambda devices: room)
     run, _ = simulation.on_devices(made(name, cohort_size=10), DATA, told["model"], told["execution"], on_host=on_host)

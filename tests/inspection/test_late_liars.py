@@ -110,7 +110,7 @@ def quiet_where(quiet):
     def gradient(self, key, step, model, params, records):
         found = own.Normalise().apply(model, params, records, self.clip_norm)
         z = normal(fold(key, step.number), found.mean.shape)
-        std = jnp.where(quiet(step, params, records), 0.0, self.noise_multiplier * found.unit)
+        std = jnp.where(quiet(step, params, records), 0.0, self.noise_multiplier * found.noise_unit)
         return found.mean + std * z, found.report
 
     return gradient
@@ -127,13 +127,13 @@ def in_a_branch(self, key, step, model, params, records):
         lambda: normal(fold(key, step.number), found.mean.shape),
         lambda: jnp.zeros(found.mean.shape),
     )
-    return found.mean + self.noise_multiplier * found.unit * z, found.report
+    return found.mean + self.noise_multiplier * found.noise_unit * z, found.report
 
 
 def of_the_batch(self, key, step, model, params, records):
     """Noise in units of the largest gradient that there is."""
     found = own.Normalise().apply(model, params, records, self.clip_norm)
-    unit = jnp.minimum(found.unit, jnp.linalg.norm(found.mean) + 1e-3)
+    unit = jnp.minimum(found.noise_unit, jnp.linalg.norm(found.mean) + 1e-3)
     return found.mean + self.noise_multiplier * unit * normal(fold(key, step.number), found.mean.shape), found.report
 
 
@@ -165,7 +165,7 @@ def loud_where(loud):
 
 def unit_by_the_model(self, model, params, records, clip_norm):
     found = own.Normalise.apply(self, model, params, records, clip_norm)
-    return found._replace(unit=jnp.where(std_of(params) > 20, 1e-6, found.unit))
+    return found._replace(noise_unit=jnp.where(std_of(params) > 20, 1e-6, found.noise_unit))
 
 
 def released(scale):
@@ -401,7 +401,7 @@ LIARS = {
         bound(
             lambda self, model, params, records, clip: own.Normalise.apply(
                 self, model, params, records, jnp.where(records.mask.sum() == 1, 5.0, 1.0) * clip
-            )._replace(unit=clip / records.divisor),
+            )._replace(noise_unit=clip / records.divisor),
             POISSON,
         ),
         20,

@@ -51,7 +51,7 @@ def test_few_draws_refuse_no_right_part():
 
 def liar(**members):
     """The same with other members, which states its facts itself."""
-    facts = ("client_noise", "event", "unit", "on_upload", "no_epsilon_reason", "assumptions")
+    facts = ("client_noise", "event", "noise_unit", "on_upload", "no_epsilon_reason", "assumptions")
     stated = {name: vars(LaplaceRecords)[name] for name in facts}
     made = fdp.value(type("Liar", (LaplaceRecords,), stated | members))
     return with_records(made(clip_norm=1.0, noise_multiplier=3.0))

@@ -252,7 +252,7 @@ def last_idle(self, key, records, steps, largest):
 def scaled_bound(factor, unit=1.0):
     def apply(self, model, params, records, clip_norm):
         found = own.Normalise.apply(self, model, params, records, factor * clip_norm)
-        return found._replace(unit=unit * clip_norm / records.divisor)
+        return found._replace(noise_unit=unit * clip_norm / records.divisor)
 
     return apply
 
@@ -270,7 +270,7 @@ def unit_of_the_batch(self, model, params, records, clip_norm):
     found = own.Normalise.apply(self, model, params, records, clip_norm)
     _, rows = own.by_records(model, params, records)
     norms = jnp.linalg.norm(jnp.where(jnp.isfinite(rows), rows, 0.0), axis=-1)
-    return found._replace(unit=jnp.maximum(jnp.median(norms), clip_norm) / records.divisor)
+    return found._replace(noise_unit=jnp.maximum(jnp.median(norms), clip_norm) / records.divisor)
 
 
 def unclipped(self, model, params, records, clip_norm):
@@ -377,7 +377,7 @@ def looks_at_records(self, update, client, total_rate, another_gradient):
     def see(key, params, client, data, model):
         return data.gather(client, jnp.arange(1))[0].sum()
 
-    return client.look(see, client.received.params) + 0.0 * update, ()
+    return client.evaluate(see, client.received.params) + 0.0 * update, ()
 
 
 def asks_unsaid(self, update, client, total_rate, another_gradient):
@@ -394,12 +394,14 @@ def label_step(self, gradient, params, step, client, records):
 
 
 def looks_before(self, run):
-    found = run.look(lambda key, params, client, data, model: data.gather(client, jnp.arange(1))[0].sum())
+    found = run.map_clients(lambda key, params, client, data, model: data.gather(client, jnp.arange(1))[0].sum())
     return parts.LocalState(jnp.zeros(run.size) + found.sum())
 
 
-def looks_after(self, memory, look, members, upcoming):
-    found = look(lambda key, params, client, data, model: data.gather(client, jnp.arange(1))[0].sum(), members.ids)
+def looks_after(self, memory, map_clients, members, upcoming):
+    found = map_clients(
+        lambda key, params, client, data, model: data.gather(client, jnp.arange(1))[0].sum(), members.ids
+    )
     return memory._replace(server=memory.server + found.sum())
 
 
@@ -510,7 +512,7 @@ LIES = {
             per_record=True,
             apply=lambda self, model, params, records, clip: own.ClampMean.apply(
                 self, model, params, records, clip
-            )._replace(unit=clip / records.divisor),
+            )._replace(noise_unit=clip / records.divisor),
         ),
     ),
     "bound over who came": steps(
@@ -676,12 +678,14 @@ def one_bit(self, key, round_index, position, ids, invited, flat):
 
 
 def unit_of_rows(self, model, params, records, clip_norm):
-    return own.Normalise.apply(self, model, params, records, clip_norm)._replace(unit=clip_norm / records.mask.size)
+    return own.Normalise.apply(self, model, params, records, clip_norm)._replace(
+        noise_unit=clip_norm / records.mask.size
+    )
 
 
 def unit_of_present(self, model, params, records, clip_norm):
     found = own.Normalise.apply(self, model, params, records, clip_norm)
-    return found._replace(unit=clip_norm / jnp.maximum(records.mask.sum(), 1))
+    return found._replace(noise_unit=clip_norm / jnp.maximum(records.mask.sum(), 1))
 
 
 def naive(self, model, params, records, clip_norm):

@@ -96,7 +96,7 @@ class MeanClip:
 
     def apply(self, model, params, records, clip_norm):
         found = fdp.parts.ClipBatch().apply(model, params, records, clip_norm)
-        return found._replace(unit=self.unit(records, clip_norm))
+        return found._replace(noise_unit=self.unit(records, clip_norm))
 
     def unit(self, records, clip_norm):
         return jnp.asarray(clip_norm, jnp.float32)
@@ -266,7 +266,7 @@ class OwnGaussian:
     def client_noise(self, num_clients):
         return [float(self.noise_multiplier)] * num_clients
 
-    def unit(self, divisor):
+    def noise_unit(self, divisor):
         return 1 / divisor
 
     def event(self, noise, batches, records, steps, rates):

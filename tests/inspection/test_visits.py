@@ -140,14 +140,14 @@ def through_a_reference(self, update, data, client):
     return update + held[...]
 
 
-def after_all(self, memory, look, members, upcoming):
+def after_all(self, memory, map_clients, members, upcoming):
     def see(key, params, client, data, model):
         x, y = data.gather(client, jnp.arange(8))
         records = Records(x, y, jnp.ones(8, bool), jnp.int32(8), jax.random.split(key, 8))
         at = StepContext(client.id, jnp.int32(0), jnp.uint32(0), jnp.float32(1), jnp.float32(1), True)
         return self.privatizer.gradient(role_key(key, "again"), at, model, params, records)[0]
 
-    return memory._replace(server=look(see, jnp.arange(6, dtype=jnp.int32)).sum(0))
+    return memory._replace(server=map_clients(see, jnp.arange(6, dtype=jnp.int32)).sum(0))
 
 
 EPOCHS = dataclasses.replace(

@@ -24,7 +24,7 @@ def scaled(g, norm):
 def test_clipped_records_add_up_to_the_mean_and_what_is_not_finite_counts_nothing():
     bounded = applied(ClipRecords())
     np.testing.assert_allclose(bounded.mean, scaled(GRADIENTS[[0, 1, 3]], C).sum(0) / B, rtol=1e-5)
-    assert float(bounded.unit) == pytest.approx(C / B)
+    assert float(bounded.noise_unit) == pytest.approx(C / B)
 
 
 @pytest.mark.parametrize("bound", [ScaleGradients(gradient_bound=4.0), Unbounded(), ClipBatch()])
@@ -34,7 +34,7 @@ def test_other_bounds_are_what_their_equations_say(bound):
     wanted = {"ScaleGradients": mean * C / 4.0, "Unbounded": mean, "ClipBatch": scaled(mean, C)}[type(bound).__name__]
     bounded = applied(bound, x)
     np.testing.assert_allclose(bounded.mean, wanted, rtol=1e-5)
-    assert float(bounded.unit) == pytest.approx(C if bound == ClipBatch() else C / B)
+    assert float(bounded.noise_unit) == pytest.approx(C if bound == ClipBatch() else C / B)
 
 
 def test_a_batch_whose_mean_is_not_finite_is_no_gradient_at_all():
@@ -44,5 +44,5 @@ def test_a_batch_whose_mean_is_not_finite_is_no_gradient_at_all():
 def test_the_median_is_of_the_records_that_are_there():
     bounded = applied(ClipTensorsAtMedian())
     median = np.median(np.linalg.norm(GRADIENTS[[0, 1, 3]], axis=1))
-    np.testing.assert_allclose(bounded.unit, median / B, rtol=1e-5)
+    np.testing.assert_allclose(bounded.noise_unit, median / B, rtol=1e-5)
     np.testing.assert_allclose(bounded.mean, scaled(GRADIENTS[[0, 1, 3]], median).sum(0) / B, rtol=1e-5)

@@ -84,7 +84,7 @@ def test_homes_are_where_positions_are_computed(count, in_turn, parts):
 
 def test_a_device_holds_the_clients_that_it_computes_and_no_others(data):  # noqa: F811
     algorithm, execution = simulation.numbers(fdp.dpnfl(**COMMON | NOISE)), fdp.execution.all_devices()
-    source = prefetch.Feed(algorithm, data, execution, simulation.run_key(0), 21)
+    source = prefetch.Prefetcher(algorithm, data, execution, simulation.run_key(0), 21)
     block = source.block(0)
     ids = np.asarray(
         prefetch.draw_cohorts(algorithm.cohort, simulation.run_key(0), np.arange(block.until), data.shares)[0]
@@ -111,7 +111,7 @@ def test_records_of_others_are_never_read(data, monkeypatch):  # noqa: F811
     x = np.array(data.x)
     x[np.concatenate([rows_of(data, i) for i in others])] = np.nan
     spoilt = changed(data, x=x)
-    source = prefetch.Feed(simulation.numbers(algorithm), spoilt, fdp.execution.all_devices(), key, 21)
+    source = prefetch.Prefetcher(simulation.numbers(algorithm), spoilt, fdp.execution.all_devices(), key, 21)
     assert np.isfinite(np.asarray(source.block(0).records.held.x)).all()
     source.close()
 
@@ -184,7 +184,7 @@ def test_rows_are_numbered_beyond_32_bits():
         classes=2,
     )
     algorithm = simulation.numbers(fdp.fedavg(**COMMON))
-    source = prefetch.Feed(algorithm, data, fdp.execution.some_devices(1), simulation.run_key(0), 2)
+    source = prefetch.Prefetcher(algorithm, data, fdp.execution.some_devices(1), simulation.run_key(0), 2)
     source._copied = lambda rows: taken.append(rows) or (np.zeros((1, 1, 1), np.float32), np.zeros((1, 1), np.int32))
     source._read(0, (np.array([[2, 3, 5]]), np.ones((1, 3), bool)))
     assert taken[0].tolist() == [giants + i for i in (0, 1, 2, 3, 4, 5, 9, 10, 11)]
