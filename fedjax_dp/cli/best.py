@@ -39,7 +39,7 @@ class BestOptions(PrintOptions):
 
 def best_command(arguments: list[str]) -> int:
     """Print the winning configuration, and what it reached."""
-    options, _ = parse("best", arguments, BestOptions, DESCRIPTION)
+    options = parse("best", arguments, BestOptions, DESCRIPTION)
     if options.sweep is None:
         raise errors.refuse("sweep", "nothing", "the folder of a sweep", "such as fedjax-dp best sweeps/mine")
     folder = pathlib.Path(options.sweep)

@@ -45,7 +45,7 @@ class CompareOptions(PrintOptions, LookOptions):
 
 def compare_command(arguments: list[str]) -> int:
     """Print the comparison, and draw it."""
-    options, _ = parse("compare", arguments, CompareOptions, DESCRIPTION)
+    options = parse("compare", arguments, CompareOptions, DESCRIPTION)
     where = options.sweep
     if where is None:
         raise errors.refuse(
