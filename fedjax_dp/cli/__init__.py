@@ -2,17 +2,16 @@
 
 import errno
 import functools
-import importlib
 import os
 import shlex
 import shutil
 import sys
 import textwrap
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from fedjax_dp import __version__, errors, folders
-from fedjax_dp.cli.commands import COMMANDS
+from fedjax_dp.cli.commands import COMMANDS, command_of
 from fedjax_dp.cli.supervisor import watched
 
 USAGE = """usage: fedjax-dp run [CONFIG.toml] [OPTIONS]
@@ -42,8 +41,7 @@ def usage() -> str:
     columns = min(shutil.get_terminal_size((WIDEST, 24)).columns, WIDEST)
     fill = functools.partial(textwrap.fill, width=columns, break_on_hyphens=False)
     commands = (
-        fill(command.about, initial_indent=f"  {name:<12}", subsequent_indent=" " * 14)
-        for name, command in COMMANDS.items()
+        fill(text, initial_indent=f"  {name:<12}", subsequent_indent=" " * 14) for name, text in COMMANDS.items()
     )
     return USAGE.format(commands="\n".join(commands), more="\n\n".join(map(fill, MORE.split("\n\n"))))
 
@@ -70,9 +68,7 @@ def _done(command: str, rest: list[str]) -> int:
     """The exit code of a command."""
     try:
         errors.require_choice("command", command, COMMANDS)
-        module = importlib.import_module(f"fedjax_dp.cli.{COMMANDS[command].module}")
-        carry_out: Callable[[list[str]], int] = getattr(module, f"{command}_command")
-        code = carry_out(rest)
+        code = command_of(command)(rest)
         sys.stdout.flush()  # where its disk is full it fails here, and not after everything
         return code
     except errors.ConfigurationError as error:

@@ -96,7 +96,7 @@ class CalibrateOptions(Release):
 
 def account_command(arguments: list[str]) -> int:
     """Epsilon by every accountant."""
-    options, _ = parse(
+    options = parse(
         "account",
         arguments,
         AccountOptions,
@@ -144,7 +144,7 @@ def _between(answers: list[compare.Answer], least: compare.Answer) -> list[str]:
 
 def calibrate_command(arguments: list[str]) -> int:
     """Noise multiplier by every accountant."""
-    options, _ = parse(
+    options = parse(
         "calibrate",
         arguments,
         CalibrateOptions,

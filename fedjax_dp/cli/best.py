@@ -2,14 +2,15 @@
 
 import dataclasses
 import json
-import math
 import pathlib
-from typing import Annotated, Any
+from typing import Annotated
 
 from fedjax_dp import errors
 from fedjax_dp.cli.options import PrintOptions, parse
+from fedjax_dp.cli.output import finite
 from fedjax_dp.experiments import config as configs
 from fedjax_dp.experiments.console import Screen
+from fedjax_dp.experiments.groups import options_of
 from fedjax_dp.figures.tables.settings import bounds, metric_of
 from fedjax_dp.options import about
 from fedjax_dp.sweeps import table
@@ -39,7 +40,7 @@ class BestOptions(PrintOptions):
 
 def best_command(arguments: list[str]) -> int:
     """Print the winning configuration, and what it reached."""
-    options, _ = parse("best", arguments, BestOptions, DESCRIPTION)
+    options = parse("best", arguments, BestOptions, DESCRIPTION)
     if options.sweep is None:
         raise errors.refuse("sweep", "nothing", "the folder of a sweep", "such as fedjax-dp best sweeps/mine")
     folder = pathlib.Path(options.sweep)
@@ -47,38 +48,34 @@ def best_command(arguments: list[str]) -> int:
     best = table.best(records, about["axes"], options.metric, options.epsilon_at_most)
     statement = _statement(folder)
     if options.json:
-        content = {name: _finite(value) for name, value in best._asdict().items()} | {
+        content = best._asdict() | {
             "epsilon_at_most": options.epsilon_at_most,
             "statement": statement,
             "sweep": options.sweep,
             "points": len(records),
             "planned": about.get("points"),
         }
-        print(json.dumps(content, allow_nan=False))
+        print(json.dumps(finite(content), allow_nan=False))
         return 0
     print(_toml(best, folder), end="")
     screen = Screen()
-    for line in _told(
-        best, len(records), about.get("points"), statement, _units(records), metric_of(records, best.metric)
-    ):
+    measure = metric_of(records, best.metric)
+    for line in _lines(best, len(records), about.get("points"), statement, _units(records), measure):
         screen.say(line)
     return 0
 
 
 def _toml(best: Best, folder: pathlib.Path) -> str:
     """The winner's configuration, which gets a run folder of its own."""
-
-    from fedjax_dp.experiments import groups
-
     if not best.config:
         raise errors.refuse("sweep", str(folder), "one over configurations to print TOML", "use --json")
-    known = groups.options_of()
+    known = options_of()
     for name in best.config:
         errors.require_choice(f"{folder}: a field of a configuration", name, known)
     return configs.to_toml(best.config | {"out": None})
 
 
-def _told(
+def _lines(
     best: Best, points: int, planned: int | None, statement: str | None, units: int, measure: Measure
 ) -> list[str]:
     """What the winner reached, how it was chosen, and what choosing costs."""
@@ -125,8 +122,3 @@ def _units(records: list[Record]) -> int:
     """How many different things the finite epsilons are about."""
     guarantees = [record["guarantee"] for record in records if record["guarantee"].get("epsilon") is not None]
     return len({(one.get("unit"), one.get("adjacency"), one.get("view")) for one in guarantees})
-
-
-def _finite(value: Any) -> Any:
-    """None for numbers that JSON has no word for."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value

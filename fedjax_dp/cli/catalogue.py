@@ -11,11 +11,12 @@ DESCRIPTION = """usage: fedjax-dp catalogue [--json]
 Every algorithm: source, privacy, state and bytes per round; what clients with models of their own pay in each view;
 the papers cited in full. Markdown where stdout is
 no terminal."""
+CatalogueOptions = PrintOptions
 
 
 def catalogue_command(arguments: list[str]) -> int:
     """Print the catalogue: a table on a terminal, Markdown elsewhere, or JSON."""
-    options, _ = parse("catalogue", arguments, PrintOptions, DESCRIPTION)
+    options = parse("catalogue", arguments, CatalogueOptions, DESCRIPTION)
     from fedjax_dp.cli import catalogue_tables as tables  # loads JAX
 
     entries, views = tables.entry_rows(), tables.views_rows()

@@ -20,7 +20,7 @@ from fedjax_dp.papers.settings import DETAILS, LEAST_DELTA, PAPERS, SYMBOLS, cla
 
 def claims_command(arguments: list[str]) -> int:
     """The papers' claims with their verdicts."""
-    options, _ = parse(
+    options = parse(
         "claims",
         arguments,
         ClaimsOptions,

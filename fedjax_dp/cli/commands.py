@@ -1,76 +1,47 @@
-"""The commands: what each is for, and where it and its options are."""
+"""The commands, and what each is for.
+
+A command stands in a module of its name, as the function `NAME_command` of the words that follow it, beside the
+dataclass `NameOptions` of its own options; the module is loaded where it is used.
+"""
 
 import importlib
-from typing import Any, NamedTuple
-
-
-class Command(NamedTuple):
-    """A command, whose module is loaded where it is used."""
-
-    module: str  # of `fedjax_dp.cli`
-    about: str
-    options: str  # the dataclass in it that holds its own options
-    configured: bool = False  # takes the options of a run too
-
-    def own(self) -> type[Any]:
-        """The dataclass of its own options."""
-        made: type[Any] = getattr(importlib.import_module(f"fedjax_dp.cli.{self.module}"), self.options)
-        return made
-
+from collections.abc import Callable
+from typing import Any
 
 COMMANDS = {
-    "run": Command(
-        "run",
-        "train a federated algorithm and say what privacy it gives; with no argument a private run on digits",
-        "RunOptions",
-        True,
+    "run": "train a federated algorithm and say what privacy it gives; with no argument a private run on digits",
+    "export": "the parameters of a run as a file that other programs read",
+    "sweep": "seeds x hyperparameters x budgets as few compiled programs; the same command goes on after a stop",
+    "best": "the winner of a sweep as a configuration for run",
+    "compare": "clients' own models against local and shared ones at the same epsilon, of a sweep over algorithms",
+    "plot": "pictures of a sweep",
+    "report": "one HTML file about a run, a sweep, an audit or a reproduction; or one that is under way, in a browser",
+    "reproduce": "the tables and figures of the papers: published, literal, correct, and what each proves",
+    "audit": "attack a run thousands of times and prove a lower bound; exit code 1 if its epsilon is violated",
+    "bench": "where the time of a round goes, and the least that it could take",
+    "account": "the epsilon of noisy steps by every accountant, side by side",
+    "calibrate": "the noise multiplier that each accountant asks for",
+    "claims": "what the papers' theorems say on the papers' own settings, and what can be proved",
+    "catalogue": "every algorithm: source, whom it hides from whom, what is kept, bytes per round",
+    "data": (
+        "how a partition spreads a data set over clients: sizes, labels, heterogeneity, a picture; or writes a store"
     ),
-    "export": Command("export", "the parameters of a run as a file that other programs read", "ExportOptions"),
-    "sweep": Command(
-        "sweep",
-        "seeds x hyperparameters x budgets as few compiled programs; the same command goes on after a stop",
-        "SweepOptions",
-    ),
-    "best": Command("best", "the winner of a sweep as a configuration for run", "BestOptions"),
-    "compare": Command(
-        "compare",
-        "clients' own models against local and shared ones at the same epsilon, of a sweep over algorithms",
-        "CompareOptions",
-    ),
-    "plot": Command("plot", "pictures of a sweep", "PlotOptions"),
-    "report": Command(
-        "report",
-        "one HTML file about a run, a sweep, an audit or a reproduction; or one that is under way, in a browser",
-        "ReportOptions",
-    ),
-    "reproduce": Command(
-        "reproduce",
-        "the tables and figures of the papers: published, literal, correct, and what each proves",
-        "ReproduceOptions",
-    ),
-    "audit": Command(
-        "audit",
-        "attack a run thousands of times and prove a lower bound; exit code 1 if its epsilon is violated",
-        "AuditOptions",
-        True,
-    ),
-    "bench": Command("bench", "where the time of a round goes, and the least that it could take", "BenchOptions", True),
-    "account": Command("account", "the epsilon of noisy steps by every accountant, side by side", "AccountOptions"),
-    "calibrate": Command("account", "the noise multiplier that each accountant asks for", "CalibrateOptions"),
-    "claims": Command(
-        "claims", "what the papers' theorems say on the papers' own settings, and what can be proved", "ClaimsOptions"
-    ),
-    "catalogue": Command(
-        "catalogue", "every algorithm: source, whom it hides from whom, what is kept, bytes per round", "PrintOptions"
-    ),
-    "data": Command(
-        "data",
-        "how a partition spreads a data set over clients: sizes, labels, heterogeneity, a picture; or writes a store",
-        "DataOptions",
-    ),
-    "completion": Command(
-        "completion",
-        "a script for bash, zsh or fish that completes commands, options and names",
-        "CompletionOptions",
-    ),
+    "completion": "a script for bash, zsh or fish that completes commands, options and names",
 }
+CONFIGURED = ("run", "audit", "bench")  # take the options of a run too
+
+
+def command_of(name: str) -> Callable[[list[str]], int]:
+    """The function that carries a command out; its result is an exit code."""
+    carry_out: Callable[[list[str]], int] = _in_module(name, f"{name}_command")
+    return carry_out
+
+
+def options_class(name: str) -> type[Any]:
+    """The dataclass of a command's own options."""
+    made: type[Any] = _in_module(name, f"{name.capitalize()}Options")
+    return made
+
+
+def _in_module(name: str, what: str) -> Any:
+    return getattr(importlib.import_module(f"fedjax_dp.cli.{'account' if name == 'calibrate' else name}"), what)

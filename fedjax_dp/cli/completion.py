@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import cyclopts
 
 from fedjax_dp import errors
-from fedjax_dp.cli.commands import COMMANDS
+from fedjax_dp.cli.commands import COMMANDS, CONFIGURED, options_class
 from fedjax_dp.cli.options import app_of, parse
 from fedjax_dp.options import Option, Options, about, of_class
 
@@ -33,7 +33,7 @@ class CompletionOptions:
 
 def completion_command(arguments: list[str]) -> int:
     """Print the script of a shell."""
-    options, _ = parse("completion", arguments, CompletionOptions, DESCRIPTION)
+    options = parse("completion", arguments, CompletionOptions, DESCRIPTION)
     if options.shell is None:
         raise errors.refuse("completion", "nothing", "followed by bash, zsh or fish")
     errors.require_choice("shell", options.shell, SHELLS)
@@ -44,8 +44,8 @@ def completion_command(arguments: list[str]) -> int:
 def script(shell: str) -> str:
     """What the shell reads, of all commands as they are now."""
     whole = cyclopts.App(name="fedjax-dp", help_format="plaintext", result_action="return_value")
-    for name, command in COMMANDS.items():
-        whole.command(app_of(name, {name: options_of_command(name)}, command.about), name=name)
+    for name, text in COMMANDS.items():
+        whole.command(app_of(name, {name: options_of_command(name)}, text), name=name)
     whole.command(app_of("help", {"help": _named("command", COMMANDS)}, "the help of a command"), name="help")
     return whole.generate_completion(shell=shell)  # type: ignore[arg-type]
 
@@ -56,8 +56,7 @@ def options_of_command(name: str) -> Options:
     from fedjax_dp.data import DATASETS
     from fedjax_dp.experiments.groups import options_of
 
-    command = COMMANDS[name]
-    result = (FILE | options_of() if command.configured else {}) | of_class(command.own())
+    result = (FILE | options_of() if name in CONFIGURED else {}) | of_class(options_class(name))
     datasets = [f"{name}:" if reader.suffix else name for name, reader in DATASETS.items()]
     if "dataset" in result:
         result |= _named("dataset", datasets, result["dataset"])

@@ -41,7 +41,7 @@ def data_command(arguments: list[str]) -> int:
     arguments = arguments[converts:]
     named = known_flags(arguments, of_class(DataOptions))[0].get("named", "digits")
     brought = resolve_population(DataOptions(dataset=named), population_of(kind_of(named)))
-    options, _ = parse("data", arguments, DataOptions, DESCRIPTION, {"dataset": named}, shown=vars(brought))
+    options = parse("data", arguments, DataOptions, DESCRIPTION, {"dataset": named}, shown=vars(brought))
     look = picture_of(options)
     if converts != (options.out is not None):
         raise errors.refuse("out", options.out or "none", "given to data convert, and to nothing else")

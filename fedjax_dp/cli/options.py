@@ -126,8 +126,8 @@ def parse(
     defaults: Mapping[str, Any] | None = None,
     *,
     shown: Mapping[str, Any] | None = None,
-) -> tuple[T, set[str]]:
-    """A dataclass from flags over `defaults` and its own, and the fields that flags named.
+) -> T:
+    """A dataclass from flags over `defaults` and its own.
 
     `--help` prints and exits, with the defaults `shown` where these say more.
     Raises: ConfigurationError for flags that are none, and where a field without a default is left out.
@@ -141,7 +141,7 @@ def parse(
     lacking = [name for name, option in taken.items() if option.default is REQUIRED and name not in values]
     if lacking:
         raise missing(*lacking)
-    return made(**{**(defaults or {}), **values}), set(values)
+    return made(**{**(defaults or {}), **values})
 
 
 def missing(*names: str, why: str = "") -> errors.ConfigurationError:

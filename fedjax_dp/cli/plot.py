@@ -47,7 +47,7 @@ class PlotOptions(LookOptions):
 
 def plot_command(arguments: list[str]) -> int:
     """Write the pictures."""
-    options, _ = parse("plot", arguments, PlotOptions, DESCRIPTION)
+    options = parse("plot", arguments, PlotOptions, DESCRIPTION)
     if options.sweep is None:
         raise errors.refuse("sweep", "nothing", "the folder of a sweep", "such as fedjax-dp plot sweeps/mine")
     look = look_of(options)

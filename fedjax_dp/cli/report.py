@@ -38,7 +38,7 @@ class ReportOptions:
 
 def report_command(arguments: list[str]) -> int:
     """Write a report, or serve one."""
-    options, _ = parse("report", arguments, ReportOptions, DESCRIPTION)
+    options = parse("report", arguments, ReportOptions, DESCRIPTION)
     if options.folder is None:
         wanted = "a run, a sweep, an audit or a reproduction"
         raise errors.refuse("report", "nothing", f"followed by {wanted}", "such as fedjax-dp report runs/mine")

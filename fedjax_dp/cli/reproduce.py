@@ -42,7 +42,7 @@ class ReproduceOptions(PrintOptions):
 
 def reproduce_command(arguments: list[str]) -> int:
     """List the recipes, or run one."""
-    options, _ = parse("reproduce", arguments, ReproduceOptions, DESCRIPTION)
+    options = parse("reproduce", arguments, ReproduceOptions, DESCRIPTION)
     name = options.name
     if name is None:
         _list(options.json)

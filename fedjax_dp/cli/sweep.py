@@ -62,7 +62,7 @@ class SweepOptions(PrintOptions):
 
 def sweep_command(arguments: list[str]) -> int:
     """Run a sweep, or go on with it, and print its best settings."""
-    options, _ = parse("sweep", arguments, SweepOptions, DESCRIPTION)
+    options = parse("sweep", arguments, SweepOptions, DESCRIPTION)
     path = options.file
     if path is None:
         raise errors.refuse("sweep file", "none", "given", "fedjax-dp sweep SWEEP.toml; see fedjax-dp sweep --help")

@@ -210,6 +210,8 @@ TAKEN_OFF = (
     "help",
     "help_all",
     "json",
+    "quiet",
+    "verbose",
     "resume",
     "coordinator",
     "processes",

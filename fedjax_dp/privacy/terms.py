@@ -79,7 +79,8 @@ class PrivacyTerms:
 
 
 class PrivacyOptions(TypedDict, total=False):
-    """The fields of `PrivacyTerms` as keyword arguments of a function."""
+    """The fields of `PrivacyTerms` as keyword arguments, for type checkers: `**privacy: Unpack[PrivacyOptions]`, which
+    takes no dataclass. Meanings and defaults stand there."""
 
     epsilon: Budget | None
     delta: float | None

@@ -138,6 +138,13 @@ def test_toml_and_flags_are_the_same_configuration(capsys):
     assert by_file["guarantee"] == by_flags["guarantee"]
 
 
+def test_what_run_takes_beside_its_configuration_is_no_key_of_a_file(capsys):
+    assert set(OWN) <= set(groups.TAKEN_OFF)
+    pathlib.Path("c.toml").write_text("quiet = true\n")
+    assert cli.main(["run", "c.toml"]) == 2
+    assert "quiet must be left to the command line, got True; fedjax-dp run c.toml --quiet" in capsys.readouterr().err
+
+
 def shown_by(capsys, monkeypatch, *arguments):
     monkeypatch.setenv("COLUMNS", "100")
     with pytest.raises(SystemExit) as stop:
