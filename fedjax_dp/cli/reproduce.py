@@ -112,7 +112,7 @@ def _print(done: Any) -> None:
             table.add_row(*(cells if along else cells[:2] + cells[3:]))
         console.print(table)
     for claim in done.claims:
-        console.print(f' "{claim.told}", {claim.reading}: {claim.verdict}')
+        console.print(f' "{claim.statement}", {claim.reading}: {claim.verdict}')
     for note in done.notes:
         console.print(f" {note}")
     place = shlex.quote(str(pathlib.Path(done.folder)))

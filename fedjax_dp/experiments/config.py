@@ -265,20 +265,15 @@ def _only(values: Overrides, cls: type) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name in names}
 
 
-def table(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """What a TOML file says, unchecked."""
+def read(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """What a TOML file says, each value checked against its type."""
     path = pathlib.Path(errors.require_text("configuration file", os.fspath(path)))
     if not path.is_file():
         raise errors.refuse("configuration file", str(path), "an existing TOML file", folders.where_looked(path))
     try:
-        return tomllib.loads(path.read_text())
+        overrides = tomllib.loads(path.read_text())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise errors.refuse("configuration file", str(path), "valid TOML", str(error)) from None
-
-
-def read(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """What a TOML file says, each value checked against its type."""
-    overrides, path = table(path), pathlib.Path(path)
     known = known_options(overrides.get("algorithm"))
     for name, value in overrides.items():
         if name in TAKEN_OFF:

@@ -52,7 +52,7 @@ def resume(
     if about["made of"] != CONFIGURED:
         remedy = "fedjax_dp.resume(folder, algorithm, data) goes on with it"
         raise errors.refuse("resume", f"{path}, a run of values of Python", "a run of a configuration", remedy)
-    config, rounds = _continued(path, about, overrides)
+    config, rounds = _continued(about, overrides)
     finished = run_folder.result_of(path, about)
     if finished is not None and rounds == config.training.rounds:
         run_folder.require_same(about, {**about["checksums"], **run_folder.files_of(config)})
@@ -65,12 +65,9 @@ def resume(
     return summary.of_run(run_folder.go_on(path, about, rounds, prepared, screen, callbacks or Callbacks())), path
 
 
-def _continued(path: pathlib.Path, about: dict[str, Any], overrides: dict[str, Any]) -> tuple[RunSpec, int]:
+def _continued(about: dict[str, Any], overrides: dict[str, Any]) -> tuple[RunSpec, int]:
     """The configuration of a run folder with what may change as `overrides`, and how many rounds to go to."""
-    kept, rounds = (
-        configs.read(path / run_folder.CONFIG) | {"rounds": about["config"]["rounds"]},
-        overrides.get("rounds"),
-    )
+    kept, rounds = about["config"], overrides.get("rounds")
     if "out" in overrides:
         raise errors.refuse("out", overrides["out"], "left out beside --resume, which names the folder", "drop it")
     for name, value in overrides.items():
@@ -79,7 +76,7 @@ def _continued(path: pathlib.Path, about: dict[str, Any], overrides: dict[str, A
             raise errors.refuse(
                 f"{name} of the resumed run",
                 value,
-                f"{kept.get(name)}, as in {path / run_folder.CONFIG}" + (", or more" if name == "rounds" else ""),
+                f"{kept.get(name)}, as it began with" + (", or more" if name == "rounds" else ""),
                 "leave the option out, or start a new run",
             )
     config = configs.RunSpec.of(kept | {name: overrides[name] for name in run_folder.FREE if name in overrides})

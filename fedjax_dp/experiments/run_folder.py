@@ -1,6 +1,6 @@
 """The folder of a run: configuration, metrics, checkpoints, result and picture; a stopped run goes on from there.
 
-`run.json` is what holds the configuration to its word: `config.toml` beside it is for people, and must agree.
+`run.json` decides, under a seal. `config.toml` beside it is for people and for new runs: the run itself never reads it.
 """
 
 import dataclasses
@@ -27,12 +27,8 @@ from fedjax_dp.rounds.state import ServerState, place
 from fedjax_dp.tasks import describe_task
 
 ABOUT, CONFIG, METRICS, RESULT, GUARANTEE = "run.json", "config.toml", "metrics.json", "result.json", "guarantee.json"
-BEGINNING = (
-    ABOUT,
-    GUARANTEE,
-    LEDGER,
-    CONFIG,
-)  # in the order of writing: the last makes it a run folder
+BEGINNING = (GUARANTEE, LEDGER, ABOUT)  # in the order of writing: the last makes it a run folder
+FOR_PEOPLE = f"# For people and for new runs. This one goes on by {ABOUT}, whatever is edited here.\n"
 FREE = ("devices", "model_devices")  # what a run may change on its way
 KEYS = {"made of", "config", "checksums", "seal", "versions", "devices", "model_devices", "task"}
 MATTER = ("fedjax-dp", "jax", "jaxlib", "flax")  # other versions of these are reported
@@ -158,7 +154,7 @@ def _trained(
         with folders.storing(path):
             folders.write_json(path / GUARANTEE, ready.guarantee.saved())
             folders.write_atomically(path / LEDGER, phases.longer(ledger(path), ready.rounds, ready.guarantee))
-            folders.write_atomically(path / CONFIG, configs.to_toml(about["config"]))
+            _write_config(path, about["config"])
     with opened(path) as folder:
         state = folder.state(ready)
         done = 0 if state is None else int(state.round)
@@ -175,7 +171,7 @@ def check_new(path: pathlib.Path, otherwise: str) -> None:
     """
     if not distributed.first():
         return
-    begun = os.path.isfile(path / CONFIG)
+    begun = os.path.isfile(path / ABOUT)
     remedy = f"give another out, {otherwise}" if begun else "give another out"
     folders.require_new("out", path, remedy, () if begun else BEGINNING)
 
@@ -200,34 +196,23 @@ def facts(path: pathlib.Path, ready: PreparedRun) -> dict[str, str]:
 def begun(path: pathlib.Path) -> dict[str, Any]:
     """What `run.json` says of a run.
 
-    Raises: ConfigurationError for what is no run folder, and for one that was changed since: its configuration by
-            hand, or by another program.
+    Raises: ConfigurationError for what is no run folder, and where the file was changed since, by hand or by another
+            program.
     """
     if not path.is_dir():
         wanted, remedy = "an existing folder", folders.where_looked(path)
         raise errors.refuse("run folder", str(path), *(("a folder",) if path.exists() else (wanted, remedy)))
-    if not (path / CONFIG).exists() and folders.holds_only(path, BEGINNING):
-        got = f"{path}, where nothing was stored before the run was stopped"
-        raise errors.refuse("run folder", got, "one of a run that had begun", "start it again in the same folder")
-    if not (path / ABOUT).is_file() or not (path / CONFIG).is_file():
-        raise errors.refuse("run folder", str(path), f"one with {CONFIG} and {ABOUT}", "start a run with --out")
+    if not (path / ABOUT).is_file():
+        if folders.holds_only(path, BEGINNING):
+            got = f"{path}, where nothing was stored before the run was stopped"
+            raise errors.refuse("run folder", got, "one of a run that had begun", "start it again in the same folder")
+        raise errors.refuse("run folder", str(path), f"one with a file {ABOUT}", "start a run with --out")
     about = read(path / ABOUT)
     if not isinstance(about, dict) or KEYS - about.keys():
         remedy = f"fedjax-dp run {path / CONFIG} runs it anew"
         raise errors.refuse("run folder", f"{path}, of another version", "written by this version", remedy)
     if about["seal"] != seal(about):
         raise errors.refuse(str(path / ABOUT), "one that was changed since", "as the run wrote it", START_ANEW)
-    written, config = configs.table(path / CONFIG), about["config"]
-    if "rounds before" in about and written.get("rounds") == about["rounds before"]:  # killed between the two files
-        written["rounds"] = config["rounds"]
-    for name in sorted((written.keys() | config.keys()) - set(FREE)):
-        if written.get(name) != config.get(name):
-            raise errors.refuse(
-                f"{name} in {path / CONFIG}",
-                repr(written.get(name, "nothing")),
-                f"{config.get(name, 'left out')!r}, as the run began with",
-                f"what is run and what is promised would differ: {START_ANEW}",
-            )
     return about
 
 
@@ -248,7 +233,7 @@ def files_of(config: configs.RunSpec) -> dict[str, str]:
 
 def extend(path: pathlib.Path, about: dict[str, Any], ready: PreparedRun) -> dict[str, Any]:
     """Note that the run goes on to more rounds, with another Guarantee."""
-    about |= {"config": ready.spec.flat(), "rounds before": about["config"]["rounds"]}
+    about["config"] = ready.spec.flat()
     about["seal"] = seal(about)
     if distributed.first():
         folders.write_json(path / GUARANTEE, ready.guarantee.saved())  # first: a kill leaves no promise of fewer rounds
@@ -307,15 +292,19 @@ def _begin(path: pathlib.Path, ready: PreparedRun) -> None:
     records = {"shape": data.record_shape, "classes": data.classes, "tokens": data.tokens, "task": data.task}
     about |= {"records": records | {"vocabulary": words}, "task": describe_task(ready.task)}
     with folders.storing(path, "give another --out"), folders.making(path):
-        folders.write_json(path / ABOUT, about | {"versions": environment.versions(), "device": environment.device()})
         folders.write_json(path / GUARANTEE, ready.guarantee.saved())
         folders.write_atomically(path / LEDGER, ready.ledger)
-        folders.write_atomically(path / CONFIG, configs.to_toml(config))  # last: it makes a run folder
+        folders.write_json(path / ABOUT, about | {"versions": environment.versions(), "device": environment.device()})
+        _write_config(path, config)
+
+
+def _write_config(path: pathlib.Path, config: configs.Overrides) -> None:
+    folders.write_atomically(path / CONFIG, FOR_PEOPLE + configs.to_toml(config))
 
 
 def _check_shared(path: pathlib.Path) -> None:
     """Refuse a run folder that only some processes see; every process writes its part of a checkpoint."""
-    if not (path / CONFIG).is_file():
+    if not (path / ABOUT).is_file():
         raise errors.refuse("out", str(path), "on a file system that all processes share", "choose another --out")
 
 

@@ -178,6 +178,6 @@ def open_run(folder: str | os.PathLike[str], *, model: Model | None = None) -> S
     """What the folder of a run holds; nothing of it is changed.
 
     model  of the run, where that is not in the folder: a network of one's own that was given in Python.
-    Raises: ConfigurationError for what is no run folder, or one whose configuration was edited.
+    Raises: ConfigurationError for what is no run folder, or one whose `run.json` was edited.
     """
     return SavedRun(pathlib.Path(folder), model)

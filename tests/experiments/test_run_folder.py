@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import load_file
 
 import fedjax_dp as fdp
-from fedjax_dp import folders
+from fedjax_dp import errors, folders
 from fedjax_dp.accounting import Guarantee
 from fedjax_dp.experiments import RunSpec, configured
 from fedjax_dp.experiments.console import Screen
@@ -136,23 +136,26 @@ def test_a_finished_run_is_left_as_it_is():
 
 @pytest.mark.slow
 def test_a_killed_longer_run_may_be_gone_on_with():
-    """Between the two files that are written: the configuration for people is the old one."""
+    """Between the two files that are written: the configuration for people is the old one, until the run goes on."""
     configured.start(RunSpec.of(WORDS | {"out": "x", "noise_multiplier": 2.0}), QUIET)
     old = pathlib.Path("x/config.toml").read_text()
     fdp.resume("x", rounds=5)
     pathlib.Path("x/config.toml").write_text(old)
     assert fdp.resume("x").config["rounds"] == 5
+    pathlib.Path("x/result.json").unlink()
+    fdp.resume("x")
+    assert "rounds = 5\n" in pathlib.Path("x/config.toml").read_text()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kept", [(), ("run.json",), ("run.json", "guarantee.json")])
+@pytest.mark.parametrize("kept", [(), ("guarantee.json",), ("guarantee.json", "ledger.jsonl")])
 def test_a_run_that_was_killed_before_it_began_says_so_and_starts_in_its_folder(kept, data):
     words = {"rounds": 2, "delta": 1e-3}
     whole = fdp.run(dpnfl(), data, out="whole", **words)
     pathlib.Path("x").mkdir()
     for name in kept:
         shutil.copy(f"whole/{name}", f"x/{name}")
-    pathlib.Path("x/config.toml.part").write_text("rou")
+    pathlib.Path("x/run.json.part").write_text('{"con')
     told = "got x, where nothing was stored before the run was stopped; start it again in the same folder"
     for go_on in (fdp.open_run, lambda folder: fdp.resume(folder, dpnfl(), data)):
         with pytest.raises(fdp.ConfigurationError, match=told):
@@ -200,18 +203,29 @@ def test_what_was_changed_is_named(data):
         shutil.rmtree("y")
         return str(error.value)
 
-    config = pathlib.Path("x/config.toml").read_text()
-    for line in [line for line in config.splitlines() if "devices = " not in line]:
-        name, _, value = line.partition(" = ")
-        other = '"other"' if value.startswith('"') else "77"
-        for edited in (config.replace(f"{line}\n", f"{name} = {other}\n"), config.replace(f"{line}\n", "")):
-            assert f"{name} in y/config.toml must be" in refused("config.toml", lambda _, edited=edited: edited)
-    assert "hidden in y/config.toml must be 'left out'" in refused("config.toml", lambda text: text + 'hidden = "3"\n')
     about = json.loads(pathlib.Path("x/run.json").read_text())
-    about["config"]["epsilon"] = 0.5
-    assert "y/run.json must be as the run wrote it" in refused("run.json", lambda text: json.dumps(about))
+    for name in about["config"]:
+        edited = about | {"config": about["config"] | {name: "other"}}
+        assert "y/run.json must be as the run wrote it" in refused(
+            "run.json", lambda _, edited=edited: json.dumps(edited)
+        )
     assert "readable JSON" in refused("run.json", lambda text: text[:100])
-    assert "valid TOML" in refused("config.toml", lambda text: "\0")
+
+
+def test_the_configuration_for_people_decides_nothing():
+    configured.start(RunSpec.of(WORDS | {"out": "x"}), QUIET)
+    whole, file = fdp.open_run("x"), pathlib.Path("x/config.toml")
+    written = file.read_text()
+    assert written.startswith("# For people and for new runs. This one goes on by run.json")
+    pathlib.Path("x/result.json").unlink()
+    for edited in (written.replace("seed = 0", "seed = 1"), "\0", None):
+        file.unlink() if edited is None else file.write_text(edited)
+        seen = fdp.open_run("x")
+        assert (seen.config, seen.guarantee) == (whole.config, whole.guarantee)
+    resumed = fdp.resume("x")
+    assert same(resumed.params, whole.params)
+    assert (resumed.config, resumed.guarantee, resumed.history) == (whole.config, whole.guarantee, whole.history)
+    assert file.read_text() == written
 
 
 def test_other_versions_are_told(capsys):
@@ -235,7 +249,7 @@ def test_a_file_is_no_folder_and_a_folder_no_file(name, data):
     else:
         path.unlink()
         path.mkdir()
-    with pytest.raises(fdp.ConfigurationError):
+    with pytest.raises((fdp.ConfigurationError, errors.StorageError)):
         fdp.resume("x", dpnfl(), data)
 
 

@@ -134,7 +134,7 @@ def test_what_is_not_there_yet_is_waited_for_and_then_followed(tmp_path, run_fol
         assert news(server)["progress"] == "waiting"
         folder.mkdir()
         assert not news(server)["finished"]
-        for name in ("run.json", "guarantee.json", "config.toml"):
+        for name in ("guarantee.json", "run.json", "config.toml"):
             whole = (run_folder / name).read_text()
             (folder / name).write_text(whole[: len(whole) // 2])
             assert not news(server)["finished"]
@@ -165,7 +165,7 @@ def test_more_rounds_do_not_change_the_structure_of_a_page(tmp_path, run_folder)
     """So that a page that is open is renewed in place, and not loaded again."""
     folder = tmp_path / "live"
     folder.mkdir()
-    for name in ("run.json", "guarantee.json", "config.toml"):
+    for name in ("guarantee.json", "run.json", "config.toml"):
         (folder / name).write_text((run_folder / name).read_text())
     metrics = json.loads((run_folder / "metrics.json").read_text())
     rows = [{"round": at, "epsilon": 1.0 * at, "epsilon_median": 0.5 * at, "epsilon_min": 0.1} for at in (2, 4, 6)]
