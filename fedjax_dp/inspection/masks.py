@@ -24,7 +24,7 @@ def examine_masks(transport: Transport, members: int, seed: int = 0) -> None:
         return jax.vmap(lambda i: transport.message(key, t, i, ids, invited, flat[i])[0])(ids)
 
     run = jax.jit(jax.vmap(jax.vmap(of, (None, 0)), (0, None)), compiler_options=QUICK)
-    words = np.asarray(run(keys_of(KEYS, f"masks {seed}"), jnp.arange(2)))  # (keys, rounds, members, lanes, size)
+    words = np.asarray(run(keys_of(KEYS, "masks", seed), jnp.arange(2)))  # (keys, rounds, members, lanes, size)
     lanes = words.shape[3]
     bits = 16 if lanes > 1 else 32
     pairs = [(i, j) for i in range(members) for j in range(i)]
@@ -45,7 +45,7 @@ def examine_masks(transport: Transport, members: int, seed: int = 0) -> None:
             "0",
             certainty(ones.size),
         )
-    key = keys_of(KEYS, f"masks {seed}")[0]
+    key = keys_of(KEYS, "masks", seed)[0]
     summed = words[0, 0].astype(np.uint32).sum(0, dtype=np.uint32)
     total = np.asarray(transport.total(key, jnp.int32(0), ids, invited, invited, jnp.asarray(summed)))
     error = np.abs(total - np.asarray(flat).sum(0)).max()

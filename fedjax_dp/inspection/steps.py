@@ -1,7 +1,7 @@
 """Do the parts of a local step bound and noise the records as they state?"""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,10 +10,11 @@ import numpy as np
 from fedjax_dp.accounting import Adjacency, FullBatch, GaussianSteps, Poisson, Release, Unit
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.inspection import places
+from fedjax_dp.inspection.neighbours import BATCHES, DIVISOR, neighbouring_batches, require_bounded
 from fedjax_dp.inspection.noise_law import examine_noise
 from fedjax_dp.inspection.noise_scale import Names, scale_names
 from fedjax_dp.inspection.places import whitened
-from fedjax_dp.inspection.trials import NOISE_SLACK, QUICK, SCALES, SLACK, compiled, keys_of, size_of
+from fedjax_dp.inspection.trials import NOISE_SLACK, QUICK, SLACK, compiled, keys_of, size_of
 from fedjax_dp.inspection.verdict import require, require_so
 from fedjax_dp.models import Model
 from fedjax_dp.parts import facts
@@ -28,10 +29,7 @@ from fedjax_dp.pytrees import ravel
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.simulation import run_key
 
-ROWS, DIVISOR = 6, 3  # of a batch of random size; of others, as many rows as the divisor
-NEIGHBOURS = 16 * SCALES.size
 AGAIN = 24  # times as many draws of noise that seems too small
-MODELS = [0.0, 0.3, 3.0, 30.0, 1e3]  # standard deviations of what joins the parameters of round 0
 
 
 def examine_source(source: NoiseSource, algorithm: Algorithm, data: FederatedData, model: Model, rounds: int) -> None:
@@ -59,72 +57,8 @@ def examine_source(source: NoiseSource, algorithm: Algorithm, data: FederatedDat
     places.examine(source.draw, every, bands, size_of(model), depends, trace.bits)
 
 
-class _Batches(NamedTuple):
-    """Batches and their neighbours, `(NEIGHBOURS, rows, ...)` each: with another first record, and without it."""
-
-    own: Any
-    exchanged: Any
-    less: Any
-    params: np.ndarray  # (NEIGHBOURS, size)
-    unravel: Callable[[jax.Array], Any]
-
-
-def _neighbours(data: FederatedData, model: Model, varies: bool) -> _Batches:
-    """Features of all sizes, signs and kinds, models near and far, batches all alike, and, where they vary, empty ones.
-
-    Batches that vary in size have rows that are not there.
-    """
-    rng, rows = np.random.default_rng(0), ROWS if varies else DIVISOR
-    params, unravel = ravel(model.init(run_key(0)))
-    kind = np.arange(NEIGHBOURS) // SCALES.size  # of the first record, and of its batch
-    drawn, others = rng.integers(0, len(data.x), (2, NEIGHBOURS, rows))
-    drawn[kind % 5 == 1] = drawn[kind % 5 == 1, :1]  # of one target
-    others[:, 1:] = drawn[:, 1:]
-    x = _features(rng, data, drawn, kind)
-    exchanged = x.copy()
-    exchanged[:, 0] = np.roll(x[:, 0], 1, 0) if data.tokens else -x[:, 0]
-    y, moved = (jax.tree.map(lambda a: np.asarray(a)[at], data.y) for at in (drawn, others))  # noqa: B023
-    mask = rng.random((NEIGHBOURS, rows)) < (0.6 if varies else 2.0)
-    if varies:
-        mask[kind % 5 == 2] = False
-    mask[:, 0] = True
-    gone = mask.copy()
-    gone[:, 0] = False
-    away = rng.choice(MODELS, (NEIGHBOURS, 1)) * rng.normal(size=(NEIGHBOURS, params.size))
-    flat = np.where(kind[:, None] % 8 == 7, 0.0, np.asarray(params) + away)
-    return _Batches((x, y, mask), (exchanged, moved, mask), (x, y, gone), flat.astype(np.float32), unravel)
-
-
-def _features(rng: np.random.Generator, data: FederatedData, drawn: np.ndarray, kind: np.ndarray) -> np.ndarray:
-    """Of batches `(trials, rows, ...)`: normal, those of the data, or with a first record that is odd."""
-    if data.tokens:
-        x = rng.integers(int(np.min(data.x)), int(np.max(data.x)) + 1, (*drawn.shape, *data.record_shape))
-        x[kind % 2 == 1] = np.asarray(data.x)[drawn[kind % 2 == 1]]
-        return x
-    x = rng.normal(size=(*drawn.shape, *data.record_shape)).astype(np.float32)
-    true = kind % 8 == 1
-    x[true] = np.asarray(data.features(np.asarray(data.x)[drawn[true]]))
-    x[kind % 8 == 2] = 0.0
-    first = x[:, 0].reshape(len(x), -1)
-    first[kind % 8 == 3] = np.eye(first.shape[1])[rng.integers(0, first.shape[1], np.sum(kind % 8 == 3))]
-    first[kind % 8 == 4] = 1.0
-    first[kind % 8 == 5] = np.abs(first[kind % 8 == 5])
-    first[kind % 8 == 6] = np.rint(first[kind % 8 == 6])
-    scale = np.resize(SCALES, len(x)).reshape(-1, *[1] * (x.ndim - 2))
-    with np.errstate(invalid="ignore", over="ignore"):
-        x[:, 0] = (first.reshape(x[:, 0].shape) * scale).astype(np.float32)
-    return x
-
-
 def _records(x: jax.Array, y: Any, mask: jax.Array, key: jax.Array) -> Records:
     return Records(x, y, mask, jnp.int32(DIVISOR), jax.random.split(key, mask.shape[0]))
-
-
-def _moved(one: np.ndarray, other: np.ndarray, wanted: Any, what: str) -> None:
-    finite = np.isfinite(one).all() and np.isfinite(other).all()
-    require_so(finite, what, "a mean that is not finite", "finite: a run that stops tells of a record")
-    part = np.max(np.linalg.norm((one - other).astype(float), axis=-1) / wanted)
-    require(part <= 1 + SLACK, what, f"{part:.4g} times what is stated", "at most 1", "a search over few neighbours")
 
 
 def _varies(algorithm: Algorithm) -> bool:
@@ -136,7 +70,7 @@ def examine_bound(bound: Bound, algorithm: Algorithm, data: FederatedData, model
     if not clips(privatizer):
         return  # the privatizer is examined with it
     clip = float(np.float32(privatizer.clip_norm))
-    batches = _neighbours(data, model, _varies(algorithm))
+    batches = neighbouring_batches(data, model, _varies(algorithm))
 
     def of(key: jax.Array, params: jax.Array, x: jax.Array, y: Any, mask: jax.Array) -> tuple[Any, Any]:
         bounded = bound.apply(model, batches.unravel(params), _records(x, y, mask, key), clip)
@@ -146,7 +80,7 @@ def examine_bound(bound: Bound, algorithm: Algorithm, data: FederatedData, model
     _, unit = scale_names(lambda key, params, records: of(key, params, *records), run_key(0), traced)
     public = not (unit.values or unit.noise)
     require_so(public, "the unit of the noise", "one of its records or of the model", "one of public numbers")
-    run, keys = compiled(of), keys_of(NEIGHBOURS, "bound")
+    run, keys = compiled(of), keys_of(BATCHES, "bound")
     (one, unit), (other, theirs), (less, last) = (
         jax.tree.map(np.asarray, run(keys, batches.params, *batch)) for batch in batches[:3]
     )
@@ -155,9 +89,9 @@ def examine_bound(bound: Bound, algorithm: Algorithm, data: FederatedData, model
     stated = clip / DIVISOR if bound.per_record else clip
     least = float(unit.min())
     require(least >= stated * (1 - SLACK), "the unit of the noise", f"{least:.4g}", f"{stated:.4g} or more", "exact")
-    _moved(one / unit, other / unit, 2.0, "an exchanged record moves the mean, in units")
+    require_bounded("an exchanged record moves the mean, in units", one / unit, other / unit, 2.0)
     if bound.per_record:
-        _moved(one / unit, less / unit, 1.0, "a record less moves the mean, in units")
+        require_bounded("a record less moves the mean, in units", one / unit, less / unit, 1.0)
     if not bound.assumption and not _varies(algorithm):
         longest = float(np.linalg.norm(one, axis=-1).max())
         require(
@@ -180,7 +114,7 @@ def examine_privatizer(
         {int(np.argmin(sizes)), int(np.argmax(sizes)), int(np.argmin(multipliers)), int(np.argmax(multipliers))}
     )
     steps = np.unique(np.linspace(0, tau - 1, min(tau, 6)).astype(int))
-    batches, varies = _neighbours(data, model, _varies(algorithm)), _varies(algorithm)
+    batches, varies = neighbouring_batches(data, model, _varies(algorithm)), _varies(algorithm)
     many = max(2**14 // batches.params.shape[1], 500)
 
     def of(
@@ -193,7 +127,7 @@ def examine_privatizer(
     depends, bits = _scale_of_noise(of, (batches.params[1], *usual))
     draw = jax.jit(jax.vmap(jax.vmap(of, (None, 0, *[None] * 5)), (0, None, *[None] * 5)), compiler_options=QUICK)
     run = jax.jit(jax.vmap(of, (0, None, None, 0, 0, 0, 0)), compiler_options=QUICK)
-    own_keys, least, loud = keys_of(NEIGHBOURS, "privatizer"), np.inf, (batches.params[1], *usual)
+    own_keys, least, loud = keys_of(BATCHES, "privatizer"), np.inf, (batches.params[1], *usual)
     for client in some:
         for t in sorted({0, rounds - 1}):
             at = places.arrays(places.of_steps(algorithm, data, client, t, steps))
@@ -329,8 +263,8 @@ def examine_correction(
     start, unravel = ravel(model.init(run_key(0)))
     rate = extreme_rates(algorithm.local, data.largest, rounds)[1]
     rng = np.random.default_rng(0)
-    scale = np.resize([1e-2, 1.0, 1e2], NEIGHBOURS)[:, None]
-    points = (scale * rng.normal(size=(4, NEIGHBOURS, start.size))).astype(np.float32)
+    scale = np.resize([1e-2, 1.0, 1e2], BATCHES)[:, None]
+    points = (scale * rng.normal(size=(4, BATCHES, start.size))).astype(np.float32)
     one = jnp.zeros((1, *data.record_shape), jnp.int32 if data.tokens else jnp.float32)
     records = Records(one, jnp.zeros(1, jnp.int32), jnp.ones(1, bool), jnp.int32(1))
 
@@ -344,7 +278,8 @@ def examine_correction(
     v, w, g, h = points
     near, far = np.asarray(run(v, g), float), np.asarray(run(w, h), float)
     allowed = np.linalg.norm(v - w, axis=-1) + rate * np.linalg.norm(g - h, axis=-1)
-    _moved(near, far, allowed, "a step brings two models apart, over their distance and that of their gradients")
+    law = "a step brings two models apart, over their distance and that of their gradients"
+    require_bounded(law, near, far, allowed)
     noised = np.asarray(run(v, g + h), float) - near
     error = np.abs(noised + rate * h).max() / np.abs(rate * h).max()
     require(error < 1e-2, "noise passes a step as it is", f"off by {error:.2g}", "unchanged", "exact")

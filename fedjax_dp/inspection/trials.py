@@ -15,7 +15,6 @@ from fedjax_dp.rounds.clients import draw_cohort
 from fedjax_dp.rounds.simulation import run_key
 
 ROUNDS, KEYS, TRIALS = 2_000, 1_000, 64  # cohorts, batches and neighbours that are tried
-SCALES = np.array([1e-3, 1.0, 1e3, 1e15, 1e30, np.inf, np.nan])  # of features
 SLACK = 1e-3  # relative, for rounding
 NOISE_SLACK = 0.04  # relative, for the standard deviations of noise that are measured
 QUICK = {"xla_backend_optimization_level": 0}
@@ -25,8 +24,8 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return jax.jit(jax.vmap(function), compiler_options=QUICK)
 
 
-def keys_of(count: int, role: str) -> jax.Array:
-    return jax.random.split(role_key(run_key(0), role), count)
+def keys_of(count: int, role: str, seed: int = 0) -> jax.Array:
+    return jax.random.split(role_key(run_key(seed), role), count)
 
 
 def size_of(model: Model) -> int:

@@ -10,9 +10,10 @@ import numpy as np
 from fedjax_dp.accounting import Adjacency, FullBatch
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.inspection import places
+from fedjax_dp.inspection.neighbours import SCALES
 from fedjax_dp.inspection.noise_law import examine_noise, examine_sizes, uncorrelated
 from fedjax_dp.inspection.noise_scale import Names, scale_names
-from fedjax_dp.inspection.trials import NOISE_SLACK, QUICK, SCALES, SLACK, TRIALS, compiled, drawn_cohorts, keys_of
+from fedjax_dp.inspection.trials import NOISE_SLACK, QUICK, SLACK, TRIALS, compiled, drawn_cohorts, keys_of
 from fedjax_dp.inspection.verdict import require, require_so
 from fedjax_dp.models import Model
 from fedjax_dp.parts import facts

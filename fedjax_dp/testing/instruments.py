@@ -38,7 +38,7 @@ from fedjax_dp.privacy.terms import PrivacyTerms
 from fedjax_dp.pytrees import changed, ravel, value
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.round import run_round
-from fedjax_dp.rounds.simulation import numbers, run_key
+from fedjax_dp.rounds.simulation import numbers
 from fedjax_dp.rounds.state import initial_state
 
 CLIENTS = 6  # at most, of those that there are
@@ -145,11 +145,6 @@ def frozen_updates(algorithm: Algorithm, data: FederatedData) -> Algorithm:
     local: Any = algorithm.local
     passing = tuple(correction for correction in local.corrections if not correction.has_client_state)
     return changed(algorithm, local=changed(local, rule=rule, corrections=passing))
-
-
-def keys_of(seed: int, trials: int) -> jax.Array:
-    """A run's key for every trial."""
-    return jax.vmap(lambda i: jax.random.fold_in(run_key(seed), i))(jnp.arange(trials))
 
 
 def observe(

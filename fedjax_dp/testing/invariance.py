@@ -10,6 +10,7 @@ import numpy as np
 from fedjax_dp import errors
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.execution.mesh import Execution
+from fedjax_dp.inspection.trials import keys_of
 from fedjax_dp.inspection.verdict import CheckReport, require
 from fedjax_dp.models import Model
 from fedjax_dp.parts.batches import Batch, Batches
@@ -151,7 +152,7 @@ def _padded_batches(algorithm: Algorithm, data: FederatedData, model: Model, see
     x = np.stack([np.concatenate([data.x, p[None]]).astype(data.x.dtype) for p in poisons for _ in targets])
     y = jax.tree.map(lambda a: np.stack([np.concatenate([a, a[i : i + 1]]) for _ in poisons for i in targets]), data.y)
     longer = changed(data, rows=np.arange(len(data.x) + 1, dtype=np.int32))
-    setup = TrialInputs(instruments.keys_of(seed, len(x)), x, y)
+    setup = TrialInputs(keys_of(len(x), "runs", seed), x, y)
     seen = [
         np.asarray(instruments.observe(instruments.frozen_updates(twin, data), longer, model, setup).gradients)
         for twin in (algorithm, mutated(algorithm, "batches", "sample", _with_padding))
@@ -167,7 +168,7 @@ def _padded_cohort(algorithm: Algorithm, data: FederatedData, model: Model, seed
     x = np.array(data.x)
     if not data.tokens:
         x[int(data.offsets[-1]) :] = np.nan
-    spoiled, setup = changed(data, x=x), TrialInputs(instruments.keys_of(seed, TRIALS))
+    spoiled, setup = changed(data, x=x), TrialInputs(keys_of(TRIALS, "runs", seed))
     seen = [
         np.asarray(
             instruments.observe(
@@ -186,7 +187,7 @@ def _examine_order(algorithm: Algorithm, data: FederatedData, model: Model, seed
 
 def _turned_batches(algorithm: Algorithm, data: FederatedData, model: Model, seed: int) -> None:
     algorithm, data = instruments.subsample_clients(instruments.without_server(algorithm), data, most=3)
-    setup = TrialInputs(instruments.keys_of(seed, TRIALS))
+    setup = TrialInputs(keys_of(TRIALS, "runs", seed))
     seen = [
         np.asarray(instruments.observe(instruments.frozen_updates(twin, data), data, model, setup).gradients)
         for twin in (algorithm, mutated(algorithm, "batches", "sample", _turned))
@@ -196,7 +197,7 @@ def _turned_batches(algorithm: Algorithm, data: FederatedData, model: Model, see
 
 def _turned_cohort(algorithm: Algorithm, data: FederatedData, model: Model, seed: int) -> None:
     algorithm = changed(instruments.without_noise(algorithm), server=instruments.additive_server())
-    setup = TrialInputs(instruments.keys_of(seed, TRIALS))
+    setup = TrialInputs(keys_of(TRIALS, "runs", seed))
     turned = mutated(algorithm, "cohort", "sample", _turned_members)
     whole, back, portions = (
         np.asarray(instruments.observe(twin, data, model, setup, execution=execution).params)

@@ -11,7 +11,7 @@ from fedjax_dp import errors
 from fedjax_dp.accounting import Unit
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.execution.mesh import Execution
-from fedjax_dp.inspection.trials import QUICK, size_of
+from fedjax_dp.inspection.trials import QUICK, keys_of, size_of
 from fedjax_dp.inspection.verdict import CheckReport, recorded, require
 from fedjax_dp.models import Model
 from fedjax_dp.parts.client_privacy import UpdatePrivatizer
@@ -79,12 +79,12 @@ def _examine_noise(algorithm: Algorithm, data: FederatedData, model: Model, seed
     if unit_of(algorithm) is Unit.CLIENT:
         size = size_of(model)
         watched = instruments.frozen_updates(changed(algorithm, server=instruments.additive_server()), data)
-        setup = TrialInputs(instruments.keys_of(seed, TRIALS), params=jnp.zeros((TRIALS, size)))
+        setup = TrialInputs(keys_of(TRIALS, "runs", seed), params=jnp.zeros((TRIALS, size)))
         noise = np.diff(np.asarray(instruments.observe(watched, data, model, setup, rounds).params, float), axis=1)
         names = [f"run {r}, round {t}" for r, t in np.ndindex(noise.shape[:2])]
     else:
         algorithm, data = instruments.subsample_clients(instruments.without_server(algorithm), data)
-        watched, setup = instruments.frozen_updates(algorithm, data), TrialInputs(instruments.keys_of(seed, TRIALS))
+        watched, setup = instruments.frozen_updates(algorithm, data), TrialInputs(keys_of(TRIALS, "runs", seed))
         loud, quiet = (
             np.asarray(instruments.observe(twin, data, model, setup, rounds).gradients, float)
             for twin in (watched, instruments.without_noise(watched))
@@ -117,7 +117,7 @@ def _examine_noise(algorithm: Algorithm, data: FederatedData, model: Model, seed
 
 def _twice(algorithm: Algorithm, data: FederatedData, model: Model, seed: int) -> None:
     """Traces and runs a round twice, so that a draw made while tracing would show."""
-    arguments = (numbers(algorithm), data, TrialInputs(instruments.keys_of(seed, 2)))
+    arguments = (numbers(algorithm), data, TrialInputs(keys_of(2, "runs", seed)))
     static: Any = {"model": model, "rounds": 1, "execution": Execution()}
 
     def trace() -> Any:

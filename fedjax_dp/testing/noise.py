@@ -13,7 +13,7 @@ from fedjax_dp.accounting import Unit
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.inspection.noise_law import examine_noise
 from fedjax_dp.inspection.places import whitened
-from fedjax_dp.inspection.trials import size_of
+from fedjax_dp.inspection.trials import keys_of, size_of
 from fedjax_dp.inspection.verdict import CheckReport, require
 from fedjax_dp.models import Model
 from fedjax_dp.parts.noise import correlated_source
@@ -82,9 +82,9 @@ def _of_function(draw: Callable[[jax.Array], Any], std: float, seed: int, draws:
     def flat(key: jax.Array) -> jax.Array:
         return jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(draw(key))])
 
-    size = jax.eval_shape(flat, instruments.keys_of(seed, 1)[0]).size
+    size = jax.eval_shape(flat, keys_of(1, "runs", seed)[0]).size
     trials = max(math.ceil(draws / size), 32)
-    noise = np.asarray(jax.jit(jax.vmap(flat))(instruments.keys_of(seed, trials)), float) / std
+    noise = np.asarray(jax.jit(jax.vmap(flat))(keys_of(trials, "runs", seed)), float) / std
     examine_noise(noise[:, None], ["the vector"])
 
 
@@ -101,7 +101,7 @@ def _of_algorithm(algorithm: Algorithm, data: FederatedData, model: Model, seed:
     trials = max(math.ceil(draws / (size * len(places))), math.ceil(PAIRED / size), 8)
     trials *= 1 if claim.release.normal else 2  # of another law two make a normal one
     watched = instruments.frozen_updates(algorithm, data)
-    setup = TrialInputs(instruments.keys_of(seed, trials))
+    setup = TrialInputs(keys_of(trials, "runs", seed))
     loud = instruments.observe(watched, data, model, setup, rounds).gradients
     noise = (
         np.asarray(loud, float)
@@ -128,7 +128,7 @@ def _of_server(algorithm: Algorithm, data: FederatedData, model: Model, seed: in
     size = size_of(model)
     trials = max(math.ceil(draws / (size * rounds)), math.ceil(PAIRED / size), 8)
     watched = instruments.frozen_updates(changed(algorithm, server=instruments.additive_server()), data)
-    setup = TrialInputs(instruments.keys_of(seed, trials), params=jnp.zeros((trials, size)))
+    setup = TrialInputs(keys_of(trials, "runs", seed), params=jnp.zeros((trials, size)))
     seen = instruments.observe(watched, data, model, setup, rounds)
     noise = np.diff(np.asarray(seen.params, float), axis=1)
     learnt = getattr(seen.upload, "clip_norm", None)  # (trials, rounds)

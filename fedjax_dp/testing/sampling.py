@@ -12,12 +12,12 @@ from fedjax_dp.accounting.sampling import FullBatch, Sampling
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.inspection.draws import examine_batches, examine_cohort
 from fedjax_dp.inspection.sampling_law import examine_sampling
+from fedjax_dp.inspection.trials import keys_of
 from fedjax_dp.inspection.verdict import CheckReport
 from fedjax_dp.inspection.visits import examine_batches_of_steps
 from fedjax_dp.models import Model
 from fedjax_dp.parts.cohorts import Cohort, Members
 from fedjax_dp.rounds.algorithm import Algorithm
-from fedjax_dp.testing import instruments
 from fedjax_dp.testing.mutation import WrongProgram, wrong_program
 from fedjax_dp.testing.reports import run_check, usable_model
 from fedjax_dp.testing.wrong_programs import first_records, law_of_batches
@@ -88,7 +88,7 @@ def _of_algorithm(algorithm: Algorithm, data: FederatedData, model: Model, seed:
 
 
 def _of_function(function: Callable[[jax.Array], Any], sampling: Sampling, seed: int, draws: int) -> None:
-    counts = np.asarray(jax.jit(jax.vmap(function))(instruments.keys_of(seed, draws)))
+    counts = np.asarray(jax.jit(jax.vmap(function))(keys_of(draws, "runs", seed)))
     examine_sampling("the function", counts[:, None], sampling)
 
 

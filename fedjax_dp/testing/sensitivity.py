@@ -11,8 +11,9 @@ from fedjax_dp import errors
 from fedjax_dp.accounting import Adjacency, Unit
 from fedjax_dp.accounting.sampling import WithReplacement
 from fedjax_dp.data.store import FederatedData
-from fedjax_dp.inspection.trials import size_of
-from fedjax_dp.inspection.verdict import CheckReport, require
+from fedjax_dp.inspection.neighbours import neighbouring_stores, require_bounded, worst_models, worst_records
+from fedjax_dp.inspection.trials import keys_of
+from fedjax_dp.inspection.verdict import CheckReport
 from fedjax_dp.models import Model
 from fedjax_dp.parts.answers import Answers
 from fedjax_dp.parts.batches import FixedBatches
@@ -20,8 +21,9 @@ from fedjax_dp.parts.client_privacy import UpdatePrivatizer
 from fedjax_dp.parts.cohorts import Cohort, Members
 from fedjax_dp.parts.record_privacy import clips
 from fedjax_dp.privacy.protection import unit_of
-from fedjax_dp.pytrees import changed, value
+from fedjax_dp.pytrees import changed, ravel, value
 from fedjax_dp.rounds.algorithm import Algorithm
+from fedjax_dp.rounds.simulation import run_key
 from fedjax_dp.testing import instruments
 from fedjax_dp.testing.instruments import TrialInputs
 from fedjax_dp.testing.mutation import WrongProgram, mutated_part
@@ -30,7 +32,6 @@ from fedjax_dp.testing.wrong_programs import clip_per_batch, unclipped_bias
 
 TRIALS = 256
 ROUNDING = 1e-4  # relative: float32 sums over a batch
-SCALES = (0.0, 1.0, 1.0, 10.0, 1e3, 1e6, 1e19, 1e30, np.inf, np.nan)  # of the worst records' features
 
 
 def loose_clip(algorithm: Algorithm) -> Algorithm:
@@ -92,7 +93,8 @@ def check_sensitivity(
              `sensitivity`, `adjacency` and some `records`; by add-remove it is also called with one record less;
     wrong    programs that the same check must reject; those that do not apply are left out. By default clipping 10%
              too wide, biases unclipped, and the batch clipped instead of its records; for a function 1.1 times it.
-    Searched: normal features of scale 0 to 1e30, infinite, NaN; opposite signs; all targets; models of scale 0 to 3.
+    Searched: features that are normal, sparse, even, of one sign, whole or as they are stored, of scale 0 to 1e30,
+             infinite and NaN; opposite signs; all targets; models as they start, 0, and up to 1e3 away.
     Errors:  the search proves nothing that it did not find: a right program fails only by more than a relative 1e-4 of
              rounding; a wrong one passes if no neighbour was bad enough. How far the search came, the report tells, and
              the wrong programs by being rejected.
@@ -123,69 +125,36 @@ def _of_function(
     function: Callable[[Any], Any], sensitivity: float, adjacency: Adjacency, records: Any, seed: int, trials: int
 ) -> None:
     rng = np.random.default_rng(seed)
-    records = jax.tree.map(np.asarray, records)
-    count = len(jax.tree.leaves(records)[0])
-    at = rng.integers(0, count, trials)
-    scales = np.resize(SCALES, trials)
-
-    def worst(a: np.ndarray, sign: float) -> np.ndarray:
-        if not np.issubdtype(a.dtype, np.floating):
-            return a[rng.integers(0, count, trials)]
-        shape = (trials, *a.shape[1:])
-        return sign * _scaled(np.random.default_rng(seed + 1).normal(size=shape), scales).astype(a.dtype)
-
-    def put(sign: float) -> Any:
-        def one(a: np.ndarray) -> np.ndarray:
-            wide = np.repeat(a[None], trials, 0)
-            wide[np.arange(trials), at] = worst(a, sign)
-            return wide
-
-        return jax.tree.map(one, records)
+    leaves, structure = jax.tree.flatten(jax.tree.map(np.asarray, records))
+    count = len(leaves[0])
+    at, drawn = rng.integers(0, count, (2, trials))
+    keep = np.array([np.delete(np.arange(count), i) for i in at])
+    base: list[np.ndarray] = []
+    exchanged: list[np.ndarray] = []
+    less: list[np.ndarray] = []
+    for a in leaves:
+        wide = np.repeat(a[None], trials, 0)
+        for stores, worst in zip((base, exchanged), worst_records(rng, a[drawn], a)):
+            wide[np.arange(trials), at] = worst
+            stores.append(wide.copy())
+        less.append(base[-1][np.arange(trials)[:, None], keep])
 
     def flat(records: Any) -> jax.Array:
         return jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(function(records))])
 
     run = jax.jit(jax.vmap(flat))
-    base = put(1.0)
-    moved = np.asarray(run(base), float)
-    if adjacency is Adjacency.REPLACE_ONE:
-        other = put(-1.0)
-    else:
-        keep = np.array([np.delete(np.arange(count), i) for i in at])
-        other = jax.tree.map(lambda a: a[np.arange(trials)[:, None], keep], base)
-    _require_bounded("the function", moved - np.asarray(run(other), float), sensitivity, adjacency, base=moved)
-
-
-def _scaled(x: np.ndarray, scales: np.ndarray) -> np.ndarray:
-    with np.errstate(invalid="ignore", over="ignore"):
-        scaled: np.ndarray = (x * scales.reshape(-1, *[1] * (x.ndim - 1))).astype(np.float32)
-        return scaled
+    others = exchanged if adjacency is Adjacency.REPLACE_ONE else less
+    one, other = (np.asarray(run(jax.tree.unflatten(structure, some)), float) for some in (base, others))
+    _require_bounded("the function", one, other, sensitivity, adjacency)
 
 
 def _require_bounded(
-    what: str, moved: np.ndarray, bound: Any, adjacency: Adjacency, base: np.ndarray, order: int = 2
+    what: str, one: np.ndarray, other: np.ndarray, bound: Any, adjacency: Adjacency, order: int = 2
 ) -> None:
-    """Rows of `moved` are differences between neighbours, over `bound`, one number or one per row, in L1 or L2."""
-    finite = np.isfinite(moved).all(-1)
+    """The bound is one number, or one by trial; beside a relative ROUNDING, the vectors' own in float32 is allowed."""
     law = f"{what} moves between {adjacency.value} neighbours by at most the sensitivity"
-    if not finite.all():
-        require(
-            False,
-            law,
-            f"a difference that is not finite, in {np.mean(~finite):.0%} of trials",
-            "finite",
-            "some neighbours hold NaN or infinity, which a bound has to map to zero",
-        )
-    part = np.linalg.norm(moved.astype(float), ord=order, axis=-1) / bound
-    length = np.linalg.norm(base, ord=order, axis=-1)
-    slack = ROUNDING + float(np.max(np.finfo(np.float32).eps * length / bound, initial=0.0))
-    require(
-        part.max() <= 1 + slack,
-        law,
-        f"{part.max():.4g} of it, in {moved.shape[0]} trials",
-        "at most 1",
-        f"a search; rounding may add {slack:.1g}",
-    )
+    slack = ROUNDING + np.finfo(np.float32).eps * np.linalg.norm(one, ord=order, axis=-1) / bound
+    require_bounded(law, one, other, bound, order, slack)
 
 
 def _of_records(algorithm: Algorithm, data: FederatedData, model: Model, seed: int, trials: int) -> None:
@@ -200,11 +169,10 @@ def _of_records(algorithm: Algorithm, data: FederatedData, model: Model, seed: i
     # what a record can do does not depend on how many others are not drawn
     data = instruments.own_records(data, None if batch is None else int(batch) + 1)
     at = rng.integers(0, np.asarray(data.sizes).min(), trials)  # the same position of every client
-    size = size_of(model)
-    params = (rng.normal(size=(trials, size)) * rng.choice([0.0, 0.3, 3.0], (trials, 1))).astype(np.float32)
+    params = worst_models(rng, np.asarray(ravel(model.init(run_key(seed)))[0]), trials)
     theirs = np.zeros((trials, len(data.x)), bool)
     theirs[np.arange(trials)[:, None], np.asarray(data.offsets)[None] + at[:, None]] = True
-    keys, stores = instruments.keys_of(seed, trials), _exchanged(data, theirs, rng)
+    keys, stores = keys_of(trials, "runs", seed), neighbouring_stores(rng, data, theirs)
     none, gone = np.full(trials, -1, np.float32), at.astype(np.float32)
     if adjacency is Adjacency.ADD_REMOVE:
         setups = [TrialInputs(keys, *stores[0], params, missing) for missing in (none, gone)]
@@ -220,36 +188,8 @@ def _of_records(algorithm: Algorithm, data: FederatedData, model: Model, seed: i
     one, other = (np.asarray(instruments.observe(watched, data, model, s).gradients[:, 0], float) for s in setups)
     unit = adjacency.sensitivity * np.broadcast_to(instruments.step_units(algorithm, data)[0], one.shape[:-1])
     taken = unit > 0
-    moved, order = (one - other)[taken], claim.release.norm
-    _require_bounded("the mean gradient of a step", moved, unit[taken], adjacency, one[taken], order)
-
-
-def _exchanged(data: FederatedData, theirs: np.ndarray, rng: np.random.Generator) -> list[tuple[Any, Any]]:
-    """Stores (features, targets) for every trial, in which the records `theirs` (trials, records) do their worst."""
-    trials = len(theirs)
-    x = _worst_features(data, rng, trials)
-    wide = theirs.reshape(*theirs.shape, *[1] * (data.x.ndim - 1))
-    stores = []
-    for sign in (1, -1):
-        if data.tokens and sign < 0:
-            x = _worst_features(data, rng, trials)
-        own = x if data.tokens else sign * x
-        drawn = rng.integers(0, len(data.x), trials)  # whose targets they have
-        y = jax.tree.map(lambda a: _instead(theirs, np.asarray(a)[drawn], np.asarray(a)), data.y)  # noqa: B023
-        stores.append((np.where(wide, own[:, None], data.x[None]), y))
-    return stores
-
-
-def _instead(theirs: np.ndarray, other: np.ndarray, a: np.ndarray) -> np.ndarray:
-    """Of every trial the targets `a (records, ...)`, but for theirs, which are the trial's `other (trials, ...)`."""
-    return np.where(theirs.reshape(*theirs.shape, *[1] * (a.ndim - 1)), other[:, None], a[None])
-
-
-def _worst_features(data: FederatedData, rng: np.random.Generator, trials: int) -> np.ndarray:
-    x = np.asarray(data.x)
-    if data.tokens:
-        return rng.integers(x.min(), x.max() + 1, (trials, *data.record_shape)).astype(x.dtype)
-    return _scaled(rng.normal(size=(trials, *data.record_shape)), np.resize(SCALES, trials))
+    law, order = "the mean gradient of a step", claim.release.norm
+    _require_bounded(law, one[taken], other[taken], unit[taken], adjacency, order)
 
 
 def _examine_uploads(
@@ -257,14 +197,14 @@ def _examine_uploads(
 ) -> None:
     """What dp_fedavg_output's upload moves by, over the clipped steps' reach, one client alone."""
     alone = changed(data, offsets=data.offsets[:1], sizes=data.sizes[:1], shares=np.ones(1, np.float32))
-    ends = [np.asarray(instruments.observe(quiet, alone, model, setup).params[:, 1], float) for setup in setups]
+    one, other = (np.asarray(instruments.observe(quiet, alone, model, s).params[:, 1], float) for s in setups)
     rates = np.asarray(quiet.local.rates(jnp.int32(0), alone.largest), float)
     privatizer = quiet.local.privatizer
     if not clips(privatizer):
         raise errors.refuse("privatizer", type(privatizer).__name__, "one with a clip_norm, for this check")
     clip = float(privatizer.clip_norm)
     reach = adjacency.sensitivity * clip * rates.sum()
-    _require_bounded(f"the upload of {rates.size} steps", ends[0] - ends[1], reach, adjacency, ends[0])
+    _require_bounded(f"the upload of {rates.size} steps", one, other, reach, adjacency)
 
 
 @value
@@ -289,10 +229,9 @@ def _of_clients(algorithm: Algorithm, data: FederatedData, model: Model, seed: i
     trials = min(trials, max(8, 2**24 // max(data.x.size, 1)))
     largest = int(np.argmax(np.asarray(data.shares)))  # who can do most where shares are weights
     client = np.where(np.arange(trials) % 2, largest, rng.integers(0, data.num_clients, trials))
-    size = size_of(model)
-    params = (rng.normal(size=(trials, size)) * rng.choice([0.0, 0.3], (trials, 1))).astype(np.float32)
+    params = worst_models(rng, np.asarray(ravel(model.init(run_key(seed)))[0]), trials)
     owner = np.repeat(np.arange(data.num_clients), np.asarray(data.sizes))
-    keys, stores = instruments.keys_of(seed, trials), _exchanged(data, owner[None] == client[:, None], rng)
+    keys, stores = keys_of(trials, "runs", seed), neighbouring_stores(rng, data, owner[None] == client[:, None])
     quiet = changed(instruments.without_noise(algorithm), server=instruments.additive_server())
 
     def cohort(missing: np.ndarray) -> Any:
@@ -304,8 +243,7 @@ def _of_clients(algorithm: Algorithm, data: FederatedData, model: Model, seed: i
         setups = [TrialInputs(keys, *stores[0], params, None, cohort(who)) for who in (nobody, client)]
     else:
         setups = [TrialInputs(keys, *store, params, None, cohort(nobody)) for store in stores]
-    ends = [np.asarray(instruments.observe(quiet, data, model, setup).params, float) for setup in setups]
+    one, other = (np.asarray(instruments.observe(quiet, data, model, s).params[:, 1], float) for s in setups)
     clip = instruments.clip_of(algorithm) * claim.norm
     reach = claim.adjacency.sensitivity * instruments.mean_unit(algorithm, data, clip)
-    moved = (ends[0] - ends[1])[:, 1]
-    _require_bounded("the mean of the updates", moved, reach, claim.adjacency, ends[0][:, 1])
+    _require_bounded("the mean of the updates", one, other, reach, claim.adjacency)

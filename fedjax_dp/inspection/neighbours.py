@@ -1,0 +1,145 @@
+"""Neighbours that are meant to do the worst, and the bound on how far they may move what is noised.
+
+An examination of a bound tries batches of them, `testing.check_sensitivity` whole stores.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fedjax_dp.data.store import FederatedData
+from fedjax_dp.inspection.trials import SLACK
+from fedjax_dp.inspection.verdict import require, require_so
+from fedjax_dp.models import Model
+from fedjax_dp.pytrees import ravel
+from fedjax_dp.rounds.simulation import run_key
+
+SCALES = np.array([1.0, 10.0, 1e3, 1e6, 1e19, 1e30, 0.0, 1e-3, 1e15, np.inf, np.nan])  # of features
+ROWS, DIVISOR = 6, 3  # of a batch of random size; of others, as many rows as the divisor
+BATCHES = 16 * SCALES.size  # that are tried
+SPREADS = [0.0, 0.3, 3.0, 30.0, 1e3]  # standard deviations of what joins the parameters of round 0
+
+
+def worst_records(rng: np.random.Generator, own: np.ndarray, population: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Records `(trials, ...)` of all scales and signs, and what each of them is exchanged for.
+
+    Floats are normal, zero, as a record is, in one coordinate alone, even, of one sign or whole, and exchanged for the
+    opposite; integers those of a record, or any between those of the population, and exchanged for one another.
+    own  records of the population, as the model sees them.
+    """
+    kind, x = _kinds(len(own)), _random(rng, own, population)
+    if not np.issubdtype(own.dtype, np.floating):
+        x[kind % 2 == 1] = own[kind % 2 == 1]
+        return x, np.roll(x, 1, 0)
+    flat = x.reshape(len(x), -1)
+    flat[kind == 1] = own.reshape(flat.shape)[kind == 1]
+    single = np.flatnonzero(kind == 3)
+    flat[(kind == 2) | (kind == 3)] = 0.0
+    flat[single, rng.integers(0, flat.shape[1], single.size)] = 1.0
+    flat[kind == 4] = 1.0
+    flat[kind == 5] = np.abs(flat[kind == 5])
+    flat[kind == 6] = np.rint(flat[kind == 6])
+    with np.errstate(invalid="ignore", over="ignore"):
+        scaled = (x * np.resize(SCALES, len(x)).reshape(-1, *[1] * (x.ndim - 1))).astype(own.dtype)
+    return scaled, -scaled
+
+
+def _kinds(trials: int) -> np.ndarray:
+    """Which of eight kinds of records, and of models, each trial has: all scales of one kind, then of the next."""
+    kinds: np.ndarray = np.arange(trials) // SCALES.size % 8
+    return kinds
+
+
+def _random(rng: np.random.Generator, own: np.ndarray, population: np.ndarray) -> np.ndarray:
+    if np.issubdtype(own.dtype, np.floating):
+        return rng.normal(size=own.shape).astype(own.dtype)
+    return rng.integers(int(np.min(population)), int(np.max(population)) + 1, own.shape).astype(own.dtype)
+
+
+def worst_models(rng: np.random.Generator, params: np.ndarray, trials: int) -> np.ndarray:
+    """Flat parameters `(trials, size)` near those of round 0 and far from them, and zeros."""
+    away = rng.choice(SPREADS, (trials, 1)) * rng.normal(size=(trials, params.size))
+    models: np.ndarray = np.where(_kinds(trials)[:, None] == 7, 0.0, params + away).astype(np.float32)
+    return models
+
+
+class NeighbouringBatches(NamedTuple):
+    """Batches and their neighbours, `(BATCHES, rows, ...)` each: with another first record, and without it."""
+
+    own: Any
+    exchanged: Any
+    less: Any
+    params: np.ndarray  # (BATCHES, size)
+    unravel: Callable[[jax.Array], Any]
+
+
+def neighbouring_batches(data: FederatedData, model: Model, varies: bool) -> NeighbouringBatches:
+    """Batches whose first record is meant to do the worst, with others of all kinds, all alike, or of zeros.
+
+    Where batches vary in size, some rows are not there, or all but the first.
+    """
+    rng, rows = np.random.default_rng(0), ROWS if varies else DIVISOR
+    params, unravel = ravel(model.init(run_key(0)))
+    kind = np.arange(BATCHES) // SCALES.size
+    drawn, others = rng.integers(0, len(data.x), (2, BATCHES, rows))
+    drawn[kind % 5 == 1] = drawn[kind % 5 == 1, :1]  # of one target
+    others[:, 1:] = drawn[:, 1:]
+    population = np.asarray(data.x)
+    own = np.array(data.features(population[drawn]))
+    one, other = worst_records(rng, own[:, 0], population)
+    x = np.where((kind % 8 == 1).reshape(-1, *[1] * (own.ndim - 1)), own, _random(rng, own, population))
+    if not data.tokens:
+        x[kind % 8 == 2] = 0.0
+    x[:, 0] = one
+    exchanged = x.copy()
+    exchanged[:, 0] = other
+    y, moved = (jax.tree.map(lambda a: np.asarray(a)[at], data.y) for at in (drawn, others))  # noqa: B023
+    mask = rng.random((BATCHES, rows)) < (0.6 if varies else 2.0)
+    if varies:
+        mask[kind % 5 == 2] = False
+    mask[:, 0] = True
+    gone = mask.copy()
+    gone[:, 0] = False
+    models = worst_models(rng, np.asarray(params), BATCHES)
+    return NeighbouringBatches((x, y, mask), (exchanged, moved, mask), (x, y, gone), models, unravel)
+
+
+def neighbouring_stores(
+    rng: np.random.Generator, data: FederatedData, theirs: np.ndarray
+) -> list[tuple[np.ndarray, Any]]:
+    """Features and targets of two stores by trial, in which the records `theirs` (trials, records) are others.
+
+    All of a trial's are one record that is meant to do the worst, and in the second store what it is exchanged for.
+    """
+    drawn = rng.integers(0, len(data.x), (2, len(theirs)))  # whose targets they have
+    pair = worst_records(rng, np.asarray(data.features(data.x[drawn[0]])), np.asarray(data.x))
+
+    def joined(a: Any, instead: np.ndarray) -> np.ndarray:
+        return np.where(theirs.reshape(*theirs.shape, *[1] * (np.ndim(a) - 1)), instead[:, None], np.asarray(a)[None])
+
+    return [
+        (joined(data.x, x), jax.tree.map(lambda a: joined(a, np.asarray(a)[at]), data.y))  # noqa: B023
+        for x, at in zip(pair, drawn)
+    ]
+
+
+def require_bounded(
+    law: str, one: np.ndarray, other: np.ndarray, bound: Any, order: int = 2, slack: Any = SLACK
+) -> None:
+    """Refuse neighbours `(trials, size)` that are not finite, or more than a bound apart, in L1 or L2.
+
+    bound, slack  one number, or one by trial; the slack is relative.
+    """
+    lost = ~(np.isfinite(one).all(-1) & np.isfinite(other).all(-1))
+    wanted = "finite: a bound maps NaN and infinity to zero, as a run that stops tells of a record"
+    require_so(not lost.any(), law, f"numbers that are not finite in {np.mean(lost):.0%} of trials", wanted)
+    apart = np.linalg.norm((one - other).astype(float), ord=order, axis=-1) / bound
+    require(
+        np.all(apart <= 1 + slack),
+        law,
+        f"{np.max(apart):.4g} times what is stated, in {len(one)} trials",
+        "at most 1",
+        f"a search; rounding may add {np.max(slack):.1g}",
+    )
