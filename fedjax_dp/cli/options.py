@@ -137,7 +137,8 @@ def parse(
         listed = sorted(options.of_class(made, shown or defaults).values(), key=lambda one: one.default is not REQUIRED)
         print_help(command, {command: {option.name: option for option in listed}}, description)
         raise SystemExit(0)
-    values = flags(command, arguments, taken)
+    values, rest = known_flags(arguments, taken)
+    require_known(command, rest, taken)
     lacking = [name for name, option in taken.items() if option.default is REQUIRED and name not in values]
     if lacking:
         raise missing(*lacking)
@@ -148,13 +149,6 @@ def missing(*names: str, why: str = "") -> errors.ConfigurationError:
     """The error to raise for options that are left out, all of them at once."""
     remedy = "add " + " ".join(f"--{name.replace('_', '-')}" for name in names)
     return errors.refuse(" and ".join(names), "nothing", f"given{why}", remedy)
-
-
-def flags(command: str, arguments: list[str], taken: Options) -> dict[str, Any]:
-    """What flags and words say, of all options that there are; refuses anything else."""
-    values, rest = known_flags(arguments, taken)
-    require_known(command, rest, taken)
-    return values
 
 
 def require_known(command: str, rest: list[str], taken: Options) -> None:
