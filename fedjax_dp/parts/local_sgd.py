@@ -16,7 +16,7 @@ from fedjax_dp.models import Model
 from fedjax_dp.parts.batches import Batch, Batches
 from fedjax_dp.parts.clipping import Records, StepReport
 from fedjax_dp.parts.cohorts import Members
-from fedjax_dp.parts.contexts import ClientContext, InitContext, LocalResult, LocalState, StepContext
+from fedjax_dp.parts.contexts import ClientContext, InitContext, LocalResult, LocalState, Received, StepContext
 from fedjax_dp.parts.corrections import Correction, Floats, begun_by, ended
 from fedjax_dp.parts.facts import of_the_project
 from fedjax_dp.parts.local_rules import LocalRule
@@ -67,8 +67,7 @@ class PrivateGradients(NamedTuple):
             drawn = batches.sample(key, size, rates.size + further, largest)
         drawn = drawn._replace(live=(drawn.live > 0).astype(jnp.float32))
         noise_key, model_key = (role_key(client.key, role) for role in ("noise", "model"))
-        tau, live = rates.size, drawn.live[: rates.size]
-        total_rate, last = jnp.sum(jnp.abs(rates) * live), tau - 1 - jnp.argmax(live[::-1])
+        total_rate, last = _total_and_last(rates, drawn.live[: rates.size])
         return cls(client, privatizer, rates, total_rate, last, drawn, noise_key, model_key)
 
     def steps(self) -> StepDraw:
@@ -310,11 +309,10 @@ class LocalSgd(LocalTraining):
             # Of the draw only what does not depend on the key is used, and so computed.
             batches = self.batches.sample(jax.random.key(0, impl="threefry2x32"), records, rates.size, data.largest)
             live = batches.live > 0
-            drift = jnp.sum(jnp.abs(rates) * live)
-            last = rates.size - 1 - jnp.argmax(live[::-1])
+            total_rate, last = _total_and_last(rates, live)
 
             def of(step: jax.Array, rate: jax.Array, divisor: jax.Array) -> jax.Array:
-                at = StepContext(client, round_index, step, rate, drift, step == last)
+                at = StepContext(client, round_index, step, rate, total_rate, step == last)
                 return rate**2 * variance_of(self.privatizer, at, divisor)
 
             return jnp.sum(jnp.where(live, jax.vmap(of)(steps, rates, batches.divisor), 0.0))
@@ -325,18 +323,15 @@ class LocalSgd(LocalTraining):
         self, key: jax.Array, params: Any, client: Client, data: FederatedData, model: Model
     ) -> jax.Array:
         """Mean of tau privatized gradients at fixed parameters, flat; an initial release. Round -1."""
+        flat, unravel = ravel(params)
+        before = ClientContext(key, jnp.int32(-1), client, data, model, unravel, Received(flat))
         rates = self.rates(jnp.int32(0), data.largest)
-        batches = self.batches.sample(role_key(key, "batch"), client.size, rates.size, data.largest)
+        gradients = PrivateGradients.draw(before, self.privatizer, self.batches, rates)
 
-        def step(total: jax.Array, inputs: tuple[jax.Array, Batch]) -> tuple[jax.Array, None]:
-            index, batch = inputs
-            x, y = data.gather(client, batch.positions)
-            at = StepContext(client.id, jnp.int32(-1), index, rates[index], rates.sum(), index == rates.size - 1)
-            records = Records(x, y, batch.mask, batch.divisor, record_keys(role_key(key, "model"), index, batch))
-            return total + self.privatizer.gradient(role_key(key, "noise"), at, model, params, records)[0], None
+        def step(total: jax.Array, drawn: StepDraw) -> tuple[jax.Array, None]:
+            return total + gradients.at(flat, drawn)[0], None
 
-        indices = jnp.arange(rates.size, dtype=jnp.uint32)
-        return lax.scan(step, jnp.zeros(ravel(params)[0].shape), (indices, batches))[0] / rates.size
+        return lax.scan(step, jnp.zeros(flat.shape), gradients.steps())[0] / rates.size
 
     def check(self, sizes: np.ndarray, model: Model | None, rounds: int) -> None:
         """Refuse what cannot run for so many rounds on clients with these numbers of records."""
@@ -377,6 +372,11 @@ class LocalSgd(LocalTraining):
                 )
             if self.extra_gradients or self.initial_release:
                 raise errors.refuse("controls", "gradients of their own", "read off the noised upload", "use update")
+
+
+def _total_and_last(rates: jax.Array, live: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Sum of the rates of the steps that are taken, `live`, and the number of the last of them."""
+    return jnp.sum(jnp.abs(rates) * live), rates.size - 1 - jnp.argmax(live[::-1])
 
 
 def record_keys(key: jax.Array, index: jax.Array, batch: Batch) -> jax.Array:
