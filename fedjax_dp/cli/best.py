@@ -2,12 +2,12 @@
 
 import dataclasses
 import json
-import math
 import pathlib
-from typing import Annotated, Any
+from typing import Annotated
 
 from fedjax_dp import errors
 from fedjax_dp.cli.options import PrintOptions, parse
+from fedjax_dp.display import finite
 from fedjax_dp.experiments import config as configs
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.figures.tables.settings import bounds, metric_of
@@ -47,7 +47,7 @@ def best_command(arguments: list[str]) -> int:
     best = table.best(records, about["axes"], options.metric, options.epsilon_at_most)
     statement = _statement(folder)
     if options.json:
-        content = {name: _finite(value) for name, value in best._asdict().items()} | {
+        content = finite(best._asdict()) | {
             "epsilon_at_most": options.epsilon_at_most,
             "statement": statement,
             "sweep": options.sweep,
@@ -125,8 +125,3 @@ def _units(records: list[Record]) -> int:
     """How many different things the finite epsilons are about."""
     guarantees = [record["guarantee"] for record in records if record["guarantee"].get("epsilon") is not None]
     return len({(one.get("unit"), one.get("adjacency"), one.get("view")) for one in guarantees})
-
-
-def _finite(value: Any) -> Any:
-    """None for numbers that JSON has no word for."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value

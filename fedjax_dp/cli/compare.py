@@ -2,13 +2,13 @@
 
 import dataclasses
 import json
-import math
 import pathlib
 from typing import TYPE_CHECKING, Annotated
 
 from fedjax_dp import errors, folders
 from fedjax_dp.cli.options import Detail, LookOptions, PrintOptions, look_of, parse
 from fedjax_dp.cli.output import columns, page, show_lines
+from fedjax_dp.display import finite
 from fedjax_dp.options import about
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def compare_command(arguments: list[str]) -> int:
         sweep.plot(path, "personalisation", **look)
     if options.json:
         content = result.to_dict() | {"choosing": cost, "picture": str(path)}
-        print(json.dumps(_finite(content), allow_nan=False))
+        print(json.dumps(finite(content), allow_nan=False))
         return 0
     _print(result)
     lines = [("picture", str(path))] + ([("choosing", cost["short"])] if cost else [])
@@ -107,12 +107,3 @@ def _number(value: object) -> str:
 
 def _against(row: "ComparisonRow", field: str) -> str:
     return "-" if row.against is None else f"{getattr(row.against, field):.3f}"
-
-
-def _finite(content: object) -> object:
-    """Infinite numbers as null."""
-    if isinstance(content, dict):
-        return {name: _finite(value) for name, value in content.items()}
-    if isinstance(content, list):
-        return [_finite(value) for value in content]
-    return None if isinstance(content, float) and not math.isfinite(content) else content
