@@ -3,9 +3,11 @@
 import dataclasses
 import functools
 import html
+import math
 import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from numbers import Real
 from typing import Any, NamedTuple, TypeVar
 
 LINES = 20  # at a prompt
@@ -140,6 +142,15 @@ def size(number: float) -> str:
         if number >= large:
             return f"{number / large:.3g} {unit}"
     return f"{number:,.0f} bytes"
+
+
+def finite(content: Any) -> Any:
+    """None for numbers that JSON has no word for, also inside of dictionaries and lists."""
+    if isinstance(content, Mapping):
+        return {name: finite(value) for name, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [finite(value) for value in content]
+    return None if isinstance(content, Real) and not math.isfinite(content) else content
 
 
 def duration(seconds: float) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from fedjax_dp import errors
 from fedjax_dp.accounting.neighbours import Adjacency, Unit
 from fedjax_dp.accounting.views import View
-from fedjax_dp.display import Card, displayed
+from fedjax_dp.display import Card, displayed, finite
 
 FLOAT_NOISE = "noise comes from a seeded float32 generator: it measures utility and protects nobody's data"
 
@@ -186,11 +186,6 @@ def delta_warnings(delta: float, members: Sequence[int], unit: Unit = Unit.RECOR
         f"delta {delta:g} is above 1/{smallest}: a mechanism that publishes one {unit.value} of {smallest} at random "
         "would meet it; use a smaller delta",
     )
-
-
-def finite(number: float) -> float | None:
-    """The number, or None where JSON has no word for it."""
-    return number if math.isfinite(number) else None
 
 
 def no_privacy(num_clients: int, reason: str, view: View = View.UPLOADS) -> Guarantee:

@@ -28,10 +28,10 @@ from fedjax_dp import errors
 from fedjax_dp.accounting import rdp
 from fedjax_dp.accounting.accountants import Accountant, accountant_named, epsilons_of, total
 from fedjax_dp.accounting.events import Composed, Event, RandomParticipation, repeated
-from fedjax_dp.accounting.guarantee import finite
 from fedjax_dp.accounting.neighbours import Adjacency, Unit
 from fedjax_dp.accounting.releases import Release
 from fedjax_dp.accounting.trials import Trials
+from fedjax_dp.display import finite
 
 CONDITIONS = (
     "the number of trials was drawn from that law and kept secret, each trial drew its hyperparameters independently "
@@ -133,7 +133,7 @@ class SelectionCost:
             "epsilon_single": finite(self.single),
             "epsilon_composition": finite(self.composition),
             "accountant": self.accountant,
-            "epsilon_repetition": None if self.repetition is None else finite(self.repetition),
+            "epsilon_repetition": finite(self.repetition),
             "repetition_accountant": None if self.repetition is None else "rdp",
             "trials": str(self.trials) if self.trials else None,
             "expected_trials": self.trials.mean if self.trials else None,

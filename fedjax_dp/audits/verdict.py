@@ -5,11 +5,10 @@ from typing import Any
 
 from fedjax_dp import accounting
 from fedjax_dp.accounting import Event, Guarantee, Unit
-from fedjax_dp.accounting.guarantee import finite
 from fedjax_dp.audits.hypothesis_test import Outcome
 from fedjax_dp.audits.one_run import Guesses
 from fedjax_dp.audits.setup import AuditSetup
-from fedjax_dp.display import Card, displayed
+from fedjax_dp.display import Card, displayed, finite
 
 
 @displayed

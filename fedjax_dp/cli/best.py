@@ -7,7 +7,7 @@ from typing import Annotated
 
 from fedjax_dp import errors
 from fedjax_dp.cli.options import PrintOptions, parse
-from fedjax_dp.cli.output import finite
+from fedjax_dp.display import finite
 from fedjax_dp.experiments import config as configs
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.experiments.groups import options_of

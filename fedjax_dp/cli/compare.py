@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from fedjax_dp import errors, folders
 from fedjax_dp.cli.options import Detail, LookOptions, PrintOptions, look_of, parse
-from fedjax_dp.cli.output import columns, finite, page, show_lines
+from fedjax_dp.cli.output import columns, page, show_lines
+from fedjax_dp.display import finite
 from fedjax_dp.options import about
 
 if TYPE_CHECKING:

@@ -94,22 +94,14 @@ def _list(as_json: bool) -> None:
 
 def _print(done: Any) -> None:
     """The table, the claims, and where everything is."""
-    from fedjax_dp.papers.reproductions import tables
-    from fedjax_dp.papers.reproductions.measures import MEASURES
+    from fedjax_dp.papers.reproductions.tables import metric_tables, to_dict
 
     console = page()
-    along = any(row.place.x is not None for row in done.rows)
-    for metric in done.recipe.metrics:
-        header = ["panel", "method", *(["at"] if along else []), *tables.HEADER]
-        table = Table(
-            *header,
-            box=box.SIMPLE_HEAD,
-            title_justify="left",
-            title=f"{done.recipe.source}: {done.recipe.title}; {MEASURES[metric].label}",
-        )
-        for row in (row for row in done.rows if row.metric == metric):
-            cells = tables.texts(done.recipe, row)
-            table.add_row(*(cells if along else cells[:2] + cells[3:]))
+    for one in metric_tables(list(map(to_dict, done.rows)), done.recipe.titles):
+        title = f"{done.recipe.source}: {done.recipe.title}; {one.label}"
+        table = Table(*one.columns, box=box.SIMPLE_HEAD, title_justify="left", title=title)
+        for cells in one.rows:
+            table.add_row(*cells)
         console.print(table)
     for claim in done.claims:
         console.print(f' "{claim.statement}", {claim.reading}: {claim.verdict}')

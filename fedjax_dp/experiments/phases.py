@@ -12,6 +12,7 @@ import numpy as np
 from fedjax_dp.accounting import Guarantee
 from fedjax_dp.data import record_hashes
 from fedjax_dp.data.store import FederatedData
+from fedjax_dp.display import finite
 from fedjax_dp.models import Model
 from fedjax_dp.models.origins import FREE, RUN, values_digest, with_phase
 
@@ -42,7 +43,7 @@ def ledger_of(
         "view": guarantee.view.value,
         "accountant": guarantee.accountant,
         "delta": guarantee.delta,
-        "epsilon": guarantee.epsilon if math.isfinite(guarantee.epsilon) else None,
+        "epsilon": finite(guarantee.epsilon),
         "epsilons": _kinds(guarantee),
         "clients": {"count": data.num_clients, "sizes": hashlib.sha256(sizes.tobytes()).hexdigest()},
         "records": {
@@ -69,7 +70,7 @@ def exported(ledger: str, values: Mapping[str, Any], round_done: int, hashes: bo
 def longer(ledger: str, rounds: int, guarantee: Guarantee) -> str:
     """The ledger of a run that goes on to more rounds, with another Guarantee."""
     before, facts = _apart(ledger)
-    epsilon = guarantee.epsilon if math.isfinite(guarantee.epsilon) else None
+    epsilon = finite(guarantee.epsilon)
     return with_phase(before, facts | {"rounds": rounds, "epsilon": epsilon, "epsilons": _kinds(guarantee)})
 
 
@@ -84,7 +85,7 @@ def _kinds(guarantee: Guarantee) -> list[list[Any]]:
     """Different epsilons and how many clients have each; of very many, rounded up to three digits."""
     many = len(set(guarantee.epsilons)) > KINDS
     kinds = Counter(map(_up, guarantee.epsilons) if many else guarantee.epsilons)
-    return [[epsilon if math.isfinite(epsilon) else None, kinds[epsilon]] for epsilon in sorted(kinds)]
+    return [[finite(epsilon), kinds[epsilon]] for epsilon in sorted(kinds)]
 
 
 def _up(epsilon: float) -> float:

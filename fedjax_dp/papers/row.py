@@ -4,7 +4,8 @@ import dataclasses
 import math
 from typing import Any
 
-from fedjax_dp.accounting.guarantee import Claim, finite
+from fedjax_dp.accounting.guarantee import Claim
+from fedjax_dp.display import finite
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +37,7 @@ class PaperRow:
             "reason": self.claim.reason,
             "delta": self.claim.delta,
             "claimed_epsilon": self.claim.epsilon,
-            "provable_epsilon": None if self.provable is None else finite(self.provable),
+            "provable_epsilon": finite(self.provable),
             "provable_is_infinite": infinite,
             "noise": self.noise,
             "tight_noise": self.tight,

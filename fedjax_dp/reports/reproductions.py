@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedjax_dp.display import count, duration
-from fedjax_dp.papers.reproductions.measures import MEASURES
+from fedjax_dp.papers.reproductions import tables
 from fedjax_dp.papers.reproductions.recipe import READINGS, read_recipe, recipes
 from fedjax_dp.reports import charts, shared
 from fedjax_dp.reports.contents import (
@@ -55,7 +55,8 @@ def of_content(content: Mapping[str, Any]) -> Report:
     if curves:
         data["by_round"] = curves
         blocks += _curve_figures(content, curves)
-    blocks += _tables(content, titles)
+    for table in tables.metric_tables(content["rows"], titles):
+        blocks.append(Grid(f"{table.label}: published, literal and correct", table.columns, table.rows))
     sections = [_result(content), Section("Published, literal, correct", blocks)]
     sections += [Section("What the numbers rest on", [Listing(content["notes"])]), _cost(content)]
     sections.append(shared.setting(_common(content), content, "Fields that all runs share"))
@@ -67,8 +68,7 @@ def _titles(recipe: str) -> Mapping[str, str]:
     """What panels and lines are called, where the recipe is one that this version knows."""
     if recipe not in recipes():
         return {}
-    found = read_recipe(recipe)
-    return {group.key: group.title for group in (*found.panels, *found.lines)}
+    return read_recipe(recipe).titles
 
 
 def _result(content: Mapping[str, Any]) -> Section:
@@ -97,54 +97,11 @@ def _result(content: Mapping[str, Any]) -> Section:
     return Section("Result", blocks)
 
 
-def _number(mean: float | None, std: float | None, digits: int) -> str:
-    return "–" if mean is None else f"{mean:.{digits}f}" + (f" ± {std:.{digits}f}" if std else "")
-
-
-def _epsilon(found: Mapping[str, Any]) -> str:
-    if found["mean"] is None:
-        return "–"
-    return f"{found['epsilon']:.3g}" if found["private"] else "no privacy" if found["epsilon"] is None else "–"
-
-
-def _tables(content: Mapping[str, Any], titles: Mapping[str, str]) -> list[Block]:
-    """A table for each metric."""
-    blocks: list[Block] = []
-    along = any(row["x"] is not None for row in content["rows"])
-    columns = ["panel", "method", "at", "published", "literal", "its epsilon", "correct", "its epsilon", "verdict"]
-    for metric in dict.fromkeys(row["metric"] for row in content["rows"]):
-        label, digits = _measure(metric)
-        table = []
-        for row in content["rows"]:
-            if row["metric"] != metric:
-                continue
-            cells = []
-            for reading in READINGS:
-                found = row[reading]
-                cells += [_number(found["mean"], found["std"], digits), _epsilon(found)]
-            published = _number(row["published"], row["published_std"], digits)
-            where = _where(row, titles)
-            table.append([*(where if along else where[:2]), published, *cells, row["verdict"]])
-        named = columns if along else [name for name in columns if name != "at"]
-        blocks.append(Grid(f"{label}: published, literal and correct", named, table))
-    return blocks
-
-
-def _measure(metric: str) -> tuple[str, int]:
-    return (MEASURES[metric].label, MEASURES[metric].digits) if metric in MEASURES else (metric, 3)
-
-
-def _where(row: Mapping[str, Any], titles: Mapping[str, str]) -> list[str]:
-    """Panel, line and x."""
-    panel, line = (titles.get(row[part], row[part]) for part in ("panel", "line"))
-    return [panel, line, in_words(row["x"])]
-
-
 def _values(content: Mapping[str, Any], titles: Mapping[str, str]) -> Rows:
     """A row for each number: published, literal, correct."""
     rows: Rows = []
     for row in content["rows"]:
-        panel, line, x = _where(row, titles)
+        panel, line, x = tables.where(row, titles)
         label = f"{panel}: {line}" + (f", at {x}" if row["x"] is not None else "")
         numbers = {"published": (row["published"], row["published_std"], None)}
         numbers |= {name: (row[name]["mean"], row[name]["std"], row[name]["epsilon"]) for name in READINGS}
@@ -170,7 +127,7 @@ def _curves(content: Mapping[str, Any], titles: Mapping[str, str]) -> Rows:
     rows: Rows = []
     first = content["rows"][0]["metric"] if content["rows"] else ""
     for row in content["rows"]:
-        panel, line, x = _where(row, titles)
+        panel, line, x = tables.where(row, titles)
         label = line + (f", at {x}" if row["x"] is not None else "")
         if row["metric"] != first:
             continue
@@ -184,7 +141,7 @@ def _curves(content: Mapping[str, Any], titles: Mapping[str, str]) -> Rows:
 
 def _value_figure(content: Mapping[str, Any], values: Rows) -> Figure:
     metric = values[0]["metric"] if values else ""
-    label, _ = _measure(metric)
+    label, _ = tables.measure(metric)
     names, rows = ["published", *READINGS], {row["what"] for row in values if row["metric"] == metric}
     reading = charts.names("reading", names, "circle")
     tips = charts.tips(("what", "what", ""), ("reading", "reading", ""))
@@ -206,7 +163,7 @@ def _value_figure(content: Mapping[str, Any], values: Rows) -> Figure:
 
 def _curve_figures(content: Mapping[str, Any], curves: Rows) -> list[Block]:
     """A figure for each panel."""
-    label, _ = _measure(content["rows"][0]["metric"])
+    label, _ = tables.measure(content["rows"][0]["metric"])
     panels = list(dict.fromkeys(row["panel"] for row in curves))
     return [_curve_figure(label, curves, panel, place) for place, panel in enumerate(panels)]
 

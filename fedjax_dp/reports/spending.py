@@ -12,6 +12,7 @@ from typing import Any
 from fedjax_dp import errors
 from fedjax_dp.data import idx
 from fedjax_dp.data.loaders import kind_of
+from fedjax_dp.display import finite
 from fedjax_dp.experiments import config as configs
 from fedjax_dp.experiments import run_folder
 from fedjax_dp.experiments.build import planned_of
@@ -59,9 +60,9 @@ def spent(path: pathlib.Path, about: Mapping[str, Any], epsilon: float, screen: 
             rows.append(
                 {
                     "round": until,
-                    "epsilon": _finite(found.epsilon),
-                    "epsilon_median": _finite(found.epsilon_median),
-                    "epsilon_min": _finite(found.epsilon_min),
+                    "epsilon": finite(found.epsilon),
+                    "epsilon_median": finite(found.epsilon_median),
+                    "epsilon_min": finite(found.epsilon_min),
                 }
             )
             show(place / len(chosen), f"round {until} of {rounds}")
@@ -75,10 +76,6 @@ def rounds_shown(rounds: int, every: int) -> Sequence[int]:
         return evaluated
     step = (len(evaluated) - 1) / (MOST - 1)
     return sorted({evaluated[round(step * place)] for place in range(MOST)})
-
-
-def _finite(number: float) -> float | None:
-    return number if math.isfinite(number) else None
 
 
 def _unknown(why: str) -> errors.ConfigurationError:

@@ -1,9 +1,11 @@
 """Recipes of the papers: they resolve, hold what was published, and their tables say what is so."""
 
 import csv
+import dataclasses
 import io
 import json
 import math
+import pathlib
 import time
 import tomllib
 
@@ -15,12 +17,14 @@ import pytest
 from helpers import CLASSES, SPECS, quick, refusal, usual
 
 from fedjax_dp import errors
+from fedjax_dp.cli.reproduce import _print as print_reproduction
 from fedjax_dp.data import load
 from fedjax_dp.papers.reproductions import cells as cells_module
 from fedjax_dp.papers.reproductions import features, tables
 from fedjax_dp.papers.reproductions.cells import CellKey, cells_of, sweep_of, unavailable
 from fedjax_dp.papers.reproductions.recipe import SCALES, matching, parse, read_recipe, recipes
 from fedjax_dp.papers.reproductions.reproduce import reproduce
+from fedjax_dp.papers.reproductions.reproduction import Reproduction
 from fedjax_dp.papers.reproductions.rows import claims_of, published, rows_of
 from fedjax_dp.sweeps import runner
 from fedjax_dp.sweeps.plan import expand, identity
@@ -351,6 +355,20 @@ def test_a_row_in_json_names_what_has_no_epsilon():
     told = json.loads(json.dumps(tables.to_dict(row), allow_nan=False))
     assert (told["literal"]["epsilon"], told["literal"]["private"]) == (None, False)
     assert told["verdict"] == "reproduced"
+    readings = {name: one._replace(epsilon=math.nan) for name, one in row.readings.items()}
+    both = [tables.to_dict(one) for one in (row, dataclasses.replace(row, readings=readings))]
+    assert both[1]["literal"]["private"] is None
+    (table,) = tables.metric_tables(both, {})
+    assert [cells[table.columns.index("literal's epsilon")] for cells in table.rows] == ["none", "-"]
+
+
+def test_a_reproduction_is_printed_with_its_claims_and_notes(capsys):
+    recipe, rows = tiny(), table_of(tiny(), (79.0, 81.0))
+    full, folder = recipe.scales["full"], pathlib.Path("f")
+    print_reproduction(Reproduction(recipe, full, (0, 1), rows, claims_of(recipe, rows), ("a note",), folder))
+    out = " ".join(capsys.readouterr().out.split())
+    for words in ("999 Table I: accuracy of two methods", "FedAvg ends above DPNFL", "a note", "f (table.md"):
+        assert words in out
 
 
 def test_an_unknown_name_is_refused_and_the_nearest_offered():
@@ -390,7 +408,8 @@ def test_a_missing_data_set_is_a_skipped_row(no_svhn):
     assert row_at(rows, DPNFL).readings["correct"].mean == pytest.approx(80.0)
     skipped = row_at(rows, CellKey("svhn", "dpnfl"))
     assert skipped.verdict == "skipped: dataset svhn must be on disk, got nothing; put its files into FOLDER"
-    assert tables.texts(recipe, skipped)[:6] == ["svhn", "DPNFL", "", "80.00", "-", "-"]
+    (table,) = tables.metric_tables([tables.to_dict(skipped)], recipe.titles)
+    assert table.rows[0][:5] == ["svhn", "DPNFL", "80.00", "-", "-"]
 
 
 def test_a_part_of_a_data_set_is_not_the_papers():

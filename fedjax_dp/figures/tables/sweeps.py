@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from fedjax_dp.display import finite
 from fedjax_dp.figures.tables.settings import Interval, Setting, goodness, interval
 from fedjax_dp.tasks.measures import Measure
 
@@ -25,10 +26,10 @@ def setting_rows(settings: Sequence[Setting], metric: Measure) -> Rows:
         rows.append(
             {
                 "key": key,
-                "epsilon": _finite(setting.epsilon),
+                "epsilon": finite(setting.epsilon),
                 "private": math.isfinite(setting.epsilon),
-                "value": _finite(score.mean),
-                "good": _finite(goodness(setting, metric)) if setting.comparable(metric) else None,
+                "value": finite(score.mean),
+                "good": finite(goodness(setting, metric)) if setting.comparable(metric) else None,
                 **within(score, metric),
                 "seeds": score.seeds,
                 "lost": setting.failed,
@@ -62,8 +63,4 @@ def curve(setting: Setting, metric: Measure) -> list[tuple[int, Interval]]:
 def within(score: Interval, metric: Measure) -> dict[str, float | None]:
     """The ends of an interval, within what the metric can be."""
     cut = score.within(metric)
-    return {"low": _finite(cut.low), "high": _finite(cut.high)}
-
-
-def _finite(number: float) -> float | None:
-    return number if math.isfinite(number) else None
+    return {"low": finite(cut.low), "high": finite(cut.high)}

@@ -98,7 +98,7 @@ def _clouds(done: Reproduction, groups: Sequence[Any]) -> Drawing:
     shown = {place: cloud for (place, reading), cloud in done.clouds.items() if reading == "correct"}
     columns = len({place.panel for place in shown})
     order = [group.key for group in (*done.recipe.lines, *done.recipe.panels)]
-    titles = {group.key: group.title for group in (*done.recipe.panels, *done.recipe.lines)}
+    titles = done.recipe.titles
 
     def fill(page: canvas.Page) -> None:
         places = sorted(shown, key=lambda place: (order.index(place.line), order.index(place.panel)))

@@ -92,6 +92,11 @@ class Recipe:
     along: str | None = None
     values: tuple[Any, ...] = ()
 
+    @property
+    def titles(self) -> dict[str, str]:
+        """Of panels and lines, by their keys."""
+        return {group.key: group.title for group in (*self.panels, *self.lines)}
+
     def changed(self, scale: RecipeScale) -> Fields:
         """What a scale sets otherwise than the paper."""
         papers = self.scales["full"].fields

@@ -3,32 +3,57 @@
 import csv
 import io
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
+from fedjax_dp.display import finite
 from fedjax_dp.papers.reproductions.measures import MEASURES
 from fedjax_dp.papers.reproductions.recipe import READINGS, Recipe
 from fedjax_dp.papers.reproductions.rows import Claimed, ReadingResult, ResultRow
 
-HEADER = ("published", "literal", "literal's epsilon", "correct", "correct's epsilon", "verdict")
+
+class MetricTable(NamedTuple):
+    """The rows of one metric in words."""
+
+    label: str
+    columns: list[str]
+    rows: list[list[str]]
 
 
-def titles(recipe: Recipe, row: ResultRow) -> tuple[str, str, str]:
+def metric_tables(rows: Sequence[Mapping[str, Any]], titles: Mapping[str, str]) -> list[MetricTable]:
+    """A table for each metric.
+
+    rows    as `table.json` holds them, see `to_dict`;
+    titles  of panels and lines by their keys, where they are known.
+    """
+    along = any(row["x"] is not None for row in rows)
+    measured = [name for reading in READINGS for name in (reading, f"{reading}'s epsilon")]
+    columns = ["panel", "method", *(["at"] if along else []), "published", *measured, "verdict"]
+    tables = []
+    for metric in dict.fromkeys(row["metric"] for row in rows):
+        label, digits = measure(metric)
+        texts = []
+        for row in (row for row in rows if row["metric"] == metric):
+            panel, line, x = where(row, titles)
+            cells = [_number(row["published"], row["published_std"], digits)]
+            for reading in READINGS:
+                result = row[reading]
+                cells += [_number(result["mean"], result["std"], digits), _epsilon(result)]
+            texts.append([panel, line, *([x] if along else []), *cells, row["verdict"]])
+        tables.append(MetricTable(label, columns, texts))
+    return tables
+
+
+def measure(metric: str) -> tuple[str, int]:
+    """What a metric is called, and its digits behind the point."""
+    return (MEASURES[metric].label, MEASURES[metric].digits) if metric in MEASURES else (metric, 3)
+
+
+def where(row: Mapping[str, Any], titles: Mapping[str, str]) -> tuple[str, str, str]:
     """Panel, line and x of a row in words; x is empty where nothing varies."""
-    panel = next(group.title for group in recipe.panels if group.key == row.place.panel)
-    line = next(group.title for group in recipe.lines if group.key == row.place.line)
-    x = row.place.x
-    return panel, line, "" if x is None else x if isinstance(x, str) else f"{x:g}"
-
-
-def texts(recipe: Recipe, row: ResultRow) -> list[str]:
-    """A row in words: panel, line, x, and what HEADER names."""
-    digits = MEASURES[row.metric].digits
-    cells = []
-    for reading in READINGS:
-        result = row.readings[reading]
-        cells += [_number(result.mean, result.std, digits), _epsilon(result)]
-    return [*titles(recipe, row), _number(row.published, row.published_std, digits), *cells, row.verdict]
+    panel, line, x = row["panel"], row["line"], row["x"]
+    shown = "" if x is None else f"{x:g}" if isinstance(x, int | float) else str(x)
+    return titles.get(panel, panel), titles.get(line, line), shown
 
 
 def _number(mean: float | None, std: float | None, digits: int) -> str:
@@ -37,25 +62,21 @@ def _number(mean: float | None, std: float | None, digits: int) -> str:
     return f"{mean:.{digits}f}" + (f" ± {std:.{digits}f}" if std else "")
 
 
-def _epsilon(result: ReadingResult) -> str:
-    if result.epsilon is None or result.mean is None or math.isnan(result.epsilon):
+def _epsilon(result: Mapping[str, Any]) -> str:
+    if result["mean"] is None or result["private"] is None:
         return "-"
-    if math.isinf(result.epsilon):
+    if not result["private"]:
         return "none"
-    once = "" if result.round_epsilon is None else f" ({result.round_epsilon:.3g} a round)"
-    return f"{result.epsilon:.3g}{once}"
+    once = result.get("round_epsilon")
+    return f"{result['epsilon']:.3g}" + ("" if once is None else f" ({once:.3g} a round)")
 
 
 def markdown(recipe: Recipe, rows: Sequence[ResultRow], claims: Sequence[Claimed], notes: Sequence[str]) -> str:
     """The table, one per metric, with what is to be known about it underneath."""
     parts = [f"# {recipe.source}: {recipe.title}"]
-    along = any(row.place.x is not None for row in rows)
-    for metric in dict.fromkeys(row.metric for row in rows):
-        header = ["panel", "method", *(["at"] if along else []), *HEADER]
-        body = [texts(recipe, row) for row in rows if row.metric == metric]
-        body = [cells if along else cells[:2] + cells[3:] for cells in body]
-        lines = [header, ["---"] * len(header), *body]
-        parts.append(f"{MEASURES[metric].label}\n\n" + "\n".join(f"| {' | '.join(cells)} |" for cells in lines))
+    for table in metric_tables(list(map(to_dict, rows)), recipe.titles):
+        lines = [table.columns, ["---"] * len(table.columns), *table.rows]
+        parts.append(f"{table.label}\n\n" + "\n".join(f"| {' | '.join(cells)} |" for cells in lines))
     if claims:
         claimed = [f"| {claim.statement} | {claim.reading} | {claim.verdict} |" for claim in claims]
         parts.append("\n".join(["| claim | reading | here |", "| --- | --- | --- |", *claimed]))
@@ -80,12 +101,12 @@ def comma_separated(recipe: Recipe, rows: Sequence[ResultRow]) -> str:
 
 
 def to_dict(row: ResultRow) -> dict[str, Any]:
-    """For JSON: an infinite epsilon is null, and `private` says so."""
+    """For JSON: an infinite epsilon is null, and `private` says so; that is null where nothing is known of epsilon."""
 
     def to_dict_of(result: ReadingResult) -> dict[str, Any]:
-        one = result._asdict()
-        finite = result.epsilon is not None and math.isfinite(result.epsilon)
-        return one | {"epsilon": result.epsilon if finite else None, "private": finite}
+        epsilon = result.epsilon
+        private = None if epsilon is None or math.isnan(epsilon) else math.isfinite(epsilon)
+        return result._asdict() | {"epsilon": finite(epsilon), "private": private}
 
     return {
         **row.place._asdict(),
