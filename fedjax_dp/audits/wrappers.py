@@ -60,7 +60,7 @@ def is_withdrawn(y: Any) -> jax.Array:
 
 
 def standing_in(y: Any, gone: jax.Array) -> Any:
-    """The same with zeros for what is not there."""
+    """Targets with zeros for what is not there."""
     return jax.tree.map(lambda a: jnp.where(gone.reshape(-1, *[1] * (a.ndim - 1)), 0, a), y)
 
 

@@ -8,7 +8,7 @@ could hide where records go.
 import pathlib
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -17,10 +17,12 @@ from jax.extend import core
 
 from fedjax_dp import errors
 
+T = TypeVar("T")
 SUPPORTED = ">=0.10,<0.13"
 CHECKPOINTS = ("remat2", "remat", "checkpoint")
 CALLS = ("jit", "pjit", "closed_call", "core_call", *CHECKPOINTS)
 CUSTOM = ("custom_jvp_call", "custom_vjp_call")  # functions with a derivative of their own
+ENTERED = (*CALLS, *CUSTOM, "shard_map")  # whose program is what is computed: of others (a solver) it is only a part
 
 # All parameters of the primitives that are looked into, in any supported version.
 _JIT = (
@@ -81,7 +83,7 @@ class Scan(NamedTuple):
     unroll: Any
 
     def parts(self, values: list[Any]) -> tuple[list[Any], list[Any], list[Any]]:
-        """Of a list that goes with its arguments."""
+        """Split a list that goes with its arguments."""
         rows = self.consts + self.carry
         return values[: self.consts], values[self.consts : rows], values[rows:]
 
@@ -145,7 +147,7 @@ def while_of(equation: Any) -> While:
 
 
 def branches_of(equation: Any) -> list[core.ClosedJaxpr]:
-    """Of a cond, whose first argument says which."""
+    """The programs of a cond, whose first argument says which is run."""
     return [_closed(branch) for branch in _read(equation, "branches")[0]]
 
 
@@ -161,6 +163,23 @@ def programs(equation: Any) -> Iterator[core.ClosedJaxpr]:
     yield from (_closed(inside) for inside in leaves if isinstance(inside, _PROGRAMS))
 
 
+def interpret(jaxpr: Any, inputs: Sequence[T], unknown: T, rule: Callable[[Any, list[T]], Sequence[T]]) -> list[T]:
+    """What is known of every output of a program, from equation to equation.
+
+    inputs   what is known of its arguments; `unknown` holds for literals and for all that it closes over;
+    rule     what is known of the outputs of an equation, by what is known of its inputs.
+    """
+    known: dict[Any, T] = dict(zip(jaxpr.invars, inputs, strict=True))
+
+    def read(variable: Any) -> T:
+        return unknown if isinstance(variable, core.Literal) else known.get(variable, unknown)
+
+    for equation in jaxpr.eqns:
+        made = rule(equation, [read(variable) for variable in equation.invars])
+        known.update(zip(equation.outvars, made, strict=True))
+    return [read(variable) for variable in jaxpr.outvars]
+
+
 def checkpointed(equation: Any, function: Any) -> Any:
     """A function that is computed again backwards as a checkpoint's program is."""
     prevent_cse, policy = _read(equation, "prevent_cse", "policy")
@@ -168,7 +187,7 @@ def checkpointed(equation: Any, function: Any) -> Any:
 
 
 def label(equation: Any) -> str:
-    """Of `checkpoint_name`."""
+    """The name that `checkpoint_name` gives."""
     return str(_read(equation, "name")[0])
 
 
@@ -193,13 +212,13 @@ def gather_of(equation: Any) -> Gather:
 
 
 def slices_of(equation: Any) -> list[slice]:
-    """Of a slice, one for each axis."""
+    """The slices that are taken, one for each axis."""
     starts, ends, strides = _read(equation, "start_indices", "limit_indices", "strides")
     return [slice(*part) for part in zip(starts, ends, strides or (1,) * len(starts))]
 
 
 def sizes_of(equation: Any) -> tuple[int, ...]:
-    """Of the slice that is picked (`dynamic_slice`), of the parts that are made (`split`)."""
+    """Sizes of the slice that is picked (`dynamic_slice`), or of the parts that are made (`split`)."""
     return tuple(map(int, _read(equation, "sizes" if equation.primitive.name == "split" else "slice_sizes")[0]))
 
 

@@ -96,7 +96,7 @@ def _derivative(what: str, equation: Any) -> Any:
 
 
 def _rule_is_own(primitive: Primitive) -> bool:
-    """Whether it has no other batching rule."""
+    """Whether all of a primitive's batching rule is JAX's own."""
     return all(map(_of_jax, _parts(batching.fancy_primitive_batchers.get(primitive), set())))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from fedjax_dp import errors
 from fedjax_dp.accounting import Unit
 from fedjax_dp.data.store import FederatedData
-from fedjax_dp.inspection import draws, masks, steps, updates, visits
+from fedjax_dp.inspection import draws, local_steps, masks, steps, updates
 from fedjax_dp.models import Model
 from fedjax_dp.parts import facts
 from fedjax_dp.parts.transport import Transport
@@ -40,7 +40,7 @@ OF_RECORDS: dict[str, Callable[..., None]] = {
     "bound": steps.examine_bound,
     "privatizer": steps.examine_privatizer,
     "correction": steps.examine_correction,
-    "local": visits.examine_local,
+    "local": local_steps.examine_local,
 }
 
 
@@ -91,7 +91,7 @@ def examine(
     elif by_client and slot == "estimator":
         updates.examine_estimator(part, algorithm, data, rounds, seed)
     elif slot in OF_RECORDS:
-        of_records = visits.examine_alone if by_client else OF_RECORDS[slot]
+        of_records = local_steps.examine_alone if by_client else OF_RECORDS[slot]
         of_records(part, algorithm, data, model, rounds)
 
 

@@ -107,7 +107,7 @@ class _Held(NamedTuple):
     targets: list[np.ndarray]
 
     def whole(self, at: int) -> np.ndarray:
-        """All numbers of a record."""
+        """The numbers of a record."""
         numbers: np.ndarray = self.rows[at].reshape(-1).astype(np.float32)
         return numbers
 
@@ -159,7 +159,7 @@ def _as_rows(constant: np.ndarray, size: int) -> Iterator[np.ndarray]:
 
 
 def _near(rows: np.ndarray, held: _Held) -> str:
-    """By the correlation of rows, as they are or less what records have in common; and of their sorted numbers."""
+    """Compare rows by correlation, as they are or less what records have in common, and as sorted numbers."""
     most = max(PRODUCTS // len(held.some), 32)
     rows = rows[np.unique(np.linspace(0, len(rows) - 1, min(len(rows), most)).astype(int))]
     some = _centred(rows[:, held.columns])
@@ -188,14 +188,14 @@ def _alike(row: np.ndarray, held: _Held, at: int) -> float:
 
 
 def _centred(rows: np.ndarray) -> np.ndarray:
-    """Less their mean, of length 1."""
+    """Rows less their mean, each scaled to length 1."""
     away = rows - rows.mean(1, keepdims=True)
     made: np.ndarray = away / np.maximum(np.linalg.norm(away, axis=1, keepdims=True), 1e-12)
     return made
 
 
 def _near_short(rows: np.ndarray, held: _Held) -> str:
-    """By distance, in units of the columns' spread: as they are, or less the mean, or over the spread, too."""
+    """Compare rows by distance in units of the columns' spread: as they are, less the mean, or over the spread, too."""
     rows = rows[[np.unique(row).size >= min(row.size, 3) for row in rows]]
     mean, spread = held.some.mean(0), held.some.std(0) + 1e-6
     tree, within = cKDTree((held.some - mean) / spread), 1e-3 * len(held.some) ** (-1 / max(rows.shape[1], 1))
@@ -207,7 +207,7 @@ def _near_short(rows: np.ndarray, held: _Held) -> str:
 
 
 def _holds_targets(constant: np.ndarray, targets: list[np.ndarray], classes: int) -> bool:
-    """Whether it is a stretch of the targets, as numbers or one column hot."""
+    """Whether a constant is a stretch of the targets, as numbers or one column hot."""
     if constant.ndim > 1 and constant.shape[-1] == classes:
         constant = constant.reshape(-1, classes).argmax(1)
     numbers = constant.ravel()

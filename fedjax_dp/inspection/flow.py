@@ -22,7 +22,7 @@ from fedjax_dp.data.store import FederatedData
 from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.gradients import equations
 from fedjax_dp.gradients.record_independence import require_own_operations
-from fedjax_dp.inspection.reach import Marks, Reached, reach, stored
+from fedjax_dp.inspection.taint import Marks, Taint, output_taints, stored
 from fedjax_dp.models import Model
 from fedjax_dp.parts import facts
 from fedjax_dp.parts.client_privacy import MessageEncoding, UpdatePrivatizer
@@ -59,7 +59,7 @@ def require_accounted(algorithm: Algorithm, data: FederatedData, model: Model) -
 
 
 def check(algorithm: Algorithm, data: FederatedData, model: Model) -> None:
-    """The same, for whatever parts."""
+    """Refuse such an algorithm, whoever wrote its parts: `require_accounted` leaves out the project's own."""
     marks = Marks(f"released {secrets.token_hex(8)}")  # nobody else can write it
     marked, data = _marked(numbers(algorithm), marks), jax.tree.map(np.asarray, data)
     key, by_record = run_key(0), algorithm.upload.unit is None
@@ -174,7 +174,7 @@ class Marked:
         return made, StepReport(read, read, read, read)
 
     def noise_variance(self, step: StepContext, divisor: Any) -> jax.Array:
-        """Of no records."""
+        """The stand-in for a variance, which depends on no records."""
         return _total((step, divisor))
 
 
@@ -224,7 +224,7 @@ class MarkedUpload:
         return self.base.message(key, update, sizes, state, sent)
 
     def release(self, *arguments: Any) -> Any:
-        """What it keeps for later rounds is marked for the project's own alone, which noise it by itself."""
+        """The mean is marked; what is kept for later rounds for the project's own alone, which noise it by itself."""
         update, state = self.base.release(*arguments)
         if facts.of_the_project(self.base):
             state = jax.tree.map(lambda a: checkpoint_name(a, self.mark), state)
@@ -242,12 +242,12 @@ def _clean(
     rows  but for what clients keep, which then depends on records from the beginning.
     """
     traced, shapes = jax.make_jaxpr(function, return_shape=True)(records, *others)
-    stores: list[Reached] = [
+    stores: list[Taint] = [
         stored() if name in ("x", "y") else "" for name in sorted(records) for _ in jax.tree.leaves(records[name])
     ]
     kept = [rows and "clients" in _fields(path) for path, _ in jax.tree_util.tree_flatten_with_path(others)[0]]
     inputs = stores + ["" if own else None for own in kept]
-    outputs = reach(traced.jaxpr, inputs, marks)
+    outputs = output_taints(traced.jaxpr, inputs, marks)
     for (path, shape), where in zip(jax.tree_util.tree_flatten_with_path(shapes)[0], outputs, strict=True):
         if where is not None and shape.size and not (rows and "clients" in _fields(path)):
             raise errors.refuse(
@@ -319,7 +319,7 @@ def _counted(
         held = jax.tree.map(jnp.asarray, changed(data, **records))
         return held, draw_cohort(marked.cohort, key, state.round, held.shares)
 
-    def visit(records: dict[str, jax.Array], state: Any) -> Any:
+    def client_round(records: dict[str, jax.Array], state: Any) -> Any:
         held, members = held_by(records, state)
         extra = local.send(LocalState(state.shared, state.clients), members)
         own, extra = jax.tree.map(lambda a: a[0], (state.clients, extra))
@@ -344,7 +344,7 @@ def _counted(
             "privatized gradients in a client's round alone",
             "ask for it in the round, as one of extra_gradients: elsewhere it is not counted",
         )
-    gradients = list(_marks(jax.make_jaxpr(visit)(records, state).jaxpr, marks))
+    gradients = list(_marks(jax.make_jaxpr(client_round)(records, state).jaxpr, marks))
     allowed = stated_gradients(algorithm.local, data.largest)
     for stream in sorted({one.stream for one in gradients}):
         own = [one for one in gradients if one.stream == stream]

@@ -93,8 +93,11 @@ def examine_sizes(squares: np.ndarray, numbers: int, name: Callable[[int], str],
         blocks, length = blocks[: blocks.size // 2 * 2].reshape(-1, 2).sum(1), 2 * length
 
 
-def uncorrelated(what: str, rows: np.ndarray, names: list[str]) -> None:
-    """Every pair of rows, by the mean product of what should be standard normals; of many, some of them."""
+def uncorrelated(what: str, rows: np.ndarray, names: list[str], allowed: float = 0.0) -> None:
+    """Every pair of rows has the mean product of independent standard normals, or one up to `allowed`.
+
+    Of many rows some are compared.
+    """
     if len(rows) < 2:
         return
     if len(rows) > PAIRED:  # neighbours, and from end to end
@@ -107,7 +110,8 @@ def uncorrelated(what: str, rows: np.ndarray, names: list[str]) -> None:
     # products of normals have heavier tails than a normal: r with Student's law, as for a correlation coefficient
     size = math.sqrt(float(np.mean(rows[a] ** 2)) * float(np.mean(rows[b] ** 2)))  # 0 where there is no noise
     r = float(products[a, b]) / max(size, 1e-150)
-    bound = 1 / math.sqrt(1 + (length - 1) / scipy.stats.t.isf(0.5e-6 / pairs, length - 1) ** 2)
+    chance = 1 / math.sqrt(1 + (length - 1) / scipy.stats.t.isf(0.5e-6 / pairs, length - 1) ** 2)
+    bound = max(chance, allowed)
     require(
         abs(r) < bound,
         f"noise is independent between {what}",

@@ -12,10 +12,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend import core
 
 from fedjax_dp.gradients import equations
-from fedjax_dp.inspection.reach import ENTERED
 
 Names = frozenset[str]
 NONE: Names = frozenset()
@@ -35,7 +33,7 @@ KEY = Trace(noise=True, uniform=True)
 
 
 def scale_names(function: Callable[..., Any], key: Any, named: Mapping[str, Any]) -> list[Trace]:
-    """Of every output of `function(key, **named)`, what its value and the size of its noise depend on.
+    """What the value, and the size of the noise, of every output of `function(key, **named)` depends on.
 
     key    all that is drawn with another one counts as no noise;
     named  arguments by name, pytrees of arrays or shapes.
@@ -45,18 +43,11 @@ def scale_names(function: Callable[..., Any], key: Any, named: Mapping[str, Any]
         key, *(named[name] for name in names)
     )
     inputs = [KEY, *(Trace(values=frozenset({name})) for name in names for _ in jax.tree.leaves(named[name]))]
-    return _follow(traced.jaxpr, inputs)
+    return _traces(traced.jaxpr, inputs)
 
 
-def _follow(jaxpr: Any, inputs: list[Trace]) -> list[Trace]:
-    known: dict[Any, Trace] = dict(zip(jaxpr.invars, inputs, strict=True))
-
-    def read(variable: Any) -> Trace:
-        return Trace() if isinstance(variable, core.Literal) else known.get(variable, Trace())
-
-    for equation in jaxpr.eqns:
-        known.update(zip(equation.outvars, _through(equation, [read(v) for v in equation.invars]), strict=True))
-    return [read(variable) for variable in jaxpr.outvars]
+def _traces(jaxpr: Any, inputs: list[Trace]) -> list[Trace]:
+    return equations.interpret(jaxpr, inputs, Trace(), _through)
 
 
 def _through(equation: Any, reads: list[Trace]) -> list[Trace]:
@@ -74,16 +65,16 @@ def _through(equation: Any, reads: list[Trace]) -> list[Trace]:
         return [Trace(values=frozenset({_PLATFORM}))]
     if name == "cond":
         return _branch(equation, reads)
-    if name in ENTERED:
-        return _follow(equations.inner(equation).jaxpr, reads)
+    if name in equations.ENTERED:
+        return _traces(equations.inner(equation).jaxpr, reads)
     return [_one(name, equation, reads)] * count
 
 
 def _branch(equation: Any, reads: list[Trace]) -> list[Trace]:
     branches = [branch.jaxpr for branch in equations.branches_of(equation)]
     if reads[0].values == {_PLATFORM}:  # the same numbers on every platform: the last is everybody's
-        return _follow(branches[-1], reads[1:])
-    each = [_follow(branch, reads[1:]) for branch in branches]
+        return _traces(branches[-1], reads[1:])
+    each = [_traces(branch, reads[1:]) for branch in branches]
     return [_chosen(reads[0], list(made)) for made in zip(*each, strict=True)]
 
 

@@ -9,11 +9,11 @@ import numpy as np
 
 from fedjax_dp.accounting import Adjacency, FullBatch, GaussianSteps, Poisson, Release, Unit
 from fedjax_dp.data.store import FederatedData
-from fedjax_dp.inspection import places
+from fedjax_dp.inspection import schedule_points
 from fedjax_dp.inspection.neighbours import BATCHES, DIVISOR, neighbouring_batches, require_bounded
 from fedjax_dp.inspection.noise_law import examine_noise
 from fedjax_dp.inspection.noise_scale import Names, scale_names
-from fedjax_dp.inspection.places import whitened
+from fedjax_dp.inspection.schedule_points import whitened
 from fedjax_dp.inspection.trials import NOISE_SLACK, QUICK, SLACK, compiled, keys_of, size_of
 from fedjax_dp.inspection.verdict import require, require_so
 from fedjax_dp.models import Model
@@ -33,7 +33,7 @@ AGAIN = 24  # times as many draws of noise that seems too small
 
 
 def examine_source(source: NoiseSource, algorithm: Algorithm, data: FederatedData, model: Model, rounds: int) -> None:
-    """Its law at 12 steps in a row, at places drawn at random; everywhere, where its size depends on where it is."""
+    """Noise has the stated law at 12 steps of random clients and rounds, or everywhere if its size depends on them."""
     size, steps, trials = 48, 12, 200
 
     def of(key: jax.Array) -> jax.Array:
@@ -50,11 +50,17 @@ def examine_source(source: NoiseSource, algorithm: Algorithm, data: FederatedDat
     if source.fresh:
         require(bands.size == 1, "fresh noise has one band", f"{bands.size} of them", "1, or `fresh` False", "exact")
     examine_noise(whitened(noise, bands), [f"step {t}" for t in range(steps)])
-    (trace,) = scale_names(lambda key, **at: source.draw(key, StepContext(**at), size), run_key(0), places.blank())
+    (trace,) = scale_names(
+        lambda key, **at: source.draw(key, StepContext(**at), size), run_key(0), schedule_points.named()
+    )
     depends = trace.values | trace.scale
     by_client = algorithm.upload.unit is Unit.CLIENT
-    every = places.of_server(rounds) if by_client else places.of_client(algorithm, data, rounds, depends | trace.bits)
-    places.examine(source.draw, every, bands, size_of(model), depends, trace.bits)
+    every = (
+        schedule_points.of_server(rounds)
+        if by_client
+        else schedule_points.of_clients(algorithm, data, rounds, depends | trace.bits)
+    )
+    schedule_points.examine(source.draw, every, bands, size_of(model), depends, trace.bits)
 
 
 def _records(x: jax.Array, y: Any, mask: jax.Array, key: jax.Array) -> Records:
@@ -102,7 +108,7 @@ def examine_bound(bound: Bound, algorithm: Algorithm, data: FederatedData, model
 def examine_privatizer(
     privatizer: Privatizer, algorithm: Algorithm, data: FederatedData, model: Model, rounds: int
 ) -> None:
-    """Its event for clients of every size, and its noise against what neighbours move, where it will be used."""
+    """Its event is of all that clients do, and its noise as large as that says over what neighbours move."""
     local, sizes = algorithm.local, np.asarray(data.sizes)
     if privatizer.on_upload:
         raise AssertionError("noise on the upload is understood of OutputGaussian alone, with any bound and source")
@@ -118,10 +124,10 @@ def examine_privatizer(
     many = max(2**14 // batches.params.shape[1], 500)
 
     def of(
-        key: jax.Array, place: Any, divisor: Any, params: jax.Array, x: jax.Array, y: Any, mask: jax.Array
+        key: jax.Array, point: Any, divisor: Any, params: jax.Array, x: jax.Array, y: Any, mask: jax.Array
     ) -> jax.Array:
         records = _records(x, y, mask, run_key(1))._replace(divisor=divisor)
-        return privatizer.gradient(key, StepContext(*place), model, batches.unravel(params), records)[0]
+        return privatizer.gradient(key, StepContext(*point), model, batches.unravel(params), records)[0]
 
     usual, divisor = tuple(a[1] for a in batches.own), jnp.int32(DIVISOR)
     depends, bits = _scale_of_noise(of, (batches.params[1], *usual))
@@ -130,7 +136,7 @@ def examine_privatizer(
     own_keys, least, loud = keys_of(BATCHES, "privatizer"), np.inf, (batches.params[1], *usual)
     for client in some:
         for t in sorted({0, rounds - 1}):
-            at = places.arrays(places.of_steps(algorithm, data, client, t, steps))
+            at = schedule_points.arrays(schedule_points.of_steps(algorithm, data, client, t, steps))
             keys = keys_of(2 * many, f"noise {client} {t}")
             noise = _noise_in(draw(keys, at, divisor, *loud))  # (draws, steps, size)
             std = np.sqrt(np.mean(noise**2, 0))
@@ -179,13 +185,18 @@ def _noise_in(drawn: jax.Array) -> np.ndarray:
 
 
 def _scale_of_noise(of: Callable[..., jax.Array], usual: tuple[Any, ...]) -> tuple[Names, Names]:
-    """What the size of the noise depends on, and its bits; refused where that is no place in the run."""
+    """Names of what the size of the noise, and its bits, depend on; refused where that is no point of the schedule."""
 
     def named(key: jax.Array, divisor: Any, params: Any, records: Any, **where: Any) -> jax.Array:
-        return of(key, places.arrays(StepContext(**where)), divisor, params, *records)
+        return of(key, schedule_points.arrays(StepContext(**where)), divisor, params, *records)
 
     params, *records = usual
-    inputs = {"divisor": jnp.int32(DIVISOR), "params": params, "records": tuple(records), **places.blank()}
+    inputs = {
+        "divisor": jnp.int32(DIVISOR),
+        "params": params,
+        "records": tuple(records),
+        **schedule_points.named(),
+    }
     (trace,) = scale_names(named, run_key(0), inputs)
     require_so(trace.noise, "the gradient", "no noise of its key", "noise", "the trace is exact")
     for name, what in (("params", "the parameters"), ("records", "the records of its batch")):
@@ -211,21 +222,21 @@ def _examine_everywhere(
     bits: Names,
     kind: Release,
 ) -> None:
-    """Its noise at every place that the size depends on, with the client's own divisor, and that no step's comes back.
+    """Its noise is as stated at every point that the size depends on, with each client's divisor, and never comes back.
 
     wanted  the standard deviation for each client, for the divisor that was tried.
     """
-    own = places.divisors(algorithm, data)
+    own = schedule_points.divisors(algorithm, data)
     share = np.array([privatizer.noise_unit(int(divisor)) for divisor in own]) / privatizer.noise_unit(DIVISOR)
     if np.any(share > 1 + SLACK):  # of these batches a record moves the mean further than was tried
         depends |= {"divisor"}
 
     def draw(key: jax.Array, at: StepContext, size: int) -> jax.Array:
-        return of(key, places.arrays(at), jnp.asarray(own, jnp.int32)[at.client], *usual)[:size]
+        return of(key, schedule_points.arrays(at), jnp.asarray(own, jnp.int32)[at.client], *usual)[:size]
 
-    every = places.of_client(algorithm, data, rounds, depends | bits)
+    every = schedule_points.of_clients(algorithm, data, rounds, depends | bits)
     as_normal = None if kind.normal else kind.as_normal
-    places.examine(draw, every, np.ones(1), usual[0].size, depends, bits, wanted * share, as_normal)
+    schedule_points.examine(draw, every, np.ones(1), usual[0].size, depends, bits, wanted * share, as_normal)
 
 
 def _event(privatizer: Privatizer, algorithm: Algorithm, data: FederatedData, client: int) -> list[Release]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedjax_dp.accounting import Adjacency, FullBatch
 from fedjax_dp.data.store import FederatedData
-from fedjax_dp.inspection import places
+from fedjax_dp.inspection import schedule_points
 from fedjax_dp.inspection.neighbours import SCALES
 from fedjax_dp.inspection.noise_law import examine_noise, examine_sizes, uncorrelated
 from fedjax_dp.inspection.noise_scale import Names, scale_names
@@ -38,7 +38,7 @@ HORIZON = 32  # rounds that are tried
 
 
 def examine_upload(upload: ClientPrivacy, algorithm: Algorithm, data: FederatedData, model: Model, rounds: int) -> None:
-    """Round after round: how long a message can be, what noise joins the mean, and that the mean passes as it is."""
+    """In every round the noise that joins the mean covers the longest message, and the mean passes as it is."""
     if upload.shared_noise or upload.extra:
         raise AssertionError("shares of noise, and numbers beside an update, are understood of the project's alone")
     sizes = tensor_sizes(model.init(run_key(0)))
@@ -52,7 +52,7 @@ def examine_upload(upload: ClientPrivacy, algorithm: Algorithm, data: FederatedD
     stateful = bool(jax.tree.leaves(upload.init()))
 
     def run(keys: tuple[jax.Array, ...], rounds: jax.Array, means: jax.Array, most: int = size) -> Any:
-        """Of one key, or the difference of two, which is nothing where noise is of another key than the run's."""
+        """Noise of one key, or the difference of two, which is 0 where noise is of another key than the run's."""
 
         def step(states: Any, now: Any) -> Any:
             t, mean = now
@@ -70,13 +70,13 @@ def examine_upload(upload: ClientPrivacy, algorithm: Algorithm, data: FederatedD
     scale = np.maximum(np.abs(means).max(-1, keepdims=True), np.abs(quiet).max(-1, keepdims=True)) + 1e-30
     error = float((np.abs(noise[:4] - quiet) / scale).max())
     require(error < 1e-3, "the mean that joins its noise", f"changed by {error:.2g}", "as it arrived", "exact")
-    tried, times = np.arange(rounds), -(-places.LEAST // size)
+    tried, times = np.arange(rounds), -(-schedule_points.LEAST // size)
     if not (stateful or depends):
         tried = np.unique(np.linspace(0, rounds - 1, min(rounds, max(2**22 // size, HORIZON))).astype(int))
-    if tried.size * size * times > places.MOST:
+    if tried.size * size * times > schedule_points.MOST:
         require(False, "the size of its noise", "one that depends on the round", "one that can be tried everywhere", "")
     still = jnp.zeros((tried.size, size))
-    whole = compiled(lambda key: run(_two(key), jnp.asarray(tried), still, min(size, places.ROWS)))
+    whole = compiled(lambda key: run(_two(key), jnp.asarray(tried), still, min(size, schedule_points.ROWS)))
     rows, squares, states = whole(keys_of(times, "all rounds"))
     states = jax.tree.map(lambda a: a[0] if stateful else a[0, :1], states)
     longest = _longest_messages(
@@ -106,7 +106,7 @@ def examine_upload(upload: ClientPrivacy, algorithm: Algorithm, data: FederatedD
 
 
 def _scale_of_noise(upload: ClientPrivacy, size: int, reach: Any, expected: Any) -> Names:
-    """What of a run the size of its noise depends on: the round, or what it keeps; refused if on what arrives."""
+    """Names of what the size of its noise depends on, the round or what it keeps; refused if it is what arrives."""
 
     def release(key: jax.Array, now: Any, mean: Any, kept: Any, numbers: Any) -> Any:
         return upload.release(key, now, mean, (), kept, *numbers)[0]

@@ -139,7 +139,7 @@ def additive_server() -> Server:
 
 
 def frozen_updates(algorithm: Algorithm, data: FederatedData) -> Algorithm:
-    """The same, but local steps are noted and move nothing, and what clients keep (control variates) joins none."""
+    """An algorithm whose local steps are recorded and move nothing, and which leaves out what clients keep."""
     steps = algorithm.local.batches.count(algorithm.local.steps, data.largest)
     rule = LocalRule(hyperparameters={}, factory=recording(steps), keep=True)
     local: Any = algorithm.local
@@ -155,7 +155,7 @@ def observe(
     rounds: int = 1,
     execution: Execution | None = None,
 ) -> TrialOutputs:
-    """Every trial's rounds, all trials at once."""
+    """Run every trial's rounds, all trials at once."""
     execution = execution or Execution()
     seen: TrialOutputs = jax.device_get(
         _observe(numbers(algorithm), data, setup, model=model, rounds=rounds, execution=execution)
@@ -250,7 +250,7 @@ def claim_of(algorithm: Algorithm, data: FederatedData, rounds: int, model: Mode
 
 
 def _reach(algorithm: Algorithm, data: FederatedData, source: NoiseSource, records: int, rounds: int) -> float:
-    """By how much correlation over releases raises the sensitivity that the event was divided by."""
+    """The factor by which correlation over releases raises the sensitivity that the event was divided by."""
     coefficients = np.asarray(source.bands, float)
     if unit_of(algorithm) is Unit.CLIENT:
         apart = algorithm.cohort.min_separation(data.num_clients)
@@ -314,13 +314,13 @@ def stated_multiplier(algorithm: Algorithm, claim: StatedNoise) -> Any:
 
 
 def without_noise(algorithm: Algorithm) -> Algorithm:
-    """The same without noise; the same program, with another number."""
+    """The algorithm without noise: one program, with another number."""
     noise = noise_of(algorithm)
     return algorithm if noise is None else with_noise(algorithm, 0.0 * np.asarray(noise, np.float32))
 
 
 def own_records(data: FederatedData, records: int | None = None) -> FederatedData:
-    """Only the records that clients hold, one client's after the other's, as the model sees them.
+    """A store of the records that clients hold alone, one client's after the other's, as the model sees them.
 
     records  so many for every client: the first of its own, copied again where it has fewer.
     """

@@ -12,7 +12,7 @@ from fedjax_dp import errors
 from fedjax_dp.accounting import Unit
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.inspection.noise_law import examine_noise
-from fedjax_dp.inspection.places import whitened
+from fedjax_dp.inspection.schedule_points import whitened
 from fedjax_dp.inspection.trials import keys_of, size_of
 from fedjax_dp.inspection.verdict import CheckReport, require
 from fedjax_dp.models import Model

@@ -11,10 +11,10 @@ from fedjax_dp import errors
 from fedjax_dp.accounting.sampling import FullBatch, Sampling
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.inspection.draws import examine_batches, examine_cohort
+from fedjax_dp.inspection.local_steps import examine_batches_of_steps
 from fedjax_dp.inspection.sampling_law import examine_sampling
 from fedjax_dp.inspection.trials import keys_of
 from fedjax_dp.inspection.verdict import CheckReport
-from fedjax_dp.inspection.visits import examine_batches_of_steps
 from fedjax_dp.models import Model
 from fedjax_dp.parts.cohorts import Cohort, Members
 from fedjax_dp.rounds.algorithm import Algorithm

@@ -10,18 +10,17 @@ import numpy as np
 from fedjax_dp import errors
 from fedjax_dp.accounting import Adjacency, Unit
 from fedjax_dp.accounting.sampling import WithReplacement
+from fedjax_dp.audits.wrappers import CanaryCohort
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.inspection.neighbours import neighbouring_stores, require_bounded, worst_models, worst_records
 from fedjax_dp.inspection.trials import keys_of
 from fedjax_dp.inspection.verdict import CheckReport
 from fedjax_dp.models import Model
-from fedjax_dp.parts.answers import Answers
 from fedjax_dp.parts.batches import FixedBatches
 from fedjax_dp.parts.client_privacy import UpdatePrivatizer
-from fedjax_dp.parts.cohorts import Cohort, Members
 from fedjax_dp.parts.record_privacy import clips
 from fedjax_dp.privacy.protection import unit_of
-from fedjax_dp.pytrees import changed, ravel, value
+from fedjax_dp.pytrees import changed, ravel
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.simulation import run_key
 from fedjax_dp.testing import instruments
@@ -207,21 +206,6 @@ def _examine_uploads(
     _require_bounded(f"the upload of {rates.size} steps", one, other, reach, adjacency)
 
 
-@value
-class Missing(Answers):
-    """A cohort in which the message of one client does not arrive; -1 misses nobody."""
-
-    cohort: Cohort
-    client: Any
-
-    def sample(self, key: jax.Array, round_index: jax.Array, shares: jax.Array) -> Members:
-        members = self.cohort.sample(key, round_index, shares)
-        return members._replace(drawn=jnp.where(members.ids == self.client.astype(jnp.int32), 0.0, members.drawn))
-
-    def rates(self, shares: Any) -> Any:
-        return self.cohort.rates(shares)
-
-
 def _of_clients(algorithm: Algorithm, data: FederatedData, model: Model, seed: int, trials: int) -> None:
     rng = np.random.default_rng(seed)
     claim = instruments.claim_of(algorithm, data, 1, model)
@@ -236,9 +220,9 @@ def _of_clients(algorithm: Algorithm, data: FederatedData, model: Model, seed: i
 
     def cohort(missing: np.ndarray) -> Any:
         wide = jax.tree.map(lambda a: np.repeat(np.asarray(a, np.float32)[None], trials, 0), algorithm.cohort)
-        return Missing(cohort=wide, client=missing.astype(np.float32))
+        return CanaryCohort(cohort=wide, schedule=None, gone=missing[:, None] == np.arange(data.num_clients))
 
-    nobody = np.full(trials, -1.0)
+    nobody = np.full(trials, -1)
     if claim.adjacency is Adjacency.ADD_REMOVE:
         setups = [TrialInputs(keys, *stores[0], params, None, cohort(who)) for who in (nobody, client)]
     else:

@@ -22,8 +22,8 @@ from fedjax_dp.testing.mutation import WrongProgram
 from fedjax_dp.testing.reports import run_check, usable_model
 
 
-class _Sends(Correction):
-    """What the corrections below send, the server only keeps."""
+class _Sending(Correction):
+    """A correction whose messages the server only keeps."""
 
     has_client_state = False
 
@@ -35,7 +35,7 @@ class _Sends(Correction):
 
 
 @value
-class _Asks(_Sends):
+class _ExtraGradient(_Sending):
     pull = 0.0
 
     def finish(
@@ -45,7 +45,7 @@ class _Asks(_Sends):
 
 
 @value
-class _AsksInALoop(_Sends):
+class _ExtraGradientsInALoop(_Sending):
     pull, extra_gradients = 0.0, 2
 
     def finish(
@@ -56,7 +56,7 @@ class _AsksInALoop(_Sends):
 
 
 @value
-class _SendsWay(_Sends):
+class _SendsUpdate(_Sending):
     pull = 0.0
 
     def finish(
@@ -66,7 +66,7 @@ class _SendsWay(_Sends):
 
 
 @value
-class _Reads(Correction):
+class _ReadsTargets(Correction):
     pull = 0.0
 
     def gradient(
@@ -88,26 +88,26 @@ def _of_records(algorithm: Algorithm, correction: Correction) -> Algorithm:
 
 def undeclared_gradient(algorithm: Algorithm) -> Algorithm:
     """One more privatized gradient leaves every client, which nobody counts."""
-    return _of_records(algorithm, _Asks())
+    return _of_records(algorithm, _ExtraGradient())
 
 
 def repeated_gradient(algorithm: Algorithm) -> Algorithm:
     """Two more privatized gradients are stated, and made in a loop: with one batch and one noise."""
     if not algorithm.local.batches.even:
         raise errors.refuse("batches", "epochs", "of equal number for every client", "these have no further gradients")
-    return _of_records(algorithm, _AsksInALoop())
+    return _of_records(algorithm, _ExtraGradientsInALoop())
 
 
 def reading_correction(algorithm: Algorithm) -> Algorithm:
     """A correction reads the targets of a batch past the privatizer."""
-    return _of_records(algorithm, _Reads())
+    return _of_records(algorithm, _ReadsTargets())
 
 
 def unnoised_term(algorithm: Algorithm) -> Algorithm:
     """A term travels beside the noised update of whole clients."""
     if algorithm.upload.unit is None:
         raise errors.refuse("algorithm", "one that noises steps", "one that noises whole clients")
-    return _with(algorithm, _SendsWay())
+    return _with(algorithm, _SendsUpdate())
 
 
 LEAKS = (undeclared_gradient, repeated_gradient, reading_correction, unnoised_term)

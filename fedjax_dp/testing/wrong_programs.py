@@ -46,7 +46,7 @@ def require_noise_on_records(algorithm: Algorithm) -> None:
 
 
 def law_of_batches(algorithm: Algorithm) -> Sampling:
-    """What the batches of a large client say of themselves."""
+    """The sampling that the batches of a large client state."""
     return algorithm.local.batches.sampling(2**31 - 1)
 
 
@@ -210,7 +210,7 @@ class _Keyed:
 
 
 def _run_with_noise_key(right: LocalSgd, number: Any, client: ClientContext) -> LocalResult:
-    """With noise of a key that is made of the run and a number."""
+    """Run a client with noise of a key that is made of the run and a number."""
     kept = jax.tree.leaves(client.received.server_state, is_leaf=lambda part: isinstance(part, _Words))
     words = next(part.words for part in kept if isinstance(part, _Words))
     run_key = jax.random.wrap_key_data(words, impl=jax.random.key_impl(client.key))

@@ -6,7 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 import pytest
 from helpers import ragged_data
-from test_visits import HONEST
+from test_local_steps import HONEST
 
 import fedjax_dp as fdp
 from fedjax_dp.errors import ConfigurationError

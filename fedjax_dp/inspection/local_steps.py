@@ -15,8 +15,9 @@ from jax.experimental import io_callback
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.inspection.draws import examine_records
 from fedjax_dp.inspection.flow import stated_gradients
+from fedjax_dp.inspection.noise_law import uncorrelated
 from fedjax_dp.inspection.trials import KEYS, TRIALS, compiled, keys_of
-from fedjax_dp.inspection.verdict import certainty, limit, require, require_so
+from fedjax_dp.inspection.verdict import require, require_so
 from fedjax_dp.models import Model
 from fedjax_dp.parts.clipping import Records, StepReport
 from fedjax_dp.parts.cohorts import AllClients
@@ -32,7 +33,7 @@ NOTED = 2**11  # gradients that are noted at most, at a tenth of a millisecond e
 
 
 def examine_local(local: Any, algorithm: Algorithm, data: FederatedData, model: Model, rounds: int) -> None:
-    """What the privatizer receives, and that updates of two clients and rounds differ in their noise."""
+    """Examines what the privatizer receives, and that updates of two clients and rounds differ in their noise."""
     if local.privatizer.on_upload:
         raise AssertionError("noise on the upload is understood of LocalSgd alone, with any batches and corrections")
     if local.initial_release:
@@ -77,7 +78,7 @@ class RecordingPrivatizer:
 
 
 def examine_batches_of_steps(local: Any, algorithm: Algorithm, data: FederatedData, model: Model, rounds: int) -> None:
-    """Which records, keys and steps the privatizer receives in clients' rounds: as drawn, and new each time."""
+    """The privatizer receives the records that are drawn, and a key and step that are new each time."""
     sizes = np.asarray(data.sizes)
     met = _at_the_start(local, algorithm, data, model)
     for client in sorted({int(np.argmin(sizes)), int(np.argmax(sizes)), len(sizes) - 1}):
@@ -182,6 +183,7 @@ def _numbered(data: FederatedData, client: int) -> FederatedData:
 
 def _examine_updates(local: Any, algorithm: Algorithm, data: FederatedData, model: Model, rounds: int) -> None:
     met = _at_the_start(local, algorithm, data, model)
+    pairs = [(i, t) for i in sorted({0, data.num_clients - 1}) for t in (0, max(rounds - 1, 1))]
 
     def of(key: jax.Array) -> jax.Array:
         held, params = jax.tree.map(jnp.asarray, data), model.init(role_key(key, "init"))
@@ -191,22 +193,14 @@ def _examine_updates(local: Any, algorithm: Algorithm, data: FederatedData, mode
             result: LocalResult = local.run(met(own, jnp.int32(t), jnp.int32(client), held, params))
             return result.update
 
-        return jnp.stack([at(i, t) for i in sorted({0, data.num_clients - 1}) for t in (0, max(rounds - 1, 1))])
+        return jnp.stack([at(i, t) for i, t in pairs])
 
     updates = np.asarray(compiled(of)(keys_of(2 * TRIALS, "local")), float)
     noise = updates[::2] - updates[1::2]
     scale = np.sqrt(np.mean(noise**2, axis=(0, 2), keepdims=True))
     require_so(np.all(scale > 0), "updates carry noise", "none for some client or round", "all")
     overall = (noise / scale).transpose(1, 0, 2).reshape(noise.shape[1], -1)
-    alike = np.triu(overall @ overall.T / overall.shape[1], 1)
-    worst = float(np.abs(alike).max())
-    require(
-        worst < max(limit(alike.size) / np.sqrt(overall.shape[1]), 0.3),
-        "noise of clients and rounds is independent",
-        f"correlation {worst:.3g}",
-        "0",
-        certainty(alike.size),
-    )
+    uncorrelated("clients and rounds", overall, [f"client {i}, round {t}" for i, t in pairs], allowed=0.3)
 
 
 def examine_alone(part: Any, algorithm: Algorithm, data: FederatedData, model: Model, rounds: int) -> None:
@@ -248,7 +242,7 @@ def _few(data: FederatedData, some: np.ndarray) -> FederatedData:
 
 
 def _with_others(data: FederatedData, client: int) -> FederatedData:
-    """The same store with other records wherever they are not this client's."""
+    """A copy of the store with other records wherever they are not this client's."""
     begin, size = int(data.offsets[client]), int(data.sizes[client])
     owned = {name: np.arange(begin, begin + size) for name in ("x", "y")}
     if data.test_clients is not None:

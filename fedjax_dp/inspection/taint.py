@@ -3,10 +3,9 @@
 What is not known to keep records apart, or to be free of them, is taken to depend on them.
 """
 
+import functools
 import pathlib
 from typing import Any, NamedTuple
-
-from jax.extend import core
 
 from fedjax_dp import errors
 from fedjax_dp.gradients import equations
@@ -23,7 +22,7 @@ class Rows(NamedTuple):
 
 # Of a value: None if it depends on no records; Rows; else the place in the user's code at which it was last made, in
 # words, "" if that is all the project's own.
-Reached = str | Rows | None
+Taint = str | Rows | None
 
 
 class Marks(NamedTuple):
@@ -32,16 +31,16 @@ class Marks(NamedTuple):
     released: str  # depends on no records any more, as it is noised
 
     def of_stream(self, number: int) -> str:
-        """The same of a private gradient, whose stream of draws this is."""
+        """The name of a private gradient that is noised, by the number of its stream of draws."""
         return f"{self.released}, stream {number}"
 
     def stream_of(self, name: str) -> int | None:
-        """Of which stream the gradient is that has this name; None: it is none."""
+        """The stream of the private gradient of this name, or None if it names none."""
         head, comma, number = name.partition(", stream ")
         return int(number) if comma and head == self.released else None
 
     def rows(self, rank: int) -> str:
-        """Depends on records as it is noised to, if each place of the axes before the last `rank` is one record."""
+        """The name of what may depend on records, as it is noised: one at each place of all but the last axes."""
         return f"{self.released}, rows of rank {rank}"
 
 
@@ -50,18 +49,15 @@ def stored() -> Rows:
     return Rows(1, object())
 
 
-def reach(jaxpr: Any, inputs: list[Reached], marks: Marks) -> list[Reached]:
-    """Of every output of a program, whether and how it depends on records, by its inputs."""
-    known: dict[Any, Reached] = dict(zip(jaxpr.invars, inputs, strict=True))
-    for equation in jaxpr.eqns:
-        reads = [None if isinstance(v, core.Literal) else known.get(v) for v in equation.invars]
-        if any(read is not None for read in reads):
-            known.update(zip(equation.outvars, _through(equation, reads, marks), strict=True))
-    return [None if isinstance(v, core.Literal) else known.get(v) for v in jaxpr.outvars]
+def output_taints(jaxpr: Any, inputs: list[Taint], marks: Marks) -> list[Taint]:
+    """Whether and how every output of a program depends on records, by its inputs."""
+    return equations.interpret(jaxpr, inputs, None, functools.partial(_through, marks))
 
 
-def _through(equation: Any, reads: list[Reached], marks: Marks) -> list[Reached]:
+def _through(marks: Marks, equation: Any, reads: list[Taint]) -> list[Taint]:
     name = equation.primitive.name
+    if all(read is None for read in reads):
+        return [None] * len(equation.outvars)
     if name == "name":
         return [_named(equations.label(equation), equation.invars[0].aval.ndim, reads[0], marks)]
     if name == "scan":
@@ -73,24 +69,20 @@ def _through(equation: Any, reads: list[Reached], marks: Marks) -> list[Reached]
         loop = equations.while_of(equation)
         condition, body = loop.condition_consts, loop.body_consts
         ends = _repeated(loop.body.jaxpr, reads[condition : condition + body], reads[condition + body :], [], marks)
-        decision = reach(loop.condition.jaxpr, [*reads[:condition], *ends], marks)[0]
+        decision = output_taints(loop.condition.jaxpr, [*reads[:condition], *ends], marks)[0]
         return ends if decision is None else _mixed(equation, [decision, *ends])
     if name == "cond":
         if reads[0] is not None:
             return _mixed(equation, reads)
-        each = [reach(branch.jaxpr, reads[1:], marks) for branch in equations.branches_of(equation)]
+        each = [output_taints(branch.jaxpr, reads[1:], marks) for branch in equations.branches_of(equation)]
         return [made[0] if all(one == made[0] for one in made) else place_of(made) for made in zip(*each, strict=True)]
-    if name in ENTERED:
-        return reach(equations.inner(equation).jaxpr, reads, marks)
+    if name in equations.ENTERED:
+        return output_taints(equations.inner(equation).jaxpr, reads, marks)
     rows = _row_by_row(equation, reads)
     return _mixed(equation, reads) if rows is None else [rows] * len(equation.outvars)
 
 
-# Calls whose program is what is computed. Of others (a solver, a root) it is only a part.
-ENTERED = {*equations.CALLS, *equations.CUSTOM, "shard_map"}
-
-
-def _named(name: str, rank: int, read: Reached, marks: Marks) -> Reached:
+def _named(name: str, rank: int, read: Taint, marks: Marks) -> Taint:
     if name == marks.released or marks.stream_of(name) is not None:
         return None
     if isinstance(read, Rows) and name == marks.rows(rank - read.axes):
@@ -98,7 +90,7 @@ def _named(name: str, rank: int, read: Reached, marks: Marks) -> Reached:
     return read
 
 
-def _mixed(equation: Any, reads: list[Reached]) -> list[Reached]:
+def _mixed(equation: Any, reads: list[Taint]) -> list[Taint]:
     """Outputs that may depend on whatever of the reads depends on records; nothing else may."""
     if equation.effects or "callback" in equation.primitive.name:  # it prints them, or keeps them for later
         raise errors.refuse(
@@ -110,20 +102,18 @@ def _mixed(equation: Any, reads: list[Reached]) -> list[Reached]:
     return [_where(equation) or place_of(reads)] * len(equation.outvars)
 
 
-def _repeated(
-    body: Any, fixed: list[Reached], carried: list[Reached], rows: list[Reached], marks: Marks
-) -> list[Reached]:
-    """Of a loop: once around after another, until nothing new depends on records."""
+def _repeated(body: Any, fixed: list[Taint], carried: list[Taint], rows: list[Taint], marks: Marks) -> list[Taint]:
+    """Follows a loop once around after another, until nothing new depends on records."""
     while True:
         now = [_one_of(row) for row in rows]  # others than those of the last time around
-        made = reach(body, [*fixed, *carried, *now], marks)
+        made = output_taints(body, [*fixed, *carried, *now], marks)
         wider = [old if new in (None, old) else place_of([old, new]) for old, new in zip(carried, made)]
         if wider == carried:
             return [*carried, *made[len(carried) :]]
         carried = wider
 
 
-def _one_of(rows: Reached) -> Reached:
+def _one_of(rows: Taint) -> Taint:
     """A place of the first axis."""
     if not isinstance(rows, Rows):
         return rows
@@ -131,7 +121,7 @@ def _one_of(rows: Reached) -> Reached:
 
 
 def place_of(reads: Any) -> str:
-    """In words: the longest of those that there are."""
+    """The longest description among the reads, or ""."""
     return max((read for read in reads if isinstance(read, str)), key=len, default="")
 
 
@@ -142,7 +132,7 @@ _ELEMENTWISE = (
 _REDUCTIONS = "reduce_and reduce_max reduce_min reduce_or reduce_sum"
 
 
-def _row_by_row(equation: Any, reads: list[Reached]) -> Rows | None:
+def _row_by_row(equation: Any, reads: list[Taint]) -> Rows | None:
     """Rows again, where each place of the output depends on one record alone; else None."""
     dirty = [read for read in reads if read is not None]
     rows, name = dirty[0], equation.primitive.name

@@ -1,4 +1,4 @@
-"""A noise at every place of a run that its size may depend on: all rounds, clients and steps."""
+"""Noise at every point of a run's schedule that its size may depend on: rounds, clients and their steps."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,27 +16,27 @@ from fedjax_dp.parts.contexts import StepContext
 from fedjax_dp.prng import role_key
 from fedjax_dp.rounds.algorithm import Algorithm
 
-NUMBERS = 2**21  # of noise that are drawn where the size depends on the place, unless a place has more
-MOST = 2**30  # beyond that a noise is refused whose size depends on the place
-LEAST = 64  # numbers by place
+NUMBERS = 2**21  # of noise that are drawn where the size depends on the point, unless a point has more
+MOST = 2**30  # beyond that a noise is refused whose size depends on the point
+LEAST = 64  # numbers by point
 ROWS = 256  # coordinates of each step that are compared with those of others
 OF_A_CLIENT = frozenset({"client", "round", "rate", "total_rate", "divisor"})
 
 
-def blank() -> dict[str, Any]:
-    """One place, by name."""
+def named() -> dict[str, Any]:
+    """What a point of the schedule is made of, by name."""
     at, one = jnp.int32(0), jnp.float32(1)
-    named = StepContext(at, at, jnp.uint32(0), one, one, jnp.bool_(False))._asdict()
-    return {name: number for name, number in named.items() if name != "stream"}
+    point = StepContext(at, at, jnp.uint32(0), one, one, jnp.bool_(False))._asdict()
+    return {name: number for name, number in point.items() if name != "stream"}
 
 
 def arrays(at: StepContext) -> tuple[Any, ...]:
-    """Of a place what is traced: all but the stream."""
+    """What is traced of points: all but the stream."""
     return tuple(at)[:-1]
 
 
 def of_steps(algorithm: Algorithm, data: FederatedData, client: Any, t: Any, steps: Any) -> StepContext:
-    """Some steps of a client's round `(steps,)`."""
+    """The points of some steps of a client's round `(steps,)`."""
     rates = algorithm.local.rates(t, data.largest)
     at = jnp.asarray(steps, jnp.uint32)
     ones = jnp.ones(at.shape, jnp.int32)
@@ -52,40 +52,40 @@ def divisors(algorithm: Algorithm, data: FederatedData) -> np.ndarray:
     return by_client
 
 
-def of_client(algorithm: Algorithm, data: FederatedData, rounds: int, depends: Names) -> StepContext:
-    """Places `(visits, steps)`: all steps; and, where it matters, every round, every client, and pairs of them.
+def of_clients(algorithm: Algorithm, data: FederatedData, rounds: int, depends: Names) -> StepContext:
+    """Points `(sequences, steps)`: all steps; and, where it matters, every round, every client, and pairs of them.
 
     Where clients matter by the divisor of their batches alone, one of each divisor stands for all.
     """
     tau = algorithm.local.batches.count(algorithm.local.steps, data.largest)
-    visits, times, ids = 1, 1, np.arange(data.num_clients)
+    sequences, times, ids = 1, 1, np.arange(data.num_clients)
     if "client" not in depends and "divisor" in depends:
         ids = np.unique(divisors(algorithm, data), return_index=True)[1]
     if depends & OF_A_CLIENT:
-        visits = max(rounds if depends & {"round", "rate", "total_rate"} else 1, ids.size)
-        times = int(np.clip(NUMBERS // (visits * tau * LEAST), 1, 8))
+        sequences = max(rounds if depends & {"round", "rate", "total_rate"} else 1, ids.size)
+        times = int(np.clip(NUMBERS // (sequences * tau * LEAST), 1, 8))
     rng = np.random.default_rng(0)
-    at = np.arange(visits)
+    at = np.arange(sequences)
     t = np.concatenate(
         [
-            at * rounds // visits if visits >= rounds else at,
-            *(np.sort(rng.integers(0, rounds, visits)) for _ in range(times - 1)),
+            at * rounds // sequences if sequences >= rounds else at,
+            *(np.sort(rng.integers(0, rounds, sequences)) for _ in range(times - 1)),
         ]
     )
     client = np.concatenate(
         [
             ids[(at + rng.integers(ids.size)) % ids.size],
-            *(rng.choice(ids, visits) for _ in range(times - 1)),
+            *(rng.choice(ids, sequences) for _ in range(times - 1)),
         ]
     )
     steps = jnp.arange(tau)
-    place = jax.jit(jax.vmap(lambda client, t: of_steps(algorithm, data, client, t, steps)), compiler_options=QUICK)
-    every: StepContext = place(jnp.asarray(client, jnp.int32), jnp.asarray(t, jnp.int32))
+    points = jax.jit(jax.vmap(lambda client, t: of_steps(algorithm, data, client, t, steps)), compiler_options=QUICK)
+    every: StepContext = points(jnp.asarray(client, jnp.int32), jnp.asarray(t, jnp.int32))
     return every
 
 
 def of_server(rounds: int) -> StepContext:
-    """Places `(1, rounds)`: all rounds, as `client_privacy.server_noise` makes places of them."""
+    """Points `(1, rounds)`: all rounds, as `client_privacy.server_noise` makes points of them."""
     t, one = jnp.arange(rounds, dtype=jnp.int32)[None], jnp.ones((1, rounds), jnp.float32)
     return StepContext(0 * t, t, t.astype(jnp.uint32), one, one, one > 0)
 
@@ -109,25 +109,25 @@ def examine(
     std: Any = 1.0,
     as_normal: Callable[[np.ndarray], np.ndarray] | None = None,
 ) -> None:
-    """The noise in `draw(key, place, size)` is as large as is stated at all places `(visits, steps)`, and new in each.
+    """The noise of `draw(key, point, size)` is as large as stated at all points `(sequences, steps)`, and new in each.
 
-    A visit has one key, as a client's round has, or the sums of a run.
-    depends, bits  what its size depends on, and which bits it is made of; for the latter alone some places are enough.
+    A sequence of steps has one key, as a client's round has, or the sums of a run.
+    depends, bits  what its size depends on, and which bits it is made of; for the latter alone some points are enough.
     std  its standard deviation under the bands, for each client where it is one for each; more of it is no lie where
          there are several numbers;
     as_normal  what makes standard normals of differences of two noises over their standard deviation; None: nothing.
     """
-    visits, steps = every.number.shape
-    of_each = int(np.clip(NUMBERS // (visits * steps), min(LEAST, size), size))
+    sequences, steps = every.number.shape
+    of_each = int(np.clip(NUMBERS // (sequences * steps), min(LEAST, size), size))
     times = -(-LEAST // of_each)
     most = MOST // (steps * times * size)
-    if visits > most and depends:
+    if sequences > most and depends:
         of = ", ".join(sorted(depends))
         require(False, "the size of its noise", f"one that depends on {of}", "one that can be tried everywhere", "")
     if not depends:
-        tried = np.unique(np.linspace(0, visits - 1, min(visits, max(most, 1)) if bits else 1).astype(int))
+        tried = np.unique(np.linspace(0, sequences - 1, min(sequences, max(most, 1)) if bits else 1).astype(int))
         every, times = StepContext(*[a[tried] for a in arrays(every)]), times if bits else 1
-    noise = _drawn(draw, every, times, of_each)  # (times, visits, steps, of_each)
+    noise = _drawn(draw, every, times, of_each)  # (times, sequences, steps, of_each)
     white = whitened(noise, bands)
     names = [f"step {step}" for step in range(steps)]
     uncorrelated("steps", white[0, 0, :, :ROWS], names)
@@ -149,17 +149,17 @@ def examine(
 
 
 def _require_new(white: np.ndarray) -> None:
-    """Refuse noise `(visits, steps, numbers)` where some step repeats its own numbers, or is like another of its visit.
+    """Refuse noise `(sequences, steps, numbers)` of a step that repeats its own numbers, or is like another beside it.
 
     Random numbers of 23 bits rarely agree; where a tenth of them does, they are drawn again.
     """
     sizes = np.sort(np.abs(white), axis=-1)
     again = np.mean(np.diff(sizes, axis=-1) <= 1e-6 * sizes[..., 1:], -1)
     require_so(again.max(initial=0) < 0.1, "the numbers of a step", "some that come again", "new ones each")
-    visits, steps, numbers = white.shape
-    if steps == 1 or visits == 1:
-        return  # one visit is compared in `uncorrelated`
-    tests, worst = visits * steps**2, 0.0
+    sequences, steps, numbers = white.shape
+    if steps == 1 or sequences == 1:
+        return  # one sequence is compared in `uncorrelated`
+    tests, worst = sequences * steps**2, 0.0
     for some in np.array_split(white, -(-tests // 2**22)):
         unit = some / (np.linalg.norm(some, axis=-1, keepdims=True) + 1e-30)
         worst = max(worst, float(np.abs(np.triu(unit @ unit.swapaxes(-1, -2), 1)).max(initial=0)))
@@ -169,17 +169,17 @@ def _require_new(white: np.ndarray) -> None:
 
 def _drawn(draw: Callable[..., jax.Array], at: StepContext, times: int, size: int) -> np.ndarray:
     """What two keys differ by: no signal, and nothing where noise is of another key than its own."""
-    visits = at.number.shape[0]
+    sequences = at.number.shape[0]
 
-    def of(key: jax.Array, visit: tuple[jax.Array, ...]) -> jax.Array:
+    def of(key: jax.Array, sequence: tuple[jax.Array, ...]) -> jax.Array:
         keys = role_key(key, "one"), role_key(key, "other")
 
         def difference(*step: Any) -> jax.Array:
             one, other = (draw(key, StepContext(*step), size) for key in keys)
             return (one - other) / np.float32(2**0.5)
 
-        return jax.vmap(difference)(*visit)
+        return jax.vmap(difference)(*sequence)
 
     run = jax.jit(jax.vmap(jax.vmap(of), (0, None)), compiler_options=QUICK)
-    keys = keys_of(times * visits, "everywhere").reshape(times, visits)
+    keys = keys_of(times * sequences, "everywhere").reshape(times, sequences)
     return np.asarray(run(keys, arrays(at)), np.float32)
