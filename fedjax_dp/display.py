@@ -115,7 +115,12 @@ def words(value: Any) -> str:
         return _array(value)
     if isinstance(value, float):
         return f"{value:.6g}"
-    return " ".join(re.sub(r" at 0x[0-9a-f]+", "", repr(value)).split())
+    return " ".join(without_addresses(repr(value)).split())
+
+
+def without_addresses(text: str) -> str:
+    """What `repr` says, the same in every process."""
+    return re.sub(r" at 0x[0-9a-f]+", "", text)
 
 
 def facts_of(value: Any, indent: str = "") -> dict[str, str]:
@@ -142,6 +147,15 @@ def size(number: float) -> str:
         if number >= large:
             return f"{number / large:.3g} {unit}"
     return f"{number:,.0f} bytes"
+
+
+def plain(content: Any) -> Any:
+    """Arrays and numbers of NumPy as Python's, tuples and ranges as lists: as files hold them."""
+    if hasattr(content, "tolist"):
+        return content.tolist()
+    if isinstance(content, Mapping):
+        return {name: plain(value) for name, value in content.items()}
+    return [plain(value) for value in content] if isinstance(content, list | tuple | range) else content
 
 
 def finite(content: Any) -> Any:

@@ -20,6 +20,7 @@ import numpy as np
 from fedjax_dp import errors, folders, own_code
 from fedjax_dp.algorithms import CATALOGUE, Entry
 from fedjax_dp.data.loaders import kind_of
+from fedjax_dp.display import plain
 from fedjax_dp.experiments.groups import (
     GROUPS,
     TAKEN_OFF,
@@ -151,7 +152,7 @@ class RunSpec:
             result |= vars(getattr(self, group))
         if self.made_of == VALUES:
             kept = ("algorithm", "dataset", "model", *BESIDE_VALUES, *vars(self.privacy))
-            result = {name: _plain(result[name]) for name in kept}
+            result = {name: plain(result[name]) for name in kept}
         return {name: value for name, value in (result | dict(self.options)).items() if value is not None}
 
     def from_data_set(self) -> dict[str, Any]:
@@ -250,13 +251,6 @@ def _effective(taken: Options, values: Overrides) -> dict[str, Any]:
 def _owners(name: str) -> str:
     users = [entry.name for entry in CATALOGUE.values() if name in entry.options]
     return "it belongs to " + ", ".join(users[:6]) + (", ..." if len(users) > 6 else "")
-
-
-def _plain(value: Any) -> Any:
-    """As TOML can write it."""
-    if isinstance(value, np.ndarray | np.generic):
-        return value.tolist()
-    return list(value) if isinstance(value, tuple) else value
 
 
 def _only(values: Overrides, cls: type) -> dict[str, Any]:

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import os
 import pathlib
-import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any, Unpack
@@ -14,7 +13,7 @@ import numpy as np
 
 from fedjax_dp import errors, own_code
 from fedjax_dp.data.store import FederatedData, require_clients
-from fedjax_dp.display import words
+from fedjax_dp.display import without_addresses, words
 from fedjax_dp.execution import distributed
 from fedjax_dp.execution.mesh import Execution, all_devices
 from fedjax_dp.experiments import configured, run_folder
@@ -168,15 +167,11 @@ def _shortened(algorithm: Algorithm) -> str:
 
 def _checksums(algorithm: Algorithm, data: FederatedData, model: Model) -> dict[str, str]:
     leaves, structure = jax.tree.flatten(algorithm)
-    words = [_words(structure).encode(), _words(model).encode()]
-    shape, looks = (checksum(np.frombuffer(word, np.uint8)) for word in words)
+    shape, looks = (
+        checksum(np.frombuffer(without_addresses(repr(what)).encode(), np.uint8)) for what in (structure, model)
+    )
     code = {f"code of {name}": digest for name, digest in own_code.sources(algorithm, model).items()}
     return {"data": data.checksum, "algorithm": f"{shape}{checksum(leaves)}", "model": looks, **code}
-
-
-def _words(what: Any) -> str:
-    """Its repr, the same in every process."""
-    return re.sub(r" at 0x[0-9a-f]+", "", repr(what))
 
 
 def _architecture(model: Model, data: FederatedData) -> str | None:

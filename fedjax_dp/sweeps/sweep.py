@@ -4,7 +4,6 @@ import dataclasses
 import hashlib
 import os
 import pathlib
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
@@ -14,7 +13,7 @@ import numpy as np
 
 from fedjax_dp import devices, errors
 from fedjax_dp.data import FederatedData
-from fedjax_dp.display import Card, displayed
+from fedjax_dp.display import Card, displayed, plain, without_addresses
 from fedjax_dp.experiments import parameters
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.figures.tables.comparison import Comparison, compare
@@ -175,7 +174,7 @@ def sweep(
     screen = Screen(quiet=not progress)
     if not isinstance(axes, Mapping) or not all(isinstance(name, str) for name in axes):
         raise errors.refuse("axes", repr(axes)[:60], "names with lists or ranges", 'such as {"clip_norm": [1.0, 3.0]}')
-    axes = {name: _plain(values) for name, values in axes.items()}
+    axes = {name: plain(values) for name, values in axes.items()}
     if out is not None:
         require_writable("out", pathlib.Path(out), "give another out")
     devices.cache_programs()
@@ -326,7 +325,7 @@ def _identity(values: Values, job: Job, data: str) -> str:
         f"seed={run.seed!r}, evaluate_every={job.evaluate_every!r}, train_metrics={job.train_metrics!r}, "
         f"chunk_size={job.chunk_size!r}, parts={job.parts!r})"
     )
-    text = re.sub(r" at 0x[0-9a-f]+", "", words).encode() + data.encode()
+    text = without_addresses(words).encode() + data.encode()
     return hashlib.sha256(text + b"".join(np.asarray(leaf).tobytes() for leaf in leaves)).hexdigest()[:12]
 
 
@@ -338,15 +337,6 @@ def _announce(plan: Plan, screen: Screen) -> None:
 def _axes(points: Iterable[Values]) -> tuple[str, ...]:
     """What the points set, the seed left out."""
     return tuple(dict.fromkeys(name for values in points for name in values if name != "seed"))
-
-
-def _plain(values: Any) -> Any:
-    """Arrays and numbers of NumPy as Python's; ranges of Python as lists."""
-    if isinstance(values, np.ndarray | np.generic):
-        return values.tolist()
-    if isinstance(values, Mapping):
-        return {key: _plain(value) for key, value in values.items()}
-    return [_plain(value) for value in values] if isinstance(values, list | tuple | range) else values
 
 
 def _federated(data: Any) -> FederatedData:
