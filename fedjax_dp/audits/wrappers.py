@@ -21,10 +21,10 @@ FOLLOWING = 1  # label of a record that drives the model on in the direction in 
 
 @value
 class CanaryCohort(Answers):
-    """The members of `cohort`; by a schedule that is the same in every trial, and without those that are not there.
+    """A cohort without the clients that are not there, by a schedule that may be the same in every trial.
 
     schedule  words of the key from which a run draws its cohorts, or None: every trial draws its own;
-    gone      clients that do not exist in this world, so that no message of theirs arrives `(num_clients,)` bool.
+    gone      clients of which no message arrives, as they do not exist in this world `(num_clients,)` bool.
     It has what a round asks of a cohort; checks and accounting are done on `cohort` before.
     """
 
@@ -66,7 +66,7 @@ def standing_in(y: Any, gone: jax.Array) -> Any:
 
 @value
 class CanaryPrivatizer:
-    """`base` on the records that are there."""
+    """A privatizer that runs `base` on the records that are there."""
 
     base: Privatizer
 
@@ -81,7 +81,7 @@ class CanaryPrivatizer:
 
 
 class _Linear(nn.Module):
-    """The sum of dense layers of one output, each on its own part of the record."""
+    """A sum of dense layers of one output, each on its own part of the record."""
 
     widths: tuple[int, ...]
 
@@ -95,7 +95,7 @@ class _Linear(nn.Module):
 
 
 def _loss(scores: jax.Array, label: jax.Array) -> jax.Array:
-    """The score; less its absolute value on records that follow the model."""
+    """The loss is the score, or on records that follow the model less its absolute value."""
     side = jax.lax.stop_gradient(jnp.sign(scores[0]))  # the gradient of an absolute value is not 0 at 0 here
     return jnp.where(label == FOLLOWING, -side, 1.0) * scores[0]
 

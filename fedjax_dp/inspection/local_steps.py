@@ -207,7 +207,7 @@ def examine_alone(part: Any, algorithm: Algorithm, data: FederatedData, model: M
     """A client's round is the same whatever the records of others, who may even train beside it."""
     sizes, local = np.asarray(data.sizes), algorithm.local
     some = np.unique(np.linspace(0, len(sizes) - 1, min(len(sizes), 4)).astype(np.int32))
-    met, held = _at_the_start(local, algorithm, data, model), _few(data, some)
+    met, held = _at_the_start(local, algorithm, data, model), _subsampled(data, some)
 
     @jax.jit
     def train(held: FederatedData, t: jax.Array) -> Any:
@@ -227,7 +227,7 @@ def examine_alone(part: Any, algorithm: Algorithm, data: FederatedData, model: M
                 require_so(alike, "a client's round uses records", "others too", "its own")
 
 
-def _few(data: FederatedData, some: np.ndarray) -> FederatedData:
+def _subsampled(data: FederatedData, some: np.ndarray) -> FederatedData:
     """A store of the records of some clients, after as many as the largest client may hold that are nobody's."""
     sizes, offsets = np.asarray(data.sizes), np.asarray(data.offsets)
     rows = [data.row_numbers[offsets[i] : offsets[i] + sizes[i]] for i in some]

@@ -58,8 +58,9 @@ def _random(rng: np.random.Generator, own: np.ndarray, population: np.ndarray) -
     return rng.integers(int(np.min(population)), int(np.max(population)) + 1, own.shape).astype(own.dtype)
 
 
-def worst_models(rng: np.random.Generator, params: np.ndarray, trials: int) -> np.ndarray:
+def worst_models(rng: np.random.Generator, model: Model, trials: int) -> np.ndarray:
     """Flat parameters `(trials, size)` near those of round 0 and far from them, and zeros."""
+    params = np.asarray(ravel(model.init(run_key(0)))[0])
     away = rng.choice(SPREADS, (trials, 1)) * rng.normal(size=(trials, params.size))
     models: np.ndarray = np.where(_kinds(trials)[:, None] == 7, 0.0, params + away).astype(np.float32)
     return models
@@ -81,7 +82,6 @@ def neighbouring_batches(data: FederatedData, model: Model, varies: bool) -> Nei
     Where batches vary in size, some rows are not there, or all but the first.
     """
     rng, rows = np.random.default_rng(0), ROWS if varies else DIVISOR
-    params, unravel = ravel(model.init(run_key(0)))
     kind = np.arange(BATCHES) // SCALES.size
     drawn, others = rng.integers(0, len(data.x), (2, BATCHES, rows))
     drawn[kind % 5 == 1] = drawn[kind % 5 == 1, :1]  # of one target
@@ -102,7 +102,8 @@ def neighbouring_batches(data: FederatedData, model: Model, varies: bool) -> Nei
     mask[:, 0] = True
     gone = mask.copy()
     gone[:, 0] = False
-    models = worst_models(rng, np.asarray(params), BATCHES)
+    unravel = ravel(model.init(run_key(0)))[1]
+    models = worst_models(rng, model, BATCHES)
     return NeighbouringBatches((x, y, mask), (exchanged, moved, mask), (x, y, gone), models, unravel)
 
 

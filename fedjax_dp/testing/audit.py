@@ -12,8 +12,8 @@ from fedjax_dp.audits.audit import audit, audit_mechanism
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.inspection.verdict import CheckReport, require
 from fedjax_dp.rounds.algorithm import Algorithm
+from fedjax_dp.testing.checks import run_check
 from fedjax_dp.testing.mutation import WrongProgram
-from fedjax_dp.testing.reports import run_check
 from fedjax_dp.testing.wrong_programs import half_noise
 
 SIGNIFICANCE = 1e-6  # chance that a right program is rejected

@@ -22,9 +22,9 @@ from fedjax_dp.privacy.protection import clips_records
 from fedjax_dp.pytrees import changed
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.testing import instruments
+from fedjax_dp.testing.checks import run_check, usable_model
 from fedjax_dp.testing.instruments import TrialInputs
 from fedjax_dp.testing.mutation import WrongProgram, mutated, mutated_part, wrong_program
-from fedjax_dp.testing.reports import run_check, usable_model
 
 TRIALS = 4
 ROUNDING = 2e-5  # relative to the largest number

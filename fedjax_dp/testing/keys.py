@@ -20,9 +20,9 @@ from fedjax_dp.pytrees import changed
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.simulation import numbers
 from fedjax_dp.testing import instruments
+from fedjax_dp.testing.checks import run_check, usable_model
 from fedjax_dp.testing.instruments import TrialInputs
 from fedjax_dp.testing.mutation import WrongProgram, wrong_program
-from fedjax_dp.testing.reports import run_check, usable_model
 from fedjax_dp.testing.wrong_programs import frozen_server_noise, reused_round_key
 
 TRIALS, ROUNDS = 4, 12  # runs whose noise is compared, and rounds of each

@@ -12,8 +12,8 @@ from fedjax_dp.inspection.masks import examine_masks
 from fedjax_dp.inspection.verdict import CheckReport
 from fedjax_dp.parts.transport import Transport
 from fedjax_dp.rounds.algorithm import Algorithm
+from fedjax_dp.testing.checks import run_check
 from fedjax_dp.testing.mutation import WrongProgram, wrong_program
-from fedjax_dp.testing.reports import run_check
 
 
 def _require_secret(algorithm: Algorithm) -> None:

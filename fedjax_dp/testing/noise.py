@@ -21,9 +21,9 @@ from fedjax_dp.privacy.protection import unit_of
 from fedjax_dp.pytrees import changed
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.testing import instruments
+from fedjax_dp.testing.checks import run_check, usable_model
 from fedjax_dp.testing.instruments import TrialInputs
 from fedjax_dp.testing.mutation import WrongProgram
-from fedjax_dp.testing.reports import run_check, usable_model
 from fedjax_dp.testing.wrong_programs import faint_noise
 
 DRAWS = 20_000  # numbers; 12,743 miss a standard deviation off by 5% once in a thousand times

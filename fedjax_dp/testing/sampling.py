@@ -18,8 +18,8 @@ from fedjax_dp.inspection.verdict import CheckReport
 from fedjax_dp.models import Model
 from fedjax_dp.parts.cohorts import Cohort, Members
 from fedjax_dp.rounds.algorithm import Algorithm
+from fedjax_dp.testing.checks import run_check, usable_model
 from fedjax_dp.testing.mutation import WrongProgram, wrong_program
-from fedjax_dp.testing.reports import run_check, usable_model
 from fedjax_dp.testing.wrong_programs import first_records, law_of_batches
 
 DRAWS = 4_000  # batches of a client, or cohorts

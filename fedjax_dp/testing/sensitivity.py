@@ -20,13 +20,12 @@ from fedjax_dp.parts.batches import FixedBatches
 from fedjax_dp.parts.client_privacy import UpdatePrivatizer
 from fedjax_dp.parts.record_privacy import clips
 from fedjax_dp.privacy.protection import unit_of
-from fedjax_dp.pytrees import changed, ravel
+from fedjax_dp.pytrees import changed
 from fedjax_dp.rounds.algorithm import Algorithm
-from fedjax_dp.rounds.simulation import run_key
 from fedjax_dp.testing import instruments
+from fedjax_dp.testing.checks import run_check, usable_model
 from fedjax_dp.testing.instruments import TrialInputs
 from fedjax_dp.testing.mutation import WrongProgram, mutated_part
-from fedjax_dp.testing.reports import run_check, usable_model
 from fedjax_dp.testing.wrong_programs import clip_per_batch, unclipped_bias
 
 TRIALS = 256
@@ -127,23 +126,25 @@ def _of_function(
     leaves, structure = jax.tree.flatten(jax.tree.map(np.asarray, records))
     count = len(leaves[0])
     at, drawn = rng.integers(0, count, (2, trials))
-    keep = np.array([np.delete(np.arange(count), i) for i in at])
-    base: list[np.ndarray] = []
-    exchanged: list[np.ndarray] = []
-    less: list[np.ndarray] = []
-    for a in leaves:
-        wide = np.repeat(a[None], trials, 0)
-        for stores, worst in zip((base, exchanged), worst_records(rng, a[drawn], a)):
-            wide[np.arange(trials), at] = worst
-            stores.append(wide.copy())
-        less.append(base[-1][np.arange(trials)[:, None], keep])
+    pairs = [worst_records(rng, a[drawn], a) for a in leaves]
+
+    def stores(which: int) -> Any:
+        wide = [np.repeat(a[None], trials, 0) for a in leaves]
+        for a, pair in zip(wide, pairs):
+            a[np.arange(trials), at] = pair[which]
+        return jax.tree.unflatten(structure, wide)
 
     def flat(records: Any) -> jax.Array:
         return jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(function(records))])
 
     run = jax.jit(jax.vmap(flat))
-    others = exchanged if adjacency is Adjacency.REPLACE_ONE else less
-    one, other = (np.asarray(run(jax.tree.unflatten(structure, some)), float) for some in (base, others))
+    base = stores(0)
+    if adjacency is Adjacency.REPLACE_ONE:
+        others = stores(1)
+    else:
+        keep = np.array([np.delete(np.arange(count), i) for i in at])
+        others = jax.tree.map(lambda a: a[np.arange(trials)[:, None], keep], base)
+    one, other = (np.asarray(run(some), float) for some in (base, others))
     _require_bounded("the function", one, other, sensitivity, adjacency)
 
 
@@ -168,7 +169,7 @@ def _of_records(algorithm: Algorithm, data: FederatedData, model: Model, seed: i
     # what a record can do does not depend on how many others are not drawn
     data = instruments.own_records(data, None if batch is None else int(batch) + 1)
     at = rng.integers(0, np.asarray(data.sizes).min(), trials)  # the same position of every client
-    params = worst_models(rng, np.asarray(ravel(model.init(run_key(seed)))[0]), trials)
+    params = worst_models(rng, model, trials)
     theirs = np.zeros((trials, len(data.x)), bool)
     theirs[np.arange(trials)[:, None], np.asarray(data.offsets)[None] + at[:, None]] = True
     keys, stores = keys_of(trials, "runs", seed), neighbouring_stores(rng, data, theirs)
@@ -213,7 +214,7 @@ def _of_clients(algorithm: Algorithm, data: FederatedData, model: Model, seed: i
     trials = min(trials, max(8, 2**24 // max(data.x.size, 1)))
     largest = int(np.argmax(np.asarray(data.shares)))  # who can do most where shares are weights
     client = np.where(np.arange(trials) % 2, largest, rng.integers(0, data.num_clients, trials))
-    params = worst_models(rng, np.asarray(ravel(model.init(run_key(seed)))[0]), trials)
+    params = worst_models(rng, model, trials)
     owner = np.repeat(np.arange(data.num_clients), np.asarray(data.sizes))
     keys, stores = keys_of(trials, "runs", seed), neighbouring_stores(rng, data, owner[None] == client[:, None])
     quiet = changed(instruments.without_noise(algorithm), server=instruments.additive_server())

@@ -18,8 +18,8 @@ from fedjax_dp.parts.corrections import Correction
 from fedjax_dp.pytrees import changed, value
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.testing import instruments
+from fedjax_dp.testing.checks import run_check, usable_model
 from fedjax_dp.testing.mutation import WrongProgram
-from fedjax_dp.testing.reports import run_check, usable_model
 
 
 class _Sending(Correction):

@@ -89,7 +89,7 @@ STANDARD_DEVIATIONS = {  # that are measured, over those that are stated
     "silent_last_step": 0.7,
     "faint_noise": 0.95,
     "stale_std": 1.43,
-    "clean_head": 0.8,
+    "clean_head": 0.86,
 }
 
 

@@ -1,4 +1,4 @@
-"""A check is worth its name if it rejects the wrong programs that it names."""
+"""How a check runs: on the right program, which has to pass, and on wrong ones made of it, which it has to reject."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
