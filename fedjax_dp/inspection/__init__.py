@@ -34,7 +34,6 @@ WORDS = {
     "transport": "nobody sees more than it says",
 }
 
-
 OF_RECORDS: dict[str, Callable[..., None]] = {
     "batches": draws.examine_batches,
     "bound": steps.examine_bound,
@@ -54,6 +53,13 @@ def examine_transport(
         masks.examine_masks(transport, algorithm.cohort.capacity(data.num_clients))
 
 
+def _name_of(thing: Any) -> str:
+    """Of a class, a function or the class of a value; of an array, who set it."""
+    if isinstance(thing, dict | tuple | list) or hasattr(thing, "__array__"):
+        return "whoever set its numbers"
+    return str(getattr(thing, "__name__", type(thing).__name__))
+
+
 def words_of(algorithm: Algorithm) -> list[str]:
     """On whose word the Guarantee rests: one line for each part that is not the project's own."""
     words = [
@@ -63,7 +69,7 @@ def words_of(algorithm: Algorithm) -> list[str]:
     ]
     known = {id(part) for _, part in facts.parts_of(algorithm)}
     words += [
-        f"on the word of {getattr(thing, '__name__', type(thing).__name__)} ({name}): it holds no records itself"
+        f"on the word of {_name_of(thing)} ({name}): it holds no records itself"
         for name, thing in facts.things_of("algorithm", algorithm)
         if id(thing) not in known and name != "weigh" and not facts.of_known_origin(thing)
     ]
