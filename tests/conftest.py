@@ -1,10 +1,6 @@
 import os
 import pathlib
 
-# Most of the time of the tests is the compiler's. It works quickly here, unless these flags say otherwise: one pair of
-# `.ci/run` has programs that are optimised as users' are.
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
-
 import jax
 import pytest
 from hypothesis import settings

@@ -44,7 +44,7 @@ class Entry(Generic[P]):
     defaults  of the common options, where they are others than `Common`'s;
     presets   what a run has where nothing is said, over what its data set brings;
     fixes     arguments that no run gives: common options that it decides itself, and what `prepare` finds;
-    prepare   finds out something of clients before training: `prepare(beforehand, options, *, ...)` returns more
+    prepare   finds out something of clients before training: `prepare(context, options, *, ...)` returns more
               arguments of the constructor; its own keyword arguments are options too.
     `defaults` and `presets` may be functions of the options that are given; `presets` sees the data set's beside them.
     """

@@ -103,8 +103,8 @@ def test_what_cannot_be_is_refused_in_one_line(capsys, flags, told):
 
 
 def test_an_argument_that_follows_from_the_data_is_no_option_of_a_run(capsys, monkeypatch):
-    def count(beforehand, options):
-        return {"clients": beforehand.data.num_clients}
+    def count(context, options):
+        return {"clients": context.data.num_clients}
 
     @entry("me", fixes=("clients",), prepare=count)
     def counting(*, clients: int, **common: Unpack[Common]) -> fdp.Algorithm:
