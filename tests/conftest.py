@@ -38,6 +38,13 @@ def _room_for_programs():
         jax.clear_caches()
 
 
+@pytest.fixture
+def float32_products():
+    """For comparisons with float32 references: an accelerator's products of a forward pass have ten bits by default."""
+    with jax.default_matmul_precision("float32"):
+        yield
+
+
 @pytest.fixture(scope="session")
 def mnist_dir():
     """A folder that holds the real MNIST, or a skip that says where it was looked for."""

@@ -243,6 +243,7 @@ def test_layers_over_positions_equal_gradients_taken_one_by_one(kinds, records, 
         ),
     ],
 )
+@pytest.mark.usefixtures("float32_products")
 def test_known_layers_equal_gradients_taken_one_by_one(module, shape, tokens):
     problem_ = problem(module, 4, shape, tokens=tokens)
     got = check_against_gradients_taken_one_by_one(*problem_, 0.5)

@@ -434,6 +434,8 @@ def against_float64(framework, seed):
     return apart(total, np.float64(got.norms)), lambda: apart(*clipped_and_norms(single(model, params, x)))
 
 
+@jax.numpy_rank_promotion("allow")  # as users have it
+@jax.default_matmul_precision("float32")
 def check(framework, seeds):
     """No network of these seeds is wrong, and at most one in twenty is refused.
 

@@ -127,6 +127,7 @@ SLOW = {
 }
 
 
+@pytest.mark.usefixtures("float32_products")
 @pytest.mark.parametrize("name", quick(SMALL, {"vit", "gpt"}))
 def test_scores_are_those_of_a_slow_reference(name):
     model = SMALL[name]()

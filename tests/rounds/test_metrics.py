@@ -64,6 +64,7 @@ def by_client(params, data):
     return np.array(losses), np.array(gradients)
 
 
+@pytest.mark.usefixtures("float32_products")
 @pytest.mark.parametrize("rows", [7, 16, 2048])  # 49 = 7 * 7; 16 leaves a block of one record
 def test_accuracy_and_loss_equal_the_loops_whatever_the_blocks(data, rows, monkeypatch):
     monkeypatch.setattr(metrics, "ROWS", rows)
@@ -106,6 +107,7 @@ def test_without_parts_there_is_no_accuracy_by_client(data):
     assert metrics.evaluate(params_of(), dataclasses.replace(data, test_clients=None), model=MODEL).by_client is None
 
 
+@pytest.mark.usefixtures("float32_products")
 @pytest.mark.parametrize("rows", [13, 51, 2048])  # of 52 records
 def test_objective_and_gradient_norm_equal_the_loops_whatever_the_blocks(data, rows, monkeypatch):
     monkeypatch.setattr(metrics, "ROWS", rows)
