@@ -197,7 +197,7 @@ def test_an_entry_without_noise_and_a_plain_function_are_told_on_the_command_lin
     assert "put @fedjax_dp.algorithms.entry() above" in by_terminal(capsys, MINE.replace('@entry("me")\n', ""))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_folder_that_exists_and_what_changed_since_are_told(capsys):
     short, going_on = NOTEBOOK.replace("rounds=20", "rounds=2"), 'fdp.resume("notebook", algorithm, data, model=model)'
     exec(compile(short, "own.md", "exec"), {})

@@ -80,7 +80,7 @@ def test_the_game_plays_the_very_run_that_simulate_runs(there):
     np.testing.assert_allclose(played[0, 0], wanted, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_trial_is_the_same_in_any_lane():
     setup = setup_of(records(batches="without-replacement", batch_size=3), ragged_data(TEN), 3)
     game = setup.games["opposite"]
@@ -128,7 +128,7 @@ def test_messages_are_observed_before_they_are_summed():
 # What is proved
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_ten_thousand_trials_prove_most_of_epsilon_four():
     steps = GaussianSteps(1.0, FullBatch(), Adjacency.REPLACE_ONE, 50)
     noise = noise_multiplier_for(steps, 4.0, DELTA)
@@ -157,7 +157,7 @@ def test_sums_of_a_cohort_and_final_models_are_audited_as_they_are_counted():
     assert not last.violated
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_one_run_proves_something_with_the_users_own_model():
     found = audited(records(noise_multiplier=4.0), sizes=(200, 200), one_run=150)
     assert not found.violated
@@ -191,7 +191,7 @@ def test_a_functions_releases_are_audited():
 # What must not be proved
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_identical_worlds_are_told_apart_no_more_often_than_stated():
     """False alarms of 1,000 audits of identical worlds stay below the stated 5%: up to 84 by chance 1e-6.
 
@@ -248,7 +248,7 @@ def _repeated(right, key, step, model, params, records):
     return silent + jnp.concatenate([noise, noise]), told
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_noise_that_two_tensors_share_is_noticed():
     right = records()
     shared = mutated_part(right.local.privatizer, "gradient", _repeated)
@@ -366,7 +366,7 @@ def test_no_private_entry_is_caught(name):
     assert found.lower > 0.25 * found.epsilon, found.verdict
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_shared_integer_noise_and_adaptive_clips_are_audited():
     shared = fdp.dp_fedavg(
         cohort_size=2, batch_size=4, **BATCHES, noise_multiplier=2.0, noise="shared", fractional_bits=6

@@ -472,13 +472,13 @@ def runs(entry, capsys, *words):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("entry", usual(algorithms.CATALOGUE, list(algorithms.CATALOGUE)[::3]))
+@pytest.mark.parametrize("entry", usual(algorithms.CATALOGUE, list(algorithms.CATALOGUE)[::8]))
 def test_every_entry_runs_and_prints_its_guarantee(entry, capsys):
     runs(entry, capsys, *QUICK, "--local-steps", "1" if entry == "dp_sgd" else "2")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("entry", usual(algorithms.CATALOGUE, ("dpnfl",)))
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("entry", algorithms.CATALOGUE)
 def test_every_entry_runs_on_mnist(entry, capsys, mnist_dir):
     runs(entry, capsys, "--dataset", "mnist", "--data-dir", str(mnist_dir), "--rounds", "2")
 
@@ -488,7 +488,7 @@ def test_a_dtype_that_is_not_offered_is_refused(capsys):
     assert "dtype must be one of float32, bfloat16, got 'float16'" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_run_in_bfloat16_learns_under_the_same_guarantee(tmp_path, capsys):
     told = {}
     for dtype in ("float32", "bfloat16"):
@@ -511,7 +511,7 @@ def test_an_option_of_another_algorithm_is_refused(capsys):
     assert "--secure must be true or false" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_delta_of_mnist_is_said_to_be_the_papers(capsys, mnist_dir):
     words = ["run", "--dataset", "mnist", "--data-dir", str(mnist_dir), "--rounds", "1", "--local-steps", "1"]
     told = "it is that of the dpnfl paper, the default on mnist"

@@ -82,6 +82,7 @@ def test_a_run_goes_on_from_its_state_which_stays_the_callers(data):  # noqa: F8
         np.testing.assert_array_equal(a, np.asarray(b))
 
 
+@pytest.mark.slow
 def test_checkpoints_hold_the_rows(data, tmp_path):  # noqa: F811
     algorithm = KEEPING["controls"]
     half = fdp.simulate(algorithm, data, rounds=3, on_host=True).state

@@ -188,7 +188,7 @@ class States:
             shutil.rmtree(name)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_run_goes_on_from_what_every_operation_on_a_file_leaves():
     digits = fdp.load("digits")
     data = fdp.federate(digits, np.array_split(np.arange(len(digits.y_train)), 10))

@@ -10,7 +10,7 @@ import pytest
 import fedjax_dp as fdp
 from fedjax_dp.experiments import build, config, population
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.exhaustive  # half a minute each on real MNIST; CI has the recipes of the papers
 
 
 def setting(mnist_dir, **changes):

@@ -167,6 +167,7 @@ def test_a_run_that_was_killed_before_it_began_says_so_and_starts_in_its_folder(
     }
 
 
+@pytest.mark.slow
 def test_a_promise_is_never_of_fewer_rounds_wherever_a_longer_run_is_killed(data, monkeypatch):
     words = {"evaluate_every": 1, "checkpoint_every": 1, "delta": 1e-3}
     fdp.run(dpnfl(), data, rounds=2, out="x", **words)

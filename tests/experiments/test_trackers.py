@@ -135,6 +135,7 @@ def test_no_privacy_is_said_in_words_and_no_number(data):
     assert texts["privacy"][0].startswith("no privacy")
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_has_each_point_once(data):
     words = WORDS | {"checkpoint_every": 2, "evaluate_every": 1}
     with pytest.raises(Stopped):

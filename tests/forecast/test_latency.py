@@ -107,7 +107,7 @@ def test_a_round_without_noise_moves_as_a_plain_one_does(data, model):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_parts_add_up_to_the_round_and_its_share_of_an_evaluation(found):
     assert tuple(found.parts) == latency.PARTS
     assert found.total_ms == pytest.approx(found.round_ms + found.parts["evaluation"], rel=1e-9)
@@ -210,7 +210,7 @@ def test_people_read_parts_floor_and_changes(capsys):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_command_measures_and_draws(tmp_path, capsys):
     small = ["--algorithm", "fedavg", "--cohort-size", "4", "--local-steps", "2", "--chunk-size", "2", "--turns", "2"]
     assert main(["bench", *small, "--plot", str(tmp_path / "bench.png"), "--json"]) == 0

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import quick, refusal, thinned, usual
+from helpers import refusal, thinned, usual
 from jax import lax
 
 import fedjax_dp as fdp
@@ -109,7 +109,8 @@ def test_what_accelerators_run_gives_the_same_round(pair, monkeypatch):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("size", quick([1, 2, 3, 10, 64, 500], [3, 64]))
+@pytest.mark.slow
+@pytest.mark.parametrize("size", usual([1, 2, 3, 10, 64, 500], [3, 64]))
 def test_floyds_draws_without_his_loop_are_the_same(size):
     rng = np.random.default_rng(size)
     for population in (size, size + 1, 2 * size, 600, 10**6):
@@ -281,7 +282,7 @@ def test_a_run_whose_cohort_does_not_fit_computes_fewer_clients_at_once(name, on
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_sweep_is_compiled_with_as_many_points_at_once_as_fit(here, monkeypatch):
     shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(np.shape(a), jnp.result_type(a)), DATA)
     algorithm = made("dpnfl")
@@ -294,7 +295,7 @@ def test_a_sweep_is_compiled_with_as_many_points_at_once_as_fit(here, monkeypatc
     assert (fewer.runs_at_once, fewer.turns) == (3, 2)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_an_audit_is_compiled_with_all_rounds_of_its_trials(here):
     asked = {"rounds": 2, "target": here, "delta": 1e-5, "trials": 64, "lanes": 16}
     found = compiled_audit(made("dpnfl"), DATA, **asked)

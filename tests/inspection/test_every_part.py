@@ -166,7 +166,7 @@ def examined(name, algorithm):
             inspection.examine(slot, part, algorithm, DATA, MODEL, ROUNDS, 0)
 
 
-LONG = ("RecordGaussian", "LocalSgd", "ClientGaussian", "ClipRecords", "BandedNoise")
+LONG = ("RecordGaussian", "LocalSgd", "PersonalSgd", "ClientGaussian", "ClipRecords", "BandedNoise")
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in LONG else n for n in EXAMPLES])
@@ -185,12 +185,8 @@ def test_what_has_no_epsilon_says_so(name):
     assert WITHOUT[name]()
 
 
-# of records and their batches, of clients and means, of memory, of own models: all checks of one take half a minute
-IN_CI = ("PoissonBatches",)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", usual([name for name in EXAMPLES if name not in ASSUMING], IN_CI))
+@pytest.mark.exhaustive  # all checks of one take half a minute; CI has them in tests/testing
+@pytest.mark.parametrize("name", [name for name in EXAMPLES if name not in ASSUMING])
 def test_every_part_passes_the_conformance_suite(name):
     check_algorithm(EXAMPLES[name][0], DATA, model=MODEL if name in FEATURES else None)
 
@@ -239,7 +235,7 @@ def check_flow(name, place):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("name", usual(EXAMPLES, list(EXAMPLES)[::3]))
 def test_every_part_lets_out_of_the_records_what_it_says(name):
     first = {}
     for other, algorithms in EXAMPLES.items():

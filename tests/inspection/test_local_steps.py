@@ -182,7 +182,7 @@ WRONG = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("base", [HONEST, EPOCHS], ids=["steps", "epochs"])
+@pytest.mark.parametrize("base", [HONEST, pytest.param(EPOCHS, marks=pytest.mark.exhaustive)], ids=["steps", "epochs"])
 def test_right_steps_are_priced_as_the_projects_own(base):
     found = fdp.guarantee(own(base), DATA, rounds=4, delta=1e-3, model=MODEL)
     assert found.epsilon == fdp.guarantee(base, DATA, rounds=4, delta=1e-3, model=MODEL).epsilon

@@ -35,12 +35,14 @@ def test_its_guarantee_is_that_of_its_event():
     assert any("LaplaceRecords" in line for line in promise.assumptions)
 
 
+@pytest.mark.slow
 def test_noise_is_found_for_a_budget_and_a_run_trains_with_it():
     result = fdp.run(LAPLACE, DATA, epsilon=4.0, **RUN)
     assert all(3.9 < epsilon <= 4.0 for epsilon in result.guarantee.epsilons if epsilon)
     assert np.isfinite(result.test_loss)
 
 
+@pytest.mark.slow
 def test_few_draws_refuse_no_right_part():
     """Records that move few parameters, whose noise is measured in few numbers."""
     digits = fdp.load("digits")
@@ -102,6 +104,7 @@ def test_an_event_that_states_no_law_is_refused_in_one_line():
         fdp.guarantee(liar(event=event), DATA, **RUN)
 
 
+@pytest.mark.slow
 def test_conformance_looks_at_its_law_and_its_norm():
     assert check_noise(LAPLACE, DATA, model=MODEL, wrong=None)
     assert check_sensitivity(LAPLACE, DATA, model=MODEL, wrong=None)
@@ -111,7 +114,7 @@ def test_conformance_looks_at_its_law_and_its_norm():
         check_sensitivity(liar(size=in_l2), DATA, model=MODEL, wrong=None)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_an_audit_takes_it_and_finds_what_is_less_than_stated():
     honest = fdp.audit(LAPLACE, DATA, trials=2000, parameters=4, **RUN)
     assert not honest.violated

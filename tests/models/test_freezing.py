@@ -109,8 +109,8 @@ def network(name, **options):
     return made, x, jnp.arange(5) % 3
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", usual(NETWORKS, list(NETWORKS)[:1]))
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", NETWORKS)
 def test_the_merged_model_is_the_model_with_low_rank_terms(name):
     made, x, _ = network(name)
     adapted = freeze(made, "lora", rank=2, alpha=3.0)
@@ -126,7 +126,7 @@ def test_the_merged_model_is_the_model_with_low_rank_terms(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", usual(NETWORKS, ("attention", "nnx")))
+@pytest.mark.parametrize("name", usual(NETWORKS, ("nnx",)))
 def test_gradients_of_low_rank_terms_are_projections_of_the_dense_gradient(name):
     """dA = s G B^T and dB = s A^T G, with G the gradient by the kernel as a matrix (k, o)."""
     made, x, y = network(name)
@@ -225,7 +225,7 @@ def test_other_frozen_values_compile_nothing_and_another_factor_neither():
     assert (simulation.advance._cache_size(), metrics.evaluate._cache_size()) == before
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_frozen_values_are_held_once_whatever_the_cohort():
     """By the compiler's plan: with the cohort grows what clients train, not what is frozen."""
     made = mlp((500,), 4, (500,))
@@ -244,7 +244,7 @@ def test_frozen_values_are_held_once_whatever_the_cohort():
     assert planned[0] < 2 * frozen + data.x.nbytes + data.x_test.nbytes
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_sweep_of_a_partly_frozen_model_is_its_single_runs():
     adapted = freeze(mlp((6,), 4, (8,)), "lora,bias", rank=2)
     algorithm = fdp.dpnfl(**PRIVATE, noise_multiplier=0.5)

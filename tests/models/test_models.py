@@ -143,7 +143,7 @@ def test_a_module_never_seen_before_runs_privately_and_unchanged():
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(result.params))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_gradients_built_a_few_at_a_time_are_the_same_gradients():
     data = ragged_data([20, 30, 25])
     model = fdp.model(Unseen(), data.record_shape)
@@ -179,10 +179,10 @@ def test_records_that_do_not_fit_the_model_are_refused_before_anything_compiles(
     "arguments",
     [
         "--model mlp --hidden 20,10 --pca 12",
-        "--model vit --width 16 --layers 1 --heads 2 --patch 2",
         *(
             pytest.param(told, marks=pytest.mark.exhaustive)
             for told in (
+                "--model vit --width 16 --layers 1 --heads 2 --patch 2",
                 "--model cnn --cohort-size 2 --local-steps 2",
                 "--model group_norm_cnn",
                 "--dataset sent140 --model lstm --cohort-size 2 --local-steps 2",
@@ -228,7 +228,7 @@ def test_cross_entropy_and_its_slope_are_those_of_numpy(classes, platform, monke
     assert np.isnan(fdp.models.cross_entropy(jnp.full(classes, jnp.nan), 0))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_cross_entropy_of_many_positions_in_few_bits_and_twice_differentiated():
     rng = np.random.default_rng(0)
     logits, labels = jnp.asarray(rng.standard_normal((3, 4, 10)), jnp.float32), jnp.asarray(rng.integers(0, 10, (3, 4)))

@@ -42,6 +42,7 @@ TABLE_DPNFL = {
 }
 
 
+@pytest.mark.slow
 def test_table_of_dpnfl(rows):
     found = {row.setting: row for row in chosen(rows, "dpnfl", "Lemmas 2-4")}
     for setting, (paper, tight, attained, wang, ratio, poisson) in TABLE_DPNFL.items():

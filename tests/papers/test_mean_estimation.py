@@ -46,6 +46,7 @@ def test_runs_agree_with_the_closed_form(benchmark):
     benchmark.require_close(benchmark.alike(1.0, 0.03, RUNS, SEED))
 
 
+@pytest.mark.slow
 def test_a_closed_form_whose_mean_is_as_noisy_as_one_client_is_refused(benchmark, monkeypatch):
     def of_one(strengths, variances, spread):
         noise, kept = np.asarray(variances), 1 / (1 + strengths)

@@ -74,6 +74,7 @@ class Swapped(Keeps):
         return client.received.client_state + update, ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("entry", ["dpnfl", "fedavg"])
 def test_what_clients_keep_has_one_shape_or_is_refused_by_the_name_of_the_part(entry):
     data, noise = ragged_data([6, 6, 6]), {"clip_norm": 0.7, "noise_multiplier": 1.5} if entry == "dpnfl" else {}

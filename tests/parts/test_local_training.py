@@ -130,6 +130,7 @@ class Silent(fdp.parts.LocalTraining):
     sgd, head_of = OwnHead.sgd, OwnHead.head_of
 
 
+@pytest.mark.slow
 def test_local_steps_that_say_nothing_train_but_have_no_epsilon():
     algorithm = with_own_head(PRIVATE, Silent)
     fdp.simulate(algorithm, DATA, rounds=1, model=MODEL)

@@ -244,7 +244,7 @@ def test_a_ledger_says_what_section_f_asks_and_is_short(made):
     assert len(read_start(made["private npz"]).origin.ledger) < 60_000
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_merged_exports_of_low_rank_terms_carry_the_ledger(tmp_path):
     network = fdp.models.mlp((8, 8), 10, hidden=(4,))
     model = freeze(network, "ffa-lora", rank=1)
@@ -303,7 +303,7 @@ def test_words_about_a_start_need_a_start():
             freeze(NETWORK, "all", **said)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_points_of_a_sweep_carry_a_ledger_without_hashes(tmp_path):
     network = {"data": DATA, "model": NETWORK, "rounds": 1, "delta": 1e-3}
     found = fdp.sweep(private(), axes={"local.learning_rate": [0.1, 0.3]}, out=tmp_path / "s", **network)

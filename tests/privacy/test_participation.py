@@ -35,6 +35,7 @@ def test_every_participation_is_another_number(stated):
     assert stated["schedule"].epsilon <= stated["worst"].epsilon
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_run_a_sweep_and_a_guarantee_count_the_same(stated, name):
     ran = fdp.run(dpnfl(), DATA, participation=name, progress=False, **TERMS).guarantee

@@ -48,6 +48,7 @@ def test_rows_of_a_run_are_those_of_its_files(run_folder):
     assert report.finished
 
 
+@pytest.mark.slow
 def test_epsilon_by_round_is_that_of_a_run_of_so_many_rounds(run_folder):
     """The last is the Guarantee; the others are what `fdp.guarantee` says of the same noise and fewer rounds."""
     spent = kinds.read_report(run_folder).data["spent"]

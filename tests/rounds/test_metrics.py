@@ -187,6 +187,7 @@ def clipped_means(data, clip_norm):
     return np.array(means)
 
 
+@pytest.mark.slow
 def test_noise_to_signal_of_record_noise_equals_numpy(data):
     clip, noise = 0.4, np.linspace(0.5, 1.5, len(SIZES))
     point = last(fdp.dpnfl(**COMMON, clip_norm=clip, noise_multiplier=noise), data)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import QuadraticModel, next_state, quick, ragged_data, states_of, usual
+from helpers import QuadraticModel, next_state, ragged_data, states_of, thinned, usual
 
 import fedjax_dp as fdp
 from fedjax_dp.errors import ConfigurationError
@@ -54,7 +54,7 @@ def test_without_a_pull_the_models_of_mr_mtl_are_those_of_local_bit_for_bit():
     same(own(one, run(one)), own(other, run(other)))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_without_a_pull_and_wholly_their_own_two_models_beside_are_the_same():
     """Ditto's v with lambda 0 and APFL's with alpha 1 are local models with batches and noise of the personal role."""
     ditto, apfl = fdp.algorithms.ditto(**NOISY, strength=0.0), fdp.algorithms.apfl(**NOISY, alpha=1.0)
@@ -78,7 +78,7 @@ class NoHead(OwnPart):
         return (False,) * 4
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_what_keeps_nothing_is_federated_averaging():
     plain = states_of(fdp.dp_fedavg_local(**NOISY, schedule="constant", l2=0.0, estimator="wor_delta"), MODEL, DATA, 3)
     offset = fdp.algorithms.ppsgd(**NOISY, personal_learning_rate=0.0)
@@ -148,7 +148,7 @@ def test_the_mean_moves_by_the_mean_gradient_whatever_the_pull(strength):
     close(stepped(algorithm, state).params, moved)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_two_models_in_one_clip_are_ditto_where_nothing_is_clipped_or_noised():
     """Corrections join what is sent alone: l2 and control variates of a model that is as large as one, not as two."""
     loose = {**CLEAN, "clip_norm": 1e6, "strength": 0.4, "l2": 0.3}
@@ -165,8 +165,8 @@ def test_two_models_in_one_clip_are_ditto_where_nothing_is_clipped_or_noised():
         close(*ends)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("entry", usual(["ditto", "mr_mtl", "fedper", "local"], ["mr_mtl"]))
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("entry", ["ditto", "mr_mtl", "fedper", "local"])
 def test_clients_alike_without_noise_are_federated_averaging(entry):
     records = np.random.default_rng(1).normal(size=(5, 3)).astype(np.float32)
     x, y = np.tile(records, (4, 1)), np.tile(np.arange(5, dtype=np.int32) % 3, 4)
@@ -190,7 +190,7 @@ def test_absent_clients_keep_their_rows_bit_for_bit(entry):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("entry", usual(PERSONAL, ("mr_mtl", "apfl", "fedrep", "ifca")))
+@pytest.mark.parametrize("entry", usual(PERSONAL, ("mr_mtl", "ifca")))
 def test_portions_resuming_and_tables_on_the_host_change_nothing(entry):
     algorithm = fdp.CATALOGUE[entry](**NOISY)
     whole = run(algorithm, 4)
@@ -222,6 +222,7 @@ def test_models_are_measured_on_their_own_clients_records(entry):
     assert last.personal_pooled == pytest.approx(np.dot(accuracies, sizes) / sizes.sum(), abs=1e-6)
 
 
+@pytest.mark.slow
 def test_all_models_are_measured_in_one_compiled_call(monkeypatch):
     algorithm, calls = fdp.algorithms.mr_mtl(**NOISY), []
     state, measure = run(algorithm, 1, OWNED), personal._tested
@@ -231,7 +232,7 @@ def test_all_models_are_measured_in_one_compiled_call(monkeypatch):
 
 
 @pytest.mark.parametrize("unit", ["record", "client"])
-@pytest.mark.parametrize("entry", quick(PERSONAL, FEW))
+@pytest.mark.parametrize("entry", thinned(PERSONAL, FEW, 3))
 def test_records_act_through_what_is_counted_alone(entry, unit):
     if unit == "client" and "unit" not in fdp.CATALOGUE[entry].options:
         pytest.skip("there is no such level")

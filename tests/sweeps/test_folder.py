@@ -72,6 +72,7 @@ def test_a_row_is_the_run_of_its_configuration(whole, capsys):
     assert run["guarantee"] == record["guarantee"]
 
 
+@pytest.mark.slow
 def test_the_folder_holds_everything(whole):
     found, where = whole
     about, records = read_records(where)
@@ -144,7 +145,7 @@ def test_a_failed_point_is_run_again_and_then_counts():
     assert len(path.read_text().splitlines()) == 3
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_what_choosing_costs_says_what_it_does_not_cover(whole):
     found, _ = whole
     statement = found.choosing["statement"]
@@ -169,7 +170,7 @@ def test_what_choosing_costs_says_what_it_does_not_cover(whole):
     assert "no point is private" in run_sweep(plain, "plain", screen=quiet()).choosing["statement"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_random_search_prices_repetition_only_where_all_trials_cost_alike():
     base = BASE | {"rounds": 2}
     law = {"trials": 2, "trials_law": "geometric", "search_seed": 1}
@@ -371,7 +372,7 @@ def test_a_missing_cluster_is_one_line():
     assert "ray must be the address of a running Ray cluster" in words
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_folder_is_opened_with_the_parameters_of_its_points(tmp_path):
     """The best point's are those of its single run, bit for bit."""
     base = {"rounds": 2, "num_clients": 10, "cohort_size": 3, "local_steps": 1, "noise_multiplier": 1.0}

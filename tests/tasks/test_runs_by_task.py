@@ -103,6 +103,7 @@ def test_the_words_of_a_run_say_what_a_record_is_and_how_far_the_target_was(caps
     assert "no better than to guess" not in out
 
 
+@pytest.mark.slow
 def test_a_sweep_takes_the_lowest_of_a_metric_that_falls(capsys):
     given = written("regression")
     base = {given[at].removeprefix("--").replace("-", "_"): given[at + 1] for at in range(0, len(given), 2)}
@@ -172,7 +173,8 @@ def test_an_npz_file_of_sequences_says_its_vocabulary(change, told, capsys):
     assert told in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("task", quick(("classes", *TARGET), ("multi_label",)))
+@pytest.mark.slow
+@pytest.mark.parametrize("task", usual(("classes", *TARGET), ("multi_label", "sequence")))
 def test_metrics_of_blocks_and_clients_are_those_of_all_records(task, monkeypatch):
     data = target_data(task, records=90, tested=True)
     model = model_of(data)
@@ -255,7 +257,7 @@ def test_targets_of_ones_own_are_trained_with_a_loss_and_nothing_else_is_claimed
         fdp.simulate(fdp.fedavg(**PLAIN), data, rounds=1, model=fdp.logistic_regression((4,), 3))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_loss_of_ones_own_keeps_the_metrics_of_scores_that_fit():
     data = target_data("classes", records=60)
     run = fdp.simulate(

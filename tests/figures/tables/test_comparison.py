@@ -110,7 +110,7 @@ epsilon = 8.0
 """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_sweep_is_compared_by_the_command_line(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.toml").write_text(SWEEP)
