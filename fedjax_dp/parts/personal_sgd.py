@@ -4,7 +4,6 @@ A personal algorithm takes these steps once or twice in a round: from another st
 stream of draws, which is a release of its own.
 """
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +19,7 @@ from fedjax_dp.parts.corrections import Floats
 from fedjax_dp.parts.facts import restates
 from fedjax_dp.parts.local_sgd import LocalSgd
 from fedjax_dp.parts.local_training import AdditionalRelease
-from fedjax_dp.pytrees import value
+from fedjax_dp.pytrees import of_class, value
 
 
 @restates(LocalSgd)
@@ -36,7 +35,7 @@ class PersonalSgd(LocalSgd):
     @property
     def sgd(self) -> LocalSgd:
         """The steps alone."""
-        return LocalSgd(**{field.name: getattr(self, field.name) for field in dataclasses.fields(LocalSgd)})
+        return of_class(self, LocalSgd)
 
     def run(self, client: ClientContext) -> LocalResult:
         steps, server, own = _apart(client)

@@ -1,12 +1,11 @@
 """How a wrong program is made of a right one: one method of one of its parts is replaced."""
 
-import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from fedjax_dp.parts.facts import restates
-from fedjax_dp.pytrees import changed, value
+from fedjax_dp.pytrees import changed, of_class, value
 from fedjax_dp.rounds.algorithm import Algorithm
 
 WrongProgram = Callable[[Any], Any]  # makes it of the right one, an algorithm or a function
@@ -16,8 +15,7 @@ Mutation = Callable[..., Any]  # of the right part, and of the arguments of the 
 @functools.cache
 def _mutant_class(kind: Any, method: str, mutation: Mutation) -> type:
     def instead(self: Any, *args: Any) -> Any:
-        honest = kind(**{field.name: getattr(self, field.name) for field in dataclasses.fields(self)})
-        return mutation(honest, *args)
+        return mutation(of_class(self, kind), *args)
 
     name = f"{kind.__name__}_with_{mutation.__name__.strip('_')}"
     made = type(name, (kind,), {method: instead, "__doc__": mutation.__doc__, "__module__": __name__})
@@ -31,8 +29,7 @@ def mutated_part(part: Any, method: str, mutation: Mutation) -> Any:
     same wrong program is compiled once.
     """
     kind: Any = type(part)
-    cls = _mutant_class(kind, method, mutation)
-    return cls(**{field.name: getattr(part, field.name) for field in dataclasses.fields(part)})
+    return of_class(part, _mutant_class(kind, method, mutation))
 
 
 PATHS = {  # of parts in an algorithm
