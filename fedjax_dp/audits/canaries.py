@@ -60,12 +60,12 @@ def pattern(widths: tuple[int, ...]) -> np.ndarray:
 
 
 def of_one(widths: tuple[int, ...]) -> np.ndarray:
-    """A gradient of length 1 of the first parameter alone: where the bound is in L1, one of many hides in noise."""
+    """A gradient of length 1 of the first parameter alone: of a bound in L1, noise on each of many would hide more."""
     gradient: np.ndarray = np.eye(sum(widths))[0]
     return gradient
 
 
-SHAPES = {2: {"": pattern}, 1: {"": pattern, " of one parameter": of_one}}  # of the canary, by the norm of the bound
+SHAPES = {2: {"": pattern}, 1: {"": pattern, ", the canary of one parameter": of_one}}  # by the norm of the bound
 
 
 def gradient_game(
@@ -84,6 +84,7 @@ def gradient_game(
     this direction ("following": a first nudge decides about all steps that come). Where whole clients are hidden, the
     same of clients. Several canaries have a direction each. Every gradient is far longer than the clip norm C before it
     is clipped; under `ScaleGradients`, which does not clip, it is as long as is allowed.
+    shape  makes e, of length 1, of the widths of the tensors, where there is one canary.
     """
     widths = tensors_of(parameters)
     model, count = linear_model(widths), place.coins[-1] + 1

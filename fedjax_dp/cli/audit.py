@@ -185,7 +185,8 @@ def _attack(result: "Audit", options: AuditOptions) -> str:
         where = f"record {options.record} of {where}"
     others = ""
     if result.canary == "gradient":
-        others = f", all other gradients {OTHERS[result.outcome.game]}"
+        kind, *shape = result.outcome.game.split(", ")
+        others = ", ".join([f", all other gradients {OTHERS[kind]}", *shape])
     return f"score {result.outcome.attack}; planted (the canary): {result.canary} in {where}{others}"
 
 

@@ -1,7 +1,7 @@
 """The commands, and what each is for.
 
 A command stands in a module of its name, as the function `NAME_command` of the words that follow it, beside the
-dataclass `NameOptions` of its own options; the module is loaded where it is used.
+dataclass `NameOptions` of its own options (`calibrate` stands beside `account`); the module is loaded where it is used.
 """
 
 import importlib

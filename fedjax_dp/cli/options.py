@@ -156,9 +156,13 @@ def require_known(command: str, rest: list[str], taken: Options) -> None:
     if not rest:
         return
     flag = next((word for word in rest if word.startswith("-")), rest[0]).partition("=")[0].replace("_", "-")
-    if any(flag == option.flag for option in taken.values()):
-        raise errors.refuse(flag, "a flag", "left to Python", "flags are numbers, text and bools")
-    near = errors.nearest(flag, [*HELP[1:], *(option.flag for option in taken.values() if option.kinds)])
+    for option in taken.values():
+        if flag == option.flag and option.about.positional:
+            raise errors.refuse(flag, "a flag", "left out", "give its value alone")
+        if flag == option.flag:
+            raise errors.refuse(flag, "a flag", "left to Python", "flags are numbers, text and bools")
+    flags = [option.flag for option in taken.values() if option.kinds and not option.about.positional]
+    near = errors.nearest(flag, [*HELP[1:], *flags])
     raise errors.refuse(
         "argument",
         repr(flag),

@@ -1,9 +1,7 @@
 """What is printed: the result first, and in a box below it what it rests on; --quiet folds it, --verbose adds to it."""
 
-import math
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -90,15 +88,6 @@ def columns(
     if len(shown) < len(cells):
         hidden = ", ".join(list(cells)[len(shown) :])
         console.print(f" left out, as the terminal is {console.width} columns wide: {hidden}")
-
-
-def finite(content: Any) -> Any:
-    """Content of JSON with null for numbers that JSON has no word for."""
-    if isinstance(content, dict):
-        return {name: finite(value) for name, value in content.items()}
-    if isinstance(content, list):
-        return [finite(value) for value in content]
-    return None if isinstance(content, float) and not math.isfinite(content) else content
 
 
 def _rows(lines: Lines) -> Table:

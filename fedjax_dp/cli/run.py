@@ -136,7 +136,7 @@ def _print_result(
         ("privacy", guarantee["statement"]),
         *(("", INDENT + other["statement"]) for other in guarantee["elsewhere"]),
         *(("warning", text + caption * text.startswith("delta ")) for text in guarantee["warnings"]),
-        ("folder", f"{where} (config.toml, metrics.json, result.json, run.png, checkpoints)"),
+        ("folder", f"{where} (run.json, metrics.json, result.json, run.png, checkpoints)"),
         *(("tracked", tracker.place) for tracker in trackers if tracker.place),
     ]
     rests_on = [

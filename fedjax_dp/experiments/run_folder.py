@@ -154,7 +154,7 @@ def _trained(
         with folders.storing(path):
             folders.write_json(path / GUARANTEE, ready.guarantee.saved())
             folders.write_atomically(path / LEDGER, phases.longer(ledger(path), ready.rounds, ready.guarantee))
-            _write_config(path, about["config"])
+            _write_config(path, about["config"], {})
     with opened(path) as folder:
         state = folder.state(ready)
         done = 0 if state is None else int(state.round)
@@ -233,10 +233,12 @@ def files_of(config: configs.RunSpec) -> dict[str, str]:
 
 def extend(path: pathlib.Path, about: dict[str, Any], ready: PreparedRun) -> dict[str, Any]:
     """Note that the run goes on to more rounds, with another Guarantee."""
+    before = about["config"]
     about["config"] = ready.spec.flat()
     about["seal"] = seal(about)
     if distributed.first():
         folders.write_json(path / GUARANTEE, ready.guarantee.saved())  # first: a kill leaves no promise of fewer rounds
+        _write_config(path, about["config"], before)
         folders.write_json(path / ABOUT, about)
     return about
 
@@ -295,11 +297,14 @@ def _begin(path: pathlib.Path, ready: PreparedRun) -> None:
         folders.write_json(path / GUARANTEE, ready.guarantee.saved())
         folders.write_atomically(path / LEDGER, ready.ledger)
         folders.write_json(path / ABOUT, about | {"versions": environment.versions(), "device": environment.device()})
-        _write_config(path, config)
+        _write_config(path, config, {})
 
 
-def _write_config(path: pathlib.Path, config: configs.Overrides) -> None:
-    folders.write_atomically(path / CONFIG, FOR_PEOPLE + configs.to_toml(config))
+def _write_config(path: pathlib.Path, config: configs.Overrides, before: configs.Overrides) -> None:
+    """Write the configuration for people where there is none, or the one of `before`: another is somebody's own."""
+    file = path / CONFIG
+    if not file.is_file() or file.read_bytes() == (FOR_PEOPLE + configs.to_toml(before)).encode():
+        folders.write_atomically(file, FOR_PEOPLE + configs.to_toml(config))
 
 
 def _check_shared(path: pathlib.Path) -> None:

@@ -22,7 +22,7 @@ WORDS = {
     "cohort": "who takes part depends on no records",
     "batches": "who is in a batch depends on no more than a client's number of records",
     "privatizer": "it releases what its event says, and holds no records itself",
-    "bound": "no neighbours that were not tried move it by more than its unit",
+    "bound": "no neighbours that were not tried move it by more than its noise_unit",
     "noise source": "its noise is fresh and normal",
     "correction": "it holds no records itself",
     "local": "it runs the privatized steps on the batches that are drawn, with noise of their own everywhere, neither "

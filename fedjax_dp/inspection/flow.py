@@ -332,10 +332,10 @@ def _counted(
     def exchange(records: dict[str, jax.Array], state: Any) -> Any:
         held, members = held_by(records, state)
 
-        def visit_members(see: Callable[..., Any], ids: jax.Array) -> Any:
+        def map_members(see: Callable[..., Any], ids: jax.Array) -> Any:
             return jax.vmap(lambda i: see(key, state.params, held.client(i), held, model))(ids)
 
-        return local.exchange(LocalState(state.shared, state.clients), visit_members, members, lambda: members)
+        return local.exchange(LocalState(state.shared, state.clients), map_members, members, lambda: members)
 
     if _has_gradients(exchange, (records, state), marks):
         raise errors.refuse(

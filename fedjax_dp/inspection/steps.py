@@ -129,11 +129,11 @@ def examine_privatizer(
         records = _records(x, y, mask, run_key(1))._replace(divisor=divisor)
         return privatizer.gradient(key, StepContext(*point), model, batches.unravel(params), records)[0]
 
-    usual, divisor = tuple(a[1] for a in batches.own), jnp.int32(DIVISOR)
-    depends, bits = _scale_of_noise(of, (batches.params[1], *usual))
+    usual, divisor = tuple(a[0] for a in batches.own), jnp.int32(DIVISOR)
+    depends, bits = _scale_of_noise(of, (batches.params[0], *usual))
     draw = jax.jit(jax.vmap(jax.vmap(of, (None, 0, *[None] * 5)), (0, None, *[None] * 5)), compiler_options=QUICK)
     run = jax.jit(jax.vmap(of, (0, None, None, 0, 0, 0, 0)), compiler_options=QUICK)
-    own_keys, least, loud = keys_of(BATCHES, "privatizer"), np.inf, (batches.params[1], *usual)
+    own_keys, least, loud = keys_of(BATCHES, "privatizer"), np.inf, (batches.params[0], *usual)
     for client in some:
         for t in sorted({0, rounds - 1}):
             at = schedule_points.arrays(schedule_points.of_steps(algorithm, data, client, t, steps))

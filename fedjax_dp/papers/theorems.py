@@ -97,6 +97,9 @@ def acs_pldp_lemma1(draws: int, rate: float, tail: float, slope: float = LOGISTI
     """
     errors.require_in_unit_interval("the tail probability", tail)
     errors.require_positive("slope", slope)
+    errors.require_count("draws", draws)
+    if not 0 <= rate <= 1:
+        raise errors.refuse("rate", rate, "in [0, 1]")
     return draws * rate + math.log((1 - tail) / tail) * math.sqrt(draws * rate * (1 - rate)) / slope
 
 

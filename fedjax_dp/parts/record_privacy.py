@@ -79,7 +79,7 @@ class ClippingPrivatizer(Privatizer, Protocol):
 
     @property
     def clip_norm(self) -> float:
-        """C: what `unit` is a multiple of, in the norm that its event states: L2, or `Release.norm`."""
+        """C: what noise on a gradient is measured in, times `noise_unit`; in L2, or the `Release.norm` of its event."""
         ...
 
 

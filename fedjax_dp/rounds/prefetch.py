@@ -75,7 +75,7 @@ class Prefetcher:
         return now
 
     def beside(self, at: int) -> float:
-        """Bytes of a device that come beside the block of round `at`, once that is there: two more, and rows."""
+        """Bytes of a device beside the block of round `at`, once it is there: two more, and rows of clients' tables."""
         block = self.block(at)
         held = sum(part.nbytes for part in jax.tree.leaves(block.records.held)) / self._execution.groups
         return float(2 * held + block.room * self._kept)

@@ -132,12 +132,12 @@ def generator(seed: int, role: str) -> np.random.Generator:
     return np.random.default_rng([seed, zlib.crc32(role.encode())])
 
 
-def seeds_of(written: int | Iterable[int]) -> tuple[int, ...]:
-    """The seeds of a list, or as many as an integer says, from 0 on."""
-    if not isinstance(written, Iterable):
-        errors.require_integer("seeds", written, 1, LARGEST, "or a list such as seeds = [3, 7]")
-        return tuple(range(written))
-    return tuple(int(point["seed"]) for point in with_seeds([{}], list(written)))
+def seeds_of(written: Any) -> tuple[int, ...]:
+    """The seeds of a list of integers, or as many as an integer says, from 0 on."""
+    if isinstance(written, Iterable) and not isinstance(written, str | bytes):
+        return tuple(int(point["seed"]) for point in with_seeds([{}], list(written)))
+    errors.require_integer("seeds", written, 1, LARGEST, "or a list such as seeds = [3, 7]")
+    return tuple(range(int(written)))
 
 
 def with_seeds(points: Sequence[Values], seeds: Sequence[int]) -> list[Values]:

@@ -5,7 +5,6 @@ In TOML: the fields that all runs share under `[base]`, what varies under `[axes
 """
 
 import dataclasses
-import functools
 import hashlib
 import json
 import math
@@ -78,7 +77,7 @@ class SweepConfig:
         object.__setattr__(self, "seeds", axes.seeds_of(self.seeds))
         _require_number_of_points(self)
 
-    @functools.cached_property
+    @property
     def parsed(self) -> dict[str, Axis]:
         """What varies, by the names of axes; points written out first."""
         known = known_options(*_named(self))

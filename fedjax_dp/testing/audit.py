@@ -44,16 +44,16 @@ def check_audit(
     Raises:  AssertionError; ConfigurationError for an algorithm without epsilon or too few trials.
     """
 
-    options |= {"delta": delta, "trials": trials, "seed": seed, "significance": SIGNIFICANCE}
+    fixed: dict[str, Any] = {"delta": delta, "trials": trials, "seed": seed, "significance": SIGNIFICANCE}
     run: Callable[[Any], Any]
     if isinstance(subject, Algorithm):
         if data is None:
             raise errors.refuse("data", None, "given with an algorithm")
-        run = functools.partial(audit, data=data, rounds=rounds, **options)
+        run = functools.partial(audit, data=data, rounds=rounds, **fixed, **options)
     else:
         if event is None:
             raise errors.refuse("event", None, "given with a function", "state what it is to release")
-        run = functools.partial(audit_mechanism, event=event, **options)
+        run = functools.partial(audit_mechanism, event=event, **fixed, **options)
         wrong = None if wrong is half_noise else wrong
 
     def examine(subject: Any) -> None:

@@ -126,7 +126,13 @@ def _of_function(
     leaves, structure = jax.tree.flatten(jax.tree.map(np.asarray, records))
     count = len(leaves[0])
     at, drawn = rng.integers(0, count, (2, trials))
-    pairs = [worst_records(rng, a[drawn], a) for a in leaves]
+
+    def pair_of(a: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Integers may be codes, so that none is made up."""
+        theirs = a[drawn]
+        return worst_records(rng, theirs, a) if np.issubdtype(a.dtype, np.floating) else (theirs, np.roll(theirs, 1, 0))
+
+    pairs = [pair_of(a) for a in leaves]
 
     def stores(which: int) -> Any:
         wide = [np.repeat(a[None], trials, 0) for a in leaves]

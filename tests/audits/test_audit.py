@@ -315,18 +315,9 @@ def test_of_clients_with_equal_epsilon_the_one_with_the_largest_weight_is_audite
     assert setup_of(algorithm, ragged_data((2, 20, 5)), 3).client == 1
 
 
-PROVABLE = (  # by an attack on a few rounds
-    "clip_per_batch",
-    "first_records",
-    "half_noise",
-    "missing_factor_two",
-    "noise_inside_rate",
-    "one_leaf_noise",
-    "realised_denominator",
-    "shared_key",
-    "silent_last_step",
-    "unclipped_bias",
-)
+# what an attack on a few rounds does not prove: noise of almost the size, of the same size again, or on own models
+BEYOND = ("clean_head", "faint_noise", "frozen_server_noise", "reused_round_key", "reused_step_key", "stale_std")
+PROVABLE = [name for name in PUBLISHED if name not in BEYOND]
 
 
 @pytest.mark.slow

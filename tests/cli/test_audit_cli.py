@@ -219,3 +219,30 @@ def test_every_kind_of_audit_has_a_picture(change, found):
     fdp.figures.plot_audit(change(found), "a.png")
     assert is_picture("a.png")
     assert not plt.get_fignums()
+
+
+LAPLACE = """
+import dataclasses
+from typing import Unpack
+import fedjax_dp as fdp
+from fedjax_dp.algorithms import Common, entry
+from own_laplace import LaplaceRecords
+
+@entry("own")
+def laplace(*, clip_norm: float = 1.0, noise_multiplier: float = 1.0, **common: Unpack[Common]) -> fdp.Algorithm:
+    private = fdp.dpnfl(clip_norm=clip_norm, noise_multiplier=noise_multiplier, **common)
+    own = LaplaceRecords(clip_norm=clip_norm, noise_multiplier=noise_multiplier)
+    return dataclasses.replace(private, local=dataclasses.replace(private.local, privatizer=own))
+"""
+
+
+@pytest.mark.slow
+def test_a_bound_in_l1_is_audited_by_a_canary_of_one_parameter(capsys):
+    pathlib.Path("mine.py").write_text(LAPLACE)
+    words = ["--algorithm", "mine.py:laplace", "--num-clients", "3", "--cohort-size", "3", "--local-steps", "1"]
+    words += ["--noise-multiplier", "1", "--rounds", "1", "--delta", "1e-3", "--trials", "2000"]
+    code, told = asked(capsys, *words)
+    assert code == 0
+    assert told["others"].endswith(", the canary of one parameter")
+    assert cli.main(["audit", *words, "--verbose"]) == 0
+    assert "zero, the canary of one parameter" in capsys.readouterr().out.replace("\n", " ")

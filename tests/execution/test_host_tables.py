@@ -64,9 +64,9 @@ def test_the_host_keeps_what_devices_would(name, data, monkeypatch):  # noqa: F8
 def test_only_the_rows_of_a_block_are_on_devices(data, monkeypatch):  # noqa: F811
     monkeypatch.setattr(prefetch, "MOST", 2)
     run, state = simulation.on_devices(KEEPING["controls"], data, MODEL, fdp.execution.all_devices(), on_host=True)
-    lent = prefetch.load_rows(state, run.prefetcher.block(0), run.execution)
+    rows = prefetch.load_rows(state, run.prefetcher.block(0), run.execution)
     members = COMMON["cohort_size"]
-    assert [table.shape[0] for table in jax.tree.leaves(lent.clients)] == [2 * members]
+    assert [table.shape[0] for table in jax.tree.leaves(rows.clients)] == [2 * members]
     run.close()
 
 

@@ -205,8 +205,9 @@ def test_what_was_changed_is_named(data):
         return str(error.value)
 
     about = json.loads(pathlib.Path("x/run.json").read_text())
-    for name in about["config"]:
-        edited = about | {"config": about["config"] | {name: "other"}}
+    changes = [{"config": about["config"] | {name: "other"}} for name in about["config"]]
+    changes += [{"checksums": about["checksums"] | {name: "other"}} for name in about["checksums"]]
+    for edited in [about | change for change in [*changes, {"made of": "values of Python"}]]:
         assert "y/run.json must be as the run wrote it" in refused(
             "run.json", lambda _, edited=edited: json.dumps(edited)
         )
@@ -227,6 +228,14 @@ def test_the_configuration_for_people_decides_nothing():
     assert same(resumed.params, whole.params)
     assert (resumed.config, resumed.guarantee, resumed.history) == (whole.config, whole.guarantee, whole.history)
     assert file.read_text() == written
+
+
+def test_a_run_that_goes_on_keeps_what_people_wrote_into_the_configuration():
+    configured.start(RunSpec.of(WORDS | {"out": "x", "epsilon": None, "noise_multiplier": 2.0}), QUIET)
+    file = pathlib.Path("x/config.toml")
+    file.write_text(file.read_text() + "# mine\n")
+    fdp.resume("x", rounds=fdp.open_run("x").config["rounds"] + 1)
+    assert file.read_text().endswith("# mine\n")
 
 
 def test_other_versions_are_told(capsys):

@@ -87,6 +87,7 @@ STANDARD_DEVIATIONS = {  # that are measured, over those that are stated
     "noise_inside_rate": 0.26,
     "missing_factor_two": 0.5,
     "silent_last_step": 0.7,
+    "one_leaf_noise": 0.4946,
     "faint_noise": 0.95,
     "stale_std": 1.43,
     "clean_head": 0.86,
