@@ -6,6 +6,7 @@ could hide where records go.
 """
 
 import pathlib
+import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -20,7 +21,8 @@ from fedjax_dp import errors
 T = TypeVar("T")
 SUPPORTED = ">=0.10,<0.13"
 CHECKPOINTS = ("remat2", "remat", "checkpoint")
-CALLS = ("jit", "pjit", "closed_call", "core_call", *CHECKPOINTS)
+HIGH = "call_hi_primitive"  # since JAX 0.12: functions of jax.numpy that are made of others, such as searchsorted
+CALLS = ("jit", "pjit", "closed_call", "core_call", HIGH, *CHECKPOINTS)
 CUSTOM = ("custom_jvp_call", "custom_vjp_call")  # functions with a derivative of their own
 ENTERED = (*CALLS, *CUSTOM, "shard_map")  # whose program is what is computed: of others (a solver) it is only a part
 
@@ -42,6 +44,7 @@ _KNOWN = {
     **dict.fromkeys(CHECKPOINTS, "jaxpr prevent_cse policy differentiated"),
     "custom_jvp_call": "call_jaxpr jvp_jaxpr_fun num_consts symbolic_zeros",
     "custom_vjp_call": "call_jaxpr fwd_jaxpr_thunk bwd num_consts out_trees symbolic_zeros",
+    HIGH: "_prim",
     "shard_map": "jaxpr mesh in_specs out_specs check_vma newly_manual_axes",
     "name": "name",
     "dot_general": "dimension_numbers precision preferred_element_type out_sharding",
@@ -153,12 +156,29 @@ def branches_of(equation: Any) -> list[core.ClosedJaxpr]:
 
 def inner(equation: Any) -> core.ClosedJaxpr:
     """The program that a call, a checkpoint, a function with its own derivative, or a loop computes."""
+    if equation.primitive.name == HIGH:
+        if not is_of_numpy(equation):
+            raise _unknown(equation, f"the operation {type(_read(equation, '_prim')[0]).__name__}")
+        avals = [variable.aval for variable in (*equation.invars, *equation.outvars)]
+        with jax.enable_x64(any(str(aval.dtype).endswith("64") for aval in avals)):  # as where it was traced
+            return jax.make_jaxpr(_read(equation, "_prim")[0].expand)(*avals[: len(equation.invars)])
     known = _KNOWN.get(equation.primitive.name, "").split()
     return _closed(_read(equation, "call_jaxpr" if "call_jaxpr" in known else "jaxpr")[0])
 
 
+def is_of_numpy(equation: Any) -> bool:
+    """Whether it is a function of `jax.numpy` that JAX keeps whole, with its own rules, until a program is lowered."""
+    if equation.primitive.name != HIGH:
+        return False
+    kind = type(_read(equation, "_prim")[0])
+    module = sys.modules.get(kind.__module__) if kind.__module__.startswith("jax._src.numpy.") else None
+    return getattr(module, kind.__name__, None) is kind
+
+
 def programs(equation: Any) -> Iterator[core.ClosedJaxpr]:
     """All programs inside an equation of whatever kind, with what they close over where that is known."""
+    if is_of_numpy(equation):
+        yield inner(equation)
     leaves = jax.tree.leaves(list(equation.params.values()), is_leaf=lambda a: isinstance(a, _PROGRAMS))
     yield from (_closed(inside) for inside in leaves if isinstance(inside, _PROGRAMS))
 

@@ -55,7 +55,8 @@ def require_own_operations(what: str, jaxpr: Any, derivatives: bool = True, arou
         primitive, place = equation.primitive, equations.place(equation) or around
         for inside in equations.programs(equation):
             require_own_operations(what, inside.jaxpr, derivatives, place)
-        if equation.effects or primitive not in own_primitives() or not _rule_is_own(primitive):
+        own = equations.is_of_numpy(equation) or (primitive in own_primitives() and _rule_is_own(primitive))
+        if equation.effects or not own:
             raise errors.refuse(
                 what,
                 f"{primitive.name}{place}, which may see the records of a batch together, or act beside the program",

@@ -11,8 +11,10 @@ import pytest
 from jax import lax
 
 import fedjax_dp as fdp
+from fedjax_dp import prng
 from fedjax_dp.errors import ConfigurationError
 from fedjax_dp.gradients import equations
+from fedjax_dp.gradients.record_independence import require_own_operations
 
 ROOT = pathlib.Path(fdp.__file__).parent
 PROJECT = pathlib.Path(__file__).parents[2] / "pyproject.toml"
@@ -82,6 +84,60 @@ def test_an_unknown_version_is_refused_in_one_line_that_names_both(change, words
     assert jax.__version__ in line
     assert equations.SUPPORTED in line
     assert "\n" not in line
+
+
+EDGES = jnp.linspace(-1, 1, 5)
+KEPT_WHOLE = {  # by JAX 0.12, until a program is lowered
+    "searchsorted": lambda x: jnp.searchsorted(EDGES, x),
+    "interp": lambda x: jnp.interp(x, EDGES, EDGES**2),
+    "digitize": lambda x: jnp.digitize(x, EDGES),
+    "nonzero": lambda x: jnp.nonzero(x, size=3),
+    "ldexp": lambda x: jnp.ldexp(x, jnp.ones(x.shape, jnp.int32)),
+    "frexp": jnp.frexp,
+    "choice": lambda x: jax.random.choice(jax.random.key(0), x, (3,), p=jnp.ones(4) / 4),
+    "proportional": lambda x: prng.proportional((jnp.arange(3, dtype=jnp.uint32),) * 2, jnp.abs(x)),
+}
+
+
+@pytest.mark.parametrize("name", KEPT_WHOLE)
+def test_functions_of_jax_numpy_are_read_as_what_they_are_made_of(name):
+    x = jnp.array([0.3, 0.0, -0.2, 0.9])
+    program = jax.make_jaxpr(KEPT_WHOLE[name])(x)
+    require_own_operations("model", program.jaxpr)
+
+    def rule(equation, reads):
+        if equation.primitive.name not in equations.ENTERED:
+            return [any(reads)] * len(equation.outvars)
+        inside = equations.inner(equation)
+        return equations.interpret(inside.jaxpr, reads, False, rule)
+
+    assert all(equations.interpret(program.jaxpr, [True], False, rule))
+
+
+def test_an_operation_that_somebody_keeps_whole_is_refused():
+    hijax = pytest.importorskip("jax.experimental.hijax")
+    if not hasattr(hijax, "HiPrim"):
+        pytest.skip("JAX has such operations since 0.12")
+
+    class Mean(hijax.HiPrim):
+        def __init__(self, aval):
+            self.in_avals, self.out_aval, self.params = (aval,), aval, {}
+            super().__init__()
+
+        def expand(self, x):
+            return x
+
+        def batch(self, axis_data, args, dims):
+            return args[0].mean(dims[0], keepdims=True) + 0 * args[0], dims[0]
+
+    def forward(x):
+        return Mean(jax.typeof(x))(x)
+
+    program = jax.make_jaxpr(forward)(jnp.ones(3))
+    with pytest.raises(ConfigurationError, match="call_hi_primitive"):
+        require_own_operations("model", program.jaxpr)
+    with pytest.raises(ConfigurationError, match="the operation Mean"):
+        equations.inner(program.eqns[0])
 
 
 def test_no_parameter_is_guessed_of_a_primitive_that_nobody_knows():
