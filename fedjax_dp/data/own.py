@@ -130,19 +130,42 @@ def _of_arrays(
     task: str = "classes",
     vocabulary: Vocabulary | None = None,
 ) -> Dataset:
+    notes = list[str]()
+    if task in ("classes", "binary"):
+        arrays, classes, notes = _labels_meant(arrays, classes)
     x_train, y_train, x_test, y_test = (arrays[key] for key in ARRAYS)
     train, test = (x_train, y_train, arrays.get("client_ids")), (x_test, y_test, arrays.get("test_client_ids"))
     about: dict[str, Any] = {"task": task, "vocabulary": vocabulary, "tokens": vocabulary is not None}
-    return data_set(name, file, train, test, classes=classes, **about)
+    return data_set(name, file, train, test, notes, classes=classes, **about)
+
+
+def _labels_meant(arrays: dict[str, Any], classes: int | None) -> tuple[dict[str, Any], int | None, list[str]]:
+    """Labels of shape (n, 1) as (n,), and one-hot rows as the place of their 1, with the note on it."""
+    both = arrays["y_train"], arrays["y_test"]
+    if not all(hasattr(y, "dtype") and y.ndim == 2 and len(y) for y in both) or both[0].shape[1] != both[1].shape[1]:
+        return arrays, classes, []
+    width = both[0].shape[1]
+    if width == 1:
+        return arrays | {"y_train": both[0][:, 0], "y_test": both[1][:, 0]}, classes, ["labels (n, 1) are read as (n,)"]
+    if not all(y.dtype.kind in "biuf" and ((y == 0) | (y == 1)).all() and (y.sum(1) == 1).all() for y in both):
+        return arrays, classes, []
+    found = {"y_train": both[0].argmax(1), "y_test": both[1].argmax(1)}
+    return arrays | found, width if classes is None else classes, [f"one-hot labels are classes 0 to {width - 1}"]
 
 
 def _array(what: str, numbers: Any) -> np.ndarray:
     if numbers is None:
         raise errors.refuse(what, "nothing", "given", f"{', '.join(ARRAYS)}, or a DataFrame with label=")
     try:
-        return native(numbers)
+        array = native(numbers)
+        return np.array(array.tolist()) if array.dtype == object and _is_nested(array) else array
     except ValueError:  # lists of different lengths
         raise errors.refuse(what, "lists of different lengths", "an array", "pad or cut them") from None
+
+
+def _is_nested(array: np.ndarray) -> bool:
+    """Whether an array of objects is one of lists or arrays, as `np.array([...], dtype=object)` makes them."""
+    return bool(array.size) and all(isinstance(one, list | tuple | np.ndarray) for one in array.ravel())
 
 
 def _text(ids: np.ndarray) -> np.ndarray:
