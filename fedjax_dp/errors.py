@@ -6,7 +6,7 @@ import math
 import numbers
 import os
 import pathlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -26,9 +26,9 @@ class MissingDataError(ConfigurationError):
 class DivergedError(RuntimeError):
     """A loss or an update stopped being finite; `clients` is empty if it was the loss on the test set."""
 
-    def __init__(self, round_index: int, clients: list[int]):
+    def __init__(self, round_index: int, clients: list[int], called: Callable[[int], str] = str):
         self.round, self.clients = round_index, clients
-        shown = ", ".join(map(str, clients[:10])) + (", ..." if len(clients) > 10 else "")
+        shown = ", ".join(map(called, clients[:10])) + (", ..." if len(clients) > 10 else "")
         source = f"clients {shown}" if clients else "the test set"
         super().__init__(
             f"training diverged in round {round_index}: loss and update must be finite, got NaN or infinity from "
@@ -39,9 +39,9 @@ class DivergedError(RuntimeError):
 class RingOverflowError(RuntimeError):
     """A message did not fit into the ring of a secure sum."""
 
-    def __init__(self, round_index: int, clients: list[int]):
+    def __init__(self, round_index: int, clients: list[int], called: Callable[[int], str] = str):
         self.round, self.clients = round_index, clients
-        shown = ", ".join(map(str, clients[:10])) + (", ..." if len(clients) > 10 else "")
+        shown = ", ".join(map(called, clients[:10])) + (", ..." if len(clients) > 10 else "")
         super().__init__(
             f"the secure sum overflowed in round {round_index}: every number must fit its share of the ring, got a "
             f"larger one from clients {shown}; use 64 ring bits or fewer fractional bits"

@@ -78,6 +78,7 @@ class Guarantee:
     reason: str | None = None  # why epsilon is infinite, where it is
     elsewhere: "tuple[Guarantee, ...]" = ()  # of the same run, against others than its own view's adversary
     caveat: str | None = None  # what has to be read before the number: what epsilon is not of
+    names: tuple[str, ...] = ()  # of the clients, where they have some, are few, and are not themselves to be hidden
 
     def _card(self) -> Card:
         lists = {
@@ -114,7 +115,10 @@ class Guarantee:
             against = f" against {self.view}" if self.view in OF_MODELS else ""
             return f"no privacy{against}: epsilon is infinite, because {reason}."
         never = "" if self.epsilon_min else " (clients that are never drawn)"
-        spread = f"min {self.epsilon_min:.4g}{never}, median {self.epsilon_median:.4g}, max {self.epsilon:.4g}"
+        low, high = f"{self.epsilon_min:.4g}{never}", f"{self.epsilon:.4g}"
+        if self.names and low != high:
+            low, high = f"{low} ({self._whose(self.epsilon_min)})", f"{high} ({self._whose(self.epsilon)})"
+        spread = f"min {low}, median {self.epsilon_median:.4g}, max {high}"
         adjacency = self.adjacency.value if self.adjacency else "no"
         before = "" if self.caveat is None else f"{self.caveat}: "
         return (
@@ -122,6 +126,11 @@ class Guarantee:
             f"against {self.view}; over {len(self.epsilons)} clients epsilon is {spread}; "
             f"accountant: {self.accountant}."
         )
+
+    def _whose(self, epsilon: float) -> str:
+        """The client with this epsilon, or how many there are beside it."""
+        whose = [name for name, own in zip(self.names, self.epsilons) if own == epsilon]
+        return whose[0] if len(whose) == 1 else f"{whose[0]} and {len(whose) - 1} more"
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON: infinite epsilon is null."""
@@ -149,6 +158,7 @@ class Guarantee:
         return self.to_dict() | {
             "reason": self.reason,
             "epsilons": [[finite(epsilon), count] for epsilon, count in alike],
+            "names": list(self.names),
             "elsewhere": [other.saved() for other in self.elsewhere],
         }
 
@@ -171,6 +181,7 @@ class Guarantee:
                 warnings=tuple(saved["warnings"]),
                 elsewhere=tuple(map(cls.restored, saved.get("elsewhere", ()))),
                 caveat=saved.get("caveat"),
+                names=tuple(map(str, saved.get("names", ()))),
                 **plain,
             )
         except (KeyError, TypeError, ValueError) as error:

@@ -47,7 +47,7 @@ def audit(
     seed: int = 0,
     model: Model | None = None,
     canary: str = "gradient",
-    client: int | None = None,
+    client: int | str | None = None,
     record: int = 0,
     trials: int = 10_000,
     one_run: int | None = None,
@@ -69,7 +69,7 @@ def audit(
                 the most, see `canaries.gradient_game`. Every layer of the algorithm is run but the user's model.
                 "label-flip", "blank", "mislabelled": the user's model and data, with record number `record` of the
                 client (all of them, where whole clients are hidden) changed so, or absent in the other world;
-    client      whose record it is; default the one with the largest epsilon;
+    client      whose record it is, by number or name; default the one with the largest epsilon;
     claim       an epsilon that somebody states at this delta, to be tested beside the Guarantee; the attack is then
                 chosen to tell the most against it;
     trials      runs in all, of which some tenths only choose the attack and its threshold;
@@ -100,7 +100,7 @@ def audit(
     if not times.any():
         raise errors.refuse(
             "canary",
-            f"{canary} at client {setup.client}",
+            f"{canary} at client {setup.name}",
             "one that leaves a trace once gradients are clipped",
             contradicted or "take another canary, record or client",
         )
@@ -180,7 +180,7 @@ def audit_mechanism(
         accounting.ACCOUNTANTS[accountant].about,
         (f"the function releases {event}",),
     )
-    setup = AuditSetup(promise, delta, 0, epsilon, event, {"function": None}, ())
+    setup = AuditSetup(promise, delta, 0, "0", epsilon, event, {"function": None}, ())
     curve = accounting.trade_off(event, accountant)
     _require_trials(trials, 1, curve, epsilon, significance)
     key = role_key(run_key(seed), "audit")

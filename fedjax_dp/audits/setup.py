@@ -25,6 +25,7 @@ from fedjax_dp.audits.canaries import (
 from fedjax_dp.audits.game import Game
 from fedjax_dp.audits.one_run import LEAST
 from fedjax_dp.audits.wrappers import linear_model
+from fedjax_dp.data.client_names import number_of
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.privacy import guarantees
 from fedjax_dp.privacy.ledger import counted_as, ledger_of
@@ -44,6 +45,7 @@ class AuditSetup(NamedTuple):
     guarantee: Guarantee
     delta: float
     client: int
+    name: str  # of the client
     epsilon: float
     event: Event
     games: dict[str, Any]
@@ -51,7 +53,7 @@ class AuditSetup(NamedTuple):
 
 
 def prepare(
-    run: PlannedRun, *, canary: str, client: int | None, record: int, one_run: int | None, parameters: int
+    run: PlannedRun, *, canary: str, client: int | str | None, record: int, one_run: int | None, parameters: int
 ) -> tuple[PlannedRun, AuditSetup]:
     """A run with the noise of its budget, and what of it is audited; see `audit` for the options."""
     if counted_as(run) not in PLAYED:
@@ -86,10 +88,12 @@ def prepare(
     if promise.epsilon == 0:
         remedy = "use view deployed, in which clients' own models are released"
         raise errors.refuse("view", promise.view.value, "one that receives anything made of records", remedy)
-    target = _most_exposed(promise, algorithm, data, rounds, seed) if client is None else client
-    errors.require_integer("client", target, 0, data.num_clients - 1)
+    if client is None:
+        target = _most_exposed(promise, algorithm, data, rounds, seed)
+    else:
+        target = number_of("client", data.names, data.num_clients, client)
     event = ledger_of(counted)[target]
-    step = _release(algorithm, event, target)
+    step = _release(algorithm, event, data.called(target))
     place = (
         place_one(algorithm, data, step, target, record)
         if one_run is None
@@ -115,7 +119,9 @@ def prepare(
     else:
         games = {"data": input_game(algorithm, data, run.model, place, kind=canary, seed=seed, **common)}
     bits = () if one_run is None else (int(place.coins[-1]) + 1,)
-    return run, AuditSetup(promise, promise.delta, target, promise.epsilons[target], event, games, bits)
+    return run, AuditSetup(
+        promise, promise.delta, target, data.called(target), promise.epsilons[target], event, games, bits
+    )
 
 
 def _most_exposed(promise: Guarantee, algorithm: Algorithm, data: FederatedData, rounds: int, seed: int) -> int:
@@ -132,7 +138,7 @@ def _most_exposed(promise: Guarantee, algorithm: Algorithm, data: FederatedData,
     return int(np.argmax(np.where(most & sends if np.any(most & sends) else most, np.asarray(data.shares), -1.0)))
 
 
-def _release(algorithm: Algorithm, event: Event, client: int) -> Release:
+def _release(algorithm: Algorithm, event: Event, client: str) -> Release:
     """What one noisy sum of the run is to the accountants."""
     steps = [step for step, _ in event.leaves() if step != algorithm.cohort.prior_event]
     if not steps:

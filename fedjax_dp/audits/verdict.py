@@ -30,6 +30,7 @@ class Audit:
 
     guarantee: Guarantee
     client: int
+    name: str  # of the client, or its number
     epsilon: float
     claim: float | None
     lower: float
@@ -98,7 +99,7 @@ class Audit:
 
     @property
     def _whom(self) -> str:
-        return f"one record of client {self.client}" if self.guarantee.unit is Unit.RECORD else f"client {self.client}"
+        return f"one record of client {self.name}" if self.guarantee.unit is Unit.RECORD else f"client {self.name}"
 
     def _card(self) -> Card:
         facts = {
@@ -128,6 +129,7 @@ class Audit:
             "confidence": 1 - self.significance,
             "claim": self.claim,
             "client": self.client,
+            "client_name": self.name,
             "view": self.guarantee.view.value,
             "canary": self.canary,
             "trials": self.trials,
@@ -149,6 +151,7 @@ def judged(
     return Audit(
         guarantee=setup.guarantee,
         client=setup.client,
+        name=setup.name,
         epsilon=setup.epsilon,
         claim=claim,
         lower=lower,

@@ -40,7 +40,7 @@ class AuditOptions(DetailOptions, PlotOption):
         one_run: one run with so many canaries instead of many runs with one; proves less
         canary: gradient: the worst gradients in a model made for them; label-flip, blank or mislabelled: a record of
             your data in your model
-        client: whom to attack
+        client: whom to attack, by name, or by number from 0
         record: of that client, where single records are hidden
         significance: chance of a wrong VIOLATED, at most
         claim: an epsilon to test instead of the one stated
@@ -51,7 +51,7 @@ class AuditOptions(DetailOptions, PlotOption):
     trials: int = 10_000
     one_run: Annotated[int | None, about("", default="many runs")] = None
     canary: Literal["gradient", "label-flip", "blank", "mislabelled"] = "gradient"
-    client: Annotated[int | None, about("", default="the one with the largest epsilon")] = None
+    client: Annotated[str | None, about("", metavar="NAME|INT", default="the one with the largest epsilon")] = None
     record: int = 0
     significance: float = 0.05
     claim: float | None = None
@@ -161,7 +161,7 @@ def _own_statement(result: "Audit", promise: Guarantee, participation: str) -> l
     if abs(own - result.epsilon) <= 1e-6 * own:
         return []
     whose = f"its own model and participation {participation}"
-    return [("", f"{INDENT}the run itself states {own:.4g} of client {result.client}, for {whose}")]
+    return [("", f"{INDENT}the run itself states {own:.4g} of client {result.name}, for {whose}")]
 
 
 def _runs(result: "Audit") -> str:
@@ -177,7 +177,7 @@ def _at_least(epsilon: float) -> str:
 
 def _attack(result: "Audit", options: AuditOptions) -> str:
     """`score summed; planted (the canary): gradient in record 0 of client 2, all other gradients zero`."""
-    by_record, where = result.guarantee.unit is Unit.RECORD, f"client {result.client}"
+    by_record, where = result.guarantee.unit is Unit.RECORD, f"client {result.name}"
     if not isinstance(result.outcome, Outcome):
         count = result.outcome.canaries
         where = f"{count} records of {where}" if by_record else f"{count} clients"

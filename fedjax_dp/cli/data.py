@@ -63,7 +63,8 @@ def data_command(arguments: list[str]) -> int:
     if options.plot and counts is not None:
         from fedjax_dp.figures.runs import plot_clients  # slow to import, and only needed here
 
-        plot_clients(counts, f"{summary.name}, {_about(options)}", options.plot, **look)
+        clients = None if data.names is None else data.names.listed
+        plot_clients(counts, f"{summary.name}, {_about(options)}", options.plot, names=clients, **look)
         Screen().say(f"picture in {options.plot}")
     if options.json:
         used = {name: value for name, value in dataclasses.asdict(options).items() if name not in HIDDEN}
@@ -102,7 +103,7 @@ def _print(summary: "Summary", title: str) -> None:
     console = Console(highlight=False, soft_wrap=True)
     console.print(table)
     lines = [
-        f"clients         {summary.clients:,}",
+        f"clients         {summary.clients:,}" + (f" ({', '.join(summary.names)})" if summary.names else ""),
         f"records         {summary.records:,} for training, {summary.test_records:,} for testing ({whose})",
         f"one record      {shape} ({summary.stored_as}), {_target(summary)}",
     ]

@@ -2,7 +2,7 @@
 
 records.arrow  x, a list of one record's numbers, and y, its target (likewise, where that is several): the records of
                client 0, then of client 1, ...
-clients.arrow  sizes and shares of the clients
+clients.arrow  sizes and shares of the clients, and their names, where they have some
 test.arrow     x and y of the test set, and the clients whose parts they are, where that is known
 store.json     what else there is to know, and the version of this layout
 
@@ -20,6 +20,7 @@ import numpy as np
 
 from fedjax_dp import errors, folders
 from fedjax_dp.data import record_hashes
+from fedjax_dp.data.client_names import ClientNames
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.data.targets import TARGETS, Vocabulary, check_vocabulary, vocabulary_of
 from fedjax_dp.pytrees import checksum
@@ -49,7 +50,10 @@ def save_store(data: FederatedData, folder: str | os.PathLike[str], show: Show =
         _write(draft / "records.arrow", records)
         del records
         (draft / "x").unlink()
-        _write(draft / "clients.arrow", {"sizes": np.asarray(data.sizes), "shares": np.asarray(data.shares)})
+        clients = {"sizes": np.asarray(data.sizes), "shares": np.asarray(data.shares)}
+        if data.names is not None:
+            clients["names"] = np.array(data.names.listed)
+        _write(draft / "clients.arrow", clients)
         test = {"x": np.asarray(data.x_test), "y": np.asarray(data.y_test)}
         if data.test_clients is not None:
             test["clients"] = np.asarray(data.test_clients)
@@ -108,7 +112,8 @@ def open_store(folder: str | os.PathLike[str]) -> FederatedData:
         "test_clients": test.get("clients"),
     }
     plain = {name: about[name] for name in ABOUT} | {"learnt": tuple(about["learnt"]), "vocabulary": vocabulary}
-    return FederatedData(**arrays, **plain, overlap=about.get("overlap", ""))
+    names = ClientNames(clients["names"]) if "names" in clients else None
+    return FederatedData(**arrays, **plain, overlap=about.get("overlap", ""), names=names)
 
 
 def noted_checksum(folder: str | os.PathLike[str]) -> str:
@@ -201,6 +206,10 @@ def _read(path: pathlib.Path) -> dict[str, np.ndarray]:
     found = {}
     for name in batch.schema.names:
         column = batch.column(name)
+        if pa.types.is_string(column.type):
+            column.validate(full=True)
+            found[name] = np.array(column.to_pylist(), str)
+            continue
         values = column.flatten() if pa.types.is_fixed_size_list(column.type) else column
         found[name] = values.to_numpy(zero_copy_only=True)
     return found

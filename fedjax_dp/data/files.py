@@ -3,12 +3,15 @@
 Whatever a format, nothing is made of a file before `check_file`, nothing expanded that `check_growth` has not allowed.
 """
 
+import bz2
+import gzip
+import lzma
 import os
 import pathlib
 import stat
 import zipfile
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -18,6 +21,8 @@ from fedjax_dp.devices import cache_folder
 
 DATA_VARIABLE = "FEDJAX_DP_DATA"
 EXPANSION, FREE = 200, 1 << 26  # expanded bytes for each stored one, and those that need no stored ones
+PIECE = 1 << 20
+DICTIONARY = 1 << 29  # bytes that the decoder of an xz file may take; the largest preset takes a fifth of that
 LONGEST_ID = 256  # characters: an array of text takes four bytes for each, in every record
 
 
@@ -65,6 +70,64 @@ def check_growth(what: pathlib.Path | str, stored: int, expanded: int) -> None:
     if expanded > max(FREE, EXPANSION * stored):
         got = f"{expanded:,} bytes from {stored:,} or more"
         raise damaged(str(what), got, f"at most {EXPANSION} times as large when expanded", "get it from elsewhere")
+
+
+def unpacked(kind: str, path: pathlib.Path) -> bytes:
+    """What stands in a file, of which .gz, .bz2, .xz and a .zip of one file are unpacked as far as that may grow.
+
+    Raises: ConfigurationError for a file that is not there, damaged, or of another packing.
+    """
+    size = check_file(kind, path)
+    try:
+        with open(path, "rb") as file:
+            if path.suffix not in UNPACKERS:
+                return file.read()
+            held = bytearray()
+            for piece in UNPACKERS[path.suffix](file):
+                held += piece
+                check_growth(path, size, len(held))
+            return bytes(held)
+    except errors.ConfigurationError:
+        raise
+    except Exception as error:  # zlib.error, lzma.LZMAError, zipfile.BadZipFile and relatives have no common base
+        raise damaged(
+            path, f"damaged ({folders.reason(error)[:100]})", f"a {path.suffix[1:]} of a {kind} file"
+        ) from None
+
+
+def _read_pieces(file: Any) -> Iterable[bytes]:
+    return iter(lambda: file.read(PIECE), b"")
+
+
+def _unpack_xz(file: BinaryIO) -> Iterable[bytes]:
+    decoder = lzma.LZMADecompressor(memlimit=DICTIONARY)
+    while not decoder.eof:
+        data = file.read(PIECE) if decoder.needs_input else b""
+        if not data and decoder.needs_input:
+            raise EOFError("it breaks off")
+        yield decoder.decompress(data, PIECE)
+
+
+def _unpack_zip(file: BinaryIO) -> Iterable[bytes]:
+    with zipfile.ZipFile(file) as archive:
+        (name,) = archive.namelist()  # ValueError: not one
+        with archive.open(name) as member:
+            yield from _read_pieces(member)
+
+
+UNPACKERS: dict[str, Callable[[BinaryIO], Iterable[bytes]]] = {
+    ".gz": lambda file: _read_pieces(gzip.GzipFile(fileobj=file)),
+    ".bz2": lambda file: _read_pieces(bz2.BZ2File(file)),
+    ".xz": _unpack_xz,
+    ".zip": _unpack_zip,
+}
+
+
+def no_text(path: pathlib.Path, beginning: bytes) -> Exception:
+    """The error for bytes that are no UTF-8, with the command that makes them so."""
+    kind = "utf-16" if beginning.startswith((b"\xff\xfe", b"\xfe\xff")) else "latin1"
+    remedy = f"if it is {kind}: iconv -f {kind} -t utf-8 {path.name} > new-{path.name}"
+    return damaged(path, "bytes that are none", "text in UTF-8", remedy)
 
 
 def check_id(where: str, client: Any) -> str:

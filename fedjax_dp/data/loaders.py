@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedjax_dp import errors
-from fedjax_dp.data.reading import COLUMNS, NAMES, TEXT, Reading
+from fedjax_dp.data.reading import COLUMNS, NAMES, TABLES, TEXT, Reading
+from fedjax_dp.data.table_files import is_several
 from fedjax_dp.options import of_class, require
 
 if TYPE_CHECKING:
@@ -41,10 +42,10 @@ def _named(rest: str, column: str | None) -> bool:
 
 def _table(kind: str) -> Reader:
     return Reader(
-        lambda path, data_dir, seed, reading: _of("own").from_table(pathlib.Path(path), kind, reading),
+        lambda path, data_dir, seed, reading: _of("tables").from_files(path, kind, reading),
         "PATH",
-        (*COLUMNS, "split_column"),
-        _named,
+        (*COLUMNS, *TABLES),
+        lambda rest, column: column is not None or is_several(rest),
     )
 
 

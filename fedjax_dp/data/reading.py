@@ -10,6 +10,7 @@ from fedjax_dp.options import about
 TEXT = ("length", "vocabulary", "vocabulary_size", "oov_buckets")
 TASKS = ("classes", "binary", "multi_label", "regression", "sequence")
 COLUMNS = ("task", "label_column", "client_column", "feature_columns", "record_shape")
+TABLES = ("split_column", "drop", "categories", "fill", "standardise")  # beside these, of tables alone
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -22,6 +23,11 @@ class Reading:
         client_column: likewise; its clients are the natural ones
         split_column: of csv:PATH and parquet:PATH: says train or test
         feature_columns: all others unless given
+        drop: columns of tables that are no features, such as ids
+        categories: words of columns of a table, known without looking; each becomes a feature of 0 and 1
+        fill: constants for missing values of tables; a number alone: for all columns of numbers
+        standardise: columns of tables less a mean M, over a deviation S: public ones, those of a public file, or
+            records: computed from the training records, which no epsilon covers
         record_shape: of features that stand in one row, such as 28,28
         length: tokens of a record of text; what is longer is cut, what is shorter padded
         stride: tokens from one record of a text to the next
@@ -37,6 +43,10 @@ class Reading:
     client_column: Annotated[str | None, about("", metavar="NAME")] = None
     split_column: Annotated[str | None, about("", metavar="NAME", default="split")] = None
     feature_columns: Annotated[str | None, about("", metavar="NAME,...")] = None
+    drop: Annotated[str | None, about("", metavar="NAME,...")] = None
+    categories: Annotated[str | None, about("", metavar="NAME=A|B,...")] = None
+    fill: Annotated[str | None, about("", metavar="NAME=X,...")] = None
+    standardise: Annotated[str | None, about("", metavar="NAME=M:S,...")] = None
     record_shape: Annotated[str | None, about("", metavar="INT,...")] = None
     length: int | None = None
     stride: int | None = None

@@ -14,6 +14,7 @@ from jax import lax
 
 from fedjax_dp import errors, validation
 from fedjax_dp.data.checks import check_data
+from fedjax_dp.data.client_names import ClientNames, called, in_brackets, named
 from fedjax_dp.data.targets import Vocabulary, as_arrays, native, rows_of, stored
 from fedjax_dp.display import Card, count, displayed
 from fedjax_dp.pytrees import checksum, structure, value
@@ -100,12 +101,13 @@ class FederatedData:
     task: str = structure(default="classes")  # likewise
     vocabulary: Vocabulary | None = structure(default=None)  # likewise
     overlap: str = structure(default="")  # likewise
+    names: ClientNames | None = structure(default=None)  # what clients are called; None: by their numbers
 
     def _card(self) -> Card:
         sizes = np.sort(np.asarray(self.sizes))
         middle = sizes[len(sizes) // 2]
         facts = {
-            "clients": f"{len(sizes):,}",
+            "clients": f"{len(sizes):,}{in_brackets(self.names)}",
             "training": count(int(sizes.sum()), "record"),
             "of a client": f"{sizes[0]:,} to {count(int(sizes[-1]), 'record')}, median {middle:,}",
             "test": count(len(self.x_test), "record"),
@@ -137,6 +139,10 @@ class FederatedData:
     def partition(self) -> dict[str, Any]:
         """Which records each client holds; all else is the same for every partition of the data set."""
         return {name: getattr(self, name) for name in ("rows", "offsets", "sizes", "shares", "test_clients")}
+
+    def called(self, client: int) -> str:
+        """A client's name, or its number where it has none."""
+        return called(self.names, client)
 
     def client(self, client_id: jax.Array) -> Client:
         return Client(client_id, self.offsets[client_id], self.sizes[client_id])
@@ -189,7 +195,8 @@ def federate(
 ) -> FederatedData:
     """Spread `dataset` over clients; `clients[i]` holds the training rows of client i, as arrays or lists.
 
-    A dictionary, as other libraries' partitioners make, is read in its order: its i-th entry is client i.
+    A dictionary, as other libraries' partitioners make, is read in its order: its i-th entry is client i, by its name.
+    Where each client holds records of one id, and no other client does, that is its name.
     shares        public weights in the objective, n_i / sum n_j unless given;
     test_clients  for each test record the client whose part it is `(test records,)`, for accuracies by client; where
                   each client holds records of one id, and no other client does, that follows from `test_client_ids`.
@@ -210,8 +217,10 @@ def federate(
     order = np.concatenate(parts).astype(np.int64)
     if order.min() < 0 or order.max() >= len(dataset.x_train) or np.unique(order).size != order.size:
         raise errors.refuse("partitioned rows", "repeated or outside the data", "distinct training rows")
-    if test_clients is None:
-        test_clients = _owners_of_tests(dataset, order, sizes)
+    owners = _owners(dataset, order, sizes)
+    if test_clients is None and owners is not None:
+        test_clients = _owners_of_tests(dataset, owners)
+    names = clients if isinstance(clients, Mapping) else owners
     if test_clients is not None:
         test_clients = np.asarray(test_clients)
         tests = len(dataset.x_test)
@@ -244,19 +253,25 @@ def federate(
         name=dataset.name,
         notes=dataset.notes,
         overlap=dataset.overlap,
+        names=None if names is None else named(names),
     )
 
 
-def _owners_of_tests(dataset: Dataset, order: np.ndarray, sizes: np.ndarray) -> np.ndarray | None:
-    """For each test record its client, where ids say it: every client's records are of an id that no other has."""
-    ids, tests = dataset.client_ids, dataset.test_client_ids
-    if ids is None or tests is None:
+def _owners(dataset: Dataset, order: np.ndarray, sizes: np.ndarray) -> np.ndarray | None:
+    """The id of each client, where all of its records are of one that no other has."""
+    if dataset.client_ids is None:
         return None
-    owners = np.asarray(ids)[order]
-    firsts = owners[np.cumsum(sizes) - sizes]
-    names, clients = np.unique(firsts, return_index=True)
-    one_each = len(names) == len(sizes) and np.array_equal(owners, np.repeat(firsts, sizes))
-    if not (one_each and np.isin(tests, names).all()):
+    owners = np.asarray(dataset.client_ids)[order]
+    firsts: np.ndarray = owners[np.cumsum(sizes) - sizes]
+    one_each = len(np.unique(firsts)) == len(sizes) and np.array_equal(owners, np.repeat(firsts, sizes))
+    return firsts if one_each else None
+
+
+def _owners_of_tests(dataset: Dataset, owners: np.ndarray) -> np.ndarray | None:
+    """For each test record its client, where ids say it."""
+    tests = dataset.test_client_ids
+    names, clients = np.unique(owners, return_index=True)
+    if tests is None or not np.isin(tests, names).all():
         return None
     whose: np.ndarray = clients[np.searchsorted(names, tests)]
     return whose

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_dp import errors
+from fedjax_dp.data.client_names import SHOWN
 from fedjax_dp.data.store import FederatedData
 
 LABELLED = ("classes", "binary", "multi_label")  # tasks whose targets are labels
@@ -25,6 +26,7 @@ class Summary(NamedTuple):
     target_shape: tuple[int, ...] | None  # None: targets are several arrays
     test_records: int
     clients_with_test_records: int | None  # None: the test set is not divided among clients
+    names: tuple[str, ...] | None  # of clients, where they have some and are few
     label_distance: float | None  # mean total variation distance of a client's labels from those of all; 0 is iid
 
 
@@ -64,6 +66,7 @@ def summarise(data: FederatedData) -> Summary:
         target_shape=tuple(data.y.shape[1:]) if hasattr(data.y, "dtype") else None,
         test_records=len(data.x_test),
         clients_with_test_records=None if data.test_clients is None else len(np.unique(data.test_clients)),
+        names=data.names.listed if data.names is not None and data.num_clients <= SHOWN else None,
         label_distance=distance,
     )
 

@@ -57,13 +57,14 @@ def notes(config: PopulationConfig, data: FederatedData) -> list[str]:
             f"tested on {config.holdout:.0%} of each client's records, held out: all records were pooled first"
         )
     if names_clients(config.dataset, config.client_column):
-        own = f'"{config.client_column or "client_ids"}"' if kind in FILES else "the files"
+        column = config.client_column or ("client_ids" if kind == "npz" else None)
+        own = "the files" if column is None else f'"{column}"'
         if PARTITIONS[config.partition or "natural"].natural:
             of = f"those of {own} (partition {config.partition})"
             lines.append(f"clients are {of}; --partition iid would deal records anew")
         else:
-            column = f"{own} of the data is" if kind in FILES else f"the clients of {own} are"
-            lines.append(f"{column} not used: partition {config.partition} is set")
+            unused = f"the clients of {own} are" if column is None else f"{own} of the data is"
+            lines.append(f"{unused} not used: partition {config.partition} is set")
     elif kind in FILES and config.partition != "given":
         by = "--client-column" if "client_column" in DATASETS[kind].takes else "client_ids in the file"
         lines.append(f"nobody says whose records they are: dealt to {data.num_clients} clients; {by} would")

@@ -49,7 +49,7 @@ def plot_audit(audit: Any, path: str | os.PathLike[str] | None = None, **look: U
             panel.spines[["top", "right"]].set_visible(False)
         page.title(_short(audit), color=WRONG if audit.violated else PROVED, fontweight="bold")
         about = (
-            f"Stated: {audit.guarantee} Canary {audit.canary}, attack {audit.outcome.attack}, client {audit.client}, "
+            f"Stated: {audit.guarantee} Canary {audit.canary}, attack {audit.outcome.attack}, client {audit.name}, "
             f"seed {audit.seed}." + (f" Inspection: {audit.contradiction}." if audit.contradiction else "")
         )
         page.note(about)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # so that accounting plots without JAX
     from fedjax_dp.rounds.simulation import Evaluation
     from fedjax_dp.tasks import Task
 
+LONGEST = 24  # letters of a client's name
 ACCOUNTED = {"pld": TEST, "rdp": OBJECTIVE, "gaussian": VIOLET, "zcdp": PROBE, "tcdp": RED, "attained": "0.5"}
 
 
@@ -129,12 +130,14 @@ def plot_clients(
     counts: np.ndarray,
     title: str,
     path: str | os.PathLike[str] | None = None,
+    names: Sequence[str] | None = None,
     **look: Unpack[canvas.Look],
 ) -> Figure:
     """Records of each client, and of each client and class `(clients, classes)`: two panels.
 
     Up to 30 clients are drawn as bubbles, area in proportion to records. More are sorted by the label they have most
-    of and drawn as columns of a heat map of label shares, several clients to a column where there are over 250.
+    of and drawn as columns of a heat map of label shares, several clients to a column where there are over 250. `names`
+    of clients stand below bubbles.
     """
     clients, classes = counts.shape
     few = clients <= 30
@@ -152,11 +155,21 @@ def plot_clients(
         above.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
         above.grid(alpha=0.25, axis="y")
         for panel in page.panels:
-            if few:
+            if few and names is not None:
+                panel.set_xticks(range(clients), [_short(names[client]) for client in range(clients)])
+            elif few:
                 panel.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
             panel.spines[["top", "right"]].set_visible(False)
+        if few and names is not None and sum(len(_short(names[client])) + 2 for client in range(clients)) > 90:
+            below.tick_params(axis="x", rotation=90)
         page.title(title)
     return page.figure
+
+
+def _short(name: str) -> str:
+    """A name of a client below its bubbles."""
+    short = name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…"
+    return short.replace("$", r"\$")  # which would begin an equation
 
 
 def _bubbles(above: Any, below: Any, counts: np.ndarray) -> None:

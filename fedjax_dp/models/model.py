@@ -276,15 +276,27 @@ def model(
 def explain_gradients(model: NetworkModel, target: Any = None) -> Explanation:
     """How the gradients of single records of a model are made, parameter by parameter, and what that costs; printable.
 
-    target  of one record, where it is no integer: the data, an array, its shape and type, or a pytree of such.
+    target  of one record: the data, an array, its shape and type, or a pytree of such; left out, an integer for each
+            row of scores, as for classes and sequences, or else numbers of the shape of the scores.
     """
     require_model(model)
     params = jax.eval_shape(model.init, jax.random.key(0))
     if hasattr(target, "blank_targets"):
         y = target.blank_targets(1)
     else:
-        y = jax.tree.map(_one_row, jnp.zeros((), jnp.int32) if target is None else target)
+        y = jax.tree.map(_one_row, _usual_target(model, params) if target is None else target)
     return explain(model, params, _one_row(model.blank), y)
+
+
+def _usual_target(model: NetworkModel, params: Params) -> jax.ShapeDtypeStruct:
+    """The target of one record that the scores of a model leave to be guessed."""
+    shapes = [leaf.shape for leaf in jax.tree.leaves(jax.eval_shape(model.scores, params, model.blank))]
+    ids = jax.ShapeDtypeStruct(shapes[0][:-1] if len(shapes) == 1 else (), jnp.int32)
+    try:
+        jax.eval_shape(model.loss, params, model.blank, ids)
+    except errors.ConfigurationError:
+        return jax.ShapeDtypeStruct(shapes[0], jnp.float32)
+    return ids
 
 
 def _one_row(a: Any) -> jax.ShapeDtypeStruct:

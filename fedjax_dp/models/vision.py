@@ -70,5 +70,5 @@ def _require_image(record_shape: tuple[int, ...], classes: int, least: int) -> N
             "record_shape",
             tuple(record_shape),
             f"images of at least {least} x {least}, with or without channels",
-            "use an mlp",
+            "channels stand last, np.moveaxis(x, 1, -1); or use an mlp",
         )

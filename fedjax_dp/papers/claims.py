@@ -183,14 +183,15 @@ def _acs_pldp(run: Subject) -> tuple[Claim, ...]:
         return ()
     worst = max((proved[i] / (needed[i] / noise), needed[i] / noise, i) for i, noise in enumerate(noises))
     excess, claimed, client = worst
+    name = run.data.called(client)
     least = _attained(ledger[client], run.delta)
     if least > claimed:
-        verdict, reason = Verdict.WRONG, f"two real neighbours attain {least:.4g} at client {client}"
+        verdict, reason = Verdict.WRONG, f"two real neighbours attain {least:.4g} at client {name}"
     elif excess > 1:
-        verdict, reason = Verdict.CONDITIONAL, f"{proved[client]:.4g} is proved for client {client}"
+        verdict, reason = Verdict.CONDITIONAL, f"{proved[client]:.4g} is proved for client {name}"
     else:
         verdict, reason = Verdict.HEURISTIC, f"an order of magnitude only; above the proved {proved[client]:.4g}"
-    source = f"acs_pldp, Theorem 1 with constant 1, client {client}"
+    source = f"acs_pldp, Theorem 1 with constant 1, client {name}"
     return (Claim(source, claimed, run.delta, verdict, reason, client),)
 
 

@@ -21,6 +21,7 @@ from fedjax_dp.privacy.protection import noise_of, unit_of, views_of
 from fedjax_dp.privacy.terms import BY_NAME_ALONE, PrivacyOptions, PrivacyTerms
 from fedjax_dp.rounds.algorithm import Algorithm
 
+MOST_NAMES = 1000  # of clients in a Guarantee
 SEE_THE_MODEL = ("local", "privatizer", "bound", "correction", "upload")
 
 
@@ -212,7 +213,14 @@ def stated(run: PlannedRun, progress: Callable[[int, int], None] | None = None) 
         tuple(claim for claims in CLAIMS for claim in claims(run, delta, epsilons, ledger)),
         (*delta_warnings(delta, members, unit), *run.beginning.warnings, *_shared_parts(data, unit), *_learnt(data)),
         caveat="; ".join(filter(None, (BY_NAME_ALONE.get(counted_as(run)), run.beginning.caveat))) or None,
+        names=_names(data, unit),
     )
+
+
+def _names(data: FederatedData, unit: Unit) -> tuple[str, ...]:
+    """What clients are called, unless whether they take part is what is hidden."""
+    few = data.names is not None and data.num_clients <= MOST_NAMES
+    return data.names.listed if data.names is not None and few and unit is Unit.RECORD else ()
 
 
 def _words(run: PlannedRun) -> list[str]:

@@ -36,8 +36,13 @@ def of_content(content: Mapping[str, Any]) -> Report:
     sections = [_result(content), Section("The attack", blocks), *shared.resting(content["guarantee"])]
     sections += [_cost(content), shared.setting(config, content)]
     what = f"{config['algorithm']} on {config['dataset']}" if config else "an algorithm of Python"
-    lead = f"An attack of {content['trials']:,} trials on client {content['client']}, seed {content['seed']}"
+    lead = f"An attack of {content['trials']:,} trials on client {_client(content)}, seed {content['seed']}"
     return Report(KIND, f"Audit of {what}", lead, sections, data)
+
+
+def _client(content: Mapping[str, Any]) -> Any:
+    """The name of the audited client; its number in files of before there were names."""
+    return content.get("client_name", content["client"])
 
 
 def _result(content: Mapping[str, Any]) -> Section:
@@ -108,7 +113,7 @@ def _trade_off() -> Figure:
 def _attack(content: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """What was done, in facts."""
     facts: list[tuple[str, Any]] = [
-        ("audited client", content["client"]),
+        ("audited client", _client(content)),
         ("canary", content["canary"]),
         ("attack", content.get("attack")),
         ("other gradients", content.get("others")),

@@ -248,7 +248,7 @@ def _epsilon(spent: Rows, guarantee: Mapping[str, Any], finished: bool) -> Figur
 def _clients(history: Rows, guarantee: Mapping[str, Any], measures: Measures) -> tuple[Section, Rows]:
     """How clients differ: in what is promised to them, and in how well the model serves them."""
     blocks: list[Block] = []
-    rows = _ranked(guarantee.get("epsilons"))
+    rows = _ranked(guarantee.get("epsilons"), guarantee.get("names") or ())
     if not rows and guarantee["epsilon"] is not None:
         line = f"Epsilon of clients: {shared.spread(guarantee)}. Only the run's folder says each client's."
         blocks.append(Prose([line]))
@@ -257,13 +257,18 @@ def _clients(history: Rows, guarantee: Mapping[str, Any], measures: Measures) ->
         rows = []
     elif rows:
         about = "Clients in order of their epsilon, from the best protected to the worst. Each client has its own."
+        whose: list[Any] = [("client", "client", "")] if "client" in rows[0] else [("rank", "rank", ",d")]
+        few = "client" in rows[0] and len(rows) <= FEW_NAMES
+        names = {"field": "client", "type": "nominal", "sort": None, "title": "client, by epsilon"}
         spec = charts.chart(
             data={"name": "epsilons"},
             mark={"type": "bar", "width": {"band": 0.8}, "orient": "vertical"},
             encoding={
-                "x": {"field": "rank", "type": "ordinal", "title": "client, by epsilon", "axis": RANKS},
+                "x": names
+                if few
+                else {"field": "rank", "type": "ordinal", "title": "client, by epsilon", "axis": RANKS},
                 "y": charts.axis("epsilon", "epsilon (nats)"),
-                "tooltip": charts.tips(("rank", "rank", ",d"), ("epsilon", "epsilon", ".5g")),
+                "tooltip": charts.tips(*whose, ("epsilon", "epsilon", ".5g")),
             },
         )
         blocks.append(Figure("clients", "Epsilon of each client", about, spec, "epsilons"))
@@ -279,15 +284,20 @@ def _clients(history: Rows, guarantee: Mapping[str, Any], measures: Measures) ->
     return Section("Clients", blocks), rows
 
 
+FEW_NAMES = 40  # below the bars of a chart
 RANKS = {"labelAngle": 0, "labelOverlap": "greedy", "ticks": False}
 
 
-def _ranked(epsilons: Sequence[tuple[float, int]] | None) -> Rows:
-    """A row for each client by its epsilon; evenly chosen ones where there are very many."""
+def _ranked(epsilons: Sequence[tuple[float, int]] | None, names: Sequence[str]) -> Rows:
+    """A row for each client by its epsilon, and by its name if it has one; evenly chosen where there are very many."""
     if not epsilons or any(epsilon is None for epsilon, _ in epsilons):
         return []
-    every = sorted(epsilon for epsilon, count in epsilons for _ in range(count))
-    return shared.thinned([{"rank": place, "epsilon": epsilon} for place, epsilon in enumerate(every, 1)])
+    every = [epsilon for epsilon, count in epsilons for _ in range(count)]
+    order = sorted(range(len(every)), key=every.__getitem__)
+    rows: Rows = [{"rank": place, "epsilon": every[client]} for place, client in enumerate(order, 1)]
+    if len(names) == len(every):
+        rows = [row | {"client": names[client]} for row, client in zip(rows, order)]
+    return shared.thinned(rows)
 
 
 def _served(history: Rows, measures: Measures) -> list[Block]:

@@ -365,11 +365,11 @@ def simulate(
                 later.append(spent / (int(state.round) - done))
             done = int(state.round)
             if not finite.all():
-                raise errors.DivergedError(done - 1, np.asarray(report.clients)[~finite].tolist())
+                lost = np.asarray(report.clients)[~finite].tolist()
+                raise errors.DivergedError(done - 1, lost, run.data.called)
             if np.asarray(report.overflow).any():
-                raise errors.RingOverflowError(
-                    done - 1, np.asarray(report.clients)[np.asarray(report.overflow)].tolist()
-                )
+                lost = np.asarray(report.clients)[np.asarray(report.overflow)].tolist()
+                raise errors.RingOverflowError(done - 1, lost, run.data.called)
             if done % every == 0 or done == rounds:
                 structure, frozen = split(run.model)
                 params, frozen, records = execution.on_one_device((final_model(run.algorithm, state), frozen, run.data))

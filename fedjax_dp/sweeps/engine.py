@@ -371,7 +371,7 @@ def _outcome(job: Job, seen: Observation) -> PointEnd:
         done, look, report = jax.tree.map(lambda a: a[at], seen)  # noqa: B023
         for lost, error in ((~report.finite, errors.DivergedError), (report.overflow, errors.RingOverflowError)):
             if lost.any():
-                reason = str(error(int(done) - 1, report.clients[lost].tolist()))
+                reason = str(error(int(done) - 1, report.clients[lost].tolist(), job.run.data.called))
                 return PointEnd(history, reason, True, 0.0)
         if not math.isfinite(look.test.sums["loss"]):
             return PointEnd(history, str(errors.DivergedError(int(done) - 1, [])), True, 0.0)

@@ -46,7 +46,7 @@ WRONG = [
     ({"x_train": X[:, :2]}, "x_test must be shaped like (8, 2)"),
     ({"x_train": X[:, :0], "x_test": X[:4, :0]}, "at least one feature"),
     ({"x_train": X.astype(np.uint8)}, "both uint8 or neither"),
-    ({"x_test": X[:0], "y_test": Y[:0]}, "x_test and y_test must be (records, ...)"),
+    ({"x_test": X[:0], "y_test": Y[:0]}, "x_test must be at least one record, got empty"),
     ({"client_ids": np.arange(7)}, "(8,), one per record, got (7,)"),
     ({"client_ids": np.full(8, np.nan)}, "an id for every record, got NaN"),
     ({"client_ids": np.zeros(8)}, "client_ids must be integers or text"),

@@ -118,6 +118,7 @@ def audit():
     return Audit(
         guarantee=PROMISE,
         client=0,
+        name="H0",
         epsilon=4.0,
         claim=None,
         lower=2.0,

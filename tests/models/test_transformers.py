@@ -12,9 +12,9 @@ from helpers import quick, usual
 from scipy import special
 
 from fedjax_dp import cli, errors, gradients
-from fedjax_dp.models import char_lstm, explain_gradients, gpt, vit, word_lstm
+from fedjax_dp.models import char_lstm, explain_gradients, gpt, mlp, vit, word_lstm
 from fedjax_dp.pytrees import path_name
-from fedjax_dp.tasks import TokenCrossEntropy
+from fedjax_dp.tasks import Binary, Regression, TokenCrossEntropy
 
 COUNTS = json.loads((pathlib.Path(__file__).parents[1] / "golden" / "model_gradients.json").read_text())[
     "parameter_counts"
@@ -174,10 +174,23 @@ def test_a_record_of_padding_has_loss_and_gradient_zero_and_padding_does_not_cou
 def test_every_weight_is_factored(name):
     """Nothing but scales of norms is differentiated record by record."""
     model = MADE[name]()
-    label = jax.ShapeDtypeStruct(model.record_shape if model.tokens else (), jnp.int32)
-    told = explain_gradients(model, label)
+    told = explain_gradients(model)
     direct = [path for weight in told.weights if weight.way != "factored" for path in weight.parameters]
     assert all(path.endswith("norm/scale") for path in direct)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_one_argument_explains_as_the_target_does(name):
+    model = SMALL[name]()
+    label = jax.ShapeDtypeStruct(model.record_shape if model.tokens else (), jnp.int32)
+    assert explain_gradients(model) == explain_gradients(model, label)
+
+
+@pytest.mark.parametrize("task", [Binary(), Regression()])
+def test_one_argument_explains_models_of_other_targets(task):
+    model = mlp((4,), 1 if isinstance(task, Binary) else 3).for_task(task)
+    told = {parameter for weight in explain_gradients(model).weights for parameter in weight.parameters}
+    assert told == set(named(started(model)))
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""JSON files as the standard has them: no NaN, no name twice, no nesting without end.
+"""JSON files as the standard has them, packed or not: no NaN, no name twice, no nesting without end.
 
 Memory: the whole file as Python's values, some 32 bytes for each number in it.
 """
@@ -8,7 +8,7 @@ import pathlib
 from typing import Any
 
 from fedjax_dp import folders
-from fedjax_dp.data.files import check_file, damaged
+from fedjax_dp.data.files import damaged, no_text, unpacked
 
 
 def read_json(path: pathlib.Path) -> Any:
@@ -16,10 +16,11 @@ def read_json(path: pathlib.Path) -> Any:
 
     Raises: ConfigurationError for a file that is not there, is cut short or is no JSON.
     """
-    check_file("JSON", path)
+    content = unpacked("JSON", path)
     try:
-        with open(path, encoding="utf-8") as file:
-            return json.load(file, object_pairs_hook=_object, parse_constant=_constant)
+        return json.loads(content.decode("utf-8-sig"), object_pairs_hook=_object, parse_constant=_constant)
+    except UnicodeDecodeError:
+        raise no_text(path, content) from None
     except RecursionError:
         raise damaged(path, "lists within lists without end", "a JSON file of data") from None
     except (ValueError, OSError, MemoryError) as error:  # of bytes that are no UTF-8, too

@@ -84,7 +84,7 @@ def _files(path: pathlib.Path) -> dict[str, list[pathlib.Path]]:
 
 
 def _json(folder: pathlib.Path) -> list[pathlib.Path]:
-    return sorted(folder.glob("*.json"))
+    return sorted([*folder.glob("*.json"), *folder.glob("*.json.gz")])
 
 
 def _users(path: pathlib.Path, seen: set[str]) -> Iterator[tuple[str, str, list[Any], list[Any]]]:
@@ -115,6 +115,8 @@ def _layout_of(where: str, x: Any, y: Any) -> LeafLayout:
     for layout in LAYOUTS:
         if layout.fits(x, y):
             return layout
+    if _is_list_of(x, (int, float, list)) and isinstance(y, str):
+        raise damaged(f"{where}: y", f"text, {y[:40]!r}", "numbers", 'labels stand without quotes, "y": [0, 1]')
     got = f"x: {_kind(x)}, y: {_kind(y)}"
     raise damaged(f"{where}, record 0", got, f"as in {', '.join(layout.name for layout in LAYOUTS)}")
 
@@ -149,8 +151,26 @@ def _numbers(name: str, where: str, train: Split, test: Split | None, reading: R
         task = "classes" if plain else "regression"
         notes += [] if plain else ["targets are no whole numbers: task regression; --task says another"]
     targets = [as_task(where, y, task) for y in targets]
+    if task == "classes" and "classes" not in about:
+        targets, more = _from_zero(where, targets)
+        notes += more
     sides = [(reshaped(where, part["x"], reading.record_shape), y, part.owners) for part, y in zip(parts, targets)]
     return data_set(name, where, sides[0], sides[1], notes, task=task, **about)
+
+
+def _from_zero(where: str, targets: list[np.ndarray]) -> tuple[list[np.ndarray], list[str]]:
+    """Labels that are counted from 1 as labels from 0, with the note on it; others are as they stand in the files."""
+    present = np.unique(np.concatenate(targets))
+    if np.array_equal(present, np.arange(1, len(present) + 1)):
+        return [y - 1 for y in targets], [f"labels 1 to {len(present)} are classes 0 to {len(present) - 1}"]
+    if not np.array_equal(present, np.arange(len(present))):
+        absent = next(one for one in range(len(present) + 1) if one not in present)
+        got = f"labels from {present[0]}"
+        if present[0] >= 0:
+            got = f"{len(present)} labels up to {present[-1]} without {absent}"
+        remedy = "number them in the files, or predict them as numbers: --task regression"
+        raise damaged(f"{where}: y", got, "every number from 0 to the largest", remedy)
+    return targets, []
 
 
 # Shakespeare: 80 characters and the next one, a record for each place in a text.

@@ -19,6 +19,8 @@ from fedjax_dp.data.reading import shape_of
 from fedjax_dp.data.store import Dataset
 from fedjax_dp.data.targets import as_arrays, native, stored
 
+CHANNELS = (1, 3, 4)  # of images
+MANY = 100  # a pixel above it is no share
 TEST_FRACTION = 0.1  # of every client's records, where the files have no test split
 
 
@@ -159,10 +161,27 @@ def data_set(
         if strangers := len(np.setdiff1d(test_ids, ids)):
             test_ids = None
             notes.append(f"the test set is not divided: {strangers:,} of its clients have no training records")
+    notes += looks(x_train)
     y_train, y_test = (stored(about.get("task", "classes"), y) for y in (y_train, y_test))
     scale = 1 / 255 if x_train.dtype == np.uint8 else 1.0
     about |= {"classes": outputs, "scale": scale, "client_ids": ids, "test_client_ids": test_ids, "notes": tuple(notes)}
     return Dataset(name, x_train, y_train, x_test, y_test, **about)
+
+
+def looks(x: np.ndarray) -> list[str]:
+    """What features look like that networks would take for something else."""
+    notes, shape = [], x.shape[1:]
+    if len(shape) == 3 and shape[0] in CHANNELS and shape[2] not in CHANNELS:
+        notes.append(
+            f"warning: records {shape} look like images with channels first: networks here read them with channels "
+            "last, np.moveaxis(x, 1, -1)"
+        )
+    if len(shape) > 1 and x.dtype != np.uint8 and x.dtype.kind in "iuf" and x.min() >= 0 and MANY < x.max() <= 255:
+        notes.append(
+            f"warning: features up to {x.max():g} in {x.dtype} are taken as they stand: as uint8 they would be scaled "
+            "to [0, 1]"
+        )
+    return notes
 
 
 def _real(where: str, rows: Any) -> np.ndarray:

@@ -1,0 +1,74 @@
+"""What clients are called: by the column, the file or the user that their records came from."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fedjax_dp import errors
+
+SHOWN = 12  # names in a line
+
+
+class ClientNames:
+    """Names of clients, client 0 first.
+
+    All are equal: nothing that is computed depends on them, so that the same data by other names compile nothing again.
+    """
+
+    def __init__(self, names: Sequence[Any] | np.ndarray):
+        self.names = names
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ClientNames)
+
+    def __hash__(self) -> int:
+        return hash(ClientNames)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __getitem__(self, client: int) -> str:
+        name = str(self.names[client])
+        return name if name.isprintable() else repr(name)  # files may hold what moves a terminal's cursor
+
+    @property
+    def listed(self) -> tuple[str, ...]:
+        """All of them."""
+        return tuple(self[client] for client in range(len(self)))
+
+
+def named(names: Any) -> ClientNames | None:
+    """Names of clients, or None where they are the clients' own numbers."""
+    names = np.asarray([str(name) for name in names])
+    return None if np.array_equal(names, np.arange(len(names)).astype(str)) else ClientNames(names)
+
+
+def called(names: ClientNames | None, client: int) -> str:
+    """A client's name, or its number."""
+    return str(client) if names is None else names[client]
+
+
+def number_of(what: str, names: ClientNames | None, clients: int, client: int | str) -> int:
+    """The number of a client by its name, or by the number itself.
+
+    Raises: ConfigurationError where there is no such client.
+    """
+    if isinstance(client, str):
+        for number in range(0 if names is None else clients):
+            if called(names, number) == client:
+                return number
+        if not (client.isascii() and client.isdecimal() and len(client) < 20):
+            known = [] if names is None else list(names.listed)
+            shown = ", ".join(known[:SHOWN]) + ", ..." * (len(known) > SHOWN)
+            near = errors.nearest(client, known)
+            wanted = f"one of {shown}" if known else f"a number from 0 to {clients - 1}, as clients have no names"
+            raise errors.refuse(what, repr(client)[:60], wanted, f"did you mean {near[0]}?" if near else "")
+        client = int(client)
+    errors.require_integer(what, client, 0, clients - 1)
+    return int(client)
+
+
+def in_brackets(names: ClientNames | None) -> str:
+    """` (H0, H1, H2)`, where clients have names and are few."""
+    return f" ({', '.join(names.listed)})" if names is not None and len(names) <= SHOWN else ""

@@ -1,0 +1,406 @@
+"""Columns of tables as features, targets and clients: what becomes what, and what is said of it."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_dp import errors
+from fedjax_dp.data.formats.splits import as_task, data_set, numbered_labels
+from fedjax_dp.data.holdout import split_each
+from fedjax_dp.data.partition import natural
+from fedjax_dp.data.store import Dataset
+from fedjax_dp.data.targets import native
+
+LABEL = "label"  # the column of labels, where no other is named
+SPLIT = "split"  # a column that says train or test
+FAR_APART = 100  # sizes of columns, of which the run tells
+TEST_FRACTION = 0.2  # of a table that does not say which records are for testing
+SEVERAL = ("regression", "multi_label")  # tasks whose targets may stand in several columns
+OF_TABLES = ("classes", "binary", *SEVERAL)
+SHOWN = 40  # names in a line
+FEW = 16  # rows, or steps from one to the next, in which numbers may look like ids by chance
+NAMED_AS_IDS = re.compile(
+    r"(?i:(.*[_ .-])?(id|uuid|guid|index|idx|rownum|row|mrn|ssn)|unnamed: \d+)|.*[a-z](ID|Id)"
+)  # the whole name
+
+
+class Columns(NamedTuple):
+    """Of a table, by name."""
+
+    label: str
+    client: str | None = None
+    split: str | None = None  # that says train or test; None: `split`, where there is one
+    features: list[str] | None = None  # None: all others
+    task: str = "classes"
+    drop: Sequence[str] = ()  # that are nothing
+    categories: Mapping[str, Sequence[Any]] = {}  # words of columns that become a feature for each, 0 or 1
+    fill: Mapping[str, Any] | float | None = None  # constants for missing values, or one for all columns of numbers
+    standardise: Any = None  # "records", constants (mean, deviation) by column, or a public table
+    source: str = ""  # the file of the constants
+
+
+class Table(NamedTuple):
+    """A part of the records."""
+
+    where: str  # begins what is refused of it; "": a DataFrame, whose user reads Python's words
+    frame: Any
+    owner: str | None = None  # the client whose they all are
+
+
+def from_tables(name: str, file: str, tables: Sequence[Table], columns: Columns, test: Any = None) -> Dataset:
+    """The data set of tables of the same columns; the name of the file, if any, begins what is refused of them all.
+
+    test  another table, or a fraction of the records, of every client's where clients are known; None: a column says
+          it, else a fifth.
+    """
+    where = f"{file}: " if file else ""
+    labels, client, task = columns.label.split(","), columns.client, columns.task
+    errors.require_choice("task", task, OF_TABLES)
+    first = tables[0].frame
+    if columns.label in first.columns or task not in SEVERAL:
+        labels = [columns.label]
+    tested = [Table(where, test)] if hasattr(test, "columns") else []
+    split = columns.split
+    if split is None and test is None and SPLIT in first.columns and SPLIT not in columns.drop:
+        split = SPLIT
+    aside = [column for column in (*labels, client, split) if column is not None]
+    others = [column for column in first.columns if column not in aside and column not in columns.drop]
+    features = columns.features or others
+    _check_options(columns, aside, features, tables)
+    parts = [*tables, *tested]
+    for place, part in enumerate(parts):
+        _check_columns(part, tables[0], aside, features, columns.drop, of_test=place >= len(tables))
+    if not features:
+        raise errors.refuse(f"{where}columns", ", ".join(map(str, aside)), "more than these", "features are the others")
+    kind = np.float32 if columns.standardise is None else np.float64
+    filled = [_filled(part, aside, features, columns) for part in parts]
+    x = np.concatenate([_features(part, features, columns.categories, kind) for part in filled])
+    notes = _notes_on(filled[: len(tables)], features, columns, aside)
+    ids = None
+    if client is not None:
+        ids = np.concatenate([_names(part, client)[0] for part in filled])
+    elif tables[0].owner is not None:
+        ids = np.repeat([str(part.owner) for part in parts], [len(part.frame) for part in parts])
+    classes = None
+    if task in SEVERAL:
+        y = as_task(file, np.concatenate([_numbers(part, labels, np.float32) for part in filled]), task)
+    else:
+        found = [_names(part, labels[0]) for part in filled]
+        words = np.concatenate([values for values, _ in found])
+        y, classes, more = numbered_labels(words)
+        notes += more + ["labels written as 1.0 are whole numbers"] * any(floats for _, floats in found)
+        if classes == len(y) >= FEW:
+            remedy = "name the column of labels" if file else "label= names the column of labels"
+            raise errors.refuse(f"{where}column {labels[0]}", "another in every row, as ids are", "labels", remedy)
+        if task == "binary" and classes != 2:
+            raise errors.refuse(f"{where}labels", f"{classes}", "two, for task binary", "or take task classes")
+        classes = 1 if task == "binary" else classes
+    if tested:
+        rows = np.arange(len(y))
+        train, tests = np.split(rows, [sum(len(part.frame) for part in tables)])
+    elif split is not None:
+        train, tests = _by_column(where, filled, split)
+    else:
+        fraction = TEST_FRACTION if test is None else test
+        errors.require_in_unit_interval(f"{where}test", fraction, "or give a DataFrame")
+        each = split_each([np.arange(len(y))] if ids is None else natural(ids), fraction, seed=0)
+        train, tests = (np.concatenate(part) for part in each)
+        whose = "records" if ids is None else "every client's records"
+        notes.append(
+            f'{fraction:.0%} of {whose}, drawn at random, are held out for testing; a column "{SPLIT}" would say which'
+        )
+    names = [f"{c}={word}" for c in features for word in columns.categories.get(c, [""])]
+    learnt: tuple[str, ...] = ()
+    if columns.standardise is not None:
+        x, learnt, more = _standardised(where, x, train, features, columns)
+        notes += more
+    notes += _far_apart(x, [one.removesuffix("=") for one in names], bool(file))
+    ours = (x[train], y[train], None if ids is None else ids[train])
+    theirs = (x[tests], y[tests], None if ids is None else ids[tests])
+    return data_set(name, file, ours, theirs, notes, classes=classes, task=task, learnt=learnt)
+
+
+def _said(table: Table, flag: str, argument: str) -> str:
+    """The remedy in the words of a reader of files, or of Python."""
+    return flag if table.where else argument
+
+
+def _check_options(columns: Columns, aside: Any, features: Any, tables: Sequence[Table]) -> None:
+    """Options name features; what is dropped stands in some table."""
+    stated = columns.standardise if isinstance(columns.standardise, Mapping) else {}
+    filled = columns.fill if isinstance(columns.fill, Mapping) else {}
+    for option, named in (("categories", columns.categories), ("fill", filled), ("standardise", stated)):
+        for column in named:
+            if column not in features and not (option == "standardise" and columns.source):
+                near = errors.nearest(str(column), map(str, features))
+                remedy = f"did you mean {near[0]}?" if near else ""
+                raise errors.refuse(option, repr(column), "of columns that are features", remedy)
+            if option == "standardise" and column in columns.categories:
+                raise errors.refuse("standardise", repr(column), "of columns of numbers", "drop it")
+    known = {column for table in tables for column in table.frame.columns}
+    for column in columns.drop:
+        if column in aside or column not in known:
+            near = errors.nearest(str(column), map(str, known.difference(aside)))
+            got = f"{column!r}, which " + ("is a label, a client or the split" if column in aside else "no table has")
+            raise errors.refuse("drop", got, "of columns", f"did you mean {near[0]}?" if near else "")
+    for column, words in columns.categories.items():
+        if len(set(map(str, words))) < len(words) or not len(words):
+            raise errors.refuse(f"categories of {column}", "a word twice, or none", "different words")
+
+
+def _check_columns(part: Table, first: Table, aside: Any, features: Any, drop: Any, of_test: bool) -> None:
+    """The table has records, the named columns once each, and the same ones as the first."""
+    where, table, columns = part.where, part.frame, list(part.frame.columns)
+    if not table.columns.is_unique:
+        raise errors.refuse(f"{where}columns", table.columns[table.columns.duplicated()][0], "of different names")
+    named = [*aside, *features]
+    if len(set(named)) != len(named):
+        twice = next(column for column in named if named.count(column) > 1)
+        raise errors.refuse(
+            f"{where}columns of labels, clients, split and features", f"{twice} twice", "different ones"
+        )
+    differ = {*columns}.symmetric_difference(first.frame.columns).difference(drop)
+    if differ and not of_test:  # in the order of the files, where they stand in them
+        other = next(column for column in (*first.frame.columns, *columns) if column in differ)
+        got = f"{other} besides" if other in columns else f"no {other}"
+        remedy = f"--drop {other} leaves it out" if other not in aside else "name it alike in all files"
+        raise errors.refuse(f"{where}columns", got, f"those of {first.where.removesuffix(': ')}", remedy)
+    for column in named:
+        if column not in columns:
+            near = errors.nearest(str(column), map(str, columns))
+            remedy = f"did you mean {near[0]}?" if near else "name the columns of labels and clients"
+            shown = ", ".join(map(str, columns[:8])) + (", ..." if len(columns) > 8 else "")
+            raise errors.refuse(f"{where}column {column}", "none", f"one of {shown}", remedy)
+    if differ:
+        other = sorted(map(str, differ))[0]
+        raise errors.refuse(f"{where}columns of test", f"others, such as {other}", "those of the training records")
+    if not len(table):
+        raise errors.refuse(f"{where}records", 0, "at least one")
+
+
+def _filled(part: Table, aside: Sequence[str], features: Sequence[str], columns: Columns) -> Table:
+    """The table with constants for what is missing in it; refuses what none is stated for."""
+    frame, fill = part.frame, columns.fill
+    for column in (*aside, *features):
+        missing = frame[column].isna().to_numpy()
+        if column in columns.categories:
+            missing = missing | (frame[column] == "").to_numpy(bool)
+        if not missing.any():
+            continue
+        numeric = column in features and column not in columns.categories
+        constant = fill.get(column) if isinstance(fill, Mapping) else fill if numeric else None
+        if constant is None:
+            got = f"nothing in row {int(np.argmax(missing)) + 1}"
+            how = "NUMBER" if numeric else "WORD"
+            remedy = _said(
+                part, f"--fill {column}={how} states a constant", f'fill={{"{column}": ...}} states a constant'
+            )
+            if column in aside:
+                remedy = "drop the row or fill it in"
+            raise errors.refuse(f"{part.where}column {column}", got, "given in every row", remedy)
+        if numeric:
+            constant = _constant(f"{part.where}fill of {column}", constant)
+        frame = frame.assign(**{str(column): frame[column].mask(missing, constant)})
+    return part._replace(frame=frame)
+
+
+def _constant(what: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise errors.refuse(what, repr(value)[:60], "a number") from None
+
+
+def _features(part: Table, features: Sequence[str], categories: Mapping[str, Sequence[Any]], kind: Any) -> np.ndarray:
+    """The columns as `(records, features)`, those of categories as one of 0 and 1 for each word."""
+    if not categories:
+        return _numbers(part, features, kind)
+    blocks = [
+        _one_hot(part, column, categories[column]).astype(kind)
+        if column in categories
+        else _numbers(part, [column], kind)
+        for column in features
+    ]
+    return np.concatenate(blocks, axis=1)
+
+
+def _one_hot(part: Table, column: str, words: Sequence[Any]) -> np.ndarray:
+    values = part.frame[column].to_numpy()
+    if values.dtype.kind == "f" and (values == np.floor(values)).all():
+        values = values.astype(np.int64)
+    text = values.astype(str)
+    known = np.array([str(word) for word in words])
+    hot: np.ndarray = text[:, None] == known
+    if not hot.any(1).all():
+        row = int(np.argmin(hot.any(1)))
+        shown = ", ".join(known[:SHOWN]) + ", ..." * (len(known) > SHOWN)
+        remedy = _said(part, "add it to --categories, or drop the row", "add it to categories, or drop the row")
+        raise errors.refuse(
+            f"{part.where}column {column}", f"{text[row][:40]!r} in row {row + 1}", f"one of {shown}", remedy
+        )
+    return hot
+
+
+def _numbers(part: Table, features: Sequence[str], kind: Any) -> np.ndarray:
+    """The columns as numbers `(records, columns)`, finite in float32."""
+    where, table = part.where, part.frame
+    for column in features:
+        if getattr(table[column].dtype, "kind", "O") not in "biuf":
+            raise _no_number(part, column)
+    with np.errstate(over="ignore"):  # infinity is refused
+        x: np.ndarray = table[list(features)].to_numpy(dtype=kind)
+        finite = np.isfinite(x.astype(np.float32, copy=False))
+    if not finite.all():
+        row, at = np.argwhere(~finite)[0]
+        got = f"{table[features[at]].iloc[row]} in row {row + 1}"
+        raise errors.refuse(f"{where}column {features[at]}", got, "finite in float32")
+    return x
+
+
+def _no_number(part: Table, column: str) -> Exception:
+    """The error for a column of words, with what was probably meant."""
+    values = part.frame[column]
+    words = [(row, str(value)) for row, value in enumerate(values) if not _is_number(value)]
+    got = f"{words[0][1][:40]!r} in row {words[0][0] + 1}" if words else values.dtype
+    again = [row for row, word in words if word == column]
+    if again:
+        got, remedy = f"the header again in row {again[0] + 1}", "drop that row, or name the files: csv:a.csv,b.csv"
+    elif len(values) >= FEW and values.nunique() == len(values):
+        remedy = _said(part, f"it looks like a name: --drop {column}", f"it looks like a name: drop=[{column!r}]")
+    else:
+        flags = f"--categories {column}=WORD|WORD states its words, --drop {column} leaves it out"
+        remedy = _said(
+            part, flags, f'categories={{"{column}": [...]}} states its words, drop=["{column}"] leaves it out'
+        )
+    return errors.refuse(f"{part.where}column {column}", got, "numeric", remedy)
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _names(part: Table, column: str) -> tuple[np.ndarray, bool]:
+    """Labels or ids, whole numbers or words, and whether the numbers were written with a point."""
+    values: np.ndarray = part.frame[column].to_numpy()
+    if values.dtype.kind == "f":
+        if not ((values == np.floor(values)) & (np.abs(values) < 2**53)).all():
+            remedy = "name another column, or task regression"
+            raise errors.refuse(f"{part.where}column {column}", values.dtype, "whole numbers or words", remedy)
+        return values.astype(np.int64), True
+    return (native(values) if values.dtype.kind in "iu" else values.astype(str)), False
+
+
+def _by_column(where: str, parts: Sequence[Table], column: str) -> tuple[np.ndarray, np.ndarray]:
+    """Rows that the column says are for training and for testing."""
+    each = [part.frame[column].to_numpy().astype(str) for part in parts]
+    for part, words in zip(parts, each):
+        if other := sorted(set(words) - {"train", "test"}):
+            raise errors.refuse(f"{part.where}column {column}", repr(other[0][:40]), "train or test in every row")
+    words = np.concatenate(each)
+    for word in ("train", "test"):
+        if word not in words:
+            raise errors.refuse(f"{where}column {column}", f"no {word}", "train in some rows and test in others")
+    return np.flatnonzero(words == "train"), np.flatnonzero(words == "test")
+
+
+def _standardised(
+    where: str, x: np.ndarray, train: np.ndarray, features: Sequence[str], columns: Columns
+) -> tuple[np.ndarray, tuple[str, ...], list[str]]:
+    """Features less their means, over their deviations; what was learnt for it; and the note on it."""
+    widths = [len(columns.categories.get(column, [""])) for column in features]
+    places = dict(zip(features, np.cumsum(widths) - widths))
+    how, numeric = columns.standardise, [column for column in features if column not in columns.categories]
+    learnt: tuple[str, ...] = ()
+    if isinstance(how, str) and how == "records":
+        constants = {column: (x[train, places[column]].mean(), x[train, places[column]].std()) for column in numeric}
+        what = f"means and deviations of {len(numeric):,} columns, computed from the training records"
+        learnt, note = (what,), f"warning: standardised by {what}: no epsilon covers them; public constants need none"
+    elif hasattr(how, "columns"):
+        source = columns.source or "the public table"
+        for column in numeric:
+            if column not in how.columns or how[column].dtype.kind not in "biuf" or how[column].isna().any():
+                raise errors.refuse(f"{source}: column {column}", "none", "of numbers, as in the records")
+        constants = {column: (float(how[column].mean()), float(how[column].std(ddof=0))) for column in numeric}
+        note = f"standardised by means and deviations of {source}, taken for public"
+    elif isinstance(how, Mapping):
+        constants = {column: how[column] for column in numeric if column in how}
+        if columns.source and (lacking := [column for column in numeric if column not in how]):
+            raise errors.refuse(columns.source, f"no {lacking[0]}", "a row for each column of numbers", "add it")
+        stated = (
+            f"constants of {columns.source}" if columns.source else f"stated constants of {listed(list(constants))}"
+        )
+        note = f"standardised by {stated}, taken for public"
+    else:
+        raise errors.refuse("standardise", repr(how)[:60], "records, constants by column, or a public table")
+    for column, (mean, std) in constants.items():
+        if not (np.isfinite(mean) and 0 < std < np.inf):
+            zero = "a deviation of 0" if std == 0 else f"mean {mean:g} and deviation {std:g}"
+            remedy = f"--drop {column} leaves it out" if columns.source or where else f"drop=[{column!r}] leaves it out"
+            raise errors.refuse(f"standardise {column}", zero, "by a positive deviation", remedy)
+        x[:, places[column]] = (x[:, places[column]] - mean) / std
+    with np.errstate(over="ignore"):
+        small: np.ndarray = x.astype(np.float32)
+    if not np.isfinite(small).all():
+        column = features[int(np.argwhere(~np.isfinite(small))[0][1])] if not columns.categories else "a column"
+        raise errors.refuse(f"standardise {column}", "infinity", "finite in float32", "give other constants")
+    return small, learnt, [note]
+
+
+def listed(names: Sequence[Any]) -> str:
+    """Names in a line, not without end."""
+    shown = ", ".join(map(str, names[:SHOWN]))
+    return shown if len(names) <= SHOWN else f"{shown} and {len(names) - SHOWN:,} more"
+
+
+def _notes_on(parts: Sequence[Table], features: Sequence[str], columns: Columns, aside: Sequence[str]) -> list[str]:
+    """What became a feature, by name, and what looks as if it should not have."""
+    shown = [
+        f"{column} ({len(columns.categories[column])} categories)" if column in columns.categories else str(column)
+        for column in features
+    ]
+    notes = [f"features: {listed(shown)}"]
+    for column in features:
+        if column not in columns.categories and (why := _like_an_id(parts, column, columns.client)):
+            drop = f"--drop {column}" if parts[0].where else f"drop=[{column!r}]"
+            notes.append(f"warning: {column} looks like an id, {why}: {drop} leaves it out")
+    return notes
+
+
+def _like_an_id(parts: Sequence[Table], column: str, client: str | None) -> str:
+    """Why a column of numbers may be no feature; "": nothing speaks for it."""
+    if NAMED_AS_IDS.fullmatch(str(column)):
+        return "by its name"
+    blocks = [part.frame[column].to_numpy() for part in parts]
+    values = np.concatenate(blocks)
+    if values.dtype.kind == "b" or len(values) < FEW:
+        return ""
+    steps = [np.diff(block.astype(np.float64)) for block in blocks]
+    if client is not None:  # from one row to the next of the same client
+        same = [part.frame[client].to_numpy() for part in parts]
+        steps = [step[own[1:] == own[:-1]] for step, own in zip(steps, same)]
+    rises = np.concatenate(steps)
+    if len(rises) >= FEW and ((rises > 0).all() or (rises < 0).all()):
+        return "as it goes one way from row to row"
+    whole = values.dtype.kind in "iu" or (values == np.floor(values)).all()
+    return "a whole number that is another in every row" if whole and len(np.unique(values)) == len(values) else ""
+
+
+def _far_apart(x: np.ndarray, names: Sequence[str], of_file: bool) -> list[str]:
+    bounds = np.abs(x).max(0, initial=0.0)
+    held = np.flatnonzero(bounds > 0)
+    if not held.size:
+        return []
+    least, most = held[np.argmin(bounds[held])], held[np.argmax(bounds[held])]
+    if bounds[most] <= FAR_APART * bounds[least]:
+        return []
+    how = "--standardise or --drop, or" if of_file else "standardise= or drop=, or"
+    return [
+        f"warning: columns are of sizes far apart, {names[least]} within {bounds[least]:.3g} and {names[most]} within "
+        f"{bounds[most]:.3g}, and no rate suits both: {how} divide each by a public bound"
+    ]

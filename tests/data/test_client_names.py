@@ -1,0 +1,111 @@
+"""Clients keep their names: from files, columns and users to pictures, Guarantees, audits and stores."""
+
+import jax
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+from helpers import refusal
+
+import fedjax_dp as fdp
+from fedjax_dp import errors, figures
+from fedjax_dp.accounting import Guarantee
+from fedjax_dp.data.client_names import ClientNames, named, number_of
+
+SIZES = (30, 12, 6)
+NAMES = ("H0", "H1", "ward \u20ac")
+OWNERS = np.repeat(NAMES, SIZES)
+DRAWS = np.random.default_rng(0)
+X, Y = DRAWS.normal(size=(48, 3)).astype(np.float32), np.arange(48) % 2
+DATASET = fdp.dataset(X, Y, X[:8], Y[:8], client_ids=OWNERS)
+DATA = fdp.federate(DATASET, fdp.data.natural(OWNERS))
+TRAINED = {"batch_size": 5, "local_steps": 1, "learning_rate": 0.1, "clip_norm": 1.0, "noise_multiplier": 2.0}
+
+
+def test_ids_and_keys_are_names_unless_they_are_numbers_of_clients():
+    assert DATA.names.listed == NAMES
+    assert fdp.federate(DATASET, {"b": range(5), "a": [5, 6]}).names.listed == ("b", "a")
+    assert fdp.federate(DATASET, {0: range(5), 1: [5, 6]}).names is None
+    assert fdp.federate(DATASET, {7: range(5), 3: [5, 6]}).names.listed == ("7", "3")
+    assert fdp.federate(DATASET, fdp.data.iid(DATASET, 3)).names is None
+    assert fdp.federate(DATASET, [np.arange(31), np.arange(31, 48)]).names is None  # the second has records of two
+    split = [np.arange(10), np.arange(10, 30), np.arange(30, 42), np.arange(42, 48)]
+    assert fdp.federate(DATASET, split).names is None  # H0 is two clients
+
+
+def test_names_compile_nothing_again():
+    calls = []
+
+    @jax.jit
+    def count(data):
+        calls.append(1)
+        return data.sizes.sum()
+
+    for names in (NAMES, ("x", "y", "z")):
+        data = fdp.federate(DATASET, dict(zip(names, fdp.data.natural(OWNERS), strict=True)))
+        assert count(data) == 48
+    assert len(calls) == 1
+
+
+def test_a_client_is_found_by_name_or_number():
+    for names, word, number in (
+        (DATA.names, "H1", 1),
+        (DATA.names, "2", 2),
+        (DATA.names, 2, 2),
+        (named(["7", "3", "0"]), "0", 2),  # a name comes first
+        (named(["7", "3", "0"]), 0, 0),
+        (None, "1", 1),
+    ):
+        assert number_of("client", names, 3, word) == number
+    assert "client must be one of H0, H1, ward \u20ac, got 'ward'; did you mean ward" in refusal(
+        number_of, "client", DATA.names, 3, "ward"
+    )
+    for word in (3, "3", -1):
+        assert "client must be" in refusal(number_of, "client", DATA.names, 3, word)
+    assert "as clients have no names" in refusal(number_of, "client", None, 3, "H0")
+
+
+def test_a_name_is_one_line():
+    assert ClientNames(["a\x1b[2J"])[0] == repr("a\x1b[2J")
+
+
+def test_a_store_keeps_names(tmp_path):
+    fdp.data.save_store(DATA, tmp_path / "store")
+    assert fdp.data.open_store(tmp_path / "store").names.listed == NAMES
+    fdp.data.save_store(fdp.federate(DATASET, fdp.data.iid(DATASET, 3)), tmp_path / "other")
+    assert fdp.data.open_store(tmp_path / "other").names is None
+
+
+def test_a_guarantee_says_whose_epsilon_is_the_largest_unless_clients_are_hidden():
+    algorithm = fdp.dpnfl(cohort_size=3, **TRAINED)
+    promise = fdp.guarantee(algorithm, DATA, rounds=2, delta=1e-2)
+    assert f"({NAMES[2]})" in str(promise)
+    assert promise.names == NAMES
+    assert Guarantee.restored(promise.saved()).names == NAMES
+    hidden = fdp.guarantee(fdp.dp_fedavg(cohort_size=2, **TRAINED), DATA, rounds=2, delta=1e-2)
+    assert not any(name in str(hidden.saved()) for name in NAMES)
+    numbered = fdp.federate(DATASET, dict(enumerate(fdp.data.natural(OWNERS))))
+    plain = fdp.guarantee(algorithm, numbered, rounds=2, delta=1e-2)
+    assert plain.names == ()
+
+
+def test_an_audit_attacks_a_client_by_name():
+    algorithm = fdp.dpnfl(cohort_size=3, **TRAINED)
+    found = fdp.audit(algorithm, DATA, rounds=2, delta=1e-2, client="H1", trials=1000, parameters=5)
+    assert (found.client, found.name) == (1, "H1")
+    assert "one record of client H1" in found.verdict
+    assert found.to_dict()["client_name"] == "H1"
+
+
+def test_what_diverges_is_named():
+    told = str(errors.DivergedError(3, [0, 2], DATA.called))
+    assert f"clients H0, {NAMES[2]};" in told
+
+
+@pytest.mark.parametrize("names", [NAMES, ("$H$", "a" * 200, "c\\")])
+def test_pictures_show_names(names, tmp_path):
+    figure = figures.plot_clients(np.ones((3, 2), int), "title", tmp_path / "p.png", names)
+    shown = [label.get_text() for label in figure.axes[1].get_xticklabels()]
+    assert len(shown) == 3
+    assert all(len(word) <= 26 for word in shown)
+    assert names != NAMES or shown == list(NAMES)
+    assert plt.imread(tmp_path / "p.png").std() > 0.02
