@@ -393,10 +393,3 @@ def test_a_round_is_compiled_for_devices_that_are_not_here(name, capsys, tmp_pat
     assert sweep.launches["local_step"] == 2 * sweep.step_launches
     audit = compiled_audit(made("dpnfl"), DATA, rounds=2, trials=4, lanes=4, target=name, delta=1e-5)
     assert audit.launches["local_step"] >= 2 * 2 * audit.step_launches
-
-
-def test_padded_parts_are_the_concatenation(monkeypatch):
-    tree = {"a": jnp.arange(6.0).reshape(3, 2), "b": jnp.arange(4.0), "c": jnp.float32(7)[None]}
-    ours = ravel(tree)[0]
-    monkeypatch.setattr(lax, "platform_dependent", lambda *parts, cuda, **others: cuda(*parts))
-    np.testing.assert_array_equal(ravel(tree)[0], ours)
