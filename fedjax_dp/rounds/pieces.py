@@ -94,7 +94,9 @@ def in_pieces(function: Callable[..., Any]) -> Callable[..., Any]:
 
     def computed(*arguments: Any) -> Any:
         traced, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
-        made = _run(traced.jaxpr, traced.consts, jax.tree.leaves(arguments), _cuts_of(traced.jaxpr))
+        if not (cuts := _cuts_of(traced.jaxpr)):
+            return function(*arguments)
+        made = _run(traced.jaxpr, traced.consts, jax.tree.leaves(arguments), cuts)
         return jax.tree.unflatten(jax.tree.structure(shapes), map(_whole, made))
 
     return computed

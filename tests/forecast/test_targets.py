@@ -46,8 +46,9 @@ def test_every_entry_is_lowered_for_gpus_and_tpus(name):
     state = jax.eval_shape(lambda: initial_state(algorithm, model, DATA, simulation.run_key(0)))
     run = jax.jit(simulation.run_rounds, static_argnames=("model", "execution"))
     given = algorithm, state, DATA, simulation.run_key(0), np.int32(1)
-    traced = run.trace(*given, model=model, execution=fdp.execution.some_devices(1))
-    assert "stablehlo" in traced.lower(lowering_platforms=("cuda", "tpu")).as_text()
+    for in_pieces in (False, True):
+        traced = run.trace(*given, model=model, execution=Execution(pieces=in_pieces))
+        assert "stablehlo" in traced.lower(lowering_platforms=("cuda", "tpu")).as_text()
 
 
 def of_shape(*shape, kind=jnp.float32):
