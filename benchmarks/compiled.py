@@ -12,7 +12,9 @@ Nothing runs on an accelerator, and nothing is measured: what is told is read of
 import argparse
 import datetime
 import json
+import math
 import pathlib
+import re
 import sys
 import time
 from collections import Counter
@@ -69,6 +71,8 @@ CASES = (
 GUARDED = (("W1", 10), ("W2", 10), ("digits", DIGITS), ("gpt-lora", 10))
 GUARD = pathlib.Path(__file__).parent / "compiled_guard.json"
 SLACK = 0.02
+LARGE = 10**6  # bytes
+TAKEN = re.compile(r"%\S*(?:slice|pad)\S* = f32\[([\d,]+)\]\S* fusion\(.*local_step")
 
 
 def round_of(name, cohort):
@@ -109,7 +113,12 @@ def row_of(case, target):
         found = compiled_audit(*given, **told, **on)
     else:
         found = compiled.compiled_round(*given, model_devices=case.model_devices, **on)
-    return {"name": case.name, **case._asdict(), **found.to_dict()}
+    return {"name": case.name, **case._asdict(), **found.to_dict(), "large_slices": large_slices(found.text)}
+
+
+def large_slices(text):
+    """Kernels of a GPU's local step that do no more than take a vector apart or put one together, and write much."""
+    return sum(4 * math.prod(map(int, shape.split(","))) > LARGE for shape in TAKEN.findall(text))
 
 
 def counts_of(row):
@@ -120,6 +129,7 @@ def counts_of(row):
         "cycles": sum(row["cycles"].values()),
         "needed_bytes": row["needed_bytes"],
         "collectives": len(row["collectives"]),
+        "large_slices": row["large_slices"],
     }
 
 

@@ -23,7 +23,6 @@ devices.leave_children_alone()
 
 T = TypeVar("T")
 LARGE = 40_000  # parameters that the caches of a CPU's core hold together with what is computed from them
-FEW = 12  # leaves of a pytree that are compared one after another to see which a number is from
 
 
 def structure(**kwargs: Any) -> Any:
@@ -132,12 +131,6 @@ def ravel(tree: Any) -> tuple[jax.Array, Callable[[jax.Array], Any]]:
     def at_once(*parts: jax.Array) -> jax.Array:
         return jnp.concatenate(parts)
 
-    def padded(*parts: jax.Array) -> jax.Array:
-        """A concatenation is a launch of its own on a GPU; sums of padded parts melt into what reads them."""
-        kind = jnp.result_type(*parts)
-        wide = [jnp.pad(part.astype(kind), (end - part.size, ends[-1] - end)) for part, end in zip(parts, ends)]
-        return functools.reduce(jnp.add, wide)
-
     def one_by_one(*parts: jax.Array) -> jax.Array:
         """A concatenation would melt into what reads it, which on a CPU looks up the leaf of every number."""
         flat = jnp.zeros(ends[-1], jnp.result_type(*parts))
@@ -147,8 +140,7 @@ def ravel(tree: Any) -> tuple[jax.Array, Callable[[jax.Array], Any]]:
 
     # On a CPU, where several are computed at once it is cheaper to compare than to write once more.
     on_cpu = at_once if at_once_on_a_core(ends[-1]) > 1 else one_by_one
-    on_gpu = padded if len(parts) <= FEW else at_once
-    return lax.platform_dependent(*parts, cpu=on_cpu, cuda=on_gpu, default=at_once), unravel
+    return lax.platform_dependent(*parts, cpu=on_cpu, default=at_once), unravel
 
 
 def at_once_on_a_core(size: int, wanted: int = LARGE) -> int:

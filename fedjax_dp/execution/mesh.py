@@ -28,12 +28,15 @@ class Execution:
                 there is one; None for one device;
     chunk_size  clients that are computed at once on a device; None leaves it to `portion`;
     parts       of the cohort, summed apart and then added in their order, so that any number of devices gives the same
-                bits; None: each device takes one, and devices add theirs in an order of their own.
+                bits; None: each device takes one, and devices add theirs in an order of their own;
+    pieces      vectors of a client's round are computed in pieces, see `rounds.pieces`; None: on GPUs, where no devices
+                hold a model together.
     """
 
     mesh: Mesh | None = None
     chunk_size: int | None = None
     parts: int | None = None
+    pieces: bool | None = None
 
     @property
     def devices(self) -> int:
@@ -67,6 +70,13 @@ class Execution:
     def platform(self) -> str:
         platform: str = (self.mesh.devices.flat[0] if self.mesh else jax.devices()[0]).platform
         return platform
+
+    @property
+    def in_pieces(self) -> bool:
+        """Whether vectors of a client's round are computed in pieces."""
+        if self.pieces is not None:
+            return self.pieces
+        return self.platform not in ("cpu", "tpu") and self.model_devices == 1
 
     def portion(self, cohort: int, size: int, usual: int | None = None) -> int:
         """How many clients a device computes at once, of a cohort whose models have `size` parameters.

@@ -184,7 +184,8 @@ def compiled_sweep(
     members = algorithm.cohort.capacity(data.num_clients)
     there, size = execution_on(chosen, 1, chunk_size, parts=devices), size_of(model)
     portion = there.portion(members, size)
-    alone = Execution(chunk_size=portion, parts=devices)  # on a CPU, where nothing runs, the portion would be another
+    # On a CPU, where nothing runs, portion and pieces would be others.
+    alone = Execution(chunk_size=portion, parts=devices, pieces=there.in_pieces)
 
     def compile_in(slots: int) -> programs.Executables:
         program = programs.Program(mesh, structure, alone, train_metrics=False, together=True, slots=slots, marks=1)
@@ -232,8 +233,9 @@ def compiled_audit(
     _, setup = prepare(run, canary=canary, client=None, record=0, one_run=None, parameters=parameters)
     mesh, members = Mesh(devices_of(chosen, devices), (games.AXIS,)), algorithm.cohort.capacity(data.num_clients)
     game = next(iter(setup.games.values()))
-    portion = execution_on(chosen).portion(members, size_of(game.model))
-    game = changed(game, execution=Execution(chunk_size=portion))
+    there = execution_on(chosen)
+    portion = there.portion(members, size_of(game.model))
+    game = changed(game, execution=Execution(chunk_size=portion, pieces=there.in_pieces))
     whole = NamedSharding(mesh, P())
     shapes, key = jax.tree.map(
         lambda a: jax.ShapeDtypeStruct(np.shape(a), jnp.result_type(a), sharding=whole),

@@ -5,6 +5,7 @@ versions in `SUPPORTED`; a parameter that is missing, or is not known here, is r
 could hide where records go.
 """
 
+import contextlib
 import pathlib
 import sys
 import sysconfig
@@ -154,6 +155,15 @@ def branches_of(equation: Any) -> list[core.ClosedJaxpr]:
     return [_closed(branch) for branch in _read(equation, "branches")[0]]
 
 
+def branch_for(equation: Any, platform: str) -> core.ClosedJaxpr | None:
+    """The program that a cond over platforms runs on one; None of a cond over anything else."""
+    of_branches = _read(equation, "branches_platforms")[0] if "branches_platforms" in equation.params else None
+    if of_branches is None:
+        return None
+    fitting = [at for at, platforms in enumerate(of_branches) if platforms is None or platform in platforms]
+    return branches_of(equation)[fitting[0]]
+
+
 def inner(equation: Any) -> core.ClosedJaxpr:
     """The program that a call, a checkpoint, a function with its own derivative, or a loop computes."""
     if equation.primitive.name == HIGH:
@@ -265,6 +275,14 @@ def sees_zeros(equation: Any) -> bool:
 def keeps_order(equation: Any) -> bool:
     """Whether a reshape takes the entries as they stand."""
     return _read(equation, "dimensions")[0] is None
+
+
+@contextlib.contextmanager
+def in_its_place(equation: Any) -> Iterator[None]:
+    """What the block makes is made as the equation was: in its scopes, and with as many bits."""
+    scopes = str(equation.source_info.name_stack)
+    with equation.ctx.manager, jax.named_scope(scopes) if scopes else contextlib.nullcontext():
+        yield
 
 
 def bind(equation: Any, values: Sequence[Any]) -> list[Any]:

@@ -18,6 +18,7 @@ from fedjax_dp.gradients.equations import bind, convolution_of, dot_of, gather_o
 from fedjax_dp.gradients.views import ParameterView
 
 HUGE = 2.0**126  # its square is not finite in float32
+LARGE = 5  # sides of windows that a GPU puts together axis by axis; of 3 x 3 that saves too few branches
 
 
 class Geometry(Protocol):
@@ -219,15 +220,36 @@ class Convolution:
         size = [self.kernel[axis] for axis in self.numbers.rhs_spec[2:]]
         spans = [(k - 1) * d + 1 for k, d in zip(size, self.dilation)]
         outs = [max(0, (n - span) // s + 1) for n, span, s in zip(x.shape[1:-1], spans, self.strides)]
-        views = []
-        for offset in itertools.product(*map(range, size)):
-            first = [o * d for o, d in zip(offset, self.dilation)]
-            last = [b + max(0, (n - 1) * s + 1) if n else b for b, n, s in zip(first, outs, self.strides)]
-            views.append(lax.slice(x, [0, *first, 0], [x.shape[0], *last, x.shape[-1]], [1, *self.strides, 1]))
-        if self.groups == 1:
-            return (jnp.concatenate(views, axis=-1) if len(views) > 1 else views[0])[..., None, :]
-        apart = [view.reshape(*view.shape[:-1], self.groups, -1) for view in views]
-        return jnp.concatenate(apart, axis=-1)
+
+        def at_once(x: jax.Array) -> jax.Array:
+            views = []
+            for offset in itertools.product(*map(range, size)):
+                first = [o * d for o, d in zip(offset, self.dilation)]
+                last = [b + max(0, (n - 1) * s + 1) if n else b for b, n, s in zip(first, outs, self.strides)]
+                view = lax.slice(x, [0, *first, 0], [x.shape[0], *last, x.shape[-1]], [1, *self.strides, 1])
+                views.append(view if self.groups == 1 else view.reshape(*view.shape[:-1], self.groups, -1))
+            return jnp.concatenate(views, axis=-1) if len(views) > 1 else views[0]
+
+        def by_axis(x: jax.Array) -> jax.Array:
+            """A concatenation is a branch for each of its pieces on a GPU: ten instead of 25 for 5 x 5.
+
+            Without the barrier both would melt into one kernel, of all the branches again.
+            """
+
+            def along(x: jax.Array, axis: int) -> jax.Array:
+                first = [o * self.dilation[axis] for o in range(size[axis])]
+                length = (outs[axis] - 1) * self.strides[axis] + 1
+                return jnp.concatenate(
+                    [lax.slice_in_dim(x, f, f + length, self.strides[axis], 1 + axis) for f in first], axis=-1
+                )
+
+            return along(lax.optimization_barrier(along(x, 1)), 0)
+
+        if self.groups > 1:
+            return at_once(x)
+        large = len(size) == 2 and min(size) >= LARGE and all(outs)
+        seen: jax.Array = lax.platform_dependent(x, cuda=by_axis, default=at_once) if large else at_once(x)
+        return seen[..., None, :]
 
     def matrix(self, x: Any) -> Any:
         outputs, channels, *space = self.numbers.rhs_spec

@@ -84,7 +84,8 @@ def check(algorithm: Algorithm, data: FederatedData, model: Model) -> None:
     def advance(marked: Algorithm) -> Callable[..., Any]:
         def one(records: dict[str, jax.Array], state: Any) -> Any:
             held = changed(data, **records)
-            new, report = run_round(marked, model, held, key, state, Execution(), lambda params, flat: flat)
+            whole = Execution(pieces=False)  # the program as the parts wrote it
+            new, report = run_round(marked, model, held, key, state, whole, lambda params, flat: flat)
             return new, (report.transcript.uploads if by_record else ())
 
         return one

@@ -17,6 +17,7 @@ from fedjax_dp.prng import role_key
 from fedjax_dp.pytrees import ravel, ravel_numbers, tensor_sizes
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.clients import HostBlock, Member, Round, assembled, draw_cohort, holding, visit
+from fedjax_dp.rounds.pieces import in_pieces
 from fedjax_dp.rounds.state import Observer, RoundReport, ServerState, Transcript
 from fedjax_dp.rounds.update_noise import variance_of_mean
 
@@ -69,7 +70,7 @@ def _train(now: Round) -> tuple[Any, Any, RoundReport]:
         return words, (result.client_state, (result.report, broken, overflow & member.present, observed))
 
     words, (rows, (probes, broken, overflow, observed)) = sum_over_clients(
-        client,
+        in_pieces(client) if now.execution.in_pieces else client,
         now.shared,
         now.everyone,
         now.execution,

@@ -20,6 +20,7 @@ from fedjax_dp.execution.mesh import Execution, sum_over_clients
 from fedjax_dp.forecast import compiled, program_text, targets
 from fedjax_dp.forecast.compiled import compiled_audit, compiled_sweep
 from fedjax_dp.forecast.floor import work_of
+from fedjax_dp.gradients.outer_products import Convolution
 from fedjax_dp.options import of_class
 from fedjax_dp.parts.models_beside import MixedModels
 from fedjax_dp.pytrees import ravel
@@ -45,8 +46,9 @@ def test_every_entry_is_lowered_for_gpus_and_tpus(name):
     state = jax.eval_shape(lambda: initial_state(algorithm, model, DATA, simulation.run_key(0)))
     run = jax.jit(simulation.run_rounds, static_argnames=("model", "execution"))
     given = algorithm, state, DATA, simulation.run_key(0), np.int32(1)
-    traced = run.trace(*given, model=model, execution=fdp.execution.some_devices(1))
-    assert "stablehlo" in traced.lower(lowering_platforms=("cuda", "tpu")).as_text()
+    for in_pieces in (False, True):
+        traced = run.trace(*given, model=model, execution=Execution(pieces=in_pieces))
+        assert "stablehlo" in traced.lower(lowering_platforms=("cuda", "tpu")).as_text()
 
 
 def of_shape(*shape, kind=jnp.float32):
@@ -58,11 +60,19 @@ def mixture(vector):
     return MixedModels(alpha=0.5, alpha_speed=0.1)._turned(vector[0], vector, 2 * vector, vector[0] > 0)
 
 
+def windows(x, kernel=(5, 6), strides=(1, 1), dilation=(1, 1)):
+    """What a convolution of images sees."""
+    numbers = lax.conv_dimension_numbers(x.shape, (*kernel, x.shape[-1], 4), ("NHWC", "HWIO", "NHWC"))
+    shape, padding = (*kernel, x.shape[-1], 4), ((2, 2), (1, 3))
+    return Convolution(shape, numbers, strides, padding, (1, 1), dilation, 1).windows(x)
+
+
 BRANCHES = {  # by module that has a branch for platforms: a function that reaches it, and the shapes that it takes
     "execution/mesh.py": (
         lambda rows: sum_over_clients(lambda factor, row: (factor * row, ()), 2.0, rows, Execution(chunk_size=4), 1)[0],
         of_shape(4, 3),
     ),
+    "gradients/outer_products.py": (windows, of_shape(2, 7, 8, 3)),
     "small_reductions.py": (sum_of_few, of_shape(3, 10)),
     "tasks/losses.py": (fdp.models.cross_entropy, of_shape(10), of_shape(kind=jnp.int32)),
     "parts/models_beside.py": (mixture, of_shape(5)),
@@ -107,6 +117,24 @@ def test_what_accelerators_run_gives_the_same_round(pair, monkeypatch):
     jax.clear_caches()
     for a, b in zip(jax.tree.leaves(ours.state.params), jax.tree.leaves(theirs.state.params), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "how", [{}, {"strides": (2, 3)}, {"dilation": (2, 1)}, {"kernel": (5, 5), "dilation": (2, 2)}], ids=str
+)
+def test_large_windows_put_together_axis_by_axis_are_the_same(how, monkeypatch):
+    x = np.random.default_rng(0).normal(size=(2, 9, 10, 3)).astype(np.float32)
+    direction = np.random.default_rng(1).normal(size=windows(x, **how).shape).astype(np.float32)
+
+    def slope(x):
+        return jax.vjp(lambda x: windows(x, **how), x)[1](direction)[0]
+
+    ours = windows(x, **how), slope(x)
+    with monkeypatch.context() as patched:
+        patched.setattr(lax, "platform_dependent", lambda *args, cuda, default: cuda(*args))
+        theirs = windows(x, **how), slope(x)
+    np.testing.assert_array_equal(ours[0], theirs[0])
+    np.testing.assert_allclose(ours[1], theirs[1], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -367,10 +395,3 @@ def test_a_round_is_compiled_for_devices_that_are_not_here(name, capsys, tmp_pat
     assert sweep.launches["local_step"] == 2 * sweep.step_launches
     audit = compiled_audit(made("dpnfl"), DATA, rounds=2, trials=4, lanes=4, target=name, delta=1e-5)
     assert audit.launches["local_step"] >= 2 * 2 * audit.step_launches
-
-
-def test_padded_parts_are_the_concatenation(monkeypatch):
-    tree = {"a": jnp.arange(6.0).reshape(3, 2), "b": jnp.arange(4.0), "c": jnp.float32(7)[None]}
-    ours = ravel(tree)[0]
-    monkeypatch.setattr(lax, "platform_dependent", lambda *parts, cuda, **others: cuda(*parts))
-    np.testing.assert_array_equal(ravel(tree)[0], ours)

@@ -1,0 +1,263 @@
+"""A function of flat vectors, computed in pieces: no vector is put together where only its parts are needed.
+
+Parts of a round see a model's parameters as one flat vector, which is what CPUs compute fastest. On a GPU a vector of
+several leaves is written number by number, each of which looks up its leaf, and products copy what they take out of it:
+the same arithmetic on pieces reads and writes several numbers at once and moves half the bytes. So the program of a
+client's round is traced as it is, and run with every long vector as the pieces that it is joined of or split into. What
+works number by number works on pieces; what does not is given the whole vector, so that any program gives what it gave,
+draws included, but for the order of a sum over a vector.
+"""
+
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend import core
+
+from fedjax_dp.gradients import equations
+
+MOST = 12  # pieces of a vector: with more, launches for short ones cost more than they save
+LEAST = 64  # numbers of a piece, on average
+
+_BY_NUMBER = (  # primitives of which each number of a result is made of the same place of each operand
+    "abs add add_any and atan2 bitcast_convert_type cbrt ceil clamp convert_element_type copy cos cosh div eq erf "
+    "erf_inv erfc exp exp2 expm1 floor ge gt integer_pow is_finite le log log1p logistic lt max min mul name ne neg "
+    "nextafter not or population_count pow reduce_precision rem round rsqrt select_n shift_left "
+    "shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient sub tan tanh "
+    "xor"
+)
+BY_NUMBER = frozenset(_BY_NUMBER.split())
+OVER_ALL: dict[str, Callable[[Any, Any], Any]] = {  # reductions, and how those of two pieces are joined
+    "reduce_sum": jnp.add,
+    "reduce_prod": jnp.multiply,
+    "reduce_max": jnp.maximum,
+    "reduce_min": jnp.minimum,
+    "reduce_and": jnp.bitwise_and,
+    "reduce_or": jnp.bitwise_or,
+}
+
+Cuts = dict[int, tuple[int, ...]]  # by a vector's length: where its pieces end
+
+
+class Pieces:
+    """A vector as arrays that follow one another.
+
+    whole   the vector itself, where it was there before it was cut;
+    stored  the same pieces as they lie in memory, where `parts` are a sum that is taken anew.
+    """
+
+    ndim = 1
+
+    def __init__(self, parts: Iterable[Any], whole: Any = None, stored: Sequence[Any] = ()) -> None:
+        self.parts, self._whole, self._stored = tuple(parts), whole, tuple(stored)
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        return tuple(itertools.accumulate(part.size for part in self.parts))
+
+    @property
+    def shape(self) -> tuple[int]:
+        return (self.size,)
+
+    @property
+    def size(self) -> int:
+        return sum(part.size for part in self.parts)
+
+    @property
+    def whole(self) -> Any:
+        return jnp.concatenate(self.parts) if self._whole is None else self._whole
+
+    def cut_at(self, ends: Iterable[int]) -> "Pieces":
+        """Itself with further cuts."""
+        found: list[Any] = []
+        for part, end in zip(self.parts, self.ends, strict=True):
+            inside = [at - end + part.size for at in ends if end - part.size < at < end]
+            found += jnp.split(part, inside) if inside else [part]
+        return Pieces(found, self._whole, () if len(found) > len(self.parts) else self._stored)
+
+    def taken(self, first: int, end: int) -> Any:
+        """The numbers from `first` up to `end`: an array where they are one piece."""
+        own = (0, *self.ends)
+        if first not in own or end not in own or first == end:
+            return self.whole[first:end]
+        parts = (self._stored or self.parts)[own.index(first) : own.index(end)]
+        return parts[0] if len(parts) == 1 else Pieces(parts)
+
+
+def in_pieces(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function of pytrees, computed in pieces where it is traced."""
+
+    def computed(*arguments: Any) -> Any:
+        traced, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
+        if not (cuts := _cuts_of(traced.jaxpr)):
+            return function(*arguments)
+        made = _run(traced.jaxpr, traced.consts, jax.tree.leaves(arguments), cuts)
+        return jax.tree.unflatten(jax.tree.structure(shapes), map(_whole, made))
+
+    return computed
+
+
+def _cuts_of(jaxpr: Any) -> Cuts:
+    """Where the vectors of a program are joined or split, by their length; those of many or short pieces stay whole."""
+    found: dict[int, set[int]] = {}
+    for equation in _every(jaxpr):
+        joined = {"concatenate": equation.invars, "split": equation.outvars}.get(equation.primitive.name, [])
+        if joined and joined[0].aval.ndim == 1:
+            ends = tuple(itertools.accumulate(piece.aval.size for piece in joined))
+            found.setdefault(ends[-1], set()).update(ends)
+    cuts = {size: tuple(sorted(ends - {0})) for size, ends in found.items()}
+    return {size: ends for size, ends in cuts.items() if 1 < len(ends) <= MOST and LEAST * len(ends) <= size}
+
+
+def _every(jaxpr: Any) -> Iterator[Any]:
+    """All equations, those of the programs inside of others too."""
+    for equation in jaxpr.eqns:
+        yield equation
+        for inside in equations.programs(equation):
+            yield from _every(inside.jaxpr)
+
+
+def _whole(value: Any) -> Any:
+    return value.whole if isinstance(value, Pieces) else value
+
+
+def _cut(value: Any, cuts: Cuts) -> Any:
+    """A vector of a length that is cut, in pieces; anything else as it is."""
+    if isinstance(value, Pieces) or not _is_long(value, cuts):
+        return value
+    return Pieces(jnp.split(value, cuts[value.size][:-1]), value)
+
+
+def _is_long(value: Any, cuts: Cuts) -> bool:
+    return len(getattr(value, "shape", ())) == 1 and value.size in cuts
+
+
+def _run(
+    jaxpr: Any,
+    consts: Sequence[Any],
+    arguments: Sequence[Any],
+    cuts: Cuts,
+    stored: dict[int, Sequence[Any]] | None = None,
+) -> list[Any]:
+    """Results of a program; `stored`: what is there already of an equation's result, by its number."""
+    given = (_cut(value, cuts) for value in (*consts, *arguments))
+    known = dict(zip((*jaxpr.constvars, *jaxpr.invars), given, strict=True))
+
+    def read(variable: Any) -> Any:
+        return variable.val if isinstance(variable, core.Literal) else known[variable]
+
+    for number, equation in enumerate(jaxpr.eqns):
+        with equations.in_its_place(equation):
+            made = _made(equation, [read(variable) for variable in equation.invars], cuts)
+            if stored and number in stored:
+                made = [Pieces(made[0].parts, stored=stored[number])]
+            known.update(zip(equation.outvars, (_cut(value, cuts) for value in made), strict=True))
+    return [read(variable) for variable in jaxpr.outvars]
+
+
+def _made(equation: Any, values: list[Any], cuts: Cuts) -> Sequence[Any]:
+    """What an equation makes of vectors in pieces, or makes that is one."""
+    name, vectors = equation.primitive.name, [value for value in values if isinstance(value, Pieces)]
+    if name in equations.CUSTOM or (name in ("scan", "cond", *equations.CALLS) and _has_vectors(equation, cuts)):
+        return _entered(equation, values, cuts)
+    out: Any = equation.outvars[0].aval if equation.outvars else None
+    if _is_long(out, cuts):
+        between = list(itertools.pairwise((0, *cuts[out.size])))
+        if name == "iota":
+            return [Pieces(lax.iota(out.dtype, end - first) + np.array(first, out.dtype) for first, end in between)]
+        if name == "broadcast_in_dim" and np.ndim(values[0]) == 0:
+            return [Pieces(jnp.broadcast_to(values[0], (end - first,)) for first, end in between)]
+        if name == "concatenate":
+            parts = (value.parts if isinstance(value, Pieces) else (value,) for value in values)
+            return [Pieces(part for part in itertools.chain.from_iterable(parts) if part.size)]
+        if name == "reshape" and vectors:
+            return vectors
+    if not vectors:
+        return equations.bind(equation, values)
+    if name == "split":
+        ends = (0, *itertools.accumulate(equations.sizes_of(equation)))
+        return [vectors[0].taken(first, end) for first, end in itertools.pairwise(ends)]
+    if name == "slice" and (picked := equations.slices_of(equation)[0]).step == 1:
+        return [vectors[0].taken(picked.start, picked.stop)]
+    if name in BY_NUMBER and out.shape == vectors[0].shape:
+        return [_by_number(lambda *parts: equations.bind(equation, parts)[0], values)]
+    if name in OVER_ALL and out.ndim == 0:
+        return [functools.reduce(OVER_ALL[name], (equations.bind(equation, [part])[0] for part in vectors[0].parts))]
+    if name == "dot_general" and out.ndim == 0:
+        products = _by_number(lambda a, b: jnp.sum(a.astype(out.dtype) * b.astype(out.dtype)), values)
+        return [functools.reduce(jnp.add, products.parts)]
+    return equations.bind(equation, [_whole(value) for value in values])
+
+
+def _by_number(function: Callable[..., Any], values: Sequence[Any]) -> Pieces:
+    """A function of numbers at the same place of vectors, or of one number for all, from piece to piece."""
+    ends = sorted({end for value in values if isinstance(value, Pieces) for end in value.ends})
+
+    def cut(value: Any) -> Sequence[Any]:
+        if np.size(value) == 1:
+            return [value] * len(ends)
+        return (value if isinstance(value, Pieces) else Pieces([value], value)).cut_at(ends).parts
+
+    return Pieces(map(function, *map(cut, values)))
+
+
+def _has_vectors(equation: Any, cuts: Cuts) -> bool:
+    """Whether a vector that is cut is anywhere in an equation or inside of it."""
+    seen = [equation, *itertools.chain.from_iterable(_every(inside.jaxpr) for inside in equations.programs(equation))]
+    return any(_is_long(v.aval, cuts) for each in seen for v in (*each.invars, *each.outvars))
+
+
+def _entered(equation: Any, values: list[Any], cuts: Cuts) -> Sequence[Any]:
+    """The program inside an equation, run in pieces where it is known which runs."""
+    name = equation.primitive.name
+    if name == "scan":
+        return _scanned(equation, values, cuts)
+    program = equations.branch_for(equation, "cuda") if name == "cond" else equations.inner(equation)
+    if program is None or name in equations.CHECKPOINTS:
+        return equations.bind(equation, [_whole(value) for value in values])
+    return _run(program.jaxpr, program.consts, values[1:] if name == "cond" else values, cuts)
+
+
+def _scanned(equation: Any, values: list[Any], cuts: Cuts) -> list[Any]:
+    """A loop that carries its vectors in pieces.
+
+    Sums of a vector that stays and one that is carried (where a client's steps began, and its way from there) are
+    carried beside it, made as the last thing of the step before: products read what lies in memory, and would have such
+    a sum written out for them. What else reads it takes it anew, from less memory.
+    """
+    scan = equations.scan_of(equation)
+    body = scan.body.jaxpr
+    consts, start, rows = scan.parts(values)
+    staying, carried, _ = scan.parts(body.invars)
+    fixed = dict(zip(staying, (_cut(value, cuts) for value in consts), strict=True))
+    sums: dict[int, tuple[Pieces, int]] = {}  # by number of equation: what stays, and the place of what is carried
+    for number, each in enumerate(body.eqns):
+        for one, other in (each.invars, each.invars[::-1]) if each.primitive.name == "add" else ():
+            if not isinstance(one, core.Literal) and isinstance(fixed.get(one), Pieces) and other in carried:
+                sums[number] = fixed[one], carried.index(other)
+
+    def laid_out(value: Any) -> Any:
+        """As the loop carries it: a tuple of pieces, cut alike in every step."""
+        if not _is_long(value, cuts):
+            return _whole(value)
+        vector, ends = _cut(value, cuts), cuts[value.size]
+        return (vector if set(vector.ends) <= set(ends) else _cut(vector.whole, cuts)).cut_at(ends).parts
+
+    def added(carry: list[Any]) -> dict[int, Any]:
+        return {number: _by_number(jnp.add, [one, Pieces(carry[at])]).parts for number, (one, at) in sums.items()}
+
+    def step(state: tuple[list[Any], dict[int, Any]], row: list[Any]) -> tuple[Any, list[Any]]:
+        carry = [Pieces(value) if isinstance(value, tuple) else value for value in state[0]]
+        made = _run(body, scan.body.consts, [*consts, *carry, *row], cuts, state[1])
+        after = list(map(laid_out, made[: scan.carry]))
+        return (after, added(after)), list(map(_whole, made[scan.carry :]))
+
+    begun = list(map(laid_out, start))
+    rows = list(map(_whole, rows))
+    (end, _), seen = lax.scan(step, (begun, added(begun)), rows, scan.length, reverse=scan.reverse, unroll=scan.unroll)
+    return [*(Pieces(value) if isinstance(value, tuple) else value for value in end), *seen]
