@@ -77,7 +77,7 @@ def from_tables(name: str, file: str, tables: Sequence[Table], columns: Columns,
     kind = np.float32 if columns.standardise is None else np.float64
     filled = [_filled(part, aside, features, columns) for part in parts]
     x = np.concatenate([_features(part, features, columns.categories, kind) for part in filled])
-    notes = _notes_on(filled[: len(tables)], features, columns, aside)
+    notes = _notes_on(filled[: len(tables)], features, columns)
     ids = None
     if client is not None:
         ids = np.concatenate([_names(part, client)[0] for part in filled])
@@ -91,7 +91,7 @@ def from_tables(name: str, file: str, tables: Sequence[Table], columns: Columns,
         words = np.concatenate([values for values, _ in found])
         y, classes, more = numbered_labels(words)
         notes += more + ["labels written as 1.0 are whole numbers"] * any(floats for _, floats in found)
-        if classes == len(y) >= FEW:
+        if _all_differ([values for values, _ in found]):
             remedy = "name the column of labels" if file else "label= names the column of labels"
             raise errors.refuse(f"{where}column {labels[0]}", "another in every row, as ids are", "labels", remedy)
         if task == "binary" and classes != 2:
@@ -186,7 +186,7 @@ def _filled(part: Table, aside: Sequence[str], features: Sequence[str], columns:
     for column in (*aside, *features):
         missing = frame[column].isna().to_numpy()
         if column in columns.categories:
-            missing = missing | (frame[column] == "").to_numpy(bool)
+            missing = missing | np.array([isinstance(word, str) and not word for word in frame[column]])
         if not missing.any():
             continue
         numeric = column in features and column not in columns.categories
@@ -202,7 +202,9 @@ def _filled(part: Table, aside: Sequence[str], features: Sequence[str], columns:
             raise errors.refuse(f"{part.where}column {column}", got, "given in every row", remedy)
         if numeric:
             constant = _constant(f"{part.where}fill of {column}", constant)
-        frame = frame.assign(**{str(column): frame[column].mask(missing, constant)})
+        real = numeric and getattr(frame[column].dtype, "kind", "O") in "iuf"
+        frame = frame.copy(deep=False)
+        frame[column] = frame[column].astype("float64" if real else object).mask(missing, constant)
     return part._replace(frame=frame)
 
 
@@ -352,23 +354,28 @@ def _standardised(
     return small, learnt, [note]
 
 
+def printable(name: Any) -> str:
+    """The name of a column; files may hold what moves a terminal's cursor."""
+    return str(name) if str(name).isprintable() else repr(name)
+
+
 def listed(names: Sequence[Any]) -> str:
     """Names in a line, not without end."""
-    shown = ", ".join(map(str, names[:SHOWN]))
+    shown = ", ".join(map(printable, names[:SHOWN]))
     return shown if len(names) <= SHOWN else f"{shown} and {len(names) - SHOWN:,} more"
 
 
-def _notes_on(parts: Sequence[Table], features: Sequence[str], columns: Columns, aside: Sequence[str]) -> list[str]:
+def _notes_on(parts: Sequence[Table], features: Sequence[str], columns: Columns) -> list[str]:
     """What became a feature, by name, and what looks as if it should not have."""
     shown = [
-        f"{column} ({len(columns.categories[column])} categories)" if column in columns.categories else str(column)
+        f"{column} ({len(columns.categories[column])} categories)" if column in columns.categories else column
         for column in features
     ]
     notes = [f"features: {listed(shown)}"]
     for column in features:
         if column not in columns.categories and (why := _like_an_id(parts, column, columns.client)):
             drop = f"--drop {column}" if parts[0].where else f"drop=[{column!r}]"
-            notes.append(f"warning: {column} looks like an id, {why}: {drop} leaves it out")
+            notes.append(f"warning: {printable(column)} looks like an id, {why}: {drop} leaves it out")
     return notes
 
 
@@ -388,7 +395,14 @@ def _like_an_id(parts: Sequence[Table], column: str, client: str | None) -> str:
     if len(rises) >= FEW and ((rises > 0).all() or (rises < 0).all()):
         return "as it goes one way from row to row"
     whole = values.dtype.kind in "iu" or (values == np.floor(values)).all()
-    return "a whole number that is another in every row" if whole and len(np.unique(values)) == len(values) else ""
+    return "a whole number that is another in every row" if whole and _all_differ(blocks) else ""
+
+
+def _all_differ(blocks: Sequence[np.ndarray]) -> bool:
+    """Whether no value stands in two rows: of all tables, or of each, where each has more than a few."""
+    alone = [len(block) >= FEW and len(np.unique(block)) == len(block) for block in blocks]
+    values = np.concatenate(blocks)
+    return all(alone) or len(np.unique(values)) == len(values) >= FEW
 
 
 def _far_apart(x: np.ndarray, names: Sequence[str], of_file: bool) -> list[str]:
@@ -400,7 +414,8 @@ def _far_apart(x: np.ndarray, names: Sequence[str], of_file: bool) -> list[str]:
     if bounds[most] <= FAR_APART * bounds[least]:
         return []
     how = "--standardise or --drop, or" if of_file else "standardise= or drop=, or"
+    low, high = (f"{printable(names[one])} within {bounds[one]:.3g}" for one in (least, most))
     return [
-        f"warning: columns are of sizes far apart, {names[least]} within {bounds[least]:.3g} and {names[most]} within "
-        f"{bounds[most]:.3g}, and no rate suits both: {how} divide each by a public bound"
+        f"warning: columns are of sizes far apart, {low} and {high}, and no rate suits both: {how} divide each by a "
+        "public bound"
     ]

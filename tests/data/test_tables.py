@@ -269,6 +269,20 @@ def test_missing_values_are_a_stated_constant():
     assert rows_of(made)[:, 0].tolist() == [7] * 12 + [50] * 12
 
 
+def test_columns_of_any_kind_are_filled():
+    """Nullable ones of pandas, and names that are no text."""
+    frame = hospital(age=pd.array([None, 50] * 12, dtype="Int64"), stage=pd.array([None, "A"] * 12, dtype="string"))
+    found = fdp.dataset(frame, label="sick", categories={"stage": ["A", "B"]}, fill={"age": 7.5, "stage": "B"})
+    assert rows_of(found)[:, 0].tolist() == [7.5] * 12 + [50] * 12
+    assert rows_of(found)[:, 2:].sum(0).tolist() == [12, 12]
+    plain = hospital(stage=None, age=[None, 50.0] * 12).rename(columns={"age": 0, "dose": 1})
+    assert rows_of(fdp.dataset(plain, label="sick", fill={0: 7})).shape == (24, 2)
+
+
+def test_names_of_columns_move_no_cursor():
+    assert "features: age, '\\x1b[2Jdose'" in notes_of(hospital().rename(columns={"dose": "\x1b[2Jdose"}))
+
+
 WRONG = [
     ({"drop": "stag"}, "drop must be of columns, got 'stag', which no table has; did you mean stage?"),
     ({"drop": "stage,sick"}, "which is a label, a client or the split"),
