@@ -18,7 +18,9 @@ from fedjax_dp.parts.client_privacy import UpdatePrivatizer
 from fedjax_dp.privacy.protection import noise_of, unit_of
 from fedjax_dp.pytrees import changed
 from fedjax_dp.rounds.algorithm import Algorithm
+from fedjax_dp.rounds.round import run_round
 from fedjax_dp.rounds.simulation import numbers
+from fedjax_dp.rounds.state import initial_state
 from fedjax_dp.testing import instruments
 from fedjax_dp.testing.checks import run_check, usable_model
 from fedjax_dp.testing.instruments import TrialInputs
@@ -116,19 +118,30 @@ def _examine_noise(algorithm: Algorithm, data: FederatedData, model: Model, seed
 
 
 def _twice(algorithm: Algorithm, data: FederatedData, model: Model, seed: int) -> None:
-    """Traces and runs a round twice, so that a draw made while tracing would show."""
-    arguments = (numbers(algorithm), data, TrialInputs(keys_of(2, "runs", seed)))
-    static: Any = {"model": model, "rounds": 1, "execution": Execution()}
+    """Traces and runs a round twice, so that a draw made while tracing would show.
+
+    All that a round hands on is compared: clients may change only what they and the server keep beside the parameters.
+    """
+    arguments = (numbers(algorithm), data, keys_of(2, "runs", seed))
+
+    def advance(algorithm: Algorithm, data: FederatedData, key: jax.Array) -> tuple[Any, Any]:
+        begun = jax.tree.map(jnp.asarray, initial_state(algorithm, model, data, key))
+        return begun, run_round(algorithm, model, data, key, begun, Execution())[0]
 
     def trace() -> Any:
-        return jax.jit(lambda *a: instruments.unjitted(*a, **static), compiler_options=QUICK).lower(*arguments)
+        return jax.jit(jax.vmap(advance, (None, None, 0)), compiler_options=QUICK).lower(*arguments)
+
+    def changes(program: Any) -> np.ndarray:
+        """(runs, numbers)"""
+        begun, ended = map(jax.tree.leaves, program(*arguments))
+        return np.concatenate([np.reshape(b - a, (2, -1)) for a, b in zip(begun, ended, strict=True)], 1)
 
     first, second = trace(), trace()
     run = first.compile()
     again = run if first.as_text() == second.as_text() else second.compile()
-    one, other = (np.asarray(program(*arguments).params) for program in (run, again))
-    differ = f"{np.mean(one != other):.1%} of parameters differ"
+    one, other = changes(run), changes(again)
+    differ = f"{np.mean(one != other):.1%} of numbers differ"
     require(np.array_equal(one, other, equal_nan=True), "the same seed gives the same bits", differ, "none", "exact")
     if noise_of(algorithm) is not None:
-        same = np.array_equal(*(one[:, 1] - one[:, 0]))
+        same = np.array_equal(*one)
         require(not same, "another seed gives other bits", "the same" if same else "others", "others", "exact")
