@@ -1,21 +1,24 @@
-"""The private round on an accelerator: cohorts of 10, 100, 1,000, sweeps of 64 and 256 points, shares of its ceilings.
+"""The private round on an accelerator: cohorts of 10 to 1,000, sweeps of 64 and 256 points, shares of its ceilings.
 
-    python benchmarks/accelerator.py                                    # all; writes accelerator.json, .md, .png
-    python benchmarks/accelerator.py --workloads W1 --cohorts 10 100    # a part of it
+    python benchmarks/accelerator.py                           # all; writes accelerator.json, .md, .png
+    python benchmarks/accelerator.py --only W1:10 W2:100       # some rounds, as workload:cohort
+    python benchmarks/accelerator.py --quick                   # fewer repeats and relatives, one sweep: five minutes
 
-For every workload of `peers/` and every cohort: milliseconds per round of ours, of the same program with one client
-after another (unvmapped), without clipping, and with gradients in bfloat16; client-steps per second; operations and
-bytes that a round cannot do without over its time, against what the device reaches for products and copies alone. Then
-sweeps of W1 with cohorts of 10: all points as one program, against one point after another. Runs on a CPU too, where
-it takes long for large cohorts.
+For every workload of `peers/` and every cohort: milliseconds per round of ours, of the same round without clipping, of
+the same program with one client after another (unvmapped), and with gradients in bfloat16; client-steps per second;
+operations and bytes that a round cannot do without over its time, against what the device reaches for products and
+copies alone; the kernels that take longest, where the profiler tells them. Then sweeps of W1 with cohorts of 10: all
+points as one program, against one point after another. Runs on a CPU too, where it takes long for large cohorts.
 """
 
 import argparse
+import collections
 import dataclasses
 import datetime
 import json
 import pathlib
 import sys
+import tempfile
 
 import jax
 import jax.numpy as jnp
@@ -30,18 +33,39 @@ from fedjax_dp.privacy import PrivacyTerms
 from fedjax_dp.privacy.planned_run import plan_run
 from fedjax_dp.sweeps.engine import Job, JobGroup, RecordCache
 
-COHORTS, POINTS = (10, 100, 1000), (64, 256)
+ROUNDS = [
+    *("W1:10", "W1:100", "W1:1000", "W2:10", "W2:100", "W2:1000", "W3dp:10", "W3dp:100", "W3:10", "W3:100"),
+    *("cifar:50", "cifar-client:50", "cifar-record:50"),
+]
+POINTS = (64, 256)
+KERNELS = 12
 
 
-def round_of(w, repeats):
+def kernels_of(run):
+    """Milliseconds and launches a round in all kernels, and the longest ones; None where no profiler sees them."""
+    times, launches = collections.Counter(), collections.Counter()
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder):
+            rounds = run()
+        for file in pathlib.Path(folder).rglob("*.xplane.pb"):
+            for plane in jax.profiler.ProfileData.from_file(str(file)).planes:
+                streams = [line for line in plane.lines if "GPU" in plane.name and "Stream" in line.name]
+                for event in (event for line in streams for event in line.events):
+                    times[event.name] += event.duration_ns / 1e6 / rounds
+                    launches[event.name] += 1 / rounds
+    longest = [{"name": name, "ms": ms, "launches": launches[name]} for name, ms in times.most_common(KERNELS)]
+    return {"busy_ms": times.total(), "launches": launches.total(), "longest": longest} if times else None
+
+
+def round_of(w, repeats, quick):
     """One row: a workload with its cohort."""
     data, model, algorithm = ours.clients_of(w), ours.model_of(w), ours.algorithm_of(w)
     execution = fdp.execution.all_devices()
-    runs = {
-        "ours": ours.rounds_of(w, algorithm, data, model, execution),
-        "one_by_one": ours.rounds_of(w, algorithm, data, model, fdp.execution.all_devices(1)),
-        "bfloat16": ours.rounds_of(w, algorithm, data, dataclasses.replace(model, dtype=jnp.bfloat16), execution),
-    }
+    runs = {"ours": ours.rounds_of(w, algorithm, data, model, execution)}
+    if not quick:
+        half = dataclasses.replace(model, dtype=jnp.bfloat16)
+        runs["one_by_one"] = ours.rounds_of(w, algorithm, data, model, fdp.execution.all_devices(1))
+        runs["bfloat16"] = ours.rounds_of(w, algorithm, data, half, execution)
     if w.private == "record":
         runs["unclipped"] = ours.rounds_of(w, relatives(w)["unclipped"], data, model, execution)
     times = {name: [] for name in runs}
@@ -65,6 +89,7 @@ def round_of(w, repeats):
         "normals_per_s": floor.normals / seconds,
         "floor": floor._asdict(),
         "floor_ms": floor.ms,
+        "kernels": kernels_of(runs["ours"]),
         "disturbed": max(spreads.values()) > latency.DISTURBED,
     }
 
@@ -100,18 +125,22 @@ def sweep_of(points, rounds, repeats):
 
 def table(found):
     """Markdown of all rows."""
-    ceilings = found["ceilings"]
+    ceilings, names = found["ceilings"], ("unclipped", "one_by_one", "bfloat16")
     lines = [
-        "| round | ours | one client after another | unclipped | bfloat16 | client-steps/s | of products | of copies |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        f"{found['hardware']['kind']}, JAX {found['versions']['jax']}, {found['date']}, commit {found['commit']}",
+        "",
+        "| round | ours | busy | unclipped | one client after another | bfloat16 | client-steps/s | of products "
+        "| of copies |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for row in found["rounds"]:
-        unclipped = f"{row['unclipped_ms'] / row['ours_ms']:.2f}x" if "unclipped_ms" in row else "-"
+        others = (f"{row[f'{name}_ms'] / row['ours_ms']:.2f}x" if f"{name}_ms" in row else "-" for name in names)
+        busy = f"{row['kernels']['busy_ms'] / row['ours_ms']:.0%}" if row["kernels"] else "-"
         lines.append(
             f"| {row['workload']}, cohort {row['cohort']:,} | {row['ours_ms']:.3g} ms"
-            f"{' (disturbed)' if row['disturbed'] else ''} | {row['one_by_one_ms'] / row['ours_ms']:.2f}x "
-            f"| {unclipped} | {row['bfloat16_ms'] / row['ours_ms']:.2f}x | {row['client_steps_per_s']:,.0f} "
-            f"| {row['flops_per_s'] / ceilings['flops']:.1%} | {row['bytes_per_s'] / ceilings['bytes']:.1%} |"
+            f"{' (disturbed)' if row['disturbed'] else ''} | {busy} | {' | '.join(others)} "
+            f"| {row['client_steps_per_s']:,.0f} | {row['flops_per_s'] / ceilings['flops']:.1%} "
+            f"| {row['bytes_per_s'] / ceilings['bytes']:.1%} |"
         )
     lines += [
         "",
@@ -147,14 +176,13 @@ def draw(found, path):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--workloads", nargs="+", choices=("W1", "W2", "W3", "W3dp"), default=["W1", "W2", "W3", "W3dp"]
-    )
-    parser.add_argument("--cohorts", nargs="+", type=int, default=list(COHORTS))
-    parser.add_argument("--points", nargs="*", type=int, default=list(POINTS))
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--only", nargs="+", default=ROUNDS, metavar="WORKLOAD:COHORT")
+    parser.add_argument("--points", nargs="*", type=int, default=None)
+    parser.add_argument("--quick", action="store_true")
     parser.add_argument("--out", type=pathlib.Path, default=RESULTS, help="a folder")
     options = parser.parse_args()
+    repeats = 3 if options.quick else 5
+    sweeps = (POINTS[:1] if options.quick else POINTS) if options.points is None else options.points
     found = {
         "rounds": [],
         "sweeps": [],
@@ -169,19 +197,19 @@ def main():
         (options.out / "accelerator.json").write_text(json.dumps(found, indent=1) + "\n")
         (options.out / "accelerator.md").write_text(f"{table(found)}\n")
 
-    for name in options.workloads:
-        for cohort in options.cohorts:
-            w = workloads.WORKLOADS[name]
-            w = w._replace(cohort=cohort, clients=max(w.clients, cohort))
-            try:
-                found["rounds"].append(round_of(w, options.repeats))
-            except jax.errors.JaxRuntimeError as error:
-                print(f"{name}, cohort {cohort}: {str(error).splitlines()[0]}", file=sys.stderr)
-                continue
-            print(f"{name}, cohort {cohort}: {found['rounds'][-1]['ours_ms']:.3g} ms a round", file=sys.stderr)
-            keep()
-    for points in options.points:
-        found["sweeps"].append(sweep_of(points, 20, options.repeats))
+    for item in options.only:
+        name, cohort = item.split(":")
+        w = workloads.WORKLOADS[name]
+        w = w._replace(cohort=int(cohort), clients=max(w.clients, int(cohort)))
+        try:
+            found["rounds"].append(round_of(w, repeats, options.quick))
+        except jax.errors.JaxRuntimeError as error:
+            print(f"{item}: {str(error).splitlines()[0]}", file=sys.stderr)
+            continue
+        print(f"{item}: {found['rounds'][-1]['ours_ms']:.3g} ms a round", file=sys.stderr)
+        keep()
+    for points in sweeps:
+        found["sweeps"].append(sweep_of(points, 20, repeats))
         print(f"{points} points: {found['sweeps'][-1]['together_ms']:.3g} ms a round", file=sys.stderr)
         keep()
     if found["rounds"]:
