@@ -80,7 +80,10 @@ def _train(now: Round) -> tuple[Any, Any, RoundReport]:
         None if now.block is None else now.block.held,
     )
     loss, clipped, signal, noise = probes
-    report = RoundReport(members.ids, members.present, loss, clipped, signal, noise, ~broken, overflow, observed)
+    learnt = algorithm.upload.learnt_clip_norm(now.state.upload)
+    report = RoundReport(
+        members.ids, members.present, loss, clipped, signal, noise, ~broken, overflow, observed, clip_norm=learnt
+    )
     return words, rows, report
 
 

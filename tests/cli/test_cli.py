@@ -75,6 +75,7 @@ def test_default_run_trains_privately_well_above_chance(capsys):
         "accountant",
         "epsilon_min",
         "epsilon_median",
+        "noise_multiplier",
         "claims",
     } <= (set(told["guarantee"]))
     assert {"compile_s", "round_s_median", "total_s"} <= set(told["timing"])
@@ -115,8 +116,8 @@ def test_the_result_comes_first_and_detail_folds(capsys):
         assert (out.err == "") == (flag == ["--quiet"])
         assert ("of gradients clipped: usual is half" in out.out) == (flag != ["--quiet"])
         assert ("times the signal: above 1 is usual" in out.out) == (flag != ["--quiet"])
-    assert labels["--quiet"] == ["privacy", "folder"]
-    assert labels[""] == ["privacy", "folder", "assuming", "claim", "probes", ""]
+    assert labels["--quiet"] == ["noise", "privacy", "folder"]
+    assert labels[""] == ["noise", "privacy", "folder", "assuming", "claim", "probes", ""]
     assert labels["--verbose"] == [*labels[""], "traffic", "time"]
 
 
