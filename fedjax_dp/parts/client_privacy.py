@@ -84,7 +84,7 @@ class UpdatePrivatizer(Protocol):
     def scales_down(
         self, update: jax.Array, sizes: Sequence[int], state: Any, sent: "MessageEncoding"
     ) -> jax.Array | None:
-        """Whether `message` makes the update shorter, a probe; None: it never does. Traced."""
+        """Whether `message` makes the update shorter, a probe; None: it does not say. Traced."""
         return None
 
     def learnt_clip_norm(self, state: Any) -> jax.Array | None:
