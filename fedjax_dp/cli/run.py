@@ -144,12 +144,13 @@ def _print_result(
     ]
     rests_on = [
         *(("assuming", text) for text in guarantee["assumptions"] if guarantee["epsilon"] is not None),
-        *(("claim", claim["statement"]) for claim in guarantee["claims"]),
+        *(("claim", claim["statement"]) for claim in guarantee["claims"] if claim["epsilon"] is not None),
         *_probes(result),
     ]
     in_all = f"{traffic['total']:,.0f} in all"
     compiled = f"{timing['compile_s']:.1f} s to compile, {timing['total_s']:.1f} s in all"
     rest = [
+        *(("claim", claim["statement"]) for claim in guarantee["claims"] if claim["epsilon"] is None),
         ("traffic", f"{traffic['down']:,} bytes down and {traffic['up']:,} up per client and round, {in_all}"),
         ("time", f"{timing['round_s_median'] * 1e3:.1f} ms a round, {compiled}"),
     ]
