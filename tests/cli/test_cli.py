@@ -13,7 +13,7 @@ import pytest
 from helpers import usual
 
 import fedjax_dp
-from fedjax_dp import algorithms, cli
+from fedjax_dp import algorithms, cli, errors
 from fedjax_dp.cli.commands import COMMANDS
 from fedjax_dp.cli.run import RunOptions
 from fedjax_dp.experiments import build, config, environment, groups, population
@@ -531,3 +531,27 @@ def test_flags_are_read_alike_where_a_tracker_has_loaded_pydantic():
     words[4] = "true"  # what is wrong then is no flag's form
     done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True)
     assert done.stderr == "fedjax-dp: hidden must be left out unless model is mlp, got 8,4; drop it\n"
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("--lr", "--learning-rate"),
+        ("--clients", "--num-clients"),
+        ("--optimizer", "--local-rule"),
+        ("--sigma", "--noise-multiplier"),
+        ("--epochs", "--local-steps"),
+        ("--max-grad-norm", "--clip-norm"),
+        ("--lerning-rate", "--learning-rate"),
+    ],
+)
+def test_names_of_other_tools_lead_to_the_right_ones(capsys, theirs, ours):
+    assert cli.main(["run", theirs, "3"]) == 2
+    assert f"did you mean {ours}?" in capsys.readouterr().err
+
+
+def test_every_name_that_is_offered_for_another_is_an_option_of_some_entry(capsys):
+    assert cli.main(["run", "--help-all"]) == 0
+    flags = set(re.findall(r"--[a-z][a-z0-9-]*", capsys.readouterr().out))
+    entries = {name for entry in algorithms.CATALOGUE.values() for name in entry.options}
+    assert not {*errors.ELSEWHERE.values()} - {flag[2:].replace("-", "_") for flag in flags} - entries
