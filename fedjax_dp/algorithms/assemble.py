@@ -22,12 +22,15 @@ ESTIMATORS = ("full", "wor_delta", "wor_model", "biased", "renorm", "precision",
 LOCAL_RULES = ("sgd", "momentum", "rmsprop", "adam", "adam_bc", "adamw", "adamw_bc")
 SCHEDULES = ("constant", "inverse_sqrt", "inverse")
 
-BATCHES: dict[str, Callable[[Any], "parts.Batches"]] = {
-    "without-replacement": lambda size: parts.FixedBatches(size=size),
-    "with-replacement": lambda size: parts.ReplacementBatches(size=size),
-    "poisson": lambda size: parts.PoissonBatches(size=size),
-    "full": lambda size: parts.FullBatches(),
-    "epochs": lambda size: parts.EpochBatches(size=size),
+LAST = ("drop", "keep")  # of a pass, with epochs
+
+BATCHES: dict[str, Callable[..., "parts.Batches"]] = {
+    "without-replacement": lambda size, **rest: parts.FixedBatches(size=size),
+    "with-replacement": lambda size, **rest: parts.ReplacementBatches(size=size),
+    "poisson": lambda size, **rest: parts.PoissonBatches(size=size),
+    "full": lambda size, **rest: parts.FullBatches(),
+    "epochs": lambda size, last, epochs: parts.EpochBatches(size=size, last=last),
+    "refill": lambda size, last, epochs: parts.RefillBatches(size=size, epochs=epochs),
 }
 
 COHORTS: dict[str, Callable[..., "parts.Cohort"]] = {
@@ -65,8 +68,9 @@ class Common(TypedDict, total=False):
         dropout: probability that a client's message does not arrive
         first: wait for so many of the cohort only
         estimator: how updates combine
-        batches: how a step's records are drawn; full takes all, with epochs local steps are epochs
-        batch_size: records B per local step
+        batches: how a step's records are drawn; full takes all, with epochs and refill local steps are epochs
+        batch_size: records B per local step; a client with fewer is in every step with all of them
+        last: the rest of a pass, fewer than a batch
         local_steps: local steps tau per round
         learning_rate: of the local steps
         schedule: of the learning rate over rounds
@@ -95,6 +99,7 @@ class Common(TypedDict, total=False):
     estimator: Annotated[str, about("", value="wor_delta", choices=ESTIMATORS)]
     batch_size: Required[int | None]
     batches: Annotated[str, about("", value="without-replacement", choices=BATCHES)]
+    last: Annotated[str, about("", value="drop", choices=LAST, beside={"batches": "epochs"})]
     local_steps: Required[int]
     learning_rate: Required[float]
     schedule: Annotated[str, about("", value="constant", choices=SCHEDULES)]
@@ -189,10 +194,10 @@ def assemble(
     steps: dict[str, Any] = {
         "learning_rate": options["learning_rate"],
         "privatizer": parts.NonPrivate() if privatizer is None else privatizer,
-        "batches": BATCHES[batches](batch_size),
+        "batches": BATCHES[batches](batch_size, last=options["last"], epochs=options["local_steps"]),
         "corrections": (*corrections, parts.L2Penalty(strength=options["l2"])),
         "rule": changed(rule, hyperparameters=rule.hyperparameters | numbers, keep=options["keep_rule"]),
-        "steps": options["local_steps"],
+        "steps": 1 if batches == "refill" else options["local_steps"],
         "schedule": SCHEDULES[options["schedule"]],
         "per_step": options["per_step"],
     }

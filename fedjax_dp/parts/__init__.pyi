@@ -14,6 +14,7 @@ from .batches import EpochBatches as EpochBatches
 from .batches import FixedBatches as FixedBatches
 from .batches import FullBatches as FullBatches
 from .batches import PoissonBatches as PoissonBatches
+from .batches import RefillBatches as RefillBatches
 from .batches import ReplacementBatches as ReplacementBatches
 from .client_models import ClientModels as ClientModels
 from .client_models import OwnSteps as OwnSteps
