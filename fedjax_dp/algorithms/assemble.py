@@ -22,6 +22,8 @@ ESTIMATORS = ("full", "wor_delta", "wor_model", "biased", "renorm", "precision",
 LOCAL_RULES = ("sgd", "momentum", "rmsprop", "adam", "adam_bc", "adamw", "adamw_bc")
 SCHEDULES = ("constant", "inverse_sqrt", "inverse")
 
+ADAPTIVE = ("adam", "yogi", "adagrad")  # servers
+SERVERS = ("sgd", "momentum", *ADAPTIVE)
 LAST = ("drop", "keep")  # of a pass, with epochs
 
 BATCHES: dict[str, Callable[..., "parts.Batches"]] = {
@@ -141,6 +143,14 @@ ClientNoiseMultiplier = Annotated[
 ]
 ServerRate = Annotated[float, about("of the server's step", group="server")]
 Momentum = Annotated[float, about("of the server: v <- momentum v + update", group="server")]
+ServerRule = Annotated[str, about("how the server moves (Reddi et al. 2021)", choices=SERVERS, group="server")]
+ServerFirstDecay = Annotated[float, about("decay of the first moment", group="server", beside={"server": ADAPTIVE})]
+ServerSecondDecay = Annotated[
+    float, about("decay of the second moment", group="server", beside={"server": ADAPTIVE[:2]})
+]
+ServerAdaptivity = Annotated[
+    float, about("added to the root of the second moment", group="server", beside={"server": ADAPTIVE})
+]
 
 
 def assemble(
@@ -217,6 +227,30 @@ def add_update(rate: float = 1.0, momentum: float = 0.0) -> "parts.Server":
 
     numbers = {"learning_rate": rate} | ({"momentum": momentum} if momentum else {})
     return parts.Server(hyperparameters=numbers, factory=optax.sgd)
+
+
+def server_defaults(explicit: Mapping[str, Any]) -> dict[str, Any]:
+    """Numbers of a server that is chosen by `ServerRule`, where nobody gives them."""
+    if explicit.get("server") in ADAPTIVE:
+        return {"server_learning_rate": 0.01}
+    return {"momentum": 0.9} if explicit.get("server") == "momentum" else {}
+
+
+def server_presets(known: Mapping[str, Any]) -> dict[str, Any]:
+    """The data set's rate for servers whose steps are of the rate's own size, where it has one."""
+    fits = known.get("server") in ADAPTIVE and "adaptive_learning_rate" in known
+    return {"server_learning_rate": known["adaptive_learning_rate"]} if fits else {}
+
+
+def server_of(name: str, rate: float, momentum: float, b1: float, b2: float, pi: float) -> "parts.Server":
+    """The server of that name: sgd and momentum as `add_update`, the others of Reddi et al. 2021."""
+    if name not in ADAPTIVE:
+        return add_update(rate, momentum)
+    if momentum:
+        raise errors.refuse("momentum", momentum, f"left out for server {name}, whose first moment is one", "set b1")
+    factories = {"adam": parts.adaptive_delta, "yogi": parts.adaptive_yogi, "adagrad": parts.adaptive_adagrad}
+    numbers = {"learning_rate": rate, "b1": b1, "b2": b2, "pi": pi}
+    return parts.Server(hyperparameters=numbers, factory=factories[name])
 
 
 def bound_of(clipping: str, gradient_bound: float | None = None) -> "parts.Bound":

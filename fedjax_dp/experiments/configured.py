@@ -12,6 +12,7 @@ import numpy as np
 
 from fedjax_dp import errors, gradients
 from fedjax_dp.accounting import Poisson, Unit, WithoutReplacement
+from fedjax_dp.algorithms import COMMON
 from fedjax_dp.data.loaders import kind_of
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.devices import CPU_DEVICES
@@ -27,6 +28,8 @@ from fedjax_dp.experiments.training import Callbacks, PreparedRun, prepare
 from fedjax_dp.privacy.planned_run import PlannedRun
 from fedjax_dp.privacy.protection import clips_records, noise_of, unit_of
 from fedjax_dp.rounds.simulation import run_key
+
+BROUGHT = ("schedule", "per_step", "l2", "estimator")  # defaults by which entries differ without being asked
 
 
 def start(config: RunSpec, screen: Screen, callbacks: Callbacks | None = None) -> tuple[dict[str, Any], pathlib.Path]:
@@ -110,7 +113,12 @@ def _ready(config: RunSpec, screen: Screen) -> PreparedRun:
             hashes=population.hashes(config.data),
             progress=progress,
         )
-    for line in (*population.notes(config.data, data), *_assumed(config), *_about(config, ready)):
+    for line in (
+        *population.notes(config.data, data),
+        *_assumed(config),
+        *_brought(config),
+        *_about(config, ready),
+    ):
         screen.say(line)
     if kinds:
         spent = time.perf_counter() - began
@@ -124,6 +132,18 @@ def _assumed(config: RunSpec) -> list[str]:
     brought = config.from_data_set() if kind_of(config.data.dataset) in presets.FILES else {}
     listed = ", ".join(f"{name} {value:g}" for name, value in brought.items() if isinstance(value, int | float))
     return [f"not given, so taken: {listed}"] if listed else []
+
+
+def _brought(config: RunSpec) -> list[str]:
+    """How its local steps and sums differ, by the defaults of an entry, from what other entries take."""
+    taken = {name: option.default for name, option in config.entry.options.items() if name in BROUGHT}
+    brought = {
+        name: value
+        for name, value in taken.items()
+        if value != COMMON[name].default and config.options.get(name, value) == value
+    }
+    listed = ", ".join(f"--{name.replace('_', '-')} {value}" for name, value in brought.items())
+    return [f"{config.entry.name} brings {listed}, of its paper: say otherwise for plain steps"] if listed else []
 
 
 def _about(config: RunSpec, ready: PreparedRun) -> list[str]:
