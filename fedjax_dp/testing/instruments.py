@@ -78,6 +78,10 @@ class Without:
     batches: Batches
     position: jax.Array
 
+    @property
+    def even(self) -> bool:
+        return self.batches.even
+
     def count(self, steps: int, largest: int) -> int:
         return self.batches.count(steps, largest)
 

@@ -220,3 +220,9 @@ def test_checks_hold_for_ragged_clients_and_reject_their_wrong_programs(options)
     )
     check_sampling(algorithm, DATA, model=MODEL, draws=1000)
     check_noise(algorithm, DATA, model=MODEL)
+
+
+def test_nothing_is_sampled_where_every_client_has_no_more_than_a_batch():
+    small = ragged_data([1, 3, 2])
+    for batches in ("without-replacement", "poisson"):
+        check_sampling(algorithm_of(batches), small, model=MODEL, draws=400)
