@@ -18,13 +18,13 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from fedjax_dp import errors
-from fedjax_dp.accounting import FullBatch
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.execution.memory import free_memory, most_at_once
 from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.gradients import split
 from fedjax_dp.models import task_of
 from fedjax_dp.models.model import size_of
+from fedjax_dp.parts.batches import Batches
 from fedjax_dp.parts.facts import of_the_project
 from fedjax_dp.privacy.planned_run import PlannedRun
 from fedjax_dp.pytrees import changed
@@ -91,19 +91,25 @@ def _structure(job: Job) -> Any:
 
     run = job.run
     kinds = tuple(np.result_type(leaf) for leaf in jax.tree.leaves(run.data))
-    largest = run.data.largest if _follows_largest(run.algorithm) else 0
+    largest = run.data.largest if _follows_largest(run.algorithm, run.data.largest) else 0
     data = changed(run.data, name="", learnt=(), overlap="", largest=largest)
     return shapes(run.algorithm), shapes(data), kinds, run.model, job.train_metrics, job.chunk_size, job.parts
 
 
-def _follows_largest(algorithm: Algorithm) -> bool:
+def _follows_largest(algorithm: Algorithm, largest: int) -> bool:
     """Whether steps or arrays depend on the number of records of the largest client."""
     local = algorithm.local
-    apart = local.batches.even and not isinstance(local.batches.sampling(2**31), FullBatch)
+    apart = local.batches.even and _rows(local.batches, largest) == _rows(local.batches, 2 * largest)
     plain = all(map(of_the_project, (local, *(part for _, part in local.parts)))) and not (
         local.has_client_state or local.reads_records_outside_round
     )
     return not (apart and plain) or algorithm.aggregate.needs_loss
+
+
+def _rows(batches: Batches, largest: int) -> int:
+    """Of a batch, where the largest client has so many records."""
+    drawn = jax.eval_shape(lambda key: batches.sample(key, jnp.int32(largest), 1, largest), jax.random.key(0))
+    return int(drawn.positions.shape[1])
 
 
 class _Numbers(NamedTuple):

@@ -73,7 +73,11 @@ EXAMPLES = {
     "ReplacementBatches": (local(RECORD, batches=parts.ReplacementBatches(size=2)),),
     "PoissonBatches": (local(RECORD, batches=parts.PoissonBatches(size=2)),),
     "FullBatches": (local(RECORD, batches=parts.FullBatches()),),
-    "EpochBatches": (local(RECORD, batches=parts.EpochBatches(size=2)),),
+    "EpochBatches": (
+        local(RECORD, batches=parts.EpochBatches(size=2)),
+        local(RECORD, batches=parts.EpochBatches(size=5, last="keep")),
+    ),
+    "RefillBatches": (local(RECORD, batches=parts.RefillBatches(size=5, epochs=2), steps=1),),
     "ClipRecords": (
         RECORD,
         local(RECORD, batches=parts.PoissonBatches(size=2)),

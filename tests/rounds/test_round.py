@@ -320,7 +320,7 @@ def test_a_test_loss_that_is_not_finite_stops_the_run():
 
 
 BAD = [
-    ({"batch_size": 3}, "batch_size must be at most the 2 records of the smallest client, got 3"),
+    ({"batch_size": 0}, "batch_size must be an integer of at least 1, got 0"),
     ({"cohort_size": 8}, "cohort_size must be at most the 7 clients, got 8"),
     ({"learning_rate": float("nan")}, "learning_rate must be positive and finite, got nan"),
     ({"learning_rate": 0.0}, "learning_rate must be positive and finite"),
