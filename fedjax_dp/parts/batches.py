@@ -273,8 +273,8 @@ class RefillBatches:
     epochs: int = structure(default=1)
 
     equation = (
-        r"\mathcal{B}_1, \mathcal{B}_2, \dots\ 	ext{cut shuffles of}\ \{1, \dots, n_k\}\ "
-        r"	ext{in a row into blocks of}\ B"
+        r"\mathcal{B}_1, \mathcal{B}_2, \dots\ \text{cut shuffles of}\ \{1, \dots, n_k\}\ "
+        r"\text{in a row into blocks of}\ B"
     )
 
     even = False
