@@ -104,7 +104,10 @@ class Growing:
 
 @pytest.mark.parametrize("name", ["adam_bc", "adamw_bc"])
 def test_a_client_with_fewer_steps_equals_a_loop_and_its_state_stands_still_in_the_others(name):
-    """Two rounds of epochs with a kept state; clients of 3 and 7 records take 2 and 6 of a round's 6 steps."""
+    """Two rounds of epochs with a kept state; clients of 3 and 7 records take 2 and 6 of a round's 6 steps.
+
+    Steps are numbered as a client takes them.
+    """
     rng, model = np.random.default_rng(3), QuadraticModel((1.0, 0.5))
     data = ragged_data([3, 7], shape=(2,))
     points = np.asarray(data.features(np.asarray(data.x)), float)
@@ -141,7 +144,7 @@ def test_a_client_with_fewer_steps_equals_a_loop_and_its_state_stands_still_in_t
                 mean = sum(reference.clip_to(np.array([1.0, 0.5]) * (w - x), clip) for x in rows) / 2
                 std = multiplier[client] * clip / 2
                 step, kept = reference.direction(
-                    name, mean + std * table[s], std**2 * variances[s], w, kept, **own_numbers
+                    name, mean + std * table[taken], std**2 * variances[taken], w, kept, **own_numbers
                 )
                 w, taken = w - rate * step, taken + 1
             assert taken == 2 * (size // 2)
