@@ -224,6 +224,7 @@ def test_public_constants_stand_in_options_in_a_file_or_follow_from_a_public_tab
         assert any("taken for public" in note for note in found.notes)
 
 
+@pytest.mark.slow
 def test_constants_of_the_records_are_told_in_the_guarantee(hospitals):
     found = load("csv:hospital_*.csv", standardise="records", **WORDS)
     np.testing.assert_allclose(found.x_train.mean(0), 0, atol=1e-6)

@@ -230,6 +230,7 @@ def test_the_configuration_for_people_decides_nothing():
     assert file.read_text() == written
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_keeps_what_people_wrote_into_the_configuration():
     configured.start(RunSpec.of(WORDS | {"out": "x", "epsilon": None, "noise_multiplier": 2.0}), QUIET)
     file = pathlib.Path("x/config.toml")

@@ -119,6 +119,7 @@ def test_what_accelerators_run_gives_the_same_round(pair, monkeypatch):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "how", [{}, {"strides": (2, 3)}, {"dilation": (2, 1)}, {"kernel": (5, 5), "dilation": (2, 2)}], ids=str
 )

@@ -102,6 +102,7 @@ class Odd(Correction):
         return gradient + 1e-3 * lax.cond(step.number > 1, jnp.cumsum, lambda a: a, order)
 
 
+@pytest.mark.slow
 def test_a_correction_of_ones_own_sees_whole_vectors():
     algorithm = made("dpnfl")
     odd = changed(algorithm, local=changed(algorithm.local, corrections=(Odd(),)))
@@ -121,6 +122,7 @@ FUNCTIONS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", FUNCTIONS)
 def test_any_function_of_a_vector_gives_what_it_gave(what):
     def whole(tree):

@@ -54,7 +54,7 @@ OF_STEPS = {
 
 @pytest.mark.parametrize("batches", quick(RULES, ["epochs"]))
 @pytest.mark.parametrize("options", OF_STEPS.values(), ids=OF_STEPS)
-@pytest.mark.parametrize("records", [3, 6])
+@pytest.mark.parametrize("records", quick([3, 6], [3]))
 def test_a_round_is_the_same_however_large_another_client(batches, options, records):
     algorithm = algorithm_of(batches, **{"schedule": "constant"} | options)
     assert not follows_others(algorithm, (records, records), (records, 19))
@@ -222,6 +222,7 @@ def test_checks_hold_for_ragged_clients_and_reject_their_wrong_programs(options)
     check_noise(algorithm, DATA, model=MODEL)
 
 
+@pytest.mark.slow
 def test_nothing_is_sampled_where_every_client_has_no_more_than_a_batch():
     small = ragged_data([1, 3, 2])
     for batches in ("without-replacement", "poisson"):
