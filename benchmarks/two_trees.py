@@ -5,7 +5,7 @@
     python benchmarks/two_trees.py BEFORE AFTER --quick               # a few clients, to see that it runs
 
 BEFORE and AFTER are folders with `fedjax_dp` and `benchmarks`. Two processes hold the compiled programs of a tree each
-and answer over pipes; both compile and run one after the other. `before_over_after` is the median of the ratios of turns.
+and answer over pipes; both compile and run one after the other. `before_over_after` is the median of turns' ratios.
 Parameters after the first call are compared: `apart` is |after - before| over their way from the start. Where a tree is
 apart from itself as far, the device adds sums in an order of its own.
 """
