@@ -1,4 +1,4 @@
-"""Columns of tables as features, targets and clients: what becomes what, and what is said of it."""
+"""Columns of tables as features, targets and clients: what becomes what, and the notes on it."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -122,7 +122,7 @@ def from_tables(name: str, file: str, tables: Sequence[Table], columns: Columns,
     return data_set(name, file, ours, theirs, notes, classes=classes, task=task, learnt=learnt)
 
 
-def _said(table: Table, flag: str, argument: str) -> str:
+def _remedy(table: Table, flag: str, argument: str) -> str:
     """The remedy in the words of a reader of files, or of Python."""
     return flag if table.where else argument
 
@@ -194,7 +194,7 @@ def _filled(part: Table, aside: Sequence[str], features: Sequence[str], columns:
         if constant is None:
             got = f"nothing in row {int(np.argmax(missing)) + 1}"
             how = "NUMBER" if numeric else "WORD"
-            remedy = _said(
+            remedy = _remedy(
                 part, f"--fill {column}={how} states a constant", f'fill={{"{column}": ...}} states a constant'
             )
             if column in aside:
@@ -238,7 +238,7 @@ def _one_hot(part: Table, column: str, words: Sequence[Any]) -> np.ndarray:
     if not hot.any(1).all():
         row = int(np.argmin(hot.any(1)))
         shown = ", ".join(known[:SHOWN]) + ", ..." * (len(known) > SHOWN)
-        remedy = _said(part, "add it to --categories, or drop the row", "add it to categories, or drop the row")
+        remedy = _remedy(part, "add it to --categories, or drop the row", "add it to categories, or drop the row")
         raise errors.refuse(
             f"{part.where}column {column}", f"{text[row][:40]!r} in row {row + 1}", f"one of {shown}", remedy
         )
@@ -270,10 +270,10 @@ def _no_number(part: Table, column: str) -> Exception:
     if again:
         got, remedy = f"the header again in row {again[0] + 1}", "drop that row, or name the files: csv:a.csv,b.csv"
     elif len(values) >= FEW and values.nunique() == len(values):
-        remedy = _said(part, f"it looks like a name: --drop {column}", f"it looks like a name: drop=[{column!r}]")
+        remedy = _remedy(part, f"it looks like a name: --drop {column}", f"it looks like a name: drop=[{column!r}]")
     else:
         flags = f"--categories {column}=WORD|WORD states its words, --drop {column} leaves it out"
-        remedy = _said(
+        remedy = _remedy(
             part, flags, f'categories={{"{column}": [...]}} states its words, drop=["{column}"] leaves it out'
         )
     return errors.refuse(f"{part.where}column {column}", got, "numeric", remedy)
