@@ -163,7 +163,7 @@ def examine_batches(
     distinct = np.unique(sizes)
     count = max(min(trials, 2**22 // (steps * data.largest)), 50)
     draw = jax.jit(
-        jax.vmap(lambda key, records: batches.sample(key, records, steps, data.largest), (0, None)),
+        jax.vmap(lambda key, records: batches.sample(key, records, steps, data.largest, data.smallest), (0, None)),
         compiler_options=QUICK,
     )
     some = np.unique(np.linspace(0, len(distinct) - 1, min(len(distinct), DISTINCT)).astype(int))

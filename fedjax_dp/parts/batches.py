@@ -34,10 +34,10 @@ class Batches(Protocol):
         """Fact. Local steps of a round of a client with `largest` records; `steps`: what the local steps state."""
         ...
 
-    def sample(self, key: jax.Array, records: jax.Array, steps: int, largest: int) -> Batch:
+    def sample(self, key: jax.Array, records: jax.Array, steps: int, largest: int, smallest: int) -> Batch:
         """The batches of a client's round, by a key of its own; traced.
 
-        records  of this client, at most `largest`, on which shapes may depend;
+        records  of this client, between `smallest` and `largest`, on which shapes and branches may depend;
         steps    to draw for: `count` of the largest client, and one for each further gradient.
         """
         ...
@@ -94,15 +94,17 @@ class FixedBatches:
     def count(self, steps: int, largest: int) -> int:
         return steps
 
-    def sample(self, key: jax.Array, records: jax.Array, steps: int, largest: int) -> Batch:
-        rows = min(self.size, largest)
-        positions = every = jnp.broadcast_to(jnp.arange(rows, dtype=jnp.int32), (steps, rows))
-        if rows == self.size:  # else nobody has more records than a batch
-            words = prng.bits(key, 0, steps * rows).reshape(steps, rows)
-            drawn = prng.without_replacement(words, jnp.maximum(records, rows))
-            positions = jnp.where(records < rows, every, drawn)
+    def sample(self, key: jax.Array, records: jax.Array, steps: int, largest: int, smallest: int) -> Batch:
+        if largest < self.size:
+            return FullBatches().sample(key, records, steps, largest, smallest)
+        words = prng.bits(key, 0, steps * self.size).reshape(steps, self.size)
+        if smallest >= self.size:
+            return _full_rows(prng.without_replacement(words, records))
+        drawn = prng.without_replacement(words, jnp.maximum(records, self.size))
+        every = jnp.broadcast_to(jnp.arange(self.size, dtype=jnp.int32), drawn.shape)
         mask = every < records
-        return _batch(jnp.where(mask, positions, 0), mask, jnp.broadcast_to(_at_most(rows, records), (steps,)))
+        positions = jnp.where(mask, jnp.where(records < self.size, every, drawn), 0)
+        return _batch(positions, mask, jnp.full(steps, _at_most(self.size, records, smallest)))
 
     def sampling(self, records: int) -> accounting.Sampling:
         if records <= self.size:
@@ -129,7 +131,7 @@ class ReplacementBatches:
     def count(self, steps: int, largest: int) -> int:
         return steps
 
-    def sample(self, key: jax.Array, records: jax.Array, steps: int, largest: int) -> Batch:
+    def sample(self, key: jax.Array, records: jax.Array, steps: int, largest: int, smallest: int) -> Batch:
         words = prng.bits(key, 0, steps * self.size).reshape(steps, self.size)
         return _full_rows(prng.below(words, records))
 
@@ -161,12 +163,12 @@ class PoissonBatches:
     def count(self, steps: int, largest: int) -> int:
         return steps
 
-    def sample(self, key: jax.Array, records: jax.Array, steps: int, largest: int) -> Batch:
+    def sample(self, key: jax.Array, records: jax.Array, steps: int, largest: int, smallest: int) -> Batch:
         most = min(self.size, largest)
         shape = (steps, prng.poisson_capacity(most))
         high, low = prng.words(key, 0, shape[0] * shape[1])
         positions, mask = prng.independent((high.reshape(shape), low.reshape(shape)), records, self.size)
-        return _batch(positions, mask, jnp.broadcast_to(_at_most(most, records), (steps,)))
+        return _batch(positions, mask, jnp.full(steps, _at_most(most, records, smallest)))
 
     def sampling(self, records: int) -> accounting.Sampling:
         return accounting.Poisson(self.divisor(records) / records)
@@ -189,7 +191,7 @@ class FullBatches:
     def count(self, steps: int, largest: int) -> int:
         return steps
 
-    def sample(self, key: jax.Array, records: jax.Array, steps: int, largest: int) -> Batch:
+    def sample(self, key: jax.Array, records: jax.Array, steps: int, largest: int, smallest: int) -> Batch:
         positions = jnp.broadcast_to(jnp.arange(largest, dtype=jnp.int32), (steps, largest))
         mask = positions < records
         return _batch(jnp.where(mask, positions, 0), mask, jnp.broadcast_to(records, (steps,)))
@@ -226,7 +228,7 @@ class EpochBatches:
     def count(self, steps: int, largest: int) -> int:
         return steps * self._batches_of_pass(largest)
 
-    def sample(self, key: jax.Array, records: jax.Array, steps: int, largest: int) -> Batch:
+    def sample(self, key: jax.Array, records: jax.Array, steps: int, largest: int, smallest: int) -> Batch:
         rows, longest = min(self.size, largest), self._batches_of_pass(largest)
         passes = steps // longest
         streams = jnp.arange(passes, dtype=jnp.uint32)  # one for each pass, so that `largest` shifts no draw
@@ -234,13 +236,14 @@ class EpochBatches:
         order = jnp.argsort(jnp.where(jnp.arange(largest) < records, words, np.uint32(2**32 - 1)), axis=-1)
         taken = longest * rows
         order = jnp.pad(order, ((0, 0), (0, max(taken - largest, 0))))[:, :taken]
-        size = jnp.maximum(_at_most(rows, records), 1)
+        size = _at_most(rows, records, smallest)
         used = records if self.last == "keep" else records - records % size
         counts = jnp.tile(jnp.clip(used - size * jnp.arange(longest), 0, size), passes)
         mask = jnp.arange(rows)[None] < counts[:, None]
         positions = jnp.where(mask, order.reshape(steps, rows).astype(jnp.int32), 0)
         live = counts > 0
-        return Batch(positions, mask, jnp.where(live, counts, size), live.astype(jnp.float32))
+        divisor = jnp.where(live, counts, size) if self.last == "keep" else jnp.full(steps, size)
+        return Batch(positions, mask, divisor, live.astype(jnp.float32))
 
     def sampling(self, records: int) -> accounting.Sampling:
         return accounting.Shuffled(self.divisor(records), records, self.last)
@@ -284,7 +287,7 @@ class RefillBatches:
             raise errors.refuse("local steps", steps, "1 for batches that are refilled", "set epochs of RefillBatches")
         return -(-self.epochs * largest // self.size)
 
-    def sample(self, key: jax.Array, records: jax.Array, steps: int, largest: int) -> Batch:
+    def sample(self, key: jax.Array, records: jax.Array, steps: int, largest: int, smallest: int) -> Batch:
         taken, records = steps * self.size, jnp.maximum(records, 1)
         at = jnp.arange(taken + largest)  # with the rest of the last pass, which is shuffled whole
         passes, places = at // records, at % records
@@ -317,6 +320,6 @@ def _full_rows(positions: jax.Array) -> Batch:
     return _batch(positions, jnp.ones((steps, size), bool), jnp.full(steps, size))
 
 
-def _at_most(size: int, records: jax.Array) -> jax.Array:
-    """b_k = min(B, n_k); traced."""
-    return jnp.minimum(jnp.asarray(records, jnp.int32), size)
+def _at_most(size: int, records: jax.Array, smallest: int) -> jax.Array | int:
+    """b_k = min(B, n_k), a constant where no client has fewer records."""
+    return size if smallest >= size else jnp.clip(records, 1, size)

@@ -218,5 +218,5 @@ def _mean(
     The probe looks at the total, so that the division still fuses with noise and step: it costs 2% of a round.
     """
     total = ravel(batch.total)[0]
-    report = report_of(batch, records)._replace(signal=jnp.vdot(total, total) * (1 / divisor**2))
+    report = report_of(batch, records)._replace(signal=jnp.vdot(total, total) / divisor**2)
     return Bounded(total / divisor, clip_norm / records.divisor, report)

@@ -85,8 +85,8 @@ class Without:
     def count(self, steps: int, largest: int) -> int:
         return self.batches.count(steps, largest)
 
-    def sample(self, key: jax.Array, records: jax.Array, steps: int, largest: int) -> Batch:
-        batch = self.batches.sample(key, records, steps, largest)
+    def sample(self, key: jax.Array, records: jax.Array, steps: int, largest: int, smallest: int) -> Batch:
+        batch = self.batches.sample(key, records, steps, largest, smallest)
         return batch._replace(mask=batch.mask & (batch.positions != self.position.astype(jnp.int32)))
 
 
@@ -124,6 +124,7 @@ def subsample_clients(
         offsets=np.asarray(data.offsets)[ids],
         sizes=sizes[ids],
         largest=int(sizes[ids].max()),
+        smallest=int(sizes[ids].min()),
         shares=(shares / shares.sum()).astype(np.float32),
         test_clients=None,
     )
@@ -343,4 +344,5 @@ def own_records(data: FederatedData, records: int | None = None) -> FederatedDat
         offsets=(np.cumsum(sizes) - sizes).astype(np.int32),
         sizes=sizes,
         largest=int(sizes.max()),
+        smallest=int(sizes.min()),
     )

@@ -143,9 +143,9 @@ def unclipped_bias(right: ClipRecords, model: Model, params: Any, records: Recor
 
 
 @wrong_program("batches", "sample", _require_draws)
-def first_records(right: Any, key: jax.Array, records: jax.Array, steps: int, largest: int) -> Batch:
+def first_records(right: Any, key: jax.Array, records: jax.Array, steps: int, largest: int, smallest: int) -> Batch:
     """Every batch is the client's first records, though stated to be sampled. Wrong where batches are drawn."""
-    drawn: Batch = right.sample(key, records, steps, largest)
+    drawn: Batch = right.sample(key, records, steps, largest, smallest)
     at = jnp.broadcast_to(jnp.arange(drawn.positions.shape[1], dtype=jnp.int32), drawn.positions.shape)
     mask = at < right.size
     return drawn._replace(positions=jnp.where(mask, jnp.minimum(at, records - 1), 0), mask=mask)

@@ -109,7 +109,7 @@ class Setting:
                     own = jax.random.fold_in(jax.random.fold_in(role_key(key, "local"), t), i)
                 rows = steps + (more if t < ROUNDS else 0)
                 drawn[t, i] = jax.device_get(
-                    self.law.sample(role_key(own, "batch"), jnp.int32(self.sizes[i]), rows, largest)
+                    self.law.sample(role_key(own, "batch"), jnp.int32(self.sizes[i]), rows, largest, self.data.smallest)
                 )
             return drawn[t, i]
 

@@ -161,12 +161,12 @@ class SlowBatches:
     def count(self, steps, largest):
         return self.like.count(steps, largest)
 
-    def sample(self, key, records, steps, largest):
+    def sample(self, key, records, steps, largest, smallest):
         def again(i, drawn):
-            fresh = self.like.sample(jax.random.fold_in(key, i), records, steps, largest)
+            fresh = self.like.sample(jax.random.fold_in(key, i), records, steps, largest, smallest)
             return fresh._replace(positions=(fresh.positions + drawn.positions) % records)
 
-        return jax.lax.fori_loop(0, 1000, again, self.like.sample(key, records, steps, largest))
+        return jax.lax.fori_loop(0, 1000, again, self.like.sample(key, records, steps, largest, smallest))
 
     def sampling(self, records):
         return self.like.sampling(records)

@@ -199,8 +199,8 @@ def a_tenth(self, shares):
     return 0.1 * parts.PoissonCohort.rates(self, shares), 1
 
 
-def always_the_same(self, key, records, steps, largest):
-    found = parts.FixedBatches.sample(self, key, records, steps, largest)
+def always_the_same(self, key, records, steps, largest, smallest):
+    found = parts.FixedBatches.sample(self, key, records, steps, largest, smallest)
     return found._replace(positions=jnp.broadcast_to(found.positions[:1], found.positions.shape))
 
 

@@ -19,10 +19,10 @@ RULES = [
 ]
 
 
-def drawn(rule, seed, records, steps, largest):
+def drawn(rule, seed, records, steps, largest, smallest=1):
     """The steps that a client takes, each with its records in their order."""
     count = rule.count(steps, largest)
-    batch = jax.device_get(rule.sample(jax.random.key(seed), jnp.int32(records), count, largest))
+    batch = jax.device_get(rule.sample(jax.random.key(seed), jnp.int32(records), count, largest, smallest))
     return [
         (row[mask].tolist(), int(divisor))
         for row, mask, divisor, live in zip(batch.positions, batch.mask, batch.divisor, batch.live, strict=True)
@@ -36,13 +36,14 @@ def made(rule, size):
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
 @pytest.mark.parametrize("records", quick([1, 3, 4, 12], [3]))
-def test_draws_of_a_client_do_not_depend_on_the_size_of_the_largest(rule, records):
+def test_draws_of_a_client_do_not_depend_on_the_sizes_of_the_largest_and_the_smallest(rule, records):
     for seed in range(2):
         alone = drawn(made(rule, 4), seed, records, 1, records)
         assert alone
         for largest in (4, 13, 37):
-            if largest >= records:
-                assert drawn(made(rule, 4), seed, records, 1, largest) == alone
+            for smallest in (1, records):
+                if largest >= records:
+                    assert drawn(made(rule, 4), seed, records, 1, largest, smallest) == alone
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
@@ -91,7 +92,7 @@ def test_another_rest_is_left_out_each_pass():
 
 
 def test_steps_that_a_client_lacks_come_at_the_end_of_each_pass():
-    batch = batches.EpochBatches(size=10, last="keep").sample(jax.random.key(0), jnp.int32(25), 8, 38)
+    batch = batches.EpochBatches(size=10, last="keep").sample(jax.random.key(0), jnp.int32(25), 8, 38, 1)
     assert np.asarray(batch.live).tolist() == [1, 1, 1, 0, 1, 1, 1, 0]
     assert not np.asarray(batch.mask)[np.asarray(batch.live) == 0].any()
 
@@ -133,7 +134,7 @@ def test_every_pass_is_a_shuffle_of_its_own():
 def test_places_of_a_pass_are_uniform_in_every_pass():
     """20,000 keys: a record's place in the first and second pass, jointly; |z| below 4.9 for all 9 cells."""
     rule, keys = batches.EpochBatches(size=1), jax.random.split(jax.random.key(0), 20_000)
-    positions = jax.jit(jax.vmap(lambda key: rule.sample(key, jnp.int32(3), 6, 3).positions[:, 0]))(keys)
+    positions = jax.jit(jax.vmap(lambda key: rule.sample(key, jnp.int32(3), 6, 3, 3).positions[:, 0]))(keys)
     first, second = np.asarray(positions).reshape(-1, 2, 3).transpose(1, 0, 2)
     cells = np.bincount(3 * np.argmax(first == 0, 1) + np.argmax(second == 0, 1), minlength=9)
     expected = keys.size / 9

@@ -32,7 +32,7 @@ SOFTMAX = fdp.logistic_regression(STORE.record_shape, STORE.classes)
 
 def of_client(algorithm, sizes, t=1):
     """Update and what the first client keeps and shows, of a round in which two have so many of their records."""
-    data = changed(STORE, sizes=np.array(sizes, np.int32), largest=max(sizes))
+    data = changed(STORE, sizes=np.array(sizes, np.int32), largest=max(sizes), smallest=min(sizes))
     held = jax.tree.map(jnp.asarray, data)
     client = _at_the_start(algorithm.local, algorithm, data, SOFTMAX)(run_key(3), jnp.int32(t), jnp.int32(0), held)
     result = jax.jit(lambda: algorithm.local.run(client))()
@@ -74,8 +74,8 @@ class MovesWhenDead(parts.LocalSgd):
 class OneStream(parts.EpochBatches):
     """Pass p shuffles by numbers p * largest + i of one stream."""
 
-    def sample(self, key, records, steps, largest):
-        right = super().sample(key, records, steps, largest)
+    def sample(self, key, records, steps, largest, smallest):
+        right = super().sample(key, records, steps, largest, smallest)
         passes = steps // self.count(1, largest)
         words = prng.bits(key, 0, passes * largest).reshape(passes, largest) >> 1
         order = jnp.argsort(jnp.where(jnp.arange(largest) < records, words, np.uint32(2**32 - 1)), axis=-1)
@@ -120,8 +120,8 @@ class SecretDivisor(Another):
     even = True
     count, sampling, divisor, check = Another.count, Another.sampling, Another.divisor, Another.check
 
-    def sample(self, key, records, steps, largest):
-        batch = Another.sample(self, key, records, steps, largest)
+    def sample(self, key, records, steps, largest, smallest):
+        batch = Another.sample(self, key, records, steps, largest, smallest)
         return batch._replace(divisor=jnp.maximum(batch.mask.sum(1), 1))
 
 

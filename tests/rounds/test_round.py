@@ -36,7 +36,7 @@ def settings_of(estimator="wor_delta", **changes):
     return {**base, **changes}
 
 
-sample = jax.jit(lambda law, *given: law.sample(*given), static_argnums=(3, 4))
+sample = jax.jit(lambda law, *given: law.sample(*given), static_argnums=(3, 4, 5))
 normals = jax.jit(prng.normals, static_argnums=2)
 
 
@@ -54,7 +54,8 @@ def reference(config, data, seed, rounds):
         models = []
         for i in ids:
             own = jax.random.fold_in(jax.random.fold_in(role_key(key, "local"), t), int(i))
-            batch = sample(law, role_key(own, "batch"), jnp.int32(data.sizes[i]), config["local_steps"], data.largest)
+            bounds = data.largest, data.smallest
+            batch = sample(law, role_key(own, "batch"), jnp.int32(data.sizes[i]), config["local_steps"], *bounds)
             w, b = kernel.copy(), bias.copy()
             for s in range(config["local_steps"]):
                 total_w, total_b = np.zeros_like(w), np.zeros_like(b)
