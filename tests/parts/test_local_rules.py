@@ -135,7 +135,7 @@ def test_a_client_with_fewer_steps_equals_a_loop_and_its_state_stands_still_in_t
             key = jax.random.fold_in(run_key(5), t)
             found = visit(key, jnp.int32(t), jnp.int32(client), state)
             state = found.client_state[-1]
-            batches = jax.device_get(local.batches.sample(role_key(key, "batch"), jnp.int32(size), 6, 7))
+            batches = jax.device_get(local.batches.sample(role_key(key, "batch"), jnp.int32(size), 6, 7, 3))
             w, taken = np.zeros(2), 0
             for s in range(6):
                 if not batches.live[s]:
@@ -193,7 +193,9 @@ def measured_variances(privatizer, batches, client=2, taus=4):
     )
 
     def of(key):
-        drawn = batches.sample(role_key(key, "batch"), jnp.int32(records), 6 if not batches.even else taus, records)
+        drawn = batches.sample(
+            role_key(key, "batch"), jnp.int32(records), 6 if not batches.even else taus, records, records
+        )
 
         def one(step):
             number, is_last = step.astype(jnp.uint32), step == 3
