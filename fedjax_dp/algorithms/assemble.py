@@ -25,14 +25,15 @@ SCHEDULES = ("constant", "inverse_sqrt", "inverse")
 ADAPTIVE = ("adam", "yogi", "adagrad")  # servers
 SERVERS = ("sgd", "momentum", *ADAPTIVE)
 LAST = ("drop", "keep")  # of a pass, with epochs
+RATES = ("size", "opacus")  # of Poisson batches
 
 BATCHES: dict[str, Callable[..., "parts.Batches"]] = {
     "without-replacement": lambda size, **rest: parts.FixedBatches(size=size),
     "with-replacement": lambda size, **rest: parts.ReplacementBatches(size=size),
-    "poisson": lambda size, **rest: parts.PoissonBatches(size=size),
+    "poisson": lambda size, rate="size", **rest: parts.PoissonBatches(size=size, rate=rate),
     "full": lambda size, **rest: parts.FullBatches(),
-    "epochs": lambda size, last, epochs: parts.EpochBatches(size=size, last=last),
-    "refill": lambda size, last, epochs: parts.RefillBatches(size=size, epochs=epochs),
+    "epochs": lambda size, last, **rest: parts.EpochBatches(size=size, last=last),
+    "refill": lambda size, epochs, **rest: parts.RefillBatches(size=size, epochs=epochs),
 }
 
 COHORTS: dict[str, Callable[..., "parts.Cohort"]] = {
@@ -73,6 +74,7 @@ class Common(TypedDict, total=False):
         batches: how a step's records are drawn; full takes all, with epochs and refill local steps are epochs
         batch_size: records B per local step; a client with fewer is in every step with all of them
         last: the rest of a pass, fewer than a batch
+        poisson_rate: chance of a record: size is B / n_k, at most 1; opacus is 1 / ceil(n_k / B)
         local_steps: local steps tau per round
         learning_rate: of the local steps
         schedule: of the learning rate over rounds
@@ -102,6 +104,7 @@ class Common(TypedDict, total=False):
     batch_size: Required[int | None]
     batches: Annotated[str, about("", value="without-replacement", choices=BATCHES)]
     last: Annotated[str, about("", value="drop", choices=LAST, beside={"batches": "epochs"})]
+    poisson_rate: Annotated[str, about("", value="size", choices=RATES, beside={"batches": "poisson"})]
     local_steps: Required[int]
     learning_rate: Required[float]
     schedule: Annotated[str, about("", value="constant", choices=SCHEDULES)]
@@ -204,7 +207,9 @@ def assemble(
     steps: dict[str, Any] = {
         "learning_rate": options["learning_rate"],
         "privatizer": parts.NonPrivate() if privatizer is None else privatizer,
-        "batches": BATCHES[batches](batch_size, last=options["last"], epochs=options["local_steps"]),
+        "batches": BATCHES[batches](
+            batch_size, last=options["last"], epochs=options["local_steps"], rate=options["poisson_rate"]
+        ),
         "corrections": (*corrections, parts.L2Penalty(strength=options["l2"])),
         "rule": changed(rule, hyperparameters=rule.hyperparameters | numbers, keep=options["keep_rule"]),
         "steps": 1 if batches == "refill" else options["local_steps"],

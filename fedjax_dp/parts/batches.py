@@ -152,9 +152,12 @@ class PoissonBatches:
     Rate and divisor are constants of the client, also for an empty batch, and stay where a record joins or leaves.
     Arrays have a fixed number of rows. A batch that would overflow them is cut, with probability below 1e-18 a step,
     far below any delta in use.
+    rate  "size", as above; "opacus": 1 / ceil(n_k / `size`), a data loader's number of batches as Opacus has it, whose
+          sum is divided by floor(n_k rate): rate and divisor are at most those above.
     """
 
     size: int = structure()
+    rate: Literal["size", "opacus"] = structure(default="size")
 
     equation = r"\Pr[i \in \mathcal{B}] = \min(B, n_k) / n_k,\ \text{independently}"
 
@@ -166,18 +169,24 @@ class PoissonBatches:
     def sample(self, key: jax.Array, records: jax.Array, steps: int, largest: int, smallest: int) -> Batch:
         most = min(self.size, largest)
         shape = (steps, prng.poisson_capacity(most))
-        high, low = prng.words(key, 0, shape[0] * shape[1])
-        positions, mask = prng.independent((high.reshape(shape), low.reshape(shape)), records, self.size)
+        high, low = (word.reshape(shape) for word in prng.words(key, 0, shape[0] * shape[1]))
+        if self.rate == "opacus":
+            of_pass = jnp.maximum(-(-records // self.size), 1)
+            positions, mask = prng.independent((high, low), records, 1, of_pass)
+            return _batch(positions, mask, jnp.full(steps, records // of_pass))
+        positions, mask = prng.independent((high, low), records, self.size)
         return _batch(positions, mask, jnp.full(steps, _at_most(most, records, smallest)))
 
     def sampling(self, records: int) -> accounting.Sampling:
-        return accounting.Poisson(self.divisor(records) / records)
+        of_pass = -(-records // self.size)
+        return accounting.Poisson(1 / of_pass if self.rate == "opacus" else self.divisor(records) / records)
 
     def divisor(self, records: int) -> int:
-        return min(self.size, records)
+        return records // -(-records // self.size) if self.rate == "opacus" else min(self.size, records)
 
     def check(self, sizes: np.ndarray) -> None:
         errors.require_count("batch_size", self.size)
+        errors.require_choice("poisson_rate", self.rate, ("size", "opacus"))
 
 
 @value

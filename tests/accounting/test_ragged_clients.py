@@ -37,6 +37,8 @@ def test_clients_are_accounted_for_their_own_batches(case):
     sizes, batches, steps, rounds, z, delta, releases, wanted = case
     privatizer = RecordGaussian(clip_norm=1.0, noise_multiplier=z)
     for records, times, count, epsilon in zip(sizes, rounds, releases, wanted, strict=True):
+        rate = 1.0 if isinstance(batches, EpochBatches | RefillBatches) else min(batches.size / records, 1.0)
+        assert batches.sampling(records).rate == pytest.approx(rate, rel=1e-8)
         of_round = privatizer.event(z, batches, records, batches.count(steps, records), np.ones(1))
         event = repeated(of_round, times)
         assert [times for _, times in event.leaves()] == [count]
@@ -69,6 +71,13 @@ def test_schools_clients_agree_with_dp_accounting(records):
     assert own(EpochBatches(size=32), 20) == pytest.approx(by_dp_accounting(1.0, 3.0, 20), rel=2e-3)
     sampled = by_dp_accounting(rate, 3.0, 40)
     assert sampled * 0.998 <= own(FixedBatches(size=32), 40) <= sampled * (1.002 if rate == 1 else 1.1)
+
+
+def test_opacus_rate_costs_what_dp_accounting_says():
+    privatizer, batches = RecordGaussian(clip_norm=1.0, noise_multiplier=4.0), PoissonBatches(size=10, rate="opacus")
+    for records, passes in ((7, 1), (25, 3), (41, 5)):
+        event = privatizer.event(4.0, batches, records, 20, np.ones(1))
+        assert epsilon_of(event, 1e-3) == pytest.approx(by_dp_accounting(1 / passes, 4.0, 20), rel=2e-3)
 
 
 @pytest.mark.parametrize(("records", "size", "epochs", "squares"), [(3, 8, 2, 9), (25, 8, 2, 5), (25, 10, 2, 4)])

@@ -58,6 +58,28 @@ def test_steps_divisors_and_rows_are_those_that_are_stated(rule, records):
         assert all(0 <= at < records for row, _ in steps for at in row)
 
 
+# Case by case `ragged_batches` of the specification's participation_vectors.json: rule, steps or passes, records,
+# largest client, rows with mask of each live step, steps of the arrays.
+CASES = [
+    (batches.FixedBatches(size=10), 3, 7, 25, [7] * 3, 3),
+    (batches.EpochBatches(size=10), 2, 25, 25, [10] * 4, 4),
+    (batches.EpochBatches(size=10, last="keep"), 2, 25, 25, [10, 10, 5] * 2, 6),
+    (batches.EpochBatches(size=10, last="keep"), 2, 7, 25, [7] * 2, 6),
+    (batches.EpochBatches(size=10, last="keep"), 1, 30, 38, [10] * 3, 4),
+    (batches.PoissonBatches(size=10), 4, 7, 25, [7] * 4, 4),
+    (batches.RefillBatches(size=8, epochs=2), 1, 3, 20, [8], 5),
+    (batches.RefillBatches(size=10, epochs=2), 1, 25, 25, [10] * 5, 5),
+    (batches.EpochBatches(size=10), 3, 1, 25, [1] * 3, 6),
+]
+
+
+@pytest.mark.parametrize(("rule", "count", "records", "largest", "rows", "array_steps"), CASES)
+def test_sizes_divisors_and_steps_are_those_of_the_specification(rule, count, records, largest, rows, array_steps):
+    assert rule.count(count, largest) == array_steps
+    steps = drawn(rule, 0, records, count, largest)
+    assert [(len(row), divisor) for row, divisor in steps] == [(of, of) for of in rows]
+
+
 def test_a_client_with_no_more_records_than_a_batch_is_in_every_step_with_all():
     for rule in (batches.FixedBatches, batches.PoissonBatches, batches.EpochBatches):
         for records in (1, 3, 8):
@@ -81,6 +103,23 @@ def test_a_pass_takes_every_record_once_but_for_the_rest_that_is_dropped(last):
             assert all(divisor == len(row) for row, divisor in one)
         if records % size == 0:
             assert steps == drawn(batches.EpochBatches(size=10), 0, records, 2, 38)
+
+
+@pytest.mark.parametrize(("records", "batches_of_pass", "divisor"), [(7, 1, 7), (25, 3, 8), (30, 3, 10), (41, 5, 8)])
+def test_opacus_rate_is_one_over_the_batches_of_a_pass(records, batches_of_pass, divisor):
+    """Its DPDataLoader: sample_rate = 1 / len(data_loader), expected_batch_size = int(records * sample_rate)."""
+    rule, steps = batches.PoissonBatches(size=10, rate="opacus"), 4000
+    assert rule.sampling(records) == accounting.Poisson(1 / batches_of_pass)
+    drawn_steps = drawn(rule, 0, records, steps, 60)
+    assert {of for _, of in drawn_steps} == {divisor} == {rule.divisor(records)}
+    joined = sum(len(row) for row, _ in drawn_steps)
+    rate = 1 / batches_of_pass
+    away = (joined - steps * records * rate) / np.sqrt(max(steps * records * rate * (1 - rate), 1e-9))
+    assert abs(away) < 4.89
+    if records in (25, 41):  # size / records is another rate, and would be seen
+        assert abs(joined - steps * 10) / np.sqrt(steps * 10 * (1 - 10 / records)) > 4.89
+    with pytest.raises(ConfigurationError, match="poisson_rate"):
+        batches.PoissonBatches(size=10, rate="mine").check(np.array([3]))
 
 
 def test_another_rest_is_left_out_each_pass():

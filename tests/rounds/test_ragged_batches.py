@@ -106,7 +106,7 @@ MODEL = fdp.logistic_regression(DATA.record_shape, DATA.classes)
 class Another(parts.FixedBatches):
     """Batches by other rules, stated in full: what is wrong is put into one of the members."""
 
-    even = True
+    even, rate = True, "size"
     count, sampling, divisor, check = (
         getattr(parts.PoissonBatches, name) for name in ("count", "sampling", "divisor", "check")
     )
