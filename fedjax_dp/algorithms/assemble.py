@@ -22,12 +22,18 @@ ESTIMATORS = ("full", "wor_delta", "wor_model", "biased", "renorm", "precision",
 LOCAL_RULES = ("sgd", "momentum", "rmsprop", "adam", "adam_bc", "adamw", "adamw_bc")
 SCHEDULES = ("constant", "inverse_sqrt", "inverse")
 
-BATCHES: dict[str, Callable[[Any], "parts.Batches"]] = {
-    "without-replacement": lambda size: parts.FixedBatches(size=size),
-    "with-replacement": lambda size: parts.ReplacementBatches(size=size),
-    "poisson": lambda size: parts.PoissonBatches(size=size),
-    "full": lambda size: parts.FullBatches(),
-    "epochs": lambda size: parts.EpochBatches(size=size),
+ADAPTIVE = ("adam", "yogi", "adagrad")  # servers
+SERVERS = ("sgd", "momentum", *ADAPTIVE)
+LAST = ("drop", "keep")  # of a pass, with epochs
+RATES = ("size", "opacus")  # of Poisson batches
+
+BATCHES: dict[str, Callable[..., "parts.Batches"]] = {
+    "without-replacement": lambda size, **rest: parts.FixedBatches(size=size),
+    "with-replacement": lambda size, **rest: parts.ReplacementBatches(size=size),
+    "poisson": lambda size, rate="size", **rest: parts.PoissonBatches(size=size, rate=rate),
+    "full": lambda size, **rest: parts.FullBatches(),
+    "epochs": lambda size, last, **rest: parts.EpochBatches(size=size, last=last),
+    "refill": lambda size, epochs, **rest: parts.RefillBatches(size=size, epochs=epochs),
 }
 
 COHORTS: dict[str, Callable[..., "parts.Cohort"]] = {
@@ -65,8 +71,10 @@ class Common(TypedDict, total=False):
         dropout: probability that a client's message does not arrive
         first: wait for so many of the cohort only
         estimator: how updates combine
-        batches: how a step's records are drawn; full takes all, with epochs local steps are epochs
-        batch_size: records B per local step
+        batches: how a step's records are drawn; full takes all, with epochs and refill local steps are epochs
+        batch_size: records B per local step; a client with fewer is in every step with all of them
+        last: the rest of a pass, fewer than a batch
+        poisson_rate: chance of a record: size is B / n_k, at most 1; opacus is 1 / ceil(n_k / B)
         local_steps: local steps tau per round
         learning_rate: of the local steps
         schedule: of the learning rate over rounds
@@ -95,6 +103,8 @@ class Common(TypedDict, total=False):
     estimator: Annotated[str, about("", value="wor_delta", choices=ESTIMATORS)]
     batch_size: Required[int | None]
     batches: Annotated[str, about("", value="without-replacement", choices=BATCHES)]
+    last: Annotated[str, about("", value="drop", choices=LAST, beside={"batches": "epochs"})]
+    poisson_rate: Annotated[str, about("", value="size", choices=RATES, beside={"batches": "poisson"})]
     local_steps: Required[int]
     learning_rate: Required[float]
     schedule: Annotated[str, about("", value="constant", choices=SCHEDULES)]
@@ -136,6 +146,14 @@ ClientNoiseMultiplier = Annotated[
 ]
 ServerRate = Annotated[float, about("of the server's step", group="server")]
 Momentum = Annotated[float, about("of the server: v <- momentum v + update", group="server")]
+ServerRule = Annotated[str, about("how the server moves (Reddi et al. 2021)", choices=SERVERS, group="server")]
+ServerFirstDecay = Annotated[float, about("decay of the first moment", group="server", beside={"server": ADAPTIVE})]
+ServerSecondDecay = Annotated[
+    float, about("decay of the second moment", group="server", beside={"server": ADAPTIVE[:2]})
+]
+ServerAdaptivity = Annotated[
+    float, about("added to the root of the second moment", group="server", beside={"server": ADAPTIVE})
+]
 
 
 def assemble(
@@ -189,10 +207,12 @@ def assemble(
     steps: dict[str, Any] = {
         "learning_rate": options["learning_rate"],
         "privatizer": parts.NonPrivate() if privatizer is None else privatizer,
-        "batches": BATCHES[batches](batch_size),
+        "batches": BATCHES[batches](
+            batch_size, last=options["last"], epochs=options["local_steps"], rate=options["poisson_rate"]
+        ),
         "corrections": (*corrections, parts.L2Penalty(strength=options["l2"])),
         "rule": changed(rule, hyperparameters=rule.hyperparameters | numbers, keep=options["keep_rule"]),
-        "steps": options["local_steps"],
+        "steps": 1 if batches == "refill" else options["local_steps"],
         "schedule": SCHEDULES[options["schedule"]],
         "per_step": options["per_step"],
     }
@@ -212,6 +232,30 @@ def add_update(rate: float = 1.0, momentum: float = 0.0) -> "parts.Server":
 
     numbers = {"learning_rate": rate} | ({"momentum": momentum} if momentum else {})
     return parts.Server(hyperparameters=numbers, factory=optax.sgd)
+
+
+def server_defaults(explicit: Mapping[str, Any]) -> dict[str, Any]:
+    """Numbers of a server that is chosen by `ServerRule`, where nobody gives them."""
+    if explicit.get("server") in ADAPTIVE:
+        return {"server_learning_rate": 0.01}
+    return {"momentum": 0.9} if explicit.get("server") == "momentum" else {}
+
+
+def server_presets(known: Mapping[str, Any]) -> dict[str, Any]:
+    """The data set's rate for servers whose steps are of the rate's own size, where it has one."""
+    fits = known.get("server") in ADAPTIVE and "adaptive_learning_rate" in known
+    return {"server_learning_rate": known["adaptive_learning_rate"]} if fits else {}
+
+
+def server_of(name: str, rate: float, momentum: float, b1: float, b2: float, pi: float) -> "parts.Server":
+    """The server of that name: sgd and momentum as `add_update`, the others of Reddi et al. 2021."""
+    if name not in ADAPTIVE:
+        return add_update(rate, momentum)
+    if momentum:
+        raise errors.refuse("momentum", momentum, f"left out for server {name}, whose first moment is one", "set b1")
+    factories = {"adam": parts.adaptive_delta, "yogi": parts.adaptive_yogi, "adagrad": parts.adaptive_adagrad}
+    numbers = {"learning_rate": rate, "b1": b1, "b2": b2, "pi": pi}
+    return parts.Server(hyperparameters=numbers, factory=factories[name])
 
 
 def bound_of(clipping: str, gradient_bound: float | None = None) -> "parts.Bound":

@@ -9,9 +9,15 @@ from fedjax_dp.algorithms.assemble import (
     ClientNoiseMultiplier,
     Common,
     Momentum,
+    ServerAdaptivity,
+    ServerFirstDecay,
     ServerRate,
-    add_update,
+    ServerRule,
+    ServerSecondDecay,
     assemble,
+    server_defaults,
+    server_of,
+    server_presets,
 )
 from fedjax_dp.algorithms.entry import entry
 from fedjax_dp.options import about
@@ -32,14 +38,16 @@ WHOLE_CLIENTS = {
 
 
 def _by_noise(explicit: Mapping[str, Any]) -> dict[str, Any]:
+    server = server_defaults(explicit)
     if explicit.get("noise") != "shared":
-        return {"cohort": "poisson"}
+        return {"cohort": "poisson"} | server
     # the fixed point is the noise's, too: float32 carries its integers up to a size
-    return {"cohort": "uniform", "secure": True, "fractional_bits": 10}
+    return {"cohort": "uniform", "secure": True, "fractional_bits": 10} | server
 
 
 def _presets(explicit: Mapping[str, Any]) -> dict[str, Any]:  # integer noise has one accountant
-    return WHOLE_CLIENTS | ({"accountant": "rdp"} if explicit.get("noise") == "shared" else {})
+    integers = {"accountant": "rdp"} if explicit.get("noise") == "shared" else {}
+    return WHOLE_CLIENTS | integers | server_presets(explicit)
 
 
 @entry("McMahan et al. 2018; Andrew et al. 2021", defaults=_by_noise, presets=_presets, fixes=("estimator",))
@@ -55,8 +63,12 @@ def dp_fedavg(
     bit_noise: Annotated[float | None, about("", group="privacy", beside={"adaptive_clip": True})] = None,
     weight_cap: float | None = None,
     least_weight: float | None = None,
+    server: ServerRule = "sgd",
     server_learning_rate: ServerRate = 1.0,
     momentum: Momentum = 0.0,
+    b1: ServerFirstDecay = 0.9,
+    b2: ServerSecondDecay = 0.99,
+    pi: ServerAdaptivity = 1e-3,
     **common: Unpack[Common],
 ) -> "Algorithm":
     """DP-FedAvg at client level (McMahan et al. 2018): clipped updates, bounded weights, noise on their mean.
@@ -90,7 +102,8 @@ def dp_fedavg(
             bit_noise=max((common["cohort_size"] or 20) / 20, 1.0) if bit_noise is None else bit_noise,
         )
     aggregate = parts.BoundedMean(cap=weight_cap, least=least_weight)
-    return assemble(common, upload=upload, aggregate=aggregate, server=add_update(server_learning_rate, momentum))
+    moves = server_of(server, server_learning_rate, momentum, b1, b2, pi)
+    return assemble(common, upload=upload, aggregate=aggregate, server=moves)
 
 
 @entry("Kairouz et al. 2021", defaults={"cohort": "cyclic", "estimator": "mean"}, presets=WHOLE_CLIENTS)

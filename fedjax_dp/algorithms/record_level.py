@@ -11,10 +11,17 @@ from fedjax_dp.algorithms.assemble import (
     Common,
     Momentum,
     NoiseMultiplier,
+    ServerAdaptivity,
+    ServerFirstDecay,
     ServerRate,
+    ServerRule,
+    ServerSecondDecay,
     add_update,
     assemble,
     bound_of,
+    server_defaults,
+    server_of,
+    server_presets,
 )
 from fedjax_dp.algorithms.entry import PrepareContext, entry
 from fedjax_dp.algorithms.non_private import Adaptivity, FirstDecay, SecondDecay, adaptive_rate
@@ -26,6 +33,29 @@ if TYPE_CHECKING:
 SECOND_MOMENTS = ("delta", "mu", "unbiased")  # as in `parts`, which loads JAX
 _DPNFL = {"schedule": "inverse_sqrt", "l2": 1e-3}
 _ONE_STEP = {"local_steps": 1, "rounds": 100}
+
+
+@entry("Noble et al. 2022, DP-FedAvg", defaults=server_defaults, presets=server_presets)
+def dp_fedavg_record(
+    *,
+    clip_norm: ClipNorm,
+    noise_multiplier: NoiseMultiplier = 0.0,
+    server: ServerRule = "sgd",
+    server_learning_rate: ServerRate = 1.0,
+    momentum: Momentum = 0.0,
+    b1: ServerFirstDecay = 0.9,
+    b2: ServerSecondDecay = 0.99,
+    pi: ServerAdaptivity = 1e-3,
+    **common: Unpack[Common],
+) -> "Algorithm":
+    """DP-FedAvg at record level (Noble, Bellet, Dieuleveut 2022): DP-SGD in every local step, a mean of the updates.
+
+    Nothing of a paper comes along: the rate is constant, and there is no penalty. With `server` adam, yogi or adagrad
+    it is FedAdam and its like with privacy of records.
+    """
+    privatizer = parts.RecordGaussian(clip_norm=clip_norm, noise_multiplier=noise_multiplier)
+    moves = server_of(server, server_learning_rate, momentum, b1, b2, pi)
+    return assemble(common, privatizer=privatizer, server=moves)
 
 
 @entry("dpnfl, Algorithm 1", defaults=_DPNFL)

@@ -94,6 +94,7 @@ class FederatedData:
     test_clients: jax.Array | None = None  # client whose part of the test set a record is; None: no such parts
     classes: int = structure()  # outputs of a model, as in `Dataset`
     largest: int = structure()  # records of the largest client
+    smallest: int = structure(default=1)  # no client has fewer records
     tokens: bool = structure(default=False)  # features stay integers
     learnt: tuple[str, ...] = structure(default=())  # as in `Dataset`
     name: str = structure(default="")
@@ -248,6 +249,7 @@ def federate(
         shift=dataset.shift,
         classes=dataset.classes,
         largest=int(sizes.max()),
+        smallest=int(sizes.min()),
         **about,
         learnt=dataset.learnt,
         name=dataset.name,

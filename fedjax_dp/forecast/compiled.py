@@ -189,7 +189,7 @@ def compiled_sweep(
 
     def compile_in(slots: int) -> programs.Executables:
         program = programs.Program(mesh, structure, alone, train_metrics=False, together=True, slots=slots, marks=1)
-        shapes = program.shapes(algorithm, data.partition, records_of(data, data.largest), frozen)
+        shapes = program.shapes(algorithm, data.partition, records_of(data, data.largest, data.smallest), frozen)
         return compiled_for(chosen, lambda options: program.compile(*shapes, options))
 
     with compiling(target):

@@ -14,6 +14,7 @@ from .batches import EpochBatches as EpochBatches
 from .batches import FixedBatches as FixedBatches
 from .batches import FullBatches as FullBatches
 from .batches import PoissonBatches as PoissonBatches
+from .batches import RefillBatches as RefillBatches
 from .batches import ReplacementBatches as ReplacementBatches
 from .client_models import ClientModels as ClientModels
 from .client_models import OwnSteps as OwnSteps
@@ -97,6 +98,7 @@ from .secure_aggregation import SecureSum as SecureSum
 from .server_optimizers import SECOND_MOMENTS as SECOND_MOMENTS
 from .server_optimizers import Server as Server
 from .server_optimizers import ServerOptimizer as ServerOptimizer
+from .server_optimizers import adaptive_adagrad as adaptive_adagrad
 from .server_optimizers import adaptive_delta as adaptive_delta
 from .server_optimizers import adaptive_mu as adaptive_mu
 from .server_optimizers import adaptive_unbiased as adaptive_unbiased

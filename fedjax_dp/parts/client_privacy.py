@@ -322,7 +322,11 @@ class AdaptiveClientGaussian(UpdatePrivatizer):
 
     def check(self, num_clients: int) -> None:
         check_mechanism(self.clip_norm, self.noise_multiplier, num_clients)
-        errors.require_in_unit_interval("clip_quantile", self.quantile)
+        errors.require_in_unit_interval(
+            "clip_quantile",
+            self.quantile,
+            "at 0 the clip norm falls without end and at 1 it grows without end, as the bits can never reach them",
+        )
         errors.require_not_negative("clip_rate", self.rate)
         if not float(self.bit_noise) > float(self.noise_multiplier) / 2:
             raise errors.refuse(

@@ -291,7 +291,7 @@ def _assumptions(
     lines.append(
         "the numbers of records of all clients are public"
         if steps[0].adjacency is accounting.Adjacency.REPLACE_ONE
-        else "each client's sampling rate is a public constant"
+        else "each client's sampling rate, divisor and number of steps are public constants, whoever joins or leaves"
     )
     lines += local.privatizer.assumptions
     if local.initial_release:
@@ -332,10 +332,12 @@ def _correlated(part: Any) -> bool:
 
 
 def _sampling_words(steps: list[Any]) -> str:
-    kinds = list(dict.fromkeys(str(step.sampling) for step in steps))
-    if isinstance(steps[0].sampling, accounting.FullBatch):
+    kinds = list(dict.fromkeys(step.sampling for step in steps))
+    sampled = [str(kind) for kind in kinds if not isinstance(kind, accounting.FullBatch)]
+    if not sampled:
         return "all records in every step"
-    return f"records by {kinds[0]}" + (f" and {len(kinds) - 1} more sizes" if len(kinds) > 1 else "")
+    words = f"records by {sampled[0]}" + (f" and {len(sampled) - 1} more sizes" if len(sampled) > 1 else "")
+    return words + ", all records of clients with no more than a batch" * (len(sampled) < len(kinds))
 
 
 def over_budget(promise: Guarantee, terms: PrivacyTerms) -> Guarantee:

@@ -11,7 +11,7 @@ import reference
 from flax import linen as nn
 from helpers import GivenCohorts, TwoLayerModel, ragged_data, states_of, usual, with_given
 
-from fedjax_dp import algorithms
+from fedjax_dp import algorithms, errors
 from fedjax_dp.models import model as fdp_model
 from fedjax_dp.parts.cohorts import AllClients
 from fedjax_dp.parts.feature_matching import NoisyFeatures
@@ -109,7 +109,7 @@ class Setting:
                     own = jax.random.fold_in(jax.random.fold_in(role_key(key, "local"), t), i)
                 rows = steps + (more if t < ROUNDS else 0)
                 drawn[t, i] = jax.device_get(
-                    self.law.sample(role_key(own, "batch"), jnp.int32(self.sizes[i]), rows, largest)
+                    self.law.sample(role_key(own, "batch"), jnp.int32(self.sizes[i]), rows, largest, self.data.smallest)
                 )
             return drawn[t, i]
 
@@ -467,9 +467,43 @@ def test_every_entry_is_compared():
         "acs_pldp",
         "dp_fedavg_output",
         "dp_fedavg",
+        "dp_fedavg_record",  # which is dpnfl without what its paper brings
     }
     rest = set(algorithms.CATALOGUE) - compared - set(algorithms.PERSONAL)  # which equal their worked examples
     assert rest == {"dp_ftrl"}  # its noise is compared in test_upload.py
+
+
+PLAIN = {"cohort_size": 3, "batch_size": 2, "local_steps": 3, "learning_rate": 0.3}
+
+
+def test_dp_fedavg_on_records_is_dpnfl_without_what_its_paper_brings():
+    given = {**PLAIN, "clip_norm": 0.7, "noise_multiplier": 2.0}
+    plain = algorithms.CATALOGUE["dp_fedavg_record"](**given)
+    assert plain == algorithms.CATALOGUE["dpnfl"](**given, schedule="constant", l2=0.0)
+
+
+@pytest.mark.parametrize("entry", ["dp_fedavg", "dp_fedavg_record"])
+def test_servers_of_fedopt_stand_beside_privacy(entry):
+    given = {**PLAIN, "clip_norm": 0.7, "noise_multiplier": 2.0}
+    for name, like in (("adam", "fedadam"), ("yogi", "fedyogi"), ("momentum", "fedavgm")):
+        private = algorithms.CATALOGUE[entry](**given, server=name)
+        assert private.server == algorithms.CATALOGUE[like](**PLAIN).server
+    numbers = algorithms.CATALOGUE[entry](**given, server="adagrad", server_learning_rate=0.1, b1=0.0).server
+    start = numbers.init(jnp.zeros(2))
+    moved, kept = numbers.move(jnp.int32(0), jnp.array([0.3, 0.0]), lambda: jnp.float32(0), start, jnp.zeros(2))
+    np.testing.assert_allclose(kept.nu, [1e-6 + 0.09, 1e-6], rtol=1e-5)
+    np.testing.assert_allclose(moved, [0.1 * 0.3 / (np.sqrt(0.09 + 1e-6) + 1e-3), 0.0], rtol=1e-5)
+    with pytest.raises(errors.ConfigurationError, match="whose first moment is one"):
+        algorithms.CATALOGUE[entry](**given, server="adam", momentum=0.9)
+    with pytest.raises(errors.ConfigurationError):
+        algorithms.CATALOGUE[entry](**given, b1=0.5)
+
+
+@pytest.mark.parametrize("quantile", [0.0, 1.0])
+def test_a_clip_norm_that_nothing_ends_is_refused(quantile):
+    given = {**PLAIN, "clip_norm": 0.7, "noise_multiplier": 2.0, "adaptive_clip": True, "clip_quantile": quantile}
+    with pytest.raises(errors.ConfigurationError, match="grows without end"):
+        algorithms.CATALOGUE["dp_fedavg"](**given).upload.check(4)
 
 
 def test_the_comparison_can_fail():

@@ -243,7 +243,7 @@ BAD = [
     ),
     (["run", "--dataset", "mnits"], "did you mean mnist?"),
     (["run", "--rounds", "0"], "rounds must be an integer of at least 1, got 0"),
-    (["run", "--batch-size", "200"], "batch_size must be at most the 143 records of the smallest client, got 200"),
+    (["run", "--batch-size", "0"], "batch_size must be an integer of at least 1, got 0"),
     (["run", "--cohort-size", "11"], "cohort_size must be at most the 10 clients, got 11"),
     (["run", "--num-clients", "2000"], "num_clients must be at most the 1437 records"),
     (["run", "--learning-rate", "nan"], "learning_rate must be positive and finite, got nan"),

@@ -73,7 +73,11 @@ EXAMPLES = {
     "ReplacementBatches": (local(RECORD, batches=parts.ReplacementBatches(size=2)),),
     "PoissonBatches": (local(RECORD, batches=parts.PoissonBatches(size=2)),),
     "FullBatches": (local(RECORD, batches=parts.FullBatches()),),
-    "EpochBatches": (local(RECORD, batches=parts.EpochBatches(size=2)),),
+    "EpochBatches": (
+        local(RECORD, batches=parts.EpochBatches(size=2)),
+        local(RECORD, batches=parts.EpochBatches(size=5, last="keep")),
+    ),
+    "RefillBatches": (local(RECORD, batches=parts.RefillBatches(size=5, epochs=2), steps=1),),
     "ClipRecords": (
         RECORD,
         local(RECORD, batches=parts.PoissonBatches(size=2)),
@@ -195,8 +199,8 @@ def a_tenth(self, shares):
     return 0.1 * parts.PoissonCohort.rates(self, shares), 1
 
 
-def always_the_same(self, key, records, steps, largest):
-    found = parts.FixedBatches.sample(self, key, records, steps, largest)
+def always_the_same(self, key, records, steps, largest, smallest):
+    found = parts.FixedBatches.sample(self, key, records, steps, largest, smallest)
     return found._replace(positions=jnp.broadcast_to(found.positions[:1], found.positions.shape))
 
 

@@ -36,7 +36,7 @@ def settings_of(estimator="wor_delta", **changes):
     return {**base, **changes}
 
 
-sample = jax.jit(lambda law, *given: law.sample(*given), static_argnums=(3, 4))
+sample = jax.jit(lambda law, *given: law.sample(*given), static_argnums=(3, 4, 5))
 normals = jax.jit(prng.normals, static_argnums=2)
 
 
@@ -54,7 +54,8 @@ def reference(config, data, seed, rounds):
         models = []
         for i in ids:
             own = jax.random.fold_in(jax.random.fold_in(role_key(key, "local"), t), int(i))
-            batch = sample(law, role_key(own, "batch"), jnp.int32(data.sizes[i]), config["local_steps"], data.largest)
+            bounds = data.largest, data.smallest
+            batch = sample(law, role_key(own, "batch"), jnp.int32(data.sizes[i]), config["local_steps"], *bounds)
             w, b = kernel.copy(), bias.copy()
             for s in range(config["local_steps"]):
                 total_w, total_b = np.zeros_like(w), np.zeros_like(b)
@@ -320,7 +321,7 @@ def test_a_test_loss_that_is_not_finite_stops_the_run():
 
 
 BAD = [
-    ({"batch_size": 3}, "batch_size must be at most the 2 records of the smallest client, got 3"),
+    ({"batch_size": 0}, "batch_size must be an integer of at least 1, got 0"),
     ({"cohort_size": 8}, "cohort_size must be at most the 7 clients, got 8"),
     ({"learning_rate": float("nan")}, "learning_rate must be positive and finite, got nan"),
     ({"learning_rate": 0.0}, "learning_rate must be positive and finite"),
