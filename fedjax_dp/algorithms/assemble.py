@@ -18,7 +18,7 @@ else:
     Noise = float | np.ndarray  # of JAX, which signatures do without, every array is one
 
 # Names of tables which load JAX.
-ESTIMATORS = ("full", "wor_delta", "wor_model", "biased", "renorm", "precision", "mean")
+ESTIMATORS = ("full", "wor_delta", "wor_model", "biased", "renorm", "precision", "mean", "median", "trimmed_mean")
 LOCAL_RULES = ("sgd", "momentum", "rmsprop", "adam", "adam_bc", "adamw", "adamw_bc")
 SCHEDULES = ("constant", "inverse_sqrt", "inverse")
 
@@ -70,6 +70,7 @@ class Common(TypedDict, total=False):
         dropout: probability that a client's message does not arrive
         first: wait for so many of the cohort only
         estimator: how updates combine
+        trim: fraction of the updates left out at either end, in each coordinate
         batches: how a step's records are drawn; full takes all, with epochs and refill local steps are epochs
         batch_size: records B per local step; a client with fewer is in every step with all of them
         last: the rest of a pass, fewer than a batch
@@ -105,6 +106,7 @@ class Common(TypedDict, total=False):
     dropout: Annotated[float, about("", value=0.0)]
     first: Annotated[int | None, about("", value=None)]
     estimator: Annotated[str, about("", value="wor_delta", choices=ESTIMATORS)]
+    trim: Annotated[float, about("", value=0.1, beside={"estimator": "trimmed_mean"})]
     batch_size: Required[int | None]
     batches: Annotated[str, about("", value="without-replacement", choices=BATCHES)]
     last: Annotated[str, about("", value="drop", choices=LAST, beside={"batches": "epochs"})]
@@ -186,6 +188,9 @@ def assemble(
     for name in OF_SERVER:
         if server and name in common:
             raise errors.refuse(name, common[name], "left out for an entry with a server of its own")
+    combined = parts.ESTIMATORS[options["estimator"]]
+    if options["estimator"] == "trimmed_mean":
+        combined = changed(combined, trim=options["trim"])
     batch_size, batches = options["batch_size"], options["batches"]
     if (batch_size is None) != (batches == "full"):
         raise errors.refuse("batch_size", batch_size, "None for batches full, else a number", f"batches are {batches}")
@@ -223,7 +228,7 @@ def assemble(
         cohort=cohort,
         local=parts.LocalSgd(**steps) if models is None else parts.PersonalSgd(**steps, models=models),
         upload=parts.PlainUpload() if upload is None else upload,
-        aggregate=parts.ESTIMATORS[options["estimator"]] if aggregate is None else aggregate,
+        aggregate=combined if aggregate is None else aggregate,
         transport=parts.SecureSum(**ring) if options["secure"] else parts.PlainSum(),
         server=_server_of(**{name: options[name] for name in OF_SERVER}) if server is None else server,
     )
