@@ -18,12 +18,12 @@ else:
     Noise = float | np.ndarray  # of JAX, which signatures do without, every array is one
 
 # Names of tables which load JAX.
-ESTIMATORS = ("full", "wor_delta", "wor_model", "biased", "renorm", "precision", "mean")
+ESTIMATORS = ("full", "wor_delta", "wor_model", "biased", "renorm", "precision", "mean", "median", "trimmed_mean")
 LOCAL_RULES = ("sgd", "momentum", "rmsprop", "adam", "adam_bc", "adamw", "adamw_bc")
 SCHEDULES = ("constant", "inverse_sqrt", "inverse")
 
 ADAPTIVE = ("adam", "yogi", "adagrad")  # servers
-SERVERS = ("sgd", "momentum", *ADAPTIVE)
+SERVERS = ("sgd", *ADAPTIVE)
 LAST = ("drop", "keep")  # of a pass, with epochs
 RATES = ("size", "opacus")  # of Poisson batches
 
@@ -71,6 +71,7 @@ class Common(TypedDict, total=False):
         dropout: probability that a client's message does not arrive
         first: wait for so many of the cohort only
         estimator: how updates combine
+        trim: fraction of the updates left out at either end, in each coordinate
         batches: how a step's records are drawn; full takes all, with epochs and refill local steps are epochs
         batch_size: records B per local step; a client with fewer is in every step with all of them
         last: the rest of a pass, fewer than a batch
@@ -93,6 +94,12 @@ class Common(TypedDict, total=False):
         ring_bits: of the secure sum's integers: 32 or 64
         fractional_bits: of the secure sum's fixed point
         neighbours: clients that each shares a mask with; all unless given
+        server: how the server moves by the aggregated update (Reddi et al. 2021)
+        server_learning_rate: of the server's step
+        momentum: of the server: v <- momentum v + update
+        b1: decay of the server's first moment
+        b2: decay of its second moment
+        pi: added to the root of its second moment (tau of Reddi et al. 2021)
     """
 
     cohort_size: Required[int | None]
@@ -101,6 +108,7 @@ class Common(TypedDict, total=False):
     dropout: Annotated[float, about("", value=0.0)]
     first: Annotated[int | None, about("", value=None)]
     estimator: Annotated[str, about("", value="wor_delta", choices=ESTIMATORS)]
+    trim: Annotated[float, about("", value=0.1, beside={"estimator": "trimmed_mean"})]
     batch_size: Required[int | None]
     batches: Annotated[str, about("", value="without-replacement", choices=BATCHES)]
     last: Annotated[str, about("", value="drop", choices=LAST, beside={"batches": "epochs"})]
@@ -123,9 +131,18 @@ class Common(TypedDict, total=False):
     ring_bits: Annotated[int, about("", value=32, group="privacy", beside={"secure": True})]
     fractional_bits: Annotated[int, about("", value=16, group="privacy", beside={"secure": True})]
     neighbours: Annotated[int | None, about("", value=None, group="privacy", beside={"secure": True})]
+    server: Annotated[str, about("", value="sgd", choices=SERVERS, group="server")]
+    server_learning_rate: Annotated[
+        float | None, about("", value=None, group="server", default=f"1.0, or 0.01 of {', '.join(ADAPTIVE)}")
+    ]
+    momentum: Annotated[float | None, about("", value=None, group="server", beside={"server": "sgd"}, default="none")]
+    b1: Annotated[float, about("", value=0.9, group="server", beside={"server": ADAPTIVE})]
+    b2: Annotated[float, about("", value=0.99, group="server", beside={"server": ADAPTIVE[:2]})]
+    pi: Annotated[float, about("", value=1e-3, group="server", beside={"server": ADAPTIVE})]
 
 
 COMMON = of_class(Common)
+OF_SERVER = tuple(name for name, option in COMMON.items() if option.about.group == "server")
 ClipNorm = Annotated[float, about("C, L2 bound on one record's gradient", group="privacy")]
 ClientClipNorm = Annotated[float, about("C, L2 bound on a client's update", group="privacy")]
 NoiseMultiplier = Annotated[
@@ -143,16 +160,6 @@ ClientNoiseMultiplier = Annotated[
         group="privacy",
         default="from epsilon",
     ),
-]
-ServerRate = Annotated[float, about("of the server's step", group="server")]
-Momentum = Annotated[float, about("of the server: v <- momentum v + update", group="server")]
-ServerRule = Annotated[str, about("how the server moves (Reddi et al. 2021)", choices=SERVERS, group="server")]
-ServerFirstDecay = Annotated[float, about("decay of the first moment", group="server", beside={"server": ADAPTIVE})]
-ServerSecondDecay = Annotated[
-    float, about("decay of the second moment", group="server", beside={"server": ADAPTIVE[:2]})
-]
-ServerAdaptivity = Annotated[
-    float, about("added to the root of the second moment", group="server", beside={"server": ADAPTIVE})
 ]
 
 
@@ -181,6 +188,12 @@ def assemble(
         )
     if aggregate and "estimator" in common:
         raise errors.refuse("estimator", common["estimator"], "left out for an entry with one of its own")
+    for name in OF_SERVER:
+        if server and name in common:
+            raise errors.refuse(name, common[name], "left out for an entry with a server of its own")
+    combined = parts.ESTIMATORS[options["estimator"]]
+    if options["estimator"] == "trimmed_mean":
+        combined = changed(combined, trim=options["trim"])
     batch_size, batches = options["batch_size"], options["batches"]
     if (batch_size is None) != (batches == "full"):
         raise errors.refuse("batch_size", batch_size, "None for batches full, else a number", f"batches are {batches}")
@@ -220,42 +233,32 @@ def assemble(
         cohort=cohort,
         local=parts.LocalSgd(**steps) if models is None else parts.PersonalSgd(**steps, models=models),
         upload=parts.PlainUpload() if upload is None else upload,
-        aggregate=parts.ESTIMATORS[options["estimator"]] if aggregate is None else aggregate,
+        aggregate=combined if aggregate is None else aggregate,
         transport=parts.SecureSum(**ring) if options["secure"] else parts.PlainSum(),
-        server=add_update() if server is None else server,
+        server=_server_of(**{name: options[name] for name in OF_SERVER}) if server is None else server,
     )
 
 
-def add_update(rate: float = 1.0, momentum: float = 0.0) -> "parts.Server":
-    """The new model is the old one plus `rate` times the aggregated update, or times v <- momentum v + update."""
+def _server_of(
+    server: str, server_learning_rate: float | None, momentum: float | None, b1: float, b2: float, pi: float
+) -> "parts.Server":
+    """The server of that name: w <- w + rate (update), or by v <- momentum v + update, or by Reddi et al. 2021."""
+    if server in ADAPTIVE:
+        factories = {"adam": parts.adaptive_delta, "yogi": parts.adaptive_yogi, "adagrad": parts.adaptive_adagrad}
+        rate = 0.01 if server_learning_rate is None else server_learning_rate
+        numbers = {"learning_rate": rate, "b1": b1, "b2": b2, "pi": pi}
+        return parts.Server(hyperparameters=numbers, factory=factories[server])
     import optax  # loads JAX
 
-    numbers = {"learning_rate": rate} | ({"momentum": momentum} if momentum else {})
+    numbers = {"learning_rate": 1.0 if server_learning_rate is None else server_learning_rate}
+    numbers |= {} if momentum is None else {"momentum": momentum}
     return parts.Server(hyperparameters=numbers, factory=optax.sgd)
 
 
-def server_defaults(explicit: Mapping[str, Any]) -> dict[str, Any]:
-    """Numbers of a server that is chosen by `ServerRule`, where nobody gives them."""
-    if explicit.get("server") in ADAPTIVE:
-        return {"server_learning_rate": 0.01}
-    return {"momentum": 0.9} if explicit.get("server") == "momentum" else {}
-
-
-def server_presets(known: Mapping[str, Any]) -> dict[str, Any]:
+def brought_to_server(known: Mapping[str, Any]) -> dict[str, Any]:
     """The data set's rate for servers whose steps are of the rate's own size, where it has one."""
     fits = known.get("server") in ADAPTIVE and "adaptive_learning_rate" in known
     return {"server_learning_rate": known["adaptive_learning_rate"]} if fits else {}
-
-
-def server_of(name: str, rate: float, momentum: float, b1: float, b2: float, pi: float) -> "parts.Server":
-    """The server of that name: sgd and momentum as `add_update`, the others of Reddi et al. 2021."""
-    if name not in ADAPTIVE:
-        return add_update(rate, momentum)
-    if momentum:
-        raise errors.refuse("momentum", momentum, f"left out for server {name}, whose first moment is one", "set b1")
-    factories = {"adam": parts.adaptive_delta, "yogi": parts.adaptive_yogi, "adagrad": parts.adaptive_adagrad}
-    numbers = {"learning_rate": rate, "b1": b1, "b2": b2, "pi": pi}
-    return parts.Server(hyperparameters=numbers, factory=factories[name])
 
 
 def bound_of(clipping: str, gradient_bound: float | None = None) -> "parts.Bound":

@@ -284,6 +284,10 @@ def require_clients(data: Any) -> None:
     if not isinstance(data, FederatedData):
         wanted = "a fedjax_dp.data.FederatedData, which fedjax_dp.federate makes"
         raise errors.refuse("data", validation.described(data), wanted, validation.advice(data))
+    sizes, within = np.asarray(data.sizes), (data.smallest, data.largest)
+    if sizes.size and not (within[0] <= sizes.min() and sizes.max() <= within[1]):
+        got, wanted = f"{sizes.min():,} to {sizes.max():,}", f"{within[0]:,} to {within[1]:,}, as the data state"
+        raise errors.refuse("records of clients", got, wanted, "make the data by fedjax_dp.federate")
 
 
 def row_lists(clients: Any) -> list[np.ndarray]:

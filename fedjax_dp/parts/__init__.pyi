@@ -6,6 +6,8 @@ from .aggregation import BoundedMean as BoundedMean
 from .aggregation import Estimator as Estimator
 from .aggregation import FairRatio as FairRatio
 from .aggregation import PublicAggregate as PublicAggregate
+from .aggregation import SeparateAggregate as SeparateAggregate
+from .aggregation import TrimmedMean as TrimmedMean
 from .answers import Dropout as Dropout
 from .answers import FirstResponders as FirstResponders
 from .batches import Batch as Batch

@@ -325,7 +325,7 @@ class AdaptiveClientGaussian(UpdatePrivatizer):
         errors.require_in_unit_interval(
             "clip_quantile",
             self.quantile,
-            "at 0 the clip norm falls without end and at 1 it grows without end, as the bits can never reach them",
+            "at 0 the clip norm can only fall and at 1 only grow, as no fraction of clients is below 0 or above 1",
         )
         errors.require_not_negative("clip_rate", self.rate)
         if not float(self.bit_noise) > float(self.noise_multiplier) / 2:

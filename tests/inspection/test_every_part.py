@@ -96,6 +96,7 @@ EXAMPLES = {
         changed(of, aggregate=parts.ESTIMATORS[name]) for of in (RECORD, CLIENT) for name in ("mean", "wor_delta")
     ),
     "BoundedMean": (entry("dp_fedavg", cohort="poisson"),),
+    "TrimmedMean": (changed(RECORD, aggregate=parts.TrimmedMean(trim=0.2)),),
     "PlainSum": (RECORD, CLIENT),
     "SecureSum": (entry("cpfed"),),
     "LocalSgd": (RECORD, CLIENT),

@@ -227,3 +227,12 @@ def test_nothing_is_sampled_where_every_client_has_no_more_than_a_batch():
     small = ragged_data([1, 3, 2])
     for batches in ("without-replacement", "poisson"):
         check_sampling(algorithm_of(batches), small, model=MODEL, draws=400)
+
+
+@pytest.mark.parametrize("sizes", [[3, 20, 30], [10, 20, 31]])
+def test_sizes_beside_the_stated_ones_are_refused_before_anything_is_drawn(sizes):
+    """Batches rely on the smallest and the largest client: another client would be given records of its neighbours."""
+    data = dataclasses.replace(ragged_data([10, 20, 30]), sizes=np.array(sizes, np.int32))
+    value = fdp.fedavg(cohort_size=2, batch_size=5, local_steps=1, learning_rate=0.1)
+    with pytest.raises(fdp.ConfigurationError, match="records of clients must be 10 to 30, as the data state"):
+        fdp.simulate(value, data, rounds=1)

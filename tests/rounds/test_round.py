@@ -108,7 +108,7 @@ def simulated(config, data, seed, rounds, execution=None):
 
 @given(
     sizes=st.lists(st.integers(2, 9), min_size=1, max_size=6),
-    estimator=st.sampled_from(sorted(aggregation.ESTIMATORS)),
+    estimator=st.sampled_from(sorted(set(aggregation.ESTIMATORS) - {"median", "trimmed_mean"})),  # no sums
     law=st.sampled_from(["without-replacement", "with-replacement", "poisson", "full"]),
     seed=st.integers(0, 99),
     members=st.integers(1, 6),
