@@ -13,21 +13,21 @@ import run as peers
 FOLDER = pathlib.Path(__file__).parent / "results" / "h200"
 
 
-def told(name):
+def read(name):
     return json.loads((FOLDER / f"{name}.json").read_text())
 
 
 def table():
     """Markdown: a column for each round that another system ran there too, and how much faster ours became since."""
     shown = {}
-    for row in told("rounds_in_turns"):
+    for row in read("rounds_in_turns"):
         place = row["name"], row["cohort"]
-        others = {one["peer"]: one["ms"] for one in told("peers") if (one["name"], one["cohort"]) == place}
+        others = {one["peer"]: one["ms"] for one in read("peers") if (one["name"], one["cohort"]) == place}
         if others:
             ms = {"ours": row["ours_ms"], "plain_jax": row["plain_ms"], **others}
             rows = {name: {"ms": each, "times_ours": each / row["ours_ms"]} for name, each in ms.items()}
             shown[f"{row['name']}, {row['cohort']}"] = {"rows": rows, "reasons": {}, "disturbed": []}
-    faster = [row["before_ms"] / row["after_ms"] for row in told("pieces")]
+    faster = [row["before_ms"] / row["after_ms"] for row in read("pieces")]
     since = f"A change since made our rounds {min(faster):.2f} to {max(faster):.2f} times as fast, measured in turns."
     return f"{peers.table(shown)}\n\n{since}"
 

@@ -3,7 +3,8 @@
 A kernel takes a fixed time, and the cubic norm of the times of what runs side by side in it: bytes, products, normals,
 and branches that code as XLA writes it has. Of operands it reads what its results need of them: slices and gathers
 what they take, in-place updates what is new, nothing twice, as caches hold it. The speeds are fitted by hand to the
-kernels of seven rounds on one NVIDIA H200 (`benchmarks/results/h200`), so they hold for code of kinds that are there.
+kernels of seven rounds on one NVIDIA H200 (`benchmarks/results/h200`), so they hold for code of kinds that are there; a
+convolution of a library, which none of them had, counts by its bytes alone.
 """
 
 import math
@@ -131,11 +132,11 @@ def _kernel(program: Program, operation: Operation) -> Kernel:
         kernel = _fused(program, operation.named("calls"))
         kernel.reduces = "kind=kInput" in operation.rest and not kernel.products
         return kernel
-    kernel, given = Kernel(), [program.operations[name] for name in operation.operands if name in program.operations]
-    kernel.read = {each.name: float(each.bytes) for each in given}
+    kernel, operands = Kernel(), [program.operations[name] for name in operation.operands if name in program.operations]
+    kernel.read = {each.name: float(each.bytes) for each in operands}
     kernel.written = sum(shape.bytes for shape in operation.shapes if shape.kind != "s8")  # but for room to work in
     if operation.kind == "dot" or "lhs_contracting_dim" in operation.rest:
-        kernel.products = [_product(operation, given[0], given[1])]
+        kernel.products = [_product(operation, operands[0], operands[1])]
     return kernel
 
 
@@ -155,38 +156,38 @@ def _fused(program: Program, name: str) -> Kernel:
         needed[end.name] += end.size
     for each in reversed(body):
         count = min(needed[each.name], each.size)
-        given = [by[name] for name in each.operands]
+        operands = [by[name] for name in each.operands]
         if not count or each.kind == "tuple":
             continue
         if each.kind == "parameter":
-            kernel.read[each.given] = count * each.shapes[0].width
+            kernel.read[each.arguments] = count * each.shapes[0].width
         elif each.kind == "fusion":
             inner = _fused(program, each.named("calls"))
             kernel.add(inner)
             for number, read in inner.read.items():
-                needed[given[int(number)].name] += read / given[int(number)].shapes[0].width
+                needed[operands[int(number)].name] += read / operands[int(number)].shapes[0].width
         else:
             share = count / each.size
-            for operand in given[each.name in in_place :]:
+            for operand in operands[each.name in in_place :]:
                 needed[operand.name] += share * operand.size if each.kind in WHOLE else min(operand.size, count)
-            _note(kernel, each, given, count, draws)
+            _note(kernel, each, operands, count, draws)
     return kernel
 
 
-def _note(kernel: Kernel, each: Operation, given: list[Operation], count: float, draws: bool) -> None:
+def _note(kernel: Kernel, each: Operation, operands: list[Operation], count: float, draws: bool) -> None:
     """What an operation of a kernel does besides reading."""
     if each.kind == "dot":
-        kernel.products.append(_product(each, given[0], given[1]))
+        kernel.products.append(_product(each, operands[0], operands[1]))
     elif each.kind == "reduce":
-        kernel.summed = max(kernel.summed, given[0].size // each.size)
+        kernel.summed = max(kernel.summed, operands[0].size // each.size)
     elif each.kind == "log" and draws:
         kernel.normals += count
     elif each.kind == "pad" and count > FEW and len(each.shapes[0].dims) == 2:
         kernel.padded = max(kernel.padded, count)
-    elif each.kind == "concatenate" and count > FEW and len(given) > 2:
+    elif each.kind == "concatenate" and count > FEW and len(operands) > 2:
         (axis,) = _axes(each, "dimensions")
-        shortest = min(math.prod(one.shapes[0].dims[axis:]) for one in given)
-        kernel.joined.append(count * len(given) / (PIECES if shortest >= 32 else SHORT_PIECES))
+        shortest = min(math.prod(one.shapes[0].dims[axis:]) for one in operands)
+        kernel.joined.append(count * len(operands) / (PIECES if shortest >= 32 else SHORT_PIECES))
 
 
 def _product(operation: Operation, left: Operation, right: Operation) -> Product:

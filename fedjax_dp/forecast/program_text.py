@@ -56,12 +56,12 @@ class Operation(NamedTuple):
     name: str
     shapes: tuple[Shape, ...]  # of its results
     kind: str
-    given: str  # between its parentheses
+    arguments: str  # between its parentheses
     rest: str  # behind them
 
     @property
     def operands(self) -> list[str]:
-        return re.findall(r"%([\w.\-]+)", self.given)
+        return re.findall(r"%([\w.\-]+)", self.arguments)
 
     @property
     def size(self) -> int:
@@ -156,9 +156,11 @@ class Program:
         if known:
             return int(known.group(1))
         condition = self.bodies.get(loop.named("condition"), [])
-        ends = {each.name: int(each.given) for each in condition if each.kind == "constant" and each.given.isdigit()}
+        ends = {
+            each.name: int(each.arguments) for each in condition if each.kind == "constant" and each.arguments.isdigit()
+        }
         compared = [each for each in condition if each.is_root and "direction=LT" in each.rest]
-        return next((ends[name] for each in compared for name in each.operands if name in ends), 1)
+        return next((int(ends[name]) for each in compared for name in each.operands if name in ends), 1)
 
 
 def counted(program: Program, parts: tuple[str, ...], step: str) -> Counts:
@@ -200,10 +202,10 @@ def _computations(text: str) -> tuple[dict[str, Body], str]:
             current = head.group(2)
             bodies[current] = []
             entry = current if head.group(1) else entry
-        elif current and (found := _OPERATION.match(line)):
-            root, name, shape, kind, given, rest = found.groups()
+        elif current and (match := _OPERATION.match(line)):
+            root, name, shape, kind, arguments, rest = match.groups()
             shapes = tuple(Shape(of, tuple(int(n) for n in dims.split(",") if n)) for of, dims in _ARRAY.findall(shape))
-            bodies[current].append(Operation(bool(root), name, shapes, kind, given, rest))
+            bodies[current].append(Operation(bool(root), name, shapes, kind, arguments, rest))
     return bodies, entry
 
 

@@ -14,7 +14,7 @@ BENCHMARKS = pathlib.Path(__file__).parent.parent.parent / "benchmarks"
 RESULTS = BENCHMARKS / "results"
 
 
-def told(name):
+def result_of(name):
     return json.loads((RESULTS / f"{name}.json").read_text())
 
 
@@ -32,12 +32,12 @@ def off(text, measured):
 def profiled():
     """Rows by the name of their program."""
     names = {"ours": "", "non_private": "_non_private"}
-    return {f"{row['name']}_{row['cohort']}{names[row['variant']]}": row for row in told("h200/profile")}
+    return {f"{row['name']}_{row['cohort']}{names[row['variant']]}": row for row in result_of("h200/profile")}
 
 
 def test_predictions_are_as_near_to_measured_rounds_as_they_say(programs):
     fitted = {name: abs(off(programs[name], row["ms"])) for name, row in profiled().items()}
-    others = {f"{row['name']}_{row['cohort']}": row["ours_ms"] for row in told("h200/rounds_in_turns")}
+    others = {f"{row['name']}_{row['cohort']}": row["ours_ms"] for row in result_of("h200/rounds_in_turns")}
     rest = [abs(off(text, others[name])) for name, text in programs.items() if name not in fitted]
     assert (len(fitted), len(rest)) == (7, 4)
     assert kernels.PROFILED_WITHIN - 0.01 < max(fitted.values()) <= kernels.PROFILED_WITHIN
@@ -51,10 +51,10 @@ def test_launches_are_those_that_the_profiler_saw(programs):
 
 
 def kernel(lines, kind="kLoop", result="f32[1000,8]"):
-    """Of a program of one fusion, whose operations are given."""
-    given = [line.split(" = ")[1].split("{")[0].split(" ")[0] for line in lines if "parameter" in line]
-    declared = "\n".join(f"  %a{n} = {shape} parameter({n})" for n, shape in enumerate(given))
-    names = ", ".join(f"%a{n}" for n in range(len(given)))
+    """Of a program of one fusion, whose operations are these lines."""
+    shapes = [line.split(" = ")[1].split("{")[0].split(" ")[0] for line in lines if "parameter" in line]
+    declared = "\n".join(f"  %a{n} = {shape} parameter({n})" for n, shape in enumerate(shapes))
+    names = ", ".join(f"%a{n}" for n in range(len(shapes)))
     text = "%fused (p: f32[]) -> f32[] {\n" + "\n".join(f"  {line}" for line in lines)
     text += f"\n}}\n\nENTRY %main (a: f32[]) -> f32[] {{\n{declared}\n"
     text += f"  ROOT %k = {result} fusion({names}), kind={kind}, calls=%fused\n}}\n"
