@@ -191,8 +191,8 @@ def guard(update):
 def table(rows):
     """Markdown."""
     lines = [
-        "| what | on | launches or cycles | of a local step | at once | memory | of kernels | predicted | measured "
-        "| exchanges |",
+        "| what | on | launches or cycles | of a local step | at once | memory | read and written | predicted "
+        "| measured | exchanges |",
         f"|{' --- |' * 10}",
     ]
     for row in rows:
@@ -207,8 +207,8 @@ def table(rows):
             f"| {measured(row)} | {exchanges(row)} |"
         )
     told = (
-        f"Of one round, of the sweep one of every point; of the audit all {ROUNDS} rounds of every trial. Of kernels: "
-        "what they read and write. Times are predicted for one H200 alone, where the model was fitted: within "
+        f"Of one round, of the sweep one of every point; of the audit all {ROUNDS} rounds of every trial. Read and "
+        "written: by the kernels of a GPU. Times are predicted for one H200 alone, where the model was fitted: within "
         f"{kernels.PROFILED_WITHIN:.0%} of the seven rounds that were profiled, and {kernels.OTHERS_WITHIN:.0%} of "
         "all others. Measured: on an H200, and how far the prediction is off."
     )

@@ -117,13 +117,15 @@ class Compiled(NamedTuple):
         )
 
     def to_dict(self) -> dict[str, Any]:
-        fields = self._asdict()
+        fields, moved = self._asdict(), self.traffic and self.traffic._asdict()
         del fields["text"]
+        if moved:
+            del moved["times_ms"]  # of an H200, whatever the target is
         return fields | {
             "target": self.target.name,
             "turns": self.turns,
             "work": self.work._asdict(),
-            "traffic": self.traffic and self.traffic._asdict(),
+            "traffic": moved,
             "collectives": [one._asdict() for one in self.collectives],
             "memory_bytes": self.target.memory,
             "needed_bytes": self.needed_bytes,
