@@ -199,7 +199,8 @@ def table(rows):
         cycles = bool(row["cycles"])
         counts, step = row["cycles" if cycles else "launches"], row["step_cycles" if cycles else "step_launches"]
         unit, total = "cycles" if cycles else "launches", row["turns"] * sum(counts.values())
-        moved = f"{row['turns'] * row['traffic']['bytes'] / 1e9:.3g} GB" if row["traffic"] else "-"
+        gigabytes = row["turns"] * row["traffic"]["bytes"] / 1e9 if row["traffic"] else 0
+        moved = f"{gigabytes:,.0f} GB" if gigabytes >= 1000 else f"{gigabytes:.3g} GB" if gigabytes else "-"
         predicted = f"{row['predicted_ms']:.3g} ms, most {row['bound']}" if row["predicted_ms"] else "-"
         lines.append(
             f"| {row['name']} | {row['target']} | {total:,} {unit} | {step:,} | {at_once(row)} "
@@ -259,7 +260,7 @@ def draw(rows, path):
                 points = [(row[key], names.index(row["name"])) for row in own if row[key]]
                 panel.plot([x for x, _ in points], [y for _, y in points], marker, label=key.removesuffix("_ms"))
             panel.set_yticks(range(len(names)), names)
-            panel.set(xscale="log", title=title, xlabel=label)
+            panel.set(xscale="linear" if label == "launches" else "log", title=title, xlabel=label)
             panel.grid(alpha=0.25)
             panel.spines[["top", "right"]].set_visible(False)
         page.panels[0].invert_yaxis()

@@ -50,6 +50,14 @@ def test_launches_are_those_that_the_profiler_saw(programs):
         assert 0.9 < launched / row["launches"] < 1.05, name
 
 
+def test_predictions_for_the_rounds_of_today_are_as_near():
+    rows = result_of("compiled")["rounds"]
+    measured = [row for row in rows if row["measured_ms"]]
+    assert len(measured) == len(result_of("h200/pieces"))
+    assert max(abs(row["predicted_ms"] / row["measured_ms"] - 1) for row in measured) <= kernels.OTHERS_WITHIN
+    assert not any(row["predicted_ms"] for row in rows if row["target"] != "h200" or row["devices"] > 1)
+
+
 def kernel(lines, kind="kLoop", result="f32[1000,8]"):
     """Of a program of one fusion, whose operations are these lines."""
     shapes = [line.split(" = ")[1].split("{")[0].split(" ")[0] for line in lines if "parameter" in line]
