@@ -21,6 +21,7 @@ import time
 from collections import Counter
 from typing import NamedTuple
 
+import h200
 import jax
 import jaxlib
 import numpy as np
@@ -77,10 +78,7 @@ GUARDED = {  # W1 and W2 on an h200 were measured there
 }
 GUARD = pathlib.Path(__file__).parent / "compiled_guard.json"
 SLACK, TIME_SLACK = 0.02, 0.05
-MEASURED = {
-    (row["name"], row["cohort"], row["points"]): row["after_ms"]
-    for row in json.loads((RESULTS / "h200" / "pieces.json").read_text())
-}
+MEASURED = {(name, cohort, points): after for name, cohort, points, _, after in h200.in_turns()}
 LARGE = 10**6  # bytes
 TAKEN = re.compile(r"%\S*(?:slice|pad)\S* = f32\[([\d,]+)\]\S* fusion\(.*local_step")
 

@@ -141,7 +141,12 @@ ELSEWHERE = {  # what Opacus, Flower, TensorFlow, FedJAX and papers call an opti
     **dict.fromkeys(("fraction", "fraction_fit", "clients_per_round"), "cohort_size"),
     **dict.fromkeys(("optimizer", "client_optimizer"), "local_rule"),
     **dict.fromkeys(("eps", "target_epsilon", "budget"), "epsilon"),
-    **{"target_delta": "delta", "weight_decay": "l2", "server_lr": "server_rate", "server_optimizer": "server"},
+    **{
+        "target_delta": "delta",
+        "weight_decay": "l2",
+        "server_lr": "server_learning_rate",
+        "server_optimizer": "server",
+    },
 }
 
 
