@@ -155,23 +155,20 @@ def table(found):
 
 def draw(found, path):
     """Milliseconds per round against the cohort, one line for each workload, with the counted floor."""
-    import matplotlib
+    from fedjax_dp.figures import canvas, elements
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axis = plt.subplots(figsize=(6, 4))
-    for name in dict.fromkeys(row["workload"] for row in found["rounds"]):
-        rows = [row for row in found["rounds"] if row["workload"] == name]
-        at = [row["cohort"] for row in rows]
-        (line,) = axis.loglog(at, [row["ours_ms"] for row in rows], "o-", label=name)
-        axis.loglog(at, [row["floor_ms"] for row in rows], ":", color=line.get_color())
-    axis.set(xlabel="clients in the cohort", ylabel="ms per round (dotted: floor)")
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.grid(alpha=0.25)
-    axis.legend(frameon=False)
-    figure.tight_layout()
-    figure.savefig(path, dpi=130)
+    with canvas.page(path, {}, (6.5, 4), dpi=130) as page:
+        (panel,) = page.panels
+        for name in dict.fromkeys(row["workload"] for row in found["rounds"]):
+            rows = [row for row in found["rounds"] if row["workload"] == name]
+            at = [row["cohort"] for row in rows]
+            (line,) = panel.loglog(at, [row["ours_ms"] for row in rows], "o-", label=name)
+            panel.loglog(at, [row["floor_ms"] for row in rows], ":", color=line.get_color())
+        panel.set(xlabel="clients in the cohort", ylabel="milliseconds a round; dotted: floor")
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.grid(alpha=0.25)
+        elements.legend_beside(panel)
+        page.title(f"Rounds on {found['hardware']['count']} x {found['hardware']['kind']}")
 
 
 def main():

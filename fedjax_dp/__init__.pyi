@@ -28,6 +28,7 @@ from .algorithms import ditto_joint as ditto_joint
 from .algorithms import dp_fedavg as dp_fedavg
 from .algorithms import dp_fedavg_local as dp_fedavg_local
 from .algorithms import dp_fedavg_output as dp_fedavg_output
+from .algorithms import dp_fedavg_record as dp_fedavg_record
 from .algorithms import dp_ftrl as dp_ftrl
 from .algorithms import dp_scaffold as dp_scaffold
 from .algorithms import dp_sgd as dp_sgd

@@ -131,9 +131,32 @@ def require_not_negative(what: str, value: Any, remedy: str = "") -> None:
         raise refuse(what, value, "zero or positive, and finite", remedy)
 
 
+ELSEWHERE = {  # what Opacus, Flower, TensorFlow, FedJAX and papers call an option, and what it is called here
+    **dict.fromkeys(("lr", "step_size", "client_lr", "local_lr"), "learning_rate"),
+    **dict.fromkeys(("clients", "n_clients", "num_parties"), "num_clients"),
+    **dict.fromkeys(("sigma", "noise_std", "noise_scale"), "noise_multiplier"),
+    **dict.fromkeys(("c", "max_grad_norm", "max_norm", "l2_norm_clip", "clipping_norm", "clipping"), "clip_norm"),
+    **dict.fromkeys(("epochs", "local_epochs", "num_epochs", "tau"), "local_steps"),
+    **dict.fromkeys(("num_rounds", "iterations", "global_rounds"), "rounds"),
+    **dict.fromkeys(("fraction", "fraction_fit", "clients_per_round"), "cohort_size"),
+    **dict.fromkeys(("optimizer", "client_optimizer"), "local_rule"),
+    **dict.fromkeys(("eps", "target_epsilon", "budget"), "epsilon"),
+    **{
+        "target_delta": "delta",
+        "weight_decay": "l2",
+        "server_lr": "server_learning_rate",
+        "server_optimizer": "server",
+    },
+}
+
+
 def nearest(word: str, names: Iterable[str]) -> list[str]:
-    """The name that was probably meant, if any: one that begins so, else one spelt alike."""
+    """The name that was probably meant, if any: one of other tools, one that begins so, else one spelt alike."""
     names = list(names)
+    known = ELSEWHERE.get(word.lstrip("-").replace("-", "_").lower())
+    same = [name for name in names if known and name.lstrip("-").replace("-", "_") == known]
+    if same:
+        return same
     begins = [name for name in names if len(word) > 1 and name.startswith(word)]
     return begins[:1] or difflib.get_close_matches(word, names, n=1)
 

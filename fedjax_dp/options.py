@@ -125,6 +125,14 @@ class Option:
                 return f"{name} is {' or '.join(texts)}"
         return None
 
+    def where(self, fixed: Mapping[str, Any]) -> "Option | None":
+        """The same where these values are fixed; None where it means nothing beside them."""
+        among = {name: wanted for name, wanted in self.about.beside.items() if name in fixed}
+        rest = {name: wanted for name, wanted in self.about.beside.items() if name not in fixed}
+        if dataclasses.replace(self, about=dataclasses.replace(self.about, beside=among)).missing(fixed):
+            return None
+        return dataclasses.replace(self, about=dataclasses.replace(self.about, beside=rest))
+
 
 Options = dict[str, Option]
 
@@ -153,7 +161,7 @@ def of_function(function: Callable[..., Any], common: Mapping[Any, Options] | No
         hints = typing.get_type_hints(function, include_extras=True)
     for name, parameter in parameters.items():
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
-            result |= (common or {}).get((*typing.get_args(hints.get(name)), None)[0], {})
+            result |= (common or {}).get((*typing.get_args(hints.get(name)), None)[0], {}) | result  # its own win
         elif parameter.kind is inspect.Parameter.KEYWORD_ONLY:
             hint = hints.get(name, Any)
             result[name] = _option(name, Any if hint is parameter.empty else hint, parameter.default, texts)

@@ -222,8 +222,12 @@ def poisson_capacity(size: int) -> int:
     return rows
 
 
-def independent(words: tuple[jax.Array, jax.Array], population: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
+def independent(
+    words: tuple[jax.Array, jax.Array], population: jax.Array, size: int, among: jax.Array | None = None
+) -> tuple[jax.Array, jax.Array]:
     """Each integer below `population` independently with probability `size / population`, in increasing order.
+
+    among   stands for the population in the probability, an integer that may be traced.
 
     Shapes: words two arrays `(..., k)` of uniform 32-bit words, high and low; returns integers `(..., k)` int32 and
             which of them are drawn; the others are 0. More than k are cut: take k from `poisson_capacity`.
@@ -232,7 +236,7 @@ def independent(words: tuple[jax.Array, jax.Array], population: jax.Array, size:
     """
     with jax.enable_x64(True):
         uniform = _fractions(words)
-        rate = jnp.minimum(size / population.astype(jnp.float64), 1.0)
+        rate = jnp.minimum(size / (population if among is None else among).astype(jnp.float64), 1.0)
         gaps = jnp.floor(jnp.log1p(-uniform) / jnp.log1p(-rate))  # short ones from small numbers, which are exact
         gaps = jnp.minimum(gaps, 2.0**31 // uniform.shape[-1] - 2).astype(jnp.int32)  # so that the sum cannot wrap
     places = jnp.cumsum(gaps + 1, axis=-1) - 1

@@ -154,7 +154,7 @@ class Picks:
     def count(self, steps, largest):
         return steps
 
-    def sample(self, key, records, steps, largest):
+    def sample(self, key, records, steps, largest, smallest):
         luck = jnp.where(jnp.arange(largest) < records, jax.random.uniform(key, (steps, largest)), 2.0)
         positions = jnp.argsort(luck, -1)[:, : self.size].astype(jnp.int32)
         return Batch(positions, jnp.ones(positions.shape, bool), jnp.full(steps, self.size), jnp.ones(steps))
@@ -180,7 +180,7 @@ class RecordCoins:
     def count(self, steps, largest):
         return steps
 
-    def sample(self, key, records, steps, largest):
+    def sample(self, key, records, steps, largest, smallest):
         at = jnp.broadcast_to(jnp.arange(largest, dtype=jnp.int32), (steps, largest))
         mask = (jax.random.uniform(key, (steps, largest)) < self.size / records) & (at < records)
         return Batch(jnp.where(mask, at, 0), mask, jnp.full(steps, self.size), jnp.ones(steps))
@@ -204,7 +204,7 @@ class Everything:
     def count(self, steps, largest):
         return steps
 
-    def sample(self, key, records, steps, largest):
+    def sample(self, key, records, steps, largest, smallest):
         at = jnp.broadcast_to(jnp.arange(largest, dtype=jnp.int32), (steps, largest))
         mask = at < records
         return Batch(jnp.where(mask, at, 0), mask, jnp.broadcast_to(records, (steps,)), jnp.ones(steps))

@@ -10,6 +10,7 @@ multiplier, l2).
 """
 
 import dataclasses
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -79,6 +80,12 @@ def aggregate(estimator, w, models, cohort, p, q=None):
     if not cohort:
         return w
     r, n = len(cohort), len(p)
+    if estimator == "median":
+        return np.median([models[i] for i in cohort], axis=0)
+    if isinstance(estimator, float):  # the fraction that a trimmed mean leaves out at either end
+        least = [sorted(models[i][j] for i in cohort) for j in range(len(w))]
+        out = math.floor(estimator * r + 1e-9)
+        return np.array([np.mean(values[out : r - out]) for values in least])
     assert estimator != "full" or sorted(cohort) == list(range(n))
     weight = {
         "full": lambda i: p[i],

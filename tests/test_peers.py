@@ -8,7 +8,7 @@ import sys
 import jax
 import numpy as np
 import pytest
-from helpers import quick
+from helpers import benchmark, quick
 
 ROOT = pathlib.Path(__file__).parent.parent
 PEERS, RESULTS = ROOT / "benchmarks" / "peers", ROOT / "benchmarks" / "results"
@@ -133,6 +133,13 @@ def test_the_readme_shows_the_committed_comparison(peers):
     )
     assert f"**{times['W1']['plain_jax']:.0f} times** as fast" in readme
     assert f"{private:.0f} times as fast as the next" in readme
+
+
+def test_the_readme_shows_the_committed_rounds_on_a_gpu(peers):
+    table = benchmark("h200").table()
+    assert table == (RESULTS / "h200" / "peers.md").read_text().strip()
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    assert all(" ".join(line.split()) in readme for line in table.splitlines())
 
 
 def test_the_readme_shows_what_clipping_costs():

@@ -132,7 +132,7 @@ def test_large_draws_are_distinct():
 
 def test_poisson_batches_include_each_record_independently_at_the_rate():
     law, records, steps = batches.PoissonBatches(size=4), 20, 50_000
-    batch = law.sample(KEY, jnp.int32(records), steps, records)
+    batch = law.sample(KEY, jnp.int32(records), steps, records, records)
     present = np.zeros((steps, records))
     rows = np.broadcast_to(np.arange(steps)[:, None], batch.mask.shape)
     np.add.at(present, (rows[batch.mask], np.asarray(batch.positions)[batch.mask]), 1)
@@ -186,20 +186,20 @@ def test_poisson_draws_have_the_exact_law(population, size):
 
 
 def test_poisson_at_rate_one_takes_every_record():
-    batch = batches.PoissonBatches(size=6).sample(KEY, jnp.int32(6), 3, 6)
+    batch = batches.PoissonBatches(size=6).sample(KEY, jnp.int32(6), 3, 6, 6)
     assert (batch.mask.sum(-1) == 6).all()
 
 
 def test_fixed_batches_are_distinct_and_replacement_batches_are_not():
-    fixed = np.asarray(batches.FixedBatches(size=8).sample(KEY, jnp.int32(9), 100, 9).positions)
+    fixed = np.asarray(batches.FixedBatches(size=8).sample(KEY, jnp.int32(9), 100, 9, 9).positions)
     assert all(np.unique(row).size == 8 for row in fixed)
-    again = np.asarray(batches.ReplacementBatches(size=8).sample(KEY, jnp.int32(9), 100, 9).positions)
+    again = np.asarray(batches.ReplacementBatches(size=8).sample(KEY, jnp.int32(9), 100, 9, 9).positions)
     assert any(np.unique(row).size < 8 for row in again)
     assert again.max() <= 8
 
 
 def test_full_batches_mask_what_smaller_clients_lack():
-    batch = batches.FullBatches().sample(KEY, jnp.int32(3), 2, 5)
+    batch = batches.FullBatches().sample(KEY, jnp.int32(3), 2, 5, 3)
     assert batch.mask.tolist() == [[True, True, True, False, False]] * 2
     assert batch.divisor.tolist() == [3, 3]
 

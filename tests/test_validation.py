@@ -153,6 +153,7 @@ def test_an_entry_tells_all_that_it_needs(entry):
     assert f"call it: {entry.name}(" in refused(entry, 3)
     assert f"call it: {entry.name}(" in refused(fdp.simulate, entry, DATA, rounds=1)
     assert "did you mean cohort_size?" in refused(entry, cohort_siz=3)
+    assert "did you mean learning_rate?" in refused(entry, lr=3)
 
 
 @pytest.mark.parametrize("door", [fdp.simulate, fdp.run, fdp.guarantee], ids=lambda door: door.__name__)

@@ -50,6 +50,7 @@ from .releases import SkellamSums as SkellamSums
 from .sampling import AnyStep as AnyStep
 from .sampling import FullBatch as FullBatch
 from .sampling import Poisson as Poisson
+from .sampling import Refilled as Refilled
 from .sampling import Sampling as Sampling
 from .sampling import Shuffled as Shuffled
 from .sampling import WithoutReplacement as WithoutReplacement

@@ -5,7 +5,7 @@ import enum
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 from fedjax_dp import errors
 from fedjax_dp.accounting.neighbours import Adjacency, Unit
@@ -55,6 +55,25 @@ class Claim:
         return dataclasses.asdict(self) | {"statement": str(self)}
 
 
+class NoiseMultipliers(NamedTuple):
+    """Of the clients: the noise on a sum over the clip norm, before the source's own standard deviation."""
+
+    least: float
+    median: float  # the upper one of an even number
+    largest: float
+
+    @classmethod
+    def of(cls, each: Sequence[float]) -> Self:
+        """Of every client's."""
+        ordered = sorted(each)
+        return cls(ordered[0], ordered[len(ordered) // 2], ordered[-1])
+
+    def __str__(self) -> str:
+        if self.least == self.largest:
+            return f"{self.least:.4g}"
+        return f"{self.least:.4g} to {self.largest:.4g} by client, median {self.median:.4g}"
+
+
 OF_MODELS = (View.OWNER, View.DEPLOYED)  # of clients' own models, beside which other views may be named
 
 
@@ -78,6 +97,7 @@ class Guarantee:
     reason: str | None = None  # why epsilon is infinite, where it is
     elsewhere: "tuple[Guarantee, ...]" = ()  # of the same run, against others than its own view's adversary
     caveat: str | None = None  # what has to be read before the number: what epsilon is not of
+    noise: NoiseMultipliers | None = None  # that epsilon is of; of a budget, what was found for it
     names: tuple[str, ...] = ()  # of the clients, where they have some, are few, and are not themselves to be hidden
 
     def _card(self) -> Card:
@@ -92,7 +112,7 @@ class Guarantee:
             for name, texts in lists.items()
             for number, text in enumerate(texts, 1)
         }
-        return Card(str(self), facts)
+        return Card(str(self), facts if self.noise is None else {"noise multiplier": str(self.noise), **facts})
 
     @property
     def epsilon(self) -> float:
@@ -144,6 +164,7 @@ class Guarantee:
             "epsilon_min": finite(self.epsilon_min),
             "epsilon_median": finite(self.epsilon_median),
             "epsilon_max": finite(self.epsilon),
+            "noise_multiplier": None if self.noise is None else self.noise._asdict(),
             "caveat": self.caveat,
             "statement": str(self),
             "assumptions": list(self.assumptions),
@@ -181,6 +202,7 @@ class Guarantee:
                 warnings=tuple(saved["warnings"]),
                 elsewhere=tuple(map(cls.restored, saved.get("elsewhere", ()))),
                 caveat=saved.get("caveat"),
+                noise=None if saved.get("noise_multiplier") is None else NoiseMultipliers(**saved["noise_multiplier"]),
                 names=tuple(map(str, saved.get("names", ()))),
                 **plain,
             )

@@ -12,7 +12,7 @@ from scipy.special import logsumexp
 
 from fedjax_dp.accounting.laws import GaussianPair, LawPair
 from fedjax_dp.accounting.neighbours import Adjacency, NotCoveredError
-from fedjax_dp.accounting.sampling import AnyStep, Poisson, Sampling, WithoutReplacement, WithReplacement
+from fedjax_dp.accounting.sampling import AnyStep, Poisson, Refilled, Sampling, WithoutReplacement, WithReplacement
 
 MULTIPLICITIES = 20  # kept apart when drawing with replacement
 NEGLIGIBLE = 1e-18  # chance of multiplicities that are counted as a total loss
@@ -43,7 +43,7 @@ def of_gaussian(noise_multiplier: float, sampling: Sampling, adjacency: Adjacenc
     """Dominating pairs of one sampled sum with Gaussian noise, one per direction; the worse of the composition counts.
 
     | sampling               | adjacency   | pair, in sensitivities                  | source                      |
-    | none, shuffled epochs  | either      | N(1) against N(0)                       | exact                       |
+    | none, epochs, refilled | either      | N(1) against N(0)                       | exact                       |
     | Poisson                | add-remove  | (1-q)N(0)+qN(1) against N(0), both ways | Zhu, Dong, Wang 2022, Th 11 |
     | Poisson                | replace-one | (1-q)N(0)+qN(1/2) against ...+qN(-1/2)  | Schuchardt et al. 2024      |
     | WithoutReplacement     | replace-one | (1-q)N(0)+qN(1) against N(0), symmetric | Balle et al. 2018, Th 9     |
@@ -77,7 +77,7 @@ def attained_by_gaussian(noise_multiplier: float, sampling: Sampling, adjacency:
     the record is drawn. Under Poisson sampling, or none, the dominating pair itself is attained.
     Raises: NotCoveredError where no such pair is known in this form.
     """
-    if isinstance(sampling, WithReplacement | AnyStep):
+    if isinstance(sampling, WithReplacement | AnyStep | Refilled):
         raise NotCoveredError(f"no pair of neighbours with a closed form is at hand for {sampling}")
     if sampling.rate == 1 or isinstance(sampling, Poisson):
         return of_gaussian(noise_multiplier, sampling, adjacency)

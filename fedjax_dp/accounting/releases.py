@@ -16,7 +16,7 @@ from fedjax_dp import errors
 from fedjax_dp.accounting import pairs, tcdp
 from fedjax_dp.accounting.neighbours import Adjacency, NotCoveredError, Unit
 from fedjax_dp.accounting.pairs import Dominating
-from fedjax_dp.accounting.sampling import FullBatch, Poisson, Sampling, Shuffled, WithReplacement
+from fedjax_dp.accounting.sampling import FullBatch, Poisson, Refilled, Sampling, Shuffled, WithReplacement
 from fedjax_dp.accounting.skellam import skellam_divergence
 from fedjax_dp.accounting.tcdp import Tcdp
 
@@ -61,6 +61,11 @@ class Release(ABC):
                 f"add-remove neighbours have different numbers of records, so {self.sampling} is not the same "
                 "sampling for both; use replace-one"
             )
+        if isinstance(self.sampling, Refilled) and not isinstance(self, GaussianSteps):
+            raise NotCoveredError(
+                f"{self.noise or type(self).__name__} does not say what a record that stands in a sum more than once "
+                "costs; use batches in which it stands once"
+            )
         if self.count % self._epoch:
             raise errors.refuse(
                 "the number of shuffled steps",
@@ -71,8 +76,8 @@ class Release(ABC):
 
     @property
     def _epoch(self) -> int:
-        """Steps of which a member is in one."""
-        return self.sampling.steps_per_epoch if isinstance(self.sampling, Shuffled) else 1
+        """Steps of which a member is in one, or in those that `Refilled` says."""
+        return self.sampling.steps_per_epoch if isinstance(self.sampling, Shuffled | Refilled) else 1
 
     @property
     def relative_noise(self) -> float:
@@ -82,11 +87,11 @@ class Release(ABC):
 
     @property
     def releases(self) -> int:
-        """How many of the sums can contain a given member."""
+        """How many of the sums can contain a given member; `Refilled` counts as many as it costs."""
         if self.sampling.rate == 0:
             return 0
         whole: int = self.count // self._epoch
-        return whole
+        return whole * self.sampling.squares if isinstance(self.sampling, Refilled) else whole
 
     @property
     def reveals_everything(self) -> bool:
@@ -107,6 +112,8 @@ class Release(ABC):
     def once(self) -> Self:
         """A single release of it: for random epochs, one epoch."""
         changes: dict[str, Any] = {"count": self.count // self.releases}
+        if isinstance(self.sampling, Refilled):
+            changes = {"sampling": FullBatch(), "count": 1}
         return dataclasses.replace(self, **changes)  # type: ignore[type-var]
 
     def leaves(self, taken: int = 1) -> "Iterator[tuple[Release, int]]":
@@ -230,7 +237,7 @@ class GaussianSteps(Release):
 
     def gdp(self) -> float:
         """One over the noise in sensitivities, without sampling."""
-        if self.sampling.rate != 1 or isinstance(self.sampling, WithReplacement):
+        if self.sampling.rate != 1 or isinstance(self.sampling, WithReplacement | Refilled):
             raise NotCoveredError(
                 f"the exact Gaussian formula needs unsampled sums, got {self.sampling}; use accountant pld"
             )

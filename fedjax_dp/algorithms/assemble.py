@@ -18,16 +18,22 @@ else:
     Noise = float | np.ndarray  # of JAX, which signatures do without, every array is one
 
 # Names of tables which load JAX.
-ESTIMATORS = ("full", "wor_delta", "wor_model", "biased", "renorm", "precision", "mean")
+ESTIMATORS = ("full", "wor_delta", "wor_model", "biased", "renorm", "precision", "mean", "median", "trimmed_mean")
 LOCAL_RULES = ("sgd", "momentum", "rmsprop", "adam", "adam_bc", "adamw", "adamw_bc")
 SCHEDULES = ("constant", "inverse_sqrt", "inverse")
 
-BATCHES: dict[str, Callable[[Any], "parts.Batches"]] = {
-    "without-replacement": lambda size: parts.FixedBatches(size=size),
-    "with-replacement": lambda size: parts.ReplacementBatches(size=size),
-    "poisson": lambda size: parts.PoissonBatches(size=size),
-    "full": lambda size: parts.FullBatches(),
-    "epochs": lambda size: parts.EpochBatches(size=size),
+ADAPTIVE = ("adam", "yogi", "adagrad")  # servers
+SERVERS = ("sgd", *ADAPTIVE)
+LAST = ("drop", "keep")  # of a pass, with epochs
+RATES = ("size", "opacus")  # of Poisson batches
+
+BATCHES: dict[str, Callable[..., "parts.Batches"]] = {
+    "without-replacement": lambda size, **rest: parts.FixedBatches(size=size),
+    "with-replacement": lambda size, **rest: parts.ReplacementBatches(size=size),
+    "poisson": lambda size, rate="size", **rest: parts.PoissonBatches(size=size, rate=rate),
+    "full": lambda size, **rest: parts.FullBatches(),
+    "epochs": lambda size, last, **rest: parts.EpochBatches(size=size, last=last),
+    "refill": lambda size, epochs, **rest: parts.RefillBatches(size=size, epochs=epochs),
 }
 
 COHORTS: dict[str, Callable[..., "parts.Cohort"]] = {
@@ -65,8 +71,11 @@ class Common(TypedDict, total=False):
         dropout: probability that a client's message does not arrive
         first: wait for so many of the cohort only
         estimator: how updates combine
-        batches: how a step's records are drawn; full takes all, with epochs local steps are epochs
-        batch_size: records B per local step
+        trim: fraction of the updates left out at either end, in each coordinate
+        batches: how a step's records are drawn; full takes all, with epochs and refill local steps are epochs
+        batch_size: records B per local step; a client with fewer is in every step with all of them
+        last: the rest of a pass, fewer than a batch
+        poisson_rate: chance of a record: size is B / n_k, at most 1; opacus is 1 / ceil(n_k / B)
         local_steps: local steps tau per round
         learning_rate: of the local steps
         schedule: of the learning rate over rounds
@@ -85,6 +94,12 @@ class Common(TypedDict, total=False):
         ring_bits: of the secure sum's integers: 32 or 64
         fractional_bits: of the secure sum's fixed point
         neighbours: clients that each shares a mask with; all unless given
+        server: how the server moves by the aggregated update (Reddi et al. 2021)
+        server_learning_rate: of the server's step
+        momentum: of the server: v <- momentum v + update
+        b1: decay of the server's first moment
+        b2: decay of its second moment
+        pi: added to the root of its second moment (tau of Reddi et al. 2021)
     """
 
     cohort_size: Required[int | None]
@@ -93,8 +108,11 @@ class Common(TypedDict, total=False):
     dropout: Annotated[float, about("", value=0.0)]
     first: Annotated[int | None, about("", value=None)]
     estimator: Annotated[str, about("", value="wor_delta", choices=ESTIMATORS)]
+    trim: Annotated[float, about("", value=0.1, beside={"estimator": "trimmed_mean"})]
     batch_size: Required[int | None]
     batches: Annotated[str, about("", value="without-replacement", choices=BATCHES)]
+    last: Annotated[str, about("", value="drop", choices=LAST, beside={"batches": "epochs"})]
+    poisson_rate: Annotated[str, about("", value="size", choices=RATES, beside={"batches": "poisson"})]
     local_steps: Required[int]
     learning_rate: Required[float]
     schedule: Annotated[str, about("", value="constant", choices=SCHEDULES)]
@@ -113,9 +131,18 @@ class Common(TypedDict, total=False):
     ring_bits: Annotated[int, about("", value=32, group="privacy", beside={"secure": True})]
     fractional_bits: Annotated[int, about("", value=16, group="privacy", beside={"secure": True})]
     neighbours: Annotated[int | None, about("", value=None, group="privacy", beside={"secure": True})]
+    server: Annotated[str, about("", value="sgd", choices=SERVERS, group="server")]
+    server_learning_rate: Annotated[
+        float | None, about("", value=None, group="server", default=f"1.0, or 0.01 of {', '.join(ADAPTIVE)}")
+    ]
+    momentum: Annotated[float | None, about("", value=None, group="server", beside={"server": "sgd"}, default="none")]
+    b1: Annotated[float, about("", value=0.9, group="server", beside={"server": ADAPTIVE})]
+    b2: Annotated[float, about("", value=0.99, group="server", beside={"server": ADAPTIVE[:2]})]
+    pi: Annotated[float, about("", value=1e-3, group="server", beside={"server": ADAPTIVE})]
 
 
 COMMON = of_class(Common)
+OF_SERVER = tuple(name for name, option in COMMON.items() if option.about.group == "server")
 ClipNorm = Annotated[float, about("C, L2 bound on one record's gradient", group="privacy")]
 ClientClipNorm = Annotated[float, about("C, L2 bound on a client's update", group="privacy")]
 NoiseMultiplier = Annotated[
@@ -134,8 +161,6 @@ ClientNoiseMultiplier = Annotated[
         default="from epsilon",
     ),
 ]
-ServerRate = Annotated[float, about("of the server's step", group="server")]
-Momentum = Annotated[float, about("of the server: v <- momentum v + update", group="server")]
 
 
 def assemble(
@@ -163,6 +188,12 @@ def assemble(
         )
     if aggregate and "estimator" in common:
         raise errors.refuse("estimator", common["estimator"], "left out for an entry with one of its own")
+    for name in OF_SERVER:
+        if server and name in common:
+            raise errors.refuse(name, common[name], "left out for an entry with a server of its own")
+    combined = parts.ESTIMATORS[options["estimator"]]
+    if options["estimator"] == "trimmed_mean":
+        combined = changed(combined, trim=options["trim"])
     batch_size, batches = options["batch_size"], options["batches"]
     if (batch_size is None) != (batches == "full"):
         raise errors.refuse("batch_size", batch_size, "None for batches full, else a number", f"batches are {batches}")
@@ -189,10 +220,12 @@ def assemble(
     steps: dict[str, Any] = {
         "learning_rate": options["learning_rate"],
         "privatizer": parts.NonPrivate() if privatizer is None else privatizer,
-        "batches": BATCHES[batches](batch_size),
+        "batches": BATCHES[batches](
+            batch_size, last=options["last"], epochs=options["local_steps"], rate=options["poisson_rate"]
+        ),
         "corrections": (*corrections, parts.L2Penalty(strength=options["l2"])),
         "rule": changed(rule, hyperparameters=rule.hyperparameters | numbers, keep=options["keep_rule"]),
-        "steps": options["local_steps"],
+        "steps": 1 if batches == "refill" else options["local_steps"],
         "schedule": SCHEDULES[options["schedule"]],
         "per_step": options["per_step"],
     }
@@ -200,18 +233,32 @@ def assemble(
         cohort=cohort,
         local=parts.LocalSgd(**steps) if models is None else parts.PersonalSgd(**steps, models=models),
         upload=parts.PlainUpload() if upload is None else upload,
-        aggregate=parts.ESTIMATORS[options["estimator"]] if aggregate is None else aggregate,
+        aggregate=combined if aggregate is None else aggregate,
         transport=parts.SecureSum(**ring) if options["secure"] else parts.PlainSum(),
-        server=add_update() if server is None else server,
+        server=_server_of(**{name: options[name] for name in OF_SERVER}) if server is None else server,
     )
 
 
-def add_update(rate: float = 1.0, momentum: float = 0.0) -> "parts.Server":
-    """The new model is the old one plus `rate` times the aggregated update, or times v <- momentum v + update."""
+def _server_of(
+    server: str, server_learning_rate: float | None, momentum: float | None, b1: float, b2: float, pi: float
+) -> "parts.Server":
+    """The server of that name: w <- w + rate (update), or by v <- momentum v + update, or by Reddi et al. 2021."""
+    if server in ADAPTIVE:
+        factories = {"adam": parts.adaptive_delta, "yogi": parts.adaptive_yogi, "adagrad": parts.adaptive_adagrad}
+        rate = 0.01 if server_learning_rate is None else server_learning_rate
+        numbers = {"learning_rate": rate, "b1": b1, "b2": b2, "pi": pi}
+        return parts.Server(hyperparameters=numbers, factory=factories[server])
     import optax  # loads JAX
 
-    numbers = {"learning_rate": rate} | ({"momentum": momentum} if momentum else {})
+    numbers = {"learning_rate": 1.0 if server_learning_rate is None else server_learning_rate}
+    numbers |= {} if momentum is None else {"momentum": momentum}
     return parts.Server(hyperparameters=numbers, factory=optax.sgd)
+
+
+def brought_to_server(known: Mapping[str, Any]) -> dict[str, Any]:
+    """The data set's rate for servers whose steps are of the rate's own size, where it has one."""
+    fits = known.get("server") in ADAPTIVE and "adaptive_learning_rate" in known
+    return {"server_learning_rate": known["adaptive_learning_rate"]} if fits else {}
 
 
 def bound_of(clipping: str, gradient_bound: float | None = None) -> "parts.Bound":

@@ -8,9 +8,6 @@ from fedjax_dp.algorithms.assemble import (
     ClientClipNorm,
     ClientNoiseMultiplier,
     Common,
-    Momentum,
-    ServerRate,
-    add_update,
     assemble,
 )
 from fedjax_dp.algorithms.entry import entry
@@ -39,7 +36,8 @@ def _by_noise(explicit: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _presets(explicit: Mapping[str, Any]) -> dict[str, Any]:  # integer noise has one accountant
-    return WHOLE_CLIENTS | ({"accountant": "rdp"} if explicit.get("noise") == "shared" else {})
+    integers = {"accountant": "rdp"} if explicit.get("noise") == "shared" else {}
+    return WHOLE_CLIENTS | integers
 
 
 @entry("McMahan et al. 2018; Andrew et al. 2021", defaults=_by_noise, presets=_presets, fixes=("estimator",))
@@ -55,8 +53,6 @@ def dp_fedavg(
     bit_noise: Annotated[float | None, about("", group="privacy", beside={"adaptive_clip": True})] = None,
     weight_cap: float | None = None,
     least_weight: float | None = None,
-    server_learning_rate: ServerRate = 1.0,
-    momentum: Momentum = 0.0,
     **common: Unpack[Common],
 ) -> "Algorithm":
     """DP-FedAvg at client level (McMahan et al. 2018): clipped updates, bounded weights, noise on their mean.
@@ -90,17 +86,20 @@ def dp_fedavg(
             bit_noise=max((common["cohort_size"] or 20) / 20, 1.0) if bit_noise is None else bit_noise,
         )
     aggregate = parts.BoundedMean(cap=weight_cap, least=least_weight)
-    return assemble(common, upload=upload, aggregate=aggregate, server=add_update(server_learning_rate, momentum))
+    return assemble(common, upload=upload, aggregate=aggregate)
 
 
-@entry("Kairouz et al. 2021", defaults={"cohort": "cyclic", "estimator": "mean"}, presets=WHOLE_CLIENTS)
+def _apart(explicit: Mapping[str, Any]) -> dict[str, Any]:
+    momentum = {"momentum": 0.9} if explicit.get("server", "sgd") == "sgd" else {}
+    return {"cohort": "cyclic", "estimator": "mean"} | momentum
+
+
+@entry("Kairouz et al. 2021", defaults=_apart, presets=WHOLE_CLIENTS)
 def dp_ftrl(
     *,
     clip_norm: ClientClipNorm,
     noise_multiplier: ClientNoiseMultiplier = 0.0,
     bands: Annotated[int, about("", group="privacy")] = 8,
-    server_learning_rate: ServerRate = 1.0,
-    momentum: Momentum = 0.9,
     **common: Unpack[Common],
 ) -> "Algorithm":
     """DP-FTRL at client level (Kairouz et al. 2021): noise correlated over rounds, so that sums of it stay small.
@@ -110,13 +109,9 @@ def dp_ftrl(
     Args:
         bands: rounds whose noise is taken back by later noise, a banded inverse square root; 1 is white noise
     """
-    import optax  # loads JAX
-
     from fedjax_dp.accounting.correlated import inverse_root_bands
 
     errors.require_integer("bands", bands, 1, 10_000)  # each is held beside the model
     source = parts.BandedNoise(coefficients=inverse_root_bands(bands))
     upload = parts.ClientGaussian(clip_norm=clip_norm, noise_multiplier=noise_multiplier, source=source)
-    numbers = {"learning_rate": server_learning_rate, "momentum": momentum}
-    server = parts.Server(hyperparameters=numbers, factory=optax.sgd)
-    return assemble(common, upload=upload, server=server)
+    return assemble(common, upload=upload)

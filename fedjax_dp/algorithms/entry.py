@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec
 import numpy as np
 
 from fedjax_dp import errors, options, own_code, validation
-from fedjax_dp.algorithms.assemble import COMMON, Common
+from fedjax_dp.algorithms.assemble import COMMON, Common, brought_to_server
 from fedjax_dp.options import Options
 
 if TYPE_CHECKING:
@@ -91,9 +91,11 @@ class Entry(Generic[P]):
 
     @functools.cached_property
     def options(self) -> Options:
-        """Everything that a run may say to it."""
+        """Everything that a run may say to it, without what means nothing beside what it fixes."""
         taken = self._arguments | (options.of_function(self.prepare) if self.prepare else {})
-        return {name: option for name, option in taken.items() if name not in self.fixes}
+        fixed = {name: taken[name].default for name in self.fixes if name in taken}
+        free = {name: option.where(fixed) for name, option in taken.items() if name not in self.fixes}
+        return {name: option for name, option in free.items() if option is not None}
 
     @property
     def __signature__(self) -> inspect.Signature:
@@ -115,7 +117,8 @@ class Entry(Generic[P]):
 
     def preset(self, known: Values) -> dict[str, Any]:
         """What a run has where nothing is said, `known` its data set's presets and what is given."""
-        return dict(_of(self.presets, known))
+        server = brought_to_server(self._filled(known)) if "server_learning_rate" in self.options else {}
+        return {**server, **_of(self.presets, known)}
 
     def of_run(self, explicit: Values, known: PrepareContext) -> "Algorithm":
         """The algorithm of a run, with what `prepare` finds out of its clients."""
@@ -143,6 +146,8 @@ class Entry(Generic[P]):
         for name in explicit:
             if name in self._arguments:
                 self._arguments[name].check(explicit[name])  # before defaults are found by it
+            if name in self.fixes and name in COMMON:
+                raise errors.refuse(name, explicit[name], f"left out for {self.name}, which decides it", "drop it")
         values = self._filled(explicit)
         options.require(self._arguments, values, explicit, self.name)
         made = self._made(values)

@@ -101,7 +101,7 @@ def _norms(
     def one(i: jax.Array) -> jax.Array:
         own = jax.random.fold_in(role_key(key, "norms"), i)
         client = stored.client(i)
-        batch = batches.sample(role_key(own, "batch"), client.size, steps, data.largest)
+        batch = batches.sample(role_key(own, "batch"), client.size, steps, data.largest, data.smallest)
 
         def step(params: jax.Array, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
             x, y = stored.gather(client, positions)

@@ -1,24 +1,14 @@
 """Entries without privacy."""
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Annotated, Literal, Unpack
 
 from fedjax_dp import errors, parts
-from fedjax_dp.algorithms.assemble import Common, Momentum, ServerRate, add_update, assemble
+from fedjax_dp.algorithms.assemble import Common, assemble
 from fedjax_dp.algorithms.entry import entry
 from fedjax_dp.options import about
 
 if TYPE_CHECKING:
     from fedjax_dp.rounds.algorithm import Algorithm
-
-FirstDecay = Annotated[float, about("decay of the first moment", group="server")]
-SecondDecay = Annotated[float, about("decay of the second moment", group="server")]
-Adaptivity = Annotated[float, about("added to the root of the second moment", group="server")]
-
-
-def adaptive_rate(known: Mapping[str, Any]) -> dict[str, Any]:
-    """The data set's rate for servers whose steps are of the rate's own size, where it has one."""
-    return {"server_learning_rate": known["adaptive_learning_rate"]} if "adaptive_learning_rate" in known else {}
 
 
 @entry("McMahan et al. 2017")
@@ -42,7 +32,6 @@ def fedprox(*, mu: float = 1.0, prox_form: Literal["half", "full"] = "half", **c
 def scaffold(
     *,
     controls: Literal["update", "gradient"] = "update",
-    server_learning_rate: ServerRate = 1.0,
     warm_start: bool = False,
     **common: Unpack[Common],
 ) -> "Algorithm":
@@ -54,7 +43,7 @@ def scaffold(
         warm_start: control variates begin as gradients at the first model, not zero
     """
     correction = parts.ControlVariates(again=controls == "gradient", warm_start=warm_start)
-    return assemble(common, corrections=(correction,), server=add_update(server_learning_rate))
+    return assemble(common, corrections=(correction,))
 
 
 @entry("Li et al. 2020", fixes=("estimator",))
@@ -151,40 +140,19 @@ def _features(clip_norm: float, noise: float, batch_size: int | None) -> "parts.
     return parts.NoisyFeatures(clip_norm=clip_norm, noise_multiplier=noise, batch_size=float(batch_size))
 
 
-@entry("Hsu et al. 2019")
-def fedavgm(
-    *, server_learning_rate: ServerRate = 1.0, momentum: Momentum = 0.9, **common: Unpack[Common]
-) -> "Algorithm":
+@entry("Hsu et al. 2019", defaults={"momentum": 0.9}, fixes=("server",))
+def fedavgm(**common: Unpack[Common]) -> "Algorithm":
     """FedAvg whose server has momentum: v <- momentum v + Delta, w <- w + rate v (Hsu et al. 2019)."""
-    import optax  # loads JAX
-
-    numbers = {"learning_rate": server_learning_rate, "momentum": momentum}
-    return assemble(common, server=parts.Server(hyperparameters=numbers, factory=optax.sgd))
+    return assemble(common)
 
 
-@entry("Reddi et al. 2021", presets=adaptive_rate)
-def fedadam(
-    *,
-    server_learning_rate: ServerRate = 0.01,
-    b1: FirstDecay = 0.9,
-    b2: SecondDecay = 0.99,
-    pi: Adaptivity = 1e-3,
-    **common: Unpack[Common],
-) -> "Algorithm":
+@entry("Reddi et al. 2021", defaults={"server": "adam"}, fixes=("server",))
+def fedadam(**common: Unpack[Common]) -> "Algorithm":
     """FedAvg whose server moves by Adam without bias correction (Reddi et al. 2021, Algorithm 2; pi is their tau)."""
-    numbers = {"learning_rate": server_learning_rate, "b1": b1, "b2": b2, "pi": pi}
-    return assemble(common, server=parts.Server(hyperparameters=numbers, factory=parts.adaptive_delta))
+    return assemble(common)
 
 
-@entry("Reddi et al. 2021", presets=adaptive_rate)
-def fedyogi(
-    *,
-    server_learning_rate: ServerRate = 0.01,
-    b1: FirstDecay = 0.9,
-    b2: SecondDecay = 0.99,
-    pi: Adaptivity = 1e-3,
-    **common: Unpack[Common],
-) -> "Algorithm":
+@entry("Reddi et al. 2021", defaults={"server": "yogi"}, fixes=("server",))
+def fedyogi(**common: Unpack[Common]) -> "Algorithm":
     """FedAvg whose server moves by Yogi (Reddi et al. 2021, Algorithm 2)."""
-    numbers = {"learning_rate": server_learning_rate, "b1": b1, "b2": b2, "pi": pi}
-    return assemble(common, server=parts.Server(hyperparameters=numbers, factory=parts.adaptive_yogi))
+    return assemble(common)

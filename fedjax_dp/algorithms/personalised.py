@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
 from fedjax_dp import errors, parts
-from fedjax_dp.algorithms.assemble import Common, NoiseMultiplier, ServerRate, add_update, assemble
+from fedjax_dp.algorithms.assemble import OF_SERVER, Common, NoiseMultiplier, assemble
 from fedjax_dp.algorithms.client_level import WHOLE_CLIENTS
 from fedjax_dp.algorithms.entry import entry
 from fedjax_dp.options import about
@@ -65,15 +65,13 @@ def _assembled(
     unit: str,
     clip_norm: float,
     noise_multiplier: Any,
-    server_learning_rate: float = 1.0,
     aggregate: "parts.Aggregate | None" = None,
 ) -> "Algorithm":
-    rest: dict[str, Any] = {"models": models, "server": add_update(server_learning_rate)}
     if unit == "client":
         upload = parts.ClientGaussian(clip_norm=clip_norm, noise_multiplier=noise_multiplier)
-        return assemble(common, upload=upload, aggregate=parts.BoundedMean(), **rest)
+        return assemble(common, upload=upload, aggregate=parts.BoundedMean(), models=models)
     privatizer = parts.RecordGaussian(clip_norm=clip_norm, noise_multiplier=noise_multiplier)
-    return assemble(common, privatizer=privatizer, aggregate=aggregate, **rest)
+    return assemble(common, privatizer=privatizer, aggregate=aggregate, models=models)
 
 
 def _of_all() -> "parts.Aggregate":
@@ -97,7 +95,7 @@ def _beside(
     }
 
 
-@entry("Liu et al. 2022, baseline", presets=_presets, fixes=("estimator", "secure"))
+@entry("Liu et al. 2022, baseline", presets=_presets, fixes=("estimator", "secure", *OF_SERVER))
 def local(
     *,
     clip_norm: ClipNorm,
@@ -122,12 +120,11 @@ def finetune(
     personal_steps: PersonalSteps = None,
     personal_noise: PersonalNoise = 1.0,
     personal_learning_rate: PersonalRate = None,
-    server_learning_rate: ServerRate = 1.0,
     **common: Unpack[Common],
 ) -> "Algorithm":
     """FedAvg, after which every client goes on from the model on its own records."""
     models = parts.FineTuned(**_beside(common, personal_steps, personal_noise, personal_learning_rate, unit))
-    return _assembled(common, models, unit, clip_norm, noise_multiplier, server_learning_rate)
+    return _assembled(common, models, unit, clip_norm, noise_multiplier)
 
 
 @entry("Li et al. 2021", defaults=_drawn, presets=_presets)
@@ -141,7 +138,6 @@ def ditto(
     personal_steps: PersonalSteps = None,
     personal_noise: PersonalNoise = 1.0,
     personal_learning_rate: PersonalRate = None,
-    server_learning_rate: ServerRate = 1.0,
     **common: Unpack[Common],
 ) -> "Algorithm":
     """Ditto (Li et al. 2021): beside FedAvg, a model of each client's own, pulled to the one it receives.
@@ -150,7 +146,7 @@ def ditto(
     """
     beside = _beside(common, personal_steps, personal_noise, personal_learning_rate, unit)
     models = parts.ModelBeside(pull=parts.Pull(strength=strength, form=proximal), **beside)
-    return _assembled(common, models, unit, clip_norm, noise_multiplier, server_learning_rate)
+    return _assembled(common, models, unit, clip_norm, noise_multiplier)
 
 
 @entry("Li et al. 2021, one clip over both models", presets=_presets)
@@ -160,15 +156,14 @@ def ditto_joint(
     noise_multiplier: NoiseMultiplier = 0.0,
     strength: Strength = 0.5,
     proximal: Annotated[Literal["after", "explicit", "implicit"], about("how the pull joins")] = "after",
-    server_learning_rate: ServerRate = 1.0,
     **common: Unpack[Common],
 ) -> "Algorithm":
     """Ditto whose two gradients of a record are clipped as one vector and noised once: one release a step."""
     models = parts.JointModels(pull=parts.Pull(strength=strength, form=proximal))
-    return _assembled(common, models, "record", clip_norm, noise_multiplier, server_learning_rate)
+    return _assembled(common, models, "record", clip_norm, noise_multiplier)
 
 
-@entry("Liu et al. 2022", defaults=_drawn, presets=_presets, fixes=("estimator",))
+@entry("Liu et al. 2022", defaults=_drawn, presets=_presets, fixes=("estimator", *OF_SERVER))
 def mr_mtl(
     *,
     clip_norm: ClipNorm,
@@ -197,11 +192,10 @@ def fedper(
     noise_multiplier: NoiseMultiplier = 0.0,
     unit: HiddenUnit = "record",
     head: Head = "head",
-    server_learning_rate: ServerRate = 1.0,
     **common: Unpack[Common],
 ) -> "Algorithm":
     """FedPer (Arivazhagan et al. 2019): clients keep a head of their own and share the other layers."""
-    return _assembled(common, parts.OwnPart(head=head), unit, clip_norm, noise_multiplier, server_learning_rate)
+    return _assembled(common, parts.OwnPart(head=head), unit, clip_norm, noise_multiplier)
 
 
 @entry("Collins et al. 2021", defaults=_drawn, presets=_layered)
@@ -214,15 +208,12 @@ def fedrep(
     head_steps: Annotated[
         int | None, about("steps on the head, before those on what is shared", default="local_steps")
     ] = None,
-    server_learning_rate: ServerRate = 1.0,
     **common: Unpack[Common],
 ) -> "Algorithm":
     """FedRep (Collins et al. 2021): as FedPer, but the head is trained first, then `local_steps` on what is shared."""
     steps = common["local_steps"] if head_steps is None else head_steps
     errors.require_count("head_steps", steps)
-    return _assembled(
-        common, parts.OwnPart(head=head, head_steps=steps), unit, clip_norm, noise_multiplier, server_learning_rate
-    )
+    return _assembled(common, parts.OwnPart(head=head, head_steps=steps), unit, clip_norm, noise_multiplier)
 
 
 @entry("Deng et al. 2020", defaults=_drawn, presets=_presets)
@@ -234,7 +225,6 @@ def apfl(
     alpha: Annotated[float, about("weight of a client's own model in the mixture")] = 0.5,
     alpha_learning_rate: Annotated[float, about("of alpha, in the first step of a round; 0: it stays")] = 0.0,
     personal_noise: PersonalNoise = 1.0,
-    server_learning_rate: ServerRate = 1.0,
     **common: Unpack[Common],
 ) -> "Algorithm":
     """APFL (Deng et al. 2020): a client's model is a mixture of its own and the shared one."""
@@ -242,7 +232,7 @@ def apfl(
     models = parts.MixedModels(
         alpha=alpha, alpha_speed=alpha_learning_rate, noise=beside["noise"], clean=beside["clean"]
     )
-    return _assembled(common, models, unit, clip_norm, noise_multiplier, server_learning_rate)
+    return _assembled(common, models, unit, clip_norm, noise_multiplier)
 
 
 @entry("Bietti et al. 2022", defaults=_drawn, presets=_presets)
@@ -252,7 +242,6 @@ def ppsgd(
     noise_multiplier: NoiseMultiplier = 0.0,
     unit: HiddenUnit = "record",
     personal_learning_rate: PersonalRate = None,
-    server_learning_rate: ServerRate = 1.0,
     **common: Unpack[Common],
 ) -> "Algorithm":
     """PPSGD (Bietti et al. 2022): a client adds an offset of its own; one gradient moves shared model and offset.
@@ -260,10 +249,10 @@ def ppsgd(
     At client level the paper clips a single gradient and steps at the server: local_steps 1, learning_rate 1.
     """
     speed = 1.0 if personal_learning_rate is None else personal_learning_rate / common["learning_rate"]
-    return _assembled(common, parts.OwnOffset(speed=speed), unit, clip_norm, noise_multiplier, server_learning_rate)
+    return _assembled(common, parts.OwnOffset(speed=speed), unit, clip_norm, noise_multiplier)
 
 
-@entry("Ghosh et al. 2020; Liu et al. 2022", presets=_presets, fixes=("estimator",))
+@entry("Ghosh et al. 2020; Liu et al. 2022", presets=_presets, fixes=("estimator", *OF_SERVER))
 def ifca(
     *,
     clip_norm: ClipNorm,

@@ -1,7 +1,7 @@
 """Entries that noise the gradients of records, in every local step or once per round."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack, cast
 
 import numpy as np
 
@@ -9,15 +9,11 @@ from fedjax_dp import errors, parts
 from fedjax_dp.algorithms.assemble import (
     ClipNorm,
     Common,
-    Momentum,
     NoiseMultiplier,
-    ServerRate,
-    add_update,
     assemble,
     bound_of,
 )
 from fedjax_dp.algorithms.entry import PrepareContext, entry
-from fedjax_dp.algorithms.non_private import Adaptivity, FirstDecay, SecondDecay, adaptive_rate
 from fedjax_dp.options import about
 
 if TYPE_CHECKING:
@@ -28,34 +24,33 @@ _DPNFL = {"schedule": "inverse_sqrt", "l2": 1e-3}
 _ONE_STEP = {"local_steps": 1, "rounds": 100}
 
 
-@entry("dpnfl, Algorithm 1", defaults=_DPNFL)
-def dpnfl(
-    *,
-    clip_norm: ClipNorm,
-    noise_multiplier: NoiseMultiplier = 0.0,
-    momentum: Momentum = 0.0,
-    **common: Unpack[Common],
+@entry("Noble et al. 2022, DP-FedAvg")
+def dp_fedavg_record(
+    *, clip_norm: ClipNorm, noise_multiplier: NoiseMultiplier = 0.0, **common: Unpack[Common]
 ) -> "Algorithm":
+    """DP-FedAvg at record level (Noble, Bellet, Dieuleveut 2022): DP-SGD in every local step, a mean of the updates.
+
+    Nothing of a paper comes along: the rate is constant, and there is no penalty.
+    """
+    return assemble(common, privatizer=parts.RecordGaussian(clip_norm=clip_norm, noise_multiplier=noise_multiplier))
+
+
+@entry("dpnfl, Algorithm 1", defaults=_DPNFL)
+def dpnfl(*, clip_norm: ClipNorm, noise_multiplier: NoiseMultiplier = 0.0, **common: Unpack[Common]) -> "Algorithm":
     """DPNFL (dpnfl, Algorithm 1): every local step clips each record's gradient and adds noise to the batch.
 
     `noise_multiplier` z is the noise on the sum over the clip norm (the paper's sigma is z G / B); one number, or one
     per client. `calibrate` finds it for a budget; at its default of 0 there is no privacy, and the Guarantee says so.
-    The server adds the update, or with `momentum` the running sum v <- momentum v + Delta.
     Defaults: schedule inverse_sqrt, l2 = 1e-3.
     """
-    privatizer = parts.RecordGaussian(clip_norm=clip_norm, noise_multiplier=noise_multiplier)
-    return assemble(common, privatizer=privatizer, server=add_update(momentum=momentum))
+    return assemble(common, privatizer=parts.RecordGaussian(clip_norm=clip_norm, noise_multiplier=noise_multiplier))
 
 
-@entry("dpnfl, Algorithm 2", defaults=_DPNFL, presets=adaptive_rate)
+@entry("dpnfl, Algorithm 2", defaults={**_DPNFL, "server": "adam"}, fixes=("server",))
 def addpnfl(
     *,
     clip_norm: ClipNorm,
     noise_multiplier: NoiseMultiplier = 0.0,
-    server_learning_rate: ServerRate = 0.01,
-    b1: FirstDecay = 0.9,
-    b2: SecondDecay = 0.99,
-    pi: Adaptivity = 1e-3,
     nu_init: Annotated[float | None, about("", group="server")] = None,
     second_moment: Annotated[str, about("", group="server", choices=SECOND_MOMENTS)] = "delta",
     **common: Unpack[Common],
@@ -70,14 +65,19 @@ def addpnfl(
             into it (DP-AdamBC); pi then bounds the steps
         nu_init: where the second moment starts, pi^2 unless given (the paper: at least pi^2)
     """
-    numbers = {"learning_rate": server_learning_rate, "b1": b1, "b2": b2, "pi": pi}
-    numbers |= {} if nu_init is None else {"nu_init": nu_init}
-    from fedjax_dp.schedules import SCHEDULES  # loads JAX
+    from fedjax_dp.pytrees import changed  # loads JAX
+    from fedjax_dp.schedules import SCHEDULES
 
-    schedule = SCHEDULES[common["schedule"]]
-    server = parts.Server(hyperparameters=numbers, factory=parts.SECOND_MOMENTS[second_moment], schedule=schedule)
     privatizer = parts.RecordGaussian(clip_norm=clip_norm, noise_multiplier=noise_multiplier)
-    return assemble(common, privatizer=privatizer, server=server)
+    made = assemble(common, privatizer=privatizer)
+    adam, start = cast(parts.Server, made.server), {} if nu_init is None else {"nu_init": nu_init}
+    server = changed(
+        adam,
+        hyperparameters=adam.hyperparameters | start,
+        factory=parts.SECOND_MOMENTS[second_moment],
+        schedule=SCHEDULES[common["schedule"]],
+    )
+    return changed(made, server=server)
 
 
 @entry("dpnfl, baseline", defaults={**_DPNFL, "estimator": "renorm"})
@@ -96,7 +96,6 @@ def dp_scaffold(
     clipping: Annotated[Literal["record", "tensor-median"], about("", group="privacy")] = "record",
     controls: Literal["update", "gradient"] = "update",
     warm_start: bool = False,
-    server_learning_rate: ServerRate = 1.0,
     **common: Unpack[Common],
 ) -> "Algorithm":
     """DP-SCAFFOLD (Noble et al. 2022): SCAFFOLD with clipped and noised gradients; estimator `mean`, or `renorm`.
@@ -110,8 +109,7 @@ def dp_scaffold(
     """
     privatizer = parts.RecordGaussian(clip_norm=clip_norm, noise_multiplier=noise_multiplier, bound=bound_of(clipping))
     correction = parts.ControlVariates(again=controls == "gradient", warm_start=warm_start)
-    server = add_update(server_learning_rate)
-    return assemble(common, privatizer=privatizer, corrections=(correction,), server=server)
+    return assemble(common, privatizer=privatizer, corrections=(correction,))
 
 
 @entry("cpfed, baseline", defaults={"estimator": "mean"}, presets=_ONE_STEP)

@@ -15,6 +15,7 @@ from fedjax_dp.accounting import (
     GaussianSteps,
     Poisson,
     RandomParticipation,
+    Refilled,
     Sampling,
     Shuffled,
     Unit,
@@ -38,8 +39,11 @@ SAMPLING: dict[str, tuple[Callable[..., Sampling], tuple[str, ...]]] = {  # and 
     "poisson": (Poisson, ("rate",)),
     "without-replacement": (WithoutReplacement, ("batch_size", "records")),
     "with-replacement": (WithReplacement, ("batch_size", "records")),
-    "shuffled": (Shuffled, ("batch_size", "records")),
+    "shuffled": (Shuffled, ("batch_size", "records", "last")),
+    "refilled": (Refilled, ("batch_size", "records", "epochs")),
 }
+OF_BATCHES = ("rate", "batch_size", "records", "last", "epochs")  # options that only some samplings take
+CUT = ("without-replacement", "shuffled")  # batches of as many records as there are, where these are fewer
 A = TypeVar("A")
 B = TypeVar("B")
 
@@ -57,7 +61,9 @@ class Release(PrintOptions, PlotOption):
     adjacency: Annotated[str, about("add-remove or replace-one", default="required")]
     sampling: Annotated[str, about(", ".join(SAMPLING))] = "none"
     rate: Annotated[float | None, about("for poisson: probability of being drawn")] = None
-    batch_size: Annotated[int | None, about("for the other samplings: drawn at once")] = None
+    batch_size: Annotated[int | None, about("for the other samplings: drawn at once, all records where fewer")] = None
+    last: Annotated[str | None, about("for shuffled: the rest of an epoch, drop or keep", default="drop")] = None
+    epochs: Annotated[int | None, about("for refilled: passes in a row, cut into batches", default="1")] = None
     records: Annotated[
         int | None,
         about(
@@ -219,10 +225,10 @@ def _seen(own: GaussianSteps, options: Release) -> GaussianSteps:
 def _sampling(options: Release) -> Sampling:
     errors.require_choice("sampling", options.sampling, SAMPLING)
     made, wanted = SAMPLING[options.sampling]
-    for name in ("rate", "batch_size", "records"):
+    for name in OF_BATCHES:
         value = getattr(options, name)
         if name in wanted:
-            if value is None:
+            if value is None and name not in ("last", "epochs"):
                 raise missing(name, why=f" for {options.sampling} sampling")
         elif value is not None and not (name == "records" and options.sampling in ("none", "poisson")):
             raise errors.refuse(
@@ -230,7 +236,10 @@ def _sampling(options: Release) -> Sampling:
             )
     if options.records is not None:
         errors.require_count("records", options.records)
-    return made(*(getattr(options, name) for name in wanted))
+    given = {name: getattr(options, name) for name in wanted if getattr(options, name) is not None}
+    if options.sampling in CUT and options.unit == Unit.RECORD.value:
+        given["batch_size"] = min(given["batch_size"], given["records"])
+    return made(*given.values())
 
 
 def _inputs(options: Release) -> dict[str, Any]:
@@ -291,7 +300,7 @@ def _curve_points(options: Release) -> tuple[str, list[int]]:
     most = options.steps if options.rounds is None else options.rounds
     points = np.unique(np.geomspace(1, most, 24).round().astype(int)) if most > 24 else np.arange(1, most + 1)
     sampling = _sampling(options)
-    per_epoch = sampling.records // sampling.batch_size if isinstance(sampling, Shuffled) else 1
+    per_epoch = sampling.steps_per_epoch if isinstance(sampling, Shuffled | Refilled) else 1
     return name, [int(point) * per_epoch for point in points if point * per_epoch <= most]
 
 

@@ -24,7 +24,7 @@ noise is calibrated, which would not change the time. --json prints one JSON obj
 
 --compile-for h200 (h100, a100, v5e, v5p, v6e) measures nothing: the round is compiled for that accelerator, which need
 not be here, and what is printed is read off the program: launches or cycles, memory, exchanges between --devices N (1
-unless given), and the time that follows by formulas. Records are on the devices."""
+unless given), and for one h200 the time by a model of its kernels. Records are on the devices."""
 MEASURING = ("turns", "evaluate_every")  # mean nothing where nothing runs
 SHOWN_CHANGES = 2
 ABOUT_PARTS = (
@@ -148,26 +148,27 @@ def compile_for(overrides: Overrides, options: BenchOptions, look: "Look") -> in
 
 
 def _print_compiled(cost: "Compiled", name: str) -> None:
-    from fedjax_dp.forecast.targets import LAUNCH_US
-
     console = page()
-    target, times = cost.target, cost.times_ms
     unit, counts = ("cycles", cost.cycles) if cost.cycles else ("launches", cost.launches)
     step = cost.step_cycles if cost.cycles else cost.step_launches
     several = "" if cost.devices == 1 else f" on each of {cost.devices} devices"
-    formulas = {
-        "launches": f"{sum(cost.launches.values()):,} launches x {LAUNCH_US:g} us, which is assumed",
-        "cycles": f"{sum(cost.cycles.values()):,} cycles, as the compiler estimates, at {target.clock_hz / 1e9:g} GHz",
-        "operations": f"{cost.work.flops:.3g} operations at {target.flops_per_s / 1e12:g} Tflop/s",
-        "memory": f"{cost.work.bytes:.3g} bytes at {target.bytes_per_s / 1e12:g} TB/s",
-    }
+    about = "" if cost.predicted_ms is None else f": about {cost.predicted_ms:.3g} ms a round, most of it {cost.bound}"
     lines = [
-        f"{name}, compiled for {target.name}, nothing is measured: about {cost.predicted_ms:.3g} ms a round{several}, "
-        f"bound by {cost.bound}",
-        *(f"  {what:<12}{ms:9.3f} ms  {formulas[what]}" for what, ms in times.items()),
-        f"{unit}: {sum(counts.values()):,} a round, {step:,} a local step",
+        f"{name}, compiled for {cost.target.name}, nothing is measured{about}",
+        *(f"  {what:<12}{ms:9.3f} ms  {ms / (cost.predicted_ms or 1):5.0%}" for what, ms in cost.times_ms.items()),
+        cost.about_time,
+        f"{unit}: {sum(counts.values()):,} a round{several}, {step:,} a local step",
         *(f"  {part:<12}{count:12,}  {count / sum(counts.values()):5.0%}" for part, count in counts.items()),
-        f"memory    {cost.needed_bytes / 1e9:.3g} GB of {target.memory / 1e9:.3g}: records and state "
+    ]
+    if cost.traffic is not None:
+        lines.append(
+            f"kernels   {_number(cost.traffic.bytes)} bytes read and written, {_number(cost.traffic.operations)} "
+            f"operations of products, {_number(cost.traffic.normals)} normals a round{several}"
+        )
+    lines += [
+        f"at least  {_number(cost.work.bytes)} bytes, {_number(cost.work.flops)} operations, "
+        f"{_number(cost.work.normals)} normals a round, by what it computes",
+        f"memory    {cost.needed_bytes / 1e9:.3g} GB of {cost.target.memory / 1e9:.3g}: records and state "
         f"{cost.argument_bytes / 1e9:.3g}, temporary {cost.temporary_bytes / 1e9:.3g}; at once {cost.at_once:,} of "
         "a cohort's clients",
     ]

@@ -6,6 +6,8 @@ import pathlib
 from typing import TYPE_CHECKING, Annotated, Any
 
 from fedjax_dp import devices, errors
+from fedjax_dp.accounting.guarantee import NoiseMultipliers
+from fedjax_dp.accounting.neighbours import Unit
 from fedjax_dp.cli.options import Detail, DetailOptions, known_flags
 from fedjax_dp.cli.output import INDENT, show_lines
 from fedjax_dp.cli.run_options import configured_by
@@ -133,6 +135,7 @@ def _print_result(
         *_others(result, measures),
         *_target(result, measures),
         *_guessing(result),
+        *_noise(result),
         ("privacy", guarantee["statement"]),
         *(("", INDENT + other["statement"]) for other in guarantee["elsewhere"]),
         *(("warning", text + caption * text.startswith("delta ")) for text in guarantee["warnings"]),
@@ -141,12 +144,13 @@ def _print_result(
     ]
     rests_on = [
         *(("assuming", text) for text in guarantee["assumptions"] if guarantee["epsilon"] is not None),
-        *(("claim", claim["statement"]) for claim in guarantee["claims"]),
-        *_probes(result["history"][-1]),
+        *(("claim", claim["statement"]) for claim in guarantee["claims"] if claim["epsilon"] is not None),
+        *_probes(result),
     ]
     in_all = f"{traffic['total']:,.0f} in all"
     compiled = f"{timing['compile_s']:.1f} s to compile, {timing['total_s']:.1f} s in all"
     rest = [
+        *(("claim", claim["statement"]) for claim in guarantee["claims"] if claim["epsilon"] is None),
         ("traffic", f"{traffic['down']:,} bytes down and {traffic['up']:,} up per client and round, {in_all}"),
         ("time", f"{timing['round_s_median'] * 1e3:.1f} ms a round, {compiled}"),
     ]
@@ -202,8 +206,20 @@ def _target(result: dict[str, Any], measures: Measures) -> list[tuple[str, str]]
     return [("target", f"{aim} first seen after round {reached}, {result['bytes_to_target']:,.0f} bytes")]
 
 
-def _probes(last: dict[str, Any]) -> list[tuple[str, str]]:
+def _noise(result: dict[str, Any]) -> list[tuple[str, str]]:
+    """What the promise was bought with."""
+    multiplier = result["guarantee"]["noise_multiplier"]
+    if multiplier is None:
+        return []
+    learnt, clip_norm = result["history"][-1]["clip_norm"], result["config"].get("clip_norm")
+    clip = "" if clip_norm is None else f", clip norm {clip_norm:g}"
+    clip += "" if learnt is None else f" at first, {learnt:.4g} in the last round"
+    return [("noise", f"multiplier {NoiseMultipliers(**multiplier)}{clip}")]
+
+
+def _probes(result: dict[str, Any]) -> list[tuple[str, str]]:
     """What else is known of the last evaluation; the simulator's own view is labelled so."""
+    last = result["history"][-1]
     probes = ["what only the simulator sees, in no epsilon:"]
     if last["worst_tenth"] is not None:
         probes.append(
@@ -214,19 +230,23 @@ def _probes(last: dict[str, Any]) -> list[tuple[str, str]]:
         norm = last["gradient_norm"]
         probes.append(f"objective {last['objective']:.4f}" + ("" if norm is None else f", gradient norm {norm:.3g}"))
     if last["noise_to_signal"]:
-        if last["clipped"]:
-            probes.append(f"{last['clipped']:.0%} of gradients clipped: {_about_clipping(last['clipped'])}")
+        if last["clipped"] is not None and result["config"].get("clip_norm") is not None:
+            updates = result["guarantee"]["unit"] == Unit.CLIENT.value
+            what = f"{last['clipped']:.0%} of {'updates' if updates else 'gradients'} clipped"
+            probes.append(f"{what}: {_about_clipping(last['clipped'], updates)}")
         probes.append(f"noise {last['noise_to_signal']:.3g} times the signal: {_about_noise(last['noise_to_signal'])}")
     if len(probes) == 1:
         return []
     return [("", INDENT + text) if index else ("probes", text) for index, text in enumerate(probes)]
 
 
-def _about_clipping(clipped: float) -> str:
-    """What is usual: Abadi et al. 2016 take the median norm, De et al. 2022 a norm that clips nearly all."""
-    usual = (
-        "usual is half, at the median norm (Abadi et al. 2016), or nearly all, with a rate to match (De et al. 2022)"
-    )
+def _about_clipping(clipped: float, updates: bool) -> str:
+    """What is usual: Abadi et al. 2016 and Andrew et al. 2021 take the median norm, De et al. 2022 clip nearly all."""
+    usual = "usual is half, at the median norm "
+    if updates:
+        usual += "(Andrew et al. 2021)"
+    else:
+        usual += "(Abadi et al. 2016), or nearly all, with a rate to match (De et al. 2022)"
     if clipped > FEW:
         return usual
     return f"{usual}; where few are, noise is larger than it need be: try a lower --clip-norm"

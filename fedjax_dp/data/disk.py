@@ -113,7 +113,8 @@ def open_store(folder: str | os.PathLike[str]) -> FederatedData:
     }
     plain = {name: about[name] for name in ABOUT} | {"learnt": tuple(about["learnt"]), "vocabulary": vocabulary}
     names = ClientNames(clients["names"]) if "names" in clients else None
-    return FederatedData(**arrays, **plain, overlap=about.get("overlap", ""), names=names)
+    smallest = int(sizes.min())
+    return FederatedData(**arrays, **plain, smallest=smallest, overlap=about.get("overlap", ""), names=names)
 
 
 def noted_checksum(folder: str | os.PathLike[str]) -> str:

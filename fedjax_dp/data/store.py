@@ -94,6 +94,7 @@ class FederatedData:
     test_clients: jax.Array | None = None  # client whose part of the test set a record is; None: no such parts
     classes: int = structure()  # outputs of a model, as in `Dataset`
     largest: int = structure()  # records of the largest client
+    smallest: int = structure(default=1)  # no client has fewer records
     tokens: bool = structure(default=False)  # features stay integers
     learnt: tuple[str, ...] = structure(default=())  # as in `Dataset`
     name: str = structure(default="")
@@ -248,6 +249,7 @@ def federate(
         shift=dataset.shift,
         classes=dataset.classes,
         largest=int(sizes.max()),
+        smallest=int(sizes.min()),
         **about,
         learnt=dataset.learnt,
         name=dataset.name,
@@ -282,6 +284,10 @@ def require_clients(data: Any) -> None:
     if not isinstance(data, FederatedData):
         wanted = "a fedjax_dp.data.FederatedData, which fedjax_dp.federate makes"
         raise errors.refuse("data", validation.described(data), wanted, validation.advice(data))
+    sizes, within = np.asarray(data.sizes), (data.smallest, data.largest)
+    if sizes.size and not (within[0] <= sizes.min() and sizes.max() <= within[1]):
+        got, wanted = f"{sizes.min():,} to {sizes.max():,}", f"{within[0]:,} to {within[1]:,}, as the data state"
+        raise errors.refuse("records of clients", got, wanted, "make the data by fedjax_dp.federate")
 
 
 def row_lists(clients: Any) -> list[np.ndarray]:

@@ -11,6 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_dp import errors, gradients
+from fedjax_dp.accounting import Poisson, Unit, WithoutReplacement
+from fedjax_dp.algorithms import COMMON
 from fedjax_dp.data.loaders import kind_of
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.devices import CPU_DEVICES
@@ -23,8 +25,11 @@ from fedjax_dp.experiments.communication import traffic
 from fedjax_dp.experiments.config import CONFIGURED, RunSpec
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.experiments.training import Callbacks, PreparedRun, prepare
-from fedjax_dp.privacy.protection import clips_records, noise_of
+from fedjax_dp.privacy.planned_run import PlannedRun
+from fedjax_dp.privacy.protection import clips_records, noise_of, unit_of
 from fedjax_dp.rounds.simulation import run_key
+
+BROUGHT = ("schedule", "per_step", "l2", "estimator")  # defaults by which entries differ without being asked
 
 
 def start(config: RunSpec, screen: Screen, callbacks: Callbacks | None = None) -> tuple[dict[str, Any], pathlib.Path]:
@@ -108,7 +113,12 @@ def _ready(config: RunSpec, screen: Screen) -> PreparedRun:
             hashes=population.hashes(config.data),
             progress=progress,
         )
-    for line in (*population.notes(config.data, data), *_assumed(config), *_about(config, ready)):
+    for line in (
+        *population.notes(config.data, data),
+        *_assumed(config),
+        *_brought(config),
+        *_about(config, ready),
+    ):
         screen.say(line)
     if kinds:
         spent = time.perf_counter() - began
@@ -122,6 +132,18 @@ def _assumed(config: RunSpec) -> list[str]:
     brought = config.from_data_set() if kind_of(config.data.dataset) in presets.FILES else {}
     listed = ", ".join(f"{name} {value:g}" for name, value in brought.items() if isinstance(value, int | float))
     return [f"not given, so taken: {listed}"] if listed else []
+
+
+def _brought(config: RunSpec) -> list[str]:
+    """How its local steps and sums differ, by the defaults of an entry, from what other entries take."""
+    taken = {name: option.default for name, option in config.entry.options.items() if name in BROUGHT}
+    brought = {
+        name: value
+        for name, value in taken.items()
+        if value != COMMON[name].default and config.options.get(name, value) == value
+    }
+    listed = ", ".join(f"--{name.replace('_', '-')} {value}" for name, value in brought.items())
+    return [f"{config.entry.name} brings {listed}, of its paper: say otherwise for plain steps"] if listed else []
 
 
 def _about(config: RunSpec, ready: PreparedRun) -> list[str]:
@@ -141,8 +163,27 @@ def _about(config: RunSpec, ready: PreparedRun) -> list[str]:
             params = jax.eval_shape(run.model.init, run_key(run.seed))
             rows = (data.features(jnp.asarray(data.x[:1])), data.blank_targets(1))
             lines.append(f"clipping by {gradients.describe(run.model, params, *rows)}")
+    lines += _small_clients(run)
     lines.append(str(traffic(algorithm, run.model, data)))
     return lines
+
+
+def _small_clients(run: PlannedRun) -> list[str]:
+    """That some clients have no more records than a batch, where others are sampled, and what it costs them."""
+    batches = run.algorithm.local.batches
+    size, sizes = getattr(batches, "size", 0), np.asarray(run.data.sizes)
+    if noise_of(run.algorithm) is None or unit_of(run.algorithm) is not Unit.RECORD:
+        fewer = int(np.sum(sizes < size))
+        return [f"{count(fewer, 'client')} with < {size} records: their batches are all they have"] if fewer else []
+    small = int(np.sum(sizes <= size))
+    drawn = isinstance(batches.sampling(2**31), WithoutReplacement | Poisson)
+    if not small or not drawn:
+        return []
+    return [
+        f"clients with <= {size} records are in every step with all of them, {small} of {len(sizes)}: no sampling "
+        "amplifies theirs; --batches epochs, a smaller --batch-size, noise of each client's own (by --epsilon) or "
+        f"--min-records {size + 1} would lower the largest epsilon"
+    ]
 
 
 def _clients(data: FederatedData) -> str:
@@ -161,7 +202,8 @@ def _rounds(config: RunSpec, ready: PreparedRun) -> str:
     steps, batch = options.get("local_steps"), options.get("batch_size")
     does = "train"
     if steps is not None:
-        kind = ("local pass", "local passes") if options.get("batches") == "epochs" else ("local step", "local steps")
+        in_passes = options.get("batches") in ("epochs", "refill")
+        kind = ("local pass", "local passes") if in_passes else ("local step", "local steps")
         does = (
             f"take {steps:,} {kind[steps != 1]} of {'all their records' if batch is None else count(batch, 'record')}"
         )

@@ -1,11 +1,8 @@
-"""A round, sweep or audit compiled for an accelerator that is not here: launches, cycles, memory, exchanges, times.
+"""A round, sweep or audit compiled for an accelerator that is not here: launches, cycles, memory, exchanges, bytes.
 
-Nothing is measured. Launches, cycles, bytes and exchanges are read off the compiled program; times follow from them by
-formulas that are printed with them:
-    launches  number of launches x time of a launch, which is assumed (GPU);
-    cycles    the compiler's own estimate over the clock (TPU);
-    work      the larger of operations over the peak, and bytes over the bandwidth, of what a round cannot do without.
-What is compiled takes about the largest of these that apply.
+Nothing is measured: all of it is read off the compiled program. The time of one H200 is predicted from what every
+kernel reads, writes and computes, see `kernels`; for other accelerators, and for exchanges between several, there is no
+calibrated model, and no time.
 """
 
 import contextlib
@@ -26,8 +23,9 @@ from fedjax_dp.data.store import FederatedData
 from fedjax_dp.execution.memory import fitting, most_at_once, no_room
 from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.forecast.floor import Work, work_of
-from fedjax_dp.forecast.program_text import OTHER, Collective, counted
-from fedjax_dp.forecast.targets import LAUNCH_US, Accelerator, compiled_for, devices_of, execution_on, target_of
+from fedjax_dp.forecast.kernels import CALIBRATED, OTHERS_WITHIN, PROFILED_WITHIN, Traffic, traffic
+from fedjax_dp.forecast.program_text import OTHER, Collective, Program, counted
+from fedjax_dp.forecast.targets import Accelerator, compiled_for, devices_of, execution_on, target_of
 from fedjax_dp.models import Model, usual_model
 from fedjax_dp.models.model import size_of
 from fedjax_dp.privacy.planned_run import plan_run
@@ -61,14 +59,16 @@ class Compiled(NamedTuple):
     temporary_bytes: int
     output_bytes: int  # that do not take the place of arguments
     work: Work  # of all runs
+    traffic: Traffic | None  # of a GPU's kernels, once through
     text: str  # of the program
 
     def __repr__(self) -> str:
         """In a line, without the program."""
         launches, mib = sum(self.launches.values()), self.needed_bytes / 2**20
+        predicted = "" if self.predicted_ms is None else f", predicted={self.predicted_ms:.3g} ms, most by {self.bound}"
         return (
             f"Compiled({self.target.name} x {self.devices}, runs={self.runs}, launches={launches}, "
-            f"memory={mib:.1f} MiB, predicted={self.predicted_ms:.3g} ms by {self.bound})"
+            f"memory={mib:.1f} MiB{predicted})"
         )
 
     @property
@@ -87,33 +87,45 @@ class Compiled(NamedTuple):
 
     @property
     def times_ms(self) -> dict[str, float]:
-        """Predicted milliseconds of all runs (a round of each, or a whole trial), by what would bound them alone."""
-        target, share = self.target, 1e3 / self.devices
-        bounds = {
-            "operations": share * self.work.flops / target.flops_per_s,
-            "memory": share * self.work.bytes / target.bytes_per_s,
-        }
-        if target.platform == "cuda":
-            return {"launches": 1e-3 * LAUNCH_US * self.turns * sum(self.launches.values())} | bounds
-        return {"cycles": 1e3 * self.turns * sum(self.cycles.values()) / target.clock_hz} | bounds
+        """Predicted milliseconds of all runs (a round of each, or a whole trial), which add up, by what takes them.
+
+        Empty where no model is calibrated.
+        """
+        if self.traffic is None or self.target.name != CALIBRATED or self.devices > 1:
+            return {}
+        return {name: self.turns * ms for name, ms in self.traffic.times_ms.items()}
 
     @property
-    def bound(self) -> str:
-        """What it is bound by."""
+    def bound(self) -> str | None:
+        """What takes most of the predicted time."""
         times = self.times_ms
-        return max(times, key=lambda name: times[name])
+        return max(times, key=lambda name: times[name], default=None)
 
     @property
-    def predicted_ms(self) -> float:
-        return self.times_ms[self.bound]
+    def predicted_ms(self) -> float | None:
+        """Off by no more than `PROFILED_WITHIN` for rounds like those profiled, `OTHERS_WITHIN` for all measured."""
+        return sum(self.times_ms.values()) or None
+
+    @property
+    def about_time(self) -> str:
+        """How far the predicted time is to be believed, in words."""
+        if self.predicted_ms is None:
+            return f"no time is predicted: the model is calibrated for one {CALIBRATED} alone"
+        return (
+            f"times are within {PROFILED_WITHIN:.0%} of the rounds that the model was fitted to, and within "
+            f"{OTHERS_WITHIN:.0%} of others that were measured"
+        )
 
     def to_dict(self) -> dict[str, Any]:
-        fields = self._asdict()
+        fields, moved = self._asdict(), self.traffic and self.traffic._asdict()
         del fields["text"]
+        if moved:
+            del moved["times_ms"]  # of an H200, whatever the target is
         return fields | {
             "target": self.target.name,
             "turns": self.turns,
             "work": self.work._asdict(),
+            "traffic": moved,
             "collectives": [one._asdict() for one in self.collectives],
             "memory_bytes": self.target.memory,
             "needed_bytes": self.needed_bytes,
@@ -121,7 +133,7 @@ class Compiled(NamedTuple):
             "times_ms": self.times_ms,
             "bound": self.bound,
             "predicted_ms": self.predicted_ms,
-            "launch_us": LAUNCH_US if self.target.platform == "cuda" else None,
+            "predicted_within": {"profiled": PROFILED_WITHIN, "others": OTHERS_WITHIN} if self.times_ms else None,
         }
 
 
@@ -189,7 +201,7 @@ def compiled_sweep(
 
     def compile_in(slots: int) -> programs.Executables:
         program = programs.Program(mesh, structure, alone, train_metrics=False, together=True, slots=slots, marks=1)
-        shapes = program.shapes(algorithm, data.partition, records_of(data, data.largest), frozen)
+        shapes = program.shapes(algorithm, data.partition, records_of(data, data.largest, data.smallest), frozen)
         return compiled_for(chosen, lambda options: program.compile(*shapes, options))
 
     with compiling(target):
@@ -284,9 +296,10 @@ def read_off(
     runs_at_once: int = 1,
     loops: int = 1,
 ) -> Compiled:
-    """What there is to read off a compiled program; `loops` stand around what is counted, see `counted`."""
+    """What there is to read off a compiled program; `loops` stand around what is counted, see `Program`."""
     text, memory = made.as_text(), made.memory_analysis()
-    found = counted(text, PARTS, STEP, loops)
+    program = Program(text, loops)
+    found = counted(program, PARTS, STEP)
     return Compiled(
         target=target,
         devices=devices,
@@ -303,6 +316,7 @@ def read_off(
         temporary_bytes=memory.temp_size_in_bytes,
         output_bytes=memory.output_size_in_bytes - memory.alias_size_in_bytes,
         work=work,
+        traffic=traffic(program) if target.platform == "cuda" else None,
         text=text,
     )
 

@@ -55,13 +55,11 @@ def floor_of(algorithm: Algorithm, data: FederatedData, model: Model, execution:
 def work_of(algorithm: Algorithm, data: FederatedData, model: Model) -> Work:
     """What a usual round of an algorithm cannot do without; forward and backward are counted by the compiler."""
     local, members = algorithm.local, algorithm.cohort.expected_size(data.num_clients)
-    shapes = jax.eval_shape(
-        lambda key: local.batches.sample(
-            key, jnp.int32(data.largest), local.batches.count(local.steps, data.largest), data.largest
-        ),
+    most, least = data.largest, data.smallest
+    steps, rows = jax.eval_shape(
+        lambda key: local.batches.sample(key, jnp.int32(most), local.batches.count(local.steps, most), most, least),
         jax.random.key(0),
     ).positions.shape
-    steps, rows = shapes
     size, record = size_of(model), int(np.prod(data.record_shape))
     params = jax.eval_shape(model.init, jax.random.key(0))
     x = jax.ShapeDtypeStruct((rows, *data.record_shape), jnp.int32 if data.tokens else jnp.float32)

@@ -69,8 +69,8 @@ class GivenBatches:
     def count(self, steps: int, largest: int) -> int:
         return self.like.count(steps, largest)
 
-    def sample(self, key: jax.Array, records: jax.Array, steps: int, largest: int) -> Batch:
-        shapes = jax.eval_shape(lambda k, n: self.like.sample(k, n, steps, largest), key, records)
+    def sample(self, key: jax.Array, records: jax.Array, steps: int, largest: int, smallest: int) -> Batch:
+        shapes = jax.eval_shape(lambda k, n: self.like.sample(k, n, steps, largest, smallest), key, records)
         place = jnp.arange(np.prod(shapes.positions.shape), dtype=jnp.int32).reshape(shapes.positions.shape)
         rows = jnp.full(shapes.divisor.shape, shapes.positions.shape[1], shapes.divisor.dtype)
         return Batch(place % records, jnp.ones(shapes.mask.shape, bool), rows, jnp.ones_like(shapes.live))

@@ -43,23 +43,25 @@ def plot_latency(
 def plot_compiled(
     compiled: Compiled, title: str, path: str | os.PathLike[str] | None = None, **look: Unpack[canvas.Look]
 ) -> Figure:
-    """A round compiled for an accelerator: its times by what would bound it, and its parts. Two panels.
+    """A round compiled for an accelerator: its predicted time, where a model is calibrated, and its parts. Two panels.
 
-    The parts are launches of a round, or cycles where the compiler estimates them.
+    The parts are launches of a round, or cycles where the compiler estimates them; without a time there is one panel.
     """
     unit, counts = ("cycles", compiled.cycles) if compiled.cycles else ("launches", compiled.launches)
-    with canvas.page(path, look, (9, 4.2), 2, lambda figure: figure.subplots(1, 2), dpi=DPI) as page:
-        left, right = page.panels
-        times = [elements.Bar(name, ms) for name, ms in compiled.times_ms.items()]
-        elements.draw_bars(left, times, "{:.3g} ms".format)
+    times, step = compiled.times_ms, compiled.step_cycles or compiled.step_launches
+    panels = 2 if times else 1
+    with canvas.page(path, look, (9, 4.2), panels, lambda figure: figure.subplots(1, panels), dpi=DPI) as page:
         parts = [elements.Bar(part.replace("_", " "), count) for part, count in counts.items()]
-        elements.draw_bars(right, parts, "{:,.0f}".format)
+        elements.draw_bars(page.panels[-1], parts, "{:,.0f}".format)
+        page.panels[-1].set(xlabel=f"{unit} a round", title=f"{step:,} {unit} a local step")
+        if times:
+            shares = [elements.Bar(name, ms) for name, ms in times.items()]
+            elements.draw_bars(page.panels[0], shares, "{:.3g} ms".format)
+            predicted = f"{sum(times.values()):.3g} ms a round, predicted"
+            page.panels[0].set(xlabel="milliseconds, by what takes them", title=predicted)
         for panel in page.panels:
             panel.margins(x=0.25)
-        left.set(xlabel="milliseconds a round, predicted", title="bound by the longest")
-        step = compiled.step_cycles or compiled.step_launches
-        right.set(xlabel=f"{unit} a round", title=f"{step:,} {unit} a local step")
         needed, there = compiled.needed_bytes / 1e9, compiled.target.memory / 1e9
         page.title(f"{title}, compiled for {compiled.target.name}: {needed:.3g} GB of {there:.3g}")
-        page.note("nothing is measured: counts are read off the compiled program, times follow by formulas")
+        page.note(f"nothing is measured: counts are read off the compiled program; {compiled.about_time}")
     return page.figure

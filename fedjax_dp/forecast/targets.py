@@ -1,7 +1,7 @@
 """Accelerators that are not here: both compilers are packages, and compile whole programs without a device.
 
-XLA learns what a device is like from text (GPU) or from the name of a topology (TPU). Peaks and sizes are those of the
-makers' data sheets; the time of a launch is measured by nobody here, and is said to be assumed.
+XLA learns what a device is like from text (GPU) or from the name of a topology (TPU). Sizes and bandwidths are those of
+the makers' data sheets.
 """
 
 import importlib
@@ -20,7 +20,6 @@ from fedjax_dp.execution.memory import SHARE_OF_MEMORY
 from fedjax_dp.execution.mesh import AXIS, MODEL, Execution
 
 T = TypeVar("T")
-LAUNCH_US = 3.0  # assumed: what a GPU needs for a launch, whatever it computes
 PACKAGES = {"cuda": ("jax_cuda12_plugin", "jax_plugins.xla_cuda12"), "tpu": ("libtpu",)}
 COMPILER_OPTIONS = {"cuda": {"xla_gpu_autotune_level": 0}, "tpu": {}}  # tuning needs a device
 NO_TILES = "Couldn't find output tile sizes"  # says XLA for a GPU of some products, where nothing is tuned
@@ -34,12 +33,10 @@ class Accelerator(NamedTuple):
     platform: str  # as JAX lowers for it: cuda or tpu
     memory: int  # bytes of a device
     bytes_per_s: float  # of its memory
-    flops_per_s: float  # float32 by plain units (GPU), products in bfloat16 (TPU)
     cores: int = 0  # multiprocessors of a GPU
     capability: tuple[int, int] = (0, 0)  # of a GPU
     shared: int = 0  # bytes of memory that a multiprocessor shares
     topologies: tuple[tuple[int, str], ...] = ()  # of a TPU: devices, and the name of so many
-    clock_hz: float = 0.0  # of a TPU, in which its compiler's cycles are counted
 
     @property
     def room(self) -> float:
@@ -50,36 +47,12 @@ class Accelerator(NamedTuple):
 TARGETS = {
     target.name: target
     for target in (
-        Accelerator("h200", "cuda", 141 * 10**9, 4.8e12, 67e12, 132, (9, 0), 233_472),
-        Accelerator("h100", "cuda", 80 * 10**9, 3.35e12, 67e12, 132, (9, 0), 233_472),
-        Accelerator("a100", "cuda", 80 * 10**9, 2.04e12, 19.5e12, 108, (8, 0), 167_936),
-        Accelerator(
-            "v5e",
-            "tpu",
-            16 * 2**30,
-            8.1e11,
-            197e12,
-            topologies=((4, "v5e:2x2x1"), (8, "v5e:2x4x1")),
-            clock_hz=0.94e9,
-        ),
-        Accelerator(
-            "v5p",
-            "tpu",
-            95 * 2**30,
-            2.765e12,
-            459e12,
-            topologies=((4, "v5p:2x2x1"), (8, "v5p:2x2x2")),
-            clock_hz=1.75e9,
-        ),
-        Accelerator(
-            "v6e",
-            "tpu",
-            32 * 2**30,
-            1.64e12,
-            918e12,
-            topologies=((4, "v6e:2x2x1"), (8, "v6e:2x4x1")),
-            clock_hz=0.94e9,
-        ),
+        Accelerator("h200", "cuda", 141 * 10**9, 4.8e12, 132, (9, 0), 233_472),
+        Accelerator("h100", "cuda", 80 * 10**9, 3.35e12, 132, (9, 0), 233_472),
+        Accelerator("a100", "cuda", 80 * 10**9, 2.04e12, 108, (8, 0), 167_936),
+        Accelerator("v5e", "tpu", 16 * 2**30, 8.1e11, topologies=((4, "v5e:2x2x1"), (8, "v5e:2x4x1"))),
+        Accelerator("v5p", "tpu", 95 * 2**30, 2.765e12, topologies=((4, "v5p:2x2x1"), (8, "v5p:2x2x2"))),
+        Accelerator("v6e", "tpu", 32 * 2**30, 1.64e12, topologies=((4, "v6e:2x2x1"), (8, "v6e:2x4x1"))),
     )
 }
 

@@ -11,7 +11,7 @@ from fedjax_dp.inspection.sampling_law import examine_sampling, repetition
 from fedjax_dp.inspection.trials import KEYS, QUICK, ROUNDS, drawn_cohorts, keys_of
 from fedjax_dp.inspection.verdict import certainty, count_deviate, largest_deviate, limit, require, require_so
 from fedjax_dp.models import Model
-from fedjax_dp.parts.batches import Batches
+from fedjax_dp.parts.batches import Batches, divisors_of
 from fedjax_dp.parts.cohorts import Cohort, Members
 from fedjax_dp.prng import role_key
 from fedjax_dp.rounds.algorithm import Algorithm
@@ -163,7 +163,7 @@ def examine_batches(
     distinct = np.unique(sizes)
     count = max(min(trials, 2**22 // (steps * data.largest)), 50)
     draw = jax.jit(
-        jax.vmap(lambda key, records: batches.sample(key, records, steps, data.largest), (0, None)),
+        jax.vmap(lambda key, records: batches.sample(key, records, steps, data.largest, data.smallest), (0, None)),
         compiler_options=QUICK,
     )
     some = np.unique(np.linspace(0, len(distinct) - 1, min(len(distinct), DISTINCT)).astype(int))
@@ -183,8 +183,9 @@ def examine_batches(
         )
         if batches.even:
             require_so(lived.all(), f"{name}: all steps are taken", "not all", "all, where `even` is stated")
-        public = batch.divisor[lived] == batches.divisor(records)
-        require_so(np.all(public), f"{name}: the divisor", "another", f"the stated {batches.divisor(records)}")
+        number = np.clip(np.cumsum(lived, axis=1) - 1, 0, None)  # of a step among those that are taken
+        public = batch.divisor == divisors_of(batches, records, taken)[np.minimum(number, taken - 1)]
+        require_so(np.all(public[lived]), f"{name}: the divisor", "another", f"the stated {batches.divisor(records)}")
         times = np.zeros((count, steps, records), int)
         at = np.nonzero(batch.mask & lived[:, :, None])
         np.add.at(times, (at[0], at[1], batch.positions[at]), 1)

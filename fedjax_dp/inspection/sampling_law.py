@@ -4,7 +4,15 @@ import math
 
 import numpy as np
 
-from fedjax_dp.accounting.sampling import FullBatch, Poisson, Sampling, Shuffled, WithoutReplacement, WithReplacement
+from fedjax_dp.accounting.sampling import (
+    FullBatch,
+    Poisson,
+    Refilled,
+    Sampling,
+    Shuffled,
+    WithoutReplacement,
+    WithReplacement,
+)
 from fedjax_dp.inspection.verdict import certainty, count_deviate, limit, require, require_so, seen_from
 
 POSITIONS = 40  # whose pairs are looked at
@@ -15,6 +23,9 @@ LAGS = 6  # draws that are so far apart are compared, and all with all together
 def examine_sampling(name: str, counts: np.ndarray, law: Sampling) -> None:
     """Assertions on `(trials, draws, members)` counts; the draws of a trial follow one another."""
     members = counts.shape[-1]
+    if isinstance(law, Refilled):
+        _refilled(name, counts, law)
+        return
     rows = counts.reshape(-1, members)
     size, total, draws = rows.sum(1), len(rows), rows.sum(0)
     known = isinstance(law, WithoutReplacement | Shuffled)
@@ -47,7 +58,8 @@ def examine_sampling(name: str, counts: np.ndarray, law: Sampling) -> None:
             certainty(),
         )
     else:
-        wrong = np.unique(size[size != sized])
+        of_each = np.resize(law.sizes if isinstance(law, Shuffled) else sized, counts.shape[1])
+        wrong = np.unique(size[size != np.tile(of_each, len(counts))])
         require_so(not wrong.size, f"{name}: size of a batch", f"also {wrong[:4].tolist()}", f"{sized}")
     if isinstance(law, FullBatch):
         return
@@ -92,7 +104,26 @@ def examine_sampling(name: str, counts: np.ndarray, law: Sampling) -> None:
         _pairs_lean(name, rows[:, some].astype(float), both)
     if not isinstance(law, Shuffled):
         repetition(name, counts)
+    if isinstance(law, Shuffled) and len(set(law.sizes)) > 1:  # batches are alike in their number, not in their size
+        counts = counts - counts.mean((0, 2), keepdims=True)
     overlap(f"{name}: runs", counts[:-1], counts[1:])
+
+
+def _refilled(name: str, counts: np.ndarray, law: Refilled) -> None:
+    """Passes that run on: whole batches, no record a second time before all others, and no more than is paid for."""
+    members = counts.shape[-1]
+    require(members == law.records, f"{name}: the stated law draws", f"from {law.records}", f"from {members}", "exact")
+    runs = counts[:, : counts.shape[1] // law.steps_per_epoch * law.steps_per_epoch]
+    runs = runs.reshape(-1, law.steps_per_epoch, members)
+    size = np.unique(runs.sum(2))
+    require_so(
+        np.all(size == law.batch_size), f"{name}: size of a batch", f"also {size[:4].tolist()}", f"{law.batch_size}"
+    )
+    so_far = np.cumsum(runs, axis=1)
+    ahead = (so_far.max(2) - so_far.min(2)).max(initial=0)
+    require(ahead <= 1, f"{name}: a record stands in batches before others do", f"{ahead} times", "once", "exact")
+    squares = (runs**2).sum(1).max(initial=0)
+    require(squares <= law.squares, f"{name}: squared numbers of a record", f"{squares}", f"{law.squares}", "exact")
 
 
 def _pairs_lean(name: str, rows: np.ndarray, both: float) -> None:

@@ -12,6 +12,7 @@ from fedjax_dp.inspection.noise_law import examine_sizes, uncorrelated
 from fedjax_dp.inspection.noise_scale import Names
 from fedjax_dp.inspection.trials import QUICK, keys_of
 from fedjax_dp.inspection.verdict import certainty, limit, require, require_so
+from fedjax_dp.parts.batches import divisors_of
 from fedjax_dp.parts.contexts import StepContext
 from fedjax_dp.prng import role_key
 from fedjax_dp.rounds.algorithm import Algorithm
@@ -45,10 +46,10 @@ def of_steps(algorithm: Algorithm, data: FederatedData, client: Any, t: Any, ste
 
 
 def divisors(algorithm: Algorithm, data: FederatedData) -> np.ndarray:
-    """What each client's batches are divided by `(num_clients,)`."""
-    sizes, at = np.unique(np.asarray(data.sizes), return_inverse=True)
-    of_size = np.array([algorithm.local.batches.divisor(int(size)) for size in sizes])
-    by_client: np.ndarray = of_size[at]
+    """What each client's batches are divided by `(2, num_clients)`: the largest number, and the smallest."""
+    local, (sizes, at) = algorithm.local, np.unique(np.asarray(data.sizes), return_inverse=True)
+    each = [divisors_of(local.batches, n, local.batches.count(local.steps, n)) for n in sizes.tolist()]
+    by_client: np.ndarray = np.array([[of.max() for of in each], [of.min() for of in each]])[:, at]
     return by_client
 
 
@@ -60,7 +61,7 @@ def of_clients(algorithm: Algorithm, data: FederatedData, rounds: int, depends: 
     tau = algorithm.local.batches.count(algorithm.local.steps, data.largest)
     sequences, times, ids = 1, 1, np.arange(data.num_clients)
     if "client" not in depends and "divisor" in depends:
-        ids = np.unique(divisors(algorithm, data), return_index=True)[1]
+        ids = np.unique(divisors(algorithm, data), axis=1, return_index=True)[1]
     if depends & OF_A_CLIENT:
         sequences = max(rounds if depends & {"round", "rate", "total_rate"} else 1, ids.size)
         times = int(np.clip(NUMBERS // (sequences * tau * LEAST), 1, 8))

@@ -226,17 +226,18 @@ def _examine_everywhere(
 
     wanted  the standard deviation for each client, for the divisor that was tried.
     """
-    own = schedule_points.divisors(algorithm, data)
-    share = np.array([privatizer.noise_unit(int(divisor)) for divisor in own]) / privatizer.noise_unit(DIVISOR)
-    if np.any(share > 1 + SLACK):  # of these batches a record moves the mean further than was tried
-        depends |= {"divisor"}
+    every_divisor = schedule_points.divisors(algorithm, data)
+    for own in every_divisor if np.any(np.ptp(every_divisor, axis=0)) else every_divisor[:1]:
+        share = np.array([privatizer.noise_unit(int(divisor)) for divisor in own]) / privatizer.noise_unit(DIVISOR)
+        if np.any(share > 1 + SLACK):  # of these batches a record moves the mean further than was tried
+            depends |= {"divisor"}
 
-    def draw(key: jax.Array, at: StepContext, size: int) -> jax.Array:
-        return of(key, schedule_points.arrays(at), jnp.asarray(own, jnp.int32)[at.client], *usual)[:size]
+        def draw(key: jax.Array, at: StepContext, size: int, own: Any = own) -> jax.Array:
+            return of(key, schedule_points.arrays(at), jnp.asarray(own, jnp.int32)[at.client], *usual)[:size]
 
-    every = schedule_points.of_clients(algorithm, data, rounds, depends | bits)
-    as_normal = None if kind.normal else kind.as_normal
-    schedule_points.examine(draw, every, np.ones(1), usual[0].size, depends, bits, wanted * share, as_normal)
+        every = schedule_points.of_clients(algorithm, data, rounds, depends | bits)
+        as_normal = None if kind.normal else kind.as_normal
+        schedule_points.examine(draw, every, np.ones(1), usual[0].size, depends, bits, wanted * share, as_normal)
 
 
 def _event(privatizer: Privatizer, algorithm: Algorithm, data: FederatedData, client: int) -> list[Release]:

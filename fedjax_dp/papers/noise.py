@@ -91,10 +91,10 @@ def _dpnfl_lemma2(
     algorithm: Algorithm, data: FederatedData, rounds: int, epsilons: np.ndarray, delta: float
 ) -> np.ndarray:
     """dpnfl, Lemmas 2 to 4."""
-    batch = algorithm.local.batches.divisor(data.largest)
+    batch = algorithm.local.batches.divisor
     steps = _rounds_taken(algorithm, data, rounds) * algorithm.local.steps
     of_clients = zip(epsilons, np.asarray(data.sizes).tolist(), steps, strict=True)
-    return np.array([theorems.dpnfl_noise_as_printed(e, delta, batch, n, count) for e, n, count in of_clients])
+    return np.array([theorems.dpnfl_noise_as_printed(e, delta, batch(n), n, count) for e, n, count in of_clients])
 
 
 def _cpfed_theorem1(

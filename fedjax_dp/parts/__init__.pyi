@@ -6,6 +6,8 @@ from .aggregation import BoundedMean as BoundedMean
 from .aggregation import Estimator as Estimator
 from .aggregation import FairRatio as FairRatio
 from .aggregation import PublicAggregate as PublicAggregate
+from .aggregation import SeparateAggregate as SeparateAggregate
+from .aggregation import TrimmedMean as TrimmedMean
 from .answers import Dropout as Dropout
 from .answers import FirstResponders as FirstResponders
 from .batches import Batch as Batch
@@ -14,6 +16,7 @@ from .batches import EpochBatches as EpochBatches
 from .batches import FixedBatches as FixedBatches
 from .batches import FullBatches as FullBatches
 from .batches import PoissonBatches as PoissonBatches
+from .batches import RefillBatches as RefillBatches
 from .batches import ReplacementBatches as ReplacementBatches
 from .client_models import ClientModels as ClientModels
 from .client_models import OwnSteps as OwnSteps
@@ -97,6 +100,7 @@ from .secure_aggregation import SecureSum as SecureSum
 from .server_optimizers import SECOND_MOMENTS as SECOND_MOMENTS
 from .server_optimizers import Server as Server
 from .server_optimizers import ServerOptimizer as ServerOptimizer
+from .server_optimizers import adaptive_adagrad as adaptive_adagrad
 from .server_optimizers import adaptive_delta as adaptive_delta
 from .server_optimizers import adaptive_mu as adaptive_mu
 from .server_optimizers import adaptive_unbiased as adaptive_unbiased

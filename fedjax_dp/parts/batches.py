@@ -1,6 +1,9 @@
-"""Which records a local step sees. The denominator of the mean is always the public batch size."""
+"""Which records a local step sees. The denominator of the mean is always the public batch size.
 
-from typing import NamedTuple, Protocol
+A client with fewer records than a batch of `size` has batches of all of them: b_k = min(size, n_k) takes its place.
+"""
+
+from typing import Literal, NamedTuple, Protocol, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -31,10 +34,10 @@ class Batches(Protocol):
         """Fact. Local steps of a round of a client with `largest` records; `steps`: what the local steps state."""
         ...
 
-    def sample(self, key: jax.Array, records: jax.Array, steps: int, largest: int) -> Batch:
+    def sample(self, key: jax.Array, records: jax.Array, steps: int, largest: int, smallest: int) -> Batch:
         """The batches of a client's round, by a key of its own; traced.
 
-        records  of this client, at most `largest`, on which shapes may depend;
+        records  of this client, between `smallest` and `largest`, on which shapes and branches may depend;
         steps    to draw for: `count` of the largest client, and one for each further gradient.
         """
         ...
@@ -44,7 +47,10 @@ class Batches(Protocol):
         ...
 
     def divisor(self, records: int) -> int:
-        """Fact. The public number that divides the sum over a batch of a client with so many records."""
+        """Fact. The public number that divides the sum over a batch of a client with so many records.
+
+        Where it differs from step to step, it is the usual one, and `UnequalBatches.divisors` gives all.
+        """
         ...
 
     def check(self, sizes: np.ndarray) -> None:
@@ -52,31 +58,64 @@ class Batches(Protocol):
         ...
 
 
+class UnequalBatches(Batches, Protocol):
+    """Batches that are not all divided by one number."""
+
+    def divisors(self, records: int, steps: int) -> np.ndarray:
+        """Fact. The public numbers that divide the sums of the first `steps` steps that a client takes `(steps,)`."""
+        ...
+
+
+def unequal(batches: Batches) -> TypeGuard[UnequalBatches]:
+    """Whether batches have a member that states the divisor of every step."""
+    return getattr(batches, "divisors", None) is not None
+
+
+def divisors_of(batches: Batches, records: int, steps: int) -> np.ndarray:
+    """What divides the sums of the first `steps` steps that a client takes `(steps,)`."""
+    if unequal(batches):
+        return np.asarray(batches.divisors(records, steps))
+    return np.full(steps, batches.divisor(records))
+
+
 @value
 class FixedBatches:
-    """`size` distinct records, uniform without replacement, drawn afresh for every step (dpnfl, cpfed)."""
+    """min(`size`, n_k) distinct records, uniform without replacement, drawn afresh for every step (dpnfl, cpfed).
+
+    A client with no more than `size` records is in every step with all of them, and gains nothing by sampling.
+    """
 
     size: int = structure()
 
-    equation = r"\mathcal{B} \sim \text{uniform},\ |\mathcal{B}| = B,\ \text{without replacement}"
+    equation = r"\mathcal{B} \sim \text{uniform},\ |\mathcal{B}| = \min(B, n_k),\ \text{without replacement}"
 
     even = True
 
     def count(self, steps: int, largest: int) -> int:
         return steps
 
-    def sample(self, key: jax.Array, records: jax.Array, steps: int, largest: int) -> Batch:
+    def sample(self, key: jax.Array, records: jax.Array, steps: int, largest: int, smallest: int) -> Batch:
+        if largest < self.size:
+            return FullBatches().sample(key, records, steps, largest, smallest)
         words = prng.bits(key, 0, steps * self.size).reshape(steps, self.size)
-        return _full_rows(prng.without_replacement(words, records))
+        if smallest >= self.size:
+            return _full_rows(prng.without_replacement(words, records))
+        drawn = prng.without_replacement(words, jnp.maximum(records, self.size))
+        every = jnp.broadcast_to(jnp.arange(self.size, dtype=jnp.int32), drawn.shape)
+        mask = every < records
+        positions = jnp.where(mask, jnp.where(records < self.size, every, drawn), 0)
+        return _batch(positions, mask, jnp.full(steps, _at_most(self.size, records, smallest)))
 
     def sampling(self, records: int) -> accounting.Sampling:
+        if records <= self.size:
+            return accounting.FullBatch()
         return accounting.WithoutReplacement(self.size, records)
 
     def divisor(self, records: int) -> int:
-        return self.size
+        return min(self.size, records)
 
     def check(self, sizes: np.ndarray) -> None:
-        _check_size(self.size, int(sizes.min()))
+        errors.require_count("batch_size", self.size)
 
 
 @value
@@ -92,7 +131,7 @@ class ReplacementBatches:
     def count(self, steps: int, largest: int) -> int:
         return steps
 
-    def sample(self, key: jax.Array, records: jax.Array, steps: int, largest: int) -> Batch:
+    def sample(self, key: jax.Array, records: jax.Array, steps: int, largest: int, smallest: int) -> Batch:
         words = prng.bits(key, 0, steps * self.size).reshape(steps, self.size)
         return _full_rows(prng.below(words, records))
 
@@ -108,40 +147,46 @@ class ReplacementBatches:
 
 @value
 class PoissonBatches:
-    """Every record joins independently with probability `size / records`; the sum is divided by `size`.
+    """Every record joins independently with probability b_k / n_k, b_k = min(`size`, n_k); b_k divides the sum.
 
+    Rate and divisor are constants of the client, also for an empty batch, and stay where a record joins or leaves.
     Arrays have a fixed number of rows. A batch that would overflow them is cut, with probability below 1e-18 a step,
     far below any delta in use.
+    rate  "size", as above; "opacus": 1 / ceil(n_k / `size`), a data loader's number of batches as Opacus has it, whose
+          sum is divided by floor(n_k rate): rate and divisor are at most those above.
     """
 
     size: int = structure()
+    rate: Literal["size", "opacus"] = structure(default="size")
 
-    equation = r"\Pr[i \in \mathcal{B}] = B / n_k,\ \text{independently}"
+    equation = r"\Pr[i \in \mathcal{B}] = \min(B, n_k) / n_k,\ \text{independently}"
 
     even = True
-
-    @property
-    def capacity(self) -> int:
-        """Rows of a batch."""
-        return prng.poisson_capacity(self.size)
 
     def count(self, steps: int, largest: int) -> int:
         return steps
 
-    def sample(self, key: jax.Array, records: jax.Array, steps: int, largest: int) -> Batch:
-        high, low = prng.words(key, 0, steps * self.capacity)
-        shape = (steps, self.capacity)
-        positions, mask = prng.independent((high.reshape(shape), low.reshape(shape)), records, self.size)
-        return _batch(positions, mask, jnp.full(steps, self.size))
+    def sample(self, key: jax.Array, records: jax.Array, steps: int, largest: int, smallest: int) -> Batch:
+        most = min(self.size, largest)
+        shape = (steps, prng.poisson_capacity(most))
+        high, low = (word.reshape(shape) for word in prng.words(key, 0, shape[0] * shape[1]))
+        if self.rate == "opacus":
+            of_pass = jnp.maximum(-(-records // self.size), 1)
+            positions, mask = prng.independent((high, low), records, 1, of_pass)
+            return _batch(positions, mask, jnp.full(steps, records // of_pass))
+        positions, mask = prng.independent((high, low), records, self.size)
+        return _batch(positions, mask, jnp.full(steps, _at_most(most, records, smallest)))
 
     def sampling(self, records: int) -> accounting.Sampling:
-        return accounting.Poisson(self.size / records)
+        of_pass = -(-records // self.size)
+        return accounting.Poisson(1 / of_pass if self.rate == "opacus" else self.divisor(records) / records)
 
     def divisor(self, records: int) -> int:
-        return self.size
+        return records // -(-records // self.size) if self.rate == "opacus" else min(self.size, records)
 
     def check(self, sizes: np.ndarray) -> None:
-        _check_size(self.size, int(sizes.min()))
+        errors.require_count("batch_size", self.size)
+        errors.require_choice("poisson_rate", self.rate, ("size", "opacus"))
 
 
 @value
@@ -155,7 +200,7 @@ class FullBatches:
     def count(self, steps: int, largest: int) -> int:
         return steps
 
-    def sample(self, key: jax.Array, records: jax.Array, steps: int, largest: int) -> Batch:
+    def sample(self, key: jax.Array, records: jax.Array, steps: int, largest: int, smallest: int) -> Batch:
         positions = jnp.broadcast_to(jnp.arange(largest, dtype=jnp.int32), (steps, largest))
         mask = positions < records
         return _batch(jnp.where(mask, positions, 0), mask, jnp.broadcast_to(records, (steps,)))
@@ -172,42 +217,105 @@ class FullBatches:
 
 @value
 class EpochBatches:
-    """Passes over a client's records: shuffled afresh, cut into batches of `size`, the rest of a pass dropped.
+    """Passes over a client's records: shuffled afresh and cut into batches of b_k = min(`size`, n_k).
 
-    Local steps are epochs here. Clients with fewer records take fewer steps. A pass touches every record once, which
-    amplifies no privacy.
+    Local steps are epochs here. Clients with fewer records take fewer steps: what a client lacks of the longest pass
+    is not taken at the end of each pass. A pass touches every record at most once, which amplifies no privacy.
+    last  the rest of a pass, of n_k mod b_k records: "drop", or "keep" as a smaller batch, divided by its own number.
     """
 
     size: int = structure()
+    last: Literal["drop", "keep"] = structure(default="drop")
 
     equation = (
-        r"\mathcal{B}_1, \mathcal{B}_2, \dots\ \text{cut a shuffle of}\ \{1, \dots, n_k\}\ \text{into blocks of}\ B"
+        r"\mathcal{B}_1, \mathcal{B}_2, \dots\ \text{cut a shuffle of}\ \{1, \dots, n_k\}\ "
+        r"\text{into blocks of}\ \min(B, n_k)"
     )
 
     even = False
 
     def count(self, steps: int, largest: int) -> int:
-        return steps * (largest // self.size)
+        return steps * self._batches_of_pass(largest)
 
-    def sample(self, key: jax.Array, records: jax.Array, steps: int, largest: int) -> Batch:
-        per_pass = largest // self.size
-        passes = steps // per_pass
+    def sample(self, key: jax.Array, records: jax.Array, steps: int, largest: int, smallest: int) -> Batch:
+        rows, longest = min(self.size, largest), self._batches_of_pass(largest)
+        passes = steps // longest
         streams = jnp.arange(passes, dtype=jnp.uint32)  # one for each pass, so that `largest` shifts no draw
         words = jax.vmap(lambda stream: prng.bits(key, stream, largest))(streams) >> 1  # so that the padding comes last
         order = jnp.argsort(jnp.where(jnp.arange(largest) < records, words, np.uint32(2**32 - 1)), axis=-1)
-        positions = order[:, : per_pass * self.size].reshape(steps, self.size).astype(jnp.int32)
-        live = jnp.tile(jnp.arange(per_pass) < records // self.size, passes)
-        mask = jnp.broadcast_to(live[:, None], positions.shape)
-        return Batch(jnp.where(mask, positions, 0), mask, jnp.full(steps, self.size), live.astype(jnp.float32))
+        taken = longest * rows
+        order = jnp.pad(order, ((0, 0), (0, max(taken - largest, 0))))[:, :taken]
+        size = _at_most(rows, records, smallest)
+        used = records if self.last == "keep" else records - records % size
+        counts = jnp.tile(jnp.clip(used - size * jnp.arange(longest), 0, size), passes)
+        mask = jnp.arange(rows)[None] < counts[:, None]
+        positions = jnp.where(mask, order.reshape(steps, rows).astype(jnp.int32), 0)
+        live = counts > 0
+        divisor = jnp.where(live, counts, size) if self.last == "keep" else jnp.full(steps, size)
+        return Batch(positions, mask, divisor, live.astype(jnp.float32))
 
     def sampling(self, records: int) -> accounting.Sampling:
-        return accounting.Shuffled(self.size, records)
+        return accounting.Shuffled(self.divisor(records), records, self.last)
+
+    def divisor(self, records: int) -> int:
+        return min(self.size, records)
+
+    def divisors(self, records: int, steps: int) -> np.ndarray:
+        return np.resize(accounting.Shuffled(self.divisor(records), records, self.last).sizes, steps)
+
+    def check(self, sizes: np.ndarray) -> None:
+        errors.require_count("batch_size", self.size)
+        errors.require_choice("last", self.last, ("drop", "keep"))
+
+    def _batches_of_pass(self, records: int) -> int:
+        whole, rest = divmod(records, min(self.size, records))
+        return whole + (self.last == "keep" and rest > 0)
+
+
+@value
+class RefillBatches:
+    """Always `size` records: shuffled passes run on from batch to batch, until every record has had its epochs.
+
+    A client takes ceil(`epochs` n_k / `size`) steps, as with FedJAX's training iterator; the local steps of a round are
+    one such run. A record may stand in a batch twice or, with fewer records than a batch, more often, and is paid for
+    as often: see `accounting.Refilled`.
+    """
+
+    size: int = structure()
+    epochs: int = structure(default=1)
+
+    equation = (
+        r"\mathcal{B}_1, \mathcal{B}_2, \dots\ \text{cut shuffles of}\ \{1, \dots, n_k\}\ "
+        r"\text{in a row into blocks of}\ B"
+    )
+
+    even = False
+
+    def count(self, steps: int, largest: int) -> int:
+        if steps != 1:
+            raise errors.refuse("local steps", steps, "1 for batches that are refilled", "set epochs of RefillBatches")
+        return -(-self.epochs * largest // self.size)
+
+    def sample(self, key: jax.Array, records: jax.Array, steps: int, largest: int, smallest: int) -> Batch:
+        taken, records = steps * self.size, jnp.maximum(records, 1)
+        at = jnp.arange(taken + largest)  # with the rest of the last pass, which is shuffled whole
+        passes, places = at // records, at % records
+        high, low = prng.words(key, passes, at.size, (places - at).astype(jnp.uint32))  # number `places` of its stream
+        order = jnp.lexsort(((high ^ low) >> 1, passes))[:taken]
+        live = jnp.arange(steps) < -(-self.epochs * records // self.size)
+        mask = jnp.broadcast_to(live[:, None], (steps, self.size))
+        positions = jnp.where(mask, places[order].reshape(mask.shape).astype(jnp.int32), 0)
+        return Batch(positions, mask, jnp.full(steps, self.size), live.astype(jnp.float32))
+
+    def sampling(self, records: int) -> accounting.Sampling:
+        return accounting.Refilled(self.size, records, self.epochs)
 
     def divisor(self, records: int) -> int:
         return self.size
 
     def check(self, sizes: np.ndarray) -> None:
-        _check_size(self.size, int(sizes.min()))
+        errors.require_count("batch_size", self.size)
+        errors.require_count("epochs", self.epochs)
 
 
 def _batch(positions: jax.Array, mask: jax.Array, divisor: jax.Array) -> Batch:
@@ -221,13 +329,6 @@ def _full_rows(positions: jax.Array) -> Batch:
     return _batch(positions, jnp.ones((steps, size), bool), jnp.full(steps, size))
 
 
-def _check_size(size: int, smallest_client: int) -> None:
-    errors.require_count("batch_size", size)
-    if size > smallest_client:
-        raise errors.refuse(
-            "batch_size",
-            size,
-            f"at most the {smallest_client} records of the smallest client",
-            f"set batch_size to {smallest_client} or less, leave smaller clients of natural partitions out "
-            f"(--min-records {size}), or draw with replacement (--batches with-replacement)",
-        )
+def _at_most(size: int, records: jax.Array, smallest: int) -> jax.Array | int:
+    """b_k = min(B, n_k), a constant where no client has fewer records."""
+    return size if smallest >= size else jnp.clip(records, 1, size)

@@ -81,6 +81,16 @@ class UpdatePrivatizer(Protocol):
         """
         ...
 
+    def scales_down(
+        self, update: jax.Array, sizes: Sequence[int], state: Any, sent: "MessageEncoding"
+    ) -> jax.Array | None:
+        """Whether `message` makes the update shorter, a probe; None: it does not say. Traced."""
+        return None
+
+    def learnt_clip_norm(self, state: Any) -> jax.Array | None:
+        """The clip norm that a round begins with, where rounds learn it, a probe; traced."""
+        return None
+
     def release(
         self, key: jax.Array, round_index: Any, mean: jax.Array, extra: Any, state: Any, sensitivity: Any, expected: Any
     ) -> tuple[jax.Array, Any]:
@@ -203,8 +213,16 @@ class ClientGaussian(UpdatePrivatizer):
     def message(
         self, key: jax.Array, update: jax.Array, sizes: Sequence[int], state: Any, sent: MessageEncoding
     ) -> Any:
+        return self._clipped(update, sizes, sent)[0], ()
+
+    def scales_down(
+        self, update: jax.Array, sizes: Sequence[int], state: Any, sent: MessageEncoding
+    ) -> jax.Array | None:
+        return ~self._clipped(update, sizes, sent)[1]
+
+    def _clipped(self, update: jax.Array, sizes: Sequence[int], sent: MessageEncoding) -> tuple[jax.Array, jax.Array]:
         bound = sent.room(self.clip_norm, update.size)
-        return clipped(update, bound, sizes if self.by_tensor else (update.size,))[0], ()
+        return clipped(update, bound, sizes if self.by_tensor else (update.size,))
 
     def release(
         self, key: jax.Array, round_index: Any, mean: jax.Array, extra: Any, state: Any, sensitivity: Any, expected: Any
@@ -270,8 +288,19 @@ class AdaptiveClientGaussian(UpdatePrivatizer):
     def message(
         self, key: jax.Array, update: jax.Array, sizes: Sequence[int], state: Any, sent: MessageEncoding
     ) -> Any:
-        kept, within = clipped(update, sent.room(state.clip_norm, update.size), (update.size,))
+        kept, within = self._clipped(update, state, sent)
         return kept, within.astype(jnp.float32) - 0.5
+
+    def scales_down(
+        self, update: jax.Array, sizes: Sequence[int], state: ClipState, sent: MessageEncoding
+    ) -> jax.Array | None:
+        return ~self._clipped(update, state, sent)[1]
+
+    def learnt_clip_norm(self, state: ClipState) -> jax.Array | None:
+        return state.clip_norm
+
+    def _clipped(self, update: jax.Array, state: ClipState, sent: MessageEncoding) -> tuple[jax.Array, jax.Array]:
+        return clipped(update, sent.room(state.clip_norm, update.size), (update.size,))
 
     def release(
         self, key: jax.Array, round_index: Any, mean: jax.Array, extra: Any, state: Any, sensitivity: Any, expected: Any
@@ -293,7 +322,11 @@ class AdaptiveClientGaussian(UpdatePrivatizer):
 
     def check(self, num_clients: int) -> None:
         check_mechanism(self.clip_norm, self.noise_multiplier, num_clients)
-        errors.require_in_unit_interval("clip_quantile", self.quantile)
+        errors.require_in_unit_interval(
+            "clip_quantile",
+            self.quantile,
+            "at 0 the clip norm can only fall and at 1 only grow, as no fraction of clients is below 0 or above 1",
+        )
         errors.require_not_negative("clip_rate", self.rate)
         if not float(self.bit_noise) > float(self.noise_multiplier) / 2:
             raise errors.refuse(
@@ -355,6 +388,11 @@ class ClientSkellam(UpdatePrivatizer):
         )
         whole = jnp.round(kept / sent.resolution) + (first - second).astype(jnp.float32)
         return whole * sent.resolution, ()
+
+    def scales_down(
+        self, update: jax.Array, sizes: Sequence[int], state: Any, sent: MessageEncoding
+    ) -> jax.Array | None:
+        return ~clipped(update, self.clip_norm, (update.size,))[1]
 
     def noise_std(self, state: Any, sensitivity: Any, round_index: jax.Array) -> float:
         return math.nan  # the sum arrives with its noise, so nobody sees the signal alone

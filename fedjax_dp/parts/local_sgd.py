@@ -50,7 +50,9 @@ class PrivateGradients(NamedTuple):
 
     client: ClientContext
     privatizer: Privatizer
-    rates: jax.Array  # (tau,)
+    rates: jax.Array  # (tau,), by number
+    numbers: jax.Array  # (tau,) of the steps: first those that are taken, so that no draw of theirs knows of the others
+    step_rates: jax.Array  # (tau,) of the steps
     total_rate: jax.Array  # sum of those of the steps taken
     last: jax.Array  # number of the last step taken
     batches: Batch  # of the tau steps, and of the further gradients
@@ -63,17 +65,21 @@ class PrivateGradients(NamedTuple):
     ) -> "PrivateGradients":
         """So many as there are rates, and `further`."""
         with jax.named_scope("batch_draw"):
-            key, size, largest = role_key(client.key, "batch"), client.client.size, client.data.largest
-            drawn = batches.sample(key, size, rates.size + further, largest)
+            key, data = role_key(client.key, "batch"), client.data
+            drawn = batches.sample(key, client.client.size, rates.size + further, data.largest, data.smallest)
         drawn = drawn._replace(live=(drawn.live > 0).astype(jnp.float32))
         noise_key, model_key = (role_key(client.key, role) for role in ("noise", "model"))
-        total_rate, last = _total_and_last(rates, drawn.live[: rates.size])
-        return cls(client, privatizer, rates, total_rate, last, drawn, noise_key, model_key)
+        in_order = _in_order(batches, rates, drawn.live[: rates.size])
+        return cls(client, privatizer, rates, *in_order, drawn, noise_key, model_key)
+
+    def at_rates(self, rates: jax.Array) -> "PrivateGradients":
+        """The same with other rates, by number."""
+        step_rates = rates[self.numbers]
+        return self._replace(rates=rates, step_rates=step_rates, total_rate=jnp.sum(jnp.abs(step_rates) * self.live))
 
     def steps(self) -> StepDraw:
         """Of all steps. Whatever they can have at once stands before the loop: on an accelerator each is a launch."""
-        tau = self.rates.size
-        return self._looked_up(jnp.arange(tau, dtype=jnp.uint32), self.rates, slice(tau))
+        return self._looked_up(self.numbers, self.step_rates, slice(self.rates.size))
 
     def drawn(self, number: jax.Array) -> StepDraw:
         """Of one gradient, further ones included."""
@@ -161,7 +167,9 @@ class LocalSgd(LocalTraining):
     def draw(self, client: ClientContext) -> PrivateGradients:
         """The batches of all steps; their gradients are to be taken."""
         rates = self.rates(client.round, client.data.largest)
-        return PrivateGradients.draw(client, self.privatizer, self.batches, rates, self.extra_gradients)
+        gradients = PrivateGradients.draw(client, self.privatizer, self.batches, rates, self.extra_gradients)
+        own = self._own_rates(rates, client.round, gradients.live)
+        return gradients if own is rates else gradients.at_rates(own)
 
     def begin(self, client: ClientContext) -> SgdState:
         start = client.shard(client.received.params)
@@ -222,6 +230,13 @@ class LocalSgd(LocalTraining):
         steps = jnp.arange(tau)
         at = round_index * tau + steps if self.per_step else jnp.broadcast_to(round_index, (tau,))
         return self.learning_rate * self.schedule(at)
+
+    def _own_rates(self, rates: jax.Array, round_index: Any, live: jax.Array) -> jax.Array:
+        """The rates of a client that takes the steps that are `live`: a schedule over steps counts no others."""
+        if not self.per_step or self.batches.even:
+            return rates
+        taken = jnp.sum(live > 0).astype(jnp.int32)
+        return self.learning_rate * self.schedule(round_index * taken + jnp.arange(rates.size))
 
     # What is kept across rounds: of each correction, then of the rule.
 
@@ -303,19 +318,20 @@ class LocalSgd(LocalTraining):
         sum of rate^2 Phi over its steps, for plain ones: what a step's noise does to later gradients is not noise.
         """
         rates = self.rates(round_index, data.largest)
-        steps = jnp.arange(rates.size, dtype=jnp.uint32)
 
         def one(client: jax.Array, records: jax.Array) -> jax.Array:
             # Of the draw only what does not depend on the key is used, and so computed.
-            batches = self.batches.sample(jax.random.key(0, impl="threefry2x32"), records, rates.size, data.largest)
+            key = jax.random.key(0, impl="threefry2x32")
+            batches = self.batches.sample(key, records, rates.size, data.largest, data.smallest)
             live = batches.live > 0
-            total_rate, last = _total_and_last(rates, live)
+            own = self._own_rates(rates, round_index, live)
+            steps, step_rates, total_rate, last = _in_order(self.batches, own, live)
 
             def of(step: jax.Array, rate: jax.Array, divisor: jax.Array) -> jax.Array:
                 at = StepContext(client, round_index, step, rate, total_rate, step == last)
                 return rate**2 * variance_of(self.privatizer, at, divisor)
 
-            return jnp.sum(jnp.where(live, jax.vmap(of)(steps, rates, batches.divisor), 0.0))
+            return jnp.sum(jnp.where(live, jax.vmap(of)(steps, step_rates, batches.divisor), 0.0))
 
         return jax.vmap(one)(jnp.arange(data.num_clients, dtype=jnp.int32), jnp.asarray(data.sizes))
 
@@ -350,7 +366,8 @@ class LocalSgd(LocalTraining):
                 "their change is the update divided by the learning rate",
             )
         if (self.extra_gradients or self.initial_release) and not alike:
-            raise errors.refuse("batches", "epochs", "of equal number for every client", "use without-replacement")
+            got = type(self.batches).__name__
+            raise errors.refuse("batches", got, "of equal number for every client", "use without-replacement")
         if self.privatizer.on_upload:
             least, most = extreme_rates(self, int(sizes.max()), rounds)
             if not 0 < least <= most < math.inf:
@@ -374,8 +391,23 @@ class LocalSgd(LocalTraining):
                 raise errors.refuse("controls", "gradients of their own", "read off the noised upload", "use update")
 
 
+def _in_order(batches: Batches, rates: jax.Array, live: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Numbers and rates of the steps of a round `(tau,)`, the sum of the rates of those taken, the last one's number.
+
+    Steps that are taken are 0, 1, ... in their order, before the others: so noise, schedule and order of what a client
+    does are the same however many steps larger clients take.
+    """
+    if batches.even:
+        return jnp.arange(live.size, dtype=jnp.uint32), rates, *_total_and_last(rates, live)
+    taken = (live > 0).astype(jnp.uint32)
+    before, others = jnp.cumsum(taken) - taken, jnp.cumsum(1 - taken) - (1 - taken)
+    numbers = jnp.where(live > 0, before, jnp.sum(taken) + others).astype(jnp.uint32)
+    total_rate, at = _total_and_last(rates[numbers], live)
+    return numbers, rates[numbers], total_rate, numbers[at]
+
+
 def _total_and_last(rates: jax.Array, live: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Sum of the rates of the steps that are taken, `live`, and the number of the last of them."""
+    """Sum of the rates of the steps that are taken, `live`, and the place of the last of them."""
     return jnp.sum(jnp.abs(rates) * live), rates.size - 1 - jnp.argmax(live[::-1])
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedjax_dp import accounting, errors, gradients
 from fedjax_dp.models import Model
-from fedjax_dp.parts.batches import Batches
+from fedjax_dp.parts.batches import Batches, unequal
 from fedjax_dp.parts.clipping import Bound, ClipBatch, ClipRecords, Records, StepReport, report_of
 from fedjax_dp.parts.contexts import StepContext
 from fedjax_dp.parts.noise import NoiseSource, WhiteNoise, noise_event
@@ -214,6 +214,9 @@ class RecordGaussian:
         if poisson and not self.bound.per_record:
             name = type(self.bound).__name__
             raise errors.refuse("bound", name, "ClipRecords for Poisson batches", "or use batches of fixed size")
+        if unequal(batches) and not self.bound.per_record and np.ptp(batches.divisors(records, steps)):
+            name = type(self.bound).__name__
+            raise errors.refuse("bound", name, "ClipRecords for batches of several sizes", "or drop the last of a pass")
         adjacency = accounting.Adjacency.ADD_REMOVE if poisson else accounting.Adjacency.REPLACE_ONE
         times = steps // sampling.steps_per_epoch if isinstance(sampling, accounting.Shuffled) else steps
         return noise_event(self.source, noise, sampling, adjacency, steps, times)

@@ -120,6 +120,10 @@ def _signed(v: jax.Array, s: jax.Array, b2: jax.Array | float) -> jax.Array:
     return v - (1 - b2) * s * s * jnp.sign(v - s * s)
 
 
+def _summed(v: jax.Array, s: jax.Array, b2: jax.Array | float) -> jax.Array:
+    return v + s * s
+
+
 def _adaptive(
     squared: Callable[[Any, Any], Any],
     numbers: dict[str, Any],
@@ -180,6 +184,11 @@ def adaptive_yogi(**numbers: Any) -> optax.GradientTransformation:
     return _adaptive(lambda gradient, mu: gradient, numbers, _signed)
 
 
+def adaptive_adagrad(**numbers: Any) -> optax.GradientTransformation:
+    """FedAdagrad of Reddi et al. 2021: nu <- nu + Delta^2, whatever b2, the rest as FedAdam."""
+    return _adaptive(lambda gradient, mu: gradient, numbers, _summed)
+
+
 _ADAPTIVE = (
     r"\mu \leftarrow \beta_1 \mu + (1 - \beta_1) \Delta,\ {}, \ w_{{t+1}} = w_t + \eta_s \mu / (\sqrt{{{}}} + \pi)"
 )
@@ -194,5 +203,6 @@ RULES: dict[Callable[..., optax.GradientTransformation], str] = {  # as LaTeX
     adaptive_yogi: _ADAPTIVE.format(
         r"\nu \leftarrow \nu - (1 - \beta_2) \Delta^2 \operatorname{sign}(\nu - \Delta^2)", r"\nu"
     ),
+    adaptive_adagrad: _ADAPTIVE.format(r"\nu \leftarrow \nu + \Delta^2", r"\nu"),
 }
 SECOND_MOMENTS = {"delta": adaptive_delta, "mu": adaptive_mu, "unbiased": adaptive_unbiased}

@@ -9,7 +9,7 @@ import numpy as np
 from fedjax_dp import accounting, errors, inspection
 from fedjax_dp.accounting import Guarantee, Unit, View
 from fedjax_dp.accounting.events import distinct, each
-from fedjax_dp.accounting.guarantee import FLOAT_NOISE, delta_warnings, no_privacy
+from fedjax_dp.accounting.guarantee import FLOAT_NOISE, NoiseMultipliers, delta_warnings, no_privacy
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.inspection import constants, flow
 from fedjax_dp.models import Model
@@ -194,7 +194,8 @@ def stated(run: PlannedRun, progress: Callable[[int, int], None] | None = None) 
     training = training_of(run)
     ledger = with_paid(algorithm, training)
     steps = [step for event in distinct(training) for step, _ in event.leaves()]
-    if steps and not np.any(np.asarray(noise_of(algorithm)) > 0):
+    noise = noise_of(algorithm)
+    if steps and not np.any(np.asarray(noise) > 0):
         what = "gradients" if unit is Unit.RECORD else "updates"
         return no_privacy(num_clients, f"{what} are clipped but noise_multiplier is 0", run.view)
     if any(step.reveals_everything for step in steps):
@@ -213,6 +214,7 @@ def stated(run: PlannedRun, progress: Callable[[int, int], None] | None = None) 
         tuple(claim for claims in CLAIMS for claim in claims(run, delta, epsilons, ledger)),
         (*delta_warnings(delta, members, unit), *run.beginning.warnings, *_shared_parts(data, unit), *_learnt(data)),
         caveat="; ".join(filter(None, (BY_NAME_ALONE.get(counted_as(run)), run.beginning.caveat))) or None,
+        noise=None if noise is None else NoiseMultipliers.of(np.ravel(np.asarray(noise, float)).tolist()),
         names=_names(data, unit),
     )
 
@@ -289,7 +291,7 @@ def _assumptions(
     lines.append(
         "the numbers of records of all clients are public"
         if steps[0].adjacency is accounting.Adjacency.REPLACE_ONE
-        else "each client's sampling rate is a public constant"
+        else "each client's sampling rate, divisor and number of steps are public constants, whoever joins or leaves"
     )
     lines += local.privatizer.assumptions
     if local.initial_release:
@@ -330,10 +332,12 @@ def _correlated(part: Any) -> bool:
 
 
 def _sampling_words(steps: list[Any]) -> str:
-    kinds = list(dict.fromkeys(str(step.sampling) for step in steps))
-    if isinstance(steps[0].sampling, accounting.FullBatch):
+    kinds = list(dict.fromkeys(step.sampling for step in steps))
+    sampled = [str(kind) for kind in kinds if not isinstance(kind, accounting.FullBatch)]
+    if not sampled:
         return "all records in every step"
-    return f"records by {kinds[0]}" + (f" and {len(kinds) - 1} more sizes" if len(kinds) > 1 else "")
+    words = f"records by {sampled[0]}" + (f" and {len(sampled) - 1} more sizes" if len(sampled) > 1 else "")
+    return words + ", all records of clients with no more than a batch" * (len(sampled) < len(kinds))
 
 
 def over_budget(promise: Guarantee, terms: PrivacyTerms) -> Guarantee:

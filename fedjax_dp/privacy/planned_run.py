@@ -12,6 +12,7 @@ from fedjax_dp import errors
 from fedjax_dp.accounting import View
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.models import Model, usual_model
+from fedjax_dp.parts.aggregation import separate
 from fedjax_dp.parts.cohorts import Members
 from fedjax_dp.parts.facts import of_the_project
 from fedjax_dp.privacy.beginning import Beginning, beginning_of
@@ -155,7 +156,8 @@ def noise_gains(algorithm: Algorithm, data: FederatedData, view: View, colluders
     Noise must span some steps of the ring, or rounding would swallow it: else nothing is gained.
     Nothing is gained with more local steps (`accounting.seen` says why), where cohorts vary in size or multiplicity, or
     where what clients keep acts on later updates: a control variate carries a client's own noise from one sum into the
-    next alone; nor where a part that is not the project's own stands between the noise and the sum.
+    next alone; nor where updates are combined otherwise than by a sum of public weights; nor where a part that is not
+    the project's own stands between the noise and the sum.
     """
     ones, local = np.ones(data.num_clients), algorithm.local
     cohort = algorithm.cohort
@@ -178,7 +180,7 @@ def noise_gains(algorithm: Algorithm, data: FederatedData, view: View, colluders
         return ones
     if view is View.DEPLOYED and local.personal:  # a client's own model carries its own noise alone
         return ones
-    if not all(map(of_the_project, between)):
+    if separate(aggregate) or not all(map(of_the_project, between)):
         return ones
     others = honest_of(algorithm, data, view, helpers) - 1
     everyone = Members(jnp.arange(data.num_clients), jnp.ones(data.num_clients), *(jnp.zeros(data.num_clients),) * 2)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fedjax_dp import errors
+from fedjax_dp.accounting import Unit
 from fedjax_dp.display import count, duration, size
 from fedjax_dp.figures.tables import runs as tables
 from fedjax_dp.reports import charts, shared
@@ -178,12 +179,22 @@ def _curves(
         history,
         "clipped",
         "Clipped fraction by round",
-        "Share of the last round's records whose gradient was scaled down. Usual is half, or nearly all with a "
+        "Share of the last round's updates that were scaled down. Usual is half."
+        if guarantee["unit"] == Unit.CLIENT.value
+        else "Share of the last round's records whose gradient was scaled down. Usual is half, or nearly all with a "
         "learning rate to match.",
         {"clipped": "clipped fraction (probe)"},
         charts.axis("value", "clipped fraction", ".0%", domain=[0, 1]),
         ".1%",
-        idle=guarantee["epsilon"] is None or guarantee["unit"] != "record",  # no record's gradient is clipped there
+        idle=guarantee["epsilon"] is None,  # nothing is clipped there
+    )
+    blocks += _figure(
+        history,
+        "clip_norm",
+        "Clip norm by round",
+        "The bound on updates that the round began with; rounds learn it from the share of updates within.",
+        {"clip_norm": "clip norm (probe)"},
+        charts.axis("value", "clip norm"),
     )
     blocks += _figure(
         history,

@@ -7,6 +7,7 @@ from typing import Any
 
 from fedjax_dp import errors
 from fedjax_dp.accounting import View
+from fedjax_dp.accounting.guarantee import NoiseMultipliers
 from fedjax_dp.figures.tables import runs as tables
 from fedjax_dp.reports import charts
 from fedjax_dp.reports.contents import Block, Facts, Grid, Listing, Prose, Rows, Section, in_words, percent
@@ -73,6 +74,8 @@ def resting(guarantee: Mapping[str, Any]) -> list[Section]:
         ("accountant", guarantee["accountant"]),
         ("epsilon of clients", spread(guarantee)),
     ]
+    if guarantee.get("noise_multiplier") is not None:
+        terms.append(("noise multiplier", str(NoiseMultipliers(**guarantee["noise_multiplier"]))))
     blocks: list[Block] = [Facts(terms, wide=True)]
     if guarantee["assumptions"]:
         blocks += [Prose(["It holds if all of this is true:"]), Listing(guarantee["assumptions"])]

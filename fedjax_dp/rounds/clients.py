@@ -164,13 +164,13 @@ def visit(
     client = ClientContext(own_key, state.round, member.client, data, model, unravel, received, shard)
     result = algorithm.local.run(client)
     count, transport = ids.shape[0], algorithm.transport
-    update, extra = algorithm.upload.message(
-        role_key(own_key, "upload"),
-        result.update,
-        Part(tensor_sizes(state.params), algorithm.local.sent_tensors(model)).sizes,
-        state.upload,
-        MessageEncoding(count, transport.resolution, transport.limit(count)),
-    )
+    sizes = Part(tensor_sizes(state.params), algorithm.local.sent_tensors(model)).sizes
+    encoding = MessageEncoding(count, transport.resolution, transport.limit(count))
+    update, extra = algorithm.upload.message(role_key(own_key, "upload"), result.update, sizes, state.upload, encoding)
+    shorter = algorithm.upload.scales_down(result.update, sizes, state.upload, encoding)
+    if algorithm.upload.unit is not None:
+        of_updates = jnp.float32(jnp.nan) if shorter is None else shorter.astype(jnp.float32)
+        result = result._replace(report=result.report._replace(clipped=of_updates))
     loss = mean_loss(model, state.params, data, member.client) if algorithm.aggregate.needs_loss else None
     rate = algorithm.local.rates(state.round, data.largest)[0]
     contribution = algorithm.aggregate.contribution(member.weight, update, loss, rate)

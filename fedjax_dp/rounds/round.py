@@ -10,6 +10,7 @@ from fedjax_dp import gradients
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.execution.mesh import Execution, sum_over_clients
 from fedjax_dp.models import Model
+from fedjax_dp.parts.aggregation import separate
 from fedjax_dp.parts.cohorts import Members
 from fedjax_dp.parts.contexts import LocalState
 from fedjax_dp.parts.corrections import kept
@@ -45,8 +46,9 @@ def run_round(
 
 
 def _train(now: Round) -> tuple[Any, Any, RoundReport]:
-    """The cohort trains: the sum of its messages as they travel, and new rows of what clients keep."""
+    """The cohort trains: its messages as they travel, one by one or summed, and new rows of what clients keep."""
     algorithm, members = now.shared.algorithm, now.members
+    alone = separate(algorithm.aggregate)
     noised = algorithm.upload.unit is not None or getattr(algorithm.local.privatizer, "no_epsilon_reason", None) is None
 
     def client(shared: Any, member: Member) -> tuple[Any, Any]:
@@ -67,9 +69,10 @@ def _train(now: Round) -> tuple[Any, Any, RoundReport]:
         # Whoever is absent is left out here, as outside devices would gather all flags for it; and the other way round,
         # as portions that are skipped are zeros.
         broken = ~sound & member.present
-        return words, (result.client_state, (result.report, broken, overflow & member.present, observed))
+        summed, stacked = ((), words) if alone else (words, ())
+        return summed, (stacked, result.client_state, (result.report, broken, overflow & member.present, observed))
 
-    words, (rows, (probes, broken, overflow, observed)) = sum_over_clients(
+    summed, (stacked, rows, (probes, broken, overflow, observed)) = sum_over_clients(
         in_pieces(client) if now.execution.in_pieces else client,
         now.shared,
         now.everyone,
@@ -80,8 +83,11 @@ def _train(now: Round) -> tuple[Any, Any, RoundReport]:
         None if now.block is None else now.block.held,
     )
     loss, clipped, signal, noise = probes
-    report = RoundReport(members.ids, members.present, loss, clipped, signal, noise, ~broken, overflow, observed)
-    return words, rows, report
+    learnt = algorithm.upload.learnt_clip_norm(now.state.upload)
+    report = RoundReport(
+        members.ids, members.present, loss, clipped, signal, noise, ~broken, overflow, observed, clip_norm=learnt
+    )
+    return stacked if alone else summed, rows, report
 
 
 class _Mean(NamedTuple):
@@ -97,10 +103,13 @@ def _aggregate(now: Round, words: Any, report: RoundReport) -> tuple[_Mean, Roun
     """The mean update, with the noise that joins it, and the sums of what came beside."""
     algorithm, data, key = now.shared.algorithm, now.shared.data, now.shared.key
     state, members, rates, observe = now.state, now.members, now.rates, now.observe
+    alone = separate(algorithm.aggregate)
+    summed = jnp.sum(words, 0) if alone else words
     message = algorithm.transport.total(
-        role_key(key, "masks"), state.round, members.ids, members.invited, members.present, words
+        role_key(key, "masks"), state.round, members.ids, members.invited, members.present, summed
     )
     total, (extra, terms) = now.split(message)
+    total = jax.vmap(now.split)(words)[0] if alone else total
     params, sent = ravel(state.params)[0], now.sent
     update = algorithm.aggregate.combine(total, members, data.shares, rates, sent.take(params))
     sensitivity = algorithm.aggregate.sensitivity(data.shares, rates, members.ids.shape[0])

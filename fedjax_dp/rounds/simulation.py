@@ -170,7 +170,7 @@ def run_rounds(
         state, report = carry
         return (state.round < until) & jnp.all(report.finite & ~report.overflow)
 
-    state, report = lax.while_loop(more, following, (state, nothing(algorithm.cohort.capacity(data.num_clients))))
+    state, report = lax.while_loop(more, following, (state, nothing(algorithm, data.num_clients)))
     if block is not None and block.places is not None:  # their rows go back to tables on the host
         state = prefetch.over_tables(state, execution.readable)
     return state, execution.readable(report)
@@ -299,10 +299,12 @@ def fresh(algorithm: Algorithm, data: FederatedData, model: Model, seed: int, on
     return state
 
 
-def nothing(members: int) -> RoundReport:
+def nothing(algorithm: Algorithm, num_clients: int) -> RoundReport:
     """The report of no round."""
+    members, upload = algorithm.cohort.capacity(num_clients), algorithm.upload
     zeros, no = jnp.zeros(members), jnp.zeros(members, bool)
-    return RoundReport(jnp.zeros(members, jnp.int32), no, zeros, zeros, zeros, zeros, ~no, no)
+    learnt = upload.learnt_clip_norm(upload.init())
+    return RoundReport(jnp.zeros(members, jnp.int32), no, zeros, zeros, zeros, zeros, ~no, no, clip_norm=learnt)
 
 
 def simulate(

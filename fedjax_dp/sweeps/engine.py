@@ -18,13 +18,13 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from fedjax_dp import errors
-from fedjax_dp.accounting import FullBatch
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.execution.memory import free_memory, most_at_once
 from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.gradients import split
 from fedjax_dp.models import task_of
 from fedjax_dp.models.model import size_of
+from fedjax_dp.parts.batches import Batches
 from fedjax_dp.parts.facts import of_the_project
 from fedjax_dp.privacy.planned_run import PlannedRun
 from fedjax_dp.pytrees import changed
@@ -91,19 +91,33 @@ def _structure(job: Job) -> Any:
 
     run = job.run
     kinds = tuple(np.result_type(leaf) for leaf in jax.tree.leaves(run.data))
-    largest = run.data.largest if _follows_largest(run.algorithm) else 0
-    data = changed(run.data, name="", learnt=(), overlap="", largest=largest)
+    largest = run.data.largest if _follows_largest(run.algorithm, run.data.largest) else 0
+    smallest = _of_smallest(run.algorithm, run.data.smallest)
+    data = changed(run.data, name="", learnt=(), overlap="", largest=largest, smallest=smallest)
     return shapes(run.algorithm), shapes(data), kinds, run.model, job.train_metrics, job.chunk_size, job.parts
 
 
-def _follows_largest(algorithm: Algorithm) -> bool:
+def _follows_largest(algorithm: Algorithm, largest: int) -> bool:
     """Whether steps or arrays depend on the number of records of the largest client."""
     local = algorithm.local
-    apart = local.batches.even and not isinstance(local.batches.sampling(2**31), FullBatch)
+    apart = local.batches.even and _rows(local.batches, largest) == _rows(local.batches, 2 * largest)
     plain = all(map(of_the_project, (local, *(part for _, part in local.parts)))) and not (
         local.has_client_state or local.reads_records_outside_round
     )
     return not (apart and plain) or algorithm.aggregate.needs_loss
+
+
+def _rows(batches: Batches, largest: int) -> int:
+    """Of a batch, where the largest client has so many records."""
+    drawn = jax.eval_shape(lambda key: batches.sample(key, jnp.int32(largest), 1, largest, 1), jax.random.key(0))
+    return int(drawn.positions.shape[1])
+
+
+def _of_smallest(algorithm: Algorithm, smallest: int) -> int:
+    """What a program depends on of the records of the smallest client: whether a batch has more, or their number."""
+    local = algorithm.local
+    known = all(map(of_the_project, (local, local.batches, *(part for _, part in local.parts))))
+    return int(smallest < getattr(local.batches, "size", 0)) if known else smallest
 
 
 class _Numbers(NamedTuple):
@@ -139,6 +153,7 @@ class JobGroup:
         self._frozen: Any = None  # placed when they are first needed
         self._shelf = cache or RecordCache()
         self._largest = max(job.run.data.largest for job in self.jobs)
+        self._smallest = min(job.run.data.smallest for job in self.jobs)
         self._options: dict[str, Any] = {"memory": memory, "parts": parts, "cache": self._shelf}
         on_cpu = self.devices[0].platform == "cpu"
         together = not on_cpu if together is None else together
@@ -179,7 +194,7 @@ class JobGroup:
     def _compiled(self, slots: int) -> Executables:
         """The executables for so many points of a device."""
         program, run = dataclasses.replace(self.program, slots=slots), self.jobs[0].run
-        records = records_of(run.data, self._largest)
+        records = records_of(run.data, self._largest, self._smallest)
         return program.compile(*program.shapes(run.algorithm, run.data.partition, records, split(run.model)[1]))
 
     def sample(self) -> "Sample":
@@ -291,7 +306,7 @@ class JobGroup:
         host, count = jax.device_put(self._points(lanes), NamedSharding(self.program.mesh, P(AXIS)))
         spare = next(lane[0] for lane in lanes if lane)
         datas = [self.jobs[lane[0] if lane else spare].run.data for lane in lanes]
-        records = self._shelf.records(datas, self._largest, self.program.mesh)
+        records = self._shelf.records(datas, self._largest, self._smallest, self.program.mesh)
         if self._frozen is None:
             self._frozen = jax.device_put(split(self.jobs[0].run.model)[1], NamedSharding(self.program.mesh, P()))
         return host._replace(key=_keys(host.key)), records, self._frozen, count

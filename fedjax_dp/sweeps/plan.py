@@ -170,7 +170,12 @@ def _shared(base: Values, varied: Values) -> Values:
 def taken_by(entry: Entry[Any], values: Values) -> Values:
     """Of values for several algorithms, those that mean something to one."""
     taken, apart = options_of(entry), () if entry.private else OF_PRIVATE
-    return {name: value for name, value in values.items() if name in taken and name not in apart}
+    effective = {name: option.default for name, option in taken.items()} | dict(values)
+    return {
+        name: value
+        for name, value in values.items()
+        if name in taken and name not in apart and not taken[name].missing(effective)
+    }
 
 
 def collect(

@@ -102,7 +102,7 @@ class Program:
 
         first_point, first_running = _first((points, running))
         data = changed(shared, **first_point.partition)
-        nobody = nothing(first_point.algorithm.cohort.capacity(data.num_clients))
+        nobody = nothing(first_point.algorithm, data.num_clients)
         shape = jax.eval_shape(lambda *seen: self._see(model, *seen), first_point, data, first_running.state, nobody)
         unseen = jax.tree.map(lambda a: jnp.zeros((self.marks, *a.shape), a.dtype), shape)
 

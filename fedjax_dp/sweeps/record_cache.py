@@ -19,12 +19,12 @@ class RecordCache:
     def __init__(self) -> None:
         self._held: dict[int, tuple[Any, list[jax.Array]]] = {}
 
-    def records(self, datas: Sequence[FederatedData], largest: int, mesh: Mesh) -> FederatedData:
+    def records(self, datas: Sequence[FederatedData], largest: int, smallest: int, mesh: Mesh) -> FederatedData:
         """The records of each device's data set `(devices, ...)`; those that a device already holds stay there."""
         for at, (data, device) in enumerate(zip(datas, mesh.devices.flat, strict=True)):
             if at not in self._held or self._held[at][0] != base_of(data):
                 self._held.pop(at, None)
-                leaves = [np.asarray(a)[None] for a in jax.tree.leaves(records_of(data, largest))]
+                leaves = [np.asarray(a)[None] for a in jax.tree.leaves(records_of(data, largest, smallest))]
                 self._held[at] = (base_of(data), jax.device_put(leaves, device))
         spread = NamedSharding(mesh, P(AXIS))
         columns = zip(*(self._held[at][1] for at in range(len(datas))), strict=True)
@@ -32,13 +32,15 @@ class RecordCache:
             jax.make_array_from_single_device_arrays((len(parts), *parts[0].shape[1:]), spread, list(parts))
             for parts in columns
         ]
-        shelved: FederatedData = jax.tree.unflatten(jax.tree.structure(records_of(datas[0], largest)), whole)
+        structure = jax.tree.structure(records_of(datas[0], largest, smallest))
+        shelved: FederatedData = jax.tree.unflatten(structure, whole)
         return shelved
 
 
-def records_of(data: FederatedData, largest: int) -> FederatedData:
-    """What all partitions of a data set share."""
-    return changed(data, **dict.fromkeys(data.partition), name="", learnt=(), overlap="", largest=largest)
+def records_of(data: FederatedData, largest: int, smallest: int) -> FederatedData:
+    """What all partitions of a data set share, where no client has more or fewer records than these."""
+    shared = changed(data, **dict.fromkeys(data.partition), name="", learnt=(), overlap="")
+    return changed(shared, largest=largest, smallest=smallest)
 
 
 def base_of(data: FederatedData) -> tuple[float, ...]:

@@ -45,7 +45,8 @@ def tidy(records: Iterable[Record], axes: Sequence[str]) -> pandas.DataFrame:
     """One row per point and evaluated round; a point without any evaluation keeps one row, with empty metrics.
 
     Columns: index, point, the axes, seed, status, reason, guarantee_epsilon and guarantee_delta (what was proved; an
-    axis epsilon is the budget), seconds, round, every metric, and the other fields of the configuration.
+    axis epsilon is the budget), guarantee_noise (the noise multiplier that it is of, the median client's), seconds,
+    round, every metric, and the other fields of the configuration.
     guarantee_epsilon is infinite without privacy and NaN where no Guarantee is known.
     """
     errors.require_installed("pandas", "tables", "for the tables of a sweep")
@@ -57,6 +58,8 @@ def tidy(records: Iterable[Record], axes: Sequence[str]) -> pandas.DataFrame:
     points |= {name: [record[name] for record in records] for name in ("status", "reason")}
     points["guarantee_epsilon"] = [proved(record) for record in records]
     points["guarantee_delta"] = [record["guarantee"].get("delta") for record in records]
+    noises = [record["guarantee"].get("noise_multiplier") or {} for record in records]
+    points["guarantee_noise"] = [noise.get("median") for noise in noises]
     points["seconds"] = [record["seconds"] for record in records]
 
     rows = [(place, seen) for place, record in enumerate(records) for seen in record["history"] or [{}]]

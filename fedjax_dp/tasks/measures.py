@@ -119,7 +119,8 @@ def measures_of(task: Mapping[str, Any]) -> Measures:
     main_looks: dict[str, Any] = {"share": main.share, "unit": main.unit, "probe": True, "signed": main.signed}
     found += [
         Measure("train_loss", f"{loss} of the cohort's batches", -1, probe=True, **of_loss),
-        Measure("clipped", "gradients clipped", 0, True, probe=True, judge=main),
+        Measure("clipped", "gradients or updates clipped", 0, True, probe=True, judge=main),
+        Measure("clip_norm", "learnt clip norm", 0, probe=True, judge=main),
         Measure("noise_to_signal", "noise over signal", -1, probe=True),
         Measure("objective", "objective", -1, probe=True, **of_loss),
         Measure("gradient_norm", "norm of the objective's gradient", -1, probe=True),

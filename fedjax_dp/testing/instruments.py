@@ -23,7 +23,7 @@ from fedjax_dp.gradients import JitOfModel
 from fedjax_dp.inspection.trials import QUICK
 from fedjax_dp.models import Model
 from fedjax_dp.parts.aggregation import ESTIMATORS
-from fedjax_dp.parts.batches import Batch, Batches
+from fedjax_dp.parts.batches import Batch, Batches, divisors_of
 from fedjax_dp.parts.client_privacy import PlainUpload, hides_clients
 from fedjax_dp.parts.cohorts import AllClients
 from fedjax_dp.parts.local_rules import LocalRule
@@ -78,11 +78,15 @@ class Without:
     batches: Batches
     position: jax.Array
 
+    @property
+    def even(self) -> bool:
+        return self.batches.even
+
     def count(self, steps: int, largest: int) -> int:
         return self.batches.count(steps, largest)
 
-    def sample(self, key: jax.Array, records: jax.Array, steps: int, largest: int) -> Batch:
-        batch = self.batches.sample(key, records, steps, largest)
+    def sample(self, key: jax.Array, records: jax.Array, steps: int, largest: int, smallest: int) -> Batch:
+        batch = self.batches.sample(key, records, steps, largest, smallest)
         return batch._replace(mask=batch.mask & (batch.positions != self.position.astype(jnp.int32)))
 
 
@@ -120,6 +124,7 @@ def subsample_clients(
         offsets=np.asarray(data.offsets)[ids],
         sizes=sizes[ids],
         largest=int(sizes[ids].max()),
+        smallest=int(sizes[ids].min()),
         shares=(shares / shares.sum()).astype(np.float32),
         test_clients=None,
     )
@@ -267,7 +272,7 @@ def step_units(algorithm: Algorithm, data: FederatedData, rounds: int = 1) -> np
 
     Shape: `(rounds, clients, steps)`. C / B where records are clipped, C where the batch is. Noise on the upload: what
     the round's steps can move, C times the sum of their rates, over the rate that the noise is about to be multiplied
-    by; 0 stands for a step that adds no noise or is not taken.
+    by; 0 stands for a step that adds no noise or is not taken. Steps that are taken come first.
     Raises: ConfigurationError for a privatizer without clip_norm.
     """
     local, privatizer = algorithm.local, algorithm.local.privatizer
@@ -284,8 +289,9 @@ def step_units(algorithm: Algorithm, data: FederatedData, rounds: int = 1) -> np
         literal, every_step = (getattr(privatizer, name, False) for name in ("literal", "every_step"))
         reach = clip * rates.sum(1, keepdims=True) / (rates[0, -1] if literal else rates)  # as the ledger counts it
         return np.where(last | every_step, reach, 0.0)[:, None] + np.zeros(live.shape)
-    unit = np.array([privatizer.noise_unit(local.batches.divisor(int(n))) for n in sizes], float)
-    return np.where(live, clip * unit[:, None], 0.0)
+    divisors = [divisors_of(local.batches, int(n), most) for n in sizes]
+    unit = np.array([[privatizer.noise_unit(int(divisor)) for divisor in each] for each in divisors], float)
+    return np.where(live, clip * unit, 0.0)
 
 
 def clip_of(algorithm: Algorithm) -> float:
@@ -338,4 +344,5 @@ def own_records(data: FederatedData, records: int | None = None) -> FederatedDat
         offsets=(np.cumsum(sizes) - sizes).astype(np.int32),
         sizes=sizes,
         largest=int(sizes.max()),
+        smallest=int(sizes.min()),
     )

@@ -101,8 +101,8 @@ def _require_same(law: str, pair: list[np.ndarray], resolution: float = 0.0) -> 
     require(apart <= allowed, law, f"numbers {apart:.2g} apart", f"at most {allowed:.2g}, rounding", "no chance in it")
 
 
-def _with_padding(right: Batches, key: jax.Array, records: jax.Array, steps: int, largest: int) -> Batch:
-    batch = right.sample(key, records, steps, largest)
+def _with_padding(right: Batches, key: jax.Array, records: jax.Array, steps: int, largest: int, smallest: int) -> Batch:
+    batch = right.sample(key, records, steps, largest, smallest)
     shape = (batch.positions.shape[0], 2)
     more = jnp.broadcast_to(jnp.asarray(records, batch.positions.dtype), shape)  # the row after the client's own
     return batch._replace(
@@ -111,8 +111,8 @@ def _with_padding(right: Batches, key: jax.Array, records: jax.Array, steps: int
     )
 
 
-def _turned(right: Batches, key: jax.Array, records: jax.Array, steps: int, largest: int) -> Batch:
-    batch = right.sample(key, records, steps, largest)
+def _turned(right: Batches, key: jax.Array, records: jax.Array, steps: int, largest: int, smallest: int) -> Batch:
+    batch = right.sample(key, records, steps, largest, smallest)
     return batch._replace(positions=batch.positions[:, ::-1], mask=batch.mask[:, ::-1])
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_dp import errors
-from fedjax_dp.accounting.sampling import FullBatch, Sampling
+from fedjax_dp.accounting.sampling import Sampling
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.inspection.draws import examine_batches, examine_cohort
 from fedjax_dp.inspection.local_steps import examine_batches_of_steps
@@ -20,7 +20,7 @@ from fedjax_dp.parts.cohorts import Cohort, Members
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.testing.checks import run_check, usable_model
 from fedjax_dp.testing.mutation import WrongProgram, wrong_program
-from fedjax_dp.testing.wrong_programs import first_records, law_of_batches
+from fedjax_dp.testing.wrong_programs import first_records
 
 DRAWS = 4_000  # batches of a client, or cohorts
 ROUNDS = 64  # of the run itself
@@ -70,13 +70,18 @@ def check_sampling(
     errors.require_count("draws", draws)
     if isinstance(subject, Algorithm):
         model = usable_model(subject, data, model)
-        if isinstance(law_of_batches(subject), FullBatch) and not subject.cohort.drawn:
-            wrong = None  # nothing is drawn
+        if wrong is FROZEN and data is not None and not _samples(subject, data):
+            wrong = (first_clients,) if subject.cohort.drawn else None  # the first records are all
         return run_check(_of_algorithm, subject, wrong, "raise draws", data, model, seed, draws)
     if not isinstance(sampling, Sampling):
         raise errors.refuse("sampling", sampling, "given with a function, such as Poisson(0.01)")
     wrong = _frozen if wrong is FROZEN else wrong
     return run_check(_of_function, subject, wrong, "raise draws", sampling, seed, draws)
+
+
+def _samples(algorithm: Algorithm, data: FederatedData) -> bool:
+    """Whether some client has records that a batch may lack."""
+    return any(algorithm.local.batches.sampling(n).rate < 1 for n in set(np.asarray(data.sizes).tolist()))
 
 
 def _of_algorithm(algorithm: Algorithm, data: FederatedData, model: Model, seed: int, draws: int) -> None:

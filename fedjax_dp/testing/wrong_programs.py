@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_dp import errors
-from fedjax_dp.accounting.sampling import FullBatch, Sampling, Shuffled
+from fedjax_dp.accounting.sampling import FullBatch, Refilled, Sampling, Shuffled
 from fedjax_dp.gradients import clip_factors
 from fedjax_dp.models import Model
 from fedjax_dp.parts.batches import Batch
@@ -63,7 +63,7 @@ def _require_clipped_records(algorithm: Algorithm) -> None:
 
 
 def _require_draws(algorithm: Algorithm) -> None:
-    if isinstance(law_of_batches(algorithm), FullBatch | Shuffled):
+    if isinstance(law_of_batches(algorithm), FullBatch | Shuffled | Refilled):
         name = type(algorithm.local.batches).__name__
         raise errors.refuse("batches", name, "drawn afresh in every step for this wrong program")
 
@@ -143,9 +143,9 @@ def unclipped_bias(right: ClipRecords, model: Model, params: Any, records: Recor
 
 
 @wrong_program("batches", "sample", _require_draws)
-def first_records(right: Any, key: jax.Array, records: jax.Array, steps: int, largest: int) -> Batch:
+def first_records(right: Any, key: jax.Array, records: jax.Array, steps: int, largest: int, smallest: int) -> Batch:
     """Every batch is the client's first records, though stated to be sampled. Wrong where batches are drawn."""
-    drawn: Batch = right.sample(key, records, steps, largest)
+    drawn: Batch = right.sample(key, records, steps, largest, smallest)
     at = jnp.broadcast_to(jnp.arange(drawn.positions.shape[1], dtype=jnp.int32), drawn.positions.shape)
     mask = at < right.size
     return drawn._replace(positions=jnp.where(mask, jnp.minimum(at, records - 1), 0), mask=mask)

@@ -11,7 +11,7 @@ import reference
 from flax import linen as nn
 from helpers import GivenCohorts, TwoLayerModel, ragged_data, states_of, usual, with_given
 
-from fedjax_dp import algorithms
+from fedjax_dp import algorithms, errors
 from fedjax_dp.models import model as fdp_model
 from fedjax_dp.parts.cohorts import AllClients
 from fedjax_dp.parts.feature_matching import NoisyFeatures
@@ -109,7 +109,7 @@ class Setting:
                     own = jax.random.fold_in(jax.random.fold_in(role_key(key, "local"), t), i)
                 rows = steps + (more if t < ROUNDS else 0)
                 drawn[t, i] = jax.device_get(
-                    self.law.sample(role_key(own, "batch"), jnp.int32(self.sizes[i]), rows, largest)
+                    self.law.sample(role_key(own, "batch"), jnp.int32(self.sizes[i]), rows, largest, self.data.smallest)
                 )
             return drawn[t, i]
 
@@ -156,6 +156,9 @@ FEDAVG = {
     "biased": ({}, {"estimator": "biased"}, {}),
     "renorm": ({}, {"estimator": "renorm"}, {}),
     "mean": ({}, {"estimator": "mean"}, {}),
+    "median": ({}, {"estimator": "median"}, {}),
+    "trimmed mean": ({}, {"estimator": "trimmed_mean", "trim": 0.35}, {"estimator": 0.35}),
+    "median of an even number": ({"cohorts": [[0, 3, 2, 4], [4, 1, 0, 3], [2, 1, 3, 0]]}, {"estimator": "median"}, {}),
     "md": ({"multiset": True}, {"estimator": "wor_delta"}, {"estimator": "md"}),
     "is": ({"multiset": True}, {"estimator": "wor_delta"}, {"estimator": "is"}),
     "full batches, l2": ({}, {"batches": "full", "batch_size": None, "l2": 0.05}, {"l2": 0.05}),
@@ -467,9 +470,26 @@ def test_every_entry_is_compared():
         "acs_pldp",
         "dp_fedavg_output",
         "dp_fedavg",
+        "dp_fedavg_record",  # which is dpnfl without what its paper brings
     }
     rest = set(algorithms.CATALOGUE) - compared - set(algorithms.PERSONAL)  # which equal their worked examples
     assert rest == {"dp_ftrl"}  # its noise is compared in test_upload.py
+
+
+PLAIN = {"cohort_size": 3, "batch_size": 2, "local_steps": 3, "learning_rate": 0.3}
+
+
+def test_dp_fedavg_on_records_is_dpnfl_without_what_its_paper_brings():
+    given = {**PLAIN, "clip_norm": 0.7, "noise_multiplier": 2.0}
+    plain = algorithms.CATALOGUE["dp_fedavg_record"](**given)
+    assert plain == algorithms.CATALOGUE["dpnfl"](**given, schedule="constant", l2=0.0)
+
+
+@pytest.mark.parametrize("quantile", [0.0, 1.0])
+def test_a_clip_norm_that_nothing_ends_is_refused(quantile):
+    given = {**PLAIN, "clip_norm": 0.7, "noise_multiplier": 2.0, "adaptive_clip": True, "clip_quantile": quantile}
+    with pytest.raises(errors.ConfigurationError, match="at 0 the clip norm can only fall and at 1 only grow"):
+        algorithms.CATALOGUE["dp_fedavg"](**given).upload.check(4)
 
 
 def test_the_comparison_can_fail():

@@ -333,6 +333,7 @@ PRIVATE = {
     "dpnfl": {**STEPS},
     "addpnfl": {**STEPS},
     "dp_fedavg_local": {**STEPS},
+    "dp_fedavg_record": {**STEPS},
     "dp_scaffold": {**STEPS},
     "dp_sgd": {**STEPS, "local_steps": 1},
     "cpfed": {**STEPS, "local_steps": 1},

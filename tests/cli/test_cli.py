@@ -13,7 +13,7 @@ import pytest
 from helpers import usual
 
 import fedjax_dp
-from fedjax_dp import algorithms, cli
+from fedjax_dp import algorithms, cli, errors
 from fedjax_dp.cli.commands import COMMANDS
 from fedjax_dp.cli.run import RunOptions
 from fedjax_dp.experiments import build, config, environment, groups, population
@@ -75,6 +75,7 @@ def test_default_run_trains_privately_well_above_chance(capsys):
         "accountant",
         "epsilon_min",
         "epsilon_median",
+        "noise_multiplier",
         "claims",
     } <= (set(told["guarantee"]))
     assert {"compile_s", "round_s_median", "total_s"} <= set(told["timing"])
@@ -115,9 +116,9 @@ def test_the_result_comes_first_and_detail_folds(capsys):
         assert (out.err == "") == (flag == ["--quiet"])
         assert ("of gradients clipped: usual is half" in out.out) == (flag != ["--quiet"])
         assert ("times the signal: above 1 is usual" in out.out) == (flag != ["--quiet"])
-    assert labels["--quiet"] == ["privacy", "folder"]
-    assert labels[""] == ["privacy", "folder", "assuming", "claim", "probes", ""]
-    assert labels["--verbose"] == [*labels[""], "traffic", "time"]
+    assert labels["--quiet"] == ["noise", "privacy", "folder"]
+    assert labels[""] == ["noise", "privacy", "folder", "assuming", "probes", ""]
+    assert labels["--verbose"] == [*labels[""], "claim", "traffic", "time"]  # a theorem that says nothing of this run
 
 
 def test_non_private_run_says_no_privacy(capsys):
@@ -242,7 +243,7 @@ BAD = [
     ),
     (["run", "--dataset", "mnits"], "did you mean mnist?"),
     (["run", "--rounds", "0"], "rounds must be an integer of at least 1, got 0"),
-    (["run", "--batch-size", "200"], "batch_size must be at most the 143 records of the smallest client, got 200"),
+    (["run", "--batch-size", "0"], "batch_size must be an integer of at least 1, got 0"),
     (["run", "--cohort-size", "11"], "cohort_size must be at most the 10 clients, got 11"),
     (["run", "--num-clients", "2000"], "num_clients must be at most the 1437 records"),
     (["run", "--learning-rate", "nan"], "learning_rate must be positive and finite, got nan"),
@@ -530,3 +531,28 @@ def test_flags_are_read_alike_where_a_tracker_has_loaded_pydantic():
     words[4] = "true"  # what is wrong then is no flag's form
     done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True)
     assert done.stderr == "fedjax-dp: hidden must be left out unless model is mlp, got 8,4; drop it\n"
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("--lr", "--learning-rate"),
+        ("--clients", "--num-clients"),
+        ("--optimizer", "--local-rule"),
+        ("--sigma", "--noise-multiplier"),
+        ("--epochs", "--local-steps"),
+        ("--max-grad-norm", "--clip-norm"),
+        ("--lerning-rate", "--learning-rate"),
+    ],
+)
+def test_names_of_other_tools_lead_to_the_right_ones(capsys, theirs, ours):
+    assert cli.main(["run", theirs, "3"]) == 2
+    assert f"did you mean {ours}?" in capsys.readouterr().err
+
+
+def test_every_name_that_is_offered_for_another_is_an_option_of_some_entry(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["run", "--help-all"])
+    flags = set(re.findall(r"--[a-z][a-z0-9-]*", capsys.readouterr().out))
+    entries = {name for entry in algorithms.CATALOGUE.values() for name in entry.options}
+    assert not {*errors.ELSEWHERE.values()} - {flag[2:].replace("-", "_") for flag in flags} - entries

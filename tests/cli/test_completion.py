@@ -30,7 +30,7 @@ def completed(script, *words):
     [
         (["au"], {"audit"}),
         (["help", "cat"], {"catalogue"}),
-        (["run", "--algorithm", "dp_fedavg"], {"dp_fedavg", "dp_fedavg_output"}),
+        (["run", "--algorithm", "dp_fedavg"], {"dp_fedavg", "dp_fedavg_local", "dp_fedavg_output", "dp_fedavg_record"}),
         (["run", "--dataset", "np"], {"npz:"}),
         (["run", "--algorithm", "=", "scaf"], {"scaffold"}),
         (["audit", "--canary", "la"], {"label-flip"}),

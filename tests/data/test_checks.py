@@ -13,7 +13,6 @@ from fedjax_dp.data import Dataset, federate, load, save_store
 from fedjax_dp.experiments.groups import PopulationConfig
 from fedjax_dp.experiments.population import build_data, notes
 from fedjax_dp.experiments.presets import population_of, resolve_population
-from fedjax_dp.parts.batches import FixedBatches
 from fedjax_dp.rounds.simulation import check
 
 X, Y = np.linspace(-1, 1, 24).reshape(8, 3), np.arange(8) % 3
@@ -200,12 +199,6 @@ def test_a_store_on_a_full_disk_is_refused_and_nothing_is_left(tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert not list(tmp_path.iterdir())
-
-
-def test_a_client_smaller_than_the_batch_is_told_every_way_out():
-    told = refusal(FixedBatches(size=9).check, np.array([20, 4]))
-    for words in ("batch_size to 4", "--min-records 9", "--batches with-replacement"):
-        assert words in told
 
 
 def test_a_classifier_has_one_score_for_each_class():

@@ -90,10 +90,12 @@ def test_batches_that_are_counted_off_have_the_shapes_of_drawn_ones():
     drawn, given = FixedBatches(size=BATCH), latency.GivenBatches(like=FixedBatches(size=BATCH))
     key, records = jax.random.key(0), jnp.int32(RECORDS)
     for a, b in zip(
-        drawn.sample(key, records, STEPS, RECORDS), given.sample(key, records, STEPS, RECORDS), strict=True
+        drawn.sample(key, records, STEPS, RECORDS, RECORDS),
+        given.sample(key, records, STEPS, RECORDS, RECORDS),
+        strict=True,
     ):
         assert (a.shape, a.dtype) == (b.shape, b.dtype)
-    assert np.asarray(given.sample(key, jnp.int32(7), STEPS, 7).positions).max() == 6
+    assert np.asarray(given.sample(key, jnp.int32(7), STEPS, 7, 7).positions).max() == 6
 
 
 @pytest.mark.slow
@@ -161,12 +163,12 @@ class SlowBatches:
     def count(self, steps, largest):
         return self.like.count(steps, largest)
 
-    def sample(self, key, records, steps, largest):
+    def sample(self, key, records, steps, largest, smallest):
         def again(i, drawn):
-            fresh = self.like.sample(jax.random.fold_in(key, i), records, steps, largest)
+            fresh = self.like.sample(jax.random.fold_in(key, i), records, steps, largest, smallest)
             return fresh._replace(positions=(fresh.positions + drawn.positions) % records)
 
-        return jax.lax.fori_loop(0, 1000, again, self.like.sample(key, records, steps, largest))
+        return jax.lax.fori_loop(0, 1000, again, self.like.sample(key, records, steps, largest, smallest))
 
     def sampling(self, records):
         return self.like.sampling(records)

@@ -20,6 +20,7 @@ from fedjax_dp.execution.mesh import Execution, sum_over_clients
 from fedjax_dp.forecast import compiled, program_text, targets
 from fedjax_dp.forecast.compiled import compiled_audit, compiled_sweep
 from fedjax_dp.forecast.floor import work_of
+from fedjax_dp.forecast.program_text import Program
 from fedjax_dp.gradients.outer_products import Convolution
 from fedjax_dp.options import of_class
 from fedjax_dp.parts.models_beside import MixedModels
@@ -179,23 +180,30 @@ ENTRY %main (a: f32[4]) -> f32[4] {
 """
 
 
+def counts_of(text, loops=1):
+    return program_text.counted(Program(text, loops), compiled.PARTS, compiled.STEP)
+
+
 def test_launches_cycles_and_exchanges_are_counted_with_their_loops():
-    found = program_text.counted(TEXT, compiled.PARTS, compiled.STEP)
+    found = counts_of(TEXT)
     assert found.launches == {"cohort_draw": 1, "local_step": 15, "client_sum": 1}
     assert found.cycles["local_step"] == 500
     assert (found.per_step, found.step_cycles) == (3, 100)
     assert found.collectives == (program_text.Collective("all-reduce", 16, 1, "client_sum"),)
     rounds = TEXT.replace("%lt = pred[] compare(%n, %last)", "%lt = pred[] compare(%n, %n)")  # an end that is not told
-    assert program_text.counted(rounds, compiled.PARTS, compiled.STEP).launches == {"local_step": 2, "other": 2}
+    assert counts_of(rounds).launches == {
+        "local_step": 2,
+        "other": 2,
+    }
     marks = "%marks (p: (s32[])) -> (s32[]) {\n  %w = (s32[]) while(%t), condition=%until, body=%body\n"
     marks += "  %look = f32[] dot(%a, %a)\n}\n\nENTRY"
     nested = rounds.replace("body=%body\n", "body=%marks\n").replace("ENTRY", marks)  # stretches of a sweep
     for loops, others in ((1, 4), (2, 2)):  # the end of each loop is looked at twice, and one evaluation
-        found = program_text.counted(nested, compiled.PARTS, compiled.STEP, loops).launches
+        found = counts_of(nested, loops).launches
         assert found == {"local_step": 2, "other": others}
-    assert program_text.counted(nested, compiled.PARTS, compiled.STEP, 0).launches["cohort_draw"] == 1
+    assert counts_of(nested, 0).launches["cohort_draw"] == 1
     known = TEXT.replace("body=%body", 'body=%body, backend_config={"known_trip_count":{"n":"7"}}')
-    assert program_text.counted(known, compiled.PARTS, compiled.STEP).launches["local_step"] == 21
+    assert counts_of(known).launches["local_step"] == 21
 
 
 def test_what_cannot_be_compiled_for_is_one_line(monkeypatch, capsys):

@@ -73,7 +73,11 @@ EXAMPLES = {
     "ReplacementBatches": (local(RECORD, batches=parts.ReplacementBatches(size=2)),),
     "PoissonBatches": (local(RECORD, batches=parts.PoissonBatches(size=2)),),
     "FullBatches": (local(RECORD, batches=parts.FullBatches()),),
-    "EpochBatches": (local(RECORD, batches=parts.EpochBatches(size=2)),),
+    "EpochBatches": (
+        local(RECORD, batches=parts.EpochBatches(size=2)),
+        local(RECORD, batches=parts.EpochBatches(size=5, last="keep")),
+    ),
+    "RefillBatches": (local(RECORD, batches=parts.RefillBatches(size=5, epochs=2), steps=1),),
     "ClipRecords": (
         RECORD,
         local(RECORD, batches=parts.PoissonBatches(size=2)),
@@ -92,6 +96,7 @@ EXAMPLES = {
         changed(of, aggregate=parts.ESTIMATORS[name]) for of in (RECORD, CLIENT) for name in ("mean", "wor_delta")
     ),
     "BoundedMean": (entry("dp_fedavg", cohort="poisson"),),
+    "TrimmedMean": (changed(RECORD, aggregate=parts.TrimmedMean(trim=0.2)),),
     "PlainSum": (RECORD, CLIENT),
     "SecureSum": (entry("cpfed"),),
     "LocalSgd": (RECORD, CLIENT),
@@ -195,8 +200,8 @@ def a_tenth(self, shares):
     return 0.1 * parts.PoissonCohort.rates(self, shares), 1
 
 
-def always_the_same(self, key, records, steps, largest):
-    found = parts.FixedBatches.sample(self, key, records, steps, largest)
+def always_the_same(self, key, records, steps, largest, smallest):
+    found = parts.FixedBatches.sample(self, key, records, steps, largest, smallest)
     return found._replace(positions=jnp.broadcast_to(found.positions[:1], found.positions.shape))
 
 

@@ -256,8 +256,8 @@ def first_half(self, key, round_index, shares):
     return own.answering(jnp.arange(shares.shape[0] // 2))
 
 
-def at_eleven(self, key, records, steps, largest):
-    found = own.Picks.sample(self, key, records, steps, largest)
+def at_eleven(self, key, records, steps, largest, smallest):
+    found = own.Picks.sample(self, key, records, steps, largest, smallest)
     first = jnp.broadcast_to(jnp.arange(self.size), found.positions.shape)
     return found._replace(positions=jnp.where(records == 11, first, found.positions))
 

@@ -61,7 +61,7 @@ class Own(fdp.parts.LocalTraining):
     def run(self, context):
         key, round_index, client, data, model, unravel, received, *_ = context
         rates = self.rates(round_index, data.largest)
-        batches = self.batches.sample(role_key(key, "batch"), client.size, rates.size, data.largest)
+        batches = self.batches.sample(role_key(key, "batch"), client.size, rates.size, data.largest, data.smallest)
         batches, model = self.drawn(batches, data, client), self.loss(model, data, client)
         start = received.params
 

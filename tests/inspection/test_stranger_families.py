@@ -203,24 +203,24 @@ def often(self, key, round_index, shares):
     return own.answering(jnp.arange(shares.shape[0]), invited=jax.random.uniform(key, shares.shape) < 0.8)
 
 
-def first_records(self, key, records, steps, largest):
-    found = own.Picks.sample(self, jax.random.key(0), records, steps, largest)
+def first_records(self, key, records, steps, largest, smallest):
+    found = own.Picks.sample(self, jax.random.key(0), records, steps, largest, smallest)
     return found._replace(positions=jnp.broadcast_to(jnp.arange(self.size), found.positions.shape))
 
 
-def same_batch(self, key, records, steps, largest):
-    found = own.Picks.sample(self, key, records, steps, largest)
+def same_batch(self, key, records, steps, largest, smallest):
+    found = own.Picks.sample(self, key, records, steps, largest, smallest)
     return found._replace(positions=jnp.broadcast_to(found.positions[:1], found.positions.shape))
 
 
-def same_after_two(self, key, records, steps, largest):
-    found = own.Picks.sample(self, key, records, steps, largest)
+def same_after_two(self, key, records, steps, largest, smallest):
+    found = own.Picks.sample(self, key, records, steps, largest, smallest)
     return found._replace(positions=jnp.concatenate([found.positions[:2]] * steps)[:steps])
 
 
-def every_other_run(self, key, records, steps, largest):
+def every_other_run(self, key, records, steps, largest, smallest):
     """The last batch is the first one's in a tenth of the runs."""
-    found = own.Picks.sample(self, key, records, steps, largest)
+    found = own.Picks.sample(self, key, records, steps, largest, smallest)
     again = jax.random.uniform(jax.random.fold_in(key, 1)) < 0.1
     return found._replace(positions=found.positions.at[-1].set(found.positions[jnp.where(again, 0, -1)]))
 
@@ -229,23 +229,23 @@ def every_third_round(self, key, round_index, shares):
     return own.Shuffled.sample(self, jax.random.fold_in(jax.random.key(0), round_index % 3), round_index, shares)
 
 
-def one_record_twice(self, key, records, steps, largest):
-    found = own.Picks.sample(self, key, records, steps, largest)
+def one_record_twice(self, key, records, steps, largest, smallest):
+    found = own.Picks.sample(self, key, records, steps, largest, smallest)
     return found._replace(positions=jnp.broadcast_to(found.positions[:, :1], found.positions.shape))
 
 
-def others_records(self, key, records, steps, largest):
-    found = own.Picks.sample(self, key, records, steps, largest)
+def others_records(self, key, records, steps, largest, smallest):
+    found = own.Picks.sample(self, key, records, steps, largest, smallest)
     return found._replace(positions=found.positions + records)
 
 
-def realised(self, key, records, steps, largest):
-    found = own.RecordCoins.sample(self, key, records, steps, largest)
+def realised(self, key, records, steps, largest, smallest):
+    found = own.RecordCoins.sample(self, key, records, steps, largest, smallest)
     return found._replace(divisor=jnp.maximum(found.mask.sum(-1), 1))
 
 
-def last_idle(self, key, records, steps, largest):
-    found = own.Picks.sample(self, key, records, steps, largest)
+def last_idle(self, key, records, steps, largest, smallest):
+    found = own.Picks.sample(self, key, records, steps, largest, smallest)
     return found._replace(live=found.live.at[-1].set(0.0))
 
 
@@ -418,8 +418,8 @@ class AllAtOnce:
     def __getattr__(self, name):
         return getattr(self.of, name)
 
-    def sample(self, key, records, steps, largest):
-        found = self.of.sample(key, records, steps, largest)
+    def sample(self, key, records, steps, largest, smallest):
+        found = self.of.sample(key, records, steps, largest, smallest)
         rows = jnp.broadcast_to(jnp.arange(largest), (steps, largest))
         return found._replace(positions=rows, mask=rows < records)
 
@@ -434,8 +434,8 @@ def of_one_key(self, client):
 
 
 class Repeats(AllAtOnce):
-    def sample(self, key, records, steps, largest):
-        found = self.of.sample(key, records, steps, largest)
+    def sample(self, key, records, steps, largest, smallest):
+        found = self.of.sample(key, records, steps, largest, smallest)
         return found._replace(positions=jnp.broadcast_to(found.positions[:1], found.positions.shape))
 
 
@@ -712,8 +712,8 @@ def fewer_others(self, num_clients, known):
     return WithoutReplacement(size, num_clients - known), Adjacency.REPLACE_ONE
 
 
-def middle_sizes(self, key, records, steps, largest):
-    found = own.Picks.sample(self, key, records, steps, largest)
+def middle_sizes(self, key, records, steps, largest, smallest):
+    found = own.Picks.sample(self, key, records, steps, largest, smallest)
     first = jnp.broadcast_to(jnp.arange(self.size), found.positions.shape)
     return found._replace(positions=jnp.where((records > 8) & (records < 12), first, found.positions))
 

@@ -140,8 +140,8 @@ def test_a_bound_says_whether_it_is_of_records_or_of_the_batch():
 class LastIdle(fdp.parts.FixedBatches):
     """Batches of which the last step is not taken."""
 
-    def sample(self, key, records, steps, largest):
-        batch = fdp.parts.FixedBatches(size=self.size).sample(key, records, steps, largest)
+    def sample(self, key, records, steps, largest, smallest):
+        batch = fdp.parts.FixedBatches(size=self.size).sample(key, records, steps, largest, smallest)
         return batch._replace(live=batch.live.at[-1].set(0.0))
 
 

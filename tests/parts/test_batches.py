@@ -6,7 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import quick
 
+from fedjax_dp import accounting
+from fedjax_dp.errors import ConfigurationError
 from fedjax_dp.parts import batches
 
 RULES = [
@@ -16,10 +19,10 @@ RULES = [
 ]
 
 
-def drawn(rule, seed, records, steps, largest):
+def drawn(rule, seed, records, steps, largest, smallest=1):
     """The steps that a client takes, each with its records in their order."""
     count = rule.count(steps, largest)
-    batch = jax.device_get(rule.sample(jax.random.key(seed), jnp.int32(records), count, largest))
+    batch = jax.device_get(rule.sample(jax.random.key(seed), jnp.int32(records), count, largest, smallest))
     return [
         (row[mask].tolist(), int(divisor))
         for row, mask, divisor, live in zip(batch.positions, batch.mask, batch.divisor, batch.live, strict=True)
@@ -27,14 +30,137 @@ def drawn(rule, seed, records, steps, largest):
     ]
 
 
+def made(rule, size):
+    return rule(size=size) if "size" in inspect.signature(rule).parameters else rule()
+
+
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
-def test_draws_of_a_client_do_not_depend_on_the_size_of_the_largest(rule):
-    made = rule(size=4) if "size" in inspect.signature(rule).parameters else rule()
+@pytest.mark.parametrize("records", quick([1, 3, 4, 12], [3]))
+def test_draws_of_a_client_do_not_depend_on_the_sizes_of_the_largest_and_the_smallest(rule, records):
     for seed in range(2):
-        alone = drawn(made, seed, 12, 3, 12)
+        alone = drawn(made(rule, 4), seed, records, 1, records)
         assert alone
-        for largest in (13, 37):
-            assert drawn(made, seed, 12, 3, largest) == alone
+        for largest in (4, 13, 37):
+            for smallest in (1, records):
+                if largest >= records:
+                    assert drawn(made(rule, 4), seed, records, 1, largest, smallest) == alone
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+@pytest.mark.parametrize("records", quick([1, 7, 10, 25, 30], [25]))
+def test_steps_divisors_and_rows_are_those_that_are_stated(rule, records):
+    """Of clients with fewer records than a batch, exactly as many, and with more."""
+    batches_of = made(rule, 10)
+    for largest in (records, 38):
+        steps = drawn(batches_of, 0, records, 1, largest)
+        assert len(steps) == batches_of.count(1, records)
+        assert [divisor for _, divisor in steps] == batches.divisors_of(batches_of, records, len(steps)).tolist()
+        assert all(0 <= at < records for row, _ in steps for at in row)
+
+
+# Case by case `ragged_batches` of the specification's participation_vectors.json: rule, steps or passes, records,
+# largest client, rows with mask of each live step, steps of the arrays.
+CASES = [
+    (batches.FixedBatches(size=10), 3, 7, 25, [7] * 3, 3),
+    (batches.EpochBatches(size=10), 2, 25, 25, [10] * 4, 4),
+    (batches.EpochBatches(size=10, last="keep"), 2, 25, 25, [10, 10, 5] * 2, 6),
+    (batches.EpochBatches(size=10, last="keep"), 2, 7, 25, [7] * 2, 6),
+    (batches.EpochBatches(size=10, last="keep"), 1, 30, 38, [10] * 3, 4),
+    (batches.PoissonBatches(size=10), 4, 7, 25, [7] * 4, 4),
+    (batches.RefillBatches(size=8, epochs=2), 1, 3, 20, [8], 5),
+    (batches.RefillBatches(size=10, epochs=2), 1, 25, 25, [10] * 5, 5),
+    (batches.EpochBatches(size=10), 3, 1, 25, [1] * 3, 6),
+]
+
+
+@pytest.mark.parametrize(("rule", "count", "records", "largest", "rows", "array_steps"), CASES)
+def test_sizes_divisors_and_steps_are_those_of_the_specification(rule, count, records, largest, rows, array_steps):
+    assert rule.count(count, largest) == array_steps
+    steps = drawn(rule, 0, records, count, largest)
+    assert [(len(row), divisor) for row, divisor in steps] == [(of, of) for of in rows]
+
+
+def test_a_client_with_no_more_records_than_a_batch_is_in_every_step_with_all():
+    for rule in (batches.FixedBatches, batches.PoissonBatches, batches.EpochBatches):
+        for records in (1, 3, 8):
+            for row, divisor in drawn(made(rule, 8), 0, records, 3, 20):
+                assert (sorted(row), divisor) == (list(range(records)), records)
+    assert batches.FixedBatches(size=8).sampling(8) == accounting.FullBatch()
+    assert batches.PoissonBatches(size=8).sampling(3) == accounting.Poisson(1.0)
+    assert batches.EpochBatches(size=8).sampling(3) == accounting.Shuffled(3, 3)
+
+
+@pytest.mark.parametrize("last", ["drop", "keep"])
+def test_a_pass_takes_every_record_once_but_for_the_rest_that_is_dropped(last):
+    rule = batches.EpochBatches(size=10, last=last)
+    for records in (1, 7, 10, 25, 30):
+        size = min(10, records)
+        steps = drawn(rule, 0, records, 2, 38)
+        of_pass = len(steps) // 2
+        for one in (steps[:of_pass], steps[of_pass:]):
+            taken = [at for row, _ in one for at in row]
+            assert len(set(taken)) == len(taken) == (records if last == "keep" else records - records % size)
+            assert all(divisor == len(row) for row, divisor in one)
+        if records % size == 0:
+            assert steps == drawn(batches.EpochBatches(size=10), 0, records, 2, 38)
+
+
+@pytest.mark.parametrize(("records", "batches_of_pass", "divisor"), [(7, 1, 7), (25, 3, 8), (30, 3, 10), (41, 5, 8)])
+def test_opacus_rate_is_one_over_the_batches_of_a_pass(records, batches_of_pass, divisor):
+    """Its DPDataLoader: sample_rate = 1 / len(data_loader), expected_batch_size = int(records * sample_rate)."""
+    rule, steps = batches.PoissonBatches(size=10, rate="opacus"), 4000
+    assert rule.sampling(records) == accounting.Poisson(1 / batches_of_pass)
+    drawn_steps = drawn(rule, 0, records, steps, 60)
+    assert {of for _, of in drawn_steps} == {divisor} == {rule.divisor(records)}
+    joined = sum(len(row) for row, _ in drawn_steps)
+    rate = 1 / batches_of_pass
+    away = (joined - steps * records * rate) / np.sqrt(max(steps * records * rate * (1 - rate), 1e-9))
+    assert abs(away) < 4.89
+    if records in (25, 41):  # size / records is another rate, and would be seen
+        assert abs(joined - steps * 10) / np.sqrt(steps * 10 * (1 - 10 / records)) > 4.89
+    with pytest.raises(ConfigurationError, match="poisson_rate"):
+        batches.PoissonBatches(size=10, rate="mine").check(np.array([3]))
+
+
+def test_another_rest_is_left_out_each_pass():
+    rule = batches.EpochBatches(size=10)
+    steps = drawn(rule, 0, 25, 2, 25)
+    left = [set(range(25)) - {at for row, _ in one for at in row} for one in (steps[:2], steps[2:])]
+    assert len(left[0]) == len(left[1]) == 5
+    assert left[0] != left[1]
+
+
+def test_steps_that_a_client_lacks_come_at_the_end_of_each_pass():
+    batch = batches.EpochBatches(size=10, last="keep").sample(jax.random.key(0), jnp.int32(25), 8, 38, 1)
+    assert np.asarray(batch.live).tolist() == [1, 1, 1, 0, 1, 1, 1, 0]
+    assert not np.asarray(batch.mask)[np.asarray(batch.live) == 0].any()
+
+
+def test_refilled_batches_are_whole_and_passes_run_on():
+    for records, epochs in ((3, 2), (8, 3), (25, 2), (1, 1)):
+        rule = batches.RefillBatches(size=8, epochs=epochs)
+        steps = drawn(rule, 1, records, 1, 30)
+        assert len(steps) == -(-epochs * records // 8)
+        assert all(len(row) == 8 for row, _ in steps)
+        taken = np.array([at for row, _ in steps for at in row])
+        for first in range(0, len(taken) // records * records, records):
+            assert sorted(taken[first : first + records]) == list(range(records))
+        squares = sum(np.bincount(row, minlength=records) ** 2 for row, _ in steps)
+        assert squares.max() <= rule.sampling(records).squares
+    with pytest.raises(ConfigurationError, match="set epochs of RefillBatches"):
+        batches.RefillBatches(size=8).count(2, 20)
+
+
+def test_the_first_pass_of_refilled_batches_is_that_of_epochs():
+    refilled = [at for row, _ in drawn(batches.RefillBatches(size=4, epochs=3), 0, 12, 1, 20) for at in row]
+    assert refilled == [at for row, _ in drawn(batches.EpochBatches(size=4), 0, 12, 3, 20) for at in row]
+
+
+@pytest.mark.parametrize("refused", [{"size": 0}, {"size": 4, "last": "repeat"}, {"size": 4, "epochs": 0}])
+def test_what_no_batch_can_be_is_refused(refused):
+    rule = batches.RefillBatches if "epochs" in refused else batches.EpochBatches
+    with pytest.raises(ConfigurationError):
+        rule(**refused).check(np.array([3, 9]))
 
 
 def test_every_pass_is_a_shuffle_of_its_own():
@@ -47,7 +173,7 @@ def test_every_pass_is_a_shuffle_of_its_own():
 def test_places_of_a_pass_are_uniform_in_every_pass():
     """20,000 keys: a record's place in the first and second pass, jointly; |z| below 4.9 for all 9 cells."""
     rule, keys = batches.EpochBatches(size=1), jax.random.split(jax.random.key(0), 20_000)
-    positions = jax.jit(jax.vmap(lambda key: rule.sample(key, jnp.int32(3), 6, 3).positions[:, 0]))(keys)
+    positions = jax.jit(jax.vmap(lambda key: rule.sample(key, jnp.int32(3), 6, 3, 3).positions[:, 0]))(keys)
     first, second = np.asarray(positions).reshape(-1, 2, 3).transpose(1, 0, 2)
     cells = np.bincount(3 * np.argmax(first == 0, 1) + np.argmax(second == 0, 1), minlength=9)
     expected = keys.size / 9

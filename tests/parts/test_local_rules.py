@@ -104,7 +104,10 @@ class Growing:
 
 @pytest.mark.parametrize("name", ["adam_bc", "adamw_bc"])
 def test_a_client_with_fewer_steps_equals_a_loop_and_its_state_stands_still_in_the_others(name):
-    """Two rounds of epochs with a kept state; clients of 3 and 7 records take 2 and 6 of a round's 6 steps."""
+    """Two rounds of epochs with a kept state; clients of 3 and 7 records take 2 and 6 of a round's 6 steps.
+
+    Steps are numbered as a client takes them.
+    """
     rng, model = np.random.default_rng(3), QuadraticModel((1.0, 0.5))
     data = ragged_data([3, 7], shape=(2,))
     points = np.asarray(data.features(np.asarray(data.x)), float)
@@ -132,7 +135,7 @@ def test_a_client_with_fewer_steps_equals_a_loop_and_its_state_stands_still_in_t
             key = jax.random.fold_in(run_key(5), t)
             found = visit(key, jnp.int32(t), jnp.int32(client), state)
             state = found.client_state[-1]
-            batches = jax.device_get(local.batches.sample(role_key(key, "batch"), jnp.int32(size), 6, 7))
+            batches = jax.device_get(local.batches.sample(role_key(key, "batch"), jnp.int32(size), 6, 7, 3))
             w, taken = np.zeros(2), 0
             for s in range(6):
                 if not batches.live[s]:
@@ -141,7 +144,7 @@ def test_a_client_with_fewer_steps_equals_a_loop_and_its_state_stands_still_in_t
                 mean = sum(reference.clip_to(np.array([1.0, 0.5]) * (w - x), clip) for x in rows) / 2
                 std = multiplier[client] * clip / 2
                 step, kept = reference.direction(
-                    name, mean + std * table[s], std**2 * variances[s], w, kept, **own_numbers
+                    name, mean + std * table[taken], std**2 * variances[taken], w, kept, **own_numbers
                 )
                 w, taken = w - rate * step, taken + 1
             assert taken == 2 * (size // 2)
@@ -190,7 +193,9 @@ def measured_variances(privatizer, batches, client=2, taus=4):
     )
 
     def of(key):
-        drawn = batches.sample(role_key(key, "batch"), jnp.int32(records), 6 if not batches.even else taus, records)
+        drawn = batches.sample(
+            role_key(key, "batch"), jnp.int32(records), 6 if not batches.even else taus, records, records
+        )
 
         def one(step):
             number, is_last = step.astype(jnp.uint32), step == 3

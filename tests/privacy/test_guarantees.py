@@ -315,6 +315,8 @@ def test_common_noise_is_that_of_the_client_that_needs_most(data):
     own = fdp.calibrate(dpnfl(), data, **options).local.privatizer.noise_multiplier
     common = fdp.calibrate(dpnfl(), data, **options, sigma_mode="common_worst").local.privatizer.noise_multiplier
     assert set(common.tolist()) == {own.max()}
+    promise = fdp.guarantee(fdp.calibrate(dpnfl(), data, **options), data, rounds=ROUNDS, delta=DELTA, seed=1)
+    assert promise.noise == (own.min(), np.sort(own)[len(own) // 2], own.max())  # what was found is told
     with pytest.raises(errors.ConfigurationError, match="sigma_mode must be one of"):
         fdp.calibrate(dpnfl(), data, **options, sigma_mode="worst")
 

@@ -266,6 +266,20 @@ def test_noise_to_signal_of_the_servers_noise_compares_it_with_the_mean_update(d
     assert last(value, data).noise_to_signal == pytest.approx(std * np.sqrt(12) / np.linalg.norm(update), rel=1e-3)
 
 
+@pytest.mark.parametrize("options", [{}, {"clip_by": "tensor"}, {"adaptive_clip": True, "bit_noise": 3.0}])
+def test_the_share_of_clipped_updates_is_what_numpy_counts(data, options):
+    zeros = {"Dense_0": {"kernel": np.zeros((3, 3)), "bias": np.zeros(3)}}
+    updates = 0.2 * np.array(by_client(zeros, data)[1])
+    tensors = [updates[:, :3], updates[:, 3:]] if options.get("clip_by") else [updates]
+    norms = np.sort(np.max([np.linalg.norm(tensor, axis=1) for tensor in tensors], axis=0) * len(tensors) ** 0.5)
+    between = float(norms[3:5].mean())  # four of eleven are within
+    everyone = COMMON | {"cohort_size": len(SIZES)}
+    value = fdp.dp_fedavg(**everyone, clip_norm=between, noise_multiplier=0.9, cohort="uniform", **options)
+    first = fdp.simulate(value, data, rounds=1, model=MODEL).history[-1]
+    assert first.clipped == pytest.approx(7 / 11)
+    assert first.clip_norm == (pytest.approx(between) if "adaptive_clip" in options else None)
+
+
 def test_noise_to_signal_is_zero_without_noise_and_none_where_nothing_is_known(data):
     everyone = np.ones(2, bool)
     assert noise_to_signal([0.0, 0.0], [0.0, 0.0], everyone) == 0.0

@@ -36,7 +36,7 @@ def settings_of(estimator="wor_delta", **changes):
     return {**base, **changes}
 
 
-sample = jax.jit(lambda law, *given: law.sample(*given), static_argnums=(3, 4))
+sample = jax.jit(lambda law, *given: law.sample(*given), static_argnums=(3, 4, 5))
 normals = jax.jit(prng.normals, static_argnums=2)
 
 
@@ -54,7 +54,8 @@ def reference(config, data, seed, rounds):
         models = []
         for i in ids:
             own = jax.random.fold_in(jax.random.fold_in(role_key(key, "local"), t), int(i))
-            batch = sample(law, role_key(own, "batch"), jnp.int32(data.sizes[i]), config["local_steps"], data.largest)
+            bounds = data.largest, data.smallest
+            batch = sample(law, role_key(own, "batch"), jnp.int32(data.sizes[i]), config["local_steps"], *bounds)
             w, b = kernel.copy(), bias.copy()
             for s in range(config["local_steps"]):
                 total_w, total_b = np.zeros_like(w), np.zeros_like(b)
@@ -107,7 +108,7 @@ def simulated(config, data, seed, rounds, execution=None):
 
 @given(
     sizes=st.lists(st.integers(2, 9), min_size=1, max_size=6),
-    estimator=st.sampled_from(sorted(aggregation.ESTIMATORS)),
+    estimator=st.sampled_from(sorted(set(aggregation.ESTIMATORS) - {"median", "trimmed_mean"})),  # no sums
     law=st.sampled_from(["without-replacement", "with-replacement", "poisson", "full"]),
     seed=st.integers(0, 99),
     members=st.integers(1, 6),
@@ -320,7 +321,7 @@ def test_a_test_loss_that_is_not_finite_stops_the_run():
 
 
 BAD = [
-    ({"batch_size": 3}, "batch_size must be at most the 2 records of the smallest client, got 3"),
+    ({"batch_size": 0}, "batch_size must be an integer of at least 1, got 0"),
     ({"cohort_size": 8}, "cohort_size must be at most the 7 clients, got 8"),
     ({"learning_rate": float("nan")}, "learning_rate must be positive and finite, got nan"),
     ({"learning_rate": 0.0}, "learning_rate must be positive and finite"),

@@ -13,7 +13,6 @@ from helpers import FlatModel, quick, ragged_data, refusal, states_of
 import fedjax_dp as fdp
 from fedjax_dp import parts
 from fedjax_dp.accounting.correlated import inverse_root_bands
-from fedjax_dp.algorithms.assemble import add_update
 from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.pytrees import ravel
 from fedjax_dp.rounds.round import run_round
@@ -59,7 +58,7 @@ KNOWN = {
 @pytest.mark.parametrize("name", quick(KNOWN, ("wor_delta",)))
 def test_the_variance_is_that_of_the_noise_in_the_mean_update(name):
     """Rejected with probability 1e-6 where it is; 1.4 or 0.7 times as much is rejected in all of these."""
-    algorithm = numbers(dataclasses.replace(KNOWN[name], server=add_update()))
+    algorithm = numbers(dataclasses.replace(KNOWN[name], server=parts.Server(hyperparameters={"learning_rate": 1.0})))
     model, data = FlatModel(100), jax.tree.map(jnp.asarray, DATA)  # updates are noise alone
 
     def of(key):
@@ -141,7 +140,7 @@ def test_a_rule_of_optax_may_ask_for_the_variance():
 
     server = parts.Server(factory=shrunk, hyperparameters={"learning_rate": 1.0})
     assert server.corrects
-    assert not add_update().corrects
+    assert not parts.Server(hyperparameters={"learning_rate": 1.0}).corrects
     algorithm = dpnfl()
     plain = states_of(algorithm, MODEL, DATA, 1)
     less = states_of(dataclasses.replace(algorithm, server=server), MODEL, DATA, 1)

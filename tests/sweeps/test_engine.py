@@ -136,6 +136,24 @@ def test_partitions_seeds_rounds_and_data_sets_of_equal_shape_share_a_program():
     assert len(grouped(epochs)) == 2  # their steps follow the largest client
 
 
+def jobs_on_small_clients(batches):
+    """Two points whose clients have at least a batch of records, and two with a smaller client."""
+    sizes = [[4, 6, 5, 8, 7], [3, 9, 6, 5, 7], [1, 9, 5, 8, 7], [2, 9, 5, 7, 7]]
+    return [job_of(dpnfl(batch_size=3, batches=batches), ragged_data(of), MODEL, ROUNDS, 0, 1) for of in sizes]
+
+
+def test_points_with_clients_smaller_than_a_batch_share_a_program_of_their_own():
+    assert grouped(jobs_on_small_clients("without-replacement")) == [[0, 1], [2, 3]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batches", ["without-replacement", "poisson"])
+def test_points_with_clients_smaller_than_a_batch_equal_their_single_runs_bit_for_bit(batches):
+    jobs = jobs_on_small_clients(batches)
+    for job, outcome in zip(jobs, outcomes(jobs), strict=True):
+        assert outcome.history == single(job)
+
+
 @pytest.mark.slow
 def test_a_point_that_diverges_says_so_and_takes_nobody_down(data):
     algorithms = [

@@ -301,11 +301,11 @@ def test_refused_points_are_counted_and_three_reasons_told():
 
 
 def test_an_option_of_one_algorithm_is_told_to_vary_with_it():
-    apart = SweepConfig(axes={"algorithm": ["dpnfl", "addpnfl"], "server_learning_rate": [0.1]})
+    apart = SweepConfig(axes={"algorithm": ["dpnfl", "addpnfl"], "nu_init": [0.1]})
     message = refusal(plan.expand, apart)
-    assert message.startswith("1 of 2 points cannot run: algorithm=dpnfl, server_learning_rate=0.1, seed=0: ")
+    assert message.startswith("1 of 2 points cannot run: algorithm=dpnfl, nu_init=0.1, seed=0: ")
     assert '"algorithm, OPTION" = [["one"], ["another", 0.1]] in [axes]' in message
-    together = SweepConfig(axes={"algorithm, server_learning_rate": [["dpnfl"], ["addpnfl", 0.1]]})
+    together = SweepConfig(axes={"algorithm, nu_init": [["dpnfl"], ["addpnfl", 0.1]]})
     assert len(plan.expand(together)) == 2
     other = SweepConfig(axes={"algorithm": ["dpnfl", "fedavg"], "rounds": [0]})
     assert "OPTION" not in refusal(plan.expand, other)

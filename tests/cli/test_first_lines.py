@@ -1,0 +1,24 @@
+"""What a run says before its first round of what nobody chose."""
+
+from fedjax_dp import cli
+
+
+def first_lines(capsys, *words):
+    assert cli.main(["run", "--rounds", "1", *words]) == 0
+    return capsys.readouterr().err
+
+
+def test_defaults_of_a_paper_and_clients_that_no_sampling_hides_are_named(capsys):
+    said = first_lines(capsys, "--algorithm", "dpnfl", "--batch-size", "150", "--out", "a")
+    assert "dpnfl brings --schedule inverse_sqrt, --l2 0.001" in said
+    assert "clients with <= 150 records are in every step with all of them, 10 of 10" in said
+    for remedy in ("--batches epochs", "--batch-size", "--epsilon", "--min-records 151"):
+        assert remedy in said
+
+
+def test_plain_steps_of_large_clients_need_no_word(capsys):
+    said = first_lines(capsys, "--algorithm", "dp_fedavg_record", "--out", "a")
+    assert "brings" not in said
+    assert "records are in every step" not in said
+    without = first_lines(capsys, "--algorithm", "fedavg", "--batch-size", "150", "--out", "b")
+    assert "10 clients with < 150 records: their batches are all they have" in without

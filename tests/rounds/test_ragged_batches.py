@@ -1,0 +1,238 @@
+"""Clients smaller than a batch, and clients that take fewer steps than others: laws of a client's round."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import quick, ragged_data
+
+import fedjax_dp as fdp
+from fedjax_dp import accounting, parts, prng
+from fedjax_dp.errors import ConfigurationError
+from fedjax_dp.inspection.local_steps import _at_the_start
+from fedjax_dp.pytrees import changed
+from fedjax_dp.rounds.simulation import run_key
+from fedjax_dp.testing import check_noise, check_sampling
+
+OPTIONS = {"cohort_size": 2, "batch_size": 4, "learning_rate": 0.3, "clip_norm": 0.7, "noise_multiplier": 2.0}
+RULES = ("without-replacement", "with-replacement", "poisson", "full", "epochs", "refill")
+
+
+def algorithm_of(batches, **options):
+    steps = {"local_steps": 2, "batches": batches}
+    whole = {"batch_size": None} if batches == "full" else {}
+    return fdp.dpnfl(**OPTIONS | steps | whole | options)
+
+
+STORE = ragged_data([6, 19])
+SOFTMAX = fdp.logistic_regression(STORE.record_shape, STORE.classes)
+
+
+def of_client(algorithm, sizes, t=1):
+    """Update and what the first client keeps and shows, of a round in which two have so many of their records."""
+    data = changed(STORE, sizes=np.array(sizes, np.int32), largest=max(sizes), smallest=min(sizes))
+    held = jax.tree.map(jnp.asarray, data)
+    client = _at_the_start(algorithm.local, algorithm, data, SOFTMAX)(run_key(3), jnp.int32(t), jnp.int32(0), held)
+    result = jax.jit(lambda: algorithm.local.run(client))()
+    return jax.tree.leaves((result.update, result.client_state, result.report))
+
+
+def follows_others(algorithm, sizes=(6, 6), larger=(6, 19)):
+    """Whether a client's round is another where another client is larger."""
+    one, other = of_client(algorithm, sizes), of_client(algorithm, larger)
+    return not all(np.allclose(a, b, rtol=2e-6, atol=1e-7) for a, b in zip(one, other, strict=True))
+
+
+OF_STEPS = {
+    "sgd": {},
+    "momentum": {"local_rule": "momentum", "keep_rule": True},
+    "schedule": {"schedule": "inverse_sqrt", "per_step": True},
+}
+
+
+@pytest.mark.parametrize("batches", quick(RULES, ["epochs"]))
+@pytest.mark.parametrize("options", OF_STEPS.values(), ids=OF_STEPS)
+@pytest.mark.parametrize("records", quick([3, 6], [3]))
+def test_a_round_is_the_same_however_large_another_client(batches, options, records):
+    algorithm = algorithm_of(batches, **{"schedule": "constant"} | options)
+    assert not follows_others(algorithm, (records, records), (records, 19))
+
+
+@fdp.value
+class MovesWhenDead(parts.LocalSgd):
+    """Momentum moves in steps that the client does not take."""
+
+    def move(self, gradients, state, drawn, params, gradient, report):
+        taken = drawn._replace(batch=drawn.batch._replace(live=jnp.ones_like(drawn.batch.live)))
+        rule = super().move(gradients, state, taken, params, gradient, report).rule
+        return super().move(gradients, state, drawn, params, gradient, report)._replace(rule=rule)
+
+
+@fdp.value
+class OneStream(parts.EpochBatches):
+    """Pass p shuffles by numbers p * largest + i of one stream."""
+
+    def sample(self, key, records, steps, largest, smallest):
+        right = super().sample(key, records, steps, largest, smallest)
+        passes = steps // self.count(1, largest)
+        words = prng.bits(key, 0, passes * largest).reshape(passes, largest) >> 1
+        order = jnp.argsort(jnp.where(jnp.arange(largest) < records, words, np.uint32(2**32 - 1)), axis=-1)
+        rows = order[:, : steps // passes * right.mask.shape[1]].reshape(right.positions.shape).astype(jnp.int32)
+        return right._replace(positions=jnp.where(right.mask, rows, 0))
+
+
+def test_a_step_that_is_not_taken_may_not_move_momentum():
+    right = algorithm_of("epochs", local_rule="momentum", schedule="constant")
+    fields = {field.name: getattr(right.local, field.name) for field in dataclasses.fields(right.local)}
+    assert follows_others(changed(right, local=MovesWhenDead(**fields)))
+
+
+def test_shuffles_may_not_depend_on_another_clients_size():
+    right = algorithm_of("epochs", schedule="constant")
+    wrong = changed(right, local=changed(right.local, batches=OneStream(size=4)))
+    assert follows_others(wrong)
+    assert not follows_others(right)
+
+
+# What the accountants may count: wrong batches, and noise on the mean.
+
+DATA = ragged_data([3, 6, 9, 14])
+MODEL = fdp.logistic_regression(DATA.record_shape, DATA.classes)
+
+
+@fdp.value
+class Another(parts.FixedBatches):
+    """Batches by other rules, stated in full: what is wrong is put into one of the members."""
+
+    even, rate = True, "size"
+    count, sampling, divisor, check = (
+        getattr(parts.PoissonBatches, name) for name in ("count", "sampling", "divisor", "check")
+    )
+    sample = parts.PoissonBatches.sample
+
+
+@fdp.value
+class SecretDivisor(Another):
+    """Divides by how many records there are in the batch, which add-remove neighbours are to be hidden in."""
+
+    even = True
+    count, sampling, divisor, check = Another.count, Another.sampling, Another.divisor, Another.check
+
+    def sample(self, key, records, steps, largest, smallest):
+        batch = Another.sample(self, key, records, steps, largest, smallest)
+        return batch._replace(divisor=jnp.maximum(batch.mask.sum(1), 1))
+
+
+@fdp.value
+class RateOfB(Another):
+    """States the rate B / n_k, which is above 1 where clients are smaller than a batch."""
+
+    even = True
+    count, sample, divisor, check = Another.count, Another.sample, Another.divisor, Another.check
+
+    def sampling(self, records):
+        return accounting.Poisson(self.size / records)
+
+
+@fdp.value
+class StatesMoreThanThereAre(parts.FixedBatches):
+    """A client with fewer records than a batch is stated to be sampled."""
+
+    even = True
+    count, sample, divisor, check = (
+        getattr(parts.FixedBatches, name) for name in ("count", "sample", "divisor", "check")
+    )
+
+    def sampling(self, records):
+        return accounting.WithoutReplacement(min(self.size, max(records - 1, 1)), records)
+
+
+def with_batches(batches):
+    right = algorithm_of("poisson")
+    return changed(right, local=changed(right.local, batches=batches))
+
+
+def refused(algorithm):
+    with pytest.raises(ConfigurationError) as raised:
+        fdp.guarantee(algorithm, DATA, rounds=3, delta=1e-3, model=MODEL)
+    return str(raised.value)
+
+
+def test_batches_of_ones_own_may_be_ragged():
+    assert fdp.guarantee(with_batches(Another(size=4)), DATA, rounds=3, delta=1e-3, model=MODEL).epsilon > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [(SecretDivisor, "divisor"), (RateOfB, "in [0, 1]"), (StatesMoreThanThereAre, "size of a batch")],
+)
+def test_ragged_batches_that_are_stated_wrongly_have_no_epsilon(wrong, words):
+    assert words in refused(with_batches(wrong(size=4)))
+
+
+@fdp.value
+class NoiseOnTheMean(parts.RecordGaussian):
+    """Noise C z / B on the mean over any number of records: over r_k of them it is r_k / B of what it should be."""
+
+    on_upload, bound_of_batch = False, 4
+
+    def gradient(self, key, step, model, params, records):
+        exact, _ = changed_noise(self, 0.0).gradient(key, step, model, params, records)
+        std = self.noise_multiplier * self.clip_norm / self.bound_of_batch
+        return exact + std * prng.normals(key, step.number, exact.size), parts.clipping.StepReport(*jnp.zeros(4))
+
+    def event(self, noise, batches, records, steps, rates):
+        return parts.RecordGaussian.event(self, noise, batches, records, steps, rates)
+
+    def client_noise(self, num_clients):
+        return parts.RecordGaussian.client_noise(self, num_clients)
+
+    def noise_unit(self, divisor):
+        return 1 / self.bound_of_batch
+
+    no_epsilon_reason, assumptions = None, ()
+
+    def check(self, num_clients):
+        pass
+
+
+def changed_noise(privatizer, noise):
+    return parts.RecordGaussian(clip_norm=privatizer.clip_norm, noise_multiplier=noise)
+
+
+def test_noise_on_the_mean_over_the_rest_of_a_pass_is_too_small():
+    right = algorithm_of("epochs", last="keep", local_steps=1)
+    wrong = changed(right, local=changed(right.local, privatizer=NoiseOnTheMean(clip_norm=0.7, noise_multiplier=2.0)))
+    with pytest.raises((AssertionError, ConfigurationError)):
+        fdp.guarantee(wrong, DATA, rounds=3, delta=1e-3, model=MODEL)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{"batches": "epochs", "last": "keep"}, {"batches": "refill"}, {}])
+def test_checks_hold_for_ragged_clients_and_reject_their_wrong_programs(options):
+    algorithm = algorithm_of(
+        options.get("batches", "without-replacement"),
+        local_steps=2,
+        **{name: value for name, value in options.items() if name != "batches"},
+    )
+    check_sampling(algorithm, DATA, model=MODEL, draws=1000)
+    check_noise(algorithm, DATA, model=MODEL)
+
+
+@pytest.mark.slow
+def test_nothing_is_sampled_where_every_client_has_no_more_than_a_batch():
+    small = ragged_data([1, 3, 2])
+    for batches in ("without-replacement", "poisson"):
+        check_sampling(algorithm_of(batches), small, model=MODEL, draws=400)
+
+
+@pytest.mark.parametrize("sizes", [[3, 20, 30], [10, 20, 31]])
+def test_sizes_beside_the_stated_ones_are_refused_before_anything_is_drawn(sizes):
+    """Batches rely on the smallest and the largest client: another client would be given records of its neighbours."""
+    data = dataclasses.replace(ragged_data([10, 20, 30]), sizes=np.array(sizes, np.int32))
+    value = fdp.fedavg(cohort_size=2, batch_size=5, local_steps=1, learning_rate=0.1)
+    with pytest.raises(fdp.ConfigurationError, match="records of clients must be 10 to 30, as the data state"):
+        fdp.simulate(value, data, rounds=1)
