@@ -453,6 +453,12 @@ class Clips:
         noise = jax.random.normal(jax.random.fold_in(key, round_index), mean.shape)
         return mean + self.noise_multiplier * self.clip_norm * sensitivity * noise, state
 
+    def scales_down(self, update, sizes, state, sent):
+        return None
+
+    def learnt_clip_norm(self, state):
+        return None
+
     def noise_std(self, state, sensitivity, round_index):
         return self.noise_multiplier * self.clip_norm * sensitivity
 

@@ -211,7 +211,7 @@ def _noise(result: dict[str, Any]) -> list[tuple[str, str]]:
     multiplier = result["guarantee"]["noise_multiplier"]
     if multiplier is None:
         return []
-    learnt, clip_norm = result["history"][-1]["clip_norm"], result["config"].get("clip_norm")
+    learnt, clip_norm = result["history"][-1]["learnt_clip_norm"], result["config"].get("clip_norm")
     clip = "" if clip_norm is None else f", clip norm {clip_norm:g}"
     clip += "" if learnt is None else f" at first, {learnt:.4g} in the last round"
     return [("noise", f"multiplier {NoiseMultipliers(**multiplier)}{clip}")]

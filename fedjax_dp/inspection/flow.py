@@ -224,6 +224,12 @@ class MarkedUpload:
     def message(self, key: jax.Array, update: jax.Array, sizes: Any, state: Any, sent: MessageEncoding) -> Any:
         return self.base.message(key, update, sizes, state, sent)
 
+    def scales_down(self, *arguments: Any) -> Any:
+        return self.base.scales_down(*arguments)
+
+    def learnt_clip_norm(self, state: Any) -> Any:
+        return self.base.learnt_clip_norm(state)
+
     def release(self, *arguments: Any) -> Any:
         """The mean is marked; what is kept for later rounds for the project's own alone, which noise it by itself."""
         update, state = self.base.release(*arguments)

@@ -190,10 +190,10 @@ def _curves(
     )
     blocks += _figure(
         history,
-        "clip_norm",
+        "learnt_clip_norm",
         "Clip norm by round",
         "The bound on updates that the round began with; rounds learn it from the share of updates within.",
-        {"clip_norm": "clip norm (probe)"},
+        {"learnt_clip_norm": "clip norm (probe)"},
         charts.axis("value", "clip norm"),
     )
     blocks += _figure(

@@ -35,7 +35,7 @@ class Evaluation(NamedTuple):
     test_loss: float  # mean over the test set
     train_loss: float | None = None  # mean over the last round's cohort and local steps; None if nobody took part
     clipped: float | None = None  # share of the last round's gradients scaled down; of its updates, where they are
-    clip_norm: float | None = None  # that the last round began with, where rounds learn it
+    learnt_clip_norm: float | None = None  # that the last round began with, where rounds learn it
     noise_to_signal: float | None = None  # of the last round, see `noise_to_signal`
     objective: float | None = None  # sum_i p_i F_i: share-weighted mean loss over all training records
     gradient_norm: float | None = None  # |sum_i p_i grad F_i|, L2
@@ -92,7 +92,7 @@ def main_of(history: Sequence[Evaluation]) -> dict[str, str]:
 PROBES = (
     "train_loss",
     "clipped",
-    "clip_norm",
+    "learnt_clip_norm",
     "noise_to_signal",
     "objective",
     "gradient_norm",
@@ -288,7 +288,7 @@ def evaluation(rounds: int, seen: Measured, report: RoundReport, data: Federated
         float(np.asarray(test.sums["loss"]) / np.float32(len(data.x_test))),
         _mean(report.loss, present),
         _mean(report.clipped, present),
-        _finite(report.clip_norm),
+        _finite(report.learnt_clip_norm),
         noise_to_signal(report.noise, report.signal, present),
         _finite(objective),
         _finite(gradient_norm),

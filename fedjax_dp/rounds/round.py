@@ -85,7 +85,7 @@ def _train(now: Round) -> tuple[Any, Any, RoundReport]:
     loss, clipped, signal, noise = probes
     learnt = algorithm.upload.learnt_clip_norm(now.state.upload)
     report = RoundReport(
-        members.ids, members.present, loss, clipped, signal, noise, ~broken, overflow, observed, clip_norm=learnt
+        members.ids, members.present, loss, clipped, signal, noise, ~broken, overflow, observed, learnt_clip_norm=learnt
     )
     return stacked if alone else summed, rows, report
 

@@ -304,7 +304,7 @@ def nothing(algorithm: Algorithm, num_clients: int) -> RoundReport:
     members, upload = algorithm.cohort.capacity(num_clients), algorithm.upload
     zeros, no = jnp.zeros(members), jnp.zeros(members, bool)
     learnt = upload.learnt_clip_norm(upload.init())
-    return RoundReport(jnp.zeros(members, jnp.int32), no, zeros, zeros, zeros, zeros, ~no, no, clip_norm=learnt)
+    return RoundReport(jnp.zeros(members, jnp.int32), no, zeros, zeros, zeros, zeros, ~no, no, learnt_clip_norm=learnt)
 
 
 def simulate(

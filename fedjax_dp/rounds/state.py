@@ -76,4 +76,4 @@ class RoundReport(NamedTuple):
     finite: jax.Array  # bool: loss and update of this client are finite
     overflow: jax.Array  # bool: its message did not fit into the ring of a secure sum
     transcript: Any = ()  # `Transcript`, where somebody observes
-    clip_norm: Any = None  # that the round began with, where rounds learn it
+    learnt_clip_norm: Any = None  # that the round began with, where rounds learn it

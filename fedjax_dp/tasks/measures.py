@@ -120,7 +120,7 @@ def measures_of(task: Mapping[str, Any]) -> Measures:
     found += [
         Measure("train_loss", f"{loss} of the cohort's batches", -1, probe=True, **of_loss),
         Measure("clipped", "gradients or updates clipped", 0, True, probe=True, judge=main),
-        Measure("clip_norm", "learnt clip norm", 0, probe=True, judge=main),
+        Measure("learnt_clip_norm", "learnt clip norm", 0, probe=True, judge=main),
         Measure("noise_to_signal", "noise over signal", -1, probe=True),
         Measure("objective", "objective", -1, probe=True, **of_loss),
         Measure("gradient_norm", "norm of the objective's gradient", -1, probe=True),

@@ -221,6 +221,12 @@ class Bare:
     def release(self, key, round_index, mean, extra, state, reach, expected):
         return mean, state
 
+    def scales_down(self, update, sizes, state, sent):
+        return None
+
+    def learnt_clip_norm(self, state):
+        return None
+
     def noise_std(self, state, reach, round_index):
         return None
 

@@ -42,7 +42,9 @@ def orders(t, client, size, largest, batches):
     """The records of every pass in the order that the run draws: (pass, n_k)."""
     key = jax.random.fold_in(jax.random.fold_in(role_key(run_key(0), "local"), t), client)
     drawn = jax.device_get(
-        batches.sample(role_key(key, "batch"), jnp.int32(size), batches.count(EPOCHS, largest), largest)
+        batches.sample(
+            role_key(key, "batch"), jnp.int32(size), batches.count(EPOCHS, largest), largest, min(SIZES.values())
+        )
     )
     positions = [row[mask] for row, mask in zip(drawn.positions, drawn.mask, strict=True)]
     return np.concatenate([row for row in positions if len(row)]).reshape(EPOCHS, size)
@@ -93,7 +95,8 @@ def run(data):
         learning_rate=RATE,
     )
     model = fdp.logistic_regression(data.record_shape, data.classes)
-    return algorithm.local.batches, [flat(s.params) for s in states_of(algorithm, model, data, ROUNDS)]
+    with jax.default_matmul_precision("float32"):  # an accelerator's products have ten bits by default
+        return algorithm.local.batches, [flat(s.params) for s in states_of(algorithm, model, data, ROUNDS)]
 
 
 def test_writers_of_all_sizes_are_clients(data):

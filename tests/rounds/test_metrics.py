@@ -277,7 +277,7 @@ def test_the_share_of_clipped_updates_is_what_numpy_counts(data, options):
     value = fdp.dp_fedavg(**everyone, clip_norm=between, noise_multiplier=0.9, cohort="uniform", **options)
     first = fdp.simulate(value, data, rounds=1, model=MODEL).history[-1]
     assert first.clipped == pytest.approx(7 / 11)
-    assert first.clip_norm == (pytest.approx(between) if "adaptive_clip" in options else None)
+    assert first.learnt_clip_norm == (pytest.approx(between) if "adaptive_clip" in options else None)
 
 
 def test_noise_to_signal_is_zero_without_noise_and_none_where_nothing_is_known(data):

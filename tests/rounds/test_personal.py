@@ -290,7 +290,7 @@ REFUSED = [
     ("ifca", {"unit": "client"}, "option must be one of"),
     ("ifca", {"clusters": 0}, "clusters must be"),
     ("ifca", {"loss_bound": 0.0}, "loss_bound must be positive"),
-    ("mr_mtl", {"estimator": "wor_delta"}, "left out for an entry with one of its own"),
+    ("mr_mtl", {"estimator": "wor_delta"}, "estimator must be left out for mr_mtl, which decides it"),
 ]
 
 
