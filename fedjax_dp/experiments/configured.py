@@ -29,7 +29,7 @@ from fedjax_dp.privacy.planned_run import PlannedRun
 from fedjax_dp.privacy.protection import clips_records, noise_of, unit_of
 from fedjax_dp.rounds.simulation import run_key
 
-BROUGHT = ("schedule", "per_step", "l2", "estimator")  # defaults by which entries differ without being asked
+BROUGHT = ("schedule", "per_step", "l2", "estimator")  # options whose defaults differ between entries
 
 
 def start(config: RunSpec, screen: Screen, callbacks: Callbacks | None = None) -> tuple[dict[str, Any], pathlib.Path]:

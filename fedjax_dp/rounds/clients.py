@@ -167,8 +167,8 @@ def visit(
     sizes = Part(tensor_sizes(state.params), algorithm.local.sent_tensors(model)).sizes
     encoding = MessageEncoding(count, transport.resolution, transport.limit(count))
     update, extra = algorithm.upload.message(role_key(own_key, "upload"), result.update, sizes, state.upload, encoding)
-    shorter = algorithm.upload.scales_down(result.update, sizes, state.upload, encoding)
     if algorithm.upload.unit is not None:
+        shorter = algorithm.upload.scales_down(result.update, sizes, state.upload, encoding)
         of_updates = jnp.float32(jnp.nan) if shorter is None else shorter.astype(jnp.float32)
         result = result._replace(report=result.report._replace(clipped=of_updates))
     loss = mean_loss(model, state.params, data, member.client) if algorithm.aggregate.needs_loss else None
