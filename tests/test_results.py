@@ -91,16 +91,16 @@ def test_private_runs_of_every_task_learn_something_and_less_than_plain_ones():
 
 
 def test_published_errors_of_schools_are_met_by_noise_that_gives_another_epsilon():
-    rows = {row["way"]: row for row in told("school")["rows"]}
+    rows = {row["line"]: row for row in told("papers/mr_mtl-fig3-full/table")["rows"]}
     assert len(rows) == 3
     for row in rows.values():
-        assert abs(row["as published"]["mean"] - row["published"]) < 0.001
-        assert row["as published"]["epsilon"] > 40
+        assert abs(row["literal"]["mean"] - row["published"]) < 0.001
+        assert row["literal"]["epsilon"] > 40
         assert row["correct"]["epsilon"] <= 6
-        assert len(row["correct"]["errors"]) == 5
-    published, correct = ({way: row[name]["mean"] for way, row in rows.items()} for name in ("as published", "correct"))
-    assert min(published, key=published.get) == "MR-MTL"
-    assert min(correct, key=correct.get) == "FedAvg"
+        assert row["correct"]["seeds"] == 5
+    literal, correct = ({line: row[name]["mean"] for line, row in rows.items()} for name in ("literal", "correct"))
+    assert min(literal, key=literal.get) == "mr_mtl"
+    assert min(correct, key=correct.get) == "fedavg"
 
 
 def test_mean_estimation_agrees_with_its_closed_form():

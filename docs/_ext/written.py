@@ -241,7 +241,6 @@ def tables() -> dict[str, str]:
     found["errata"] = "\n".join(rows)
     found["adaptation"] = _adaptation(json.loads((RESULTS / "adaptation.json").read_text()))
     found["real_tasks"] = _real_tasks(json.loads((RESULTS / "real_tasks.json").read_text()))
-    found["school"] = _school(json.loads((RESULTS / "school.json").read_text()))
     found["mean_estimation"] = _mean_estimation(json.loads((RESULTS / "mean_estimation.json").read_text()))
     found["personalisation"] = _personalisation(json.loads((RESULTS / "personalisation.json").read_text()))
     rows = []
@@ -269,15 +268,6 @@ def _real_tasks(told: dict[str, Any]) -> str:
         line = {"no record seen": f"{case['guess']:.3g}", **cells}
         found.append(_by_epsilon("what is learnt", {f"{case['title']}: {case['metric']}": line}))
     return "\n\n".join(found)
-
-
-def _school(told: dict[str, Any]) -> str:
-    """Errors as published and in both readings, with the epsilon that holds."""
-    rows = ["| way | published | their settings here | correct noise |", "|---|---|---|---|"]
-    for row in told["rows"]:
-        cells = [f"{row[name]['mean']:.4f} ({row[name]['epsilon']:.1f})" for name in ("as published", "correct")]
-        rows.append(f"| {row['way']} | {row['published']:.4f} | {' | '.join(cells)} |")
-    return "Mean squared test errors, with epsilon in brackets:\n\n" + "\n".join(rows)
 
 
 def _mean_estimation(told: dict[str, Any]) -> str:

@@ -12,7 +12,15 @@ from scipy.special import logsumexp
 
 from fedjax_dp.accounting.laws import GaussianPair, LawPair
 from fedjax_dp.accounting.neighbours import Adjacency, NotCoveredError
-from fedjax_dp.accounting.sampling import AnyStep, Poisson, Refilled, Sampling, WithoutReplacement, WithReplacement
+from fedjax_dp.accounting.sampling import (
+    AnyStep,
+    Poisson,
+    Refilled,
+    Sampling,
+    Shuffled,
+    WithoutReplacement,
+    WithReplacement,
+)
 
 MULTIPLICITIES = 20  # kept apart when drawing with replacement
 NEGLIGIBLE = 1e-18  # chance of multiplicities that are counted as a total loss
@@ -74,10 +82,12 @@ def attained_by_gaussian(noise_multiplier: float, sampling: Sampling, adjacency:
 
     With batches of fixed size every other record has gradient -C e; the exchanged one has C e in one dataset and -C e
     in the other. So one dataset's sum is always the same, and the other's is off by the full sensitivity exactly when
-    the record is drawn. Under Poisson sampling, or none, the dominating pair itself is attained.
+    the record is drawn. Under Poisson sampling, or none, the dominating pair itself is attained, and so it is
+    by shuffled passes whose order is public, unless they drop records.
     Raises: NotCoveredError where no such pair is known in this form.
     """
-    if isinstance(sampling, WithReplacement | AnyStep | Refilled):
+    dropping = isinstance(sampling, Shuffled) and sum(sampling.sizes) < sampling.records
+    if dropping or isinstance(sampling, WithReplacement | AnyStep | Refilled):
         raise NotCoveredError(f"no pair of neighbours with a closed form is at hand for {sampling}")
     if sampling.rate == 1 or isinstance(sampling, Poisson):
         return of_gaussian(noise_multiplier, sampling, adjacency)

@@ -170,6 +170,20 @@ def read_npz(path: pathlib.Path) -> dict[str, np.ndarray]:
     return found
 
 
+def read_mat(path: pathlib.Path, names: tuple[str, ...]) -> dict[str, np.ndarray]:
+    """These arrays of a MATLAB file."""
+    from scipy.io import loadmat  # slow to import, and only needed here
+
+    try:
+        arrays = loadmat(path, variable_names=names)
+    except Exception as error:  # SciPy's reader fails in any way there is on a damaged file
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise damaged(path, "damaged or no MATLAB file", "a readable MATLAB file", f"get it again ({reason})") from None
+    if not set(names) <= set(arrays):
+        raise damaged(path, "no " + " or no ".join(names), f"a MATLAB file with {' and '.join(names)}")
+    return {name: arrays[name] for name in names}
+
+
 def check_keys(path: pathlib.Path, arrays: dict[str, np.ndarray], wanted: tuple[str, ...]) -> None:
     """Every wanted array is in the file."""
     for key in wanted:

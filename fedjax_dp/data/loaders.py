@@ -72,6 +72,7 @@ DATASETS: dict[str, Reader] = {
     "cifar10": _files("cifar", "cifar10"),
     "cifar10_pca60": _files("cifar", "cifar10_pca60"),
     "svhn": _files("svhn", "svhn"),
+    "school": Reader(lambda name, data_dir, seed, reading: _of("school").school(name, data_dir, seed)),
     "femnist_digits": _files("writers", "femnist_digits"),
     "sent140": _files("text", "sent140"),
     "npz": Reader(
@@ -117,8 +118,9 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None, seed: int = 
 
     Files are looked for in `data_dir`, else in the folder that FEDJAX_DP_DATA names, else in the user cache. idx files
     that are not there are downloaded into the user cache and compared with their checksum; for other data sets the
-    error says which file belongs where. `seed` decides what synthetic draws, and nothing else. `how` files of the
-    user's own are read: the fields of `fedjax_dp.data.Reading`, such as label_column="y".
+    error says which file belongs where. `seed` decides what synthetic draws and which records of school are its test
+    set, and nothing else. `how` files of the user's own are read: the fields of `fedjax_dp.data.Reading`, such as
+    label_column="y".
     """
     require(of_class(Reading), how, how, "load")
     kind, (_, colon, rest) = kind_of(name), name.partition(":")

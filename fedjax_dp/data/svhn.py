@@ -5,7 +5,7 @@ import pathlib
 
 import numpy as np
 
-from fedjax_dp.data.files import check_labels, damaged, first_file, missing, read_labelled, search_folders
+from fedjax_dp.data.files import check_labels, damaged, first_file, missing, read_labelled, read_mat, search_folders
 from fedjax_dp.data.store import Dataset
 
 CLASSES = 10
@@ -36,15 +36,7 @@ def svhn(name: str, data_dir: str | os.PathLike[str] | None) -> Dataset:
 
 def _read_mat(path: pathlib.Path) -> tuple[np.ndarray, np.ndarray]:
     """X (32, 32, 3, records) and y (records, 1), where label 10 is the digit 0."""
-    from scipy.io import loadmat  # slow to import, and only needed here
-
-    try:
-        arrays = loadmat(path, variable_names=("X", "y"))
-    except Exception as error:  # SciPy's reader fails in any way there is on a damaged file
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise damaged(path, "damaged or no MATLAB file", "a readable MATLAB file", f"get it again ({reason})") from None
-    if not {"X", "y"} <= set(arrays):
-        raise damaged(path, "no X or no y", "a MATLAB file with X and y")
+    arrays = read_mat(path, ("X", "y"))
     x, y = arrays["X"], arrays["y"].ravel()
     if x.dtype != np.uint8 or x.ndim != 4 or x.shape[:3] != (32, 32, 3) or x.shape[3] == 0 or x.shape[3:] != y.shape:
         raise damaged(path, f"X {x.dtype} {x.shape}, y {y.shape}", "X uint8 (32, 32, 3, records), y (records,)")

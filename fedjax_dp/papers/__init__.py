@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
-PRINT_NOISE = ("dpnfl", "cpfed", "acs_pldp", "dp_fedavg_output")  # papers whose theorem prints a noise
+PRINT_NOISE = ("dpnfl", "cpfed", "acs_pldp", "dp_fedavg_output", "mr_mtl")  # whose theorem or code says the noise
 
 
 def _noise_rule(paper: str) -> hooks.NoiseRule:

@@ -1,4 +1,4 @@
-"""The five papers whose algorithms and theorems are carried out here, cited in full.
+"""The papers whose theorems, tables and figures are carried out here, cited in full.
 
 Everywhere else they go by their short names: in text ("cpfed, Theorem 1", "dpnfl's Lemma 2"), as recipes
 ("dpnfl/table2"), noise rules and choices of a command. Other works are cited where they are used, by authors and year.
@@ -81,6 +81,13 @@ CITATIONS = {
             "Mathematics 13(3), 497",
             2025,
             "10.3390/math13030497",
+        ),
+        Paper(
+            "mr_mtl",
+            ("Ziyu Liu", "Shengyuan Hu", "Zhiwei Steven Wu", "Virginia Smith"),
+            "On Privacy and Personalization in Cross-Silo Federated Learning",
+            "Advances in Neural Information Processing Systems 35, arXiv:2206.07902",
+            2022,
         ),
     )
 }

@@ -1,12 +1,13 @@
-"""The noise that the papers' own theorems ask for, as they print it. What it really gives, the Guarantee says."""
+"""The noise that the papers' own theorems, or their code, ask for. What it really gives, the Guarantee says."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedjax_dp import errors
-from fedjax_dp.accounting import WithoutReplacement
+from fedjax_dp.accounting import Shuffled, WithoutReplacement, noise_multiplier_for
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.papers import theorems
 from fedjax_dp.privacy.planned_run import last_rates
@@ -129,9 +130,28 @@ def _dp_fedavg_output_theorem1(
     return noises
 
 
+def takes_passes(algorithm: Algorithm) -> bool:
+    """Whether noisy steps take batches of shuffled passes, as the code of mr_mtl's authors does."""
+    return clips_records(algorithm) and isinstance(algorithm.local.batches.sampling(2**31), Shuffled)
+
+
+def _mr_mtl_code(
+    algorithm: Algorithm, data: FederatedData, rounds: int, epsilons: np.ndarray, delta: float
+) -> np.ndarray:
+    """The noise that the code of mr_mtl's authors finds, by Renyi DP; one pass is one of their epochs."""
+    batches, passes = algorithm.local.batches, rounds * algorithm.local.steps
+    find = functools.cache(
+        lambda epsilon, records: noise_multiplier_for(
+            theorems.mr_mtl_counted(batches.divisor(records), records, passes), epsilon, delta, "rdp"
+        )
+    )
+    return np.array([find(*of_client) for of_client in zip(epsilons.tolist(), np.asarray(data.sizes).tolist())])
+
+
 PRESCRIBED = {
     "dpnfl": Theorem("noise on batches of clipped records, such as dpnfl's", _clips_fixed, _dpnfl_lemma2),
     "cpfed": Theorem("noise on batches of clipped records, such as cpfed's", _clips_fixed, _cpfed_theorem1),
     "acs_pldp": Theorem("acs_pldp, whose theorem it is", has_acs_pldp_theorem1, _acs_pldp_theorem1),
     "dp_fedavg_output": Theorem("dp_fedavg_output, whose theorem it is", noises_uploads, _dp_fedavg_output_theorem1),
+    "mr_mtl": Theorem("passes over clipped records, as mr_mtl takes with batches epochs", takes_passes, _mr_mtl_code),
 }

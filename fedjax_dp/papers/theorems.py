@@ -10,7 +10,7 @@ import math
 import numpy as np
 
 from fedjax_dp import errors
-from fedjax_dp.accounting import Adjacency, GaussianSteps, Poisson, WithoutReplacement
+from fedjax_dp.accounting import Adjacency, FullBatch, GaussianSteps, Poisson, WithoutReplacement
 from fedjax_dp.accounting.accountants import total
 from fedjax_dp.accounting.tcdp import Tcdp, TcdpConditionError
 from fedjax_dp.accounting.zcdp import zcdp_epsilon_standard
@@ -31,6 +31,15 @@ def zcdp_budget(epsilon: float, delta: float) -> float:
 def tcdp_of(steps: GaussianSteps) -> Tcdp:
     """dpnfl's accounting of one client: rho = 26 K tau G^2 / (n^2 sigma^2) and its omega (Lemmas 3 and 4)."""
     return total(steps, lambda step: step.tcdp())
+
+
+def mr_mtl_counted(batch: int, records: int, passes: int) -> GaussianSteps:
+    """What the code of mr_mtl's authors counts for passes over a client's records in batches of so many, noise 1.
+
+    Each whole batch of a pass stands for a Poisson sample, of which a record is added or removed.
+    """
+    sampling = Poisson(batch / records) if batch < records else FullBatch()
+    return GaussianSteps(1.0, sampling, Adjacency.ADD_REMOVE, passes * (records // batch))
 
 
 def dpnfl_theorem5(steps: GaussianSteps) -> tuple[float, float]:

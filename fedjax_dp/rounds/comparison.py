@@ -12,7 +12,7 @@ class Standing(NamedTuple):
     """A metric over the clients that have test records."""
 
     mean: float  # over clients
-    pooled: float  # over records
+    pooled: float  # over clients weighted by their records
     worst_tenth: float  # mean over the worst tenth of the clients, rounded up, so at least one
     variance: float  # over clients (divided by their number, not one less), squared
 

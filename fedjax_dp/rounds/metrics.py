@@ -298,9 +298,11 @@ def evaluation(rounds: int, seen: Measured, report: RoundReport, data: Federated
 
 
 def _standing(task: Task, test: Tested, data: FederatedData) -> Standing:
-    """Of the main metric by client."""
-    of_clients = _of_clients(test, data)
-    return standing(_main(task, of_clients), of_clients.sums["records"], better_of(task))
+    """Of the main metric by client; pooled is the metric of all records, of which roots and ranks are no mean."""
+    seen = _of_clients(test, data)
+    sums = {name: of_clients.sum(axis=0, keepdims=True) for name, of_clients in seen.sums.items()}
+    pooled = _main(task, ScoreSums(sums, seen.scores, seen.targets, np.zeros_like(seen.group_of)))
+    return standing(_main(task, seen), seen.sums["records"], better_of(task))._replace(pooled=float(pooled[0]))
 
 
 def noise_to_signal(noise: Any, signal: Any, present: np.ndarray) -> float | None:

@@ -22,6 +22,7 @@ from fedjax_dp import data, errors
         ("cifar10", "cifar-10-python.tar.gz"),
         ("cifar10_pca60", "cifar10_pca60.npz"),
         ("svhn", "train_32x32.mat"),
+        ("school", "school.mat"),
         ("sent140", "sent140_subset.csv"),
         ("femnist_digits", "femnist_digits_12clients.npz"),
     ],

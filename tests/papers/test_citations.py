@@ -24,13 +24,14 @@ NOT_PAPERS = (
 
 
 def test_citations_are_those_that_are_known():
-    assert list(CITATIONS) == ["dpnfl", "rfedavg", "cpfed", "acs_pldp", "dp_fedavg_output"]
+    assert list(CITATIONS) == ["dpnfl", "rfedavg", "cpfed", "acs_pldp", "dp_fedavg_output", "mr_mtl"]
     assert [paper.short for paper in CITATIONS.values()] == [
         "Chen et al. 2024",
         "Wang et al.",
         "Hu et al. 2020",
         "Chen et al.",
         "Li et al. 2025",
+        "Liu et al. 2022",
     ]
     assert str(CITATIONS["cpfed"]).endswith("Privacy-Preserving Federated Learning. arXiv:2003.13761, 2020.")
     assert str(CITATIONS["acs_pldp"]).endswith("Adaptive Client Sampling.")

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import QuadraticModel, next_state, ragged_data, states_of, thinned, usual
+from helpers import QuadraticModel, next_state, ragged_data, states_of, target_data, thinned, usual
 
 import fedjax_dp as fdp
 from fedjax_dp.errors import ConfigurationError
@@ -16,6 +16,7 @@ from fedjax_dp.inspection import flow
 from fedjax_dp.parts import OwnPart
 from fedjax_dp.pytrees import value
 from fedjax_dp.rounds import personal
+from fedjax_dp.rounds.metrics import client_values
 from fedjax_dp.rounds.simulation import numbers, run_key
 from fedjax_dp.rounds.state import initial_state
 
@@ -220,6 +221,19 @@ def test_models_are_measured_on_their_own_clients_records(entry):
     assert last.personal_variance == pytest.approx(np.var(accuracies), abs=1e-6)
     sizes = np.bincount(owners)
     assert last.personal_pooled == pytest.approx(np.dot(accuracies, sizes) / sizes.sum(), abs=1e-6)
+
+
+def test_errors_of_own_models_are_pooled_over_records_and_no_mean_of_roots():
+    data = target_data("regression", tested=True)
+    model = fdp.mlp(data.record_shape, data.classes, (5,)).for_data(data)
+    algorithm = fdp.mr_mtl(**NOISY)
+    last = fdp.simulate(algorithm, data, rounds=2, model=model, seed=3).history[-1]
+    result = run(algorithm, 2, data, model)
+    test = personal.measure_personal(numbers(algorithm).local, result, data, run_key(3), model=model)
+    roots, records = client_values(test, data, model=model)
+    pooled = np.sqrt(np.dot(np.square(roots), records) / records.sum())
+    assert last.personal_pooled == pytest.approx(pooled, rel=1e-5)
+    assert last.personal_pooled != pytest.approx(np.dot(roots, records) / records.sum(), rel=1e-4)
 
 
 @pytest.mark.slow

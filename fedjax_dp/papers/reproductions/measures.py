@@ -29,6 +29,7 @@ class PaperMeasure(NamedTuple):
     of: Callable[[Record], float | None]
     digits: int = 2
     field: str | None = None  # of an evaluation, where there is a curve
+    spread: float = 0.5  # of a published number without a standard deviation
 
     def curve(self, record: Record) -> list[tuple[int, float]]:
         """(round, number) of every evaluation that knows it."""
@@ -58,6 +59,13 @@ def _rounds_to_target(record: Record) -> float | None:
     return next((seen["round"] for seen in record["history"] if measure.reached(seen[measure.name], value)), None)
 
 
+def _squared_error(record: Record) -> float | None:
+    """Over all test records at the end, of clients' own models where they have some."""
+    last = record["history"][-1]
+    own: float | None = last["personal_pooled"]  # the root
+    return last["test_mse"] if own is None else own**2
+
+
 def _milliseconds(record: Record) -> float:
     """The run's share of the machine, evaluations included."""
     return 1000 * float(record["seconds"]) / int(record["config"]["rounds"])
@@ -70,6 +78,7 @@ MEASURES: dict[str, PaperMeasure] = {
     "last5_accuracy": PaperMeasure(
         f"test accuracy (%), mean of the last {LAST} evaluations", 1, _last("test_accuracy", LAST), 2, "test_accuracy"
     ),
+    "mean_squared_error": PaperMeasure("mean squared test error", -1, _squared_error, 5, spread=0.0005),
     "rounds_to_target": PaperMeasure("rounds to the target accuracy", -1, _rounds_to_target, 1),
     "milliseconds_per_round": PaperMeasure("time per round (ms, this machine)", -1, _milliseconds, 1),
 }

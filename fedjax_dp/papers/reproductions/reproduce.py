@@ -15,7 +15,7 @@ from fedjax_dp.experiments.console import Screen
 from fedjax_dp.papers.reproductions import features, tables
 from fedjax_dp.papers.reproductions.cells import Cell, CellKey, cells_of, sweep_of, unavailable
 from fedjax_dp.papers.reproductions.features import Cloud
-from fedjax_dp.papers.reproductions.measures import BYTES, SEPARATION, counted
+from fedjax_dp.papers.reproductions.measures import BYTES, MEASURES, SEPARATION, counted
 from fedjax_dp.papers.reproductions.recipe import SCALES, Recipe, RecipeScale, read_recipe
 from fedjax_dp.papers.reproductions.reproduction import Reproduction
 from fedjax_dp.papers.reproductions.rows import ResultRow, claims_of, rows_of
@@ -254,8 +254,8 @@ def _notes(recipe: Recipe, scale: RecipeScale, seeds: Sequence[int], rows: Seque
         notes.append(f"epsilon is proved at delta {delta:g} for {about}, the worst client and seed")
     if recipe.comparable(scale) and any(row.published is not None for row in rows):
         notes.append(
-            "reproduced: within two standard deviations, of what is printed (0.5 where none is) and of "
-            "the mean over seeds together"
+            "reproduced: within two standard deviations, of what is printed "
+            f"({MEASURES[recipe.metrics[0]].spread:g} where none is) and of the mean over seeds together"
         )
     if any(row.readings[reading].about for row in rows for reading in row.readings):
         notes.append("noise is seeded float32: it measures utility and protects nobody's data")

@@ -13,7 +13,6 @@ from fedjax_dp.sweeps.records import Record
 
 NOT_REACHED = "not reached"
 NOT_COMPARED = "not compared: another setting at this scale"
-TEXT_SPREAD = 0.5  # in the unit of the table: of a published number without a standard deviation
 
 
 class ReadingResult(NamedTuple):
@@ -134,8 +133,11 @@ def _row(
     recipe: Recipe, place: CellKey, metric: str, readings: Mapping[str, ReadingResult], comparable: bool
 ) -> ResultRow:
     mean, std = published(recipe, place) if metric == recipe.metrics[0] else (None, None)
-    target = mean if comparable else None
-    verdicts = {reading: _verdict(target, std, result) for reading, result in readings.items()}
+    target, measure = mean if comparable else None, MEASURES[metric]
+    verdicts = {
+        reading: _verdict(target, measure.spread if std is None else std, result)
+        for reading, result in readings.items()
+    }
     short = any(verdict in ("lower", "higher") for verdict in verdicts.values())
     remarks = [remark["statement"] for remark in recipe.impossible if matching(remark, place.panel, place.line)]
     missing = {result.reason for result in readings.values() if result.reason}
@@ -157,7 +159,7 @@ def published(recipe: Recipe, place: CellKey) -> tuple[float | None, float | Non
     return (None, None) if printed is None else (float(printed), None)
 
 
-def _verdict(published: float | None, std: float | None, result: ReadingResult) -> str:
+def _verdict(published: float | None, std: float, result: ReadingResult) -> str:
     """Reproduced: nearer than two standard deviations of what the paper prints and of the mean over seeds together."""
     if result.mean is None:
         if not result.reason or result.reason.startswith(NOT_REACHED):
@@ -165,7 +167,7 @@ def _verdict(published: float | None, std: float | None, result: ReadingResult) 
         return "failed" if result.epsilon is not None else "skipped"
     if published is None:
         return ""
-    spread = 2 * math.hypot(TEXT_SPREAD if std is None else std, (result.std or 0.0) / math.sqrt(result.seeds))
+    spread = 2 * math.hypot(std, (result.std or 0.0) / math.sqrt(result.seeds))
     if abs(result.mean - published) <= spread:
         return "reproduced"
     return "higher" if result.mean > published else "lower"
