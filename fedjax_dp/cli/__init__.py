@@ -25,8 +25,8 @@ commands:
 MORE = """fedjax-dp COMMAND --help, or fedjax-dp help COMMAND, shows every option with its default; --version prints the
 version.
 
---json prints one JSON object on stdout and nothing else (all but export, plot, report, completion); --quiet prints the
-result alone (run, audit, account, calibrate), --verbose all that is known of it (run, audit).
+--json prints one JSON object on stdout and nothing else (all but new, export, plot, report, completion); --quiet prints
+the result alone (run, audit, account, calibrate), --verbose all that is known of it (run, audit).
 
 exit codes: 0 done; 1 an audit found a violation, training diverged or a secure sum overflowed; 2 bad input, in one
 line; 3 the machine failed (disk or memory full), in one line, or a defect of this program, with its traceback;

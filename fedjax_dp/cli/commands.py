@@ -10,6 +10,7 @@ from typing import Any
 
 COMMANDS = {
     "run": "train a federated algorithm and say what privacy it gives; with no argument a private run on digits",
+    "new": "a commented file for run, for sweep, or for a run on tables of your own",
     "export": "the parameters of a run as a file that other programs read",
     "sweep": "seeds x hyperparameters x budgets as few compiled programs; the same command goes on after a stop",
     "best": "the winner of a sweep as a configuration for run",

@@ -18,7 +18,8 @@ from fedjax_dp.papers.citations import CITATIONS
 T = TypeVar("T")
 V = TypeVar("V", bound=Hashable)
 FILE = {"file": Option("file", str, None, about("CONFIG.toml", positional=True))}
-FEW = 3  # algorithms that are named as those without an option
+FEW = 3  # names that stand for many: options of a group, algorithms without an option
+FOR_ALL = ("data", "execution")  # groups that no algorithm has a part in
 _MORE = """
 fedjax-dp {command} --algorithm NAME --help   all that an algorithm takes, with its defaults
 fedjax-dp {command} --help-all                every option of every algorithm, with the defaults of data sets"""
@@ -90,7 +91,14 @@ def _help_of(command: str, description: str, own: Options, algorithm: str, datas
     first = ((entry.__doc__ or "").strip() or "an algorithm without a docstring").splitlines()[0]
     source = re.sub(rf"\b({'|'.join(CITATIONS)})\b", lambda match: _cited(match[0]), entry.source or "unknown")
     about = f"{algorithm}: {first}\n\nSource: {source}. Defaults are those on {dataset}."
+    for_all = [(group, groups.pop(group)) for group in FOR_ALL]
     print_help(command, {command: own, **groups}, f"{description}\n\n{about}")
+    for group, options in for_all:
+        flags = [option.flag for option in options.values()]
+        console().print(
+            f"  {group:<11} {' '.join(flags[:FEW])} and {len(flags) - FEW} more, of any algorithm: "
+            f"fedjax-dp {command} --help-all"
+        )
 
 
 def _cited(paper: str) -> str:

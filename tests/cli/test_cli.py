@@ -203,7 +203,14 @@ def test_help_of_an_algorithm_shows_what_it_takes_and_nothing_else(capsys, monke
     out = shown_by(capsys, monkeypatch, "--algorithm", entry, "--help")
     of_privacy = {f"--{name.replace('_', '-')}" for name in vars(groups.PrivacyConfig())}
     taken = {option.flag for option in (groups.options_of(algorithms.CATALOGUE[entry]) | OWN).values()}
-    assert flags_in(out) == taken - (set() if algorithms.CATALOGUE[entry].private else of_privacy)
+    taken -= set() if algorithms.CATALOGUE[entry].private else of_privacy
+    grouped = groups.groups_of(algorithms.CATALOGUE[entry])
+    for group in ("data", "execution"):  # of any algorithm: a line
+        flags = [option.flag for option in grouped[group].values()]
+        taken -= set(flags)
+        more = f"{group} {' '.join(flags[:3])} and {len(flags) - 3} more, of any algorithm: fedjax-dp run --help-all"
+        assert more in " ".join(out.split())
+    assert flags_in(out) == taken
     defaults = config.RunSpec.of({"algorithm": entry}).flat()
     assert f"rounds T [default: {defaults['rounds']}]" in out
     assert "[default: ]" not in out
@@ -211,7 +218,7 @@ def test_help_of_an_algorithm_shows_what_it_takes_and_nothing_else(capsys, monke
 
 BAD = [
     ([], "usage: fedjax-dp run"),
-    (["rnu"], "command must be one of run, export, sweep, best,"),
+    (["rnu"], "command must be one of run, new, export, sweep, best,"),
     (["rnu"], "got 'rnu'; did you mean run?"),
     (["run", "--epsilonn", "1"], "did you mean --epsilon?"),
     (["run", "--hlep"], "got '--hlep'; did you mean --help?"),
