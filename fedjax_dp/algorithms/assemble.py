@@ -20,7 +20,7 @@ else:
 # Names of tables which load JAX.
 ESTIMATORS = ("full", "wor_delta", "wor_model", "biased", "renorm", "precision", "mean", "median", "trimmed_mean")
 LOCAL_RULES = ("sgd", "momentum", "rmsprop", "adam", "adam_bc", "adamw", "adamw_bc")
-SCHEDULES = ("constant", "inverse_sqrt", "inverse")
+SCHEDULES = ("constant", "inverse_sqrt", "inverse", "cosine", "step", "warm_up", "warm_up_cosine")
 
 ADAPTIVE = ("adam", "yogi", "adagrad")  # servers
 SERVERS = ("sgd", *ADAPTIVE)
@@ -79,6 +79,10 @@ class Common(TypedDict, total=False):
         local_steps: local steps tau per round
         learning_rate: of the local steps
         schedule: of the learning rate over rounds
+        decay_rounds: after which a cosine would be 0
+        warm_up_rounds: in which the rate grows to its own
+        decay_every: rounds between the falls of schedule step
+        decay_factor: of each fall
         per_step: the schedule runs over local steps, not rounds
         local_rule: how a gradient becomes a step
         local_decay: of momentum or rmsprop
@@ -116,6 +120,10 @@ class Common(TypedDict, total=False):
     local_steps: Required[int]
     learning_rate: Required[float]
     schedule: Annotated[str, about("", value="constant", choices=SCHEDULES)]
+    decay_rounds: Annotated[int | None, about("", value=None, beside={"schedule": ("cosine", "warm_up_cosine")})]
+    warm_up_rounds: Annotated[int | None, about("", value=None, beside={"schedule": ("warm_up", "warm_up_cosine")})]
+    decay_every: Annotated[int | None, about("", value=None, beside={"schedule": "step"})]
+    decay_factor: Annotated[float | None, about("", value=None, beside={"schedule": "step"}, default="0.1")]
     per_step: Annotated[bool, about("", value=False)]
     local_rule: Annotated[str, about("", value="sgd", choices=LOCAL_RULES)]
     local_decay: Annotated[float | None, of_rules("momentum", "rmsprop", default="0.9 or 0.99")]
@@ -227,6 +235,7 @@ def assemble(
         "rule": changed(rule, hyperparameters=rule.hyperparameters | numbers, keep=options["keep_rule"]),
         "steps": 1 if batches == "refill" else options["local_steps"],
         "schedule": SCHEDULES[options["schedule"]],
+        "timing": _timing(options),
         "per_step": options["per_step"],
     }
     return Algorithm(
@@ -237,6 +246,25 @@ def assemble(
         transport=parts.SecureSum(**ring) if options["secure"] else parts.PlainSum(),
         server=_server_of(**{name: options[name] for name in OF_SERVER}) if server is None else server,
     )
+
+
+TIMING = {  # numbers of schedules that have some
+    "cosine": ("decay_rounds",),
+    "step": ("decay_every", "decay_factor"),
+    "warm_up": ("warm_up_rounds",),
+    "warm_up_cosine": ("warm_up_rounds", "decay_rounds"),
+}
+
+
+def _timing(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The numbers of the schedule."""
+    defaults = {"decay_factor": 0.1}
+    numbers = {name: options[name] for name in TIMING.get(options["schedule"], ())}
+    numbers = {name: defaults.get(name) if number is None else number for name, number in numbers.items()}
+    for name, number in numbers.items():
+        if number is None:
+            raise errors.refuse(name, "nothing", f"a number of rounds for schedule {options['schedule']}")
+    return numbers
 
 
 def _server_of(

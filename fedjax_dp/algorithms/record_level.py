@@ -66,16 +66,17 @@ def addpnfl(
         nu_init: where the second moment starts, pi^2 unless given (the paper: at least pi^2)
     """
     from fedjax_dp.pytrees import changed  # loads JAX
-    from fedjax_dp.schedules import SCHEDULES
 
     privatizer = parts.RecordGaussian(clip_norm=clip_norm, noise_multiplier=noise_multiplier)
     made = assemble(common, privatizer=privatizer)
-    adam, start = cast(parts.Server, made.server), {} if nu_init is None else {"nu_init": nu_init}
+    adam, steps = cast(parts.Server, made.server), cast(parts.LocalSgd, made.local)
+    start = {} if nu_init is None else {"nu_init": nu_init}
     server = changed(
         adam,
         hyperparameters=adam.hyperparameters | start,
         factory=parts.SECOND_MOMENTS[second_moment],
-        schedule=SCHEDULES[common["schedule"]],
+        schedule=steps.schedule,
+        timing=steps.timing,
     )
     return changed(made, server=server)
 

@@ -1,5 +1,6 @@
 """Local steps of stochastic gradient descent: draw batches; in every step privatize, correct, follow the rule, move."""
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -139,7 +140,7 @@ class LocalSgd(LocalTraining):
     """`steps` (tau) steps, or epochs for `EpochBatches`: w <- w - rate * rule(privatized gradient + corrections).
 
     schedule  factor on the rate in round t = 0, 1, ..., or, `per_step`, in the run's local step t = 0, 1, ...
-              (dp_fedavg_output).
+              (dp_fedavg_output); `timing` are its numbers by name.
     A client keeps what each correction keeps, in their order, and then the state of the rule where it stays with it.
     Parameters are one flat vector here, so that noise, corrections and step fuse into a single loop.
     """
@@ -150,7 +151,8 @@ class LocalSgd(LocalTraining):
     corrections: tuple[Correction, ...] = ()
     rule: LocalRule = LocalRule(hyperparameters={})
     steps: int = structure(default=1)
-    schedule: Callable[[jax.Array], jax.Array] = structure(default=schedules.constant)
+    schedule: Callable[..., jax.Array] = structure(default=schedules.constant)
+    timing: dict[str, Any] = dataclasses.field(default_factory=dict)
     per_step: bool = structure(default=False)
 
     equation = r"w \leftarrow w - \eta_t\, d"
@@ -229,14 +231,14 @@ class LocalSgd(LocalTraining):
         tau = self.batches.count(self.steps, largest)
         steps = jnp.arange(tau)
         at = round_index * tau + steps if self.per_step else jnp.broadcast_to(round_index, (tau,))
-        return self.learning_rate * self.schedule(at)
+        return self.learning_rate * self.schedule(at, **self.timing)
 
     def _own_rates(self, rates: jax.Array, round_index: Any, live: jax.Array) -> jax.Array:
         """The rates of a client that takes the steps that are `live`: a schedule over steps counts no others."""
         if not self.per_step or self.batches.even:
             return rates
         taken = jnp.sum(live > 0).astype(jnp.int32)
-        return self.learning_rate * self.schedule(round_index * taken + jnp.arange(rates.size))
+        return self.learning_rate * self.schedule(round_index * taken + jnp.arange(rates.size), **self.timing)
 
     # What is kept across rounds: of each correction, then of the rule.
 
@@ -352,6 +354,10 @@ class LocalSgd(LocalTraining):
     def check(self, sizes: np.ndarray, model: Model | None, rounds: int) -> None:
         """Refuse what cannot run for so many rounds on clients with these numbers of records."""
         errors.require_positive("learning_rate", self.learning_rate)
+        for name, number in self.timing.items():
+            errors.require_positive(name, number)
+        if float(self.timing.get("decay_factor", 1.0)) > 1:
+            raise errors.refuse("decay_factor", self.timing["decay_factor"], "at most 1")
         self.rule.check()
         if self.rule.corrects:
             require_measured(self.privatizer)

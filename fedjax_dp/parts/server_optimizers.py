@@ -1,5 +1,6 @@
 """How the server moves: an optax transformation built from numbers inside the compiled round."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
@@ -51,12 +52,13 @@ class Server:
     """Applies `factory(**hyperparameters)` to minus the aggregated update.
 
     `factory` is a module-level function (a ready optimizer would be a closure, compiled again for every number).
-    Its `learning_rate` is multiplied by `schedule(round)`.
+    Its `learning_rate` is multiplied by `schedule(round, **timing)`.
     """
 
     hyperparameters: dict[str, Any]
     factory: Callable[..., optax.GradientTransformation] = structure(default=optax.sgd)
-    schedule: Callable[[jax.Array], jax.Array] = structure(default=schedules.constant)
+    schedule: Callable[..., jax.Array] = structure(default=schedules.constant)
+    timing: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def equation(self) -> str:
@@ -73,7 +75,7 @@ class Server:
         self, round_index: jax.Array, update: Any, variance: Variance, state: Any, params: Any
     ) -> tuple[Any, optax.OptState]:
         """New parameters and optimizer state after an aggregated update."""
-        rate = self.hyperparameters["learning_rate"] * self.schedule(round_index)
+        rate = self.hyperparameters["learning_rate"] * self.schedule(round_index, **self.timing)
         transform = self.factory(**{**self.hyperparameters, "learning_rate": rate})
         gradient = jax.tree.map(jnp.negative, update)
         moves, state = informed(transform).update(gradient, state, params, variance=variance)
