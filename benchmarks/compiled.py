@@ -248,7 +248,8 @@ def table(rows):
         f"Of one round, of the sweep one of every point; of the audit all {ROUNDS} rounds of every trial. Read and "
         "written: by the kernels of a GPU. Times are predicted for one H200 alone, where the model was fitted: within "
         f"{kernels.PROFILED_WITHIN:.0%} of the seven rounds that were profiled, and {kernels.OTHERS_WITHIN:.0%} of "
-        "all others. Measured: on an H200, and how far the prediction is off."
+        "all others. Measured: on an H200, when a GPU still took the signal of every gradient and wrote out those of "
+        "few records; and how far the prediction for today is from it."
     )
     return "\n".join([*lines, "", told])
 
