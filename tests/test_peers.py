@@ -197,12 +197,15 @@ def test_the_readme_shows_the_committed_rounds_on_a_gpu(peers):
     assert all(" ".join(line.split()) in readme for line in table.splitlines())
 
 
-def test_the_readme_shows_what_clipping_costs():
+def test_the_readme_shows_what_clipping_and_convolutions_cost():
     readme = " ".join((ROOT / "README.md").read_text().split())
     told = {name: json.loads((RESULTS / f"round_latency_{name.lower()}.json").read_text()) for name in SHOWN}
     for name in ("W1", "W2", "W3dp"):
         assert f"{told[name]['clipping_cost']:.2f} ({name})" in readme
         assert told[name]["gradient_gap"] < 1e-4
+    others = json.loads((RESULTS / "peers.json").read_text())["workloads"]
+    for name, peer in (("W3", "torch_loop"), ("W3dp", "torch_loop"), ("cifar", "pfl_rounds")):
+        assert f"{others[name]['rows'][peer]['times_ours']:.2f} ({name})" in readme
     assert not any(measured["disturbed"] for measured in told.values())
 
 
