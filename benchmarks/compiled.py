@@ -17,9 +17,11 @@ import math
 import pathlib
 import re
 import sys
+import tempfile
 import time
 from collections import Counter
 from typing import NamedTuple
+from unittest import mock
 
 import h200
 import jax
@@ -30,7 +32,8 @@ from round_latency import RESULTS, commit, ours, workloads
 import fedjax_dp as fdp
 from fedjax_dp.experiments import environment
 from fedjax_dp.forecast import compiled, kernels, targets
-from fedjax_dp.forecast.compiled import compiled_audit, compiled_sweep
+from fedjax_dp.forecast.compiled import STEP, compiled_audit, compiled_sweep
+from fedjax_dp.forecast.program_text import Program
 from fedjax_dp.pytrees import changed
 
 COHORTS = (10, 100, 1000)
@@ -80,7 +83,10 @@ GUARD = pathlib.Path(__file__).parent / "compiled_guard.json"
 SLACK, TIME_SLACK = 0.02, 0.05
 MEASURED = {(name, cohort, points): after for name, cohort, points, _, after in h200.in_turns()}
 LARGE = 10**6  # bytes
-TAKEN = re.compile(r"%\S*(?:slice|pad)\S* = f32\[([\d,]+)\]\S* fusion\(.*local_step")
+OF_KERNELS = ("large_slices", "exact_products", "wide_loads", "narrow_stores", "update_instructions")  # of a GPU's step
+TAKEN = re.compile(rf"%\S*(?:slice|pad)\S* = f32\[([\d,]+)\]\S* fusion\(.*{STEP}")
+EXACT = re.compile(r"operand_precision\W+highest", re.IGNORECASE)
+ENTRY = re.compile(r"\.entry (\w+)\((.*?)\n\}", re.DOTALL)  # a kernel in PTX, and its code
 
 
 def round_of(name, cohort):
@@ -114,21 +120,54 @@ def round_of(name, cohort):
 def row_of(case, target):
     """What the compiler makes of a case."""
     given, on = round_of(case.workload, case.cohort), {"target": target, "devices": case.devices}
-    if case.points:
-        found = compiled_sweep(*given, points=case.points, **on)
-    elif case.trials:
-        told = {"trials": case.trials, "lanes": case.trials, "rounds": ROUNDS, "epsilon": 1.0, "delta": 1e-5}
-        found = compiled_audit(*given, **told, **on)
-    else:
-        found = compiled.compiled_round(*given, model_devices=case.model_devices, **on)
+    options = targets.COMPILER_OPTIONS["cuda"]
+    with tempfile.TemporaryDirectory() as folder, mock.patch.dict(options, xla_dump_to=folder):
+        if case.points:
+            found = compiled_sweep(*given, points=case.points, **on)
+        elif case.trials:
+            told = {"trials": case.trials, "lanes": case.trials, "rounds": ROUNDS, "epsilon": 1.0, "delta": 1e-5}
+            found = compiled_audit(*given, **told, **on)
+        else:
+            found = compiled.compiled_round(*given, model_devices=case.model_devices, **on)
+        code = kernels_in(pathlib.Path(folder))
     measured = MEASURED.get((case.workload, case.cohort, case.points)) if found.predicted_ms else None
     more = {"measured_ms": measured, "large_slices": large_slices(found.text)}
+    more |= {"exact_products": exact_products(found.text), **update_of(found.text, code)}
     return {"name": case.name, **case._asdict(), **found.to_dict(), **more}
 
 
 def large_slices(text):
     """Kernels of a GPU's local step that do no more than take a vector apart or put one together, and write much."""
     return sum(4 * math.prod(map(int, shape.split(","))) > LARGE for shape in TAKEN.findall(text))
+
+
+def exact_products(text):
+    """Products of the local step that are taken in float32, where a GPU's fast units take fewer bits."""
+    return sum(STEP in line and EXACT.search(line) is not None for line in text.splitlines())
+
+
+def kernels_in(folder):
+    """The code of every kernel by its name, as XLA wrote it for a GPU last; no device is needed for that."""
+    written = sorted(folder.glob("*.ptx"), key=lambda file: file.stat().st_mtime_ns)
+    return dict(found for file in written for found in ENTRY.findall(file.read_text()))
+
+
+def update_of(text, code):
+    """How the kernel that draws most normals loads and stores: that of a private step, which moves the parameters.
+
+    Loads of four numbers at once, stores of fewer, and instructions of a thread; nothing where no code is known.
+    """
+    program = Program(text, 0)
+    launched = [each for each, _, _ in program.run() if each.kind == "fusion" and each.name.replace(".", "_") in code]
+    if not launched:
+        return {}
+    update = max(launched, key=lambda each: kernels.kernel_of(program, each).normals)
+    lines = code[update.name.replace(".", "_")].splitlines()
+    return {
+        "wide_loads": sum(re.search(r"\bld\.global\S*\.v4", line) is not None for line in lines),
+        "narrow_stores": sum(re.search(r"\bst\.global(?!\S*\.v4)", line) is not None for line in lines),
+        "update_instructions": sum(re.match(r"\t(@\S+ )?[a-z]", line) is not None for line in lines),
+    }
 
 
 def counts_of(row):
@@ -139,7 +178,7 @@ def counts_of(row):
         "cycles": sum(row["cycles"].values()),
         "needed_bytes": row["needed_bytes"],
         "collectives": len(row["collectives"]),
-        "large_slices": row["large_slices"],
+        **{kind: row[kind] for kind in OF_KERNELS if kind in row},
         "predicted_ms": row["predicted_ms"],
     }
 
@@ -149,7 +188,7 @@ def differences(name, counts, wanted, measured):
     found = []
     for kind, expected in wanted.items():
         slack = TIME_SLACK if kind == "predicted_ms" else SLACK
-        if expected is not None and abs(counts[kind] - expected) > slack * expected:
+        if expected is not None and abs(counts.get(kind, 0) - expected) > slack * expected:
             found.append(f"{name}: {kind} {counts[kind]:,.5g}, expected {expected:,.5g}")
     if measured and abs(counts["predicted_ms"] / measured - 1) > kernels.OTHERS_WITHIN:
         found.append(f"{name}: predicted {counts['predicted_ms']:.3g} ms, measured {measured:.3g}")
@@ -209,7 +248,8 @@ def table(rows):
         f"Of one round, of the sweep one of every point; of the audit all {ROUNDS} rounds of every trial. Read and "
         "written: by the kernels of a GPU. Times are predicted for one H200 alone, where the model was fitted: within "
         f"{kernels.PROFILED_WITHIN:.0%} of the seven rounds that were profiled, and {kernels.OTHERS_WITHIN:.0%} of "
-        "all others. Measured: on an H200, and how far the prediction is off."
+        "all others. Measured: on an H200, when a GPU still took the signal of every gradient and wrote out those of "
+        "few records; and how far the prediction for today is from it."
     )
     return "\n".join([*lines, "", told])
 

@@ -3,9 +3,10 @@
     python benchmarks/plan.py                          # 1e9 clients, cohorts of 1e5, 1e7 parameters, 256 devices
     python benchmarks/plan.py --clients 1e6 --cohort 1e3 --out DIR
 
-What this project costs is measured here; what accelerators give is assumed, and said so. The least time of a round is
-counted as `fedjax-dp bench` counts it, in products, bytes and normals; the share of it that rounds reach at 1e7
-parameters is measured on this machine, and taken over.
+What this project costs is measured here; what an accelerator gives is that of an H200 in `fedjax_dp.forecast`, its
+links and price are assumed, and said so. The least time of a round is counted as `fedjax-dp bench` counts it, in
+products, bytes and normals; the share of it that rounds reach at 1e7 parameters is measured on this machine, and taken
+over.
 """
 
 import argparse
@@ -24,20 +25,21 @@ import numpy as np
 import fedjax_dp as fdp
 from fedjax_dp.data import Dataset, federate
 from fedjax_dp.experiments import environment
-from fedjax_dp.forecast import latency
+from fedjax_dp.forecast import kernels, latency
 from fedjax_dp.forecast.floor import floor_of
+from fedjax_dp.forecast.targets import TARGETS
 from fedjax_dp.models import mlp
 from fedjax_dp.rounds import simulation
 from fedjax_dp.rounds.prefetch import Prefetcher
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 FEATURES, RECORDS, BATCH, HIDDEN = 64, 10, 10, 133_333  # the model of 1e7 parameters of scaling.py
-# Of an accelerator of the H200's kind. Not measured here.
+# Of an accelerator: speeds fitted to rounds on an H200; those that follow are not measured.
 ASSUMED = {
-    "flops": (60e12, "float32 products a second"),
-    "bytes": (4.3e12, "bytes of memory copied a second"),
-    "normals": (1.1e11, "normals a second"),
-    "memory": (141e9, "bytes of memory"),
+    "flops": (1e6 * kernels.EXACT[0][1], "operations of float32 products a second"),
+    "bytes": (1e6 * kernels.BYTES, "bytes of memory copied a second"),
+    "normals": (1e6 * kernels.NORMALS, "normals a second"),
+    "memory": (float(TARGETS[kernels.CALIBRATED].memory), "bytes of memory"),
     "link": (50e9, "bytes a second and device between machines"),
     "host": (50e9, "bytes a second from its host"),
     "disk": (1e9, "bytes a second and device from disk"),
@@ -213,7 +215,7 @@ Measured on {environment.device()["cores"]} cores ({environment.device()["proces
 - g = {m["feed_bytes"] / 1e9:.2g} GB a second of records are put together for devices by a process;
 - h = {m["client_bytes"]:.0f} bytes a client of {RECORDS} records, beside pages of the store, which the system may drop.
 
-Assumed of an accelerator, not measured: {assumed}.
+Of an accelerator, where F, B and Z are fitted to profiled rounds on an H200 and the rest is assumed: {assumed}.
 
 The arithmetic of the clients decides, not the network: one sum a round is all that travels. Clients that keep a model
 each (SCAFFOLD) fit no disk at this size; those that keep nothing do. What would have to change before a run: every

@@ -59,9 +59,63 @@ def test_ours_and_plain_jax_clip_alike(peers, workload):
 def test_who_cannot_run_gives_a_reason(peers, tmp_path, monkeypatch):
     absent = peers.Peer("absent", None, (), "")
     monkeypatch.setitem(peers.PEERS, "no_such_contender", absent)
-    workers, reasons = peers.started(["no_such_contender"], "W1", tmp_path)
-    assert not workers
-    assert reasons["no_such_contender"].startswith("ModuleNotFoundError: No module named")
+    kept = []
+    found = peers.compared("W1:10", ["no_such_contender"], 2, peers.Setting(tmp_path), kept.append)
+    assert not found["rows"]
+    assert found["reasons"]["no_such_contender"].startswith("ModuleNotFoundError: No module named")
+    assert kept == [found]
+    late = peers.compared("W1", ["ours"], 2, peers.Setting(tmp_path, until=0.0))
+    assert late["reasons"] == {"ours": "no time left"}
+
+
+class Turns:
+    """A contender that answers without a process; the second one gives up in its second turn."""
+
+    def __init__(self, name, workload, setting):
+        self.name, self.ready, self.taken = name, {"gradient": None, "versions": {}}, 0
+
+    def turn(self):
+        self.taken += 1
+        if self.name == "torch_func" and self.taken > 1:
+            raise sys.modules["run"].Refused("out of memory")
+        return {"ms": [10.0 if self.name == "ours" else 30.0], "peak_mb": 1.0}
+
+    def stop(self):
+        pass
+
+
+def test_what_is_known_is_written_after_every_turn(peers, tmp_path, monkeypatch):
+    monkeypatch.setattr(peers, "Worker", Turns)
+    monkeypatch.setattr(peers, "SETTLE_S", 0.0)
+    kept = []
+    names = ["ours", "plain_jax", "torch_func"]
+    found = peers.compared("W2:100", names, 3, peers.Setting(tmp_path), kept.append)
+    assert [list(one["rows"]) for one in kept[:3]] == [names[:1], names[:2], names]
+    assert [len(one["rows"]["ours"]["turns"]) for one in kept] == [1, 1, 1, 2, 2, 2, 3, 3]
+    assert found["reasons"] == {"torch_func": "out of memory"}
+    assert {name: (row["ms"], len(row["turns"]), row["times_ours"]) for name, row in found["rows"].items()} == {
+        "ours": (10.0, 3, 1.0),
+        "plain_jax": (30.0, 3, 3.0),
+    }
+    assert (found["cohort"], found["clients"]) == (100, 100)
+
+
+def test_without_a_gpu_a_comparison_there_is_refused_in_one_line(peers, tmp_path, monkeypatch):
+    told = {"platform": "cpu", "kind": "cpu"}
+    monkeypatch.setattr(peers.environment, "device", lambda: told)
+    monkeypatch.setattr(peers.os, "environ", dict(peers.os.environ))
+    monkeypatch.setattr(sys, "argv", ["run.py", "--device", "gpu", "--quick", "--out", str(tmp_path)])
+    with pytest.raises(SystemExit, match=r"^peers: --device gpu: JAX \S+ sees no GPU here, only cpu$"):
+        peers.main()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_gpu_has_workloads_and_contenders_of_its_own(peers):
+    assert {"jax_privacy_step", "torch_func", "opacus_ghost", "pfl_rounds"} <= set(peers.ON_GPU) <= set(peers.PEERS)
+    for item in (*peers.GPU_WORKLOADS, *peers.QUICK):
+        w = peers.workloads.named(item)
+        assert w.clients >= w.cohort == int(item.split(":")[1])
+    assert sorted(["W2:10", "cifar:50", "W1:100", "W1:10"], key=peers.place) == ["W1:10", "W1:100", "W2:10", "cifar:50"]
 
 
 def row(ms, **more):
@@ -100,9 +154,10 @@ def test_a_wrong_gradient_stops_the_comparison(peers, tmp_path):
             np.savez(file, scale * np.ones(3), np.arange(2.0))
             self.ready = {"gradient": str(file)}
 
-    assert peers.gaps({"ours": Ready("ours", 1.0), "a": Ready("a", 1.0 + 1e-6)})["a"] < 1e-5
+    ours, within = Ready("ours", 1.0), peers.WITHIN["cpu"]
+    assert peers.gap("a", Ready("a", 1.0 + 1e-6), ours, within) < 1e-5
     with pytest.raises(SystemExit, match="does not compute the same clipped gradient"):
-        peers.gaps({"ours": Ready("ours", 1.0), "b": Ready("b", 1.01)})
+        peers.gap("b", Ready("b", 1.01), ours, within)
 
 
 def test_a_measurement_is_taken_again_while_others_have_the_cores(peers, monkeypatch):
@@ -142,12 +197,15 @@ def test_the_readme_shows_the_committed_rounds_on_a_gpu(peers):
     assert all(" ".join(line.split()) in readme for line in table.splitlines())
 
 
-def test_the_readme_shows_what_clipping_costs():
+def test_the_readme_shows_what_clipping_and_convolutions_cost():
     readme = " ".join((ROOT / "README.md").read_text().split())
     told = {name: json.loads((RESULTS / f"round_latency_{name.lower()}.json").read_text()) for name in SHOWN}
     for name in ("W1", "W2", "W3dp"):
         assert f"{told[name]['clipping_cost']:.2f} ({name})" in readme
         assert told[name]["gradient_gap"] < 1e-4
+    others = json.loads((RESULTS / "peers.json").read_text())["workloads"]
+    for name, peer in (("W3", "torch_loop"), ("W3dp", "torch_loop"), ("cifar", "pfl_rounds")):
+        assert f"{others[name]['rows'][peer]['times_ours']:.2f} ({name})" in readme
     assert not any(measured["disturbed"] for measured in told.values())
 
 

@@ -3,19 +3,24 @@
     python benchmarks/peers/run.py                      # W1, W2, W3, W3dp; sets up what is missing
     python benchmarks/peers/run.py --workloads cifar cifar-client cifar-record
     python benchmarks/peers/run.py --peers opacus_ghost pfl_rounds --repeats 15
+    python benchmarks/peers/run.py --device gpu         # cohorts of 10 to 100 on a GPU; writes peers_gpu.*
+    python benchmarks/peers/run.py --device gpu --quick --here   # five minutes, in an interpreter that has all of them
 
 Each contender is one file in `contenders/` and runs in its own process, started once. The processes take turns while
 the others wait, so a busy machine slows all of them; read the ratios, which are taken turn by turn. A turn in which the
-hypervisor gave the cores to others is taken again. Before that, all
-that clip single records compute the clipped gradient of one batch at the same weights; one that differs stops the
-comparison. A rival that does not install or run stays in the table with the reason. Records are random and the same
-for all; see `workloads.py` for the sizes. PyTorch takes all cores itself, Flower one for each client, JAX alone its
-own choice, fedjax_dp a part of the cohort on each core.
+hypervisor gave the cores to others is taken again. The first turn is taken as soon as a contender is there, and what
+is known is written after every turn. Before that, all that clip single records compute the clipped gradient of one
+batch at the same weights; one that differs stops the comparison. A rival that does not install or run stays in the
+table with the reason. Records are random and the same for all; see `workloads.py` for the sizes. PyTorch takes all
+cores itself, Flower one for each client, JAX alone its own choice, fedjax_dp a part of the cohort on each core. On a
+GPU all have the records there, and take products of forward passes in TF32.
 """
 
 import argparse
 import datetime
+import functools
 import json
+import math
 import os
 import pathlib
 import re
@@ -24,8 +29,10 @@ import subprocess
 import sys
 import time
 import venv
+from collections.abc import Callable
 from typing import NamedTuple
 
+import jax
 import numpy as np
 import quiet
 import workloads
@@ -33,7 +40,7 @@ import workloads
 from fedjax_dp.experiments import environment
 
 HERE = pathlib.Path(__file__).parent
-RESULTS = HERE.parent / "results"
+RESULTS, ROOT = HERE.parent / "results", HERE.parent.parent
 SETTLE_S = 0.3  # threads of PyTorch spin for a while after their work
 SLOW_MS, FEW = 10_000.0, 3  # a contender slower than this takes part in the first turns only
 PATIENCE_S = 900
@@ -59,6 +66,15 @@ PEERS = {
     "pfl_rounds": Peer("pfl-research, updates clipped, not records", "pfl", ("pfl[pytorch]>=0.6",), "its own privacy"),
     "torch_loop": Peer("PyTorch loop, no privacy", "torch", TORCH, "a loop over clients and steps"),
 }
+ON_GPU = ("ours", "plain_jax", "jax_privacy_step", "torch_func", "opacus_ghost", "pfl_rounds", "torch_loop")
+CPU_WORKLOADS = ("W1", "W2", "W3", "W3dp")
+GPU_WORKLOADS = ("W1:10", "W1:100", "W2:10", "W2:100", "W3dp:10", "cifar-record:50", "cifar-client:50", "cifar:50")
+QUICK, QUICK_TURNS, QUICK_S = ("W1:10", "W2:10"), 3, 280  # what is not begun by then is left out
+VARIABLES = {  # of the contenders' processes
+    "cpu": {"JAX_PLATFORMS": "cpu", "PEERS_DEVICE": "cpu"},
+    "gpu": {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "PEERS_DEVICE": "cuda"},  # several share its memory
+}
+WITHIN = {"cpu": 1e-4, "gpu": 2e-2}  # gradients of contenders, relative to the largest entry; TF32 has ten bits
 WEAKER = ("pfl_rounds", "torch_loop")  # no privacy of records
 
 
@@ -66,18 +82,34 @@ class Refused(Exception):
     """Why a contender takes no part."""
 
 
-def python_of(peer: Peer, work: pathlib.Path) -> str:
+class Setting(NamedTuple):
+    """Where contenders run."""
+
+    work: pathlib.Path  # with their environments
+    device: str = "cpu"
+    here: bool = False  # in the interpreter that runs this, which has them all
+    until: float = math.inf  # of the monotonic clock, when no more is begun
+
+    @property
+    def patience_s(self) -> float:
+        return min(PATIENCE_S, self.until - time.monotonic())
+
+
+def python_of(peer: Peer, setting: Setting) -> str:
     """The interpreter of a contender's environment, which is made unless it is there."""
-    if peer.environment is None:
+    if peer.environment is None or setting.here:
         return sys.executable
-    home = work / peer.environment
+    home = setting.work / f"{peer.environment}{'-gpu' * (setting.device == 'gpu')}"
     python, done = home / "bin" / "python", home / "ready"
     if not done.exists():
         print(f"setting up {peer.title}: {' '.join(peer.requirements)}", file=sys.stderr)
         venv.create(home, with_pip=True, clear=True)
-        found = subprocess.run(
-            [python, "-m", "pip", "install", "--quiet", *peer.requirements], capture_output=True, text=True, check=False
-        )
+        wanted = [
+            *peer.requirements,
+            *(["jax[cuda12]"] if setting.device == "gpu" and "jax" in peer.environment else []),
+        ]
+        command = [python, "-m", "pip", "install", "--quiet", *wanted]
+        found = subprocess.run(command, capture_output=True, text=True, check=False)
         if found.returncode:
             raise Refused(f"does not install: {last_line(found.stderr)}")
         done.touch()
@@ -94,9 +126,9 @@ def last_line(text: str) -> str:
 class Worker:
     """A contender's process."""
 
-    def __init__(self, name: str, workload: str, work: pathlib.Path) -> None:
-        python = python_of(PEERS[name], work)
-        self.log = work / f"{workload}-{name}.log"
+    def __init__(self, name: str, workload: str, setting: Setting) -> None:
+        python, work = python_of(PEERS[name], setting), setting.work
+        self.setting, self.log = setting, work / f"{workload}-{name}.log"
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
                 [python, "worker.py", name, workload, str(work)],
@@ -105,7 +137,7 @@ class Worker:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env=os.environ | {"PYTHONPATH": str(HERE)},
+                env=os.environ | VARIABLES[setting.device] | {"PYTHONPATH": f"{HERE}{os.pathsep}{ROOT}"},
             )
         try:
             self.ready = self.answer()
@@ -115,8 +147,9 @@ class Worker:
 
     def answer(self) -> dict:
         stdout = self.process.stdout
-        if not select.select([stdout], [], [], PATIENCE_S)[0]:
-            raise Refused(f"no answer in {PATIENCE_S} s")
+        patience_s = max(self.setting.patience_s, 0.0)
+        if not select.select([stdout], [], [], patience_s)[0]:
+            raise Refused(f"no answer in {patience_s:.0f} s")
         line = stdout.readline()
         if not line:
             self.process.wait()
@@ -133,74 +166,84 @@ class Worker:
             self.process.kill()
 
 
-def started(names: list[str], workload: str, work: pathlib.Path) -> tuple[dict[str, Worker], dict[str, str]]:
-    """The contenders that run, and why others do not."""
-    workers, reasons = {}, {}
-    for name in names:
-        print(f"{workload}: starting {PEERS[name].title}", file=sys.stderr)
-        try:
-            workers[name] = Worker(name, workload, work)
-        except Refused as reason:
-            reasons[name] = str(reason)
-            print(f"{workload}: {PEERS[name].title}: {reason}", file=sys.stderr)
-    return workers, reasons
-
-
-def gaps(workers: dict[str, Worker]) -> dict[str, float]:
-    """Largest difference of each clipped gradient to ours, over the largest entry; stops where they differ."""
-    found = {}
-    files = {name: worker.ready["gradient"] for name, worker in workers.items() if worker.ready["gradient"]}
-    if "ours" in files:
-        ours = [np.asarray(part) for part in np.load(files["ours"]).values()]
-        scale = max(np.abs(part).max() for part in ours)
-        for name, file in files.items():
-            theirs = np.load(file).values()
-            found[name] = float(max(np.abs(a - b).max() for a, b in zip(ours, theirs, strict=True)) / scale)
-            if not found[name] < 1e-4:
-                sys.exit(f"{name} does not compute the same clipped gradient: relative difference {found[name]:.2g}")
+def gap(name: str, worker: Worker, ours: Worker, within: float) -> float | None:
+    """Largest difference of a clipped gradient to ours, over the largest entry; stops where they differ."""
+    files = [one.ready["gradient"] for one in (worker, ours)]
+    if not all(files):
+        return None
+    theirs, own = ([np.asarray(part) for part in np.load(file).values()] for file in files)
+    scale = max(np.abs(part).max() for part in own)
+    found = float(max(np.abs(a - b).max() for a, b in zip(theirs, own, strict=True)) / scale)
+    if not found < within:
+        sys.exit(f"{name} does not compute the same clipped gradient: relative difference {found:.2g}")
     return found
 
 
-def compared(workload: str, names: list[str], repeats: int, work: pathlib.Path) -> dict:
-    """Milliseconds a round of every contender, in turns."""
-    workers, reasons = started(names, workload, work)
+def compared(
+    workload: str, names: list[str], repeats: int, setting: Setting, keep: Callable[[dict], None] = lambda found: None
+) -> dict:
+    """Milliseconds a round of every contender, in turns; `keep` gets what is known after every turn."""
+    workers, gaps, reasons, turns, peaks = {}, {}, {}, {}, {}
+
+    def take(name: str, act: Callable[[], None]) -> bool:
+        """Whether a contender that does something still takes part."""
+        try:
+            act()
+        except Refused as reason:
+            reasons[name] = str(reason)
+            print(f"{workload}: {PEERS[name].title}: {reason}", file=sys.stderr)
+            turns.pop(name, None)
+            if name in workers:
+                workers.pop(name).stop()
+        return name in workers
+
+    def start(name: str) -> None:
+        if setting.patience_s <= 0:
+            raise Refused("no time left")
+        print(f"{workload}: starting {PEERS[name].title}", file=sys.stderr)
+        workers[name] = Worker(name, workload, setting)
+        if "ours" in workers:
+            gaps[name] = gap(name, workers[name], workers["ours"], WITHIN[setting.device])
+
+    def turn(name: str) -> None:
+        time.sleep(SETTLE_S)
+        told = quiet.undisturbed(workers[name].turn)
+        turns.setdefault(name, []).append(float(np.median(told["ms"])))
+        peaks[name] = told["peak_mb"]
+
+    def found() -> dict:
+        rows = {}
+        for name, ms in turns.items():
+            pairs = min(len(ms), len(turns.get("ours", ms)))
+            rows[name] = {
+                "ms": float(np.median(ms)),
+                "spread": quiet.spread(ms),
+                "turns": list(ms),
+                "peak_mb": peaks[name],
+                "times_ours": float(np.median(np.array(ms[:pairs]) / turns["ours"][:pairs]))
+                if "ours" in turns
+                else None,
+                "gradient_gap": gaps.get(name),
+                "versions": workers[name].ready["versions"],
+            }
+        disturbed = [name for name, row in rows.items() if row["spread"] > 0.3]
+        return {**workloads.named(workload)._asdict(), "rows": rows, "reasons": dict(reasons), "disturbed": disturbed}
+
     try:
-        difference = gaps(workers)
-        turns = {name: [] for name in workers}
-        peaks = {}
-        for turn in range(repeats):
+        for name in names:
+            if take(name, functools.partial(start, name)):
+                take(name, functools.partial(turn, name))
+            keep(found())
+        for number in range(1, repeats):
             for name in list(workers):
-                if turn >= FEW and np.median(turns[name]) > SLOW_MS:
-                    continue
-                time.sleep(SETTLE_S)
-                try:
-                    told = quiet.undisturbed(workers[name].turn)
-                except Refused as reason:
-                    reasons[name] = str(reason)
-                    workers.pop(name).stop()
-                    turns.pop(name)
-                    continue
-                turns[name].append(float(np.median(told["ms"])))
-                peaks[name] = told["peak_mb"]
-            print(f"{workload}: turn {turn + 1} of {repeats}", file=sys.stderr)
-        versions = {name: worker.ready["versions"] for name, worker in workers.items()}
+                if setting.patience_s > 0 and (number < FEW or np.median(turns[name]) <= SLOW_MS):
+                    take(name, functools.partial(turn, name))
+                    keep(found())
+            print(f"{workload}: turn {number + 1} of {repeats}", file=sys.stderr)
+        return found()
     finally:
         for worker in workers.values():
             worker.stop()
-    rows = {}
-    for name, ms in turns.items():
-        pairs = min(len(ms), len(turns.get("ours", ms)))
-        rows[name] = {
-            "ms": float(np.median(ms)),
-            "spread": quiet.spread(ms),
-            "turns": ms,
-            "peak_mb": peaks[name],
-            "times_ours": float(np.median(np.array(ms[:pairs]) / turns["ours"][:pairs])) if "ours" in turns else None,
-            "gradient_gap": difference.get(name),
-            "versions": versions[name],
-        }
-    disturbed = [name for name, row in rows.items() if row["spread"] > 0.3]
-    return {**workloads.WORKLOADS[workload]._asdict(), "rows": rows, "reasons": reasons, "disturbed": disturbed}
 
 
 def grouped(results: dict) -> list[dict]:
@@ -286,47 +329,76 @@ def dots(axis, names: list[str], workload: str, found: dict) -> None:
     axis.tick_params(labelsize=8)
 
 
-def publish(results: dict, folder: pathlib.Path) -> None:
-    """The table and the picture of results."""
+def publish(results: dict, path: pathlib.Path) -> None:
+    """Results as JSON, the table and the picture of them, as files of a name without its ending."""
+    path.with_suffix(".json").write_text(json.dumps({"workloads": results}, indent=1) + "\n")
     told = "\n".join(f"* {peer.title}: {peer.about}" for peer in PEERS.values())
     heading = "# Milliseconds per round, and times ours\n\nWritten by `python benchmarks/peers/run.py`."
     tables = "\n\n".join([*map(table, grouped(results)), *published(results)])
-    (folder / "peers.md").write_text(f"{heading}\n\n{tables}\n\n{told}\n")
-    draw(results, folder / "peers.png")
+    path.with_suffix(".md").write_text(f"{heading}\n\n{tables}\n\n{told}\n")
+    if any(found["rows"] for found in results.values()):
+        draw(results, path.with_suffix(".png"))
+
+
+def place(item: str) -> tuple[int, int]:
+    """Where a workload stands in tables: in the order of `workloads.WORKLOADS`, smaller cohorts first."""
+    name, _, cohort = item.partition(":")
+    return list(workloads.WORKLOADS).index(name), int(cohort or 0)
+
+
+def workload_of(item: str) -> str:
+    """NAME or NAME:COHORT, checked."""
+    workloads.named(item)
+    return item
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workloads", nargs="+", choices=workloads.WORKLOADS, default=["W1", "W2", "W3", "W3dp"])
-    parser.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS), help="ours always takes part")
-    parser.add_argument("--repeats", type=int, default=9, help="turns")
+    parser.add_argument("--device", choices=VARIABLES, default="cpu")
+    parser.add_argument(
+        "--workloads", nargs="+", type=workload_of, metavar="WORKLOAD[:COHORT]", help="default those that are published"
+    )
+    parser.add_argument("--peers", nargs="+", choices=PEERS, help="ours always takes part")
+    parser.add_argument("--repeats", type=int, help="turns, 9 or on a GPU 5")
+    parser.add_argument("--quick", action="store_true", help="two workloads in three turns, within five minutes")
+    parser.add_argument("--here", action="store_true", help="all in the interpreter that runs this")
     parser.add_argument(
         "--work",
         type=pathlib.Path,
         default=pathlib.Path.home() / ".cache" / "fedjax_dp_peers",
         help="where the virtual environments are",
     )
-    parser.add_argument(
-        "--out", type=pathlib.Path, default=RESULTS, help="a folder for peers.json, peers.md, peers.png"
-    )
+    parser.add_argument("--out", type=pathlib.Path, default=RESULTS, help="a folder for JSON, table and picture")
     parser.add_argument("--json", action="store_true", help="print the JSON instead of the table")
     options = parser.parse_args()
     if not options.out.is_dir():
         parser.error(f"--out must be a folder that exists, got {options.out}")
+    on_gpu = options.device == "gpu"
+    os.environ.update(VARIABLES[options.device])
+    if not on_gpu:
+        jax.config.update("jax_platforms", "cpu")
+    if on_gpu and environment.device()["platform"] != "gpu":
+        sys.exit(f"peers: --device gpu: JAX {jax.__version__} sees no GPU here, only {environment.device()['kind']}")
     work = options.work.absolute()
     work.mkdir(parents=True, exist_ok=True)
-    names = list(dict.fromkeys(["ours", *options.peers]))
-    path = options.out / "peers.json"
-    known = json.loads(path.read_text())["workloads"] if path.exists() else {}
-    for workload in options.workloads:
-        known[workload] = compared(workload, names, options.repeats, work) | {
-            "hardware": environment.device(),
-            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-            "load": os.getloadavg()[0],
-        }
-        results = {name: known[name] for name in workloads.WORKLOADS if name in known}
-        path.write_text(json.dumps({"workloads": results}, indent=1) + "\n")
-        publish(results, options.out)
+    until = time.monotonic() + QUICK_S if options.quick else math.inf
+    setting = Setting(work, options.device, options.here, until)
+    usual = GPU_WORKLOADS if on_gpu else CPU_WORKLOADS
+    chosen, turns = options.workloads or (QUICK if options.quick else usual), 5 if on_gpu else 9
+    turns = options.repeats or (QUICK_TURNS if options.quick else turns)
+    names = list(dict.fromkeys(["ours", *(options.peers or (ON_GPU if on_gpu else PEERS))]))
+    path = options.out / ("peers_gpu" if on_gpu else "peers")
+    file = path.with_suffix(".json")
+    known = json.loads(file.read_text())["workloads"] if file.exists() else {}
+    about = {"hardware": environment.device(), "date": datetime.datetime.now(datetime.UTC).date().isoformat()}
+    for workload in chosen:
+
+        def keep(found: dict, workload: str = workload) -> None:
+            known[workload] = found | about | {"load": os.getloadavg()[0]}
+            publish({name: known[name] for name in sorted(known, key=place)}, path)
+
+        keep(compared(workload, names, turns, setting, keep))
+    results = {name: known[name] for name in sorted(known, key=place)}
     print(json.dumps(results) if options.json else table(results))
 
 

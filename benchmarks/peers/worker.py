@@ -1,4 +1,4 @@
-"""One contender in its own process: `python worker.py CONTENDER WORKLOAD FOLDER`, commands by line on stdin.
+"""One contender in its own process: `python worker.py CONTENDER WORKLOAD[:COHORT] FOLDER`, commands by line on stdin.
 
 It prints one JSON line when it is ready, with versions and the clipped gradient's file; then, for each line it reads,
 one with the milliseconds of each of the rounds that it ran. Whatever libraries print goes to stderr.
@@ -31,7 +31,7 @@ def versions():
 
 
 def main():
-    name, workload, folder = sys.argv[1], workloads.WORKLOADS[sys.argv[2]], pathlib.Path(sys.argv[3])
+    name, workload, folder = sys.argv[1], workloads.named(sys.argv[2]), pathlib.Path(sys.argv[3])
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
 

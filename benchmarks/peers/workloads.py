@@ -47,6 +47,13 @@ WORKLOADS = {
 }
 
 
+def named(item: str) -> Workload:
+    """A workload by its name, or as NAME:COHORT with another cohort, of as many clients as that needs."""
+    name, _, cohort = item.partition(":")
+    w = WORKLOADS[name]
+    return w._replace(cohort=int(cohort), clients=max(w.clients, int(cohort))) if cohort else w
+
+
 def records(w: Workload) -> tuple[np.ndarray, np.ndarray]:
     """Random images `(clients, records, *shape)` uint8, labels `(clients, records)`; time does not depend on them."""
     rng = np.random.default_rng(0)

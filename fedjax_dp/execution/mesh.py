@@ -30,13 +30,16 @@ class Execution:
     parts       of the cohort, summed apart and then added in their order, so that any number of devices gives the same
                 bits; None: each device takes one, and devices add theirs in an order of their own;
     pieces      vectors of a client's round are computed in pieces, see `rounds.pieces`; None: on GPUs, where no devices
-                hold a model together.
+                hold a model together;
+    signal      whether the squared norm of every step's gradient is taken, for the probe `noise_to_signal`; None:
+                except on GPUs, which read the gradient once more for it.
     """
 
     mesh: Mesh | None = None
     chunk_size: int | None = None
     parts: int | None = None
     pieces: bool | None = None
+    signal: bool | None = None
 
     @property
     def devices(self) -> int:
@@ -72,11 +75,20 @@ class Execution:
         return platform
 
     @property
+    def on_gpu(self) -> bool:
+        return self.platform not in ("cpu", "tpu")
+
+    @property
     def in_pieces(self) -> bool:
         """Whether vectors of a client's round are computed in pieces."""
         if self.pieces is not None:
             return self.pieces
-        return self.platform not in ("cpu", "tpu") and self.model_devices == 1
+        return self.on_gpu and self.model_devices == 1
+
+    @property
+    def takes_signal(self) -> bool:
+        """Whether the squared norm of every step's gradient is taken."""
+        return not self.on_gpu if self.signal is None else self.signal
 
     def portion(self, cohort: int, size: int, usual: int | None = None) -> int:
         """How many clients a device computes at once, of a cohort whose models have `size` parameters.

@@ -183,7 +183,7 @@ class OutputConfig:
 
     Args:
         evaluate_every: rounds between evaluations
-        train_metrics: also evaluate objective and gradient norm over all training records
+        train_metrics: also evaluate objective and gradient norm over all training records; on a GPU noise to signal
         target: value of a metric to count rounds and bytes to, such as accuracy=0.9
         ap: how mean AP is taken of several labels: exact, or in 200 buckets as FLAIR's benchmark does
         checkpoint_every: rounds between checkpoints

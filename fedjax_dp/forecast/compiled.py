@@ -196,8 +196,8 @@ def compiled_sweep(
     members = algorithm.cohort.capacity(data.num_clients)
     there, size = execution_on(chosen, 1, chunk_size, parts=devices), size_of(model)
     portion = there.portion(members, size)
-    # On a CPU, where nothing runs, portion and pieces would be others.
-    alone = Execution(chunk_size=portion, parts=devices, pieces=there.in_pieces)
+    # On a CPU, where nothing runs, portion, pieces and signal would be others.
+    alone = Execution(chunk_size=portion, parts=devices, pieces=there.in_pieces, signal=there.takes_signal)
 
     def compile_in(slots: int) -> programs.Executables:
         program = programs.Program(mesh, structure, alone, train_metrics=False, together=True, slots=slots, marks=1)
@@ -247,7 +247,8 @@ def compiled_audit(
     game = next(iter(setup.games.values()))
     there = execution_on(chosen)
     portion = there.portion(members, size_of(game.model))
-    game = changed(game, execution=Execution(chunk_size=portion, pieces=there.in_pieces))
+    execution = Execution(chunk_size=portion, pieces=there.in_pieces, signal=there.takes_signal)
+    game = changed(game, execution=execution)
     whole = NamedSharding(mesh, P())
     shapes, key = jax.tree.map(
         lambda a: jax.ShapeDtypeStruct(np.shape(a), jnp.result_type(a), sharding=whole),

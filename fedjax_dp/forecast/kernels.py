@@ -113,7 +113,7 @@ def traffic(program: Program) -> Traffic:
     for operation, times, _ in program.run():
         if operation.kind in FREE:
             continue
-        kernel = _kernel(program, operation)
+        kernel = kernel_of(program, operation)
         parts = kernel.parts
         moved, normals = moved + times * kernel.bytes, normals + times * kernel.normals
         operations += 2.0 * times * sum(math.prod(one[:4]) for one in kernel.products)
@@ -126,7 +126,7 @@ def _norm(*times: float) -> float:
     return float(sum(each**POWER for each in times) ** (1 / POWER))
 
 
-def _kernel(program: Program, operation: Operation) -> Kernel:
+def kernel_of(program: Program, operation: Operation) -> Kernel:
     """What an operation does that is launched."""
     if operation.kind == "fusion":
         kernel = _fused(program, operation.named("calls"))

@@ -1,5 +1,6 @@
 """Norms of gradients that are sums over positions of outer products, and clipped sums of them over records."""
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -12,6 +13,7 @@ from fedjax_dp.gradients.outer_products import finite
 from fedjax_dp.small_reductions import sum_of_few
 
 ROUNDING = 1e-6  # of a sum over pairs of positions, about ten float32 roundings
+FEW = 16  # records of one position each, whose gradients a GPU adds up one by one
 EXACT = lax.Precision.HIGHEST  # accelerators multiply in fewer bits by default, and the bound would be off by as much
 
 
@@ -121,10 +123,20 @@ def _product(u: jax.Array, v: jax.Array, factors: jax.Array) -> jax.Array:
     Only the smaller of the two is weighted, as that makes a copy; the other is finite where its factor is zero. The
     long side comes last in the product, as in `pytrees.ravel`.
     """
-    k, o, scaled = u.shape[-1], v.shape[-1], factors[:, None, None]
-    if k < o:
-        return jnp.matmul((u * scaled).reshape(-1, k).T, v.reshape(-1, o), precision=EXACT)
-    return jnp.matmul((v * scaled).reshape(-1, o).T, u.reshape(-1, k), precision=EXACT).T
+    k, o = u.shape[-1], v.shape[-1]
+    short, long = (u, v) if k < o else (v, u)
+    scaled = short * factors[:, None, None]
+
+    def at_once(scaled: jax.Array, long: jax.Array) -> jax.Array:
+        return jnp.matmul(scaled.reshape(-1, min(k, o)).T, long.reshape(-1, max(k, o)), precision=EXACT)
+
+    def one_by_one(scaled: jax.Array, long: jax.Array) -> jax.Array:
+        """In float32 like the product, and melts into what reads it: no gradient is written or read."""
+        return functools.reduce(jnp.add, (scaled[at].T * long[at] for at in range(long.shape[0])))
+
+    few = long.shape[0] <= FEW and long.shape[1] == 1
+    made = lax.platform_dependent(scaled, long, cuda=one_by_one, default=at_once) if few else at_once(scaled, long)
+    return made if k < o else made.T
 
 
 def _einsum(spec: str, *arrays: jax.Array) -> jax.Array:

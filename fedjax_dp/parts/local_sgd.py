@@ -110,7 +110,7 @@ class PrivateGradients(NamedTuple):
         records = Records(x, drawn.y, batch.mask, batch.divisor, keys)
         step, tree = self.context(drawn.number), client.unravel(params)
         gradient, report = self.privatizer.gradient(self.noise_key, step, client.model, tree, records)
-        return gradient, report, records
+        return gradient, report if client.signal else report._replace(signal=0.0), records
 
     def noise_variance(self, drawn: StepDraw) -> jax.Array:
         """Of each coordinate of the noise in the gradient of a step."""

@@ -152,7 +152,11 @@ def holding(shared: Shared, held: DeviceRecords | None) -> Shared:
 
 
 def visit(
-    structure: Model, shared: Shared, member: Member, shard: Callable[[jax.Array], jax.Array] = lambda flat: flat
+    structure: Model,
+    shared: Shared,
+    member: Member,
+    shard: Callable[[jax.Array], jax.Array] = lambda flat: flat,
+    signal: bool = True,
 ) -> tuple[Any, LocalResult]:
     """A client's round: the parts of its message (its contribution to the mean, and what else is summed), and more."""
     algorithm, data, key, state, frozen, ids, _ = shared
@@ -161,7 +165,7 @@ def visit(
     own_key = jax.random.fold_in(local_key, member.client.id + data.num_clients * member.turn)
     start, unravel = ravel(state.params)
     received = Received(start, state.shared, member.own, member.extra)
-    client = ClientContext(own_key, state.round, member.client, data, model, unravel, received, shard)
+    client = ClientContext(own_key, state.round, member.client, data, model, unravel, received, shard, signal=signal)
     result = algorithm.local.run(client)
     count, transport = ids.shape[0], algorithm.transport
     sizes = Part(tensor_sizes(state.params), algorithm.local.sent_tensors(model)).sizes

@@ -54,7 +54,7 @@ def _train(now: Round) -> tuple[Any, Any, RoundReport]:
     def client(shared: Any, member: Member) -> tuple[Any, Any]:
         shared = shared if now.block is None else holding(*shared)
         algorithm, _, key, state, _, ids, invited = shared
-        parts, result = visit(now.model, shared, member, now.execution.shard)
+        parts, result = visit(now.model, shared, member, now.execution.shard, now.execution.takes_signal)
         message = ravel_numbers(parts)
         observed: Any = ()
         if now.observe is not None:

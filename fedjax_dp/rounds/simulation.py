@@ -326,7 +326,8 @@ def simulate(
     """Run `rounds` rounds of an algorithm and evaluate every `evaluate_every` (default: about 20 times).
 
     model          default multinomial logistic regression;
-    train_metrics  also evaluate objective and gradient norm, a pass over all training records each time (probes);
+    train_metrics  also evaluate objective and gradient norm, a pass over all training records each time (probes); on
+                   a GPU also `noise_to_signal` of noise on gradients, see `Execution.signal`;
     execution      default every device, of all processes that `jax.distributed` has joined;
     start          continue from this state; the result equals the uninterrupted run bit for bit on the same devices
                    (on accelerators where the same number of clients fits at once, see `chunk_size`);
@@ -347,6 +348,8 @@ def simulate(
     every = evaluate_every or max(1, rounds // 20)
     errors.require_count("evaluate_every", every)
     execution = execution or all_devices()
+    if train_metrics:
+        execution = dataclasses.replace(execution, signal=True)
     run, state = on_devices(algorithm, data, model, execution, seed=seed, start=start, on_host=on_host)
     del start
     done = first = int(state.round)

@@ -71,7 +71,8 @@ class RoundReport(NamedTuple):
     present: jax.Array  # bool: the message arrived
     loss: jax.Array  # mean loss over the client's batches
     clipped: jax.Array  # fraction of records clipped; of updates, 0 or 1, where they hide clients (NaN: not known)
-    signal: jax.Array  # mean over the local steps of |bounded mean gradient|^2, or |mean update|^2 if that is noised
+    signal: jax.Array  # mean over the local steps of |bounded mean gradient|^2, or |mean update|^2 if that is noised; 0
+    # where it is not taken, see `Execution`
     noise: jax.Array  # expected |noise|^2 on the same; 0 without privacy, NaN where it is not known
     finite: jax.Array  # bool: loss and update of this client are finite
     overflow: jax.Array  # bool: its message did not fit into the ring of a secure sum

@@ -158,7 +158,8 @@ class JobGroup:
         on_cpu = self.devices[0].platform == "cpu"
         together = not on_cpu if together is None else together
         first, share = self.jobs[0], math.ceil(len(self.jobs) / len(self.devices))
-        execution = Execution(chunk_size=first.chunk_size, parts=first.parts or parts or len(self.devices))
+        shares, signal = first.parts or parts or len(self.devices), first.train_metrics or None
+        execution = Execution(chunk_size=first.chunk_size, parts=shares, signal=signal)
         run = first.run
         members, size = run.algorithm.cohort.capacity(run.data.num_clients), size_of(run.model)
         most = (TOGETHER_ON_CPU if together else MOST) if on_cpu else execution.runs(share, members, size)

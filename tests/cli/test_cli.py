@@ -109,7 +109,7 @@ def test_human_output_is_one_guarantee_and_no_traceback(capsys):
 def test_the_result_comes_first_and_detail_folds(capsys):
     labels = {}
     for flag in ([], ["--quiet"], ["--verbose"]):
-        assert cli.main(["run", *QUICK, *flag]) == 0
+        assert cli.main(["run", *QUICK, "--train-metrics", "true", *flag]) == 0
         out = capsys.readouterr()
         labels[" ".join(flag)] = list(dict.fromkeys(line[:10].strip() for line in out.out.splitlines()[1:]))
         assert out.out.startswith("dpnfl on digits: test accuracy")

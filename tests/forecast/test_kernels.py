@@ -67,7 +67,7 @@ def kernel(lines, kind="kLoop", result="f32[1000,8]"):
     text += f"\n}}\n\nENTRY %main (a: f32[]) -> f32[] {{\n{declared}\n"
     text += f"  ROOT %k = {result} fusion({names}), kind={kind}, calls=%fused\n}}\n"
     program = Program(text, 0)
-    return kernels._kernel(program, program.operations["k"])
+    return kernels.kernel_of(program, program.operations["k"])
 
 
 ROWS, PLACES = "%x = f32[1000,8]{1,0} parameter(0)", "%i = s32[10]{0} parameter(1)"
@@ -127,7 +127,7 @@ def test_products_are_counted_in_fusions_and_in_calls_of_a_library():
     call = f'{result} custom-call(%x, %w), custom_call_target="__cublas$gemm", backend_config={config}'
     text = f"ENTRY %main (a: f32[]) -> f32[] {{\n  {left}\n  {right}\n  ROOT %y = {call}\n}}\n"
     program = Program(text, 0)
-    found = kernels._kernel(program, program.operations["y"])
+    found = kernels.kernel_of(program, program.operations["y"])
     assert found.products == [kernels.Product(5, 16, 32, 64, False)]
     assert found.written == 4 * 5 * 16 * 32
 
@@ -156,3 +156,56 @@ def test_the_guard_holds_predictions_to_measurements(monkeypatch):
         assert line == f"W1: predicted_ms {slower}, expected 1"
     assert guard.differences("W1", same, wanted, 0.7) == ["W1: predicted 1.04 ms, measured 0.7"]
     assert guard.differences("on a TPU", {"predicted_ms": None}, {"predicted_ms": None}, None) == []
+
+
+UPDATE = """
+%draws (p: f32[8192]) -> f32[8192] {
+  %p = f32[8192]{0} parameter(0)
+BITS
+  ROOT %log.1 = f32[8192]{0} log(%p)
+}
+
+%copies (q: f32[8192]) -> f32[8192] {
+  %q = f32[8192]{0} parameter(0)
+  ROOT %c = f32[8192]{0} negate(%q)
+}
+
+ENTRY %main (a: f32[8192]) -> f32[8192] {
+  %a = f32[8192]{0} parameter(0)
+  %d = f32[8,8]{1,0} dot(%a, %a), operand_precision={highest,highest}, metadata={op_name="step/local_step/dot"}
+  %e = f32[8,8]{1,0} dot(%a, %a), operand_precision={highest,highest}, metadata={op_name="aggregation/dot"}
+  %f = f32[8,8]{1,0} dot(%a, %a), metadata={op_name="step/local_step/dot"}
+  %loop_negate = f32[8192]{0} fusion(%a), kind=kLoop, calls=%copies
+  ROOT %loop_add.1 = f32[8192]{0} fusion(%loop_negate), kind=kLoop, calls=%draws
+}
+""".replace("BITS", "\n".join(f"  %x{n} = f32[8192]{{0}} xor(%p, %p)" for n in range(20)))
+CODE = """.visible .entry NAME(
+\t.param .u64 .ptr .align 16 NAME_param_0
+)
+.reqntid 128
+{
+\t.reg .b32 \t%r<9>;
+\tld.global.nc.v4.b32 \t{%r1, %r2, %r3, %r4}, [%rd1];
+\t@%p1 bra \t$L__BB0_2;
+\tld.global.b32 \t%r5, [%rd2];
+\tst.global.v4.b32 \t[%rd3], {%r1, %r2, %r3, %r4};
+\tst.global.b32 \t[%rd4], %r5;
+\tst.global.v2.b32 \t[%rd4], {%r5, %r6};
+\tret;
+
+}
+"""
+
+
+def test_the_code_of_the_update_is_that_of_the_kernel_that_draws(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    guard = benchmark("compiled")
+    assert guard.exact_products(UPDATE) == 1
+    for name in ("loop_negate", "loop_add_1"):
+        (tmp_path / f"{name}.ptx").write_text(CODE.replace("NAME", name))
+    code = guard.kernels_in(tmp_path)
+    assert set(code) == {"loop_negate", "loop_add_1"}
+    found = {"wide_loads": 1, "narrow_stores": 2, "update_instructions": 7}
+    assert guard.update_of(UPDATE, code) == found
+    assert guard.update_of(UPDATE, code | {"loop_negate": ""}) == found
+    assert guard.update_of(UPDATE, {}) == {}

@@ -21,6 +21,7 @@ from fedjax_dp.forecast import compiled, program_text, targets
 from fedjax_dp.forecast.compiled import compiled_audit, compiled_sweep
 from fedjax_dp.forecast.floor import work_of
 from fedjax_dp.forecast.program_text import Program
+from fedjax_dp.gradients import norms
 from fedjax_dp.gradients.outer_products import Convolution
 from fedjax_dp.options import of_class
 from fedjax_dp.parts.models_beside import MixedModels
@@ -73,6 +74,7 @@ BRANCHES = {  # by module that has a branch for platforms: a function that reach
         lambda rows: sum_over_clients(lambda factor, row: (factor * row, ()), 2.0, rows, Execution(chunk_size=4), 1)[0],
         of_shape(4, 3),
     ),
+    "gradients/norms.py": (norms._product, of_shape(5, 1, 30), of_shape(5, 1, 10), of_shape(5)),
     "gradients/outer_products.py": (windows, of_shape(2, 7, 8, 3)),
     "small_reductions.py": (sum_of_few, of_shape(3, 10)),
     "tasks/losses.py": (fdp.models.cross_entropy, of_shape(10), of_shape(kind=jnp.int32)),

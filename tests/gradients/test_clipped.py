@@ -17,7 +17,7 @@ from jax import lax
 import fedjax_dp as fdp
 from fedjax_dp import errors, gradients
 from fedjax_dp.data import Dataset, federate
-from fedjax_dp.gradients import clipped
+from fedjax_dp.gradients import clipped, norms
 from fedjax_dp.models import ARCHITECTURES, Linen, NetworkModel, cnn, group_norm_cnn, logistic_regression, lstm
 from fedjax_dp.pytrees import ravel
 from fedjax_dp.testing import check_sensitivity
@@ -276,6 +276,23 @@ def test_every_use_of_a_parameter_is_right_and_described(module, way, words, mic
     got = jax.jit(gradients.clipped_sum, static_argnums=(0, 6))(model, params, x, y, jnp.ones(4, bool), 0.5, microbatch)
     for a, b in zip(jax.tree.leaves(got.total), by_hand(model, params, x, y, np.ones(4), 0.5)):
         np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6)
+
+
+def test_few_records_that_a_gpu_adds_up_one_by_one_are_clipped_alike(monkeypatch):
+    """Of both shapes of a layer, a record that is not finite and padding; one record's part stays within the bound."""
+    monkeypatch.setattr(lax, "platform_dependent", lambda *args, default, cuda=None, **_: (cuda or default)(*args))
+    model, params, x, y = problem(Mlp((12, 3)), 6, 5)
+    x, mask = x.at[0].set(jnp.inf), jnp.arange(6) < 5
+    apart = str(jax.make_jaxpr(lambda x: gradients.clipped_sum(model, params, x, y, mask, 0.3))(x))
+    got = clipped_sum(model, params, x, y, mask, 0.3)
+    for a, b in zip(jax.tree.leaves(got.total), by_hand(model, params, x, y, mask & (jnp.arange(6) > 0), 0.3)):
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6)
+    for at in range(6):
+        alone = np.asarray(ravel(clipped_sum(model, params, x, y, jnp.arange(6) == at, 0.3).total)[0], np.float64)
+        assert np.linalg.norm(alone) <= 0.3 * (1 + 1e-6)
+    monkeypatch.setattr(norms, "FEW", 5)
+    together = str(jax.make_jaxpr(lambda x: gradients.clipped_sum(model, params, x, y, mask, 0.3))(x))
+    assert together.count("dot_general") == apart.count("dot_general") + 4  # two weights, and biases
 
 
 def test_norms_added_up_over_uses_of_a_layer_would_be_wrong():

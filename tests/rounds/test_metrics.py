@@ -12,7 +12,9 @@ from helpers import GivenNoise, ragged_data, with_given
 
 import fedjax_dp as fdp
 from fedjax_dp import cli, figures
+from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.models import logistic_regression
+from fedjax_dp.pytrees import same
 from fedjax_dp.rounds import metrics
 from fedjax_dp.rounds.comparison import standing
 from fedjax_dp.rounds.metrics import PROBES, Evaluation, noise_to_signal
@@ -149,7 +151,8 @@ def test_blocks_shrink_as_a_model_makes_more_of_a_record(data):
 
 
 def last(algorithm, data, **options):
-    return fdp.simulate(algorithm, data, rounds=1, model=MODEL, **options).history[-1]
+    execution = Execution(signal=True)  # which a GPU has to be asked for
+    return fdp.simulate(algorithm, data, rounds=1, model=MODEL, **{"execution": execution} | options).history[-1]
 
 
 @pytest.mark.slow
@@ -278,6 +281,23 @@ def test_the_share_of_clipped_updates_is_what_numpy_counts(data, options):
     first = fdp.simulate(value, data, rounds=1, model=MODEL).history[-1]
     assert first.clipped == pytest.approx(7 / 11)
     assert first.learnt_clip_norm == (pytest.approx(between) if "adaptive_clip" in options else None)
+
+
+def test_a_gpu_is_asked_for_the_signal_and_parameters_do_not_know_of_it(data, monkeypatch):
+    monkeypatch.setattr(Execution, "platform", "gpu")
+    assert not Execution().takes_signal
+    monkeypatch.setattr(Execution, "platform", "cpu")
+    assert Execution().takes_signal
+    value, options = fdp.dpnfl(**COMMON, clip_norm=0.4, noise_multiplier=1.0), {"rounds": 1, "model": MODEL}
+    whole, without, asked = (
+        fdp.simulate(value, data, execution=Execution(signal=signal), train_metrics=train, **options)
+        for signal, train in ((True, False), (False, False), (False, True))
+    )
+    assert whole.history[-1].noise_to_signal == asked.history[-1].noise_to_signal > 0
+    assert without.history[-1].noise_to_signal is None
+    assert same(whole.params, without.params)
+    unnoised = fdp.dpnfl(**COMMON, clip_norm=0.4, noise_multiplier=0.0)
+    assert last(unnoised, data, execution=Execution(signal=False)).noise_to_signal == 0.0
 
 
 def test_noise_to_signal_is_zero_without_noise_and_none_where_nothing_is_known(data):

@@ -4,7 +4,7 @@ import warnings
 
 import torch
 import workloads
-from contenders.torch_rounds import averaged, layers_of, learned, network, put
+from contenders.torch_rounds import averaged, layers_of, learned, network, placed, put
 from opacus.grad_sample import GradSampleModuleFastGradientClipping
 from opacus.optimizers import DPOptimizerFastGradientClipping
 from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
@@ -40,7 +40,8 @@ def make(w):
     def gradient(weights, x, y):
         model, _, criterion = private(w, 1.0)
         put(w, model, weights)
-        criterion(model(torch.from_numpy(x)), torch.from_numpy(y).long()).backward()
+        x, y = placed(x, y)
+        criterion(model(x), y).backward()
         return layers_of(w, [(layer.weight.grad / w.batch, layer.bias.grad / w.batch) for layer in learned(model)])
 
     return averaged(w, wrapped, step), gradient

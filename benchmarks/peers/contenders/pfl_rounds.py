@@ -5,7 +5,7 @@ import time
 import numpy as np
 import torch
 import workloads
-from contenders.torch_rounds import network
+from contenders.torch_rounds import network, tensors, wait
 from pfl.aggregate.simulate import SimulatedBackend
 from pfl.algorithm.base import NNAlgorithmParams
 from pfl.algorithm.federated_averaging import FederatedAveraging
@@ -29,6 +29,7 @@ class Clock(TrainingProcessCallback):
         self.ends = [time.perf_counter()]
 
     def after_central_iteration(self, aggregate_metrics, model, *, central_iteration):
+        wait()
         self.ends.append(time.perf_counter())
         return False, Metrics()
 
@@ -36,8 +37,7 @@ class Clock(TrainingProcessCallback):
 def make(w):
     if w.private == "record" and not w.name.startswith(("W1", "W2")):
         raise SystemExit("clips no single records")
-    x, y = workloads.records(w)
-    x, y = torch.from_numpy(x).float() / 255, torch.from_numpy(y).long()
+    x, y = tensors(w)
     datasets = [Dataset(raw_data=[x[i], y[i]], user_id=i) for i in range(w.clients)]
     module = network(w)
 

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 import workloads
-from contenders.torch_rounds import layers_of, network, put, tensors
+from contenders.torch_rounds import layers_of, network, placed, put, tensors, wait
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 
@@ -38,13 +38,14 @@ def make(w):
             for name, value in of_clients(params, x, y).items():
                 params[name] -= w.rate * (value + scale * torch.randn_like(value))
         start = {name: value.mean(0) for name, value in params.items()}
+        wait()
         return 1
 
     def gradient(weights, x, y):
         other = network(w)
         put(w, other, weights)
         params = {name: value.detach() for name, value in other.named_parameters()}
-        found = list(clipped_mean(params, torch.from_numpy(x), torch.from_numpy(y).long()).values())
+        found = list(clipped_mean(params, *placed(x, y)).values())
         return layers_of(w, list(zip(found[::2], found[1::2], strict=True)))
 
     return run, gradient

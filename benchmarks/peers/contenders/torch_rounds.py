@@ -1,11 +1,18 @@
-"""What the contenders in PyTorch share: models, rounds as loops over clients and steps, weights in both layouts."""
+"""What the contenders in PyTorch share: models, rounds as loops over clients and steps, weights in both layouts.
+
+Models and all records are on the device that $PEERS_DEVICE names; on a GPU products may be taken in TF32, as JAX does.
+"""
 
 import copy
+import os
 
 import numpy as np
 import torch
 import workloads
 from torch import nn
+
+DEVICE = os.environ.get("PEERS_DEVICE", "cpu")
+torch.backends.cuda.matmul.allow_tf32 = True
 
 
 def network(w, channels_first=False):
@@ -25,7 +32,7 @@ def network(w, channels_first=False):
             parts.append(nn.Linear(*layer.shape))
         parts += [nn.ReLU()] if layer.relu else []
         parts += [nn.MaxPool2d(2)] if layer.halve else []
-    return nn.Sequential(*parts)
+    return nn.Sequential(*parts).to(DEVICE)
 
 
 class ChannelsFirst(nn.Module):
@@ -40,8 +47,18 @@ class ChannelsFirst(nn.Module):
 
 def tensors(w):
     """All records as float32 in [0, 1], and their labels."""
-    x, y = workloads.records(w)
-    return torch.from_numpy(x).float() / 255, torch.from_numpy(y).long()
+    return placed(*workloads.records(w), 255)
+
+
+def placed(x, y, scale=1):
+    """Records over `scale`, and labels, on the device."""
+    return torch.from_numpy(x).to(DEVICE).float() / scale, torch.from_numpy(y).to(DEVICE).long()
+
+
+def wait():
+    """Until the device has done what it was given."""
+    if DEVICE != "cpu":
+        torch.cuda.synchronize()
 
 
 def averaged(w, model, step):
@@ -67,6 +84,7 @@ def averaged(w, model, step):
             for value in total.values():
                 value += workloads.NOISE_MULTIPLIER * w.clip_norm * torch.randn_like(value)
         model.load_state_dict({key: start[key] + total[key] / w.cohort for key in start})
+        wait()
         return 1
 
     return run
@@ -114,4 +132,4 @@ def from_torch(w, weight):
 
 def layers_of(w, pairs):
     """Gradients of weights and biases, layer by layer, in the layout of `workloads`."""
-    return [(from_torch(w, weight.numpy()), bias.numpy()) for weight, bias in pairs]
+    return [(from_torch(w, weight.cpu().numpy()), bias.cpu().numpy()) for weight, bias in pairs]
