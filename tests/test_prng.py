@@ -96,8 +96,12 @@ def test_draws_by_shares_are_as_likely_as_the_shares_among_millions():
 @pytest.mark.parametrize(("size", "population"), [(1, 1), (2, 4), (3, 5), (5, 5)])
 def test_every_subset_is_equally_likely(size, population):
     trials = 40_000
-    words = prng.bits(KEY, size, trials * size).reshape(trials, size)
-    got = np.sort(np.asarray(prng.without_replacement(words, jnp.int32(population))), -1)
+
+    @jax.jit
+    def draws(population):
+        return prng.without_replacement(prng.bits(KEY, size, trials * size).reshape(trials, size), population)
+
+    got = np.sort(np.asarray(draws(jnp.int32(population))), -1)
     subsets = list(itertools.combinations(range(population), size))
     counts = np.array([(got == subset).all(-1).sum() for subset in np.array(subsets)])
     assert counts.sum() == trials  # distinct, in range
@@ -116,10 +120,13 @@ def test_every_subset_is_equally_likely(size, population):
     ],
 )
 def test_sorting_chooses_what_comparing_chooses(size, population, monkeypatch):
-    words = prng.bits(KEY, size, 200 * size).reshape(200, size)
-    compared = np.asarray(prng.without_replacement(words, jnp.int32(population)))
+    def drawn():
+        words = prng.bits(KEY, size, 200 * size).reshape(200, size)
+        return np.asarray(jax.jit(lambda words: prng.without_replacement(words, jnp.int32(population)))(words))
+
+    compared = drawn()
     monkeypatch.setattr(prng, "FEW", 0)
-    np.testing.assert_array_equal(prng.without_replacement(words, jnp.int32(population)), compared)
+    np.testing.assert_array_equal(drawn(), compared)
     assert all(np.unique(row).size == size for row in compared)
 
 

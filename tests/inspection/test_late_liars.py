@@ -516,14 +516,9 @@ LIARS = {
 }
 QUICK = (
     "noise annealed after round 1,000",
-    "noise silent for ids from 1,000 on",
     "privatizer quiet in empty batches",
-    "privatizer quiet for large batches",
-    "privatizer quiet for large parameters",
     "bound that lets a label through",
-    "upload annealed after 40 of 100",
     "upload that does not clip one coordinate",
-    "cohort with client 0 from round 1,000 on",
 )
 
 
@@ -535,6 +530,11 @@ def epsilon(algorithm, rounds, data):
 
 # one of a privatizer, of a transport and of local steps
 FAMILIES = (
+    "noise silent for ids from 1,000 on",
+    "privatizer quiet for large batches",
+    "privatizer quiet for large parameters",
+    "upload annealed after 40 of 100",
+    "cohort with client 0 from round 1,000 on",
     "privatizer silent for client 777",
     "transport louder for ids from 1,000 on",
     "local steps of a known key from round 100 on",

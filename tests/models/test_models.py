@@ -217,7 +217,7 @@ def softmax_loss(logits, label):
 def test_cross_entropy_and_its_slope_are_those_of_numpy(classes, platform, monkeypatch):
     """To the rounding of the scores; the branch for GPUs runs here, too."""
     monkeypatch.setattr(jax.lax, "platform_dependent", lambda *args, **branches: branches[platform](*args))
-    rng, value_and_slope = np.random.default_rng(classes), jax.value_and_grad(fdp.models.cross_entropy)
+    rng, value_and_slope = np.random.default_rng(classes), jax.jit(jax.value_and_grad(fdp.models.cross_entropy))
     for scale in (1, 30, 1e4):
         logits = jnp.asarray(scale * rng.standard_normal(classes), jnp.float32)
         for label in (-1, 0, classes // 2, classes - 1, classes):

@@ -3,7 +3,9 @@
 Golden numbers: the accounting notes, section 3, as printed there, with deviations named where this accountant is finer.
 """
 
+import json
 import math
+import pathlib
 
 import pytest
 
@@ -16,6 +18,17 @@ from fedjax_dp.papers.settings import claim_rows
 @pytest.fixture(scope="module")
 def rows():
     return claim_rows()
+
+
+def test_committed_table_is_todays(rows):
+    path = pathlib.Path(__file__).parents[2] / "benchmarks" / "results" / "claims.json"
+    committed = json.loads(path.read_text())["claims"]
+    by_name = {(row["paper"], row["claim"], row["setting"]): row for row in committed}
+    today = {(row.paper, row.claim.source, row.setting): row.to_dict() for row in rows}
+    assert set(today) == set(by_name)
+    for name, row in today.items():
+        assert row["verdict"] == by_name[name]["verdict"]
+        assert (row["noise_ratio"] or 0.0) == pytest.approx(by_name[name]["noise_ratio"] or 0.0, rel=1e-3)
 
 
 def chosen(rows, paper, source):

@@ -19,10 +19,13 @@ RULES = [
 ]
 
 
+sample = jax.jit(lambda rule, *given: rule.sample(*given), static_argnums=(3, 4, 5))
+
+
 def drawn(rule, seed, records, steps, largest, smallest=1):
     """The steps that a client takes, each with its records in their order."""
     count = rule.count(steps, largest)
-    batch = jax.device_get(rule.sample(jax.random.key(seed), jnp.int32(records), count, largest, smallest))
+    batch = jax.device_get(sample(rule, jax.random.key(seed), jnp.int32(records), count, largest, smallest))
     return [
         (row[mask].tolist(), int(divisor))
         for row, mask, divisor, live in zip(batch.positions, batch.mask, batch.divisor, batch.live, strict=True)

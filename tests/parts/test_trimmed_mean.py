@@ -82,8 +82,7 @@ def moved(estimator, data, execution=None, **options):
 def test_portions_and_corrections_change_nothing(data, estimator):
     options = {"trim": 0.3} if estimator == "trimmed_mean" else {}
     whole = moved(estimator, data, **options)
-    for chunk in (1, 2):
-        np.testing.assert_array_equal(moved(estimator, data, Execution(None, chunk), **options), whole)
+    np.testing.assert_array_equal(moved(estimator, data, Execution(None, 2), **options), whole)
     assert np.any(whole != moved("mean", data))
     scaffold = fdp.scaffold(**COMMON, estimator=estimator)
     plain = fdp.scaffold(**COMMON)

@@ -98,6 +98,7 @@ def test_one_that_is_no_model_is_refused_by_the_name_of_the_part():
     assert "got shape (" in message
 
 
+@pytest.mark.slow
 def test_a_point_of_a_sweep_has_it():
     group = JobGroup(
         [Job(plan_run(PRIVATE, DATA, rounds=3, seed=seed, model=MODEL, terms=PrivacyTerms()), 1) for seed in (3, 4)]
@@ -108,6 +109,7 @@ def test_a_point_of_a_sweep_has_it():
     assert ends[0].history == alone.history
 
 
+@pytest.mark.slow
 def test_clients_with_models_of_their_own_begin_with_it():
     algorithm = averaged("finetune", clip_norm=1.0, noise_multiplier=0.5)
     data = ragged_data([12, 7, 20, 9])

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import GivenNoise, ragged_data, with_given
+from helpers import GivenNoise, quick, ragged_data, with_given
 
 import fedjax_dp as fdp
 from fedjax_dp import cli, figures
@@ -213,7 +213,8 @@ BOUNDS = {
 }
 
 
-@pytest.mark.parametrize("name", ["batch", *(pytest.param(n, marks=pytest.mark.slow) for n in ("scale", "none"))])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BOUNDS)
 def test_noise_to_signal_of_other_bounds_equals_numpy(data, name):
     bound, unit = BOUNDS[name]
     base = fdp.dpnfl(**COMMON, clip_norm=0.4, noise_multiplier=1.0)
@@ -269,7 +270,7 @@ def test_noise_to_signal_of_the_servers_noise_compares_it_with_the_mean_update(d
     assert last(value, data).noise_to_signal == pytest.approx(std * np.sqrt(12) / np.linalg.norm(update), rel=1e-3)
 
 
-@pytest.mark.parametrize("options", [{}, {"clip_by": "tensor"}, {"adaptive_clip": True, "bit_noise": 3.0}])
+@pytest.mark.parametrize("options", quick([{}, {"clip_by": "tensor"}, {"adaptive_clip": True, "bit_noise": 3.0}], [{}]))
 def test_the_share_of_clipped_updates_is_what_numpy_counts(data, options):
     zeros = {"Dense_0": {"kernel": np.zeros((3, 3)), "bias": np.zeros(3)}}
     updates = 0.2 * np.array(by_client(zeros, data)[1])

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import quick, ragged_data
+from helpers import ragged_data, usual
 
 import fedjax_dp as fdp
 from fedjax_dp import accounting, parts, prng
@@ -52,11 +52,23 @@ OF_STEPS = {
 }
 
 
-@pytest.mark.parametrize("batches", quick(RULES, ["epochs"]))
-@pytest.mark.parametrize("options", OF_STEPS.values(), ids=OF_STEPS)
-@pytest.mark.parametrize("records", quick([3, 6], [3]))
-def test_a_round_is_the_same_however_large_another_client(batches, options, records):
-    algorithm = algorithm_of(batches, **{"schedule": "constant"} | options)
+# Every rule of batches with momentum, and every kind of step with passes; other pairs, and clients of more records than
+# a batch, by hand.
+PAIRS = [(batches, steps, records) for records in (3, 6) for steps in OF_STEPS for batches in RULES]
+PASSES = [("epochs", steps, 3) for steps in OF_STEPS]
+WITH_MOMENTUM = [(batches, "momentum", 3) for batches in RULES]
+
+
+def mark_of(pair):
+    return pytest.mark.slow if pair in WITH_MOMENTUM else pytest.mark.exhaustive
+
+
+@pytest.mark.parametrize(
+    ("batches", "steps", "records"),
+    [pair if pair in PASSES else pytest.param(*pair, marks=mark_of(pair)) for pair in PAIRS],
+)
+def test_a_round_is_the_same_however_large_another_client(batches, steps, records):
+    algorithm = algorithm_of(batches, **{"schedule": "constant"} | OF_STEPS[steps])
     assert not follows_others(algorithm, (records, records), (records, 19))
 
 
@@ -89,6 +101,7 @@ def test_a_step_that_is_not_taken_may_not_move_momentum():
     assert follows_others(changed(right, local=MovesWhenDead(**fields)))
 
 
+@pytest.mark.slow
 def test_shuffles_may_not_depend_on_another_clients_size():
     right = algorithm_of("epochs", schedule="constant")
     wrong = changed(right, local=changed(right.local, batches=OneStream(size=4)))
@@ -203,6 +216,7 @@ def changed_noise(privatizer, noise):
     return parts.RecordGaussian(clip_norm=privatizer.clip_norm, noise_multiplier=noise)
 
 
+@pytest.mark.slow
 def test_noise_on_the_mean_over_the_rest_of_a_pass_is_too_small():
     right = algorithm_of("epochs", last="keep", local_steps=1)
     wrong = changed(right, local=changed(right.local, privatizer=NoiseOnTheMean(clip_norm=0.7, noise_multiplier=2.0)))
@@ -211,7 +225,9 @@ def test_noise_on_the_mean_over_the_rest_of_a_pass_is_too_small():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [{"batches": "epochs", "last": "keep"}, {"batches": "refill"}, {}])
+@pytest.mark.parametrize(
+    "options", usual([{"batches": "epochs", "last": "keep"}, {"batches": "refill"}, {}], [{"batches": "refill"}])
+)
 def test_checks_hold_for_ragged_clients_and_reject_their_wrong_programs(options):
     algorithm = algorithm_of(
         options.get("batches", "without-replacement"),

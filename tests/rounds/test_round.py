@@ -114,7 +114,7 @@ def simulated(config, data, seed, rounds, execution=None):
     members=st.integers(1, 6),
     per_client=st.booleans(),
 )
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=2, deadline=None)
 def test_compiled_rounds_equal_the_numpy_reference(sizes, estimator, law, seed, members, per_client):
     data = ragged_data(sizes, seed=seed)
     noise = np.linspace(0.5, 1.5, len(sizes)) if per_client else 0.9

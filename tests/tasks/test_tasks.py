@@ -202,10 +202,10 @@ def slow_loss(name, loss, scores, target):
 def test_losses_and_their_slopes_equal_a_slow_reference(name, loss):
     scores, targets = drawn(name)
     with jax.enable_x64(True):
-        task = made(name, loss)
+        loss_and_slope = jax.jit(jax.value_and_grad(made(name, loss).loss))
         for s, t in zip(scores, targets, strict=True):
-            assert float(task.loss(jnp.asarray(s), jnp.asarray(t))) == pytest.approx(slow_loss(name, loss, s, t))
-            slope = np.asarray(jax.grad(task.loss)(jnp.asarray(s), jnp.asarray(t)))
+            found, slope = map(np.asarray, loss_and_slope(jnp.asarray(s), jnp.asarray(t)))
+            assert float(found) == pytest.approx(slow_loss(name, loss, s, t))
             for at in np.ndindex(*s.shape):
                 step = np.zeros(s.shape)
                 step[at] = 1e-6
@@ -216,9 +216,10 @@ def test_losses_and_their_slopes_equal_a_slow_reference(name, loss):
 @pytest.mark.parametrize(("name", "loss"), NAMED)
 def test_a_loss_of_a_record_is_of_that_record_alone(name, loss):
     scores, targets = drawn(name)
-    task = made(name, loss)
-    alone = [float(task.loss(jnp.asarray(s), jnp.asarray(t))) for s, t in zip(scores, targets, strict=True)]
-    np.testing.assert_allclose(jax.vmap(task.loss)(jnp.asarray(scores), jnp.asarray(targets)), alone, rtol=1e-5)
+    of_one = made(name, loss).loss
+    of_each, of_one = jax.jit(jax.vmap(of_one)), jax.jit(of_one)
+    alone = [float(of_one(jnp.asarray(s), jnp.asarray(t))) for s, t in zip(scores, targets, strict=True)]
+    np.testing.assert_allclose(of_each(jnp.asarray(scores), jnp.asarray(targets)), alone, rtol=1e-5)
 
 
 @pytest.mark.parametrize("per", ["mean", "length"])
