@@ -19,6 +19,7 @@ from fedjax_dp.figures.tables.settings import Setting, bounds, measures_of_recor
 from fedjax_dp.options import about
 from fedjax_dp.sweeps.plan import read_sweep
 from fedjax_dp.sweeps.records import ABOUT, STATUSES
+from fedjax_dp.sweeps.winners import USUAL
 
 if TYPE_CHECKING:
     from fedjax_dp.sweeps.sweep import Sweep
@@ -124,16 +125,20 @@ def _print(result: "Sweep", out: pathlib.Path) -> None:
     console = page()
     console.print(f"{result.name}: the best of {count(len(settings), 'setting')}")
     columns(console, cells, first=len(result.axes) + 2)
-    console.print(" mean over seeds at the last round; the interval is Student's t")
+    several = any(score.seeds > 1 for score, _ in scores)
+    about = "mean over seeds at the last round; the interval is Student's t"
+    console.print(f" {about if several else 'at the last round; one seed has no deviation and no interval'}")
     kept = re.compile(r"clients [\d, .]+")  # which clients were lost differs from point to point
     reasons = Counter(kept.sub("clients", r["reason"]) for r in result.records if r["status"] != "done")
     place = shlex.quote(str(out))
+    each = " and ".join(name for name in USUAL if name in result.axes)
     lines = [
         *(("proved", f"{name} epsilon at {whose}".strip()) for whose, name in names.items()),
         *(("lost", f"{count(times, 'point')}: {reason}") for reason, times in reasons.most_common(3)),
         *([("choosing", f"{result.choosing['short']}; {place}/selection.json says more")] if result.choosing else []),
         ("folder", f"{place} (points.jsonl, table.csv, table.parquet, selection.json, sweep.png)"),
         ("next", f"fedjax-dp best {place} prints the winner as a configuration, fedjax-dp plot {place} draws"),
+        *([("each", f"fedjax-dp best {place} --table text prints the best of each {each}")] if each else []),
     ]
     show_lines(lines, (), (), Detail.USUAL)
 

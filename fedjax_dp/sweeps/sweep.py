@@ -17,6 +17,7 @@ from fedjax_dp.display import Card, displayed, plain, without_addresses
 from fedjax_dp.experiments import parameters
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.figures.tables.comparison import Comparison, compare
+from fedjax_dp.figures.tables.settings import settings_of
 from fedjax_dp.folders import require_writable
 from fedjax_dp.models import Model, usual_model
 from fedjax_dp.privacy.guarantees import prepared
@@ -34,7 +35,8 @@ from fedjax_dp.sweeps.preparation import PreparedPoint, Sources, build, find_noi
 from fedjax_dp.sweeps.records import Record, read_records
 from fedjax_dp.sweeps.runner import Keep, Plan, execute, planned
 from fedjax_dp.sweeps.selection_cost import cost_of_choosing
-from fedjax_dp.sweeps.table import Best, best, overview, summary, tidy
+from fedjax_dp.sweeps.table import Best, best, column, overview, summary, tidy
+from fedjax_dp.sweeps.winners import winners
 
 if TYPE_CHECKING:
     import pandas
@@ -58,6 +60,8 @@ class Sweep:
     def _card(self) -> Card:
         statuses = Counter(record["status"] for record in self.records)
         facts = {"points": ", ".join(f"{many:,} {status}" for status, many in statuses.items()) or "none yet"}
+        if any(len(setting.done) == 1 for setting in settings_of(self.records, self.axes)):
+            facts["std"] = "one seed has no deviation"
         if self.plan is not None:
             facts["planned"] = "; ".join(self.plan.lines())
         if self.folder is not None:
@@ -75,6 +79,21 @@ class Sweep:
     def best(self, metric: str | None = None, epsilon_at_most: float | None = None) -> Best:
         """The setting with the best mean over its seeds, of those that promise at most this epsilon."""
         return best(self.records, self.axes, metric, epsilon_at_most)
+
+    def best_by(
+        self, by: str | Sequence[str] | None = None, metric: str | None = None, against: str | None = None
+    ) -> "pandas.DataFrame":
+        """The best setting of each budget and algorithm, or of each value of the axes `by`, one row for each.
+
+        mean, std, low and high (95%) are over its seeds, `minus_NAME_mean` and so on over the differences, seed by
+        seed, to the algorithm `against`: the first one unless another is named. Numbers of too few seeds are NaN.
+        """
+        errors.require_installed("pandas", "tables", "for the tables of a sweep")
+        import pandas
+
+        named = [by] if isinstance(by, str) else by
+        rows = winners(self.records, self.axes, named, metric, against).table()
+        return pandas.DataFrame({name: column([row[name] for row in rows], float) for name in rows[0]})
 
     def comparison(self) -> Comparison:
         """Clients' own models against training alone and one shared model, of a sweep over algorithms.
