@@ -258,7 +258,7 @@ def run_sweep(
 
     Every point is checked before anything runs. The sweep may have grown by seeds and values since the folder was
     made: what is there is part of it, and only the rest is run.
-    only_plan  print the plan and stop there;
+    only_plan  stop at the plan, `plan` of what is returned; nothing is written;
     ray        address of a Ray cluster whose workers run the points, or "local"; `ray_cpus` cores for each;
     bare       without tables, picture and the cost of choosing, for those who make their own.
     Raises: ConfigurationError for points that cannot run, or a folder of something else.
@@ -289,9 +289,7 @@ def run_sweep(
 
     if only_plan:
         _, held = folders.held(out, about, places)
-        plan = planned(_unfinished(prepare(), held), screen)
-        _announce(plan, screen)
-        return Sweep(name, names, tuple(held), plan=plan)
+        return Sweep(name, names, tuple(held), plan=planned(_unfinished(prepare(), held), screen))
     run = on_cluster if ray is not None else None
     return _in_folder(out, about, places, to_toml(sweep), prepare, None if bare else price, screen, run)
 

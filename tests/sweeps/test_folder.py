@@ -316,8 +316,10 @@ def test_a_folder_has_one_writer(whole):
 def test_command_prints_the_plan_the_best_and_the_cost_of_choosing(capsys):
     assert cli.main(["sweep", "sweep.toml", "--plan"]) == 0
     told = capsys.readouterr()
-    assert told.out == ""
-    assert told.err.count("plan: 12 points in 1 program, one after another on") == told.err.count("program") == 1
+    assert told.out.count("plan: 12 points in 1 program, one after another on") == told.out.count("program") == 1
+    assert "MB" in told.out
+    assert "s to run" in told.out
+    assert "plan" not in told.err
     assert not pathlib.Path("sweeps").exists()  # a plan takes no folder
     assert cli.main(["sweep", "sweep.toml"]) == 0
     out = capsys.readouterr().out
@@ -349,6 +351,25 @@ def test_what_cannot_run_is_one_line_and_exit_code_2(change, words, capsys):
     assert told.out == ""
     assert words in told.err
     assert len([line for line in told.err.splitlines() if line.startswith("fedjax-dp:")]) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--coordinator", "host:1"], "start a Ray cluster and give --ray ADDRESS"),
+        (["--compile-for", "h200"], "compile_for must be left out without --plan"),
+        (["--plan", "--price", "3.5"], "price must be left out without --compile-for"),
+        (["--plan", "--price", "-1", "--compile-for", "h200"], "price must be positive"),
+    ],
+)
+def test_what_a_sweep_has_no_use_for_is_one_line(words, expected, capsys):
+    assert cli.main(["sweep", "sweep.toml", *words]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert expected in line
+
+
+def test_processes_of_a_run_are_no_fields_of_a_sweep():
+    assert "--ray ADDRESS" in refusal(lambda: SweepConfig(base=BASE | {"coordinator": "auto"}, axes=AXES))
 
 
 @pytest.mark.slow
