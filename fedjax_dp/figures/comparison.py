@@ -12,6 +12,7 @@ from fedjax_dp.figures import canvas, elements, styles
 from fedjax_dp.figures.tables.comparison import Comparison
 from fedjax_dp.figures.tables.settings import interval
 
+NARROW = 7.0  # inches, at the usual size of letters
 GOLDEN = 0.6180339887  # multiples of it, without their whole parts, spread evenly
 
 
@@ -24,7 +25,7 @@ def draw(
     Bars are 95% intervals of means over seeds (Student's t); one seed has none.
     """
     budget = found.budgets[len(found.budgets) // 2]
-    with canvas.page(path, look, (9.5, 4.8), 2, lambda figure: figure.subplots(1, 2)) as page:
+    with canvas.page(path, look, (9.5, 4.8), 2, _arranged) as page:
         left, right = page.panels
         names = list(dict.fromkeys(row.algorithm for row in found.rows))
         colors = {name: styles.PALETTE[rank % len(styles.PALETTE)] for rank, name in enumerate(names)}
@@ -37,6 +38,12 @@ def draw(
         bars = f"bars: 95% intervals of the mean over {seeds} seeds (Student's t)"
         page.note(bars if seeds > 1 else "one seed, which has no intervals")
     return page.figure
+
+
+def _arranged(figure: Any) -> Any:
+    """Side by side, or one above the other in a narrow picture."""
+    narrow = figure.get_figwidth() < NARROW * styles.scale()
+    return figure.subplots(*((2, 1) if narrow else (1, 2)))
 
 
 def _means(panel: Any, found: Comparison, colors: dict[str, Any]) -> None:
