@@ -85,4 +85,7 @@ def _clients(panel: Any, found: Comparison, budget: float | None, colors: dict[s
     rivals = " and ".join(row.algorithm for row in found.rivals(budget))
     at_budget = "" if budget is None else f" at epsilon {budget:g}"
     panel.set_title(f"a point for each client and seed{at_budget}")
-    panel.set_xlabel(f"{found.measure.label.removeprefix('test ')}\nminus that of the better of {rivals}")
+    inches = panel.figure.bbox.width / panel.figure.figure.dpi
+    room = (inches if inches < NARROW * styles.scale() else inches / 2) - 1.2 * styles.scale()
+    minus = canvas.wrapped(f"minus that of the better of {rivals}", room, "medium")
+    panel.set_xlabel(f"{found.measure.label.removeprefix('test ')}\n{minus}")

@@ -33,7 +33,7 @@ ONE_PANEL = [name for name in DRAWN if name != "overview"]
 
 
 @pytest.mark.parametrize("name", ONE_PANEL)
-@pytest.mark.parametrize("look", [{"style": "paper"}, {"size": (6, 4)}, {"size": (12, 7.5)}], ids=["column", "6", "12"])
+@pytest.mark.parametrize("look", [{"style": "paper"}, {"size": (3.3, 4)}, {"size": (6, 4)}, {"size": (12, 7.5)}])
 def test_no_word_is_cut(name, look):
     figure = DRAWN[name](**look)
     if "style" in look:
