@@ -3,10 +3,12 @@
 import dataclasses
 import json
 import pathlib
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 from fedjax_dp import errors
 from fedjax_dp.cli.options import PrintOptions, parse
+from fedjax_dp.cli.output import columns, page
 from fedjax_dp.display import finite
 from fedjax_dp.experiments import config as configs
 from fedjax_dp.experiments.console import Screen
@@ -16,12 +18,16 @@ from fedjax_dp.options import about
 from fedjax_dp.sweeps import table
 from fedjax_dp.sweeps.records import Record, read_records
 from fedjax_dp.sweeps.table import Best
+from fedjax_dp.sweeps.winners import title, winners
 from fedjax_dp.tasks.measures import Measure
 
 DESCRIPTION = """The best setting of a sweep, as TOML that fedjax-dp run takes; what it reached goes to stderr.
 
 usage: fedjax-dp best SWEEP [OPTIONS] [--json]; SWEEP is the folder of a sweep. The best has the best mean over seeds at
-the last evaluated round; settings with a failed seed are not compared."""
+the last evaluated round; settings with a failed seed are not compared.
+
+--table text, csv or latex prints the best of each budget and algorithm instead, with standard deviation and 95%
+interval over seeds, and how far algorithms lie apart, seed by seed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +42,17 @@ class BestOptions(PrintOptions):
     epsilon_at_most: Annotated[
         float | None, about("largest proved epsilon that the winner may have", default="any")
     ] = None
+    table: Annotated[
+        Literal["text", "csv", "latex"] | None,
+        about("print the best of each budget and algorithm so, instead of one", default="text with --by or --against"),
+    ] = None
+    by: Annotated[
+        str | None,
+        about("axes, with commas, of whose values each has its best", default="epsilon,algorithm", metavar="AXES"),
+    ] = None
+    against: Annotated[
+        str | None, about("algorithm that the others are compared with", default="the first", metavar="NAME")
+    ] = None
 
 
 def best_command(arguments: list[str]) -> int:
@@ -45,6 +62,9 @@ def best_command(arguments: list[str]) -> int:
         raise errors.refuse("sweep", "nothing", "the folder of a sweep", "such as fedjax-dp best sweeps/mine")
     folder = pathlib.Path(options.sweep)
     about, records = read_records(folder)
+    if options.table or options.by or options.against:
+        _print_each(options, records, about, _statement(folder))
+        return 0
     best = table.best(records, about["axes"], options.metric, options.epsilon_at_most)
     statement = _statement(folder)
     if options.json:
@@ -65,6 +85,36 @@ def best_command(arguments: list[str]) -> int:
     return 0
 
 
+def _print_each(options: BestOptions, records: list[Record], about: Mapping[str, Any], statement: str | None) -> None:
+    """The best of each value of some axes on stdout; what to know of them below, or on stderr beside CSV and LaTeX."""
+    if options.epsilon_at_most is not None:
+        raise errors.refuse("epsilon_at_most", options.epsilon_at_most, "left out beside --table", "drop one of them")
+    by = None if options.by is None else [name.strip() for name in options.by.split(",")]
+    found = winners(records, about["axes"], by, options.metric, options.against)
+    rest = _last(len(records), about.get("points"), statement)
+    if options.json:
+        rows, notes = found.table(), [*found.notes(), *rest]
+        content = {"by": found.by, "against": found.against, "best": rows, "notes": notes}
+        print(json.dumps(finite(content), allow_nan=False))
+        return
+    if options.table in ("csv", "latex"):
+        print(found.csv() if options.table == "csv" else found.latex(), end="")
+        for line in [*(found.notes() if options.table == "csv" else ()), *rest]:
+            Screen().say(line)
+        return
+    console = page()
+    console.print(title(found))
+    columns(console, found.cells(), first=len(found.by) + 4, left=("algorithm",))
+    for line in [*found.notes(), *rest]:
+        console.print(f" {line}")
+
+
+def _last(points: int, planned: int | None, statement: str | None) -> list[str]:
+    """How far the sweep is, and what choosing costs."""
+    lines = [f"{points} of {planned} points are there: the winner may change"] * (points < (planned or 0))
+    return [*lines, statement or "the privacy cost of choosing is not known before the sweep is complete"]
+
+
 def _toml(best: Best, folder: pathlib.Path) -> str:
     """The winner's configuration, which gets a run folder of its own."""
     if not best.config:
@@ -83,7 +133,7 @@ def _lines(
     left_out = table.excluded_in_words(best.excluded)
     reach = f"{best.metric} {best.mean:.4f}"
     if best.seeds == 1:
-        reach += ", of one seed"
+        reach += ", of one seed, which has no deviation"
     else:
         reach += (
             f" +- {best.std:.4f}, the mean of {best.seeds} seeds, its 95% interval "
@@ -102,9 +152,7 @@ def _lines(
     ]
     if units > 1:
         lines.append("epsilons of different units, neighbours or views were compared: see the Guarantee of each point")
-    if planned is not None and points < planned:
-        lines.append(f"{points} of {planned} points are there: the winner may change")
-    return [*lines, statement or "the privacy cost of choosing is not known before the sweep is complete"]
+    return [*lines, *_last(points, planned, statement)]
 
 
 def _statement(folder: pathlib.Path) -> str | None:

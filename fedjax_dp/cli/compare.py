@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import pathlib
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,10 +10,12 @@ from fedjax_dp import errors, folders
 from fedjax_dp.cli.options import Detail, LookOptions, PrintOptions, look_of, parse
 from fedjax_dp.cli.output import columns, page, show_lines
 from fedjax_dp.display import finite
+from fedjax_dp.figures.tables.settings import bounds
 from fedjax_dp.options import about
 
 if TYPE_CHECKING:
     from fedjax_dp.figures.tables.comparison import Comparison, ComparisonRow
+    from fedjax_dp.figures.tables.settings import Interval
 
 DESCRIPTION = """Clients' own models against training alone and one shared model, at the same epsilon.
 
@@ -85,9 +88,11 @@ def _print(result: "Comparison") -> None:
         "epsilon": [_number(row.epsilon) for row in result.rows],
         "algorithm": [row.algorithm for row in result.rows],
         f"{measure.words.removeprefix('test ')}, mean": [f"{row.standing.mean:.4f}" for row in result.rows],
+        "95% interval": [bounds(measure, row.means.low, row.means.high) or "-" for row in result.rows],
         "worst tenth": [f"{row.standing.worst_tenth:.4f}" for row in result.rows],
         "no worse than both": [_against(row, "no_worse") for row in result.rows],
         "regret": [_against(row, "regret") for row in result.rows],
+        "its 95% interval": [_regrets(row.regrets) for row in result.rows],
         **{axis: [_number(row.values[axis]) for row in result.rows] for axis in axes},
         "proved": [_number(row.proved) for row in result.rows],
         "view": [row.view for row in result.rows],
@@ -97,6 +102,16 @@ def _print(result: "Comparison") -> None:
     console.print(
         " over clients, each on its own test records; regret is to the better of local and the best shared one"
     )
+    seeds = sorted({row.means.seeds for row in result.rows})
+    console.print(
+        " one seed has no deviation and no interval"
+        if seeds == [1]
+        else f" intervals of the mean over {' to '.join(map(str, {seeds[0]: 0, seeds[-1]: 0}))} seeds, Student's t"
+    )
+
+
+def _regrets(score: "Interval") -> str:
+    return "-" if math.isnan(score.low) else f"{score.low:.3f} to {score.high:.3f}"
 
 
 def _number(value: object) -> str:

@@ -73,7 +73,7 @@ class LookOptions:
 
     Args:
         size: of a picture, width and height in inches
-        style: of a picture, a style sheet of matplotlib
+        style: of a picture, a style sheet of matplotlib, or paper: small print in one column of 3.3x2.4
     """
 
     size: Annotated[str | None, about("", group="output", metavar="WxH", default="what fits")] = None

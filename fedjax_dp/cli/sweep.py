@@ -7,7 +7,7 @@ import pathlib
 import re
 import shlex
 from collections import Counter
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from fedjax_dp import errors
 from fedjax_dp.accounting import Unit, View
@@ -19,6 +19,7 @@ from fedjax_dp.figures.tables.settings import Setting, bounds, measures_of_recor
 from fedjax_dp.options import about
 from fedjax_dp.sweeps.plan import read_sweep
 from fedjax_dp.sweeps.records import ABOUT, STATUSES
+from fedjax_dp.sweeps.winners import USUAL
 
 if TYPE_CHECKING:
     from fedjax_dp.sweeps.sweep import Sweep
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 DESCRIPTION = """Run many configurations as few compiled programs.
 
 usage: fedjax-dp sweep SWEEP.toml [--out DIR] [--plan] [--ray ADDRESS] [--json]; the same command goes on with a sweep
-that was stopped, and so does fedjax-dp sweep DIR. SWEEP.toml looks like this; fields are those of a run (fedjax-dp run
---help):
+that was stopped, or whose file has more seeds and values by now, and so does fedjax-dp sweep DIR. SWEEP.toml looks like
+this; fields are those of a run (fedjax-dp run --help):
 
     seeds = 5                                         # or a list
     [base]                                            # what all points share
@@ -49,7 +50,12 @@ class SweepOptions(PrintOptions):
     """Where and on what it runs."""
 
     file: Annotated[str | None, about("SWEEP.toml, or the folder of a sweep", positional=True)] = None
-    plan: Annotated[bool, about("say what would run, and stop there", switch=True)] = False
+    plan: Annotated[bool, about("print what would run, its seconds and memory, and stop there", switch=True)] = False
+    compile_for: Annotated[
+        Literal["h200", "h100", "a100", "v5e", "v5p", "v6e"] | None,
+        about("with --plan, also compile for one of these: memory, and of an h200 the hours", default="none"),
+    ] = None
+    price: Annotated[float | None, about("of that device for an hour, in any money", default="no money")] = None
     out: Annotated[
         str | None,
         about("folder of the sweep, new or of this sweep", default="sweeps/ and the file's name", metavar="DIR"),
@@ -62,18 +68,48 @@ class SweepOptions(PrintOptions):
 
 def sweep_command(arguments: list[str]) -> int:
     """Run a sweep, or go on with it, and print its best settings."""
+    if any(word.partition("=")[0] == "--coordinator" for word in arguments):
+        remedy = "a sweep goes to several machines by points: start a Ray cluster and give --ray ADDRESS"
+        raise errors.refuse("--coordinator", "it with a sweep", "left to fedjax-dp run", remedy)
     options = parse("sweep", arguments, SweepOptions, DESCRIPTION)
     path = options.file
     if path is None:
         raise errors.refuse("sweep file", "none", "given", "fedjax-dp sweep SWEEP.toml; see fedjax-dp sweep --help")
     errors.require_count("ray_cpus", options.ray_cpus)
+    _require_plan(options)
     how: dict[str, Any] = {"only_plan": options.plan, "ray": options.ray, "ray_cpus": options.ray_cpus}
     result, out = run_file(path, options.out, **how)
+    forecast = None
+    if options.compile_for and result.plan is not None:
+        from fedjax_dp.forecast.sweeps import forecast_sweep
+
+        with Screen().bar(f"compiling for {options.compile_for}", total=1):
+            forecast = forecast_sweep(result.plan, options.compile_for, options.price)
     if options.json:
-        print(json.dumps(_summary(result, out), allow_nan=False))
-    elif not options.plan:
+        print(json.dumps(_summary(result, out) | {"forecast": forecast and forecast.to_dict()}, allow_nan=False))
+    elif result.plan is not None:
+        for line in [*result.plan.lines(), *(forecast.lines() if forecast else ())]:
+            page().print(line)
+    else:
         _print(result, out)
     return 0
+
+
+def _require_plan(options: SweepOptions) -> None:
+    """Refuse what only a plan has a use for, and a target without its compiler before anything else is compiled."""
+    if options.compile_for is not None and not options.plan:
+        raise errors.refuse("compile_for", options.compile_for, "left out without --plan", "add --plan")
+    if options.price is not None:
+        errors.require_positive("price", options.price)
+        if options.compile_for is None:
+            raise errors.refuse("price", options.price, "left out without --compile-for", "add --compile-for h200")
+    if options.compile_for is not None:
+        import jax
+
+        from fedjax_dp.forecast.targets import target_of
+
+        target_of(options.compile_for)
+        jax.config.update("jax_platforms", "cpu")  # seconds are of this machine's cores
 
 
 def run_file(path: str, out: str | None = None, **how: Any) -> "tuple[Sweep, pathlib.Path]":
@@ -124,16 +160,20 @@ def _print(result: "Sweep", out: pathlib.Path) -> None:
     console = page()
     console.print(f"{result.name}: the best of {count(len(settings), 'setting')}")
     columns(console, cells, first=len(result.axes) + 2)
-    console.print(" mean over seeds at the last round; the interval is Student's t")
+    several = any(score.seeds > 1 for score, _ in scores)
+    about = "mean over seeds at the last round; the interval is Student's t"
+    console.print(f" {about if several else 'at the last round; one seed has no deviation and no interval'}")
     kept = re.compile(r"clients [\d, .]+")  # which clients were lost differs from point to point
     reasons = Counter(kept.sub("clients", r["reason"]) for r in result.records if r["status"] != "done")
     place = shlex.quote(str(out))
+    each = " and ".join(name for name in USUAL if name in result.axes)
     lines = [
         *(("proved", f"{name} epsilon at {whose}".strip()) for whose, name in names.items()),
         *(("lost", f"{count(times, 'point')}: {reason}") for reason, times in reasons.most_common(3)),
         *([("choosing", f"{result.choosing['short']}; {place}/selection.json says more")] if result.choosing else []),
         ("folder", f"{place} (points.jsonl, table.csv, table.parquet, selection.json, sweep.png)"),
         ("next", f"fedjax-dp best {place} prints the winner as a configuration, fedjax-dp plot {place} draws"),
+        *([("each", f"fedjax-dp best {place} --table text prints the best of each {each}")] if each else []),
     ]
     show_lines(lines, (), (), Detail.USUAL)
 

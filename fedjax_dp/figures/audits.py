@@ -175,7 +175,7 @@ def _draw_bounds(audit: Any, errors: tables.Rows, least: float, axes: Any) -> No
     else:
         first = np.linspace(0, min(2 * mean, 1), POINTS)
         line = (_probit(rates, least) for rates in (first, np.clip(2 * mean - first, 0, 1)))
-        axes.plot(*line, color=color, lw=1.2, alpha=0.6, zorder=4)
+        axes.plot(*line, color=color, lw=1.2, alpha=0.6, zorder=4, label="all rates with the mean that is the bound")
     axes.plot(*point, "o", color=PRESENT, ms=4.5, zorder=5, label="at its threshold")
     axes.plot(*top, "s", color=color, ms=6, zorder=6, label=label)
 

@@ -23,10 +23,12 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 
 from fedjax_dp import errors
+from fedjax_dp.figures import styles
 from fedjax_dp.figures.elements import BELOW, legend_beside
 from fedjax_dp.figures.styles import SMALL
 
-DPI = 130  # of PNG files
+DPI, PAPER_DPI = 130, 300  # of PNG files
+COLUMN, PAGE = (3.3, 2.4), 6.9  # inches of a paper: a picture in one column, and the width of both
 DATES = {".pdf": "CreationDate", ".svg": "Date"}  # left out, so that the same figure makes the same bytes
 SMALLEST, LARGEST = 1, 100  # inches
 LETTER = 0.57  # of a letter's height is its width, on average
@@ -39,7 +41,8 @@ class Look(TypedDict, total=False):
            of all stands above the first, their note below the last. Their figure is returned, and keeps its size and
            style (`layout="constrained"` makes room for legends, which stand beside what is drawn)
     size   width and height in inches
-    style  a style sheet of matplotlib, by its name, or a dictionary of rcParams
+    style  a style sheet of matplotlib, by its name, or a dictionary of rcParams; `paper` is small print for one column
+           of 3.3 x 2.4 inches, or the width of a page where there are several panels
     """
 
     ax: Any
@@ -49,6 +52,8 @@ class Look(TypedDict, total=False):
 
 class NotebookFigure(Figure):
     """A figure that a notebook shows, whatever backend it uses."""
+
+    own = True  # or of the user's own making, see `points.finish`
 
     def _repr_png_(self) -> bytes:
         file = io.BytesIO()
@@ -120,8 +125,11 @@ def page(
     arrange  makes the panels on a new figure
     """
     check(look)
-    ax, style = look.get("ax"), look.get("style") or {}
-    with matplotlib.style.context(style if isinstance(style, str) else dict(style)):
+    ax, named = look.get("ax"), look.get("style") or {}
+    style = styles.NAMED.get(named, named) if isinstance(named, str) else dict(named)
+    if style is styles.PAPER:
+        size, dpi = (COLUMN if panels == 1 else (PAGE, PAGE * size[1] / size[0])), PAPER_DPI
+    with matplotlib.style.context(style):
         if ax is None:
             width, height = look.get("size") or size
             figure = new((width, height), layout)
@@ -175,7 +183,7 @@ def _require_size(size: Any) -> None:
 
 def _require_style(style: Any) -> None:
     if isinstance(style, str):
-        errors.require_choice("style", style, ["default", *matplotlib.style.available])
+        errors.require_choice("style", style, ["default", *styles.NAMED, *matplotlib.style.available])
         return
     if not isinstance(style, Mapping):
         raise errors.refuse(
@@ -219,9 +227,14 @@ def save(figure: Any, path: str | os.PathLike[str] | None, dpi: int = DPI) -> Fi
     return drawn
 
 
+def letters(inches: float, font: str) -> int:
+    """How many there is room for on a line."""
+    return int(inches * 72 / (LETTER * FontProperties(size=font).get_size_in_points()))
+
+
 def wrapped(text: str, inches: float, font: str) -> str:
     """The text in lines that fit so many inches; lines end between parts, `; `, where no part is too long for one."""
-    most = max(int(inches * 72 / (LETTER * FontProperties(size=font).get_size_in_points())), 20)
+    most = max(letters(inches, font), 20)
     parts = text.split("; ")
     if max(map(len, parts)) < most:
         text = "; ".join(part.replace(" ", "\u00a0") for part in parts)

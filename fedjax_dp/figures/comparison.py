@@ -3,83 +3,89 @@
 from __future__ import annotations
 
 import os
-from typing import Unpack
+from typing import Any, Unpack
 
 import numpy as np
 from matplotlib.figure import Figure
 
 from fedjax_dp.figures import canvas, elements, styles
-from fedjax_dp.figures.tables.comparison import Comparison, ComparisonRow
-from fedjax_dp.figures.tables.settings import Record
+from fedjax_dp.figures.tables.comparison import Comparison
+from fedjax_dp.figures.tables.settings import interval
+
+NARROW = 7.0  # inches, at the usual size of letters
+GOLDEN = 0.6180339887  # multiples of it, without their whole parts, spread evenly
 
 
 def draw(
     found: Comparison, title: str, path: str | os.PathLike[str] | None = None, **look: Unpack[canvas.Look]
 ) -> Figure:
-    """Left the metric, mean over clients, against epsilon; right a point for each client of the first seed.
+    """Left the metric, mean over clients, against epsilon; right, at the middle budget and for every algorithm, a point
+    for each client and seed: how it fares beside the better of local and the best shared model.
 
-    On the right the best of the own models, at the middle budget, stands against the better of local and shared.
+    Bars are 95% intervals of means over seeds (Student's t); one seed has none.
     """
-    measure = found.measure
-    unit, names = measure.shown(1.0), list(dict.fromkeys(row.algorithm for row in found.rows))
-    with canvas.page(path, look, (9.5, 4.8), 2, lambda figure: figure.subplots(1, 2)) as page:
+    budget = found.budgets[len(found.budgets) // 2]
+    with canvas.page(path, look, (9.5, 4.8), 2, _arranged) as page:
         left, right = page.panels
-        for rank, name in enumerate(names):
-            rows = [row for row in found.rows if row.algorithm == name]
-            epsilons = [np.nan if row.epsilon is None else row.epsilon for row in rows]
-            means = [unit * row.standing.mean for row in rows]
-            where = np.arange(len(rows)) if np.isnan(epsilons).all() else epsilons
-            color = styles.PALETTE[rank % len(styles.PALETTE)]
-            look_of_line = styles.line_look(rank, len(names))
-            left.plot(where, means, color=color, label=name if rows[0].own else f"{name} (shared)", **look_of_line)
-        if len(found.budgets) > 1:
-            left.set_xscale("log")
-            left.set_xticks([budget for budget in found.budgets if budget], [f"{b:g}" for b in found.budgets if b])
-            left.minorticks_off()
-        left.set(
-            xlabel="epsilon, the same for all", ylabel=measure.label.removeprefix("test "), title="mean over clients"
-        )
-        elements.legend_below(left, 2)
-        budget = found.budgets[len(found.budgets) // 2]
-        chosen = _best(found, budget)
-        if chosen is not None:
-            row, others = chosen
-            own, best = (unit * values for values in _clients(row, others, measure.better))
-            low, high = min(own.min(), best.min()), max(own.max(), best.max())
-            right.plot([low, high], [low, high], color="0.6", lw=1, zorder=0)
-            right.scatter(best, own, s=18, color=styles.PROBE, alpha=0.8)
-            at_budget = "" if budget is None else f" at epsilon {budget:g}"
-            right.set(
-                xlabel=f"better of {' and '.join(other.algorithm for other in others)}",
-                ylabel=row.algorithm,
-                title=f"a point for each client{at_budget}",
-            )
+        names = list(dict.fromkeys(row.algorithm for row in found.rows))
+        colors = {name: styles.PALETTE[rank % len(styles.PALETTE)] for rank, name in enumerate(names)}
+        _means(left, found, colors)
+        _clients(right, found, budget, colors)
         for panel in page.panels:
             elements.open_frame(panel)
         page.title(title)
+        seeds = max(row.means.seeds for row in found.rows)
+        bars = f"bars: 95% intervals of the mean over {seeds} seeds (Student's t)"
+        page.note(bars if seeds > 1 else "one seed, which has no intervals")
     return page.figure
 
 
-def _best(found: Comparison, budget: float | None) -> tuple[ComparisonRow, list[ComparisonRow]] | None:
-    """The best of the own models at a budget, and whom it stands against."""
-    rows, better = found.at(budget), found.measure.better
-    own = [row for row in rows if row.against is not None]
-    if not own:
-        return None
-    shared = max((row for row in rows if not row.own), key=lambda row: better * row.standing.mean)
-    alone = next(row for row in rows if row.own and row.against is None)
-    return max(own, key=lambda row: better * row.standing.mean), [alone, shared]
+def _arranged(figure: Any) -> Any:
+    """Side by side, or one above the other in a narrow picture."""
+    narrow = figure.get_figwidth() < NARROW * styles.scale()
+    return figure.subplots(*((2, 1) if narrow else (1, 2)))
 
 
-def _clients(row: ComparisonRow, others: list[ComparisonRow], better: int) -> tuple[np.ndarray, np.ndarray]:
-    """Values by client, of those that have test records: own models, and the better of the others."""
-    seed = row.points[0]["values"]["seed"]
+def _means(panel: Any, found: Comparison, colors: dict[str, Any]) -> None:
+    """A line for each algorithm."""
+    for rank, (name, color) in enumerate(colors.items()):
+        rows = [row for row in found.rows if row.algorithm == name]
+        epsilons = [np.nan if row.epsilon is None else row.epsilon for row in rows]
+        where = np.arange(len(rows)) if np.isnan(epsilons).all() else epsilons
+        scores = [row.means.shown(found.measure) for row in rows]
+        means, low, high = ([getattr(score, part) for score in scores] for part in ("mean", "low", "high"))
+        line = styles.line_look(rank, len(colors))
+        panel.plot(where, means, color=color, label=name if rows[0].own else f"{name} (shared)", **line)
+        elements.interval(panel, where, means, low, high, color, elements.BANDS + 1)
+    budgets = [budget for budget in found.budgets if budget]
+    if len(found.budgets) > 1:
+        panel.set_xscale("log")
+        panel.set_xticks(budgets, [f"{b:g}" for b in budgets])
+        panel.minorticks_off()
+    label = found.measure.label.removeprefix("test ")
+    panel.set(xlabel="epsilon, the same for all", ylabel=label, title="mean over clients")
+    elements.legend_below(panel, 2)
 
-    def values(of: ComparisonRow) -> np.ndarray:
-        point: Record = next((one for one in of.points if one["values"]["seed"] == seed), of.points[0])
-        return np.array([np.nan if value is None else value for value in point["clients"]["values"]])
 
-    own, rest = values(row), np.array([values(other) for other in others])
-    best = better * np.max(better * rest, 0)
-    there = ~np.isnan(own + best)
-    return own[there], best[there]
+def _clients(panel: Any, found: Comparison, budget: float | None, colors: dict[str, Any]) -> None:
+    """A row for each algorithm, with its clients' differences side by side, and their mean."""
+    unit, rows = found.measure.shown(1.0), found.one_by_one(budget)
+    for place, (name, seeds) in enumerate(rows.items()):
+        every = unit * np.concatenate([each[~np.isnan(each)] for each in seeds]) if seeds else np.zeros(0)
+        aside = 0.56 * (np.arange(every.size) * GOLDEN % 1 - 0.5)  # so that equal differences do not hide one another
+        panel.scatter(
+            every, place + aside, s=9, color=colors[name], alpha=max(0.2, min(0.7, 60 / (every.size + 1))), lw=0
+        )
+        mean = interval([unit * float(np.nanmean(each)) for each in seeds])
+        length = np.nan_to_num([[mean.mean - mean.low], [mean.high - mean.mean]])
+        panel.errorbar(mean.mean, place, xerr=length, fmt="D", ms=4.5, color=styles.ink(), capsize=3, lw=1.2, zorder=4)
+    panel.axvline(0, color="0.6", lw=1, zorder=0)
+    panel.set_yticks(range(len(rows)), list(rows))
+    panel.set_ylim(len(rows) - 0.5, -0.5)
+    rivals = " and ".join(row.algorithm for row in found.rivals(budget))
+    at_budget = "" if budget is None else f" at epsilon {budget:g}"
+    panel.set_title(f"a point for each client and seed{at_budget}")
+    inches = panel.figure.bbox.width / panel.figure.figure.dpi
+    room = (inches if inches < NARROW * styles.scale() else inches / 2) - 1.2 * styles.scale()
+    minus = canvas.wrapped(f"minus that of the better of {rivals}", room, "medium")
+    panel.set_xlabel(f"{found.measure.label.removeprefix('test ')}\n{minus}")

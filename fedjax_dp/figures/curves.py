@@ -13,13 +13,15 @@ from matplotlib.collections import LineCollection
 from matplotlib.ticker import MaxNLocator
 
 from fedjax_dp.figures import elements, scales, styles
-from fedjax_dp.figures.points import CROSS, best_over, coloured, finish, legend_head, title
+from fedjax_dp.figures.canvas import letters
+from fedjax_dp.figures.points import CROSS, best_over, finish, legend_head, title
 from fedjax_dp.figures.scales import AxisScale, Line
 from fedjax_dp.figures.tables import sweeps as tables
 from fedjax_dp.figures.tables.settings import Interval, Setting, by_value, pick, ranked
 from fedjax_dp.tasks.measures import Measure
 
 CURVES = 8  # settings whose learning curves stand out
+CROWD = 16  # settings of which only the best have colours as paths
 SPREAD = 0.035  # half the room that paths have at a value which they share
 FAILED_AT = -0.09  # below the axis of the metric
 
@@ -46,7 +48,7 @@ def curves(panel: Any, settings: Sequence[Setting], metric: Measure, by: str | N
         panel.plot(rounds, means, markevery=every, label=line.name, zorder=3, **line.look)
         elements.interval(panel, rounds, means, low, high, line.color, line.of, every)
     panel.set_xlabel("round")
-    panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+    panel.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
     title(panel, f"learning curves: {metric.words}", how)
     head = legend_head(by) if by else scales.words(_varying(settings)) if lines else None
     finish(panel, metric, head)
@@ -95,8 +97,9 @@ def _background(panel: Any, setting: Setting, metric: Measure, alpha: float) -> 
 def parallel(panel: Any, settings: Sequence[Setting], metric: Measure) -> None:
     """Every setting as a path through its values to its mean of a metric, coloured by it; the best one is thick.
 
-    Paths that share a value are spread there in the order of the metric, so that a bright upper edge shows what good
-    settings share. Settings with a failed seed are broken lines that end below the metric.
+    Of many settings the best 8 are coloured, and the others grey. Paths that share a value are spread there in the
+    order of the metric, so that a bright upper edge shows what good settings share. Settings with a failed seed are
+    broken lines that end below the metric.
     """
     names = _varying(settings) or list(settings[0].values)
     uprights = {name: scales.scale_of(settings, name) for name in names}
@@ -110,16 +113,17 @@ def parallel(panel: Any, settings: Sequence[Setting], metric: Measure) -> None:
     broken = [_bent([*(uprights[name].fraction(s.values[name]) for name in names), FAILED_AT]) for s in lost]
     panel.add_collection(LineCollection(broken, colors=styles.FAILED, lw=0.8, ls=(0, (3, 2)), alpha=0.6))
     drawn = [_bent([*path, end]) for path, end in zip(paths, ends)]
-    faint = 0.75 if len(drawn) < 100 else 0.45
-    panel.add_collection(LineCollection(drawn, colors=colors(norm(means)), lw=1.0, alpha=faint))
+    thin, grey = styles.scale(), len(drawn) - CURVES if len(drawn) >= CROWD else 0
+    faint = min(0.6, 25 / (len(drawn) + 1))
+    panel.add_collection(LineCollection(drawn[:grey], colors="0.6", lw=0.7 * thin, alpha=faint))
+    panel.add_collection(LineCollection(drawn[grey:], colors=colors(norm(means[grey:])), lw=1.2 * thin, alpha=0.85))
     if drawn:
-        outline = [patheffects.withStroke(linewidth=4.2, foreground=styles.ink())]
-        panel.plot(*drawn[-1].T, color=colors(norm(means[-1])), lw=2.4, path_effects=outline, zorder=4)
+        outline = [patheffects.withStroke(linewidth=4.2 * thin, foreground=styles.ink())]
+        panel.plot(*drawn[-1].T, color=colors(norm(means[-1])), lw=2.4 * thin, path_effects=outline, zorder=4)
     _upright(panel, uprights)
     _metric_axis(panel, uprights, metric, norm if means.size else None, bool(lost))
-    if means.size:
-        coloured(panel, metric, means)
-    title(panel, f"every setting, coloured by {metric.words}", "thick: the best")
+    others = f"; coloured: the best {CURVES} of {len(settings)}, the others grey" if grey else ""
+    title(panel, f"every setting, coloured by {metric.words}", f"thick: the best{others}")
 
 
 def _spread(order: Sequence[Setting], names: Sequence[str]) -> dict[str, dict[int, float]]:
@@ -163,7 +167,7 @@ def _ticks(panel: Any, place: int, heights: Sequence[tuple[str, float]]) -> None
             words,
             (place, height),
             xytext=(-5, 0),
-            fontsize="small",
+            fontsize="x-small",
             textcoords="offset points",
             ha="right",
             va="center",
@@ -175,9 +179,12 @@ def _ticks(panel: Any, place: int, heights: Sequence[tuple[str, float]]) -> None
 def _metric_axis(panel: Any, uprights: dict[str, AxisScale], metric: Measure, norm: Any, failed: bool) -> None:
     """The last upright axis, where every path ends at its metric, or, if it failed, below; and the names of all."""
     place = len(uprights)
-    found = [] if norm is None else MaxNLocator(6).tick_values(norm.vmin, norm.vmax)
+    many = 6 if panel.figure.bbox.height / panel.figure.figure.dpi > 3 else 4
+    found = [] if norm is None else MaxNLocator(many).tick_values(norm.vmin, norm.vmax)
     numbers = [at for at in found if norm.vmin <= at <= norm.vmax]
     lost = [("failed", FAILED_AT)] * failed
     _ticks(panel, place, [*((f"{number:g}", float(norm(number))) for number in numbers), *lost])
-    names = [*(scales.words([name]) for name in uprights), metric.words]
-    panel.set_xticks(range(place + 1), labels=[textwrap.fill(name, 16) for name in names])
+    names = [*(scales.words([name]) for name in uprights), metric.label]
+    most = max(letters(panel.figure.bbox.width / panel.figure.figure.dpi / (place + 1.6), "medium"), 5)
+    lines = [textwrap.fill(name, min(most, 16), break_long_words=False) for name in names]
+    panel.set_xticks(range(place + 1), labels=lines)

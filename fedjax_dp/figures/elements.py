@@ -49,6 +49,25 @@ def legend_below(panel: Any, columns: int = 1) -> Any:
     return made
 
 
+def legend_above(panel: Any, handles: Sequence[Any], labels: Sequence[str], title: str | None, letters: int) -> Any:
+    """A legend over the title of a panel, which has its figure for itself, in columns that so many letters allow."""
+    columns = max(1, min(len(labels), letters // (max(map(len, labels)) + 6)))
+    columns = -(-len(labels) // -(-len(labels) // columns))  # as even as may be
+    return panel.figure.legend(
+        handles,
+        labels,
+        loc="outside upper center",
+        ncols=columns,
+        title=title,
+        frameon=False,
+        fontsize=SMALL,
+        title_fontsize=SMALL,
+        borderpad=0.1,
+        labelspacing=0.2,
+        columnspacing=1.0,
+    )
+
+
 class Bar(NamedTuple):
     """A bar from `start`, to the left where its length is below 0."""
 

@@ -29,6 +29,7 @@ from fedjax_dp.figures.tables import sweeps as tables
 from fedjax_dp.figures.tables.settings import Setting, by_value, pick, ranked, same
 from fedjax_dp.tasks.measures import Measure
 
+TICKS_APART = 0.06  # of the axis
 MANY = 12  # an axis with more values was drawn at random rather than listed
 
 
@@ -108,7 +109,8 @@ def privacy(panel: Any, settings: Sequence[Setting], metric: Measure, by: str | 
             intervals(panel, dots, metric, line._replace(name=""), joined=False, alpha=0.3)
             intervals(panel, frontier(private, metric), metric, line)
         level(panel, [s for s in line.settings if math.isinf(s.epsilon)], metric, line, "not private")
-    _epsilon_ticks(panel, epsilons)
+    asked = [group[0].values["epsilon"] for group in by_value(settings, "epsilon").values()] if budgets else []
+    _epsilon_ticks(panel, epsilons, sorted(filter(scales.is_number, asked)))
     panel.set_xlabel(epsilon_label(settings))
     kept = ["epsilon", *([] if by is None else [by])]
     how = best_over(settings, kept, metric) if budgets else "lines: settings that none beats with less epsilon"
@@ -117,12 +119,19 @@ def privacy(panel: Any, settings: Sequence[Setting], metric: Measure, by: str | 
     finish(panel, metric, legend_head(by))
 
 
-def _epsilon_ticks(panel: Any, epsilons: Sequence[float]) -> None:
-    """A logarithmic axis with ticks at 1, 3, 10, ..., or, where epsilons are close together, at some of them."""
+def _epsilon_ticks(panel: Any, epsilons: Sequence[float], budgets: Sequence[float]) -> None:
+    """A logarithmic axis with ticks at the budgets that were run, as far as they stand apart; without budgets at 1, 3,
+    10, ..., or, where epsilons are close together, at some of them."""
     panel.set_xscale("log")
     panel.xaxis.set_minor_locator(NullLocator())
     panel.xaxis.set_major_formatter(lambda value, _: f"{value:.3g}")
-    if max(epsilons) > 5 * min(epsilons):
+    if budgets:
+        apart = math.log(budgets[-1] / budgets[0]) * TICKS_APART
+        shown = [budgets[-1]]
+        for budget in budgets[-2::-1]:
+            shown += [budget] if math.log(shown[-1] / budget) > apart else []
+        panel.xaxis.set_ticks(shown[::-1])
+    elif max(epsilons) > 5 * min(epsilons):
         panel.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
     else:
         panel.xaxis.set_ticks(sorted({min(epsilons), max(epsilons)}))
@@ -217,7 +226,7 @@ def _cells(
             (column + 0.5, row + 0.5),
             ha="center",
             va="center",
-            fontsize=8.5,
+            fontsize=8.5 * styles.scale(),
             color=color,
         )
         if failed:

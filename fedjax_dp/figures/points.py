@@ -10,11 +10,13 @@ import numpy as np
 from matplotlib.cm import ScalarMappable
 
 from fedjax_dp.figures import elements, scales, styles
+from fedjax_dp.figures.canvas import letters, wrapped
 from fedjax_dp.figures.scales import Line
 from fedjax_dp.figures.tables.settings import Setting, judged_by, pick, same
 from fedjax_dp.tasks.measures import Measure
 
 Placed = tuple[float, Setting | None]  # where it stands, and the setting; None where every setting failed
+NARROW = 5.0  # inches of a picture, at the usual size of letters
 CROSS = "failed"  # the name of crosses, by which the legend knows that there are some
 
 
@@ -39,6 +41,7 @@ def intervals(
         return
     lengths = np.nan_to_num(np.abs(np.array([low, high]) - np.array(means)))
     look = {"ms": 4, "lw": 0.8, "alpha": alpha} if alpha else {"ms": 5, "capsize": 3, "lw": 1.4, "zorder": 3}
+    look |= {name: styles.scale() * look[name] for name in ("ms", "lw")}
     look |= {"marker": line.look["marker"], "color": line.color}
     panel.errorbar(x, means, lengths, ls="none", label=line.name, **look)
 
@@ -93,14 +96,19 @@ def best_over(settings: Sequence[Setting], kept: Sequence[str], metric: Measure)
 
 
 def title(panel: Any, head: str, how: str) -> None:
-    """A title on the left, with what was done about other axes in small print below it."""
-    panel.set_title(head, loc="left", fontsize="medium", pad=20 if how else 8)
+    """A title on the left, with what was done about other axes in small print below it; both, and the label of the x
+    axis, which stands already, in lines that the picture has room for."""
+    room = _room(panel)
+    small = wrapped(how, room, "small")
+    lines, large = small.count("\n") + 1 if how else 0, styles.scale()
+    panel.set_title(wrapped(head, room, "medium"), loc="left", fontsize="medium", pad=large * (8 + 12 * lines))
+    panel.set_xlabel(wrapped(panel.get_xlabel(), room, "medium"))
     if how:
         panel.annotate(
-            how,
+            small,
             (0, 1),
             xycoords="axes fraction",
-            xytext=(0, 6),
+            xytext=(0, 6 * large),
             textcoords="offset points",
             fontsize="small",
             alpha=0.75,
@@ -108,12 +116,26 @@ def title(panel: Any, head: str, how: str) -> None:
 
 
 def finish(panel: Any, metric: Measure, head: str | None) -> None:
-    """Label of the metric, grid, spines, and a legend under `head` beside the panel."""
+    """Label of the metric, grid, spines, and a legend under `head`: beside the panel, or above where that is narrow."""
     panel.set_ylabel(metric.label)
     elements.open_frame(panel)
     handles, names = panel.get_legend_handles_labels()
     if any(line.get_gid() == CROSS for line in panel.lines):
         handles.append(panel.plot([], [], "x", color=styles.FAILED, ms=6, mew=1.6)[0])
         names.append("failed")
-    if names:
+    if not names:
+        return
+    if _narrow(panel) and getattr(panel.figure.figure, "own", False):
+        elements.legend_above(panel, handles, names, head, letters(_room(panel), "small"))
+    else:
         elements.legend_beside(panel, handles=handles, labels=names, title=head)
+
+
+def _narrow(panel: Any) -> bool:
+    """Whether a legend beside the panel would leave it little of the picture."""
+    return bool(panel.figure.bbox.width / panel.figure.figure.dpi < NARROW * styles.scale())
+
+
+def _room(panel: Any) -> float:
+    """Inches for what stands above or below the panel, beside the numbers of its y axis."""
+    return float(panel.figure.bbox.width / panel.figure.figure.dpi - 0.75 * styles.scale())

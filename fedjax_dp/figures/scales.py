@@ -97,7 +97,8 @@ class AxisScale(NamedTuple):
 def set_ticks(axis: Any, places: Sequence[float], values: Sequence[Any]) -> None:
     """Ticks at places with values in words, which lean where they would not fit side by side."""
     labels = list(map(in_words, values))
-    leaning = axis.axis_name == "x" and sum(map(len, labels)) + len(labels) > 54
+    inches = axis.axes.figure.bbox.width / axis.axes.figure.figure.dpi
+    leaning = axis.axis_name == "x" and sum(map(len, labels)) + len(labels) > 7.5 * inches / styles.scale()
     axis.set_ticks(places, labels=labels, **({"rotation": 30, "ha": "right"} if leaning else {}))
 
 

@@ -17,6 +17,25 @@ MAP = matplotlib.colormaps["viridis"]  # of metrics
 ORDER = matplotlib.colormaps["plasma"]  # of lines whose axis has an order
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (7, 2, 1.5, 2)), (0, (3, 1, 1, 1, 1, 1)), (0, (2, 1)))
+PAPER = {  # one column of a paper, of which the caption is the title
+    "font.size": 7,
+    "axes.titlesize": 7,
+    "axes.labelsize": 7,
+    "xtick.labelsize": 6.5,
+    "ytick.labelsize": 6.5,
+    "figure.titlesize": 7,
+    "axes.linewidth": 0.6,
+    "axes.labelpad": 2,
+    "xtick.major.size": 2,
+    "ytick.major.size": 2,
+    "xtick.major.pad": 2,
+    "ytick.major.pad": 2,
+    "figure.constrained_layout.h_pad": 0.02,
+    "figure.constrained_layout.w_pad": 0.02,
+    "pdf.fonttype": 42,  # letters that can be searched, which some publishers want
+    "ps.fonttype": 42,
+}
+NAMED = {"paper": PAPER}
 BARS = 8  # of a line that has bars instead of a band
 
 
@@ -30,6 +49,11 @@ def paper() -> Any:
     return matplotlib.rcParams["axes.facecolor"]
 
 
+def scale() -> float:
+    """How large the style writes, of what is usual: lines and markers go with it."""
+    return float(matplotlib.rcParams["font.size"]) / 10
+
+
 def line_look(rank: int, of: int) -> dict[str, Any]:
     """Marker, dashes and width of one of several lines in their order: the later, the thinner and the more broken.
 
@@ -39,8 +63,8 @@ def line_look(rank: int, of: int) -> dict[str, Any]:
     return {
         "marker": MARKERS[rank % len(MARKERS)],
         "ls": DASHES[rank % len(DASHES)],
-        "lw": 1.4 + extra,
-        "ms": 4.0 + 1.5 * extra,
+        "lw": scale() * (1.4 + extra),
+        "ms": scale() * (4.0 + 1.5 * extra),
     }
 
 

@@ -33,6 +33,7 @@ from fedjax_dp.reports.contents import (
     in_words,
 )
 from fedjax_dp.sweeps.records import SELECTION, Record, read_records
+from fedjax_dp.sweeps.winners import USUAL, title, winners
 from fedjax_dp.tasks.measures import Measure
 
 KIND, FOLDER = "sweep", "sweep.json"
@@ -60,6 +61,8 @@ def of_folder(path: pathlib.Path) -> Report:
             _privacy(settings, rows, axes, group, len({row["key"] for row in data["by_round"]}), main),
         ),
     ]
+    if len(settings) > 1 and any(name in axes for name in USUAL):
+        sections.append(best_of_each(records, axes))
     if lost := [record for record in records if record["status"] != "done"]:
         sections.append(_lost(lost, axes))
     sections += [_choosing(path, finished), *_promise(records), _cost(records)]
@@ -271,6 +274,16 @@ def _tips(main: Measure, *more: tuple[str, str, str]) -> list[charts.Spec]:
     form = shared.format_of(main)
     value = [("value", words_of(main), form), ("low", "95% interval from", form), ("high", "to", form)]
     return charts.tips(("setting", "setting", ""), *value, *more)
+
+
+def best_of_each(records: Sequence[Record], axes: Sequence[str]) -> Section:
+    """The best setting of each budget and algorithm, and differences between algorithms."""
+    found = winners(records, axes, [name for name in USUAL if name in axes])
+    cells = found.cells()
+    blocks: list[Block] = [Grid(shared.capital(title(found)), list(cells), list(zip(*cells.values(), strict=True)))]
+    return Section(
+        "The best of each " + " and ".join(found.by), [*blocks, Prose([shared.sentence(n) for n in found.notes()])]
+    )
 
 
 def _lost(lost: Sequence[Record], axes: Sequence[str]) -> Section:

@@ -1,48 +1,65 @@
-"""A sweep that lives in a folder: points are written as they finish, and a killed sweep goes on where it stood."""
+"""A sweep that lives in a folder: points are written as they finish, and a killed sweep goes on where it stood.
+
+A sweep may grow: points are known by what decides their runs, and those that are there stand at their place in the new
+plan. Whatever was seen stays in the plan, so that what choosing costs is of all of it.
+"""
 
 import contextlib
 import fcntl
 import json
 import os
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fedjax_dp import errors, folders
 from fedjax_dp.experiments import environment, parameters
 from fedjax_dp.experiments.console import Screen
+from fedjax_dp.sweeps.axes import Values, in_words
 from fedjax_dp.sweeps.records import ABOUT, POINTS, SELECTION, Record, read_records
 from fedjax_dp.sweeps.runner import Keep, Trained
 
 SWEEP, LOCK, PARAMS = "sweep.toml", ".lock", "params"
 
 
-def held(folder: pathlib.Path, about: dict[str, Any]) -> tuple[dict[str, Any], list[Record]]:
-    """What a folder holds of this sweep; nothing, if it is new. Raises ConfigurationError for one of something else."""
+Plan = Mapping[str, tuple[int, Values]]  # by the id of a point its place, and what it sets
+
+
+def held(folder: pathlib.Path, about: dict[str, Any], plan: Plan) -> tuple[dict[str, Any], list[Record]]:
+    """What a folder holds of this sweep, at its places in the plan; nothing, if it is new.
+
+    Raises: ConfigurationError for a folder of something else, also of a sweep whose points are not all of this one.
+    """
     if not (folder / ABOUT).is_file():
         if folder.exists() and (not folder.is_dir() or not folders.holds_only(folder, (LOCK, SWEEP, ABOUT))):
             raise errors.refuse("out", folder, "a new or empty folder, or one of this sweep", "give another out")
         return about, []
     own, records = read_records(folder)
-    if own.get("digest") != about["digest"]:
+    others = [record for record in records if record["point"] not in plan]
+    if others or (not records and own.get("digest") != about["digest"]):
+        few = [f"{len(others):,} points are not of this one, such as {in_words(one['values'])}" for one in others[:1]]
         raise errors.refuse(
             "out",
             f"{folder}, a folder of another sweep",
-            "a new folder or one of this sweep",
-            f"give another out; {folder / ABOUT} says what it holds",
+            "a new folder, or one whose points are all of this sweep",
+            "; ".join([*few, f"add to what {folder / ABOUT} has, or give another out"]),
         )
-    return own, records
+    placed = [record | dict(zip(("index", "values"), plan[record["point"]])) for record in records]
+    if own.get("digest") != about["digest"]:
+        seen = [*own.get("grown", []), len(records)]
+        own = about | {"name": own["name"], "versions": own["versions"], "device": own["device"], "grown": seen}
+    return own, sorted(placed, key=lambda record: record["index"])
 
 
 @contextlib.contextmanager
 def opened(
-    folder: pathlib.Path, about: dict[str, Any], text: str | None
+    folder: pathlib.Path, about: dict[str, Any], plan: Plan, text: str | None
 ) -> Iterator[tuple[dict[str, Any], list[Record]]]:
-    """The folder of a sweep for one writer: a new one, or one of the same sweep. Yields what it holds.
+    """The folder of a sweep for one writer: a new one, or one of the same sweep before it grew. Yields what it holds.
 
     Raises ConfigurationError for a folder of something else, or one that cannot be written or is by another process.
     """
-    held(folder, about)
+    held(folder, about, plan)
     folders.require_writable("out", folder, "give another out")
     with _storing(folder), folders.making(folder):
         lock = (folder / LOCK).open("w")
@@ -53,13 +70,26 @@ def opened(
             raise errors.refuse(
                 "out", f"{folder}, which is being written", "free", "wait for the other sweep"
             ) from None
-        if not (folder / ABOUT).is_file():
-            with _storing(folder):
-                if text is not None:
-                    folders.write_atomically(folder / SWEEP, text)
-                folders.write_json(folder / ABOUT, about)  # last: what makes it a sweep folder
         _drop_torn_line(folder / POINTS)
-        yield held(folder, about)
+        own, records = held(folder, about, plan)
+        if not (folder / ABOUT).is_file() or own.get("digest") != json.loads((folder / ABOUT).read_bytes())["digest"]:
+            with _storing(folder):
+                _begin(folder, own, records, text)
+        yield own, records
+
+
+def _begin(folder: pathlib.Path, about: dict[str, Any], records: Sequence[Record], text: str | None) -> None:
+    """Write down a sweep that is new, or has grown; whenever that is interrupted, the next time does it again."""
+    (folder / SELECTION).unlink(missing_ok=True)  # of fewer points
+    if records:
+        folders.write_atomically(folder / POINTS, "".join(map(_line, records)))
+    if text is not None:
+        folders.write_atomically(folder / SWEEP, text)
+    folders.write_json(folder / ABOUT, about)  # last: what makes it a folder of this sweep
+
+
+def _line(record: Record) -> str:
+    return json.dumps(record, allow_nan=False) + "\n"
 
 
 def _storing(folder: pathlib.Path) -> contextlib.AbstractContextManager[None]:
@@ -77,7 +107,7 @@ def keeper(folder: pathlib.Path) -> Iterator[Keep]:
                     (folder / PARAMS).mkdir(exist_ok=True)
                     about = {"values": json.dumps(record["values"]), "privacy": record["guarantee"]["statement"]}
                     parameters.write(params_of(folder, record), trained.params, trained.ledger, about)
-                lines.write(json.dumps(record, allow_nan=False) + "\n")
+                lines.write(_line(record))
                 lines.flush()
                 os.fsync(lines.fileno())
 
@@ -100,7 +130,10 @@ def _drop_torn_line(path: pathlib.Path) -> None:
 
 
 def about(name: str, digest: str, axes: Sequence[str], seeds: Sequence[int], points: int) -> dict[str, Any]:
-    """What `sweep.json` says of a sweep; no other has its `digest`."""
+    """What `sweep.json` says of a sweep; no other has its `digest`.
+
+    One that has grown also says `grown`: how many points were there each time.
+    """
     return {
         "name": name,
         "digest": digest,

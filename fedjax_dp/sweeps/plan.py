@@ -33,6 +33,7 @@ _NOT_BASE = {
     "records": ("left out", "a sweep keeps them on its devices"),
     "devices": ("left out", "a sweep spreads its points over all"),
     "model_devices": ("left out", "a sweep holds a model on one device"),
+    "coordinator": ("left out", "a sweep goes to several machines by points: fedjax-dp sweep --ray ADDRESS"),
     "track": ("left out", "no tracker follows a sweep: fedjax-dp best prints its winner, for run --track"),
 }
 _SHARED = ("the same for all runs", "give it in [base]")

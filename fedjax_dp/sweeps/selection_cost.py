@@ -43,15 +43,21 @@ FREE = {
     "local_weight_decay",
 }
 SIMULATED = "Points of this simulation share the noise of their seed; in earnest each would need noise of its own."
+GROWN = (
+    "no epsilon is stated, as the sweep grew when points of it had been seen: the sum bounds the cost only if these "
+    "decided nothing about what was added"
+)
 
 
 def cost_of_choosing(
-    entries: Sequence[PreparedPoint], drawn: bool, law: Trials | None, screen: Screen
+    entries: Sequence[PreparedPoint], drawn: bool, law: Trials | None, screen: Screen, grown: bool = False
 ) -> dict[str, Any] | None:
     """The cost as one JSON object with a `statement`; None for a sweep without privacy. Its epsilon may be None.
 
     drawn  the points were drawn at random: others might have been, of which nothing is known;
     law    from which their number was drawn, if it was. For a fixed grid a geometric one is shown for comparison.
+    grown  points were added when others had been seen. The sum of all is then no epsilon: theorems of composition want
+           the budget fixed before what is spent on is chosen (Rogers et al. 2016), and random repetition the law.
     Seeds are part of a trial: a setting is judged by the mean over them.
     """
     private = [entry for entry in entries if math.isfinite(entry.guarantee.epsilon)]
@@ -66,7 +72,7 @@ def cost_of_choosing(
     ledgers, seeds = [_ledger(entry) for entry in private], [entry.values["seed"] for entry in private]
     alike = len({(seed, tuple(ledger)) for seed, ledger in zip(seeds, ledgers)}) == len(set(seeds))
     varied = {name.split(".")[-1] for entry in private for name in entry.values if name != "seed"}
-    known = not drawn or (alike and varied <= FREE)  # all that a trial may release
+    known = not grown and (not drawn or (alike and varied <= FREE))  # all that a trial may release
     trials = (law or NegativeBinomialTrials.of_mean(settings)) if known else None
     try:
         with screen.bar("cost of choosing", total=1) as show:
@@ -88,9 +94,13 @@ def cost_of_choosing(
         notes.append("Whoever sees this folder sees all points and their number, so composition counts for him.")
     if any(one.participation in BY_NAME_ALONE for one in terms):
         notes.append("Every client is counted for the rounds that it was drawn for.")
-    if not known:
+    if grown:
+        notes.append(f"{GROWN[0].upper()}{GROWN[1:]}.")
+    elif not known:
         notes.append("Random repetition is not counted: points that were not drawn might cost more.")
     summary = cost.to_dict() | {"settings": settings}
+    if grown:
+        summary["epsilon"] = None
     if len(entries) > len(private):
         summary["epsilon"] = None
         others = len(entries) - len(private)
@@ -101,10 +111,13 @@ def cost_of_choosing(
     runs = f"{len(private)} private runs"
     if len(set(seeds)) > 1 and len(private) == settings * len(set(seeds)):
         runs += f" ({settings} settings x {len(set(seeds))} seeds)"
+    costs = "adds up to" if grown else "costs"
     short = (
-        f"seeing these {runs}, as whoever chooses among them does, costs {_words(cost.composition)} at delta "
+        f"seeing these {runs}, as whoever chooses among them does, {costs} {_words(cost.composition)} at delta "
         f"{cost.delta:g} for one {cost.unit}; one run fixed in advance costs at most {_words(cost.single)}"
     )
+    if grown:
+        short += f"; {GROWN}"
     return summary | {"short": short, "statement": " ".join([summary["statement"], *notes, SIMULATED])}
 
 

@@ -17,6 +17,7 @@ from fedjax_dp.display import Card, displayed, plain, without_addresses
 from fedjax_dp.experiments import parameters
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.figures.tables.comparison import Comparison, compare
+from fedjax_dp.figures.tables.settings import settings_of
 from fedjax_dp.folders import require_writable
 from fedjax_dp.models import Model, usual_model
 from fedjax_dp.privacy.guarantees import prepared
@@ -34,7 +35,8 @@ from fedjax_dp.sweeps.preparation import PreparedPoint, Sources, build, find_noi
 from fedjax_dp.sweeps.records import Record, read_records
 from fedjax_dp.sweeps.runner import Keep, Plan, execute, planned
 from fedjax_dp.sweeps.selection_cost import cost_of_choosing
-from fedjax_dp.sweeps.table import Best, best, overview, summary, tidy
+from fedjax_dp.sweeps.table import Best, best, column, overview, summary, tidy
+from fedjax_dp.sweeps.winners import winners
 
 if TYPE_CHECKING:
     import pandas
@@ -58,6 +60,8 @@ class Sweep:
     def _card(self) -> Card:
         statuses = Counter(record["status"] for record in self.records)
         facts = {"points": ", ".join(f"{many:,} {status}" for status, many in statuses.items()) or "none yet"}
+        if any(len(setting.done) == 1 for setting in settings_of(self.records, self.axes)):
+            facts["std"] = "one seed has no deviation"
         if self.plan is not None:
             facts["planned"] = "; ".join(self.plan.lines())
         if self.folder is not None:
@@ -75,6 +79,21 @@ class Sweep:
     def best(self, metric: str | None = None, epsilon_at_most: float | None = None) -> Best:
         """The setting with the best mean over its seeds, of those that promise at most this epsilon."""
         return best(self.records, self.axes, metric, epsilon_at_most)
+
+    def best_by(
+        self, by: str | Sequence[str] | None = None, metric: str | None = None, against: str | None = None
+    ) -> "pandas.DataFrame":
+        """The best setting of each budget and algorithm, or of each value of the axes `by`, one row for each.
+
+        mean, std, low and high (95%) are over its seeds, `minus_NAME_mean` and so on over the differences, seed by
+        seed, to the algorithm `against`: the first one unless another is named. Numbers of too few seeds are NaN.
+        """
+        errors.require_installed("pandas", "tables", "for the tables of a sweep")
+        import pandas
+
+        named = [by] if isinstance(by, str) else by
+        rows = winners(self.records, self.axes, named, metric, against).table()
+        return pandas.DataFrame({name: column([row[name] for row in rows], float) for name in rows[0]})
 
     def comparison(self) -> Comparison:
         """Clients' own models against training alone and one shared model, of a sweep over algorithms.
@@ -166,7 +185,8 @@ def sweep(
     axes       lists and ranges of `sweeps.axes`; beside the algorithm's, `rounds`, `epsilon` and `delta` may vary;
     seeds      a number of them, or which;
     trials     draw so many points at random, by `search_seed`, instead of the whole grid;
-    out        a folder that points are written to as they finish; the same call goes on where it was stopped.
+    out        a folder that points are written to as they finish; the same call goes on where it was stopped, and one
+               with more values or seeds runs those that are not there.
     The rest is as for `fedjax_dp.run`. On a CPU model and test metrics of every point equal its single run's bit
     for bit.
     Raises: ConfigurationError for all points that cannot run, before any runs.
@@ -208,17 +228,18 @@ def sweep(
     entries = collect(points, ready, (TypeError, ValueError))  # also values of a kind that their place cannot take
     names = _axes(points)
 
-    def price() -> dict[str, Any] | None:
-        return cost_of_choosing(entries, trials is not None, None, screen)
+    def price(grown: bool = False) -> dict[str, Any] | None:
+        return cost_of_choosing(entries, trials is not None, None, screen, grown)
 
     if out is not None:
         ids = sorted(entry.id for entry in entries)
         about = folders.about(name, hashlib.sha256("".join(ids).encode()).hexdigest()[:12], names, chosen, len(entries))
-        return _in_folder(pathlib.Path(out), about, None, lambda: entries, price, screen)
+        plan = {entry.id: (entry.index, entry.values) for entry in reversed(entries)}
+        return _in_folder(pathlib.Path(out), about, plan, None, lambda: entries, price, screen)
     found: list[Record] = []
-    plan = planned(entries, screen)
-    _announce(plan, screen)
-    execute(plan, lambda record, params: found.append(record), screen)
+    groups = planned(entries, screen)
+    _announce(groups, screen)
+    execute(groups, lambda record, params: found.append(record), screen)
     return Sweep(name, names, tuple(sorted(found, key=lambda record: record["index"])), price())
 
 
@@ -235,8 +256,9 @@ def run_sweep(
 ) -> Sweep:
     """Run a sweep of configurations in the folder `out`, or go on with it: no finished point is run again.
 
-    Every point is checked before anything runs.
-    only_plan  print the plan and stop there;
+    Every point is checked before anything runs. The sweep may have grown by seeds and values since the folder was
+    made: what is there is part of it, and only the rest is run.
+    only_plan  stop at the plan, `plan` of what is returned; nothing is written;
     ray        address of a Ray cluster whose workers run the points, or "local"; `ray_cpus` cores for each;
     bare       without tables, picture and the cost of choosing, for those who make their own.
     Raises: ConfigurationError for points that cannot run, or a folder of something else.
@@ -252,33 +274,33 @@ def run_sweep(
     names = _axes([point.values for point in order])
     runs = build(order, Sources())
     about = folders.about(name, digest(sweep), names, sweep.seeds, len(order))
+    places = {point.id: (point.index, point.values) for point in order}
     prepared_points: list[PreparedPoint] = []
 
     def prepare() -> list[PreparedPoint]:
         prepared_points[:] = find_noise(order, runs, screen)
         return prepared_points
 
-    def price() -> dict[str, Any] | None:
-        return cost_of_choosing(prepared_points, sweep.trials is not None, law_of(sweep), screen)
+    def price(grown: bool) -> dict[str, Any] | None:
+        return cost_of_choosing(prepared_points, sweep.trials is not None, law_of(sweep), screen, grown)
 
     def on_cluster(left: Sequence[PreparedPoint], keep: Keep, parts: int) -> None:
         cluster.run_on(left, str(ray), parts, ray_cpus, keep, screen)
 
     if only_plan:
-        _, held = folders.held(out, about)
-        plan = planned(_unfinished(prepare(), held), screen)
-        _announce(plan, screen)
-        return Sweep(name, names, tuple(held), plan=plan)
+        _, held = folders.held(out, about, places)
+        return Sweep(name, names, tuple(held), plan=planned(_unfinished(prepare(), held), screen))
     run = on_cluster if ray is not None else None
-    return _in_folder(out, about, to_toml(sweep), prepare, None if bare else price, screen, run)
+    return _in_folder(out, about, places, to_toml(sweep), prepare, None if bare else price, screen, run)
 
 
 def _in_folder(
     out: pathlib.Path,
     about: dict[str, Any],
+    places: folders.Plan,
     text: str | None,
     entries: Callable[[], list[PreparedPoint]],
-    price: Callable[[], dict[str, Any] | None] | None,
+    price: Callable[[bool], dict[str, Any] | None] | None,
     screen: Screen,
     run: Callable[[Sequence[PreparedPoint], Keep, int], None] | None = None,
 ) -> Sweep:
@@ -288,7 +310,7 @@ def _in_folder(
     """
     for package in ("pandas", "pyarrow") if price is not None else ():  # which write its tables in the end
         errors.require_installed(package, "tables", "for the tables of a sweep")
-    with folders.opened(out, about, text) as (begun, held):
+    with folders.opened(out, about, places, text) as (begun, held):
         complete = len(_finished(held)) == about["points"]
         everything = [] if complete and (price is None or folders.choosing(out)) else entries()
         left, parts = _unfinished(everything, held), begun["device"]["count"]
@@ -302,7 +324,7 @@ def _in_folder(
                 _announce(plan, screen)
                 execute(plan, keep, screen, with_params=True)
         if everything and price is not None:
-            folders.finish(out, price(), screen)
+            folders.finish(out, price("grown" in begun), screen)
         return open_sweep(out)
 
 

@@ -74,14 +74,14 @@ def tidy(records: Iterable[Record], axes: Sequence[str]) -> pandas.DataFrame:
         name: [record["config"].get(name) for record in records] for name in fields if name not in points | evaluations
     }
     at = [place for place, _ in rows]
-    columns = {name: _column(values).take(at).reset_index(drop=True) for name, values in points.items()}
-    columns |= {name: _column(values, float) for name, values in evaluations.items()}
-    columns["round"] = _column(evaluations["round"], int)
-    columns |= {name: _column(values).take(at).reset_index(drop=True) for name, values in rest.items()}
+    columns = {name: column(values).take(at).reset_index(drop=True) for name, values in points.items()}
+    columns |= {name: column(values, float) for name, values in evaluations.items()}
+    columns["round"] = column(evaluations["round"], int)
+    columns |= {name: column(values).take(at).reset_index(drop=True) for name, values in rest.items()}
     return pandas.DataFrame(columns)
 
 
-def _column(values: Sequence[Any], empty: type = str) -> pandas.Series:
+def column(values: Sequence[Any], empty: type = str) -> pandas.Series:
     """A column of one type, which CSV and Parquet keep. `empty` is the type of a column without any value.
 
     Integers and truth values with gaps are pandas' own types with gaps; what is no number stands as text.
@@ -129,15 +129,15 @@ def summary(records: Iterable[Record], axes: Sequence[str], metric: str | None =
     records = list(records)
     names = measures_of_records(records).by_name if metric is None else (metric_of(records, metric).name,)
     settings = settings_of(records, axes)
-    columns = {name: _column([setting.values[name] for setting in settings]) for name in axes}
-    columns["done"] = _column([len(setting.done) for setting in settings], int)
-    columns["failed"] = _column([setting.failed for setting in settings], int)
-    columns["guarantee_epsilon"] = _column([setting.epsilon for setting in settings], float)
+    columns = {name: column([setting.values[name] for setting in settings]) for name in axes}
+    columns["done"] = column([len(setting.done) for setting in settings], int)
+    columns["failed"] = column([setting.failed for setting in settings], int)
+    columns["guarantee_epsilon"] = column([setting.epsilon for setting in settings], float)
     for name in names:
         scores = [setting.score(name) for setting in settings]
         for part in ("mean", "std", "low", "high"):
-            columns[f"{name}_{part}"] = _column([getattr(score, part) for score in scores], float)
-        columns[f"{name}_seeds"] = _column([score.seeds for score in scores], int)
+            columns[f"{name}_{part}"] = column([getattr(score, part) for score in scores], float)
+        columns[f"{name}_seeds"] = column([score.seeds for score in scores], int)
     return pandas.DataFrame(columns)
 
 
@@ -147,8 +147,10 @@ def overview(records: Iterable[Record], axes: Sequence[str]) -> Table:
     main = measures_of_records(records).main
     for setting in settings_of(records, axes):
         score = setting.score(main.name)
-        seen = [f"{len(setting.done)} of {len(setting.points)}", f"{setting.epsilon:.4g}", f"{score.mean:.4f}"]
-        rows.append([*(words(setting.values[name]) for name in axes), *seen, f"{score.std:.4f}"])
+        seen = [f"{len(setting.done)} of {len(setting.points)}", f"{setting.epsilon:.4g}"]
+        seen.append(f"{score.mean:.4f}" if score.seeds else "-")
+        seen.append(f"{score.std:.4f}" if score.seeds > 1 else "-")
+        rows.append([*(words(setting.values[name]) for name in axes), *seen])
     return Table([*axes, "seeds", "epsilon", main.words, "std"], rows)
 
 
@@ -167,13 +169,9 @@ def best(
     if epsilon_at_most is not None:
         errors.require_positive("epsilon_at_most", epsilon_at_most)
     settings = settings_of(records, axes)
-    most = max((len(setting.points) for setting in settings), default=0)
-    verdicts = [_obstacle(setting, measure, epsilon_at_most, most) for setting in settings]
-    candidates = [setting for setting, verdict in zip(settings, verdicts) if verdict is None]
-    excluded = dict(Counter(verdict for verdict in verdicts if verdict is not None))
-    winner = pick(candidates, measure)
+    winner, candidates, excluded = choose(settings, measure, epsilon_at_most)
     if winner is None:
-        reachable = [setting.epsilon for setting in settings if _obstacle(setting, measure, None, most) is None]
+        reachable = [setting.epsilon for setting in choose(settings, measure, None)[1]]
         raise _nothing_fits(excluded, epsilon_at_most, reachable)
     return Best(
         winner.values,
@@ -186,6 +184,16 @@ def best(
         considered=len(candidates),
         excluded=excluded,
     )
+
+
+def choose(
+    settings: Sequence[Setting], metric: Measure, epsilon_at_most: float | None
+) -> tuple[Setting | None, list[Setting], dict[str, int]]:
+    """The best of some settings, those that could be compared, and how many could not, by reason."""
+    most = max((len(setting.points) for setting in settings), default=0)
+    verdicts = [_obstacle(setting, metric, epsilon_at_most, most) for setting in settings]
+    candidates = [setting for setting, verdict in zip(settings, verdicts) if verdict is None]
+    return pick(candidates, metric), candidates, dict(Counter(verdict for verdict in verdicts if verdict is not None))
 
 
 def _weakest(setting: Setting) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from fedjax_dp import cli, prng
 from fedjax_dp.cli.bench import BenchOptions
 from fedjax_dp.execution import memory as memory_of
 from fedjax_dp.execution.mesh import Execution, sum_over_clients
-from fedjax_dp.forecast import compiled, program_text, targets
+from fedjax_dp.forecast import compiled, program_text, sweeps, targets
 from fedjax_dp.forecast.compiled import compiled_audit, compiled_sweep
 from fedjax_dp.forecast.floor import work_of
 from fedjax_dp.forecast.program_text import Program
@@ -29,6 +29,7 @@ from fedjax_dp.pytrees import ravel
 from fedjax_dp.rounds import simulation
 from fedjax_dp.rounds.state import initial_state
 from fedjax_dp.small_reductions import sum_of_few
+from fedjax_dp.sweeps import runner
 
 DIGITS = fdp.load("digits")
 DATA = fdp.federate(DIGITS, fdp.data.iid(DIGITS.y_train, [20] * 10, 0))
@@ -332,6 +333,41 @@ def test_a_sweep_is_compiled_with_as_many_points_at_once_as_fit(here, monkeypatc
     monkeypatch.setitem(targets.TARGETS, here, targets.TARGETS[here]._replace(memory=sweep.needed_bytes - 1))
     fewer = compiled_sweep(algorithm, shapes, points=6, target=here)
     assert (fewer.runs_at_once, fewer.turns) == (3, 2)
+
+
+@pytest.mark.parametrize("name", ["h200", "a100"])
+def test_a_planned_sweep_has_hours_and_money_where_a_time_is_predicted(name, monkeypatch):
+    """Of one H200 alone; a batch runs as long as its point of most rounds."""
+    taken = []
+
+    def compiled_for(algorithm, data, model, **options):
+        taken.append(options)
+        predicted = 36.0 if name == "h200" else None
+        target = types.SimpleNamespace(memory=10**11)
+        counts = {"runs": options["points"], "runs_at_once": 2, "needed_bytes": 2 * 10**9}
+        return types.SimpleNamespace(predicted_ms=predicted, about_time="how near", target=target, **counts)
+
+    monkeypatch.setattr(sweeps, "compiled_sweep", compiled_for)
+    monkeypatch.setattr(sweeps, "target_of", lambda name: types.SimpleNamespace(name=name))
+    jobs = [
+        types.SimpleNamespace(chunk_size=None, run=types.SimpleNamespace(algorithm=1, data=2, model=3, rounds=rounds))
+        for rounds in (10_000, 40_000, 50_000)
+    ]
+    entries = [types.SimpleNamespace(job=job) for job in jobs]
+    found = sweeps.forecast_sweep(runner.Plan([], [entries[:2], entries[2:]], [], 0.0), name, 3.5)
+    assert [one["points"] for one in taken] == [2, 1]
+    text = " ".join(found.lines())
+    assert "2 GB of 100, up to 2 points at once" in text
+    if name == "h200":
+        assert found.hours == pytest.approx(36e-3 * (40_000 + 50_000) / 3600)
+        assert "about 54 min (0.9 device hours), 3.15 at 3.5 an hour" in text
+        assert "evaluations are not in it" in text
+        assert json.loads(json.dumps(found.to_dict()))["cost"] == pytest.approx(3.15)
+    else:
+        assert (found.hours, found.cost) == (None, None)
+        assert "how near, and no money" in text
+        assert "device hours" not in text
+    assert sweeps.forecast_sweep(runner.Plan([], [], [], 0.0), name).lines() == []
 
 
 @pytest.mark.exhaustive

@@ -1,9 +1,11 @@
 """A sweep in its folder and from the command line: streamed, continued, told, refused."""
 
 import contextlib
+import dataclasses
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import threading
@@ -16,11 +18,11 @@ import pytest
 from helpers import refusal
 
 import fedjax_dp as fdp
-from fedjax_dp import cli
+from fedjax_dp import cli, folders
 from fedjax_dp.experiments import config, configured
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.sweeps import cluster, folder, runner
-from fedjax_dp.sweeps.plan import SweepConfig, digest
+from fedjax_dp.sweeps.plan import SweepConfig, digest, to_toml
 from fedjax_dp.sweeps.records import read_records
 from fedjax_dp.sweeps.sweep import run_sweep
 
@@ -131,6 +133,93 @@ def test_a_stopped_sweep_goes_on_and_repeats_no_finished_point(whole, monkeypatc
     assert (where / "points.jsonl").read_text() == text
 
 
+GROWN = dataclasses.replace(
+    SWEEP, base=BASE, axes=AXES | {"clip_norm": [0.25, *AXES["clip_norm"]], "epsilon": [4.0, 8.0]}, seeds=(0, 1, 2)
+)
+
+
+@pytest.mark.slow
+def test_a_finished_sweep_grows_by_what_it_lacks_also_when_killed(whole, monkeypatch):
+    """Values, seeds and an axis are added: what was run stands in the new order, and the rest alone is run."""
+    where, ran, record = pathlib.Path("grown"), [], runner.record
+    shutil.copytree(whole[1], where)
+    before = histories(where)
+    (where / "sweep.toml").write_text(folder_text := to_toml(GROWN))
+
+    def until_five(entry, outcome):
+        if len(ran) == 5:
+            raise Stop
+        ran.append(entry.id)
+        return record(entry, outcome)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "record", until_five)
+        with pytest.raises(Stop):
+            run_sweep(GROWN, where, screen=quiet())
+    assert fdp.open_sweep(where).choosing is None  # what it was for fewer points is not shown
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "record", lambda entry, outcome: ran.append(entry.id) or record(entry, outcome))
+        grown = run_sweep(GROWN, where, screen=quiet())
+    assert len(ran) == len(set(ran)) == 48 - 12
+    assert not set(ran) & set(before)
+    at_once = run_sweep(GROWN, "at_once", screen=quiet())
+    kept = ("point", "index", "values", "config", "status", "history", "guarantee")
+    assert [[one[name] for name in kept] for one in grown.records] == [
+        [one[name] for name in kept] for one in at_once.records
+    ]
+    assert grown.axes == at_once.axes
+    assert (where / "sweep.toml").read_text() == pathlib.Path("at_once/sweep.toml").read_text() == folder_text
+    about, other = (read_records(one)[0] for one in (where, "at_once"))
+    assert about.pop("grown") == [12]
+    assert about == other
+    # what was seen may have decided what was added, so the sum is shown and no epsilon stated
+    assert grown.choosing["epsilon"] is None
+    assert grown.choosing["epsilon_composition"] == at_once.choosing["epsilon_composition"]
+    assert "no epsilon is stated, as the sweep grew" in grown.choosing["short"]
+    assert at_once.choosing["epsilon"] == at_once.choosing["epsilon_composition"]
+    text = (where / "points.jsonl").read_text()
+    run_sweep(GROWN, where, screen=quiet())
+    assert (where / "points.jsonl").read_text() == text
+    words = refusal(lambda: run_sweep(SWEEP, where, screen=quiet()))  # what was seen cannot be taken back
+    assert "36 points are not of this one, such as learning_rate=0.1, clip_norm=0.25, epsilon=4, seed=0" in words
+
+
+def test_growing_that_is_killed_before_it_is_written_down_begins_again(monkeypatch):
+    """At each of its steps."""
+    axes = {"learning_rate": [0.1]}
+    small = SweepConfig(base=BASE | {"algorithm": "fedavg"}, axes=axes, seeds=(1,))
+    large = dataclasses.replace(small, seeds=(0, 1))
+    first = run_sweep(small, "x", screen=quiet()).records[0]
+    whole = folders.write_atomically
+
+    for kept in ("points.jsonl", "sweep.toml", "sweep.json"):
+
+        def until(path, text, kept=kept):
+            if path.name == kept:
+                raise Stop
+            whole(path, text)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(folders, "write_atomically", until)
+            with pytest.raises(Stop):
+                run_sweep(large, "x", screen=quiet())
+    records = run_sweep(large, "x", screen=quiet()).records
+    assert [(one["index"], one["values"]["seed"]) for one in records] == [(0, 0), (1, 1)]
+    assert records[1] == first | {"index": 1}
+    assert read_records("x")[0]["grown"] == [1]
+
+
+def test_a_sweep_from_python_grows_in_its_folder():
+    dataset = fdp.load("digits")
+    data = fdp.federate(dataset, fdp.data.iid(dataset, [50] * 4, seed=0))
+    algorithm = fdp.fedavg(cohort_size=2, batch_size=10, local_steps=1, learning_rate=0.1)
+    asked = {"rounds": 1, "out": "mine", "progress": False}
+    few = fdp.sweep(algorithm, data, axes={"learning_rate": [0.3]}, seeds=1, **asked)
+    more = fdp.sweep(algorithm, data, axes={"learning_rate": [0.1, 0.3]}, seeds=2, **asked)
+    assert len(more.records) == 4
+    assert more.records[2] == few.records[0] | {"index": 2}
+
+
 @pytest.mark.slow
 def test_a_failed_point_is_run_again_and_then_counts():
     sweep = SweepConfig(base=BASE | {"algorithm": "fedavg"}, axes={"learning_rate": [0.1, 0.3]})
@@ -196,6 +285,9 @@ def test_a_folder_of_something_else_is_refused_and_left_alone(whole):
     before = sorted((path.name, path.stat().st_mtime_ns) for path in where.iterdir())
     assert "a folder of another sweep" in refusal(lambda: run_sweep(other, where, screen=quiet()))
     assert sorted((path.name, path.stat().st_mtime_ns) for path in where.iterdir()) == before
+    pathlib.Path("begun").mkdir()
+    pathlib.Path("begun/sweep.json").write_text(json.dumps(read_records(where)[0]))
+    assert "a folder of another sweep" in refusal(lambda: run_sweep(other, "begun", screen=quiet()))
     pathlib.Path("mine").mkdir()
     pathlib.Path("mine/notes.txt").write_text("mine")
     assert "a new or empty folder" in refusal(lambda: run_sweep(other, "mine", screen=quiet()))
@@ -214,7 +306,8 @@ def test_a_sweep_that_was_killed_before_it_began_starts_in_its_folder():
 def test_a_folder_has_one_writer(whole):
     _, where = whole
     about = read_records(where)[0]
-    with folder.opened(where, about, None):
+    plan = {record["point"]: (record["index"], record["values"]) for record in read_records(where)[1]}
+    with folder.opened(where, about, plan, None):
         words = refusal(lambda: run_sweep(SWEEP, where, screen=quiet()))
     assert "which is being written" in words
 
@@ -223,8 +316,10 @@ def test_a_folder_has_one_writer(whole):
 def test_command_prints_the_plan_the_best_and_the_cost_of_choosing(capsys):
     assert cli.main(["sweep", "sweep.toml", "--plan"]) == 0
     told = capsys.readouterr()
-    assert told.out == ""
-    assert told.err.count("plan: 12 points in 1 program, one after another on") == told.err.count("program") == 1
+    assert told.out.count("plan: 12 points in 1 program, one after another on") == told.out.count("program") == 1
+    assert "MB" in told.out
+    assert "s to run" in told.out
+    assert "plan" not in told.err
     assert not pathlib.Path("sweeps").exists()  # a plan takes no folder
     assert cli.main(["sweep", "sweep.toml"]) == 0
     out = capsys.readouterr().out
@@ -256,6 +351,25 @@ def test_what_cannot_run_is_one_line_and_exit_code_2(change, words, capsys):
     assert told.out == ""
     assert words in told.err
     assert len([line for line in told.err.splitlines() if line.startswith("fedjax-dp:")]) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--coordinator", "host:1"], "start a Ray cluster and give --ray ADDRESS"),
+        (["--compile-for", "h200"], "compile_for must be left out without --plan"),
+        (["--plan", "--price", "3.5"], "price must be left out without --compile-for"),
+        (["--plan", "--price", "-1", "--compile-for", "h200"], "price must be positive"),
+    ],
+)
+def test_what_a_sweep_has_no_use_for_is_one_line(words, expected, capsys):
+    assert cli.main(["sweep", "sweep.toml", *words]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert expected in line
+
+
+def test_processes_of_a_run_are_no_fields_of_a_sweep():
+    assert "--ray ADDRESS" in refusal(lambda: SweepConfig(base=BASE | {"coordinator": "auto"}, axes=AXES))
 
 
 @pytest.mark.slow
@@ -295,7 +409,7 @@ import sys
 import jax.monitoring
 missed = []
 jax.monitoring.register_event_listener(lambda event, **_: missed.append(event) if "cache_misses" in event else None)
-from fedjax_dp import cli
+from fedjax_dp import cli, folders
 cli.main(["sweep", "sweep.toml", "--out", sys.argv[1], "--json"])
 print(len(missed), file=sys.stderr)
 """

@@ -9,7 +9,8 @@ import numpy as np
 
 from fedjax_dp import errors
 from fedjax_dp.accounting import View
-from fedjax_dp.figures.tables.settings import Record, Setting, measures_of_records, settings_of
+from fedjax_dp.display import finite
+from fedjax_dp.figures.tables.settings import Interval, Record, Setting, interval, measures_of_records, settings_of
 from fedjax_dp.rounds.comparison import Gain, Standing, gain, standing
 from fedjax_dp.tasks.measures import Measure
 
@@ -22,6 +23,7 @@ class ComparisonRow:
 
     settings  among how many it was chosen;
     standing  over clients, mean over seeds; against: of own models against local and the best shared one, likewise;
+    means     the mean over clients, over seeds, with its 95% interval (Student's t); regrets: likewise of `against`.
     """
 
     epsilon: float | None  # the budget; None without one
@@ -33,6 +35,8 @@ class ComparisonRow:
     own: bool
     standing: Standing
     against: Gain | None
+    means: Interval
+    regrets: Interval
     points: tuple[Record, ...]
 
 
@@ -63,11 +67,36 @@ class Comparison:
                 "view": row.view,
                 "own_models": row.own,
                 **row.standing._asdict(),
-                **(row.against._asdict() if row.against else {}),
+                **_ends("mean", row.means),
+                **(row.against._asdict() | _ends("regret", row.regrets) if row.against else {}),
+                "seeds": row.means.seeds,
             }
             for row in self.rows
         ]
         return {"metric": self.measure.name, "rows": rows}
+
+    def one_by_one(self, epsilon: float | None) -> dict[str, list[np.ndarray]]:
+        """Of every algorithm at a budget, for each seed that local and the best shared model have too: how much better
+        or worse each client `(clients,)` is with it than with the better of these two; NaN without test records.
+        """
+        rows = {
+            row.algorithm: {point["values"]["seed"]: _values(point)[0] for point in row.points}
+            for row in self.at(epsilon)
+        }
+        rivals = [rows[row.algorithm] for row in self.rivals(epsilon)]
+        shared = [seed for seed in rivals[0] if seed in rivals[1]]
+        best = {
+            seed: self.measure.better * np.max([self.measure.better * one[seed] for one in rivals], 0)
+            for seed in shared
+        }
+        return {name: [own[seed] - best[seed] for seed in shared if seed in own] for name, own in rows.items()}
+
+    def rivals(self, epsilon: float | None) -> tuple[ComparisonRow, ComparisonRow]:
+        """At a budget: training alone, and the best of the shared models."""
+        rows = self.at(epsilon)
+        shared = [row for row in rows if not row.own]
+        alone = next(row for row in rows if row.algorithm == ALONE)
+        return alone, max(shared, key=lambda row: self.measure.better * row.standing.mean)
 
 
 def compare(records: Sequence[Record], axes: Sequence[str]) -> Comparison:
@@ -153,9 +182,9 @@ def _row(
     measure: Measure,
 ) -> ComparisonRow:
     (epsilon, algorithm), point = key, setting.done[0]
-    own, against = point["clients"]["own"], None
-    if own and algorithm != ALONE:
-        against = _against(setting, rivals(best, epsilon, measure), measure)
+    own, others = point["clients"]["own"], rivals(best, epsilon, measure)
+    gains = _gains(setting, others, measure) if own and algorithm != ALONE else []
+    means = [standing(*_values(one), measure.better).mean for one in setting.done]
     values = {name: value for name, value in setting.values.items() if name not in ("algorithm", "epsilon", "view")}
     return ComparisonRow(
         epsilon,
@@ -166,7 +195,9 @@ def _row(
         point["guarantee"]["view"],
         own,
         _standing(setting, measure),
-        against,
+        Gain(*(statistics.fmean(numbers) for numbers in zip(*gains, strict=True))) if gains else None,
+        interval(means),
+        interval([one.regret for one in gains]),
         tuple(setting.done),
     )
 
@@ -187,7 +218,7 @@ def rivals(
     return here[ALONE], max(shared, key=lambda setting: measure.better * _standing(setting, measure).mean)
 
 
-def _against(setting: Setting, others: tuple[Setting, Setting], measure: Measure) -> Gain:
+def _gains(setting: Setting, others: tuple[Setting, Setting], measure: Measure) -> list[Gain]:
     """Seed by seed, as other seeds may have other clients."""
     by_seed = [{point["values"]["seed"]: point for point in other.done} for other in others]
     each = []
@@ -198,4 +229,9 @@ def _against(setting: Setting, others: tuple[Setting, Setting], measure: Measure
             each.append(gain(values, [_values(one)[0] for one in rival if one is not None], records, measure.better))
     if not each:
         raise errors.refuse("seeds", "none that all algorithms share", "at least one", "run the sweep to its end")
-    return Gain(*(statistics.fmean(numbers) for numbers in zip(*each, strict=True)))
+    return each
+
+
+def _ends(name: str, score: Interval) -> dict[str, float | None]:
+    """For JSON: standard deviation and 95% interval; None of one seed."""
+    return {f"{name}_{part}": finite(getattr(score, part)) for part in ("std", "low", "high")}

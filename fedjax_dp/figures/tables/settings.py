@@ -62,8 +62,15 @@ class Setting(NamedTuple):
 
     def score(self, metric: str) -> Interval:
         """`metric` at the last evaluated round, over the seeds that are done and know it."""
-        last = (point["history"][-1].get(metric) if point["history"] else None for point in self.done)
-        return interval([number for number in last if number is not None and math.isfinite(number)])
+        return interval(list(self.by_seed(metric).values()))
+
+    def by_seed(self, metric: str) -> dict[int, float]:
+        """`metric` at the last evaluated round of each seed that is done and knows it."""
+        last = {
+            point["values"]["seed"]: point["history"][-1].get(metric) if point["history"] else None
+            for point in self.done
+        }
+        return {seed: number for seed, number in last.items() if number is not None and math.isfinite(number)}
 
     def comparable(self, metric: Measure) -> bool:
         """Whether every seed is done and knows `metric`, and what it is judged by: a mean then leaves nothing out."""
@@ -91,6 +98,12 @@ def interval(numbers: Sequence[float]) -> Interval:
     std = math.sqrt(math.fsum((number - mean) ** 2 for number in numbers) / (seeds - 1))
     half = float(special.stdtrit(seeds - 1, (1 + CONFIDENCE) / 2)) * std / math.sqrt(seeds)
     return Interval(mean, std, mean - half, mean + half, seeds)
+
+
+def paired(one: Setting, other: Setting, metric: str) -> Interval:
+    """How much more one setting has of a metric than another: the differences of the seeds that both have."""
+    first, second = one.by_seed(metric), other.by_seed(metric)
+    return interval([first[seed] - second[seed] for seed in first if seed in second])
 
 
 def bounds(metric: Measure, low: float, high: float) -> str:

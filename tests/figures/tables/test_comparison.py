@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from sweep_points import textbook_interval
 
 import fedjax_dp as fdp
 from fedjax_dp import cli
@@ -54,6 +55,37 @@ def test_the_best_setting_of_an_algorithm_stands_against_the_better_of_local_and
     assert row.against == (0.5, 0.25)
     assert all(row.against is None for row in found.rows if row.algorithm != "mr_mtl")
     assert json.dumps(found.to_dict())
+
+
+def test_means_and_regrets_have_intervals_over_seeds():
+    more = [point("local", [0.4, 0.9], seed=1), point("dpnfl", [0.7, 0.1], seed=1), point("mr_mtl", [0.8, 0.4], seed=1)]
+    found = compare(
+        [
+            *POINTS[:3],
+            *(
+                one | {"values": one["values"] | {"strength": POINTS[at]["values"]["strength"]}}
+                for at, one in enumerate(more)
+            ),
+        ],
+        AXES,
+    )
+    row = next(row for row in found.rows if row.algorithm == "mr_mtl")
+    np.testing.assert_allclose(row.means[:4], textbook_interval([0.625, 0.6]))
+    np.testing.assert_allclose(row.regrets[:4], textbook_interval([(0.0 + 0.5) / 2, (-0.1 + 0.5) / 2]))
+    told = next(one for one in found.to_dict()["rows"] if one["algorithm"] == "mr_mtl")
+    assert (told["mean_low"], told["regret_high"], told["seeds"]) == (row.means.low, row.regrets.high, 2)
+    each = found.one_by_one(1.0)
+    assert set(each) == {"local", "dpnfl", "mr_mtl"}  # every entry
+    np.testing.assert_allclose(each["mr_mtl"], [[0.0, -0.5, np.nan], [0.1, -0.5, np.nan]])
+    np.testing.assert_allclose(each["local"], [[-0.25, 0.0, np.nan], [-0.3, 0.0, np.nan]])
+    assert all(row.means.seeds == 1 and np.isnan(row.regrets.low) for row in compare(POINTS, AXES).rows)
+
+
+def test_the_clients_of_every_algorithm_are_drawn():
+    found = fdp.sweeps.Sweep("mine", tuple(AXES), tuple(POINTS)).plot(kind="personalisation")
+    _, right = found.axes
+    assert [label.get_text() for label in right.get_yticklabels()] == ["dpnfl", "local", "mr_mtl"]
+    assert [len(dots.get_offsets()) for dots in right.collections[::2]] == [2, 2, 2]
 
 
 @pytest.mark.parametrize(

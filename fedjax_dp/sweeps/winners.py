@@ -1,0 +1,205 @@
+"""The best setting of each budget and algorithm, and how far algorithms lie apart, seed by seed."""
+
+import csv
+import io
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from fedjax_dp import errors
+from fedjax_dp.display import count, words
+from fedjax_dp.figures.tables.settings import (
+    OWN,
+    Interval,
+    Setting,
+    by_value,
+    interval,
+    metric_of,
+    paired,
+    same,
+    settings_of,
+)
+from fedjax_dp.sweeps.records import Record
+from fedjax_dp.sweeps.table import choose, excluded_in_words
+from fedjax_dp.tasks.measures import Measure
+
+USUAL = ("epsilon", "algorithm")
+LATEX = str.maketrans({c: f"\\{c}" for c in "_%&#${}"} | {"∞": r"$\infty$", "–": "--"})
+NOTHING = "–"
+
+
+class Winner(NamedTuple):
+    """The best setting among those with one value of each axis named."""
+
+    values: dict[str, Any]  # of these axes
+    setting: Setting | None  # None where none can be chosen
+    score: Interval  # of its metric over its seeds
+    difference: Interval  # to the winner of the algorithm compared against at the same values, over the seeds of both
+    settings: int  # that were compared
+    excluded: dict[str, int]  # that were not, by reason
+
+
+class Winners(NamedTuple):
+    """The winners, in the order of the values; their means are optimistic where several settings were compared."""
+
+    by: tuple[str, ...]
+    others: tuple[str, ...]  # axes that the best was taken over
+    metric: Measure
+    against: str | None  # the algorithm that differences are to
+    own: bool  # some points have clients' own models, which the metric is not of
+    rows: tuple[Winner, ...]
+
+    def table(self) -> list[dict[str, Any]]:
+        """A row for each winner; what too few seeds cannot say is NaN, an epsilon without privacy infinite."""
+        return [self._row(winner) for winner in self.rows]
+
+    def _row(self, winner: Winner) -> dict[str, Any]:
+        chosen = winner.setting.values if winner.setting else {}
+        row = winner.values | {name: chosen.get(name) for name in self.others} | {"metric": self.metric.name}
+        row |= winner.score._asdict()
+        if self.against is not None:
+            row |= {f"minus_{self.against}_{part}": value for part, value in winner.difference._asdict().items()}
+        return row | {
+            "guarantee_epsilon": winner.setting.epsilon if winner.setting else math.nan,
+            "settings": winner.settings,
+        }
+
+    def cells(self) -> dict[str, list[str]]:
+        """Columns as texts, by their headers."""
+        rows = self.rows
+        shown: dict[str, list[str]] = {name: [_word(row.values[name]) for row in rows] for name in self.by}
+        shown[self.metric.words] = [_number(row.score.mean) for row in rows]
+        shown["std"] = [_number(row.score.std) for row in rows]
+        shown["95% interval"] = [_ends(row.score.within(self.metric)) for row in rows]
+        shown["seeds"] = [str(row.score.seeds) for row in rows]
+        if self.against is not None:
+            shown[f"minus {self.against}"] = [_number(row.difference.mean, "+") for row in rows]
+            shown["its 95% interval"] = [_ends(row.difference, "+") for row in rows]
+        shown["proved epsilon"] = [_proved(row.setting) for row in rows]
+        for name in self.others:
+            shown[name] = [NOTHING if row.setting is None else _word(row.setting.values[name]) for row in rows]
+        return shown | {"of settings": [str(row.settings) for row in rows]}
+
+    def notes(self) -> list[str]:
+        """What has to be known beside the numbers."""
+        lines = []
+        if any(row.score.seeds == 1 for row in self.rows):
+            lines.append("one seed has no deviation and no interval")
+        if any(row.score.seeds > 1 for row in self.rows):
+            lines.append("std is over seeds, divided by one less than their number; intervals of the mean: Student's t")
+        if self.against is not None:
+            lines.append(f"minus {self.against}: mean of the differences seed by seed, over the seeds that both have")
+        if self.own:
+            lines.append(f"{self.metric.words} is of the shared model: fedjax-dp compare reads clients' own models")
+        if any(row.settings > 1 for row in self.rows):
+            lines.append("where several settings were compared, means are biased to the good: it was chosen by them")
+        for row in self.rows:
+            if row.excluded:
+                at = ", ".join(f"{name} {_word(value)}" for name, value in row.values.items())
+                lines.append(f"{at}: {excluded_in_words(row.excluded)}")
+        return lines
+
+    def csv(self) -> str:
+        """The rows of `table`, nothing where a number is not known."""
+        file = io.StringIO()
+        rows = [{name: "" if value != value else value for name, value in row.items()} for row in self.table()]
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        return file.getvalue()
+
+    def latex(self) -> str:
+        """A tabular for the package booktabs, with mean and deviation in one column and the notes as comments."""
+        cells = self.cells()
+        spreads = cells.pop("std")
+        means = cells[self.metric.words]
+        cells[self.metric.words] = [
+            mean if std == NOTHING else f"{mean} ± {std}" for mean, std in zip(means, spreads, strict=True)
+        ]
+        head = " & ".join(name.translate(LATEX) for name in cells)
+        body = [" & ".join(cell.translate(LATEX) for cell in row) for row in zip(*cells.values(), strict=True)]
+        sides = "".join("l" if name == "algorithm" else "r" for name in cells)
+        lines = [r"\begin{tabular}{" + sides + "}", r"\toprule", rf"{head} \\", r"\midrule"]
+        lines += [*(rf"{row} \\" for row in body), r"\bottomrule", r"\end{tabular}"]
+        text = "\n".join(lines).replace("±", r"$\pm$")
+        return "".join(f"% {note}\n" for note in ["needs \\usepackage{booktabs}", *self.notes()]) + text + "\n"
+
+
+def winners(
+    records: Iterable[Record],
+    axes: Sequence[str],
+    by: Sequence[str] | None = None,
+    metric: str | None = None,
+    against: str | None = None,
+) -> Winners:
+    """The best setting of each value of `by`: the budget and the algorithm unless others are named.
+
+    Of each value are compared, as by `best`, settings whose seeds are all done and know the metric.
+    against  the algorithm that others are compared with, seed by seed, the first of the axis unless another is named;
+             settings of equal seeds share their clients and the noise's draws, so that their differences vary less.
+    """
+    records = list(records)
+    measure, settings = metric_of(records, metric, judges=True), settings_of(records, axes)
+    varied = [name for name in axes if len(by_value(settings, name)) > 1]
+    chosen = tuple(name for name in USUAL if name in varied) if by is None else tuple(dict.fromkeys(by))
+    if not chosen:
+        raise errors.refuse("by", "nothing", "axes of the sweep", f"such as {', '.join(axes) or 'seeds have no best'}")
+    for name in chosen:
+        errors.require_choice("by", name, axes)
+    if not settings:
+        raise errors.refuse("sweep", "no finished point", "one with a finished point", "wait for the first")
+    algorithms = list(dict.fromkeys(setting.values["algorithm"] for setting in settings if "algorithm" in chosen))
+    if against is not None and not algorithms:
+        raise errors.refuse("against", against, "left out where the best is not of each algorithm", "add it to by")
+    if against is not None:
+        errors.require_choice("against", against, algorithms)
+    reference = (against or algorithms[0]) if len(algorithms) > 1 else None
+    groups: dict[tuple[str, ...], list[Setting]] = {}
+    for setting in settings:
+        groups.setdefault(tuple(same(setting.values[name]) for name in chosen), []).append(setting)
+    picked = [(key, group[0].values, *choose(group, measure, None)) for key, group in groups.items()]
+    best = {key: winner for key, _, winner, _, _ in picked}
+    place = chosen.index("algorithm") if reference is not None else 0
+    rows = []
+    for key, values, winner, candidates, excluded in picked:
+        rival = best.get((*key[:place], same(reference), *key[place + 1 :])) if reference is not None else None
+        both = () if rival is None or winner is None or rival is winner else (winner, rival)
+        difference = paired(*both, measure.name) if both else interval([])
+        score = winner.score(measure.name) if winner else interval([])
+        own = {name: values[name] for name in chosen}
+        rows.append(Winner(own, winner, score, difference, len(candidates), excluded))
+    order = [{key: at for at, key in enumerate(_ordered(settings, name))} for name in chosen]
+    rows.sort(key=lambda row: [places[same(value)] for places, value in zip(order, row.values.values(), strict=True)])
+    others = tuple(name for name in varied if name not in chosen)
+    apart = measure.name != OWN and any(OWN in point["history"][-1] for point in records if point["history"])
+    return Winners(chosen, others, measure, reference, apart, tuple(rows))
+
+
+def _ordered(settings: Sequence[Setting], axis: str) -> list[str]:
+    """The values of an axis, by `same`: numbers in their order, the rest as the plan has them."""
+    values = [group[0].values[axis] for group in by_value(settings, axis).values()]
+    number = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
+    return [same(value) for value in [*sorted(number), *(value for value in values if value not in number)]]
+
+
+def _word(value: Any) -> str:
+    return NOTHING if value is None else f"{value:g}" if isinstance(value, float) else words(value).strip("'")
+
+
+def _number(value: float, sign: str = "") -> str:
+    return NOTHING if math.isnan(value) else f"{value:{sign}.4f}"
+
+
+def _ends(score: Interval, sign: str = "") -> str:
+    return NOTHING if math.isnan(score.low) else f"{score.low:{sign}.4f} to {score.high:{sign}.4f}"
+
+
+def _proved(setting: Setting | None) -> str:
+    if setting is None or math.isnan(setting.epsilon):
+        return NOTHING
+    return "∞" if math.isinf(setting.epsilon) else f"{setting.epsilon:.4g}"
+
+
+def title(found: Winners) -> str:
+    """`the best of each epsilon and algorithm, of 24 settings`."""
+    return f"the best of each {' and '.join(found.by)}, of {count(sum(row.settings for row in found.rows), 'setting')}"
