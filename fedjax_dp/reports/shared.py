@@ -8,6 +8,7 @@ from typing import Any
 from fedjax_dp import errors
 from fedjax_dp.accounting import View
 from fedjax_dp.accounting.guarantee import NoiseMultipliers
+from fedjax_dp.accounting.plain_words import at_most
 from fedjax_dp.figures.tables import runs as tables
 from fedjax_dp.reports import charts
 from fedjax_dp.reports.contents import Block, Facts, Grid, Listing, Prose, Rows, Section, in_words, percent
@@ -36,11 +37,19 @@ def _refused(constant: str) -> None:
 
 
 def promise(guarantee: Mapping[str, Any]) -> list[Block]:
-    """The Guarantee as a sentence, and its warnings."""
+    """The Guarantee as a sentence, what it leaves to attackers in plain words, and its warnings."""
     blocks: list[Block] = [Prose([sentence(guarantee["statement"])])]
+    if plain := plain_words(guarantee):
+        blocks.append(Prose([" ".join(map(sentence, plain))], "In plain words"))
     if guarantee["warnings"]:
         blocks.append(Prose([sentence(line) for line in guarantee["warnings"]], "Warning"))
     return blocks
+
+
+def plain_words(guarantee: Mapping[str, Any]) -> list[str]:
+    """What epsilon leaves to attackers, where that was computed: an audit works with the number itself."""
+    attack = guarantee.get("attack")
+    return [] if attack is None else list(attack["statement"])
 
 
 def sentence(line: str) -> str:
@@ -55,9 +64,14 @@ def tiles(guarantee: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         return [("epsilon", "∞", "no privacy")]
     unit = UNITS.get(guarantee["unit"], str(guarantee["unit"]))
     alone = "; read its caveat" if guarantee.get("caveat") else ""
+    attack = guarantee.get("attack")
+    best: list[tuple[str, str, str]] = []
+    if attack is not None:
+        best = [("attacker's best guess", f"≤ {at_most(attack['right'])}", "right, where blind guessing is at 50%")]
     return [
         ("epsilon", f"{guarantee['epsilon']:.4g}", f"for {unit}, {guarantee['adjacency']}{alone}"),
         ("delta", f"{guarantee['delta']:g}", "the slack of the promise"),
+        *best,
     ]
 
 
