@@ -13,7 +13,11 @@ DESCRIPTION = """One HTML file about a run, a sweep, an audit or a reproduction,
 either: open it in a browser, send it to a colleague.
 
 usage: fedjax-dp report RUN|SWEEP|AUDIT|REPRODUCTION [-o FILE.html]; it is the folder of a run, a sweep or a
-reproduction, or a file with what fedjax-dp audit --json has printed. The file that was written is named on stdout.
+reproduction, or a file with what fedjax-dp audit --json has printed. The file that was written is named on stdout; it
+replaces a report that was written there before, and nothing else.
+
+fedjax-dp report RUN --statement writes a page for those who answer for data protection, as HTML and as Markdown: what
+is protected, against whom, under which assumptions, and what is not covered.
 
 fedjax-dp report RUN|SWEEP --serve [--port N] follows one that is under way, or not yet begun, in a browser on this
 machine: the address on stdout holds a token, without which nothing is shown. Ctrl-C ends it."""
@@ -28,8 +32,9 @@ class ReportOptions:
 
     out: Annotated[
         str | None,
-        about("a new .html file", short="-o", default="beside what is reported, by its name", metavar="FILE"),
+        about("the .html file", short="-o", default="beside what is reported, by its name", metavar="FILE"),
     ] = None
+    statement: Annotated[bool, about("a page for those who answer for data protection instead", switch=True)] = False
     serve: Annotated[bool, about("follow it in a browser on this machine, instead of writing a file", switch=True)] = (
         False
     )
@@ -46,8 +51,11 @@ def report_command(arguments: list[str]) -> int:
         raise errors.refuse("port", options.port, "left out without --serve", "add --serve, or drop it")
     if options.serve:
         return _serve(pathlib.Path(options.folder), options)
-    from fedjax_dp.reports.written import report
+    from fedjax_dp.reports.written import report, report_statement
 
+    if options.statement:
+        print(*report_statement(options.folder, options.out), sep="\n")
+        return 0
     print(report(options.folder, options.out))
     return 0
 
@@ -56,6 +64,8 @@ def _serve(path: pathlib.Path, options: ReportOptions) -> int:
     """Serve until it is interrupted, which is how it ends."""
     if options.out is not None:
         raise errors.refuse("out", options.out, "left out beside --serve, which writes nothing", "drop one of them")
+    if options.statement:
+        raise errors.refuse("--serve and --statement", "both", "one of them", "drop one")
     port = 0 if options.port is None else options.port
     errors.require_integer("port", port, 0, MOST_PORT)
     from fedjax_dp.reports.server import ReportServer
