@@ -103,7 +103,8 @@ def resting(guarantee: Mapping[str, Any]) -> list[Section]:
             ]
             for claim in guarantee["claims"]
         ]
-        grid = Grid("What papers' theorems say of this run", ["theorem", "epsilon", "verdict", "reason"], rows)
+        columns = ["theorem", "epsilon", "verdict", "reason"]
+        grid = Grid("What papers' theorems say of this run", columns, rows, folded=True)
         blocks.append(grid)
     return [Section("What the promise rests on", blocks)]
 
