@@ -15,6 +15,7 @@ from fedjax_dp.reports.contents import Block, Facts, Grid, Listing, Prose, Rows,
 from fedjax_dp.tasks.measures import Measure
 
 UNITS = {"record": "one record of one client", "client": "one client with all its records"}
+NEAR = 1e-3  # relative: as near to a budget as noise is found
 DRAWN = 500  # rows of a curve
 LONG_VERDICTS = {
     "holds": "holds: may be believed here",
@@ -58,8 +59,8 @@ def sentence(line: str) -> str:
     return line if line.endswith((".", "!", "?")) else f"{line}."
 
 
-def tiles(guarantee: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """Epsilon and delta, and what they are of."""
+def tiles(guarantee: Mapping[str, Any], budget: Any = None) -> list[tuple[str, str, str]]:
+    """Epsilon and delta, and what they are of; an epsilon that uses up one budget of all is said as within it."""
     if guarantee["epsilon"] is None:
         return [("epsilon", "∞", "no privacy")]
     unit = UNITS.get(guarantee["unit"], str(guarantee["unit"]))
@@ -68,11 +69,20 @@ def tiles(guarantee: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     best: list[tuple[str, str, str]] = []
     if attack is not None:
         best = [("attacker's best guess", f"≤ {at_most(attack['right'])}", "right, where blind guessing is at 50%")]
+    shown, exactly = f"{guarantee['epsilon']:.4g}", ""
+    if within(guarantee, budget):
+        shown, exactly = f"within {budget:g}", f"{shown} "
     return [
-        ("epsilon", f"{guarantee['epsilon']:.4g}", f"for {unit}, {guarantee['adjacency']}{alone}"),
+        ("epsilon", shown, f"{exactly}for {unit}, {guarantee['adjacency']}{alone}"),
         ("delta", f"{guarantee['delta']:g}", "the slack of the promise"),
         *best,
     ]
+
+
+def within(guarantee: Mapping[str, Any], budget: Any) -> bool:
+    """Whether the worst epsilon is what was asked for, as far as noise can be found for it: not above it."""
+    epsilon = guarantee["epsilon"]
+    return isinstance(budget, int | float) and epsilon is not None and (1 - NEAR) * budget <= epsilon <= budget
 
 
 def resting(guarantee: Mapping[str, Any]) -> list[Section]:
@@ -112,7 +122,7 @@ def resting(guarantee: Mapping[str, Any]) -> list[Section]:
 def spread(guarantee: Mapping[str, Any]) -> str:
     names = ("epsilon_min", "epsilon_median", "epsilon_max")
     low, middle, high = (guarantee[name] for name in names)
-    if low == high:
+    if in_words(low) == in_words(high):
         return f"{in_words(high)} for each"
     return f"smallest {in_words(low)}, median {in_words(middle)}, largest {in_words(high)}"
 
