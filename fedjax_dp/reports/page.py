@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedjax_dp import __version__, errors
-from fedjax_dp.reports.contents import Block, Figure, Markup, Report, tag, text
+from fedjax_dp.reports.contents import PROBE, Block, Figure, Markup, Report, tag, text
 
 POLICY = (
     "default-src 'none'; script-src {scripts}; style-src 'unsafe-inline'; img-src data:; connect-src {connect}; {rest}"
@@ -33,6 +33,10 @@ def page(report: Report, *, live: bool = False) -> str:
     programs = "".join(f"<script>{script}</script>\n" for script in scripts)
     title = text(report.title)
     licences = f"<!--\n{_resource('library.txt')}-->\n" if drawn or live else ""
+    probes = ""
+    if drawn or live:
+        badge = tag("span", PROBE, class_="badge")
+        probes = f"What is marked {badge} is the simulator's own view, released to nobody. "
     return f"""<!doctype html>
 <!-- {MARK} -->
 <html lang="en">
@@ -59,9 +63,8 @@ def page(report: Report, *, live: bool = False) -> str:
 <main id="main" tabindex="-1">
 {sections}
 </main>
-<footer><p>Written by fedjax-dp {__version__}. Everything is in this file; nothing is loaded from elsewhere. What is
-marked <span class="badge">probe</span> is the simulator's own view, released to nobody. Noise is seeded: it measures
-utility and protects nobody's data.</p></footer>
+<footer><p>Written by fedjax-dp {__version__}. Everything is in this file; nothing is loaded from elsewhere.
+{probes}Noise is seeded: it measures utility and protects nobody's data.</p></footer>
 <script type="application/json" id="report">{embedded(payload(report))}</script>
 {licences}{programs}</body>
 </html>

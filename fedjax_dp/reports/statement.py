@@ -116,8 +116,8 @@ def _terms(guarantee: Mapping[str, Any], config: Mapping[str, Any]) -> list[tupl
         ),
         (
             "delta",
-            f"{delta:g}, that is 1 in {1 / delta:,.0f}: the chance that is left out of the factor. It should be far "
-            f"below 1 divided by the number of {unit.value}s.",
+            f"{delta:g}, that is 1 in {1 / delta:,.0f}: so small a chance is not covered by that factor. It should be "
+            f"far below 1 divided by the number of {unit.value}s.",
         ),
         ("trusted", TRUSTED.get(view, SERVER)),
         ("training", f"{count(config['rounds'], 'round')} in all."),
