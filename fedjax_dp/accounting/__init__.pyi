@@ -43,6 +43,7 @@ from .participation import participation_quantile as participation_quantile
 from .participation import participation_tail as participation_tail
 from .personal import noise_terms as noise_terms
 from .personal import sampling_probabilities as sampling_probabilities
+from .plain_words import AttackBounds as AttackBounds
 from .releases import BoundedRange as BoundedRange
 from .releases import GaussianSteps as GaussianSteps
 from .releases import Release as Release
@@ -62,6 +63,7 @@ from .selection import selection_cost as selection_cost
 from .tcdp import Tcdp as Tcdp
 from .tcdp import TcdpConditionError as TcdpConditionError
 from .trade_offs import TradeOff as TradeOff
+from .trade_offs import attack_bounds as attack_bounds
 from .trade_offs import contradicts as contradicts
 from .trade_offs import epsilon_at_least as epsilon_at_least
 from .trade_offs import noise_at_most as noise_at_most

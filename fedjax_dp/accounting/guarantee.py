@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Self
 
 from fedjax_dp import errors
 from fedjax_dp.accounting.neighbours import Adjacency, Unit
+from fedjax_dp.accounting.plain_words import AttackBounds
 from fedjax_dp.accounting.views import View
 from fedjax_dp.display import Card, displayed, finite
 
@@ -99,6 +100,7 @@ class Guarantee:
     caveat: str | None = None  # what has to be read before the number: what epsilon is not of
     noise: NoiseMultipliers | None = None  # that epsilon is of; of a budget, what was found for it
     names: tuple[str, ...] = ()  # of the clients, where they have some, are few, and are not themselves to be hidden
+    attack: AttackBounds | None = None  # of every client; None where there is no privacy, and where it was not computed
 
     def _card(self) -> Card:
         lists = {
@@ -112,7 +114,8 @@ class Guarantee:
             for name, texts in lists.items()
             for number, text in enumerate(texts, 1)
         }
-        return Card(str(self), facts if self.noise is None else {"noise multiplier": str(self.noise), **facts})
+        noise = {} if self.noise is None else {"noise multiplier": str(self.noise)}
+        return Card(str(self), noise | dict(zip(("means", "and", "basis"), self.in_plain_words)) | facts)
 
     @property
     def epsilon(self) -> float:
@@ -128,6 +131,11 @@ class Guarantee:
     def epsilon_median(self) -> float:
         """The median client's epsilon (the upper one of an even number)."""
         return sorted(self.epsilons)[len(self.epsilons) // 2]
+
+    @property
+    def in_plain_words(self) -> tuple[str, ...]:
+        """What the two numbers leave to an attacker, for people who are no mathematicians."""
+        return () if self.attack is None else self.attack.in_words(self.unit, self.adjacency)
 
     def __str__(self) -> str:
         if math.isinf(self.epsilon):
@@ -167,6 +175,7 @@ class Guarantee:
             "noise_multiplier": None if self.noise is None else self.noise._asdict(),
             "caveat": self.caveat,
             "statement": str(self),
+            "attack": None if self.attack is None else self.attack.to_dict(self.unit, self.adjacency),
             "assumptions": list(self.assumptions),
             "warnings": list(self.warnings),
             "claims": [claim.to_dict() for claim in self.claims],
@@ -204,6 +213,9 @@ class Guarantee:
                 caveat=saved.get("caveat"),
                 noise=None if saved.get("noise_multiplier") is None else NoiseMultipliers(**saved["noise_multiplier"]),
                 names=tuple(map(str, saved.get("names", ()))),
+                attack=None
+                if saved.get("attack") is None
+                else AttackBounds(*(saved["attack"][name] for name in AttackBounds._fields)),
                 **plain,
             )
         except (KeyError, TypeError, ValueError) as error:

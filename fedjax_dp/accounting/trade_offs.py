@@ -6,6 +6,7 @@ promise, and tells how much less noise there must be. An epsilon at one delta is
 throws away most of what the accountant knows, which costs an audit more trials than there are.
 """
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -21,6 +22,7 @@ from fedjax_dp.accounting.events import Event
 from fedjax_dp.accounting.gaussian import Gdp, gaussian_trade_off
 from fedjax_dp.accounting.losses import LossDistribution
 from fedjax_dp.accounting.neighbours import NotCoveredError
+from fedjax_dp.accounting.plain_words import FALSE_ALARMS, AttackBounds
 from fedjax_dp.accounting.pld import Losses
 from fedjax_dp.accounting.releases import LEAST_NOISE, MOST_NOISE
 
@@ -61,6 +63,17 @@ class TradeOff:
             curve[k] = max(np.max(kept - steep * rate, initial=0.0), np.max((kept - rate) / steep, initial=0.0))
         return curve.reshape(rates.shape)
 
+    @property
+    def balanced(self) -> float:
+        """The rate at which both errors are equal. An attack that tries for the least sum of both has twice as much.
+
+        >>> round(TradeOff(mu=1.0).balanced, 4)
+        0.3085
+        """
+        if self.mu is not None:
+            return float(ndtr(-self.mu / 2))
+        return float(np.max((1 - self.deltas) / (1 + np.exp(self.epsilons)), initial=0.0))
+
 
 @functools.lru_cache(maxsize=1024)
 def trade_off(event: Event, accountant: str | Accountant = "pld") -> TradeOff:
@@ -86,6 +99,25 @@ def trade_off(event: Event, accountant: str | Accountant = "pld") -> TradeOff:
         epsilons, deltas = np.array([cost.epsilon(float(delta)) for delta in DELTAS]), DELTAS
     usable = epsilons <= STEEPEST
     return TradeOff(None, epsilons[usable], deltas[usable])
+
+
+def attack_bounds(event: Event, epsilon: float, delta: float, accountant: str | Accountant = "pld") -> AttackBounds:
+    """What attacks on an event are held to, by the accountant's trade-off curve; where it has none, by a proved
+    (`epsilon`, `delta`) alone.
+
+    Adjacency: the event's. Limits: nothing released -> 50% and 1%, blind guessing; everything revealed -> 100%.
+    Errors:    from above, those of `trade_off`.
+    Source:    the best guess at even odds errs with half the least sum of both error rates, where they are equal as the
+               curve is symmetric (Dong, Roth, Su 2022, Section 2); the other rate is 1 - f(1%).
+    """
+    steepest = min(epsilon, STEEPEST)  # which allows everything, to the last digit
+    curve, proved = None, TradeOff(None, np.array([steepest]), np.array([delta]))
+    with contextlib.suppress(NotCoveredError):
+        curve = trade_off(event, accountant)
+    if curve is None or (curve.mu is None and not curve.epsilons.size):
+        return AttackBounds(1 - proved.balanced, 1 - float(proved(FALSE_ALARMS)), of_curve=False)
+    right, recognised = 1 - curve.balanced, 1 - float(curve(FALSE_ALARMS))
+    return AttackBounds(right, recognised, of_curve=True)
 
 
 def contradicts(bounds: ErrorBounds, curve: TradeOff) -> bool:
@@ -184,12 +216,7 @@ def trials_needed(curve: TradeOff, significance: float = 0.05) -> int:
             "one that an attack can break in a trillion trials",
             "use more noise, or test a smaller claim",
         )
-    # the corner of a flawless attack is on the diagonal, and contradicts the curve below the rate at which they meet
-    rate = math.exp(
-        scipy.optimize.brentq(
-            lambda log: math.log(max(float(curve(math.exp(log))), 1e-300)) - log, math.log(LEAST_RATE), 0.0, xtol=1e-13
-        )
-    )
+    rate = curve.balanced  # the corner of a flawless attack is on the diagonal, and contradicts the curve below it
     return math.floor(max(math.log(significance) / math.log1p(-rate), 1 / rate) / 2) + 1
 
 

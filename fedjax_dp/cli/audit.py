@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from fedjax_dp import devices
 from fedjax_dp.accounting import Guarantee, Unit
 from fedjax_dp.audits.hypothesis_test import Outcome
+from fedjax_dp.cli.latest import RUNS, latest
 from fedjax_dp.cli.options import OUTPUT, SWITCHES, Detail, DetailOptions, PlotOption, known_flags, picture_of
 from fedjax_dp.cli.output import INDENT, show_lines
 from fedjax_dp.cli.run_options import configured_by
@@ -21,10 +22,11 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """Put the epsilon of a run to the test: attack it, and prove a lower bound.
 
-usage: fedjax-dp audit [CONFIG.toml] [OPTIONS] [--json]; options are those of fedjax-dp run, and after them those of the
-audit. --json prints one JSON object on stdout and nothing else; --quiet prints the result alone, --verbose also how
-often the attack erred. Exit code 1 says that what is stated is violated: with
---significance 0.05 at most one sound run in twenty is called so."""
+usage: fedjax-dp audit [RUN|CONFIG.toml] [OPTIONS] [--json]; RUN is the folder of a run, whose configuration is audited;
+without any configuration the last run under runs/ is taken, if there is one. Options are those of fedjax-dp run, and
+after them those of the audit. --json prints one JSON object on stdout and nothing else; --quiet prints the result
+alone, --verbose also how often the attack erred. Exit code 1 says that what is stated is violated: with --significance
+0.05 at most one sound run in twenty is called so."""
 IDLE = {**of_class(ExecutionConfig), **of_class(OutputConfig)}  # options of runs without an effect on audits
 OTHERS = {"opposite": "opposite to it", "zero": "zero", "following": "following the model"}
 _IF = f"{INDENT}if noise and sampling are as described, and only the amount of noise is in doubt"
@@ -62,6 +64,9 @@ class AuditOptions(DetailOptions, PlotOption):
 def audit_command(arguments: list[str]) -> int:
     """Run an audit and print its result; 1 where what is stated is violated."""
     overrides, options, flagged = configured_by("audit", arguments, DESCRIPTION, AuditOptions)
+    if not overrides and (last := latest(RUNS)) is not None:
+        arguments = [str(last), *arguments]
+        overrides, options, flagged = configured_by("audit", arguments, DESCRIPTION, AuditOptions)
     detail, look = options.detail, picture_of(options)
     from fedjax_dp.audits.audit import require_sane  # loads JAX
     from fedjax_dp.experiments import environment
@@ -144,7 +149,11 @@ def _print(result: "Audit", promise: Guarantee, options: AuditOptions, participa
         ("proved", f"{_at_least(result.lower)} {sure}; {_runs(result)}"),
         *([("", _IF)] if result.lower > result.of_any else []),
         *(("warning", text) for text in result.guarantee.warnings),
-        *(("REFUTED" if str(claim) in result.refuted else "paper", str(claim)) for claim in result.guarantee.claims),
+        *(
+            ("REFUTED" if str(claim) in result.refuted else "paper", str(claim))
+            for claim in result.guarantee.claims
+            if claim.epsilon is not None or detail is Detail.VERBOSE
+        ),
     ]
     rests_on = [
         ("always", f"{_at_least(result.of_any)} {sure}, whatever the mechanism is"),

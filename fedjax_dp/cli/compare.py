@@ -4,9 +4,11 @@ import dataclasses
 import json
 import math
 import pathlib
+import shlex
 from typing import TYPE_CHECKING, Annotated
 
 from fedjax_dp import errors, folders
+from fedjax_dp.cli.latest import SWEEPS, named_or_latest
 from fedjax_dp.cli.options import Detail, LookOptions, PrintOptions, look_of, parse
 from fedjax_dp.cli.output import columns, page, show_lines
 from fedjax_dp.display import finite
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 DESCRIPTION = """Clients' own models against training alone and one shared model, at the same epsilon.
 
 usage: fedjax-dp compare SWEEP [OPTIONS] [--json]; SWEEP is the file of a sweep over algorithms, which is run first, or
-the folder of one; local and an algorithm with a shared model are among them, such as
+the folder of one, by default the last under sweeps/; local and an algorithm with a shared model are among them, such as
 
     seeds = 3
     [base]
@@ -39,7 +41,9 @@ Of several settings of an algorithm the best is taken; what that costs is printe
 class CompareOptions(PrintOptions, LookOptions):
     """Where the picture goes."""
 
-    sweep: Annotated[str | None, about("file of a sweep, or its folder", positional=True)] = None
+    sweep: Annotated[
+        str | None, about("file of a sweep, or its folder", positional=True, default="the last one here")
+    ] = None
 
     out: Annotated[
         str | None, about("file (.png, .pdf or .svg) of the picture", default="SWEEP/compare.png", metavar="FILE")
@@ -49,25 +53,24 @@ class CompareOptions(PrintOptions, LookOptions):
 def compare_command(arguments: list[str]) -> int:
     """Print the comparison, and draw it."""
     options = parse("compare", arguments, CompareOptions, DESCRIPTION)
-    where = options.sweep
-    if where is None:
-        raise errors.refuse(
-            "sweep", "nothing", "the file or folder of a sweep", "such as fedjax-dp compare sweeps/mine"
-        )
     look, picture = look_of(options), None if options.out is None else pathlib.Path(options.out)
     if picture is not None and (picture.suffix not in errors.PICTURES or not picture.parent.is_dir()):
         wanted = f"a file in an existing folder that ends in {', '.join(errors.PICTURES)}"
         raise errors.refuse("out", str(picture), wanted)
+    named = named_or_latest(
+        "sweep", options.sweep, "the file or folder of a sweep", "fedjax-dp compare sweeps/mine", SWEEPS
+    )
+    where = str(named)
     from fedjax_dp.cli.sweep import run_file
     from fedjax_dp.figures.tables.comparison import require_comparable
     from fedjax_dp.sweeps.plan import read_sweep
     from fedjax_dp.sweeps.sweep import open_sweep
 
-    is_file = pathlib.Path(where).is_file()
+    is_file = named.is_file()
     if is_file:
         planned = read_sweep(where)
         require_comparable(planned.varied, planned.base)  # before it takes long
-    sweep, folder = run_file(where) if is_file else (open_sweep(where), pathlib.Path(where))
+    sweep, folder = run_file(where) if is_file else (open_sweep(named), named)
     result, cost, path = sweep.comparison(), sweep.choosing, picture or folder / "compare.png"
     with folders.storing(path.parent, "make room, or give another --out"):
         sweep.plot(path, "personalisation", **look)
@@ -76,7 +79,11 @@ def compare_command(arguments: list[str]) -> int:
         print(json.dumps(finite(content), allow_nan=False))
         return 0
     _print(result)
-    lines = [("picture", str(path))] + ([("choosing", cost["short"])] if cost else [])
+    lines = [
+        ("picture", str(path)),
+        ("report", f"fedjax-dp report {shlex.quote(str(folder))} writes it too"),
+    ]
+    lines += [("choosing", cost["short"])] if cost else []
     show_lines(lines, (), (), Detail.USUAL)
     return 0
 

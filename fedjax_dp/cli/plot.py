@@ -1,25 +1,33 @@
-"""`fedjax-dp plot`: pictures of a sweep."""
+"""`fedjax-dp plot`: pictures of a sweep, or of a run."""
 
 import dataclasses
 import pathlib
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from fedjax_dp import errors, folders
+from fedjax_dp.cli.latest import RUNS, SWEEPS, named_or_latest
 from fedjax_dp.cli.options import LookOptions, look_of, parse
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.options import about
 from fedjax_dp.sweeps.records import read_records
 
-DESCRIPTION = """Pictures of a sweep, finished or not.
+if TYPE_CHECKING:
+    from fedjax_dp.figures.canvas import Look
 
-usage: fedjax-dp plot SWEEP [OPTIONS]; SWEEP is the folder of a sweep. Files that were written are named on stdout."""
+DESCRIPTION = """Pictures of a sweep or of a run, finished or not.
+
+usage: fedjax-dp plot [SWEEP|RUN] [OPTIONS]; the folder of a sweep or a run, by default the last under sweeps/ and
+runs/. A run has one picture, for which options that choose among those of a sweep are left out. Files that were written
+are named on stdout."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PlotOptions(LookOptions):
     """What to draw, and where."""
 
-    sweep: Annotated[str | None, about("folder of the sweep", positional=True)] = None
+    sweep: Annotated[
+        str | None, about("folder of the sweep, or of a run", positional=True, default="the last one here")
+    ] = None
 
     kind: Annotated[
         str,
@@ -41,24 +49,28 @@ class PlotOptions(LookOptions):
     ] = None
     out: Annotated[
         str | None,
-        about("file (.png, .pdf or .svg) of one picture, or a folder", default="SWEEP/plots", metavar="PATH"),
+        about(
+            "file (.png, .pdf or .svg) of one picture, or a folder", default="SWEEP/plots, RUN/run.png", metavar="PATH"
+        ),
     ] = None
 
 
 def plot_command(arguments: list[str]) -> int:
     """Write the pictures."""
     options = parse("plot", arguments, PlotOptions, DESCRIPTION)
-    if options.sweep is None:
-        raise errors.refuse("sweep", "nothing", "the folder of a sweep", "such as fedjax-dp plot sweeps/mine")
     look = look_of(options)
-    about, records = read_records(options.sweep)
+    wanted = "the folder of a sweep or of a run"
+    folder = named_or_latest("sweep", options.sweep, wanted, "fedjax-dp plot sweeps/mine", SWEEPS, RUNS)
+    if (folder / "run.json").is_file():
+        return _plot_run(folder, options, look)
+    about, records = read_records(folder)
     from fedjax_dp.figures import sweeps as figures  # loads matplotlib
 
-    title = str(about.get("name", options.sweep))
+    title = str(about.get("name", folder))
     drawn = figures.drawings(
         records, about["axes"], title, options.kind, options.metric, options.x, options.y, options.by
     )
-    paths = _paths(options.out, pathlib.Path(options.sweep) / "plots", list(drawn), errors.PICTURES)
+    paths = _paths(options.out, folder / "plots", list(drawn), errors.PICTURES)
     with folders.storing(paths[0].parent, "make room, or give another --out"), folders.making(paths[0].parent):
         for path, draw in zip(paths, drawn.values()):
             draw(path=path, **look)
@@ -66,6 +78,25 @@ def plot_command(arguments: list[str]) -> int:
     planned = about.get("points", 0)
     if len(records) < planned:
         Screen().say(f"{len(records)} of {planned} points are there")
+    return 0
+
+
+def _plot_run(folder: pathlib.Path, options: PlotOptions, look: "Look") -> int:
+    """Write the picture of a run."""
+    for name, usual in (("kind", "all"), *((name, None) for name in ("x", "y", "by", "metric"))):
+        if getattr(options, name) != usual:
+            raise errors.refuse(name, getattr(options, name), "left out for a run", f"drop --{name}")
+    if options.out is not None:
+        errors.require_picture("out", options.out)
+    from fedjax_dp.experiments import open_run
+    from fedjax_dp.figures.runs import plot_run
+
+    run, path = open_run(folder), pathlib.Path(options.out or folder / "run.png")
+    if not run.history:
+        raise errors.refuse("run", f"{folder} before its first evaluation", "evaluated", "resume goes on with it")
+    with folders.storing(path.parent, "make room, or give another --out"):
+        plot_run(run.history, run.guarantee, run.title, path, task=run.measures, **look)
+    print(path)
     return 0
 
 

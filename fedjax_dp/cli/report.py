@@ -5,6 +5,7 @@ import pathlib
 from typing import Annotated
 
 from fedjax_dp import errors
+from fedjax_dp.cli.latest import RUNS, SWEEPS, named_or_latest
 from fedjax_dp.cli.options import parse
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.options import about
@@ -12,8 +13,13 @@ from fedjax_dp.options import about
 DESCRIPTION = """One HTML file about a run, a sweep, an audit or a reproduction, which needs nothing else, no network
 either: open it in a browser, send it to a colleague.
 
-usage: fedjax-dp report RUN|SWEEP|AUDIT|REPRODUCTION [-o FILE.html]; it is the folder of a run, a sweep or a
-reproduction, or a file with what fedjax-dp audit --json has printed. The file that was written is named on stdout.
+usage: fedjax-dp report [RUN|SWEEP|AUDIT|REPRODUCTION] [-o FILE.html]; it is the folder of a run, a sweep or a
+reproduction, by default of the last run or sweep under runs/ and sweeps/, or a file with what fedjax-dp audit --json
+has printed. The file that was written is named on stdout; it replaces a report that was written there before, and
+nothing else.
+
+fedjax-dp report RUN --statement writes a page for those who answer for data protection, as HTML and as Markdown: what
+is protected, against whom, under which assumptions, and what is not covered.
 
 fedjax-dp report RUN|SWEEP --serve [--port N] follows one that is under way, or not yet begun, in a browser on this
 machine: the address on stdout holds a token, without which nothing is shown. Ctrl-C ends it."""
@@ -24,12 +30,15 @@ MOST_PORT = 65535
 class ReportOptions:
     """Where the report goes."""
 
-    folder: Annotated[str | None, about("what is reported", positional=True)] = None
+    folder: Annotated[str | None, about("what is reported", positional=True, default="the last run or sweep here")] = (
+        None
+    )
 
     out: Annotated[
         str | None,
-        about("a new .html file", short="-o", default="beside what is reported, by its name", metavar="FILE"),
+        about("the .html file", short="-o", default="beside what is reported, by its name", metavar="FILE"),
     ] = None
+    statement: Annotated[bool, about("a page for those who answer for data protection instead", switch=True)] = False
     serve: Annotated[bool, about("follow it in a browser on this machine, instead of writing a file", switch=True)] = (
         False
     )
@@ -39,16 +48,19 @@ class ReportOptions:
 def report_command(arguments: list[str]) -> int:
     """Write a report, or serve one."""
     options = parse("report", arguments, ReportOptions, DESCRIPTION)
-    if options.folder is None:
-        wanted = "a run, a sweep, an audit or a reproduction"
-        raise errors.refuse("report", "nothing", f"followed by {wanted}", "such as fedjax-dp report runs/mine")
     if options.port is not None and not options.serve:
         raise errors.refuse("port", options.port, "left out without --serve", "add --serve, or drop it")
+    wanted = "followed by a run, a sweep, an audit or a reproduction"
+    kinds = [RUNS] if options.statement else [RUNS, SWEEPS]
+    folder = named_or_latest("report", options.folder, wanted, "fedjax-dp report runs/mine", *kinds)
     if options.serve:
-        return _serve(pathlib.Path(options.folder), options)
-    from fedjax_dp.reports.written import report
+        return _serve(folder, options)
+    from fedjax_dp.reports.written import report, report_statement
 
-    print(report(options.folder, options.out))
+    if options.statement:
+        print(*report_statement(folder, options.out), sep="\n")
+        return 0
+    print(report(folder, options.out))
     return 0
 
 
@@ -56,6 +68,8 @@ def _serve(path: pathlib.Path, options: ReportOptions) -> int:
     """Serve until it is interrupted, which is how it ends."""
     if options.out is not None:
         raise errors.refuse("out", options.out, "left out beside --serve, which writes nothing", "drop one of them")
+    if options.statement:
+        raise errors.refuse("--serve and --statement", "both", "one of them", "drop one")
     port = 0 if options.port is None else options.port
     errors.require_integer("port", port, 0, MOST_PORT)
     from fedjax_dp.reports.server import ReportServer

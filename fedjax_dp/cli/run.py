@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from fedjax_dp import devices, errors
 from fedjax_dp.accounting.guarantee import NoiseMultipliers
 from fedjax_dp.accounting.neighbours import Unit
-from fedjax_dp.cli.options import Detail, DetailOptions, known_flags
+from fedjax_dp.cli.options import Detail, DetailOptions, Switch, known_flags
 from fedjax_dp.cli.output import INDENT, show_lines
 from fedjax_dp.cli.run_options import configured_by
 from fedjax_dp.cli.tracking import TrackOptions, lost, trackers_of
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 DESCRIPTION = """Train a federated algorithm and say what privacy it gives.
 
 usage: fedjax-dp run [CONFIG.toml] [OPTIONS] [--json]; --json prints one JSON object on stdout and nothing else;
---quiet prints the result alone, --verbose also traffic and time;
+--quiet prints the result alone, --verbose also traffic and time, --plain what epsilon means for those in the data;
 fedjax-dp run --resume DIR continues a run from its last checkpoint;
 with --coordinator HOST:PORT --processes P --process I (or --coordinator auto under SLURM and Kubernetes) it is one of P
 processes that share the run, each started with its own I; --timeout SECONDS is how long they wait for each other."""
@@ -38,6 +38,7 @@ class RunOptions(DetailOptions, TrackOptions):
     """How a run is carried out, which decides nothing of it.
 
     Args:
+        plain: print what epsilon means, in plain words
         resume: a run folder, to go on with it from its last checkpoint
         coordinator: HOST:PORT of process 0, or auto: this is one of several processes that share the run
         processes: how many they are
@@ -45,6 +46,7 @@ class RunOptions(DetailOptions, TrackOptions):
         timeout: seconds that they wait for each other
     """
 
+    plain: Switch = False
     resume: Annotated[str | None, about("", metavar="DIR")] = None
     coordinator: Annotated[str | None, about("", metavar="HOST:PORT")] = None
     processes: Annotated[int | None, about("", default="as the cluster says")] = None
@@ -101,7 +103,7 @@ def run_command(arguments: list[str]) -> int:
         if options.json and distributed.first():
             print(json.dumps(result, allow_nan=False))
         elif distributed.first():
-            _print_result(result, where, detail, caption, trackers)
+            _print_result(result, where, options, caption, trackers)
     return 0
 
 
@@ -115,7 +117,7 @@ def _caption(config: RunSpec) -> str:
 
 
 def _print_result(
-    result: dict[str, Any], where: pathlib.Path, detail: Detail, caption: str, trackers: "list[Tracker]"
+    result: dict[str, Any], where: pathlib.Path, options: RunOptions, caption: str, trackers: "list[Tracker]"
 ) -> None:
     guarantee, timing, traffic = result["guarantee"], result["timing"], result["traffic"]
     measures = measures_of(result["task"])
@@ -137,6 +139,7 @@ def _print_result(
         *_guessing(result),
         *_noise(result),
         ("privacy", guarantee["statement"]),
+        *_meaning(guarantee, options.plain),
         *(("", INDENT + other["statement"]) for other in guarantee["elsewhere"]),
         *(("warning", text + caption * text.startswith("delta ")) for text in guarantee["warnings"]),
         ("folder", f"{where} (run.json, metrics.json, result.json, run.png, checkpoints)"),
@@ -154,7 +157,18 @@ def _print_result(
         ("traffic", f"{traffic['down']:,} bytes down and {traffic['up']:,} up per client and round, {in_all}"),
         ("time", f"{timing['round_s_median'] * 1e3:.1f} ms a round, {compiled}"),
     ]
-    show_lines(lines, rests_on, rest, detail)
+    show_lines(lines, rests_on, rest, options.detail)
+
+
+def _meaning(guarantee: dict[str, Any], plain: bool) -> list[tuple[str, str]]:
+    """Epsilon in plain words, where they are wanted."""
+    if not plain:
+        return []
+    if guarantee["attack"] is None:
+        return [("means", "nothing is promised: an attacker may find out for certain who or what was used")]
+    return [
+        ("" if at else "means", INDENT * bool(at) + text) for at, text in enumerate(guarantee["attack"]["statement"])
+    ]
 
 
 def _own_models(result: dict[str, Any], shared: str) -> list[tuple[str, str]]:

@@ -1,6 +1,7 @@
 """What run, bench and audit share: a configuration from a file and flags over it, and its help."""
 
 import dataclasses
+import pathlib
 import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -17,7 +18,7 @@ from fedjax_dp.papers.citations import CITATIONS
 
 T = TypeVar("T")
 V = TypeVar("V", bound=Hashable)
-FILE = {"file": Option("file", str, None, about("CONFIG.toml", positional=True))}
+FILE = {"file": Option("file", str, None, about("CONFIG.toml, or the folder of a run", positional=True))}
 FEW = 3  # names that stand for many: options of a group, algorithms without an option
 FOR_ALL = ("data", "execution")  # groups that no algorithm has a part in
 _MORE = """
@@ -37,7 +38,7 @@ def configured_by(
     named, _ = known_flags(words, {"algorithm": known_options()["algorithm"]})
     taken = FILE | known_options(named.get("algorithm")) | mine
     values, rest = known_flags(words, taken)
-    file = read(values["file"]) if "file" in values else {}
+    file = _of_path(values["file"]) if "file" in values else {}
     algorithm = {**file, **named}.get("algorithm")
     if len(words) < len(arguments):
         if algorithm is None or "--help-all" in arguments:
@@ -53,6 +54,16 @@ def configured_by(
     values.pop("file", None)
     chosen = own(**{name: value for name, value in values.items() if name in mine})
     return file | {name: value for name, value in values.items() if name not in mine}, chosen, set(values)
+
+
+def _of_path(path: str) -> dict[str, Any]:
+    """What a configuration file says, or the folder of a run."""
+    folder = pathlib.Path(path)
+    if not folder.is_dir():
+        return read(path)
+    from fedjax_dp.experiments.run_folder import configuration  # loads JAX
+
+    return configuration(folder)
 
 
 def _help(command: str, description: str, own: Options, everything: bool) -> None:

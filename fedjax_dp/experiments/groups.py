@@ -212,6 +212,7 @@ TAKEN_OFF = (
     "json",
     "quiet",
     "verbose",
+    "plain",
     "resume",
     "coordinator",
     "processes",

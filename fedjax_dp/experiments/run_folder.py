@@ -216,6 +216,23 @@ def begun(path: pathlib.Path) -> dict[str, Any]:
     return about
 
 
+def configuration(path: pathlib.Path) -> dict[str, Any]:
+    """What the configuration of a run sets, for another run or an audit of it: all but how it was carried out.
+
+    Raises: ConfigurationError for what is no run folder, for a run of values of Python, and where files of the user's
+            that decide it have changed since.
+    """
+    about = begun(path)
+    if about["made of"] != configs.CONFIGURED:
+        got = f"{path}, a run of values of Python"
+        raise errors.refuse("run folder", got, "of a configuration", "audit and run it from Python too")
+    config = configs.RunSpec.of(about["config"] | {"devices": "auto"})
+    require_same(about, about["checksums"] | files_of(config))
+    return {
+        name: value for name, value in about["config"].items() if value is not None and name not in (*FREE, "records")
+    }
+
+
 def require_same(about: Mapping[str, Any], checksums: Mapping[str, str]) -> None:
     """Refuse data, code and values that are not those that the run began with."""
     for name in sorted(about["checksums"].keys() | checksums.keys()):

@@ -19,7 +19,7 @@ from fedjax_dp.models.origins import values_digest
 from fedjax_dp.rounds import metrics
 from fedjax_dp.rounds.checkpoint import Checkpoints
 from fedjax_dp.rounds.simulation import Evaluation
-from fedjax_dp.tasks.measures import TEST
+from fedjax_dp.tasks.measures import TEST, Measures, measures_of
 
 
 @displayed
@@ -50,6 +50,18 @@ class SavedRun:
     def history(self) -> list[Evaluation]:
         """The evaluations so far."""
         return run_folder.history(self.folder)
+
+    @property
+    def title(self) -> str:
+        """What was run, for people."""
+        config = self.config
+        name = f"{config['algorithm']} on " if self._about["made of"] == configs.CONFIGURED else ""
+        return f"{name}{config['dataset']}, {len(self.guarantee.epsilons)} clients, seed {config['seed']}"
+
+    @property
+    def measures(self) -> Measures:
+        """What its history holds, by name."""
+        return measures_of(self._about["task"])
 
     @property
     def metrics(self) -> dict[str, float | None]:

@@ -15,6 +15,7 @@ from fedjax_dp.accounting import ACCOUNTANTS, ATTAINED, Guarantee
 from fedjax_dp.figures import canvas, elements, styles
 from fedjax_dp.figures.styles import OBJECTIVE, PALETTE, PROBE, RED, TEST, VIOLET, line_look, marks
 from fedjax_dp.figures.tables import runs as tables
+from fedjax_dp.tasks.measures import Measures
 
 if TYPE_CHECKING:  # so that accounting plots without JAX
     from fedjax_dp.rounds.simulation import Evaluation
@@ -29,17 +30,19 @@ def plot_run(
     guarantee: Guarantee,
     title: str,
     path: str | os.PathLike[str] | None = None,
-    task: Task | None = None,
+    task: Task | Measures | None = None,
     **look: Unpack[canvas.Look],
 ) -> Figure:
     """The task's main metric and the loss against rounds, two panels, with the Guarantee underneath.
 
     Lines of probes are broken. Where clients have parts of the test set, a band spans from their worst tenth to their
-    mean; where they have models of their own, a line is these models' mean. `task` is `classes` unless it is given.
+    mean; where they have models of their own, a line is these models' mean. `task` (or its
+    measures) is `classes` unless it is given.
     """
     from fedjax_dp.tasks import Classes, measures_of_task  # loads JAX
 
-    rows, measures = [point.row() for point in history], measures_of_task(task or Classes())
+    rows = [point.row() for point in history]
+    measures = task if isinstance(task, Measures) else measures_of_task(task or Classes())
     rounds, main, loss = [row["round"] for row in rows], measures.main, measures["test_loss"]
     unit = main.shown(1.0)
 

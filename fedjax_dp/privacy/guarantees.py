@@ -1,6 +1,7 @@
 """The bridge from the simulated value to its Guarantee: what is accounted is what was run."""
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any, Unpack
 
@@ -10,12 +11,14 @@ from fedjax_dp import accounting, errors, inspection
 from fedjax_dp.accounting import Guarantee, Unit, View
 from fedjax_dp.accounting.events import distinct, each
 from fedjax_dp.accounting.guarantee import FLOAT_NOISE, NoiseMultipliers, delta_warnings, no_privacy
+from fedjax_dp.accounting.plain_words import AttackBounds, epsilon_warnings
+from fedjax_dp.accounting.trade_offs import attack_bounds
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.inspection import constants, flow
 from fedjax_dp.models import Model
 from fedjax_dp.parts import facts
 from fedjax_dp.privacy.hooks import CLAIMS, NOISE_RULES
-from fedjax_dp.privacy.ledger import counted_as, remembers, training_of, with_paid
+from fedjax_dp.privacy.ledger import counted_as, ledger_of, remembers, training_of, with_paid
 from fedjax_dp.privacy.planned_run import PlannedRun, plan_run
 from fedjax_dp.privacy.protection import noise_of, unit_of, views_of
 from fedjax_dp.privacy.terms import BY_NAME_ALONE, PrivacyOptions, PrivacyTerms
@@ -167,9 +170,25 @@ def guaranteed(run: PlannedRun, progress: Callable[[int, int], None] | None = No
         _require_believable(run)
     if run.terms.view is None:
         others = [view for view in views_of(run.algorithm) if view is not run.view]
-        elsewhere = tuple(stated(run.counted(view=view.value, epsilon=None, colluders=0)) for view in others)
+        counted = [run.counted(view=view.value, epsilon=None, colluders=0) for view in others]
+        elsewhere = tuple(_with_attack(one, stated(one)) for one in counted)
         promise = dataclasses.replace(promise, elsewhere=elsewhere)
+    promise = _with_attack(run, promise)
     return promise if run.terms.epsilon is None else over_budget(promise, run.terms)
+
+
+def _with_attack(run: PlannedRun, promise: Guarantee) -> Guarantee:
+    """The Guarantee with what attacks on any client are held to: the most over all kinds of clients."""
+    delta = promise.delta
+    if delta is None or math.isinf(promise.epsilon):
+        return promise
+    accountant = run.terms.accountant
+    bounds = [
+        attack_bounds(event, accounting.epsilon_of(event, delta, accountant), delta, accountant)
+        for event in distinct(ledger_of(run))
+    ]
+    right, recognised = (max(getattr(one, name) for one in bounds) for name in ("right", "recognised"))
+    return dataclasses.replace(promise, attack=AttackBounds(right, recognised, all(one.of_curve for one in bounds)))
 
 
 def prepared(run: PlannedRun, progress: Callable[[int, int], None] | None = None) -> tuple[PlannedRun, Guarantee]:
@@ -212,7 +231,13 @@ def stated(run: PlannedRun, progress: Callable[[int, int], None] | None = None) 
         accounting.ACCOUNTANTS[terms.accountant].about,
         (*_assumptions(run, steps), *run.beginning.assumptions, *_words(run), FLOAT_NOISE),
         tuple(claim for claims in CLAIMS for claim in claims(run, delta, epsilons, ledger)),
-        (*delta_warnings(delta, members, unit), *run.beginning.warnings, *_shared_parts(data, unit), *_learnt(data)),
+        (
+            *epsilon_warnings(max(epsilons)),
+            *delta_warnings(delta, members, unit),
+            *run.beginning.warnings,
+            *_shared_parts(data, unit),
+            *_learnt(data),
+        ),
         caveat="; ".join(filter(None, (BY_NAME_ALONE.get(counted_as(run)), run.beginning.caveat))) or None,
         noise=None if noise is None else NoiseMultipliers.of(np.ravel(np.asarray(noise, float)).tolist()),
         names=_names(data, unit),

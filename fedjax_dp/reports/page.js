@@ -21,7 +21,8 @@
       view: { stroke: null },
       axis: { labelColor: t.soft, titleColor: t.ink, gridColor: t.line, domainColor: t.soft, tickColor: t.soft,
         labelFontSize: 12, titleFontSize: 12.5, titleFontWeight: 500, titlePadding: 8 },
-      legend: { labelColor: t.ink, titleColor: t.ink, labelFontSize: 12.5, symbolStrokeWidth: 2.2, symbolSize: 170, rowPadding: 3, offset: 8 },
+      legend: { labelColor: t.ink, titleColor: t.ink, labelFontSize: 12.5, symbolStrokeWidth: 2.2, symbolSize: 170, rowPadding: 3, offset: 8,
+        layout: { bottom: { anchor: "start", direction: "vertical", margin: 4 } } }, // two of them fit no narrow screen
       header: { labelColor: t.ink, titleColor: t.ink, labelFontSize: 13, labelFontWeight: 600 },
       text: { fill: t.ink }, mark: { color: t.colours[0] }, rule: { stroke: t.soft },
       range: { category: t.colours },

@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedjax_dp import __version__, errors
-from fedjax_dp.reports.contents import Block, Figure, Markup, Report, tag, text
+from fedjax_dp.reports.contents import PROBE, Block, Figure, Markup, Report, tag, text
 
 POLICY = (
     "default-src 'none'; script-src {scripts}; style-src 'unsafe-inline'; img-src data:; connect-src {connect}; {rest}"
 )
+MARK = "written by fedjax-dp report"  # near the head of every file, which may be written anew
 REST = "base-uri 'none'; form-action 'none'"
 
 
@@ -22,7 +23,8 @@ def page(report: Report, *, live: bool = False) -> str:
 
     live  it asks the server that it came from for news
     """
-    scripts = [_library(), _resource("page.js")]
+    drawn = any(isinstance(block, Figure) for section in report.sections for block in section.blocks)
+    scripts = [*([_library()] if drawn or live else []), _resource("page.js")]
     policy = policy_of(scripts, live)
     sections = "".join(_section(number, *section) for number, section in enumerate(report.sections))
     links = "".join(
@@ -30,7 +32,13 @@ def page(report: Report, *, live: bool = False) -> str:
     )
     programs = "".join(f"<script>{script}</script>\n" for script in scripts)
     title = text(report.title)
+    licences = f"<!--\n{_resource('library.txt')}-->\n" if drawn or live else ""
+    probes = ""
+    if drawn or live:
+        badge = tag("span", PROBE, class_="badge")
+        probes = f"What is marked {badge} is the simulator's own view, released to nobody. "
     return f"""<!doctype html>
+<!-- {MARK} -->
 <html lang="en">
 <head>
 <meta charset="utf-8">
@@ -55,13 +63,10 @@ def page(report: Report, *, live: bool = False) -> str:
 <main id="main" tabindex="-1">
 {sections}
 </main>
-<footer><p>Written by fedjax-dp {__version__}. Everything is in this file; nothing is loaded from elsewhere. What is
-marked <span class="badge">probe</span> is the simulator's own view, released to nobody. Noise is seeded: it measures
-utility and protects nobody's data.</p></footer>
+<footer><p>Written by fedjax-dp {__version__}. Everything is in this file; nothing is loaded from elsewhere.
+{probes}Noise is seeded: it measures utility and protects nobody's data.</p></footer>
 <script type="application/json" id="report">{embedded(payload(report))}</script>
-<!--
-{_resource("library.txt")}-->
-{programs}</body>
+{licences}{programs}</body>
 </html>
 """
 

@@ -105,7 +105,7 @@ def _result(
     of = f"after {count(done, 'round')}" if finished else f"after {done:,} of {rounds:,} rounds"
     main, loss = measures.main, measures["test_loss"]
     items = [(main.words, shared.number(main, tables.latest(history, main.name)), of)]
-    items += shared.tiles(guarantee)
+    items += shared.tiles(guarantee, config.get("epsilon"))
     for name, one in measures.tested.items():
         if name not in (main.name, loss.name):
             items.append((one.words, shared.number(one, tables.latest(history, name)), "public test data"))
@@ -240,7 +240,7 @@ def _figure(
     known = tables.known(history, fields)
     if not known or (idle and not any(row.get(field) for field in known for row in history)):
         return []
-    probes = any("probe" in label for label in known.values())
+    probes = all("probe" in label for label in known.values())
     return [Figure(name, title, about, charts.curves("history", known, y, number), "history", probes)]
 
 
@@ -263,8 +263,8 @@ def _clients(history: Rows, guarantee: Mapping[str, Any], measures: Measures) ->
     if not rows and guarantee["epsilon"] is not None:
         line = f"Epsilon of clients: {shared.spread(guarantee)}. Only the run's folder says each client's."
         blocks.append(Prose([line]))
-    elif rows and rows[0]["epsilon"] == rows[-1]["epsilon"]:
-        blocks.append(Prose([f"Epsilon is {in_words(rows[0]['epsilon'])} for each of {rows[-1]['rank']:,} clients."]))
+    elif rows and in_words(rows[0]["epsilon"]) == in_words(rows[-1]["epsilon"]):
+        blocks.append(Prose([f"Epsilon is {in_words(rows[-1]['epsilon'])} for each of {rows[-1]['rank']:,} clients."]))
         rows = []
     elif rows:
         about = "Clients in order of their epsilon, from the best protected to the worst. Each client has its own."

@@ -8,12 +8,14 @@ from typing import Any
 from fedjax_dp import errors
 from fedjax_dp.accounting import View
 from fedjax_dp.accounting.guarantee import NoiseMultipliers
+from fedjax_dp.accounting.plain_words import at_most
 from fedjax_dp.figures.tables import runs as tables
 from fedjax_dp.reports import charts
 from fedjax_dp.reports.contents import Block, Facts, Grid, Listing, Prose, Rows, Section, in_words, percent
 from fedjax_dp.tasks.measures import Measure
 
 UNITS = {"record": "one record of one client", "client": "one client with all its records"}
+NEAR = 1e-3  # relative: as near to a budget as noise is found
 DRAWN = 500  # rows of a curve
 LONG_VERDICTS = {
     "holds": "holds: may be believed here",
@@ -36,11 +38,19 @@ def _refused(constant: str) -> None:
 
 
 def promise(guarantee: Mapping[str, Any]) -> list[Block]:
-    """The Guarantee as a sentence, and its warnings."""
+    """The Guarantee as a sentence, what it leaves to attackers in plain words, and its warnings."""
     blocks: list[Block] = [Prose([sentence(guarantee["statement"])])]
+    if plain := plain_words(guarantee):
+        blocks.append(Prose([" ".join(map(sentence, plain))], "In plain words"))
     if guarantee["warnings"]:
         blocks.append(Prose([sentence(line) for line in guarantee["warnings"]], "Warning"))
     return blocks
+
+
+def plain_words(guarantee: Mapping[str, Any]) -> list[str]:
+    """What epsilon leaves to attackers, where that was computed: an audit works with the number itself."""
+    attack = guarantee.get("attack")
+    return [] if attack is None else list(attack["statement"])
 
 
 def sentence(line: str) -> str:
@@ -49,16 +59,30 @@ def sentence(line: str) -> str:
     return line if line.endswith((".", "!", "?")) else f"{line}."
 
 
-def tiles(guarantee: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """Epsilon and delta, and what they are of."""
+def tiles(guarantee: Mapping[str, Any], budget: Any = None) -> list[tuple[str, str, str]]:
+    """Epsilon and delta, and what they are of; an epsilon that uses up one budget of all is said as within it."""
     if guarantee["epsilon"] is None:
         return [("epsilon", "∞", "no privacy")]
     unit = UNITS.get(guarantee["unit"], str(guarantee["unit"]))
     alone = "; read its caveat" if guarantee.get("caveat") else ""
+    attack = guarantee.get("attack")
+    best: list[tuple[str, str, str]] = []
+    if attack is not None:
+        best = [("attacker's best guess", f"≤ {at_most(attack['right'])}", "right, where blind guessing is at 50%")]
+    shown, exactly = f"{guarantee['epsilon']:.4g}", ""
+    if within(guarantee, budget):
+        shown, exactly = f"within {budget:g}", f"{shown} "
     return [
-        ("epsilon", f"{guarantee['epsilon']:.4g}", f"for {unit}, {guarantee['adjacency']}{alone}"),
+        ("epsilon", shown, f"{exactly}for {unit}, {guarantee['adjacency']}{alone}"),
         ("delta", f"{guarantee['delta']:g}", "the slack of the promise"),
+        *best,
     ]
+
+
+def within(guarantee: Mapping[str, Any], budget: Any) -> bool:
+    """Whether the worst epsilon is what was asked for, as far as noise can be found for it: not above it."""
+    epsilon = guarantee["epsilon"]
+    return isinstance(budget, int | float) and epsilon is not None and (1 - NEAR) * budget <= epsilon <= budget
 
 
 def resting(guarantee: Mapping[str, Any]) -> list[Section]:
@@ -89,7 +113,8 @@ def resting(guarantee: Mapping[str, Any]) -> list[Section]:
             ]
             for claim in guarantee["claims"]
         ]
-        grid = Grid("What papers' theorems say of this run", ["theorem", "epsilon", "verdict", "reason"], rows)
+        columns = ["theorem", "epsilon", "verdict", "reason"]
+        grid = Grid("What papers' theorems say of this run", columns, rows, folded=True)
         blocks.append(grid)
     return [Section("What the promise rests on", blocks)]
 
@@ -97,7 +122,7 @@ def resting(guarantee: Mapping[str, Any]) -> list[Section]:
 def spread(guarantee: Mapping[str, Any]) -> str:
     names = ("epsilon_min", "epsilon_median", "epsilon_max")
     low, middle, high = (guarantee[name] for name in names)
-    if low == high:
+    if in_words(low) == in_words(high):
         return f"{in_words(high)} for each"
     return f"smallest {in_words(low)}, median {in_words(middle)}, largest {in_words(high)}"
 

@@ -6,8 +6,10 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedjax_dp import errors
 from fedjax_dp.display import count, duration
 from fedjax_dp.figures.tables import sweeps as tables
+from fedjax_dp.figures.tables.comparison import compare
 from fedjax_dp.figures.tables.settings import (
     CONFIDENCE,
     Setting,
@@ -31,6 +33,7 @@ from fedjax_dp.reports.contents import (
     Tiles,
     chosen,
     in_words,
+    percent,
 )
 from fedjax_dp.sweeps.records import SELECTION, Record, read_records
 from fedjax_dp.sweeps.winners import USUAL, title, winners
@@ -63,6 +66,7 @@ def of_folder(path: pathlib.Path) -> Report:
     ]
     if len(settings) > 1 and any(name in axes for name in USUAL):
         sections.append(best_of_each(records, axes))
+    sections += comparison_section(records, axes)
     if lost := [record for record in records if record["status"] != "done"]:
         sections.append(_lost(lost, axes))
     sections += [_choosing(path, finished), *_promise(records), _cost(records)]
@@ -75,6 +79,37 @@ def of_folder(path: pathlib.Path) -> Report:
     return Report(
         KIND, name if name.lower().startswith(KIND) else f"Sweep {name}", lead, sections, data, progress, finished
     )
+
+
+def comparison_section(records: Sequence[Record], axes: Sequence[str]) -> list[Section]:
+    """Clients' own models against training alone and a shared one, where the sweep compares these."""
+    try:
+        found = compare(records, axes)
+    except errors.ConfigurationError:
+        return []
+    words = words_of(found.measure)
+    columns = ["algorithm", "budget", f"{words}, mean", "worst tenth", "no worse than both", "regret", "epsilon", "to"]
+    rows = [
+        [
+            ", ".join([row.algorithm, *(f"{name} {chosen(value)}" for name, value in row.values.items() if value)]),
+            row.epsilon,
+            shared.number(found.measure, row.standing.mean),
+            shared.number(found.measure, row.standing.worst_tenth),
+            None if row.against is None else percent(row.against.no_worse),
+            None if row.against is None else shared.number(found.measure, row.against.regret),
+            row.proved,
+            row.view,
+        ]
+        for row in found.rows
+    ]
+    about = (
+        f"{shared.capital(words)} of each client on its own test records: of models of clients' own, of training alone "
+        "(local) and of one shared model, each at its best setting. No worse than both is the share of clients that "
+        "their own model serves at least as well as training alone and the best shared model do; regret is what a "
+        "client loses by it to the better of these two, on average."
+    )
+    grid = Grid("Clients' own models", columns, rows)
+    return [Section("Are clients' own models worth it?", [Prose([about]), grid])]
 
 
 def words_of(metric: Measure) -> str:

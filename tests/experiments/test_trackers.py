@@ -119,6 +119,8 @@ def test_event_files_hold_the_history_and_the_guarantee(data):
     assert str(result.guarantee) in texts["privacy"][0]
     assert "| rounds | 6 |" in texts["config"][0]
     assert texts["status"] == ["finished"]
+    assert read.Images("run")[0].encoded_image_string.startswith(b"\x89PNG")
+    assert any(name.startswith("parameters/") for name in read.Tags()["histograms"])
     assert numbers["time/total_s"] == [(6, pytest.approx(result.timing.total_s))]
     assert {"_hparams_/session_start_info", "_hparams_/session_end_info"} <= set(read.PluginTagToContent("hparams"))
     fdp.run(dpnfl(), data, callbacks=[TensorBoard("logs")], **WORDS)
@@ -282,6 +284,8 @@ def test_a_server_has_the_history_and_the_guarantee(data, server, monkeypatch):
     assert run.data.params["rounds"] == "6"
     assert run.data.params["version/jax"] == jax.__version__
     assert (run.info.status, run.info.run_name) == ("FINISHED", "x")
+    files = {file.path for file in client_of(server.uri).list_artifacts(run.info.run_id)}
+    assert files == {"config.json", "guarantee.json", "params.safetensors", "run.png"}
     assert client_of(server.uri).get_experiment(run.info.experiment_id).name == "digits of mine"
 
 
@@ -407,6 +411,7 @@ def test_an_offline_run_holds_the_history_and_the_guarantee_and_goes_on(data):
         assert {name: kept[f"privacy/{name}"] for name in GUARANTEE} == {name: promise[name] for name in GUARANTEE}
     assert config["rounds"] == 6
     assert summary["time/total_s"] > 0
+    assert any(file.read_bytes().count(b"params.safetensors") for file in pathlib.Path("w").rglob("run-*.wandb"))
     assert codes == [130, 0]
 
 

@@ -107,6 +107,10 @@ def test_a_phone_shows_all_in_colours_that_can_be_read_without_scrolling_sideway
     assert made.evaluate("document.documentElement.scrollWidth") <= 400
     wide = "[...document.querySelectorAll('.chart svg')].filter((e) => e.getBoundingClientRect().right > 400.5).length"
     assert made.evaluate(wide) == 0
+    cut = """[...document.querySelectorAll('.chart svg')].flatMap((svg) =>
+      [...svg.querySelectorAll('.role-legend-label text')].filter((label) =>
+        label.getBoundingClientRect().right > svg.getBoundingClientRect().right).map((label) => label.textContent))"""
+    assert made.evaluate(cut) == []  # legends are whole
     found = made.evaluate(LUMINANCE, TEXTS)
     assert len(found) > 30
     assert [one for one in found if one[0] < 4.5] == []

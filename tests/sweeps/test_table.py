@@ -340,7 +340,7 @@ BAD = [
     (["best", "sweep", "--metrc", "test_loss"], "did you mean --metric?"),
     (["best", "sweep", "--metric", "test_los"], "did you mean test_loss?"),
     (["best", "sweep", "--epsilon-at-most", "0.5"], "epsilon_at_most must be at least 1, the smallest of the sweep"),
-    (["plot"], "sweep must be the folder of a sweep, got nothing"),
+    (["plot"], "sweep must be the folder of a sweep or of a run, got nothing"),
     (["plot", "absent"], "sweep must be a sweep folder, which holds a sweep.json, got absent"),
     (["plot", "sweep", "--kind", "heatmap"], "kind must be one of all, overview, axis"),
     (["plot", "sweep", "--x", "learning_rat"], "did you mean learning_rate?"),

@@ -7,19 +7,21 @@ simulator sees. A number that is not known, or not finite, is left out.
 import contextlib
 import json
 import math
+import pathlib
 import sys
+import tempfile
 import warnings
 from collections.abc import Iterator
 from typing import Any
 
-from fedjax_dp import folders
+from fedjax_dp import figures, folders
 from fedjax_dp.accounting import Guarantee
-from fedjax_dp.experiments import environment
+from fedjax_dp.experiments import environment, parameters, phases
 from fedjax_dp.experiments.training import PreparedRun, Result
 from fedjax_dp.rounds.metrics import PROBES
 from fedjax_dp.rounds.simulation import Evaluation
 
-MEMORY = "trackers.json"
+MEMORY, PICTURE = "trackers.json", "run.png"
 OF_PRIVACY = ("epsilon", "delta", "unit", "adjacency", "view", "accountant", "statement")
 
 
@@ -59,6 +61,24 @@ def numbers_of(evaluation: Evaluation) -> dict[str, float]:
 def times_of(result: Result) -> dict[str, float]:
     """Seconds of this process."""
     return {f"time/{name}": float(value) for name, value in result.timing._asdict().items() if math.isfinite(value)}
+
+
+@contextlib.contextmanager
+def files_of(result: Result) -> Iterator[list[pathlib.Path]]:
+    """Files of a finished run, for as long as the block takes: configuration, Guarantee, picture, parameters.
+
+    Nothing in them is computed from single records: the ledger of the parameters is without their hashes.
+    """
+    ready, privacy = result.ready, privacy_of(result.guarantee)
+    ledger = phases.exported(ready.ledger, parameters.by_name(result.params), result.history[-1].round, hashes=False)
+    described = {"config": json.dumps(config_of(ready)), "privacy": str(privacy["privacy/statement"])}
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        folders.write_json(folder / "config.json", config_of(ready))
+        folders.write_json(folder / "guarantee.json", result.guarantee.saved())
+        figures.plot_run(result.history, result.guarantee, ready.title, folder / PICTURE, task=ready.task)
+        parameters.write(folder / "params.safetensors", result.params, ledger, described)
+        yield sorted(folder.iterdir())
 
 
 class Memory:

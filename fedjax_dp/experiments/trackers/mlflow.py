@@ -87,7 +87,10 @@ class MLflow:
     def on_finish(self, result: Result) -> None:
         with _patiently():
             self._numbers(fields.times_of(result), result.history[-1].round)
-            self._client.set_terminated(self._memory.id, "FINISHED")
+            self._client.set_terminated(self._memory.id, "FINISHED")  # also where a file is not taken
+            with fields.files_of(result) as files:
+                for file in files:
+                    self._client.log_artifact(self._memory.id, str(file))
 
     def on_stop(self, error: BaseException) -> None:
         with _patiently():

@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 from fedjax_dp import errors
+from fedjax_dp.experiments.parameters import by_name
 from fedjax_dp.experiments.trackers import fields
 from fedjax_dp.experiments.trackers.fields import Memory
 from fedjax_dp.experiments.training import PreparedRun, Result
@@ -78,6 +79,14 @@ class TensorBoard:
     def on_finish(self, result: Result) -> None:
         self._numbers(fields.times_of(result), result.history[-1].round)
         self._write(summary=self._end)
+        with fields.aside(), fields.files_of(result) as files:
+            from tensorboardX.proto.summary_pb2 import Summary
+
+            picture = next(file for file in files if file.name == fields.PICTURE).read_bytes()
+            shown = Summary.Value(tag="run", image=Summary.Image(encoded_image_string=picture))
+            self._write(summary=Summary(value=[shown]), step=result.history[-1].round)
+        for name, values in by_name(result.params).items():
+            self._write(summary=self._summary.histogram(f"parameters/{name}", values, "auto"), step=self._memory.round)
         self._close("finished")
 
     def on_stop(self, error: BaseException) -> None:

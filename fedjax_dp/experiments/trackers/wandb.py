@@ -67,8 +67,14 @@ class Wandb:
         self._memory.keep()
 
     def on_finish(self, result: Result) -> None:
-        with fields.aside():
+        with fields.aside(), fields.files_of(result) as files:
+            import wandb
+
             self._run.summary.update(fields.times_of(result))
+            held = wandb.Artifact(f"run-{self._memory.id}", type="run")
+            for file in files:
+                held.add_file(str(file))
+            self._run.log_artifact(held)
             self._run.finish()
 
     def on_stop(self, error: BaseException) -> None:

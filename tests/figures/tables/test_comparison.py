@@ -10,6 +10,7 @@ import fedjax_dp as fdp
 from fedjax_dp import cli
 from fedjax_dp.errors import ConfigurationError
 from fedjax_dp.figures.tables.comparison import compare
+from fedjax_dp.reports.sweeps import comparison_section
 from fedjax_dp.rounds.comparison import gain, standing
 from fedjax_dp.tasks import Classes, describe_task
 
@@ -128,6 +129,15 @@ def test_a_sweep_draws_its_comparison(tmp_path):
         fdp.sweeps.Sweep("mine", ("epsilon",), tuple(POINTS)).plot(kind="personalisation")
 
 
+def test_the_report_of_a_sweep_has_its_comparison_and_no_other_has_one():
+    (section,) = comparison_section(POINTS, AXES)
+    html = "".join(block.html() for block in section.blocks)
+    assert "mr_mtl, strength 0.1" in html
+    assert "50.0%" in html  # of clients no worse than both
+    assert "25.0%" in html  # of accuracy lost on average
+    assert comparison_section(POINTS, ["epsilon"]) == []
+
+
 SWEEP = """
 seeds = 2
 [base]
@@ -155,7 +165,7 @@ def test_a_sweep_is_compared_by_the_command_line(tmp_path, monkeypatch, capsys):
     assert cli.main(["compare", "sweeps/mine"]) == 0
     assert "regret is to the better of local and the best shared one" in capsys.readouterr().out
     assert cli.main(["compare", "sweeps/mine", "--out", "a.txt"]) == 2
-    assert cli.main(["compare"]) == 2
+    assert cli.main(["compare"]) == 0  # the last one
 
 
 def test_where_all_points_have_own_models_these_decide():

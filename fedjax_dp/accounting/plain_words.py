@@ -1,0 +1,72 @@
+"""What a promise leaves to an attacker, in rates that can be read without mathematics."""
+
+import math
+from typing import Any, NamedTuple
+
+from fedjax_dp.accounting.neighbours import Adjacency, Unit
+
+FALSE_ALARMS = 0.01  # the rate at which attacks on membership are compared: Carlini et al. 2022, arXiv:2112.03570
+MUCH = 10.0  # nats; above it epsilon itself rules out next to nothing
+
+
+class AttackBounds(NamedTuple):
+    """Rates that no attack on a release exceeds. The attacker has to decide whether a record (or a client) was used,
+    or which of two was: before it looks one is as likely as the other, and it knows everything else.
+
+    `accounting.attack_bounds` computes them.
+    """
+
+    right: float  # share of right answers of the best guess: how sure it is on average after it has looked
+    recognised: float  # share of what was used that it names, where it names `FALSE_ALARMS` of what was not
+    of_curve: bool  # from the trade-off curve; else from epsilon and delta alone, which leave more open
+
+    @property
+    def named(self) -> float:
+        """How sure it is of what it names, at that rate of false alarms."""
+        return self.recognised / (self.recognised + FALSE_ALARMS)
+
+    def in_words(self, unit: Unit, adjacency: Adjacency | None) -> tuple[str, ...]:
+        """The same for people who are no mathematicians, and what it was computed from."""
+        before = (
+            f"everything else, and finds it 50% likely that one {unit} was used"
+            if adjacency is Adjacency.ADD_REMOVE
+            else f"everything but one {unit}, and finds two candidates for it equally likely (50%)"
+        )
+        basis = (
+            "the proved trade-off between false alarms and misses that the noise enforces, which says more than epsilon"
+            if self.of_curve
+            else "epsilon and delta alone, because no more is proved; the true limits may be lower"
+        )
+        return (
+            f"an attacker who knows {before}: after all that it sees, its best guess is right in at most "
+            f"{at_most(self.right)} of cases",
+            f"if it may be wrong about 1 in 100 that were not used, it recognises at most {at_most(self.recognised)} "
+            f"of those that were (blind guessing: 1%), and is at most {at_most(self.named)} sure of one that it names",
+            f"computed from {basis}",
+        )
+
+    def to_dict(self, unit: Unit, adjacency: Adjacency | None) -> dict[str, Any]:
+        """For JSON."""
+        return self._asdict() | {"named": self.named, "statement": list(self.in_words(unit, adjacency))}
+
+
+def at_most(share: float) -> str:
+    """A bound from above in percent, rounded up to two digits of it or of what is left of 100%.
+
+    >>> [at_most(share) for share in (0.6915, 0.0917, 0.99301, 0.9999999)]
+    ['70%', '9.2%', '99.31%', '100%']
+    """
+    left = min(share, 1 - share)
+    digits = next((digits for digits, least in enumerate((0.1, 0.01, 0.001)) if left >= least), 3)
+    shown = math.ceil(share * 10 ** (digits + 2) - 1e-9) / 10**digits
+    return f"{shown:.{digits}f}".rstrip("0").rstrip(".") + "%" if digits else f"{shown:.0f}%"
+
+
+def epsilon_warnings(epsilon: float) -> tuple[str, ...]:
+    """That an epsilon is so large that the number by itself says little."""
+    if epsilon <= MUCH or math.isinf(epsilon):
+        return ()
+    return (
+        f"epsilon {epsilon:.4g} is above {MUCH:g}: the number itself rules out next to nothing; use more noise or "
+        "fewer rounds, or read what attackers can still not do (--plain)",
+    )

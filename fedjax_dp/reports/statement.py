@@ -1,0 +1,180 @@
+"""A page about a run for those who answer for data protection: what is promised, to whom, and what is not."""
+
+import math
+import pathlib
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from fedjax_dp import __version__, errors
+from fedjax_dp.accounting import Adjacency, Unit, View
+from fedjax_dp.accounting.guarantee import FLOAT_NOISE
+from fedjax_dp.accounting.plain_words import MUCH
+from fedjax_dp.display import count
+from fedjax_dp.reports import shared
+from fedjax_dp.reports.contents import Block, Facts, Listing, Prose, Report, Section
+
+KIND = "privacy statement"
+PROTECTED = {
+    Unit.RECORD: "One record of one client: one row of its data, such as one image, one visit or one text. Whoever has "
+    "several records in the data is protected less, the more there are.",
+    Unit.CLIENT: "One client with all its records: whether it took part, and everything that it holds.",
+}
+COMPARED = {
+    Adjacency.ADD_REMOVE: "The data with the {unit} and the same data without it.",
+    Adjacency.REPLACE_ONE: "The data, and the same data with any other {unit} in the place of that one. How many there "
+    "are is not hidden.",
+}
+TRUSTED = {
+    View.UPLOADS: "Nobody but each client for its own data: it adds noise before anything leaves it. The server may "
+    "read every message.",
+    View.SECURE_SUM: "Each client for its own data, and the protocol that adds messages up so that the server sees "
+    "only their sum.",
+}
+SERVER = "The server: what it receives from single clients before noise hides them is not covered by these numbers."
+ALWAYS = (
+    "What holds with or without the {unit}: a model may show that a disease is frequent, and this may be true of "
+    "somebody in the data.",
+    "Other runs on the same data, and runs that were only made to choose settings: what they reveal adds up.",
+    "Accuracies, losses and pictures in the folder of the run: they were computed without noise, for those who may see "
+    "the data.",
+    "Theft of the data itself, and what clients or the server give away outside of the training.",
+)
+OF_UNIT = {
+    Unit.RECORD: "Whether a client took part at all, and what all records of a client have in common.",
+    Unit.CLIENT: "What several clients have in common, such as two phones of one person.",
+}
+SIMULATED = (
+    "This run was simulated: its noise can be computed again from a seed, so the run itself protects nobody. The "
+    "statement is about the same training with noise that nobody can predict."
+)
+LARGE = math.log(1e6)  # an epsilon whose factor has no meaning for anybody
+WORDS = (
+    ("client", "one who holds data and trains on it at home, such as a hospital or a phone"),
+    ("server", "collects what clients send, and makes one model of it"),
+    ("round", "clients get the model, train, and send back what they learnt"),
+    ("noise", "random numbers that are added so that no single contribution can be made out"),
+    ("attacker", "anybody who tries to learn from what it sees whose data were used"),
+)
+
+
+def statement_of(path: pathlib.Path) -> Report:
+    """The statement about the run in a folder.
+
+    Raises: ConfigurationError for what is no run folder.
+    """
+    from fedjax_dp.experiments import run_folder  # loads JAX
+
+    about = run_folder.begun(path)
+    return statement(shared.read(path / run_folder.GUARANTEE), about["config"], f"{path.name}, seal {about['seal']}")
+
+
+def statement(guarantee: Mapping[str, Any], config: Mapping[str, Any], source: str) -> Report:
+    """The same from its Guarantee and configuration as they are saved; `source`: where these are from."""
+    title = f"{config['algorithm']} on {config['dataset']}"
+    lead = "What the training promises to those whose data it used, for readers who are no mathematicians."
+    sections = [Section("The promise", _promise(guarantee))]
+    if guarantee["epsilon"] is not None:
+        sections += [
+            Section("What it means", [Facts(_terms(guarantee, config), wide=True)]),
+            Section("It holds if all of this is true", [Listing(_assumed(guarantee))]),
+            Section("What is not covered", [Listing(_uncovered(guarantee))]),
+        ]
+    made = [("made from", source), ("written by", f"fedjax-dp {__version__}, fedjax-dp report RUN --statement")]
+    sections.append(Section("Words", [Facts([*WORDS, *made], wide=True)]))
+    return Report(KIND, title, lead, sections, {})
+
+
+def _promise(guarantee: Mapping[str, Any]) -> list[Block]:
+    simulated = Prose([SIMULATED], "Note")
+    if guarantee["epsilon"] is None:
+        reason = guarantee.get("reason")
+        line = "Nothing is promised" + (f", because {reason}" if reason else "")
+        return [Prose([f"{line}. An attacker may find out for certain whose data were used."], "Warning"), simulated]
+    blocks: list[Block] = [Prose([*map(shared.sentence, shared.plain_words(guarantee))])]
+    if guarantee.get("caveat"):
+        blocks.insert(0, Prose([shared.sentence(guarantee["caveat"])], "Read first"))
+    if guarantee["warnings"]:
+        blocks.append(Prose([*map(shared.sentence, guarantee["warnings"])], "Warning"))
+    return [*blocks, simulated]
+
+
+def _terms(guarantee: Mapping[str, Any], config: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Everything that epsilon depends on, each number with its meaning."""
+    unit, view, delta = Unit(guarantee["unit"]), View(guarantee["view"]), guarantee["delta"]
+    low, high = f"{guarantee['epsilon_min']:.4g}", f"{guarantee['epsilon']:.4g}"
+    whose = "for every client" if low == high else f"for the client that is protected least; {low} for the best"
+    adjacency = Adjacency(guarantee["adjacency"])
+    terms = [
+        ("protected", PROTECTED[unit]),
+        ("against", f"{shared.capital(str(view))}, and everybody who sees less."),
+        ("compared", f"{COMPARED[adjacency].format(unit=unit.value)} ({adjacency.value} neighbours)"),
+        (
+            "epsilon",
+            f"{high}, {whose}. {_factor(guarantee['epsilon'], unit)}. 0 would mean that nothing can be learnt of it; "
+            f"about 1 is usually called strong, and above {MUCH:g} the number by itself rules out next to nothing.",
+        ),
+        (
+            "delta",
+            f"{delta:g}, that is 1 in {1 / delta:,.0f}: so small a chance is not covered by that factor. It should be "
+            f"far below 1 divided by the number of {unit.value}s.",
+        ),
+        ("trusted", TRUSTED.get(view, SERVER)),
+        ("training", f"{count(config['rounds'], 'round')} in all."),
+        ("computed by", f"{guarantee['accountant']}: software that adds up what every noisy step can reveal."),
+    ]
+    others = [
+        f"{View(other['view'])}: "
+        + ("no promise" if other["epsilon"] is None else f"epsilon {other['epsilon']:.4g} at delta {other['delta']:g}")
+        for other in guarantee["elsewhere"]
+    ]
+    return [*terms, *([("against others", f"{'; '.join(others)}.")] if others else [])]
+
+
+def _factor(epsilon: float, unit: Unit) -> str:
+    """What e to the power of epsilon bounds, rounded up."""
+    if epsilon > LARGE:
+        return f"Results may become more than a million times as likely because of the {unit.value}"
+    factor = math.exp(epsilon)
+    shown = f"{math.ceil(factor):,}" if factor >= 100 else f"{math.ceil(factor * 100) / 100:g}"
+    return f"No result becomes more than {shown} times as likely because of the {unit.value}"
+
+
+def _assumed(guarantee: Mapping[str, Any]) -> list[str]:
+    """All but that the run was simulated, which is said before."""
+    return [shared.sentence(line) for line in guarantee["assumptions"] if line != FLOAT_NOISE]
+
+
+def _uncovered(guarantee: Mapping[str, Any]) -> list[str]:
+    unit = Unit(guarantee["unit"])
+    return [OF_UNIT[unit], *(line.format(unit=unit.value) for line in ALWAYS)]
+
+
+def markdown(report: Report) -> str:
+    """A report of paragraphs, facts and lists as Markdown."""
+    lines = [
+        f"# {_plain(report.kind)[:1].upper()}{_plain(report.kind)[1:]}: {_plain(report.title)}",
+        _plain(report.lead),
+    ]
+    for section in report.sections:
+        lines.append(f"## {_plain(section.title)}")
+        for block in section.blocks:
+            lines += _lines(block)
+    return "\n\n".join(lines) + "\n"
+
+
+def _lines(block: Block) -> list[str]:
+    """A block as paragraphs."""
+    match block:
+        case Prose(lines, tone):
+            return [(f"**{tone}:** " if tone else "") + _plain(line) for line in lines]
+        case Facts(items):
+            return ["\n".join(f"- **{_plain(label)}**: {_plain(value)}" for label, value in items)]
+        case Listing(lines):
+            return ["\n".join(f"- {_plain(line)}" for line in lines)]
+    raise errors.refuse("the block", type(block).__name__, "Prose, Facts or Listing")
+
+
+def _plain(text: Any) -> str:
+    """On one line, and nothing in it is a mark of Markdown or HTML."""
+    return re.sub(r"([\\`*_\[\]<>#|])", r"\\\1", " ".join(str(text).split()))

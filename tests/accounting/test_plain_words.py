@@ -1,0 +1,115 @@
+"""What is said of attackers in plain words is what the noise allows, no more and no less."""
+
+import math
+
+import pytest
+from scipy.stats import norm
+
+from fedjax_dp.accounting import (
+    Adjacency,
+    FullBatch,
+    GaussianSteps,
+    Guarantee,
+    Poisson,
+    TradeOff,
+    Unit,
+    View,
+    attack_bounds,
+    epsilon_of,
+)
+from fedjax_dp.accounting.plain_words import at_most, epsilon_warnings
+
+DELTA = 1e-5
+
+
+def _bounds(event, accountant="pld"):
+    return attack_bounds(event, epsilon_of(event, DELTA, accountant), DELTA, accountant)
+
+
+def _by_epsilon_alone(epsilon):
+    return (math.exp(epsilon) + DELTA) / (1 + math.exp(epsilon))
+
+
+@pytest.mark.parametrize("mu", [0.3, 1.0, 2.5])
+def test_of_one_gaussian_they_are_those_of_its_best_test(mu):
+    event = GaussianSteps(1 / mu, FullBatch(), Adjacency.ADD_REMOVE, 1)
+    bounds = _bounds(event)
+    assert bounds.of_curve
+    assert bounds.right == pytest.approx(norm.cdf(mu / 2), abs=1e-9)
+    assert bounds.recognised == pytest.approx(norm.cdf(mu - norm.ppf(0.99)), abs=1e-9)
+    assert bounds.named == pytest.approx(bounds.recognised / (bounds.recognised + 0.01))
+    assert bounds.right < _by_epsilon_alone(epsilon_of(event, DELTA)) - 0.1  # which says too much
+
+
+@pytest.mark.parametrize("rate", [0.05, 0.5])
+def test_of_one_sampled_gaussian_too(rate):
+    event = GaussianSteps(1.0, Poisson(rate), Adjacency.ADD_REMOVE, 1)
+    bounds, distance = _bounds(event), rate * (2 * norm.cdf(0.5) - 1)
+    assert bounds.right == pytest.approx((1 + distance) / 2, rel=1e-3)
+    there = (1 - rate) * 0.01 + rate * norm.cdf(1 - norm.ppf(0.99))  # one direction, with false alarms where it is not
+    assert there - 1e-6 <= bounds.recognised < there + 0.03
+    assert bounds.right < _by_epsilon_alone(epsilon_of(event, DELTA)) - 0.1
+
+
+@pytest.mark.parametrize("accountant", ["rdp", "zcdp"])
+def test_looser_accountants_leave_more_open_and_never_less(accountant):
+    event = GaussianSteps(4.0, FullBatch(), Adjacency.REPLACE_ONE, 10)
+    loose, tight = _bounds(event, accountant), _bounds(event)
+    assert tight.right <= loose.right <= _by_epsilon_alone(epsilon_of(event, DELTA, accountant)) + 1e-9
+    assert tight.recognised <= loose.recognised
+
+
+def test_where_no_curve_is_proved_epsilon_and_delta_decide_and_it_is_said():
+    event = GaussianSteps(1.0, Poisson(0.1), Adjacency.ADD_REMOVE, 3)
+    bounds = attack_bounds(event, 1.0, DELTA, "gaussian")  # which has no theorem for it
+    assert not bounds.of_curve
+    assert bounds.right == pytest.approx(_by_epsilon_alone(1.0))
+    assert bounds.recognised == pytest.approx(math.e * 0.01 + DELTA)
+    assert "epsilon and delta alone" in bounds.in_words(Unit.RECORD, Adjacency.ADD_REMOVE)[-1]
+
+
+def test_without_a_release_guesses_are_blind_and_without_noise_certain():
+    nothing = GaussianSteps(1.0, FullBatch(), Adjacency.ADD_REMOVE, 0)
+    assert attack_bounds(nothing, 0.0, DELTA)[:2] == pytest.approx((0.5, 0.01))
+    assert attack_bounds(GaussianSteps(0.0, FullBatch(), Adjacency.ADD_REMOVE, 1), math.inf, DELTA)[:2] == (1.0, 1.0)
+
+
+def test_the_balanced_rate_is_where_the_curve_crosses_the_diagonal():
+    import numpy as np
+
+    curve = TradeOff(None, np.array([0.0, 1.0, 2.0]), np.array([0.4, 0.2, 0.05]))
+    assert float(curve(curve.balanced)) == pytest.approx(curve.balanced)
+    assert TradeOff().balanced == 0.0
+
+
+def test_bounds_are_rounded_up_and_never_to_certainty_that_is_not_there():
+    assert [at_most(share) for share in (0.6915, 0.0917, 0.0123, 0.95, 0.9931, 1.0)] == [
+        "70%",
+        "9.2%",
+        "1.3%",
+        "95%",
+        "99.31%",
+        "100%",
+    ]
+
+
+def test_words_go_by_what_neighbours_are():
+    bounds = _bounds(GaussianSteps(1.0, FullBatch(), Adjacency.ADD_REMOVE, 1))
+    guess, alarms, basis = bounds.in_words(Unit.CLIENT, Adjacency.ADD_REMOVE)
+    assert "50% likely that one client with all its records was used" in guess
+    assert "right in at most 70% of cases" in guess
+    assert "at most 9.3% of those that were (blind guessing: 1%)" in alarms
+    assert "trade-off" in basis
+    assert "two candidates" in bounds.in_words(Unit.RECORD, Adjacency.REPLACE_ONE)[0]
+
+
+def test_they_are_stored_with_the_guarantee():
+    bounds = _bounds(GaussianSteps(1.0, FullBatch(), Adjacency.ADD_REMOVE, 1))
+    promise = Guarantee((1.0,), DELTA, Unit.RECORD, Adjacency.ADD_REMOVE, View.UPLOADS, "x", (), attack=bounds)
+    assert Guarantee.restored(promise.saved()) == promise
+    assert promise.saved()["attack"]["statement"] == list(promise.in_plain_words)
+
+
+def test_an_epsilon_above_ten_is_warned_of():
+    assert epsilon_warnings(10.0) == () == epsilon_warnings(math.inf)
+    assert "epsilon 10.5 is above 10" in epsilon_warnings(10.5)[0]

@@ -1,0 +1,54 @@
+"""Epsilon in plain words, where people read it: beside the number in a report, and in the terminal."""
+
+import json
+
+import pytest
+from test_reports import unspent
+
+from fedjax_dp import cli
+from fedjax_dp.accounting.plain_words import at_most
+from fedjax_dp.reports import kinds, shared
+from fedjax_dp.reports.page import page
+
+
+def test_a_report_and_plain_print_the_bounds_of_the_curve(run_folder, capsys):
+    held = json.loads((run_folder / "guarantee.json").read_text())["attack"]
+    assert held["of_curve"]
+    assert 0.5 < held["right"] < 1
+    sentence = f"right in at most {at_most(held['right'])} of cases"
+    made = page(kinds.read_report(run_folder, unspent))
+    assert "In plain words:" in made
+    assert sentence in made
+    capsys.readouterr()
+    assert cli.main(["run", "--resume", str(run_folder)]) == 0
+    assert sentence not in capsys.readouterr().out
+    assert cli.main(["run", "--resume", str(run_folder), "--plain"]) == 0
+    assert sentence in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "budget", "shown"), [(7.999, 8.0, "within 8"), (8.01, 8.0, "8.01"), (3.0, 8.0, "3")]
+)
+def test_an_epsilon_that_uses_up_its_budget_is_within_it(epsilon, budget, shown):
+    promise = {"epsilon": epsilon, "delta": 1e-3, "unit": "record", "adjacency": "replace-one"}
+    (label, value, about), *_ = shared.tiles(promise, budget)
+    assert (label, value) == ("epsilon", shown)
+    assert f"{epsilon:.4g}" in value + about
+    assert shared.tiles(promise, None)[0][1] == f"{epsilon:.4g}"
+
+
+def test_clients_that_differ_in_no_digit_have_one_number():
+    apart = {"epsilon_min": 7.9991, "epsilon_median": 7.9992, "epsilon_max": 7.9993}
+    assert shared.spread(apart) == "7.999 for each"
+    assert "smallest" in shared.spread(apart | {"epsilon_min": 7.9})
+
+
+def test_a_badge_is_for_figures_of_probes_alone(run_folder):
+    figures = {
+        block.name: block.probes
+        for section in kinds.read_report(run_folder, unspent).sections
+        for block in section.blocks
+        if hasattr(block, "probes")
+    }
+    assert not figures["loss"]
+    assert figures["noise"]
