@@ -164,11 +164,12 @@ def _meaning(guarantee: dict[str, Any], plain: bool) -> list[tuple[str, str]]:
     """Epsilon in plain words, where they are wanted."""
     if not plain:
         return []
-    if guarantee["attack"] is None:
+    attack = guarantee.get("attack")  # folders of before have none
+    if attack is None and guarantee["epsilon"] is not None:
+        return [("means", "not computed: run it anew")]
+    if attack is None:
         return [("means", "nothing is promised: an attacker may find out for certain who or what was used")]
-    return [
-        ("" if at else "means", INDENT * bool(at) + text) for at, text in enumerate(guarantee["attack"]["statement"])
-    ]
+    return [("" if at else "means", INDENT * bool(at) + text) for at, text in enumerate(attack["statement"])]
 
 
 def _own_models(result: dict[str, Any], shared: str) -> list[tuple[str, str]]:

@@ -23,7 +23,7 @@ from fedjax_dp.experiments.config import CONFIGURED, RunSpec
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.models import Model, Origin, Start, task_of
 from fedjax_dp.models.origins import values_digest
-from fedjax_dp.privacy.guarantees import prepared
+from fedjax_dp.privacy.guarantees import prepared, with_attack
 from fedjax_dp.privacy.planned_run import PlannedRun
 from fedjax_dp.rounds import metrics, prefetch
 from fedjax_dp.rounds.algorithm import Algorithm
@@ -179,7 +179,7 @@ def prepare(
         spec=spec,
         planned=planned,
         execution=execution,
-        guarantee=guarantee,
+        guarantee=with_attack(planned, guarantee),
         on_host=on_host,
         checksums=checksums,
         hashes=hashes,
