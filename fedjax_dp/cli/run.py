@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pathlib
+import shlex
 from typing import TYPE_CHECKING, Annotated, Any
 
 from fedjax_dp import devices, errors
@@ -144,6 +145,7 @@ def _print_result(
         *(("warning", text + caption * text.startswith("delta ")) for text in guarantee["warnings"]),
         ("folder", f"{where} (run.json, metrics.json, result.json, run.png, checkpoints)"),
         *(("tracked", tracker.place) for tracker in trackers if tracker.place),
+        *([] if options.detail is Detail.QUIET else [("next", _next(guarantee, shlex.quote(str(where))))]),
     ]
     rests_on = [
         *(("assuming", text) for text in guarantee["assumptions"] if guarantee["epsilon"] is not None),
@@ -158,6 +160,12 @@ def _print_result(
         ("time", f"{timing['round_s_median'] * 1e3:.1f} ms a round, {compiled}"),
     ]
     show_lines(lines, rests_on, rest, options.detail)
+
+
+def _next(guarantee: dict[str, Any], place: str) -> str:
+    """What people do with a run."""
+    attacked = "" if guarantee["epsilon"] is None else f", fedjax-dp audit {place} attacks it"
+    return f"fedjax-dp report {place} shows it in a browser{attacked}"
 
 
 def _meaning(guarantee: dict[str, Any], plain: bool) -> list[tuple[str, str]]:
