@@ -77,5 +77,5 @@ def test_an_audit_of_a_run_takes_its_configuration(own_runs):
 
 @pytest.mark.slow
 def test_an_audit_without_a_configuration_takes_the_last_run(own_runs, capsys):
-    assert cli.main(["audit", "--trials", "400", "--json"]) == 0
+    assert cli.main(["audit", "--trials", "1000", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["config"]["rounds"] == 6
