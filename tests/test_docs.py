@@ -97,7 +97,6 @@ SCRIPTS = [
     "guides/accounting.md",
     "guides/personalise.md",
     "guides/runs.md",
-    "guides/trackers.md",
 ]
 SHORTER = {"run": ["--rounds", "1"]}
 
