@@ -109,8 +109,8 @@ def privacy(panel: Any, settings: Sequence[Setting], metric: Measure, by: str | 
             intervals(panel, dots, metric, line._replace(name=""), joined=False, alpha=0.3)
             intervals(panel, frontier(private, metric), metric, line)
         level(panel, [s for s in line.settings if math.isinf(s.epsilon)], metric, line, "not private")
-    asked = [group[0].values["epsilon"] for group in by_value(settings, "epsilon").values()] if budgets else []
-    _epsilon_ticks(panel, epsilons, sorted(filter(scales.is_number, asked)))
+    budgeted = [group[0].values["epsilon"] for group in by_value(settings, "epsilon").values()] if budgets else []
+    _epsilon_ticks(panel, epsilons, sorted(filter(scales.is_number, budgeted)))
     panel.set_xlabel(epsilon_label(settings))
     kept = ["epsilon", *([] if by is None else [by])]
     how = best_over(settings, kept, metric) if budgets else "lines: settings that none beats with less epsilon"

@@ -290,11 +290,11 @@ def test_a_gpu_is_asked_for_the_signal_and_parameters_do_not_know_of_it(data, mo
     monkeypatch.setattr(Execution, "platform", "cpu")
     assert Execution().takes_signal
     value, options = fdp.dpnfl(**COMMON, clip_norm=0.4, noise_multiplier=1.0), {"rounds": 1, "model": MODEL}
-    whole, without, asked = (
+    whole, without, requested = (
         fdp.simulate(value, data, execution=Execution(signal=signal), train_metrics=train, **options)
         for signal, train in ((True, False), (False, False), (False, True))
     )
-    assert whole.history[-1].noise_to_signal == asked.history[-1].noise_to_signal > 0
+    assert whole.history[-1].noise_to_signal == requested.history[-1].noise_to_signal > 0
     assert without.history[-1].noise_to_signal is None
     assert same(whole.params, without.params)
     unnoised = fdp.dpnfl(**COMMON, clip_norm=0.4, noise_multiplier=0.0)

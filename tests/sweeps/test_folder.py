@@ -215,9 +215,9 @@ def test_a_sweep_from_python_grows_in_its_folder():
     dataset = fdp.load("digits")
     data = fdp.federate(dataset, fdp.data.iid(dataset, [50] * 4, seed=0))
     algorithm = fdp.fedavg(cohort_size=2, batch_size=10, local_steps=1, learning_rate=0.1)
-    asked = {"rounds": 1, "out": "mine", "progress": False}
-    few = fdp.sweep(algorithm, data, axes={"learning_rate": [0.3]}, seeds=1, **asked)
-    more = fdp.sweep(algorithm, data, axes={"learning_rate": [0.1, 0.3]}, seeds=2, **asked)
+    options = {"rounds": 1, "out": "mine", "progress": False}
+    few = fdp.sweep(algorithm, data, axes={"learning_rate": [0.3]}, seeds=1, **options)
+    more = fdp.sweep(algorithm, data, axes={"learning_rate": [0.1, 0.3]}, seeds=2, **options)
     assert len(more.records) == 4
     assert more.records[2] == few.records[0] | {"index": 2}
 
