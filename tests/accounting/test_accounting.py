@@ -709,7 +709,7 @@ def test_limits():
     assert epsilon_of(RandomParticipation(fixed_size(1.0, 1, 9, 3), 0.0, 5), 1e-5) == 0
     assert noise_multiplier_for(fixed_size(1.0, 1, 9, 0), 1.0, 1e-5) == 0
     assert epsilon_of(unsampled(1e-4, 1), 1e-5) == pytest.approx(5.0e7, rel=0.01)
-    # a loss above 700 in one step counts as a total loss, and then the Renyi bound of the same pairs serves
+    # a loss above 700 in one step counts as a total loss, and then the Renyi bound serves, or a draw in public
     lost = fixed_size(0.01, 5, 10, 3)
     assert accounting.cost_of(lost).epsilon(1e-5) == math.inf
     assert epsilon_of(lost, 1e-5) <= epsilon_of(lost, 1e-5, "rdp") > 700
