@@ -2,13 +2,14 @@
 
 import dataclasses
 import json
+import math
 import pathlib
 from typing import Annotated
 
 from fedjax_dp import errors, folders
 from fedjax_dp.cli.options import Detail, PrintOptions, missing, parse
 from fedjax_dp.cli.output import Lines, show_lines
-from fedjax_dp.deployments import templates
+from fedjax_dp.deployments import log, templates
 from fedjax_dp.deployments.check import Check, check, in_words
 from fedjax_dp.deployments.description import read
 from fedjax_dp.deployments.rules import Effect
@@ -54,7 +55,8 @@ def check_command(arguments: list[str]) -> int:
         raise errors.refuse("output", options.output, "left out without --template", "add --template NAME, or drop it")
     if options.deployment is None:
         raise missing("template", why=", or a DEPLOYMENT.toml")
-    checked = check(read(options.deployment), view=options.view, delta=options.delta, log=options.log)
+    deployment = read(options.deployment, free=() if options.log is None else log.FREE)
+    checked = check(deployment, view=options.view, delta=options.delta, log=options.log)
     if options.json:
         print(json.dumps(checked.to_dict(), allow_nan=False))
     else:
@@ -89,7 +91,7 @@ def write_new(path: pathlib.Path, text: str) -> None:
 def _result(checked: Check) -> Lines:
     yield "", checked.statement
     whole = checked.everything
-    if whole is None or whole.epsilon != checked.mechanism.epsilon:
+    if math.isfinite(checked.mechanism.epsilon) and (whole is None or whole.epsilon != checked.mechanism.epsilon):
         yield "all", "no epsilon of everything that leaves" if whole is None else f"epsilon {in_words(whole.epsilon)}"
     for line in checked.beside:
         yield "also", line
@@ -101,7 +103,8 @@ def _result(checked: Check) -> Lines:
         at = f"epsilon {claim.epsilon:g} at delta {claim.delta:g} (per {per})"
         yield "claim", f"{at}: {checked.verdict.upper()}, {claim.reason}"
     for finding in checked.findings:
-        if finding.effect is not Effect.CLAIM and finding.code not in ("extra_release", "assumes"):
+        shown = finding.effect in (Effect.CLAIM, Effect.NO_MECHANISM) or finding.code in ("extra_release", "assumes")
+        if not shown:
             yield "found", f"{finding.reason}: {finding.words}"
     if checked.remedies:
         yield "change", "; ".join(checked.remedies)

@@ -8,7 +8,7 @@ from typing import Annotated
 from fedjax_dp.cli.check import write_new
 from fedjax_dp.cli.options import PrintOptions, missing, parse
 from fedjax_dp.deployments.description import read
-from fedjax_dp.deployments.plan import plan
+from fedjax_dp.deployments.plan import FREE, plan
 from fedjax_dp.options import about
 
 DESCRIPTION = """The least noise with which a federation that another system runs meets a budget.
@@ -44,7 +44,7 @@ def plan_command(arguments: list[str]) -> int:
         raise missing("deployment")
     if options.epsilon is None:
         raise missing("epsilon")
-    deployment = read(options.deployment, noise_is_free=True)
+    deployment = read(options.deployment, free=FREE)
     planned = plan(deployment, epsilon=options.epsilon, delta=options.delta, system=options.system)
     if options.output is not None:
         write_new(pathlib.Path(options.output), planned.to_toml())

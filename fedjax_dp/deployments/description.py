@@ -9,7 +9,7 @@ import json
 import math
 import os
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, ClassVar, Literal, Self
 
 from fedjax_dp import errors, folders, options, validation
@@ -478,17 +478,17 @@ def _toml(value: Any) -> str:
     return json.dumps(value)
 
 
-def read(path: str | os.PathLike[str], *, noise_is_free: bool = False) -> Deployment:
-    """The deployment that a TOML file describes; where `noise_is_free`, how much noise it has may be blank.
+def read(path: str | os.PathLike[str], *, free: Collection[str] = ()) -> Deployment:
+    """The deployment that a TOML file describes; facts that are `free` may be blank, as if they were left out.
 
     Raises: ConfigurationError for what is none, for keys that are unknown, facts that are missing, blanks.
     """
     values = folders.read_toml("deployment file", path)
-    noise = values.get("noise")
-    if noise_is_free and isinstance(noise, dict):
-        for name in ("std", "calibration"):
-            if name in noise and next(blanks_of({name: noise[name]}), None):
-                del noise[name]
+    for name in free:
+        group, _, fact = name.partition(".")
+        facts = values.get(group)
+        if isinstance(facts, dict) and next(blanks_of({fact: facts.get(fact)}), None):
+            del facts[fact]
     require_filled(values)
     return Deployment.from_dict(values)
 

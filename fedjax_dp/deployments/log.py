@@ -55,6 +55,15 @@ WORDS = {
     "received": ("0", "1", "true", "false"),  # what was sent is counted, received or not
 }
 COLUMNS = ("round", "client", *NUMBERS, *WORDS)
+FREE = (  # facts that rows may say in the place of the deployment
+    "clients.size",
+    "clients.rate",
+    *(f"records.{name}" for name in ("of", "size", "rate", "steps")),
+    "clip.bound",
+    "noise.std",
+    "noise.calibration",
+    "weights.largest",
+)
 COUNTS = ("replies", "steps", "batch", "of")
 
 Values = dict[str, Any]

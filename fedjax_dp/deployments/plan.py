@@ -16,6 +16,7 @@ from fedjax_dp.deployments.mechanism import bound_of, classical, mechanism_of, m
 from fedjax_dp.deployments.rules import Effect, findings_of
 
 FIXED = ("unit", "clip.of", "clip.norm", "noise.law", "noise.on", "noise.by")  # of which a template says what is so
+FREE = ("noise.std", "noise.calibration")  # which a plan finds
 OPERATIONS = {ast.Mult: operator.mul, ast.Div: operator.truediv}
 
 

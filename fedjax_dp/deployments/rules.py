@@ -316,7 +316,7 @@ def steps_for(deployment: Deployment, epsilon: float, delta: float) -> int:
     low, high = 0, releases(deployment)
     while high - low > 1:
         middle = (low + high) // 2
-        met = cost_of(deployment, middle).epsilon(delta) <= epsilon * (1 + SLACK / 2)
+        met = cost_of(deployment, middle).epsilon(delta) <= epsilon * (1 + SLACK / 4)
         low, high = (middle, high) if met else (low, middle)
     return low
 
