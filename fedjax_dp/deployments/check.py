@@ -234,6 +234,8 @@ def _verdict(case: Case, codes: set[str], everything: Guarantee | None) -> tuple
     if delta >= LARGEST_DELTA:
         return Verdict.WRONG, f"delta {delta:g} promises nothing"
     proved = mechanism.epsilon(delta)
+    if math.isinf(proved):
+        return Verdict.WRONG, f"no epsilon is finite at delta {delta:g}"
     if case.exceeded:
         if "adjacency_of_fixed_cohorts" in codes:
             return Verdict.CONDITIONAL, f"epsilon {in_words(proved)} is proved of a client that is exchanged"

@@ -426,6 +426,8 @@ class Deployment(Facts):
             remedy = "gaussian noise is covered; or describe what is true without sampling, law full"
             raise errors.refuse("noise.law", "laplace", "gaussian where records are sampled", remedy)
         for name, value in self.per_client.items():
+            if isinstance(value, tuple) and self.clients.of is None:
+                raise lacking(["clients.of"])
             if isinstance(value, tuple) and len(value) != self.clients.of:
                 wanted = f"a list of as many numbers as clients.of, {self.clients.of}"
                 raise errors.refuse(name, f"{len(value)} numbers", wanted)

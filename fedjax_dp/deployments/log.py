@@ -64,6 +64,7 @@ FREE = (  # facts that rows may say in the place of the deployment
     "noise.calibration",
     "weights.largest",
 )
+SHOWN = ("norm_after", "received")  # columns that change nothing that is counted
 COUNTS = ("replies", "steps", "batch", "of")
 
 Values = dict[str, Any]
@@ -73,7 +74,8 @@ class Row(NamedTuple):
     number: int  # in the file, the header is 1
     round: int
     client: str
-    cells: tuple[str, ...]  # of the other columns
+    cells: tuple[str, ...]  # of the columns that are counted
+    shown: tuple[str, ...]  # of the others
 
 
 class Kind(NamedTuple):
@@ -110,7 +112,7 @@ def mechanism_of_log(
             shares = 0.0
         current, shares = row.round, shares + kind.values.get("share", 0.0)
         taken[row.client][row.cells] += 1
-        for finding in _shown(kind, row, spread, deployment):
+        for finding in _found(kind, row, reader.shown(row), spread, deployment):
             findings.setdefault(finding.code, finding)
     if current < 0:
         raise errors.refuse("log", str(path), "a file with rows below its header")
@@ -147,7 +149,9 @@ class _Reader:
             raise errors.refuse(where, first, "each column once")
         if "round" not in self.columns:
             raise errors.refuse(where, first, "with a column round")
-        self._others = [place for place, name in enumerate(self.columns) if name not in ("round", "client")]
+        others = [place for place, name in enumerate(self.columns) if name not in ("round", "client")]
+        self._shown = [place for place in others if self.columns[place] in SHOWN]
+        self._counted = [place for place in others if self.columns[place] not in SHOWN]
 
     def _opened(self) -> io.TextIOWrapper:
         return open(self.path, encoding="utf-8", newline="")
@@ -187,12 +191,20 @@ class _Reader:
                     whose = f"client {client!r} in " if client else ""
                     raise errors.refuse(where, f"a second row of {whose}round {now}", "the only one")
                 seen.add(client)
-                yield Row(number, now, client, tuple([cells[other] for other in self._others]))
+                counted = tuple([cells[other] for other in self._counted])
+                yield Row(number, now, client, counted, tuple([cells[other] for other in self._shown]))
 
     def values(self, row: Row) -> Values:
-        """The cells of a row in their types; those that are empty are left out."""
+        """The cells that are counted, in their types; those that are empty are left out."""
+        return self._typed(row, self._counted, row.cells)
+
+    def shown(self, row: Row) -> Values:
+        """The other cells."""
+        return self._typed(row, self._shown, row.shown)
+
+    def _typed(self, row: Row, places: list[int], cells: tuple[str, ...]) -> Values:
         result: Values = {}
-        for place, cell in zip(self._others, row.cells):
+        for place, cell in zip(places, cells):
             name, text = self.columns[place], cell.strip()
             where = f"{self.path.name} row {row.number}, column {name}"
             if not text:
@@ -272,13 +284,15 @@ def _with_row(deployment: Deployment, values: Values) -> Deployment:
     return one
 
 
-def _shown(kind: Kind, row: Row, spread: dict[str, set[float]], deployment: Deployment) -> Iterator[Finding]:
+def _found(
+    kind: Kind, row: Row, shown: Values, spread: dict[str, set[float]], deployment: Deployment
+) -> Iterator[Finding]:
     """What a row shows that no number says."""
     values = kind.values
     bound = values.get("clip", deployment.clip.bound)
     most = math.inf if bound is None else max(listed(bound))
-    if values.get("norm_after", 0.0) > most * (1 + CLOSE):
-        words = f"round {row.round} has an update of norm {values['norm_after']:g} above the bound {most:g}"
+    if shown.get("norm_after", 0.0) > most * (1 + CLOSE):
+        words = f"round {row.round} has an update of norm {shown['norm_after']:g} above the bound {most:g}"
         yield Finding("unclipped", words, Effect.NO_MECHANISM, remedy="clip each update")
     if kind.multiplier == 0:
         yield Finding("no_noise", f"round {row.round} has noise 0", Effect.NO_MECHANISM)

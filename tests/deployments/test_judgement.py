@@ -221,6 +221,12 @@ def test_divisors_that_count_who_came_leave_no_amplification():
     assert counts.mechanism.epsilon == epsilon(CENTRAL, clients={"law": "all", "of": 100})
 
 
+def test_gaussian_noise_has_no_epsilon_at_delta_zero():
+    checked = check(changed(MESSAGE, claim={"epsilon": 1e5, "delta": 0.0, "per": "run"}))
+    assert checked.verdict == "wrong"
+    assert "no epsilon is finite at delta 0" in checked.claim.reason
+
+
 def test_a_large_delta_is_no_claim():
     checked = check(changed(MESSAGE, claim={"epsilon": 1e5, "delta": 0.2, "per": "run"}))
     assert checked.verdict == "wrong"

@@ -28,6 +28,7 @@ WRONG = [  # the deployment, what is changed, and the name that the line must ha
     (RECORD, {"records": {"law": "sorted", "rate": 0.1, "steps": 1}}, "records.law"),
     (RECORD, {"records": {"law": "poisson", "rate": 0.1}}, "records.steps"),
     (RECORD, {"records": "poisson"}, "records"),
+    (RECORD, {"clients": {"law": "all"}, "noise__std": [1.0, 2.0]}, "clients.of"),
     (RECORD, {"noise__by": "server"}, "noise.by"),
     (RECORD, {"noise__on": "message"}, "noise.on"),
     (RECORD, {"noise__law": "laplace"}, "noise.law"),
