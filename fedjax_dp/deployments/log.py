@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from fedjax_dp import errors, folders
 from fedjax_dp.accounting import ACCOUNTANTS, Composed, Event, FullBatch
 from fedjax_dp.accounting.events import repeated
-from fedjax_dp.deployments.description import Deployment, Records, lacking
+from fedjax_dp.deployments.description import Deployment, Records, Weights, lacking
 from fedjax_dp.deployments.mechanism import (
     VIEWS,
     Drawn,
@@ -329,7 +329,7 @@ def _counted(
     first = next(iter(kinds.values())).drawn
     words = first.words if first.samplings != (FullBatch(),) else "clients are counted for the rounds that they are in"
     lines = (
-        *assumptions_of(deployment, first._replace(words=words)),
+        *assumptions_of(dataclasses.replace(deployment, weights=Weights()), first._replace(words=words)),
         "the log is public: numbers of replies and shares in it are a release of their own",
     )
     return Mechanism(

@@ -373,6 +373,9 @@ def assumptions_of(deployment: Deployment, drawn: Drawn) -> list[str]:
         lines.append("a client's own noise alone is counted, not that of others")
     else:
         lines.append("the server adds the noise honestly, and sees what it is added to")
+    largest = deployment.weights.largest
+    if deployment.noise.on == "mean" and isinstance(largest, float):
+        lines.append(f"no client has more than {largest:.4g} of the mean")
     lines.append("sizes, shares, divisors and numbers of steps are public constants")
     if deployment.clip.of == "weights":
         lines.append("the model's weights are clipped, not its update")
