@@ -1,6 +1,7 @@
 """How the site is built: `sphinx-build -W -b html docs docs/_build`; a warning is an error.
 
-Catalogue, results, gallery and API reference are written anew by each build, from the code and the measured files.
+Catalogue, results, other systems, gallery and API reference are written anew by each build, from the code and the
+measured files.
 """
 
 import pathlib

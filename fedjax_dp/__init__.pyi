@@ -4,6 +4,7 @@ from . import accounting as accounting
 from . import algorithms as algorithms
 from . import audits as audits
 from . import data as data
+from . import deployments as deployments
 from . import execution as execution
 from . import experiments as experiments
 from . import figures as figures
@@ -53,6 +54,8 @@ from .audits.audit import audit as audit
 from .data import dataset as dataset
 from .data import federate as federate
 from .data import load as load
+from .deployments import Deployment as Deployment
+from .deployments import check as check
 from .errors import ConfigurationError as ConfigurationError
 from .experiments.run import resume as resume
 from .experiments.run import run as run

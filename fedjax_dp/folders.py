@@ -11,6 +11,7 @@ import os
 import pathlib
 import shutil
 import tempfile
+import tomllib
 from collections.abc import Collection, Iterator
 from typing import Any
 
@@ -123,6 +124,20 @@ def where_looked(path: pathlib.Path) -> str:
     beside = [other.name for other in path.parent.glob(f"*{path.suffix}")] if path.suffix else []
     near = errors.nearest(path.name, beside)
     return f"did you mean {path.with_name(near[0])}?" if near else f"it is looked for in {path.absolute().parent}"
+
+
+def read_toml(what: str, path: str | os.PathLike[str]) -> dict[str, Any]:
+    """What a TOML file says.
+
+    Raises: ConfigurationError for a file that is not there, or is none.
+    """
+    file = pathlib.Path(errors.require_text(what, os.fspath(path)))
+    if not file.is_file():
+        raise errors.refuse(what, str(file), "an existing TOML file", where_looked(file))
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise errors.refuse(what, str(file), "valid TOML", str(error)) from None
 
 
 class _Tried(Exception):

@@ -21,7 +21,8 @@ WRITTEN = ("api", "gallery", "_build", "extending")  # by a build, or tested by 
 PAGES = {
     str(path.relative_to(ROOT / "docs")): path.read_text()
     for path in sorted((ROOT / "docs").rglob("*.md"))
-    if not {*path.relative_to(ROOT / "docs").parts[:1]} & {*WRITTEN, "catalogue.md", "results.md", "own.md"}
+    if not {*path.relative_to(ROOT / "docs").parts[:1]}
+    & {*WRITTEN, "catalogue.md", "results.md", "systems.md", "own.md"}
 }
 PAGES |= {name: (ROOT / name).read_text() for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")}
 FIRST = ["concepts/parts.md"]  # of the default tests; the others are slow
@@ -86,7 +87,7 @@ def test_a_command_on_a_page_has_known_flags(name, words):
     command, rest = words[0], words[1:]
     assert command in COMMANDS or command == "help"
     options = options_of_command(command).values() if command in COMMANDS else ()
-    known = {*(option.flag for option in options), *HELP, "--its-option"}
+    known = {*(option.flag for option in options), *(option.about.short for option in options), *HELP, "--its-option"}
     for word in rest:
         flag = word.partition("=")[0]
         assert not flag.startswith("--") or flag in known, f"{name}: {flag} of {command}"

@@ -17,7 +17,7 @@ FLOORS = [  # of wings, and of the few modules that stand beside them
     {"validation", "folders", "own_code"},
     {"accounting"},
     {"options", "pytrees"},
-    {"data", "execution", "gradients"},
+    {"data", "deployments", "execution", "gradients"},
     {"tasks"},
     {"models"},
     {"parts"},

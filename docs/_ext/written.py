@@ -15,6 +15,7 @@ from sphinx.config import Config
 
 import fedjax_dp as fdp
 from fedjax_dp.cli import catalogue_tables
+from fedjax_dp.deployments import system_rows
 from fedjax_dp.options import REQUIRED, Option
 from fedjax_dp.papers import citations
 from fedjax_dp.parts.facts import parts_of
@@ -306,6 +307,23 @@ def write_results() -> None:
     _write("results.md", _with_tables((HERE / "results.in.md").read_text(), tables()))
 
 
+def write_systems() -> None:
+    """What other systems' configurations state and what is proved of them, computed anew."""
+    rows = system_rows()
+    lines = ["| configuration | verdict | claimed | alone | everything |", "|---|---|---|---|---|"]
+    lines += [f"| {row.id} | {row.verdict} | {row.claimed} | {row.alone} | {row.everything} |" for row in rows]
+    about = []
+    for row in rows:
+        source = ", ".join(map(str, row.source.to_dict().values()))
+        about += [f"### {row.id}", "", f"*{source}*", "", row.does, ""]
+        about += [f"* `{reason}`" for reason in row.reasons] if row.checked is None else []
+        about += [f"* `{one.reason}`: {one.words}" for one in (row.checked.findings if row.checked else ())]
+        about += [f"* {row.checked.statement}"] if row.checked else []
+        about += ["", f"*What would make it true:* {row.needs}", ""]
+    text = (HERE / "systems.in.md").read_text()
+    _write("systems.md", _with_tables(text, {"systems": "\n".join(lines), "rows": "\n".join(about)}))
+
+
 def _with_tables(text: str, found: dict[str, str]) -> str:
     for name, table in found.items():
         text = text.replace(f"\n<{name}>\n", f"\n{table}\n")
@@ -355,6 +373,7 @@ def _written(app: Sphinx, config: Config) -> None:
     write_api()
     write_catalogue()
     write_results()
+    write_systems()
     copy_gallery()
     config.myst_substitutions = measured()
 

@@ -13,6 +13,7 @@ from fedjax_dp import errors
 from fedjax_dp.accounting import pld, rdp
 from fedjax_dp.accounting.events import Composed, Event, RandomParticipation, distinct, each
 from fedjax_dp.accounting.gaussian import Gdp
+from fedjax_dp.accounting.losses import LARGEST_LOSS
 from fedjax_dp.accounting.neighbours import NotCoveredError
 from fedjax_dp.accounting.releases import Release
 from fedjax_dp.accounting.zcdp import Zcdp
@@ -135,7 +136,8 @@ def epsilon_of(event: Event, delta: float, accountant: str | Accountant = "pld")
                noise by "rdp" and "zcdp".
     Errors:    "pld": at most 5e-4 above the exact epsilon of its pairs, relative, up to 1e6 steps and for delta down to
                1e-8; below, and where single losses exceed 700 nats, "rdp" is used where it is better, as rounding
-               errors and such losses are counted against delta. For ATTAINED infinity says that they are not resolved.
+               errors and such losses are counted against delta; above 700 also the account of a draw that is published.
+               For ATTAINED infinity says that they are not resolved.
     Raises:    NotCoveredError if the accountant has no theorem for the event; ValueError if delta is outside (0, 1).
     """
     errors.require_in_unit_interval("delta", delta)
@@ -152,7 +154,10 @@ def epsilon_of(event: Event, delta: float, accountant: str | Accountant = "pld")
     epsilon = float(cost_of(event, chosen).epsilon(delta))
     if chosen is ACCOUNTANTS["pld"] and (delta < RESOLVED or math.isinf(epsilon)):
         with contextlib.suppress(NotCoveredError):
-            epsilon = min(epsilon, epsilon_of(event, delta, "rdp"))  # of two upper bounds, both rigorous
+            epsilon = min(epsilon, epsilon_of(event, delta, "rdp"))  # of upper bounds, all rigorous
+        if epsilon > LARGEST_LOSS:
+            with contextlib.suppress(NotCoveredError):
+                epsilon = min(epsilon, total(event, operator.methodcaller("drawn_in_public")).epsilon(delta))
     return epsilon
 
 

@@ -10,6 +10,9 @@ from scipy.special import log_ndtr, ndtr, ndtri
 from fedjax_dp import errors
 from fedjax_dp.accounting.neighbours import NotCoveredError
 
+LEAST_WEIGHT = 1e-18  # of numbers of draws that are told apart
+MOST_COUNTS = 10**6
+
 
 @dataclasses.dataclass(frozen=True)
 class Gdp:
@@ -40,6 +43,55 @@ class Gdp:
     def delta(self, epsilon: float) -> float:
         """Smallest delta at `epsilon`."""
         return gaussian_delta(epsilon, 1 / self.mu) if self.mu else 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class DrawnGdp:
+    """mu-GDP in each of `draws` releases with probability `rate`, else nothing, and all know in which.
+
+    Publishing who is drawn can only cost more than hiding it, so this bounds every sampled release from above; it is
+    close where one release alone reveals its member.
+    """
+
+    mu: float
+    rate: float
+    draws: int = 1
+
+    def times(self, count: int) -> "DrawnGdp":
+        return dataclasses.replace(self, draws=self.draws * count)
+
+    def plus(self, other: "DrawnGdp") -> "DrawnGdp":
+        if (self.mu, self.rate) != (other.mu, other.rate):
+            raise NotCoveredError("draws of different rates or noises have no closed form; use accountant pld")
+        return dataclasses.replace(self, draws=self.draws + other.draws)
+
+    def thinned(self, rate: float) -> "DrawnGdp":
+        if self.draws != 1:
+            raise NotCoveredError("random participation in several draws has no closed form; use accountant pld")
+        return dataclasses.replace(self, rate=self.rate * rate)
+
+    def epsilon(self, delta: float) -> float:
+        """Where the mean over the number of draws of the Gaussian delta is `delta`."""
+        law = scipy.stats.binom(self.draws, self.rate)
+        low, high = (int(law.isf(tail)) for tail in (1 - LEAST_WEIGHT, LEAST_WEIGHT))
+        if high - low > MOST_COUNTS:
+            raise NotCoveredError("too many draws for a mean over all their numbers; use accountant rdp")
+        counts = np.arange(max(low, 1), high + 1)
+        weights = law.pmf(counts)
+        weights[0] = law.cdf(counts[0]) if low else weights[0]  # fewer cost no more
+        delta -= law.sf(high)  # more are counted as a total loss
+        mus = self.mu * np.sqrt(counts)
+
+        def excess(epsilon: float) -> float:
+            upper, lower = log_ndtr(mus / 2 - epsilon / mus), epsilon + log_ndtr(-mus / 2 - epsilon / mus)
+            return float(weights @ (-np.exp(upper) * np.expm1(np.minimum(lower - upper, 0.0)))) - delta
+
+        if excess(0.0) <= 0:
+            return 0.0
+        most = 1.0
+        while excess(most) > 0:
+            most *= 2
+        return float(scipy.optimize.brentq(excess, 0.0, most, xtol=1e-13, rtol=1e-12))
 
 
 def gaussian_trade_off(mu: float, false_positive: np.ndarray) -> np.ndarray:

@@ -14,6 +14,7 @@ import numpy as np
 
 from fedjax_dp import errors
 from fedjax_dp.accounting import pairs, tcdp
+from fedjax_dp.accounting.gaussian import DrawnGdp
 from fedjax_dp.accounting.neighbours import Adjacency, NotCoveredError, Unit
 from fedjax_dp.accounting.pairs import Dominating
 from fedjax_dp.accounting.sampling import FullBatch, Poisson, Refilled, Sampling, Shuffled, WithReplacement
@@ -28,6 +29,7 @@ PRICES = {  # of a release, and the accountants that ask for them
     "zcdp": "zcdp",
     "gdp": "gaussian",
     "tcdp": "tcdp",
+    "drawn_in_public": "pld",
 }
 _SUCH_AS = {"sampling": "Poisson(0.01)", "adjacency": "Adjacency.REPLACE_ONE", "unit": "Unit.RECORD"}
 
@@ -163,6 +165,10 @@ class Release(ABC):
         """As in the dpnfl paper."""
         raise self._lacks("tcdp")
 
+    def drawn_in_public(self) -> DrawnGdp:
+        """A bound that publishes who is drawn, for losses that no grid resolves."""
+        raise self._lacks("drawn_in_public")
+
     def as_normal(self, differences: np.ndarray) -> np.ndarray:
         """Standard normals made of numbers of variance 1, each the difference of two noises, coordinate by coordinate.
 
@@ -242,6 +248,11 @@ class GaussianSteps(Release):
                 f"the exact Gaussian formula needs unsampled sums, got {self.sampling}; use accountant pld"
             )
         return 1 / self.relative_noise
+
+    def drawn_in_public(self) -> DrawnGdp:
+        if isinstance(self.sampling, WithReplacement | Refilled):
+            raise NotCoveredError(f"a member may be drawn more than once by {self.sampling}")
+        return DrawnGdp(1 / self.relative_noise, self.sampling.rate)
 
     def tcdp(self) -> Tcdp:
         return tcdp.of_gaussian(self.noise_multiplier, self.sampling, self.adjacency)

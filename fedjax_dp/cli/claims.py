@@ -9,13 +9,17 @@ from typing import Annotated
 from rich.console import Console
 from rich.table import Table
 
+from fedjax_dp import errors
 from fedjax_dp.accounting.guarantee import Verdict
 from fedjax_dp.cli.options import PlotOption, PrintOptions, parse, picture_of
 from fedjax_dp.cli.output import columns, page
+from fedjax_dp.deployments.systems import system_rows
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.options import about
 from fedjax_dp.papers.row import PaperRow
 from fedjax_dp.papers.settings import DETAILS, LEAST_DELTA, PAPERS, SYMBOLS, claim_rows
+
+OF = ("papers", "systems")
 
 
 def claims_command(arguments: list[str]) -> int:
@@ -24,9 +28,13 @@ def claims_command(arguments: list[str]) -> int:
         "claims",
         arguments,
         ClaimsOptions,
-        "The papers' theorems, and what can be proved.\n\nusage: fedjax-dp claims [--paper NAME] [OPTIONS] [--json]",
+        "The papers' theorems, or what other systems' configurations state, and what can be proved.\n\n"
+        "usage: fedjax-dp claims [--of papers|systems] [--paper NAME] [OPTIONS] [--json]",
     )
+    errors.require_choice("of", options.of, OF)
     look = picture_of(options)
+    if options.of == "systems":
+        return _systems(options)
     with Screen().counter("claims") as count:
         rows = claim_rows(options.paper, count)
     if options.plot:
@@ -46,6 +54,43 @@ class ClaimsOptions(PrintOptions, PlotOption):
         str | None,
         about("of one paper, the moments accountant or adaptive clipping", choices=PAPERS, default="all"),
     ] = None
+    of: Annotated[str, about("of papers, or of configurations of other systems in public repositories", choices=OF)] = (
+        "papers"
+    )
+
+
+def _systems(options: ClaimsOptions) -> int:
+    """What other systems' configurations state, each row at its commit."""
+    for name, value in (("paper", options.paper), ("plot", options.plot)):
+        if value is not None:
+            raise errors.refuse(name, value, "left out with --of systems", "drop it")
+    with Screen().counter("configurations") as count:
+        rows = system_rows(count)
+    if options.json:
+        print(json.dumps({"claims": [row.to_dict() for row in rows]}, allow_nan=False))
+        return 0
+    console = page()
+    console.print(
+        "What private federations in public repositories state, each at the commit that was read: what a setting\n"
+        "does, not whose fault it is. alone: epsilon of the noisy updates; everything: of all that leaves.\n"
+    )
+    cells = {
+        "configuration": [row.id for row in rows],
+        "verdict": [row.verdict for row in rows],
+        "claimed": [row.claimed for row in rows],
+        "alone": [row.alone for row in rows],
+        "everything": [row.everything for row in rows],
+    }
+    columns(console, cells, left=("configuration", "verdict"))
+    for row in rows:
+        console.print(f"{row.id}: {', '.join(str(one) for one in row.source.to_dict().values())}", style="bold")
+        console.print(f" {row.does}")
+        for reason in row.reasons:
+            console.print(f" {reason}")
+        if row.checked is not None:
+            console.print(f" {row.checked.statement}")
+        console.print(f" {row.needs}\n")
+    return 0
 
 
 def _print_claims(rows: list[PaperRow]) -> None:

@@ -22,7 +22,9 @@ COMMANDS = {
     "bench": "where the time of a round goes, and the least that it could take",
     "account": "the epsilon of noisy steps by every accountant, side by side",
     "calibrate": "the noise multiplier that each accountant asks for",
-    "claims": "what the papers' theorems say on the papers' own settings, and what can be proved",
+    "check": "the epsilon of a federation that another system runs, from a description or a log of it",
+    "plan": "the noise for a budget in such a federation, in the other system's own settings",
+    "claims": "what the papers' theorems say on the papers' own settings, or other systems' files, and what is proved",
     "catalogue": "every algorithm: source, whom it hides from whom, what is kept, bytes per round",
     "data": (
         "how a partition spreads a data set over clients: sizes, labels, heterogeneity, a picture; or writes a store"

@@ -62,6 +62,11 @@ def options_of_command(name: str) -> Options:
         result |= _named("dataset", datasets, result["dataset"])
     if name == "data":
         result |= _named("named", ["convert", *datasets], result["named"])
+    if name in ("check", "plan"):
+        from fedjax_dp.deployments import templates
+
+        option = "template" if name == "check" else "system"
+        result |= _named(option, templates.names(), result[option])
     if name == "reproduce":
         from fedjax_dp.papers.reproductions.recipe import recipes
 

@@ -11,7 +11,6 @@ import json
 import math
 import os
 import pathlib
-import tomllib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -261,13 +260,7 @@ def _only(values: Overrides, cls: type) -> dict[str, Any]:
 
 def read(path: str | os.PathLike[str]) -> dict[str, Any]:
     """What a TOML file says, each value checked against its type."""
-    path = pathlib.Path(errors.require_text("configuration file", os.fspath(path)))
-    if not path.is_file():
-        raise errors.refuse("configuration file", str(path), "an existing TOML file", folders.where_looked(path))
-    try:
-        overrides = tomllib.loads(path.read_text())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise errors.refuse("configuration file", str(path), "valid TOML", str(error)) from None
+    overrides, path = folders.read_toml("configuration file", path), pathlib.Path(path)
     known = known_options(overrides.get("algorithm"))
     for name, value in overrides.items():
         if name in TAKEN_OFF:

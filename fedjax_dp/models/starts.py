@@ -12,7 +12,6 @@ import hashlib
 import logging
 import os
 import pathlib
-import tomllib
 from collections.abc import Mapping
 from typing import Any
 
@@ -195,13 +194,7 @@ def arrays_of(path: pathlib.Path) -> Any:
 
 
 def _names(path: str | os.PathLike[str]) -> dict[str, Any]:
-    path = pathlib.Path(path)
-    if not path.is_file():
-        raise errors.refuse("start_names", str(path), "an existing TOML file", folders.where_looked(path))
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise errors.refuse("start_names", str(path), "valid TOML", str(error)) from None
+    return folders.read_toml("start_names", path)
 
 
 def _renamed(path: pathlib.Path, found: Mapping[str, Any], names: Mapping[str, Any]) -> dict[str, Any]:

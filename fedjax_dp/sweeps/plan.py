@@ -10,7 +10,6 @@ import json
 import math
 import os
 import pathlib
-import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -105,12 +104,7 @@ class Point:
 def read_sweep(path: str | os.PathLike[str]) -> SweepConfig:
     """The sweep that a TOML file describes."""
     path = pathlib.Path(path)
-    if not path.is_file():
-        raise errors.refuse("sweep file", str(path), "an existing TOML file", folders.where_looked(path))
-    try:
-        written = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise errors.refuse("sweep file", str(path), "valid TOML", str(error)) from None
+    written = folders.read_toml("sweep file", path)
     try:
         return _from_tables(written)
     except errors.ConfigurationError as error:

@@ -24,6 +24,8 @@ COMMANDS = [
     "bench",
     "account",
     "calibrate",
+    "check",
+    "plan",
     "claims",
     "data",
 ]
