@@ -24,6 +24,7 @@ SCHEDULES = ("constant", "inverse_sqrt", "inverse", "cosine", "step", "warm_up",
 
 ADAPTIVE = ("adam", "yogi", "adagrad")  # servers
 SERVERS = ("sgd", *ADAPTIVE)
+AVERAGES = ("exponential", "polyak", "polynomial")  # of the models of rounds
 LAST = ("drop", "keep")  # of a pass, with epochs
 RATES = ("size", "opacus")  # of Poisson batches
 
@@ -104,6 +105,10 @@ class Common(TypedDict, total=False):
         b1: decay of the server's first moment
         b2: decay of its second moment
         pi: added to the root of its second moment (tau of Reddi et al. 2021)
+        average: the final model is this mean of the models of rounds, at no cost of privacy; clients go on without it
+        average_decay: model t - k weighs in proportion to its k-th power; 0 is the last model alone
+        average_from: round from whose model on all weigh alike; 0: all
+        average_power: model t weighs about t to this power; 0: all alike
     """
 
     cohort_size: Required[int | None]
@@ -147,10 +152,15 @@ class Common(TypedDict, total=False):
     b1: Annotated[float, about("", value=0.9, group="server", beside={"server": ADAPTIVE})]
     b2: Annotated[float, about("", value=0.99, group="server", beside={"server": ADAPTIVE[:2]})]
     pi: Annotated[float, about("", value=1e-3, group="server", beside={"server": ADAPTIVE})]
+    average: Annotated[str, about("", value="none", choices=("none", *AVERAGES), group="server")]
+    average_decay: Annotated[float, about("", value=0.9, group="server", beside={"average": "exponential"})]
+    average_from: Annotated[int, about("", value=0, group="server", beside={"average": "polyak"})]
+    average_power: Annotated[float, about("", value=8.0, group="server", beside={"average": "polynomial"})]
 
 
 COMMON = of_class(Common)
 OF_SERVER = tuple(name for name, option in COMMON.items() if option.about.group == "server")
+AVERAGING = tuple(name for name in OF_SERVER if name.startswith("average"))
 ClipNorm = Annotated[float, about("C, L2 bound on one record's gradient", group="privacy")]
 ClientClipNorm = Annotated[float, about("C, L2 bound on a client's update", group="privacy")]
 NoiseMultiplier = Annotated[
@@ -179,10 +189,14 @@ def assemble(
     models: "parts.ClientModels | None" = None,
     aggregate: "parts.Aggregate | None" = None,
     server: "parts.ServerOptimizer | None" = None,
+    of_server: "Callable[[parts.Server, Mapping[str, Any]], parts.Server] | None" = None,
     upload: "parts.UpdatePrivatizer | None" = None,
     drawn: Mapping[str, Any] | None = None,
 ) -> "Algorithm":
-    """An algorithm from common options and the parts that are special."""
+    """An algorithm from common options and the parts that are special.
+
+    of_server  makes the server of the one that options say, and of the schedule of rates and its numbers.
+    """
     from fedjax_dp.pytrees import changed  # loads JAX
     from fedjax_dp.rounds.algorithm import Algorithm
     from fedjax_dp.schedules import SCHEDULES
@@ -224,6 +238,11 @@ def assemble(
         if not hasattr(bound, "microbatch"):
             raise errors.refuse("microbatch", options["microbatch"], "left out where no record is clipped", "drop it")
         privatizer = changed(privatizer, bound=parts.ClipRecords(microbatch=options["microbatch"]))
+    schedule = {"schedule": SCHEDULES[options["schedule"]], "timing": _timing(options)}
+    if server is None:
+        moves = _server_of(**{name: options[name] for name in OF_SERVER if name not in AVERAGING})
+        moves = moves if of_server is None else of_server(moves, schedule)
+        server = _averaged(moves, **{name: options[name] for name in AVERAGING})
     ring = {"bits": options["ring_bits"]} | {name: options[name] for name in ("fractional_bits", "neighbours")}
     steps: dict[str, Any] = {
         "learning_rate": options["learning_rate"],
@@ -234,9 +253,8 @@ def assemble(
         "corrections": (*corrections, parts.L2Penalty(strength=options["l2"])),
         "rule": changed(rule, hyperparameters=rule.hyperparameters | numbers, keep=options["keep_rule"]),
         "steps": 1 if batches == "refill" else options["local_steps"],
-        "schedule": SCHEDULES[options["schedule"]],
-        "timing": _timing(options),
         "per_step": options["per_step"],
+        **schedule,
     }
     return Algorithm(
         cohort=cohort,
@@ -244,8 +262,16 @@ def assemble(
         upload=parts.PlainUpload() if upload is None else upload,
         aggregate=combined if aggregate is None else aggregate,
         transport=parts.SecureSum(**ring) if options["secure"] else parts.PlainSum(),
-        server=_server_of(**{name: options[name] for name in OF_SERVER}) if server is None else server,
+        server=server,
     )
+
+
+def _averaged(server: "parts.ServerOptimizer", average: str, **numbers: Any) -> "parts.ServerOptimizer":
+    """With the mean of that name, which has the number that goes with it."""
+    if average == "none":
+        return server
+    of_mean = {name: number for name, number in numbers.items() if COMMON[name].about.beside["average"] == average}
+    return parts.AveragedServer(base=server, weight=parts.AVERAGES[average], numbers=of_mean)
 
 
 TIMING = {  # numbers of schedules that have some
