@@ -30,7 +30,7 @@ usage: fedjax-dp run [CONFIG.toml] [OPTIONS] [--json]; --json prints one JSON ob
 --quiet prints the result alone, --verbose also traffic and time, --plain what epsilon means for those in the data;
 fedjax-dp run --resume DIR continues a run from its last checkpoint;
 with --coordinator HOST:PORT --processes P --process I (or --coordinator auto under SLURM and Kubernetes) it is one of P
-processes that share the run, each started with its own I; --timeout SECONDS is how long they wait for each other."""
+processes of the run, with its own I; they wait --timeout SECONDS."""
 FEW = 0.1  # of the gradients
 
 

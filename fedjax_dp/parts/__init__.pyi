@@ -18,6 +18,7 @@ from .batches import FullBatches as FullBatches
 from .batches import PoissonBatches as PoissonBatches
 from .batches import RefillBatches as RefillBatches
 from .batches import ReplacementBatches as ReplacementBatches
+from .by_round import ByRound as ByRound
 from .client_models import ClientModels as ClientModels
 from .client_models import OwnSteps as OwnSteps
 from .client_privacy import AdaptiveClientGaussian as AdaptiveClientGaussian
