@@ -235,9 +235,19 @@ def _noise(result: dict[str, Any]) -> list[tuple[str, str]]:
     if multiplier is None:
         return []
     learnt, clip_norm = result["history"][-1]["learnt_clip_norm"], result["config"].get("clip_norm")
-    clip = "" if clip_norm is None else f", clip norm {clip_norm:g}"
+    clip = "" if clip_norm is None else f", clip norm {clip_norm:g}{_changing(result['config'], 'clip')}"
     clip += "" if learnt is None else f" at first, {learnt:.4g} in the last round"
-    return [("noise", f"multiplier {NoiseMultipliers(**multiplier)}{clip}")]
+    return [("noise", f"multiplier {NoiseMultipliers(**multiplier)}{_changing(result['config'], 'noise')}{clip}")]
+
+
+def _changing(config: dict[str, Any], what: str) -> str:
+    """How a number of round 0 goes on."""
+    schedule = config.get(f"{what}_schedule") or "constant"
+    if schedule == "constant":
+        return ""
+    if schedule == "list":
+        return f" at first, times {config[f'{what}_factors']} by round"
+    return f" at first, {schedule} to {config[f'{what}_end']:g} times that"
 
 
 def _probes(result: dict[str, Any]) -> list[tuple[str, str]]:

@@ -71,7 +71,8 @@ class PlannedRun:
         changes = changes_of(part)
         if changes is None:
             return NoiseLevels(np.ones(1, np.float32), np.zeros(self.rounds, int), 1.0)
-        for one in (part, local, *(inner for slot, inner in local.parts if slot == "client models")):
+        models = (inner for slot, inner in local.parts if slot == "client models")
+        for one in (part,) if part is self.algorithm.upload else (part, local, *models):
             if not of_the_project(one):
                 got = f"noise_by_round beside {type(one).__name__}"
                 wanted = "left out with parts of your own that tell it its round"
