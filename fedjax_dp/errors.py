@@ -141,6 +141,8 @@ ELSEWHERE = {  # what Opacus, Flower, TensorFlow, FedJAX and papers call an opti
     **dict.fromkeys(("fraction", "fraction_fit", "clients_per_round"), "cohort_size"),
     **dict.fromkeys(("optimizer", "client_optimizer"), "local_rule"),
     **dict.fromkeys(("eps", "target_epsilon", "budget"), "epsilon"),
+    **dict.fromkeys(("ema", "averaging", "swa", "polyak"), "average"),
+    **dict.fromkeys(("ema_decay", "ema_rate", "average_rate"), "average_decay"),
     **{
         "target_delta": "delta",
         "weight_decay": "l2",

@@ -1,8 +1,10 @@
-"""Learning-rate schedules: the factor on a rate in round t = 0, 1, ..., positive in every round.
+"""Schedules: the factor on a number in round t = 0, 1, ..., positive in every round.
 
-Plain functions, so they hash stably; their numbers are traced, so that none of them compiles again.
+`SCHEDULES` are of learning rates, `CHANGES` of noise multipliers and clip norms. Plain functions, so they hash stably;
+their numbers are traced, so that none of them compiles again.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -55,4 +57,46 @@ SCHEDULES = {
     "step": step,
     "warm_up": warm_up,
     "warm_up_cosine": warm_up_cosine,
+}
+
+
+def _stage(t: jax.Array, rounds: Any, stages: Any) -> jax.Array:
+    """How far stages have come in round t, from 0 to 1 in the last; they are equally long but for that one."""
+    whole, most = (jnp.maximum(jnp.asarray(number).astype(jnp.int32), 1) for number in (rounds, stages))
+    length = -(-whole // most)
+    last = -(-whole // length) - 1
+    way: jax.Array = jnp.clip(t // length, 0, last) / jnp.maximum(last, 1).astype(jnp.float32)
+    return way
+
+
+def change_linear(t: jax.Array, end: Any, rounds: Any, stages: Any) -> jax.Array:
+    """From 1 to `end` by equal differences of so many stages, which last for so many rounds; then `end`."""
+    factor: jax.Array = 1 + (jnp.asarray(end, jnp.float32) - 1) * _stage(t, rounds, stages)
+    return factor
+
+
+def change_cosine(t: jax.Array, end: Any, rounds: Any, stages: Any) -> jax.Array:
+    """The same along half a cosine."""
+    last = jnp.asarray(end, jnp.float32)
+    factor: jax.Array = last + (1 - last) * (1 + jnp.cos(jnp.pi * _stage(t, rounds, stages))) / 2
+    return factor
+
+
+def change_step(t: jax.Array, end: Any, rounds: Any, stages: Any) -> jax.Array:
+    """The same by equal ratios."""
+    return jnp.power(jnp.asarray(end, jnp.float32), _stage(t, rounds, stages))
+
+
+def change_list(t: jax.Array, factors: Any) -> jax.Array:
+    """As they are listed, one for each round from 0; the last one after that."""
+    listed = jnp.asarray(factors, jnp.float32)
+    factor: jax.Array = jnp.take(listed, jnp.clip(t, 0, listed.shape[0] - 1))
+    return factor
+
+
+CHANGES: dict[str, Callable[..., jax.Array]] = {
+    "linear": change_linear,
+    "cosine": change_cosine,
+    "step": change_step,
+    "list": change_list,
 }

@@ -8,7 +8,7 @@ from helpers import refusal, thinned
 
 import fedjax_dp as fdp
 from fedjax_dp import errors
-from fedjax_dp.algorithms.assemble import ESTIMATORS, LOCAL_RULES, SCHEDULES
+from fedjax_dp.algorithms.assemble import AVERAGES, ESTIMATORS, LOCAL_RULES, SCHEDULES
 from fedjax_dp.algorithms.record_level import SECOND_MOMENTS
 from fedjax_dp.experiments import groups
 from fedjax_dp.options import of_function
@@ -44,6 +44,7 @@ def test_odd_options_of_entries_are_refused_in_one_line_or_taken(name):
         (ESTIMATORS, "parts", "ESTIMATORS"),
         (LOCAL_RULES, "parts", "LOCAL_RULES"),
         (SCHEDULES, "schedules", "SCHEDULES"),
+        (AVERAGES, "parts", "AVERAGES"),
         (SECOND_MOMENTS, "parts", "SECOND_MOMENTS"),
     ],
 )

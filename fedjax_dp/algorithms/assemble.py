@@ -22,8 +22,12 @@ ESTIMATORS = ("full", "wor_delta", "wor_model", "biased", "renorm", "precision",
 LOCAL_RULES = ("sgd", "momentum", "rmsprop", "adam", "adam_bc", "adamw", "adamw_bc")
 SCHEDULES = ("constant", "inverse_sqrt", "inverse", "cosine", "step", "warm_up", "warm_up_cosine")
 
+CHANGES = ("linear", "cosine", "step", "list")  # of noise multiplier and clip norm over rounds
+MOVES = CHANGES[:3]
+
 ADAPTIVE = ("adam", "yogi", "adagrad")  # servers
 SERVERS = ("sgd", *ADAPTIVE)
+AVERAGES = ("exponential", "polyak", "polynomial")  # of the models of rounds
 LAST = ("drop", "keep")  # of a pass, with epochs
 RATES = ("size", "opacus")  # of Poisson batches
 
@@ -61,6 +65,11 @@ def of_rules(*rules: str, default: str) -> About:
     return about("", value=None, beside={"local_rule": rules}, default=default)
 
 
+def _of_change(schedule: str, *changes: str, value: Any = None) -> About:
+    """A number of some changes over rounds."""
+    return about("", value=value, beside={schedule: changes or MOVES}, group="privacy")
+
+
 class Common(TypedDict, total=False):
     """Options that every entry takes.
 
@@ -94,6 +103,16 @@ class Common(TypedDict, total=False):
         keep_rule: the rule's state stays with its client across rounds
         l2: h in the penalty h |w|^2
         microbatch: records whose gradients are built at once where a model needs that; bounds memory
+        noise_schedule: of the noise multiplier over rounds, which is that of the first; each is counted with its own
+        noise_end: factor that it ends with
+        noise_rounds: by which it does
+        noise_stages: of equal noise on the way, at most
+        noise_factors: of the rounds, with commas between, from 1; the last one stays
+        clip_schedule: of the clip norm, likewise; the noise follows it
+        clip_end: factor that it ends with
+        clip_rounds: by which it does
+        clip_stages: of equal clip norm on the way, at most
+        clip_factors: of the rounds, with commas between, from 1; the last one stays
         secure: messages travel masked and only their sum is seen
         ring_bits: of the secure sum's integers: 32 or 64
         fractional_bits: of the secure sum's fixed point
@@ -104,6 +123,10 @@ class Common(TypedDict, total=False):
         b1: decay of the server's first moment
         b2: decay of its second moment
         pi: added to the root of its second moment (tau of Reddi et al. 2021)
+        average: the final model is this mean of the models of rounds, at no cost of privacy; clients go on without it
+        average_decay: model t - k weighs in proportion to its k-th power; 0 is the last model alone
+        average_from: round from whose model on all weigh alike; 0: all
+        average_power: model t weighs about t to this power; 0: all alike
     """
 
     cohort_size: Required[int | None]
@@ -135,6 +158,16 @@ class Common(TypedDict, total=False):
     keep_rule: Annotated[bool, about("", value=False, beside={"local_rule": STATEFUL})]
     l2: Annotated[float, about("", value=0.0)]
     microbatch: Annotated[int | None, about("", value=None)]
+    noise_schedule: Annotated[str, about("", value="constant", choices=("constant", *CHANGES), group="privacy")]
+    noise_end: Annotated[float | None, _of_change("noise_schedule")]
+    noise_rounds: Annotated[int | None, _of_change("noise_schedule")]
+    noise_stages: Annotated[int, _of_change("noise_schedule", value=10)]
+    noise_factors: Annotated[str | None, _of_change("noise_schedule", "list")]
+    clip_schedule: Annotated[str, about("", value="constant", choices=("constant", *CHANGES), group="privacy")]
+    clip_end: Annotated[float | None, _of_change("clip_schedule")]
+    clip_rounds: Annotated[int | None, _of_change("clip_schedule")]
+    clip_stages: Annotated[int, _of_change("clip_schedule", value=10)]
+    clip_factors: Annotated[str | None, _of_change("clip_schedule", "list")]
     secure: Annotated[bool, about("", value=False, group="privacy")]
     ring_bits: Annotated[int, about("", value=32, group="privacy", beside={"secure": True})]
     fractional_bits: Annotated[int, about("", value=16, group="privacy", beside={"secure": True})]
@@ -147,10 +180,16 @@ class Common(TypedDict, total=False):
     b1: Annotated[float, about("", value=0.9, group="server", beside={"server": ADAPTIVE})]
     b2: Annotated[float, about("", value=0.99, group="server", beside={"server": ADAPTIVE[:2]})]
     pi: Annotated[float, about("", value=1e-3, group="server", beside={"server": ADAPTIVE})]
+    average: Annotated[str, about("", value="none", choices=("none", *AVERAGES), group="server")]
+    average_decay: Annotated[float, about("", value=0.9, group="server", beside={"average": "exponential"})]
+    average_from: Annotated[int, about("", value=0, group="server", beside={"average": "polyak"})]
+    average_power: Annotated[float, about("", value=8.0, group="server", beside={"average": "polynomial"})]
 
 
 COMMON = of_class(Common)
 OF_SERVER = tuple(name for name, option in COMMON.items() if option.about.group == "server")
+CHANGING = tuple(name for name in COMMON if name.startswith(("noise_", "clip_")))  # of entries that add noise
+AVERAGING = tuple(name for name in OF_SERVER if name.startswith("average"))
 ClipNorm = Annotated[float, about("C, L2 bound on one record's gradient", group="privacy")]
 ClientClipNorm = Annotated[float, about("C, L2 bound on a client's update", group="privacy")]
 NoiseMultiplier = Annotated[
@@ -179,10 +218,14 @@ def assemble(
     models: "parts.ClientModels | None" = None,
     aggregate: "parts.Aggregate | None" = None,
     server: "parts.ServerOptimizer | None" = None,
+    of_server: "Callable[[parts.Server, Mapping[str, Any]], parts.Server] | None" = None,
     upload: "parts.UpdatePrivatizer | None" = None,
     drawn: Mapping[str, Any] | None = None,
 ) -> "Algorithm":
-    """An algorithm from common options and the parts that are special."""
+    """An algorithm from common options and the parts that are special.
+
+    of_server  makes the server of the one that options say, and of the schedule of rates and its numbers.
+    """
     from fedjax_dp.pytrees import changed  # loads JAX
     from fedjax_dp.rounds.algorithm import Algorithm
     from fedjax_dp.schedules import SCHEDULES
@@ -224,6 +267,20 @@ def assemble(
         if not hasattr(bound, "microbatch"):
             raise errors.refuse("microbatch", options["microbatch"], "left out where no record is clipped", "drop it")
         privatizer = changed(privatizer, bound=parts.ClipRecords(microbatch=options["microbatch"]))
+    noise, clip = (_by_round(what, options) for what in ("noise", "clip"))
+    if noise or clip:
+        noised: Any = privatizer if upload is None else upload
+        if not hasattr(noised, "noise_by_round"):
+            name = "noise_schedule" if noise else "clip_schedule"
+            wanted = "constant unless Gaussian noise is added whose clip norm is not learnt"
+            raise errors.refuse(name, options[name], wanted, f"drop it beside {type(noised).__name__}")
+        noised = changed(noised, noise_by_round=noise, clip_by_round=clip)
+        privatizer, upload = (noised, None) if upload is None else (privatizer, noised)
+    schedule = {"schedule": SCHEDULES[options["schedule"]], "timing": _timing(options)}
+    if server is None:
+        moves = _server_of(**{name: options[name] for name in OF_SERVER if name not in AVERAGING})
+        moves = moves if of_server is None else of_server(moves, schedule)
+        server = _averaged(moves, **{name: options[name] for name in AVERAGING})
     ring = {"bits": options["ring_bits"]} | {name: options[name] for name in ("fractional_bits", "neighbours")}
     steps: dict[str, Any] = {
         "learning_rate": options["learning_rate"],
@@ -234,9 +291,8 @@ def assemble(
         "corrections": (*corrections, parts.L2Penalty(strength=options["l2"])),
         "rule": changed(rule, hyperparameters=rule.hyperparameters | numbers, keep=options["keep_rule"]),
         "steps": 1 if batches == "refill" else options["local_steps"],
-        "schedule": SCHEDULES[options["schedule"]],
-        "timing": _timing(options),
         "per_step": options["per_step"],
+        **schedule,
     }
     return Algorithm(
         cohort=cohort,
@@ -244,8 +300,41 @@ def assemble(
         upload=parts.PlainUpload() if upload is None else upload,
         aggregate=combined if aggregate is None else aggregate,
         transport=parts.SecureSum(**ring) if options["secure"] else parts.PlainSum(),
-        server=_server_of(**{name: options[name] for name in OF_SERVER}) if server is None else server,
+        server=server,
     )
+
+
+def _by_round(what: str, options: Mapping[str, Any]) -> "parts.ByRound | None":
+    """The change of noise or clip norm over rounds."""
+    from fedjax_dp.schedules import CHANGES  # loads JAX
+
+    name = options[f"{what}_schedule"]
+    if name == "constant":
+        return None
+    words = {"end": "a factor", "rounds": "a number of rounds", "stages": "a number", "factors": "numbers"}
+    taken = ("factors",) if name == "list" else ("end", "rounds", "stages")
+    for number in taken:
+        if options[f"{what}_{number}"] is None:
+            raise errors.refuse(f"{what}_{number}", "nothing", f"{words[number]} for {what}_schedule {name}")
+    numbers: dict[str, Any] = {number: options[f"{what}_{number}"] for number in taken}
+    if name == "list":
+        numbers["factors"] = _numbers(f"{what}_factors", numbers["factors"])
+    return parts.ByRound(change=CHANGES[name], numbers=numbers)
+
+
+def _numbers(what: str, text: str) -> np.ndarray:
+    try:
+        return np.array([float(word) for word in text.split(",")], np.float32)
+    except ValueError:
+        raise errors.refuse(what, repr(text), "numbers with commas between", "such as 1,0.8,0.5") from None
+
+
+def _averaged(server: "parts.ServerOptimizer", average: str, **numbers: Any) -> "parts.ServerOptimizer":
+    """With the mean of that name, which has the number that goes with it."""
+    if average == "none":
+        return server
+    of_mean = {name: number for name, number in numbers.items() if COMMON[name].about.beside["average"] == average}
+    return parts.AveragedServer(base=server, weight=parts.AVERAGES[average], numbers=of_mean)
 
 
 TIMING = {  # numbers of schedules that have some

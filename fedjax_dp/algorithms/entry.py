@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec
 import numpy as np
 
 from fedjax_dp import errors, options, own_code, validation
-from fedjax_dp.algorithms.assemble import COMMON, Common, brought_to_server
+from fedjax_dp.algorithms.assemble import CHANGING, COMMON, Common, brought_to_server
 from fedjax_dp.options import Options
 
 if TYPE_CHECKING:
@@ -93,8 +93,9 @@ class Entry(Generic[P]):
     def options(self) -> Options:
         """Everything that a run may say to it, without what means nothing beside what it fixes."""
         taken = self._arguments | (options.of_function(self.prepare) if self.prepare else {})
-        fixed = {name: taken[name].default for name in self.fixes if name in taken}
-        free = {name: option.where(fixed) for name, option in taken.items() if name not in self.fixes}
+        fixes = {*self.fixes, *(() if "noise_multiplier" in taken else CHANGING)}
+        fixed = {name: taken[name].default for name in fixes if name in taken}
+        free = {name: option.where(fixed) for name, option in taken.items() if name not in fixes}
         return {name: option for name, option in free.items() if option is not None}
 
     @property

@@ -1,10 +1,13 @@
-"""Entries whose clients end with models of their own, under noise on records or on whole clients."""
+"""Entries whose clients end with models of their own, under noise on records or on whole clients.
+
+Where a client's own part was trained beside the last shared model and joins it, a mean of models means nothing.
+"""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
 from fedjax_dp import errors, parts
-from fedjax_dp.algorithms.assemble import OF_SERVER, Common, NoiseMultiplier, assemble
+from fedjax_dp.algorithms.assemble import AVERAGING, OF_SERVER, Common, NoiseMultiplier, assemble
 from fedjax_dp.algorithms.client_level import WHOLE_CLIENTS
 from fedjax_dp.algorithms.entry import entry
 from fedjax_dp.options import about
@@ -185,7 +188,7 @@ def mr_mtl(
     return _assembled(common, models, unit, clip_norm, noise_multiplier, aggregate=_of_all())
 
 
-@entry("Arivazhagan et al. 2019", defaults=_drawn, presets=_layered)
+@entry("Arivazhagan et al. 2019", defaults=_drawn, presets=_layered, fixes=AVERAGING)
 def fedper(
     *,
     clip_norm: ClipNorm,
@@ -198,7 +201,7 @@ def fedper(
     return _assembled(common, parts.OwnPart(head=head), unit, clip_norm, noise_multiplier)
 
 
-@entry("Collins et al. 2021", defaults=_drawn, presets=_layered)
+@entry("Collins et al. 2021", defaults=_drawn, presets=_layered, fixes=AVERAGING)
 def fedrep(
     *,
     clip_norm: ClipNorm,
@@ -216,7 +219,7 @@ def fedrep(
     return _assembled(common, parts.OwnPart(head=head, head_steps=steps), unit, clip_norm, noise_multiplier)
 
 
-@entry("Deng et al. 2020", defaults=_drawn, presets=_presets)
+@entry("Deng et al. 2020", defaults=_drawn, presets=_presets, fixes=AVERAGING)
 def apfl(
     *,
     clip_norm: ClipNorm,
@@ -235,7 +238,7 @@ def apfl(
     return _assembled(common, models, unit, clip_norm, noise_multiplier)
 
 
-@entry("Bietti et al. 2022", defaults=_drawn, presets=_presets)
+@entry("Bietti et al. 2022", defaults=_drawn, presets=_presets, fixes=AVERAGING)
 def ppsgd(
     *,
     clip_norm: ClipNorm,

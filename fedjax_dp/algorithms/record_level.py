@@ -1,7 +1,7 @@
 """Entries that noise the gradients of records, in every local step or once per round."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
 import numpy as np
 
@@ -68,17 +68,13 @@ def addpnfl(
     from fedjax_dp.pytrees import changed  # loads JAX
 
     privatizer = parts.RecordGaussian(clip_norm=clip_norm, noise_multiplier=noise_multiplier)
-    made = assemble(common, privatizer=privatizer)
-    adam, steps = cast(parts.Server, made.server), cast(parts.LocalSgd, made.local)
     start = {} if nu_init is None else {"nu_init": nu_init}
-    server = changed(
-        adam,
-        hyperparameters=adam.hyperparameters | start,
-        factory=parts.SECOND_MOMENTS[second_moment],
-        schedule=steps.schedule,
-        timing=steps.timing,
-    )
-    return changed(made, server=server)
+
+    def adam(server: parts.Server, schedule: Mapping[str, Any]) -> parts.Server:
+        numbers = server.hyperparameters | start
+        return changed(server, hyperparameters=numbers, factory=parts.SECOND_MOMENTS[second_moment], **schedule)
+
+    return assemble(common, privatizer=privatizer, of_server=adam)
 
 
 @entry("dpnfl, baseline", defaults={**_DPNFL, "estimator": "renorm"})

@@ -30,7 +30,7 @@ usage: fedjax-dp run [CONFIG.toml] [OPTIONS] [--json]; --json prints one JSON ob
 --quiet prints the result alone, --verbose also traffic and time, --plain what epsilon means for those in the data;
 fedjax-dp run --resume DIR continues a run from its last checkpoint;
 with --coordinator HOST:PORT --processes P --process I (or --coordinator auto under SLURM and Kubernetes) it is one of P
-processes that share the run, each started with its own I; --timeout SECONDS is how long they wait for each other."""
+processes of the run, with its own I; they wait --timeout SECONDS."""
 FEW = 0.1  # of the gradients
 
 
@@ -235,9 +235,19 @@ def _noise(result: dict[str, Any]) -> list[tuple[str, str]]:
     if multiplier is None:
         return []
     learnt, clip_norm = result["history"][-1]["learnt_clip_norm"], result["config"].get("clip_norm")
-    clip = "" if clip_norm is None else f", clip norm {clip_norm:g}"
+    clip = "" if clip_norm is None else f", clip norm {clip_norm:g}{_changing(result['config'], 'clip')}"
     clip += "" if learnt is None else f" at first, {learnt:.4g} in the last round"
-    return [("noise", f"multiplier {NoiseMultipliers(**multiplier)}{clip}")]
+    return [("noise", f"multiplier {NoiseMultipliers(**multiplier)}{_changing(result['config'], 'noise')}{clip}")]
+
+
+def _changing(config: dict[str, Any], what: str) -> str:
+    """How a number of round 0 goes on."""
+    schedule = config.get(f"{what}_schedule") or "constant"
+    if schedule == "constant":
+        return ""
+    if schedule == "list":
+        return f" at first, times {config[f'{what}_factors']} by round"
+    return f" at first, {schedule} to {config[f'{what}_end']:g} times that"
 
 
 def _probes(result: dict[str, Any]) -> list[tuple[str, str]]:

@@ -49,8 +49,11 @@ def build_model(config: RunSpec, data: FederatedData | Records) -> NetworkModel:
         if training.hidden is not None:
             sizes["hidden"] = _widths(training.hidden)
         made = ARCHITECTURES[training.model or "logistic"](data.record_shape, data.classes, **sizes)
-    if made.loss_of is cross_entropy or training.model in ARCHITECTURES or training.loss or config.output.ap:
-        made = made.for_data(data, training.loss, config.output.ap)
+    ap, top_k = config.output.ap, config.output.top_k
+    if made.loss_of is cross_entropy or training.model in ARCHITECTURES or training.loss or ap:
+        made = made.for_data(data, training.loss, ap, top_k)
+    elif top_k is not None:  # a loss of one's own stays
+        made = dataclasses.replace(made.for_data(data, top_k=top_k), loss_of=made.loss_of)
     made = dataclasses.replace(made, dtype=WIDTHS[training.dtype]) if training.dtype else made
     words = {name: getattr(training, name) for name in _OF_PARTS}
     if all(word is None for word in words.values()):

@@ -82,6 +82,7 @@ class RunSpec:
         ]:
             del values[name]
         require_meant(taken, values, explicit)
+        values |= _over_whole_run(taken, values)
         for name, value in values.items():
             if (
                 name in entry.options
@@ -241,6 +242,17 @@ def _checked(taken: Options, values: Overrides) -> dict[str, Any]:
         split_target(values["target"])
     rounds = values["rounds"]
     return {"evaluate_every": max(1, rounds // 20), "checkpoint_every": max(1, rounds // 5), **values}
+
+
+def _over_whole_run(taken: Options, values: Overrides) -> dict[str, Any]:
+    """The run's rounds, for schedules over rounds of which nobody says how many."""
+    effective = _effective(taken, values)
+    names = ["noise_rounds", "clip_rounds", *([] if effective.get("per_step") else ["decay_rounds"])]
+    return {
+        name: values["rounds"]
+        for name in names
+        if name in taken and effective[name] is None and not taken[name].missing(effective)
+    }
 
 
 def _effective(taken: Options, values: Overrides) -> dict[str, Any]:

@@ -156,6 +156,8 @@ def _about(config: RunSpec, ready: PreparedRun) -> list[str]:
         noises = np.atleast_1d(np.asarray(noise, float))
         least, most = f"{noises.min():.4g}", f"{noises.max():.4g}"
         words = f"noise multiplier {least}" if least == most else f"noise multiplier {least} to {most}, by client"
+        if len(run.noise_levels.factors) > 1:
+            words += ", in round 0"
         if "clip_norm" in options:
             words += f", clip norm {options['clip_norm']:g}: on a sum the noise is their product"
         lines.append(words)

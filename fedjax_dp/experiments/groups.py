@@ -186,6 +186,7 @@ class OutputConfig:
         train_metrics: also evaluate objective and gradient norm over all training records; on a GPU noise to signal
         target: value of a metric to count rounds and bytes to, such as accuracy=0.9
         ap: how mean AP is taken of several labels: exact, or in 200 buckets as FLAIR's benchmark does
+        top_k: also measure how often the label is among so many of the likeliest classes
         checkpoint_every: rounds between checkpoints
         out: run folder; must not exist or be empty
     """
@@ -194,6 +195,7 @@ class OutputConfig:
     train_metrics: bool | None = None
     target: Annotated[str | None, about("", metavar="METRIC=VALUE")] = None
     ap: Annotated[str | None, about("", choices=APS, default="exact")] = None
+    top_k: Annotated[int | None, about("", default="left out")] = None
     checkpoint_every: Annotated[int, about("", default="rounds / 5")]
     out: Annotated[str | None, about("", metavar="DIR", default="runs/DATASET-ALGORITHM-sSEED")] = None
 

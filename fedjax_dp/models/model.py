@@ -91,10 +91,12 @@ class NetworkModel:
         """The same network with all its parameters trained."""
         return dataclasses.replace(self, adaptation=None, held=None)
 
-    def for_data(self, data: Any, loss: str | None = None, ap: str | None = None) -> "NetworkModel":
-        """The same, with the loss of the task that the data name; `loss` and `ap` are those of `tasks.task_named`."""
-        task = task_named(data, loss, ap)
-        if loss is None and ap is None:  # the data say it
+    def for_data(
+        self, data: Any, loss: str | None = None, ap: str | None = None, top_k: int | None = None
+    ) -> "NetworkModel":
+        """The same, with the loss of the task that the data name; the rest is that of `tasks.task_named`."""
+        task = task_named(data, loss, ap, top_k)
+        if loss is None and ap is None and top_k is None:  # the data say it
             return dataclasses.replace(self, loss_of=task.loss)
         return self.for_task(task)
 

@@ -18,6 +18,7 @@ from .batches import FullBatches as FullBatches
 from .batches import PoissonBatches as PoissonBatches
 from .batches import RefillBatches as RefillBatches
 from .batches import ReplacementBatches as ReplacementBatches
+from .by_round import ByRound as ByRound
 from .client_models import ClientModels as ClientModels
 from .client_models import OwnSteps as OwnSteps
 from .client_privacy import AdaptiveClientGaussian as AdaptiveClientGaussian
@@ -97,7 +98,9 @@ from .record_privacy import RecordGaussian as RecordGaussian
 from .record_privacy import noise_of_clients as noise_of_clients
 from .record_privacy import of_client as of_client
 from .secure_aggregation import SecureSum as SecureSum
+from .server_optimizers import AVERAGES as AVERAGES
 from .server_optimizers import SECOND_MOMENTS as SECOND_MOMENTS
+from .server_optimizers import AveragedServer as AveragedServer
 from .server_optimizers import Server as Server
 from .server_optimizers import ServerOptimizer as ServerOptimizer
 from .server_optimizers import adaptive_adagrad as adaptive_adagrad

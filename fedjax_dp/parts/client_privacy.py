@@ -11,6 +11,7 @@ import numpy as np
 
 from fedjax_dp import errors
 from fedjax_dp.accounting import Adjacency, Event, FullBatch, Sampling, SkellamSums, Unit, repeated
+from fedjax_dp.parts.by_round import ByRound, at_round, check_changes
 from fedjax_dp.parts.contexts import StepContext
 from fedjax_dp.parts.noise import NoiseSource, WhiteNoise, noise_event
 from fedjax_dp.parts.record_privacy import check_mechanism
@@ -179,6 +180,12 @@ class PlainUpload(UpdatePrivatizer):
         return update, ()
 
 
+class ClipRound(NamedTuple):
+    """The round whose clip norm is used next, as messages are told of what the server keeps alone."""
+
+    round: jax.Array
+
+
 @value
 class ClientGaussian(UpdatePrivatizer):
     """DP-FedAvg (McMahan et al. 2018): updates are clipped, the server adds noise to their mean, once a round.
@@ -186,13 +193,16 @@ class ClientGaussian(UpdatePrivatizer):
     clip_norm         S, bound on a client's update in L2; `by_tensor` bounds each of m tensors by S / sqrt(m);
     noise_multiplier  z: the noise on the mean has standard deviation z S times what a client of norm 1 can move it
                       (`Aggregate.sensitivity`), so z S / (q W) for the estimator f_f;
-    source            of the standard normal noise; its step is the round.
+    source            of the standard normal noise; its step is the round;
+    noise_by_round, clip_by_round  factors on z and S, which are those of round 0.
     """
 
     clip_norm: float
     noise_multiplier: float
     source: NoiseSource = WhiteNoise()
     by_tensor: bool = structure(default=False)
+    noise_by_round: ByRound | None = None
+    clip_by_round: ByRound | None = None
 
     unit = Unit.CLIENT
     extra = 0
@@ -210,37 +220,55 @@ class ClientGaussian(UpdatePrivatizer):
     def event(self, noise: float, attendance: Participation) -> Event:
         return noisy_sums(self.source, noise, attendance)
 
+    def init(self) -> Any:
+        return () if self.clip_by_round is None else ClipRound(jnp.int32(0))
+
     def message(
         self, key: jax.Array, update: jax.Array, sizes: Sequence[int], state: Any, sent: MessageEncoding
     ) -> Any:
-        return self._clipped(update, sizes, sent)[0], ()
+        return self._clipped(update, sizes, state, sent)[0], ()
 
     def scales_down(
         self, update: jax.Array, sizes: Sequence[int], state: Any, sent: MessageEncoding
     ) -> jax.Array | None:
-        return ~self._clipped(update, sizes, sent)[1]
+        return ~self._clipped(update, sizes, state, sent)[1]
 
-    def _clipped(self, update: jax.Array, sizes: Sequence[int], sent: MessageEncoding) -> tuple[jax.Array, jax.Array]:
-        bound = sent.room(self.clip_norm, update.size)
+    def _clipped(
+        self, update: jax.Array, sizes: Sequence[int], state: Any, sent: MessageEncoding
+    ) -> tuple[jax.Array, jax.Array]:
+        bound = sent.room(self._clip_norm(state), update.size)
         return clipped(update, bound, sizes if self.by_tensor else (update.size,))
 
     def release(
         self, key: jax.Array, round_index: Any, mean: jax.Array, extra: Any, state: Any, sensitivity: Any, expected: Any
     ) -> tuple[jax.Array, Any]:
-        return mean + self.scale(sensitivity) * server_noise(self.source, key, round_index, mean.size), state
+        noise = server_noise(self.source, key, round_index, mean.size)
+        then = state if self.clip_by_round is None else ClipRound(state.round + 1)
+        return mean + self.scale(state, sensitivity, round_index) * noise, then
 
-    def scale(self, sensitivity: Any) -> Any:
-        """What the source's noise is multiplied by before it joins the mean."""
-        return self.noise_multiplier * self.clip_norm * sensitivity
+    def scale(self, state: Any, sensitivity: Any, round_index: jax.Array) -> Any:
+        """What the source's noise is multiplied by before it joins the mean of a round."""
+        noise = at_round(self.noise_multiplier, self.noise_by_round, round_index)
+        return noise * self._clip_norm(state) * sensitivity
+
+    def _clip_norm(self, state: Any) -> Any:
+        return (
+            self.clip_norm if self.clip_by_round is None else at_round(self.clip_norm, self.clip_by_round, state.round)
+        )
 
     def noise_std(self, state: Any, sensitivity: Any, round_index: jax.Array) -> jax.Array:
-        std: jax.Array = self.scale(sensitivity) * jnp.sqrt(self.source.variance(round_index))
+        std: jax.Array = self.scale(state, sensitivity, round_index) * jnp.sqrt(self.source.variance(round_index))
         return std
 
     def check(self, num_clients: int) -> None:
         check_mechanism(self.clip_norm, self.noise_multiplier, num_clients)
         if np.ndim(self.noise_multiplier):
             raise errors.refuse("noise_multiplier", "one per client", "one number for noise that the server adds")
+        check_changes(self.noise_by_round, self.clip_by_round)
+        if not self.source.fresh and (self.noise_by_round or self.clip_by_round):
+            wanted = "left out where noise is correlated over rounds"
+            remedy = "later noise takes back earlier noise of its own size; use dp_fedavg"
+            raise errors.refuse("noise_schedule or clip_schedule", "one", wanted, remedy)
 
 
 class ClipState(NamedTuple):

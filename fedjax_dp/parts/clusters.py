@@ -158,7 +158,7 @@ class OwnClusters(ClientModels):
         """The model that a client chooses, and what it keeps: which, and how often it has chosen."""
         chosen, times = own
         again = jnp.bool_(True) if self.choice.rounds is None else times < self.choice.rounds
-        noise, draw = multiplier_of(sgd.privatizer, client.client.id), role_key(client.key, "models")
+        noise, draw = multiplier_of(sgd.privatizer, client.client.id, client.round), role_key(client.key, "models")
         noisy = self.choice.noisy(
             self._losses(client, server), client.client.size, noise, self.choice.draw(draw, self.number)
         )

@@ -10,6 +10,7 @@ import numpy as np
 from fedjax_dp import accounting, errors, gradients
 from fedjax_dp.models import Model
 from fedjax_dp.parts.batches import Batches, unequal
+from fedjax_dp.parts.by_round import ByRound, at_round, changes_of, check_changes
 from fedjax_dp.parts.clipping import Bound, ClipBatch, ClipRecords, Records, StepReport, report_of
 from fedjax_dp.parts.contexts import StepContext
 from fedjax_dp.parts.noise import NoiseSource, WhiteNoise, noise_event
@@ -172,7 +173,8 @@ class RecordGaussian:
     noise_multiplier  z >= 0, a number or one per client `(num_clients,)`: the noise on the sum has standard deviation
                       z C in every coordinate, so the noise on the mean has z C / B;
     bound             how C is enforced, see `clipping`;
-    source            of the standard normal noise.
+    source            of the standard normal noise;
+    noise_by_round, clip_by_round  factors on z and C, which are those of round 0.
 
     | zero gradient | stays zero | | |g| = C | unchanged | | NaN or overflowing gradient | contributes zero |
     """
@@ -181,6 +183,8 @@ class RecordGaussian:
     noise_multiplier: float | np.ndarray | jax.Array
     bound: Bound = ClipRecords()
     source: NoiseSource = WhiteNoise()
+    noise_by_round: ByRound | None = None
+    clip_by_round: ByRound | None = None
 
     equation = r"\tilde g = \bar g + z u\, \xi"
 
@@ -189,8 +193,9 @@ class RecordGaussian:
     def gradient(
         self, key: jax.Array, step: StepContext, model: Model, params: Any, records: Records
     ) -> tuple[jax.Array, StepReport]:
-        bounded = self.bound.apply(model, params, records, self.clip_norm)
-        std, size = of_client(self.noise_multiplier, step.client) * bounded.noise_unit, bounded.mean.size
+        bounded = self.bound.apply(model, params, records, at_round(self.clip_norm, self.clip_by_round, step.round))
+        noise = at_round(of_client(self.noise_multiplier, step.client), self.noise_by_round, step.round)
+        std, size = noise * bounded.noise_unit, bounded.mean.size
         report = bounded.report._replace(noise=jnp.mean(std**2) * size * self.source.variance(step.number))
         return bounded.mean + std * self.source.draw(key, step, size), report
 
@@ -198,7 +203,8 @@ class RecordGaussian:
         """(z C / B)^2 where records are clipped, (z C)^2 where batches are, times the variance of the source's."""
         if getattr(self.bound, "varies", False):
             return math.nan
-        std = of_client(self.noise_multiplier, step.client) * self.clip_norm * self.noise_unit(divisor)
+        noise = at_round(of_client(self.noise_multiplier, step.client), self.noise_by_round, step.round)
+        std = noise * at_round(self.clip_norm, self.clip_by_round, step.round) * self.noise_unit(divisor)
         return std**2 * self.source.variance(step.number)
 
     def client_noise(self, num_clients: int) -> list[float]:
@@ -234,6 +240,7 @@ class RecordGaussian:
 
     def check(self, num_clients: int) -> None:
         check_mechanism(self.clip_norm, self.noise_multiplier, num_clients)
+        check_changes(self.noise_by_round, self.clip_by_round)
         self.bound.check()
 
 
@@ -248,7 +255,8 @@ class OutputGaussian:
     literal           the noise is multiplied by the learning rate, as dp_fedavg_output's equation (13) prints: it is
                       too small by that factor and does not give the epsilon it was computed for. The Guarantee
                       counts what is there;
-    every_step        noise of that size in each step; only the last one is counted.
+    every_step        noise of that size in each step; only the last one is counted;
+    noise_by_round, clip_by_round  as of `RecordGaussian`.
     """
 
     clip_norm: float
@@ -257,6 +265,8 @@ class OutputGaussian:
     source: NoiseSource = WhiteNoise()
     literal: bool = structure(default=False)
     every_step: bool = structure(default=False)
+    noise_by_round: ByRound | None = None
+    clip_by_round: ByRound | None = None
 
     on_upload = True
 
@@ -269,7 +279,8 @@ class OutputGaussian:
     def gradient(
         self, key: jax.Array, step: StepContext, model: Model, params: Any, records: Records
     ) -> tuple[jax.Array, StepReport]:
-        bounded, std = self.bound.apply(model, params, records, self.clip_norm), self._std(step)
+        clip = at_round(self.clip_norm, self.clip_by_round, step.round)
+        bounded, std = self.bound.apply(model, params, records, clip), self._std(step)
 
         def noisy() -> jax.Array:
             return bounded.mean + std * self.source.draw(key, step, bounded.mean.size)
@@ -287,7 +298,8 @@ class OutputGaussian:
 
     def _std(self, step: StepContext) -> jax.Array:
         """Of the noise in a gradient, signed: a step subtracts its gradient times the rate."""
-        on_model = of_client(self.noise_multiplier, step.client) * self.clip_norm * step.total_rate
+        noise: jax.Array = at_round(of_client(self.noise_multiplier, step.client), self.noise_by_round, step.round)
+        on_model: jax.Array = noise * at_round(self.clip_norm, self.clip_by_round, step.round) * step.total_rate
         return on_model if self.literal else -on_model / step.rate
 
     def client_noise(self, num_clients: int) -> list[float]:
@@ -323,6 +335,7 @@ class OutputGaussian:
 
     def check(self, num_clients: int) -> None:
         check_mechanism(self.clip_norm, self.noise_multiplier, num_clients)
+        check_changes(self.noise_by_round, self.clip_by_round)
         if self.bound.no_epsilon_reason or self.bound.assumption:
             raise errors.refuse("bound", type(self.bound).__name__, "ClipBatch or ClipRecords for noise on the upload")
 
@@ -341,12 +354,14 @@ def scale_noise(privatizer: Any, factor: Any) -> Any:
     return privatizer if noise is None else changed(privatizer, noise_multiplier=jnp.asarray(noise) * factor)
 
 
-def multiplier_of(privatizer: Any, client: jax.Array) -> jax.Array:
-    """The noise multiplier of one client, 0 where there is none."""
+def multiplier_of(privatizer: Any, client: jax.Array, round_index: jax.Array) -> jax.Array:
+    """The noise multiplier of one client in a round, 0 where there is none."""
     if (base := getattr(privatizer, "base", None)) is not None:
-        return multiplier_of(base, client)
+        return multiplier_of(base, client, round_index)
     noise = getattr(privatizer, "noise_multiplier", None)
-    return jnp.float32(0) if noise is None else of_client(noise, client)
+    own = jnp.float32(0) if noise is None else of_client(noise, client)
+    multiplier: jax.Array = at_round(own, changes_of(privatizer), round_index)
+    return multiplier
 
 
 def noise_of_clients(noise_multiplier: Any, num_clients: int) -> list[float]:

@@ -106,6 +106,81 @@ class Server:
         return uses_noise_variance(self.factory, self.hyperparameters, "server")
 
 
+def exponential(t: jax.Array, average_decay: Any) -> jax.Array:
+    """(1 - b) / (1 - b^(t+1)): model t - k weighs in proportion to b^k, and the first model no more than that."""
+    decay = jnp.asarray(average_decay, jnp.float32)
+    return jnp.where(t == 0, 1.0, (1 - decay) / -jnp.expm1((t + 1) * jnp.log(decay)))
+
+
+def polyak(t: jax.Array, average_from: Any) -> jax.Array:
+    """All models from a round on weigh alike (Polyak and Juditsky 1992)."""
+    return 1 / (jnp.maximum(t - jnp.asarray(average_from, jnp.float32), 0.0) + 1)
+
+
+def polynomial(t: jax.Array, average_power: Any) -> jax.Array:
+    """(p + 1) / (t + 1 + p): model t weighs about t^p, so late ones count whenever it ends (Shamir and Zhang 2013)."""
+    power = jnp.asarray(average_power, jnp.float32)
+    return (power + 1) / (t + 1 + power)
+
+
+AVERAGES: dict[str, Callable[..., jax.Array]] = {
+    "exponential": exponential,
+    "polyak": polyak,
+    "polynomial": polynomial,
+}
+
+
+class AverageState(NamedTuple):
+    """What the base keeps, and the mean of the models."""
+
+    base: Any
+    mean: Any
+
+
+@value
+class AveragedServer:
+    """Moves as its base does; the run ends with a mean of the models that were released, for which nobody pays.
+
+    weight   of round t's model, beside those before it: weight(t, **numbers) in [0, 1], 1 for t = 0; a module's
+             function, so that its hash is stable. Where it is 1, the mean is that model.
+    """
+
+    base: ServerOptimizer
+    weight: Callable[..., jax.Array] = structure()
+    numbers: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def equation(self) -> str:
+        mean = r"\bar w_{t+1} = (1 - a_t) \bar w_t + a_t w_{t+1}"
+        return rf"{getattr(self.base, 'equation', '')};\ {mean}".lstrip(r";\ ")
+
+    @property
+    def corrects(self) -> bool:
+        return getattr(self.base, "corrects", False)
+
+    def init(self, params: Any) -> AverageState:
+        return AverageState(self.base.init(params), params)
+
+    def move(
+        self, round_index: jax.Array, update: Any, variance: Variance, state: Any, params: Any
+    ) -> tuple[Any, AverageState]:
+        params, base = self.base.move(round_index, update, variance, state.base, params)
+        weight = self.weight(round_index, **self.numbers)
+        return params, AverageState(
+            base, jax.tree.map(lambda mean, w: (1 - weight) * mean + weight * w, state.mean, params)
+        )
+
+    def final(self, state: AverageState, params: Any) -> Any:
+        return state.mean
+
+    def check(self) -> None:
+        self.base.check()
+        for name, number in self.numbers.items():
+            errors.require_not_negative(name, number)
+        if not float(self.numbers.get("average_decay", 0.0)) < 1:
+            raise errors.refuse("average_decay", self.numbers["average_decay"], "in [0, 1)", "0 is the last model")
+
+
 class AdaptiveState(NamedTuple):
     """Moments of an adaptive server."""
 

@@ -70,6 +70,9 @@ def calibrated(run: PlannedRun, progress: Callable[[int, int], None] | None = No
             "choose a private algorithm such as dpnfl",
         )
     reason = run.no_epsilon_reason
+    if terms.sigma_mode in NOISE_RULES and len(run.noise_levels.factors) > 1:
+        wanted = "per_client or common_worst where the noise differs from round to round"
+        raise errors.refuse("sigma_mode", terms.sigma_mode, wanted, "the theorem is of noise that stays")
     if terms.sigma_mode in NOISE_RULES:
         return run.with_noise(NOISE_RULES[terms.sigma_mode](algorithm, data, run.rounds, budgets, delta))
     if reason:
@@ -301,6 +304,7 @@ def _assumptions(
     if unit is Unit.CLIENT:
         hidden = not isinstance(steps[0].sampling, accounting.FullBatch)
         lines = [
+            *_changing(run),
             f"clients by {steps[0].sampling}, and nobody sees which take part" if hidden else cohorts[participation],
             *_kept(run, hidden),
             "the number of clients, their shares and all divisors are public",
@@ -326,7 +330,7 @@ def _assumptions(
         if steps[0].adjacency is accounting.Adjacency.REPLACE_ONE
         else "each client's sampling rate, divisor and number of steps are public constants, whoever joins or leaves"
     )
-    lines += local.privatizer.assumptions
+    lines += [*_changing(run), *local.privatizer.assumptions]
     if local.initial_release:
         lines.append("every client's warm start is counted, once")
     if run.view is not View.UPLOADS:
@@ -346,6 +350,16 @@ def _assumptions(
                     "which then has the epsilon of view uploads"
                 )
     return lines
+
+
+def _changing(run: PlannedRun) -> list[str]:
+    """That noise differs from round to round."""
+    factors = run.noise_levels.factors
+    if len(factors) == 1:
+        return []
+    between = f"{factors.min():.4g} to {factors.max():.4g}"
+    by_round = f"noise multipliers are of round 0; by round they are {between} times as large, fixed beforehand"
+    return [f"{by_round}, and every round is counted with its own"]
 
 
 def _kept(run: PlannedRun, hidden: bool) -> list[str]:

@@ -27,9 +27,12 @@ from fedjax_dp.parts.cohorts import SEEN
 from fedjax_dp.parts.facts import of_the_project, require_facts
 from fedjax_dp.privacy.planned_run import PlannedRun, helpers_of, honest_of, last_rates
 from fedjax_dp.privacy.protection import unit_of
+from fedjax_dp.privacy.terms import BY_NAME_ALONE
 from fedjax_dp.pytrees import Part, tensor_sizes
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.simulation import run_key
+
+Kind = tuple[float, int, float]  # of clients: noise multiplier, records, gain of noise
 
 
 def ledger_of(run: PlannedRun) -> list[Event]:
@@ -93,21 +96,32 @@ def training_of(run: PlannedRun, at_least: int = 0) -> list[Event]:
     if colluders and run.view is View.UPLOADS:
         raise errors.refuse("colluders", colluders, "0 in view uploads, where others' noise does not count", "drop it")
     participation = counted_as(run)
+    if len(run.noise_levels.factors) > 1 and participation in BY_NAME_ALONE:
+        wanted = "schedule, law or worst where the noise differs from round to round"
+        raise errors.refuse("participation", participation, wanted, "nobody says of which rounds it would be")
     by_client = unit_of(run.algorithm) is Unit.CLIENT
     return (_of_clients if by_client else _of_records)(run, participation, at_least)
 
 
-def _times(run: PlannedRun, participation: str, at_least: int) -> list[float]:
-    """Rounds that each client is counted for."""
-    if participation == "schedule":
-        times: list[float] = np.maximum(run.schedule, at_least).tolist()
-        return times
+def _times(run: PlannedRun, participation: str, at_least: int) -> list[tuple[float, ...]]:
+    """Rounds of each noise level that each client is counted for."""
     cohort, rounds, num_clients = run.algorithm.cohort, run.rounds, run.data.num_clients
-    if participation in ("worst", "once"):
-        return [(rounds if participation == "worst" else 1) * cohort.max_participations] * num_clients
+    if participation == "schedule":
+        attended = run.attended.astype(float)
+        attended[:, 0] += np.maximum(at_least - attended.sum(1), 0)  # with the least noise
+        return list(map(tuple, attended.tolist()))
+    if participation == "worst":
+        return [tuple(float(count * cohort.max_participations) for count in run.noise_levels.rounds)] * num_clients
+    if participation == "once":
+        return [(float(cohort.max_participations),)] * num_clients
     shares = np.asarray(run.data.shares, float)
     chance, draws = cohort.inclusion_probability(shares) if cohort.drawn else (cohort.base.rates(shares), 1)
-    return [max(rounds * draws * float(rate), 1.0) for rate in np.broadcast_to(chance, (num_clients,))]
+    return [(max(rounds * draws * float(rate), 1.0),) for rate in np.broadcast_to(chance, (num_clients,))]
+
+
+def _joined(events: list[Event]) -> Event:
+    """One after the other."""
+    return events[0] if len(events) == 1 else Composed(tuple(events))
 
 
 def _of_records(run: PlannedRun, participation: str, at_least: int) -> list[Event]:
@@ -135,30 +149,56 @@ def _of_records(run: PlannedRun, participation: str, at_least: int) -> list[Even
         parts += [one.event(local, noise, records, rates) for one in often]
         return parts[0] if len(parts) == 1 else Composed(tuple(parts))
 
+    def at_level(kind: Kind, factor: float) -> Kind:
+        noise, records, gain = kind
+        return noise * factor, records, gain
+
     @functools.cache
-    def with_seldom(rounds_of: Event, kind: tuple[float, int, float], count: float) -> Event:
-        """With what is not released in every round."""
+    def with_seldom(rounds_of: Event, kind: Kind, count: float) -> Event:
+        """With what is not released in every round, of which it is not known which these are."""
         noise, records, _ = kind
-        more = [repeated(one.event(local, noise, records, rates), one.times(count)) for one in seldom]
+        more = [
+            repeated(
+                one.event(local, noise * (levels.after if one.final else levels.least), records, rates),
+                one.times(count),
+            )
+            for one in seldom
+        ]
         return Composed((rounds_of, *more)) if more else rounds_of
 
     @functools.cache
-    def own_rounds(kind: tuple[float, int, float], count: float) -> Event:
-        return with_seldom(repeated(own_round(*kind), count), kind, count)
+    def own_rounds(kind: Kind, counts: tuple[float, ...]) -> Event:
+        """Of a client that takes part so often at each level."""
+        each = [
+            repeated(own_round(*at_level(kind, factor)), count)
+            for factor, count in zip(factors, counts, strict=True)
+            if count or len(counts) == 1
+        ]
+        none = [repeated(own_round(*at_level(kind, factors[0])), 0)]
+        return with_seldom(_joined(each or none), kind, sum(counts))
 
+    levels = run.noise_levels
+    factors = [float(factor) for factor in levels.factors]
     kinds = list(zip(noises, sizes, run.gains.tolist(), strict=True))
     before: list[Event] = [round_of(z, n, 0) for z, n, _ in kinds] if local.initial_release else []
     if participation == "law":
         chance, draws = algorithm.cohort.inclusion_probability(np.asarray(data.shares, float))
         later: list[Event] = [
             with_seldom(
-                RandomParticipation(own_round(*kind), min(float(rate), 1.0), rounds * draws), kind, rounds * draws
+                _joined(
+                    [
+                        RandomParticipation(own_round(*at_level(kind, factor)), min(float(rate), 1.0), count * draws)
+                        for factor, count in zip(factors, levels.rounds, strict=True)
+                    ]
+                ),
+                kind,
+                rounds * draws,
             )
             for kind, rate in zip(kinds, np.broadcast_to(chance, (num_clients,)), strict=True)
         ]
     else:
         times = _times(run, participation, at_least)
-        later = [own_rounds(kind, count) for kind, count in zip(kinds, times, strict=True)]
+        later = [own_rounds(kind, counts) for kind, counts in zip(kinds, times, strict=True)]
     return [Composed((first, event)) for first, event in zip(before, later, strict=True)] if before else later
 
 
@@ -177,22 +217,27 @@ def _of_clients(run: PlannedRun, participation: str, at_least: int) -> list[Even
     honest = honest_of(algorithm, data, run.view, min(known, members - 1)) if upload.shared_noise else members
 
     @functools.cache
-    def of(times: float) -> Event:
-        event: Event = upload.event(
-            noise,
-            Participation(
-                sampling,
-                adjacency,
-                run.rounds,
-                times,
-                cohort.min_separation(num_clients),
-                members,
-                honest,
-                algorithm.transport.resolution,
-                size,
-            ),
-        )
-        return event
+    def of(counts: tuple[float, ...]) -> Event:
+        """Of a client that takes part so often at each noise level."""
+        levels = run.noise_levels
+        each: list[Event] = [
+            upload.event(
+                noise * float(factor),
+                Participation(
+                    sampling,
+                    adjacency,
+                    rounds,
+                    times,
+                    cohort.min_separation(num_clients),
+                    members,
+                    honest,
+                    algorithm.transport.resolution,
+                    size,
+                ),
+            )
+            for factor, rounds, times in zip(levels.factors, levels.rounds, counts, strict=True)
+        ]
+        return _joined(each)
 
     return [of(times) for times in _times(run, participation, at_least)]
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from typing import Any, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -13,10 +13,11 @@ from fedjax_dp.accounting import View
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.models import Model, usual_model
 from fedjax_dp.parts.aggregation import separate
+from fedjax_dp.parts.by_round import changes_of
 from fedjax_dp.parts.cohorts import Members
 from fedjax_dp.parts.facts import of_the_project
 from fedjax_dp.privacy.beginning import Beginning, beginning_of
-from fedjax_dp.privacy.protection import unprotected, view_of, with_noise
+from fedjax_dp.privacy.protection import noised, unprotected, view_of, with_noise
 from fedjax_dp.privacy.terms import PrivacyOptions, PrivacyTerms
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.clients import draw_cohorts
@@ -56,10 +57,37 @@ class PlannedRun:
 
     @property
     def schedule(self) -> np.ndarray:
-        """Rounds that each client is drawn for under the seed `(num_clients,)`; drawn once, as no noise changes it."""
-        if "schedule" not in self._drawn:
-            self._drawn["schedule"] = participations(self.algorithm, self.data, self.rounds, self.seed)
-        drawn: np.ndarray = self._drawn["schedule"]
+        """Rounds that each client is drawn for under the seed `(num_clients,)`."""
+        rounds: np.ndarray = self.attended.sum(1)
+        return rounds
+
+    @functools.cached_property
+    def noise_levels(self) -> "NoiseLevels":
+        """The factors on the noise multiplier, where it differs from round to round as was fixed beforehand.
+
+        Raises: ConfigurationError where parts of somebody's own tell the noise its round.
+        """
+        part, local = noised(self.algorithm), self.algorithm.local
+        changes = changes_of(part)
+        if changes is None:
+            return NoiseLevels(np.ones(1, np.float32), np.zeros(self.rounds, int), 1.0)
+        models = (inner for slot, inner in local.parts if slot == "client models")
+        for one in (part,) if part is self.algorithm.upload else (part, local, *models):
+            if not of_the_project(one):
+                got = f"noise_by_round beside {type(one).__name__}"
+                wanted = "left out with parts of your own that tell it its round"
+                raise errors.refuse("noise", got, wanted, "use the same noise in all rounds")
+        factors = changes.factors(self.rounds)
+        levels, of_round = np.unique(factors[:-1], return_inverse=True)
+        return NoiseLevels(levels, of_round, float(factors[-1]))
+
+    @property
+    def attended(self) -> np.ndarray:
+        """Those of each noise level `(num_clients, levels)`; drawn once, as no noise multiplier changes them."""
+        if "attended" not in self._drawn:
+            of_round = self.noise_levels.of_round
+            self._drawn["attended"] = participations(self.algorithm, self.data, self.rounds, self.seed, of_round)
+        drawn: np.ndarray = self._drawn["attended"]
         return drawn
 
     @functools.cached_property
@@ -103,14 +131,44 @@ def plan_run(
     )
 
 
-def participations(algorithm: Algorithm, data: FederatedData, rounds: int, seed: int) -> np.ndarray:
+class NoiseLevels(NamedTuple):
+    """The noise of rounds, over that of the noise multiplier; one level of 1 where it is the same in all."""
+
+    factors: np.ndarray  # float32, each once `(levels,)`
+    of_round: np.ndarray  # which of them is each round's `(rounds,)`
+    after: float  # what is released after the last round
+
+    @property
+    def least(self) -> float:
+        return float(min(self.factors.min(), self.after))
+
+    @property
+    def rounds(self) -> list[int]:
+        """How many have each factor."""
+        counts: list[int] = np.bincount(self.of_round, minlength=len(self.factors)).tolist()
+        return counts
+
+
+def participations(
+    algorithm: Algorithm,
+    data: FederatedData,
+    rounds: int,
+    seed: int,
+    of_round: np.ndarray | None = None,
+) -> np.ndarray:
     """How often each client trains in `rounds` rounds, for a seed; shape `(num_clients,)`.
 
+    With a kind 0, 1, ... of each round, in the rounds of each; shape `(num_clients, kinds)`.
     Cohorts depend on the seed and on public numbers, never on data, so the whole schedule can be known, and published,
     ahead. Whoever was drawn is counted, also if its message is lost or late: it may have been seen on its way.
     """
     ids, drawn = draw_cohorts(algorithm.cohort, run_key(seed), jnp.arange(rounds), jnp.asarray(data.shares))
-    return np.bincount(np.asarray(ids)[np.asarray(drawn)], minlength=data.num_clients)
+    ids, drawn = np.asarray(ids), np.asarray(drawn)
+    if of_round is None:
+        return np.bincount(ids[drawn], minlength=data.num_clients)
+    kinds = int(of_round.max()) + 1
+    places = ids.astype(np.int64) * kinds + of_round.reshape(-1, *[1] * (ids.ndim - 1))
+    return np.bincount(places[drawn], minlength=data.num_clients * kinds).reshape(data.num_clients, kinds)
 
 
 def helpers_of(algorithm: Algorithm, data: FederatedData, view: View, colluders: int) -> int:
@@ -189,7 +247,10 @@ def noise_gains(algorithm: Algorithm, data: FederatedData, view: View, colluders
     unit = np.array([local.privatizer.noise_unit(local.batches.divisor(n)) for n in np.asarray(data.sizes).tolist()])
     own = (weight * np.asarray(local.privatizer.client_noise(data.num_clients), float) * unit) ** 2
     rate = last_rates(algorithm, data.largest, rounds).min()
-    clip = float(getattr(local.privatizer, "clip_norm", 0.0))
+    clip = float(getattr(privatizer, "clip_norm", 0.0))
+    for what in ("noise_by_round", "clip_by_round"):
+        changes = changes_of(privatizer, what)
+        clip *= 1.0 if changes is None else float(changes.factors(rounds).min())
     coarse = np.sqrt(own.min()) * clip * rate < 4 * algorithm.transport.resolution
     if not np.all(own > 0) or coarse:  # noise that rounding to the ring swallows adds up to nothing
         return ones

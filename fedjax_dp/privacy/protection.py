@@ -48,7 +48,7 @@ def unprotected(algorithm: Algorithm, view: View) -> str | None:
         return algorithm.cohort.no_epsilon_reason
     if algorithm.local.no_epsilon_reason:
         return algorithm.local.no_epsilon_reason
-    part = algorithm.local.privatizer if unit_of(algorithm) is Unit.RECORD else algorithm.upload
+    part = noised(algorithm)
     if noise_of(algorithm) is None and not getattr(part, "no_epsilon_reason", None):
         return f"{type(part).__name__} has no noise_multiplier, so that nothing is known of its noise"
     if algorithm.aggregate.needs_loss:
@@ -66,10 +66,14 @@ def unprotected(algorithm: Algorithm, view: View) -> str | None:
     return None
 
 
+def noised(algorithm: Algorithm) -> Any:
+    """The part whose noise hides them."""
+    return algorithm.local.privatizer if unit_of(algorithm) is Unit.RECORD else algorithm.upload
+
+
 def noise_of(algorithm: Algorithm) -> Any:
     """The noise multiplier: one number, or one per client."""
-    part = algorithm.local.privatizer if unit_of(algorithm) is Unit.RECORD else algorithm.upload
-    return getattr(part, "noise_multiplier", None)
+    return getattr(noised(algorithm), "noise_multiplier", None)
 
 
 def noises_steps(algorithm: Algorithm) -> bool:

@@ -11,7 +11,8 @@ from fedjax_dp.tasks.names import APS, LOSSES_BY_TASK
 from fedjax_dp.tasks.shipped import Binary, Classes, MultiLabel, Own, Regression, Sequence
 from fedjax_dp.tasks.task import Task
 
-Made = Callable[[str, str, Vocabulary | None], Task]  # of the name of a loss, how AP is taken, and the vocabulary
+# of the name of a loss, how AP is taken, the vocabulary, and k
+Made = Callable[[str, str, Vocabulary | None, int | None], Task]
 
 
 class Aimed(Protocol):
@@ -23,28 +24,34 @@ class Aimed(Protocol):
     @property
     def vocabulary(self) -> Vocabulary | None: ...
 
+    @property
+    def classes(self) -> int: ...
 
-def _sequence(loss: str, ap: str, vocabulary: Vocabulary | None) -> Task:
+
+def _sequence(loss: str, ap: str, vocabulary: Vocabulary | None, top_k: int | None) -> Task:
     known = check_vocabulary("vocabulary", vocabulary)
     return Sequence(known, losses.TokenCrossEntropy(known.pad, loss))
 
 
 TASKS: dict[str, Made] = {
-    "classes": lambda loss, ap, vocabulary: Classes(),
+    "classes": lambda loss, ap, vocabulary, top_k: Classes(top_k=top_k),
     "sequence": _sequence,
-    "multi_label": lambda loss, ap, vocabulary: MultiLabel(losses.BinaryCrossEntropy(loss), ap),
-    "binary": lambda loss, ap, vocabulary: Binary(),
-    "regression": lambda loss, ap, vocabulary: Regression(losses.huber if loss == "huber" else losses.squared_error),
-    OWN: lambda loss, ap, vocabulary: Own(),
+    "multi_label": lambda loss, ap, vocabulary, top_k: MultiLabel(losses.BinaryCrossEntropy(loss), ap),
+    "binary": lambda loss, ap, vocabulary, top_k: Binary(),
+    "regression": lambda loss, ap, vocabulary, top_k: Regression(
+        losses.huber if loss == "huber" else losses.squared_error
+    ),
+    OWN: lambda loss, ap, vocabulary, top_k: Own(),
 }
 
 
-def task_named(data: Aimed, loss: str | None = None, ap: str | None = None) -> Task:
+def task_named(data: Aimed, loss: str | None = None, ap: str | None = None, top_k: int | None = None) -> Task:
     """The task that data name, with one of its losses by name; the first unless one is given.
 
     loss  `mean` or `length` of a `sequence`, `mean` or `sum` of `multi_label`, `squared` or `huber` of `regression`;
-    ap    `exact` or `buckets200`, of `multi_label`.
-    Raises: ConfigurationError for a loss that the task has not.
+    ap    `exact` or `buckets200`, of `multi_label`;
+    top_k accuracy among so many of the likeliest `classes`, beside that of the likeliest.
+    Raises: ConfigurationError for a loss that the task has not, and for as many as there are classes.
     """
     errors.require_choice("task", data.task, TASKS)
     known = LOSSES_BY_TASK.get(data.task, ())
@@ -55,9 +62,15 @@ def task_named(data: Aimed, loss: str | None = None, ap: str | None = None) -> T
         errors.require_choice("ap", ap, APS)
         if data.task != "multi_label":
             raise errors.refuse("ap", repr(ap), f"left out for task {data.task}", "it is for multi_label")
-    return _made(data.task, loss or next(iter(known), ""), ap or APS[0], data.vocabulary)
+    if top_k is not None:
+        if data.task != "classes":
+            raise errors.refuse("top_k", top_k, f"left out for task {data.task}", "it is for classes")
+        if data.classes < 3:
+            raise errors.refuse("top_k", top_k, f"left out for {data.classes} classes, of which all are among two")
+        errors.require_integer("top_k", top_k, 2, data.classes - 1, f"there are {data.classes} classes")
+    return _made(data.task, loss or next(iter(known), ""), ap or APS[0], data.vocabulary, top_k)
 
 
 @functools.cache
-def _made(name: str, loss: str, ap: str, vocabulary: Any) -> Task:
-    return TASKS[name](loss, ap, vocabulary)
+def _made(name: str, loss: str, ap: str, vocabulary: Any, top_k: int | None) -> Task:
+    return TASKS[name](loss, ap, vocabulary, top_k)

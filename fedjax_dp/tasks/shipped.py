@@ -19,19 +19,32 @@ Loss = Callable[[Any, Any], jax.Array]
 
 @dataclasses.dataclass(frozen=True)
 class Classes:
-    """One label of several: softmax cross-entropy, and accuracy."""
+    """One label of several: softmax cross-entropy, accuracy, and how often the label is among the `top_k` likeliest."""
+
+    loss: Loss = losses.cross_entropy
+    top_k: int | None = None
 
     name = "classes"
     loss_words = NATS
     keeps_scores = False
-    metrics = (Metric("accuracy", "accuracy", 1, ratio("right"), share=True),)
-    loss: Loss = losses.cross_entropy
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        first = Metric("accuracy", "accuracy", 1, ratio("right"), share=True)
+        if self.top_k is None:
+            return (first,)
+        words = f"top-{self.top_k} accuracy"
+        return first, Metric(f"top_{self.top_k}_accuracy", words, 1, ratio("among_likeliest"), share=True)
 
     def scores(self, target_shape: tuple[int, ...], outputs: int) -> tuple[int, ...]:
         return (outputs,)
 
     def sums(self, scores: jax.Array, target: jax.Array) -> Mapping[str, jax.Array]:
-        return {"right": (jnp.argmax(scores, -1) == target).astype(jnp.int32)}
+        found = {"right": (jnp.argmax(scores, -1) == target).astype(jnp.int32)}
+        if self.top_k is not None:
+            likeliest = jax.lax.top_k(scores, self.top_k)[1]  # of equal ones the first, as argmax has it
+            found["among_likeliest"] = jnp.any(likeliest == target).astype(jnp.int32)
+        return found
 
 
 def _perplexity(over: str, under: str) -> Callable[[ScoreSums], np.ndarray]:

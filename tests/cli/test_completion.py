@@ -20,7 +20,7 @@ def completed(script, *words):
     """What bash offers for the last of the words."""
     typed = " ".join(f'"{word}"' for word in ("fedjax-dp", *words))
     asked = f"COMP_WORDS=({typed}); COMP_CWORD={len(words)}; _fedjax_dp; printf '%s\\n' \"${{COMPREPLY[@]}}\""
-    done = subprocess.run(["bash", "-c", f"{script}\n{asked}"], capture_output=True, text=True, check=True)
+    done = subprocess.run(["bash"], input=f"{script}\n{asked}", capture_output=True, text=True, check=True)
     assert done.stderr == ""
     return done.stdout.split()
 

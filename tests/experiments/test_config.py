@@ -37,3 +37,13 @@ def test_a_run_of_values_is_written_so_that_the_same_is_made_of_it():
 )
 def test_what_a_run_of_values_cannot_be_is_refused_as_on_the_command_line(changes, line):
     assert line in refusal(lambda: RunSpec.of_values(SET | changes, **WORDS))
+
+
+def test_schedules_last_as_long_as_the_run_where_nobody_says_how_long():
+    changes = {"noise_schedule": "linear", "noise_end": 0.5, "clip_schedule": "step", "clip_end": 0.5}
+    made = RunSpec.of({"rounds": 30, "schedule": "cosine", "clip_rounds": 10, **changes}).options
+    assert (made["decay_rounds"], made["noise_rounds"], made["clip_rounds"]) == (30, 30, 10)
+    plain = RunSpec.of({"rounds": 30}).options
+    assert not {"decay_rounds", "noise_rounds", "clip_rounds"} & {name for name, value in plain.items() if value}
+    per_step = {"schedule": "cosine", "per_step": True}
+    assert RunSpec.of({"rounds": 30, **per_step}).options.get("decay_rounds") is None

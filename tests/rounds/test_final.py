@@ -3,7 +3,6 @@
 import dataclasses
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import ragged_data, refusal
@@ -21,26 +20,8 @@ MODEL = fdp.logistic_regression(DATA.record_shape, DATA.classes)
 COMMON = {"cohort_size": 2, "batch_size": 4, "local_steps": 2, "learning_rate": 0.3}
 
 
-@fdp.value
-class Averages:
-    """Adds the mean update; the run ends with the mean of the models of all its rounds."""
-
-    def init(self, params):
-        return jax.tree.map(jnp.zeros_like, params)
-
-    def move(self, round_index, update, variance, state, params):
-        params = jax.tree.map(jnp.add, params, update)
-        return params, jax.tree.map(lambda mean, w: mean + (w - mean) / (round_index + 1), state, params)
-
-    def final(self, state, params):
-        return state
-
-    def check(self):
-        pass
-
-
 def averaged(entry, **options):
-    return dataclasses.replace(fdp.CATALOGUE[entry](**COMMON, **options), server=Averages())
+    return fdp.CATALOGUE[entry](**COMMON, **options, average="polyak", schedule="constant", l2=0.0)
 
 
 PRIVATE = averaged("dpnfl", clip_norm=1.0, noise_multiplier=2.0)
@@ -53,7 +34,7 @@ def equal(one, other):
 
 @pytest.fixture(scope="module")
 def expected():
-    plain = dataclasses.replace(PRIVATE, server=fdp.parts.Server(hyperparameters={"learning_rate": 1.0}))
+    plain = dataclasses.replace(PRIVATE, server=PRIVATE.server.base)
     models = [fdp.simulate(plain, DATA, rounds=rounds, seed=3, model=MODEL).params for rounds in (1, 2, 3)]
     return jax.tree.map(lambda *each: sum(each) / 3, *models)
 
@@ -88,9 +69,18 @@ def test_a_folder_a_start_and_a_resumed_run_have_it(tmp_path, monkeypatch):
 
 def test_one_that_is_no_model_is_refused_by_the_name_of_the_part():
     @fdp.value
-    class Flat(Averages):
+    class Flat:
+        def init(self, params):
+            return ()
+
+        def move(self, round_index, update, variance, state, params):
+            return params, state
+
         def final(self, state, params):
-            return ravel(state)[0]
+            return ravel(params)[0]
+
+        def check(self):
+            pass
 
     flat = dataclasses.replace(PRIVATE, server=Flat())
     message = refusal(lambda: fdp.run(flat, DATA, rounds=1, delta=1e-3, model=MODEL))
@@ -114,6 +104,6 @@ def test_clients_with_models_of_their_own_begin_with_it():
     algorithm = averaged("finetune", clip_norm=1.0, noise_multiplier=0.5)
     data = ragged_data([12, 7, 20, 9])
     state = fdp.simulate(algorithm, data, rounds=3, model=MODEL).state
-    moved = dataclasses.replace(algorithm, server=fdp.parts.Server(hyperparameters={"learning_rate": 1.0}))
+    moved = dataclasses.replace(algorithm, server=algorithm.server.base)
     of_mean = fdp.rounds.personal_models(algorithm, state, data, model=MODEL)
-    equal(of_mean, fdp.rounds.personal_models(moved, state._replace(params=state.optimizer), data, model=MODEL))
+    equal(of_mean, fdp.rounds.personal_models(moved, state._replace(params=state.optimizer.mean), data, model=MODEL))

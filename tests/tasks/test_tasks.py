@@ -33,12 +33,12 @@ DOUBLE = pytest.mark.parametrize("double", [True, False], ids=["float64", "float
 
 
 class Named:
-    def __init__(self, task, vocabulary=None):
-        self.task, self.vocabulary = task, vocabulary
+    def __init__(self, task, vocabulary=None, classes=7):
+        self.task, self.vocabulary, self.classes = task, vocabulary, classes
 
 
-def made(name, loss=None, ap=None):
-    return task_named(Named(name, WORDS if name == "sequence" else None), loss, ap)
+def made(name, loss=None, ap=None, top_k=None, classes=7):
+    return task_named(Named(name, WORDS if name == "sequence" else None, classes), loss, ap, top_k)
 
 
 def logits(probabilities):
@@ -261,6 +261,22 @@ def test_a_file_tells_a_task_so_that_its_measures_are_known_without_it(name):
         assert measures_of_task(task)[f"test_{metric.name}"].better == directions.get(metric.name, 1)
 
 
+def test_top_k_accuracy_is_the_one_by_sorting_and_that_of_one_is_accuracy():
+    rng = np.random.default_rng(3)
+    scores = rng.normal(size=(60, 7)).round(1)  # with ties
+    targets, group_of = rng.integers(0, 7, 60), np.arange(60) % 3
+    ranked = np.argsort(-scores, axis=1, kind="stable")  # of equal ones the first
+    for k in (2, 5):
+        right = (ranked[:, :k] == targets[:, None]).any(1)
+        found = values(made("classes", top_k=k), scores, targets, group_of, 3)
+        np.testing.assert_allclose(found[f"top_{k}_accuracy"], [right[group_of == g].mean() for g in range(3)])
+        np.testing.assert_array_equal(
+            found["accuracy"], values(made("classes"), scores, targets, group_of, 3)["accuracy"]
+        )
+    found = values(Classes(top_k=1), scores, targets)
+    assert found["top_1_accuracy"] == found["accuracy"]
+
+
 def test_measures_of_papers_are_those_of_classes():
     from fedjax_dp.papers.reproductions.measures import CLASSES
 
@@ -275,6 +291,10 @@ def test_measures_of_papers_are_those_of_classes():
         ("sequence", {"ap": "exact"}, "ap must be left out for task sequence"),
         ("multi_label", {"ap": "rough"}, "ap must be one of exact, buckets200"),
         ("clusters", {}, "task must be one of classes, sequence"),
+        ("classes", {"top_k": 7}, "top_k must be an integer from 2 to 6, got 7; there are 7 classes"),
+        ("classes", {"top_k": 1}, "top_k must be an integer from 2 to 6, got 1"),
+        ("classes", {"top_k": 2, "classes": 2}, "top_k must be left out for 2 classes"),
+        ("regression", {"top_k": 2}, "top_k must be left out for task regression, got 2; it is for classes"),
     ],
 )
 def test_a_loss_of_another_task_is_refused_in_one_line(name, options, told):

@@ -1,0 +1,76 @@
+"""Noise multipliers and clip norms that differ from round to round, as was fixed before the first."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_dp import errors, schedules
+from fedjax_dp.pytrees import structure, value
+
+MOST_ROUNDS = 2**24  # that float32 counts
+
+
+@value
+class ByRound:
+    """A factor for every round, 1 in the first; no records act on it, so each round is accounted for with its own.
+
+    change   of `schedules.CHANGES`, or a module's function of the round like them;
+    numbers  its own by name; traced.
+    """
+
+    change: Callable[..., jax.Array] = structure(default=schedules.change_linear)
+    numbers: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def at(self, round_index: jax.Array) -> jax.Array:
+        """The factor of a round, float32; traced. Before round 0 it is that of round 0."""
+        return self.change(jnp.maximum(round_index, 0), **self.numbers)
+
+    def factors(self, rounds: int) -> np.ndarray:
+        """Those of so many rounds, and of what follows the last `(rounds + 1,)`.
+
+        Raises: ConfigurationError where one is not positive and finite, or the first is not 1.
+        """
+        each = np.asarray(jax.vmap(self.at)(jnp.arange(rounds + 1)), np.float32)
+        if not np.all((each > 0) & np.isfinite(each)) or each[0] != 1:
+            got = f"{each[0]:g} in the first, {each.min():g} to {each.max():g}"
+            wanted = "1 in the first round, positive and finite in all"
+            raise errors.refuse("factors of rounds", got, wanted, "noise_multiplier and clip_norm are those of round 0")
+        return each
+
+    def check(self, what: str) -> None:
+        """Refuse numbers that cannot be meant; `what` is changed by them."""
+        for name in ("rounds", "stages"):
+            if name in self.numbers:
+                number = errors.require_number(f"{what}_{name}", self.numbers[name])
+                errors.require_integer(f"{what}_{name}", int(number), 1, MOST_ROUNDS)
+        if "end" in self.numbers:
+            errors.require_positive(f"{what}_end", self.numbers["end"])
+        if "factors" in self.numbers:
+            listed = np.asarray(self.numbers["factors"], float)
+            if listed.ndim != 1 or not listed.size or not np.all((listed > 0) & np.isfinite(listed)) or listed[0] != 1:
+                wanted = "a list of positive numbers, one for each round, that begins with 1"
+                raise errors.refuse(f"{what}_factors", listed.tolist(), wanted, "they multiply what is set for round 0")
+
+
+def at_round(number: Any, changes: ByRound | None, round_index: jax.Array) -> Any:
+    """The number of a round."""
+    return number if changes is None else number * changes.at(round_index)
+
+
+def changes_of(part: Any, what: str = "noise_by_round") -> ByRound | None:
+    """The changes of a part, or of the one that it stands around."""
+    while (base := getattr(part, "base", None)) is not None:
+        part = base
+    changes: ByRound | None = getattr(part, what, None)
+    return changes
+
+
+def check_changes(noise: ByRound | None, clip: ByRound | None) -> None:
+    """Refuse changes of noise and clip norm that cannot be meant."""
+    for what, changes in (("noise", noise), ("clip", clip)):
+        if changes is not None:
+            changes.check(what)

@@ -1,0 +1,138 @@
+"""What noise that differs from round to round costs: every round by itself, composed by hand."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from helpers import quick, ragged_data, refusal
+
+import fedjax_dp as fdp
+from fedjax_dp import accounting
+from fedjax_dp.accounting import Adjacency, Composed, FullBatch, GaussianSteps, Poisson, Unit, WithoutReplacement
+from fedjax_dp.privacy import PrivacyTerms
+from fedjax_dp.privacy.ledger import ledger_of
+from fedjax_dp.privacy.planned_run import plan_run
+from fedjax_dp.rounds.clients import draw_cohorts
+from fedjax_dp.rounds.simulation import run_key
+
+DATA = ragged_data([30] * 6)
+ROUNDS, DELTA, SEED = 8, 1e-3, 3
+COMMON = {"cohort_size": 3, "batch_size": 2, "local_steps": 2, "learning_rate": 0.1, "clip_norm": 1.0}
+FALLS = {"noise_schedule": "linear", "noise_end": 0.25, "noise_rounds": ROUNDS, "noise_stages": 4}
+FACTORS = np.repeat([1.0, 0.75, 0.5, 0.25], 2)
+LEVELS = np.array([1.0, 0.75, 0.5, 0.25])
+
+
+def planned(algorithm, **terms):
+    return plan_run(algorithm, DATA, rounds=ROUNDS, seed=SEED, terms=PrivacyTerms(delta=DELTA, **terms))
+
+
+def of_record(noise):
+    """A round of a client of `dpnfl`."""
+    return GaussianSteps(noise, WithoutReplacement(2, 30), Adjacency.REPLACE_ONE, 2)
+
+
+def attended(algorithm):
+    """Whether each client trains in each round `(rounds, clients)`."""
+    ids, drawn = draw_cohorts(algorithm.cohort, run_key(SEED), np.arange(ROUNDS), DATA.shares)
+    return np.array(
+        [np.isin(np.arange(DATA.num_clients), row[here]) for row, here in zip(np.array(ids), np.array(drawn))]
+    )
+
+
+@pytest.mark.parametrize("accountant", quick(["pld", "rdp", "zcdp", "tcdp"], ["pld", "zcdp", "tcdp"]))
+def test_the_epsilon_of_records_is_that_of_the_rounds_of_each_client_by_hand(accountant):
+    algorithm = fdp.dpnfl(**COMMON, noise_multiplier=24.0, **FALLS)
+    there = attended(algorithm)
+    found = [accounting.epsilon_of(event, DELTA, accountant) for event in ledger_of(planned(algorithm))]
+
+    def price(factors, client):
+        rounds = tuple(of_record(24.0 * float(factor)) for factor in factors[there[:, client]])
+        return accounting.epsilon_of(Composed(rounds), DELTA, accountant)
+
+    expected = [price(FACTORS, client) for client in range(DATA.num_clients)]
+    assert found == pytest.approx(expected, rel=2e-3)
+    # The wrong program: a run priced at its mean multiplier tells too little of some clients.
+    wrong = [price(np.full(ROUNDS, FACTORS.mean()), client) for client in range(DATA.num_clients)]
+    assert max(np.array(expected) / wrong) > 1.2
+    assert wrong != pytest.approx(expected, rel=0.05)
+
+
+def test_every_round_counts_where_the_schedule_of_cohorts_does_not():
+    algorithm = fdp.dpnfl(**COMMON, noise_multiplier=8.0, **FALLS)
+    for participation, wanted in (
+        ("worst", tuple(of_record(8.0 * factor).repeated(2) for factor in sorted(LEVELS))),
+        ("law", tuple(accounting.RandomParticipation(of_record(8.0 * f), 0.5, 2) for f in sorted(LEVELS))),
+    ):
+        events = ledger_of(planned(algorithm, participation=participation))
+        assert set(events) == {Composed(wanted)}
+    for name in ("expected", "once"):
+        refused = refusal(lambda: ledger_of(planned(algorithm, participation=name)))  # noqa: B023
+        assert refused.startswith("participation must be schedule, law or worst where the noise differs")
+
+
+def test_the_epsilon_of_clients_is_that_of_all_rounds_by_hand_sampled_or_seen():
+    seen = fdp.dp_fedavg(**COMMON | {"cohort_size": 6}, cohort="uniform", noise_multiplier=8.0, **FALLS)
+    (event,) = set(ledger_of(planned(seen)))
+    by_hand = Composed(
+        tuple(GaussianSteps(8.0 * f, FullBatch(), Adjacency.REPLACE_ONE, 1, Unit.CLIENT) for f in FACTORS)
+    )
+    for accountant in ("gaussian", "pld", "rdp", "zcdp"):
+        wanted = accounting.epsilon_of(by_hand, DELTA, accountant)
+        assert accounting.epsilon_of(event, DELTA, accountant) == pytest.approx(wanted, rel=1e-6)
+    one = GaussianSteps(8.0 / np.sqrt(np.mean(FACTORS**-2.0)), FullBatch(), Adjacency.REPLACE_ONE, ROUNDS, Unit.CLIENT)
+    assert accounting.epsilon_of(event, DELTA) == pytest.approx(accounting.epsilon_of(one, DELTA), rel=1e-6)
+    hidden = fdp.dp_fedavg(**COMMON, noise_multiplier=8.0, **FALLS)
+    (event,) = set(ledger_of(planned(hidden)))
+    assert event == Composed(
+        tuple(GaussianSteps(8.0 * f, Poisson(0.5), Adjacency.ADD_REMOVE, 2, Unit.CLIENT) for f in sorted(LEVELS))
+    )
+
+
+def test_a_budget_scales_the_whole_schedule_and_is_met():
+    algorithm = fdp.dp_fedavg(**COMMON | {"cohort_size": 6}, cohort="uniform", **FALLS)
+    noised = fdp.calibrate(algorithm, DATA, rounds=ROUNDS, seed=SEED, epsilon=2.0, delta=DELTA, accountant="gaussian")
+    promise = fdp.guarantee(noised, DATA, rounds=ROUNDS, seed=SEED, delta=DELTA, accountant="gaussian")
+    assert 1.999 < promise.epsilon <= 2.0
+    assert any("0.25 to 1 times as large" in line for line in promise.assumptions)
+    assert noised.upload.noise_by_round == algorithm.upload.noise_by_round
+
+
+def test_what_follows_the_last_round_has_the_factor_that_follows_it():
+    longer = FALLS | {"noise_rounds": 2 * ROUNDS}
+    algorithm = fdp.finetune(**COMMON, noise_multiplier=8.0, **longer)
+    run = planned(algorithm, view="deployed")
+    assert run.noise_levels.after == pytest.approx(0.5)
+    last = ledger_of(run)[0].parts[-1]
+    assert last.noise_multiplier == pytest.approx(8.0 * 0.5)
+
+
+def test_a_choice_whose_rounds_nobody_knows_counts_with_the_least_noise():
+    run = planned(fdp.ifca(**COMMON, noise_multiplier=8.0, choices=2, **FALLS))
+    choice = ledger_of(run)[0].parts[-1]
+    plain = ledger_of(planned(fdp.ifca(**COMMON, noise_multiplier=8.0, choices=2)))[0].parts[-1]
+    assert choice.noise_multiplier == pytest.approx(0.25 * plain.noise_multiplier, rel=1e-6)
+
+
+def test_parts_of_ones_own_that_tell_noise_its_round_are_refused():
+    @fdp.value
+    @fdp.parts.restates(fdp.parts.RecordGaussian)
+    class Mine(fdp.parts.RecordGaussian):
+        pass
+
+    made = fdp.dpnfl(**COMMON, noise_multiplier=8.0, **FALLS)
+    fields = {
+        field.name: getattr(made.local.privatizer, field.name) for field in dataclasses.fields(made.local.privatizer)
+    }
+    local = dataclasses.replace(made.local, privatizer=Mine(**fields))
+    mine = dataclasses.replace(made, local=local)
+    refused = refusal(lambda: fdp.guarantee(mine, DATA, rounds=ROUNDS, delta=DELTA))
+    assert refused.startswith(
+        "noise must be left out with parts of your own that tell it its round, got noise_by_round"
+    )
+    refused = refusal(lambda: planned_noise(made))
+    assert refused.startswith("sigma_mode must be per_client or common_worst where the noise differs")
+
+
+def planned_noise(algorithm):
+    return fdp.calibrate(algorithm, DATA, rounds=ROUNDS, epsilon=2.0, delta=DELTA, sigma_mode="acs_pldp")
