@@ -376,6 +376,8 @@ def assumptions_of(deployment: Deployment, drawn: Drawn) -> list[str]:
     largest = deployment.weights.largest
     if deployment.noise.on == "mean" and isinstance(largest, float):
         lines.append(f"no client has more than {largest:.4g} of the mean")
+    if deployment.noise.on == "sum" and deployment.noise.by == "server":
+        lines.append("a clipped update enters the sum with weight at most 1")
     lines.append("sizes, shares, divisors and numbers of steps are public constants")
     if deployment.clip.of == "weights":
         lines.append("the model's weights are clipped, not its update")
