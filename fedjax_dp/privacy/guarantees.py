@@ -17,8 +17,8 @@ from fedjax_dp.data.store import FederatedData
 from fedjax_dp.inspection import constants, flow
 from fedjax_dp.models import Model
 from fedjax_dp.parts import facts
+from fedjax_dp.privacy.client_events import client_events, counted_as, remembers, training_of, with_paid
 from fedjax_dp.privacy.hooks import CLAIMS, NOISE_RULES
-from fedjax_dp.privacy.ledger import counted_as, ledger_of, remembers, training_of, with_paid
 from fedjax_dp.privacy.planned_run import PlannedRun, plan_run
 from fedjax_dp.privacy.protection import noise_of, unit_of, views_of
 from fedjax_dp.privacy.terms import BY_NAME_ALONE, PrivacyOptions, PrivacyTerms
@@ -193,7 +193,7 @@ def _with_attack(run: PlannedRun, promise: Guarantee) -> Guarantee:
     accountant = run.terms.accountant
     bounds = [
         attack_bounds(event, accounting.epsilon_of(event, delta, accountant), delta, accountant)
-        for event in distinct(ledger_of(run))
+        for event in distinct(client_events(run))
     ]
     right, recognised = (max(getattr(one, name) for one in bounds) for name in ("right", "recognised"))
     return dataclasses.replace(promise, attack=AttackBounds(right, recognised, all(one.of_curve for one in bounds)))

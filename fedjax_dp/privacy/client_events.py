@@ -32,7 +32,7 @@ from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.simulation import run_key
 
 
-def ledger_of(run: PlannedRun) -> list[Event]:
+def client_events(run: PlannedRun) -> list[Event]:
     """The event of each client: what the adversary of the run's view receives that depends on it."""
     return with_paid(run.algorithm, training_of(run))
 
