@@ -27,6 +27,7 @@ from fedjax_dp.accounting import (
     seen,
 )
 from fedjax_dp.accounting.calibrate import require_budget
+from fedjax_dp.cli.account_ledger import account_ledger
 from fedjax_dp.cli.options import OUTPUT, PlotOption, PrintOptions, Switch, missing, parse, picture_of
 from fedjax_dp.cli.output import columns, page
 from fedjax_dp.options import about
@@ -101,13 +102,16 @@ class CalibrateOptions(Release):
 
 
 def account_command(arguments: list[str]) -> int:
-    """Epsilon by every accountant."""
+    """Epsilon by every accountant, or that of a run by its ledger."""
+    if any(word.partition("=")[0] == "--ledger" for word in arguments):
+        return account_ledger(arguments)
     options = parse(
         "account",
         arguments,
         AccountOptions,
         "The epsilon of noisy steps by every accountant.\n\n"
-        "usage: fedjax-dp account --noise-multiplier Z --steps T --delta D --adjacency A [OPTIONS] [--quiet] [--json]",
+        "usage: fedjax-dp account --noise-multiplier Z --steps T --delta D --adjacency A [OPTIONS] [--quiet] [--json]\n"
+        "       fedjax-dp account --ledger FILE derives the epsilon of a run from its ledger.jsonl",
     )
     look = picture_of(options)
     errors.require_positive("noise_multiplier", options.noise_multiplier, "without noise epsilon is infinite")

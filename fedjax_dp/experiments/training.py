@@ -25,6 +25,7 @@ from fedjax_dp.models import Model, Origin, Start, task_of
 from fedjax_dp.models.origins import values_digest
 from fedjax_dp.privacy.guarantees import prepared, with_attack
 from fedjax_dp.privacy.planned_run import PlannedRun
+from fedjax_dp.privacy.spending import Spending
 from fedjax_dp.rounds import metrics, prefetch
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.final import final_model
@@ -97,6 +98,7 @@ class PreparedRun:
     spec       what decides the run, as far as it can be written down
     planned    the run itself: algorithm, with its noise, data, model
     checksums  of what decides it beside: data, code, values that only Python has, by name
+    halted_of  rounds that were wanted, where a budget ends it before them
     folder     that it is kept in, if any
     history    the evaluations before it was stopped, where it goes on
     hashes     of its records, where they are known
@@ -108,6 +110,7 @@ class PreparedRun:
     guarantee: Guarantee
     on_host: bool
     checksums: Mapping[str, str]
+    halted_of: int | None = None
     folder: pathlib.Path | None = None
     history: tuple[Evaluation, ...] = ()
     hashes: np.ndarray | None = None
@@ -139,6 +142,11 @@ class PreparedRun:
         checksum = self.checksums.get("data") or data.checksum
         hashes = hashes_of(data) if self.hashes is None else self.hashes
         return phases.ledger_of(self.name, data, self.planned.model, self.rounds, self.guarantee, checksum, hashes)
+
+    @functools.cached_property
+    def spending(self) -> Spending:
+        """Epsilon by round."""
+        return Spending(self.planned, self.guarantee)
 
     @property
     def task(self) -> Task:

@@ -55,12 +55,29 @@ class PlannedRun:
         return beginning
 
     @property
-    def schedule(self) -> np.ndarray:
-        """Rounds that each client is drawn for under the seed `(num_clients,)`; drawn once, as no noise changes it."""
-        if "schedule" not in self._drawn:
-            self._drawn["schedule"] = participations(self.algorithm, self.data, self.rounds, self.seed)
-        drawn: np.ndarray = self._drawn["schedule"]
+    def cohorts(self) -> tuple[np.ndarray, np.ndarray]:
+        """Ids, and who of them is invited, of all rounds `(rounds, members)`; drawn once, as no noise changes them."""
+        if "cohorts" not in self._drawn:
+            self._drawn["cohorts"] = cohorts_of(self.algorithm, self.data, self.rounds, self.seed)
+        drawn: tuple[np.ndarray, np.ndarray] = self._drawn["cohorts"]
         return drawn
+
+    @property
+    def schedule(self) -> np.ndarray:
+        """Rounds that each client is drawn for under the seed `(num_clients,)`."""
+        if "schedule" not in self._drawn:
+            ids, drawn = self.cohorts
+            self._drawn["schedule"] = np.bincount(ids[drawn], minlength=self.data.num_clients)
+        counts: np.ndarray = self._drawn["schedule"]
+        return counts
+
+    @property
+    def last_rates(self) -> np.ndarray:
+        """Learning rate of the last step of every round `(rounds,)`; worked out once, as no noise changes it."""
+        if "rates" not in self._drawn:
+            self._drawn["rates"] = last_rates(self.algorithm, self.data.largest, self.rounds)
+        rates: np.ndarray = self._drawn["rates"]
+        return rates
 
     @functools.cached_property
     def gains(self) -> np.ndarray:
@@ -70,6 +87,15 @@ class PlannedRun:
     def counted(self, **terms: Unpack[PrivacyOptions]) -> "PlannedRun":
         """The same run, counted on other terms."""
         return dataclasses.replace(self, terms=dataclasses.replace(self.terms, **terms))
+
+    def prefix(self, rounds: int) -> "PlannedRun":
+        """The same algorithm, planned for its first `rounds` rounds."""
+        known: dict[str, Any] = {"beginning": self.beginning}
+        if "cohorts" in self._drawn:
+            known["cohorts"] = tuple(drawn[:rounds] for drawn in self.cohorts)
+        if "rates" in self._drawn:
+            known["rates"] = self.last_rates[:rounds]
+        return dataclasses.replace(self, rounds=rounds, _drawn=known)
 
     def with_noise(self, noise_multiplier: float | np.ndarray) -> "PlannedRun":
         """The same run with other noise."""
@@ -103,14 +129,20 @@ def plan_run(
     )
 
 
-def participations(algorithm: Algorithm, data: FederatedData, rounds: int, seed: int) -> np.ndarray:
-    """How often each client trains in `rounds` rounds, for a seed; shape `(num_clients,)`.
+def cohorts_of(algorithm: Algorithm, data: FederatedData, rounds: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Ids, and who of them is invited, in `rounds` rounds, for a seed; both `(rounds, members)`.
 
     Cohorts depend on the seed and on public numbers, never on data, so the whole schedule can be known, and published,
     ahead. Whoever was drawn is counted, also if its message is lost or late: it may have been seen on its way.
     """
     ids, drawn = draw_cohorts(algorithm.cohort, run_key(seed), jnp.arange(rounds), jnp.asarray(data.shares))
-    return np.bincount(np.asarray(ids)[np.asarray(drawn)], minlength=data.num_clients)
+    return np.asarray(ids), np.asarray(drawn)
+
+
+def participations(algorithm: Algorithm, data: FederatedData, rounds: int, seed: int) -> np.ndarray:
+    """How often each client trains in `rounds` rounds, for a seed; shape `(num_clients,)`."""
+    ids, drawn = cohorts_of(algorithm, data, rounds, seed)
+    return np.bincount(ids[drawn], minlength=data.num_clients)
 
 
 def helpers_of(algorithm: Algorithm, data: FederatedData, view: View, colluders: int) -> int:
