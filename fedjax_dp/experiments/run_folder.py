@@ -123,8 +123,11 @@ def go_on(
         if distributed.first():
             require_own(path, ready)
         if rounds == before:
-            return ready, about
+            return dataclasses.replace(ready, halted_of=about.get("halted_of")), about
         longer = prepared(rounds, screen)
+        if longer.rounds == before:
+            wanted = f"{before}, after which the budget is spent"
+            raise errors.refuse("rounds of the resumed run", rounds, wanted, "start a new run with another budget")
         _require_alike(ready, longer)
         return longer, extend(path, about, longer)
 
@@ -258,7 +261,7 @@ def files_of(config: configs.RunSpec) -> dict[str, str]:
 def extend(path: pathlib.Path, about: dict[str, Any], ready: PreparedRun) -> dict[str, Any]:
     """Note that the run goes on to more rounds, with another Guarantee."""
     before = about["config"]
-    about["config"] = ready.spec.flat()
+    about |= {"config": ready.spec.flat(), "halted_of": ready.halted_of}
     about["seal"] = seal(about)
     if distributed.first():
         folders.write_json(path / GUARANTEE, ready.guarantee.saved())  # first: a kill leaves no promise of fewer rounds
@@ -307,7 +310,7 @@ def _begin(path: pathlib.Path, ready: PreparedRun) -> None:
         return
     config = ready.spec.flat()
     about: dict[str, Any] = {"made of": ready.spec.made_of, "config": config, "checksums": dict(ready.checksums)}
-    about |= {"seal": seal(about), **_layout(ready.execution)}
+    about |= {"seal": seal(about), "halted_of": ready.halted_of, **_layout(ready.execution)}
     data = ready.planned.data
     words = None if data.vocabulary is None else data.vocabulary._asdict()
     records = {"shape": data.record_shape, "classes": data.classes, "tokens": data.tokens, "task": data.task}

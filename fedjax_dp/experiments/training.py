@@ -84,6 +84,7 @@ class Result(NamedTuple):
         facts = {
             **main_of(self.history),
             "privacy": str(self.guarantee),
+            **({"halted": self.ready.halt} if self.ready.halt else {}),
             **({"warnings": "; ".join(self.guarantee.warnings)} if self.guarantee.warnings else {}),
             "timing": self.timing.in_words,
         }
@@ -154,6 +155,14 @@ class PreparedRun:
         return task_of(self.planned.model, self.planned.data)
 
     @property
+    def halt(self) -> str | None:
+        """That a budget ends it before its time, in words."""
+        if self.halted_of is None:
+            return None
+        budget = self.planned.terms.common_budget
+        return f"halted by the budget {budget:g} after {self.rounds:,} of {self.halted_of:,} rounds"
+
+    @property
     def title(self) -> str:
         whose = f"{self.name} on " if self.spec.made_of == CONFIGURED else ""
         return f"{whose}{self.dataset}, {self.planned.data.num_clients} clients, seed {self.seed}"
@@ -172,7 +181,7 @@ def prepare(
     hashes: np.ndarray | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> PreparedRun:
-    """A run with the noise that it needs.
+    """A run with the noise that it needs, of the rounds that its budget allows.
 
     Raises: ConfigurationError for a target of a metric that the task has not, for records on the host where they are
             needed elsewhere, and for a budget that cannot be met.
@@ -182,10 +191,13 @@ def prepare(
         target_of(output.target, measures_of_task(task_of(planned.model, planned.data)))
     if on_host:
         prefetch.check(planned.algorithm, bool(output.train_metrics))
+    wanted = planned.rounds
     planned, guarantee = prepared(planned, progress)
+    halted_of = wanted if planned.rounds < wanted else None
     return PreparedRun(
-        spec=spec,
+        spec=spec.with_rounds(planned.rounds),
         planned=planned,
+        halted_of=halted_of,
         execution=execution,
         guarantee=with_attack(planned, guarantee),
         on_host=on_host,

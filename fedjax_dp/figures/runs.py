@@ -142,8 +142,8 @@ def plot_spending(
     with canvas.page(path, look, (8.2, 4.6)) as page:
         (panel,) = page.panels
         for rank, (name, epsilons) in enumerate(curves.items()):
-            look = {"color": PALETTE[rank], "markevery": marks(len(rounds), rank, 2)} | line_look(rank, 2)
-            panel.plot(rounds, epsilons, label=name, **look)
+            line = {"color": PALETTE[rank], "markevery": marks(len(rounds), rank, 2)} | line_look(rank, 2)
+            panel.plot(rounds, epsilons, label=name, **line)
         if budget is not None:
             panel.axhline(budget, color=styles.ink(), lw=0.8, ls="--", label=f"budget {budget:g}")
         panel.set(xlabel="round", ylabel="epsilon (nats)")

@@ -53,7 +53,7 @@ class PrivacyTerms:
     sigma_mode: Annotated[str, about("", choices=SIGMA_MODES)] = "per_client"
     view: Annotated[str | None, about("", choices=VIEWS, default="the algorithm's")] = None
     colluders: int = 0
-    budget: float | None = None
+    budget: Budget | None = None
 
     def check(self) -> None:
         """Refuse names that are none of their choices."""
@@ -102,4 +102,4 @@ class PrivacyOptions(TypedDict, total=False):
     sigma_mode: str
     view: str | None
     colluders: int
-    budget: float | None
+    budget: Budget | None

@@ -177,3 +177,24 @@ def test_a_ledger_whose_lines_were_all_written_anew_is_not_its_runs(runs, capsys
     (tmp_path / "doctored.jsonl").write_text(f"{phase}\n{text_of(made)}")
     code, _, err = account(capsys, tmp_path / "doctored.jsonl")
     assert (code, "as its run says" in err) == (2, True)
+
+
+@pytest.mark.slow
+def test_a_halted_run_equals_the_run_of_so_many_rounds_bit_for_bit_and_goes_on_after_a_kill(tmp_path, data):
+    words = {"evaluate_every": 1, "checkpoint_every": 1, "delta": 1e-3}
+    budget = fdp.guarantee(dpnfl(), data, rounds=3, delta=1e-3).epsilon * 1.0001
+    with pytest.raises(Stopped):
+        fdp.run(dpnfl(), data, rounds=50, budget=budget, out=tmp_path / "a", callbacks=[stopped_at(2)], **words)
+    resumed = fdp.resume(tmp_path / "a", dpnfl(), data)
+    rounds = resumed.config["rounds"]
+    whole = fdp.run(dpnfl(), data, rounds=rounds, out=tmp_path / "b", **words)
+    assert rounds < 50
+    for one, other in zip(resumed.params.values(), whole.params.values(), strict=True):
+        np.testing.assert_array_equal(one["kernel"], other["kernel"])
+    assert resumed.history == whole.history
+    assert resumed.guarantee.epsilons == whole.guarantee.epsilons
+    last = read_ledger(tmp_path / "a").lines[-1]
+    assert (last["halt"], last["budget"], last["left"] >= 0) == ("budget", budget, True)
+    assert resumed.result["spending"]["rounds_wanted"] == 50
+    with pytest.raises(fdp.ConfigurationError, match="after which the budget is spent, got 60"):
+        fdp.resume(tmp_path / "a", dpnfl(), data, rounds=60)
