@@ -9,6 +9,7 @@ import numpy as np
 
 from fedjax_dp import errors
 from fedjax_dp.accounting import (
+    ACCOUNTANTS,
     Adjacency,
     Event,
     FullBatch,
@@ -94,6 +95,11 @@ class Release(PrintOptions, PlotOption):
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AccountOptions(Release):
     noise_multiplier: Annotated[float, about("noise std on the sum / clip norm", default="required")]
+    ledger: Annotated[
+        str | None,
+        about("instead of all others: of a run, or its folder; with --delta, --accountant, --rounds", metavar="FILE"),
+    ] = None
+    accountant: Annotated[str | None, about("with --ledger", choices=tuple(ACCOUNTANTS), default="the run's")] = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -114,6 +120,9 @@ def account_command(arguments: list[str]) -> int:
         "       fedjax-dp account --ledger FILE derives the epsilon of a run from its ledger.jsonl",
     )
     look = picture_of(options)
+    if options.accountant is not None:
+        got, remedy = options.accountant, "without it every accountant answers"
+        raise errors.refuse("accountant", got, "left out without --ledger", remedy)
     errors.require_positive("noise_multiplier", options.noise_multiplier, "without noise epsilon is infinite")
     event = _event(options, options.noise_multiplier)
     answers, least = compare.compare_epsilons(event, options.delta), compare.lower_bound(event, options.delta)
