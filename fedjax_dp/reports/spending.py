@@ -20,6 +20,7 @@ from fedjax_dp.experiments.build import planned_of
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.experiments.population import build_data, checksum
 from fedjax_dp.experiments.round_ledger import read_ledger
+from fedjax_dp.models.origins import LEDGER
 from fedjax_dp.own_code import is_own
 from fedjax_dp.privacy.guarantees import prepared, stated
 from fedjax_dp.privacy.planned_run import plan_run
@@ -35,8 +36,8 @@ def spent(path: pathlib.Path, about: Mapping[str, Any], epsilon: float, screen: 
     about    what `run.json` says; epsilon: of the run's Guarantee, which the last round must have again
     Raises:  ConfigurationError where it cannot be known: with a remedy, where there is one.
     """
-    ledger = read_ledger(path)
-    if ledger.rounds == about["config"]["rounds"]:
+    ledger = read_ledger(path) if (path / LEDGER).is_file() else None
+    if ledger is not None and ledger.rounds == about["config"]["rounds"]:
         return _of_ledger(ledger, about["config"]["evaluate_every"], epsilon, screen)
     if about["made of"] != configs.CONFIGURED:
         raise _unknown("the run was made of values of Python, which its folder does not hold")
