@@ -65,7 +65,8 @@ def price(event: Event, at: np.ndarray | None = None) -> Callable[[Release], Ren
     def of(step: Release) -> RenyiCurve:
         useful = orders <= step.highest_order * (1 + 1e-9)
         values = np.full(orders.size, np.inf)
-        values[useful] = step.rdp(orders[useful])
+        if useful.any():
+            values[useful] = step.rdp(orders[useful])
         return RenyiCurve(orders, values, step.lost)
 
     return of

@@ -38,7 +38,7 @@ CONDITIONS = (
     "of the data and its noise afresh, trials were ranked by what they release or by public data, and only the best is "
     "published"
 )
-Ledgers = Sequence[Sequence[Event]]  # runs, of each the event of every client, as `ledger.ledger_of` makes them
+Ledgers = Sequence[Sequence[Event]]  # runs, of each the event of every client, as `privacy.client_events` makes them
 Trial = tuple[frozenset[Event], ...]  # of each part of a trial, what it may release
 Progress = Callable[[int, int], None] | None
 

@@ -28,7 +28,7 @@ from fedjax_dp.audits.wrappers import linear_model
 from fedjax_dp.data.client_names import number_of
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.privacy import guarantees
-from fedjax_dp.privacy.ledger import counted_as, ledger_of
+from fedjax_dp.privacy.client_events import client_events, counted_as
 from fedjax_dp.privacy.planned_run import PlannedRun
 from fedjax_dp.privacy.protection import unit_of
 from fedjax_dp.rounds.algorithm import Algorithm
@@ -92,7 +92,7 @@ def prepare(
         target = _most_exposed(promise, algorithm, data, rounds, seed)
     else:
         target = number_of("client", data.names, data.num_clients, client)
-    event = ledger_of(counted)[target]
+    event = client_events(counted)[target]
     step = _release(algorithm, event, data.called(target))
     place = (
         place_one(algorithm, data, step, target, record)

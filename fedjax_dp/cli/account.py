@@ -9,10 +9,12 @@ import numpy as np
 
 from fedjax_dp import errors
 from fedjax_dp.accounting import (
+    ACCOUNTANTS,
     Adjacency,
     Event,
     FullBatch,
     GaussianSteps,
+    ParticipationLog,
     Poisson,
     RandomParticipation,
     Refilled,
@@ -24,9 +26,11 @@ from fedjax_dp.accounting import (
     WithReplacement,
     compare,
     guarantee,
+    repeated,
     seen,
 )
 from fedjax_dp.accounting.calibrate import require_budget
+from fedjax_dp.cli.account_ledger import account_ledger
 from fedjax_dp.cli.options import OUTPUT, PlotOption, PrintOptions, Switch, missing, parse, picture_of
 from fedjax_dp.cli.output import columns, page
 from fedjax_dp.options import about
@@ -87,12 +91,23 @@ class Release(PrintOptions, PlotOption):
     ] = None
     rounds: Annotated[int | None, about("with --participation: rounds, taken part in at random")] = None
     participation: Annotated[float | None, about("probability of taking part in a round")] = None
+    participation_log: Annotated[
+        str | None,
+        about(
+            "CSV of round,client instead of both: the steps are of a round, its busiest client counts", metavar="FILE"
+        ),
+    ] = None
     quiet: Switch = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AccountOptions(Release):
     noise_multiplier: Annotated[float, about("noise std on the sum / clip norm", default="required")]
+    ledger: Annotated[
+        str | None,
+        about("instead of all others: of a run, or its folder; with --delta, --accountant, --rounds", metavar="FILE"),
+    ] = None
+    accountant: Annotated[str | None, about("with --ledger", choices=tuple(ACCOUNTANTS), default="the run's")] = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -101,15 +116,21 @@ class CalibrateOptions(Release):
 
 
 def account_command(arguments: list[str]) -> int:
-    """Epsilon by every accountant."""
+    """Epsilon by every accountant, or that of a run by its ledger."""
+    if any(word.partition("=")[0] == "--ledger" for word in arguments):
+        return account_ledger(arguments)
     options = parse(
         "account",
         arguments,
         AccountOptions,
         "The epsilon of noisy steps by every accountant.\n\n"
-        "usage: fedjax-dp account --noise-multiplier Z --steps T --delta D --adjacency A [OPTIONS] [--quiet] [--json]",
+        "usage: fedjax-dp account --noise-multiplier Z --steps T --delta D --adjacency A [OPTIONS] [--quiet] [--json]\n"
+        "       fedjax-dp account --ledger FILE derives the epsilon of a run from its ledger.jsonl",
     )
     look = picture_of(options)
+    if options.accountant is not None:
+        got, remedy = options.accountant, "without it every accountant answers"
+        raise errors.refuse("accountant", got, "left out without --ledger", remedy)
     errors.require_positive("noise_multiplier", options.noise_multiplier, "without noise epsilon is infinite")
     event = _event(options, options.noise_multiplier)
     answers, least = compare.compare_epsilons(event, options.delta), compare.lower_bound(event, options.delta)
@@ -197,10 +218,27 @@ def _event(options: Release, noise: float) -> Event:
     errors.require_choice("view", options.view, [known.value for known in View])
     own = GaussianSteps(noise, _sampling(options), Adjacency(options.adjacency), options.steps, Unit(options.unit))
     event = _seen(own, options)
+    if options.participation_log is not None:
+        return repeated(event, int(_log(options).counts.max()))
     if options.rounds is None and options.participation is None:
         return event
     rounds, participation = _both(("rounds", "participation"), options.rounds, options.participation)
     return RandomParticipation(event, participation, rounds)
+
+
+def _log(options: Release) -> ParticipationLog:
+    """Who took part, as a file says it.
+
+    Raises: ConfigurationError beside a law of participation, which a log takes the place of.
+    """
+    for name in ("rounds", "participation"):
+        if getattr(options, name) is not None:
+            remedy = f"drop --{name}, or the log"
+            raise errors.refuse(name, getattr(options, name), "left out beside a participation log", remedy)
+    if options.unit == Unit.CLIENT.value and options.sampling != "none":
+        got, remedy = options.sampling, "a log that is public amplifies nothing"
+        raise errors.refuse("sampling", got, "none for unit client beside a participation log", remedy)
+    return ParticipationLog.read(errors.require_given("participation_log", options.participation_log))
 
 
 def _seen(own: GaussianSteps, options: Release) -> GaussianSteps:
@@ -250,6 +288,11 @@ def _inputs(options: Release) -> dict[str, Any]:
 
 def _statement(options: Release) -> str:
     times = f"{options.steps} steps"
+    if options.participation_log is not None:
+        log = _log(options)
+        whose = f"{log.counts.max()} rounds of the busiest of {np.sum(log.counts > 0)} clients"
+        word = "who took part is public, and knows no records on the word of who wrote it"
+        times += f" a round, {whose} by {options.participation_log} ({word})"
     if options.rounds is not None:
         times += f" a round, {options.rounds} rounds taken part in with probability {options.participation:g}"
     if options.cohort_size is not None:

@@ -13,7 +13,7 @@ from fedjax_dp.algorithms import CATALOGUE, PERSONAL
 from fedjax_dp.data.store import Dataset, FederatedData, federate
 from fedjax_dp.experiments.communication import traffic
 from fedjax_dp.models import logistic_regression, mlp
-from fedjax_dp.privacy.ledger import ledger_of
+from fedjax_dp.privacy.client_events import client_events
 from fedjax_dp.privacy.planned_run import plan_run
 from fedjax_dp.privacy.protection import natural_view, unit_of, unprotected
 from fedjax_dp.privacy.terms import PrivacyTerms
@@ -151,7 +151,7 @@ def _views_row(entry: str, data: FederatedData) -> ViewsRow:
     model, paid = mlp(data.record_shape, data.classes, (4,)), {}
     for view in VIEWS:
         terms = PrivacyTerms(delta=DELTA, view=view.value)
-        event = ledger_of(plan_run(made, data, rounds=ROUNDS, terms=terms, model=model))[0]
+        event = client_events(plan_run(made, data, rounds=ROUNDS, terms=terms, model=model))[0]
         count = sum(times for _, times in event.leaves())
         paid[view.value] = Paid(count, accounting.epsilon_of(event, DELTA))
     return ViewsRow(entry, paid, "personal_noise" in CATALOGUE[entry].options)

@@ -32,6 +32,7 @@ fedjax-dp run --resume DIR continues a run from its last checkpoint;
 with --coordinator HOST:PORT --processes P --process I (or --coordinator auto under SLURM and Kubernetes) it is one of P
 processes of the run, with its own I; they wait --timeout SECONDS."""
 FEW = 0.1  # of the gradients
+PARTS = (0.25, 0.5, 1.0)  # of the rounds, at which epsilon is shown
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -140,6 +141,7 @@ def _print_result(
         *_guessing(result),
         *_noise(result),
         ("privacy", guarantee["statement"]),
+        *_halt(result),
         *_meaning(guarantee, options.plain),
         *(("", INDENT + other["statement"]) for other in guarantee["elsewhere"]),
         *(("warning", text + caption * text.startswith("delta ")) for text in guarantee["warnings"]),
@@ -148,6 +150,7 @@ def _print_result(
         *([] if options.detail is Detail.QUIET else [("next", _next(guarantee, shlex.quote(str(where))))]),
     ]
     rests_on = [
+        *_spending(result),
         *(("assuming", text) for text in guarantee["assumptions"] if guarantee["epsilon"] is not None),
         *(("claim", claim["statement"]) for claim in guarantee["claims"] if claim["epsilon"] is not None),
         *_probes(result),
@@ -160,6 +163,29 @@ def _print_result(
         ("time", f"{timing['round_s_median'] * 1e3:.1f} ms a round, {compiled}"),
     ]
     show_lines(lines, rests_on, rest, options.detail)
+
+
+def _halt(result: dict[str, Any]) -> list[tuple[str, str]]:
+    """What a budget did."""
+    spending = result.get("spending")  # folders of before have none
+    if spending is None or spending["halt"] != "budget":
+        return []
+    budget, rounds, wanted = spending["budget"], result["rounds"], spending["rounds_wanted"]
+    return [("halted", f"by the budget {budget:g} after {rounds:,} of {wanted:,} rounds")]
+
+
+def _spending(result: dict[str, Any]) -> list[tuple[str, str]]:
+    """Epsilon at a few rounds, of which the last is the Guarantee's."""
+    spending = result.get("spending")
+    if spending is None or not spending["planned"]:
+        return []
+    rounds: int = result["rounds"]
+    known: dict[int, float] = dict(spending["planned"])
+    chosen = sorted({min(known, key=lambda one: abs(one - share * rounds)) for share in PARTS})
+    words = ", ".join(f"{known[at]:.3g} after {at:,}" for at in chosen)
+    if spending["at_any_time"] is not None:
+        words += f"; {spending['at_any_time']:.3g} where results may end it at any time"
+    return [("spent", f"epsilon {words} (of every round: fedjax-dp account --ledger)")]
 
 
 def _next(guarantee: dict[str, Any], place: str) -> str:

@@ -45,7 +45,7 @@ TINY, HUGE = (float(getattr(np.finfo(np.float32), name)) for name in ("tiny", "m
 CONFIGURED, VALUES = "a configuration", "values of Python"  # what a run is made of
 # What overrides decide where algorithm, data, model and devices are values.
 BESIDE_VALUES = ("seed", "rounds", "evaluate_every", "checkpoint_every", "train_metrics", "target", "records")
-OF_PRIVATE = ("epsilon", "epsilon_high", "delta")  # that mean nothing without privacy
+OF_PRIVATE = ("epsilon", "epsilon_high", "delta", "budget")  # that mean nothing without privacy
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -178,6 +178,13 @@ class RunSpec:
         }
         return dataclasses.replace(self, **changed)
 
+    def with_rounds(self, rounds: int) -> "RunSpec":
+        """The same of other rounds, with what follows from them where nobody said otherwise."""
+        if rounds == self.training.rounds:
+            return self
+        follow = {name: value for name, value in _by_rounds(rounds).items() if name not in self.explicit}
+        return self.replace(rounds=rounds, **follow)
+
     @contextlib.contextmanager
     def naming_defaults(self) -> Iterator[None]:
         """A refusal in the block that is about a field which nobody gave says whose default it is."""
@@ -240,8 +247,12 @@ def _checked(taken: Options, values: Overrides) -> dict[str, Any]:
                 raise errors.refuse(name, values[name], f"at most {LARGEST_COUNT:,}")
     if "target" in values:
         split_target(values["target"])
-    rounds = values["rounds"]
-    return {"evaluate_every": max(1, rounds // 20), "checkpoint_every": max(1, rounds // 5), **values}
+    return {**_by_rounds(values["rounds"]), **values}
+
+
+def _by_rounds(rounds: int) -> dict[str, int]:
+    """Rounds between evaluations and between checkpoints, where nobody says."""
+    return {"evaluate_every": max(1, rounds // 20), "checkpoint_every": max(1, rounds // 5)}
 
 
 def _over_whole_run(taken: Options, values: Overrides) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from fedjax_dp.experiments.console import Screen
 from fedjax_dp.experiments.training import Callbacks, PreparedRun, prepare
 from fedjax_dp.privacy.planned_run import PlannedRun
 from fedjax_dp.privacy.protection import clips_records, noise_of, unit_of
+from fedjax_dp.pytrees import same
 from fedjax_dp.rounds.simulation import run_key
 
 BROUGHT = ("schedule", "per_step", "l2", "estimator")  # options whose defaults differ between entries
@@ -113,11 +114,17 @@ def _ready(config: RunSpec, screen: Screen) -> PreparedRun:
             hashes=population.hashes(config.data),
             progress=progress,
         )
+    if ready.halted_of is not None:
+        again = build.build_algorithm(config.with_rounds(ready.rounds), data)
+        if not same(again, ready.planned.algorithm):
+            reason = "its algorithm is another for fewer rounds: give them as rounds"
+            raise errors.refuse("budget", config.privacy.budget, "left out", reason)
     for line in (
         *population.notes(config.data, data),
         *_assumed(config),
         *_brought(config),
         *_about(config, ready),
+        *filter(None, [ready.halt]),
     ):
         screen.say(line)
     if kinds:

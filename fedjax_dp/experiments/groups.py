@@ -136,10 +136,13 @@ class PrivacyConfig(PrivacyTerms):
     Args:
         epsilon: budget per client; finds the noise
         epsilon_high: budgets are uniform from epsilon to this, one per client
+        budget: epsilon that ends the run, beside noise_multiplier: it takes as many rounds as it allows, known before
+            the first
     """
 
     epsilon: float | None = None
     epsilon_high: float | None = None
+    budget: float | None = None
 
     def terms(self, num_clients: int, seed: int) -> PrivacyTerms:
         """The same with the budgets of a population, drawn by the seed where they differ."""

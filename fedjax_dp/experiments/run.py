@@ -158,7 +158,8 @@ def _ready(
         on_host=spec.execution.records == "host",
         checksums=_checksums(algorithm, data, model) if kept else {},
     )
-    return dataclasses.replace(ready, spec=dataclasses.replace(spec, algorithm=_shortened(ready.planned.algorithm)))
+    described = dataclasses.replace(ready.spec, algorithm=_shortened(ready.planned.algorithm))
+    return dataclasses.replace(ready, spec=described)
 
 
 def _shortened(algorithm: Algorithm) -> str:

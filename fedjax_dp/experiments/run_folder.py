@@ -13,11 +13,13 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from fedjax_dp import errors, figures, folders
+from fedjax_dp.accounting.ledger import phases_in
 from fedjax_dp.execution import distributed
 from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.experiments import config as configs
-from fedjax_dp.experiments import environment, phases, summary
+from fedjax_dp.experiments import environment, summary
 from fedjax_dp.experiments.console import Screen
+from fedjax_dp.experiments.round_ledger import RoundLedger, carry_on, read_text, require_own, write_tables
 from fedjax_dp.experiments.training import Callbacks, PreparedRun, Result, train
 from fedjax_dp.models.origins import LEDGER, phases_of
 from fedjax_dp.pytrees import checksum, same
@@ -38,15 +40,17 @@ START_ANEW = "put it back, or start a new run"
 class RunFolder:
     """The folder of one run, while it is trained."""
 
-    def __init__(self, path: pathlib.Path) -> None:
+    def __init__(self, path: pathlib.Path, ready: PreparedRun) -> None:
         self.path = path
+        self._ledger = RoundLedger(path, ready) if distributed.first() else None
         with self._storing():
             self._checkpoints = Checkpoints(path)
 
     def keep(self, state: ServerState, params: Any, history: Sequence[Evaluation], checkpoint: bool) -> None:
-        """Metrics always, the state and the model's parameters where a checkpoint is due."""
+        """Ledger and metrics always, the state and the model's parameters where a checkpoint is due."""
         with self._storing():
-            if distributed.first():
+            if self._ledger is not None:
+                self._ledger.write(int(state.round))
                 folders.write_json(self.path / METRICS, [point.row() for point in history])
             if checkpoint:
                 self._checkpoints.save(state, params)
@@ -57,6 +61,7 @@ class RunFolder:
         if distributed.first():
             with self._storing():
                 figures.plot_run(result.history, result.guarantee, ready.title, self.path / "run.png", task=ready.task)
+                write_tables(self.path, ready)
                 folders.write_json(self.path / RESULT, content)  # last: it says that the run is finished
 
     def state(self, ready: PreparedRun) -> ServerState | None:
@@ -75,9 +80,9 @@ class RunFolder:
 
 
 @contextmanager
-def opened(path: pathlib.Path) -> Iterator[RunFolder]:
+def opened(path: pathlib.Path, ready: PreparedRun) -> Iterator[RunFolder]:
     """The folder, until the training in it ends."""
-    folder = RunFolder(path)
+    folder = RunFolder(path, ready)
     try:
         yield folder
     except KeyboardInterrupt as error:
@@ -91,7 +96,7 @@ def start(ready: PreparedRun, path: pathlib.Path, screen: Screen, callbacks: Cal
     """Train a run in a new folder."""
     distributed.together(lambda: _begin(path, ready), lambda made: {})
     distributed.together(lambda: _check_shared(path), lambda made: {})
-    with opened(path) as folder:
+    with opened(path, ready) as folder:
         return train(dataclasses.replace(ready, folder=path), screen, callbacks, keeper=folder)
 
 
@@ -115,9 +120,14 @@ def go_on(
         before = about["config"]["rounds"]
         ready = prepared(before, screen if rounds == before else Screen(quiet=True))
         require_same(about, ready.checksums)
+        if distributed.first():
+            require_own(path, ready)
         if rounds == before:
-            return ready, about
+            return dataclasses.replace(ready, halted_of=about.get("halted_of")), about
         longer = prepared(rounds, screen)
+        if longer.rounds == before:
+            wanted = f"{before}, after which the budget is spent"
+            raise errors.refuse("rounds of the resumed run", rounds, wanted, "start a new run with another budget")
         _require_alike(ready, longer)
         return longer, extend(path, about, longer)
 
@@ -153,9 +163,9 @@ def _trained(
     if distributed.first():  # after `extend`, or where a kill came before or within it
         with folders.storing(path):
             folders.write_json(path / GUARANTEE, ready.guarantee.saved())
-            folders.write_atomically(path / LEDGER, phases.longer(ledger(path), ready.rounds, ready.guarantee))
+            carry_on(path / LEDGER, ready)
             _write_config(path, about["config"], {})
-    with opened(path) as folder:
+    with opened(path, ready) as folder:
         state = folder.state(ready)
         done = 0 if state is None else int(state.round)
         screen.say(f"continuing {path} after round {done} of {ready.rounds}")
@@ -251,7 +261,7 @@ def files_of(config: configs.RunSpec) -> dict[str, str]:
 def extend(path: pathlib.Path, about: dict[str, Any], ready: PreparedRun) -> dict[str, Any]:
     """Note that the run goes on to more rounds, with another Guarantee."""
     before = about["config"]
-    about["config"] = ready.spec.flat()
+    about |= {"config": ready.spec.flat(), "halted_of": ready.halted_of}
     about["seal"] = seal(about)
     if distributed.first():
         folders.write_json(path / GUARANTEE, ready.guarantee.saved())  # first: a kill leaves no promise of fewer rounds
@@ -262,13 +272,8 @@ def extend(path: pathlib.Path, about: dict[str, Any], ready: PreparedRun) -> dic
 
 def ledger(path: pathlib.Path) -> str:
     """What the parameters of a run carry with them."""
-    try:
-        text = (path / LEDGER).read_text()
-    except (OSError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        raise errors.refuse(str(path / LEDGER), "something else", "the ledger of the run", reason) from None
-    if not phases_of(text, str(path)):
-        raise errors.refuse(str(path / LEDGER), "an empty file", "the ledger of the run", START_ANEW)
+    text = phases_in(read_text(path / LEDGER))
+    phases_of(text, str(path))  # refuses what was edited
     return text
 
 
@@ -305,7 +310,7 @@ def _begin(path: pathlib.Path, ready: PreparedRun) -> None:
         return
     config = ready.spec.flat()
     about: dict[str, Any] = {"made of": ready.spec.made_of, "config": config, "checksums": dict(ready.checksums)}
-    about |= {"seal": seal(about), **_layout(ready.execution)}
+    about |= {"seal": seal(about), "halted_of": ready.halted_of, **_layout(ready.execution)}
     data = ready.planned.data
     words = None if data.vocabulary is None else data.vocabulary._asdict()
     records = {"shape": data.record_shape, "classes": data.classes, "tokens": data.tokens, "task": data.task}

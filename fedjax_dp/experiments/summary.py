@@ -2,12 +2,29 @@
 
 from typing import Any
 
+from fedjax_dp.display import finite
 from fedjax_dp.experiments import environment
 from fedjax_dp.experiments.communication import traffic
-from fedjax_dp.experiments.training import Result
+from fedjax_dp.experiments.training import PreparedRun, Result
 from fedjax_dp.rounds import metrics
 from fedjax_dp.tasks import describe_task, measures_of_task
 from fedjax_dp.tasks.measures import TEST, target_of
+
+
+def spending_of(ready: PreparedRun) -> dict[str, Any]:
+    """Epsilon by round, as the run's ledger has it, and what ended the run."""
+    spending, budget = ready.spending, ready.planned.terms.common_budget
+    known = spending.priced if spending.private else []
+    any_time = spending.at_any_time(ready.rounds)
+    epsilon = finite(ready.guarantee.epsilon)
+    return {
+        "planned": [[rounds, finite(spending.epsilon(rounds))] for rounds in known],
+        "at_any_time": any_time,
+        "budget": budget,
+        "left": None if budget is None or epsilon is None else budget - epsilon,
+        "halt": "rounds" if ready.halted_of is None else "budget",
+        "rounds_wanted": ready.halted_of or ready.rounds,
+    }
 
 
 def of_run(result: Result) -> dict[str, Any]:
@@ -30,6 +47,7 @@ def of_run(result: Result) -> dict[str, Any]:
         "rounds_to_target": reached,
         "bytes_to_target": None if reached is None else sent.total(reached),
         "guarantee": result.guarantee.to_dict(),
+        "spending": spending_of(ready),
         "timing": result.timing._asdict(),
         "traffic": sent.to_dict() | {"total": sent.total(result.history[-1].round)},
         "versions": environment.versions(),

@@ -25,6 +25,7 @@ from fedjax_dp.models import Model, Origin, Start, task_of
 from fedjax_dp.models.origins import values_digest
 from fedjax_dp.privacy.guarantees import prepared, with_attack
 from fedjax_dp.privacy.planned_run import PlannedRun
+from fedjax_dp.privacy.spending import Spending
 from fedjax_dp.rounds import metrics, prefetch
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.final import final_model
@@ -83,6 +84,7 @@ class Result(NamedTuple):
         facts = {
             **main_of(self.history),
             "privacy": str(self.guarantee),
+            **({"halted": self.ready.halt} if self.ready.halt else {}),
             **({"warnings": "; ".join(self.guarantee.warnings)} if self.guarantee.warnings else {}),
             "timing": self.timing.in_words,
         }
@@ -97,6 +99,7 @@ class PreparedRun:
     spec       what decides the run, as far as it can be written down
     planned    the run itself: algorithm, with its noise, data, model
     checksums  of what decides it beside: data, code, values that only Python has, by name
+    halted_of  rounds that were wanted, where a budget ends it before them
     folder     that it is kept in, if any
     history    the evaluations before it was stopped, where it goes on
     hashes     of its records, where they are known
@@ -108,6 +111,7 @@ class PreparedRun:
     guarantee: Guarantee
     on_host: bool
     checksums: Mapping[str, str]
+    halted_of: int | None = None
     folder: pathlib.Path | None = None
     history: tuple[Evaluation, ...] = ()
     hashes: np.ndarray | None = None
@@ -140,10 +144,23 @@ class PreparedRun:
         hashes = hashes_of(data) if self.hashes is None else self.hashes
         return phases.ledger_of(self.name, data, self.planned.model, self.rounds, self.guarantee, checksum, hashes)
 
+    @functools.cached_property
+    def spending(self) -> Spending:
+        """Epsilon by round."""
+        return Spending(self.planned, self.guarantee)
+
     @property
     def task(self) -> Task:
         """What the scores of its model are judged by."""
         return task_of(self.planned.model, self.planned.data)
+
+    @property
+    def halt(self) -> str | None:
+        """That a budget ends it before its time, in words."""
+        if self.halted_of is None:
+            return None
+        budget = self.planned.terms.common_budget
+        return f"halted by the budget {budget:g} after {self.rounds:,} of {self.halted_of:,} rounds"
 
     @property
     def title(self) -> str:
@@ -164,7 +181,7 @@ def prepare(
     hashes: np.ndarray | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> PreparedRun:
-    """A run with the noise that it needs.
+    """A run with the noise that it needs, of the rounds that its budget allows.
 
     Raises: ConfigurationError for a target of a metric that the task has not, for records on the host where they are
             needed elsewhere, and for a budget that cannot be met.
@@ -174,10 +191,13 @@ def prepare(
         target_of(output.target, measures_of_task(task_of(planned.model, planned.data)))
     if on_host:
         prefetch.check(planned.algorithm, bool(output.train_metrics))
+    wanted = planned.rounds
     planned, guarantee = prepared(planned, progress)
+    halted_of = wanted if planned.rounds < wanted else None
     return PreparedRun(
-        spec=spec,
+        spec=spec.with_rounds(planned.rounds),
         planned=planned,
+        halted_of=halted_of,
         execution=execution,
         guarantee=with_attack(planned, guarantee),
         on_host=on_host,

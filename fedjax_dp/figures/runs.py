@@ -129,6 +129,33 @@ def plot_epsilon(
     return page.figure
 
 
+def plot_spending(
+    rounds: Sequence[int],
+    curves: Mapping[str, Sequence[float]],
+    title: str,
+    promise: str,
+    path: str | os.PathLike[str] | None = None,
+    budget: float | None = None,
+    **look: Unpack[canvas.Look],
+) -> Figure:
+    """Epsilon after each of these rounds, a curve for each way to count it, with the budget; `promise` underneath."""
+    with canvas.page(path, look, (8.2, 4.6)) as page:
+        (panel,) = page.panels
+        for rank, (name, epsilons) in enumerate(curves.items()):
+            line = {"color": PALETTE[rank], "markevery": marks(len(rounds), rank, 2)} | line_look(rank, 2)
+            panel.plot(rounds, epsilons, label=name, **line)
+        if budget is not None:
+            panel.axhline(budget, color=styles.ink(), lw=0.8, ls="--", label=f"budget {budget:g}")
+        panel.set(xlabel="round", ylabel="epsilon (nats)")
+        panel.set_ylim(bottom=0)
+        panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+        elements.open_frame(panel)
+        elements.legend_below(panel)
+        page.title(title)
+        page.note(promise)
+    return page.figure
+
+
 def plot_clients(
     counts: np.ndarray,
     title: str,

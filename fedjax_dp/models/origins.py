@@ -1,24 +1,24 @@
 """Where the values come from that training begins with: whose word, or the ledger that came with them.
 
-A ledger is lines of JSON, one for each phase of training, the first first; each names the one before it, or none. A
-phase is a run, with its data, its Guarantee and a sample of hashes of its records, or values from elsewhere, with what
-is known of them. Lines are never written anew: a run that begins with an export has its lines before its own.
+A ledger is lines of JSON, one for each phase of training, the first first; each names the one before it, or none. That
+of a run's folder has a line for each round after them (`accounting.ledger`), which stays there. A phase is a run, with
+its data, its Guarantee and a sample of hashes of its records, or values from elsewhere, with what is known of them.
+Lines are never written anew: a run that begins with an export has its lines before its own.
 """
 
 import dataclasses
 import hashlib
-import json
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from fedjax_dp import errors
+from fedjax_dp.accounting.ledger import VERSION, as_json, phases_in, read_line
 from fedjax_dp.data import record_hashes
 
 LEDGER = "ledger.jsonl"  # the file beside the arrays of a folder, and the run's own
 KEY, ARRAY = "ledger", "__ledger__"  # its name in the metadata of safetensors, and among the arrays of an npz
-VERSION = 1
 LARGEST = 64 * 2**20  # bytes of a ledger that is read
 RUN, FILE = "run", "file"  # kinds of phases
 FREE = ("phase", "round", "parameters")  # may differ between exports of one run: they are not in its phase's name
@@ -75,20 +75,21 @@ def with_phase(ledger: str, facts: Mapping[str, Any]) -> str:
     """The ledger with one more phase. Its name is the sha256 of its facts and of the phase before it."""
     before = phases_of(ledger, "ledger")
     line = {"ledger": VERSION, "parent": before[-1]["phase"] if before else None, **facts}
-    return f"{ledger}{_json({'phase': _name(line), **line})}\n"
+    return f"{ledger}{as_json({'phase': _name(line), **line})}\n"
 
 
 def phases_of(ledger: str, where: str) -> tuple[Phase, ...]:
-    """The phases of a ledger.
+    """The phases of a ledger; lines of rounds after them are passed over.
 
     Raises: ConfigurationError in one line for what is none, was edited, is of a later version or too large.
     """
+    ledger = phases_in(ledger)
     if len(ledger) > LARGEST:
         raise errors.refuse(f"ledger of {where}", f"{len(ledger):,} letters", f"at most {LARGEST:,}")
     found: list[dict[str, Any]] = []
     for number, text in enumerate(ledger.splitlines(), 1):
         try:
-            line = _line(text)
+            line = read_line(text)
             if line["ledger"] != VERSION:
                 got, wanted = f"version {str(line['ledger'])[:20]}", f"version {VERSION}, which is known here"
                 raise errors.refuse(f"ledger of {where}", got, wanted, "export it again")
@@ -133,16 +134,6 @@ def require_own(ledger: str, values: Mapping[str, Any], where: str) -> None:
         raise errors.refuse(f"ledger of {where}", "one of other parameters", "of those beside it", remedy)
 
 
-def _line(text: str) -> dict[str, Any]:
-    def refused(name: str) -> float:
-        raise ValueError(f"{name}, which is no number of JSON")
-
-    line = json.loads(text, parse_constant=refused)
-    if not isinstance(line, dict) or not isinstance(line.get("ledger"), int):
-        raise ValueError("no phase")
-    return line
-
-
 def _require_fields(line: dict[str, Any], parent: str | None) -> None:
     kind = line.get("kind")
     if not isinstance(kind, str) or kind not in FIELDS:
@@ -158,8 +149,4 @@ def _require_fields(line: dict[str, Any], parent: str | None) -> None:
 
 def _name(line: Mapping[str, Any]) -> str:
     """What a phase is known by."""
-    return hashlib.sha256(_json({name: line[name] for name in sorted(line) if name not in FREE}).encode()).hexdigest()
-
-
-def _json(content: Mapping[str, Any]) -> str:
-    return json.dumps(content, separators=(",", ":"))
+    return hashlib.sha256(as_json({name: line[name] for name in sorted(line) if name not in FREE}).encode()).hexdigest()

@@ -19,6 +19,7 @@ import jax
 import numpy as np
 
 from fedjax_dp import errors, folders
+from fedjax_dp.accounting.ledger import phases_in
 from fedjax_dp.data.files import damaged, read_npz
 from fedjax_dp.models import origins
 from fedjax_dp.models.networks import named
@@ -130,9 +131,13 @@ def _ledger_of_folder(path: pathlib.Path) -> str | None:
     file = next((place / LEDGER for place in (path, *runs) if (place / LEDGER).is_file()), None)
     if file is None and (path / RUN).is_file():
         raise errors.refuse("start", f"{path}, a run without {LEDGER}", "one with it", "put it back")
-    if file is not None and file.stat().st_size > origins.LARGEST:
+    if file is None:
+        return None
+    with open(file, "rb") as opened:
+        text = phases_in(_text(opened.read(origins.LARGEST + 1), path))  # lines of rounds may be many more
+    if len(text) > origins.LARGEST:
         raise damaged(file, f"{file.stat().st_size:,} bytes", f"a ledger of at most {origins.LARGEST:,}")
-    return None if file is None else _text(file.read_bytes(), path)
+    return text
 
 
 def _text(raw: bytes, path: pathlib.Path) -> str:

@@ -17,8 +17,9 @@ from fedjax_dp.data.store import FederatedData
 from fedjax_dp.inspection import constants, flow
 from fedjax_dp.models import Model
 from fedjax_dp.parts import facts
+from fedjax_dp.privacy.client_events import client_events, counted_as, remembers, training_of, with_paid
+from fedjax_dp.privacy.halting import halted, require_halting
 from fedjax_dp.privacy.hooks import CLAIMS, NOISE_RULES
-from fedjax_dp.privacy.ledger import counted_as, ledger_of, remembers, training_of, with_paid
 from fedjax_dp.privacy.planned_run import PlannedRun, plan_run
 from fedjax_dp.privacy.protection import noise_of, unit_of, views_of
 from fedjax_dp.privacy.terms import BY_NAME_ALONE, PrivacyOptions, PrivacyTerms
@@ -175,7 +176,7 @@ def guaranteed(run: PlannedRun, progress: Callable[[int, int], None] | None = No
         others = [view for view in views_of(run.algorithm) if view is not run.view]
         elsewhere = tuple(stated(run.counted(view=view.value, epsilon=None, colluders=0)) for view in others)
         promise = dataclasses.replace(promise, elsewhere=elsewhere)
-    return promise if run.terms.epsilon is None else over_budget(promise, run.terms)
+    return promise if run.terms.any_budget is None else over_budget(promise, run.terms)
 
 
 def with_attack(run: PlannedRun, promise: Guarantee) -> Guarantee:
@@ -196,16 +197,22 @@ def _with_attack(run: PlannedRun, promise: Guarantee) -> Guarantee:
     accountant = run.terms.accountant
     bounds = [
         attack_bounds(event, accounting.epsilon_of(event, delta, accountant), delta, accountant)
-        for event in distinct(ledger_of(run))
+        for event in distinct(client_events(run))
     ]
     right, recognised = (max(getattr(one, name) for one in bounds) for name in ("right", "recognised"))
     return dataclasses.replace(promise, attack=AttackBounds(right, recognised, all(one.of_curve for one in bounds)))
 
 
 def prepared(run: PlannedRun, progress: Callable[[int, int], None] | None = None) -> tuple[PlannedRun, Guarantee]:
-    """The run with the noise that meets its budget, if there is one, and its Guarantee, before any training."""
+    """The run with the noise that meets its epsilon, or as many of its rounds as its budget allows, and its Guarantee.
+
+    All of it before any training.
+    """
     if noise_of(run.algorithm) is not None and run.terms.delta is None:
         raise errors.refuse("delta", "none", "given for a private algorithm", "delta below 1 / records is usual")
+    if run.terms.budget is not None:
+        require_halting(run)
+        run = halted(run, stated(run))
     if run.terms.epsilon is not None:
         run = calibrated(run, progress)
     return run, guaranteed(run)

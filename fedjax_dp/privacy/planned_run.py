@@ -55,12 +55,6 @@ class PlannedRun:
         beginning: Beginning = self._drawn["beginning"]
         return beginning
 
-    @property
-    def schedule(self) -> np.ndarray:
-        """Rounds that each client is drawn for under the seed `(num_clients,)`."""
-        rounds: np.ndarray = self.attended.sum(1)
-        return rounds
-
     @functools.cached_property
     def noise_levels(self) -> "NoiseLevels":
         """The factors on the noise multiplier, where it differs from round to round as was fixed beforehand.
@@ -83,12 +77,38 @@ class PlannedRun:
 
     @property
     def attended(self) -> np.ndarray:
-        """Those of each noise level `(num_clients, levels)`; drawn once, as no noise multiplier changes them."""
+        """Rounds of each noise level that each client is drawn for `(num_clients, levels)`."""
         if "attended" not in self._drawn:
-            of_round = self.noise_levels.of_round
-            self._drawn["attended"] = participations(self.algorithm, self.data, self.rounds, self.seed, of_round)
-        drawn: np.ndarray = self._drawn["attended"]
+            levels = self.noise_levels
+            ids, drawn = self.cohorts
+            kinds = len(levels.factors)
+            places = ids.astype(np.int64) * kinds + levels.of_round.reshape(-1, *[1] * (ids.ndim - 1))
+            counts = np.bincount(places[drawn], minlength=self.data.num_clients * kinds)
+            self._drawn["attended"] = counts.reshape(self.data.num_clients, kinds)
+        counted: np.ndarray = self._drawn["attended"]
+        return counted
+
+    @property
+    def cohorts(self) -> tuple[np.ndarray, np.ndarray]:
+        """Ids, and who of them is invited, of all rounds `(rounds, members)`; drawn once, as no noise changes them."""
+        if "cohorts" not in self._drawn:
+            self._drawn["cohorts"] = cohorts_of(self.algorithm, self.data, self.rounds, self.seed)
+        drawn: tuple[np.ndarray, np.ndarray] = self._drawn["cohorts"]
         return drawn
+
+    @property
+    def schedule(self) -> np.ndarray:
+        """Rounds that each client is drawn for under the seed `(num_clients,)`."""
+        rounds: np.ndarray = self.attended.sum(1)
+        return rounds
+
+    @property
+    def last_rates(self) -> np.ndarray:
+        """Learning rate of the last step of every round `(rounds,)`; worked out once, as no noise changes it."""
+        if "rates" not in self._drawn:
+            self._drawn["rates"] = last_rates(self.algorithm, self.data.largest, self.rounds)
+        rates: np.ndarray = self._drawn["rates"]
+        return rates
 
     @functools.cached_property
     def gains(self) -> np.ndarray:
@@ -98,6 +118,15 @@ class PlannedRun:
     def counted(self, **terms: Unpack[PrivacyOptions]) -> "PlannedRun":
         """The same run, counted on other terms."""
         return dataclasses.replace(self, terms=dataclasses.replace(self.terms, **terms))
+
+    def prefix(self, rounds: int) -> "PlannedRun":
+        """The same algorithm, planned for its first `rounds` rounds."""
+        known: dict[str, Any] = {"beginning": self.beginning}
+        if "cohorts" in self._drawn:
+            known["cohorts"] = tuple(drawn[:rounds] for drawn in self.cohorts)
+        if "rates" in self._drawn:
+            known["rates"] = self.last_rates[:rounds]
+        return dataclasses.replace(self, rounds=rounds, _drawn=known)
 
     def with_noise(self, noise_multiplier: float | np.ndarray) -> "PlannedRun":
         """The same run with other noise."""
@@ -146,29 +175,23 @@ class NoiseLevels(NamedTuple):
     def rounds(self) -> list[int]:
         """How many have each factor."""
         counts: list[int] = np.bincount(self.of_round, minlength=len(self.factors)).tolist()
-        return counts
+        return counted
 
 
-def participations(
-    algorithm: Algorithm,
-    data: FederatedData,
-    rounds: int,
-    seed: int,
-    of_round: np.ndarray | None = None,
-) -> np.ndarray:
-    """How often each client trains in `rounds` rounds, for a seed; shape `(num_clients,)`.
+def cohorts_of(algorithm: Algorithm, data: FederatedData, rounds: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Ids, and who of them is invited, in `rounds` rounds, for a seed; both `(rounds, members)`.
 
-    With a kind 0, 1, ... of each round, in the rounds of each; shape `(num_clients, kinds)`.
     Cohorts depend on the seed and on public numbers, never on data, so the whole schedule can be known, and published,
     ahead. Whoever was drawn is counted, also if its message is lost or late: it may have been seen on its way.
     """
     ids, drawn = draw_cohorts(algorithm.cohort, run_key(seed), jnp.arange(rounds), jnp.asarray(data.shares))
-    ids, drawn = np.asarray(ids), np.asarray(drawn)
-    if of_round is None:
-        return np.bincount(ids[drawn], minlength=data.num_clients)
-    kinds = int(of_round.max()) + 1
-    places = ids.astype(np.int64) * kinds + of_round.reshape(-1, *[1] * (ids.ndim - 1))
-    return np.bincount(places[drawn], minlength=data.num_clients * kinds).reshape(data.num_clients, kinds)
+    return np.asarray(ids), np.asarray(drawn)
+
+
+def participations(algorithm: Algorithm, data: FederatedData, rounds: int, seed: int) -> np.ndarray:
+    """How often each client trains in `rounds` rounds, for a seed; shape `(num_clients,)`."""
+    ids, drawn = cohorts_of(algorithm, data, rounds, seed)
+    return np.bincount(ids[drawn], minlength=data.num_clients)
 
 
 def helpers_of(algorithm: Algorithm, data: FederatedData, view: View, colluders: int) -> int:

@@ -42,6 +42,8 @@ class PrivacyTerms:
             every message, so sampling clients amplifies nothing; in the others the others' noise helps where it is
             known to add up
         colluders: clients of each cohort that help the adversary, in views other than uploads
+        budget: epsilon that ends the run, beside noise_multiplier: it takes as many of its rounds as every client's
+            budget allows, which is known before the first
     """
 
     epsilon: Budget | None = None
@@ -51,11 +53,22 @@ class PrivacyTerms:
     sigma_mode: Annotated[str, about("", choices=SIGMA_MODES)] = "per_client"
     view: Annotated[str | None, about("", choices=VIEWS, default="the algorithm's")] = None
     colluders: int = 0
+    budget: Budget | None = None
 
     def check(self) -> None:
         """Refuse names that are none of their choices."""
         for name, option in of_class(PrivacyTerms).items():
             option.check(getattr(self, name))
+
+    @property
+    def any_budget(self) -> Budget | None:
+        """Epsilon that clients may have, be it that noise is found for it or that it ends the run."""
+        return self.epsilon if self.budget is None else self.budget
+
+    @property
+    def common_budget(self) -> float | None:
+        """The same, where it is one number."""
+        return float(self.any_budget) if isinstance(self.any_budget, int | float) else None
 
     def budgets(self, num_clients: int) -> list[float]:
         """Epsilon of every client.
@@ -65,10 +78,10 @@ class PrivacyTerms:
         from fedjax_dp.accounting.calibrate import require_budget  # loads SciPy
 
         try:
-            budgets = np.asarray(self.epsilon, float)
+            budgets = np.asarray(self.any_budget, float)
         except (TypeError, ValueError):
             raise errors.refuse(
-                "epsilon", validation.described(self.epsilon), "one number, or one per client"
+                "epsilon", validation.described(self.any_budget), "one number, or one per client"
             ) from None
         if budgets.ndim > 1 or (budgets.ndim == 1 and budgets.shape[0] != num_clients):
             raise errors.refuse("epsilon", f"shape {budgets.shape}", f"one budget or {num_clients}, one per client")
@@ -89,3 +102,4 @@ class PrivacyOptions(TypedDict, total=False):
     sigma_mode: str
     view: str | None
     colluders: int
+    budget: Budget | None

@@ -74,7 +74,7 @@ def _report(
     measures = measures_of(about["task"])
     sections = [
         _result(config, history, guarantee, done, finished, measures),
-        _curves(history, guarantee, spent, missing, finished, measures),
+        _curves(history, guarantee, spent, missing, finished, measures, _budget(config)),
     ]
     if spent:
         data["spent"] = [row | {"state": "spent" if row["round"] <= done else "to come"} for row in spent]
@@ -105,7 +105,7 @@ def _result(
     of = f"after {count(done, 'round')}" if finished else f"after {done:,} of {rounds:,} rounds"
     main, loss = measures.main, measures["test_loss"]
     items = [(main.words, shared.number(main, tables.latest(history, main.name)), of)]
-    items += shared.tiles(guarantee, config.get("epsilon"))
+    items += shared.tiles(guarantee, config.get("budget") or config.get("epsilon"))
     for name, one in measures.tested.items():
         if name not in (main.name, loss.name):
             items.append((one.words, shared.number(one, tables.latest(history, name)), "public test data"))
@@ -138,6 +138,7 @@ def _what(config: Mapping[str, Any]) -> list[tuple[str, Any]]:
         "clip_norm": "clip norm",
         "noise_multiplier": "noise multiplier",
         "epsilon": "budget (epsilon)",
+        "budget": "budget that ends the run (epsilon)",
         "holdout": "held out for tests",
         "seed": "seed",
     }
@@ -145,7 +146,13 @@ def _what(config: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 
 def _curves(
-    history: Rows, guarantee: Mapping[str, Any], spent: Rows, missing: str, finished: bool, measures: Measures
+    history: Rows,
+    guarantee: Mapping[str, Any],
+    spent: Rows,
+    missing: str,
+    finished: bool,
+    measures: Measures,
+    budget: float | None,
 ) -> Section:
     """Everything that is known by round."""
     main, loss = measures.main, measures["test_loss"]
@@ -170,7 +177,7 @@ def _curves(
         ),
     ]
     if spent:
-        blocks.append(_epsilon(spent, guarantee, finished))
+        blocks.append(_epsilon(spent, guarantee, finished, budget))
     elif guarantee["epsilon"] is None:
         blocks.append(Prose(["Epsilon by round is infinite from the first round on."], "No privacy"))
     else:
@@ -244,8 +251,14 @@ def _figure(
     return [Figure(name, title, about, charts.curves("history", known, y, number), "history", probes)]
 
 
-def _epsilon(spent: Rows, guarantee: Mapping[str, Any], finished: bool) -> Figure:
-    """What has been spent by each round, and what is still to come."""
+def _budget(config: Mapping[str, Any]) -> float | None:
+    """Epsilon that every client may have, where it is one number."""
+    budget = config.get("budget") or (None if config.get("epsilon_high") else config.get("epsilon"))
+    return float(budget) if isinstance(budget, int | float) else None
+
+
+def _epsilon(spent: Rows, guarantee: Mapping[str, Any], finished: bool, budget: float | None) -> Figure:
+    """What has been spent by each round, what is still to come, and a line at the budget."""
     apart = any(row["epsilon"] != row["epsilon_median"] for row in spent)
     fields = {"epsilon": "worst client"} | ({"epsilon_median": "median client"} if apart else {})
     about = f"Had the run been stopped there: at delta {guarantee['delta']:g}, by the accountant of the Guarantee."
@@ -253,6 +266,10 @@ def _epsilon(spent: Rows, guarantee: Mapping[str, Any], finished: bool) -> Figur
         about += " The whole plan is shown: pale dots are rounds that are not done yet."
     spec = charts.curves("spent", fields, charts.axis("epsilon", "epsilon (nats)"))
     spec["layer"][1]["encoding"]["opacity"] = {"condition": {"test": COMING, "value": 0.35}, "value": 1}
+    if budget is not None:
+        about += f" The line across is the budget, {budget:g}."
+        line = {"mark": {"type": "rule", "strokeDash": [4, 3], "opacity": 0.7, "aria": False}}
+        spec["layer"].append(line | {"encoding": {"y": {"datum": budget}}})
     return Figure("epsilon", "Epsilon by round", about, spec, "spent")
 
 

@@ -1,7 +1,7 @@
 """Epsilon by round: what a run would have spent had it been stopped there, by the accountant of its Guarantee.
 
-A run folder does not hold it. It follows from the configuration alone: the noise is found again, and the first rounds
-of that very algorithm are accounted for.
+Of a finished run its ledger says it. While it goes on, rounds to come are shown too: they follow from the configuration
+alone, so the noise is found again, and the first rounds of that very algorithm are accounted for.
 """
 
 import math
@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedjax_dp import errors
+from fedjax_dp.accounting.ledger import Ledger
 from fedjax_dp.data import idx
 from fedjax_dp.data.loaders import kind_of
 from fedjax_dp.display import finite
@@ -18,6 +19,8 @@ from fedjax_dp.experiments import run_folder
 from fedjax_dp.experiments.build import planned_of
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.experiments.population import build_data, checksum
+from fedjax_dp.experiments.round_ledger import read_ledger
+from fedjax_dp.models.origins import LEDGER
 from fedjax_dp.own_code import is_own
 from fedjax_dp.privacy.guarantees import prepared, stated
 from fedjax_dp.privacy.planned_run import plan_run
@@ -33,6 +36,9 @@ def spent(path: pathlib.Path, about: Mapping[str, Any], epsilon: float, screen: 
     about    what `run.json` says; epsilon: of the run's Guarantee, which the last round must have again
     Raises:  ConfigurationError where it cannot be known: with a remedy, where there is one.
     """
+    ledger = read_ledger(path) if (path / LEDGER).is_file() else None
+    if ledger is not None and ledger.rounds == about["config"]["rounds"]:
+        return _of_ledger(ledger, about["config"]["evaluate_every"], epsilon, screen)
     if about["made of"] != configs.CONFIGURED:
         raise _unknown("the run was made of values of Python, which its folder does not hold")
     fields = about["config"]
@@ -57,16 +63,28 @@ def spent(path: pathlib.Path, about: Mapping[str, Any], epsilon: float, screen: 
         for place, until in enumerate(chosen, 1):
             run = plan_run(planned.algorithm, data, rounds=until, seed=seed, model=planned.model, terms=planned.terms)
             found = stated(run.counted(epsilon=None))
-            rows.append(
-                {
-                    "round": until,
-                    "epsilon": finite(found.epsilon),
-                    "epsilon_median": finite(found.epsilon_median),
-                    "epsilon_min": finite(found.epsilon_min),
-                }
-            )
+            rows.append(_row(until, found.epsilons))
             show(place / len(chosen), f"round {until} of {rounds}")
     return rows
+
+
+def _of_ledger(ledger: Ledger, every: int, epsilon: float, screen: Screen) -> Rows:
+    rows: Rows = []
+    chosen = rounds_shown(ledger.rounds, every)
+    with screen.bar("epsilon by round", total=1) as show:
+        for place, until in enumerate(chosen, 1):
+            rows.append(_row(until, ledger.epsilons(rounds=until)))
+            show(place / len(chosen), f"round {until} of {ledger.rounds}")
+    if not math.isclose(max(ledger.epsilons()), epsilon, rel_tol=SAME):
+        raise _unknown(f"the ledger gives {max(ledger.epsilons()):.6g} for all rounds, the folder says {epsilon:.6g}")
+    return rows
+
+
+def _row(rounds: int, epsilons: Sequence[float]) -> dict[str, Any]:
+    """The worst, the median and the best client's, as a Guarantee has them."""
+    ordered = sorted(epsilons)
+    names = {"epsilon": ordered[-1], "epsilon_median": ordered[len(ordered) // 2], "epsilon_min": ordered[0]}
+    return {"round": rounds} | {name: finite(one) for name, one in names.items()}
 
 
 def rounds_shown(rounds: int, every: int) -> Sequence[int]:

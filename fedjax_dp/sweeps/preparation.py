@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from fedjax_dp import errors
 from fedjax_dp.accounting import Guarantee
 from fedjax_dp.data import FederatedData
 from fedjax_dp.experiments.build import planned_of
@@ -17,6 +18,7 @@ from fedjax_dp.experiments.groups import PopulationConfig
 from fedjax_dp.experiments.population import build_data
 from fedjax_dp.privacy.guarantees import prepared
 from fedjax_dp.privacy.planned_run import PlannedRun
+from fedjax_dp.privacy.terms import PrivacyTerms
 from fedjax_dp.pytrees import changed
 from fedjax_dp.sweeps.axes import Values
 from fedjax_dp.sweeps.engine import Job
@@ -76,12 +78,20 @@ def build(points: Sequence[Point], sources: Sources) -> list[PlannedRun]:
     return collect([point.values for point in points], planned)
 
 
+def refuse_halting(terms: PrivacyTerms) -> None:
+    """Points of a sweep take as many rounds as they say."""
+    if terms.budget is not None:
+        remedy = "give rounds, as an axis if need be, or epsilon"
+        raise errors.refuse("budget", terms.budget, "left out in a sweep, whose points take all their rounds", remedy)
+
+
 def find_noise(points: Sequence[Point], runs: Sequence[PlannedRun], screen: Screen) -> list[PreparedPoint]:
     """Every point with the noise that meets its budget. Raises one ConfigurationError for all that cannot meet it."""
     with screen.bar("noise of points", total=len(points)) as show:
 
         def noised(at: int) -> PreparedPoint:
             show(at, "")
+            refuse_halting(runs[at].terms)
             with points[at].config.naming_defaults():
                 return with_noise(points[at], *prepared(runs[at]))
 

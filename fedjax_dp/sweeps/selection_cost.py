@@ -11,7 +11,7 @@ import numpy as np
 from fedjax_dp import errors
 from fedjax_dp.accounting import NegativeBinomialTrials, NotCoveredError, Trials, selection_cost
 from fedjax_dp.experiments.console import Screen
-from fedjax_dp.privacy.ledger import ledger_of
+from fedjax_dp.privacy.client_events import client_events
 from fedjax_dp.privacy.terms import BY_NAME_ALONE
 from fedjax_dp.sweeps.preparation import PreparedPoint
 
@@ -136,7 +136,7 @@ def _unknown(reason: str) -> dict[str, Any]:
 
 def _ledger(entry: PreparedPoint) -> list[Any]:
     run = entry.job.run
-    return ledger_of(run.counted(participation="schedule") if run.terms.participation in BY_NAME_ALONE else run)
+    return client_events(run.counted(participation="schedule") if run.terms.participation in BY_NAME_ALONE else run)
 
 
 def _moving(entries: Sequence[PreparedPoint]) -> bool:

@@ -31,7 +31,7 @@ from fedjax_dp.sweeps.axes import Values
 from fedjax_dp.sweeps.engine import Job
 from fedjax_dp.sweeps.parameter_paths import RUN_AXES, integer_axes, made
 from fedjax_dp.sweeps.plan import SweepConfig, collect, digest, expand, law_of, to_toml
-from fedjax_dp.sweeps.preparation import PreparedPoint, Sources, build, find_noise
+from fedjax_dp.sweeps.preparation import PreparedPoint, Sources, build, find_noise, refuse_halting
 from fedjax_dp.sweeps.records import Record, read_records
 from fedjax_dp.sweeps.runner import Keep, Plan, execute, planned
 from fedjax_dp.sweeps.selection_cost import cost_of_choosing
@@ -199,6 +199,7 @@ def sweep(
         require_writable("out", pathlib.Path(out), "give another out")
     devices.cache_programs()
     terms = PrivacyTerms(**privacy)
+    refuse_halting(terms)
     common: dict[str, Any] = {"rounds": rounds, "epsilon": terms.epsilon, "delta": terms.delta}
     chosen = spans.seeds_of(seeds)
     for what, count in (("evaluate_every", evaluate_every), ("chunk_size", chunk_size), ("trials", trials)):

@@ -31,7 +31,7 @@ from fedjax_dp.parts.noise import NoiseSource, correlated_source
 from fedjax_dp.parts.record_privacy import clips
 from fedjax_dp.parts.server_optimizers import Server
 from fedjax_dp.parts.transport import PlainSum
-from fedjax_dp.privacy.ledger import training_of
+from fedjax_dp.privacy.client_events import training_of
 from fedjax_dp.privacy.planned_run import PlannedRun
 from fedjax_dp.privacy.protection import natural_view, noise_of, unit_of, unprotected, with_noise
 from fedjax_dp.privacy.terms import PrivacyTerms

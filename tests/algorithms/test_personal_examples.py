@@ -15,7 +15,7 @@ from helpers import GivenCohorts, GivenNoise, QuadraticModel, benchmark, next_st
 from fedjax_dp import accounting, algorithms, data, parts, privacy
 from fedjax_dp.parts.clusters import GaussianChoice, GumbelChoice
 from fedjax_dp.parts.cohorts import AllClients
-from fedjax_dp.privacy.ledger import ledger_of
+from fedjax_dp.privacy.client_events import client_events
 from fedjax_dp.privacy.planned_run import plan_run
 from fedjax_dp.privacy.terms import PrivacyTerms
 from fedjax_dp.pytrees import structure, value
@@ -363,7 +363,7 @@ def test_releases_and_epsilons_equal_worked_example(name):
     for at, view in enumerate(("uploads", "deployed")):
         terms = PrivacyTerms(delta=r["delta"], view=view)
         planned = plan_run(made, PAIRS, rounds=r["rounds"], terms=terms, model=BilinearModel())
-        assert sum(count for _, count in ledger_of(planned)[0].leaves()) == told["counts"][name][at]
+        assert sum(count for _, count in client_events(planned)[0].leaves()) == told["counts"][name][at]
         found = privacy.guarantee(made, PAIRS, rounds=r["rounds"], delta=r["delta"], view=view, model=BilinearModel())
         agree("releases", found.epsilon, told["epsilon"][name][at])
 

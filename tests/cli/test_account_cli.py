@@ -218,3 +218,30 @@ def test_bad_input_ends_in_one_line_with_code_2(words, expected, capsys):
     assert out.err.count("\n") == 1
     assert out.out == ""
     assert not list(pathlib.Path().iterdir())
+
+
+LOG = [*Z, "--steps", "1", "--delta", "1e-5", "--adjacency", "replace-one", "--participation-log", "log.csv"]
+
+
+def test_a_participation_log_counts_the_rounds_of_its_busiest_client(capsys, tmp_path, monkeypatch):
+    """The first case `participation_log` of the specification's participation_vectors.json; 40 digits."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "log.csv").write_text("round,client\n0,0\n0,1\n1,2\n2,0\n3,1\n4,0\n5,2\n7,0\n")
+    told = asked(capsys, *["5" if word == "2" else word for word in LOG], "--unit", "client")
+    by_name = {entry["accountant"]: entry["epsilon"] for entry in told["guarantees"]}
+    assert by_name["gaussian"] == pytest.approx(3.3869331861562646, rel=1e-9)
+    assert "4 rounds of the busiest of 3 clients by log.csv" in told["statement"]
+    hidden = ["--unit", "client", "--view", "broadcast", "--sampling", "poisson", "--rate", "0.1"]
+    for more, words in (
+        (["--rounds", "3"], "rounds must be left out beside a participation log"),
+        (["--participation", "0.5"], "participation must be left out beside a participation log"),
+        (hidden, "a log that is public amplifies nothing"),
+    ):
+        assert cli.main([*LOG, *more]) == 2
+        told = capsys.readouterr()
+        assert (told.out, words in told.err, told.err.count("\n")) == ("", True, 1), told.err
+
+
+def test_one_accountant_is_chosen_of_a_ledger_alone(capsys):
+    assert cli.main(["account", "--noise-multiplier", "2", *COMMON, *FIXED, "--accountant", "pld"]) == 2
+    assert "accountant must be left out without --ledger" in capsys.readouterr().err

@@ -117,7 +117,7 @@ def test_the_result_comes_first_and_detail_folds(capsys):
         assert ("of gradients clipped: usual is half" in out.out) == (flag != ["--quiet"])
         assert ("times the signal: above 1 is usual" in out.out) == (flag != ["--quiet"])
     assert labels["--quiet"] == ["noise", "privacy", "folder"]
-    assert labels[""] == ["noise", "privacy", "folder", "next", "assuming", "probes", ""]
+    assert labels[""] == ["noise", "privacy", "folder", "next", "spent", "assuming", "probes", ""]
     assert labels["--verbose"] == [*labels[""], "claim", "traffic", "time"]  # a theorem that says nothing of this run
 
 

@@ -77,6 +77,8 @@ def test_a_stopped_run_of_values_goes_on_bit_for_bit(data):
         "run.json",
         "guarantee.json",
         "ledger.jsonl",
+        "ledger.csv",
+        "clients.csv",
         "metrics.json",
         "result.json",
         "run.png",

@@ -33,7 +33,7 @@ from fedjax_dp.parts.client_privacy import (
 from fedjax_dp.parts.cohorts import PoissonCohort, UniformCohort
 from fedjax_dp.parts.contexts import StepContext
 from fedjax_dp.parts.noise import BandedNoise
-from fedjax_dp.privacy import ledger
+from fedjax_dp.privacy.client_events import client_events
 from fedjax_dp.rounds import simulation
 
 COMMON = {"cohort_size": 3, "batch_size": 2, "local_steps": 2, "learning_rate": 0.5}
@@ -140,7 +140,7 @@ def test_correlated_noise_across_local_steps_is_accounted_without_sampling(data)
     private = dataclasses.replace(value.local.privatizer, source=source)
     value = dataclasses.replace(value, local=dataclasses.replace(value.local, privatizer=private))
     terms = fdp.privacy.PrivacyTerms(participation="worst")
-    (event, *_) = ledger.ledger_of(fdp.privacy.plan_run(value, data, rounds=4, terms=terms))
+    (event, *_) = client_events(fdp.privacy.plan_run(value, data, rounds=4, terms=terms))
     reach = correlated_sensitivity(np.asarray(source.coefficients), 2, 2, 1)
     assert event.noise_multiplier == pytest.approx(5.0 / reach)
     assert (event.count, type(event.sampling)) == (4, accounting.FullBatch)

@@ -129,7 +129,7 @@ def test_law_of_participation_holds_before_the_cohorts_are_drawn(data):
     promise = fdp.guarantee(value, data, rounds=ROUNDS, delta=DELTA, participation="law")
     assert 1.99 < promise.epsilon <= 2.0
     terms = fdp.privacy.PrivacyTerms(participation="law")
-    event = fdp.privacy.ledger_of(fdp.privacy.plan_run(value, data, rounds=ROUNDS, terms=terms))[0]
+    event = fdp.privacy.client_events(fdp.privacy.plan_run(value, data, rounds=ROUNDS, terms=terms))[0]
     assert (event.rate, event.rounds) == (2 / 6, ROUNDS)
     worst = fdp.calibrate(dpnfl(), data, rounds=ROUNDS, epsilon=2.0, delta=DELTA, participation="worst")
     assert np.all(value.local.privatizer.noise_multiplier < worst.local.privatizer.noise_multiplier)

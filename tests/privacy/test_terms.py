@@ -54,7 +54,7 @@ def test_no_epsilon_rests_on_what_papers_claim(monkeypatch):
 
 
 def test_a_run_checks_once_and_draws_its_schedule_once(monkeypatch):
-    calls = {"check": 0, "participations": 0}
+    calls = {"check": 0, "cohorts_of": 0}
     for name in calls:
         function = getattr(planned_run, name)
 
@@ -64,7 +64,7 @@ def test_a_run_checks_once_and_draws_its_schedule_once(monkeypatch):
 
         monkeypatch.setattr(planned_run, name, counting)
     fdp.run(ALGORITHM, DATA, rounds=2, epsilon=3.0, delta=1e-3)
-    assert calls == {"check": 1, "participations": 1}
+    assert calls == {"check": 1, "cohorts_of": 1}
 
 
 def test_a_guarantee_beside_a_budget_warns_where_it_is_exceeded():

@@ -61,6 +61,26 @@ def test_epsilon_by_round_is_that_of_a_run_of_so_many_rounds(run_folder):
     assert curve[0] < 0.9 * curve[-1]
 
 
+EPSILONS = ("round", "epsilon", "epsilon_median", "epsilon_min")
+
+
+def without_rounds(run_folder, to):
+    """The same run before its first round, whose ledger has its phase alone."""
+    folder = shutil.copytree(run_folder, to / "begun")
+    ledger = folder / "ledger.jsonl"
+    ledger.write_text(ledger.read_text().splitlines(keepends=True)[0])
+    return folder
+
+
+@pytest.mark.slow
+def test_the_ledger_says_of_epsilon_by_round_what_the_configuration_says(run_folder, tmp_path):
+    by_ledger = kinds.read_report(run_folder)
+    by_plan = kinds.read_report(without_rounds(run_folder, tmp_path))
+    for one, other in zip(by_ledger.data["spent"], by_plan.data["spent"], strict=True):
+        assert [one[name] for name in EPSILONS] == pytest.approx([other[name] for name in EPSILONS], rel=1e-9)
+    assert "The line across is the budget, 4." in page(by_ledger)
+
+
 @pytest.mark.parametrize(
     ("change", "why"),
     [
@@ -76,10 +96,11 @@ def test_epsilon_by_round_is_told_unknown_rather_than_guessed(run_folder, change
     from fedjax_dp.experiments.console import Screen
     from fedjax_dp.reports.spending import spent
 
-    about = json.loads((run_folder / "run.json").read_text())
+    folder = without_rounds(run_folder, tmp_path)
+    about = json.loads((folder / "run.json").read_text())
     about |= {name: {**about[name], **new} if isinstance(new, dict) else new for name, new in change.items()}
     with pytest.raises(errors.ConfigurationError, match=why):
-        spent(run_folder, about, 4.0, Screen(quiet=True))
+        spent(folder, about, 4.0, Screen(quiet=True))
 
 
 def test_epsilon_by_round_must_end_at_the_guarantee(run_folder):

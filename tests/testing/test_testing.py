@@ -13,7 +13,7 @@ import fedjax_dp as fdp
 from fedjax_dp import errors, prng
 from fedjax_dp.accounting import Adjacency, FullBatch, GaussianSteps
 from fedjax_dp.accounting.sampling import Poisson, WithoutReplacement, WithReplacement
-from fedjax_dp.privacy.ledger import ledger_of
+from fedjax_dp.privacy.client_events import client_events
 from fedjax_dp.testing import (
     check_algorithm,
     check_audit,
@@ -136,7 +136,7 @@ def test_a_wrong_program_says_of_itself_what_the_right_one_says(name, data):
     for part in ("privatizer", "batches"):
         assert isinstance(getattr(wrong.local, part), type(getattr(honest.local, part)))
     claims = [
-        ledger_of(fdp.privacy.plan_run(algorithm, data, rounds=3, terms=fdp.privacy.PrivacyTerms()))
+        client_events(fdp.privacy.plan_run(algorithm, data, rounds=3, terms=fdp.privacy.PrivacyTerms()))
         for algorithm in (honest, wrong)
     ]
     if name == "missing_factor_two":

@@ -49,13 +49,19 @@ def numbers_of_privacy(guarantee: Guarantee) -> dict[str, float]:
     return {name: value for name, value in privacy_of(guarantee).items() if isinstance(value, float)}
 
 
-def numbers_of(evaluation: Evaluation) -> dict[str, float]:
-    """All of an evaluation but its round."""
-    return {
+def numbers_of(evaluation: Evaluation, run: PreparedRun) -> dict[str, float]:
+    """All of an evaluation but its round, and the epsilon so far.
+
+    That is at most: of a run that was planned to stop there, or a little later (`Spending.planned`).
+    """
+    numbers = {
         f"probe/{name}" if name in PROBES else name: float(value)
         for name, value in evaluation.row().items()
         if name != "round" and value is not None and math.isfinite(value)
     }
+    if run.spending.private and evaluation.round:
+        numbers["privacy/epsilon_planned"] = run.spending.planned(evaluation.round).epsilon
+    return numbers
 
 
 def times_of(result: Result) -> dict[str, float]:

@@ -41,6 +41,7 @@ class MLflow:
         self.place = ""  # where to see it, once it is there
 
     def on_start(self, run: PreparedRun) -> None:
+        self._followed = run
         with _patiently():
             import mlflow
 
@@ -80,7 +81,7 @@ class MLflow:
         if evaluation.round <= self._memory.round:
             return
         with _patiently():
-            self._numbers(fields.numbers_of(evaluation), evaluation.round)
+            self._numbers(fields.numbers_of(evaluation, self._followed), evaluation.round)
         self._memory.round = evaluation.round
         self._memory.keep()
 

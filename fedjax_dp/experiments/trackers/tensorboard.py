@@ -29,6 +29,7 @@ class TensorBoard:
         self.place = ""  # how to see it, once it is there
 
     def on_start(self, run: PreparedRun) -> None:
+        self._followed = run
         with fields.aside():
             from tensorboardX import summary
             from tensorboardX.event_file_writer import EventsWriter  # which writes at once, in no thread
@@ -71,7 +72,7 @@ class TensorBoard:
     def on_evaluation(self, evaluation: Evaluation) -> None:
         if evaluation.round <= self._memory.round:
             return
-        self._numbers(fields.numbers_of(evaluation), evaluation.round)
+        self._numbers(fields.numbers_of(evaluation, self._followed), evaluation.round)
         self._file.flush()
         self._memory.round = evaluation.round
         self._memory.keep()

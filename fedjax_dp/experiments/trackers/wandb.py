@@ -27,6 +27,7 @@ class Wandb:
         self.place = ""  # how to see it, once it is there
 
     def on_start(self, run: PreparedRun) -> None:
+        self._followed = run
         with fields.aside():
             import wandb
 
@@ -62,7 +63,7 @@ class Wandb:
         if evaluation.round <= self._memory.round:
             return
         with fields.aside():
-            self._run.log(fields.numbers_of(evaluation), step=evaluation.round, commit=True)
+            self._run.log(fields.numbers_of(evaluation, self._followed), step=evaluation.round, commit=True)
         self._memory.round = evaluation.round
         self._memory.keep()
 

@@ -25,7 +25,7 @@ from fedjax_dp.models import Model
 from fedjax_dp.parts.client_privacy import Participation
 from fedjax_dp.parts.cohorts import SEEN
 from fedjax_dp.parts.facts import of_the_project, require_facts
-from fedjax_dp.privacy.planned_run import PlannedRun, helpers_of, honest_of, last_rates
+from fedjax_dp.privacy.planned_run import PlannedRun, helpers_of, honest_of
 from fedjax_dp.privacy.protection import unit_of
 from fedjax_dp.privacy.terms import BY_NAME_ALONE
 from fedjax_dp.pytrees import Part, tensor_sizes
@@ -35,7 +35,7 @@ from fedjax_dp.rounds.simulation import run_key
 Kind = tuple[float, int, float]  # of clients: noise multiplier, records, gain of noise
 
 
-def ledger_of(run: PlannedRun) -> list[Event]:
+def client_events(run: PlannedRun) -> list[Event]:
     """The event of each client: what the adversary of the run's view receives that depends on it."""
     return with_paid(run.algorithm, training_of(run))
 
@@ -128,7 +128,7 @@ def _of_records(run: PlannedRun, participation: str, at_least: int) -> list[Even
     algorithm, data, rounds = run.algorithm, run.data, run.rounds
     local, num_clients = algorithm.local, data.num_clients
     sizes, noises = np.asarray(data.sizes).tolist(), local.privatizer.client_noise(num_clients)
-    rates = last_rates(algorithm, data.largest, rounds)
+    rates = run.last_rates
 
     # Who sees uploads, or what is made of them, sees nothing of what acts on a client's own model alone.
     whole = run.view is View.DEPLOYED

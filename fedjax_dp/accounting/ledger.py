@@ -1,0 +1,313 @@
+"""The ledger of a run, read without the run: lines of JSON, its phases (`models.origins`), then one for each round.
+
+A round's line says what was released of whom, and what that and all before it cost. `events` are what the round
+releases of the clients that `clients` name (ids, or pairs of first and last), each by its place; where `so_far` is true
+they stand for everything up to the round instead, as for noise that is correlated over rounds. `as_round` stands for
+events and clients that are those of another round. Each line has the checksum of itself and the line before, the first
+of the run's phase; a line that a kill cut off does not count.
+"""
+
+import dataclasses
+import hashlib
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedjax_dp import errors
+from fedjax_dp.accounting.accountants import epsilons_of
+from fedjax_dp.accounting.events import Composed, Event, RandomParticipation, repeated
+from fedjax_dp.accounting.neighbours import Adjacency, Unit
+from fedjax_dp.accounting.releases import BoundedRange, GaussianSteps, SkellamSums
+from fedjax_dp.accounting.sampling import (
+    AnyStep,
+    FullBatch,
+    Poisson,
+    Refilled,
+    Shuffled,
+    WithoutReplacement,
+    WithReplacement,
+)
+
+VERSION = 1
+ROUND = "round"  # the kind of a round's line; others are phases
+KINDS: dict[str, type[Any]] = {
+    "gaussian": GaussianSteps,
+    "skellam": SkellamSums,
+    "range": BoundedRange,
+    "composed": Composed,
+    "random_participation": RandomParticipation,
+    "none": FullBatch,
+    "poisson": Poisson,
+    "without_replacement": WithoutReplacement,
+    "with_replacement": WithReplacement,
+    "any_step": AnyStep,
+    "shuffled": Shuffled,
+    "refilled": Refilled,
+}
+OF_LINE = ("adjacency", "unit")  # fields of events that stand once in a line
+NO_PRICE = "own"  # an event whose class only its author has
+FIELDS: dict[str, tuple[type, ...]] = {
+    "round": (int,),
+    "unit": (str,),
+    "adjacency": (str, type(None)),
+    "view": (str,),
+    "delta": (float, int, type(None)),
+    "accountant": (str,),
+    "epsilon_planned": (float, int, type(None)),
+    "priced_at": (int, type(None)),
+    "epsilon_at_any_time": (float, int, type(None)),
+    "budget": (float, int, type(None)),
+    "left": (float, int, type(None)),
+    "halt": (str, type(None)),
+}
+Line = Mapping[str, Any]
+
+
+def encoded(event: Any) -> dict[str, Any]:
+    """An event, or a sampling, as JSON: its kind and its fields."""
+    kind = next((name for name, made in KINDS.items() if type(event) is made), None)
+    if kind is None:
+        return {"kind": NO_PRICE, "name": type(event).__name__}
+    fields = {field.name: getattr(event, field.name) for field in dataclasses.fields(event)}
+    return {"kind": kind} | {name: _plain(value) for name, value in fields.items() if name not in OF_LINE}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_plain(one) for one in value]
+    if dataclasses.is_dataclass(value):
+        return encoded(value)
+    return value if isinstance(value, str | int | float) else value.item()
+
+
+def decoded(content: Any, adjacency: Adjacency, unit: Unit) -> Any:
+    """The event that `encoded` made this of.
+
+    Raises: ConfigurationError for a kind that is not known here; ValueError for what is none of ours.
+    """
+    if not isinstance(content, dict):
+        raise ValueError("an event that is none")
+    kind = content.get("kind")
+    if kind == NO_PRICE:
+        got, remedy = f"{content.get('name')}, code of its user", "the run's Guarantee has its epsilon"
+        raise errors.refuse("an event of the ledger", got, "of the package", remedy)
+    errors.require_choice("kind of an event of the ledger", str(kind), KINDS)
+    made = KINDS[str(kind)]
+    names = [field.name for field in dataclasses.fields(made)]
+    if set(content) - {"kind"} != set(names) - set(OF_LINE):
+        raise ValueError(f"other fields than {kind} has")
+    values = {name: _value(value, adjacency, unit) for name, value in content.items() if name != "kind"}
+    values |= {name: value for name, value in zip(OF_LINE, (adjacency, unit)) if name in names}
+    return made(**values)
+
+
+def _value(value: Any, adjacency: Adjacency, unit: Unit) -> Any:
+    if isinstance(value, list):
+        return tuple(decoded(one, adjacency, unit) for one in value)
+    return decoded(value, adjacency, unit) if isinstance(value, dict) else value
+
+
+def times(event: Event, count: int) -> Event:
+    """What `count` rounds release that each release `event`."""
+    match event:
+        case RandomParticipation(each, rate, rounds):
+            return RandomParticipation(each, rate, rounds * count) if count else Composed(())
+        case Composed(parts):
+            return Composed(tuple(times(part, count) for part in parts))
+    return repeated(event, count)
+
+
+def ranges(ids: np.ndarray) -> list[Any]:
+    """Increasing ids, three and more in a row as [first, last]."""
+    if not ids.size:
+        return []
+    runs = np.split(ids, np.flatnonzero(np.diff(ids) != 1) + 1)
+    return [one for run in runs for one in ([[int(run[0]), int(run[-1])]] if run.size > 2 else run.tolist())]
+
+
+def ids_of(listed: Iterable[Any], num_clients: int) -> np.ndarray:
+    """What `ranges` made this of.
+
+    Raises: ValueError for clients that are not there.
+    """
+    ends = [one if isinstance(one, list) else [one, one] for one in listed]
+    ids = np.concatenate([np.arange(first, last + 1) for first, last in ends]) if ends else np.zeros(0, int)
+    if ids.size and not (ids.min() >= 0 and ids.max() < num_clients):
+        raise ValueError(f"client {ids.max()} of {num_clients}")
+    return ids
+
+
+def as_json(content: Mapping[str, Any]) -> str:
+    """On one line."""
+    return json.dumps(content, separators=(",", ":"), allow_nan=False)
+
+
+def chained(before: str, content: Line) -> dict[str, Any]:
+    """A line with the checksum of itself and of the line before, whose own is `before`."""
+    plain = {name: value for name, value in content.items() if name != "checksum"}
+    return plain | {"checksum": hashlib.sha256((before + as_json(plain)).encode()).hexdigest()}
+
+
+def text_of(lines: Iterable[Line]) -> str:
+    """Lines as they stand in the file."""
+    return "".join(f"{as_json(line)}\n" for line in lines)
+
+
+def read_line(text: str) -> dict[str, Any]:
+    """A line of any kind.
+
+    Raises: ValueError for what is none.
+    """
+
+    def refused(name: str) -> float:
+        raise ValueError(f"{name}, which is no number of JSON")
+
+    line = json.loads(text, parse_constant=refused)
+    if not isinstance(line, dict) or not isinstance(line.get("ledger"), int):
+        raise ValueError("no phase")
+    return line
+
+
+def phases_in(text: str) -> str:
+    """The lines of phases, which stand before those of rounds, as they are."""
+    kept = []
+    for line in text.splitlines(keepends=True):
+        if line.lstrip().startswith("{") and f'"kind":"{ROUND}"' in line[:60].replace(" ", ""):
+            break
+        kept.append(line)
+    return "".join(kept)
+
+
+@dataclasses.dataclass(frozen=True)
+class Ledger:
+    """The rounds of a run, as its ledger has them.
+
+    phase  the run's own phase, the last before its rounds;
+    lines  of the rounds, from 0 on;
+    cut    whether the file ends in the middle of a line, which does not count.
+    """
+
+    phase: Mapping[str, Any]
+    lines: tuple[Line, ...]
+    cut: bool = False
+
+    @property
+    def num_clients(self) -> int:
+        count: int = self.phase["clients"]["count"]
+        return count
+
+    @property
+    def rounds(self) -> int:
+        """How many it has."""
+        return len(self.lines)
+
+    @property
+    def checksum(self) -> str:
+        """Of its last line, or of the phase before the first."""
+        last: str = self.lines[-1]["checksum"] if self.lines else self.phase["phase"]
+        return last
+
+    def events(self, rounds: int | None = None) -> list[Event]:
+        """What the first `rounds` rounds (default: all) release of each client.
+
+        Raises: ConfigurationError for events that are not known here.
+        """
+        lines = self.lines[:rounds]
+        places: dict[Event, int] = {}
+        counts: list[np.ndarray] = []
+        latest = np.full(self.num_clients, -1)
+        for at, uses in Counter(line.get("as_round", line["round"]) for line in lines).items():
+            line = self.lines[at]
+            events = self._events_of(line)
+            for listed, number in line["clients"]:
+                place = places.setdefault(events[number], len(places))
+                if place == len(counts):
+                    counts.append(np.zeros(self.num_clients, np.int64))
+                ids = ids_of(listed, self.num_clients)
+                if line["so_far"]:
+                    latest[ids] = place
+                else:
+                    counts[place][ids] += uses
+        if not counts:
+            return [Composed(())] * self.num_clients
+        kinds, kind = np.unique(np.stack([latest, *counts]), axis=1, return_inverse=True)
+        made = [_sum(list(places), column) for column in kinds.T]
+        return [made[one] for one in np.ravel(kind)]
+
+    def _events_of(self, line: Line) -> list[Event]:
+        if not line["events"]:
+            return []
+        adjacency, unit = Adjacency(line["adjacency"]), Unit(line["unit"])
+        return [decoded(content, adjacency, unit) for content in line["events"]]
+
+    def epsilons(
+        self, delta: float | None = None, accountant: str | None = None, rounds: int | None = None
+    ) -> list[float]:
+        """Of each client after `rounds` rounds (default: all), by default as the run counted.
+
+        Raises: ConfigurationError for a run without an epsilon.
+        """
+        if not self.lines:
+            raise errors.refuse("ledger", "no rounds", "of a run that has done some", "it grows as the run goes on")
+        if not self.lines[0]["events"]:
+            raise errors.refuse("ledger", "one of a run without", "of a run that has an epsilon")
+        last = self.lines[-1]
+        return epsilons_of(self.events(rounds), delta or last["delta"], accountant or last["accountant"])
+
+
+def _sum(events: Sequence[Event], column: np.ndarray) -> Event:
+    """The event of a client: everything so far, or as many of each kind as its rounds have."""
+    latest, *counts = column.tolist()
+    if latest >= 0:
+        everything: Event = events[latest]
+        return everything
+    parts = [times(event, count) for event, count in zip(events, counts) if count]
+    return parts[0] if len(parts) == 1 else Composed(tuple(parts))
+
+
+def read_rounds(text: str, phase: Mapping[str, Any], where: str) -> Ledger:
+    """The rounds in the text of a ledger, whose own phase is known.
+
+    Raises: ConfigurationError in one line for lines that were edited, left out, of another run or of a later version.
+    """
+    rest = text[len(phases_in(text)) :]
+    *whole, cut = rest.split("\n")
+    before, lines = phase["phase"], list[Line]()
+    for number, words in enumerate(whole):
+        at = f"{where}: the line of round {number}"
+        try:
+            line = read_line(words)
+            if line["ledger"] != VERSION:
+                got, wanted = f"of version {str(line['ledger'])[:20]}", f"of version {VERSION}, which is known here"
+                raise errors.refuse(at, got, wanted, "read it with the version that wrote it")
+            if line.get("kind") == ROUND and line.get("phase") != phase["phase"]:
+                raise errors.refuse(at, "of another run", "of the run whose phase stands before it", "put it back")
+            _require_whole(line, number, before, lines)
+        except errors.ConfigurationError:
+            raise
+        except (ValueError, TypeError, KeyError, IndexError, RecursionError) as error:
+            got = f"edited since ({' '.join(str(error).split())[:60]})"
+            raise errors.refuse(at, got, "as the run wrote it", "put it back") from None
+        before = line["checksum"]
+        lines.append(line)
+    return Ledger(phase, tuple(lines), bool(cut))
+
+
+def _require_whole(line: Line, number: int, before: str, lines: Sequence[Line]) -> None:
+    if line.get("kind") != ROUND or chained(before, line)["checksum"] != line.get("checksum"):
+        raise ValueError("its checksum does not follow from the line before")
+    for name, kinds in FIELDS.items():
+        if type(line.get(name)) not in kinds or (isinstance(line[name], float) and not math.isfinite(line[name])):
+            raise ValueError(f"{name} {str(line.get(name))[:40]!r}")
+    if line["round"] != number:
+        raise ValueError(f"round {line['round']}")
+    as_round = line.get("as_round")
+    if as_round is None:
+        if not all(isinstance(line[name], list) for name in ("events", "clients")) or type(line["so_far"]) is not bool:
+            raise ValueError("no events or clients")
+    elif type(as_round) is not int or "events" not in lines[as_round]:
+        raise ValueError(f"as_round {as_round}")

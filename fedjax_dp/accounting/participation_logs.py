@@ -1,0 +1,121 @@
+"""Who took part when, as a log says it instead of a law: each client's rounds, gaps, and sensitivity.
+
+A log is public: nothing is amplified by it. That it was made without looking at records is its author's word.
+"""
+
+import csv
+import dataclasses
+import os
+import pathlib
+from typing import Self
+
+import numpy as np
+
+from fedjax_dp import errors
+
+COLUMNS = ["round", "client"]
+
+
+@dataclasses.dataclass(frozen=True)
+class ParticipationLog:
+    """Pairs of round and client, each once, in the order of the rounds; both `(pairs,)`, from 0."""
+
+    rounds: np.ndarray
+    clients: np.ndarray
+    num_rounds: int
+    num_clients: int
+
+    @classmethod
+    def of(cls, pairs: np.ndarray, num_rounds: int, num_clients: int, where: str = "participation log") -> Self:
+        """The log of pairs `(pairs, 2)` of round and client.
+
+        Raises: ConfigurationError for a round or client that is not there, and for a pair that stands twice.
+        """
+        errors.require_count("rounds", num_rounds)
+        errors.require_count("clients", num_clients)
+        pairs = np.asarray(pairs, np.int64).reshape(-1, 2)
+        for column, count, what in ((0, num_rounds, "round"), (1, num_clients, "client")):
+            wrong = np.flatnonzero((pairs[:, column] < 0) | (pairs[:, column] >= count))
+            if wrong.size:
+                got = f"{pairs[wrong[0], column]} in pair {wrong[0] + 1}"
+                raise errors.refuse(f"{where}: {what}", got, f"from 0 to {count - 1:,}")
+        kinds, times = np.unique(pairs, axis=0, return_counts=True)
+        if np.any(times > 1):
+            at, client = kinds[np.argmax(times > 1)]
+            raise errors.refuse(where, f"client {client} twice in round {at}", "without a pair that stands twice")
+        return cls(kinds[:, 0], kinds[:, 1], num_rounds, num_clients)
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str], num_rounds: int | None = None, num_clients: int | None = None) -> Self:
+        """The log in a CSV file with the header `round,client`.
+
+        Without numbers of rounds and clients they are those that the log names.
+        """
+        file = pathlib.Path(path)
+        what = f"participation log {file}"
+        try:
+            with file.open(newline="") as lines:
+                header, *rows = list(csv.reader(lines)) or [[]]
+        except (OSError, ValueError, csv.Error) as error:
+            reason = " ".join(str(error).split())
+            raise errors.refuse("participation log", str(file), "a CSV file that can be read", reason) from None
+        if [name.strip() for name in header] != COLUMNS:
+            raise errors.refuse(what, f"the header {','.join(header)[:60]!r}", "a CSV with the header round,client")
+        pairs = []
+        for number, row in enumerate(rows, 2):
+            if not row:
+                continue
+            if len(row) != 2 or not all(word.strip().isdecimal() and len(word.strip()) < 10 for word in row):
+                raise errors.refuse(f"{what}: line {number}", ",".join(row)[:60], "a round and a client, whole numbers")
+            pairs.append([int(word) for word in row])
+        if not pairs:
+            raise errors.refuse(what, "no pairs", "at least one line of round and client")
+        found = np.array(pairs)
+        most = found.max(0) + 1
+        rounds = int(most[0]) if num_rounds is None else num_rounds
+        clients = int(most[1]) if num_clients is None else num_clients
+        return cls.of(found, rounds, clients, what)
+
+    @property
+    def counts(self) -> np.ndarray:
+        """Rounds of each client `(clients,)`."""
+        return np.bincount(self.clients, minlength=self.num_clients)
+
+    @property
+    def least_gaps(self) -> list[int | None]:
+        """Of each client, the fewest rounds from one that it is in to its next; None with fewer than two."""
+        gaps = (np.diff(self.of_client(client)) for client in range(self.num_clients))
+        return [int(one.min()) if one.size else None for one in gaps]
+
+    def of_client(self, client: int) -> np.ndarray:
+        """Its rounds, in their order."""
+        mine: np.ndarray = self.rounds[self.clients == client]
+        return mine
+
+    def sensitivities(self, column: np.ndarray) -> np.ndarray:
+        """`pattern_sensitivity` of each client's rounds `(clients,)`, `column` as there."""
+        patterns = {client: tuple(self.of_client(client).tolist()) for client in range(self.num_clients)}
+        known = {rounds: pattern_sensitivity(column, rounds, self.num_rounds) for rounds in set(patterns.values())}
+        return np.array([known[patterns[client]] for client in range(self.num_clients)])
+
+
+def pattern_sensitivity(column: np.ndarray, rounds: "tuple[int, ...]", num_rounds: int) -> float:
+    """L2 norm of the most that one member changes C G with rows of G of norm at most 1 in these rounds and 0 elsewhere.
+
+    column  the first of C, a lower triangular Toeplitz matrix of `num_rounds` rows; a shorter one ends with zeros.
+    |C G|^2 is the sum of X_ij <g_i, g_j> with X = C^T C on these rounds, so at most the sum of |X_ij|. Where no entry
+    is negative, equal rows attain it: |C 1_S|. Limits: [1] -> sqrt(rounds).
+
+    >>> round(pattern_sensitivity(np.array([1.0, 0.5, 0.375]), (0, 3, 6), 9), 6)
+    2.042517
+    """
+    at = np.asarray(rounds, int)
+    if not at.size:
+        return 0.0
+    whole = np.zeros(num_rounds)
+    column = np.asarray(column, float)[:num_rounds]
+    whole[: column.size] = column
+    columns = np.zeros((num_rounds, at.size))
+    for place, start in enumerate(at):
+        columns[start:, place] = whole[: num_rounds - start]
+    return float(np.sqrt(np.abs(columns.T @ columns).sum()))

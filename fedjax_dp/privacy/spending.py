@@ -1,0 +1,218 @@
+"""Epsilon by round, and the lines of a run's ledger: all of it follows from the planned run, before its first round."""
+
+import functools
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_dp.accounting import (
+    Event,
+    GaussianOdometer,
+    Guarantee,
+    NotCoveredError,
+    epsilon_of,
+    squared_mu,
+)
+from fedjax_dp.accounting.events import distinct, each
+from fedjax_dp.accounting.ledger import ROUND, VERSION, chained, encoded, ranges, times
+from fedjax_dp.display import finite
+from fedjax_dp.privacy.client_events import client_events, counted_as, training_of, with_paid
+from fedjax_dp.privacy.planned_run import PlannedRun
+
+EVALUATIONS = 24  # of loss distributions that a run may spend on epsilons of its rounds: a fiftieth of a second each
+EXACT = 20_000  # of closed forms
+COUNTS = 10**7  # of rounds by client
+CLOSED = ("gaussian", "zcdp", "tcdp")  # accountants whose epsilons cost next to nothing
+
+
+class Spent(NamedTuple):
+    """What the first rounds cost: `epsilon` is that of the first `priced_at`, which are as many or more."""
+
+    epsilon: float
+    priced_at: int
+
+
+class _Rounds(NamedTuple):
+    """What a round releases of each client that is counted in it: the kind of each client, and the kinds' events."""
+
+    kind: np.ndarray  # (num_clients,)
+    events: list[Event]
+
+
+class Spending:
+    """Of a planned run with its noise and its Guarantee.
+
+    A client's epsilon never falls from a round to the next, so where it would take long to know it for every round, the
+    epsilon of a later one stands for it: an upper bound, and which round it is of is said.
+    """
+
+    def __init__(self, run: PlannedRun, guarantee: Guarantee) -> None:
+        self.run, self.guarantee = run, guarantee
+        self.private = bool(np.isfinite(guarantee.epsilon))
+        self._counted: tuple[int, np.ndarray] = (0, np.zeros(run.data.num_clients, int))
+        self._before: tuple[int, list[Any]] = (-1, [])  # events up to a round, of the line that was made last
+
+    def planned(self, rounds: int) -> Spent:
+        """Epsilon of the worst client after the first `rounds` rounds, or a bound on it."""
+        at = next(one for one in self.priced if one >= rounds)
+        return Spent(self.epsilon(at), at)
+
+    @functools.cached_property
+    def priced(self) -> list[int]:
+        """Numbers of rounds of which the epsilon is worked out: all, where that is cheap, else powers of two."""
+        rounds = self.run.rounds
+        kinds = max(len(self._kinds(rounds)), 1) if self.private else 1
+        if self._closed and kinds * rounds <= EXACT and self.run.data.num_clients * rounds <= COUNTS:
+            return list(range(1, rounds + 1))
+        powers = [2**power for power in range(rounds.bit_length()) if 2**power < rounds]
+        return [*powers[len(powers) - min(EVALUATIONS // kinds, len(powers)) :], rounds]
+
+    def epsilon(self, rounds: int) -> float:
+        """Epsilon of the worst client after the first `rounds` rounds."""
+        if rounds == self.run.rounds:
+            return self.guarantee.epsilon
+        delta, accountant = self.guarantee.delta, self.run.terms.accountant
+        assert delta is not None
+        return max((epsilon_of(event, delta, accountant) for event in self._kinds(rounds)), default=0.0)
+
+    def at_any_time(self, rounds: int) -> float | None:
+        """See `GaussianOdometer`, for the worst client; None where noise is not Gaussian or sums are sampled.
+
+        Of as many rounds as `planned` is of.
+        """
+        if self._odometer is None:
+            return None
+        return self._odometer.epsilon(max(map(squared_mu, self._kinds(self.planned(rounds).priced_at)), default=0.0))
+
+    @functools.cached_property
+    def _odometer(self) -> GaussianOdometer | None:
+        try:
+            planned = max(map(squared_mu, self._kinds(self.run.rounds)), default=0.0) if self.private else 0.0
+        except NotCoveredError:
+            return None
+        delta = self.guarantee.delta
+        return GaussianOdometer(planned, delta) if planned and delta is not None else None
+
+    @property
+    def _closed(self) -> bool:
+        accountant = self.run.terms.accountant
+        return not self.private or accountant in CLOSED or (accountant == "pld" and self._odometer is not None)
+
+    def _kinds(self, rounds: int) -> list[Event]:
+        """Events of the first rounds that differ, of which the worst client has one."""
+        by_round = self._by_round
+        if by_round is None:
+            return distinct(client_events(self.run.prefix(rounds)))
+        most = np.zeros(len(by_round.events), int)  # more rounds of the same kind cost no less
+        np.maximum.at(most, by_round.kind, self.counts(rounds))
+        return [times(event, int(count)) for event, count in zip(by_round.events, most) if count]
+
+    def counts(self, rounds: int) -> np.ndarray:
+        """Rounds, of the first ones, that each client is counted for."""
+        num_clients = self.run.data.num_clients
+        if not self._scheduled:
+            return np.full(num_clients, rounds)
+        done, counts = self._counted if self._counted[0] <= rounds else (0, np.zeros(num_clients, int))
+        ids, drawn = (of[done:rounds] for of in self.run.cohorts)
+        self._counted = rounds, counts + np.bincount(ids[drawn], minlength=num_clients)
+        return self._counted[1]
+
+    @functools.cached_property
+    def _scheduled(self) -> bool:
+        return counted_as(self.run) == "schedule"
+
+    @functools.cached_property
+    def _by_round(self) -> _Rounds | None:
+        """What each round releases, where these add up to what the Guarantee is of; else None.
+
+        They do not for noise that is correlated over rounds, or for what is released once a run.
+        """
+        run = self.run
+        one = run.prefix(1)
+        events = with_paid(run.algorithm, training_of(one, at_least=1))
+        kinds = distinct(events)
+        kind = np.array(each(events, {event: place for place, event in enumerate(kinds)}.__getitem__))
+        counts, whole = self.counts(run.rounds).tolist(), client_events(run)
+        same = {(at, count, id(event)): event for at, count, event in zip(kind.tolist(), counts, whole, strict=True)}
+        alike = all(times(kinds[at], count) == event for (at, count, _), event in same.items())
+        return _Rounds(kind, kinds) if alike else None
+
+    def lines(self, phase: str, before: str, first: int, until: int, halted: bool = False) -> Iterator[dict[str, Any]]:
+        """Lines of the rounds from `first` up to `until`, for a ledger.
+
+        phase, before  name of the run's phase, and checksum of the line that stands before;
+        halted         whether the budget ends the run.
+        """
+        for index in range(first, until):
+            line = chained(before, self._line(phase, index, halted))
+            before = line["checksum"]
+            yield line
+
+    def _line(self, phase: str, index: int, halted: bool) -> dict[str, Any]:
+        guarantee, terms = self.guarantee, self.run.terms
+        spent = self.planned(index + 1) if self.private else None
+        budget = terms.common_budget
+        last = index + 1 == self.run.rounds
+        return {
+            "ledger": VERSION,
+            "kind": ROUND,
+            "round": index,
+            "phase": phase,
+            **self._released(index),
+            "unit": guarantee.unit.value,
+            "adjacency": None if guarantee.adjacency is None else guarantee.adjacency.value,
+            "view": guarantee.view.value,
+            "colluders": terms.colluders,
+            "delta": guarantee.delta,
+            "accountant": terms.accountant,
+            "epsilon_planned": None if spent is None else finite(spent.epsilon),
+            "priced_at": None if spent is None else spent.priced_at,
+            "epsilon_at_any_time": self.at_any_time(index + 1),
+            "budget": budget,
+            "left": None if budget is None or spent is None else budget - spent.epsilon,
+            "halt": None if not last else "budget" if halted else "rounds",
+            "law": {"participation": counted_as(self.run)} if self.private else {},
+            "deployment": None,
+        }
+
+    def _released(self, index: int) -> dict[str, Any]:
+        """What the round releases, and of whom."""
+        nobody: dict[str, Any] = {"events": [], "clients": [], "so_far": False}
+        if not self.private:
+            return nobody if index == 0 else {"as_round": 0}
+        by_round = self._by_round
+        if by_round is None:
+            return self._so_far(index)
+        if not self._scheduled:
+            everybody = np.arange(self.run.data.num_clients)
+            return self._listed(by_round.events, by_round.kind, everybody) if index == 0 else {"as_round": 0}
+        ids, drawn = (of[index] for of in self.run.cohorts)
+        members, often = np.unique(ids[drawn], return_counts=True)
+        line = self._listed(by_round.events, by_round.kind, members)
+        for count in range(2, int(often.max(initial=1)) + 1):  # who trains twice is named twice
+            again = self._listed(by_round.events, by_round.kind, members[often >= count])
+            places = [line["events"].index(event) for event in again["events"]]
+            line["clients"] += [[listed, places[place]] for listed, place in again["clients"]]
+        return line
+
+    def _so_far(self, index: int) -> dict[str, Any]:
+        """Everything up to the round, of the clients for which it has grown."""
+        done, before = self._before
+        if done != index:
+            before = client_events(self.run.prefix(index)) if index else [None] * self.run.data.num_clients
+        now = client_events(self.run.prefix(index + 1))
+        self._before = index + 1, now
+        grown = np.array([client for client, (new, old) in enumerate(zip(now, before)) if new != old], int)
+        kinds = distinct(now)
+        kind = np.array(each(now, {event: place for place, event in enumerate(kinds)}.__getitem__))
+        return self._listed(kinds, kind, grown) | {"so_far": True}
+
+    def _listed(self, events: list[Event], kind: np.ndarray, members: np.ndarray) -> dict[str, Any]:
+        """Those of these members, by kind."""
+        there = np.unique(kind[members])
+        return {
+            "events": [encoded(events[at]) for at in there],
+            "clients": [[ranges(members[kind[members] == at]), place] for place, at in enumerate(there)],
+            "so_far": False,
+        }

@@ -1,0 +1,200 @@
+"""The ledger of a run's folder: written as it goes on, read alone, gone on with, and refused where it was edited."""
+
+import csv
+import json
+import pathlib
+import shutil
+
+import numpy as np
+import pytest
+
+import fedjax_dp as fdp
+from fedjax_dp import cli
+from fedjax_dp.experiments import run_folder
+from fedjax_dp.experiments.round_ledger import read_ledger
+
+ROUNDS = 4
+
+
+class Stopped(BaseException):
+    """What a kill looks like from inside."""
+
+
+@pytest.fixture(scope="module")
+def data():
+    digits = fdp.load("digits")
+    return fdp.federate(digits, np.array_split(np.arange(len(digits.y_train)), 10))
+
+
+def dpnfl(**changed):
+    words = {"cohort_size": 5, "batch_size": 10, "local_steps": 2, "learning_rate": 0.1, "clip_norm": 1.0}
+    return fdp.dpnfl(**(words | {"noise_multiplier": 2.0} | changed))
+
+
+def stopped_at(round_done):
+    def stop(evaluation):
+        if evaluation.round == round_done:
+            raise Stopped
+
+    return stop
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, data):
+    """A run, and the same run stopped after round 3, of which the checkpoint of round 2 is there."""
+    folder = tmp_path_factory.mktemp("runs")
+    words = {"rounds": ROUNDS, "evaluate_every": 1, "checkpoint_every": 2, "delta": 1e-3}
+    fdp.run(dpnfl(), data, out=folder / "whole", **words)
+    kill = run_folder.RunFolder.keep
+
+    def keep(self, state, params, history, checkpoint):
+        kill(self, state, params, history, checkpoint)
+        if int(state.round) == 3:
+            raise Stopped
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(run_folder.RunFolder, "keep", keep)
+        with pytest.raises(Stopped):
+            fdp.run(dpnfl(), data, out=folder / "stopped", **words)
+    return folder
+
+
+def copied(runs, name, to):
+    shutil.copytree(runs / name, to / name)
+    return to / name
+
+
+def test_a_line_a_round_is_written_as_the_run_goes_on(runs):
+    ledger, stopped = read_ledger(runs / "whole"), read_ledger(runs / "stopped")
+    assert (ledger.rounds, stopped.rounds) == (ROUNDS, 3)
+    assert [line["halt"] for line in ledger.lines] == [None, None, None, "rounds"]
+    assert stopped.lines == ledger.lines[:3]
+    promise = fdp.open_run(runs / "whole").guarantee
+    assert ledger.epsilons() == pytest.approx(list(promise.epsilons), rel=1e-9)
+
+
+def test_tables_say_the_same_to_people(runs):
+    rows = list(csv.DictReader((runs / "whole" / "ledger.csv").read_text().splitlines()))
+    promise = fdp.open_run(runs / "whole").guarantee
+    assert [float(row["epsilon_planned"]) for row in rows][-1] == promise.epsilon
+    clients = list(csv.DictReader((runs / "whole" / "clients.csv").read_text().splitlines()))
+    assert [float(row["epsilon"]) for row in clients] == list(promise.epsilons)
+    assert sum(int(row["rounds"]) for row in clients) == 5 * ROUNDS
+    assert not (runs / "stopped" / "clients.csv").exists()
+
+
+@pytest.mark.slow
+def test_a_stopped_run_goes_on_with_its_ledger_also_where_a_line_was_cut_off(runs, tmp_path, data):
+    folder = copied(runs, "stopped", tmp_path)
+    whole = (runs / "whole" / "ledger.jsonl").read_text()
+    file = folder / "ledger.jsonl"
+    file.write_text(file.read_text()[:-40])
+    assert read_ledger(file).cut
+    fdp.resume(folder, dpnfl(), data)
+    assert file.read_text() == whole
+
+
+@pytest.mark.slow
+def test_more_rounds_carry_on_what_was_written(runs, tmp_path, data):
+    folder = copied(runs, "whole", tmp_path)
+    before = read_ledger(folder)
+    promise = fdp.resume(folder, dpnfl(), data, rounds=6).guarantee
+    after = read_ledger(folder)
+    same = ("events", "clients", "epsilon_planned", "priced_at")
+    assert [[line[name] for name in same] for line in after.lines[:ROUNDS]] == [
+        [line[name] for name in same] for line in before.lines
+    ]
+    assert [line["halt"] for line in after.lines] == [None] * 5 + ["rounds"]
+    assert after.epsilons() == pytest.approx(list(promise.epsilons), rel=1e-9)
+
+
+@pytest.mark.slow
+def test_a_ledger_that_was_edited_or_is_another_runs_stops_a_resume(runs, tmp_path, data):
+    folder = copied(runs, "stopped", tmp_path)
+    file = folder / "ledger.jsonl"
+    whole = file.read_text()
+    for content, words in (
+        (whole.replace('"noise_multiplier":2.0', '"noise_multiplier":8.0', 1), "edited since"),
+        (whole.replace('"ledger":1,"kind":"round"', '"ledger":2,"kind":"round"'), "of version 2; read it with"),
+        ("", "a file without phases"),
+    ):
+        file.write_text(content)
+        with pytest.raises(fdp.ConfigurationError, match=words) as error:
+            fdp.resume(folder, dpnfl(), data)
+        assert "\n" not in str(error.value)
+        assert file.read_text() == content
+    fdp.run(dpnfl(), data, rounds=3, delta=1e-3, out=tmp_path / "other")
+    shutil.copy(tmp_path / "other" / "ledger.jsonl", file)
+    with pytest.raises(fdp.ConfigurationError, match="got of another run, with rounds 3"):
+        fdp.resume(folder, dpnfl(), data)
+    assert pathlib.Path(folder / "run.json").is_file()
+
+
+def account(capsys, *words):
+    code = cli.main(["account", "--ledger", *map(str, words)])
+    told = capsys.readouterr()
+    return code, told.out, told.err
+
+
+def test_the_command_line_derives_epsilon_again(runs, capsys, tmp_path):
+    promise = fdp.open_run(runs / "whole").guarantee
+    code, out, _ = account(capsys, runs / "whole", "--json")
+    content = json.loads(out)
+    assert code == 0
+    assert content["epsilon"] == pytest.approx(promise.epsilon, rel=1e-9)
+    assert content["notes"] == ["equal to what the run promised"]
+    code, out, _ = account(capsys, runs / "stopped" / "ledger.jsonl", "--accountant", "rdp", "--delta", "0.01")
+    assert (code, "after 3 of 4 rounds: epsilon" in out, "at delta 0.01" in out) == (0, True, True)
+    code, out, _ = account(capsys, runs / "whole", "--rounds", 2, "--quiet", "--plot", tmp_path / "epsilon.png")
+    assert (code, out.startswith("after 2 of 4 rounds: epsilon"), out.count("\n")) == (0, True, 1)
+    assert (tmp_path / "epsilon.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--rounds", "9"], "rounds must be an integer from 1 to 4"),
+        (["--delta", "2"], "delta must be strictly between 0 and 1"),
+        (["--accountant", "pdl"], "accountant must be one of"),
+        (["--steps", "4"], "argument must be an option of fedjax-dp account"),
+    ],
+)
+def test_what_cannot_be_accounted_for_is_refused_in_one_line(runs, capsys, words, told):
+    code, out, err = account(capsys, runs / "whole", *words)
+    assert (code, out, told in err, err.count("\n")) == (2, "", True, 1)
+
+
+def test_a_ledger_whose_lines_were_all_written_anew_is_not_its_runs(runs, capsys, tmp_path):
+    """Whoever makes the checksums anew is found out by what the run promised."""
+    from fedjax_dp.accounting.ledger import chained, text_of
+
+    text = (runs / "whole" / "ledger.jsonl").read_text()
+    phase, ledger = text.splitlines()[0], read_ledger(runs / "whole")
+    made, before = [], ledger.phase["phase"]
+    for line in (*ledger.lines[:-1], {**ledger.lines[0], "round": 3, "halt": "rounds", "clients": [[[0], 0]]}):
+        made.append(chained(before, line))
+        before = made[-1]["checksum"]
+    (tmp_path / "doctored.jsonl").write_text(f"{phase}\n{text_of(made)}")
+    code, _, err = account(capsys, tmp_path / "doctored.jsonl")
+    assert (code, "as its run says" in err) == (2, True)
+
+
+@pytest.mark.slow
+def test_a_halted_run_equals_the_run_of_so_many_rounds_bit_for_bit_and_goes_on_after_a_kill(tmp_path, data):
+    words = {"evaluate_every": 1, "checkpoint_every": 1, "delta": 1e-3}
+    budget = fdp.guarantee(dpnfl(), data, rounds=3, delta=1e-3).epsilon * 1.0001
+    with pytest.raises(Stopped):
+        fdp.run(dpnfl(), data, rounds=50, budget=budget, out=tmp_path / "a", callbacks=[stopped_at(2)], **words)
+    resumed = fdp.resume(tmp_path / "a", dpnfl(), data)
+    rounds = resumed.config["rounds"]
+    whole = fdp.run(dpnfl(), data, rounds=rounds, out=tmp_path / "b", **words)
+    assert rounds < 50
+    for one, other in zip(resumed.params.values(), whole.params.values(), strict=True):
+        np.testing.assert_array_equal(one["kernel"], other["kernel"])
+    assert resumed.history == whole.history
+    assert resumed.guarantee.epsilons == whole.guarantee.epsilons
+    last = read_ledger(tmp_path / "a").lines[-1]
+    assert (last["halt"], last["budget"], last["left"] >= 0) == ("budget", budget, True)
+    assert resumed.result["spending"]["rounds_wanted"] == 50
+    with pytest.raises(fdp.ConfigurationError, match="after which the budget is spent, got 60"):
+        fdp.resume(tmp_path / "a", dpnfl(), data, rounds=60)
