@@ -175,7 +175,7 @@ class NoiseLevels(NamedTuple):
     def rounds(self) -> list[int]:
         """How many have each factor."""
         counts: list[int] = np.bincount(self.of_round, minlength=len(self.factors)).tolist()
-        return counted
+        return counts
 
 
 def cohorts_of(algorithm: Algorithm, data: FederatedData, rounds: int, seed: int) -> tuple[np.ndarray, np.ndarray]:

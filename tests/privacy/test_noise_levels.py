@@ -10,7 +10,7 @@ import fedjax_dp as fdp
 from fedjax_dp import accounting
 from fedjax_dp.accounting import Adjacency, Composed, FullBatch, GaussianSteps, Poisson, Unit, WithoutReplacement
 from fedjax_dp.privacy import PrivacyTerms
-from fedjax_dp.privacy.ledger import ledger_of
+from fedjax_dp.privacy.client_events import client_events
 from fedjax_dp.privacy.planned_run import plan_run
 from fedjax_dp.rounds.clients import draw_cohorts
 from fedjax_dp.rounds.simulation import run_key
@@ -44,7 +44,7 @@ def attended(algorithm):
 def test_the_epsilon_of_records_is_that_of_the_rounds_of_each_client_by_hand(accountant):
     algorithm = fdp.dpnfl(**COMMON, noise_multiplier=24.0, **FALLS)
     there = attended(algorithm)
-    found = [accounting.epsilon_of(event, DELTA, accountant) for event in ledger_of(planned(algorithm))]
+    found = [accounting.epsilon_of(event, DELTA, accountant) for event in client_events(planned(algorithm))]
 
     def price(factors, client):
         rounds = tuple(of_record(24.0 * float(factor)) for factor in factors[there[:, client]])
@@ -64,16 +64,16 @@ def test_every_round_counts_where_the_schedule_of_cohorts_does_not():
         ("worst", tuple(of_record(8.0 * factor).repeated(2) for factor in sorted(LEVELS))),
         ("law", tuple(accounting.RandomParticipation(of_record(8.0 * f), 0.5, 2) for f in sorted(LEVELS))),
     ):
-        events = ledger_of(planned(algorithm, participation=participation))
+        events = client_events(planned(algorithm, participation=participation))
         assert set(events) == {Composed(wanted)}
     for name in ("expected", "once"):
-        refused = refusal(lambda: ledger_of(planned(algorithm, participation=name)))  # noqa: B023
+        refused = refusal(lambda: client_events(planned(algorithm, participation=name)))  # noqa: B023
         assert refused.startswith("participation must be schedule, law or worst where the noise differs")
 
 
 def test_the_epsilon_of_clients_is_that_of_all_rounds_by_hand_sampled_or_seen():
     seen = fdp.dp_fedavg(**COMMON | {"cohort_size": 6}, cohort="uniform", noise_multiplier=8.0, **FALLS)
-    (event,) = set(ledger_of(planned(seen)))
+    (event,) = set(client_events(planned(seen)))
     by_hand = Composed(
         tuple(GaussianSteps(8.0 * f, FullBatch(), Adjacency.REPLACE_ONE, 1, Unit.CLIENT) for f in FACTORS)
     )
@@ -83,7 +83,7 @@ def test_the_epsilon_of_clients_is_that_of_all_rounds_by_hand_sampled_or_seen():
     one = GaussianSteps(8.0 / np.sqrt(np.mean(FACTORS**-2.0)), FullBatch(), Adjacency.REPLACE_ONE, ROUNDS, Unit.CLIENT)
     assert accounting.epsilon_of(event, DELTA) == pytest.approx(accounting.epsilon_of(one, DELTA), rel=1e-6)
     hidden = fdp.dp_fedavg(**COMMON, noise_multiplier=8.0, **FALLS)
-    (event,) = set(ledger_of(planned(hidden)))
+    (event,) = set(client_events(planned(hidden)))
     assert event == Composed(
         tuple(GaussianSteps(8.0 * f, Poisson(0.5), Adjacency.ADD_REMOVE, 2, Unit.CLIENT) for f in sorted(LEVELS))
     )
@@ -103,14 +103,14 @@ def test_what_follows_the_last_round_has_the_factor_that_follows_it():
     algorithm = fdp.finetune(**COMMON, noise_multiplier=8.0, **longer)
     run = planned(algorithm, view="deployed")
     assert run.noise_levels.after == pytest.approx(0.5)
-    last = ledger_of(run)[0].parts[-1]
+    last = client_events(run)[0].parts[-1]
     assert last.noise_multiplier == pytest.approx(8.0 * 0.5)
 
 
 def test_a_choice_whose_rounds_nobody_knows_counts_with_the_least_noise():
     run = planned(fdp.ifca(**COMMON, noise_multiplier=8.0, choices=2, **FALLS))
-    choice = ledger_of(run)[0].parts[-1]
-    plain = ledger_of(planned(fdp.ifca(**COMMON, noise_multiplier=8.0, choices=2)))[0].parts[-1]
+    choice = client_events(run)[0].parts[-1]
+    plain = client_events(planned(fdp.ifca(**COMMON, noise_multiplier=8.0, choices=2)))[0].parts[-1]
     assert choice.noise_multiplier == pytest.approx(0.25 * plain.noise_multiplier, rel=1e-6)
 
 
