@@ -95,16 +95,14 @@ def changed(part: T, **changes: Any) -> T:
         return dataclasses.replace(part, **changes)  # type: ignore[type-var]
     made: Any = type(part)
     now = {field.name: getattr(part, field.name) for field in dataclasses.fields(made) if field.init}
-    then: T = made.__past_the_door__(now | changes)
-    return then
+    return made.__past_the_door__(now | changes)
 
 
 def of_class(part: Any, kind: type[T]) -> T:
     """The fields that a class has of a value, as a value of that class; they were checked when the part was made."""
     made: Any = kind
     names = [field.name for field in dataclasses.fields(made) if field.init]
-    of_kind: T = made.__past_the_door__({name: getattr(part, name) for name in names})
-    return of_kind
+    return made.__past_the_door__({name: getattr(part, name) for name in names})
 
 
 def ravel(tree: Any) -> tuple[jax.Array, Callable[[jax.Array], Any]]:

@@ -144,5 +144,4 @@ def _promise(
 
 def _tame(received: np.ndarray) -> np.ndarray:
     """Numbers that can be squared: what is not finite, or enormous, still stands out."""
-    finite: np.ndarray = np.clip(np.nan_to_num(received.astype(float)), -LARGEST, LARGEST)
-    return finite
+    return np.clip(np.nan_to_num(received.astype(float)), -LARGEST, LARGEST)

@@ -83,8 +83,7 @@ class TrialRunner:
         self.numbers: int = self.program.out_info.shape[-1]  # of a message
 
     def _placed(self, game: Game) -> Game:
-        placed: Game = jax.device_put(jax.tree.map(jnp.asarray, game), self.whole)
-        return placed
+        return jax.device_put(jax.tree.map(jnp.asarray, game), self.whole)
 
     def run(
         self, game: Game, first: int, worlds: np.ndarray, progress: Callable[[int], Any] = lambda done: None

@@ -264,7 +264,7 @@ def _owners(dataset: Dataset, order: np.ndarray, sizes: np.ndarray) -> np.ndarra
     if dataset.client_ids is None:
         return None
     owners = np.asarray(dataset.client_ids)[order]
-    firsts: np.ndarray = owners[np.cumsum(sizes) - sizes]
+    firsts = owners[np.cumsum(sizes) - sizes]
     one_each = len(np.unique(firsts)) == len(sizes) and np.array_equal(owners, np.repeat(firsts, sizes))
     return firsts if one_each else None
 
@@ -275,8 +275,7 @@ def _owners_of_tests(dataset: Dataset, owners: np.ndarray) -> np.ndarray | None:
     names, clients = np.unique(owners, return_index=True)
     if tests is None or not np.isin(tests, names).all():
         return None
-    whose: np.ndarray = clients[np.searchsorted(names, tests)]
-    return whose
+    return clients[np.searchsorted(names, tests)]
 
 
 def require_clients(data: Any) -> None:

@@ -85,8 +85,7 @@ class GivenBatches:
 @jax.custom_vjp
 def _nothing(params: Any) -> jax.Array:
     """Zero, of which every parameter has the derivative one."""
-    zero: jax.Array = jnp.float32(0)
-    return zero
+    return jnp.float32(0)
 
 
 _nothing.defvjp(
@@ -124,8 +123,7 @@ class Idle:
 
     def loss(self, params: Any, x: jax.Array, y: Any, key: jax.Array | None) -> jax.Array:
         seen = jax.tree.leaves((x, y) if self.reads else y)
-        loss: jax.Array = sum(map(_bits, seen)).astype(jnp.float32) * _nothing(params)
-        return loss
+        return sum(map(_bits, seen)).astype(jnp.float32) * _nothing(params)
 
     def logits(self, params: Any, x: jax.Array) -> jax.Array:
         return self.model.logits(params, x)

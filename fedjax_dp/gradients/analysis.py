@@ -112,7 +112,7 @@ class GradientPlan(NamedTuple):
     @property
     def bytes_per_record(self) -> int:
         """Of gradients that have to be built for each record."""
-        direct: int = sum(math.prod(self.shapes[leaf].shape) for leaf in self.direct)
+        direct = sum(math.prod(self.shapes[leaf].shape) for leaf in self.direct)
         return 4 * (direct + sum(weight.floats for weight in self.weights))
 
 
@@ -153,7 +153,7 @@ def _positions(outer_product: OuterProduct, blocks: int, outs: int) -> int:
     """Of an outer product in one record: numbers that it makes over those of a position, in each block."""
     if isinstance(outer_product.geometry, Shift):
         return 1
-    made: int = math.prod(outer_product.loops) * math.prod(outer_product.out.shape)
+    made = math.prod(outer_product.loops) * math.prod(outer_product.out.shape)
     return made // max(blocks * outs, 1)
 
 

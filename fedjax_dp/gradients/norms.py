@@ -113,8 +113,7 @@ def total(weight: WeightMatrix, uses: list[Factors], built: jax.Array | None, fa
             found = found + _product(one.u[:, 0], one.v[:, 0], factors)[None]
         else:
             found = found + jax.vmap(_product, (1, 1, None))(one.u, one.v, factors)
-    whole: jax.Array = found  # no weight is without uses
-    return whole
+    return found
 
 
 def _product(u: jax.Array, v: jax.Array, factors: jax.Array) -> jax.Array:

@@ -190,13 +190,11 @@ class MarkedChoice:
         return getattr(self.base, name)
 
     def noisy(self, losses: jax.Array, records: Any, noise_multiplier: Any, draw: jax.Array) -> jax.Array:
-        marked: jax.Array = checkpoint_name(self.base.noisy(losses, records, noise_multiplier, draw), self.mark)
-        return marked
+        return checkpoint_name(self.base.noisy(losses, records, noise_multiplier, draw), self.mark)
 
 
 def _marked_rows(marks: Marks, a: jax.Array) -> jax.Array:
-    named: jax.Array = checkpoint_name(a, marks.rows(a.ndim - 1))
-    return named
+    return checkpoint_name(a, marks.rows(a.ndim - 1))
 
 
 def _total(tree: Any) -> jax.Array:

@@ -180,8 +180,7 @@ def _farthest(moved: np.ndarray, norm: int) -> float:
 
 def _noise_in(drawn: jax.Array) -> np.ndarray:
     """What every two draws differ by, as large as the noise of one."""
-    noise: np.ndarray = (np.asarray(drawn[::2], float) - np.asarray(drawn[1::2], float)) / np.sqrt(2)
-    return noise
+    return (np.asarray(drawn[::2], float) - np.asarray(drawn[1::2], float)) / np.sqrt(2)
 
 
 def _scale_of_noise(of: Callable[..., jax.Array], usual: tuple[Any, ...]) -> tuple[Names, Names]:

@@ -35,8 +35,7 @@ def size_of(model: Model) -> int:
 
 def drawn_cohorts(cohort: Cohort, key: jax.Array, rounds: np.ndarray, shares: jax.Array) -> Members:
     """The cohorts of some rounds, `(rounds, members)` each, on the host."""
-    cohorts: Members = jax.tree.map(np.asarray, _drawn(cohort, key, jnp.asarray(rounds), shares))
-    return cohorts
+    return jax.tree.map(np.asarray, _drawn(cohort, key, jnp.asarray(rounds), shares))
 
 
 @functools.partial(jax.jit, compiler_options=QUICK)

@@ -127,8 +127,7 @@ def _means(rng: np.random.Generator, count: int, size: int) -> np.ndarray:
     """Means of several lengths, dense ones and others."""
     means = rng.normal(size=(count, size)) * np.resize([1.0, 1e-4, 1e2, 1.0, 1e-2], count)[:, None]
     means[3::5] *= np.arange(size) == rng.integers(0, size)
-    single: np.ndarray = means.astype(np.float32)
-    return single
+    return means.astype(np.float32)
 
 
 def _longest_messages(upload: ClientPrivacy, sizes: Sequence[int], states: Any, sent: MessageEncoding) -> np.ndarray:
@@ -146,8 +145,7 @@ def _longest_messages(upload: ClientPrivacy, sizes: Sequence[int], states: Any, 
         return jnp.max(jax.vmap(of)(keys_of(len(updates), "message"), updates))
 
     run = jax.jit(lambda: jax.lax.map(longest, states) if jax.tree.leaves(states) else longest(states)[None])
-    lengths: np.ndarray = np.asarray(run(), float)
-    return lengths
+    return np.asarray(run(), float)
 
 
 def _updates(upload: ClientPrivacy, size: int, numbers: int) -> np.ndarray:

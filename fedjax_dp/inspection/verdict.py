@@ -87,8 +87,7 @@ def square_deviate(squares: Any, count: float) -> np.ndarray:
     """Normal deviates of sums of squares of `count` standard normals each; exact at the tails."""
     low, high = scipy.stats.chi2.logcdf(squares, count), scipy.stats.chi2.logsf(squares, count)
     tail = np.exp(np.minimum(low, high))
-    deviates: np.ndarray = np.where(squares < count, -1, 1) * scipy.stats.norm.isf(np.maximum(tail, 1e-300))
-    return deviates
+    return np.where(squares < count, -1, 1) * scipy.stats.norm.isf(np.maximum(tail, 1e-300))
 
 
 def count_deviate(counts: Any, draws: Any, chance: Any) -> np.ndarray:

@@ -68,8 +68,7 @@ def models_of_clients(
     """The same, of local training with numbers as arrays and the key of the run."""
     _require_own(local)
     parts = [_made(local, held, data, model=model) for held in client_states(state, data, key)]
-    models: Any = jax.tree.map(lambda *each: jnp.concatenate(each)[: data.num_clients], *parts)
-    return models
+    return jax.tree.map(lambda *each: jnp.concatenate(each)[: data.num_clients], *parts)
 
 
 @gradients.JitOfModel
@@ -137,8 +136,7 @@ def _readable(
     local: LocalTraining, held: ClientStates, data: FederatedData, *, model: Model, execution: Execution
 ) -> Tested:
     tested = evaluate_personal(local, held, jax.tree.map(jnp.asarray, data), model=model)
-    readable: Tested = execution.readable(tested)
-    return readable
+    return execution.readable(tested)
 
 
 _tested = gradients.JitOfModel(_readable, ("execution",))

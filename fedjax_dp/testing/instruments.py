@@ -162,10 +162,7 @@ def observe(
 ) -> TrialOutputs:
     """Run every trial's rounds, all trials at once."""
     execution = execution or Execution()
-    seen: TrialOutputs = jax.device_get(
-        _observe(numbers(algorithm), data, setup, model=model, rounds=rounds, execution=execution)
-    )
-    return seen
+    return jax.device_get(_observe(numbers(algorithm), data, setup, model=model, rounds=rounds, execution=execution))
 
 
 def unjitted(
