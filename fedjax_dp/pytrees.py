@@ -105,6 +105,15 @@ def of_class(part: Any, kind: type[T]) -> T:
     return made.__past_the_door__({name: getattr(part, name) for name in names})
 
 
+class Wrapper:
+    """Base of a value around another, its field `base`: what it does not write itself is that one's."""
+
+    base: Any
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.base, name)
+
+
 def ravel(tree: Any) -> tuple[jax.Array, Callable[[jax.Array], Any]]:
     """A pytree of arrays as one flat vector, and the way back.
 

@@ -14,9 +14,10 @@ from fedjax_dp.inspection.neighbours import BATCHES, DIVISOR, neighbouring_batch
 from fedjax_dp.inspection.noise_law import examine_noise
 from fedjax_dp.inspection.noise_scale import Names, scale_names
 from fedjax_dp.inspection.schedule_points import whitened
-from fedjax_dp.inspection.trials import NOISE_SLACK, QUICK, SLACK, compiled, keys_of, size_of
+from fedjax_dp.inspection.trials import NOISE_SLACK, QUICK, SLACK, compiled, keys_of
 from fedjax_dp.inspection.verdict import require, require_so
 from fedjax_dp.models import Model
+from fedjax_dp.models.model import size_of
 from fedjax_dp.parts import facts
 from fedjax_dp.parts.clipping import Bound, Records
 from fedjax_dp.parts.contexts import ClientContext, Received, StepContext

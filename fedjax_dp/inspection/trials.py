@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_dp.models import Model
 from fedjax_dp.parts.cohorts import Cohort, Members
 from fedjax_dp.prng import role_key
 from fedjax_dp.rounds.clients import draw_cohort
@@ -26,11 +25,6 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def keys_of(count: int, role: str, seed: int = 0) -> jax.Array:
     return jax.random.split(role_key(run_key(seed), role), count)
-
-
-def size_of(model: Model) -> int:
-    """Number of parameters."""
-    return sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(model.init, run_key(0))))
 
 
 def drawn_cohorts(cohort: Cohort, key: jax.Array, rounds: np.ndarray, shares: jax.Array) -> Members:

@@ -35,7 +35,7 @@ from fedjax_dp.privacy.ledger import training_of
 from fedjax_dp.privacy.planned_run import PlannedRun
 from fedjax_dp.privacy.protection import natural_view, noise_of, unit_of, unprotected, with_noise
 from fedjax_dp.privacy.terms import PrivacyTerms
-from fedjax_dp.pytrees import changed, ravel, value
+from fedjax_dp.pytrees import Wrapper, changed, ravel, value
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.round import run_round
 from fedjax_dp.rounds.simulation import numbers
@@ -72,21 +72,14 @@ def recording(steps: int) -> Callable[[], optax.GradientTransformation]:
 
 
 @value
-class Without:
+class Without(Wrapper):
     """Batches from which the record at one position is taken, its neighbours staying as they are; -1 takes none."""
 
-    batches: Batches
+    base: Batches
     position: jax.Array
 
-    @property
-    def even(self) -> bool:
-        return self.batches.even
-
-    def count(self, steps: int, largest: int) -> int:
-        return self.batches.count(steps, largest)
-
     def sample(self, key: jax.Array, records: jax.Array, steps: int, largest: int, smallest: int) -> Batch:
-        batch = self.batches.sample(key, records, steps, largest, smallest)
+        batch = self.base.sample(key, records, steps, largest, smallest)
         return batch._replace(mask=batch.mask & (batch.positions != self.position.astype(jnp.int32)))
 
 
@@ -176,7 +169,7 @@ def unjitted(
             held = changed(held, x=trial.x, y=trial.y)
         if trial.without is not None:
             local = here.local
-            here = changed(here, local=changed(local, batches=Without(batches=local.batches, position=trial.without)))
+            here = changed(here, local=changed(local, batches=Without(base=local.batches, position=trial.without)))
         if trial.cohort is not None:
             here = changed(here, cohort=trial.cohort)
         state = initial_state(here, model, held, trial.key)
