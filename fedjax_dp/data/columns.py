@@ -8,7 +8,7 @@ import numpy as np
 
 from fedjax_dp import errors
 from fedjax_dp.data.formats.splits import as_task, data_set, numbered_labels
-from fedjax_dp.data.holdout import split_each
+from fedjax_dp.data.holdout import split_rows
 from fedjax_dp.data.partition import natural
 from fedjax_dp.data.store import Dataset
 from fedjax_dp.data.targets import native
@@ -105,8 +105,7 @@ def from_tables(name: str, file: str, tables: Sequence[Table], columns: Columns,
     else:
         fraction = TEST_FRACTION if test is None else test
         errors.require_in_unit_interval(f"{where}test", fraction, "or give a DataFrame")
-        each = split_each([np.arange(len(y))] if ids is None else natural(ids), fraction, seed=0)
-        train, tests = (np.concatenate(part) for part in each)
+        train, tests = split_rows([np.arange(len(y))] if ids is None else natural(ids), fraction, seed=0)
         whose = "records" if ids is None else "every client's records"
         notes.append(
             f'{fraction:.0%} of {whose}, drawn at random, are held out for testing; a column "{SPLIT}" would say which'
