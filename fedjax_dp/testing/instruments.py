@@ -265,10 +265,7 @@ def step_units(algorithm: Algorithm, data: FederatedData, rounds: int = 1) -> np
     by; 0 stands for a step that adds no noise or is not taken. Steps that are taken come first.
     Raises: ConfigurationError for a privatizer without clip_norm.
     """
-    local, privatizer = algorithm.local, algorithm.local.privatizer
-    if not clips(privatizer):
-        raise errors.refuse("privatizer", type(privatizer).__name__, "one with a clip_norm, for this check")
-    clip = float(privatizer.clip_norm)
+    local, privatizer, clip = algorithm.local, algorithm.local.privatizer, gradient_clip_of(algorithm)
     sizes = np.asarray(data.sizes)
     most = local.batches.count(local.steps, data.largest)
     taken = np.array([local.batches.count(local.steps, int(n)) for n in sizes])
@@ -282,6 +279,14 @@ def step_units(algorithm: Algorithm, data: FederatedData, rounds: int = 1) -> np
     divisors = [divisors_of(local.batches, int(n), most) for n in sizes]
     unit = np.array([[privatizer.noise_unit(int(divisor)) for divisor in each] for each in divisors], float)
     return np.where(live, clip * unit, 0.0)
+
+
+def gradient_clip_of(algorithm: Algorithm) -> float:
+    """The clip norm of an algorithm that clips gradients."""
+    privatizer = algorithm.local.privatizer
+    if not clips(privatizer):
+        raise errors.refuse("privatizer", type(privatizer).__name__, "one with a clip_norm, for this check")
+    return float(privatizer.clip_norm)
 
 
 def clip_of(algorithm: Algorithm) -> float:
