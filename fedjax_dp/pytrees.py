@@ -158,6 +158,11 @@ def at_once_on_a_core(size: int, wanted: int = LARGE) -> int:
     return max(min(round(LARGE / size), wanted), 1 + size % 2)
 
 
+def rows_kept(rows: jax.Array, kept: jax.Array) -> jax.Array:
+    """`rows (n, ...)` where `kept (n,)` holds, zeros elsewhere, whatever stands there: 0 * NaN is NaN."""
+    return jnp.where(kept.reshape(-1, *[1] * (rows.ndim - 1)), rows, 0)
+
+
 def path_name(path: Any) -> str:
     """The path to a leaf of a pytree as `Dense_0/kernel`."""
     return "/".join(str(getattr(entry, "key", getattr(entry, "name", getattr(entry, "idx", entry)))) for entry in path)

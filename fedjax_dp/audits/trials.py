@@ -88,7 +88,7 @@ class TrialRunner:
     def run(
         self, game: Game, first: int, worlds: np.ndarray, progress: Callable[[int], Any] = lambda done: None
     ) -> np.ndarray:
-        """TrialRunner number `first`, `first` + 1, ... with the canary where `worlds` says so; `(trials, times, ...)`.
+        """Trials number `first`, `first` + 1, ... with the canary where `worlds` says so; `(trials, times, ...)`.
 
         game  the one it was compiled for, or one that differs from it in numbers.
         """

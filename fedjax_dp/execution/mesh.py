@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 from fedjax_dp import errors
 from fedjax_dp.devices import CPU_DEVICES
 from fedjax_dp.execution.host_tables import HostTable
-from fedjax_dp.pytrees import at_once_on_a_core
+from fedjax_dp.pytrees import at_once_on_a_core, rows_kept
 
 AXIS, MODEL = "cohort", "model"  # of a mesh
 
@@ -330,7 +330,7 @@ def sum_over_clients(
 
         def at_once() -> Any:  # and a loop is two launches for every client elsewhere
             def total(a: jax.Array) -> jax.Array:
-                return jnp.where(counts.reshape(-1, *[1] * (a.ndim - 1)), a, 0).sum(0, dtype=a.dtype)
+                return rows_kept(a, counts).sum(0, dtype=a.dtype)
 
             return jax.tree.map(total, terms)
 
