@@ -4,9 +4,9 @@ Every value of the program is constant, made of the record, made of parameters a
 Where a view meets something else, the gradient is a sum of outer products if a rule covers the equation. Outer products
 over the same elements (a weight used twice, in a loop, or transposed) belong to one WeightMatrix: their positions are
 positions of one sum. A parameter all of whose uses are such is *factored*: no gradient of a single record is built for
-it, or only one that is small. All others are *direct*: they are
-differentiated for each record in the same backward pass, which is exact as well and takes records x parameter of memory
-(nothing for biases, scales, positions: their gradients are no larger than an activation).
+it, or only one that is small. All others are *direct*: they are differentiated for each record in the same backward
+pass, which is exact as well and takes records x parameter of memory (nothing for biases, scales, positions: their
+gradients are no larger than an activation).
 """
 
 import functools

@@ -1,8 +1,7 @@
 """The one place where gradients of single records are clipped and summed.
 
 One forward and one backward pass over the batch give, for every equation whose gradient by its parameters is a sum of
-outer products, what the norm takes, and
-for every other parameter the gradients of single records; see `analysis.py`.
+outer products, what the norm takes, and for every other parameter the gradients of single records; see `analysis.py`.
 """
 
 import math

@@ -1,5 +1,6 @@
-"""Losses of one record, each of its scores and its target alone. A mean over a batch's tokens is none of these: it
-would divide one record's loss by the others' lengths.
+"""Losses of one record, each of its scores and its target alone.
+
+A mean over a batch's tokens is none of these: it would divide one record's loss by the others' lengths.
 """
 
 import dataclasses
