@@ -14,7 +14,6 @@ points as one program, against one point after another. Runs on a CPU too, where
 import argparse
 import collections
 import dataclasses
-import datetime
 import json
 import pathlib
 import sys
@@ -23,10 +22,10 @@ import tempfile
 import jax
 import jax.numpy as jnp
 import numpy as np
-from round_latency import RESULTS, commit, ours, quiet, relatives, timed, workloads
+from provenance import made_with
+from round_latency import RESULTS, ours, quiet, relatives, timed, workloads
 
 import fedjax_dp as fdp
-from fedjax_dp.experiments import environment
 from fedjax_dp.forecast import latency
 from fedjax_dp.forecast.floor import floor_of, speeds
 from fedjax_dp.privacy import PrivacyTerms
@@ -184,10 +183,7 @@ def main():
         "rounds": [],
         "sweeps": [],
         "ceilings": speeds(fdp.execution.all_devices()),
-        "hardware": environment.device(),
-        "versions": environment.versions(),
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "commit": commit(),
+        **made_with(),
     }
 
     def keep():  # after every row, so that a machine that is taken away leaves what it did

@@ -9,7 +9,6 @@ rates, chosen on another seed; that choice is not paid for.
 """
 
 import argparse
-import datetime
 import json
 import pathlib
 import sys
@@ -18,10 +17,10 @@ import time
 import jax
 import matplotlib.pyplot as plt
 import numpy as np
+from provenance import made_with
 
 import fedjax_dp as fdp
 from fedjax_dp.data import equal_sizes, iid, shards
-from fedjax_dp.experiments import environment
 
 WAYS = {
     "head": {"trainable": "head"},
@@ -77,13 +76,11 @@ def main():
             print(f"{name}, epsilon {epsilon:g}: {np.mean(accuracies):.3f}", file=sys.stderr)
     told = {
         "what": __doc__.split("\n")[0],
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "public": {"data": "emnist_letters", "rounds": options.public_rounds, "test_accuracy": public_accuracy},
         "setting": {"data": "mnist, 100 clients, shards", "rounds": ROUNDS, "seeds": SEEDS, "delta": DELTA},
         "rows": rows,
         "seconds": time.perf_counter() - began,
-        "versions": environment.versions(),
-        "device": environment.device(),
+        **made_with(),
     }
     options.out.write_text(json.dumps(told, indent=1) + "\n")
     draw(told, options.out.with_suffix(".png"))

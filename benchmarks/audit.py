@@ -7,7 +7,6 @@ true epsilon (here the exact Gaussian one) that so many trials prove. Writes res
 """
 
 import argparse
-import datetime
 import json
 import pathlib
 import statistics
@@ -15,11 +14,11 @@ import sys
 
 import matplotlib.pyplot as plt
 from errata import clients
+from provenance import made_with
 
 import fedjax_dp as fdp
 from fedjax_dp import folders
 from fedjax_dp.accounting import Adjacency, FullBatch, GaussianSteps, noise_multiplier_for
-from fedjax_dp.experiments import environment
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 DELTA, ROUNDS, PARAMETERS = 1e-5, 50, 100
@@ -108,9 +107,7 @@ def main():
         "delta": DELTA,
         "confidence": 0.95,
         "rows": found,
-        "versions": environment.versions(),
-        "device": environment.device(),
-        "date": datetime.date.today().isoformat(),
+        **made_with(),
     }
     folders.write_json(options.out / "audit.json", told)
     draw(found, options.out / "audit.png")

@@ -9,16 +9,15 @@ is the same. On CPUs bfloat16 is slower: their products are made for float32.
 
 import argparse
 import dataclasses
-import datetime
 import json
 import pathlib
 import sys
 
 import jax.numpy as jnp
 import numpy as np
+from provenance import made_with
 
 import fedjax_dp as fdp
-from fedjax_dp.experiments import environment
 from fedjax_dp.experiments.config import RunSpec
 from fedjax_dp.experiments.population import build_data
 from fedjax_dp.models import logistic_regression, mlp
@@ -80,9 +79,7 @@ def main():
         "seeds": options.seeds,
         "epsilon": 0.3,
         "delta": 1e-2,
-        "hardware": environment.device(),
-        "versions": environment.versions(),
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        **made_with(),
     }
     options.out.write_text(json.dumps(result, indent=1) + "\n")
     for row in rows:

@@ -27,7 +27,8 @@ import h200
 import jax
 import jaxlib
 import numpy as np
-from round_latency import RESULTS, commit, ours, workloads
+from provenance import commit
+from round_latency import RESULTS, ours, workloads
 
 import fedjax_dp as fdp
 from fedjax_dp.experiments import environment

@@ -7,7 +7,6 @@ Writes results/errata.json and results/errata.png. Takes a few minutes on two co
 """
 
 import argparse
-import datetime
 import json
 import math
 import pathlib
@@ -15,12 +14,12 @@ import sys
 
 import matplotlib.pyplot as plt
 import numpy as np
+from provenance import made_with
 
 import fedjax_dp as fdp
 from fedjax_dp import errors, folders
 from fedjax_dp.audits.canaries import linear_data
 from fedjax_dp.data import Dataset, federate
-from fedjax_dp.experiments import environment
 from fedjax_dp.testing import WRONG
 
 RESULTS = pathlib.Path(__file__).parent / "results"
@@ -225,9 +224,7 @@ def main():
     found = [measured(row) for row in rows()]
     told = {
         "rows": found,
-        "versions": environment.versions(),
-        "device": environment.device(),
-        "date": datetime.date.today().isoformat(),
+        **made_with(),
     }
     folders.write_json(options.out / "errata.json", told)
     draw(found, options.out / "errata.png")

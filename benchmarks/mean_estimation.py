@@ -16,7 +16,6 @@ different sizes, budgets and lambdas are derived here.
 
 import argparse
 import dataclasses
-import datetime
 import functools
 import json
 import pathlib
@@ -28,11 +27,11 @@ import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
+from provenance import made_with
 
 import fedjax_dp as fdp
 from fedjax_dp import accounting, errors
 from fedjax_dp.execution import Execution
-from fedjax_dp.experiments import environment
 from fedjax_dp.figures import canvas, elements
 from fedjax_dp.parts.pull import Pull
 from fedjax_dp.rounds.personal import models_of_clients
@@ -262,7 +261,6 @@ def main():
     require_close(silos["rows"])
     told = {
         "what": __doc__.split("\n")[0],
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "setting": {
             "clients": len(ALIKE),
             "records": ALIKE[0],
@@ -275,8 +273,7 @@ def main():
         "rows": rows,
         "own": silos,
         "seconds": time.perf_counter() - began,
-        "versions": environment.versions(),
-        "device": environment.device(),
+        **made_with(),
     }
     options.out.write_text(json.dumps(told, indent=1) + "\n")
     draw(told, options.out.with_suffix(".png"))

@@ -14,7 +14,6 @@ same clients padded to 5 each by copies of their own; nothing is written.
 """
 
 import argparse
-import datetime
 import json
 import os
 import pathlib
@@ -26,11 +25,11 @@ import time
 
 import jax
 import numpy as np
+from provenance import made_with
 
 import fedjax_dp as fdp
 from fedjax_dp import devices
 from fedjax_dp.data import Dataset, federate, open_store, save_store
-from fedjax_dp.experiments import environment
 from fedjax_dp.forecast import latency
 from fedjax_dp.models import logistic_regression
 from fedjax_dp.rounds import simulation
@@ -228,9 +227,7 @@ def main():
     with tempfile.TemporaryDirectory() as work:
         found = measure(options.clients, options.repeats, pathlib.Path(work))
     about = {
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "hardware": environment.device(),
-        "versions": environment.versions(),
+        **made_with(),
     }
     (options.out / "million.json").write_text(json.dumps(found | about, indent=1) + "\n")
     draw(found, options.out / "million.png")

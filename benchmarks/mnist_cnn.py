@@ -7,17 +7,15 @@ percent after 60 rounds of 5 of what its text calls steps and its code runs as e
 """
 
 import argparse
-import datetime
 import json
 import pathlib
-import subprocess
 import sys
 
 import numpy as np
+from provenance import made_with
 
 import fedjax_dp as fdp
 from fedjax_dp.data import federate, load, similarity
-from fedjax_dp.experiments import environment
 from fedjax_dp.models import cnn
 from fedjax_dp.rounds import metrics
 
@@ -65,7 +63,6 @@ def main():
     )
     published = PUBLISHED[options.similarity]
     within = metrics.rounds_to(run.history, published - 0.01)
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     result = {
         "similarity": options.similarity,
         "clients": CLIENTS,
@@ -78,10 +75,7 @@ def main():
         "rounds_to_within_one_point": within,
         "history": [point.row() for point in run.history],
         "seconds": run.timing._asdict(),
-        "hardware": environment.device(),
-        "versions": environment.versions(),
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "commit": commit.stdout.strip(),
+        **made_with(),
     }
     options.out.write_text(json.dumps(result, indent=1) + "\n")
     print(

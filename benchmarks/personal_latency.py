@@ -9,7 +9,6 @@ this process, so a busy machine slows all of them; the ratios are medians over t
 """
 
 import argparse
-import datetime
 import json
 import pathlib
 import sys
@@ -18,10 +17,10 @@ import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
+from provenance import made_with
 
 import fedjax_dp as fdp
 from fedjax_dp import gradients
-from fedjax_dp.experiments import environment
 from fedjax_dp.figures import canvas, styles
 from fedjax_dp.models import mlp
 
@@ -124,10 +123,7 @@ def main():
         "spreads": spreads,
         "repeats": options.repeats,
         "disturbed": max(spreads.values()) > 0.3,
-        "hardware": environment.device(),
-        "versions": environment.versions(),
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "commit": round_latency.commit(),
+        **made_with(),
     }
     if options.out:
         options.out.write_text(json.dumps(told, indent=1) + "\n")

@@ -11,7 +11,6 @@ not paid for.
 """
 
 import argparse
-import datetime
 import functools
 import itertools
 import json
@@ -24,10 +23,10 @@ from typing import Any, NamedTuple
 
 import matplotlib.pyplot as plt
 import numpy as np
+from provenance import made_with
 from scipy import ndimage
 
 import fedjax_dp as fdp
-from fedjax_dp.experiments import environment
 from fedjax_dp.figures import canvas
 from fedjax_dp.rounds.comparison import gain, standing
 from fedjax_dp.rounds.metrics import client_metric, client_values
@@ -176,7 +175,6 @@ def main():
         clients.append(shown)
     told = {
         "what": __doc__.split("\n")[0],
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "setting": {
             "data": "mnist, 14 x 14",
             "clients": CLIENTS,
@@ -190,8 +188,7 @@ def main():
         "rows": rows,
         "clients": clients,
         "seconds": time.perf_counter() - began,
-        "versions": environment.versions(),
-        "device": environment.device(),
+        **made_with(),
     }
     options.out.write_text(json.dumps(told, indent=1) + "\n")
     draw(told, options.out.with_suffix(".png"))

@@ -10,7 +10,6 @@ over.
 """
 
 import argparse
-import datetime
 import json
 import pathlib
 import statistics
@@ -21,6 +20,7 @@ import time
 
 import jax
 import numpy as np
+from provenance import made_with
 
 import fedjax_dp as fdp
 from fedjax_dp.data import Dataset, federate
@@ -272,9 +272,7 @@ def main():
         "measured": m,
         "assumed": {name: number for name, (number, _) in ASSUMED.items()},
         "rows": [dict(zip(("what", "formula", "number", "unit"), row, strict=True)) for row in rows],
-        "hardware": environment.device(),
-        "versions": environment.versions(),
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        **made_with(),
     }
     (o.out / "plan.json").write_text(json.dumps(found, indent=1) + "\n")
     draw(o, m, o.out / "plan.png")

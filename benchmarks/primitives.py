@@ -10,7 +10,6 @@ the row `loop`. Beside `prng.normals`, which takes a Threefry block for each nor
 """
 
 import argparse
-import datetime
 import functools
 import json
 import pathlib
@@ -23,10 +22,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from round_latency import RESULTS, commit, quiet
+from provenance import made_with
+from round_latency import RESULTS, quiet
 
 from fedjax_dp import devices, prng
-from fedjax_dp.experiments import environment
 
 Z = 5.0  # standard errors that a moment may be off by
 COPIES = 8  # of an array in a turn: one alone takes no longer than the turn itself
@@ -399,10 +398,7 @@ def main() -> None:
         "rows": [],
         "turns": size.turns,
         "repeats": size.repeats,
-        "hardware": environment.device(),
-        "versions": environment.versions(),
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "commit": commit(),
+        **made_with(),
     }
     for case in all_cases(size):
         if options.groups and case.group not in options.groups:

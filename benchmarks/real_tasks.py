@@ -10,7 +10,6 @@ without seeing the record: how often characters occur, and the mean age.
 
 import argparse
 import csv
-import datetime
 import json
 import os
 import pathlib
@@ -20,11 +19,11 @@ from typing import Any, NamedTuple
 
 import matplotlib.pyplot as plt
 import numpy as np
+from provenance import made_with
 
 import fedjax_dp as fdp
 from fedjax_dp.data import Vocabulary, grouped_natural, natural
 from fedjax_dp.data.tabular import CATEGORIES
-from fedjax_dp.experiments import environment
 
 SEEDS, DELTA = 2, 1e-5
 LENGTH = 80  # characters of a message that are predicted
@@ -144,12 +143,10 @@ def main():
         cases.append(about | {"setting": asked | {"clip_norm": case.clip_norm}, "rows": measured(case)})
     found = {
         "what": __doc__.split("\n")[0],
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "delta": DELTA,
         "cases": cases,
         "seconds": time.perf_counter() - began,
-        "versions": environment.versions(),
-        "device": environment.device(),
+        **made_with(),
     }
     options.out.write_text(json.dumps(found, indent=1) + "\n")
     draw(found, options.out.with_suffix(".png"))

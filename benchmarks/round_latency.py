@@ -11,21 +11,19 @@ bytes of batches and parameters, normals, each at the speed that this machine sh
 
 import argparse
 import dataclasses
-import datetime
 import json
 import pathlib
-import subprocess
 import sys
 import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from provenance import made_with
 
 import fedjax_dp as fdp
 from fedjax_dp import gradients, prng
 from fedjax_dp.devices import COMPILER_OPTIONS
-from fedjax_dp.experiments import environment
 from fedjax_dp.forecast.floor import floor_of
 from fedjax_dp.models import mlp
 from fedjax_dp.rounds import simulation
@@ -195,15 +193,6 @@ def timed(run):
     return 1e3 * (time.perf_counter() - began) / done
 
 
-def commit():
-    """The commit that is measured."""
-    here = pathlib.Path(__file__).parent
-    found = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=here, capture_output=True, text=True, check=False
-    )
-    return found.stdout.strip()
-
-
 def summarise(w, gap, memory, floor, compile_s, times):
     median = {name: float(np.median(ms)) for name, ms in times.items()}
     spreads = {name: quiet.spread(ms) for name, ms in times.items()}
@@ -230,10 +219,7 @@ def summarise(w, gap, memory, floor, compile_s, times):
         "disturbed": max(spreads.values()) > 0.3,
         "compile_s": compile_s,
         "gradient_gap": gap,
-        "hardware": environment.device(),
-        "versions": environment.versions(),
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "commit": commit(),
+        **made_with(),
     }
 
 

@@ -14,7 +14,6 @@ start        from nothing to the end of the first round of W1, without and with 
 """
 
 import argparse
-import datetime
 import json
 import os
 import pathlib
@@ -26,11 +25,11 @@ import time
 
 import jax
 import numpy as np
+from provenance import made_with
 
 import fedjax_dp as fdp
 from fedjax_dp import devices
 from fedjax_dp.data import Dataset, federate
-from fedjax_dp.experiments import environment
 from fedjax_dp.models import logistic_regression, mlp
 from fedjax_dp.rounds import simulation
 
@@ -200,9 +199,7 @@ def main():
             {
                 "curves": curves,
                 "disturbed": disturbed,
-                "hardware": environment.device(),
-                "versions": environment.versions(),
-                "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+                **made_with(),
             },
             indent=1,
         )

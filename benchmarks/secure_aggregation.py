@@ -9,12 +9,10 @@ timing, the sum is checked against that of integers.
 """
 
 import argparse
-import datetime
 import functools
 import json
 import pathlib
 import statistics
-import subprocess
 import sys
 import time
 
@@ -23,10 +21,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from provenance import made_with
 
 from fedjax_dp import prng
 from fedjax_dp.execution.mesh import AXIS
-from fedjax_dp.experiments import environment
 from fedjax_dp.parts import SecureSum
 
 TILE = 16_384
@@ -140,7 +138,6 @@ def summarise(options, graphs, compile_s, seconds):
     def ratio(slow, fast):  # pair by pair, so that drift of the machine cancels
         return statistics.median(a / b for a, b in zip(seconds[slow], seconds[fast], strict=True))
 
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     return {
         "members": options.members,
         "size": options.size,
@@ -150,10 +147,7 @@ def summarise(options, graphs, compile_s, seconds):
         "over_words_alone": {name: ratio(f"secure_{name}", f"words_{name}") for name in graphs},
         "over_plain_sum": {name: ratio(f"secure_{name}", "plain_sum") for name in graphs},
         "first_call_s": compile_s,
-        "hardware": environment.device(),
-        "versions": environment.versions(),
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "commit": commit.stdout.strip(),
+        **made_with(),
     }
 
 

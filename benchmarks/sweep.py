@@ -15,7 +15,6 @@ The last two alternate, so that drift of the machine cancels. Rows of the sweep 
 
 import argparse
 import concurrent.futures
-import datetime
 import json
 import os
 import pathlib
@@ -28,10 +27,10 @@ import jax
 import numpy as np
 import round_latency
 from contenders import plain_jax
+from provenance import made_with
 from round_latency import ours, workloads
 
 import fedjax_dp as fdp  # before JAX is used, so that every core is a device
-from fedjax_dp.experiments import environment
 from fedjax_dp.privacy import PrivacyTerms
 from fedjax_dp.privacy.planned_run import plan_run
 from fedjax_dp.sweeps import program
@@ -174,10 +173,7 @@ def main():
         "spreads": spread,
         "repeats": options.repeats,
         "disturbed": max(spread.values()) > 0.3,
-        "hardware": environment.device(),
-        "versions": environment.versions(),
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "commit": round_latency.commit(),
+        **made_with(),
     }
     text = json.dumps(result, indent=1)
     if options.out:

@@ -9,7 +9,6 @@ layers take to be traced by JAX, and to be traced and analysed by us; both with 
 """
 
 import argparse
-import datetime
 import json
 import pathlib
 import statistics
@@ -18,11 +17,11 @@ import time
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from provenance import made_with
 
 import fedjax_dp as fdp
 from fedjax_dp import gradients
 from fedjax_dp.devices import COMPILER_OPTIONS
-from fedjax_dp.experiments import environment
 from fedjax_dp.pytrees import ravel
 
 TOKENS, POSITIONS, WIDTH, RECORDS, STEPS = 90, 128, 64, 32, 2
@@ -130,9 +129,7 @@ def main():
         "gradient_gap": gap,
         "tracing_100_layers": tracing,
         "repeats": options.repeats,
-        "hardware": environment.device(),
-        "versions": environment.versions(),
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        **made_with(),
     }
     text = json.dumps(found, indent=1)
     if options.out:

@@ -11,7 +11,6 @@ with each other, one on each device at the same time: what the machine itself lo
 
 import argparse
 import concurrent.futures
-import datetime
 import json
 import pathlib
 import sys
@@ -19,12 +18,12 @@ import sys
 import jax
 import numpy as np
 from jax.sharding import Mesh
-from round_latency import RESULTS, commit, ours, quiet, timed, workloads
+from provenance import made_with
+from round_latency import RESULTS, ours, quiet, timed, workloads
 
 import fedjax_dp as fdp
 from fedjax_dp import devices
 from fedjax_dp.execution.mesh import AXIS
-from fedjax_dp.experiments import environment
 from fedjax_dp.forecast import latency
 
 
@@ -139,10 +138,7 @@ def main():
     about = {
         "workload": w.name,
         "clients_per_device": options.clients,
-        "date": datetime.date.today().isoformat(),
-        "commit": commit(),
-        "hardware": environment.device(),
-        "versions": environment.versions(),
+        **made_with(),
     }
     (options.out / "weak_scaling.json").write_text(json.dumps({"rows": rows, **about}, indent=1) + "\n")
     draw(

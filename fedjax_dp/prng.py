@@ -169,8 +169,7 @@ def _one_after_another(candidates: jax.Array, start: jax.Array) -> jax.Array:
         taken = jnp.any(chosen == candidate[..., None], axis=-1)
         return chosen.at[..., index].set(jnp.where(taken, start + index, candidate))
 
-    chosen: jax.Array = lax.fori_loop(0, candidates.shape[-1], step, jnp.full(candidates.shape, -1, jnp.int32))
-    return chosen
+    return lax.fori_loop(0, candidates.shape[-1], step, jnp.full(candidates.shape, -1, jnp.int32))
 
 
 def _by_doubling(candidates: jax.Array, start: jax.Array) -> jax.Array:

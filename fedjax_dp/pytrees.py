@@ -95,16 +95,23 @@ def changed(part: T, **changes: Any) -> T:
         return dataclasses.replace(part, **changes)  # type: ignore[type-var]
     made: Any = type(part)
     now = {field.name: getattr(part, field.name) for field in dataclasses.fields(made) if field.init}
-    then: T = made.__past_the_door__(now | changes)
-    return then
+    return made.__past_the_door__(now | changes)
 
 
 def of_class(part: Any, kind: type[T]) -> T:
     """The fields that a class has of a value, as a value of that class; they were checked when the part was made."""
     made: Any = kind
     names = [field.name for field in dataclasses.fields(made) if field.init]
-    of_kind: T = made.__past_the_door__({name: getattr(part, name) for name in names})
-    return of_kind
+    return made.__past_the_door__({name: getattr(part, name) for name in names})
+
+
+class Wrapper:
+    """Base of a value around another, its field `base`: what it does not write itself is that one's."""
+
+    base: Any
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.base, name)
 
 
 def ravel(tree: Any) -> tuple[jax.Array, Callable[[jax.Array], Any]]:
@@ -149,6 +156,11 @@ def at_once_on_a_core(size: int, wanted: int = LARGE) -> int:
     Two where one would be a vector of odd length, whose noise XLA draws number by number, 12 times slower.
     """
     return max(min(round(LARGE / size), wanted), 1 + size % 2)
+
+
+def rows_kept(rows: jax.Array, kept: jax.Array) -> jax.Array:
+    """`rows (n, ...)` where `kept (n,)` holds, zeros elsewhere, whatever stands there: 0 * NaN is NaN."""
+    return jnp.where(kept.reshape(-1, *[1] * (rows.ndim - 1)), rows, 0)
 
 
 def path_name(path: Any) -> str:

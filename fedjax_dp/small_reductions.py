@@ -21,8 +21,7 @@ def sum_of_few(a: jax.Array) -> jax.Array:
 
     if not 1 < a.shape[-1] <= FEW:
         return at_once(a)
-    total: jax.Array = lax.platform_dependent(a, cuda=written_sum, default=at_once)
-    return total
+    return lax.platform_dependent(a, cuda=written_sum, default=at_once)
 
 
 def written_sum(a: jax.Array) -> jax.Array:

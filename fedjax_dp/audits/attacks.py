@@ -76,8 +76,7 @@ class Summed(NamedTuple):
             return None
 
         def summed(received: np.ndarray) -> np.ndarray:
-            sums: np.ndarray = scale(seen(received)).sum(1).reshape(len(received), -1)
-            return sums
+            return scale(seen(received)).sum(1).reshape(len(received), -1)
 
         weights = _discriminant(summed(absent), summed(present), RIDGE)
         return lambda received: summed(received) @ weights

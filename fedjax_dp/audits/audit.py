@@ -297,8 +297,7 @@ def _trace(runner: TrialRunner, game: Game) -> np.ndarray:
     worlds = (np.full((trials, *runner.bits), there) for there in (False, True))
     absent, present = (runner.run(quiet, TRACE, world)[:, :, ::2] for world in worlds)  # the target's roles
     size = max(np.abs(absent).max(), np.abs(present).max())
-    changes: np.ndarray = np.any(np.abs(present - absent) > LEAST_TRACE * size, axis=(0, 2, 3))
-    return changes
+    return np.any(np.abs(present - absent) > LEAST_TRACE * size, axis=(0, 2, 3))
 
 
 def _attacks(

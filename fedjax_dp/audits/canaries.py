@@ -55,14 +55,12 @@ def linear_data(data: FederatedData, records: np.ndarray, labels: np.ndarray) ->
 def pattern(widths: tuple[int, ...]) -> np.ndarray:
     """A gradient of length 1 that is equally long in every tensor and touches every parameter, with mixed signs."""
     signs = np.random.default_rng(0).choice([-1.0, 1.0], sum(widths))
-    gradient: np.ndarray = signs * np.concatenate([np.full(width, (len(widths) * width) ** -0.5) for width in widths])
-    return gradient
+    return signs * np.concatenate([np.full(width, (len(widths) * width) ** -0.5) for width in widths])
 
 
 def of_one(widths: tuple[int, ...]) -> np.ndarray:
     """A gradient of length 1 of the first parameter alone: of a bound in L1, noise on each of many would hide more."""
-    gradient: np.ndarray = np.eye(sum(widths))[0]
-    return gradient
+    return np.eye(sum(widths))[0]
 
 
 SHAPES = {2: {"": pattern}, 1: {"": pattern, ", the canary of one parameter": of_one}}  # by the norm of the bound
@@ -206,8 +204,7 @@ def _gradients(model: Model, records: np.ndarray) -> np.ndarray:
         return ravel(jax.grad(lambda p: model.loss(p, record, jnp.int32(0), None))(params))[0]
 
     flat = np.asarray(jax.vmap(gradient)(jnp.asarray(records, jnp.float32)))
-    directions: np.ndarray = flat / np.linalg.norm(flat, axis=1, keepdims=True)
-    return directions
+    return flat / np.linalg.norm(flat, axis=1, keepdims=True)
 
 
 def _observation(widths: tuple[int, ...], along: np.ndarray) -> Directions:
@@ -223,16 +220,14 @@ def _by_tensor(widths: tuple[int, ...], direction: np.ndarray) -> np.ndarray:
     """The direction's part in each tensor, each of length 1, or 0, `(tensors, parameters)`."""
     inside = np.repeat(np.arange(len(widths)), widths) == np.arange(len(widths))[:, None]
     along = np.where(inside, direction, 0.0)
-    parts: np.ndarray = along / np.maximum(np.linalg.norm(along, axis=1, keepdims=True), 1e-30)
-    return parts
+    return along / np.maximum(np.linalg.norm(along, axis=1, keepdims=True), 1e-30)
 
 
 Inputs = tuple[np.ndarray, Any]
 
 
 def _next_label(data: FederatedData, y: np.ndarray, step: Any) -> np.ndarray:
-    labels: np.ndarray = (y + step) % data.classes
-    return labels
+    return (y + step) % data.classes
 
 
 def _next_token(data: FederatedData, y: np.ndarray, step: Any) -> np.ndarray:
@@ -244,8 +239,7 @@ def _next_token(data: FederatedData, y: np.ndarray, step: Any) -> np.ndarray:
 def _turned(data: FederatedData, y: np.ndarray, step: Any) -> np.ndarray:
     """On the other side of the middle of all training targets."""
     every = np.asarray(data.y)
-    targets: np.ndarray = (every.max(0) + every.min(0) - y).astype(y.dtype)
-    return targets
+    return (every.max(0) + every.min(0) - y).astype(y.dtype)
 
 
 ANOTHER: dict[str, Callable[[FederatedData, np.ndarray, Any], np.ndarray]] = {  # a wrong target, `step` places on

@@ -134,11 +134,9 @@ class Game:
         """Of a round's messages, `(roles, numbers)`."""
         transcript: Transcript = report.transcript
         if self.view is View.SECURE_SUM or (self.view in MODELS and self._shares_beside):
-            total: jax.Array = transcript.total
-            return total[None]
+            return transcript.total[None]
         if self.view in MODELS:
-            update: jax.Array = transcript.update
-            return update[None]
+            return transcript.update[None]
         own = self._own(report)
         other = transcript.uploads[self._other(report)]
         target = jnp.sum(jnp.where(own[:, None], transcript.uploads, 0.0), 0)

@@ -62,12 +62,12 @@ class Outcome(NamedTuple):
 
 
 def pilot_trials(trials: int, games: int) -> int:
-    """TrialRunner of each game that are learnt from, an even number."""
+    """Trials of each game that attacks learn from, an even number."""
     return max(LEAST_PILOT, int(trials * PILOT)) // 2 * 2 if games else 0
 
 
 def counted_trials(trials: int, games: int) -> int:
-    """TrialRunner of each world that are counted."""
+    """Trials of each world that are counted."""
     return (trials - games * pilot_trials(trials, games)) // 2
 
 
@@ -144,5 +144,4 @@ def _promise(
 
 def _tame(received: np.ndarray) -> np.ndarray:
     """Numbers that can be squared: what is not finite, or enormous, still stands out."""
-    finite: np.ndarray = np.clip(np.nan_to_num(received.astype(float)), -LARGEST, LARGEST)
-    return finite
+    return np.clip(np.nan_to_num(received.astype(float)), -LARGEST, LARGEST)

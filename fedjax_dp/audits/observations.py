@@ -68,8 +68,7 @@ class Alignment:
         parts = flat[: flat.size // start.size * start.size].reshape(-1, start.size)
 
         def along(part: jax.Array) -> jax.Array:  # inner products with every record's gradient, in one forward pass
-            products: jax.Array = jax.jvp(lambda p: self._losses(model, data, p), (params,), (unravel(part),))[1]
-            return products
+            return jax.jvp(lambda p: self._losses(model, data, p), (params,), (unravel(part),))[1]
 
         return self._numbers(jax.vmap(along)(parts)).ravel()
 

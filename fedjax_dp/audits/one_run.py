@@ -85,8 +85,7 @@ def _scores(received: np.ndarray) -> np.ndarray:
     """
     deviation = np.median(np.abs(received - np.median(received, 1, keepdims=True)), 1)
     kept = deviation > 0
-    scores: np.ndarray = -(received[kept] / deviation[kept, None]).sum(0)
-    return scores
+    return -(received[kept] / deviation[kept, None]).sum(0)
 
 
 def _mu_of(epsilon: float, delta: float) -> float:

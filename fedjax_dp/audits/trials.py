@@ -83,13 +83,12 @@ class TrialRunner:
         self.numbers: int = self.program.out_info.shape[-1]  # of a message
 
     def _placed(self, game: Game) -> Game:
-        placed: Game = jax.device_put(jax.tree.map(jnp.asarray, game), self.whole)
-        return placed
+        return jax.device_put(jax.tree.map(jnp.asarray, game), self.whole)
 
     def run(
         self, game: Game, first: int, worlds: np.ndarray, progress: Callable[[int], Any] = lambda done: None
     ) -> np.ndarray:
-        """TrialRunner number `first`, `first` + 1, ... with the canary where `worlds` says so; `(trials, times, ...)`.
+        """Trials number `first`, `first` + 1, ... with the canary where `worlds` says so; `(trials, times, ...)`.
 
         game  the one it was compiled for, or one that differs from it in numbers.
         """

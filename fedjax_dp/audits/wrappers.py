@@ -12,8 +12,8 @@ from fedjax_dp.parts.answers import Answers
 from fedjax_dp.parts.clipping import Records, StepReport
 from fedjax_dp.parts.cohorts import Cohort, Members
 from fedjax_dp.parts.contexts import StepContext
-from fedjax_dp.parts.record_privacy import Privatizer, variance_of
-from fedjax_dp.pytrees import value
+from fedjax_dp.parts.record_privacy import Privatizer
+from fedjax_dp.pytrees import Wrapper, value
 
 WITHDRAWN = -1  # label of a record that is not there
 FOLLOWING = 1  # label of a record that drives the model on in the direction in which it has been moved
@@ -65,7 +65,7 @@ def standing_in(y: Any, gone: jax.Array) -> Any:
 
 
 @value
-class CanaryPrivatizer:
+class CanaryPrivatizer(Wrapper):
     """A privatizer that runs `base` on the records that are there."""
 
     base: Privatizer
@@ -75,9 +75,6 @@ class CanaryPrivatizer:
     ) -> tuple[jax.Array, StepReport]:
         there = records._replace(mask=records.mask & ~is_withdrawn(records.y))
         return self.base.gradient(key, step, model, params, there)
-
-    def noise_variance(self, step: StepContext, divisor: Any) -> Any:
-        return variance_of(self.base, step, divisor)
 
 
 class _Linear(nn.Module):

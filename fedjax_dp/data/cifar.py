@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_dp.data.files import check_labels, damaged, first_file, missing, read_labelled, search_folders
+from fedjax_dp.data.files import check_labels, damaged, read_labelled, require_file, search_folders
 from fedjax_dp.data.pickles import PickleError, bytes_only
 from fedjax_dp.data.store import Dataset
 
@@ -38,10 +38,9 @@ def cifar10(name: str, data_dir: str | os.PathLike[str] | None) -> Dataset:
                 y = np.concatenate([labels for _, labels in parts]).astype(np.int32)
                 cut = 5 * RECORDS
                 return Dataset(name, x[:cut], y[:cut], x[cut:], y[cut:], classes=CLASSES, scale=1 / 255)
-    path = first_file(folders, ("cifar10.npz", "cifar10_quarter.npz"))
-    if path is None:
-        what = " or ".join([*(form.archive for form in FORMS), "cifar10.npz with x_train, y_train, x_test and y_test"])
-        raise missing(name, folders[0], what, "from https://www.cs.toronto.edu/~kriz/cifar.html")
+    what = " or ".join([*(form.archive for form in FORMS), "cifar10.npz with x_train, y_train, x_test and y_test"])
+    source = "from https://www.cs.toronto.edu/~kriz/cifar.html"
+    path = require_file(name, folders, ("cifar10.npz", "cifar10_quarter.npz"), what, source)
     arrays: dict[str, Any] = read_labelled(path, PAIRS, CLASSES, (32, 32, 3), np.uint8)
     records = len(arrays["y_train"])
     name = name if records == 5 * RECORDS else f"{name} (first {records})"
@@ -51,10 +50,8 @@ def cifar10(name: str, data_dir: str | os.PathLike[str] | None) -> Dataset:
 def cifar10_pca60(name: str, data_dir: str | os.PathLike[str] | None) -> Dataset:
     """CIFAR-10 on the first 60 principal components of its training images, kept as float16 `(60,)`."""
     folders = search_folders([name, "cifar10"], data_dir)
-    path = first_file(folders, ("cifar10_pca60.npz",))
-    if path is None:
-        what = "cifar10_pca60.npz with x_train (records, 60), y_train, x_test and y_test"
-        raise missing(name, folders[0], what, "pixels / 255, centred and projected")
+    what = "cifar10_pca60.npz with x_train (records, 60), y_train, x_test and y_test"
+    path = require_file(name, folders, ("cifar10_pca60.npz",), what, "pixels / 255, centred and projected")
     arrays: dict[str, Any] = read_labelled(path, PAIRS, CLASSES, (60,), None)
     learnt = ("principal components of all training images",)
     return Dataset(name, **arrays, classes=CLASSES, learnt=learnt)

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedjax_dp import errors
 from fedjax_dp.data.formats.splits import as_task, data_set, numbered_labels
-from fedjax_dp.data.holdout import split_each
+from fedjax_dp.data.holdout import split_rows
 from fedjax_dp.data.partition import natural
 from fedjax_dp.data.store import Dataset
 from fedjax_dp.data.targets import native
@@ -105,8 +105,7 @@ def from_tables(name: str, file: str, tables: Sequence[Table], columns: Columns,
     else:
         fraction = TEST_FRACTION if test is None else test
         errors.require_in_unit_interval(f"{where}test", fraction, "or give a DataFrame")
-        each = split_each([np.arange(len(y))] if ids is None else natural(ids), fraction, seed=0)
-        train, tests = (np.concatenate(part) for part in each)
+        train, tests = split_rows([np.arange(len(y))] if ids is None else natural(ids), fraction, seed=0)
         whose = "records" if ids is None else "every client's records"
         notes.append(
             f'{fraction:.0%} of {whose}, drawn at random, are held out for testing; a column "{SPLIT}" would say which'
@@ -234,7 +233,7 @@ def _one_hot(part: Table, column: str, words: Sequence[Any]) -> np.ndarray:
         values = values.astype(np.int64)
     text = values.astype(str)
     known = np.array([str(word) for word in words])
-    hot: np.ndarray = text[:, None] == known
+    hot = text[:, None] == known
     if not hot.any(1).all():
         row = int(np.argmin(hot.any(1)))
         shown = ", ".join(known[:SHOWN]) + ", ..." * (len(known) > SHOWN)
@@ -252,7 +251,7 @@ def _numbers(part: Table, features: Sequence[str], kind: Any) -> np.ndarray:
         if getattr(table[column].dtype, "kind", "O") not in "biuf":
             raise _no_number(part, column)
     with np.errstate(over="ignore"):  # infinity is refused
-        x: np.ndarray = table[list(features)].to_numpy(dtype=kind)
+        x = table[list(features)].to_numpy(dtype=kind)
         finite = np.isfinite(x.astype(np.float32, copy=False))
     if not finite.all():
         row, at = np.argwhere(~finite)[0]
@@ -289,7 +288,7 @@ def _is_number(value: Any) -> bool:
 
 def _names(part: Table, column: str) -> tuple[np.ndarray, bool]:
     """Labels or ids, whole numbers or words, and whether the numbers were written with a point."""
-    values: np.ndarray = part.frame[column].to_numpy()
+    values = part.frame[column].to_numpy()
     if values.dtype.kind == "f":
         if not ((values == np.floor(values)) & (np.abs(values) < 2**53)).all():
             remedy = "name another column, or task regression"
@@ -347,7 +346,7 @@ def _standardised(
             raise errors.refuse(f"standardise {column}", zero, "by a positive deviation", remedy)
         x[:, places[column]] = (x[:, places[column]] - mean) / std
     with np.errstate(over="ignore"):
-        small: np.ndarray = x.astype(np.float32)
+        small = x.astype(np.float32)
     if not np.isfinite(small).all():
         column = features[int(np.argwhere(~np.isfinite(small))[0][1])] if not columns.categories else "a column"
         raise errors.refuse(f"standardise {column}", "infinity", "finite in float32", "give other constants")

@@ -86,8 +86,7 @@ def _classes(rng: np.random.Generator, wishes: np.ndarray, left: np.ndarray, cli
     open_ = np.where(open_.sum(1, keepdims=True) > 0, open_, (left > 0).astype(float))
     upto = np.cumsum(open_, 1)
     upto /= upto[:, -1:]
-    drawn: np.ndarray = (rng.random((len(clients), 1)) >= upto).sum(1)
-    return drawn
+    return (rng.random((len(clients), 1)) >= upto).sum(1)
 
 
 def _rank(names: np.ndarray, count: int) -> np.ndarray:

@@ -119,8 +119,7 @@ def open_store(folder: str | os.PathLike[str]) -> FederatedData:
 
 def noted_checksum(folder: str | os.PathLike[str]) -> str:
     """Of a store's records, as it was noted when they were written; reads none of them."""
-    noted: str = _about(pathlib.Path(folder))["checksum"]
-    return noted
+    return _about(pathlib.Path(folder))["checksum"]
 
 
 def noted_hashes(folder: str | os.PathLike[str]) -> np.ndarray | None:

@@ -10,7 +10,7 @@ import os
 import pathlib
 import stat
 import zipfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -39,6 +39,16 @@ def first_file(folders: Iterable[pathlib.Path], files: Iterable[str]) -> pathlib
     """The first of `files` that is in one of the folders."""
     files = list(files)
     return next((folder / file for folder in folders for file in files if (folder / file).is_file()), None)
+
+
+def require_file(
+    name: str, folders: Sequence[pathlib.Path], files: Iterable[str], what: str, source: str
+) -> pathlib.Path:
+    """The first of `files` that is in one of the folders; the error of `missing` where none is."""
+    path = first_file(folders, files)
+    if path is None:
+        raise missing(name, folders[0], what, source)
+    return path
 
 
 def missing(name: str, folder: pathlib.Path, what: str, source: str) -> errors.MissingDataError:
@@ -99,13 +109,19 @@ def _read_pieces(file: Any) -> Iterable[bytes]:
     return iter(lambda: file.read(PIECE), b"")
 
 
-def _unpack_xz(file: BinaryIO) -> Iterable[bytes]:
+def unpack_lzma(file: BinaryIO) -> Iterable[bytes]:
+    """What an lzma or xz file holds, in pieces; lzma.open has no limit of memory.
+
+    Raises: EOFError where it is not whole, lzma.LZMAError where it is something else or something follows.
+    """
     decoder = lzma.LZMADecompressor(memlimit=DICTIONARY)
     while not decoder.eof:
         data = file.read(PIECE) if decoder.needs_input else b""
         if not data and decoder.needs_input:
             raise EOFError("it breaks off")
         yield decoder.decompress(data, PIECE)
+    if decoder.unused_data or file.read(1):
+        raise lzma.LZMAError("more bytes after its end")
 
 
 def _unpack_zip(file: BinaryIO) -> Iterable[bytes]:
@@ -118,7 +134,7 @@ def _unpack_zip(file: BinaryIO) -> Iterable[bytes]:
 UNPACKERS: dict[str, Callable[[BinaryIO], Iterable[bytes]]] = {
     ".gz": lambda file: _read_pieces(gzip.GzipFile(fileobj=file)),
     ".bz2": lambda file: _read_pieces(bz2.BZ2File(file)),
-    ".xz": _unpack_xz,
+    ".xz": unpack_lzma,
     ".zip": _unpack_zip,
 }
 

@@ -1,6 +1,7 @@
 """Test records that clients keep back from their own."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -25,6 +26,21 @@ def split_each(clients: Sequence[np.ndarray], fraction: float, seed: int) -> tup
         train.append(rows[np.sort(order[:kept])])
         test.append(rows[np.sort(order[kept:])])
     return train, test
+
+
+def split_rows(clients: Sequence[np.ndarray], fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Training and test rows of all clients, one after another, as `split_each` has them."""
+    train, test = split_each(clients, fraction, seed)
+    return np.concatenate(train), np.concatenate(test)
+
+
+def of_rows(
+    name: str, x: np.ndarray, y: np.ndarray, owners: np.ndarray, rows: tuple[np.ndarray, np.ndarray], **about: Any
+) -> Dataset:
+    """The data set of these records and their clients, `rows` those of training and of testing; `about` the rest."""
+    train, test = rows
+    ids = {"client_ids": owners[train], "test_client_ids": owners[test]}
+    return Dataset(name, x[train], y[train], x[test], y[test], **ids, **about)
 
 
 def pooled(dataset: Dataset) -> Dataset:

@@ -1,17 +1,15 @@
 """Images in idx files: MNIST and its kin; found in a folder, or downloaded once and checked."""
 
-import gzip
 import os
 import pathlib
 import struct
 import warnings
-import zlib
 from typing import NamedTuple
 
 import numpy as np
 
 from fedjax_dp import errors
-from fedjax_dp.data.files import check_labels, damaged, first_file, search_folders
+from fedjax_dp.data.files import check_labels, damaged, first_file, search_folders, unpacked
 from fedjax_dp.data.store import Dataset
 from fedjax_dp.devices import cache_folder
 
@@ -83,11 +81,7 @@ def images(name: str, data_dir: str | os.PathLike[str] | None) -> Dataset:
 
 def _read(path: pathlib.Path) -> np.ndarray:
     """An idx file of unsigned bytes, compressed or not."""
-    try:
-        with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
-            raw = file.read()
-    except (OSError, EOFError, zlib.error) as error:
-        raise errors.refuse("data file", str(path), "readable", f"get it again ({error})") from None
+    raw = unpacked("idx", path)
     dimensions = raw[3] if len(raw) >= 4 and raw[:3] == b"\0\0\x08" else 0
     if not 1 <= dimensions <= 3 or len(raw) < 4 + 4 * dimensions:
         raise errors.refuse("data file", str(path), "an idx file of unsigned bytes", "get the file again")

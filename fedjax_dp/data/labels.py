@@ -128,7 +128,7 @@ def _fit(mask: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
 
 def _round_table(table: np.ndarray, rows: np.ndarray, columns: np.ndarray, mask: np.ndarray) -> np.ndarray:
     """Integers near `table` inside `mask`, with exact row sums and column sums of at most `columns`."""
-    whole: np.ndarray = np.floor(np.minimum(table, columns[None, :])).astype(int)
+    whole = np.floor(np.minimum(table, columns[None, :])).astype(int)
     while (over := whole.sum(0) - columns).max() > 0:  # fitting did not converge: take the excess back, then re-place
         label = int(np.argmax(over))
         whole[np.argmax(whole[:, label]), label] -= 1
@@ -160,5 +160,4 @@ def _flow(supply: np.ndarray, demand: np.ndarray, capacity: np.ndarray) -> np.nd
     amount = np.concatenate([capacity[row, column], demand, supply]).astype(np.int32)
     real = amount > 0
     graph = scipy.sparse.csr_array((amount[real], (begin[real], end[real])), shape=(sink + 1,) * 2)
-    flows: np.ndarray = scipy.sparse.csgraph.maximum_flow(graph, source, sink).flow[:clients, clients:source].toarray()
-    return flows
+    return scipy.sparse.csgraph.maximum_flow(graph, source, sink).flow[:clients, clients:source].toarray()

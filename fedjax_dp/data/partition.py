@@ -112,9 +112,9 @@ def grouped_natural(
     return rows_by_owner(number[owners])
 
 
-def _ids_of(given: Any) -> np.ndarray | None:
-    """The ids of a data set's training records, or those that are given, as an array."""
-    ids = given.client_ids if isinstance(given, Dataset) else given
+def _ids_of(source: Any) -> np.ndarray | None:
+    """The ids of a data set's training records, or ids themselves, as an array."""
+    ids = source.client_ids if isinstance(source, Dataset) else source
     return None if ids is None else np.asarray(ids)
 
 

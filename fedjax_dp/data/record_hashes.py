@@ -29,7 +29,7 @@ def hashes_of(data: FederatedData) -> np.ndarray:
     hashes = [record_hashes(data.x, data.scale, data.shift)[rows]]
     if data.test_clients is not None:
         hashes.append(record_hashes(data.x_test, data.scale, data.shift))
-    distinct: np.ndarray = np.unique(np.concatenate(hashes))
+    distinct = np.unique(np.concatenate(hashes))
     return np.delete(distinct, np.flatnonzero(distinct == EMPTY))
 
 

@@ -5,8 +5,8 @@ import pathlib
 
 import numpy as np
 
-from fedjax_dp.data.files import damaged, first_file, missing, read_mat, search_folders
-from fedjax_dp.data.holdout import split_each
+from fedjax_dp.data.files import damaged, read_mat, require_file, search_folders
+from fedjax_dp.data.holdout import of_rows, split_each
 from fedjax_dp.data.partition import natural
 from fedjax_dp.data.store import Dataset
 
@@ -23,9 +23,8 @@ def school(name: str, data_dir: str | os.PathLike[str] | None, seed: int) -> Dat
     `seed` decides; features have mean 0 and standard deviation 1 over a school's training records.
     """
     folders = search_folders([name], data_dir)
-    path = first_file(folders, (FILE,))
-    if path is None:
-        raise missing(name, folders[0], FILE, "data/school of github.com/kenziyuliu/private-cross-silo-fl")
+    source = "data/school of github.com/kenziyuliu/private-cross-silo-fl"
+    path = require_file(name, folders, (FILE,), FILE, source)
     schools, scores = _read(path)
     owners = np.repeat(np.arange(len(schools)), [len(records) for records in schools])
     x, y = np.concatenate(schools), np.concatenate(scores)
@@ -34,20 +33,10 @@ def school(name: str, data_dir: str | os.PathLike[str] | None, seed: int) -> Dat
         mean, std = x[mine].mean(0), x[mine].std(0)
         both = np.concatenate([mine, rest])
         x[both] = (x[both] - mean) / np.where(std > 0, std, 1.0)
-    kept, tested = np.concatenate(train), np.concatenate(test)
+    rows = np.concatenate(train), np.concatenate(test)
     x, y = x.astype(np.float32), ((y - LOWEST) / (HIGHEST - LOWEST)).astype(np.float32)[:, None]
-    return Dataset(
-        name,
-        x[kept],
-        y[kept],
-        x[tested],
-        y[tested],
-        classes=1,
-        client_ids=owners[kept],
-        test_client_ids=owners[tested],
-        learnt=("mean and deviation of each feature of each school",),
-        task="regression",
-    )
+    learnt = ("mean and deviation of each feature of each school",)
+    return of_rows(name, x, y, owners, rows, classes=1, learnt=learnt, task="regression")
 
 
 def _read(path: pathlib.Path) -> tuple[list[np.ndarray], list[np.ndarray]]:

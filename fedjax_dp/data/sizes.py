@@ -118,6 +118,6 @@ def _spare(records: int, num_clients: int, minimum: int) -> int:
 
 def _round_to(parts: np.ndarray, total: int) -> np.ndarray:
     """Largest-remainder rounding of non-negative parts to integers that sum to `total`."""
-    whole: np.ndarray = np.floor(parts).astype(int)
+    whole = np.floor(parts).astype(int)
     whole[np.argsort(whole - parts, kind="stable")[: total - whole.sum()]] += 1
     return whole

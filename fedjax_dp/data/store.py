@@ -17,7 +17,7 @@ from fedjax_dp.data.checks import check_data
 from fedjax_dp.data.client_names import ClientNames, called, in_brackets, named
 from fedjax_dp.data.targets import Vocabulary, as_arrays, native, rows_of, stored
 from fedjax_dp.display import Card, count, displayed
-from fedjax_dp.pytrees import checksum, structure, value
+from fedjax_dp.pytrees import checksum, rows_kept, structure, value
 
 BLOCK = 256  # records that are looked at together where all of a client's are; bounds memory
 
@@ -176,7 +176,7 @@ class FederatedData:
         def add(total: jax.Array, at: jax.Array) -> tuple[jax.Array, None]:
             real = at < client.size
             values = of(*self.gather(client, jnp.where(real, at, 0)))
-            return total + jnp.where(real.reshape(-1, *[1] * (values.ndim - 1)), values, 0.0).sum(0), None
+            return total + rows_kept(values, real).sum(0), None
 
         one = jax.eval_shape(lambda at: of(*self.gather(client, at)), positions[0])
         return lax.scan(add, jnp.zeros(one.shape[1:]), positions)[0] / client.size
@@ -264,7 +264,7 @@ def _owners(dataset: Dataset, order: np.ndarray, sizes: np.ndarray) -> np.ndarra
     if dataset.client_ids is None:
         return None
     owners = np.asarray(dataset.client_ids)[order]
-    firsts: np.ndarray = owners[np.cumsum(sizes) - sizes]
+    firsts = owners[np.cumsum(sizes) - sizes]
     one_each = len(np.unique(firsts)) == len(sizes) and np.array_equal(owners, np.repeat(firsts, sizes))
     return firsts if one_each else None
 
@@ -275,8 +275,7 @@ def _owners_of_tests(dataset: Dataset, owners: np.ndarray) -> np.ndarray | None:
     names, clients = np.unique(owners, return_index=True)
     if tests is None or not np.isin(tests, names).all():
         return None
-    whose: np.ndarray = clients[np.searchsorted(names, tests)]
-    return whose
+    return clients[np.searchsorted(names, tests)]
 
 
 def require_clients(data: Any) -> None:

@@ -5,7 +5,16 @@ import pathlib
 
 import numpy as np
 
-from fedjax_dp.data.files import check_labels, damaged, first_file, missing, read_labelled, read_mat, search_folders
+from fedjax_dp.data.files import (
+    check_labels,
+    damaged,
+    first_file,
+    missing,
+    read_labelled,
+    read_mat,
+    require_file,
+    search_folders,
+)
 from fedjax_dp.data.store import Dataset
 
 CLASSES = 10
@@ -23,10 +32,8 @@ def svhn(name: str, data_dir: str | os.PathLike[str] | None) -> Dataset:
             raise missing(name, folders[0], " and ".join(files), "one is there, one is not; ufldl.stanford.edu")
         (x_train, y_train), (x_test, y_test) = (_read_mat(path) for path in paths if path)
         return Dataset(name, x_train, y_train, x_test, y_test, classes=CLASSES, scale=1 / 255)
-    path = first_file(folders, (SUBSET,))
-    if path is None:
-        source = "from http://ufldl.stanford.edu/housenumbers"
-        raise missing(name, folders[0], " and ".join(files), source)
+    source = "from http://ufldl.stanford.edu/housenumbers"
+    path = require_file(name, folders, (SUBSET,), " and ".join(files), source)
     arrays = read_labelled(path, {"x_train": "y_train"}, CLASSES, (32, 32, 3), np.uint8)
     x, y, cut = arrays["x_train"], arrays["y_train"], SUBSET_TRAIN
     if len(x) <= cut:

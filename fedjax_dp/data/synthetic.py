@@ -7,7 +7,7 @@ import numpy as np
 
 from fedjax_dp import errors
 from fedjax_dp.data.checks import generator
-from fedjax_dp.data.holdout import split_each
+from fedjax_dp.data.holdout import of_rows, split_rows
 from fedjax_dp.data.store import Dataset
 
 FEATURES, CLASSES, CLIENTS = 60, 10, 100
@@ -45,19 +45,8 @@ def synthetic(setting: str, seed: int) -> Dataset:
             for k, (end, size) in enumerate(zip(ends, sizes))
         ]
     ).astype(np.int32)
-    rows = np.split(np.arange(len(owners)), ends[:-1])
-    train, test = (np.concatenate(part) for part in split_each(rows, TEST_FRACTION, seed))
-    x = x.astype(np.float32)
-    return Dataset(
-        f"synthetic:{setting}",
-        x[train],
-        y[train],
-        x[test],
-        y[test],
-        classes=CLASSES,
-        client_ids=owners[train],
-        test_client_ids=owners[test],
-    )
+    rows = split_rows(np.split(np.arange(len(owners)), ends[:-1]), TEST_FRACTION, seed)
+    return of_rows(f"synthetic:{setting}", x.astype(np.float32), y, owners, rows, classes=CLASSES)
 
 
 def _parse(setting: str) -> tuple[tuple[float, float] | None, int]:

@@ -6,9 +6,9 @@ import pathlib
 
 import numpy as np
 
-from fedjax_dp.data.files import damaged, first_file, missing, search_folders
+from fedjax_dp.data.files import damaged, require_file, search_folders
 from fedjax_dp.data.formats.sequences import cut_words, most_frequent, of_words, words_of
-from fedjax_dp.data.holdout import split_each
+from fedjax_dp.data.holdout import of_rows, split_rows
 from fedjax_dp.data.partition import natural
 from fedjax_dp.data.store import Dataset
 
@@ -25,26 +25,15 @@ def sent140(name: str, data_dir: str | os.PathLike[str] | None) -> Dataset:
     a client's training records (rfedavg's published code splits afterwards).
     """
     folders = search_folders([name], data_dir)
-    path = first_file(folders, (FILE,))
-    if path is None:
-        raise missing(name, folders[0], FILE, "columns user, positive and text, after the 1.6 million of Sentiment140")
+    source = "columns user, positive and text, after the 1.6 million of Sentiment140"
+    path = require_file(name, folders, (FILE,), FILE, source)
     users, labels, texts = _read(path)
-    train, test = (np.concatenate(rows) for rows in split_each(natural(users), TEST_FRACTION, seed=0))
+    train, test = rows = split_rows(natural(users), TEST_FRACTION, seed=0)
     if not len(test):
         raise damaged(path, "one message of every user", "two of some user, one to test on")
     x = cut_words(texts, of_words(most_frequent((texts[row] for row in train), VOCABULARY - 2)), LENGTH)
-    return Dataset(
-        name,
-        x[train],
-        labels[train],
-        x[test],
-        labels[test],
-        classes=2,
-        client_ids=users[train],
-        test_client_ids=users[test],
-        tokens=True,
-        learnt=("a vocabulary of the most frequent words of all training messages",),
-    )
+    learnt = ("a vocabulary of the most frequent words of all training messages",)
+    return of_rows(name, x, labels, users, rows, classes=2, tokens=True, learnt=learnt)
 
 
 def _read(path: pathlib.Path) -> tuple[np.ndarray, np.ndarray, list[list[str]]]:

@@ -4,8 +4,8 @@ import os
 
 import numpy as np
 
-from fedjax_dp.data.files import damaged, first_file, missing, read_labelled, search_folders
-from fedjax_dp.data.holdout import split_each
+from fedjax_dp.data.files import damaged, read_labelled, require_file, search_folders
+from fedjax_dp.data.holdout import of_rows, split_rows
 from fedjax_dp.data.partition import natural
 from fedjax_dp.data.store import Dataset
 
@@ -19,23 +19,11 @@ def femnist_digits(name: str, data_dir: str | os.PathLike[str] | None) -> Datase
     Stored as LEAF has them, dark on white, and seen as MNIST's: ink is 1 and paper 0.
     """
     folders = search_folders([name, "femnist_glin20"], data_dir)
-    path = first_file(folders, (FILE,))
-    if path is None:
-        raise missing(name, folders[0], f"{FILE} with arrays x, y and client", "digits of FEMNIST by client")
+    what = f"{FILE} with arrays x, y and client"
+    path = require_file(name, folders, (FILE,), what, "digits of FEMNIST by client")
     arrays = read_labelled(path, {"x": "y"}, 10, None, np.uint8, "client")
     x, y, owners = (arrays[key] for key in ("x", "y", "client"))
     if owners.shape != y.shape:
         raise damaged(path, f"client {owners.shape}", f"client {y.shape}")
-    train, test = (np.concatenate(rows) for rows in split_each(natural(owners), TEST_FRACTION, seed=0))
-    return Dataset(
-        name,
-        x[train],
-        y[train],
-        x[test],
-        y[test],
-        classes=10,
-        scale=-1 / 255,
-        shift=255,
-        client_ids=owners[train],
-        test_client_ids=owners[test],
-    )
+    rows = split_rows(natural(owners), TEST_FRACTION, seed=0)
+    return of_rows(name, x, y, owners, rows, classes=10, scale=-1 / 255, shift=255)

@@ -105,7 +105,7 @@ def fewer(at_once: int, share: int, room: float) -> int:
 def bytes_of(program: Any, placed: bool) -> int:
     """Bytes of a device that a compiled program plans with, with its arguments unless these are there already."""
     plan = program.memory_analysis()
-    beside: int = plan.temp_size_in_bytes + plan.output_size_in_bytes - plan.alias_size_in_bytes
+    beside = plan.temp_size_in_bytes + plan.output_size_in_bytes - plan.alias_size_in_bytes
     return beside if placed else beside + plan.argument_size_in_bytes
 
 

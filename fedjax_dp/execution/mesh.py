@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 from fedjax_dp import errors
 from fedjax_dp.devices import CPU_DEVICES
 from fedjax_dp.execution.host_tables import HostTable
-from fedjax_dp.pytrees import at_once_on_a_core
+from fedjax_dp.pytrees import at_once_on_a_core, rows_kept
 
 AXIS, MODEL = "cohort", "model"  # of a mesh
 
@@ -71,8 +71,7 @@ class Execution:
 
     @property
     def platform(self) -> str:
-        platform: str = (self.mesh.devices.flat[0] if self.mesh else jax.devices()[0]).platform
-        return platform
+        return (self.mesh.devices.flat[0] if self.mesh else jax.devices()[0]).platform
 
     @property
     def on_gpu(self) -> bool:
@@ -137,8 +136,7 @@ class Execution:
         # Where groups share a cohort, the mesh is known from there, less the axis of the groups.
         axes = P(*[None] * (flat.ndim - 1), MODEL)
         where = axes if self.groups > 1 else NamedSharding(self.mesh, axes)
-        sharded: jax.Array = lax.with_sharding_constraint(flat, where)
-        return sharded
+        return lax.with_sharding_constraint(flat, where)
 
     def _part(self, shape: tuple[int, ...]) -> Any:
         """What a device holds of an array: all, or a part of the longest axis that its group can share evenly."""
@@ -200,14 +198,12 @@ def _put(a: Any, where: Any) -> jax.Array:
     """A copy on devices; those of other processes get theirs there, from the same array. A shape is one placed so."""
     if isinstance(a, jax.ShapeDtypeStruct):
         planned: Any = jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=where)
-        return planned  # type: ignore[no-any-return]
+        return planned
     if isinstance(where, jax.Device) or where.is_fully_addressable or not getattr(a, "is_fully_addressable", True):
-        placed: jax.Array = jax.device_put(a, where)
-        return placed
+        return jax.device_put(a, where)
     kind = jnp.result_type(a)
     if jnp.issubdtype(kind, jax.dtypes.prng_key):
-        keys: jax.Array = jax.random.wrap_key_data(_put(jax.random.key_data(a), where), impl=jax.random.key_impl(a))
-        return keys
+        return jax.random.wrap_key_data(_put(jax.random.key_data(a), where), impl=jax.random.key_impl(a))
     held = np.asarray(a, kind)
     return jax.make_array_from_callback(held.shape, where, lambda at: held[at])
 
@@ -334,7 +330,7 @@ def sum_over_clients(
 
         def at_once() -> Any:  # and a loop is two launches for every client elsewhere
             def total(a: jax.Array) -> jax.Array:
-                return jnp.where(counts.reshape(-1, *[1] * (a.ndim - 1)), a, 0).sum(0, dtype=a.dtype)
+                return rows_kept(a, counts).sum(0, dtype=a.dtype)
 
             return jax.tree.map(total, terms)
 
@@ -387,8 +383,7 @@ def _one_after_another(
     shapes = jax.eval_shape(one, shared, first)
 
     def none(shared: Any, entry: Any) -> tuple[Any, Any]:
-        zeros: tuple[Any, Any] = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
-        return zeros
+        return jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
 
     def accumulate(total: Any, entry: Any) -> tuple[Any, Any]:
         one_out = lax.cond(jnp.any(entry[1]), one, none, shared, entry) if skips else one(shared, entry)

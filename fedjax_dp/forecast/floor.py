@@ -94,8 +94,7 @@ def speeds(execution: Execution) -> dict[str, float]:
             return end.ravel()[0], ()
 
         def all_(start: jax.Array, ats: jax.Array) -> jax.Array:
-            total: jax.Array = sum_over_clients(one, start, ats, execution, 1)[0]
-            return total
+            return sum_over_clients(one, start, ats, execution, 1)[0]
 
         run = jax.jit(all_, compiler_options=COMPILER_OPTIONS)
         placed = execution.place((start, jnp.arange(execution.shares, dtype=jnp.float32)))

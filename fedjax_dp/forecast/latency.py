@@ -30,7 +30,7 @@ from fedjax_dp.models.model import size_of
 from fedjax_dp.parts.batches import Batch, Batches
 from fedjax_dp.parts.clipping import Unbounded
 from fedjax_dp.parts.contexts import StepContext
-from fedjax_dp.pytrees import changed, structure, value
+from fedjax_dp.pytrees import Wrapper, changed, structure, value
 from fedjax_dp.rounds import metrics, simulation
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.state import ServerState
@@ -54,39 +54,22 @@ class Silence:
 
 
 @value
-class GivenBatches:
-    """Batches of the same shape as `like` whose positions are counted off instead of drawn. For measuring only."""
+class GivenBatches(Wrapper):
+    """Batches of the same shape as those of `base` whose positions are counted off, not drawn. For measuring only."""
 
-    like: Batches = structure()
-
-    @property
-    def even(self) -> bool:
-        return self.like.even
-
-    def divisor(self, records: int) -> int:
-        return self.like.divisor(records)
-
-    def count(self, steps: int, largest: int) -> int:
-        return self.like.count(steps, largest)
+    base: Batches = structure()
 
     def sample(self, key: jax.Array, records: jax.Array, steps: int, largest: int, smallest: int) -> Batch:
-        shapes = jax.eval_shape(lambda k, n: self.like.sample(k, n, steps, largest, smallest), key, records)
+        shapes = jax.eval_shape(lambda k, n: self.base.sample(k, n, steps, largest, smallest), key, records)
         place = jnp.arange(np.prod(shapes.positions.shape), dtype=jnp.int32).reshape(shapes.positions.shape)
         rows = jnp.full(shapes.divisor.shape, shapes.positions.shape[1], shapes.divisor.dtype)
         return Batch(place % records, jnp.ones(shapes.mask.shape, bool), rows, jnp.ones_like(shapes.live))
-
-    def sampling(self, records: int) -> Any:
-        return self.like.sampling(records)
-
-    def check(self, sizes: np.ndarray) -> None:
-        self.like.check(sizes)
 
 
 @jax.custom_vjp
 def _nothing(params: Any) -> jax.Array:
     """Zero, of which every parameter has the derivative one."""
-    zero: jax.Array = jnp.float32(0)
-    return zero
+    return jnp.float32(0)
 
 
 _nothing.defvjp(
@@ -124,8 +107,7 @@ class Idle:
 
     def loss(self, params: Any, x: jax.Array, y: Any, key: jax.Array | None) -> jax.Array:
         seen = jax.tree.leaves((x, y) if self.reads else y)
-        loss: jax.Array = sum(map(_bits, seen)).astype(jnp.float32) * _nothing(params)
-        return loss
+        return sum(map(_bits, seen)).astype(jnp.float32) * _nothing(params)
 
     def logits(self, params: Any, x: jax.Array) -> jax.Array:
         return self.model.logits(params, x)
@@ -251,7 +233,7 @@ def variants(algorithm: Algorithm, model: Model) -> dict[str, tuple[Algorithm, M
         algorithm = changed(algorithm, local=local, upload=upload)
         rounds["noise"] = (algorithm, model)
     if not isinstance(local.batches.sampling(2**31 - 1), FullBatch):
-        algorithm = changed(algorithm, local=changed(local, batches=GivenBatches(like=local.batches)))
+        algorithm = changed(algorithm, local=changed(local, batches=GivenBatches(base=local.batches)))
         rounds["sampling"] = (algorithm, model)
     rounds["gradient"] = (algorithm, Idle(model, reads=True))
     rounds["gather"] = (algorithm, Idle(model, reads=False))

@@ -4,9 +4,9 @@ Every value of the program is constant, made of the record, made of parameters a
 Where a view meets something else, the gradient is a sum of outer products if a rule covers the equation. Outer products
 over the same elements (a weight used twice, in a loop, or transposed) belong to one WeightMatrix: their positions are
 positions of one sum. A parameter all of whose uses are such is *factored*: no gradient of a single record is built for
-it, or only one that is small. All others are *direct*: they are
-differentiated for each record in the same backward pass, which is exact as well and takes records x parameter of memory
-(nothing for biases, scales, positions: their gradients are no larger than an activation).
+it, or only one that is small. All others are *direct*: they are differentiated for each record in the same backward
+pass, which is exact as well and takes records x parameter of memory (nothing for biases, scales, positions: their
+gradients are no larger than an activation).
 """
 
 import functools
@@ -112,7 +112,7 @@ class GradientPlan(NamedTuple):
     @property
     def bytes_per_record(self) -> int:
         """Of gradients that have to be built for each record."""
-        direct: int = sum(math.prod(self.shapes[leaf].shape) for leaf in self.direct)
+        direct = sum(math.prod(self.shapes[leaf].shape) for leaf in self.direct)
         return 4 * (direct + sum(weight.floats for weight in self.weights))
 
 
@@ -153,7 +153,7 @@ def _positions(outer_product: OuterProduct, blocks: int, outs: int) -> int:
     """Of an outer product in one record: numbers that it makes over those of a position, in each block."""
     if isinstance(outer_product.geometry, Shift):
         return 1
-    made: int = math.prod(outer_product.loops) * math.prod(outer_product.out.shape)
+    made = math.prod(outer_product.loops) * math.prod(outer_product.out.shape)
     return made // max(blocks * outs, 1)
 
 

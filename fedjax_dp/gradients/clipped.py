@@ -1,8 +1,7 @@
 """The one place where gradients of single records are clipped and summed.
 
 One forward and one backward pass over the batch give, for every equation whose gradient by its parameters is a sum of
-outer products, what the norm takes, and
-for every other parameter the gradients of single records; see `analysis.py`.
+outer products, what the norm takes, and for every other parameter the gradients of single records; see `analysis.py`.
 """
 
 import math
@@ -189,16 +188,14 @@ def features(model: Model, params: Any, x: Any) -> jax.Array:
     if plan.features is None:
         raise errors.refuse("model", "one without a product of features and parameters", "a dense layer at the end")
     leaves, frozen = jax.tree.leaves(params), split(model)[1]
-    read: jax.Array = jax.vmap(
-        lambda record: plan.last_product_input(leaves, frozen, record).reshape(-1).astype(jnp.float32)
-    )((x,))
-    return read
+    return jax.vmap(lambda record: plan.last_product_input(leaves, frozen, record).reshape(-1).astype(jnp.float32))(
+        (x,)
+    )
 
 
 def _over_records(model: Model, plan: GradientPlan, params: Any, record: Any) -> jax.Array:
     leaves, frozen = jax.tree.leaves(params), split(model)[1]
-    made: jax.Array = jax.vmap(lambda one: plan.run(leaves, frozen, one)[0])(record)
-    return made
+    return jax.vmap(lambda one: plan.run(leaves, frozen, one)[0])(record)
 
 
 def _one(batch: Any) -> Any:

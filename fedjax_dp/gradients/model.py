@@ -71,8 +71,7 @@ def joined(structure: Model, frozen: Any) -> Model:
     if isinstance(frozen, tuple) and not frozen:
         return structure
     partly: Any = structure
-    whole: Model = partly.holding(frozen)
-    return whole
+    return partly.holding(frozen)
 
 
 class JitOfModel:
@@ -96,8 +95,7 @@ class JitOfModel:
         return self._jit.lower(*args, structure=structure, frozen=frozen, **keywords)
 
     def _cache_size(self) -> int:
-        size: int = self._jit._cache_size()
-        return size
+        return self._jit._cache_size()
 
 
 def require_model(model: Any) -> None:

@@ -10,6 +10,7 @@ from jax import lax
 from fedjax_dp.gradients import program
 from fedjax_dp.gradients.analysis import WeightMatrix
 from fedjax_dp.gradients.outer_products import finite
+from fedjax_dp.pytrees import rows_kept
 from fedjax_dp.small_reductions import sum_of_few
 
 ROUNDING = 1e-6  # of a sum over pairs of positions, about ten float32 roundings
@@ -113,8 +114,7 @@ def total(weight: WeightMatrix, uses: list[Factors], built: jax.Array | None, fa
             found = found + _product(one.u[:, 0], one.v[:, 0], factors)[None]
         else:
             found = found + jax.vmap(_product, (1, 1, None))(one.u, one.v, factors)
-    whole: jax.Array = found  # no weight is without uses
-    return whole
+    return found
 
 
 def _product(u: jax.Array, v: jax.Array, factors: jax.Array) -> jax.Array:
@@ -150,15 +150,10 @@ def _square(a: jax.Array) -> jax.Array:
     return sum_of_few(a * a)
 
 
-def _kept(a: jax.Array, factors: jax.Array) -> jax.Array:
-    """Zero where the factor is: 0 * NaN is NaN."""
-    return jnp.where((factors > 0).reshape(-1, *[1] * (a.ndim - 1)), a, 0)
-
-
 def weighted_sum(rows: jax.Array, factors: jax.Array) -> jax.Array:
     """Sum of gradients of single records `(records, ...)` times their factors."""
-    return jnp.tensordot(factors, _kept(rows, factors), 1, precision=EXACT)
+    return jnp.tensordot(factors, rows_kept(rows, factors > 0), 1, precision=EXACT)
 
 
 def _weighted(v: jax.Array, factors: jax.Array) -> jax.Array:
-    return _kept(v, factors) * factors.reshape(-1, *[1] * (v.ndim - 1))
+    return rows_kept(v, factors > 0) * factors.reshape(-1, *[1] * (v.ndim - 1))

@@ -63,7 +63,7 @@ class OuterProduct(NamedTuple):
     def matrix(self) -> np.ndarray:
         """Numbers of elements (blocks, k, o); slices picked by loops are blocks."""
         lead, shape = self._lead(self.view.numbers.shape)
-        found: np.ndarray = self.geometry.matrix(self.view.numbers.reshape(math.prod(lead), *shape))
+        found = self.geometry.matrix(self.view.numbers.reshape(math.prod(lead), *shape))
         return found.reshape(-1, *found.shape[2:])
 
     def gradient(self, total: jax.Array) -> jax.Array:
@@ -161,8 +161,7 @@ class Product:
     def rows(self, read: jax.Array) -> jax.Array:
         """What is multiplied with the parameters `(blocks, positions, k)`."""
         batch, contracted, free = self.other
-        rows: jax.Array = _grouped(read[None], (batch, free, contracted))[0]
-        return rows
+        return _grouped(read[None], (batch, free, contracted))[0]
 
     def made(self, y: jax.Array, shape: tuple[int, ...]) -> jax.Array:
         """`(blocks, positions, o)` in the shape of what the equation makes."""
@@ -248,7 +247,7 @@ class Convolution:
         if self.groups > 1:
             return at_once(x)
         large = len(size) == 2 and min(size) >= LARGE and all(outs)
-        seen: jax.Array = lax.platform_dependent(x, cuda=by_axis, default=at_once) if large else at_once(x)
+        seen = lax.platform_dependent(x, cuda=by_axis, default=at_once) if large else at_once(x)
         return seen[..., None, :]
 
     def matrix(self, x: Any) -> Any:

@@ -108,8 +108,7 @@ class _Held(NamedTuple):
 
     def whole(self, at: int) -> np.ndarray:
         """The numbers of a record."""
-        numbers: np.ndarray = self.rows[at].reshape(-1).astype(np.float32)
-        return numbers
+        return self.rows[at].reshape(-1).astype(np.float32)
 
 
 def _held(data: FederatedData) -> _Held:
@@ -190,8 +189,7 @@ def _alike(row: np.ndarray, held: _Held, at: int) -> float:
 def _centred(rows: np.ndarray) -> np.ndarray:
     """Rows less their mean, each scaled to length 1."""
     away = rows - rows.mean(1, keepdims=True)
-    made: np.ndarray = away / np.maximum(np.linalg.norm(away, axis=1, keepdims=True), 1e-12)
-    return made
+    return away / np.maximum(np.linalg.norm(away, axis=1, keepdims=True), 1e-12)
 
 
 def _near_short(rows: np.ndarray, held: _Held) -> str:

@@ -9,7 +9,7 @@ from fedjax_dp.data.store import FederatedData
 from fedjax_dp.inspection.noise_scale import scale_names
 from fedjax_dp.inspection.sampling_law import examine_sampling, repetition
 from fedjax_dp.inspection.trials import KEYS, QUICK, ROUNDS, drawn_cohorts, keys_of
-from fedjax_dp.inspection.verdict import certainty, count_deviate, largest_deviate, limit, require, require_so
+from fedjax_dp.inspection.verdict import count_deviate, largest_deviate, require, require_so, require_usual
 from fedjax_dp.models import Model
 from fedjax_dp.parts.batches import Batches, divisors_of
 from fedjax_dp.parts.cohorts import Cohort, Members
@@ -86,33 +86,18 @@ def _examine_law(cohort: Cohort, others: Members, shares: jax.Array, amplified: 
     if cohort.base is not cohort:
         invited = np.broadcast_to(np.asarray(cohort.base.rates(public), float), (num_clients,))
         error = np.maximum(times.std(0), 1e-6) / np.sqrt(count) + 1e-6
-        worst = largest_deviate((times.mean(0) - invited) / error)
-        off = f"{worst:.3g} standard errors off"
-        require(abs(worst) < 1.5 * limit(num_clients), "who is invited", off, "its base", certainty(num_clients))
+        require_usual("who is invited", (times.mean(0) - invited) / error, "its base", slack=1.5)
     rates = cohort.rates(public)
     if rates is not None:
         error = np.maximum(counted.std(0), 1e-6) / np.sqrt(count)
         off = (counted.mean(0) - np.broadcast_to(np.asarray(rates, float), (num_clients,))) / (error + 1e-6)
-        worst = largest_deviate(off)
-        require(
-            abs(worst) < 1.5 * limit(num_clients),
-            "expected messages of a client",
-            f"{worst:.3g} standard errors off",
-            "its rates",
-            certainty(num_clients),
-        )
+        require_usual("expected messages of a client", off, "its rates", slack=1.5)
     if not cohort.drawn:
         return
     chance, draws = cohort.inclusion_probability(public)
     chance = np.broadcast_to(np.asarray(chance, float), (num_clients,))
-    away = largest_deviate(count_deviate(times.sum(0), count * draws, np.clip(chance, 0, 1)))
-    require(
-        abs(away) < limit(num_clients),
-        "how often a client is drawn",
-        f"{away:.3g} standard errors off",
-        "its law",
-        certainty(num_clients),
-    )
+    away = count_deviate(times.sum(0), count * draws, np.clip(chance, 0, 1))
+    require_usual("how often a client is drawn", away, "its law")
     hidden, _ = cohort.amplified(num_clients, 0)
     runs = (times[: count // RUN * RUN] > 0).astype(int).reshape(-1, RUN, num_clients)
     if isinstance(hidden, FullBatch):
@@ -140,8 +125,7 @@ def _examine_each_round(cohort: Cohort, shares: jax.Array, rounds: int) -> None:
     away = count_deviate(some, trials * draws, chance)
     worst = int(np.argmax(np.abs(away).max(1)))
     off = f"{largest_deviate(away):.3g} standard errors off in round {worst}"
-    law = "how often a client is drawn in each round"
-    require(np.abs(away).max() < limit(away.size), law, off, "its law", certainty(away.size))
+    require_usual("how often a client is drawn in each round", away, "its law", off)
 
 
 def by_client(members: Members, num_clients: int) -> tuple[np.ndarray, np.ndarray]:

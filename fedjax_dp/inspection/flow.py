@@ -25,13 +25,13 @@ from fedjax_dp.gradients.record_independence import require_own_operations
 from fedjax_dp.inspection.taint import Marks, Taint, output_taints, stored
 from fedjax_dp.models import Model
 from fedjax_dp.parts import facts
-from fedjax_dp.parts.client_privacy import MessageEncoding, UpdatePrivatizer
+from fedjax_dp.parts.client_privacy import UpdatePrivatizer
 from fedjax_dp.parts.clipping import Records, StepReport
 from fedjax_dp.parts.clusters import Choice
 from fedjax_dp.parts.cohorts import Members
 from fedjax_dp.parts.contexts import ClientContext, InitContext, LocalState, Received, StepContext
 from fedjax_dp.parts.corrections import Correction, begun_by, ended
-from fedjax_dp.pytrees import changed, ravel, structure, value
+from fedjax_dp.pytrees import Wrapper, changed, ravel, structure, value
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.clients import draw_cohort
 from fedjax_dp.rounds.round import run_round
@@ -120,16 +120,13 @@ def _marked(algorithm: Algorithm, marks: Marks, only_sent: bool = False) -> Algo
 
 
 @value
-class Shaped:
+class Shaped(Wrapper):
     """A correction whose gradient must have the shape of a gradient: a number would join every entry of one.
 
     What it refuses names the correction itself.
     """
 
     base: Correction
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.base, name)
 
     def gradient(
         self, gradient: jax.Array, params: jax.Array, step: StepContext, client: ClientContext, records: Records
@@ -180,23 +177,18 @@ class Marked:
 
 
 @value
-class MarkedChoice:
+class MarkedChoice(Wrapper):
     """A private choice whose noisy losses are marked."""
 
     base: Choice
     mark: str = structure()
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.base, name)
-
     def noisy(self, losses: jax.Array, records: Any, noise_multiplier: Any, draw: jax.Array) -> jax.Array:
-        marked: jax.Array = checkpoint_name(self.base.noisy(losses, records, noise_multiplier, draw), self.mark)
-        return marked
+        return checkpoint_name(self.base.noisy(losses, records, noise_multiplier, draw), self.mark)
 
 
 def _marked_rows(marks: Marks, a: jax.Array) -> jax.Array:
-    named: jax.Array = checkpoint_name(a, marks.rows(a.ndim - 1))
-    return named
+    return checkpoint_name(a, marks.rows(a.ndim - 1))
 
 
 def _total(tree: Any) -> jax.Array:
@@ -204,31 +196,11 @@ def _total(tree: Any) -> jax.Array:
 
 
 @value
-class MarkedUpload:
+class MarkedUpload(Wrapper):
     """An upload whose released mean is marked."""
 
     base: UpdatePrivatizer
     mark: str = structure()
-
-    @property
-    def unit(self) -> Any:
-        return self.base.unit
-
-    @property
-    def extra(self) -> int:
-        return self.base.extra
-
-    def init(self) -> Any:
-        return self.base.init()
-
-    def message(self, key: jax.Array, update: jax.Array, sizes: Any, state: Any, sent: MessageEncoding) -> Any:
-        return self.base.message(key, update, sizes, state, sent)
-
-    def scales_down(self, *arguments: Any) -> Any:
-        return self.base.scales_down(*arguments)
-
-    def learnt_clip_norm(self, state: Any) -> Any:
-        return self.base.learnt_clip_norm(state)
 
     def release(self, *arguments: Any) -> Any:
         """The mean is marked; what is kept for later rounds for the project's own alone, which noise it by itself."""
@@ -236,9 +208,6 @@ class MarkedUpload:
         if facts.of_the_project(self.base):
             state = jax.tree.map(lambda a: checkpoint_name(a, self.mark), state)
         return checkpoint_name(update, self.mark), state
-
-    def noise_std(self, state: Any, reach: Any, round_index: jax.Array) -> Any:
-        return self.base.noise_std(state, reach, round_index)
 
 
 def _clean(

@@ -21,7 +21,7 @@ from fedjax_dp.inspection.verdict import require, require_so
 from fedjax_dp.models import Model
 from fedjax_dp.parts.clipping import Records, StepReport
 from fedjax_dp.parts.cohorts import AllClients
-from fedjax_dp.parts.contexts import ClientContext, LocalResult, LocalState, Received, StepContext
+from fedjax_dp.parts.contexts import ClientContext, LocalState, Received, StepContext
 from fedjax_dp.parts.noise import correlated_source
 from fedjax_dp.prng import role_key
 from fedjax_dp.pytrees import changed, ravel, structure, value
@@ -101,8 +101,7 @@ def examine_batches_of_steps(local: Any, algorithm: Algorithm, data: FederatedDa
             key: jax.Array, trial: jax.Array, t: jax.Array, client: int = client, held: Any = held, note: Any = note
         ) -> jax.Array:
             recording = changed(local, privatizer=RecordingPrivatizer(trial=trial, note=note))
-            result: LocalResult = recording.run(met(key, t, jnp.int32(client), held))
-            return result.update
+            return recording.run(met(key, t, jnp.int32(client), held)).update
 
         jax.block_until_ready(compiled(of)(keys_of(count, "local"), jnp.arange(count), jnp.asarray(tried)))
         jax.effects_barrier()
@@ -190,8 +189,7 @@ def _examine_updates(local: Any, algorithm: Algorithm, data: FederatedData, mode
 
         def at(client: int, t: int) -> jax.Array:
             own = jax.random.fold_in(jax.random.fold_in(key, t), client)
-            result: LocalResult = local.run(met(own, jnp.int32(t), jnp.int32(client), held, params))
-            return result.update
+            return local.run(met(own, jnp.int32(t), jnp.int32(client), held, params)).update
 
         return jnp.stack([at(i, t) for i, t in pairs])
 
@@ -212,7 +210,7 @@ def examine_alone(part: Any, algorithm: Algorithm, data: FederatedData, model: M
     @jax.jit
     def train(held: FederatedData, t: jax.Array) -> Any:
         def one(i: jax.Array) -> Any:
-            result: LocalResult = local.run(met(jax.random.fold_in(run_key(1), i), t, i, held))
+            result = local.run(met(jax.random.fold_in(run_key(1), i), t, i, held))
             return result.update, result.auxiliary, result.client_state
 
         return jax.vmap(one)(jnp.asarray(some))
@@ -237,8 +235,7 @@ def _subsampled(data: FederatedData, some: np.ndarray) -> FederatedData:
     begins[some] = data.largest + np.cumsum(here[some]) - here[some]
     x, y = jax.tree.map(lambda a: np.asarray(a)[taken], (data.x, data.y))
     some_data = changed(data, x=x, y=y, rows=None, offsets=begins, sizes=here)
-    stored: FederatedData = jax.tree.map(jnp.asarray, some_data)
-    return stored
+    return jax.tree.map(jnp.asarray, some_data)
 
 
 def _with_others(data: FederatedData, client: int) -> FederatedData:

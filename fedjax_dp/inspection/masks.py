@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_dp.inspection.trials import QUICK, keys_of
-from fedjax_dp.inspection.verdict import certainty, count_deviate, largest_deviate, limit, require
+from fedjax_dp.inspection.verdict import count_deviate, require, require_usual
 from fedjax_dp.parts.transport import Transport
 from fedjax_dp.pytrees import changed
 
@@ -37,14 +37,7 @@ def examine_masks(transport: Transport, members: int, seed: int = 0) -> None:
         ones = np.stack([(rows >> bit & 1).sum(0, dtype=np.int64) for bit in range(bits)])
         if lanes > 1:  # sums of limbs carry: only the lowest limb's bits are coins of their own
             ones = ones[:, :, :1] if what != "a member's message" else ones
-        away = largest_deviate(count_deviate(ones, KEYS, 0.5))
-        require(
-            abs(away) < limit(ones.size),
-            f"every bit of {what} is a fair coin",
-            f"{away:.3g} standard errors off",
-            "0",
-            certainty(ones.size),
-        )
+        require_usual(f"every bit of {what} is a fair coin", count_deviate(ones, KEYS, 0.5), "0")
     key = keys_of(KEYS, "masks", seed)[0]
     summed = words[0, 0].astype(np.uint32).sum(0, dtype=np.uint32)
     total = np.asarray(transport.total(key, jnp.int32(0), ids, invited, invited, jnp.asarray(summed)))

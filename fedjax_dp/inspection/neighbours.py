@@ -48,8 +48,7 @@ def worst_records(rng: np.random.Generator, own: np.ndarray, population: np.ndar
 
 def _kinds(trials: int) -> np.ndarray:
     """Which of eight kinds of records, and of models, each trial has: all scales of one kind, then of the next."""
-    kinds: np.ndarray = np.arange(trials) // SCALES.size % 8
-    return kinds
+    return np.arange(trials) // SCALES.size % 8
 
 
 def _random(rng: np.random.Generator, own: np.ndarray, population: np.ndarray) -> np.ndarray:
@@ -62,8 +61,7 @@ def worst_models(rng: np.random.Generator, model: Model, trials: int) -> np.ndar
     """Flat parameters `(trials, size)` near those of round 0 and far from them, and zeros."""
     params = np.asarray(ravel(model.init(run_key(0)))[0])
     away = rng.choice(SPREADS, (trials, 1)) * rng.normal(size=(trials, params.size))
-    models: np.ndarray = np.where(_kinds(trials)[:, None] == 7, 0.0, params + away).astype(np.float32)
-    return models
+    return np.where(_kinds(trials)[:, None] == 7, 0.0, params + away).astype(np.float32)
 
 
 class NeighbouringBatches(NamedTuple):

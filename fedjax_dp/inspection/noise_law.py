@@ -11,6 +11,7 @@ from fedjax_dp.inspection.verdict import (
     largest_deviate,
     limit,
     require,
+    require_usual,
     seen_from,
     square_deviate,
     variance_deviate,
@@ -27,13 +28,12 @@ def examine_noise(noise: np.ndarray, places: list[str], smooth: bool = True) -> 
     """
     _, count, size = noise.shape
     error = 1 / math.sqrt(2 * noise.size)
-    away = largest_deviate(variance_deviate(noise))
-    require(
-        abs(away) < limit(),
+    require_usual(
         "standard deviation of the noise",
-        f"{math.sqrt(np.mean(noise**2)):.4g} of what the accountants count",
+        variance_deviate(noise),
         "1",
-        f"{away:.1f} standard errors, {certainty()}, off by {seen_from(error):.1%} is missed once in 1000",
+        f"{math.sqrt(np.mean(noise**2)):.4g} of what the accountants count",
+        f", off by {seen_from(error):.1%} is missed once in 1000",
     )
     across = noise.transpose(1, 0, 2).reshape(count, -1)
     uncorrelated("clients, rounds and steps", across, places)
@@ -48,27 +48,22 @@ def examine_noise(noise: np.ndarray, places: list[str], smooth: bool = True) -> 
         worst = int(np.argmax(np.abs(off)))
         value = math.sqrt(np.mean(noise**2, axes)[worst])
         error = math.sqrt(off.size / (2 * noise.size))
-        require(
-            np.abs(off).max() < limit(off.size),
+        require_usual(
             f"standard deviation of the noise by {what}",
-            f"{value:.4g} of what is stated at {names[worst]}",
+            off,
             "1",
-            f"{certainty(off.size)}, off by {seen_from(error, off.size):.0%} is missed once in 1000",
+            f"{value:.4g} of what is stated at {names[worst]}",
+            f", off by {seen_from(error, off.size):.0%} is missed once in 1000",
         )
         means = noise.mean(axes) * math.sqrt(noise.size / off.size)
-        require(
-            np.abs(means).max() < limit(means.size),
-            f"mean of the noise by {what}",
-            f"{largest_deviate(means):.3g} standard errors at {names[int(np.argmax(np.abs(means)))]}",
-            "0",
-            certainty(means.size),
-        )
+        off_by = f"{largest_deviate(means):.3g} standard errors at {names[int(np.argmax(np.abs(means)))]}"
+        require_usual(f"mean of the noise by {what}", means, "0", off_by)
     if smooth:
         flat = noise.ravel()
         kurtosis = (np.mean(flat**4) - 3) * math.sqrt(flat.size / 96)
         p = float(scipy.stats.kstest(flat, "norm").pvalue)
         require(p > 1e-6, "law of the noise (Kolmogorov-Smirnov)", f"p = {p:.2g}", "above 1e-06", certainty())
-        require(abs(kurtosis) < limit(), "fourth moment of the noise", f"{np.mean(flat**4):.4g}", "3", certainty())
+        require_usual("fourth moment of the noise", kurtosis, "3", f"{np.mean(flat**4):.4g}")
 
 
 def examine_sizes(squares: np.ndarray, numbers: int, name: Callable[[int], str], least: bool = False) -> None:

@@ -13,7 +13,7 @@ from fedjax_dp.accounting.sampling import (
     WithoutReplacement,
     WithReplacement,
 )
-from fedjax_dp.inspection.verdict import certainty, count_deviate, limit, require, require_so, seen_from
+from fedjax_dp.inspection.verdict import certainty, count_deviate, limit, require, require_so, require_usual, seen_from
 
 POSITIONS = 40  # whose pairs are looked at
 LEAST = 100  # draws, and pairs in them, from which pairs are looked at all at once
@@ -38,25 +38,20 @@ def examine_sampling(name: str, counts: np.ndarray, law: Sampling) -> None:
             among, sized = members, members
     require(among == members, f"{name}: the stated law draws", f"from {among}", f"from all {members}", "exact")
     if isinstance(law, Poisson):
-        apart = float(count_deviate(size.sum(), total * members, law.rate))
+        apart = count_deviate(size.sum(), total * members, law.rate)
         spread = total * np.var(size) / max(members * law.rate * (1 - law.rate), 1e-12)
         kurtosis = (1 - 6 * law.rate * (1 - law.rate)) / max(members * law.rate * (1 - law.rate), 1e-12)
         wide = (spread / total - 1) / math.sqrt((2 + kurtosis) / total) if law.rate < 1 else 0.0
         error = math.sqrt((1 - law.rate) / max(law.rate * total * members, 1e-12))
-        require(
-            abs(apart) < limit(),
+        require_usual(
             f"{name}: mean size of a batch",
-            f"{size.mean():.4g}",
+            apart,
             f"{members * law.rate:.4g}",
-            f"{certainty()}, off by {seen_from(error):.1%} is missed once in 1000",
+            f"{size.mean():.4g}",
+            f", off by {seen_from(error):.1%} is missed once in 1000",
         )
-        require(
-            abs(wide) < limit(),
-            f"{name}: variance of the size",
-            f"{np.var(size):.4g}",
-            f"{members * law.rate * (1 - law.rate):.4g}",
-            certainty(),
-        )
+        wanted = f"{members * law.rate * (1 - law.rate):.4g}"
+        require_usual(f"{name}: variance of the size", wide, wanted, f"{np.var(size):.4g}")
     else:
         of_each = np.resize(law.sizes if isinstance(law, Shuffled) else sized, counts.shape[1])
         wrong = np.unique(size[size != np.tile(of_each, len(counts))])
@@ -73,34 +68,25 @@ def examine_sampling(name: str, counts: np.ndarray, law: Sampling) -> None:
     trials, each = (total * law.draws, 1 / members) if isinstance(law, WithReplacement) else (total, rate)
     away = count_deviate(draws, trials, each)
     error = math.sqrt((1 - each) / (each * trials))
-    require(
-        np.abs(away).max() < limit(members),
+    require_usual(
         f"{name}: how often each is drawn",
-        f"{draws[np.argmax(np.abs(away))] / total:.4g} by number {int(np.argmax(np.abs(away)))}",
+        away,
         f"{each:.4g}" if not isinstance(law, WithReplacement) else f"{law.draws / members:.4g}",
-        f"{certainty(members)}, off by {seen_from(error, members):.0%} is missed once in 1000",
+        f"{draws[np.argmax(np.abs(away))] / total:.4g} by number {int(np.argmax(np.abs(away)))}",
+        f", off by {seen_from(error, members):.0%} is missed once in 1000",
     )
     if isinstance(law, WithReplacement):
         away = count_deviate((rows > 0).sum(0), total, law.rate)
-        require(
-            np.abs(away).max() < limit(members),
-            f"{name}: how often each is drawn at all",
-            f"{(rows > 0).mean(0)[np.argmax(np.abs(away))]:.4g} by number {int(np.argmax(np.abs(away)))}",
-            f"{law.rate:.4g}",
-            certainty(members),
-        )
+        worst = int(np.argmax(np.abs(away)))
+        seen = f"{(rows > 0).mean(0)[worst]:.4g} by number {worst}"
+        require_usual(f"{name}: how often each is drawn at all", away, f"{law.rate:.4g}", seen)
     some = np.unique(np.linspace(0, members - 1, min(members, POSITIONS)).astype(int))
     if not isinstance(law, WithReplacement) and some.size > 1 and 0 < rate < 1:
         together = (rows[:, some].T @ rows[:, some])[np.triu_indices(some.size, 1)]
         both = rate**2 if isinstance(law, Poisson) else sized * (sized - 1) / (members * (members - 1))
         away = count_deviate(together, total, both)
-        require(
-            np.abs(away).max() < limit(away.size),
-            f"{name}: how often each pair is drawn together",
-            f"{together[np.argmax(np.abs(away))] / total:.4g}",
-            f"{both:.4g}",
-            certainty(away.size),
-        )
+        seen = f"{together[np.argmax(np.abs(away))] / total:.4g}"
+        require_usual(f"{name}: how often each pair is drawn together", away, f"{both:.4g}", seen)
         _pairs_lean(name, rows[:, some].astype(float), both)
     if not isinstance(law, Shuffled):
         repetition(name, counts)

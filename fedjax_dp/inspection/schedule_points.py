@@ -49,8 +49,7 @@ def divisors(algorithm: Algorithm, data: FederatedData) -> np.ndarray:
     """What each client's batches are divided by `(2, num_clients)`: the largest number, and the smallest."""
     local, (sizes, at) = algorithm.local, np.unique(np.asarray(data.sizes), return_inverse=True)
     each = [divisors_of(local.batches, n, local.batches.count(local.steps, n)) for n in sizes.tolist()]
-    by_client: np.ndarray = np.array([[of.max() for of in each], [of.min() for of in each]])[:, at]
-    return by_client
+    return np.array([[of.max() for of in each], [of.min() for of in each]])[:, at]
 
 
 def of_clients(algorithm: Algorithm, data: FederatedData, rounds: int, depends: Names) -> StepContext:
@@ -81,8 +80,7 @@ def of_clients(algorithm: Algorithm, data: FederatedData, rounds: int, depends: 
     )
     steps = jnp.arange(tau)
     points = jax.jit(jax.vmap(lambda client, t: of_steps(algorithm, data, client, t, steps)), compiler_options=QUICK)
-    every: StepContext = points(jnp.asarray(client, jnp.int32), jnp.asarray(t, jnp.int32))
-    return every
+    return points(jnp.asarray(client, jnp.int32), jnp.asarray(t, jnp.int32))
 
 
 def of_server(rounds: int) -> StepContext:

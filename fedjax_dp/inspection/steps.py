@@ -14,9 +14,10 @@ from fedjax_dp.inspection.neighbours import BATCHES, DIVISOR, neighbouring_batch
 from fedjax_dp.inspection.noise_law import examine_noise
 from fedjax_dp.inspection.noise_scale import Names, scale_names
 from fedjax_dp.inspection.schedule_points import whitened
-from fedjax_dp.inspection.trials import NOISE_SLACK, QUICK, SLACK, compiled, keys_of, size_of
+from fedjax_dp.inspection.trials import NOISE_SLACK, QUICK, SLACK, compiled, keys_of
 from fedjax_dp.inspection.verdict import require, require_so
 from fedjax_dp.models import Model
+from fedjax_dp.models.model import size_of
 from fedjax_dp.parts import facts
 from fedjax_dp.parts.clipping import Bound, Records
 from fedjax_dp.parts.contexts import ClientContext, Received, StepContext
@@ -180,8 +181,7 @@ def _farthest(moved: np.ndarray, norm: int) -> float:
 
 def _noise_in(drawn: jax.Array) -> np.ndarray:
     """What every two draws differ by, as large as the noise of one."""
-    noise: np.ndarray = (np.asarray(drawn[::2], float) - np.asarray(drawn[1::2], float)) / np.sqrt(2)
-    return noise
+    return (np.asarray(drawn[::2], float) - np.asarray(drawn[1::2], float)) / np.sqrt(2)
 
 
 def _scale_of_noise(of: Callable[..., jax.Array], usual: tuple[Any, ...]) -> tuple[Names, Names]:

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_dp.models import Model
 from fedjax_dp.parts.cohorts import Cohort, Members
 from fedjax_dp.prng import role_key
 from fedjax_dp.rounds.clients import draw_cohort
@@ -28,15 +27,9 @@ def keys_of(count: int, role: str, seed: int = 0) -> jax.Array:
     return jax.random.split(role_key(run_key(seed), role), count)
 
 
-def size_of(model: Model) -> int:
-    """Number of parameters."""
-    return sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(model.init, run_key(0))))
-
-
 def drawn_cohorts(cohort: Cohort, key: jax.Array, rounds: np.ndarray, shares: jax.Array) -> Members:
     """The cohorts of some rounds, `(rounds, members)` each, on the host."""
-    cohorts: Members = jax.tree.map(np.asarray, _drawn(cohort, key, jnp.asarray(rounds), shares))
-    return cohorts
+    return jax.tree.map(np.asarray, _drawn(cohort, key, jnp.asarray(rounds), shares))
 
 
 @functools.partial(jax.jit, compiler_options=QUICK)

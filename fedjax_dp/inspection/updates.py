@@ -30,7 +30,7 @@ from fedjax_dp.parts.local_training import extreme_rates
 from fedjax_dp.parts.noise import correlated_source, source_of
 from fedjax_dp.parts.transport import Transport
 from fedjax_dp.prng import role_key
-from fedjax_dp.pytrees import tensor_sizes
+from fedjax_dp.pytrees import rows_kept, tensor_sizes
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.simulation import run_key
 
@@ -127,8 +127,7 @@ def _means(rng: np.random.Generator, count: int, size: int) -> np.ndarray:
     """Means of several lengths, dense ones and others."""
     means = rng.normal(size=(count, size)) * np.resize([1.0, 1e-4, 1e2, 1.0, 1e-2], count)[:, None]
     means[3::5] *= np.arange(size) == rng.integers(0, size)
-    single: np.ndarray = means.astype(np.float32)
-    return single
+    return means.astype(np.float32)
 
 
 def _longest_messages(upload: ClientPrivacy, sizes: Sequence[int], states: Any, sent: MessageEncoding) -> np.ndarray:
@@ -146,8 +145,7 @@ def _longest_messages(upload: ClientPrivacy, sizes: Sequence[int], states: Any, 
         return jnp.max(jax.vmap(of)(keys_of(len(updates), "message"), updates))
 
     run = jax.jit(lambda: jax.lax.map(longest, states) if jax.tree.leaves(states) else longest(states)[None])
-    lengths: np.ndarray = np.asarray(run(), float)
-    return lengths
+    return np.asarray(run(), float)
 
 
 def _updates(upload: ClientPrivacy, size: int, numbers: int) -> np.ndarray:
@@ -223,7 +221,7 @@ def examine_transport(transport: Transport, algorithm: Algorithm, data: Federate
             return transport.message(key, t, i, ids, here, flat[i])[0]
 
         def summed(a: jax.Array) -> jax.Array:
-            return jnp.where(here.reshape(-1, *[1] * (a.ndim - 1)), a, 0).sum(0, dtype=a.dtype)
+            return rows_kept(a, here).sum(0, dtype=a.dtype)
 
         arrived = transport.total(key, t, ids, here, here, jax.tree.map(summed, jax.vmap(send)(at)))
         return jnp.abs(arrived - jnp.where(here[:, None], flat, 0).sum(0)).max()
@@ -250,7 +248,7 @@ def examine_estimator(aggregate: Aggregate, algorithm: Algorithm, data: Federate
     def mean(here: Members, updates: jax.Array, rate: jax.Array, params: jax.Array) -> jax.Array:
         weights = aggregate.weights(here, shares, rates)
         each = jax.vmap(lambda w, u: aggregate.contribution(w, u, jnp.float32(1), rate))(weights, updates)
-        total = jax.tree.map(lambda a: jnp.where(here.present.reshape(-1, *[1] * (a.ndim - 1)), a, 0).sum(0), each)
+        total = jax.tree.map(lambda a: rows_kept(a, here.present).sum(0), each)
         return aggregate.combine(total, here, shares, rates, params)
 
     def of(members: Members, key: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -56,6 +56,17 @@ def require_so(holds: Any, law: str, otherwise: str, wanted: str, certain: str =
     require(holds, law, wanted if bool(holds) else otherwise, wanted, certain)
 
 
+def require_usual(law: str, deviates: Any, wanted: str, measured: str = "", seen: str = "", slack: float = 1.0) -> None:
+    """`require` of normal deviates that none is further from 0 than chance brings the largest of so many.
+
+    measured, seen  in words, where more is known than how far the largest is off, and of what would be missed;
+    slack           a factor on how far they may be, where they are normal but roughly.
+    """
+    worst, tests = largest_deviate(deviates), np.size(deviates)
+    measured = measured or f"{worst:.3g} standard errors off"
+    require(abs(worst) < slack * limit(tests), law, measured, wanted, f"{certainty(tests)}{seen}")
+
+
 def certainty(tests: int = 1) -> str:
     """How often a right program fails an assertion about so many numbers."""
     return f"false alarm {FALSE_ALARM:g} over {tests} number{'s' if tests > 1 else ''}"
@@ -87,8 +98,7 @@ def square_deviate(squares: Any, count: float) -> np.ndarray:
     """Normal deviates of sums of squares of `count` standard normals each; exact at the tails."""
     low, high = scipy.stats.chi2.logcdf(squares, count), scipy.stats.chi2.logsf(squares, count)
     tail = np.exp(np.minimum(low, high))
-    deviates: np.ndarray = np.where(squares < count, -1, 1) * scipy.stats.norm.isf(np.maximum(tail, 1e-300))
-    return deviates
+    return np.where(squares < count, -1, 1) * scipy.stats.norm.isf(np.maximum(tail, 1e-300))
 
 
 def count_deviate(counts: Any, draws: Any, chance: Any) -> np.ndarray:

@@ -161,8 +161,7 @@ class NetworkModel:
         return jax.tree.map(_wide, first_row(self.network.name, made))
 
     def logits(self, params: Params, x: jax.Array) -> jax.Array:
-        scores: jax.Array = self.scores(params, x)
-        return scores
+        return self.scores(params, x)
 
     def loss(self, params: Params, x: jax.Array, y: Any, key: jax.Array | None = None) -> jax.Array:
         scores = self.scores(params, x, key)

@@ -112,8 +112,7 @@ def _cpfed_theorem1(
 def _acs_pldp_theorem1(
     algorithm: Algorithm, data: FederatedData, rounds: int, epsilons: np.ndarray, delta: float
 ) -> np.ndarray:
-    noises: np.ndarray = acs_pldp_theorem1(algorithm, data, rounds, delta) / epsilons
-    return noises
+    return acs_pldp_theorem1(algorithm, data, rounds, delta) / epsilons
 
 
 def _dp_fedavg_output_theorem1(
@@ -126,8 +125,7 @@ def _dp_fedavg_output_theorem1(
     sampled = np.minimum(steps * batches.divisor(data.largest) / np.asarray(data.sizes, float), 1.0)
     pairs = zip(epsilons, sampled, strict=True)
     noise = theorems.dp_fedavg_output_theorem1_noise
-    noises: np.ndarray = unit * np.array([noise(epsilon, delta, rate) for epsilon, rate in pairs])
-    return noises
+    return unit * np.array([noise(epsilon, delta, rate) for epsilon, rate in pairs])
 
 
 def takes_passes(algorithm: Algorithm) -> bool:

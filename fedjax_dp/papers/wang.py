@@ -58,8 +58,7 @@ def _moments(rate: float, noise: float, top: int) -> np.ndarray:
         later = np.minimum(later, math.log(4) + between)
     terms = np.append(second, later) + orders * math.log(rate)
     summed = logsumexp(_log_binomials(top) + terms, axis=1)
-    moments: np.ndarray = np.minimum(np.logaddexp(0.0, summed), plain)
-    return moments
+    return np.minimum(np.logaddexp(0.0, summed), plain)
 
 
 @functools.cache

@@ -404,7 +404,6 @@ class FairRatio:
         return weight * powered * step, weight * curvature
 
     def combine(self, total: Any, members: Members, shares: jax.Array, rates: Any, params: jax.Array) -> jax.Array:
-        steps: jax.Array
         steps, curvature = total
         return steps * (1 / jnp.where(curvature > 0, curvature, 1.0))
 

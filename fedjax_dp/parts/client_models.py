@@ -39,8 +39,7 @@ class OwnSteps:
         return changed(sgd, privatizer=privatizer, corrections=corrections, **numbers)
 
     def count(self, sgd: Any) -> int:
-        steps: int = sgd.steps if self.steps is None else self.steps
-        return steps
+        return sgd.steps if self.steps is None else self.steps
 
     def context(self, client: ClientContext) -> ClientContext:
         """The client with draws of its own for these steps: none of two streams is the same."""
@@ -50,8 +49,7 @@ class OwnSteps:
         """What they release in a round, as of `AdditionalRelease`."""
         count = local.batches.count(self.count(local), records)
         z = 0.0 if self.clean else noise * float(np.float32(self.noise))
-        released: Event = local.privatizer.event(z, local.batches, records, count, rates)
-        return released
+        return local.privatizer.event(z, local.batches, records, count, rates)
 
     def check(self) -> None:
         if self.steps is not None:

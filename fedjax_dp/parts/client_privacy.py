@@ -257,8 +257,7 @@ class ClientGaussian(UpdatePrivatizer):
         )
 
     def noise_std(self, state: Any, sensitivity: Any, round_index: jax.Array) -> jax.Array:
-        std: jax.Array = self.scale(state, sensitivity, round_index) * jnp.sqrt(self.source.variance(round_index))
-        return std
+        return self.scale(state, sensitivity, round_index) * jnp.sqrt(self.source.variance(round_index))
 
     def check(self, num_clients: int) -> None:
         check_mechanism(self.clip_norm, self.noise_multiplier, num_clients)
@@ -342,8 +341,7 @@ class AdaptiveClientGaussian(UpdatePrivatizer):
     def scale(self, state: ClipState, sensitivity: Any) -> jax.Array:
         """What the source's noise is multiplied by before it joins the mean: z_u times the clip norm of the round."""
         on_updates = self.noise_multiplier / jnp.sqrt(1 - (self.noise_multiplier / (2 * self.bit_noise)) ** 2)
-        scale: jax.Array = on_updates * state.clip_norm * sensitivity
-        return scale
+        return on_updates * state.clip_norm * sensitivity
 
     def noise_std(self, state: ClipState, sensitivity: Any, round_index: jax.Array) -> jax.Array:
         return self.scale(state, sensitivity) * jnp.sqrt(self.source.variance(round_index))

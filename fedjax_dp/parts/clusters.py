@@ -70,8 +70,7 @@ class GaussianChoice(Choice):
         return self.noise * noise_multiplier * math.sqrt(models) * self.bound / (2 * records)
 
     def noisy(self, losses: jax.Array, records: Any, noise_multiplier: Any, draw: jax.Array) -> jax.Array:
-        noisy: jax.Array = losses + self.std(records, noise_multiplier, losses.shape[-1]) * draw
-        return noisy
+        return losses + self.std(records, noise_multiplier, losses.shape[-1]) * draw
 
     def draw(self, key: jax.Array, models: int) -> jax.Array:
         return prng.normals(key, 0, models)
@@ -104,8 +103,7 @@ class GumbelChoice(Choice):
         return 2 * self.bound / (records * self.epsilon)
 
     def noisy(self, losses: jax.Array, records: Any, noise_multiplier: Any, draw: jax.Array) -> jax.Array:
-        noisy: jax.Array = losses - self.scale(records) * draw
-        return noisy
+        return losses - self.scale(records) * draw
 
     def draw(self, key: jax.Array, models: int) -> jax.Array:
         return jax.random.gumbel(key, (models,))
@@ -181,8 +179,7 @@ class OwnClusters(ClientModels):
         return server + total["moved"] * (1 / jnp.where(weight > 0, weight, 1.0))
 
     def model_of(self, sgd: LocalSgd, client: ClientContext, server: Any, own: Any) -> jax.Array:
-        whole: jax.Array = server[own[0]]
-        return whole
+        return server[own[0]]
 
     def floats(self, size: int) -> Floats:
         """All models come down; the client's change and the number of its model go up."""

@@ -85,8 +85,7 @@ class PulledTo(MadeOf):
     def loss(self, params: Any, x: Any, y: Any, key: jax.Array | None) -> jax.Array:
         strength, anchor = self.frozen[0]
         away = jax.tree.map(lambda w, to: jnp.sum((w - to) ** 2), params, anchor)
-        pulled: jax.Array = 0.5 * strength * sum(jax.tree.leaves(away))
-        return self.whole.loss(params, x, y, key) + pulled
+        return self.whole.loss(params, x, y, key) + 0.5 * strength * sum(jax.tree.leaves(away))
 
     def logits(self, params: Any, x: Any) -> jax.Array:
         return self.whole.logits(params, x)

@@ -130,8 +130,7 @@ class FeatureMatching(Correction):
             mean = jnp.where(records.mask[:, None], features, 0.0).sum(0) / jnp.maximum(records.mask.sum(), 1)
             return jnp.sum((mean - target) ** 2)
 
-        pull: jax.Array = self.strength * exists * jax.grad(distance)(params)
-        return gradient + pull
+        return gradient + self.strength * exists * jax.grad(distance)(params)
 
     def finish(
         self,

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax import lax
 
 from fedjax_dp import errors, schedules
@@ -23,7 +24,6 @@ from fedjax_dp.parts.facts import of_the_project
 from fedjax_dp.parts.local_rules import LocalRule
 from fedjax_dp.parts.local_training import LocalTraining, extreme_rates
 from fedjax_dp.parts.record_privacy import Privatizer, require_measured, variance_of
-from fedjax_dp.parts.transformations import informed
 from fedjax_dp.prng import role_key
 from fedjax_dp.pytrees import ravel, structure, value
 
@@ -87,7 +87,7 @@ class PrivateGradients(NamedTuple):
         return self._looked_up(number, self.rates[jnp.minimum(number, self.rates.size - 1)], number)
 
     def _looked_up(self, number: jax.Array, rate: jax.Array, at: Any) -> StepDraw:
-        batch: Batch = jax.tree.map(lambda a: a[at], self.batches)
+        batch = jax.tree.map(lambda a: a[at], self.batches)
         rows = self.client.data.at(self.client.client, batch.positions)
         return StepDraw(number, rate, batch, rows, self.client.data.targets(rows))
 
@@ -204,7 +204,8 @@ class LocalSgd(LocalTraining):
         gradient: jax.Array,
         report: StepReport,
     ) -> SgdState:
-        live, shard, rule = drawn.batch.live, gradients.client.shard, informed(self.rule.transform())
+        live, shard = drawn.batch.live, gradients.client.shard
+        rule = optax.with_extra_args_support(self.rule.transform())
         variance = functools.partial(gradients.noise_variance, drawn)
         direction, new = rule.update(shard(gradient), state.rule, params, variance=variance)
         kept = jax.tree.map(lambda new, old: jnp.where(live > 0, new, old), new, state.rule)
@@ -245,8 +246,7 @@ class LocalSgd(LocalTraining):
     def init(self, run: InitContext) -> LocalState:
         @functools.cache  # one release, however many corrections begin with it
         def initial_gradients() -> jax.Array:
-            released: jax.Array = run.map_clients(self.mean_gradient)
-            return released
+            return run.map_clients(self.mean_gradient)
 
         begun = [begun_by(each, run._replace(initial_gradients=initial_gradients)) for each in self.corrections]
         tables = [state.clients for state in begun]

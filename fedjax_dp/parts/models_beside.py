@@ -59,8 +59,7 @@ class ModelBeside(ClientModels):
         return result, {"model": own["model"] + mine.update, "steps": mine.client_state}, ()
 
     def model_of(self, sgd: LocalSgd, client: ClientContext, server: Any, own: Any) -> jax.Array:
-        whole: jax.Array = own["model"]
-        return whole
+        return own["model"]
 
     def check(self, model: Model | None, sizes: np.ndarray) -> None:
         self.pull.check()
@@ -114,8 +113,7 @@ class JointModels(ClientModels):
         return result, own + mine, ()
 
     def model_of(self, sgd: LocalSgd, client: ClientContext, server: Any, own: Any) -> jax.Array:
-        whole: jax.Array = own
-        return whole
+        return own
 
     def check(self, model: Model | None, sizes: np.ndarray) -> None:
         self.pull.check()
@@ -192,8 +190,7 @@ class MixedModels(ClientModels):
 
     def model_of(self, sgd: LocalSgd, client: ClientContext, server: Any, own: Any) -> jax.Array:
         alpha, mine = own["alpha"], own["model"]
-        mixed: jax.Array = alpha * mine + (1 - alpha) * client.received.params
-        return mixed
+        return alpha * mine + (1 - alpha) * client.received.params
 
     def check(self, model: Model | None, sizes: np.ndarray) -> None:
         if not 0 <= float(self.alpha) <= 1:
@@ -231,8 +228,7 @@ class FineTuned(ClientModels):
         if not self.steps:
             return whole
         steps = self.own_steps.of(changed(sgd, rule=changed(sgd.rule, keep=False)))
-        moved: jax.Array = steps.run(self.own_steps.context(client).receiving(whole)).update
-        return whole + moved
+        return whole + steps.run(self.own_steps.context(client).receiving(whole)).update
 
     def check(self, model: Model | None, sizes: np.ndarray) -> None:
         errors.require_integer("personal_steps", self.steps, 0, MOST_STEPS)

@@ -39,8 +39,7 @@ class NoiseSource(Protocol):
 
 def source_of(part: Any) -> NoiseSource | None:
     """Where the noise of a privatizer or an upload comes from; None where it keeps to itself how it draws."""
-    source: NoiseSource | None = getattr(part, "source", None)
-    return source
+    return getattr(part, "source", None)
 
 
 def correlated_source(part: Any) -> NoiseSource | None:
@@ -90,8 +89,7 @@ class BandedNoise:
             z = prng.normals(key, jnp.maximum(now - j, 0).astype(jnp.uint32), size)
             return total + jnp.where(now >= j, a[j], 0.0) * z
 
-        noise: jax.Array = jax.lax.fori_loop(0, a.shape[0], add, jnp.zeros(size))
-        return noise
+        return jax.lax.fori_loop(0, a.shape[0], add, jnp.zeros(size))
 
     def variance(self, step: jax.Array) -> jax.Array:
         a = jnp.asarray(self.coefficients, jnp.float32)

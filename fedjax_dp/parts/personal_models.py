@@ -92,8 +92,7 @@ class OwnModel(ClientModels):
         return result._replace(update=update), own + result.update, ()
 
     def model_of(self, sgd: LocalSgd, client: ClientContext, server: Any, own: Any) -> jax.Array:
-        whole: jax.Array = own
-        return whole
+        return own
 
     def check(self, model: Model | None, sizes: np.ndarray) -> None:
         self.pull.check()
@@ -103,8 +102,7 @@ class OwnModel(ClientModels):
 
 def _unnoised(local: Any, noise: float, records: int, rates: np.ndarray) -> Event:
     count = local.batches.count(local.steps, records)
-    released: Event = local.privatizer.event(0.0, local.batches, records, count, rates)
-    return released
+    return local.privatizer.event(0.0, local.batches, records, count, rates)
 
 
 @value
@@ -217,8 +215,7 @@ class OwnOffset(ClientModels):
         return result._replace(update=shared), own + self.speed * shared, ()
 
     def model_of(self, sgd: LocalSgd, client: ClientContext, server: Any, own: Any) -> jax.Array:
-        whole: jax.Array = client.received.params + own
-        return whole
+        return client.received.params + own
 
     def check(self, model: Model | None, sizes: np.ndarray) -> None:
         errors.require_not_negative("personal_speed", self.speed)

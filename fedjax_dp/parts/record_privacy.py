@@ -366,8 +366,7 @@ def multiplier_of(privatizer: Any, client: jax.Array, round_index: jax.Array) ->
 
 def noise_of_clients(noise_multiplier: Any, num_clients: int) -> list[float]:
     """The noise multiplier of every client, on the host."""
-    noise: list[float] = np.broadcast_to(np.asarray(noise_multiplier, np.float32), (num_clients,)).tolist()
-    return noise
+    return np.broadcast_to(np.asarray(noise_multiplier, np.float32), (num_clients,)).tolist()
 
 
 def check_mechanism(clip_norm: Any, noise_multiplier: Any, num_clients: int) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 
 from fedjax_dp import errors, schedules
-from fedjax_dp.parts.transformations import Variance, informed, require_variance, uses_noise_variance
+from fedjax_dp.parts.transformations import Variance, require_variance, uses_noise_variance
 from fedjax_dp.pytrees import structure, value
 
 
@@ -76,9 +76,9 @@ class Server:
     ) -> tuple[Any, optax.OptState]:
         """New parameters and optimizer state after an aggregated update."""
         rate = self.hyperparameters["learning_rate"] * self.schedule(round_index, **self.timing)
-        transform = self.factory(**{**self.hyperparameters, "learning_rate": rate})
+        transform = optax.with_extra_args_support(self.factory(**{**self.hyperparameters, "learning_rate": rate}))
         gradient = jax.tree.map(jnp.negative, update)
-        moves, state = informed(transform).update(gradient, state, params, variance=variance)
+        moves, state = transform.update(gradient, state, params, variance=variance)
         return optax.apply_updates(params, moves), state
 
     def check(self) -> None:

@@ -1,6 +1,7 @@
 """Optax transformations, made inside the compiled round of their numbers, that may be given how noisy a gradient is.
 
 Optax hands further arguments by name through a chain to those updates that take them; here there is one, `variance`.
+`optax.with_extra_args_support` lets it be given to an update that takes none.
 """
 
 from collections.abc import Callable
@@ -35,7 +36,7 @@ def uses_noise_variance(
         made = factory(**numbers)
         if not all(callable(getattr(made, member, None)) for member in ("init", "update")):
             raise errors.refuse(f"factory of the {whose}", name, "a maker of optax optimizers", "such as optax.adam")
-        return informed(made).update(vector, made.init(vector), vector, variance=variance)
+        return optax.with_extra_args_support(made).update(vector, made.init(vector), vector, variance=variance)
 
     try:
         jax.eval_shape(update, jax.ShapeDtypeStruct((1,), jnp.float32))
@@ -47,12 +48,6 @@ def uses_noise_variance(
             f"factory of the {whose}", f"{name}, which fails: {message}", "a function of its hyperparameters"
         ) from error
     return bool(calls)
-
-
-def informed(transform: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-    """The same, to whose update anything may be given by name; one that does not take it is called without."""
-    known: optax.GradientTransformationExtraArgs = optax.with_extra_args_support(transform)
-    return known
 
 
 def require_variance(variance: Variance | None) -> jax.Array:

@@ -52,8 +52,7 @@ class Checkpoints:
 
     def latest(self) -> int | None:
         """Rounds done in the newest whole checkpoint."""
-        done: int | None = self._manager.latest_step()
-        return done
+        return self._manager.latest_step()
 
     def restore(self, like: ServerState) -> ServerState:
         """The newest checkpoint, with the shapes and devices of `like`."""
@@ -69,10 +68,7 @@ class Checkpoints:
             if len(others) != len(jax.tree.leaves(_light(like))):
                 raise ValueError("what clients keep is elsewhere")
             rows, rest = iter(held), iter(others)
-            state: ServerState = jax.tree.map(
-                lambda a: a.filled(next(rows)) if isinstance(a, HostTable) else next(rest), like
-            )
-            return state
+            return jax.tree.map(lambda a: a.filled(next(rows)) if isinstance(a, HostTable) else next(rest), like)
         except (ValueError, KeyError, OSError) as error:
             reason = str(error).splitlines()[0][:120]
             raise errors.refuse(

@@ -94,8 +94,7 @@ class Round(NamedTuple):
     @property
     def rates(self) -> jax.Array | None:
         """Expected messages of all clients."""
-        rates: jax.Array | None = self.shared.algorithm.cohort.rates(self.shared.data.shares)
-        return rates
+        return self.shared.algorithm.cohort.rates(self.shared.data.shares)
 
     @property
     def sent(self) -> Part:

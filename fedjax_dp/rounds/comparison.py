@@ -48,7 +48,7 @@ def gain(personal: np.ndarray, others: list[np.ndarray], records: np.ndarray, be
 
 
 def _tested(records: np.ndarray) -> np.ndarray:
-    there: np.ndarray = np.asarray(records) > 0
+    there = np.asarray(records) > 0
     if not there.any():
         raise errors.refuse("test records of clients", "none", "some", "hold out records of each client")
     return there

@@ -18,7 +18,7 @@ from fedjax_dp.models import Model, task_of, usual_model
 from fedjax_dp.parts.contexts import ClientContext, Received
 from fedjax_dp.parts.local_training import LocalTraining
 from fedjax_dp.prng import role_key
-from fedjax_dp.pytrees import ravel
+from fedjax_dp.pytrees import ravel, rows_kept
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.final import ended
 from fedjax_dp.rounds.metrics import Tested, record_sums, rows_per_block
@@ -68,8 +68,7 @@ def models_of_clients(
     """The same, of local training with numbers as arrays and the key of the run."""
     _require_own(local)
     parts = [_made(local, held, data, model=model) for held in client_states(state, data, key)]
-    models: Any = jax.tree.map(lambda *each: jnp.concatenate(each)[: data.num_clients], *parts)
-    return models
+    return jax.tree.map(lambda *each: jnp.concatenate(each)[: data.num_clients], *parts)
 
 
 @gradients.JitOfModel
@@ -114,10 +113,7 @@ def evaluate_personal(local: LocalTraining, held: ClientStates, data: FederatedD
             real = at < count
             taken = order[jnp.minimum(first + jnp.minimum(at, jnp.maximum(count - 1, 0)), records - 1)]
             sums, made = sums_of(params, taken)
-            total = {
-                name: total[name] + jnp.where(real.reshape(-1, *[1] * (a.ndim - 1)), a, 0).sum(0, dtype=a.dtype)
-                for name, a in sums.items()
-            }
+            total = {name: total[name] + rows_kept(a, real).sum(0, dtype=a.dtype) for name, a in sums.items()}
             if task.keeps_scores:
                 scores = scores.at[jnp.where(real, taken, records)].set(made, mode="drop")
             return total, scores
@@ -137,8 +133,7 @@ def _readable(
     local: LocalTraining, held: ClientStates, data: FederatedData, *, model: Model, execution: Execution
 ) -> Tested:
     tested = evaluate_personal(local, held, jax.tree.map(jnp.asarray, data), model=model)
-    readable: Tested = execution.readable(tested)
-    return readable
+    return execution.readable(tested)
 
 
 _tested = gradients.JitOfModel(_readable, ("execution",))

@@ -86,8 +86,7 @@ class Prefetcher:
     def _draw(self, first: int) -> tuple[jax.Array, jax.Array]:
         """Ids of the cohorts from round `first` on, and who of them is invited; not waited for."""
         rounds = first + jnp.arange(self._several)
-        drawn: tuple[jax.Array, jax.Array] = draw_cohorts(self._cohort, self._key, rounds, self._shares)
-        return drawn
+        return draw_cohorts(self._cohort, self._key, rounds, self._shares)
 
     def _read(self, first: int, drawn: tuple[jax.Array, jax.Array]) -> RoundsBlock:
         data, groups = self._data, self._execution.groups

@@ -140,8 +140,7 @@ def _check_loss(
 
 def numbers(algorithm: Algorithm) -> Algorithm:
     """The same algorithm with every number as a float32 array, so that no change of a number compiles again."""
-    floats: Algorithm = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), algorithm)
-    return floats
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), algorithm)
 
 
 # Compiled: the state before round 0.
@@ -295,8 +294,7 @@ def fresh(algorithm: Algorithm, data: FederatedData, model: Model, seed: int, on
     if on_host and algorithm.local.separable_state:
         alone = changed(data, offsets=data.offsets[:1], sizes=data.sizes[:1], shares=data.shares[:1])
         return prefetch.tables_on_host(begin(algorithm, alone, key, model=model), data.num_clients)
-    state: ServerState = begin(algorithm, data, key, model=model)
-    return state
+    return begin(algorithm, data, key, model=model)
 
 
 def nothing(algorithm: Algorithm, num_clients: int) -> RoundReport:

@@ -28,7 +28,7 @@ class ServerState(NamedTuple):
 
 def place(state: ServerState, execution: Execution) -> ServerState:
     """A copy of the state where a run of `execution` wants it; tables on the host stay there."""
-    light: ServerState = execution.place_models(state._replace(clients=()))
+    light = execution.place_models(state._replace(clients=()))
     return light._replace(clients=execution.place_tables(state.clients))
 
 

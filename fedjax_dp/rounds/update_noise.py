@@ -34,8 +34,7 @@ def variance_of_mean(algorithm: Algorithm, data: FederatedData, round_index: jax
         return std**2
     gains = _gains(algorithm, data.shares)
     local: Any = algorithm.local
-    variance: jax.Array = jnp.sum(rates * gains**2 * local.noise_variance(round_index, data))
-    return variance
+    return jnp.sum(rates * gains**2 * local.noise_variance(round_index, data))
 
 
 def require_known(algorithm: Algorithm) -> None:

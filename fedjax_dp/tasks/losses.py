@@ -1,5 +1,6 @@
-"""Losses of one record, each of its scores and its target alone. A mean over a batch's tokens is none of these: it
-would divide one record's loss by the others' lengths.
+"""Losses of one record, each of its scores and its target alone.
+
+A mean over a batch's tokens is none of these: it would divide one record's loss by the others' lengths.
 """
 
 import dataclasses
@@ -39,8 +40,7 @@ class TokenCrossEntropy:
             raise errors.refuse("targets", got, wanted, remedy)
         there = target != self.pad
         total = jnp.sum(cross_entropy(scores, jnp.where(there, target, -1)))  # zero for what is no class
-        loss: jax.Array = total / (target.shape[-1] if self.per == "length" else jnp.maximum(there.sum(), 1))
-        return loss
+        return total / (target.shape[-1] if self.per == "length" else jnp.maximum(there.sum(), 1))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,15 +70,13 @@ def huber(scores: jax.Array, target: jax.Array) -> jax.Array:
     """The mean over the numbers of a target of e^2 / 2 where |e| <= 1, else |e| - 1/2 (Huber 1964)."""
     size = jnp.abs(wide(scores) - target)
     small = jnp.minimum(size, 1.0)
-    loss: jax.Array = jnp.mean(small * (size - small / 2))
-    return loss
+    return jnp.mean(small * (size - small / 2))
 
 
 def wide(scores: Any) -> jax.Array:
     """Of at least 32 bits."""
     scores = jnp.asarray(scores)
-    found: jax.Array = scores.astype(jnp.promote_types(scores.dtype, jnp.float32))
-    return found
+    return scores.astype(jnp.promote_types(scores.dtype, jnp.float32))
 
 
 @jax.custom_jvp
@@ -116,5 +114,4 @@ def _softmax(logits: jax.Array, label: jax.Array) -> tuple[jax.Array, jax.Array]
     if not 1 < classes <= FEW:
         return from_exponentials()
     # On a GPU one number of a record instead of two, which would be a launch each. It is as exact as logits are.
-    found: tuple[jax.Array, jax.Array] = lax.platform_dependent(cuda=from_their_logarithm, default=from_exponentials)
-    return found
+    return lax.platform_dependent(cuda=from_their_logarithm, default=from_exponentials)

@@ -43,8 +43,7 @@ def bucketed(scores: np.ndarray) -> np.ndarray:
     """Logits as the number of the bucket of their probability, of BUCKETS of equal width."""
     with np.errstate(over="ignore"):
         probabilities = 1 / (1 + np.exp(-scores))
-    found: np.ndarray = np.minimum(np.floor(probabilities * BUCKETS), BUCKETS - 1)
-    return found
+    return np.minimum(np.floor(probabilities * BUCKETS), BUCKETS - 1)
 
 
 def _blocks(scores: np.ndarray, truth: np.ndarray, group: np.ndarray) -> _Blocks:
@@ -60,12 +59,10 @@ def _blocks(scores: np.ndarray, truth: np.ndarray, group: np.ndarray) -> _Blocks
 
     def so_far(counts: np.ndarray) -> np.ndarray:
         total = np.cumsum(counts)
-        found: np.ndarray = total - (total - counts)[begins][which]
-        return found
+        return total - (total - counts)[begins][which]
 
     return _Blocks(of, hits, so_far(hits), records, so_far(records))
 
 
 def _where(known: np.ndarray, over: np.ndarray, under: np.ndarray) -> np.ndarray:
-    found: np.ndarray = np.where(known, over / np.where(known, under, 1), np.nan)
-    return found
+    return np.where(known, over / np.where(known, under, 1), np.nan)

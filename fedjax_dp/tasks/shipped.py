@@ -50,8 +50,7 @@ class Classes:
 def _perplexity(over: str, under: str) -> Callable[[ScoreSums], np.ndarray]:
     def of(seen: ScoreSums) -> np.ndarray:
         with np.errstate(over="ignore"):
-            found: np.ndarray = np.exp(quotient(seen.sums[over], seen.sums[under]))
-        return found
+            return np.exp(quotient(seen.sums[over], seen.sums[under]))
 
     return of
 
@@ -126,14 +125,12 @@ def mean_ap(seen: ScoreSums) -> np.ndarray:
 
 def mean_ap_buckets200(seen: ScoreSums) -> np.ndarray:
     """The same of probabilities in 200 buckets, where a label without a positive record counts as 0."""
-    found: np.ndarray = np.nan_to_num(_by_label(seen, bucketed(_kept(seen)))).mean(1)
-    return found
+    return np.nan_to_num(_by_label(seen, bucketed(_kept(seen)))).mean(1)
 
 
 def labels_with_positives(seen: ScoreSums) -> np.ndarray:
     """How many labels have a positive record, which mean AP is over."""
-    found: np.ndarray = (seen.sums["positives"] > 0).sum(1)
-    return found
+    return (seen.sums["positives"] > 0).sum(1)
 
 
 def micro_ap(seen: ScoreSums) -> np.ndarray:

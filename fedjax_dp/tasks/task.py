@@ -96,8 +96,7 @@ def ratio(over: str, under: str = "records") -> Callable[[ScoreSums], np.ndarray
 
 def quotient(over: np.ndarray, under: np.ndarray) -> np.ndarray:
     """NaN where nothing was counted."""
-    found: np.ndarray = np.where(under > 0, over / np.where(under > 0, under, 1), np.nan)
-    return found
+    return np.where(under > 0, over / np.where(under > 0, under, 1), np.nan)
 
 
 def describe_task(task: Task) -> dict[str, Any]:

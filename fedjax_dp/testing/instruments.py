@@ -35,7 +35,7 @@ from fedjax_dp.privacy.client_events import training_of
 from fedjax_dp.privacy.planned_run import PlannedRun
 from fedjax_dp.privacy.protection import natural_view, noise_of, unit_of, unprotected, with_noise
 from fedjax_dp.privacy.terms import PrivacyTerms
-from fedjax_dp.pytrees import changed, ravel, value
+from fedjax_dp.pytrees import Wrapper, changed, ravel, value
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.round import run_round
 from fedjax_dp.rounds.simulation import numbers
@@ -72,21 +72,14 @@ def recording(steps: int) -> Callable[[], optax.GradientTransformation]:
 
 
 @value
-class Without:
+class Without(Wrapper):
     """Batches from which the record at one position is taken, its neighbours staying as they are; -1 takes none."""
 
-    batches: Batches
+    base: Batches
     position: jax.Array
 
-    @property
-    def even(self) -> bool:
-        return self.batches.even
-
-    def count(self, steps: int, largest: int) -> int:
-        return self.batches.count(steps, largest)
-
     def sample(self, key: jax.Array, records: jax.Array, steps: int, largest: int, smallest: int) -> Batch:
-        batch = self.batches.sample(key, records, steps, largest, smallest)
+        batch = self.base.sample(key, records, steps, largest, smallest)
         return batch._replace(mask=batch.mask & (batch.positions != self.position.astype(jnp.int32)))
 
 
@@ -162,10 +155,7 @@ def observe(
 ) -> TrialOutputs:
     """Run every trial's rounds, all trials at once."""
     execution = execution or Execution()
-    seen: TrialOutputs = jax.device_get(
-        _observe(numbers(algorithm), data, setup, model=model, rounds=rounds, execution=execution)
-    )
-    return seen
+    return jax.device_get(_observe(numbers(algorithm), data, setup, model=model, rounds=rounds, execution=execution))
 
 
 def unjitted(
@@ -179,7 +169,7 @@ def unjitted(
             held = changed(held, x=trial.x, y=trial.y)
         if trial.without is not None:
             local = here.local
-            here = changed(here, local=changed(local, batches=Without(batches=local.batches, position=trial.without)))
+            here = changed(here, local=changed(local, batches=Without(base=local.batches, position=trial.without)))
         if trial.cohort is not None:
             here = changed(here, cohort=trial.cohort)
         state = initial_state(here, model, held, trial.key)
@@ -275,10 +265,7 @@ def step_units(algorithm: Algorithm, data: FederatedData, rounds: int = 1) -> np
     by; 0 stands for a step that adds no noise or is not taken. Steps that are taken come first.
     Raises: ConfigurationError for a privatizer without clip_norm.
     """
-    local, privatizer = algorithm.local, algorithm.local.privatizer
-    if not clips(privatizer):
-        raise errors.refuse("privatizer", type(privatizer).__name__, "one with a clip_norm, for this check")
-    clip = float(privatizer.clip_norm)
+    local, privatizer, clip = algorithm.local, algorithm.local.privatizer, gradient_clip_of(algorithm)
     sizes = np.asarray(data.sizes)
     most = local.batches.count(local.steps, data.largest)
     taken = np.array([local.batches.count(local.steps, int(n)) for n in sizes])
@@ -292,6 +279,14 @@ def step_units(algorithm: Algorithm, data: FederatedData, rounds: int = 1) -> np
     divisors = [divisors_of(local.batches, int(n), most) for n in sizes]
     unit = np.array([[privatizer.noise_unit(int(divisor)) for divisor in each] for each in divisors], float)
     return np.where(live, clip * unit, 0.0)
+
+
+def gradient_clip_of(algorithm: Algorithm) -> float:
+    """The clip norm of an algorithm that clips gradients."""
+    privatizer = algorithm.local.privatizer
+    if not clips(privatizer):
+        raise errors.refuse("privatizer", type(privatizer).__name__, "one with a clip_norm, for this check")
+    return float(privatizer.clip_norm)
 
 
 def clip_of(algorithm: Algorithm) -> float:

@@ -117,21 +117,18 @@ def _turned(right: Batches, key: jax.Array, records: jax.Array, steps: int, larg
 
 
 def _turned_members(right: Cohort, key: jax.Array, round_index: jax.Array, shares: jax.Array) -> Members:
-    turned: Members = jax.tree.map(lambda a: a[::-1], right.sample(key, round_index, shares))
-    return turned
+    return jax.tree.map(lambda a: a[::-1], right.sample(key, round_index, shares))
 
 
 def _all_but_last(right: Cohort, key: jax.Array, round_index: jax.Array, shares: jax.Array) -> Members:
-    others: Members = jax.tree.map(lambda a: a[:-1], right.sample(key, round_index, shares))
-    return others
+    return jax.tree.map(lambda a: a[:-1], right.sample(key, round_index, shares))
 
 
 def _last_as_padding(right: Cohort, key: jax.Array, round_index: jax.Array, shares: jax.Array) -> Members:
     members = right.sample(key, round_index, shares)
     last = Members(members.ids[-1:], jnp.zeros(1), jnp.zeros(1, jnp.int32), jnp.zeros(1, bool))
     others = jax.tree.map(lambda a: a[:-1], members)
-    padded: Members = jax.tree.map(lambda *a: jnp.concatenate(a), others, last, last)
-    return padded
+    return jax.tree.map(lambda *a: jnp.concatenate(a), others, last, last)
 
 
 def _examine_padding(algorithm: Algorithm, data: FederatedData, model: Model, seed: int) -> None:

@@ -11,9 +11,10 @@ from fedjax_dp import errors
 from fedjax_dp.accounting import Unit
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.execution.mesh import Execution
-from fedjax_dp.inspection.trials import QUICK, keys_of, size_of
+from fedjax_dp.inspection.trials import QUICK, keys_of
 from fedjax_dp.inspection.verdict import CheckReport, recorded, require
 from fedjax_dp.models import Model
+from fedjax_dp.models.model import size_of
 from fedjax_dp.parts.client_privacy import UpdatePrivatizer
 from fedjax_dp.privacy.protection import noise_of, unit_of
 from fedjax_dp.pytrees import changed

@@ -51,8 +51,7 @@ def mutated(algorithm: Algorithm, slot: str, method: str, mutation: Mutation) ->
             return mutated_part(whole, method, mutation)
         return changed(whole, **{path[0]: replaced(getattr(whole, path[0]), path[1:])})
 
-    made: Algorithm = replaced(algorithm, PATHS[slot])
-    return made
+    return replaced(algorithm, PATHS[slot])
 
 
 def wrong_program(slot: str, method: str, applies: Callable[[Algorithm], Any]) -> Callable[[Mutation], WrongProgram]:

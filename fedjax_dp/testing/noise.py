@@ -13,9 +13,10 @@ from fedjax_dp.accounting import Unit
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.inspection.noise_law import examine_noise
 from fedjax_dp.inspection.schedule_points import whitened
-from fedjax_dp.inspection.trials import keys_of, size_of
+from fedjax_dp.inspection.trials import keys_of
 from fedjax_dp.inspection.verdict import CheckReport, require
 from fedjax_dp.models import Model
+from fedjax_dp.models.model import size_of
 from fedjax_dp.parts.noise import correlated_source
 from fedjax_dp.privacy.protection import unit_of
 from fedjax_dp.pytrees import changed

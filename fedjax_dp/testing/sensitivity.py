@@ -18,7 +18,6 @@ from fedjax_dp.inspection.verdict import CheckReport
 from fedjax_dp.models import Model
 from fedjax_dp.parts.batches import FixedBatches
 from fedjax_dp.parts.client_privacy import UpdatePrivatizer
-from fedjax_dp.parts.record_privacy import clips
 from fedjax_dp.privacy.protection import unit_of
 from fedjax_dp.pytrees import changed
 from fedjax_dp.rounds.algorithm import Algorithm
@@ -41,9 +40,8 @@ def loose_clip(algorithm: Algorithm) -> Algorithm:
     if algorithm.upload.unit is not None:
         mutation = _loose_message if getattr(algorithm.aggregate, "least", None) is None else _looser_message
         return changed(algorithm, upload=mutated_part(algorithm.upload, "message", mutation))
+    instruments.gradient_clip_of(algorithm)  # refuses one that does not clip
     local = algorithm.local
-    if not clips(local.privatizer):
-        raise errors.refuse("privatizer", type(local.privatizer).__name__, "one that clips, for loose_clip")
     return changed(algorithm, local=changed(local, privatizer=mutated_part(local.privatizer, "gradient", _loose_clip)))
 
 
@@ -205,11 +203,7 @@ def _examine_uploads(
     alone = changed(data, offsets=data.offsets[:1], sizes=data.sizes[:1], shares=np.ones(1, np.float32))
     one, other = (np.asarray(instruments.observe(quiet, alone, model, s).params[:, 1], float) for s in setups)
     rates = np.asarray(quiet.local.rates(jnp.int32(0), alone.largest), float)
-    privatizer = quiet.local.privatizer
-    if not clips(privatizer):
-        raise errors.refuse("privatizer", type(privatizer).__name__, "one with a clip_norm, for this check")
-    clip = float(privatizer.clip_norm)
-    reach = adjacency.sensitivity * clip * rates.sum()
+    reach = adjacency.sensitivity * instruments.gradient_clip_of(quiet) * rates.sum()
     _require_bounded(f"the upload of {rates.size} steps", one, other, reach, adjacency)
 
 

@@ -28,9 +28,9 @@ from fedjax_dp.parts.clipping import Bounded, ClipBatch, ClipRecords, Records, S
 from fedjax_dp.parts.contexts import ClientContext, InitContext, LocalResult, LocalState
 from fedjax_dp.parts.corrections import Correction
 from fedjax_dp.parts.local_sgd import LocalSgd
-from fedjax_dp.parts.record_privacy import Privatizer, variance_of
+from fedjax_dp.parts.record_privacy import Privatizer
 from fedjax_dp.privacy.protection import clips_records, noises_steps
-from fedjax_dp.pytrees import changed, ravel, tensor_sizes, value
+from fedjax_dp.pytrees import Wrapper, changed, ravel, tensor_sizes, value
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.testing.mutation import Mutation, WrongProgram, mutated, mutated_part, wrong_program
 
@@ -196,17 +196,14 @@ def _words(key: jax.Array, *rest: Any) -> jax.Array:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Keyed:
+class _Keyed(Wrapper):
     """A privatizer that takes another key than its argument."""
 
-    privatizer: Privatizer
+    base: Privatizer
     key: jax.Array
 
     def gradient(self, key: jax.Array, *rest: Any) -> Any:
-        return self.privatizer.gradient(self.key, *rest)
-
-    def noise_variance(self, *rest: Any) -> Any:
-        return variance_of(self.privatizer, *rest)
+        return self.base.gradient(self.key, *rest)
 
 
 def _run_with_noise_key(right: LocalSgd, number: Any, client: ClientContext) -> LocalResult:

@@ -133,6 +133,9 @@ def test_packed_files_grow_as_far_as_they_may(ending, hospitals):
     np.testing.assert_array_equal(load(f"csv:{path}", **WORDS).x_train, load("csv:hospital_0.csv", **WORDS).x_train)
     path.write_bytes(packed(plain)[:-30])
     assert "damaged" in refusal(load, f"csv:{path}", **WORDS)
+    if ending == "xz":  # the first of two files is not all
+        path.write_bytes(packed(plain) * 2)
+        assert "more bytes after its end" in refusal(load, f"csv:{path}", **WORDS)
     path.write_bytes(packed(plain[:60] + b"0" * (1 << 27)))
     assert "times as large when expanded" in refusal(load, f"csv:{path}", **WORDS)
 

@@ -87,7 +87,7 @@ def test_what_is_not_there_is_not_left_out(model):
 
 
 def test_batches_that_are_counted_off_have_the_shapes_of_drawn_ones():
-    drawn, given = FixedBatches(size=BATCH), latency.GivenBatches(like=FixedBatches(size=BATCH))
+    drawn, given = FixedBatches(size=BATCH), latency.GivenBatches(base=FixedBatches(size=BATCH))
     key, records = jax.random.key(0), jnp.int32(RECORDS)
     for a, b in zip(
         drawn.sample(key, records, STEPS, RECORDS, RECORDS),

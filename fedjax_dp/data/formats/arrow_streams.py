@@ -123,8 +123,7 @@ def numbers_of(where: str, column: Any) -> np.ndarray:
         column = column.cast(pa.uint8())
     if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
         raise damaged(where, f"{column.type}"[:60], "numbers, or lists of them")
-    values: np.ndarray = column.to_numpy().reshape(shape)
-    return values
+    return column.to_numpy().reshape(shape)
 
 
 def is_text(column: Any) -> bool:

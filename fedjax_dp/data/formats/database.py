@@ -14,13 +14,11 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 from fedjax_dp import errors, folders
-from fedjax_dp.data.files import check_growth, damaged
+from fedjax_dp.data.files import check_growth, damaged, unpack_lzma
 
 MAGIC = b"SQLite format 3\0"
 PACKED = (b"\x5d", b"\xfd7zXZ\0")  # lzma alone with its usual properties, xz
 HEADER = 100  # bytes, with the size of a page, and how many there are
-PIECE = 1 << 20
-DICTIONARY = 1 << 29  # bytes that the decoder may take; the largest preset takes a fifth of that
 LARGEST_RECORD = 1 << 26
 WANTED = "an SQLite database, perhaps packed by lzma or xz"
 READS = (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ)
@@ -96,23 +94,18 @@ def _check_size(path: pathlib.Path, place: pathlib.Path) -> None:
 def _expand(path: pathlib.Path, expanded: BinaryIO) -> None:
     """Unpack in pieces; stops at the first bytes that begin no database, and at a size that no data have."""
     stored, size, begun = path.stat().st_size, 0, b""
-    unpack = lzma.LZMADecompressor(memlimit=DICTIONARY)  # lzma.open has no limit
     try:
         with open(path, "rb") as file:
-            while not unpack.eof:
-                raw = file.read(PIECE) if unpack.needs_input else b""
-                if unpack.needs_input and not raw:
-                    raise damaged(path, "an end within the packed data", WANTED, "get the file again")
-                piece = unpack.decompress(raw, max_length=PIECE)
+            for piece in unpack_lzma(file):
                 size += len(piece)
                 begun = (begun + piece)[: len(MAGIC)]
-                if not MAGIC.startswith(begun) or (unpack.eof and begun != MAGIC):
-                    raise damaged(path, f"{begun!r} at the beginning of what is packed", WANTED)
+                if not MAGIC.startswith(begun):
+                    break
                 check_growth(path, stored, size)
                 expanded.write(piece)
-            if unpack.unused_data or file.read(1):
-                raise damaged(path, "more bytes after its end", WANTED)
-    except (lzma.LZMAError, MemoryError) as error:
+        if begun != MAGIC:
+            raise damaged(path, f"{begun!r} at the beginning of what is packed", WANTED)
+    except (EOFError, lzma.LZMAError, MemoryError) as error:
         raise damaged(path, f"something else ({folders.reason(error)})", WANTED) from None
 
 

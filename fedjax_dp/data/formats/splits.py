@@ -13,7 +13,7 @@ import numpy as np
 from fedjax_dp import errors
 from fedjax_dp.data.checks import check_data
 from fedjax_dp.data.files import damaged
-from fedjax_dp.data.holdout import split_each
+from fedjax_dp.data.holdout import split_rows
 from fedjax_dp.data.partition import natural
 from fedjax_dp.data.reading import shape_of
 from fedjax_dp.data.store import Dataset
@@ -92,7 +92,7 @@ def whole(where: str, train: Split, test: Split | None) -> tuple[tuple[Split, Sp
         return (train, test), []
     owners = train.owners
     clients = [np.arange(len(train))] if owners is None else natural(owners)
-    rows, tests = (np.concatenate(part) for part in split_each(clients, TEST_FRACTION, seed=0))
+    rows, tests = split_rows(clients, TEST_FRACTION, seed=0)
     if not tests.size:
         raise damaged(where, "one record of every client and no test split", "two of some client, one to test on")
     whose = "all records" if owners is None else "every client's records"

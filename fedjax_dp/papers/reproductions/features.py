@@ -38,8 +38,7 @@ class Cloud(NamedTuple):
         from threadpoolctl import threadpool_limits
 
         with threadpool_limits(1):  # so few records: threads that wait for each other cost more than they bring
-            plane: np.ndarray = TSNE(2, perplexity=30.0, init="pca", random_state=0).fit_transform(self.features)
-        return plane
+            return TSNE(2, perplexity=30.0, init="pca", random_state=0).fit_transform(self.features)
 
 
 def cloud_of(run: PlannedRun) -> Cloud:

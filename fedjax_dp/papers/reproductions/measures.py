@@ -46,9 +46,7 @@ def _last(name: str, count: int = 1) -> Callable[[Record], float | None]:
         numbers = [seen.get(name) for seen in record["history"][-count:]]
         if not numbers or any(number is None for number in numbers):
             return None
-        total: float = sum(numbers)
-        mean: float = CLASSES[name].shown(1) * total / len(numbers)
-        return mean
+        return CLASSES[name].shown(1) * sum(numbers) / len(numbers)
 
     return of
 
