@@ -7,7 +7,7 @@ import shlex
 from typing import TYPE_CHECKING, Annotated, Any
 
 from fedjax_dp import devices, errors
-from fedjax_dp.accounting.guarantee import NoiseMultipliers
+from fedjax_dp.accounting.guarantee import NoiseMultipliers, mark_of, marked
 from fedjax_dp.accounting.neighbours import Unit
 from fedjax_dp.cli.options import Detail, DetailOptions, Switch, known_flags
 from fedjax_dp.cli.output import INDENT, show_lines
@@ -124,7 +124,8 @@ def _print_result(
     measures = measures_of(result["task"])
     main = measures.main
     reached = "" if main.name == "test_loss" else f"{_plainly(main)} {_four(result[main.name])}, "
-    name, last = f"{result['algorithm']} on {result['dataset']}", result["history"][-1]
+    name = marked(f"{result['algorithm']} on {result['dataset']}", mark_of(guarantee))
+    last = result["history"][-1]
     shared = f"test {reached}loss {result['test_loss']:.4f}"
     headline = f"{name}: {shared} after {result['rounds']} rounds"
     if last["personal_mean"] is not None:
@@ -237,7 +238,10 @@ def _noise(result: dict[str, Any]) -> list[tuple[str, str]]:
     learnt, clip_norm = result["history"][-1]["learnt_clip_norm"], result["config"].get("clip_norm")
     clip = "" if clip_norm is None else f", clip norm {clip_norm:g}"
     clip += "" if learnt is None else f" at first, {learnt:.4g} in the last round"
-    return [("noise", f"multiplier {NoiseMultipliers(**multiplier)}{clip}")]
+    text, deployment = f"multiplier {NoiseMultipliers(**multiplier)}{clip}", result["guarantee"].get("deployment")
+    if deployment:
+        text += f"; in the {mark_of(result['guarantee'])}, of which {deployment['noise_ratio']:.3g} is simulated"
+    return [("noise", text)]
 
 
 def _probes(result: dict[str, Any]) -> list[tuple[str, str]]:

@@ -53,6 +53,10 @@ def ledger_of(
             "hashes": None if hashes is None else record_hashes.written(hashes),
         },
     }
+    if guarantee.deployment is not None:  # whose epsilon is not that of these parameters
+        own = {"epsilon": None if guarantee.own is None else finite(guarantee.own)}
+        facts |= {"deployment": guarantee.deployment._asdict() | {"epsilon": facts["epsilon"]}} | own
+        facts["epsilons"] = [[own["epsilon"], data.num_clients]]
     return with_phase("".join(dict.fromkeys(origin.lines for origin in getattr(model, "origins", ()))), facts)
 
 

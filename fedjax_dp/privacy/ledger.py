@@ -22,10 +22,10 @@ from fedjax_dp.accounting import (
 )
 from fedjax_dp.accounting.events import distinct, each
 from fedjax_dp.models import Model
-from fedjax_dp.parts.client_privacy import Participation
+from fedjax_dp.parts.client_privacy import Participation, released_noise
 from fedjax_dp.parts.cohorts import SEEN
 from fedjax_dp.parts.facts import of_the_project, require_facts
-from fedjax_dp.privacy.planned_run import PlannedRun, helpers_of, honest_of, last_rates
+from fedjax_dp.privacy.planned_run import PlannedRun, honest_of, last_rates
 from fedjax_dp.privacy.protection import unit_of
 from fedjax_dp.pytrees import Part, tensor_sizes
 from fedjax_dp.rounds.algorithm import Algorithm
@@ -54,6 +54,8 @@ def counted_as(run: PlannedRun) -> str:
     every round instead of counted. A law is known of records, and of cohorts that are drawn.
     """
     wanted, cohort, by_client = run.terms.participation, run.algorithm.cohort, unit_of(run.algorithm) is Unit.CLIENT
+    if run.terms.deployment is not None:  # whose schedule nobody knows
+        return "worst"
     if wanted == "once":
         return wanted
     lawless = wanted == "law" and (by_client or not cohort.drawn)
@@ -68,11 +70,10 @@ def _sampling_of(run: PlannedRun) -> tuple[Sampling, Adjacency]:
     all others' may be known, and their states with them (docs/epsilon.md has the proof). Where the draw of one decides
     who else is drawn, nothing is known but that published cohorts hide no less than these.
     """
-    num_clients, upload = run.data.num_clients, run.algorithm.upload
-    if not upload.amplified:
+    if not run.algorithm.upload.amplified:
         return SEEN
-    known = helpers_of(run.algorithm, run.data, run.view, run.terms.colluders)
-    sampling, adjacency = run.algorithm.cohort.amplified(num_clients, known)
+    cohort, num_clients = run.promised
+    sampling, adjacency = cohort.amplified(num_clients, run.helpers)
     return (sampling, adjacency) if isinstance(sampling, Poisson) or not remembers(run.algorithm) else SEEN
 
 
@@ -103,6 +104,8 @@ def _times(run: PlannedRun, participation: str, at_least: int) -> list[float]:
         times: list[float] = np.maximum(run.schedule, at_least).tolist()
         return times
     cohort, rounds, num_clients = run.algorithm.cohort, run.rounds, run.data.num_clients
+    if run.terms.deployment is not None:
+        return [-(-rounds // run.promised.cohort.min_separation(run.promised.num_clients))] * num_clients
     if participation in ("worst", "once"):
         return [(rounds if participation == "worst" else 1) * cohort.max_participations] * num_clients
     shares = np.asarray(run.data.shares, float)
@@ -163,18 +166,18 @@ def _of_records(run: PlannedRun, participation: str, at_least: int) -> list[Even
 
 
 def _of_clients(run: PlannedRun, participation: str, at_least: int) -> list[Event]:
-    algorithm, data = run.algorithm, run.data
+    algorithm = run.algorithm
     upload: Any = algorithm.upload
     # who of those drawn does not answer, for reasons that know no data, pays no more than the others
-    num_clients, cohort = data.num_clients, algorithm.cohort
+    cohort, num_clients = run.promised
     if participation == "once":
         run, participation = dataclasses.replace(run, rounds=1, _drawn={}), "worst"
-    noise = float(np.float32(upload.noise_multiplier))
-    known = helpers_of(algorithm, data, run.view, run.terms.colluders)
+    noise = released_noise(upload) if run.terms.deployment is None else float(np.float32(upload.noise_multiplier))
     sampling, adjacency = _sampling_of(run)
     size = Part(tensor_sizes(_shapes(run.model)), algorithm.local.sent_tensors(run.model)).size
     members = cohort.capacity(num_clients)
-    honest = honest_of(algorithm, data, run.view, min(known, members - 1)) if upload.shared_noise else members
+    shared = upload.shared_noise
+    honest = honest_of(algorithm, run.data, run.view, min(run.helpers, members - 1)) if shared else members
 
     @functools.cache
     def of(times: float) -> Event:

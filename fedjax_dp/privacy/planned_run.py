@@ -16,6 +16,7 @@ from fedjax_dp.parts.aggregation import separate
 from fedjax_dp.parts.cohorts import Members
 from fedjax_dp.parts.facts import of_the_project
 from fedjax_dp.privacy.beginning import Beginning, beginning_of
+from fedjax_dp.privacy.deployment import Clients, clients_of, standing_for
 from fedjax_dp.privacy.protection import unprotected, view_of, with_noise
 from fedjax_dp.privacy.terms import PrivacyOptions, PrivacyTerms
 from fedjax_dp.rounds.algorithm import Algorithm
@@ -40,6 +41,16 @@ class PlannedRun:
     def view(self) -> View:
         """Who must learn nothing."""
         return view_of(self.algorithm, self.terms.view)
+
+    @functools.cached_property
+    def promised(self) -> Clients:
+        """Whom the Guarantee is of: the clients of the data, or those of the deployment that they stand for."""
+        return clients_of(self.algorithm, self.terms, self.data.num_clients)
+
+    @property
+    def helpers(self) -> int:
+        """Members of a cohort of theirs that help the adversary, see `helpers_of`."""
+        return helpers_of(self.promised.cohort.capacity(self.promised.num_clients), self.view, self.terms.colluders)
 
     @functools.cached_property
     def no_epsilon_reason(self) -> str | None:
@@ -67,6 +78,11 @@ class PlannedRun:
         """See `noise_gains`."""
         return noise_gains(self.algorithm, self.data, self.view, self.terms.colluders, self.rounds)
 
+    @property
+    def by_itself(self) -> "PlannedRun":
+        """The same run, counted as what it releases itself, whatever deployment it stands for."""
+        return self.counted(deployment_cohort=None, deployment_population=None)
+
     def counted(self, **terms: Unpack[PrivacyOptions]) -> "PlannedRun":
         """The same run, counted on other terms."""
         return dataclasses.replace(self, terms=dataclasses.replace(self.terms, **terms))
@@ -93,7 +109,7 @@ def plan_run(
     check(algorithm, data, rounds, model)
     terms.check()
     return PlannedRun(
-        algorithm=algorithm,
+        algorithm=standing_for(algorithm, data, terms),
         data=data,
         rounds=rounds,
         terms=terms,
@@ -113,9 +129,8 @@ def participations(algorithm: Algorithm, data: FederatedData, rounds: int, seed:
     return np.bincount(np.asarray(ids)[np.asarray(drawn)], minlength=data.num_clients)
 
 
-def helpers_of(algorithm: Algorithm, data: FederatedData, view: View, colluders: int) -> int:
-    """Members of a cohort that help the adversary. In views of clients it is itself one that knows its own part."""
-    members = algorithm.cohort.capacity(data.num_clients)
+def helpers_of(members: int, view: View, colluders: int) -> int:
+    """How many of a cohort help the adversary. In views of clients it is itself one that knows its own part."""
     errors.require_integer("colluders", colluders, 0, members - 1, "at least one client of the cohort is honest")
     return max(colluders, 1) if view in (View.BROADCAST, View.OWNER) else colluders
 
@@ -161,7 +176,7 @@ def noise_gains(algorithm: Algorithm, data: FederatedData, view: View, colluders
     """
     ones, local = np.ones(data.num_clients), algorithm.local
     cohort = algorithm.cohort
-    helpers = helpers_of(algorithm, data, view, colluders)
+    helpers = helpers_of(cohort.capacity(data.num_clients), view, colluders)
     aggregate, privatizer = algorithm.aggregate, local.privatizer
     between = (
         local,

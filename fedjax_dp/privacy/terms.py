@@ -42,6 +42,9 @@ class PrivacyTerms:
             every message, so sampling clients amplifies nothing; in the others the others' noise helps where it is
             known to add up
         colluders: clients of each cohort that help the adversary, in views other than uploads
+        deployment_cohort: clients of a cohort in the deployment that the run stands for; its noise is found and
+            counted, and the run has its noise on the mean
+        deployment_population: clients of that deployment
     """
 
     epsilon: Budget | None = None
@@ -51,11 +54,24 @@ class PrivacyTerms:
     sigma_mode: Annotated[str, about("", choices=SIGMA_MODES)] = "per_client"
     view: Annotated[str | None, about("", choices=VIEWS, default="the algorithm's")] = None
     colluders: int = 0
+    deployment_cohort: Annotated[int | None, about("", default="the run itself")] = None
+    deployment_population: Annotated[int | None, about("", default="the run itself")] = None
 
     def check(self) -> None:
-        """Refuse names that are none of their choices."""
+        """Refuse names that are none of their choices, and half of a deployment."""
         for name, option in of_class(PrivacyTerms).items():
             option.check(getattr(self, name))
+        pair = ("deployment_cohort", "deployment_population")
+        for name, other in (pair, pair[::-1]):
+            if getattr(self, other) is not None:
+                errors.require_count(name, errors.require_given(name, getattr(self, name), f"it belongs to {other}"))
+
+    @property
+    def deployment(self) -> tuple[int, int] | None:
+        """Clients of a cohort, and in all, of the deployment that the run stands for."""
+        if self.deployment_cohort is None or self.deployment_population is None:
+            return None
+        return self.deployment_cohort, self.deployment_population
 
     def budgets(self, num_clients: int) -> list[float]:
         """Epsilon of every client.
@@ -89,3 +105,5 @@ class PrivacyOptions(TypedDict, total=False):
     sigma_mode: str
     view: str | None
     colluders: int
+    deployment_cohort: int | None
+    deployment_population: int | None
