@@ -95,6 +95,7 @@ def test_a_command_on_a_page_has_known_flags(name, words):
 SCRIPTS = [
     "getting_started.md",
     "guides/accounting.md",
+    "guides/deployment.md",
     "guides/personalise.md",
     "guides/runs.md",
 ]
