@@ -165,7 +165,9 @@ def _print_result(
 
 def _next(guarantee: dict[str, Any], place: str) -> str:
     """What people do with a run."""
-    attacked = "" if guarantee["epsilon"] is None else f", fedjax-dp audit {place} attacks it"
+    own = " --own" if guarantee["deployment"] else ""
+    attackable = guarantee["epsilon"] is not None and guarantee["unit"] != Unit.USER.value
+    attacked = f", fedjax-dp audit {place}{own} attacks it" if attackable else ""
     return f"fedjax-dp report {place} shows it in a browser{attacked}"
 
 

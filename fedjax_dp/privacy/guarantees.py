@@ -211,7 +211,7 @@ def prepared(run: PlannedRun, progress: Callable[[int, int], None] | None = None
 def stated(run: PlannedRun, progress: Callable[[int, int], None] | None = None) -> Guarantee:
     """The same from what the parts state, which is not looked into: for those who try to break it, as audits do."""
     algorithm, data, terms = run.algorithm, run.data, run.terms
-    num_clients, unit, delta = data.num_clients, unit_of(algorithm), terms.delta
+    num_clients, unit, delta = data.num_clients, run.unit, terms.delta
     reason = run.no_epsilon_reason
     if reason:
         return no_privacy(num_clients, reason, run.view)
@@ -225,13 +225,13 @@ def stated(run: PlannedRun, progress: Callable[[int, int], None] | None = None) 
     if terms.deployment is None and algorithm.upload.noise_ratio is not None:
         noise = np.asarray(noise, float) * float(algorithm.upload.noise_ratio)
     if steps and not np.any(np.asarray(noise) > 0):
-        what = "gradients" if unit is Unit.RECORD else "updates"
+        what = "updates" if unit is Unit.CLIENT else "gradients"
         return no_privacy(num_clients, f"{what} are clipped but noise_multiplier is 0", run.view)
     if any(step.reveals_everything for step in steps):
         return no_privacy(num_clients, "some clients add no noise: their noise_multiplier is 0", run.view)
     epsilons = tuple(accounting.epsilons_of(ledger, delta, terms.accountant, progress))
     adjacency = steps[0].adjacency if steps else accounting.Adjacency.REPLACE_ONE
-    members = np.asarray(data.sizes).tolist() if unit is Unit.RECORD else [run.promised.num_clients]
+    members = [run.promised.num_clients] if unit is Unit.CLIENT else np.asarray(data.sizes).tolist()
     return Guarantee(
         epsilons,
         delta,
@@ -241,7 +241,7 @@ def stated(run: PlannedRun, progress: Callable[[int, int], None] | None = None) 
         accounting.ACCOUNTANTS[terms.accountant].about,
         (*_assumptions(run, steps), *run.beginning.assumptions, *_words(run), FLOAT_NOISE),
         tuple(claim for claims in CLAIMS for claim in claims(run, delta, epsilons, ledger))
-        if terms.deployment is None
+        if terms.deployment is None and unit is not Unit.USER
         else (),
         (
             *epsilon_warnings(max(epsilons)),
@@ -371,6 +371,11 @@ def _assumptions(
         if steps[0].adjacency is accounting.Adjacency.REPLACE_ONE
         else "each client's sampling rate, divisor and number of steps are public constants, whoever joins or leaves"
     )
+    if run.unit is Unit.USER:
+        lines.append(
+            f"a user has at most {run.data.records_per_user} records, all at one client: the first in the order of the "
+            "data, at the first client that has some, by a rule that knows ids alone"
+        )
     lines += local.privatizer.assumptions
     if local.initial_release:
         lines.append("every client's warm start is counted, once")

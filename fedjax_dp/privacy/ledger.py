@@ -20,7 +20,7 @@ from fedjax_dp.accounting import (
     View,
     repeated,
 )
-from fedjax_dp.accounting.events import distinct, each
+from fedjax_dp.accounting.events import distinct, each, of_group
 from fedjax_dp.models import Model
 from fedjax_dp.parts.client_privacy import Participation, released_noise
 from fedjax_dp.parts.cohorts import SEEN
@@ -94,8 +94,25 @@ def training_of(run: PlannedRun, at_least: int = 0) -> list[Event]:
     if colluders and run.view is View.UPLOADS:
         raise errors.refuse("colluders", colluders, "0 in view uploads, where others' noise does not count", "drop it")
     participation = counted_as(run)
-    by_client = unit_of(run.algorithm) is Unit.CLIENT
-    return (_of_clients if by_client else _of_records)(run, participation, at_least)
+    if unit_of(run.algorithm) is Unit.CLIENT:
+        return _of_clients(run, participation, at_least)
+    ledger = _of_records(run, participation, at_least)
+    return ledger if run.unit is Unit.RECORD else _of_users(run, ledger)
+
+
+def _of_users(run: PlannedRun, ledger: list[Event]) -> list[Event]:
+    """What the rounds release of all records of a user, who is at one client with no more than the data keep.
+
+    That is no more than there are, where sizes are public; a user who may join can bring more.
+    """
+    bound = run.data.records_per_user or 1
+
+    @functools.cache
+    def grouped(event: Event, records: int) -> Event:
+        joins = any(step.adjacency is Adjacency.ADD_REMOVE for step, _ in event.leaves())
+        return of_group(event, run.unit, bound if joins else min(bound, records))
+
+    return [grouped(*one) for one in zip(ledger, np.asarray(run.data.sizes).tolist(), strict=True)]
 
 
 def _times(run: PlannedRun, participation: str, at_least: int) -> list[float]:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_dp import errors
-from fedjax_dp.accounting import View
+from fedjax_dp.accounting import Unit, View
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.models import Model, usual_model
 from fedjax_dp.parts.aggregation import separate
@@ -17,7 +17,7 @@ from fedjax_dp.parts.cohorts import Members
 from fedjax_dp.parts.facts import of_the_project
 from fedjax_dp.privacy.beginning import Beginning, beginning_of
 from fedjax_dp.privacy.deployment import Clients, clients_of, standing_for
-from fedjax_dp.privacy.protection import unprotected, view_of, with_noise
+from fedjax_dp.privacy.protection import noise_of, unit_of, unprotected, view_of, with_noise
 from fedjax_dp.privacy.terms import PrivacyOptions, PrivacyTerms
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.clients import draw_cohorts
@@ -41,6 +41,12 @@ class PlannedRun:
     def view(self) -> View:
         """Who must learn nothing."""
         return view_of(self.algorithm, self.terms.view)
+
+    @property
+    def unit(self) -> Unit:
+        """Whom the Guarantee is of: a user with several records, where the data name users and noise is on records."""
+        natural = unit_of(self.algorithm)
+        return Unit.USER if natural is Unit.RECORD and self.data.records_per_user is not None else natural
 
     @functools.cached_property
     def promised(self) -> Clients:
@@ -108,7 +114,7 @@ def plan_run(
     run_key(seed)  # refuses what is none
     check(algorithm, data, rounds, model)
     terms.check()
-    return PlannedRun(
+    planned = PlannedRun(
         algorithm=standing_for(algorithm, data, terms),
         data=data,
         rounds=rounds,
@@ -117,6 +123,15 @@ def plan_run(
         seed=seed,
         model_given=model is not None,
     )
+    _check_users(planned)
+    return planned
+
+
+def _check_users(run: PlannedRun) -> None:
+    """Refuse features that several users' records were made with, where users are to be hidden."""
+    if run.unit is Unit.USER and run.data.learnt and noise_of(run.algorithm) is not None:
+        wanted = "left out where features were made with users' records"
+        raise errors.refuse("records_per_user", run.data.records_per_user, wanted, f"these were: {run.data.learnt[0]}")
 
 
 def participations(algorithm: Algorithm, data: FederatedData, rounds: int, seed: int) -> np.ndarray:

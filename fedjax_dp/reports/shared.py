@@ -14,7 +14,11 @@ from fedjax_dp.reports import charts
 from fedjax_dp.reports.contents import Block, Facts, Grid, Listing, Prose, Rows, Section, in_words, percent
 from fedjax_dp.tasks.measures import Measure
 
-UNITS = {"record": "one record of one client", "client": "one client with all its records"}
+UNITS = {
+    "record": "one record of one client",
+    "client": "one client with all its records",
+    "user": "one user with all their records",
+}
 NEAR = 1e-3  # relative: as near to a budget as noise is found
 DRAWN = 500  # rows of a curve
 LONG_VERDICTS = {

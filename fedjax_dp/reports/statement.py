@@ -19,6 +19,7 @@ PROTECTED = {
     Unit.RECORD: "One record of one client: one row of its data, such as one image, one visit or one text. Whoever has "
     "several records in the data is protected less, the more there are.",
     Unit.CLIENT: "One client with all its records: whether it took part, and everything that it holds.",
+    Unit.USER: "One person with all records that were kept of them, at one client; how many at most stands below.",
 }
 COMPARED = {
     Adjacency.ADD_REMOVE: "The data with the {unit} and the same data without it.",
@@ -43,6 +44,7 @@ ALWAYS = (
 OF_UNIT = {
     Unit.RECORD: "Whether a client took part at all, and what all records of a client have in common.",
     Unit.CLIENT: "What several clients have in common, such as two phones of one person.",
+    Unit.USER: "What several people have in common, such as a family; a person who goes by two ids.",
 }
 SIMULATED = (
     "This run was simulated: its noise can be computed again from a seed, so the run itself protects nobody. The "
