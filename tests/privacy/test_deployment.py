@@ -14,6 +14,7 @@ from helpers import ragged_data
 import fedjax_dp as fdp
 from fedjax_dp import errors, parts
 from fedjax_dp.accounting import Guarantee
+from fedjax_dp.experiments import phases
 from fedjax_dp.privacy.planned_run import plan_run
 from fedjax_dp.privacy.terms import PrivacyTerms
 from fedjax_dp.pytrees import changed, same
@@ -196,6 +197,16 @@ def test_a_guarantee_of_a_deployment_names_it_and_says_what_it_is_not_of(data):
     assert "an infinite epsilon of its own" in str(dataclasses.replace(stated, own=math.inf))
     lost = Guarantee.restored(dataclasses.replace(stated, own=math.inf).saved())
     assert lost.own == math.inf
+
+
+def test_the_ledger_of_exported_parameters_has_the_epsilon_of_the_run_itself(data):
+    """Who begins another run with them has what they released, not what a deployment would have."""
+    stated = promise(dp_fedavg(noise_multiplier=20.0), data, **OF)
+    model = fdp.models.usual_model(data)
+    ledger = phases.ledger_of("dp_fedavg", data, model, ROUNDS, stated)
+    for text in (ledger, phases.longer(ledger, 2 * ROUNDS, stated)):
+        facts = json.loads(text.splitlines()[-1])
+        assert facts["epsilon"] == stated.own > stated.epsilon == facts["deployment"]["epsilon"]
 
 
 def test_delta_is_judged_against_the_deployments_population(data):
