@@ -96,6 +96,7 @@ def test_a_command_on_a_page_has_known_flags(name, words):
 SCRIPTS = [
     "getting_started.md",
     "guides/accounting.md",
+    "guides/deployment.md",
     "guides/personalise.md",
     "guides/runs.md",
 ]
@@ -113,6 +114,8 @@ def test_commands_of_a_page_run_one_after_the_other(name, tmp_path, monkeypatch,
     np.savez("mine.npz", **{key: a.astype(np.float32) if a.dtype == float else a for key, a in arrays.items()})
     rows = [f"{','.join(map(repr, map(float, record)))},{label},{owner}" for record, label, owner in zip(x, y, who)]
     (tmp_path / "mine.csv").write_text("\n".join(["a,b,c,d,y,who", *rows]))
+    visits = [f"{x[row, 0]:.3f},{y[row]},{who[row]},{row // 5}" for row in range(len(x))]
+    (tmp_path / "visits.csv").write_text("\n".join(["a,y,hospital,patient", *visits]))
     (tmp_path / "config.toml").write_text("noise_multiplier = 2.0\nrounds = 1\n")
     for words in (words for page, words in COMMAND_LINES if page == name):
         if any(word.isupper() or word.startswith(("SWEEP", "sweeps/")) for word in words):

@@ -41,6 +41,7 @@ from .guarantee import Guarantee as Guarantee
 from .guarantee import Verdict as Verdict
 from .laws import BoundedLosses as BoundedLosses
 from .laws import GaussianPair as GaussianPair
+from .laws import ShiftMixture as ShiftMixture
 from .neighbours import Adjacency as Adjacency
 from .neighbours import NotCoveredError as NotCoveredError
 from .neighbours import Unit as Unit
@@ -87,6 +88,10 @@ from .trade_offs import trials_needed as trials_needed
 from .trials import NegativeBinomialTrials as NegativeBinomialTrials
 from .trials import PoissonTrials as PoissonTrials
 from .trials import Trials as Trials
+from .users import user_weights as user_weights
+from .users import weighted_user as weighted_user
+from .users import windows_of_text as windows_of_text
+from .users import windows_of_token as windows_of_token
 from .views import View as View
 from .views import seen as seen
 from .zcdp import Zcdp as Zcdp

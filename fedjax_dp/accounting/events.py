@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 from fedjax_dp import errors
-from fedjax_dp.accounting.neighbours import NotCoveredError
-from fedjax_dp.accounting.releases import Release
+from fedjax_dp.accounting.neighbours import NotCoveredError, Unit
+from fedjax_dp.accounting.releases import GaussianSteps, Release
 
 T = TypeVar("T")
 
@@ -78,6 +78,22 @@ def repeated(event: Event, times: float) -> Event:
             return Composed(tuple(repeated(part, times) for part in parts))
         case RandomParticipation():
             raise NotCoveredError("random participation cannot be repeated; give it more rounds instead")
+
+
+def of_group(event: Event, unit: Unit, group: int) -> Event:
+    """The same releases for a unit that has at most `group` of the records that an event of one record is of.
+
+    Raises: NotCoveredError for releases that do not say what several records cost.
+    """
+    match event:
+        case GaussianSteps():
+            return dataclasses.replace(event, unit=unit, group=group)
+        case Composed(parts):
+            return Composed(tuple(of_group(part, unit, group) for part in parts))
+        case RandomParticipation():
+            return dataclasses.replace(event, each=of_group(event.each, unit, group))
+    noise = event.noise or type(event).__name__
+    raise NotCoveredError(f"{noise} does not say what several records of one {unit.value} cost; use Gaussian noise")
 
 
 def distinct(ledger: Iterable[Event]) -> list[Event]:

@@ -4,7 +4,7 @@ import dataclasses
 import enum
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 from fedjax_dp import errors
@@ -75,6 +75,35 @@ class NoiseMultipliers(NamedTuple):
         return f"{self.least:.4g} to {self.largest:.4g} by client, median {self.median:.4g}"
 
 
+class Deployment(NamedTuple):
+    """What a Guarantee is of, where it is not of the run itself but of a deployment that the run stands for."""
+
+    cohort_size: int  # R, expected
+    population: int  # N
+    rounds: int
+    sampler: str
+    noise_ratio: float  # r / R: the part of the deployment's noise that the run itself releases sums with
+    simulated_cohort: int  # r
+    simulated_population: int  # n
+
+    @property
+    def mark(self) -> str:
+        """What stands beside every number of such a run."""
+        return f"deployment {self.cohort_size:,} of {self.population:,}"
+
+
+def mark_of(guarantee: Mapping[str, Any]) -> str:
+    """The mark of a Guarantee as JSON has it; empty where it is of the run itself."""
+    deployment = guarantee.get("deployment")
+    return Deployment(**deployment).mark if deployment else ""
+
+
+def marked(text: str, mark: str) -> str:
+    """The label of a run with the mark of its deployment, if it has one."""
+    return f"{text} ({mark})" if text and mark else text or mark
+
+
+LARGE = 100.0  # nats; no epsilon above it says anything, so that the number is left out of a sentence
 OF_MODELS = (View.OWNER, View.DEPLOYED)  # of clients' own models, beside which other views may be named
 
 
@@ -101,6 +130,8 @@ class Guarantee:
     noise: NoiseMultipliers | None = None  # that epsilon is of; of a budget, what was found for it
     names: tuple[str, ...] = ()  # of the clients, where they have some, are few, and are not themselves to be hidden
     attack: AttackBounds | None = None  # of every client; None where there is no privacy, and where it was not computed
+    deployment: Deployment | None = None  # that it is of; None: of the run itself
+    own: float | None = None  # epsilon of the run itself, at the same delta, where it stands for a deployment
 
     def _card(self) -> Card:
         lists = {
@@ -114,7 +145,7 @@ class Guarantee:
             for name, texts in lists.items()
             for number, text in enumerate(texts, 1)
         }
-        noise = {} if self.noise is None else {"noise multiplier": str(self.noise)}
+        noise = {} if self.noise is None else {"noise multiplier": marked(str(self.noise), self.mark)}
         return Card(str(self), noise | dict(zip(("means", "and", "basis"), self.in_plain_words)) | facts)
 
     @property
@@ -133,6 +164,11 @@ class Guarantee:
         return sorted(self.epsilons)[len(self.epsilons) // 2]
 
     @property
+    def mark(self) -> str:
+        """`deployment R of N`; empty where it is of the run itself."""
+        return "" if self.deployment is None else self.deployment.mark
+
+    @property
     def in_plain_words(self) -> tuple[str, ...]:
         """What the two numbers leave to an attacker, for people who are no mathematicians."""
         return () if self.attack is None else self.attack.in_words(self.unit, self.adjacency)
@@ -149,10 +185,24 @@ class Guarantee:
         spread = f"min {low}, median {self.epsilon_median:.4g}, max {high}"
         adjacency = self.adjacency.value if self.adjacency else "no"
         before = "" if self.caveat is None else f"{self.caveat}: "
+        if self.deployment is not None:
+            return f"{before}{self._of_deployment(self.deployment, adjacency)}"
         return (
             f"{before}epsilon {self.epsilon:.4g} at delta {self.delta:g} for one {self.unit} ({adjacency} neighbours) "
             f"against {self.view}; over {len(self.epsilons)} clients epsilon is {spread}; "
             f"accountant: {self.accountant}."
+        )
+
+    def _of_deployment(self, of: Deployment, adjacency: str) -> str:
+        own = math.inf if self.own is None else self.own
+        shown = "an infinite epsilon" if math.isinf(own) else f"epsilon {own:.4g}"
+        return (
+            f"epsilon {self.epsilon:.4g} at delta {self.delta:g} for one {self.unit} ({adjacency} neighbours) of a "
+            f"deployment with cohorts of {of.cohort_size:,} out of {of.population:,}, {of.rounds:,} rounds, "
+            f"{of.sampler}; not of this run, which has {of.noise_ratio:.3g} of that noise, cohorts of "
+            f"{of.simulated_cohort:,} out of {of.simulated_population:,}, and "
+            f"{'epsilon above 100' if LARGE < own < math.inf else shown} of its own; against {self.view}; accountant: "
+            f"{self.accountant}."
         )
 
     def _whose(self, epsilon: float) -> str:
@@ -174,6 +224,8 @@ class Guarantee:
             "epsilon_max": finite(self.epsilon),
             "noise_multiplier": None if self.noise is None else self.noise._asdict(),
             "caveat": self.caveat,
+            "deployment": None if self.deployment is None else self.deployment._asdict(),
+            "own": None if self.own is None else finite(self.own),
             "statement": str(self),
             "attack": None if self.attack is None else self.attack.to_dict(self.unit, self.adjacency),
             "assumptions": list(self.assumptions),
@@ -202,7 +254,7 @@ class Guarantee:
             claims = ({key: value for key, value in claim.items() if key != "statement"} for claim in saved["claims"])
             plain: dict[str, Any] = {name: saved[name] for name in ("delta", "accountant", "reason")}
             return cls(
-                tuple(math.inf if value is None else value for value, count in saved["epsilons"] for _ in range(count)),
+                tuple(infinite(value) for value, count in saved["epsilons"] for _ in range(count)),
                 unit=Unit(saved["unit"]),
                 adjacency=None if saved["adjacency"] is None else Adjacency(saved["adjacency"]),
                 view=View(saved["view"]),
@@ -211,6 +263,8 @@ class Guarantee:
                 warnings=tuple(saved["warnings"]),
                 elsewhere=tuple(map(cls.restored, saved.get("elsewhere", ()))),
                 caveat=saved.get("caveat"),
+                deployment=None if saved.get("deployment") is None else Deployment(**saved["deployment"]),
+                own=None if saved.get("deployment") is None else infinite(saved["own"]),
                 noise=None if saved.get("noise_multiplier") is None else NoiseMultipliers(**saved["noise_multiplier"]),
                 names=tuple(map(str, saved.get("names", ()))),
                 attack=None
@@ -220,6 +274,11 @@ class Guarantee:
             )
         except (KeyError, TypeError, ValueError) as error:
             raise errors.refuse("a saved Guarantee", repr(error), "as `Guarantee.saved` wrote it") from None
+
+
+def infinite(epsilon: float | None) -> float:
+    """As `display.finite` wrote it: JSON has no infinite number."""
+    return math.inf if epsilon is None else epsilon
 
 
 def delta_warnings(delta: float, members: Sequence[int], unit: Unit = Unit.RECORD) -> tuple[str, ...]:

@@ -19,9 +19,23 @@ class Unit(enum.Enum):
 
     RECORD = "record"
     CLIENT = "client"
+    USER = "user"  # a person with a bounded number of records
+    TEXT = "text"  # with all windows that it is cut into
+    TOKEN = "token"  # with all windows over it
 
     def __str__(self) -> str:
-        return "record of one client" if self is Unit.RECORD else "client with all its records"
+        return {
+            Unit.RECORD: "record of one client",
+            Unit.CLIENT: "client with all its records",
+            Unit.USER: "user with all their records",
+            Unit.TEXT: "text with all its windows",
+            Unit.TOKEN: "token with all windows over it",
+        }[self]
+
+    @property
+    def of_records(self) -> bool:
+        """Whether it is several records of clients, so that it has a bounded group of them."""
+        return self not in (Unit.RECORD, Unit.CLIENT)
 
 
 class Adjacency(enum.Enum):

@@ -5,12 +5,13 @@ what was sampled.
 """
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import scipy
 from scipy.special import logsumexp
 
-from fedjax_dp.accounting.laws import GaussianPair, LawPair
+from fedjax_dp.accounting.laws import GaussianPair, LawPair, ShiftMixture
 from fedjax_dp.accounting.neighbours import Adjacency, NotCoveredError
 from fedjax_dp.accounting.sampling import (
     AnyStep,
@@ -47,7 +48,9 @@ def divergence(worst: Dominating, orders: np.ndarray) -> np.ndarray:
     return mixed
 
 
-def of_gaussian(noise_multiplier: float, sampling: Sampling, adjacency: Adjacency) -> tuple[Dominating, ...]:
+def of_gaussian(
+    noise_multiplier: float, sampling: Sampling, adjacency: Adjacency, group: int = 1
+) -> tuple[Dominating, ...]:
     """Dominating pairs of one sampled sum with Gaussian noise, one per direction; the worse of the composition counts.
 
     | sampling               | adjacency   | pair, in sensitivities                  | source                      |
@@ -60,13 +63,28 @@ def of_gaussian(noise_multiplier: float, sampling: Sampling, adjacency: Adjacenc
 
     Where a theorem of Balle, Barthe and Gaboardi (arXiv:1807.01647) bounds the curve for eps >= 0 only, replace-one is
     symmetric, which fixes the curve below zero: that is what `symmetrised` does, and what composition needs.
+
+    A `group` of k members that belong together, of which j are drawn:
+
+    | none, epochs, refilled | either      | N(k) against N(0), as shifts add up                    |
+    | Poisson                | add-remove  | sum_j Bin(j; k, q) N(j) against N(0), both ways        |
+    | WithoutReplacement     | replace-one | q of any; then j >= 1 drawn in public, N(j), symmetric |
+
+    The second is Ganesh 2024, arXiv:2401.10294. The last: with chance 1 - q no member is drawn. Batches with j >= 1 of
+    them are coupled with batches that have none by exchanging the j for others, and with those of the neighbour by
+    exchanging them for their substitutes; both move the sum by at most j sensitivities, so advanced joint convexity
+    (arXiv:1807.01647, Theorem 2) applies as it does for draws with replacement.
+    Raises: NotCoveredError for other samplings of a group.
     """
     # less noise than there is can only cost more, and no float could tell such small losses apart
     noise, rate = min(noise_multiplier / adjacency.sensitivity, LARGEST_NOISE), sampling.rate
     if isinstance(sampling, WithReplacement):
+        _require_single(sampling, group)
         return (_by_multiplicity(sampling, noise),)
     if rate == 1:
-        return (Dominating((1.0,), (GaussianPair(noise, 1.0),)),)
+        return (Dominating((1.0,), (GaussianPair(noise / group, 1.0),)),)
+    if group > 1:
+        return _of_group(noise, sampling, adjacency, group)
     if isinstance(sampling, Poisson):
         if adjacency is Adjacency.ADD_REMOVE:
             both = GaussianPair(noise, rate), GaussianPair(noise, 0.0, rate)
@@ -77,31 +95,74 @@ def of_gaussian(noise_multiplier: float, sampling: Sampling, adjacency: Adjacenc
     return (Dominating((1.0,), (GaussianPair(noise, rate, symmetrised=True),)),)
 
 
-def attained_by_gaussian(noise_multiplier: float, sampling: Sampling, adjacency: Adjacency) -> tuple[Dominating, ...]:
+def _of_group(noise: float, sampling: Sampling, adjacency: Adjacency, group: int) -> tuple[Dominating, ...]:
+    if isinstance(sampling, Poisson) and adjacency is Adjacency.ADD_REMOVE:
+        return _both_ways(scipy.stats.binom(group, sampling.rate), noise, group)
+    if not isinstance(sampling, WithoutReplacement):
+        _require_single(sampling, group)
+    assert isinstance(sampling, WithoutReplacement)
+    drawn = scipy.stats.hypergeom(sampling.records, group, sampling.batch_size)
+    return (_by_number_drawn(drawn, min(group, sampling.batch_size), float(drawn.sf(0)), noise),)
+
+
+def _require_single(sampling: Sampling, group: int) -> None:
+    if group > 1:
+        raise NotCoveredError(
+            f"nothing is proved of {group} records of one unit under {sampling} for these neighbours; use Poisson with "
+            "add-remove, without-replacement with replace-one, or sample units instead of records"
+        )
+
+
+def _both_ways(drawn: Any, noise: float, most: int) -> tuple[Dominating, ...]:
+    """Mixtures of shifts by as many members as are drawn against none, in both directions."""
+    numbers = np.arange(most + 1)
+    weights = drawn.pmf(numbers)
+    kept = (drawn.cdf(numbers) > NEGLIGIBLE) & (drawn.sf(numbers - 1) > NEGLIGIBLE)
+    shifts, law = tuple(numbers[kept].tolist()), tuple(weights[kept].tolist())
+    lost = float(weights[~kept].sum())
+    return tuple(Dominating((1.0,), (ShiftMixture(noise, shifts, law, down),), lost) for down in (False, True))
+
+
+def attained_by_gaussian(
+    noise_multiplier: float, sampling: Sampling, adjacency: Adjacency, group: int = 1
+) -> tuple[Dominating, ...]:
     """The pair that two real neighbours attain, in both directions. No valid accountant reports less.
 
     With batches of fixed size every other record has gradient -C e; the exchanged one has C e in one dataset and -C e
     in the other. So one dataset's sum is always the same, and the other's is off by the full sensitivity exactly when
     the record is drawn. Under Poisson sampling, or none, the dominating pair itself is attained, and so it is
-    by shuffled passes whose order is public, unless they drop records.
+    by shuffled passes whose order is public, unless they drop records. A group's members all do the same; in shuffled
+    passes they need not share a batch.
     Raises: NotCoveredError where no such pair is known in this form.
     """
     dropping = isinstance(sampling, Shuffled) and sum(sampling.sizes) < sampling.records
-    if dropping or isinstance(sampling, WithReplacement | AnyStep | Refilled):
+    apart = group > 1 and isinstance(sampling, Shuffled)
+    if dropping or apart or isinstance(sampling, WithReplacement | AnyStep | Refilled):
         raise NotCoveredError(f"no pair of neighbours with a closed form is at hand for {sampling}")
     if sampling.rate == 1 or isinstance(sampling, Poisson):
-        return of_gaussian(noise_multiplier, sampling, adjacency)
+        return of_gaussian(noise_multiplier, sampling, adjacency, group)
+    if group > 1:
+        assert isinstance(sampling, WithoutReplacement)
+        drawn = scipy.stats.hypergeom(sampling.records, group, sampling.batch_size)
+        noise = min(noise_multiplier / adjacency.sensitivity, LARGEST_NOISE)
+        return _both_ways(drawn, noise, min(group, sampling.batch_size))
     noise, rate = min(noise_multiplier / adjacency.sensitivity, LARGEST_NOISE), sampling.rate
     return tuple(Dominating((1.0,), (pair,)) for pair in (GaussianPair(noise, rate), GaussianPair(noise, 0.0, rate)))
 
 
 def _by_multiplicity(sampling: WithReplacement, noise: float) -> Dominating:
-    """With probability proportional to the binomial law of the multiplicity m >= 1, noise falls to noise / m.
+    """Of a member that may be drawn more than once."""
+    law = scipy.stats.binom(sampling.draws, 1 / sampling.records)
+    return _by_number_drawn(law, sampling.draws, sampling.rate, noise)
 
+
+def _by_number_drawn(law: Any, most: int, rate: float, noise: float) -> Dominating:
+    """With probability proportional to the law of the multiplicity m from 1 to `most`, noise falls to noise / m.
+
+    rate  chance of any.
     Multiplicities that are too rare, or too many to tell apart, are counted as larger ones, which can only cost more.
     """
-    rate, law = sampling.rate, scipy.stats.binom(sampling.draws, 1 / sampling.records)
-    times = np.arange(1, sampling.draws + 1)
+    times = np.arange(1, most + 1)
     low = max(int(np.argmax(law.cdf(times) > NEGLIGIBLE)), 0)
     high = int(np.argmax(law.sf(times) <= NEGLIGIBLE))
     ends = np.unique(np.linspace(low, high, MULTIPLICITIES + 1).round().astype(int))[1:] if high > low else [high]

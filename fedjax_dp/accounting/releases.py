@@ -201,6 +201,8 @@ class GaussianSteps(Release):
 
     `noise_multiplier` is z: the noise on the sum has standard deviation z times the clip norm, which bounds what one
     member of the sample (a record's gradient, or a client's update) adds to the sum.
+    `group` is the number of members that belong to the unit, at most: neighbours differ in all of these, added and
+    removed together or each replaced in its place.
     """
 
     noise: ClassVar[str] = "Gaussian noise"
@@ -212,12 +214,25 @@ class GaussianSteps(Release):
     adjacency: Adjacency
     count: int
     unit: Unit = Unit.RECORD
+    group: int = 1
+
+    def __post_init__(self) -> None:
+        errors.require_count("the records of one unit", self.group)
+        members = getattr(self.sampling, "records", None)
+        if members is not None and self.group > members:
+            raise errors.refuse("the records of one unit", self.group, f"at most the {members} that there are")
+        super().__post_init__()
+
+    @property
+    def relative_noise(self) -> float:
+        """Noise standard deviation divided by what the unit can change in a sum that holds all of its members."""
+        return self.noise_multiplier / (self.adjacency.sensitivity * self.group)
 
     def dominating_pairs(self) -> tuple[Dominating, ...]:
-        return pairs.of_gaussian(self.noise_multiplier, self.sampling, self.adjacency)
+        return pairs.of_gaussian(self.noise_multiplier, self.sampling, self.adjacency, self.group)
 
     def attained_pairs(self) -> tuple[Dominating, ...]:
-        return pairs.attained_by_gaussian(self.noise_multiplier, self.sampling, self.adjacency)
+        return pairs.attained_by_gaussian(self.noise_multiplier, self.sampling, self.adjacency, self.group)
 
     def rdp(self, orders: np.ndarray) -> np.ndarray:
         """Renyi divergence of the dominating pair, per order, in nats; of two directions, the worse one.
@@ -255,6 +270,8 @@ class GaussianSteps(Release):
         return DrawnGdp(1 / self.relative_noise, self.sampling.rate)
 
     def tcdp(self) -> Tcdp:
+        if self.group > 1:
+            raise NotCoveredError("the tCDP of the dpnfl paper is of one record; use accountant pld")
         return tcdp.of_gaussian(self.noise_multiplier, self.sampling, self.adjacency)
 
 

@@ -37,7 +37,12 @@ def _by_noise(explicit: Mapping[str, Any]) -> dict[str, Any]:
 
 def _presets(explicit: Mapping[str, Any]) -> dict[str, Any]:  # integer noise has one accountant
     integers = {"accountant": "rdp"} if explicit.get("noise") == "shared" else {}
-    return WHOLE_CLIENTS | integers
+    deployed = explicit.get("deployment_cohort")  # whose bits are noised, not those of a cohort that stands for it
+    return WHOLE_CLIENTS | integers | ({"bit_noise": _bit_noise(deployed)} if isinstance(deployed, int) else {})
+
+
+def _bit_noise(cohort_size: int) -> float:
+    return max(cohort_size / 20, 1.0)
 
 
 @entry("McMahan et al. 2018; Andrew et al. 2021", defaults=_by_noise, presets=_presets, fixes=("estimator",))
@@ -83,7 +88,7 @@ def dp_fedavg(
             noise_multiplier=noise_multiplier,
             quantile=clip_quantile,
             rate=clip_rate,
-            bit_noise=max((common["cohort_size"] or 20) / 20, 1.0) if bit_noise is None else bit_noise,
+            bit_noise=_bit_noise(common["cohort_size"] or 20) if bit_noise is None else bit_noise,
         )
     aggregate = parts.BoundedMean(cap=weight_cap, least=least_weight)
     return assemble(common, upload=upload, aggregate=aggregate)

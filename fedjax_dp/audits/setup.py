@@ -56,6 +56,16 @@ def prepare(
     run: PlannedRun, *, canary: str, client: int | str | None, record: int, one_run: int | None, parameters: int
 ) -> tuple[PlannedRun, AuditSetup]:
     """A run with the noise of its budget, and what of it is audited; see `audit` for the options."""
+    if run.unit is Unit.USER:
+        remedy = "leave the user column out, or --drop it, and the epsilon of a record is attacked"
+        raise errors.refuse("unit", run.unit.value, "record or client for an audit, which plants one record", remedy)
+    if run.terms.deployment is not None:
+        raise errors.refuse(
+            "deployment_cohort",
+            run.terms.deployment_cohort,
+            "left out of an audit, which attacks what a run itself releases, with less noise than its deployment has",
+            "find the noise with it (fedjax_dp.calibrate), and audit that algorithm without it",
+        )
     if counted_as(run) not in PLAYED:
         raise errors.refuse(
             "participation of an audit",

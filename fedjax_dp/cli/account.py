@@ -11,6 +11,7 @@ from fedjax_dp import errors
 from fedjax_dp.accounting import (
     ACCOUNTANTS,
     Adjacency,
+    Composed,
     Event,
     FullBatch,
     GaussianSteps,
@@ -28,6 +29,8 @@ from fedjax_dp.accounting import (
     guarantee,
     repeated,
     seen,
+    windows_of_text,
+    windows_of_token,
 )
 from fedjax_dp.accounting.calibrate import require_budget
 from fedjax_dp.cli.account_ledger import account_ledger
@@ -46,6 +49,7 @@ SAMPLING: dict[str, tuple[Callable[..., Sampling], tuple[str, ...]]] = {  # and 
     "shuffled": (Shuffled, ("batch_size", "records", "last")),
     "refilled": (Refilled, ("batch_size", "records", "epochs")),
 }
+OF_TEXTS = ("tokens", "window", "stride")  # options of units that are parts of texts
 OF_BATCHES = ("rate", "batch_size", "records", "last", "epochs")  # options that only some samplings take
 CUT = ("without-replacement", "shuffled")  # batches of as many records as there are, where these are fewer
 A = TypeVar("A")
@@ -76,7 +80,14 @@ class Release(PrintOptions, PlotOption):
             metavar="INT",
         ),
     ] = None
-    unit: Annotated[str, about("whose presence is hidden: record or client")] = "record"
+    unit: Annotated[str, about("whose presence is hidden: record, client, user, text or token")] = "record"
+    records_per_user: Annotated[
+        str | None,
+        about("for unit user: records of one at a client, at most; or at each client, with commas", metavar="INT,..."),
+    ] = None
+    tokens: Annotated[int | None, about("for units text and token: of the longest text")] = None
+    window: Annotated[int | None, about("of them: tokens of a record, a window of a text")] = None
+    stride: Annotated[int | None, about("of them: tokens from one window to the next", default="window")] = None
     view: Annotated[str, about("who looks: uploads (every noisy sum), secure_sum, broadcast or final_model")] = (
         "uploads"
     )
@@ -216,8 +227,8 @@ def _event(options: Release, noise: float) -> Event:
     errors.require_choice("adjacency", options.adjacency, [known.value for known in Adjacency])
     errors.require_choice("unit", options.unit, [known.value for known in Unit])
     errors.require_choice("view", options.view, [known.value for known in View])
-    own = GaussianSteps(noise, _sampling(options), Adjacency(options.adjacency), options.steps, Unit(options.unit))
-    event = _seen(own, options)
+    events = [_seen(own, options) for own in _own_steps(options, noise)]
+    event = events[0] if len(events) == 1 else Composed(tuple(events))
     if options.participation_log is not None:
         return repeated(event, int(_log(options).counts.max()))
     if options.rounds is None and options.participation is None:
@@ -239,6 +250,40 @@ def _log(options: Release) -> ParticipationLog:
         got, remedy = options.sampling, "a log that is public amplifies nothing"
         raise errors.refuse("sampling", got, "none for unit client beside a participation log", remedy)
     return ParticipationLog.read(errors.require_given("participation_log", options.participation_log))
+
+
+def _own_steps(options: Release, noise: float) -> list[GaussianSteps]:
+    """What each client releases of the unit; of a record and a client there is one."""
+    sampling, adjacency, unit = _sampling(options), Adjacency(options.adjacency), Unit(options.unit)
+    return [GaussianSteps(noise, sampling, adjacency, options.steps, unit, group) for group in _groups(options)]
+
+
+def _groups(options: Release) -> list[int]:
+    """Records of the unit, at most, at every client that has some."""
+    unit = Unit(options.unit)
+    wanted = {Unit.USER: ("records_per_user",), Unit.TEXT: OF_TEXTS, Unit.TOKEN: OF_TEXTS}.get(unit, ())
+    for name in ("records_per_user", *OF_TEXTS):
+        value = getattr(options, name)
+        if name not in wanted and value is not None:
+            flag = name.replace("_", "-")
+            raise errors.refuse(name, value, f"left out for unit {unit.value}", f"drop --{flag}")
+        if name in wanted and value is None and name != "stride":
+            raise missing(name, why=f" for unit {unit.value}, as without a bound nothing is known")
+    if unit is Unit.USER:
+        return _counts(str(options.records_per_user))
+    if not wanted:
+        return [1]
+    tokens, window = options.tokens or 0, options.window or 0
+    windows = windows_of_text if unit is Unit.TEXT else windows_of_token
+    return [windows(tokens, window, window if options.stride is None else options.stride)]
+
+
+def _counts(text: str) -> list[int]:
+    counts = [int(word) if word.strip().isdecimal() else -1 for word in text.split(",")]
+    if min(counts) < 0 or not any(counts):
+        wanted = "a count, or one for each client with commas between, not all 0"
+        raise errors.refuse("records_per_user", repr(text), wanted, "such as 4 or 3,0,2")
+    return [count for count in counts if count]
 
 
 def _seen(own: GaussianSteps, options: Release) -> GaussianSteps:
@@ -275,7 +320,7 @@ def _sampling(options: Release) -> Sampling:
     if options.records is not None:
         errors.require_count("records", options.records)
     given = {name: getattr(options, name) for name in wanted if getattr(options, name) is not None}
-    if options.sampling in CUT and options.unit == Unit.RECORD.value:
+    if options.sampling in CUT and options.unit != Unit.CLIENT.value:
         given["batch_size"] = min(given["batch_size"], given["records"])
     return made(*given.values())
 
@@ -301,10 +346,14 @@ def _statement(options: Release) -> str:
             f" ({options.local_steps} between uploads), {options.cohort_size} clients of whom "
             f"{options.colluders or 0} collude, {gain:.3g} times one client's noise"
         )
-    view = View(options.view)
+    view, groups = View(options.view), _groups(options)
+    whose = f"one {Unit(options.unit)}"
+    if Unit(options.unit).of_records:
+        at = "" if len(groups) == 1 else f" at {len(groups)} clients"
+        whose += f", at most {' and '.join(map(str, groups))} record{'s' * (groups != [1])}{at}"
     whom = "whoever sees every noisy sum" if view is View.UPLOADS else view
     return (
-        f"{times}, {_sampling(options)}, delta {options.delta:g}; unit: one {Unit(options.unit)}, "
+        f"{times}, {_sampling(options)}, delta {options.delta:g}; unit: {whose}, "
         f"{options.adjacency} neighbours, against {whom}"
     )
 

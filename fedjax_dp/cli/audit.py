@@ -5,11 +5,11 @@ import json
 import shlex
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from fedjax_dp import devices
+from fedjax_dp import devices, errors
 from fedjax_dp.accounting import Guarantee, Unit
 from fedjax_dp.audits.hypothesis_test import Outcome
 from fedjax_dp.cli.latest import RUNS, latest
-from fedjax_dp.cli.options import OUTPUT, SWITCHES, Detail, DetailOptions, PlotOption, known_flags, picture_of
+from fedjax_dp.cli.options import OUTPUT, SWITCHES, Detail, DetailOptions, PlotOption, Switch, known_flags, picture_of
 from fedjax_dp.cli.output import INDENT, show_lines
 from fedjax_dp.cli.run_options import configured_by
 from fedjax_dp.experiments.config import RunSpec
@@ -48,6 +48,7 @@ class AuditOptions(DetailOptions, PlotOption):
         claim: an epsilon to test instead of the one stated
         parameters: of the model that the gradient canary is run in
         lanes: runs at once on a device
+        own: of a run that stands for a deployment, attack what it releases itself
     """
 
     trials: int = 10_000
@@ -59,6 +60,7 @@ class AuditOptions(DetailOptions, PlotOption):
     claim: float | None = None
     parameters: int = 20
     lanes: Annotated[int | None, about("", default="what fits into its memory, or cache")] = None
+    own: Switch = False
 
 
 def audit_command(arguments: list[str]) -> int:
@@ -79,6 +81,7 @@ def audit_command(arguments: list[str]) -> int:
         screen.say(f"of no effect on an audit: {', '.join(idle)}")
     devices.cache_programs()
     config = RunSpec.of(overrides)
+    _require_released(config, options.own)
     with config.naming_defaults():
         result, promise = _audited(config, options, screen)
     result = dataclasses.replace(result, repeat=_again(arguments))
@@ -100,6 +103,19 @@ def audit_command(arguments: list[str]) -> int:
     return int(result.violated)
 
 
+def _require_released(config: RunSpec, own: bool) -> None:
+    """Refuse to attack what a run does not release itself."""
+    if config.privacy.deployment is not None and not own:
+        raise errors.refuse(
+            "deployment_cohort",
+            config.privacy.deployment_cohort,
+            "left out of an audit: a run releases less noise than the deployment that it stands for",
+            "add --own to attack the epsilon of the run itself",
+        )
+    if config.privacy.deployment is None and own:
+        raise errors.refuse("own", True, "left out for a run that stands for no deployment", "drop --own")
+
+
 def _audited(config: RunSpec, options: AuditOptions, screen: Screen) -> "tuple[Audit, Guarantee]":
     """The audit of a configuration, and the Guarantee of its run."""
     from fedjax_dp.audits.audit import audit
@@ -111,7 +127,7 @@ def _audited(config: RunSpec, options: AuditOptions, screen: Screen) -> "tuple[A
     with screen.counter("calibrating noise") as count:
         planned, promise = prepared(planned_of(config, data), count)
     terms = planned.terms
-    attack = {name: value for name, value in vars(options).items() if name not in OUTPUT}
+    attack = {name: value for name, value in vars(options).items() if name not in (*OUTPUT, "own")}
     with screen.bar("auditing", total=options.trials if options.one_run is None else 1) as show:
         result = audit(
             planned.algorithm,
@@ -167,6 +183,8 @@ def _print(result: "Audit", promise: Guarantee, options: AuditOptions, participa
 def _own_statement(result: "Audit", promise: Guarantee, participation: str) -> list[tuple[str, str]]:
     """What the run itself states of the audited client, where that is another number."""
     own = promise.epsilons[result.client]
+    if promise.deployment is not None:
+        return [("", f"{INDENT}of the run itself; to clients of the {promise.mark} it promises {own:.4g}")]
     if abs(own - result.epsilon) <= 1e-6 * own:
         return []
     whose = f"its own model and participation {participation}"

@@ -63,6 +63,7 @@ def compare_command(arguments: list[str]) -> int:
     where = str(named)
     from fedjax_dp.cli.sweep import run_file
     from fedjax_dp.figures.tables.comparison import require_comparable
+    from fedjax_dp.figures.tables.settings import deployment_mark
     from fedjax_dp.sweeps.plan import read_sweep
     from fedjax_dp.sweeps.sweep import open_sweep
 
@@ -83,6 +84,7 @@ def compare_command(arguments: list[str]) -> int:
         ("picture", str(path)),
         ("report", f"fedjax-dp report {shlex.quote(str(folder))} writes it too"),
     ]
+    lines += [("proved", f"epsilon is of the {mark}")] if (mark := deployment_mark(sweep.records)) else []
     lines += [("choosing", cost["short"])] if cost else []
     show_lines(lines, (), (), Detail.USUAL)
     return 0

@@ -7,7 +7,7 @@ import shlex
 from typing import TYPE_CHECKING, Annotated, Any
 
 from fedjax_dp import devices, errors
-from fedjax_dp.accounting.guarantee import NoiseMultipliers
+from fedjax_dp.accounting.guarantee import NoiseMultipliers, mark_of, marked
 from fedjax_dp.accounting.neighbours import Unit
 from fedjax_dp.cli.options import Detail, DetailOptions, Switch, known_flags
 from fedjax_dp.cli.output import INDENT, show_lines
@@ -125,7 +125,8 @@ def _print_result(
     measures = measures_of(result["task"])
     main = measures.main
     reached = "" if main.name == "test_loss" else f"{_plainly(main)} {_four(result[main.name])}, "
-    name, last = f"{result['algorithm']} on {result['dataset']}", result["history"][-1]
+    name = marked(f"{result['algorithm']} on {result['dataset']}", mark_of(guarantee))
+    last = result["history"][-1]
     shared = f"test {reached}loss {result['test_loss']:.4f}"
     headline = f"{name}: {shared} after {result['rounds']} rounds"
     if last["personal_mean"] is not None:
@@ -190,7 +191,9 @@ def _spending(result: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _next(guarantee: dict[str, Any], place: str) -> str:
     """What people do with a run."""
-    attacked = "" if guarantee["epsilon"] is None else f", fedjax-dp audit {place} attacks it"
+    own = " --own" if guarantee["deployment"] else ""
+    attackable = guarantee["epsilon"] is not None and guarantee["unit"] != Unit.USER.value
+    attacked = f", fedjax-dp audit {place}{own} attacks it" if attackable else ""
     return f"fedjax-dp report {place} shows it in a browser{attacked}"
 
 
@@ -263,7 +266,11 @@ def _noise(result: dict[str, Any]) -> list[tuple[str, str]]:
     learnt, clip_norm = result["history"][-1]["learnt_clip_norm"], result["config"].get("clip_norm")
     clip = "" if clip_norm is None else f", clip norm {clip_norm:g}{_changing(result['config'], 'clip')}"
     clip += "" if learnt is None else f" at first, {learnt:.4g} in the last round"
-    return [("noise", f"multiplier {NoiseMultipliers(**multiplier)}{_changing(result['config'], 'noise')}{clip}")]
+    noise, deployment = _changing(result["config"], "noise"), result["guarantee"].get("deployment")
+    text = f"multiplier {NoiseMultipliers(**multiplier)}{noise}{clip}"
+    if deployment:
+        text += f"; in the {mark_of(result['guarantee'])}, of which {deployment['noise_ratio']:.3g} is simulated"
+    return [("noise", text)]
 
 
 def _changing(config: dict[str, Any], what: str) -> str:

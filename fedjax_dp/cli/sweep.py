@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from fedjax_dp import errors
 from fedjax_dp.accounting import Unit, View
+from fedjax_dp.accounting.guarantee import mark_of, marked
 from fedjax_dp.cli.options import Detail, PrintOptions, parse
 from fedjax_dp.cli.output import columns, page, show_lines
 from fedjax_dp.display import count
@@ -188,7 +189,7 @@ def _whose(setting: Setting) -> str:
     if math.isinf(setting.epsilon) or guarantee.get("delta") is None:
         return ""
     whom = f"one {Unit(guarantee['unit'])}, {guarantee['adjacency']} neighbours"
-    return f"delta {guarantee['delta']:g} for {whom}, against {View(guarantee['view'])}"
+    return marked(f"delta {guarantee['delta']:g} for {whom}, against {View(guarantee['view'])}", mark_of(guarantee))
 
 
 def _shown(value: Any) -> str:

@@ -31,6 +31,7 @@ class Columns(NamedTuple):
 
     label: str
     client: str | None = None
+    user: str | None = None  # whose records they are, of people with several
     split: str | None = None  # that says train or test; None: `split`, where there is one
     features: list[str] | None = None  # None: all others
     task: str = "classes"
@@ -65,7 +66,7 @@ def from_tables(name: str, file: str, tables: Sequence[Table], columns: Columns,
     split = columns.split
     if split is None and test is None and SPLIT in first.columns and SPLIT not in columns.drop:
         split = SPLIT
-    aside = [column for column in (*labels, client, split) if column is not None]
+    aside = [column for column in (*labels, client, columns.user, split) if column is not None]
     others = [column for column in first.columns if column not in aside and column not in columns.drop]
     features = columns.features or others
     _check_options(columns, aside, features, tables)
@@ -118,7 +119,10 @@ def from_tables(name: str, file: str, tables: Sequence[Table], columns: Columns,
     notes += _far_apart(x, [one.removesuffix("=") for one in names], bool(file))
     ours = (x[train], y[train], None if ids is None else ids[train])
     theirs = (x[tests], y[tests], None if ids is None else ids[tests])
-    return data_set(name, file, ours, theirs, notes, classes=classes, task=task, learnt=learnt)
+    made = data_set(name, file, ours, theirs, notes, classes=classes, task=task, learnt=learnt)
+    if columns.user is None:
+        return made
+    return made._replace(user_ids=np.concatenate([_names(part, columns.user)[0] for part in filled])[train])
 
 
 def _remedy(table: Table, flag: str, argument: str) -> str:

@@ -10,7 +10,8 @@ from fedjax_dp.options import about
 TEXT = ("length", "vocabulary", "vocabulary_size", "oov_buckets")
 TASKS = ("classes", "binary", "multi_label", "regression", "sequence")
 COLUMNS = ("task", "label_column", "client_column", "feature_columns", "record_shape")
-TABLES = ("split_column", "drop", "categories", "fill", "standardise")  # beside these, of tables alone
+# Beside these, of tables alone.
+TABLES = ("user_column", "records_per_user", "split_column", "drop", "categories", "fill", "standardise")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -21,6 +22,8 @@ class Reading:
         task: what targets are, where the files do not say it
         label_column: of csv:PATH, parquet:PATH and hf:PATH; in tables several, with commas, for task regression
         client_column: likewise; its clients are the natural ones
+        user_column: of csv:PATH and parquet:PATH: whose record it is, of people with several; the unit is then a user
+        records_per_user: of each user the first so many training records are kept, at the first client that has some
         split_column: of csv:PATH and parquet:PATH: says train or test
         feature_columns: all others unless given
         drop: columns of tables that are no features, such as ids
@@ -41,6 +44,8 @@ class Reading:
     task: Annotated[str | None, about("", choices=TASKS)] = None
     label_column: Annotated[str | None, about("", metavar="NAME", default="label")] = None
     client_column: Annotated[str | None, about("", metavar="NAME")] = None
+    user_column: Annotated[str | None, about("", metavar="NAME")] = None
+    records_per_user: int | None = None
     split_column: Annotated[str | None, about("", metavar="NAME", default="split")] = None
     feature_columns: Annotated[str | None, about("", metavar="NAME,...")] = None
     drop: Annotated[str | None, about("", metavar="NAME,...")] = None

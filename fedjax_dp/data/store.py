@@ -45,6 +45,8 @@ class Dataset(NamedTuple):
     task: str = "classes"  # what targets are, a name of `fedjax_dp.data.TARGETS`
     vocabulary: Vocabulary | None = None  # of `sequence`
     overlap: str = ""  # how records share parts of a text, so that one of them is less than it hides; "": they do not
+    user_ids: np.ndarray | None = None  # (records,) whose training records they are, where persons have several
+    records_per_user: int | None = None  # of each of them, that clients are given at most
 
     @property
     def __advice__(self) -> str:
@@ -103,6 +105,7 @@ class FederatedData:
     vocabulary: Vocabulary | None = structure(default=None)  # likewise
     overlap: str = structure(default="")  # likewise
     names: ClientNames | None = structure(default=None)  # what clients are called; None: by their numbers
+    records_per_user: int | None = structure(default=None)  # of a user, all at one client; None: nobody knows
 
     def _card(self) -> Card:
         sizes = np.sort(np.asarray(self.sizes))
@@ -210,7 +213,7 @@ def federate(
     arrays = dataset.x_train, dataset.y_train, dataset.x_test, dataset.y_test
     about: dict[str, Any] = {name: getattr(dataset, name) for name in ("task", "vocabulary", "tokens")}
     check_data(f"{dataset.name}: ", *arrays, errors.require_given("classes", dataset.classes), *ids, **about)
-    parts = row_lists(clients)
+    parts = of_users(dataset, row_lists(clients))
     sizes = np.array([len(rows) for rows in parts], np.int32)
     if sizes.size == 0 or sizes.min() < 1:
         empty = int(np.argmin(sizes)) if sizes.size else 0
@@ -255,8 +258,31 @@ def federate(
         name=dataset.name,
         notes=dataset.notes,
         overlap=dataset.overlap,
+        records_per_user=dataset.records_per_user,
         names=None if names is None else named(names),
     )
+
+
+def of_users(dataset: Dataset, parts: list[np.ndarray]) -> list[np.ndarray]:
+    """The rows of each client, of every user the first `records_per_user` at the first client that has some.
+
+    A rule that knows ids alone: what it keeps of one user depends on no other, and on no record.
+    """
+    if dataset.user_ids is None or dataset.records_per_user is None:
+        return parts
+    if len(dataset.user_ids) != len(dataset.x_train):
+        got, wanted = f"of {len(dataset.user_ids)} records", f"of each of the {len(dataset.x_train)} training records"
+        raise errors.refuse("user_ids", got, wanted, "bound users' records after others are held out")
+    errors.require_count("records_per_user", dataset.records_per_user)
+    rows = np.concatenate(parts)
+    client = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+    _, first, user = np.unique(dataset.user_ids[rows], return_index=True, return_inverse=True)
+    at_home = np.flatnonzero(client == client[first][user])
+    by_user = at_home[np.argsort(user[at_home], kind="stable")]
+    number = np.arange(len(by_user)) - np.searchsorted(user[by_user], user[by_user])  # among the same user's
+    kept = np.sort(by_user[number < dataset.records_per_user])
+    ends = np.cumsum(np.bincount(client[kept], minlength=len(parts)))
+    return np.split(rows[kept], ends[:-1])
 
 
 def _owners(dataset: Dataset, order: np.ndarray, sizes: np.ndarray) -> np.ndarray | None:

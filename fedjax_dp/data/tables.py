@@ -22,7 +22,7 @@ def from_files(named: str, kind: str, reading: Reading) -> Dataset:
 
     named  a file, several with commas between, a pattern such as `hospital_*.csv`, or a folder.
     """
-    paths = files_of(kind, named)
+    paths, bound = files_of(kind, named), _bound(reading)
     columns = _columns(kind, paths, reading)
     frames = [_read(path, kind, columns) for path in paths]
     owners: list[str | None] = [None] * len(paths)
@@ -36,7 +36,17 @@ def from_files(named: str, kind: str, reading: Reading) -> Dataset:
     where = paths[0].name if len(paths) == 1 else folders.shown(named)
     made = from_tables(name_of(named, paths), where, tables, columns)
     x_train, x_test = (reshaped(where, x, reading.record_shape) for x in (made.x_train, made.x_test))
-    return made._replace(x_train=x_train, x_test=x_test)
+    return made._replace(x_train=x_train, x_test=x_test, records_per_user=bound)
+
+
+def _bound(reading: Reading) -> int | None:
+    """Records of each user that are kept; refuses ids without a bound, and a bound without ids."""
+    if reading.user_column is None and reading.records_per_user is None:
+        return None
+    errors.require_given("user_column", reading.user_column, "it belongs to records_per_user")
+    bound = errors.require_given("records_per_user", reading.records_per_user, "without a bound nothing is known")
+    errors.require_count("records_per_user", bound)
+    return bound
 
 
 def _columns(kind: str, paths: list[pathlib.Path], reading: Reading) -> Columns:
@@ -44,6 +54,7 @@ def _columns(kind: str, paths: list[pathlib.Path], reading: Reading) -> Columns:
     columns = Columns(
         label=reading.label_column or LABEL,
         client=reading.client_column,
+        user=reading.user_column,
         split=reading.split_column,
         features=None if reading.feature_columns is None else reading.feature_columns.split(","),
         task=reading.task or "classes",
@@ -151,7 +162,7 @@ def _read_csv(path: pathlib.Path, columns: Columns) -> Any:
     how: dict[str, Any] = {"compression": None, "encoding": "utf-8", "skipinitialspace": True}
     try:
         header = pd.read_csv(source(), header=None, nrows=1, dtype=str, keep_default_na=False, **how).iloc[0]
-        kept = {} if columns.client is None else {columns.client: str}
+        kept = {name: str for name in (columns.client, columns.user) if name is not None}
         frame = pd.read_csv(source(), low_memory=False, dtype=kept, **how)
         if words := [name for name in columns.categories if name in frame.columns]:
             frame[words] = pd.read_csv(source(), usecols=words, dtype=str, keep_default_na=False, **how)[words]

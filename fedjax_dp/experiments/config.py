@@ -45,7 +45,8 @@ TINY, HUGE = (float(getattr(np.finfo(np.float32), name)) for name in ("tiny", "m
 CONFIGURED, VALUES = "a configuration", "values of Python"  # what a run is made of
 # What overrides decide where algorithm, data, model and devices are values.
 BESIDE_VALUES = ("seed", "rounds", "evaluate_every", "checkpoint_every", "train_metrics", "target", "records")
-OF_PRIVATE = ("epsilon", "epsilon_high", "delta", "budget")  # that mean nothing without privacy
+# What means nothing without privacy.
+OF_PRIVATE = ("epsilon", "epsilon_high", "delta", "budget", "deployment_cohort", "deployment_population")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

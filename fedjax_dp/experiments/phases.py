@@ -1,5 +1,6 @@
 """What the parameters of a run carry with them wherever they are written: its ledger."""
 
+import dataclasses
 import hashlib
 import json
 import math
@@ -43,8 +44,7 @@ def ledger_of(
         "view": guarantee.view.value,
         "accountant": guarantee.accountant,
         "delta": guarantee.delta,
-        "epsilon": finite(guarantee.epsilon),
-        "epsilons": _kinds(guarantee),
+        **_epsilons(guarantee),
         "clients": {"count": data.num_clients, "sizes": hashlib.sha256(sizes.tobytes()).hexdigest()},
         "records": {
             "count": int(sizes.sum()),
@@ -70,8 +70,17 @@ def exported(ledger: str, values: Mapping[str, Any], round_done: int, hashes: bo
 def longer(ledger: str, rounds: int, guarantee: Guarantee) -> str:
     """The ledger of a run that goes on to more rounds, with another Guarantee."""
     before, facts = _apart(ledger)
-    epsilon = finite(guarantee.epsilon)
-    return with_phase(before, facts | {"rounds": rounds, "epsilon": epsilon, "epsilons": _kinds(guarantee)})
+    return with_phase(before, facts | {"rounds": rounds, **_epsilons(guarantee)})
+
+
+def _epsilons(guarantee: Guarantee) -> dict[str, Any]:
+    """What these very parameters cost their clients: of a run that stands for a deployment, its own epsilon."""
+    if guarantee.deployment is None:
+        return {"epsilon": finite(guarantee.epsilon), "epsilons": _kinds(guarantee)}
+    own = math.inf if guarantee.own is None else guarantee.own
+    itself = dataclasses.replace(guarantee, epsilons=(own,) * len(guarantee.epsilons))
+    promised = guarantee.deployment._asdict() | {"epsilon": finite(guarantee.epsilon)}
+    return {"epsilon": finite(own), "epsilons": _kinds(itself), "deployment": promised}
 
 
 def _apart(ledger: str) -> tuple[str, dict[str, Any]]:

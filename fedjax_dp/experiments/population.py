@@ -38,6 +38,9 @@ def build_data(config: PopulationConfig) -> FederatedData:
         way = PARTITIONS[partition]
         if way.natural and dataset.client_ids is not None and dataset.test_client_ids is None:
             raise errors.refuse("holdout", config.holdout, "used where test records have client ids too", "drop it")
+        if dataset.user_ids is not None:
+            got, remedy = config.holdout, "name test records in a column"
+            raise errors.refuse("holdout", got, "left out where users have several records", remedy)
         dataset = pooled(dataset)
     dataset, clients, test_clients = divide(partition, dataset, vars(config))
     if config.holdout is not None:
@@ -55,6 +58,11 @@ def notes(config: PopulationConfig, data: FederatedData) -> list[str]:
     if config.holdout is not None:
         lines.append(
             f"tested on {config.holdout:.0%} of each client's records, held out: all records were pooled first"
+        )
+    if config.records_per_user is not None:
+        lines.append(
+            f"of each user the first {config.records_per_user} training records are kept, at the first client that has "
+            "some; others are left out"
         )
     if names_clients(config.dataset, config.client_column):
         column = config.client_column or ("client_ids" if kind == "npz" else None)

@@ -9,6 +9,7 @@ from typing import Any
 
 from fedjax_dp import errors
 from fedjax_dp.accounting import Guarantee
+from fedjax_dp.accounting.guarantee import marked
 from fedjax_dp.data.targets import vocabulary_of
 from fedjax_dp.display import Card, displayed
 from fedjax_dp.experiments import build, parameters, phases, run_folder
@@ -56,7 +57,8 @@ class SavedRun:
         """What was run, for people."""
         config = self.config
         name = f"{config['algorithm']} on " if self._about["made of"] == configs.CONFIGURED else ""
-        return f"{name}{config['dataset']}, {len(self.guarantee.epsilons)} clients, seed {config['seed']}"
+        text = f"{name}{config['dataset']}, {len(self.guarantee.epsilons)} clients, seed {config['seed']}"
+        return marked(text, self.guarantee.mark)
 
     @property
     def measures(self) -> Measures:

@@ -26,7 +26,7 @@ from fedjax_dp.figures.points import (
     title,
 )
 from fedjax_dp.figures.tables import sweeps as tables
-from fedjax_dp.figures.tables.settings import Setting, by_value, pick, ranked, same
+from fedjax_dp.figures.tables.settings import Record, Setting, by_value, deployment_mark, pick, ranked, same
 from fedjax_dp.tasks.measures import Measure
 
 TICKS_APART = 0.06  # of the axis
@@ -153,7 +153,7 @@ def frontier(settings: Sequence[Setting], metric: Measure) -> list[Placed]:
 
 def epsilon_label(settings: Sequence[Setting]) -> str:
     """What the proved epsilon is of: delta, unit and adjacency, and where points differ in them."""
-    found = [point["guarantee"] for setting in settings for point in setting.points]
+    found = [point["guarantee"] for point in found_in(settings)]
     private = [guarantee for guarantee in found if guarantee.get("epsilon") is not None]
     parts = []
     for name, wording in (("delta", "delta {:g}"), ("unit", "one {}"), ("adjacency", "{}")):
@@ -162,7 +162,12 @@ def epsilon_label(settings: Sequence[Setting]) -> str:
             parts.append(wording.format(*known))
         elif known:
             parts.append(f"{name} differs")
-    return "; ".join(["proved epsilon (nats)", *parts])
+    return "; ".join(filter(None, ["proved epsilon (nats)", *parts, deployment_mark(found_in(settings))]))
+
+
+def found_in(settings: Sequence[Setting]) -> list[Record]:
+    """The points of all settings."""
+    return [point for setting in settings for point in setting.points]
 
 
 def with_both(settings: Sequence[Setting], x: str, y: str) -> list[Setting]:

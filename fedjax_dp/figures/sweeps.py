@@ -22,10 +22,11 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from fedjax_dp import errors
+from fedjax_dp.accounting.guarantee import marked
 from fedjax_dp.figures import canvas, comparison, curves, panels
 from fedjax_dp.figures.canvas import Look
 from fedjax_dp.figures.tables.comparison import comparable, compare
-from fedjax_dp.figures.tables.settings import Record, Setting, by_value, metric_of, settings_of
+from fedjax_dp.figures.tables.settings import Record, Setting, by_value, deployment_mark, metric_of, settings_of
 from fedjax_dp.tasks.measures import Measure
 
 Path = str | os.PathLike[str] | None
@@ -238,7 +239,7 @@ def _draw(
     with canvas.page(path, look, inches, len(draws), arrange, layout=layout, dpi=DPI) as page:
         for panel, draw in zip(page.panels, draws):
             draw(panel)
-        if title:
-            page.title(title)
+        if whole := marked(title, deployment_mark(panels.found_in(settings))):
+            page.title(whole)
         page.note(small_print(settings, bands))
     return page.figure

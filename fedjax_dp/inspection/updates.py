@@ -24,6 +24,7 @@ from fedjax_dp.parts.client_privacy import (
     Participation,
     UpdatePrivatizer,
     hides_clients,
+    released_noise,
 )
 from fedjax_dp.parts.cohorts import SEEN, Members
 from fedjax_dp.parts.local_training import extreme_rates
@@ -173,7 +174,7 @@ def _multiplier(upload: ClientPrivacy, algorithm: Algorithm, data: FederatedData
     """The largest noise multiplier that its events speak of, for all rounds, the samples and neighbours at hand."""
     cohort, count = algorithm.cohort, data.num_clients
     members, resolution = cohort.capacity(count), algorithm.transport.resolution
-    noise = float(np.float32(upload.noise_multiplier))
+    noise = released_noise(upload)
     multipliers = []
     for sampling, adjacency in {SEEN, cohort.amplified(count, 0) if upload.amplified else SEEN}:
         attendance = Participation(

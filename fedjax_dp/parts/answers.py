@@ -11,7 +11,7 @@ from fedjax_dp.accounting import Adjacency, Event, Sampling
 from fedjax_dp.parts.cohorts import Array, Cohort, Members
 from fedjax_dp.parts.facts import restates
 from fedjax_dp.prng import role_key
-from fedjax_dp.pytrees import of_clients, structure, value
+from fedjax_dp.pytrees import changed, of_clients, structure, value
 
 
 class Answers:
@@ -86,6 +86,9 @@ class Dropout(Answers):
         lost = jnp.asarray(self.rate) if isinstance(self.rate, list | tuple) else self.rate
         return None if rates is None else rates * (1 - lost)
 
+    def resized(self, size: int) -> Cohort:
+        return changed(self, cohort=self.cohort.resized(size))
+
     def check(self, num_clients: int) -> None:
         self.cohort.check(num_clients)
         rate = of_clients("dropout", self.rate, num_clients)
@@ -122,6 +125,10 @@ class FirstResponders(Answers):
         if np.ndim(self.latency) or rates is None:
             return None  # nobody knows how often the slow ones are among the first
         return rates * (self.size / self.cohort.capacity(shares.shape[0]))
+
+    def resized(self, size: int) -> Cohort:
+        remedy = "leave out first: who is first of a larger cohort is not known"
+        raise errors.refuse("deployment_cohort", size, "left out where the first to answer count", remedy)
 
     def check(self, num_clients: int) -> None:
         self.cohort.check(num_clients)

@@ -64,6 +64,12 @@ class UpdatePrivatizer(Protocol):
         """Fact. Numbers that travel with an update."""
         ...
 
+    @property
+    def noise_ratio(self) -> float | None:
+        """Fact that follows. What its noise is multiplied by where a small cohort stands for a larger one; None: it
+        cannot be."""
+        return None
+
     def event(self, noise: float, attendance: Participation) -> Event:
         """Fact. What a run releases of a client that attends it so, at a noise multiplier."""
         ...
@@ -138,6 +144,12 @@ def hides_clients(upload: UpdatePrivatizer) -> TypeGuard[ClientPrivacy]:
     return upload.unit is Unit.CLIENT
 
 
+def released_noise(upload: ClientPrivacy) -> float:
+    """The noise multiplier of what a run releases, as float32 has it: of a deployment's, the part that is here."""
+    ratio = 1.0 if upload.noise_ratio is None else float(np.float32(upload.noise_ratio))
+    return float(np.float32(upload.noise_multiplier)) * ratio
+
+
 def shares_noise(upload: UpdatePrivatizer) -> TypeGuard[SharedNoise]:
     """Whether clients add shares of the noise."""
     return upload.shared_noise
@@ -195,11 +207,14 @@ class ClientGaussian(UpdatePrivatizer):
                       (`Aggregate.sensitivity`), so z S / (q W) for the estimator f_f;
     source            of the standard normal noise; its step is the round;
     noise_by_round, clip_by_round  factors on z and S, which are those of round 0.
+    noise_ratio       r / R where a cohort of r stands for one of R in a deployment: the noise on a mean of r is then
+                      the deployment's on a mean of R. What is released here has z r / R only.
     """
 
     clip_norm: float
     noise_multiplier: float
     source: NoiseSource = WhiteNoise()
+    noise_ratio: float = 1.0
     by_tensor: bool = structure(default=False)
     noise_by_round: ByRound | None = None
     clip_by_round: ByRound | None = None
@@ -249,7 +264,7 @@ class ClientGaussian(UpdatePrivatizer):
     def scale(self, state: Any, sensitivity: Any, round_index: jax.Array) -> Any:
         """What the source's noise is multiplied by before it joins the mean of a round."""
         noise = at_round(self.noise_multiplier, self.noise_by_round, round_index)
-        return noise * self._clip_norm(state) * sensitivity
+        return noise * self._clip_norm(state) * sensitivity * self.noise_ratio
 
     def _clip_norm(self, state: Any) -> Any:
         return (
@@ -261,6 +276,7 @@ class ClientGaussian(UpdatePrivatizer):
 
     def check(self, num_clients: int) -> None:
         check_mechanism(self.clip_norm, self.noise_multiplier, num_clients)
+        _check_ratio(self.noise_ratio)
         if np.ndim(self.noise_multiplier):
             raise errors.refuse("noise_multiplier", "one per client", "one number for noise that the server adds")
         check_changes(self.noise_by_round, self.clip_by_round)
@@ -283,7 +299,8 @@ class AdaptiveClientGaussian(UpdatePrivatizer):
     Each client also sends whether its update was within the clip norm C; the noised fraction b moves it:
     C <- C exp(-rate (b - quantile)). The noise on the bits, `bit_noise` on their sum, is paid from the same z: updates
     get z_u with z^-2 = z_u^-2 + (2 bit_noise)^-2, because a bit, sent as +-1/2, has sensitivity 1/2.
-    clip_norm  of the first round.
+    clip_norm    of the first round;
+    noise_ratio  as for `ClientGaussian`, of both noises: z and bit_noise stay the deployment's.
     """
 
     clip_norm: float
@@ -292,6 +309,7 @@ class AdaptiveClientGaussian(UpdatePrivatizer):
     rate: float
     bit_noise: float
     source: NoiseSource = WhiteNoise()
+    noise_ratio: float = 1.0
 
     equation = (
         r"\Delta_k \min(1, C_t / \|\Delta_k\|);\ \Delta \leftarrow \Delta + z_u C_t \rho\, \xi,\ "
@@ -333,7 +351,8 @@ class AdaptiveClientGaussian(UpdatePrivatizer):
         self, key: jax.Array, round_index: Any, mean: jax.Array, extra: Any, state: Any, sensitivity: Any, expected: Any
     ) -> tuple[jax.Array, Any]:
         noise = server_noise(self.source, key, round_index, mean.size)
-        bits = extra + self.bit_noise * server_noise(self.source, role_key(key, "bits"), round_index, 1)[0]
+        bit_std = self.bit_noise * self.noise_ratio
+        bits = extra + bit_std * server_noise(self.source, role_key(key, "bits"), round_index, 1)[0]
         within = bits / expected + 0.5
         moved = state.clip_norm * jnp.exp(-self.rate * (within - self.quantile))
         return mean + self.scale(state, sensitivity) * noise, ClipState(moved)
@@ -341,13 +360,14 @@ class AdaptiveClientGaussian(UpdatePrivatizer):
     def scale(self, state: ClipState, sensitivity: Any) -> jax.Array:
         """What the source's noise is multiplied by before it joins the mean: z_u times the clip norm of the round."""
         on_updates = self.noise_multiplier / jnp.sqrt(1 - (self.noise_multiplier / (2 * self.bit_noise)) ** 2)
-        return on_updates * state.clip_norm * sensitivity
+        return on_updates * state.clip_norm * sensitivity * self.noise_ratio
 
     def noise_std(self, state: ClipState, sensitivity: Any, round_index: jax.Array) -> jax.Array:
         return self.scale(state, sensitivity) * jnp.sqrt(self.source.variance(round_index))
 
     def check(self, num_clients: int) -> None:
         check_mechanism(self.clip_norm, self.noise_multiplier, num_clients)
+        _check_ratio(self.noise_ratio)
         errors.require_in_unit_interval(
             "clip_quantile",
             self.quantile,
@@ -439,6 +459,11 @@ class ClientSkellam(UpdatePrivatizer):
                 f"numbers have mean {mean:.3g} and may have {LARGEST_POISSON}",
                 "take fewer bits for the fraction",
             )
+
+
+def _check_ratio(noise_ratio: float) -> None:
+    if not 0 < float(noise_ratio) <= 1:
+        raise errors.refuse("noise_ratio", noise_ratio, "in (0, 1], as a part of a deployment's noise")
 
 
 def noisy_sums(source: NoiseSource, noise: float, attendance: Participation) -> Event:

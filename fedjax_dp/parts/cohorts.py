@@ -8,7 +8,7 @@ import numpy as np
 
 from fedjax_dp import errors, prng
 from fedjax_dp.accounting import Adjacency, Event, FullBatch, Poisson, Sampling, WithoutReplacement
-from fedjax_dp.pytrees import of_clients, structure, value
+from fedjax_dp.pytrees import changed, of_clients, structure, value
 
 Array = jax.Array | np.ndarray
 
@@ -104,6 +104,11 @@ class Cohort(Protocol):
         """
         return SEEN
 
+    def resized(self, size: int) -> "Cohort":
+        """Fact that follows. The same law with cohorts of `size`, for a deployment that is larger than a simulation."""
+        wanted = f"left out for {type(self).__name__}, which states no resized"
+        raise errors.refuse("deployment_cohort", size, wanted, "use PoissonCohort")
+
     def min_separation(self, num_clients: int) -> int:
         """Fact that follows. Rounds from one that a client is in to its next, at least."""
         return 1
@@ -135,6 +140,9 @@ class AllClients(Cohort):
     def rates(self, shares: Array) -> Any:
         return 1.0 + 0.0 * shares
 
+    def resized(self, size: int) -> Cohort:
+        return self
+
 
 @value
 class UniformCohort(Cohort):
@@ -160,6 +168,9 @@ class UniformCohort(Cohort):
 
     def inclusion_probability(self, shares: Array) -> tuple[Any, int]:
         return self.rates(shares), 1
+
+    def resized(self, size: int) -> Cohort:
+        return changed(self, size=size)
 
     def amplified(self, num_clients: int, known: int) -> tuple[Sampling, Adjacency]:
         others = max(num_clients - known, 1)
@@ -200,6 +211,9 @@ class PoissonCohort(Cohort):
 
     def inclusion_probability(self, shares: Array) -> tuple[Any, int]:
         return self.rates(shares), 1
+
+    def resized(self, size: int) -> Cohort:
+        return changed(self, size=size)
 
     def amplified(self, num_clients: int, known: int) -> tuple[Sampling, Adjacency]:
         return Poisson(self.size / num_clients), Adjacency.ADD_REMOVE
@@ -307,6 +321,9 @@ class CyclicCohort(Cohort):
 
     def rates(self, shares: Array) -> Any:
         return self.size / shares.shape[0] + 0.0 * shares
+
+    def resized(self, size: int) -> Cohort:
+        return changed(self, size=size)
 
     def min_separation(self, num_clients: int) -> int:
         return num_clients // self.size

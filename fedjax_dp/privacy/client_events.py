@@ -20,12 +20,12 @@ from fedjax_dp.accounting import (
     View,
     repeated,
 )
-from fedjax_dp.accounting.events import distinct, each
+from fedjax_dp.accounting.events import distinct, each, of_group
 from fedjax_dp.models import Model
-from fedjax_dp.parts.client_privacy import Participation
+from fedjax_dp.parts.client_privacy import Participation, released_noise
 from fedjax_dp.parts.cohorts import SEEN
 from fedjax_dp.parts.facts import of_the_project, require_facts
-from fedjax_dp.privacy.planned_run import PlannedRun, helpers_of, honest_of
+from fedjax_dp.privacy.planned_run import PlannedRun, honest_of
 from fedjax_dp.privacy.protection import unit_of
 from fedjax_dp.privacy.terms import BY_NAME_ALONE
 from fedjax_dp.pytrees import Part, tensor_sizes
@@ -57,6 +57,8 @@ def counted_as(run: PlannedRun) -> str:
     every round instead of counted. A law is known of records, and of cohorts that are drawn.
     """
     wanted, cohort, by_client = run.terms.participation, run.algorithm.cohort, unit_of(run.algorithm) is Unit.CLIENT
+    if run.terms.deployment is not None:  # whose schedule nobody knows
+        return "worst"
     if wanted == "once":
         return wanted
     lawless = wanted == "law" and (by_client or not cohort.drawn)
@@ -71,11 +73,10 @@ def _sampling_of(run: PlannedRun) -> tuple[Sampling, Adjacency]:
     all others' may be known, and their states with them (docs/epsilon.md has the proof). Where the draw of one decides
     who else is drawn, nothing is known but that published cohorts hide no less than these.
     """
-    num_clients, upload = run.data.num_clients, run.algorithm.upload
-    if not upload.amplified:
+    if not run.algorithm.upload.amplified:
         return SEEN
-    known = helpers_of(run.algorithm, run.data, run.view, run.terms.colluders)
-    sampling, adjacency = run.algorithm.cohort.amplified(num_clients, known)
+    cohort, num_clients = run.promised
+    sampling, adjacency = cohort.amplified(num_clients, run.helpers)
     return (sampling, adjacency) if isinstance(sampling, Poisson) or not remembers(run.algorithm) else SEEN
 
 
@@ -99,13 +100,33 @@ def training_of(run: PlannedRun, at_least: int = 0) -> list[Event]:
     if len(run.noise_levels.factors) > 1 and participation in BY_NAME_ALONE:
         wanted = "schedule, law or worst where the noise differs from round to round"
         raise errors.refuse("participation", participation, wanted, "nobody says of which rounds it would be")
-    by_client = unit_of(run.algorithm) is Unit.CLIENT
-    return (_of_clients if by_client else _of_records)(run, participation, at_least)
+    if unit_of(run.algorithm) is Unit.CLIENT:
+        return _of_clients(run, participation, at_least)
+    ledger = _of_records(run, participation, at_least)
+    return ledger if run.unit is Unit.RECORD else _of_users(run, ledger)
+
+
+def _of_users(run: PlannedRun, ledger: list[Event]) -> list[Event]:
+    """What the rounds release of all records of a user, who is at one client with no more than the data keep.
+
+    That is no more than there are, where sizes are public; a user who may join can bring more.
+    """
+    bound = run.data.records_per_user or 1
+
+    @functools.cache
+    def grouped(event: Event, records: int) -> Event:
+        joins = any(step.adjacency is Adjacency.ADD_REMOVE for step, _ in event.leaves())
+        return of_group(event, run.unit, bound if joins else min(bound, records))
+
+    return [grouped(*one) for one in zip(ledger, np.asarray(run.data.sizes).tolist(), strict=True)]
 
 
 def _times(run: PlannedRun, participation: str, at_least: int) -> list[tuple[float, ...]]:
     """Rounds of each noise level that each client is counted for."""
     cohort, rounds, num_clients = run.algorithm.cohort, run.rounds, run.data.num_clients
+    if run.terms.deployment is not None:  # one noise level, or all rounds of each: more than there can be
+        apart, counts = run.promised.cohort.min_separation(run.promised.num_clients), run.noise_levels.rounds
+        return [(-(-rounds // apart),) if len(counts) == 1 else tuple(counts)] * num_clients
     if participation == "schedule":
         attended = run.attended.astype(float)
         attended[:, 0] += np.maximum(at_least - attended.sum(1), 0)  # with the least noise
@@ -203,18 +224,18 @@ def _of_records(run: PlannedRun, participation: str, at_least: int) -> list[Even
 
 
 def _of_clients(run: PlannedRun, participation: str, at_least: int) -> list[Event]:
-    algorithm, data = run.algorithm, run.data
+    algorithm = run.algorithm
     upload: Any = algorithm.upload
     # who of those drawn does not answer, for reasons that know no data, pays no more than the others
-    num_clients, cohort = data.num_clients, algorithm.cohort
+    cohort, num_clients = run.promised
     if participation == "once":
         run, participation = dataclasses.replace(run, rounds=1, _drawn={}), "worst"
-    noise = float(np.float32(upload.noise_multiplier))
-    known = helpers_of(algorithm, data, run.view, run.terms.colluders)
+    noise = released_noise(upload) if run.terms.deployment is None else float(np.float32(upload.noise_multiplier))
     sampling, adjacency = _sampling_of(run)
     size = Part(tensor_sizes(_shapes(run.model)), algorithm.local.sent_tensors(run.model)).size
     members = cohort.capacity(num_clients)
-    honest = honest_of(algorithm, data, run.view, min(known, members - 1)) if upload.shared_noise else members
+    shared = upload.shared_noise
+    honest = honest_of(algorithm, run.data, run.view, min(run.helpers, members - 1)) if shared else members
 
     @functools.cache
     def of(counts: tuple[float, ...]) -> Event:

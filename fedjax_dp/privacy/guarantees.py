@@ -10,7 +10,7 @@ import numpy as np
 from fedjax_dp import accounting, errors, inspection
 from fedjax_dp.accounting import Guarantee, Unit, View
 from fedjax_dp.accounting.events import distinct, each
-from fedjax_dp.accounting.guarantee import FLOAT_NOISE, NoiseMultipliers, delta_warnings, no_privacy
+from fedjax_dp.accounting.guarantee import FLOAT_NOISE, Deployment, NoiseMultipliers, delta_warnings, no_privacy
 from fedjax_dp.accounting.plain_words import AttackBounds, epsilon_warnings
 from fedjax_dp.accounting.trade_offs import attack_bounds
 from fedjax_dp.data.store import FederatedData
@@ -221,7 +221,7 @@ def prepared(run: PlannedRun, progress: Callable[[int, int], None] | None = None
 def stated(run: PlannedRun, progress: Callable[[int, int], None] | None = None) -> Guarantee:
     """The same from what the parts state, which is not looked into: for those who try to break it, as audits do."""
     algorithm, data, terms = run.algorithm, run.data, run.terms
-    num_clients, unit, delta = data.num_clients, unit_of(algorithm), terms.delta
+    num_clients, unit, delta = data.num_clients, run.unit, terms.delta
     reason = run.no_epsilon_reason
     if reason:
         return no_privacy(num_clients, reason, run.view)
@@ -232,14 +232,16 @@ def stated(run: PlannedRun, progress: Callable[[int, int], None] | None = None) 
     ledger = with_paid(algorithm, training)
     steps = [step for event in distinct(training) for step, _ in event.leaves()]
     noise = noise_of(algorithm)
+    if terms.deployment is None and algorithm.upload.noise_ratio is not None:
+        noise = np.asarray(noise, float) * float(algorithm.upload.noise_ratio)
     if steps and not np.any(np.asarray(noise) > 0):
-        what = "gradients" if unit is Unit.RECORD else "updates"
+        what = "updates" if unit is Unit.CLIENT else "gradients"
         return no_privacy(num_clients, f"{what} are clipped but noise_multiplier is 0", run.view)
     if any(step.reveals_everything for step in steps):
         return no_privacy(num_clients, "some clients add no noise: their noise_multiplier is 0", run.view)
     epsilons = tuple(accounting.epsilons_of(ledger, delta, terms.accountant, progress))
     adjacency = steps[0].adjacency if steps else accounting.Adjacency.REPLACE_ONE
-    members = np.asarray(data.sizes).tolist() if unit is Unit.RECORD else [num_clients]
+    members = [run.promised.num_clients] if unit is Unit.CLIENT else np.asarray(data.sizes).tolist()
     return Guarantee(
         epsilons,
         delta,
@@ -248,18 +250,54 @@ def stated(run: PlannedRun, progress: Callable[[int, int], None] | None = None) 
         run.view,
         accounting.ACCOUNTANTS[terms.accountant].about,
         (*_assumptions(run, steps), *run.beginning.assumptions, *_words(run), FLOAT_NOISE),
-        tuple(claim for claims in CLAIMS for claim in claims(run, delta, epsilons, ledger)),
+        tuple(claim for claims in CLAIMS for claim in claims(run, delta, epsilons, ledger))
+        if terms.deployment is None and unit is not Unit.USER
+        else (),
         (
             *epsilon_warnings(max(epsilons)),
             *delta_warnings(delta, members, unit),
             *run.beginning.warnings,
             *_shared_parts(data, unit),
             *_learnt(data),
+            *_stale(run),
         ),
         caveat="; ".join(filter(None, (BY_NAME_ALONE.get(counted_as(run)), run.beginning.caveat))) or None,
         noise=None if noise is None else NoiseMultipliers.of(np.ravel(np.asarray(noise, float)).tolist()),
         names=_names(data, unit),
+        deployment=_deployment(run, steps),
+        own=None if terms.deployment is None else stated(run.by_itself).epsilon,
     )
+
+
+def _deployment(run: PlannedRun, steps: list[Any]) -> Deployment | None:
+    """What the Guarantee is of, where it is not of the run itself."""
+    if run.terms.deployment is None:
+        return None
+    size, population = run.terms.deployment
+    sampled = not isinstance(steps[0].sampling, accounting.FullBatch)
+    turns = (
+        f"each client in at most {steps[0].count:,} of them" if steps[0].count < run.rounds else "every client in all"
+    )
+    return Deployment(
+        cohort_size=size,
+        population=population,
+        rounds=run.rounds,
+        sampler=str(steps[0].sampling) if sampled else f"who takes part is public, {turns}",
+        noise_ratio=float(run.algorithm.upload.noise_ratio or 1.0),
+        simulated_cohort=run.algorithm.cohort.expected_size(run.data.num_clients),
+        simulated_population=run.data.num_clients,
+    )
+
+
+def _stale(run: PlannedRun) -> list[str]:
+    """What is another in the simulation than in its deployment, though noise is alike."""
+    if run.terms.deployment is None or not run.algorithm.local.has_client_state:
+        return []
+    size, population = run.terms.deployment
+    return [
+        "what clients keep is as old as rounds of the simulated clients make it; in the deployment a client is drawn "
+        f"once in {population / size:.4g} rounds"
+    ]
 
 
 def _names(data: FederatedData, unit: Unit) -> tuple[str, ...]:
@@ -319,6 +357,13 @@ def _assumptions(
             if not algorithm.upload.shared_noise
             else f"every client of a cohort adds its share of the noise, {colluders} of them help the adversary",
         ]
+        if run.terms.deployment is not None:
+            lines += [
+                "the deployment trains by the same algorithm on clients whose weights are bounded as here, and its "
+                "cohorts are drawn as stated",
+                "noise on the mean is the deployment's, but a mean of so few clients varies more than one of its "
+                "cohorts: results are pessimistic",
+            ]
         if _correlated(algorithm.upload):
             lines.append("noise is correlated over rounds and counted as one release of the whole run")
         return lines
@@ -337,6 +382,11 @@ def _assumptions(
         if steps[0].adjacency is accounting.Adjacency.REPLACE_ONE
         else "each client's sampling rate, divisor and number of steps are public constants, whoever joins or leaves"
     )
+    if run.unit is Unit.USER:
+        lines.append(
+            f"a user has at most {run.data.records_per_user} records, all at one client: the first in the order of the "
+            "data, at the first client that has some, by a rule that knows ids alone"
+        )
     lines += [*_changing(run), *local.privatizer.assumptions]
     if local.initial_release:
         lines.append("every client's warm start is counted, once")

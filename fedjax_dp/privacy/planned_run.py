@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_dp import errors
-from fedjax_dp.accounting import View
+from fedjax_dp.accounting import Unit, View
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.models import Model, usual_model
 from fedjax_dp.parts.aggregation import separate
@@ -17,7 +17,8 @@ from fedjax_dp.parts.by_round import changes_of
 from fedjax_dp.parts.cohorts import Members
 from fedjax_dp.parts.facts import of_the_project
 from fedjax_dp.privacy.beginning import Beginning, beginning_of
-from fedjax_dp.privacy.protection import noised, unprotected, view_of, with_noise
+from fedjax_dp.privacy.deployment import Clients, clients_of, standing_for
+from fedjax_dp.privacy.protection import noise_of, noised, unit_of, unprotected, view_of, with_noise
 from fedjax_dp.privacy.terms import PrivacyOptions, PrivacyTerms
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.clients import draw_cohorts
@@ -41,6 +42,22 @@ class PlannedRun:
     def view(self) -> View:
         """Who must learn nothing."""
         return view_of(self.algorithm, self.terms.view)
+
+    @property
+    def unit(self) -> Unit:
+        """Whom the Guarantee is of: a user with several records, where the data name users and noise is on records."""
+        natural = unit_of(self.algorithm)
+        return Unit.USER if natural is Unit.RECORD and self.data.records_per_user is not None else natural
+
+    @functools.cached_property
+    def promised(self) -> Clients:
+        """Whom the Guarantee is of: the clients of the data, or those of the deployment that they stand for."""
+        return clients_of(self.algorithm, self.terms, self.data.num_clients)
+
+    @property
+    def helpers(self) -> int:
+        """Members of a cohort of theirs that help the adversary, see `helpers_of`."""
+        return helpers_of(self.promised.cohort.capacity(self.promised.num_clients), self.view, self.terms.colluders)
 
     @functools.cached_property
     def no_epsilon_reason(self) -> str | None:
@@ -115,6 +132,11 @@ class PlannedRun:
         """See `noise_gains`."""
         return noise_gains(self.algorithm, self.data, self.view, self.terms.colluders, self.rounds)
 
+    @property
+    def by_itself(self) -> "PlannedRun":
+        """The same run, counted as what it releases itself, whatever deployment it stands for."""
+        return self.counted(deployment_cohort=None, deployment_population=None)
+
     def counted(self, **terms: Unpack[PrivacyOptions]) -> "PlannedRun":
         """The same run, counted on other terms."""
         return dataclasses.replace(self, terms=dataclasses.replace(self.terms, **terms))
@@ -149,8 +171,8 @@ def plan_run(
     run_key(seed)  # refuses what is none
     check(algorithm, data, rounds, model)
     terms.check()
-    return PlannedRun(
-        algorithm=algorithm,
+    planned = PlannedRun(
+        algorithm=standing_for(algorithm, data, terms),
         data=data,
         rounds=rounds,
         terms=terms,
@@ -158,6 +180,15 @@ def plan_run(
         seed=seed,
         model_given=model is not None,
     )
+    _check_users(planned)
+    return planned
+
+
+def _check_users(run: PlannedRun) -> None:
+    """Refuse features that several users' records were made with, where users are to be hidden."""
+    if run.unit is Unit.USER and run.data.learnt and noise_of(run.algorithm) is not None:
+        wanted = "left out where features were made with users' records"
+        raise errors.refuse("records_per_user", run.data.records_per_user, wanted, f"these were: {run.data.learnt[0]}")
 
 
 class NoiseLevels(NamedTuple):
@@ -194,9 +225,8 @@ def participations(algorithm: Algorithm, data: FederatedData, rounds: int, seed:
     return np.bincount(ids[drawn], minlength=data.num_clients)
 
 
-def helpers_of(algorithm: Algorithm, data: FederatedData, view: View, colluders: int) -> int:
-    """Members of a cohort that help the adversary. In views of clients it is itself one that knows its own part."""
-    members = algorithm.cohort.capacity(data.num_clients)
+def helpers_of(members: int, view: View, colluders: int) -> int:
+    """How many of a cohort help the adversary. In views of clients it is itself one that knows its own part."""
     errors.require_integer("colluders", colluders, 0, members - 1, "at least one client of the cohort is honest")
     return max(colluders, 1) if view in (View.BROADCAST, View.OWNER) else colluders
 
@@ -242,7 +272,7 @@ def noise_gains(algorithm: Algorithm, data: FederatedData, view: View, colluders
     """
     ones, local = np.ones(data.num_clients), algorithm.local
     cohort = algorithm.cohort
-    helpers = helpers_of(algorithm, data, view, colluders)
+    helpers = helpers_of(cohort.capacity(data.num_clients), view, colluders)
     aggregate, privatizer = algorithm.aggregate, local.privatizer
     between = (
         local,

@@ -44,6 +44,9 @@ class PrivacyTerms:
         colluders: clients of each cohort that help the adversary, in views other than uploads
         budget: epsilon that ends the run, beside noise_multiplier: it takes as many of its rounds as every client's
             budget allows, which is known before the first
+        deployment_cohort: clients of a cohort in the deployment that the run stands for; its noise is found and
+            counted, and the run has its noise on the mean
+        deployment_population: clients of that deployment
     """
 
     epsilon: Budget | None = None
@@ -54,11 +57,24 @@ class PrivacyTerms:
     view: Annotated[str | None, about("", choices=VIEWS, default="the algorithm's")] = None
     colluders: int = 0
     budget: Budget | None = None
+    deployment_cohort: Annotated[int | None, about("", default="the run itself")] = None
+    deployment_population: Annotated[int | None, about("", default="the run itself")] = None
 
     def check(self) -> None:
-        """Refuse names that are none of their choices."""
+        """Refuse names that are none of their choices, and half of a deployment."""
         for name, option in of_class(PrivacyTerms).items():
             option.check(getattr(self, name))
+        pair = ("deployment_cohort", "deployment_population")
+        for name, other in (pair, pair[::-1]):
+            if getattr(self, other) is not None:
+                errors.require_count(name, errors.require_given(name, getattr(self, name), f"it belongs to {other}"))
+
+    @property
+    def deployment(self) -> tuple[int, int] | None:
+        """Clients of a cohort, and in all, of the deployment that the run stands for."""
+        if self.deployment_cohort is None or self.deployment_population is None:
+            return None
+        return self.deployment_cohort, self.deployment_population
 
     @property
     def any_budget(self) -> Budget | None:
@@ -103,3 +119,5 @@ class PrivacyOptions(TypedDict, total=False):
     view: str | None
     colluders: int
     budget: Budget | None
+    deployment_cohort: int | None
+    deployment_population: int | None

@@ -6,6 +6,7 @@ from typing import Any
 
 from fedjax_dp import errors
 from fedjax_dp.accounting import Unit
+from fedjax_dp.accounting.guarantee import mark_of, marked
 from fedjax_dp.display import count, duration, size
 from fedjax_dp.figures.tables import runs as tables
 from fedjax_dp.reports import charts, shared
@@ -89,7 +90,8 @@ def _report(
         else f"A run, seed {config['seed']}"
     )
     progress = "finished" if finished else f"round {done:,} of {rounds:,}"
-    return Report(KIND, f"{config['algorithm']} on {config['dataset']}", lead, sections, data, progress, finished)
+    title = marked(f"{config['algorithm']} on {config['dataset']}", mark_of(guarantee))
+    return Report(KIND, title, lead, sections, data, progress, finished)
 
 
 def _result(
@@ -270,7 +272,7 @@ def _epsilon(spent: Rows, guarantee: Mapping[str, Any], finished: bool, budget: 
         about += f" The line across is the budget, {budget:g}."
         line = {"mark": {"type": "rule", "strokeDash": [4, 3], "opacity": 0.7, "aria": False}}
         spec["layer"].append(line | {"encoding": {"y": {"datum": budget}}})
-    return Figure("epsilon", "Epsilon by round", about, spec, "spent")
+    return Figure("epsilon", marked("Epsilon by round", mark_of(guarantee)), about, spec, "spent")
 
 
 def _clients(history: Rows, guarantee: Mapping[str, Any], measures: Measures) -> tuple[Section, Rows]:

@@ -7,14 +7,18 @@ from typing import Any
 
 from fedjax_dp import errors
 from fedjax_dp.accounting import View
-from fedjax_dp.accounting.guarantee import NoiseMultipliers
+from fedjax_dp.accounting.guarantee import NoiseMultipliers, mark_of, marked
 from fedjax_dp.accounting.plain_words import at_most
 from fedjax_dp.figures.tables import runs as tables
 from fedjax_dp.reports import charts
 from fedjax_dp.reports.contents import Block, Facts, Grid, Listing, Prose, Rows, Section, in_words, percent
 from fedjax_dp.tasks.measures import Measure
 
-UNITS = {"record": "one record of one client", "client": "one client with all its records"}
+UNITS = {
+    "record": "one record of one client",
+    "client": "one client with all its records",
+    "user": "one user with all their records",
+}
 NEAR = 1e-3  # relative: as near to a budget as noise is found
 DRAWN = 500  # rows of a curve
 LONG_VERDICTS = {
@@ -73,7 +77,7 @@ def tiles(guarantee: Mapping[str, Any], budget: Any = None) -> list[tuple[str, s
     if within(guarantee, budget):
         shown, exactly = f"within {budget:g}", f"{shown} "
     return [
-        ("epsilon", shown, f"{exactly}for {unit}, {guarantee['adjacency']}{alone}"),
+        ("epsilon", shown, marked(f"{exactly}for {unit}, {guarantee['adjacency']}{alone}", mark_of(guarantee))),
         ("delta", f"{guarantee['delta']:g}", "the slack of the promise"),
         *best,
     ]
@@ -99,7 +103,12 @@ def resting(guarantee: Mapping[str, Any]) -> list[Section]:
         ("epsilon of clients", spread(guarantee)),
     ]
     if guarantee.get("noise_multiplier") is not None:
-        terms.append(("noise multiplier", str(NoiseMultipliers(**guarantee["noise_multiplier"]))))
+        noise = str(NoiseMultipliers(**guarantee["noise_multiplier"]))
+        terms.append(("noise multiplier", marked(noise, mark_of(guarantee))))
+    if deployment := guarantee.get("deployment"):
+        own = "infinite" if guarantee["own"] is None else f"{guarantee['own']:.4g}"
+        ratio = f"{deployment['noise_ratio']:.3g} of the deployment's noise"
+        terms.append(("epsilon of this run", f"{own}, with {ratio}: the simulation itself is not what is promised"))
     blocks: list[Block] = [Facts(terms, wide=True)]
     if guarantee["assumptions"]:
         blocks += [Prose(["It holds if all of this is true:"]), Listing(guarantee["assumptions"])]

@@ -8,7 +8,7 @@ from typing import Any
 
 from fedjax_dp import __version__, errors
 from fedjax_dp.accounting import Adjacency, Unit, View
-from fedjax_dp.accounting.guarantee import FLOAT_NOISE
+from fedjax_dp.accounting.guarantee import FLOAT_NOISE, mark_of, marked
 from fedjax_dp.accounting.plain_words import MUCH
 from fedjax_dp.display import count
 from fedjax_dp.reports import shared
@@ -19,6 +19,7 @@ PROTECTED = {
     Unit.RECORD: "One record of one client: one row of its data, such as one image, one visit or one text. Whoever has "
     "several records in the data is protected less, the more there are.",
     Unit.CLIENT: "One client with all its records: whether it took part, and everything that it holds.",
+    Unit.USER: "One person with all records that were kept of them, at one client; how many at most stands below.",
 }
 COMPARED = {
     Adjacency.ADD_REMOVE: "The data with the {unit} and the same data without it.",
@@ -43,6 +44,7 @@ ALWAYS = (
 OF_UNIT = {
     Unit.RECORD: "Whether a client took part at all, and what all records of a client have in common.",
     Unit.CLIENT: "What several clients have in common, such as two phones of one person.",
+    Unit.USER: "What several people have in common, such as a family; a person who goes by two ids.",
 }
 SIMULATED = (
     "This run was simulated: its noise can be computed again from a seed, so the run itself protects nobody. The "
@@ -71,7 +73,7 @@ def statement_of(path: pathlib.Path) -> Report:
 
 def statement(guarantee: Mapping[str, Any], config: Mapping[str, Any], source: str) -> Report:
     """The same from its Guarantee and configuration as they are saved; `source`: where these are from."""
-    title = f"{config['algorithm']} on {config['dataset']}"
+    title = marked(f"{config['algorithm']} on {config['dataset']}", mark_of(guarantee))
     lead = "What the training promises to those whose data it used, for readers who are no mathematicians."
     sections = [Section("The promise", _promise(guarantee))]
     if guarantee["epsilon"] is not None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedjax_dp import errors
+from fedjax_dp.accounting.guarantee import marked
 from fedjax_dp.display import count, duration
 from fedjax_dp.figures.tables import sweeps as tables
 from fedjax_dp.figures.tables.comparison import compare
@@ -14,6 +15,7 @@ from fedjax_dp.figures.tables.settings import (
     CONFIDENCE,
     Setting,
     by_value,
+    deployment_mark,
     measures_of_records,
     ranked,
     same,
@@ -74,6 +76,7 @@ def of_folder(path: pathlib.Path) -> Report:
     common = {name: value for name, value in config.items() if all(one["config"].get(name) == value for one in records)}
     sections.append(shared.setting(common, about, "Fields that all points share"))
     lead = f"A sweep over {', '.join(axes) or 'nothing but seeds'}: {count(planned, 'point')}"
+    lead = marked(lead, deployment_mark(records))
     progress = "finished" if finished else f"{len(records):,} of {planned:,} points"
     name = str(about.get("name", path.name))
     return Report(
@@ -208,6 +211,7 @@ def _privacy(
 ) -> list[Block]:
     """The front, under filters; the curves and the table of what they let through."""
     named = {name: [chosen(alike[0].values[name]) for alike in by_value(settings, name).values()] for name in axes}
+    mark = deployment_mark([point for setting in settings for point in setting.points])
     blocks: list[Block] = [Filters({name: values if len(values) <= FILTERED else [] for name, values in named.items()})]
     names = list(dict.fromkeys(row["group"] for row in rows))
     if any(row["epsilon"] is not None for row in rows):
@@ -215,7 +219,7 @@ def _privacy(
             "Mean over seeds with its 95% interval, at the epsilon that is proved. The line joins the settings that no "
             "other one beats with at most as much epsilon."
         )
-        blocks.append(Figure("front", "Pareto front", about, _front_spec(names, group, main), "settings"))
+        blocks.append(Figure("front", "Pareto front", about, _front_spec(names, group, main, mark), "settings"))
     else:
         blocks.append(Prose(["No setting has a finite epsilon, so there is no front."], "No privacy"))
     if drawn:
@@ -231,7 +235,14 @@ def _privacy(
                 "by_round",
             )
         )
-    columns = [*axes, main.label.removeprefix("test "), "95% interval", "proved epsilon", "seeds", "front"]
+    columns = [
+        *axes,
+        main.label.removeprefix("test "),
+        "95% interval",
+        marked("proved epsilon", mark),
+        "seeds",
+        "front",
+    ]
     order = sorted(range(len(rows)), key=lambda place: _order(rows[place]["good"]))
     best = {row["key"] for row in tables.front(rows)}
     table = [
@@ -266,8 +277,8 @@ def _between(row: Mapping[str, Any], main: Measure) -> str:
     return f"{low:.1f} to {high:.1f}" if main.share else f"{low:.4g} to {high:.4g}"
 
 
-def _front_spec(names: Sequence[str], group: str | None, main: Measure) -> charts.Spec:
-    x = charts.axis("epsilon", "proved epsilon (nats, logarithmic)", ".3~g")
+def _front_spec(names: Sequence[str], group: str | None, main: Measure, mark: str) -> charts.Spec:
+    x = charts.axis("epsilon", marked("proved epsilon (nats, logarithmic)", mark), ".3~g")
     x["scale"] = {"type": "log", "nice": False, "padding": 24}
     y, low = shared.axis_of("value", main, main.words), shared.axis_of("low", main, main.words)
     tips = _tips(main, ("epsilon", "epsilon", ".4g"), ("seeds", "seeds", ",d"))

@@ -70,7 +70,9 @@ def cost_of_choosing(
     settings = len({str(sorted((n, v) for n, v in e.values.items() if n != "seed")) for e in private})
     terms = [entry.job.run.terms for entry in private]
     views = {(entry.guarantee.view, one.colluders) for entry, one in zip(private, terms)}
-    accountants = {one.accountant for one in terms}
+    accountants, deployments = {one.accountant for one in terms}, {entry.guarantee.deployment for entry in private}
+    if len(deployments) > 1:
+        return _unknown("its points stand for different deployments")
     if len(views) > 1:
         return _unknown("its points are counted against different adversaries")
     ledgers, seeds = [_ledger(entry) for entry in private], [entry.values["seed"] for entry in private]
@@ -94,6 +96,9 @@ def cost_of_choosing(
         return _unknown(str(error))
     ((view, colluders),) = views
     notes = [f"All against {view}" + (f" with {colluders} colluders." if colluders else ".")]
+    mark = private[0].guarantee.mark
+    if mark:
+        notes.append(f"That is if all points were trained in the {mark}, and not of the runs that stand for it.")
     if cost.applies == "repetition":
         notes.append("Whoever sees this folder sees all points and their number, so composition counts for him.")
     if any(one.participation in BY_NAME_ALONE for one in terms):
@@ -122,6 +127,8 @@ def cost_of_choosing(
     )
     if grown:
         short += f"; {GROWN}"
+    if mark:
+        short += f"; all of it if the points were trained in the {mark}"
     return summary | {"short": short, "statement": " ".join([summary["statement"], *notes, SIMULATED])}
 
 

@@ -14,8 +14,17 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedjax_dp import errors
+from fedjax_dp.accounting.guarantee import mark_of, marked
 from fedjax_dp.display import Table, words
-from fedjax_dp.figures.tables.settings import Setting, measures_of_records, metric_of, pick, proved, settings_of
+from fedjax_dp.figures.tables.settings import (
+    Setting,
+    deployment_mark,
+    measures_of_records,
+    metric_of,
+    pick,
+    proved,
+    settings_of,
+)
 from fedjax_dp.sweeps.records import Record
 from fedjax_dp.tasks.measures import Measure
 
@@ -45,8 +54,9 @@ def tidy(records: Iterable[Record], axes: Sequence[str]) -> pandas.DataFrame:
     """One row per point and evaluated round; a point without any evaluation keeps one row, with empty metrics.
 
     Columns: index, point, the axes, seed, status, reason, guarantee_epsilon and guarantee_delta (what was proved; an
-    axis epsilon is the budget), guarantee_noise (the noise multiplier that it is of, the median client's), seconds,
-    round, every metric, and the other fields of the configuration.
+    axis epsilon is the budget), guarantee_noise (the noise multiplier that it is of, the median client's),
+    guarantee_deployment (whose it is, where it is not the run's own), seconds, round, every metric, and the other
+    fields of the configuration.
     guarantee_epsilon is infinite without privacy and NaN where no Guarantee is known.
     """
     errors.require_installed("pandas", "tables", "for the tables of a sweep")
@@ -60,6 +70,7 @@ def tidy(records: Iterable[Record], axes: Sequence[str]) -> pandas.DataFrame:
     points["guarantee_delta"] = [record["guarantee"].get("delta") for record in records]
     noises = [record["guarantee"].get("noise_multiplier") or {} for record in records]
     points["guarantee_noise"] = [noise.get("median") for noise in noises]
+    points["guarantee_deployment"] = [mark_of(record["guarantee"]) or None for record in records]
     points["seconds"] = [record["seconds"] for record in records]
 
     rows = [(place, seen) for place, record in enumerate(records) for seen in record["history"] or [{}]]
@@ -133,6 +144,7 @@ def summary(records: Iterable[Record], axes: Sequence[str], metric: str | None =
     columns["done"] = column([len(setting.done) for setting in settings], int)
     columns["failed"] = column([setting.failed for setting in settings], int)
     columns["guarantee_epsilon"] = column([setting.epsilon for setting in settings], float)
+    columns["guarantee_deployment"] = column([deployment_mark(setting.points) or None for setting in settings])
     for name in names:
         scores = [setting.score(name) for setting in settings]
         for part in ("mean", "std", "low", "high"):
@@ -151,7 +163,7 @@ def overview(records: Iterable[Record], axes: Sequence[str]) -> Table:
         seen.append(f"{score.mean:.4f}" if score.seeds else "-")
         seen.append(f"{score.std:.4f}" if score.seeds > 1 else "-")
         rows.append([*(words(setting.values[name]) for name in axes), *seen])
-    return Table([*axes, "seeds", "epsilon", main.words, "std"], rows)
+    return Table([*axes, "seeds", marked("epsilon", deployment_mark(records)), main.words, "std"], rows)
 
 
 def best(

@@ -7,12 +7,14 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from fedjax_dp import errors
+from fedjax_dp.accounting.guarantee import marked
 from fedjax_dp.display import count, words
 from fedjax_dp.figures.tables.settings import (
     OWN,
     Interval,
     Setting,
     by_value,
+    deployment_mark,
     interval,
     metric_of,
     paired,
@@ -49,6 +51,11 @@ class Winners(NamedTuple):
     own: bool  # some points have clients' own models, which the metric is not of
     rows: tuple[Winner, ...]
 
+    @property
+    def mark(self) -> str:
+        """Of the deployments that the settings stand for, if they do."""
+        return deployment_mark([point for row in self.rows if row.setting for point in row.setting.points])
+
     def table(self) -> list[dict[str, Any]]:
         """A row for each winner; what too few seeds cannot say is NaN, an epsilon without privacy infinite."""
         return [self._row(winner) for winner in self.rows]
@@ -61,6 +68,7 @@ class Winners(NamedTuple):
             row |= {f"minus_{self.against}_{part}": value for part, value in winner.difference._asdict().items()}
         return row | {
             "guarantee_epsilon": winner.setting.epsilon if winner.setting else math.nan,
+            "guarantee_deployment": deployment_mark(winner.setting.points) if winner.setting else "",
             "settings": winner.settings,
         }
 
@@ -75,7 +83,7 @@ class Winners(NamedTuple):
         if self.against is not None:
             shown[f"minus {self.against}"] = [_number(row.difference.mean, "+") for row in rows]
             shown["its 95% interval"] = [_ends(row.difference, "+") for row in rows]
-        shown["proved epsilon"] = [_proved(row.setting) for row in rows]
+        shown[marked("proved epsilon", self.mark)] = [_proved(row.setting) for row in rows]
         for name in self.others:
             shown[name] = [NOTHING if row.setting is None else _word(row.setting.values[name]) for row in rows]
         return shown | {"of settings": [str(row.settings) for row in rows]}

@@ -46,7 +46,7 @@ def test_tidy_has_a_row_for_every_evaluation_and_one_for_points_without_any():
         point(1, {"algorithm": "fedavg", "seed": 0}, (0.4,), "diverged", math.inf, "round 12: loss is infinite"),
     ]
     frame = table.tidy(records, ["epsilon", "algorithm"])
-    assert list(frame.columns[:12]) == [
+    assert list(frame.columns[:13]) == [
         "index",
         "point",
         "epsilon",
@@ -57,6 +57,7 @@ def test_tidy_has_a_row_for_every_evaluation_and_one_for_points_without_any():
         "guarantee_epsilon",
         "guarantee_delta",
         "guarantee_noise",
+        "guarantee_deployment",
         "seconds",
         "round",
     ]

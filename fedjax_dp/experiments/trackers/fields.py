@@ -39,6 +39,8 @@ def privacy_of(guarantee: Guarantee) -> dict[str, Any]:
     """What an epsilon may not stand without; an infinite one is in words."""
     scalars = guarantee.to_dict()
     words = {name: scalars[name] for name in OF_PRIVACY if scalars[name] is not None}
+    if guarantee.mark:
+        words["mark"] = guarantee.mark
     if scalars["warnings"]:
         words["warnings"] = "; ".join(scalars["warnings"])
     return {f"privacy/{name}": value for name, value in ({"epsilon": "infinite"} | words).items()}

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from scipy import special
 
 from fedjax_dp import errors
+from fedjax_dp.accounting.guarantee import mark_of
 from fedjax_dp.tasks.measures import Measure, Measures, measures_of
 
 Record = dict[str, Any]  # of a point, as a sweep's folder has it
@@ -84,6 +85,12 @@ def proved(point: Record) -> float:
         return math.nan
     epsilon = point["guarantee"]["epsilon"]
     return math.inf if epsilon is None else float(epsilon)
+
+
+def deployment_mark(records: Iterable[Record]) -> str:
+    """`deployment R of N`, where points stand for deployments; empty where all are themselves what they promise."""
+    marks = list(dict.fromkeys(mark_of(record["guarantee"]) for record in records if "epsilon" in record["guarantee"]))
+    return marks[0] if len(marks) == 1 else "of several deployments" if any(marks) else ""
 
 
 def interval(numbers: Sequence[float]) -> Interval:

@@ -1,0 +1,99 @@
+"""A deployment with larger cohorts, which a run of small ones stands for (pfl-research calls it noise_cohort_size).
+
+Simulated are cohorts of r out of n clients, promised is a deployment with cohorts of R out of N. Noise on the
+deployment's sum is z C, so on its mean z C / R. The same noise on a mean of r is (r / R) z C on the simulated sum: the
+model moves as noisily as the deployment's would, and its mean over clients varies R / r times as much. What is
+released by the run itself has r / R of the noise that the promise is of.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from fedjax_dp import errors
+from fedjax_dp.accounting import Unit
+from fedjax_dp.data.store import FederatedData
+from fedjax_dp.parts.cohorts import Cohort
+from fedjax_dp.privacy.protection import noise_of, unit_of
+from fedjax_dp.privacy.terms import PrivacyTerms
+from fedjax_dp.pytrees import changed
+from fedjax_dp.rounds.algorithm import Algorithm
+
+BY_SCHEDULE = ("worst", "expected", "once")  # participation that counts rounds of the simulated clients
+
+
+class Clients(NamedTuple):
+    """How many there are, and how the cohorts among them are drawn."""
+
+    cohort: Cohort
+    num_clients: int
+
+    @property
+    def size(self) -> int:
+        """Expected members of a cohort."""
+        return self.cohort.expected_size(self.num_clients)
+
+
+def standing_for(algorithm: Algorithm, data: FederatedData, terms: PrivacyTerms) -> Algorithm:
+    """The algorithm with r / R of its noise, where the terms speak of a deployment.
+
+    Raises: ConfigurationError for what cannot stand for one.
+    """
+    if terms.deployment is None:
+        return algorithm
+    size, population = terms.deployment
+    simulated = Clients(algorithm.cohort, data.num_clients)
+    _check_algorithm(algorithm, size, terms)
+    if size < simulated.size:
+        wanted = f"at least the {simulated.size} of a simulated cohort"
+        raise errors.refuse("deployment_cohort", size, wanted, "lower cohort_size: r out of R clients are simulated")
+    if population < data.num_clients:
+        wanted = f"at least the {data.num_clients} simulated clients"
+        raise errors.refuse("deployment_population", population, wanted, "simulate fewer clients")
+    if size > population:
+        raise errors.refuse("deployment_cohort", size, f"at most the deployment_population of {population}")
+    deployed = clients_of(algorithm, terms, data.num_clients)
+    deployed.cohort.check(population)
+    if deployed.size != size:
+        wanted = f"{deployed.size}, as {type(deployed.cohort).__name__} takes so many of {population}"
+        raise errors.refuse("deployment_cohort", size, wanted, "or take another --cohort, such as poisson")
+    return changed(algorithm, upload=changed(algorithm.upload, noise_ratio=simulated.size / size))
+
+
+def clients_of(algorithm: Algorithm, terms: PrivacyTerms, num_clients: int) -> Clients:
+    """Whom the Guarantee is of: the deployment's clients, or those that are simulated."""
+    if terms.deployment is None:
+        return Clients(algorithm.cohort, num_clients)
+    size, population = terms.deployment
+    return Clients(algorithm.cohort.resized(size), population)
+
+
+def _check_algorithm(algorithm: Algorithm, size: int, terms: PrivacyTerms) -> None:
+    def refuse(wanted: str, remedy: str) -> errors.ConfigurationError:
+        return errors.refuse("deployment_cohort", size, f"left out {wanted}", remedy)
+
+    noise = noise_of(algorithm)
+    if noise is None or (terms.epsilon is None and not np.any(np.asarray(noise) > 0)):
+        raise refuse("where there is no noise", "give epsilon or noise_multiplier to an algorithm such as dp_fedavg")
+    if unit_of(algorithm) is not Unit.CLIENT:
+        raise refuse("for noise on records, whose size no cohort decides", "use noise on whole clients, as dp_fedavg")
+    if algorithm.upload.noise_ratio is None:
+        name = type(algorithm.upload).__name__
+        raise refuse(
+            f"for {name}, which states no noise_ratio: shares, rounding and modulus are those of the simulated cohort",
+            "use noise that the server adds (ClientGaussian)",
+        )
+    if algorithm.transport.resolution:
+        raise refuse(
+            "for a secure sum of integers, whose rounding and modulus are those of the simulated cohort",
+            "leave out secure: the sum of floats is the same",
+        )
+    if np.asarray(terms.epsilon, object).ndim:
+        raise refuse("where clients have budgets of their own, as a deployment's are not known", "give one epsilon")
+    if terms.participation in BY_SCHEDULE:
+        raise errors.refuse(
+            "participation",
+            terms.participation,
+            "left out for a deployment, whose clients are counted by its own law and not as they are simulated",
+            "drop it",
+        )

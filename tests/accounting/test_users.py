@@ -1,0 +1,264 @@
+"""Units above the record: several records of a person, of a text or of a token, at one client and at several."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from scipy import integrate, stats
+
+from fedjax_dp import errors
+from fedjax_dp.accounting import (
+    ATTAINED,
+    Adjacency,
+    Composed,
+    FullBatch,
+    GaussianPair,
+    GaussianSteps,
+    NotCoveredError,
+    Poisson,
+    ShiftMixture,
+    Shuffled,
+    Unit,
+    WithoutReplacement,
+    WithReplacement,
+    cost_of,
+    epsilon_of,
+    trade_off,
+    user_weights,
+    weighted_user,
+    windows_of_text,
+    windows_of_token,
+)
+
+ADD, REPLACE = Adjacency.ADD_REMOVE, Adjacency.REPLACE_ONE
+
+# Case by case `group` of the specification's participation_vectors.json: records, rate, noise, steps, delta; epsilon of
+# the group, of one record, by the generic conversion (dp-accounting 0.6.0, mixtures of Gaussians; own FFT).
+GROUPS = [
+    (2, 0.01, 1.0, 1000, 1e-5, 3.9790897467525603, 1.828243645591767, 4.39701920521991),
+    (5, 0.01, 2.0, 1000, 1e-5, 3.7324452151178495, 0.6220485250880967, 4.106694739329545),
+    (20, 0.005, 4.0, 500, 1e-6, 2.6645201508134644, 0.10568558386918825, 2.8448781675543784),
+    (3, 1.0, 20.0, 100, 1e-5, 7.051413223793959, 1.9930914044151178, 7.990401709164806),
+]
+# `fixed_group`: records of the user, all, a batch, noise, steps, delta; epsilon, what random neighbours attain.
+FIXED = [
+    (2, 600, 60, 6.0, 100, 1e-4, 2.940840740848462, 2.572157624774093),
+    (5, 1000, 20, 8.0, 200, 1e-5, 1.5975444285021618, 1.429862947301848),
+    (1, 600, 60, 4.0, 100, 1e-4, 2.1610358973813737, 1.9659197620494377),
+]
+
+
+def poisson(group, rate, noise, steps):
+    return GaussianSteps(noise, Poisson(rate), ADD, steps, Unit.USER, group)
+
+
+def fixed(group, records, batch, noise, steps):
+    return GaussianSteps(noise, WithoutReplacement(batch, records), REPLACE, steps, Unit.USER, group)
+
+
+def generic(event, group, delta):
+    """(e, d) of one record is (k e, k e^((k-1) e) d) of k: the best e."""
+    curve = cost_of(event)
+    grid = np.geomspace(1e-3, 30, 3000)
+    wanted = np.array([delta * math.exp(-(group - 1) * e) / group for e in grid])
+    known = np.array([curve.delta(e) for e in grid]) <= wanted
+    return group * grid[np.argmax(known)]
+
+
+@pytest.mark.parametrize("case", GROUPS)
+def test_a_groups_epsilon_is_that_of_its_mixtures_tighter_than_the_generic_conversion(case):
+    group, rate, noise, steps, delta, epsilon, record, converted = case
+    event = poisson(group, rate, noise, steps)
+    assert epsilon_of(event, delta) == pytest.approx(epsilon, rel=1e-3)
+    assert epsilon_of(poisson(1, rate, noise, steps), delta) == pytest.approx(record, rel=2e-3)
+    assert epsilon_of(event, delta) < converted
+
+
+def test_no_group_costs_more_than_the_generic_conversion():
+    one, group = poisson(1, 0.02, 1.5, 400), poisson(4, 0.02, 1.5, 400)
+    assert epsilon_of(group, 1e-5) == pytest.approx(5.89, abs=0.01)
+    assert generic(one, 4, 1e-5) == pytest.approx(6.91, rel=0.01)
+
+
+@pytest.mark.parametrize("case", GROUPS[:3])
+def test_a_records_epsilon_times_k_is_no_bound_at_the_same_delta(case):
+    """Two real neighbours attain more than the wrong program claims: its claim is below a lower bound."""
+    group, rate, noise, steps, delta, _, record, _ = case
+    assert epsilon_of(poisson(group, rate, noise, steps), delta, ATTAINED) > group * record
+
+
+def test_a_user_with_four_records_refutes_the_record_times_k_by_error_rates():
+    """An attack on four records has error rates that (4 epsilon, delta) of one record rules out, and none that the
+    group's own curve does."""
+    event = poisson(4, 0.02, 1.5, 400)
+    claimed = 4 * epsilon_of(poisson(1, 0.02, 1.5, 400), 1e-5)
+    false_positives = np.geomspace(1e-12, 0.5, 400)
+    misses = trade_off(event, ATTAINED)(false_positives)
+    allowed = np.maximum(0.0, 1 - 1e-5 - math.exp(claimed) * false_positives)
+    assert np.any(misses < allowed - 1e-9)
+    own = epsilon_of(event, 1e-5)
+    assert np.all(misses >= np.maximum(0.0, 1 - 1e-5 - math.exp(own) * false_positives) - 1e-7)
+
+
+@pytest.mark.parametrize("case", FIXED)
+def test_a_group_in_batches_of_fixed_size_costs_at_least_what_neighbours_attain(case):
+    group, records, batch, noise, steps, delta, epsilon, attained = case
+    event = fixed(group, records, batch, noise, steps)
+    assert epsilon_of(event, delta) == pytest.approx(epsilon, rel=1e-3)
+    assert epsilon_of(event, delta, ATTAINED) == pytest.approx(attained, rel=2e-3)
+    assert epsilon_of(event, delta) <= epsilon_of(event, delta, "rdp")
+
+
+def test_one_record_is_the_record_whatever_the_sampling():
+    for sampling, adjacency in (
+        (FullBatch(), ADD),
+        (Poisson(0.02), ADD),
+        (Poisson(0.02), REPLACE),
+        (WithoutReplacement(6, 300), REPLACE),
+        (Shuffled(10, 100), REPLACE),
+    ):
+        count = 100
+        own = GaussianSteps(3.0, sampling, adjacency, count)
+        assert epsilon_of(GaussianSteps(3.0, sampling, adjacency, count, Unit.USER, 1), 1e-5) == epsilon_of(own, 1e-5)
+
+
+def test_epsilon_grows_with_the_records_of_a_user_and_unsampled_by_their_number():
+    for of in (lambda k: poisson(k, 0.02, 4.0, 100), lambda k: fixed(k, 300, 6, 8.0, 100)):
+        grown = [epsilon_of(of(k), 1e-5) for k in (1, 2, 3, 7)]
+        assert grown == sorted(set(grown))
+    for sampling, count in ((FullBatch(), 10), (Shuffled(10, 100), 100)):
+        three = GaussianSteps(6.0, sampling, REPLACE, count, Unit.USER, 3)
+        assert epsilon_of(three, 1e-5) == epsilon_of(GaussianSteps(2.0, sampling, REPLACE, count), 1e-5)
+        assert three.zcdp() == pytest.approx(9 * GaussianSteps(6.0, sampling, REPLACE, count).zcdp())
+
+
+def test_all_records_in_every_batch_are_the_whole_group():
+    assert epsilon_of(fixed(4, 40, 40, 9.0, 5), 1e-5) == epsilon_of(
+        GaussianSteps(9.0, FullBatch(), REPLACE, 5, Unit.USER, 4), 1e-5
+    )
+
+
+@pytest.mark.parametrize("down", [False, True])
+def test_a_mixture_of_shifts_has_the_laws_that_it_says(down):
+    group, rate, noise = 4, 0.3, 1.7
+    pair = ShiftMixture(noise, tuple(range(5)), tuple(stats.binom(group, rate).pmf(range(5)).tolist()), down)
+    x = np.linspace(-9, 9, 41)
+    losses = pair.loss(x)
+    assert np.all(np.diff(losses) > 0)
+    np.testing.assert_allclose(pair.where(losses), x, atol=1e-7)
+    sign = -1 if down else 1
+
+    def density(t):
+        return sum(w * stats.norm.pdf(t, sign * j, noise) for j, w in zip(pair.shifts, pair.weights, strict=True))
+
+    mixed = [integrate.quad(density, *ends)[0] for ends in itertools.pairwise(x)]
+    plain = np.diff(stats.norm.cdf(x, 0, noise))
+    upper, lower = (plain, mixed) if down else (mixed, plain)
+    np.testing.assert_allclose(pair.upper_mass(x), upper, atol=1e-10)
+    np.testing.assert_allclose(pair.lower_mass(x), lower, atol=1e-10)
+    cells = pair.cells(losses)
+    assert cells.upper.sum() + cells.above + cells.below == pytest.approx(1, abs=1e-12)
+
+
+def test_a_mixture_of_one_shift_is_the_sampled_gaussian_pair():
+    for down in (False, True):
+        mixture = ShiftMixture(2.0, (0, 1), (0.9, 0.1), down)
+        pair = GaussianPair(2.0, *((0.0, 0.1) if down else (0.1,)))
+        losses = np.linspace(*pair.reach(10), 50)[1:-1]
+        np.testing.assert_allclose(mixture.where(losses), pair.where(losses), rtol=1e-9, atol=1e-9)
+        np.testing.assert_allclose(mixture.cells(losses).upper, pair.cells(losses).upper, atol=1e-14)
+
+
+def test_records_of_a_user_at_several_clients_compose():
+    """`user_joint` of time_vectors.json: mu^2 = sum_i K_i tau (2 n_i / z_i)^2; and one noisy sum of all clients."""
+    for counts, rounds, tau, noises, epsilon in (
+        ([3, 0, 2], [10, 12, 8], 2, [20.0, 20.0, 15.0], 8.279546388131456),
+        ([1, 1, 1, 1], [5, 5, 5, 5], 1, [10.0] * 4, 3.8486102825379835),
+        ([8, 1], [20, 20], 5, [60.0, 30.0], 14.900115573183806),
+    ):
+        parts = tuple(
+            GaussianSteps(noise, FullBatch(), REPLACE, often * tau, Unit.USER, count)
+            for count, often, noise in zip(counts, rounds, noises, strict=True)
+            if count
+        )
+        assert epsilon_of(Composed(parts), 1e-5) == pytest.approx(epsilon, rel=1e-9)
+        assert all(epsilon_of(part, 1e-5) <= epsilon for part in parts)
+    summed = GaussianSteps(math.sqrt(4 * 100), FullBatch(), REPLACE, 5, Unit.USER, 4)
+    assert math.sqrt(5) * summed.gdp() == pytest.approx(0.894427190999916, rel=1e-9)
+
+
+def test_sampled_records_of_a_user_at_several_clients_compose():
+    """`user_poisson` of time_vectors.json: noise, rate, records, steps at each client."""
+    for parts, epsilon in (
+        ([(2.0, 0.01, 4, 500)], 1.9898296372851267),
+        ([(1.0, 0.005, 2, 1000), (1.0, 0.01, 3, 1000)], 6.661175679826187),
+        ([(3.0, 0.02, 1, 2000)], 1.1759104271289564),
+    ):
+        event = Composed(tuple(poisson(group, rate, noise, steps) for noise, rate, group, steps in parts))
+        assert epsilon_of(event, 1e-5) == pytest.approx(epsilon, rel=1e-3)
+
+
+def test_weights_of_users_are_best_alike_where_uploads_are_seen():
+    """`user_weights` of time_vectors.json (ULDP-AVG)."""
+    for counts, sigma, rounds, secure, proportional in (
+        ([[3, 1, 0], [0, 2, 2], [1, 1, 1]], 5.0, 20, 0.894427190999916, [1.224744871391589, 1.0954451150103321]),
+        ([[4, 0], [1, 3], [2, 2], [0, 1]], 4.0, 50, 1.7677669529663689, [2.5, 1.976423537605237]),
+    ):
+        mu = math.sqrt(rounds) * weighted_user(sigma, rounds).gdp()
+        assert mu == pytest.approx(secure, rel=1e-9)
+        for row in user_weights(counts):
+            assert math.sqrt(rounds) * weighted_user(sigma, rounds, row).gdp() == pytest.approx(secure, rel=1e-9)
+        rows = user_weights(counts, "proportional")
+        np.testing.assert_allclose(rows.sum(1), 1)
+        found = [math.sqrt(rounds) * weighted_user(sigma, rounds, row).gdp() for row in rows[:2]]
+        assert found == pytest.approx(proportional, rel=1e-9)
+
+
+def test_windows_of_texts_and_tokens_are_those_counted_one_by_one():
+    for tokens, window, stride in [(100, 32, 8), (40, 32, 8), (33, 32, 8), (10, 32, 32), (1000, 128, 1), (50, 8, 8)]:
+        starts = [0]
+        while starts[-1] + window < tokens:
+            starts.append(starts[-1] + stride)
+        over = max(sum(start <= at < start + window for start in starts) for at in range(tokens))
+        assert windows_of_text(tokens, window, stride) == len(starts)
+        assert over <= windows_of_token(tokens, window, stride) <= len(starts)
+    assert windows_of_token(1000, 128, 1) == 128
+    assert windows_of_text(100, 32, 8) == 10
+
+
+def test_a_text_costs_no_less_than_a_token_and_a_token_no_less_than_a_window():
+    groups = [windows_of_text(300, 64, 16), windows_of_token(300, 64, 16), 1]
+    costs = [epsilon_of(poisson(group, 0.01, 3.0, 200), 1e-5) for group in groups]
+    assert costs == sorted(costs, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: fixed(0, 60, 6, 1.0, 1), "at least 1"),
+        (lambda: fixed(61, 60, 6, 1.0, 1), "at most the 60"),
+        (lambda: windows_of_text(10, 0, 1), "window must be"),
+        (lambda: user_weights([[0, 0], [1, 1]]), "a record of every user"),
+        (lambda: user_weights([[1, 1]], "best"), "rule must be"),
+        (lambda: weighted_user(1.0, 1, [0.5, 0.6]), "of sum 1"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(make, words):
+    with pytest.raises(errors.ConfigurationError, match=words):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("sampling", "adjacency", "accountant"),
+    [
+        (Poisson(0.1), REPLACE, "pld"),
+        (WithReplacement(6, 60), REPLACE, "pld"),
+        (Poisson(0.1), ADD, "rdp"),
+        (Poisson(0.1), ADD, "tcdp"),
+        (Shuffled(6, 60), REPLACE, ATTAINED),
+    ],
+)
+def test_groups_without_a_theorem_are_refused(sampling, adjacency, accountant):
+    with pytest.raises(NotCoveredError):
+        epsilon_of(GaussianSteps(2.0, sampling, adjacency, 10, Unit.USER, 2), 1e-5, accountant)
