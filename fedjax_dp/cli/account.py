@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 from fedjax_dp import errors
 from fedjax_dp.accounting import (
     Adjacency,
+    AttackBounds,
     Event,
     FullBatch,
     GaussianSteps,
@@ -22,6 +23,7 @@ from fedjax_dp.accounting import (
     View,
     WithoutReplacement,
     WithReplacement,
+    attack_bounds,
     compare,
     guarantee,
     seen,
@@ -92,6 +94,13 @@ class Release(PrintOptions, PlotOption):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AccountOptions(Release):
+    """What is released, with its noise.
+
+    Args:
+        plain: print what the least epsilon means, in plain words
+    """
+
+    plain: Switch = False
     noise_multiplier: Annotated[float, about("noise std on the sum / clip norm", default="required")]
 
 
@@ -107,7 +116,7 @@ def account_command(arguments: list[str]) -> int:
         arguments,
         AccountOptions,
         "The epsilon of noisy steps by every accountant.\n\n"
-        "usage: fedjax-dp account --noise-multiplier Z --steps T --delta D --adjacency A [OPTIONS] [--quiet] [--json]",
+        "usage: fedjax-dp account --noise-multiplier Z --steps T --delta D --adjacency A [--plain] [OPTIONS] [--json]",
     )
     look = picture_of(options)
     errors.require_positive("noise_multiplier", options.noise_multiplier, "without noise epsilon is infinite")
@@ -116,10 +125,13 @@ def account_command(arguments: list[str]) -> int:
     if options.plot:
         _plot_account(options, look)
     warnings = _warnings(options)
+    attack = _attack(event, options.delta, answers) if options.plain else None
+    means = [] if attack is None else attack.in_words(Unit(options.unit), Adjacency(options.adjacency))
     if options.json:
         content = {
             "inputs": _inputs(options),
             "statement": _statement(options),
+            "attack": None if attack is None else attack.to_dict(Unit(options.unit), Adjacency(options.adjacency)),
             "guarantees": [answer.to_dict("epsilon") for answer in answers],
             "lower_bound": least.to_dict("epsilon"),
             "warnings": warnings,
@@ -131,10 +143,19 @@ def account_command(arguments: list[str]) -> int:
         header,
         "epsilon",
         [*answers, least],
-        [*([] if options.quiet else _between(answers, least)), *_told(warnings)],
+        [*([] if options.quiet else _between(answers, least)), *_told(warnings), *_meaning(means)],
         options.quiet,
     )
     return 0
+
+
+def _attack(event: Event, delta: float, answers: list[compare.Answer]) -> AttackBounds | None:
+    """What attacks are held to by the accountant of the least epsilon; None where no accountant has one."""
+    known = [(answer.number, answer.accountant) for answer in answers if answer.number is not None]
+    if not known:
+        return None
+    epsilon, accountant = min(known)
+    return attack_bounds(event, epsilon, delta, accountant)
 
 
 def _between(answers: list[compare.Answer], least: compare.Answer) -> list[str]:
@@ -243,8 +264,9 @@ def _sampling(options: Release) -> Sampling:
 
 
 def _inputs(options: Release) -> dict[str, Any]:
+    shown = (*OUTPUT, "plain")
     return {
-        name: value for name, value in dataclasses.asdict(options).items() if value is not None and name not in OUTPUT
+        name: value for name, value in dataclasses.asdict(options).items() if value is not None and name not in shown
     }
 
 
@@ -274,6 +296,10 @@ def _warnings(options: Release) -> list[str]:
 
 def _told(warnings: list[str]) -> list[str]:
     return [f"warning: {warning}" for warning in warnings]
+
+
+def _meaning(lines: Sequence[str]) -> list[str]:
+    return [f"{'       ' if at else 'means: '}{line}" for at, line in enumerate(lines)]
 
 
 def _print_answers(header: str, what: str, answers: list[compare.Answer], notes: list[str], quiet: bool) -> None:

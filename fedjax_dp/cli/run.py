@@ -7,7 +7,7 @@ import shlex
 from typing import TYPE_CHECKING, Annotated, Any
 
 from fedjax_dp import devices, errors
-from fedjax_dp.accounting.guarantee import NoiseMultipliers
+from fedjax_dp.accounting.guarantee import NoiseMultipliers, spends
 from fedjax_dp.accounting.neighbours import Unit
 from fedjax_dp.cli.options import Detail, DetailOptions, Switch, known_flags
 from fedjax_dp.cli.output import INDENT, show_lines
@@ -139,7 +139,7 @@ def _print_result(
         *_target(result, measures),
         *_guessing(result),
         *_noise(result),
-        ("privacy", guarantee["statement"]),
+        ("privacy", within(guarantee["epsilon"], result["config"].get("epsilon")) + guarantee["statement"]),
         *_meaning(guarantee, options.plain),
         *(("", INDENT + other["statement"]) for other in guarantee["elsewhere"]),
         *(("warning", text + caption * text.startswith("delta ")) for text in guarantee["warnings"]),
@@ -160,6 +160,11 @@ def _print_result(
         ("time", f"{timing['round_s_median'] * 1e3:.1f} ms a round, {compiled}"),
     ]
     show_lines(lines, rests_on, rest, options.detail)
+
+
+def within(epsilon: float | None, budget: Any) -> str:
+    """That a budget is met, where the number does not read like it."""
+    return f"within {budget:g}: " if spends(epsilon, budget) and f"{epsilon:.4g}" != f"{budget:.4g}" else ""
 
 
 def _next(guarantee: dict[str, Any], place: str) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from fedjax_dp import errors
 from fedjax_dp.accounting import View
-from fedjax_dp.accounting.guarantee import NoiseMultipliers
+from fedjax_dp.accounting.guarantee import NoiseMultipliers, spends
 from fedjax_dp.accounting.plain_words import at_most
 from fedjax_dp.figures.tables import runs as tables
 from fedjax_dp.reports import charts
@@ -15,7 +15,6 @@ from fedjax_dp.reports.contents import Block, Facts, Grid, Listing, Prose, Rows,
 from fedjax_dp.tasks.measures import Measure
 
 UNITS = {"record": "one record of one client", "client": "one client with all its records"}
-NEAR = 1e-3  # relative: as near to a budget as noise is found
 DRAWN = 500  # rows of a curve
 LONG_VERDICTS = {
     "holds": "holds: may be believed here",
@@ -70,19 +69,13 @@ def tiles(guarantee: Mapping[str, Any], budget: Any = None) -> list[tuple[str, s
     if attack is not None:
         best = [("attacker's best guess", f"≤ {at_most(attack['right'])}", "right, where blind guessing is at 50%")]
     shown, exactly = f"{guarantee['epsilon']:.4g}", ""
-    if within(guarantee, budget):
+    if spends(guarantee["epsilon"], budget):
         shown, exactly = f"within {budget:g}", f"{shown} "
     return [
         ("epsilon", shown, f"{exactly}for {unit}, {guarantee['adjacency']}{alone}"),
         ("delta", f"{guarantee['delta']:g}", "the slack of the promise"),
         *best,
     ]
-
-
-def within(guarantee: Mapping[str, Any], budget: Any) -> bool:
-    """Whether the worst epsilon is what was asked for, as far as noise can be found for it: not above it."""
-    epsilon = guarantee["epsilon"]
-    return isinstance(budget, int | float) and epsilon is not None and (1 - NEAR) * budget <= epsilon <= budget
 
 
 def resting(guarantee: Mapping[str, Any]) -> list[Section]:
