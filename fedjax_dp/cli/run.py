@@ -150,7 +150,7 @@ def _print_result(
     rests_on = [
         *(("assuming", text) for text in guarantee["assumptions"] if guarantee["epsilon"] is not None),
         *(("claim", claim["statement"]) for claim in guarantee["claims"] if claim["epsilon"] is not None),
-        *_probes(result),
+        *probes_of(result),
     ]
     in_all = f"{traffic['total']:,.0f} in all"
     compiled = f"{timing['compile_s']:.1f} s to compile, {timing['total_s']:.1f} s in all"
@@ -245,7 +245,7 @@ def _noise(result: dict[str, Any]) -> list[tuple[str, str]]:
     return [("noise", f"multiplier {NoiseMultipliers(**multiplier)}{clip}")]
 
 
-def _probes(result: dict[str, Any]) -> list[tuple[str, str]]:
+def probes_of(result: dict[str, Any]) -> list[tuple[str, str]]:
     """What else is known of the last evaluation; the simulator's own view is labelled so."""
     last = result["history"][-1]
     probes = ["what only the simulator sees, in no epsilon:"]
@@ -257,11 +257,11 @@ def _probes(result: dict[str, Any]) -> list[tuple[str, str]]:
     if last["objective"] is not None:
         norm = last["gradient_norm"]
         probes.append(f"objective {last['objective']:.4f}" + ("" if norm is None else f", gradient norm {norm:.3g}"))
-    if last["noise_to_signal"]:
-        if last["clipped"] is not None and result["config"].get("clip_norm") is not None:
-            updates = result["guarantee"]["unit"] == Unit.CLIENT.value
-            what = f"{last['clipped']:.0%} of {'updates' if updates else 'gradients'} clipped"
-            probes.append(f"{what}: {_about_clipping(last['clipped'], updates)}")
+    if last["clipped"] is not None and result["config"].get("clip_norm") is not None:
+        updates = result["guarantee"]["unit"] == Unit.CLIENT.value
+        what = f"{last['clipped']:.0%} of {'updates' if updates else 'gradients'} clipped"
+        probes.append(f"{what}: {_about_clipping(last['clipped'], updates)}")
+    if last["noise_to_signal"]:  # which GPUs take only where it is wanted
         probes.append(f"noise {last['noise_to_signal']:.3g} times the signal: {_about_noise(last['noise_to_signal'])}")
     if len(probes) == 1:
         return []
