@@ -50,7 +50,8 @@ class Page(html.parser.HTMLParser):
 
 @pytest.fixture(scope="module")
 def pages(site):
-    own = (path for path in site.rglob("*.html") if "_static" not in path.parts)  # that of the theme is no page
+    # That of the theme is no page; sources lead back to the page of a name, which may tell it under another one.
+    own = (path for path in site.rglob("*.html") if not {"_static", "_modules"} & {*path.parts})
     return {path: Page(path) for path in own}
 
 
