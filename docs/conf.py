@@ -17,7 +17,16 @@ author = "The fedjax_dp developers"
 copyright = author
 release = version = fedjax_dp.__version__
 
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx_copybutton", "sphinx_design", "docstrings", "mathml", "written"]
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.viewcode",
+    "sphinx_copybutton",
+    "sphinx_design",
+    "docstrings",
+    "mathml",
+    "written",
+]
 exclude_patterns = ["_build", "_ext", "*.in.md"]
 nitpicky = False
 default_role = "literal"
@@ -37,7 +46,7 @@ python_maximum_signature_line_length = 88
 python_use_unqualified_type_names = True
 
 html_theme = "sphinx_book_theme"
-html_title = "fedjax_dp"
+html_title = f"fedjax_dp {version}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_copy_source = False
@@ -56,4 +65,5 @@ html_theme_options = {
 }
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
+copybutton_selector = "div:not(.highlight-text) > div.highlight > pre"  # not of what was printed
 smartquotes = False

@@ -50,7 +50,8 @@ class Page(html.parser.HTMLParser):
 
 @pytest.fixture(scope="module")
 def pages(site):
-    own = (path for path in site.rglob("*.html") if "_static" not in path.parts)  # that of the theme is no page
+    # That of the theme is no page; sources lead back to the page of a name, which may tell it under another one.
+    own = (path for path in site.rglob("*.html") if not {"_static", "_modules"} & {*path.parts})
     return {path: Page(path) for path in own}
 
 
@@ -67,6 +68,18 @@ def test_every_link_leads_somewhere(site, pages):
             elif address.fragment and target in pages and address.fragment not in pages[target].anchors:
                 lost.append(f"{path.relative_to(site)}: {link}, which has no such place")
     assert not lost
+
+
+def test_pages_show_the_version_and_the_source_and_code_that_can_be_copied(site):
+    import fedjax_dp as fdp
+
+    front = (site / "index.html").read_text()
+    assert f"fedjax_dp {fdp.__version__}" in front
+    assert "copybutton.js" in front
+    reference = (site / "api" / "fedjax_dp.html").read_text()
+    for name in (*fdp.CATALOGUE, "run", "Algorithm"):
+        assert f'id="fedjax_dp.{name}"' in reference, name
+        assert f'#{name}"><span class="viewcode-link">' in reference, name
 
 
 def test_nothing_is_loaded_from_elsewhere(site, pages):
@@ -101,6 +114,7 @@ def test_the_catalogue_tells_every_entry_with_its_equations(site):
     import fedjax_dp as fdp
 
     text = (site / "catalogue.html").read_text()
+    assert text.index("<table") < text.index('id="letters"')  # what there is before what its symbols mean
     for name in fdp.CATALOGUE:
         assert f'id="{name.replace("_", "-")}"' in text, name
     assert text.count("<math") > 10 * len(fdp.CATALOGUE)

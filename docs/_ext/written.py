@@ -95,7 +95,7 @@ def write_api() -> None:
     _write(
         "api/index.md",
         "# API reference\n\nEvery public name, by namespace. `fedjax_dp.accounting` never imports JAX.\n\n"
-        f"```{{toctree}}\n{listed}\n```\n",
+        f"```{{toctree}}\n:maxdepth: 1\n\n{listed}\n```\n",
     )
 
 
@@ -117,7 +117,7 @@ def write_catalogue() -> None:
     """Each entry: equations, source, options, view, bytes, all read off the entry."""
     table = {row.entry: row for row in catalogue_tables.entry_rows()}
     shown = catalogue_tables.markdown(catalogue_tables.HEADER, table.values())
-    pages = [(HERE / "catalogue.in.md").read_text(), shown, ""]
+    pages = [_with_tables((HERE / "catalogue.in.md").read_text(), {"entries": shown}), ""]
     for name, entry in fdp.CATALOGUE.items():
         row, algorithm = table[name], catalogue_tables.algorithm_of(name)
         hides = "No privacy." if row.unit == "none" else f"Hides a {row.unit} from view `{row.view}`."

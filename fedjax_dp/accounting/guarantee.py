@@ -178,19 +178,30 @@ class Guarantee:
             reason = self.reason or "the noise is too small for the accountant to tell the losses from infinite ones"
             against = f" against {self.view}" if self.view in OF_MODELS else ""
             return f"no privacy{against}: epsilon is infinite, because {reason}."
-        never = "" if self.epsilon_min else " (clients that are never drawn)"
-        low, high = f"{self.epsilon_min:.4g}{never}", f"{self.epsilon:.4g}"
-        if self.names and low != high:
-            low, high = f"{low} ({self._whose(self.epsilon_min)})", f"{high} ({self._whose(self.epsilon)})"
-        spread = f"min {low}, median {self.epsilon_median:.4g}, max {high}"
         adjacency = self.adjacency.value if self.adjacency else "no"
         before = "" if self.caveat is None else f"{self.caveat}: "
         if self.deployment is not None:
             return f"{before}{self._of_deployment(self.deployment, adjacency)}"
         return (
             f"{before}epsilon {self.epsilon:.4g} at delta {self.delta:g} for one {self.unit} ({adjacency} neighbours) "
-            f"against {self.view}; over {len(self.epsilons)} clients epsilon is {spread}; "
-            f"accountant: {self.accountant}."
+            f"against {self.view}; {self._spread}accountant: {self.accountant}."
+        )
+
+    @property
+    def _spread(self) -> str:
+        """How the epsilons of clients differ, as far as the shown digits do."""
+        clients, low, high = len(self.epsilons), f"{self.epsilon_min:.4g}", f"{self.epsilon:.4g}"
+        if clients == 1:
+            return ""
+        if low == high:
+            return f"the same for each of {clients} clients; "
+        never = "" if self.epsilon_min else " (clients that are never drawn)"
+        low_of, high_of = ("", "")
+        if self.names:
+            low_of, high_of = (f" ({self._whose(epsilon)})" for epsilon in (self.epsilon_min, self.epsilon))
+        return (
+            f"over {clients} clients epsilon is min {low}{never}{low_of}, median {self.epsilon_median:.4g}, "
+            f"max {high}{high_of}; "
         )
 
     def _of_deployment(self, of: Deployment, adjacency: str) -> str:
@@ -279,6 +290,14 @@ class Guarantee:
 def infinite(epsilon: float | None) -> float:
     """As `display.finite` wrote it: JSON has no infinite number."""
     return math.inf if epsilon is None else epsilon
+
+
+NEAR = 1e-3  # relative: as near to a budget as noise is found
+
+
+def spends(epsilon: float | None, budget: Any) -> bool:
+    """Whether the worst epsilon is the one budget of all clients, as far as noise is found for it: not above it."""
+    return isinstance(budget, int | float) and epsilon is not None and (1 - NEAR) * budget <= epsilon <= budget
 
 
 def delta_warnings(delta: float, members: Sequence[int], unit: Unit = Unit.RECORD) -> tuple[str, ...]:

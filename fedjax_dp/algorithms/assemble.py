@@ -174,7 +174,7 @@ class Common(TypedDict, total=False):
     neighbours: Annotated[int | None, about("", value=None, group="privacy", beside={"secure": True})]
     server: Annotated[str, about("", value="sgd", choices=SERVERS, group="server")]
     server_learning_rate: Annotated[
-        float | None, about("", value=None, group="server", default=f"1.0, or 0.01 of {', '.join(ADAPTIVE)}")
+        float | None, about("", value=None, group="server", default="1.0, or 0.01 of " + ", ".join(ADAPTIVE))
     ]
     momentum: Annotated[float | None, about("", value=None, group="server", beside={"server": "sgd"}, default="none")]
     b1: Annotated[float, about("", value=0.9, group="server", beside={"server": ADAPTIVE})]

@@ -46,7 +46,7 @@ def dpnfl(*, clip_norm: ClipNorm, noise_multiplier: NoiseMultiplier = 0.0, **com
     return assemble(common, privatizer=parts.RecordGaussian(clip_norm=clip_norm, noise_multiplier=noise_multiplier))
 
 
-@entry("dpnfl, Algorithm 2", defaults={**_DPNFL, "server": "adam"}, fixes=("server",))
+@entry("dpnfl, Algorithm 2", defaults=_DPNFL | {"server": "adam"}, fixes=("server",))
 def addpnfl(
     *,
     clip_norm: ClipNorm,
@@ -77,7 +77,7 @@ def addpnfl(
     return assemble(common, privatizer=privatizer, of_server=adam)
 
 
-@entry("dpnfl, baseline", defaults={**_DPNFL, "estimator": "renorm"})
+@entry("dpnfl, baseline", defaults=_DPNFL | {"estimator": "renorm"})
 def dp_fedavg_local(
     *, clip_norm: ClipNorm, noise_multiplier: NoiseMultiplier = 0.0, **common: Unpack[Common]
 ) -> "Algorithm":

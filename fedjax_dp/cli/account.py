@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import numpy as np
@@ -11,6 +11,7 @@ from fedjax_dp import errors
 from fedjax_dp.accounting import (
     ACCOUNTANTS,
     Adjacency,
+    AttackBounds,
     Composed,
     Event,
     FullBatch,
@@ -25,6 +26,7 @@ from fedjax_dp.accounting import (
     View,
     WithoutReplacement,
     WithReplacement,
+    attack_bounds,
     compare,
     guarantee,
     repeated,
@@ -113,6 +115,13 @@ class Release(PrintOptions, PlotOption):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AccountOptions(Release):
+    """What is released, with its noise.
+
+    Args:
+        plain: print what the least epsilon means, in plain words
+    """
+
+    plain: Switch = False
     noise_multiplier: Annotated[float, about("noise std on the sum / clip norm", default="required")]
     ledger: Annotated[
         str | None,
@@ -135,7 +144,7 @@ def account_command(arguments: list[str]) -> int:
         arguments,
         AccountOptions,
         "The epsilon of noisy steps by every accountant.\n\n"
-        "usage: fedjax-dp account --noise-multiplier Z --steps T --delta D --adjacency A [OPTIONS] [--quiet] [--json]\n"
+        "usage: fedjax-dp account --noise-multiplier Z --steps T --delta D --adjacency A [--plain] [OPTIONS] [--json]\n"
         "       fedjax-dp account --ledger FILE derives the epsilon of a run from its ledger.jsonl",
     )
     look = picture_of(options)
@@ -148,10 +157,13 @@ def account_command(arguments: list[str]) -> int:
     if options.plot:
         _plot_account(options, look)
     warnings = _warnings(options)
+    attack = _attack(event, options.delta, answers) if options.plain else None
+    means = [] if attack is None else attack.in_words(Unit(options.unit), Adjacency(options.adjacency))
     if options.json:
         content = {
             "inputs": _inputs(options),
             "statement": _statement(options),
+            "attack": None if attack is None else attack.to_dict(Unit(options.unit), Adjacency(options.adjacency)),
             "guarantees": [answer.to_dict("epsilon") for answer in answers],
             "lower_bound": least.to_dict("epsilon"),
             "warnings": warnings,
@@ -163,10 +175,19 @@ def account_command(arguments: list[str]) -> int:
         header,
         "epsilon",
         [*answers, least],
-        [*([] if options.quiet else _between(answers, least)), *_told(warnings)],
+        [*([] if options.quiet else _between(answers, least)), *_told(warnings), *_meaning(means)],
         options.quiet,
     )
     return 0
+
+
+def _attack(event: Event, delta: float, answers: list[compare.Answer]) -> AttackBounds | None:
+    """What attacks are held to by the accountant of the least epsilon; None where no accountant has one."""
+    known = [(answer.number, answer.accountant) for answer in answers if answer.number is not None]
+    if not known:
+        return None
+    epsilon, accountant = min(known)
+    return attack_bounds(event, epsilon, delta, accountant)
 
 
 def _between(answers: list[compare.Answer], least: compare.Answer) -> list[str]:
@@ -326,8 +347,9 @@ def _sampling(options: Release) -> Sampling:
 
 
 def _inputs(options: Release) -> dict[str, Any]:
+    shown = (*OUTPUT, "plain")
     return {
-        name: value for name, value in dataclasses.asdict(options).items() if value is not None and name not in OUTPUT
+        name: value for name, value in dataclasses.asdict(options).items() if value is not None and name not in shown
     }
 
 
@@ -366,6 +388,10 @@ def _warnings(options: Release) -> list[str]:
 
 def _told(warnings: list[str]) -> list[str]:
     return [f"warning: {warning}" for warning in warnings]
+
+
+def _meaning(lines: Sequence[str]) -> list[str]:
+    return [f"{'       ' if at else 'means: '}{line}" for at, line in enumerate(lines)]
 
 
 def _print_answers(header: str, what: str, answers: list[compare.Answer], notes: list[str], quiet: bool) -> None:

@@ -37,7 +37,8 @@ USUAL = (
     "delta",
     "clip_norm",
 )
-TABLES = {  # examples, for names that only the user's files have
+TABLES: dict[str, Any] = {  # examples, of what only the user's files have: three hospitals
+    "cohort_size": 3,
     "label_column": "sick",
     "drop": "id",
     "categories": "stage=I|II|III",
@@ -113,7 +114,7 @@ def sweep_text(algorithm: str, dataset: str) -> str:
     return f"{head}\n\n# What all runs share.\n[base]\n{_settings(algorithm, dataset, {}, varied)}{AXES}"
 
 
-def _settings(algorithm: str, dataset: str, examples: Mapping[str, str], varied: tuple[str, ...] = ()) -> str:
+def _settings(algorithm: str, dataset: str, examples: Mapping[str, Any], varied: tuple[str, ...] = ()) -> str:
     """Every option that has a value, by groups."""
     spec = RunSpec.of({"algorithm": algorithm, "dataset": dataset})
     values: dict[str, Any] = spec.flat() | dict(examples)

@@ -7,7 +7,7 @@ import shlex
 from typing import TYPE_CHECKING, Annotated, Any
 
 from fedjax_dp import devices, errors
-from fedjax_dp.accounting.guarantee import NoiseMultipliers, mark_of, marked
+from fedjax_dp.accounting.guarantee import NoiseMultipliers, mark_of, marked, spends
 from fedjax_dp.accounting.neighbours import Unit
 from fedjax_dp.cli.options import Detail, DetailOptions, Switch, known_flags
 from fedjax_dp.cli.output import INDENT, show_lines
@@ -141,7 +141,7 @@ def _print_result(
         *_target(result, measures),
         *_guessing(result),
         *_noise(result),
-        ("privacy", guarantee["statement"]),
+        ("privacy", within(guarantee["epsilon"], result["config"].get("epsilon")) + guarantee["statement"]),
         *_halt(result),
         *_meaning(guarantee, options.plain),
         *(("", INDENT + other["statement"]) for other in guarantee["elsewhere"]),
@@ -154,7 +154,7 @@ def _print_result(
         *_spending(result),
         *(("assuming", text) for text in guarantee["assumptions"] if guarantee["epsilon"] is not None),
         *(("claim", claim["statement"]) for claim in guarantee["claims"] if claim["epsilon"] is not None),
-        *_probes(result),
+        *probes_of(result),
     ]
     in_all = f"{traffic['total']:,.0f} in all"
     compiled = f"{timing['compile_s']:.1f} s to compile, {timing['total_s']:.1f} s in all"
@@ -187,6 +187,11 @@ def _spending(result: dict[str, Any]) -> list[tuple[str, str]]:
     if spending["at_any_time"] is not None:
         words += f"; {spending['at_any_time']:.3g} where results may end it at any time"
     return [("spent", f"epsilon {words} (of every round: fedjax-dp account --ledger)")]
+
+
+def within(epsilon: float | None, budget: Any) -> str:
+    """That a budget is met, where the number does not read like it."""
+    return f"within {budget:g}: " if spends(epsilon, budget) and f"{epsilon:.4g}" != f"{budget:.4g}" else ""
 
 
 def _next(guarantee: dict[str, Any], place: str) -> str:
@@ -283,7 +288,7 @@ def _changing(config: dict[str, Any], what: str) -> str:
     return f" at first, {schedule} to {config[f'{what}_end']:g} times that"
 
 
-def _probes(result: dict[str, Any]) -> list[tuple[str, str]]:
+def probes_of(result: dict[str, Any]) -> list[tuple[str, str]]:
     """What else is known of the last evaluation; the simulator's own view is labelled so."""
     last = result["history"][-1]
     probes = ["what only the simulator sees, in no epsilon:"]
@@ -295,11 +300,11 @@ def _probes(result: dict[str, Any]) -> list[tuple[str, str]]:
     if last["objective"] is not None:
         norm = last["gradient_norm"]
         probes.append(f"objective {last['objective']:.4f}" + ("" if norm is None else f", gradient norm {norm:.3g}"))
-    if last["noise_to_signal"]:
-        if last["clipped"] is not None and result["config"].get("clip_norm") is not None:
-            updates = result["guarantee"]["unit"] == Unit.CLIENT.value
-            what = f"{last['clipped']:.0%} of {'updates' if updates else 'gradients'} clipped"
-            probes.append(f"{what}: {_about_clipping(last['clipped'], updates)}")
+    if last["clipped"] is not None and result["config"].get("clip_norm") is not None:
+        updates = result["guarantee"]["unit"] == Unit.CLIENT.value
+        what = f"{last['clipped']:.0%} of {'updates' if updates else 'gradients'} clipped"
+        probes.append(f"{what}: {_about_clipping(last['clipped'], updates)}")
+    if last["noise_to_signal"]:  # which GPUs take only where it is wanted
         probes.append(f"noise {last['noise_to_signal']:.3g} times the signal: {_about_noise(last['noise_to_signal'])}")
     if len(probes) == 1:
         return []

@@ -65,6 +65,7 @@ class SweepOptions(PrintOptions):
         None
     )
     ray_cpus: Annotated[int, about("cores of a task on the Ray cluster")] = 1
+    quiet: Annotated[bool, about("print the result alone, without progress", group="output", switch=True)] = False
 
 
 def sweep_command(arguments: list[str]) -> int:
@@ -79,12 +80,12 @@ def sweep_command(arguments: list[str]) -> int:
     errors.require_count("ray_cpus", options.ray_cpus)
     _require_plan(options)
     how: dict[str, Any] = {"only_plan": options.plan, "ray": options.ray, "ray_cpus": options.ray_cpus}
-    result, out = run_file(path, options.out, **how)
+    result, out = run_file(path, options.out, Screen(quiet=options.quiet), **how)
     forecast = None
     if options.compile_for and result.plan is not None:
         from fedjax_dp.forecast.sweeps import forecast_sweep
 
-        with Screen().bar(f"compiling for {options.compile_for}", total=1):
+        with Screen(quiet=options.quiet).bar(f"compiling for {options.compile_for}", total=1):
             forecast = forecast_sweep(result.plan, options.compile_for, options.price)
     if options.json:
         print(json.dumps(_summary(result, out) | {"forecast": forecast and forecast.to_dict()}, allow_nan=False))
@@ -113,7 +114,9 @@ def _require_plan(options: SweepOptions) -> None:
         jax.config.update("jax_platforms", "cpu")  # seconds are of this machine's cores
 
 
-def run_file(path: str, out: str | None = None, **how: Any) -> "tuple[Sweep, pathlib.Path]":
+def run_file(
+    path: str, out: str | None = None, screen: Screen | None = None, **how: Any
+) -> "tuple[Sweep, pathlib.Path]":
     """Run a sweep's file, or go on with its folder; the sweep and where it is. `how` is of `run_sweep`."""
     from fedjax_dp.sweeps import folder as folders  # loads JAX
     from fedjax_dp.sweeps.sweep import run_sweep
@@ -124,7 +127,7 @@ def run_file(path: str, out: str | None = None, **how: Any) -> "tuple[Sweep, pat
     held = file.name == folders.SWEEP and (file.parent / ABOUT).is_file()  # a folder that a sweep has made
     name = file.resolve().parent.name if held else file.stem
     where = pathlib.Path(out or (file.parent if held else pathlib.Path("sweeps") / name))
-    return run_sweep(read_sweep(file), where, name=name, screen=Screen(), **how), where
+    return run_sweep(read_sweep(file), where, name=name, screen=screen or Screen(), **how), where
 
 
 def _summary(result: "Sweep", out: pathlib.Path) -> dict[str, Any]:

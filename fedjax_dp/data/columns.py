@@ -173,7 +173,11 @@ def _check_columns(part: Table, first: Table, aside: Any, features: Any, drop: A
     for column in named:
         if column not in columns:
             near = errors.nearest(str(column), map(str, columns))
-            remedy = f"did you mean {near[0]}?" if near else "name the columns of labels and clients"
+            remedy = (
+                f"did you mean {near[0]}?"
+                if near
+                else "name those of labels and clients (--label-column, --client-column)"
+            )
             shown = ", ".join(map(str, columns[:8])) + (", ..." if len(columns) > 8 else "")
             raise errors.refuse(f"{where}column {column}", "none", f"one of {shown}", remedy)
     if differ:

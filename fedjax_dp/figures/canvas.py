@@ -145,7 +145,8 @@ def page(
                 save(made.figure, path, dpi)
             except UserWarning:
                 wanted = "larger: beside all that is written there is no room to draw in"
-                raise errors.refuse("size", look["size"], wanted) from None
+                remedy = f"leave it out for the width of a page, which {panels} panels need" if panels > 1 else ""
+                raise errors.refuse("size", look["size"], wanted, remedy) from None
 
 
 def check(look: Look) -> None:

@@ -17,7 +17,7 @@ from fedjax_dp.figures.canvas import letters
 from fedjax_dp.figures.points import CROSS, best_over, finish, legend_head, title
 from fedjax_dp.figures.scales import AxisScale, Line
 from fedjax_dp.figures.tables import sweeps as tables
-from fedjax_dp.figures.tables.settings import Interval, Setting, by_value, pick, ranked
+from fedjax_dp.figures.tables.settings import Interval, Setting, by_value, pick, ranked, reached
 from fedjax_dp.tasks.measures import Measure
 
 CURVES = 8  # settings whose learning curves stand out
@@ -88,7 +88,8 @@ def _background(panel: Any, setting: Setting, metric: Measure, alpha: float) -> 
     rounds, scores = curve(setting, metric)
     panel.plot(rounds, [score.mean for score in scores], color="0.6", lw=0.6, alpha=alpha, zorder=1)
     for point in setting.points:
-        seen = [(e["round"], metric.shown(e[metric.name])) for e in point["history"] if e.get(metric.name) is not None]
+        known = ((e["round"], reached(e, metric.name)) for e in point["history"])
+        seen = [(at, metric.shown(number)) for at, number in known if number is not None]
         if point["status"] != "done" and seen:
             panel.plot(*zip(*seen), color=styles.FAILED, lw=0.7, alpha=0.6, zorder=2)
             panel.plot(*seen[-1], "x", color=styles.FAILED, ms=5, mew=1.2, gid=CROSS, zorder=2)

@@ -155,8 +155,12 @@ class Listing(NamedTuple):
         return tag("ul", *(tag("li", line) for line in self.lines))
 
 
+LONG, SHORT = 40, 16  # letters of a cell
+
+
 class Grid(NamedTuple):
-    """A table; numbers stand right. `keys`: of the rows, by which filters find them; `folded`: shown on demand."""
+    """A table; numbers stand right, and narrow screens show rows with long texts cell below cell. `keys`: of the rows,
+    by which filters find them; `folded`: shown on demand."""
 
     caption: str
     columns: Sequence[str]
@@ -168,10 +172,13 @@ class Grid(NamedTuple):
     def html(self) -> str:
         first = self.rows[0] if self.rows else self.columns
         head = (tag("th", name, scope="col", class_=_right(value)) for name, value in zip(self.columns, first))
+        stacked = any(len(in_words(value)) > LONG for row in self.rows for value in row)
+        labels = self.columns if stacked else [None] * len(self.columns)
         keyed = zip(self.rows, self.keys) if self.keys else ((row, None) for row in self.rows)
-        body = (tag("tr", *map(_cell, range(len(row)), row), data_key=key) for row, key in keyed)
+        body = (tag("tr", *map(_cell, range(len(row)), row, labels), data_key=key) for row, key in keyed)
         inside = (tag("caption", self.caption), tag("thead", tag("tr", *head)), tag("tbody", *body))
-        table = tag("div", tag("table", *inside), class_="scroll", role="region", tabindex=0, aria_label=self.caption)
+        whole = tag("table", *inside, class_="stacked" if stacked else None)
+        table = tag("div", whole, class_="scroll", role="region", tabindex=0, aria_label=self.caption)
         return tag("details", tag("summary", self.caption), table) if self.folded else table
 
 
@@ -179,14 +186,13 @@ def _right(value: Any) -> str | None:
     return "n" if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def _cell(column: int, value: Any) -> Markup:
+def _cell(column: int, value: Any, label: str | None) -> Markup:
     """Of a table: the first of a row is its head; the others have some width to be read, or fit on a line."""
     shown = in_words(value)
     if column == 0:
-        return tag("th", shown, scope="row", class_=_right(value))
-    return tag(
-        "td", shown, class_=_right(value) or ("long" if len(shown) > 40 else "short" if len(shown) < 16 else None)
-    )
+        return tag("th", shown, scope="row", class_=_right(value), data_label=label)
+    width = "long" if len(shown) > LONG else "short" if len(shown) < SHORT else None
+    return tag("td", shown, class_=_right(value) or width, data_label=label)
 
 
 class Figure(NamedTuple):

@@ -7,7 +7,7 @@ from typing import Any
 
 from fedjax_dp import errors
 from fedjax_dp.accounting import View
-from fedjax_dp.accounting.guarantee import NoiseMultipliers, mark_of, marked
+from fedjax_dp.accounting.guarantee import NoiseMultipliers, mark_of, marked, spends
 from fedjax_dp.accounting.plain_words import at_most
 from fedjax_dp.figures.tables import runs as tables
 from fedjax_dp.reports import charts
@@ -19,7 +19,6 @@ UNITS = {
     "client": "one client with all its records",
     "user": "one user with all their records",
 }
-NEAR = 1e-3  # relative: as near to a budget as noise is found
 DRAWN = 500  # rows of a curve
 LONG_VERDICTS = {
     "holds": "holds: may be believed here",
@@ -74,19 +73,13 @@ def tiles(guarantee: Mapping[str, Any], budget: Any = None) -> list[tuple[str, s
     if attack is not None:
         best = [("attacker's best guess", f"≤ {at_most(attack['right'])}", "right, where blind guessing is at 50%")]
     shown, exactly = f"{guarantee['epsilon']:.4g}", ""
-    if within(guarantee, budget):
+    if spends(guarantee["epsilon"], budget):
         shown, exactly = f"within {budget:g}", f"{shown} "
     return [
         ("epsilon", shown, marked(f"{exactly}for {unit}, {guarantee['adjacency']}{alone}", mark_of(guarantee))),
         ("delta", f"{guarantee['delta']:g}", "the slack of the promise"),
         *best,
     ]
-
-
-def within(guarantee: Mapping[str, Any], budget: Any) -> bool:
-    """Whether the worst epsilon is what was asked for, as far as noise can be found for it: not above it."""
-    epsilon = guarantee["epsilon"]
-    return isinstance(budget, int | float) and epsilon is not None and (1 - NEAR) * budget <= epsilon <= budget
 
 
 def resting(guarantee: Mapping[str, Any]) -> list[Section]:

@@ -48,7 +48,7 @@ class Winners(NamedTuple):
     others: tuple[str, ...]  # axes that the best was taken over
     metric: Measure
     against: str | None  # the algorithm that differences are to
-    own: bool  # some points have clients' own models, which the metric is not of
+    own: bool  # clients have own models in some points, and the metric is not of these alone
     rows: tuple[Winner, ...]
 
     @property
@@ -97,7 +97,11 @@ class Winners(NamedTuple):
             lines.append("std is over seeds, divided by one less than their number; intervals of the mean: Student's t")
         if self.against is not None:
             lines.append(f"minus {self.against}: mean of the differences seed by seed, over the seeds that both have")
-        if self.own:
+        if self.own and self.metric.name == OWN:
+            lines.append(
+                f"{self.metric.words} is of their own models where an algorithm keeps some, else of the shared"
+            )
+        elif self.own:
             lines.append(f"{self.metric.words} is of the shared model: fedjax-dp compare reads clients' own models")
         if any(row.settings > 1 for row in self.rows):
             lines.append("where several settings were compared, means are biased to the good: it was chosen by them")
@@ -179,7 +183,8 @@ def winners(
     order = [{key: at for at, key in enumerate(_ordered(settings, name))} for name in chosen]
     rows.sort(key=lambda row: [places[same(value)] for places, value in zip(order, row.values.values(), strict=True)])
     others = tuple(name for name in varied if name not in chosen)
-    apart = measure.name != OWN and any(OWN in point["history"][-1] for point in records if point["history"])
+    known = [point["history"][-1].get(OWN) is not None for point in records if point["history"]]
+    apart = any(known) and not (measure.name == OWN and all(known))
     return Winners(chosen, others, measure, reference, apart, tuple(rows))
 
 

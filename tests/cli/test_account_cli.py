@@ -36,6 +36,16 @@ def test_account_gives_every_accountants_number_or_reason(capsys):
     assert told["warnings"] == []
 
 
+def test_plain_words_of_an_epsilon_are_those_of_the_same_event(capsys):
+    words = ["account", "--noise-multiplier", "2", *COMMON, *FIXED, "--plain"]
+    event = GaussianSteps(2.0, WithoutReplacement(10, 600), Adjacency.REPLACE_ONE, 600)
+    bounds = accounting.attack_bounds(event, epsilon_of(event, 1e-3), 1e-3)
+    assert asked(capsys, *words)["attack"] == bounds.to_dict(accounting.Unit.RECORD, Adjacency.REPLACE_ONE)
+    assert cli.main(words) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert all(line in printed for line in bounds.in_words(accounting.Unit.RECORD, Adjacency.REPLACE_ONE))
+
+
 def test_account_knows_every_option(capsys):
     told = asked(
         capsys,

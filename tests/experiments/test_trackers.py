@@ -400,6 +400,16 @@ def offline(folder):
 
 
 @pytest.mark.slow
+def test_a_folder_is_of_where_the_run_is_begun_not_of_the_first_run_of_the_process(data, tmp_path, monkeypatch):
+    """One process of W&B writes for all runs, in the working folder of the first."""
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        fdp.run(dpnfl(), data, callbacks=[Wandb("w")], **WORDS | {"rounds": 1})
+        assert len([*pathlib.Path("w").rglob("run-*.wandb")]) == 1
+
+
+@pytest.mark.slow
 def test_an_offline_run_holds_the_history_and_the_guarantee_and_goes_on(data):
     words = WORDS | {"checkpoint_every": 2, "evaluate_every": 1}
     with pytest.raises(KeyboardInterrupt):

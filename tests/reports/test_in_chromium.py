@@ -111,6 +111,10 @@ def test_a_phone_shows_all_in_colours_that_can_be_read_without_scrolling_sideway
       [...svg.querySelectorAll('.role-legend-label text')].filter((label) =>
         label.getBoundingClientRect().right > svg.getBoundingClientRect().right).map((label) => label.textContent))"""
     assert made.evaluate(cut) == []  # legends are whole
+    made.evaluate("document.querySelectorAll('details').forEach((e) => { e.open = true })")
+    sideways = """[...document.querySelectorAll('.scroll:has(.stacked)')].filter((e) =>
+      e.scrollWidth > e.clientWidth).map((e) => e.getAttribute('aria-label'))"""
+    assert made.evaluate(sideways) == []  # tables with reasons are read downwards
     found = made.evaluate(LUMINANCE, TEXTS)
     assert len(found) > 30
     assert [one for one in found if one[0] < 4.5] == []

@@ -1,12 +1,15 @@
 """Epsilon in plain words, where people read it: beside the number in a report, and in the terminal."""
 
+import dataclasses
 import json
 
 import pytest
 from test_reports import unspent
 
 from fedjax_dp import cli
+from fedjax_dp.accounting.guarantee import no_privacy
 from fedjax_dp.accounting.plain_words import at_most
+from fedjax_dp.cli.run import within
 from fedjax_dp.reports import kinds, shared
 from fedjax_dp.reports.page import page
 
@@ -35,6 +38,25 @@ def test_an_epsilon_that_uses_up_its_budget_is_within_it(epsilon, budget, shown)
     assert (label, value) == ("epsilon", shown)
     assert f"{epsilon:.4g}" in value + about
     assert shared.tiles(promise, None)[0][1] == f"{epsilon:.4g}"
+
+
+@pytest.mark.parametrize(
+    ("epsilons", "words"),
+    [
+        ((7.9991, 7.9993), "the same for each of 2 clients; "),
+        ((4.0,), "uploads; accountant"),
+        ((0.0, 2.0), "over 2 clients epsilon is min 0 (clients that are never drawn), median 2, max 2; "),
+    ],
+)
+def test_a_guarantee_says_how_clients_differ_if_they_do(epsilons, words):
+    promise = no_privacy(1, "")
+    promise = dataclasses.replace(promise, epsilons=epsilons, delta=1e-3, accountant="any")
+    assert words in str(promise).replace("a server that sees every upload", "uploads")
+
+
+def test_a_budget_that_a_number_does_not_show_is_named_in_the_terminal():
+    assert within(7.999, 8.0) == "within 8: "
+    assert within(8.0 - 1e-6, 8.0) == within(3.0, 8.0) == within(None, 8.0) == within(7.999, [8.0, 4.0]) == ""
 
 
 def test_clients_that_differ_in_no_digit_have_one_number():

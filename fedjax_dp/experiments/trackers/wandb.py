@@ -40,11 +40,12 @@ class Wandb:
 
     def _begin(self, run: PreparedRun, wandb: Any, project: str, mode: str) -> None:
         privacy = fields.privacy_of(run.guarantee)
+        folder = os.path.abspath(self._folder or os.environ.get("WANDB_DIR") or os.getcwd())
         if self._folder is not None:
-            os.makedirs(self._folder, exist_ok=True)  # else W&B takes a temporary one
+            os.makedirs(folder, exist_ok=True)  # else W&B takes a temporary one
         self._run = wandb.init(
             project=project,
-            dir=self._folder or os.environ.get("WANDB_DIR") or os.getcwd(),  # W&B itself takes that of its first run
+            dir=folder,  # whole: the process that writes has the working folder of W&B's first run
             id=self._memory.id,
             resume=None if self._memory.id is None or mode != "online" else "allow",
             mode=mode,

@@ -16,7 +16,7 @@ from fedjax_dp.tasks.measures import Measure, Measures, measures_of
 
 Record = dict[str, Any]  # of a point, as a sweep's folder has it
 CONFIDENCE = 0.95
-OWN = "personal_mean"  # in histories: of clients' own models
+OWN, SHARED = "personal_mean", "client_mean"  # in histories: over clients, of their own models and of the shared one
 NOTHING = {"name": "", "loss": {"words": "loss", "unit": "", "signed": True}, "metrics": []}  # of no point is known
 
 
@@ -68,7 +68,7 @@ class Setting(NamedTuple):
     def by_seed(self, metric: str) -> dict[int, float]:
         """`metric` at the last evaluated round of each seed that is done and knows it."""
         last = {
-            point["values"]["seed"]: point["history"][-1].get(metric) if point["history"] else None
+            point["values"]["seed"]: reached(point["history"][-1], metric) if point["history"] else None
             for point in self.done
         }
         return {seed: number for seed, number in last.items() if number is not None and math.isfinite(number)}
@@ -77,6 +77,12 @@ class Setting(NamedTuple):
         """Whether every seed is done and knows `metric`, and what it is judged by: a mean then leaves nothing out."""
         names = {metric.name, judged_by(metric).name}
         return all(self.score(name).seeds == len(self.points) for name in names)
+
+
+def reached(evaluation: Record, metric: str) -> float | None:
+    """A metric of an evaluation; clients without models of their own are served by the shared one."""
+    number: float | None = evaluation.get(metric)
+    return evaluation.get(SHARED) if number is None and metric == OWN else number
 
 
 def proved(point: Record) -> float:
@@ -151,7 +157,7 @@ def by_value(settings: Iterable[Setting], axis: str) -> dict[str, list[Setting]]
 def measures_of_records(records: Iterable[Record]) -> Measures:
     """What the histories of a sweep hold; of several tasks what any does, the main one that of the first point.
 
-    Where clients have models of their own in every point, these are what is compared.
+    Where clients have models of their own these are what is compared, with the shared model of points that have none.
     """
     records = list(records)
     tasks = {json.dumps(record["task"], sort_keys=True): record["task"] for record in records}
@@ -159,8 +165,12 @@ def measures_of_records(records: Iterable[Record]) -> Measures:
     every = {name: one for measures in found[::-1] for name, one in measures.by_name.items()}
     order = [*found[0].by_name, *(name for name in every if name not in found[0].by_name)]
     ends = [record["history"][-1] for record in records if record["history"]]
-    own = bool(ends) and all(end.get(OWN) is not None for end in ends)
-    return Measures({name: every[name] for name in order}, every[OWN] if own else found[0].main)
+    known = [end.get(OWN) is not None for end in ends]
+    if not any(known) or any(reached(end, OWN) is None for end in ends):
+        return Measures({name: every[name] for name in order}, found[0].main)
+    if not all(known):
+        every[OWN] = every[OWN]._replace(words=every[SHARED].words)
+    return Measures({name: every[name] for name in order}, every[OWN])
 
 
 def metric_of(records: Iterable[Record], name: str | None, judges: bool = False) -> Measure:

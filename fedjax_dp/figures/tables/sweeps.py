@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedjax_dp.display import finite
-from fedjax_dp.figures.tables.settings import Interval, Setting, goodness, interval
+from fedjax_dp.figures.tables.settings import Interval, Setting, goodness, interval, reached
 from fedjax_dp.tasks.measures import Measure
 
 Rows = list[dict[str, Any]]
@@ -53,7 +53,7 @@ def curve(setting: Setting, metric: Measure) -> list[tuple[int, Interval]]:
     seen: dict[int, list[float]] = {}
     for point in setting.done:
         for evaluation in point["history"]:
-            number = evaluation.get(metric.name)
+            number = reached(evaluation, metric.name)
             if number is not None and math.isfinite(number):
                 seen.setdefault(evaluation["round"], []).append(number)
     every = len(setting.done)

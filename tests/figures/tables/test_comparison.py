@@ -177,4 +177,7 @@ def test_where_all_points_have_own_models_these_decide():
     chosen = fdp.sweeps.Sweep("mine", tuple(AXES), points).best()
     assert (chosen.metric, chosen.values["strength"]) == ("personal_mean", 2.0)
     both = (*points, point("dpnfl", [0.5, 0.5]))
-    assert fdp.sweeps.Sweep("mine", tuple(AXES), both).best().metric == "test_accuracy"
+    assert fdp.sweeps.Sweep("mine", tuple(AXES), both).best().metric == "test_accuracy"  # of no client is it known
+    served = {"round": 1, "test_accuracy": 0.1, "test_loss": 1.0, "client_mean": 0.7, "personal_mean": None}
+    mixed = fdp.sweeps.Sweep("mine", tuple(AXES), (*points, both[-1] | {"history": [served], "index": 3}))
+    assert (mixed.best().metric, mixed.best().values["algorithm"]) == ("personal_mean", "dpnfl")
