@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import importlib.util
 import pathlib
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -291,10 +292,14 @@ def check_split(clients, sizes, records):
 
 def benchmark(name):
     """A script of benchmarks/, as a module."""
-    path = pathlib.Path(__file__).parents[1] / "benchmarks" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(name, path)
+    folder = pathlib.Path(__file__).parents[1] / "benchmarks"
+    spec = importlib.util.spec_from_file_location(name, folder / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    sys.path.insert(0, str(folder))  # where scripts find each other
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(folder))
     return module
 
 

@@ -67,6 +67,9 @@ class Shuffled:
     def min_separation(self, num_clients):
         return 1
 
+    def resized(self, size):
+        return type(self)(size=size)
+
     def check(self, num_clients):
         pass
 
@@ -103,6 +106,9 @@ class Coins:
 
     def min_separation(self, num_clients):
         return 1
+
+    def resized(self, size):
+        raise NotImplementedError
 
     def check(self, num_clients):
         pass
@@ -440,7 +446,7 @@ class Clips:
     clip_norm: float
     noise_multiplier: float
 
-    unit, amplified, shared_noise, extra = Unit.CLIENT, True, False, 0
+    unit, amplified, shared_noise, extra, noise_ratio = Unit.CLIENT, True, False, 0, None
 
     def init(self):
         return ()

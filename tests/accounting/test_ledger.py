@@ -183,7 +183,10 @@ def test_lines_that_are_not_as_a_run_wrote_them_are_refused_in_one_line(kind):
     [
         ({"kind": "own", "name": "Laplace"}, "of the package, got Laplace, code of its user"),
         ({"kind": "truncated"}, "kind of an event of the ledger must be one of gaussian"),
-        ({"kind": "gaussian", "noise_multiplier": -1.0, "sampling": {"kind": "none"}, "count": 1}, "noise_multiplier"),
+        (
+            {"kind": "gaussian", "noise_multiplier": -1.0, "sampling": {"kind": "none"}, "count": 1, "group": 1},
+            "noise_multiplier",
+        ),
     ],
 )
 def test_events_that_are_not_known_here_have_no_price(event, words):

@@ -209,7 +209,7 @@ class Bare:
 
     clip_norm: float
 
-    unit, amplified, extra, shared_noise = fdp.accounting.Unit.CLIENT, True, 0, False
+    unit, amplified, extra, shared_noise, noise_ratio = fdp.accounting.Unit.CLIENT, True, 0, False, None
 
     def init(self):
         return ()

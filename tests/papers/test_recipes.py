@@ -436,13 +436,12 @@ def slowness():
 @pytest.mark.parametrize("name", usual(recipes(), recipes()[1::3]))
 def test_a_recipe_runs_in_seconds_and_never_twice(name, tmp_path, monkeypatch):
     slow = slowness()
-    began = time.perf_counter(), time.process_time()
+    began = time.process_time()  # others may run beside it
     try:
         done = reproduce(name, scale="smoke", out=tmp_path / "out", progress=False)
     except errors.MissingDataError as error:
         pytest.skip(str(error))
-    spent = min(time.perf_counter() - began[0], time.process_time() - began[1])
-    assert spent < 20 * max(slow, slowness())  # neighbours come and go
+    assert time.process_time() - began < 30 * max(slow, slowness())  # of all cores; neighbours come and go
     assert {path.name for path in done.folder.iterdir()} >= {"table.md", "table.csv", "table.json", "figure.png"}
     assert all("failed" not in row.verdict for row in done.rows)
     assert any(found.mean is not None for row in done.rows for found in row.readings.values())
