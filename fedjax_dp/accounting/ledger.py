@@ -63,6 +63,7 @@ FIELDS: dict[str, tuple[type, ...]] = {
     "budget": (float, int, type(None)),
     "left": (float, int, type(None)),
     "halt": (str, type(None)),
+    "deployment": (dict, type(None)),
 }
 Line = Mapping[str, Any]
 

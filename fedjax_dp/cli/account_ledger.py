@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from fedjax_dp import errors
 from fedjax_dp.accounting import ACCOUNTANTS, Adjacency, Guarantee, Unit, View
+from fedjax_dp.accounting.guarantee import Deployment, infinite, marked
 from fedjax_dp.cli.options import PlotOption, PrintOptions, Switch, parse, picture_of
 from fedjax_dp.cli.output import page
 from fedjax_dp.options import about
@@ -54,6 +55,7 @@ def account_ledger(arguments: list[str]) -> int:
     if not path.exists():
         raise errors.refuse("ledger", options.ledger, "ledger.jsonl of a run, or its folder")
     ledger = read_ledger(path)
+    _check_deployment(ledger, options)
     if options.rounds is not None:
         errors.require_integer("rounds", options.rounds, 1, ledger.rounds, "these are done")
     promise = _promise(ledger, options)
@@ -67,7 +69,7 @@ def account_ledger(arguments: list[str]) -> int:
         curve = {"worst client": [max(_epsilons(ledger, options, at)) for at in rounds]}
         if options.delta is None and all(line["epsilon_at_any_time"] is not None for line in ledger.lines):
             curve["at any time"] = [ledger.lines[at - 1]["epsilon_at_any_time"] for at in rounds]
-        title = f"{ledger.phase['algorithm']} on {ledger.phase['dataset']}"
+        title = marked(f"{ledger.phase['algorithm']} on {ledger.phase['dataset']}", promise.mark)
         plot_spending(rounds, curve, title, str(promise), options.plot, ledger.lines[-1]["budget"], **look)
     if options.json:
         content = promise.to_dict() | {"rounds": options.rounds or ledger.rounds, "notes": notes}
@@ -80,6 +82,13 @@ def account_ledger(arguments: list[str]) -> int:
     return 0
 
 
+def _check_deployment(ledger: "Ledger", options: LedgerOptions) -> None:
+    """Refuse other terms where a run stands for a deployment, as its own epsilon is known on its own terms alone."""
+    for name in ("delta", "accountant", "rounds"):
+        if ledger.phase.get("deployment") is not None and getattr(options, name) is not None:
+            raise errors.refuse(name, getattr(options, name), "left out for a run that stands for a deployment")
+
+
 def _epsilons(ledger: "Ledger", options: LedgerOptions, rounds: int | None) -> list[float]:
     return ledger.epsilons(options.delta, options.accountant, rounds)
 
@@ -90,7 +99,12 @@ def _promise(ledger: "Ledger", options: LedgerOptions) -> Guarantee:
     last = ledger.lines[-1]
     accountant = ACCOUNTANTS[options.accountant or last["accountant"]].about
     unit, adjacency, view = Unit(last["unit"]), Adjacency(last["adjacency"]), View(last["view"])
-    return Guarantee(tuple(epsilons), options.delta or last["delta"], unit, adjacency, view, accountant, ())
+    promise = Guarantee(tuple(epsilons), options.delta or last["delta"], unit, adjacency, view, accountant, ())
+    if last["deployment"] is None:
+        return promise
+    deployment = Deployment(**last["deployment"])._replace(rounds=ledger.rounds)
+    own = infinite(ledger.phase["epsilon"])  # of all its rounds
+    return dataclasses.replace(promise, deployment=deployment, own=own)
 
 
 def _own(ledger: "Ledger", options: LedgerOptions, promise: Guarantee) -> list[str]:
@@ -102,9 +116,10 @@ def _own(ledger: "Ledger", options: LedgerOptions, promise: Guarantee) -> list[s
     others = (options.delta, options.accountant, options.rounds)
     if any(value is not None for value in others) or ledger.rounds != phase["rounds"]:
         return []
-    if phase["epsilon"] is None or not math.isclose(promise.epsilon, phase["epsilon"], rel_tol=EQUAL):
+    stated = (phase.get("deployment") or phase)["epsilon"]
+    if stated is None or not math.isclose(promise.epsilon, stated, rel_tol=EQUAL):
         got = f"{promise.epsilon:.10g} by its rounds"
-        raise errors.refuse("epsilon of the ledger", got, f"{phase['epsilon']}, as its run says", "it was edited")
+        raise errors.refuse("epsilon of the ledger", got, f"{stated}, as its run says", "it was edited")
     return ["equal to what the run promised"]
 
 

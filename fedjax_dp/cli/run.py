@@ -186,7 +186,8 @@ def _spending(result: dict[str, Any]) -> list[tuple[str, str]]:
     words = ", ".join(f"{known[at]:.3g} after {at:,}" for at in chosen)
     if spending["at_any_time"] is not None:
         words += f"; {spending['at_any_time']:.3g} where results may end it at any time"
-    return [("spent", f"epsilon {words} (of every round: fedjax-dp account --ledger)")]
+    words = marked(f"epsilon {words}", mark_of(result["guarantee"]))
+    return [("spent", f"{words}; of every round: fedjax-dp account --ledger")]
 
 
 def within(epsilon: float | None, budget: Any) -> str:

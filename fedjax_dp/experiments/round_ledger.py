@@ -9,6 +9,7 @@ import numpy as np
 
 from fedjax_dp import errors, folders
 from fedjax_dp.accounting.ledger import Ledger, chained, phases_in, read_rounds, text_of
+from fedjax_dp.display import finite
 from fedjax_dp.experiments import phases
 from fedjax_dp.models.origins import LEDGER, RUN, phases_of
 from fedjax_dp.privacy.client_events import client_events
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from fedjax_dp.experiments.training import PreparedRun
 
 BY_ROUND, BY_CLIENT = "ledger.csv", "clients.csv"
-COLUMNS = ("round", "epsilon_planned", "priced_at", "epsilon_at_any_time", "budget", "left", "halt")
+COLUMNS = ("round", "epsilon_planned", "priced_at", "epsilon_at_any_time", "budget", "left", "halt")  # and deployment
 PUT_BACK = "put it back, or start a new run"
 
 
@@ -51,19 +52,25 @@ def read_ledger(path: pathlib.Path) -> Ledger:
 
 
 def require_own(folder: pathlib.Path, ready: "PreparedRun") -> None:
-    """Refuse a ledger that was edited, or is another run's."""
-    phase = read_ledger(folder).phase
-    guarantee = ready.guarantee
+    """Refuse a ledger that was edited, or is another run's.
+
+    It may be of fewer rounds: a kill may come while a run goes on to more.
+    """
+    phase, guarantee = read_ledger(folder).phase, ready.guarantee
     own: dict[str, Any] = {
         "algorithm": ready.name,
         "dataset": ready.planned.data.name,
-        "rounds": ready.rounds,
         "view": guarantee.view.value,
         "delta": guarantee.delta,
     }
+    stated = dict(phase)
+    if ready.spending.private:
+        stated["epsilon"] = (phase.get("deployment") or phase)["epsilon"]
+        own["rounds"] = min(phase["rounds"], ready.rounds)
+        own["epsilon"] = finite(ready.spending.epsilon(own["rounds"]))
     for name, value in own.items():
-        if phase[name] != value:
-            got = f"of another run, with {name} {phase[name]}"
+        if stated[name] != value:
+            got = f"of another run, with {name} {stated[name]}"
             raise errors.refuse(str(folder / LEDGER), got, f"this run's, with {name} {value}", PUT_BACK)
 
 
@@ -107,12 +114,23 @@ class RoundLedger:
 def write_tables(folder: pathlib.Path, ready: "PreparedRun") -> None:
     """The same for people: `ledger.csv` by round, of the worst client, and `clients.csv`."""
     lines = read_ledger(folder).lines
-    folders.write_atomically(folder / BY_ROUND, _csv(COLUMNS, [[line[name] for name in COLUMNS] for line in lines]))
+    by_round = [[*(line[name] for name in COLUMNS), ready.guarantee.mark] for line in lines]
+    folders.write_atomically(folder / BY_ROUND, _csv((*COLUMNS, "deployment"), by_round))
     rows = [list(row.values()) for row in clients_table(ready)]
     folders.write_atomically(folder / BY_CLIENT, _csv(CLIENT_COLUMNS, rows))
 
 
-CLIENT_COLUMNS = ("client", "records", "noise_multiplier", "rounds", "releases", "epsilon", "budget", "left")
+CLIENT_COLUMNS = (
+    "client",
+    "records",
+    "noise_multiplier",
+    "rounds",
+    "releases",
+    "epsilon",
+    "budget",
+    "left",
+    "deployment",
+)
 
 
 def clients_table(ready: "PreparedRun") -> list[dict[str, Any]]:
@@ -131,7 +149,7 @@ def clients_table(ready: "PreparedRun") -> list[dict[str, Any]]:
     for client, (records, z, event, budget) in enumerate(zip(sizes, noises, events, budgets, strict=True)):
         epsilon = guarantee.epsilons[client] if private else None
         left = None if budget is None or epsilon is None else budget - epsilon
-        cells = (client, records, z, rounds[client], releases.get(id(event)), epsilon, budget, left)
+        cells = (client, records, z, rounds[client], releases.get(id(event)), epsilon, budget, left, guarantee.mark)
         rows.append(dict(zip(CLIENT_COLUMNS, cells, strict=True)))
     return rows
 

@@ -173,7 +173,7 @@ class Spending:
             "left": None if budget is None or spent is None else budget - spent.epsilon,
             "halt": None if not last else "budget" if halted else "rounds",
             "law": {"participation": counted_as(self.run)} if self.private else {},
-            "deployment": None,
+            "deployment": None if guarantee.deployment is None else guarantee.deployment._asdict(),
         }
 
     def _released(self, index: int) -> dict[str, Any]:

@@ -123,10 +123,12 @@ def test_a_ledger_that_was_edited_or_is_another_runs_stops_a_resume(runs, tmp_pa
             fdp.resume(folder, dpnfl(), data)
         assert "\n" not in str(error.value)
         assert file.read_text() == content
-    fdp.run(dpnfl(), data, rounds=3, delta=1e-3, out=tmp_path / "other")
-    shutil.copy(tmp_path / "other" / "ledger.jsonl", file)
-    with pytest.raises(fdp.ConfigurationError, match="got of another run, with rounds 3"):
-        fdp.resume(folder, dpnfl(), data)
+    rounds = read_ledger(runs / "stopped").phase["rounds"]
+    for number, changed, words in ((rounds + 1, {}, "rounds"), (rounds, {"noise_multiplier": 8.0}, "epsilon")):
+        fdp.run(dpnfl(**changed), data, rounds=number, delta=1e-3, out=tmp_path / words)
+        shutil.copy(tmp_path / words / "ledger.jsonl", file)
+        with pytest.raises(fdp.ConfigurationError, match=f"got of another run, with {words}"):
+            fdp.resume(folder, dpnfl(), data)
     assert pathlib.Path(folder / "run.json").is_file()
 
 
