@@ -103,6 +103,7 @@ def line(index, **more):
         "budget": None,
         "left": None,
         "halt": None,
+        "deployment": None,
     } | more
     return {name: value for name, value in made.items() if value is not ...}
 
