@@ -15,6 +15,20 @@ settings.load_profile("repeatable")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
+LONGEST = (
+    "test_site.py",
+    "test_recipes.py",
+    "test_docs.py",
+    "test_testing.py",
+    "test_distributed.py",
+)
+
+
+def pytest_collection_modifyitems(items):
+    """Files whose slow tests take longest come first: each runs in one process, and the last should be short."""
+    items.sort(key=lambda item: item.path.name not in LONGEST)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _compile_once(tmp_path_factory):
     """Programs that several tests build anew are compiled once per session."""

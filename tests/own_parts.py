@@ -145,6 +145,9 @@ class Halves:
     def min_separation(self, num_clients):
         return 2
 
+    def resized(self, size):
+        raise NotImplementedError
+
     def check(self, num_clients):
         pass
 

@@ -115,6 +115,7 @@ def test_a_sweep_goes_on_where_the_disk_was_full(monkeypatch, capsys):
     assert "q holds 4 of 4 points" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_store_and_parameters_are_whole_or_not_there(monkeypatch, capsys):
     assert cli.main(["run", *QUICK, "--out", "r"]) == 0
     before = everything()

@@ -102,6 +102,7 @@ def test_what_cannot_be_is_refused_in_one_line(capsys, flags, told):
     assert told in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_an_argument_that_follows_from_the_data_is_no_option_of_a_run(capsys, monkeypatch):
     def count(context, options):
         return {"clients": context.data.num_clients}
@@ -152,6 +153,7 @@ def test_every_option_of_every_entry_is_told_in_words():
             assert option.about.text or not option.kinds, f"{name}: {option.name}"
 
 
+@pytest.mark.slow
 def test_what_follows_from_what_is_said_says_the_same_again():
     for dataset in DATASETS:
         named = f"{dataset}:x" if dataset in ("npz", "tfds", "store") else dataset

@@ -530,6 +530,7 @@ def test_the_delta_of_mnist_is_said_to_be_the_papers(capsys, mnist_dir):
     assert told not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_flags_are_read_alike_where_a_tracker_has_loaded_pydantic():
     program = "import pydantic, sys; from fedjax_dp import cli; sys.exit(cli.main(sys.argv[1:]))"
     words = ["run", "--algorithm", "fedavg", "--train-metrics", "maybe", "--model", "mlp.py:network", "--hidden", "8,4"]

@@ -125,6 +125,7 @@ print(sorted(f"{kind}:{name.rsplit('/', 1)[1]}" for kind, name in found))
 """
 
 
+@pytest.mark.slow
 def test_a_round_adds_up_its_cohort_by_one_collective():
     """The other one tells the loop whether every client's numbers were finite. What is gathered once, after the last
     round, is not of a round."""

@@ -126,6 +126,7 @@ def test_the_floor_is_counted(data, model):
     assert floor.ms == max(floor.flops_ms + floor.normals_ms, floor.bytes_ms) > 0
 
 
+@pytest.mark.slow
 def test_noise_of_whole_clients_is_drawn_once_a_round(data, model):
     common = {"cohort_size": COHORT, "batch_size": BATCH, "local_steps": STEPS, "learning_rate": 0.1}
     client = fdp.dp_fedavg(**common, clip_norm=1.0, noise_multiplier=1.0)

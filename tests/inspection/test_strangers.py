@@ -423,6 +423,7 @@ class StrataTold(Strata):
         return WithoutReplacement(self.capacity(num_clients), num_clients - known), Adjacency.REPLACE_ONE
 
 
+@pytest.mark.slow
 def test_cohorts_by_strata_are_counted_client_by_client():
     data, uneven = ragged_data([4] * 30), Strata(sizes=(6, 9, 15), each=2)
     model = fdp.logistic_regression(data.record_shape, data.classes)

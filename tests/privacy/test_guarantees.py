@@ -370,6 +370,7 @@ def test_noise_as_dp_fedavg_output_prints_it():
     np.testing.assert_allclose(found.local.privatizer.noise_multiplier * (2.0 * 5 * 0.04), expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_budget_of_each_round_is_kept_by_one_round_and_exceeded_by_the_run(data):
     options = {"rounds": ROUNDS, "delta": DELTA, "seed": 1}
     value = fdp.calibrate(dpnfl(), data, epsilon=1.0, participation="once", **options)

@@ -53,6 +53,7 @@ def test_no_epsilon_rests_on_what_papers_claim(monkeypatch):
     assert fdp.guarantee(ALGORITHM, DATA, rounds=2, delta=1e-3) == dataclasses.replace(known, claims=())
 
 
+@pytest.mark.slow
 def test_a_run_checks_once_and_draws_its_schedule_once(monkeypatch):
     calls = {"check": 0, "cohorts_of": 0}
     for name in calls:

@@ -42,6 +42,7 @@ def test_the_last_is_the_one_begun_last(here, capsys):
     assert str(latest(RUNS, SWEEPS)) == "sweeps/s"
 
 
+@pytest.mark.slow
 def test_a_report_replaces_itself_and_nothing_else(own_runs, capsys):
     for _ in range(2):
         capsys.readouterr()

@@ -104,6 +104,7 @@ def test_writers_of_all_sizes_are_clients(data):
     assert sorted(np.asarray(data.sizes).tolist()) == sorted(SIZES.values())
 
 
+@pytest.mark.slow
 def test_two_rounds_equal_the_slow_simulator(data, run):
     batches, states = run
     assert not np.any(states[0])

@@ -39,6 +39,7 @@ def expected():
     return jax.tree.map(lambda *each: sum(each) / 3, *models)
 
 
+@pytest.mark.slow
 def test_a_run_returns_and_measures_the_mean_of_its_models(expected):
     found = fdp.simulate(PRIVATE, DATA, rounds=3, seed=3, model=MODEL)
     for a, b in zip(jax.tree.leaves(found.params), jax.tree.leaves(expected), strict=True):

@@ -284,6 +284,7 @@ def test_the_share_of_clipped_updates_is_what_numpy_counts(data, options):
     assert first.learnt_clip_norm == (pytest.approx(between) if "adaptive_clip" in options else None)
 
 
+@pytest.mark.slow
 def test_a_gpu_is_asked_for_the_signal_and_parameters_do_not_know_of_it(data, monkeypatch):
     monkeypatch.setattr(Execution, "platform", "gpu")
     assert not Execution().takes_signal
@@ -402,6 +403,7 @@ def test_a_run_tells_probes_target_and_bytes_and_resumes_with_them(capsys):
     assert json.loads(capsys.readouterr().out)["history"] == [Evaluation.of_row(old[0]).row(), told["history"][1]]
 
 
+@pytest.mark.slow
 def test_a_target_that_is_not_reached_is_said_and_one_that_cannot_be_is_refused(capsys):
     assert cli.main(["run", *QUICK, "--algorithm", "fedavg", "--target", "accuracy=1"]) == 0
     assert "target    accuracy 1 not reached" in capsys.readouterr().out

@@ -69,6 +69,7 @@ def test_rules_batches_and_models_of_other_kinds_give_the_same_state(what):
     close(*ends(made("dpnfl", **options), model, rounds=1))  # rules divide by small numbers: later rounds drift apart
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="other devices add up in an order of their own")
 def test_noised_steps_are_the_same_bit_for_bit():
     ours, theirs = ends(made("dpnfl", l2=0.1), fdp.logistic_regression(DATA.record_shape, DATA.classes))

@@ -235,6 +235,7 @@ def test_interrupted_run_equals_uninterrupted_bit_for_bit(data):
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.slow
 def test_evaluating_more_often_changes_nothing(data):
     value = algorithms.dpnfl(**settings_of())
     a = simulation.simulate(value, data, rounds=6, evaluate_every=1)

@@ -186,6 +186,7 @@ def test_a_finished_sweep_grows_by_what_it_lacks_also_when_killed(whole, monkeyp
     assert "36 points are not of this one, such as learning_rate=0.1, clip_norm=0.25, epsilon=4, seed=0" in words
 
 
+@pytest.mark.slow
 def test_growing_that_is_killed_before_it_is_written_down_begins_again(monkeypatch):
     """At each of its steps."""
     axes = {"learning_rate": [0.1]}
@@ -211,6 +212,7 @@ def test_growing_that_is_killed_before_it_is_written_down_begins_again(monkeypat
     assert read_records("x")[0]["grown"] == [1]
 
 
+@pytest.mark.slow
 def test_a_sweep_from_python_grows_in_its_folder():
     dataset = fdp.load("digits")
     data = fdp.federate(dataset, fdp.data.iid(dataset, [50] * 4, seed=0))
@@ -281,6 +283,7 @@ def test_equal_random_points_run_once():
     assert len(run_sweep(sweep, "random", screen=quiet()).records) == 2
 
 
+@pytest.mark.slow
 def test_a_folder_of_something_else_is_refused_and_left_alone(whole):
     _, where = whole
     other = SweepConfig(base=BASE, axes={"learning_rate": [0.1, 0.2]})
