@@ -1,6 +1,6 @@
 """A private federation in public facts, whatever system runs it: who is drawn, what is clipped, where noise is added.
 
-Closed by default: an unknown key is refused, a missing fact is asked for by its name, and a fact that is said to be
+Closed by default: an unknown key is refused, a missing fact is refused by its name, and a fact that is stated to be
 unknown is counted as the worst that it could be.
 """
 
@@ -248,7 +248,7 @@ class Selection(Facts):
 
     Args:
         epsilon: of the choice, for as many answers as are released
-        of: how many numbers are asked for
+        of: how many numbers are queried
         fraction: of them is released, rounded up
         release: epsilon of one released number
     """

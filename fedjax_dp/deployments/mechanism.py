@@ -353,7 +353,7 @@ def _pure(deployment: Deployment, count: int) -> Cost:
     chosen = deployment.selection
     if chosen is not None:
         # Lyu, Su, Li 2017, arXiv:1603.01699: the threshold's part, and a part for each answer, of which there may be
-        # as many as numbers are asked for
+        # as many as numbers are queried
         threshold = chosen.epsilon / (1 + (2 * chosen.answers) ** (2 / 3))
         choice = threshold + (chosen.epsilon - threshold) * chosen.of / chosen.answers
         return Pure(chosen.release, chosen.answers * count, choice * count)

@@ -180,7 +180,7 @@ class RunSpec:
         return dataclasses.replace(self, **changed)
 
     def with_rounds(self, rounds: int) -> "RunSpec":
-        """The same of other rounds, with what follows from them where nobody said otherwise."""
+        """The same of other rounds, with what follows from them where it is left out."""
         if rounds == self.training.rounds:
             return self
         follow = {name: value for name, value in _by_rounds(rounds).items() if name not in self.explicit}

@@ -193,7 +193,7 @@ class PlainUpload(UpdatePrivatizer):
 
 
 class ClipRound(NamedTuple):
-    """The round whose clip norm is used next, as messages are told of what the server keeps alone."""
+    """The round whose clip norm is used next: messages see what the server keeps, and no number of the round."""
 
     round: jax.Array
 

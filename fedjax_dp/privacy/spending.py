@@ -44,7 +44,7 @@ class Spending:
     """Of a planned run with its noise and its Guarantee.
 
     A client's epsilon never falls from a round to the next, so where it would take long to know it for every round, the
-    epsilon of a later one stands for it: an upper bound, and which round it is of is said.
+    epsilon of a later one stands for it: an upper bound, with the round that it is of.
     """
 
     def __init__(self, run: PlannedRun, guarantee: Guarantee) -> None:

@@ -40,8 +40,8 @@ MESSAGE = {
 ALL = (RECORD, CENTRAL, MESSAGE)
 
 
-def changed(facts, **changes):
-    """The deployment with other facts, named `group__fact` or `fact`."""
+def merged(facts, changes):
+    """The facts with others in their place, named `group__fact` or `fact`."""
     made = {name: dict(value) if isinstance(value, dict) else value for name, value in facts.items()}
     for name, value in changes.items():
         group, _, fact = name.partition("__")
@@ -49,7 +49,12 @@ def changed(facts, **changes):
             made.setdefault(group, {})[fact] = value
         else:
             made[group] = value
-    return Deployment(**made)
+    return made
+
+
+def changed(facts, **changes):
+    """The deployment with other facts."""
+    return Deployment(**merged(facts, changes))
 
 
 def epsilon(facts, **changes):

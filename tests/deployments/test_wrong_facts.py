@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from test_judgement import CENTRAL, MESSAGE, RECORD, changed
+from test_judgement import CENTRAL, MESSAGE, RECORD, changed, merged
 
 from fedjax_dp import cli, errors
 from fedjax_dp.deployments import Deployment, check, templates
@@ -76,21 +76,14 @@ def test_python_refuses_what_cannot_be_in_one_line_that_names_the_fact(facts, ch
 def toml(facts, changes):
     """A file as a user writes it: of facts that TOML cannot say the nearest."""
 
-    def said(value):
+    def written(value):
         if isinstance(value, dict):
-            return "{" + ", ".join(f"{name} = {said(one)}" for name, one in value.items()) + "}"
+            return "{" + ", ".join(f"{name} = {written(one)}" for name, one in value.items()) + "}"
         if isinstance(value, list):
-            return "[" + ", ".join(map(said, value)) + "]"
+            return "[" + ", ".join(map(written, value)) + "]"
         return str(value).lower() if isinstance(value, float) and not math.isfinite(value) else json.dumps(value)
 
-    made = {name: dict(value) if isinstance(value, dict) else value for name, value in facts.items()}
-    for name, value in changes.items():
-        group, _, fact = name.partition("__")
-        if fact:
-            made.setdefault(group, {})[fact] = value
-        else:
-            made[group] = value
-    return "".join(f"{name} = {said(value)}\n" for name, value in made.items())
+    return "".join(f"{name} = {written(value)}\n" for name, value in merged(facts, changes).items())
 
 
 def ran(*words):
