@@ -1,5 +1,7 @@
 """What a run says before its first round of what nobody chose."""
 
+import pytest
+
 from fedjax_dp import cli
 from fedjax_dp.cli import run
 
@@ -9,6 +11,7 @@ def first_lines(capsys, *words):
     return capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_defaults_of_a_paper_and_clients_that_no_sampling_hides_are_named(capsys):
     said = first_lines(capsys, "--algorithm", "dpnfl", "--batch-size", "150", "--out", "a")
     assert "dpnfl brings --schedule inverse_sqrt, --l2 0.001" in said
@@ -17,6 +20,7 @@ def test_defaults_of_a_paper_and_clients_that_no_sampling_hides_are_named(capsys
         assert remedy in said
 
 
+@pytest.mark.slow
 def test_plain_steps_of_large_clients_need_no_word(capsys):
     said = first_lines(capsys, "--algorithm", "dp_fedavg_record", "--out", "a")
     assert "brings" not in said

@@ -116,6 +116,7 @@ def test_files_of_other_columns_are_named(hospitals):
     assert load("csv:hospital_*.csv", **WORDS).x_train.shape[1] == 2  # by name, in whatever order
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["gz", "bz2", "xz", "zip"])
 def test_packed_files_grow_as_far_as_they_may(ending, hospitals):
     plain = pathlib.Path("hospital_0.csv").read_bytes()

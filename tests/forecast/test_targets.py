@@ -42,6 +42,7 @@ def made(name, **more):
     return entry(**MADE | private | ({"local_steps": 1} if name == "dp_sgd" else {}) | more)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", thinned(fdp.CATALOGUE, ["dpnfl", "scaffold", "cpfed", "dp_ftrl", "rfedavg_plus"], 6))
 def test_every_entry_is_lowered_for_gpus_and_tpus(name):
     model = fdp.mlp(DATA.record_shape, DATA.classes, (8,))

@@ -278,6 +278,7 @@ def test_every_use_of_a_parameter_is_right_and_described(module, way, words, mic
         np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.slow
 def test_few_records_that_a_gpu_adds_up_one_by_one_are_clipped_alike(monkeypatch):
     """Of both shapes of a layer, a record that is not finite and padding; one record's part stays within the bound."""
     monkeypatch.setattr(lax, "platform_dependent", lambda *args, default, cuda=None, **_: (cuda or default)(*args))

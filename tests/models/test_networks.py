@@ -454,6 +454,7 @@ def check(framework, seeds):
     assert len(refused) <= 1 + len(seeds) // 20, refused
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("framework", thinned(FRAMEWORKS, ("functions", "linen"), 2))
 def test_clipped_sums_equal_float64(framework):
     check(framework, range(2))

@@ -37,6 +37,7 @@ def made(rule, size):
     return rule(size=size) if "size" in inspect.signature(rule).parameters else rule()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
 @pytest.mark.parametrize("records", quick([1, 3, 4, 12], [3]))
 def test_draws_of_a_client_do_not_depend_on_the_sizes_of_the_largest_and_the_smallest(rule, records):

@@ -78,6 +78,7 @@ def moved(estimator, data, execution=None, **options):
     return ravel(simulation.simulate(algorithm, data, rounds=2, model=model, execution=execution).params)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("estimator", ["median", "trimmed_mean"])
 def test_portions_and_corrections_change_nothing(data, estimator):
     options = {"trim": 0.3} if estimator == "trimmed_mean" else {}

@@ -63,6 +63,7 @@ def made(tmp_path_factory):
 DOORS = ("result", "opened", "folder", "checkpoint", "copy", "npz", "safetensors")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("door", DOORS)
 def test_through_no_door_a_model_of_these_records_is_a_public_start(made, door):
     for kind, told in (("open", "had no privacy"), ("private", "composing them is not built yet")):
@@ -169,6 +170,7 @@ def test_a_random_start_needs_no_word():
         assert fdp.guarantee(private(), DATA, rounds=2, delta=1e-3, model=model).caveat is None
 
 
+@pytest.mark.slow
 def test_networks_that_come_with_their_numbers_are_of_unknown_origin():
     import equinox as eqx
 

@@ -38,6 +38,7 @@ def promise(algorithm, data, rounds=ROUNDS, **terms):
     return fdp.guarantee(algorithm, data, rounds=rounds, delta=DELTA, **terms)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", GOLDEN["cases"], ids=lambda case: case["name"])
 @pytest.mark.parametrize("cohort", ["poisson", "uniform"])
 def test_noise_of_published_deployments_under_both_readings_of_their_sampler(case, cohort):

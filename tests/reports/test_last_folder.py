@@ -54,6 +54,7 @@ def test_a_report_replaces_itself_and_nothing_else(own_runs, capsys):
     assert "somebody else" in (own_runs / "runs" / "mine.html").read_text()
 
 
+@pytest.mark.slow
 def test_plot_draws_a_run(own_runs, capsys):
     (own_runs / "runs" / "mine" / "run.png").unlink()
     assert cli.main(["plot"]) == 0

@@ -242,6 +242,7 @@ def test_rows_of_a_reproduction_are_those_of_its_table(reproduction_folder):
     assert kinds.read_report(reproduction_folder / "table.json").data["values"] == values
 
 
+@pytest.mark.slow
 def test_large_sweeps_and_long_runs_stay_below_five_megabytes(tmp_path, run_folder):
     axes = {"algorithm": ["dpnfl"], "epsilon": [float(one) for one in range(1, 101)]}
     folder = write_sweep(tmp_path / "large", axes, clip_norms=range(1, 11), lost=())

@@ -112,6 +112,7 @@ def test_two_rounds_equal_the_slow_simulator(data, run):
         np.testing.assert_allclose(got, wanted, rtol=2e-4, atol=2e-6)
 
 
+@pytest.mark.slow
 def test_a_simulator_that_drops_the_rest_of_a_pass_is_rejected(data, run):
     batches, states = run
     wrong = by_hand(data, batches, "drop")

@@ -50,6 +50,7 @@ def test_a_run_returns_and_measures_the_mean_of_its_models(expected):
     equal(fdp.rounds.final_model(PRIVATE, found.state), found.params)
 
 
+@pytest.mark.slow
 def test_a_folder_a_start_and_a_resumed_run_have_it(tmp_path, monkeypatch):
     whole = fdp.run(PRIVATE, DATA, rounds=3, seed=3, delta=1e-3, model=MODEL, out=tmp_path / "whole")
     equal(fdp.open_run(tmp_path / "whole", model=MODEL).params, whole.params)

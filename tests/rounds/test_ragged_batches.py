@@ -63,6 +63,7 @@ def mark_of(pair):
     return pytest.mark.slow if pair in WITH_MOMENTUM else pytest.mark.exhaustive
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("batches", "steps", "records"),
     [pair if pair in PASSES else pytest.param(*pair, marks=mark_of(pair)) for pair in PAIRS],

@@ -123,6 +123,7 @@ def test_a_group_is_traced_once(data, monkeypatch):
     assert counts == [1, 1]
 
 
+@pytest.mark.slow
 def test_partitions_seeds_rounds_and_data_sets_of_equal_shape_share_a_program():
     datas = [ragged_data(SIZES, seed=0), ragged_data(SIZES[::-1], seed=0), ragged_data(SIZES, seed=1, name="other")]
     datas.append(ragged_data([6, 6, 6, 6, 6], seed=0))  # another largest client, which these batches do not see

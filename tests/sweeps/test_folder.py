@@ -299,6 +299,7 @@ def test_a_folder_of_something_else_is_refused_and_left_alone(whole):
     assert os.listdir("mine") == ["notes.txt"]
 
 
+@pytest.mark.slow
 def test_a_sweep_that_was_killed_before_it_began_starts_in_its_folder():
     pathlib.Path("x").mkdir()
     for name in (".lock", "sweep.toml", "sweep.json.part"):
@@ -308,6 +309,7 @@ def test_a_sweep_that_was_killed_before_it_began_starts_in_its_folder():
     assert not pathlib.Path("x/sweep.json.part").exists()
 
 
+@pytest.mark.slow
 def test_a_folder_has_one_writer(whole):
     _, where = whole
     about = read_records(where)[0]
