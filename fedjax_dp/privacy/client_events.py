@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -238,8 +239,8 @@ def _of_clients(run: PlannedRun, participation: str, at_least: int) -> list[Even
     honest = honest_of(algorithm, run.data, run.view, min(run.helpers, members - 1)) if shared else members
 
     @functools.cache
-    def of(counts: tuple[float, ...]) -> Event:
-        """Of a client that takes part so often at each noise level."""
+    def of(counts: tuple[float, ...], pattern: tuple[int, ...] | None) -> Event:
+        """Of a client that takes part so often at each noise level, or in these very rounds."""
         levels = run.noise_levels
         each: list[Event] = [
             upload.event(
@@ -254,13 +255,24 @@ def _of_clients(run: PlannedRun, participation: str, at_least: int) -> list[Even
                     honest,
                     algorithm.transport.resolution,
                     size,
+                    pattern,
                 ),
             )
             for factor, rounds, times in zip(levels.factors, levels.rounds, counts, strict=True)
         ]
         return _joined(each)
 
-    return [of(times) for times in _times(run, participation, at_least)]
+    times = _times(run, participation, at_least)
+    return list(map(of, times, _patterns(run, participation, at_least)))
+
+
+def _patterns(run: PlannedRun, participation: str, at_least: int) -> Sequence[tuple[int, ...] | None]:
+    """The very rounds of each client, where a log says them; the first for one that is in none and yet counts."""
+    log = run.algorithm.cohort.log(run.data.num_clients)
+    if participation != "schedule" or log is None or run.terms.deployment is not None:
+        return [None] * run.data.num_clients
+    done = ([at for at in rounds if at < run.rounds] for rounds in log.patterns)
+    return [tuple(rounds or range(min(at_least, run.rounds))) for rounds in done]
 
 
 def _shapes(model: Model) -> Any:

@@ -343,6 +343,10 @@ def _assumptions(
     }
     if participation != run.terms.participation:
         cohorts[participation] += f"; for participation {run.terms.participation} no less is known here"
+    if algorithm.cohort.log(run.data.num_clients) is not None:
+        cohorts["schedule"] = (
+            "who takes part stands in a log, which is public and knows no records on the word of who wrote it"
+        )
     unit, local = unit_of(algorithm), algorithm.local
     if not steps:
         return [cohorts[participation]]

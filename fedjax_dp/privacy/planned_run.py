@@ -181,7 +181,16 @@ def plan_run(
         model_given=model is not None,
     )
     _check_users(planned)
+    _check_log(planned)
     return planned
+
+
+def _check_log(run: PlannedRun) -> None:
+    """Refuse a log that goes on where the run ends, unless a budget ends it."""
+    log = run.algorithm.cohort.log(run.data.num_clients)
+    if log is not None and log.num_rounds > run.rounds and run.terms.budget is None:
+        got = f"round {log.num_rounds - 1:,}"
+        raise errors.refuse("participation log", got, f"of rounds 0 to {run.rounds - 1:,}, those of the run")
 
 
 def _check_users(run: PlannedRun) -> None:

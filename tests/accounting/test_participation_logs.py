@@ -61,7 +61,7 @@ def test_a_log_is_read_from_a_file(tmp_path):
     (tmp_path / "log.csv").write_text("round,client\n2,0\n0,0\n0, 3\n")
     log = ParticipationLog.read(tmp_path / "log.csv")
     assert (log.num_rounds, log.num_clients, log.counts.tolist()) == (3, 4, [2, 0, 0, 1])
-    assert log.of_client(0).tolist() == [0, 2]
+    assert log.patterns == [(0, 2), (), (), (0,)]
     assert ParticipationLog.read(tmp_path / "log.csv", 10, 5).counts.tolist() == [2, 0, 0, 1, 0]
 
 
