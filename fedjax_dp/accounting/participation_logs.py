@@ -1,4 +1,4 @@
-"""Who took part when, as a log says it instead of a law: each client's rounds, gaps, and sensitivity.
+"""Who took part when, as a log says it instead of a law: each client's rounds, gaps, and what these rounds move.
 
 A log is public: nothing is amplified by it. That it was made without looking at records is its author's word.
 """
@@ -92,11 +92,6 @@ class ParticipationLog:
         """Rounds of each client, in their order."""
         order = np.argsort(self.clients, kind="stable")
         return [tuple(own.tolist()) for own in np.split(self.rounds[order], np.cumsum(self.counts)[:-1])]
-
-    def sensitivities(self, column: np.ndarray) -> np.ndarray:
-        """`pattern_sensitivity` of each client's rounds `(clients,)`, `column` as there."""
-        known = {rounds: pattern_sensitivity(column, rounds, self.num_rounds) for rounds in set(self.patterns)}
-        return np.array([known[rounds] for rounds in self.patterns])
 
 
 def pattern_sensitivity(column: np.ndarray, rounds: "tuple[int, ...]", num_rounds: int) -> float:

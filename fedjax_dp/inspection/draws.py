@@ -32,6 +32,7 @@ def examine_cohort(
     require(drawn == stated, "positions of a cohort", f"{drawn}", f"the {stated} that `capacity` states", "exact")
     count = max(min(trials or ROUNDS, 2**22 // max(num_clients, cohort.capacity(num_clients))), 50)
     separation, log = cohort.min_separation(num_clients), cohort.log(num_clients)
+    rounds = rounds if log is None else min(rounds, log.num_rounds)  # in others nobody takes part
     for first in range(0, rounds, count):
         some = np.arange(max(first - separation, 0), min(first + count, rounds))
         members = drawn_cohorts(cohort, run_key(seed), some, shares)

@@ -190,6 +190,11 @@ def test_every_part_is_what_it_states(name):
             examined(name, algorithm)
 
 
+def test_a_log_is_examined_in_the_rounds_that_it_has():
+    logged = EXAMPLES["LoggedCohort"][1]
+    inspection.examine("cohort", logged.cohort, logged, DATA, MODEL, 2 * ROUNDS, 0)
+
+
 @pytest.mark.parametrize("name", WITHOUT)
 def test_what_has_no_epsilon_says_so(name):
     assert WITHOUT[name]()
