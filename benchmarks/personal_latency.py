@@ -69,7 +69,7 @@ def contenders(execution):
     found, made_of = {"choosing": choosing(execution)}, {}
     for kind, entries in PARTS.items():
         model = models.get(kind, ours.model_of(W1))
-        given = {"unit": "client", "cohort": "uniform"} if kind == "client" else {}
+        given = {"noise_on": "clients", "cohort": "uniform"} if kind == "client" else {}
 
         def rounds(name, model=model, **more):
             algorithm = (getattr(fdp, name, None) or getattr(fdp.algorithms, name))(**settings, **more)

@@ -67,6 +67,9 @@ class Shuffled:
     def min_separation(self, num_clients):
         return 1
 
+    def log(self, num_clients):
+        return None
+
     def resized(self, size):
         return type(self)(size=size)
 
@@ -107,6 +110,9 @@ class Coins:
     def min_separation(self, num_clients):
         return 1
 
+    def log(self, num_clients):
+        return None
+
     def resized(self, size):
         raise NotImplementedError
 
@@ -144,6 +150,9 @@ class Halves:
 
     def min_separation(self, num_clients):
         return 2
+
+    def log(self, num_clients):
+        return None
 
     def resized(self, size):
         raise NotImplementedError

@@ -11,6 +11,7 @@ from .calibrate import noise_multiplier_for as noise_multiplier_for
 from .correlated import correlated_sensitivity as correlated_sensitivity
 from .correlated import inverse_root_bands as inverse_root_bands
 from .correlated import prefix_error as prefix_error
+from .correlated import strategy as strategy
 from .early_stopping import looks_event as looks_event
 from .early_stopping import with_looks as with_looks
 from .empirical import ChosenTest as ChosenTest

@@ -1,10 +1,11 @@
-"""Who took part when, as a log says it instead of a law: each client's rounds, gaps, and sensitivity.
+"""Who took part when, as a log says it instead of a law: each client's rounds, gaps, and what these rounds move.
 
 A log is public: nothing is amplified by it. That it was made without looking at records is its author's word.
 """
 
 import csv
 import dataclasses
+import functools
 import os
 import pathlib
 from typing import Self
@@ -84,19 +85,13 @@ class ParticipationLog:
     @property
     def least_gaps(self) -> list[int | None]:
         """Of each client, the fewest rounds from one that it is in to its next; None with fewer than two."""
-        gaps = (np.diff(self.of_client(client)) for client in range(self.num_clients))
-        return [int(one.min()) if one.size else None for one in gaps]
+        return [int(np.diff(rounds).min()) if len(rounds) > 1 else None for rounds in self.patterns]
 
-    def of_client(self, client: int) -> np.ndarray:
-        """Its rounds, in their order."""
-        mine: np.ndarray = self.rounds[self.clients == client]
-        return mine
-
-    def sensitivities(self, column: np.ndarray) -> np.ndarray:
-        """`pattern_sensitivity` of each client's rounds `(clients,)`, `column` as there."""
-        patterns = {client: tuple(self.of_client(client).tolist()) for client in range(self.num_clients)}
-        known = {rounds: pattern_sensitivity(column, rounds, self.num_rounds) for rounds in set(patterns.values())}
-        return np.array([known[patterns[client]] for client in range(self.num_clients)])
+    @functools.cached_property
+    def patterns(self) -> list[tuple[int, ...]]:
+        """Rounds of each client, in their order."""
+        order = np.argsort(self.clients, kind="stable")
+        return [tuple(own.tolist()) for own in np.split(self.rounds[order], np.cumsum(self.counts)[:-1])]
 
 
 def pattern_sensitivity(column: np.ndarray, rounds: "tuple[int, ...]", num_rounds: int) -> float:

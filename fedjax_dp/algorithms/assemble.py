@@ -43,8 +43,9 @@ BATCHES: dict[str, Callable[..., "parts.Batches"]] = {
 COHORTS: dict[str, Callable[..., "parts.Cohort"]] = {
     "uniform": lambda size, **drawn: parts.UniformCohort(size=size),
     "poisson": lambda size, **drawn: parts.PoissonCohort(size=size),
-    "md": lambda size, **drawn: parts.MultinomialCohort(draws=size, **drawn),
+    "md": lambda size, participation_log, **drawn: parts.MultinomialCohort(draws=size, **drawn),
     "cyclic": lambda size, **drawn: parts.CyclicCohort(size=size),
+    "log": lambda size, participation_log, **drawn: _logged(size, participation_log),
 }
 
 BOUNDS: dict[str, Callable[[Any], "parts.Bound"]] = {
@@ -75,7 +76,8 @@ class Common(TypedDict, total=False):
 
     Args:
         cohort_size: clients per round, or their expected number; N, or from Python None, takes all
-        cohort: how they are drawn; md draws by shares with replacement
+        cohort: how they are drawn; md draws by shares with replacement; log: not at all, participation_log says them
+        participation_log: who takes part when, instead of cohort_size: a CSV of round,client, both from 0
         one_by_one: a client drawn m times trains m times instead of once
         dropout: probability that a client's message does not arrive
         first: wait for so many of the cohort only
@@ -131,6 +133,7 @@ class Common(TypedDict, total=False):
 
     cohort_size: Required[int | None]
     cohort: Annotated[str, about("", value="uniform", choices=COHORTS)]
+    participation_log: Annotated[str | None, about("", value=None, beside={"cohort": "log"}, metavar="FILE")]
     one_by_one: Annotated[bool, about("", value=False, beside={"cohort": "md"})]
     dropout: Annotated[float, about("", value=0.0)]
     first: Annotated[int | None, about("", value=None)]
@@ -252,8 +255,9 @@ def assemble(
     if drawn and drawn.get("probabilities") is not None and (size is None or options["cohort"] != "md"):
         raise errors.refuse("cohort", options["cohort"], "md with a cohort_size for given probabilities")
     cohort: parts.Cohort = parts.AllClients()
-    if size is not None:
-        cohort = COHORTS[options["cohort"]](size, one_by_one=options["one_by_one"], **(drawn or {}))
+    if size is not None or options["cohort"] == "log":
+        how = {name: options[name] for name in ("one_by_one", "participation_log")} | dict(drawn or {})
+        cohort = COHORTS[options["cohort"]](size, **how)
     if options["first"] is not None:
         cohort = parts.FirstResponders(cohort=cohort, size=options["first"])
     if np.any(np.asarray(options["dropout"]) != 0):
@@ -302,6 +306,14 @@ def assemble(
         transport=parts.SecureSum(**ring) if options["secure"] else parts.PlainSum(),
         server=server,
     )
+
+
+def _logged(size: int | None, file: str | None) -> "parts.Cohort":
+    from fedjax_dp.accounting import ParticipationLog  # loads SciPy
+
+    if size is not None:
+        raise errors.refuse("cohort_size", size, "None beside a participation log, which says who takes part")
+    return parts.LoggedCohort.of(ParticipationLog.read(errors.require_given("participation_log", file)))
 
 
 def _by_round(what: str, options: Mapping[str, Any]) -> "parts.ByRound | None":

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from fedjax_dp.rounds.algorithm import Algorithm
 
 ClipNorm = Annotated[
-    float, about("C, L2 bound on one record's gradient, or with unit client on a client's update", group="privacy")
+    float, about("C, L2 bound on one record's gradient, or with noise_on clients on a client's update", group="privacy")
 ]
-HiddenUnit = Annotated[
-    Literal["record", "client"],
-    about("what noise hides: records in every step, or clients in every round", group="privacy"),
+NoiseOn = Annotated[
+    Literal["records", "clients"],
+    about("records: in every step, so that it hides them; clients: in every round", group="privacy"),
 ]
 Strength = Annotated[float, about("lambda, how strongly a client's own model is pulled to the shared one")]
 PullForm = Annotated[
@@ -43,12 +43,12 @@ _PERSONAL = {"holdout": 0.2, "schedule": "constant", "l2": 0.0}
 
 
 def _drawn(explicit: Mapping[str, Any]) -> dict[str, Any]:
-    return {"cohort": "poisson"} if explicit.get("unit") == "client" else {}
+    return {"cohort": "poisson"} if explicit.get("noise_on") == "clients" else {}
 
 
 def _presets(known: Mapping[str, Any]) -> dict[str, Any]:
     """Clients are tested on records of their own, for which a data set has no parts."""
-    brought = WHOLE_CLIENTS if known.get("unit") == "client" else {}
+    brought = WHOLE_CLIENTS if known.get("noise_on") == "clients" else {}
     return brought | {name: value for name, value in _PERSONAL.items() if name != "holdout" or _divisible(known)}
 
 
@@ -65,12 +65,12 @@ def _divisible(known: Mapping[str, Any]) -> bool:
 def _assembled(
     common: Mapping[str, Any],
     models: "parts.ClientModels",
-    unit: str,
+    noise_on: str,
     clip_norm: float,
     noise_multiplier: Any,
     aggregate: "parts.Aggregate | None" = None,
 ) -> "Algorithm":
-    if unit == "client":
+    if noise_on == "clients":
         upload = parts.ClientGaussian(clip_norm=clip_norm, noise_multiplier=noise_multiplier)
         return assemble(common, upload=upload, aggregate=parts.BoundedMean(), models=models)
     privatizer = parts.RecordGaussian(clip_norm=clip_norm, noise_multiplier=noise_multiplier)
@@ -83,17 +83,19 @@ def _of_all() -> "parts.Aggregate":
 
 
 def _beside(
-    common: Mapping[str, Any], steps: int | None, noise: float, rate: float | None, unit: str
+    common: Mapping[str, Any], steps: int | None, noise: float, rate: float | None, noise_on: str
 ) -> dict[str, Any]:
     """What options say of personal steps; where whole clients are noised, nothing is noised there."""
     errors.require_not_negative("personal_noise", noise)
-    clean = unit == "client" or noise == 0
-    if unit == "client" and noise != 1:
-        raise errors.refuse("personal_noise", noise, "left out with unit client", "no step of a client is noised there")
+    clean = noise_on == "clients" or noise == 0
+    if noise_on == "clients" and noise != 1:
+        raise errors.refuse(
+            "personal_noise", noise, "left out with noise_on clients", "no step of a client is noised there"
+        )
     return {
         "steps": common["local_steps"] if steps is None else steps,
         "noise": 1.0 if noise == 0 else noise,
-        "clean": clean and unit == "record",
+        "clean": clean and noise_on == "records",
         "speed": 1.0 if rate is None else rate / common["learning_rate"],
     }
 
@@ -111,7 +113,7 @@ def local(
     `noise_multiplier` protects its records from those who get its model (view `deployed`).
     """
     models = parts.OwnModel(shared=False, clean=personal_noise == 0)
-    return _assembled(common, models, "record", clip_norm, noise_multiplier, aggregate=_of_all())
+    return _assembled(common, models, "records", clip_norm, noise_multiplier, aggregate=_of_all())
 
 
 @entry("McMahan et al. 2018, personalised", defaults=_drawn, presets=_presets)
@@ -119,15 +121,15 @@ def finetune(
     *,
     clip_norm: ClipNorm,
     noise_multiplier: NoiseMultiplier = 0.0,
-    unit: HiddenUnit = "record",
+    noise_on: NoiseOn = "records",
     personal_steps: PersonalSteps = None,
     personal_noise: PersonalNoise = 1.0,
     personal_learning_rate: PersonalRate = None,
     **common: Unpack[Common],
 ) -> "Algorithm":
     """FedAvg, after which every client goes on from the model on its own records."""
-    models = parts.FineTuned(**_beside(common, personal_steps, personal_noise, personal_learning_rate, unit))
-    return _assembled(common, models, unit, clip_norm, noise_multiplier)
+    models = parts.FineTuned(**_beside(common, personal_steps, personal_noise, personal_learning_rate, noise_on))
+    return _assembled(common, models, noise_on, clip_norm, noise_multiplier)
 
 
 @entry("Li et al. 2021", defaults=_drawn, presets=_presets)
@@ -135,7 +137,7 @@ def ditto(
     *,
     clip_norm: ClipNorm,
     noise_multiplier: NoiseMultiplier = 0.0,
-    unit: HiddenUnit = "record",
+    noise_on: NoiseOn = "records",
     strength: Strength = 0.5,
     proximal: PullForm = "after",
     personal_steps: PersonalSteps = None,
@@ -147,9 +149,9 @@ def ditto(
 
     Whoever gets the personal models sees twice the gradients of one who sees the uploads: `ditto_joint` makes them one.
     """
-    beside = _beside(common, personal_steps, personal_noise, personal_learning_rate, unit)
+    beside = _beside(common, personal_steps, personal_noise, personal_learning_rate, noise_on)
     models = parts.ModelBeside(pull=parts.Pull(strength=strength, form=proximal), **beside)
-    return _assembled(common, models, unit, clip_norm, noise_multiplier)
+    return _assembled(common, models, noise_on, clip_norm, noise_multiplier)
 
 
 @entry("Li et al. 2021, one clip over both models", presets=_presets)
@@ -163,7 +165,7 @@ def ditto_joint(
 ) -> "Algorithm":
     """Ditto whose two gradients of a record are clipped as one vector and noised once: one release a step."""
     models = parts.JointModels(pull=parts.Pull(strength=strength, form=proximal))
-    return _assembled(common, models, "record", clip_norm, noise_multiplier)
+    return _assembled(common, models, "records", clip_norm, noise_multiplier)
 
 
 @entry("Liu et al. 2022", defaults=_drawn, presets=_presets, fixes=("estimator", *OF_SERVER))
@@ -171,7 +173,7 @@ def mr_mtl(
     *,
     clip_norm: ClipNorm,
     noise_multiplier: NoiseMultiplier = 0.0,
-    unit: HiddenUnit = "record",
+    noise_on: NoiseOn = "records",
     strength: Strength = 0.5,
     proximal: PullForm = "after",
     **common: Unpack[Common],
@@ -185,7 +187,7 @@ def mr_mtl(
             privacy
     """
     models = parts.OwnModel(pull=parts.Pull(strength=strength, form=proximal))
-    return _assembled(common, models, unit, clip_norm, noise_multiplier, aggregate=_of_all())
+    return _assembled(common, models, noise_on, clip_norm, noise_multiplier, aggregate=_of_all())
 
 
 @entry("Arivazhagan et al. 2019", defaults=_drawn, presets=_layered, fixes=AVERAGING)
@@ -193,12 +195,12 @@ def fedper(
     *,
     clip_norm: ClipNorm,
     noise_multiplier: NoiseMultiplier = 0.0,
-    unit: HiddenUnit = "record",
+    noise_on: NoiseOn = "records",
     head: Head = "head",
     **common: Unpack[Common],
 ) -> "Algorithm":
     """FedPer (Arivazhagan et al. 2019): clients keep a head of their own and share the other layers."""
-    return _assembled(common, parts.OwnPart(head=head), unit, clip_norm, noise_multiplier)
+    return _assembled(common, parts.OwnPart(head=head), noise_on, clip_norm, noise_multiplier)
 
 
 @entry("Collins et al. 2021", defaults=_drawn, presets=_layered, fixes=AVERAGING)
@@ -206,7 +208,7 @@ def fedrep(
     *,
     clip_norm: ClipNorm,
     noise_multiplier: NoiseMultiplier = 0.0,
-    unit: HiddenUnit = "record",
+    noise_on: NoiseOn = "records",
     head: Head = "head",
     head_steps: Annotated[
         int | None, about("steps on the head, before those on what is shared", default="local_steps")
@@ -216,7 +218,7 @@ def fedrep(
     """FedRep (Collins et al. 2021): as FedPer, but the head is trained first, then `local_steps` on what is shared."""
     steps = common["local_steps"] if head_steps is None else head_steps
     errors.require_count("head_steps", steps)
-    return _assembled(common, parts.OwnPart(head=head, head_steps=steps), unit, clip_norm, noise_multiplier)
+    return _assembled(common, parts.OwnPart(head=head, head_steps=steps), noise_on, clip_norm, noise_multiplier)
 
 
 @entry("Deng et al. 2020", defaults=_drawn, presets=_presets, fixes=AVERAGING)
@@ -224,18 +226,18 @@ def apfl(
     *,
     clip_norm: ClipNorm,
     noise_multiplier: NoiseMultiplier = 0.0,
-    unit: HiddenUnit = "record",
+    noise_on: NoiseOn = "records",
     alpha: Annotated[float, about("weight of a client's own model in the mixture")] = 0.5,
     alpha_learning_rate: Annotated[float, about("of alpha, in the first step of a round; 0: it stays")] = 0.0,
     personal_noise: PersonalNoise = 1.0,
     **common: Unpack[Common],
 ) -> "Algorithm":
     """APFL (Deng et al. 2020): a client's model is a mixture of its own and the shared one."""
-    beside = _beside(common, None, personal_noise, None, unit)
+    beside = _beside(common, None, personal_noise, None, noise_on)
     models = parts.MixedModels(
         alpha=alpha, alpha_speed=alpha_learning_rate, noise=beside["noise"], clean=beside["clean"]
     )
-    return _assembled(common, models, unit, clip_norm, noise_multiplier)
+    return _assembled(common, models, noise_on, clip_norm, noise_multiplier)
 
 
 @entry("Bietti et al. 2022", defaults=_drawn, presets=_presets, fixes=AVERAGING)
@@ -243,7 +245,7 @@ def ppsgd(
     *,
     clip_norm: ClipNorm,
     noise_multiplier: NoiseMultiplier = 0.0,
-    unit: HiddenUnit = "record",
+    noise_on: NoiseOn = "records",
     personal_learning_rate: PersonalRate = None,
     **common: Unpack[Common],
 ) -> "Algorithm":
@@ -252,7 +254,7 @@ def ppsgd(
     At client level the paper clips a single gradient and steps at the server: local_steps 1, learning_rate 1.
     """
     speed = 1.0 if personal_learning_rate is None else personal_learning_rate / common["learning_rate"]
-    return _assembled(common, parts.OwnOffset(speed=speed), unit, clip_norm, noise_multiplier)
+    return _assembled(common, parts.OwnOffset(speed=speed), noise_on, clip_norm, noise_multiplier)
 
 
 @entry("Ghosh et al. 2020; Liu et al. 2022", presets=_presets, fixes=("estimator", *OF_SERVER))
@@ -284,4 +286,4 @@ def ifca(
     if choice == "gumbel":
         rule = parts.GumbelChoice(bound=loss_bound, epsilon=choice_epsilon, rounds=choices)
     models = parts.OwnClusters(number=clusters, choice=rule)
-    return _assembled(common, models, "record", clip_norm, noise_multiplier, aggregate=_of_all())
+    return _assembled(common, models, "records", clip_norm, noise_multiplier, aggregate=_of_all())

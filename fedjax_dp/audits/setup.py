@@ -56,8 +56,8 @@ def prepare(
     run: PlannedRun, *, canary: str, client: int | str | None, record: int, one_run: int | None, parameters: int
 ) -> tuple[PlannedRun, AuditSetup]:
     """A run with the noise of its budget, and what of it is audited; see `audit` for the options."""
-    if run.unit is Unit.USER:
-        remedy = "leave the user column out, or --drop it, and the epsilon of a record is attacked"
+    if run.unit.of_records:
+        remedy = "with --unit record the epsilon of a record is attacked"
         raise errors.refuse("unit", run.unit.value, "record or client for an audit, which plants one record", remedy)
     if run.terms.deployment is not None:
         raise errors.refuse(

@@ -43,7 +43,7 @@ ABOUT_VIEWS = (
     f"Clients with models of their own: noised looks that can touch a record, and their epsilon at delta {DELTA:g}, in "
     f"{ROUNDS} rounds of {STEPS} steps on all records with noise multiplier {NOISE:g} (ifca chooses in every round). "
     "owner is another client with its own model: a record is no secret to the client that holds it. With noise on "
-    "whole clients (--unit client) each round is one release, and deployed has no epsilon."
+    "whole clients (--noise-on clients) each round is one release, and deployed has no epsilon."
 )
 
 

@@ -198,7 +198,7 @@ def within(epsilon: float | None, budget: Any) -> str:
 def _next(guarantee: dict[str, Any], place: str) -> str:
     """What people do with a run."""
     own = " --own" if guarantee["deployment"] else ""
-    attackable = guarantee["epsilon"] is not None and guarantee["unit"] != Unit.USER.value
+    attackable = guarantee["epsilon"] is not None and not Unit(guarantee["unit"]).of_records
     attacked = f", fedjax-dp audit {place}{own} attacks it" if attackable else ""
     return f"fedjax-dp report {place} shows it in a browser{attacked}"
 

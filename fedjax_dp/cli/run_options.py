@@ -23,7 +23,7 @@ FEW = 3  # names that stand for many: options of a group, algorithms without an 
 FOR_ALL = ("data", "execution")  # groups that no algorithm has a part in
 _MORE = """
 fedjax-dp {command} --algorithm NAME --help   all that an algorithm takes, with its defaults
-fedjax-dp {command} --help-all                every option of every algorithm, with the defaults of data sets"""
+fedjax-dp {command} --help-all                every option of every algorithm, defaults by data set"""
 
 
 def configured_by(

@@ -37,6 +37,7 @@ from .sizes import zipf_sizes as zipf_sizes
 from .store import Client as Client
 from .store import Dataset as Dataset
 from .store import FederatedData as FederatedData
+from .store import UnitBound as UnitBound
 from .store import federate as federate
 from .summary import Summary as Summary
 from .summary import label_counts as label_counts

@@ -122,7 +122,7 @@ def from_tables(name: str, file: str, tables: Sequence[Table], columns: Columns,
     made = data_set(name, file, ours, theirs, notes, classes=classes, task=task, learnt=learnt)
     if columns.user is None:
         return made
-    return made._replace(user_ids=np.concatenate([_names(part, columns.user)[0] for part in filled])[train])
+    return made._replace(unit_ids=np.concatenate([_names(part, columns.user)[0] for part in filled])[train])
 
 
 def _remedy(table: Table, flag: str, argument: str) -> str:

@@ -19,9 +19,10 @@ from typing import Any
 import numpy as np
 
 from fedjax_dp import errors, folders
+from fedjax_dp.accounting.neighbours import Unit
 from fedjax_dp.data import record_hashes
 from fedjax_dp.data.client_names import ClientNames
-from fedjax_dp.data.store import FederatedData
+from fedjax_dp.data.store import FederatedData, UnitBound
 from fedjax_dp.data.targets import TARGETS, Vocabulary, check_vocabulary, vocabulary_of
 from fedjax_dp.pytrees import checksum
 
@@ -63,6 +64,7 @@ def save_store(data: FederatedData, folder: str | os.PathLike[str], show: Show =
             "version": VERSION,
             **plain,
             "overlap": data.overlap,
+            "bounds": [[bound.unit.value, bound.records, bound.clients] for bound in data.bounds],
             "vocabulary": None if data.vocabulary is None else data.vocabulary._asdict(),
             "record_shape": data.record_shape,
             "target_shape": data.y.shape[1:],
@@ -114,7 +116,9 @@ def open_store(folder: str | os.PathLike[str]) -> FederatedData:
     plain = {name: about[name] for name in ABOUT} | {"learnt": tuple(about["learnt"]), "vocabulary": vocabulary}
     names = ClientNames(clients["names"]) if "names" in clients else None
     smallest = int(sizes.min())
-    return FederatedData(**arrays, **plain, smallest=smallest, overlap=about.get("overlap", ""), names=names)
+    bounds = tuple(UnitBound(Unit(unit), *most) for unit, *most in about.get("bounds", ()))
+    rest = {"overlap": about.get("overlap", ""), "bounds": bounds, "names": names}
+    return FederatedData(**arrays, **plain, smallest=smallest, **rest)
 
 
 def noted_checksum(folder: str | os.PathLike[str]) -> str:

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from fedjax_dp import errors
+from fedjax_dp.accounting.neighbours import Unit
 from fedjax_dp.data.checks import generator
 from fedjax_dp.data.store import Dataset, row_lists
 from fedjax_dp.data.targets import rows_of
@@ -44,7 +45,10 @@ def of_rows(
 
 
 def pooled(dataset: Dataset) -> Dataset:
-    """Training and test records together as training records, in this order; nothing is left to test on."""
+    """Training and test records together as training records, in this order; nothing is left to test on.
+
+    What is cut from one text may then be on both sides, so that no bound of tokens holds any more.
+    """
     ids = dataset.client_ids, dataset.test_client_ids
     return dataset._replace(
         x_train=np.concatenate([dataset.x_train, dataset.x_test]),
@@ -53,6 +57,8 @@ def pooled(dataset: Dataset) -> Dataset:
         y_test=rows_of(dataset.y_test, slice(0)),
         client_ids=None if ids[0] is None or ids[1] is None else np.concatenate([ids[0], ids[1]]),
         test_client_ids=None,
+        unit_ids=None,
+        bounds=tuple(bound for bound in dataset.bounds if bound.unit is not Unit.TOKEN),
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedjax_dp import errors
-from fedjax_dp.data.reading import COLUMNS, NAMES, TABLES, TEXT, Reading
+from fedjax_dp.data.reading import COLUMNS, CUT, NAMES, TABLES, TEXT, Reading
 from fedjax_dp.data.table_files import is_several
 from fedjax_dp.options import of_class, require
 
@@ -83,8 +83,8 @@ DATASETS: dict[str, Reader] = {
     ),
     "csv": _table("csv"),
     "parquet": _table("parquet"),
-    "leaf": _format("leaf", "task", *TEXT, "stride", "convention", "record_shape"),
-    "tff": _format("tff", *TEXT, "stride", "convention", "record_shape", "subset"),
+    "leaf": _format("leaf", "task", *TEXT, *CUT, "convention", "record_shape"),
+    "tff": _format("tff", *TEXT, *CUT, "convention", "record_shape", "subset"),
     "hf": _format("hugging_face", *COLUMNS, *TEXT, "convention", owned=_named),
     "synthetic": Reader(
         lambda setting, data_dir, seed, reading: _of("synthetic").synthetic(setting, seed), "U,V or synthetic:iid"

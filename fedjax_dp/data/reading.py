@@ -7,11 +7,21 @@ from typing import Annotated
 from fedjax_dp import errors
 from fedjax_dp.options import about
 
+CUT = ("stride", "windows_per_text")  # of texts that are cut into several records
 TEXT = ("length", "vocabulary", "vocabulary_size", "oov_buckets")
 TASKS = ("classes", "binary", "multi_label", "regression", "sequence")
 COLUMNS = ("task", "label_column", "client_column", "feature_columns", "record_shape")
 # Beside these, of tables alone.
-TABLES = ("user_column", "records_per_user", "split_column", "drop", "categories", "fill", "standardise")
+TABLES = (
+    "user_column",
+    "records_per_user",
+    "clients_per_user",
+    "split_column",
+    "drop",
+    "categories",
+    "fill",
+    "standardise",
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -23,7 +33,8 @@ class Reading:
         label_column: of csv:PATH, parquet:PATH and hf:PATH; in tables several, with commas, for task regression
         client_column: likewise; its clients are the natural ones
         user_column: of csv:PATH and parquet:PATH: whose record it is, of people with several; the unit is then a user
-        records_per_user: of each user the first so many training records are kept, at the first client that has some
+        records_per_user: of each user the first so many training records of a client are kept
+        clients_per_user: at the first so many clients that have some; 1 unless given
         split_column: of csv:PATH and parquet:PATH: says train or test
         feature_columns: all others unless given
         drop: columns of tables that are no features, such as ids
@@ -34,6 +45,7 @@ class Reading:
         record_shape: of features that stand in one row, such as 28,28
         length: tokens of a record of text; what is longer is cut, what is shorter padded
         stride: tokens from one record of a text to the next
+        windows_per_text: of each text the first so many training records are kept; the unit is then a text
         vocabulary: a public list of words, one a line; else learnt from the training records, without privacy
         vocabulary_size: words of it
         oov_buckets: ids for unknown words
@@ -46,6 +58,7 @@ class Reading:
     client_column: Annotated[str | None, about("", metavar="NAME")] = None
     user_column: Annotated[str | None, about("", metavar="NAME")] = None
     records_per_user: int | None = None
+    clients_per_user: Annotated[int | None, about("", default="1")] = None
     split_column: Annotated[str | None, about("", metavar="NAME", default="split")] = None
     feature_columns: Annotated[str | None, about("", metavar="NAME,...")] = None
     drop: Annotated[str | None, about("", metavar="NAME,...")] = None
@@ -55,6 +68,7 @@ class Reading:
     record_shape: Annotated[str | None, about("", metavar="INT,...")] = None
     length: int | None = None
     stride: int | None = None
+    windows_per_text: int | None = None
     vocabulary: Annotated[str | None, about("", metavar="FILE")] = None
     vocabulary_size: int | None = None
     oov_buckets: int | None = None

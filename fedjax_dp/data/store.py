@@ -13,6 +13,7 @@ import numpy as np
 from jax import lax
 
 from fedjax_dp import errors, validation
+from fedjax_dp.accounting.neighbours import Unit
 from fedjax_dp.data.checks import check_data
 from fedjax_dp.data.client_names import ClientNames, called, in_brackets, named
 from fedjax_dp.data.targets import Vocabulary, as_arrays, native, rows_of, stored
@@ -20,6 +21,14 @@ from fedjax_dp.display import Card, count, displayed
 from fedjax_dp.pytrees import checksum, rows_kept, structure, value
 
 BLOCK = 256  # records that are looked at together where all of a client's are; bounds memory
+
+
+class UnitBound(NamedTuple):
+    """How many records one unit above the record has, by a public rule."""
+
+    unit: Unit
+    records: int  # at a client, at most
+    clients: int = 1  # that have some of them, at most
 
 
 @displayed
@@ -45,8 +54,8 @@ class Dataset(NamedTuple):
     task: str = "classes"  # what targets are, a name of `fedjax_dp.data.TARGETS`
     vocabulary: Vocabulary | None = None  # of `sequence`
     overlap: str = ""  # how records share parts of a text, so that one of them is less than it hides; "": they do not
-    user_ids: np.ndarray | None = None  # (records,) whose training records they are, where persons have several
-    records_per_user: int | None = None  # of each of them, that clients are given at most
+    unit_ids: np.ndarray | None = None  # (records,) of which person, or of which text, each training record is
+    bounds: tuple[UnitBound, ...] = ()  # what of these is kept: see `of_units`; of tokens, what is so by the cut
 
     @property
     def __advice__(self) -> str:
@@ -105,7 +114,7 @@ class FederatedData:
     vocabulary: Vocabulary | None = structure(default=None)  # likewise
     overlap: str = structure(default="")  # likewise
     names: ClientNames | None = structure(default=None)  # what clients are called; None: by their numbers
-    records_per_user: int | None = structure(default=None)  # of a user, all at one client; None: nobody knows
+    bounds: tuple[UnitBound, ...] = structure(default=())  # units above the record that are known to be bounded
 
     def _card(self) -> Card:
         sizes = np.sort(np.asarray(self.sizes))
@@ -128,6 +137,10 @@ class FederatedData:
     @property
     def record_shape(self) -> tuple[int, ...]:
         return tuple(self.x.shape[1:])
+
+    def bound_of(self, unit: Unit) -> UnitBound | None:
+        """How many records one such unit has at most; None: nobody knows."""
+        return next((bound for bound in self.bounds if bound.unit is unit), None)
 
     @property
     def row_numbers(self) -> np.ndarray:
@@ -213,7 +226,7 @@ def federate(
     arrays = dataset.x_train, dataset.y_train, dataset.x_test, dataset.y_test
     about: dict[str, Any] = {name: getattr(dataset, name) for name in ("task", "vocabulary", "tokens")}
     check_data(f"{dataset.name}: ", *arrays, errors.require_given("classes", dataset.classes), *ids, **about)
-    parts = of_users(dataset, row_lists(clients))
+    parts, bounds = of_units(dataset, row_lists(clients))
     sizes = np.array([len(rows) for rows in parts], np.int32)
     if sizes.size == 0 or sizes.min() < 1:
         empty = int(np.argmin(sizes)) if sizes.size else 0
@@ -258,29 +271,46 @@ def federate(
         name=dataset.name,
         notes=dataset.notes,
         overlap=dataset.overlap,
-        records_per_user=dataset.records_per_user,
+        bounds=bounds,
         names=None if names is None else named(names),
     )
 
 
-def of_users(dataset: Dataset, parts: list[np.ndarray]) -> list[np.ndarray]:
-    """The rows of each client, of every user the first `records_per_user` at the first client that has some.
+def of_units(dataset: Dataset, parts: list[np.ndarray]) -> tuple[list[np.ndarray], tuple[UnitBound, ...]]:
+    """The rows of each client that the bounds of the data set leave, and the bounds that hold of them.
 
-    A rule that knows ids alone: what it keeps of one user depends on no other, and on no record.
+    Of each person or text the first `records` at each of the first `clients` that have some: a rule that knows ids
+    alone, so that what it keeps of one depends on no other, and on no record. Tokens are not counted: their bound holds
+    where all that is cut from a text is at one client.
     """
-    if dataset.user_ids is None or dataset.records_per_user is None:
-        return parts
-    if len(dataset.user_ids) != len(dataset.x_train):
-        got, wanted = f"of {len(dataset.user_ids)} records", f"of each of the {len(dataset.x_train)} training records"
-        raise errors.refuse("user_ids", got, wanted, "bound users' records after others are held out")
-    errors.require_count("records_per_user", dataset.records_per_user)
+    if not dataset.bounds:
+        return parts, ()
+    ids = dataset.unit_ids
+    if ids is None or len(ids) != len(dataset.x_train):
+        got = "of none" if ids is None else f"of {len(ids)} records"
+        wanted = f"of each of the {len(dataset.x_train)} training records, where units are bounded"
+        raise errors.refuse("unit_ids", got, wanted, "bound units after others are held out")
+    for bound in dataset.bounds:
+        errors.require_count(f"records of a {bound.unit.value}", bound.records)
+        errors.require_count(f"clients of a {bound.unit.value}", bound.clients)
+        if bound.unit is not Unit.TOKEN:
+            parts = _first_of_each(np.asarray(ids), parts, bound)
+    texts = np.concatenate([np.unique(ids[part]) for part in parts])
+    apart = len(np.unique(texts)) == len(texts)
+    return parts, tuple(bound for bound in dataset.bounds if apart or bound.unit is not Unit.TOKEN)
+
+
+def _first_of_each(ids: np.ndarray, parts: list[np.ndarray], bound: UnitBound) -> list[np.ndarray]:
+    """The rows of each client that `of_units` keeps."""
     rows = np.concatenate(parts)
     client = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
-    _, first, user = np.unique(dataset.user_ids[rows], return_index=True, return_inverse=True)
-    at_home = np.flatnonzero(client == client[first][user])
-    by_user = at_home[np.argsort(user[at_home], kind="stable")]
-    number = np.arange(len(by_user)) - np.searchsorted(user[by_user], user[by_user])  # among the same user's
-    kept = np.sort(by_user[number < dataset.records_per_user])
+    order = np.argsort(ids[rows], kind="stable")  # a unit's rows in the order of the clients
+    unit_begins = np.append(True, ids[rows][order][1:] != ids[rows][order][:-1])
+    begins = unit_begins | np.append(True, client[order][1:] != client[order][:-1])
+    at, pair = np.arange(len(rows)), np.cumsum(begins)
+    number = at - at[begins][pair - 1]  # of a row among those of its unit at its client
+    place = pair - pair[unit_begins][np.cumsum(unit_begins) - 1]  # of that client among those of the unit
+    kept = np.sort(order[(number < bound.records) & (place < bound.clients)])
     ends = np.cumsum(np.bincount(client[kept], minlength=len(parts)))
     return np.split(rows[kept], ends[:-1])
 

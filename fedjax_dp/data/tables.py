@@ -5,12 +5,13 @@ import pathlib
 from typing import Any
 
 from fedjax_dp import errors, folders
+from fedjax_dp.accounting.neighbours import Unit
 from fedjax_dp.data.columns import LABEL, Columns, Table, from_tables
 from fedjax_dp.data.files import check_file, check_id, damaged, no_text, unpacked
 from fedjax_dp.data.formats.arrow_streams import read_parquet
 from fedjax_dp.data.formats.splits import reshaped
 from fedjax_dp.data.reading import Reading
-from fedjax_dp.data.store import Dataset
+from fedjax_dp.data.store import Dataset, UnitBound
 from fedjax_dp.data.table_files import PACKED, files_of, is_several, name_of, stem_of
 
 OTHER_SEPARATORS = ";\t|"
@@ -22,7 +23,7 @@ def from_files(named: str, kind: str, reading: Reading) -> Dataset:
 
     named  a file, several with commas between, a pattern such as `hospital_*.csv`, or a folder.
     """
-    paths, bound = files_of(kind, named), _bound(reading)
+    paths, bounds = files_of(kind, named), _bounds(reading)
     columns = _columns(kind, paths, reading)
     frames = [_read(path, kind, columns) for path in paths]
     owners: list[str | None] = [None] * len(paths)
@@ -36,17 +37,20 @@ def from_files(named: str, kind: str, reading: Reading) -> Dataset:
     where = paths[0].name if len(paths) == 1 else folders.shown(named)
     made = from_tables(name_of(named, paths), where, tables, columns)
     x_train, x_test = (reshaped(where, x, reading.record_shape) for x in (made.x_train, made.x_test))
-    return made._replace(x_train=x_train, x_test=x_test, records_per_user=bound)
+    return made._replace(x_train=x_train, x_test=x_test, bounds=bounds)
 
 
-def _bound(reading: Reading) -> int | None:
-    """Records of each user that are kept; refuses ids without a bound, and a bound without ids."""
-    if reading.user_column is None and reading.records_per_user is None:
-        return None
-    errors.require_given("user_column", reading.user_column, "it belongs to records_per_user")
-    bound = errors.require_given("records_per_user", reading.records_per_user, "without a bound nothing is known")
-    errors.require_count("records_per_user", bound)
-    return bound
+def _bounds(reading: Reading) -> tuple[UnitBound, ...]:
+    """What is kept of each user; refuses ids without a bound, and a bound without ids."""
+    given = {name: getattr(reading, name) for name in ("user_column", "records_per_user", "clients_per_user")}
+    if all(value is None for value in given.values()):
+        return ()
+    errors.require_given("user_column", reading.user_column, "a bound belongs to it")
+    records = errors.require_given("records_per_user", reading.records_per_user, "without a bound nothing is known")
+    clients = 1 if reading.clients_per_user is None else reading.clients_per_user
+    errors.require_count("records_per_user", records)
+    errors.require_count("clients_per_user", clients)
+    return (UnitBound(Unit.USER, records, clients),)
 
 
 def _columns(kind: str, paths: list[pathlib.Path], reading: Reading) -> Columns:

@@ -189,7 +189,8 @@ def build_algorithm(config: RunSpec, data: FederatedData) -> Algorithm:
     entry, options = config.entry, dict(config.options)
     if "cohort_size" in entry.options:
         drawn = options.get("cohort", entry.options["cohort"].default)
-        if options["cohort_size"] == data.num_clients and "cohort" not in options and drawn != "md":
+        everyone = options.get("cohort_size") == data.num_clients and "cohort" not in options and drawn != "md"
+        if everyone or drawn == "log":
             options["cohort_size"] = None
     if options.get("batches") == "full":
         options["batch_size"] = None

@@ -46,7 +46,7 @@ CONFIGURED, VALUES = "a configuration", "values of Python"  # what a run is made
 # What overrides decide where algorithm, data, model and devices are values.
 BESIDE_VALUES = ("seed", "rounds", "evaluate_every", "checkpoint_every", "train_metrics", "target", "records")
 # What means nothing without privacy.
-OF_PRIVATE = ("epsilon", "epsilon_high", "delta", "budget", "deployment_cohort", "deployment_population")
+OF_PRIVATE = ("epsilon", "unit", "epsilon_high", "delta", "budget", "deployment_cohort", "deployment_population")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -144,7 +144,7 @@ class RunSpec:
         """Checksums of the other files of the user's own that decide it."""
         from fedjax_dp.models.starts import start_files  # loads JAX
 
-        return start_files(self.training.start, self.training.start_names)
+        return start_files(self.training.start, self.training.start_names, self.options.get("participation_log"))
 
     def flat(self) -> dict[str, Any]:
         """What is set, by name: `RunSpec.of` makes the same of it, or `of_values` of what it takes."""
@@ -229,6 +229,13 @@ def _preset(entry: Entry[Any], explicit: Overrides) -> dict[str, Any]:
                 raise errors.refuse(name, explicit[name], "left out when noise_multiplier is given", "keep one of them")
     if "epsilon" in explicit:
         preset.pop("epsilon_high", None)
+    if "participation_log" in explicit:  # which says all that a cohort is drawn by
+        preset["cohort"] = "log"
+    if {**preset, **explicit}.get("cohort") == "log":
+        preset.pop("cohort_size", None)
+        if "cohort_size" in explicit:
+            wanted = "left out beside a participation log, which says who takes part"
+            raise errors.refuse("cohort_size", explicit["cohort_size"], wanted, "drop it")
     if explicit.get("batches") == "full":
         preset.pop("batch_size")
         if "batch_size" in explicit:

@@ -5,6 +5,7 @@ import math
 import numpy as np
 
 from fedjax_dp import errors
+from fedjax_dp.accounting import Unit
 from fedjax_dp.data import (
     Dataset,
     FederatedData,
@@ -38,9 +39,9 @@ def build_data(config: PopulationConfig) -> FederatedData:
         way = PARTITIONS[partition]
         if way.natural and dataset.client_ids is not None and dataset.test_client_ids is None:
             raise errors.refuse("holdout", config.holdout, "used where test records have client ids too", "drop it")
-        if dataset.user_ids is not None:
-            got, remedy = config.holdout, "name test records in a column"
-            raise errors.refuse("holdout", got, "left out where users have several records", remedy)
+        if any(bound.unit is not Unit.TOKEN for bound in dataset.bounds):
+            got, remedy = config.holdout, "name test records in the files"
+            raise errors.refuse("holdout", got, "left out where users or texts have several records", remedy)
         dataset = pooled(dataset)
     dataset, clients, test_clients = divide(partition, dataset, vars(config))
     if config.holdout is not None:
@@ -59,11 +60,11 @@ def notes(config: PopulationConfig, data: FederatedData) -> list[str]:
         lines.append(
             f"tested on {config.holdout:.0%} of each client's records, held out: all records were pooled first"
         )
-    if config.records_per_user is not None:
-        lines.append(
-            f"of each user the first {config.records_per_user} training records are kept, at the first client that has "
-            "some; others are left out"
-        )
+    for bound in data.bounds:
+        if bound.unit is not Unit.TOKEN:
+            at = "the first client" if bound.clients == 1 else f"each of the first {bound.clients} clients"
+            kept = f"of each {bound.unit.value} the first {bound.records} training records are kept"
+            lines.append(f"{kept}, at {at} with some; others are left out")
     if names_clients(config.dataset, config.client_column):
         column = config.client_column or ("client_ids" if kind == "npz" else None)
         own = "the files" if column is None else f'"{column}"'

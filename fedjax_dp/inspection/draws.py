@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_dp.accounting import FullBatch, Sampling
+from fedjax_dp.accounting import FullBatch, ParticipationLog, Sampling
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.inspection.noise_scale import scale_names
 from fedjax_dp.inspection.sampling_law import examine_sampling, repetition
@@ -31,12 +31,15 @@ def examine_cohort(
     stated = cohort.capacity(num_clients)
     require(drawn == stated, "positions of a cohort", f"{drawn}", f"the {stated} that `capacity` states", "exact")
     count = max(min(trials or ROUNDS, 2**22 // max(num_clients, cohort.capacity(num_clients))), 50)
-    separation = cohort.min_separation(num_clients)
+    separation, log = cohort.min_separation(num_clients), cohort.log(num_clients)
+    rounds = rounds if log is None else min(rounds, log.num_rounds)  # in others nobody takes part
     for first in range(0, rounds, count):
         some = np.arange(max(first - separation, 0), min(first + count, rounds))
         members = drawn_cohorts(cohort, run_key(seed), some, shares)
         _examine_exactly("the run's cohorts", cohort, members, num_clients)
-    for first in range(0, max(rounds, count), count):
+        if log is not None:
+            _examine_log(cohort, log, members, some)
+    for first in range(0, max(rounds, count), count) if log is None else ():
         others = drawn_cohorts(cohort, role_key(run_key(seed), "scrutiny"), first + np.arange(count), shares)
         _examine_exactly("cohorts", cohort, others, num_clients)
         _examine_law(cohort, others, shares, amplified=algorithm.upload.amplified or trials is not None)
@@ -77,6 +80,15 @@ def _examine_exactly(name: str, cohort: Cohort, members: Members, num_clients: i
     gaps = min((int(np.diff(place).min()) for place in where if place.size > 1), default=10**9)
     separation = cohort.min_separation(num_clients)
     require(gaps >= separation, f"{name}: rounds between two of a client", f"{gaps}", f"{separation} or more", "exact")
+
+
+def _examine_log(cohort: Cohort, log: ParticipationLog, members: Members, some: np.ndarray) -> None:
+    """Those of some rounds, each as it is written down."""
+    require_so(not cohort.drawn, "cohorts of a log", "drawn by a law too", "no law of draws")
+    stated = np.zeros((log.num_rounds, log.num_clients), int)
+    stated[log.rounds, log.clients] = 1
+    alike = np.array_equal(by_client(members, log.num_clients)[0], stated[some])
+    require_so(alike, "who takes part", "others", "those of its `log`")
 
 
 def _examine_law(cohort: Cohort, others: Members, shares: jax.Array, amplified: bool) -> None:

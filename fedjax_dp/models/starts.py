@@ -90,9 +90,9 @@ def start_of(values: Any, *, trained_on: str | None = None, public: bool | None 
     return Start(arrays, Origin("start", sha256, trained_on, public))
 
 
-def start_files(path: str | None, names: str | None = None) -> dict[str, str]:
-    """Checksums of a checkpoint, and of the file of its names, by path."""
-    paths = {name: pathlib.Path(name) for name in (path, names) if name is not None}
+def start_files(*names: str | None) -> dict[str, str]:
+    """Checksums of a checkpoint, and of other files that decide a run, by path."""
+    paths = {name: pathlib.Path(name) for name in names if name is not None}
     return {name: digest(where)[:16] for name, where in paths.items() if where.exists()}
 
 

@@ -45,6 +45,7 @@ from .clusters import OwnClusters as OwnClusters
 from .cohorts import AllClients as AllClients
 from .cohorts import Cohort as Cohort
 from .cohorts import CyclicCohort as CyclicCohort
+from .cohorts import LoggedCohort as LoggedCohort
 from .cohorts import Members as Members
 from .cohorts import MultinomialCohort as MultinomialCohort
 from .cohorts import PoissonCohort as PoissonCohort

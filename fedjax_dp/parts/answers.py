@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_dp import errors, prng
-from fedjax_dp.accounting import Adjacency, Event, Sampling
+from fedjax_dp.accounting import Adjacency, Event, ParticipationLog, Sampling
 from fedjax_dp.parts.cohorts import Array, Cohort, Members
 from fedjax_dp.parts.facts import restates
 from fedjax_dp.prng import role_key
@@ -58,6 +58,9 @@ class Answers:
 
     def min_separation(self, num_clients: int) -> int:
         return self.cohort.min_separation(num_clients)
+
+    def log(self, num_clients: int) -> ParticipationLog | None:
+        return self.cohort.log(num_clients)
 
 
 @value

@@ -33,6 +33,7 @@ class Participation(NamedTuple):
     honest: int  # of them, whose noise counts
     resolution: float  # of the sum
     size: int  # parameters of the model
+    pattern: tuple[int, ...] | None = None  # the very sums with this client, where they are known beforehand
 
 
 class UpdatePrivatizer(Protocol):
@@ -471,9 +472,8 @@ def noisy_sums(source: NoiseSource, noise: float, attendance: Participation) -> 
     at = attendance
     if not source.fresh:
         times = min(int(np.ceil(at.times)), -(-at.rounds // at.min_separation))
-        return noise_event(
-            source, noise, FullBatch(), Adjacency.REPLACE_ONE, at.rounds, times, at.min_separation, Unit.CLIENT
-        )
+        of_run = (FullBatch(), Adjacency.REPLACE_ONE, at.rounds, times, at.min_separation, Unit.CLIENT)
+        return noise_event(source, noise, *of_run, pattern=at.pattern)
     if isinstance(at.sampling, FullBatch):
         return repeated(noise_event(source, noise, at.sampling, at.adjacency, 1, 1, 1, Unit.CLIENT), at.times)
     return noise_event(source, noise, at.sampling, at.adjacency, at.rounds, at.rounds, 1, Unit.CLIENT)

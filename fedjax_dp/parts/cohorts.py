@@ -7,7 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_dp import errors, prng
-from fedjax_dp.accounting import Adjacency, Event, FullBatch, Poisson, Sampling, WithoutReplacement
+from fedjax_dp.accounting import (
+    Adjacency,
+    Event,
+    FullBatch,
+    ParticipationLog,
+    Poisson,
+    Sampling,
+    WithoutReplacement,
+)
 from fedjax_dp.pytrees import changed, of_clients, structure, value
 
 Array = jax.Array | np.ndarray
@@ -28,6 +36,7 @@ class Members(NamedTuple):
 
 
 SEEN = (FullBatch(), Adjacency.REPLACE_ONE)  # who takes part is public
+MOST_LOGGED = 2**24  # clients, whose ids are numbers of the algorithm
 
 
 class Cohort(Protocol):
@@ -112,6 +121,10 @@ class Cohort(Protocol):
     def min_separation(self, num_clients: int) -> int:
         """Fact that follows. Rounds from one that a client is in to its next, at least."""
         return 1
+
+    def log(self, num_clients: int) -> ParticipationLog | None:
+        """Fact that follows. Who takes part when, where that is written down beforehand; None: it is not."""
+        return None
 
     def check(self, num_clients: int) -> None:
         """Raise ConfigurationError, in one line, where so many clients cannot be drawn from so."""
@@ -332,6 +345,75 @@ class CyclicCohort(Cohort):
         _check_size(self.size, num_clients)
         if num_clients % self.size:
             raise errors.refuse("cohort_size", self.size, f"a divisor of the {num_clients} clients for a cyclic cohort")
+
+
+@value
+class LoggedCohort(Cohort):
+    """Who takes part in each round as a log says it: public, so that it hides nobody, and each client's very rounds.
+
+    ids    of the members of each round `(rounds, members)`, -1 where there are fewer; another log of that shape
+           compiles nothing again;
+    fixed  whether there are nowhere fewer.
+    """
+
+    ids: Any
+    fixed: bool = structure(default=False)
+
+    equation = r"S_t = \{k : (t, k) \in \text{log}\}"
+
+    at_most_once = True
+    no_epsilon_reason = None
+
+    @classmethod
+    def of(cls, log: ParticipationLog) -> "LoggedCohort":
+        """The cohorts of a log."""
+        sizes = np.bincount(log.rounds, minlength=log.num_rounds)
+        place = np.arange(len(log.rounds)) - (np.cumsum(sizes) - sizes)[log.rounds]
+        ids = np.full((log.num_rounds, max(int(sizes.max()), 1)), -1, np.int32)
+        ids[log.rounds, place] = log.clients
+        return cls(ids=ids, fixed=bool(np.all(ids >= 0)))
+
+    def capacity(self, num_clients: int) -> int:
+        members: int = np.shape(self.ids)[1]
+        return members
+
+    def sample(self, key: jax.Array, round_index: jax.Array, shares: jax.Array) -> Members:
+        ids = jnp.asarray(self.ids)[round_index].astype(jnp.int32)
+        here = (ids >= 0) & (round_index < np.shape(self.ids)[0])
+        return Members(jnp.where(here, ids, 0), here.astype(jnp.float32), jnp.zeros_like(ids), here)
+
+    def rates(self, shares: Array) -> Any:
+        """Of all rounds; a client that is in none has the rate of one that is in one, so that no weight is infinite."""
+        num_clients, ids = shares.shape[0], jnp.asarray(self.ids).astype(jnp.int32)
+        rounds = jnp.zeros(num_clients).at[jnp.where(ids < 0, num_clients, ids)].add(1.0, mode="drop")
+        return jnp.maximum(rounds, 1.0) / ids.shape[0]
+
+    def min_separation(self, num_clients: int) -> int:
+        gaps = [gap for gap in self.log(num_clients).least_gaps if gap is not None]
+        return min(gaps, default=np.shape(self.ids)[0])
+
+    def log(self, num_clients: int) -> ParticipationLog:
+        ids = np.asarray(self.ids, int)
+        rounds, places = np.nonzero(ids != -1)
+        return ParticipationLog.of(np.stack([rounds, ids[rounds, places]], 1), len(ids), num_clients)
+
+    def check(self, num_clients: int) -> None:
+        if np.ndim(self.ids) != 2 or 0 in np.shape(self.ids):
+            raise errors.refuse(
+                "ids of a log", f"shape {np.shape(self.ids)}", "(rounds, members)", "use LoggedCohort.of"
+            )
+        if num_clients > MOST_LOGGED:
+            raise errors.refuse(
+                "clients of a log", f"{num_clients:,}", f"at most {MOST_LOGGED:,}, as float32 holds them"
+            )
+        last = int(np.max(self.ids))
+        if last >= num_clients:
+            raise errors.refuse(
+                "participation log", f"client {last:,}", f"of clients 0 to {num_clients - 1:,}, those there are"
+            )
+        self.log(num_clients)
+        if self.fixed and np.any(np.asarray(self.ids) < 0):
+            raise errors.refuse("fixed", True, "False where some round has fewer members", "use LoggedCohort.of")
 
 
 def _check_size(size: int, num_clients: int) -> None:

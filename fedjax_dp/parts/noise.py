@@ -105,11 +105,13 @@ def noise_event(
     times: int,
     separation: int = 1,
     unit: accounting.Unit = accounting.Unit.RECORD,
+    pattern: tuple[int, ...] | None = None,
 ) -> accounting.GaussianSteps:
     """`releases` noisy sums in the accountants' words, of which a member joins at most `times`, `separation` apart.
 
     White noise: so many steps, each over a fresh sample. Banded noise: one release of them all, whose sensitivity the
     coefficients give; that members are sampled amplifies nothing then.
+    pattern  those very sums that it joins, where they are known: their sensitivity takes the place of the worst.
     """
     if source.fresh:
         return accounting.GaussianSteps(noise_multiplier, sampling, adjacency, releases, unit)
@@ -117,5 +119,9 @@ def noise_event(
         raise errors.refuse("batches", str(sampling), "without repeats for correlated noise", "use without-replacement")
     if times == 0:
         return accounting.GaussianSteps(noise_multiplier, accounting.FullBatch(), adjacency, 0, unit)
-    reach = accounting.correlated_sensitivity(np.asarray(source.bands, float), releases, times, separation)
+    bands = np.asarray(source.bands, float)
+    if pattern is None:
+        reach = accounting.correlated_sensitivity(bands, releases, times, separation)
+    else:
+        reach = accounting.pattern_sensitivity(accounting.strategy(bands, releases), pattern, releases)
     return accounting.GaussianSteps(noise_multiplier / reach, accounting.FullBatch(), adjacency, 1, unit)

@@ -1,7 +1,9 @@
 """The events of a run: what of each client is released, read off the very value that is simulated."""
 
+import contextlib
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -13,12 +15,15 @@ from fedjax_dp.accounting import (
     Composed,
     Event,
     FullBatch,
+    GaussianSteps,
+    NotCoveredError,
     Poisson,
     RandomParticipation,
     Sampling,
     Unit,
     View,
     repeated,
+    squared_mu,
 )
 from fedjax_dp.accounting.events import distinct, each, of_group
 from fedjax_dp.models import Model
@@ -61,7 +66,8 @@ def counted_as(run: PlannedRun) -> str:
         return "worst"
     if wanted == "once":
         return wanted
-    lawless = wanted == "law" and (by_client or not cohort.drawn)
+    together = run.bound.clients > 1  # of whose clients one draw decides
+    lawless = wanted == "law" and (by_client or together or not cohort.drawn)
     hidden = by_client and not isinstance(_sampling_of(run)[0], FullBatch)
     return "worst" if cohort.prior_event is not None or lawless or hidden else wanted
 
@@ -103,22 +109,45 @@ def training_of(run: PlannedRun, at_least: int = 0) -> list[Event]:
     if unit_of(run.algorithm) is Unit.CLIENT:
         return _of_clients(run, participation, at_least)
     ledger = _of_records(run, participation, at_least)
-    return ledger if run.unit is Unit.RECORD else _of_users(run, ledger)
+    return ledger if run.unit is Unit.RECORD else _of_units(run, ledger)
 
 
-def _of_users(run: PlannedRun, ledger: list[Event]) -> list[Event]:
-    """What the rounds release of all records of a user, who is at one client with no more than the data keep.
+def _of_units(run: PlannedRun, ledger: list[Event]) -> list[Event]:
+    """What the rounds release of all records of a user, a text or a token that has some at a client.
 
-    That is no more than there are, where sizes are public; a user who may join can bring more.
+    That is no more than there are, where sizes are public; a unit that may join can bring more. One that has records at
+    several clients is taken to have them at the dearest ones beside: releases of clients compose.
+    Raises: ConfigurationError where no client is known to be dearest.
     """
-    bound = run.data.records_per_user or 1
+    bound = run.bound
 
     @functools.cache
     def grouped(event: Event, records: int) -> Event:
         joins = any(step.adjacency is Adjacency.ADD_REMOVE for step, _ in event.leaves())
-        return of_group(event, run.unit, bound if joins else min(bound, records))
+        return of_group(event, run.unit, bound.records if joins else min(bound.records, records))
 
-    return [grouped(*one) for one in zip(ledger, np.asarray(run.data.sizes).tolist(), strict=True)]
+    at_client = [grouped(*one) for one in zip(ledger, np.asarray(run.data.sizes).tolist(), strict=True)]
+    others = min(bound.clients, run.data.num_clients) - 1
+    if not others:
+        return at_client
+    elsewhere = (_dearest(distinct(at_client), run.unit),) * others
+    return each(at_client, lambda event: Composed((event, *elsewhere)))
+
+
+def _dearest(events: list[Event], unit: Unit) -> Event:
+    """An event that costs no less than each of these, whatever delta."""
+    costly = [event for event in events if any(True for _ in event.leaves())]
+    if len(costly) < 2:
+        return costly[0] if costly else Composed(())
+    with contextlib.suppress(NotCoveredError, ZeroDivisionError):  # of sampled sums, and without noise
+        return max(costly, key=squared_mu)
+    steps = [event for event in costly if isinstance(event, GaussianSteps)]
+    kinds = {dataclasses.replace(step, noise_multiplier=1.0, count=0) for step in steps}
+    if len(kinds) == 1 and len(steps) == len(costly):
+        least, most = min(step.noise_multiplier for step in steps), max(step.count for step in steps)
+        return dataclasses.replace(steps[0], noise_multiplier=least, count=most)
+    wanted = f"at one client where a {unit.value} at several may have the dearest ones, and none is known to be"
+    raise errors.refuse("unit", unit.value, wanted, "use clients of one size, full batches or epochs")
 
 
 def _times(run: PlannedRun, participation: str, at_least: int) -> list[tuple[float, ...]]:
@@ -238,8 +267,8 @@ def _of_clients(run: PlannedRun, participation: str, at_least: int) -> list[Even
     honest = honest_of(algorithm, run.data, run.view, min(run.helpers, members - 1)) if shared else members
 
     @functools.cache
-    def of(counts: tuple[float, ...]) -> Event:
-        """Of a client that takes part so often at each noise level."""
+    def of(counts: tuple[float, ...], pattern: tuple[int, ...] | None) -> Event:
+        """Of a client that takes part so often at each noise level, or in these very rounds."""
         levels = run.noise_levels
         each: list[Event] = [
             upload.event(
@@ -254,13 +283,24 @@ def _of_clients(run: PlannedRun, participation: str, at_least: int) -> list[Even
                     honest,
                     algorithm.transport.resolution,
                     size,
+                    pattern,
                 ),
             )
             for factor, rounds, times in zip(levels.factors, levels.rounds, counts, strict=True)
         ]
         return _joined(each)
 
-    return [of(times) for times in _times(run, participation, at_least)]
+    times = _times(run, participation, at_least)
+    return list(map(of, times, _patterns(run, participation, at_least)))
+
+
+def _patterns(run: PlannedRun, participation: str, at_least: int) -> Sequence[tuple[int, ...] | None]:
+    """The very rounds of each client, where a log says them; the first for one that is in none and yet counts."""
+    log = run.algorithm.cohort.log(run.data.num_clients)
+    if participation != "schedule" or log is None or run.terms.deployment is not None:
+        return [None] * run.data.num_clients
+    done = ([at for at in rounds if at < run.rounds] for rounds in log.patterns)
+    return [tuple(rounds or range(min(at_least, run.rounds))) for rounds in done]
 
 
 def _shapes(model: Model) -> Any:

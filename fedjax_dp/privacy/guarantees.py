@@ -97,7 +97,8 @@ def calibrated(run: PlannedRun, progress: Callable[[int, int], None] | None = No
             progress(done + 1, len(noise))
     needed = [noise[kind] for kind in kinds]
     common = unit_of(algorithm) is Unit.CLIENT
-    if common or terms.sigma_mode == "common_worst" or np.any(unit_noise.gains > 1):
+    together = unit_noise.bound.clients > 1 or np.any(unit_noise.gains > 1)
+    if common or terms.sigma_mode == "common_worst" or together:
         needed = [max(needed)] * len(needed)  # the others' noise was counted as equal to one's own, so it has to be
     multipliers = np.nextafter(np.array(needed, np.float32), np.float32(np.inf))
     return run.with_noise(float(multipliers[0]) if common else multipliers)
@@ -251,7 +252,7 @@ def stated(run: PlannedRun, progress: Callable[[int, int], None] | None = None) 
         accounting.ACCOUNTANTS[terms.accountant].about,
         (*_assumptions(run, steps), *run.beginning.assumptions, *_words(run), FLOAT_NOISE),
         tuple(claim for claims in CLAIMS for claim in claims(run, delta, epsilons, ledger))
-        if terms.deployment is None and unit is not Unit.USER
+        if terms.deployment is None and not unit.of_records
         else (),
         (
             *epsilon_warnings(max(epsilons)),
@@ -314,7 +315,13 @@ def _words(run: PlannedRun) -> list[str]:
 
 def _shared_parts(data: FederatedData, unit: Unit) -> list[str]:
     """That a record is less than what somebody may want hidden."""
-    return [f"epsilon is of one record: {data.overlap}"] if data.overlap and unit is Unit.RECORD else []
+    if unit is not Unit.RECORD:
+        return []
+    several = [bound for bound in data.bounds if bound.unit is not Unit.TOKEN]
+    lines = [f"epsilon is of one record: {data.overlap}"] if data.overlap else []
+    return lines + [
+        f"epsilon is of one record, of which one {one.unit.value} may have {one.records}" for one in several
+    ]
 
 
 def _learnt(data: FederatedData) -> list[str]:
@@ -343,6 +350,10 @@ def _assumptions(
     }
     if participation != run.terms.participation:
         cohorts[participation] += f"; for participation {run.terms.participation} no less is known here"
+    if algorithm.cohort.log(run.data.num_clients) is not None:
+        cohorts["schedule"] = (
+            "who takes part stands in a log, which is public and knows no records on the word of who wrote it"
+        )
     unit, local = unit_of(algorithm), algorithm.local
     if not steps:
         return [cohorts[participation]]
@@ -382,11 +393,7 @@ def _assumptions(
         if steps[0].adjacency is accounting.Adjacency.REPLACE_ONE
         else "each client's sampling rate, divisor and number of steps are public constants, whoever joins or leaves"
     )
-    if run.unit is Unit.USER:
-        lines.append(
-            f"a user has at most {run.data.records_per_user} records, all at one client: the first in the order of the "
-            "data, at the first client that has some, by a rule that knows ids alone"
-        )
+    lines += _kept_of_units(run)
     lines += [*_changing(run), *local.privatizer.assumptions]
     if local.initial_release:
         lines.append("every client's warm start is counted, once")
@@ -407,6 +414,23 @@ def _assumptions(
                     "which then has the epsilon of view uploads"
                 )
     return lines
+
+
+def _kept_of_units(run: PlannedRun) -> list[str]:
+    """How many records the unit has, and by what rule."""
+    unit, bound = run.unit, run.bound
+    if unit is Unit.TOKEN:
+        return [f"a token stands in at most {bound.records} records, all at one client, by how texts are cut"]
+    if not unit.of_records:
+        return []
+    by_rule = "by a rule that knows ids alone"
+    if bound.clients == 1:
+        first = "the first in the order of the data, at the first client that has some"
+        return [f"a {unit.value} has at most {bound.records} records, all at one client: {first}, {by_rule}"]
+    return [
+        f"a {unit.value} has at most {bound.records} records at each of at most {bound.clients} clients: the first in "
+        f"the order of the data, {by_rule}; beside each client it may have the dearest others"
+    ]
 
 
 def _changing(run: PlannedRun) -> list[str]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedjax_dp import errors
 from fedjax_dp.accounting import Unit, View
-from fedjax_dp.data.store import FederatedData
+from fedjax_dp.data.store import FederatedData, UnitBound
 from fedjax_dp.models import Model, usual_model
 from fedjax_dp.parts.aggregation import separate
 from fedjax_dp.parts.by_round import changes_of
@@ -23,6 +23,12 @@ from fedjax_dp.privacy.terms import PrivacyOptions, PrivacyTerms
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.clients import draw_cohorts
 from fedjax_dp.rounds.simulation import check, run_key
+
+BOUNDED_BY = {  # how one comes to know how many records a unit has
+    Unit.USER: "give --user-column and --records-per-user of a table (Dataset.unit_ids and bounds)",
+    Unit.TEXT: "give --windows-per-text of texts that are cut into windows (Dataset.unit_ids and bounds)",
+    Unit.TOKEN: "use texts that are cut into windows, each text at one client",
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,9 +51,20 @@ class PlannedRun:
 
     @property
     def unit(self) -> Unit:
-        """Whom the Guarantee is of: a user with several records, where the data name users and noise is on records."""
+        """Whom the Guarantee is of: unless terms say it, whom noise hides, or of whom the data keep so many records.
+
+        Tokens alone have to be named: their bound follows from how texts are cut, and nobody set it.
+        """
+        if self.terms.unit is not None:
+            return Unit(self.terms.unit)
         natural = unit_of(self.algorithm)
-        return Unit.USER if natural is Unit.RECORD and self.data.records_per_user is not None else natural
+        set_by_user = (bound.unit for bound in self.data.bounds if bound.unit is not Unit.TOKEN)
+        return natural if natural is Unit.CLIENT else next(set_by_user, natural)
+
+    @property
+    def bound(self) -> UnitBound:
+        """How many records the unit has."""
+        return self.data.bound_of(self.unit) or UnitBound(self.unit, 1)
 
     @functools.cached_property
     def promised(self) -> Clients:
@@ -130,6 +147,8 @@ class PlannedRun:
     @functools.cached_property
     def gains(self) -> np.ndarray:
         """See `noise_gains`."""
+        if self.bound.clients > 1:  # whose changes add up in a sum, where the releases of clients compose in squares
+            return np.ones(self.data.num_clients)
         return noise_gains(self.algorithm, self.data, self.view, self.terms.colluders, self.rounds)
 
     @property
@@ -180,15 +199,35 @@ def plan_run(
         seed=seed,
         model_given=model is not None,
     )
-    _check_users(planned)
+    _check_unit(planned)
+    _check_log(planned)
     return planned
 
 
-def _check_users(run: PlannedRun) -> None:
-    """Refuse features that several users' records were made with, where users are to be hidden."""
-    if run.unit is Unit.USER and run.data.learnt and noise_of(run.algorithm) is not None:
-        wanted = "left out where features were made with users' records"
-        raise errors.refuse("records_per_user", run.data.records_per_user, wanted, f"these were: {run.data.learnt[0]}")
+def _check_log(run: PlannedRun) -> None:
+    """Refuse a log that goes on where the run ends, unless a budget ends it."""
+    log = run.algorithm.cohort.log(run.data.num_clients)
+    if log is not None and log.num_rounds > run.rounds and run.terms.budget is None:
+        got = f"round {log.num_rounds - 1:,}"
+        raise errors.refuse("participation log", got, f"of rounds 0 to {run.rounds - 1:,}, those of the run")
+
+
+def _check_unit(run: PlannedRun) -> None:
+    """Refuse a unit that noise does not hide, that nobody bounds, or whose records features were made with."""
+    unit, natural, data = run.unit, unit_of(run.algorithm), run.data
+    if noise_of(run.algorithm) is None or (unit is Unit.RECORD and natural is Unit.RECORD):
+        return
+    if (unit is Unit.CLIENT) != (natural is Unit.CLIENT):
+        wanted = "client, or left out, for noise on whole clients" if natural is Unit.CLIENT else "of records here"
+        remedy = "use dp_fedavg, or noise_on clients where an algorithm has it" if unit is Unit.CLIENT else ""
+        raise errors.refuse("unit", unit.value, wanted, remedy)
+    if not unit.of_records:
+        return
+    if data.bound_of(unit) is None:
+        raise errors.refuse("unit", unit.value, "one whose records the data bound", BOUNDED_BY[unit])
+    if data.learnt:
+        wanted = "record where features were made with training records"
+        raise errors.refuse("unit", unit.value, wanted, f"these were: {data.learnt[0]}")
 
 
 class NoiseLevels(NamedTuple):

@@ -13,6 +13,7 @@ from fedjax_dp.privacy.hooks import NOISE_RULES
 # Names of tables which load SciPy.
 ACCOUNTANTS = ("pld", "rdp", "gaussian", "zcdp", "tcdp")
 VIEWS = ("uploads", "secure_sum", "broadcast", "final_model", "owner", "deployed")
+UNITS = ("record", "client", "user", "text", "token")
 PARTICIPATION = ("schedule", "expected", "worst", "once", "law")
 BY_NAME_ALONE = {  # what a Guarantee of such terms is about, said first in it
     "expected": "for the mean number of rounds, which is no guarantee for clients that are drawn more often",
@@ -38,6 +39,8 @@ class PrivacyTerms:
             `guarantee(..., participation="schedule")` gives what such a run really has
         sigma_mode: per_client: each its own noise; common_worst: all that of the client that needs most; or what a
             paper's theorem prints, which is not known to meet the budget: the Guarantee shows what it gives
+        unit: whose presence the Guarantee is about. record or client, as the noise is on records or on whole clients,
+            unless the data bound how many records a user or a text has; token: all windows over it
         view: the adversary, by default the strongest that the algorithm protects against; uploads: the server sees
             every message, so sampling clients amplifies nothing; in the others the others' noise helps where it is
             known to add up
@@ -54,6 +57,7 @@ class PrivacyTerms:
     accountant: Annotated[str, about("", choices=ACCOUNTANTS)] = "pld"
     participation: Annotated[str, about("", choices=PARTICIPATION)] = "schedule"
     sigma_mode: Annotated[str, about("", choices=SIGMA_MODES)] = "per_client"
+    unit: Annotated[str | None, about("", choices=UNITS, default="the noise's, or what the data bound")] = None
     view: Annotated[str | None, about("", choices=VIEWS, default="the algorithm's")] = None
     colluders: int = 0
     budget: Budget | None = None
@@ -116,6 +120,7 @@ class PrivacyOptions(TypedDict, total=False):
     accountant: str
     participation: str
     sigma_mode: str
+    unit: str | None
     view: str | None
     colluders: int
     budget: Budget | None

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedjax_dp import errors
-from fedjax_dp.accounting import View
+from fedjax_dp.accounting import Unit, View
 from fedjax_dp.accounting.guarantee import NoiseMultipliers, mark_of, marked, spends
 from fedjax_dp.accounting.plain_words import at_most
 from fedjax_dp.figures.tables import runs as tables
@@ -14,11 +14,7 @@ from fedjax_dp.reports import charts
 from fedjax_dp.reports.contents import Block, Facts, Grid, Listing, Prose, Rows, Section, in_words, percent
 from fedjax_dp.tasks.measures import Measure
 
-UNITS = {
-    "record": "one record of one client",
-    "client": "one client with all its records",
-    "user": "one user with all their records",
-}
+UNITS = {unit.value: f"one {unit}" for unit in Unit}
 DRAWN = 500  # rows of a curve
 LONG_VERDICTS = {
     "holds": "holds: may be believed here",

@@ -19,7 +19,10 @@ PROTECTED = {
     Unit.RECORD: "One record of one client: one row of its data, such as one image, one visit or one text. Whoever has "
     "several records in the data is protected less, the more there are.",
     Unit.CLIENT: "One client with all its records: whether it took part, and everything that it holds.",
-    Unit.USER: "One person with all records that were kept of them, at one client; how many at most stands below.",
+    Unit.USER: "One person with all records that were kept of them; how many at most, and at how many clients, stands "
+    "below.",
+    Unit.TEXT: "One text with all windows of it that were kept, at one client; how many at most stands below.",
+    Unit.TOKEN: "One token, such as a character, with all windows that it stands in; how many at most stands below.",
 }
 COMPARED = {
     Adjacency.ADD_REMOVE: "The data with the {unit} and the same data without it.",
@@ -45,6 +48,8 @@ OF_UNIT = {
     Unit.RECORD: "Whether a client took part at all, and what all records of a client have in common.",
     Unit.CLIENT: "What several clients have in common, such as two phones of one person.",
     Unit.USER: "What several people have in common, such as a family; a person who goes by two ids.",
+    Unit.TEXT: "What several texts have in common, such as those of one author; a text that stands in the data twice.",
+    Unit.TOKEN: "What several tokens of a text say together, such as a name or a sentence.",
 }
 SIMULATED = (
     "This run was simulated: its noise can be computed again from a seed, so the run itself protects nobody. The "

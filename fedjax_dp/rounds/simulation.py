@@ -87,6 +87,10 @@ def check(algorithm: Algorithm, data: FederatedData, rounds: int, model: Model |
     require_clients(data)
     facts.require_present(algorithm)
     algorithm.cohort.check(data.num_clients)
+    log = algorithm.cohort.log(data.num_clients)
+    if log is not None and log.num_rounds < rounds:
+        got, wanted = f"of {log.num_rounds:,} rounds", f"of all {rounds:,} rounds of the run"
+        raise errors.refuse("participation log", got, wanted, "go on with it, or lower rounds")
     sizes, local = np.asarray(data.sizes), algorithm.local
     errors.require_count("local_steps", local.steps)
     for what, each in (("local_steps", int(local.steps)), ("cohort_size", algorithm.cohort.capacity(data.num_clients))):

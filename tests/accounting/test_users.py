@@ -227,6 +227,39 @@ def test_windows_of_texts_and_tokens_are_those_counted_one_by_one():
     assert windows_of_text(100, 32, 8) == 10
 
 
+def test_windows_are_those_of_the_specification():
+    """`windows` of participation_vectors.json: tokens, window, stride; windows of a text, of a token."""
+    for texts, window, stride, of_text, of_token in (
+        ([100, 40, 33], 32, 8, [10, 2, 2], [4, 2, 2]),
+        ([10], 32, 32, [1], [1]),
+        ([1000], 128, 1, [873], [128]),
+    ):
+        assert [windows_of_text(tokens, window, stride) for tokens in texts] == of_text
+        assert [windows_of_token(tokens, window, stride) for tokens in texts] == of_token
+
+
+# `shuffled_price` of participation_vectors.json: records, batch, passes, noise, delta, last; epsilon (replace-one), and
+# what batches drawn afresh would say (dp-accounting 0.6.0; own FFT).
+SHUFFLED = [
+    (600, 60, 1, 2.0, 1e-4, "drop", 3.8044359093372893, 2.298344915569367),
+    (600, 60, 10, 8.0, 1e-4, "drop", 2.884392389973027, 0.863967527225932),
+    (1000, 10, 5, 4.0, 1e-5, "drop", 4.983306405970718, 0.49356002743319954),
+    (605, 60, 3, 6.0, 1e-4, "drop", 2.003059007176911, 0.6357456350204234),
+]
+
+
+@pytest.mark.parametrize("case", SHUFFLED)
+def test_a_shuffled_pass_is_one_release_and_no_sampling(case):
+    records, batch, passes, noise, delta, last, epsilon, fresh = case
+    shuffled = Shuffled(batch, records, last)
+    count = passes * shuffled.steps_per_epoch
+    assert epsilon_of(GaussianSteps(noise, shuffled, REPLACE, count), delta) == pytest.approx(epsilon, rel=1e-6)
+    assert epsilon_of(fixed(1, records, batch, noise, count), delta) == pytest.approx(fresh, rel=2e-3)
+    for group in (2, 3):  # all of them may be in one batch
+        grouped = GaussianSteps(group * noise, shuffled, REPLACE, count, Unit.USER, group)
+        assert epsilon_of(grouped, delta) == pytest.approx(epsilon, rel=1e-6)
+
+
 def test_a_text_costs_no_less_than_a_token_and_a_token_no_less_than_a_window():
     groups = [windows_of_text(300, 64, 16), windows_of_token(300, 64, 16), 1]
     costs = [epsilon_of(poisson(group, 0.01, 3.0, 200), 1e-5) for group in groups]

@@ -198,7 +198,7 @@ def test_clients_with_their_own_models_tend_to_the_fixed_point():
 
 def test_offsets_at_client_level_equal_worked_example():
     told = EXPECTED["ppsgd_client_level"]
-    options = {"unit": "client", "clip_norm": told["clip"], "noise_multiplier": told["z"], "cohort": "uniform"}
+    options = {"noise_on": "clients", "clip_norm": told["clip"], "noise_multiplier": told["z"], "cohort": "uniform"}
     # One gradient is clipped, and noise is added to it, not to what is subtracted: the server steps by -LR.
     rates = {"learning_rate": 1.0, "local_steps": 1, "server_learning_rate": LR}
     rates["personal_learning_rate"] = INPUTS["rate_personal"]
@@ -232,7 +232,7 @@ def test_heads_before_what_is_shared_equal_worked_example():
 
 def test_own_heads_at_client_level_equal_worked_example():
     told = EXPECTED["fedper_client_level"]
-    options = {**ON_PAIRS, "unit": "client", "clip_norm": told["clip"], "noise_multiplier": told["z"]}
+    options = {**ON_PAIRS, "noise_on": "clients", "clip_norm": told["clip"], "noise_multiplier": told["z"]}
     server, options["cohort"] = SERVER[:, :1], "uniform"
     made, states = run("fedper", model=BilinearModel(), store=PAIRS, server=server, **options)
     before = B["start"][0]

@@ -18,6 +18,8 @@ from fedjax_dp.accounting import (
     Adjacency,
     FullBatch,
     GaussianSteps,
+    Poisson,
+    Unit,
     View,
     epsilon_of,
     mu_of,
@@ -186,6 +188,23 @@ def test_a_functions_releases_are_audited():
     told = audit_mechanism(right, event, delta=DELTA, trials=4_000)  # a second coordinate without noise
     assert told.violated
     assert "VIOLATED" in str(told)
+
+
+@pytest.mark.slow
+def test_a_user_with_four_records_is_hidden_by_their_joint_epsilon_alone():
+    """Neither a record's epsilon nor four times that, at the same delta, is true of a user with four records."""
+    user = GaussianSteps(3.0, Poisson(0.3), Adjacency.ADD_REMOVE, 10, Unit.USER, group=4)
+
+    def sums(key, there):
+        drawn, noise = jax.random.split(key)
+        hits = jnp.where(there, jax.random.bernoulli(drawn, 0.3, (10, 4)).sum(1), 0)
+        return (hits + 3.0 * jax.random.normal(noise, (10,)))[:, None]
+
+    found = audit_mechanism(sums, user, delta=1e-3, trials=20_000, lanes=2_000)
+    assert not found.violated
+    record = dataclasses.replace(user, group=1)
+    assert 4 * epsilon_of(record, 1e-3) < found.lower <= found.epsilon
+    assert audit_mechanism(sums, record, delta=1e-3, trials=20_000, lanes=2_000).violated
 
 
 # What must not be proved

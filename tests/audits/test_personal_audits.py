@@ -81,7 +81,7 @@ VARIANTS = {
     "clean": ("ditto", "owner", {"personal_noise": 0.0}),
     "alpha moves": ("apfl", DEPLOYED, {"alpha_learning_rate": 0.1}),
     "clusters": ("ifca", "owner", {}),
-    "client level": ("fedper", "owner", {"unit": "client", "noise_multiplier": 1.0}),
+    "client level": ("fedper", "owner", {"noise_on": "clients", "noise_multiplier": 1.0}),
 }
 
 

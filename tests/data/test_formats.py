@@ -13,7 +13,8 @@ from helpers import refusal
 
 import fedjax_dp as fdp
 from fedjax_dp import cli
-from fedjax_dp.data import Vocabulary, federate, load, natural_parts, open_store
+from fedjax_dp.accounting import Unit
+from fedjax_dp.data import UnitBound, Vocabulary, federate, load, natural_parts, open_store
 from fedjax_dp.data.formats.sequences import LEAF_CHARACTERS
 from fedjax_dp.data.owners import given_parts
 
@@ -437,6 +438,65 @@ def test_a_guarantee_of_windows_that_share_nothing_says_nothing_of_them(tmp_path
         assert any("one character stands in up to 2 windows" in text for text in told) is shared
 
 
+LINES = {"ANNA": [b"No, my lord.", b"Hark! " * 20, b""], "BEN": [b"Who's there? " * 9, b"Nay."]}
+
+
+def lines_file(tmp_path):
+    hdf5(tmp_path / "lines_test.h5", {"ANNA": {"snippets": [b"A piece of him."]}})
+    return f"tff:{hdf5(tmp_path / 'lines_train.h5', {name: {'snippets': texts} for name, texts in LINES.items()})}"
+
+
+def test_a_token_stands_in_no_more_windows_than_its_bound_says(tmp_path):
+    """Counted over windows of numbered ids, of snippets and of all of a client's snippets."""
+    path = lines_file(tmp_path)
+    for convention, length, stride in (("tff", 5, 2), ("fedjax", 5, 2), ("fedjax", 7, 7), ("tff", 4, 5)):
+        found = load(path, convention=convention, length=length, stride=stride)
+        texts, counts = np.unique(found.unit_ids, return_counts=True)
+        assert len(texts) == {"tff": 5, "fedjax": 2}[convention]
+        for count in counts:
+            over = np.zeros((count - 1) * stride + length + 1, int)
+            for at in range(count):
+                over[at * stride : at * stride + length + 1] += 1
+            assert over.max() <= found.bounds[0].records == -(-(length + 1) // stride)
+
+
+def test_of_each_text_the_first_windows_are_kept(tmp_path):
+    path, how = lines_file(tmp_path), {"convention": "tff", "length": 5, "stride": 3}
+    whole, found = load(path, **how), load(path, **how, windows_per_text=2)
+    assert found.bounds == (UnitBound(Unit.TOKEN, 2), UnitBound(Unit.TEXT, 2))
+    data = federate(found, fdp.data.natural(found.client_ids))
+    kept = np.concatenate([np.flatnonzero(whole.unit_ids == text)[:2] for text in np.unique(whole.unit_ids)])
+    assert sorted(data.row_numbers.tolist()) == sorted(kept.tolist())
+    base = {"cohort_size": 1, "batch_size": 1, "local_steps": 1, "learning_rate": 0.1, "clip_norm": 1.0}
+    stated = fdp.guarantee(fdp.dpnfl(**base, noise_multiplier=2.0), data, rounds=1, delta=1e-3)
+    assert stated.unit is Unit.TEXT
+    assert any("a text has at most 2 records" in line for line in stated.assumptions)
+
+
+def test_windows_of_one_text_go_to_one_side(tmp_path):
+    play(tmp_path)
+    path = f"leaf:{play(tmp_path, split='test')}"
+    assert "left out where test windows are of the training clients' texts" in refusal(
+        lambda: load(path, windows_per_text=3)
+    )
+    leaf_file(tmp_path / "apart/train/a.json", {"ANNA": windows(WINDOW, 0, 12)})
+    leaf_file(tmp_path / "apart/test/b.json", {"BEN": windows(WINDOW[2:], 0, 3)})
+    found = load(f"leaf:{tmp_path / 'apart'}", windows_per_text=3, stride=2)
+    assert found.bounds == (UnitBound(Unit.TOKEN, 41), UnitBound(Unit.TEXT, 3))
+    assert federate(found, fdp.data.natural(found.client_ids)).sizes.tolist() == [3]
+    assert "windows_per_text must be an integer" in refusal(
+        lambda: load(f"leaf:{tmp_path / 'apart'}", windows_per_text=0)
+    )
+
+
+def test_windows_in_another_order_bound_no_token(tmp_path):
+    """Nobody then knows which of them overlap."""
+    x, y = windows(WINDOW, 0, 12)
+    leaf_file(tmp_path / "mixed/train/a.json", {"ANNA": (x[::-1], y[::-1])})
+    leaf_file(tmp_path / "mixed/test/b.json", {"BEN": windows(WINDOW[2:], 0, 3)})
+    assert load(f"leaf:{tmp_path / 'mixed'}").bounds == ()
+
+
 @pytest.mark.parametrize(
     ("name", "option", "told"),
     [
@@ -452,6 +512,7 @@ def test_a_guarantee_of_windows_that_share_nothing_says_nothing_of_them(tmp_path
         ("tff", {"vocabulary_size": 0}, "vocabulary_size must be an integer from 1"),
         ("tff", {"oov_buckets": 0}, "oov_buckets must be an integer from 1"),
         ("tff", {"length": 0}, "length must be an integer from 1"),
+        ("tff", {"windows_per_text": 3}, "windows_per_text must be left out for a data set of tokens"),
         ("tff", {"stride": 3}, "stride must be left out for a data set of tokens"),
         ("tff", {"record_shape": "2"}, "record_shape must be left out for a data set of tokens"),
     ],

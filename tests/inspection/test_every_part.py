@@ -13,6 +13,7 @@ from own_parts import lying
 
 import fedjax_dp as fdp
 from fedjax_dp import inspection, parts, validation
+from fedjax_dp.accounting import ParticipationLog
 from fedjax_dp.algorithms import CATALOGUE
 from fedjax_dp.inspection import flow
 from fedjax_dp.parts import facts
@@ -48,6 +49,9 @@ def with_cohort(part):
     return (changed(RECORD, cohort=part), changed(CLIENT, cohort=part))
 
 
+# of rounds of one to four clients, the last of them in one round
+PAIRS = np.array([(at, client) for at in range(40) for client in range(1 + at % 4)] + [(5, 5)])
+LOG = ParticipationLog.of(PAIRS, 40, 6)
 BANDS = parts.BandedNoise(coefficients=(1.0, -0.5))
 # of each class algorithms that it is a part of
 EXAMPLES = {
@@ -55,6 +59,7 @@ EXAMPLES = {
     "UniformCohort": with_cohort(parts.UniformCohort(size=3)),
     "PoissonCohort": with_cohort(parts.PoissonCohort(size=3)),
     "CyclicCohort": with_cohort(parts.CyclicCohort(size=3)),
+    "LoggedCohort": with_cohort(parts.LoggedCohort.of(LOG)),
     "MultinomialCohort": (
         changed(
             RECORD,
@@ -185,6 +190,11 @@ def test_every_part_is_what_it_states(name):
             examined(name, algorithm)
 
 
+def test_a_log_is_examined_in_the_rounds_that_it_has():
+    logged = EXAMPLES["LoggedCohort"][1]
+    inspection.examine("cohort", logged.cohort, logged, DATA, MODEL, 2 * ROUNDS, 0)
+
+
 @pytest.mark.parametrize("name", WITHOUT)
 def test_what_has_no_epsilon_says_so(name):
     assert WITHOUT[name]()
@@ -198,6 +208,10 @@ def test_every_part_passes_the_conformance_suite(name):
 
 def a_tenth(self, shares):
     return 0.1 * parts.PoissonCohort.rates(self, shares), 1
+
+
+def a_round_later(self, key, round_index, shares):
+    return parts.LoggedCohort.sample(self, key, round_index + 1, shares)
 
 
 def always_the_same(self, key, records, steps, largest, smallest):
@@ -214,6 +228,10 @@ LYING = {
         lying(parts.PoissonCohort(size=3), inclusion_probability=a_tenth),
         lambda part: changed(CLIENT, cohort=part),
     ),
+    "cohort of a log": (
+        lying(parts.LoggedCohort.of(LOG), sample=a_round_later),
+        lambda part: changed(CLIENT, cohort=part),
+    ),
     "batches": (lying(parts.FixedBatches(size=2), sample=always_the_same), lambda part: local(RECORD, batches=part)),
     "noise source": (lying(parts.WhiteNoise(), draw=fainter), lambda part: noised(RECORD, source=part)),
 }
@@ -223,7 +241,7 @@ LYING = {
 def test_a_part_of_the_project_that_lied_would_be_found(slot):
     """An inclusion probability of a tenth, say: the class is listed nowhere, and its examiners refuse it."""
     part, place = LYING[slot]
-    assert fits(type(part), facts.SLOTS[slot])
+    assert fits(type(part), facts.SLOTS[slot.removesuffix(" of a log")])
     with pytest.raises(AssertionError, match="measured"):
         examined(type(part).__name__, place(part))
 

@@ -7,6 +7,7 @@ import pytest
 
 import fedjax_dp as fdp
 from fedjax_dp import errors
+from fedjax_dp.accounting import ParticipationLog
 from fedjax_dp.parts import cohorts
 
 N, DRAWS = 12, 40_000
@@ -80,6 +81,28 @@ def test_cyclic_cohorts_visit_everyone_equally_far_apart():
     assert sorted(i for ids in rounds[:3] for i in ids) == list(range(N))
 
 
+LOG = ParticipationLog.of(np.array([[0, 3], [0, 1], [2, 1], [4, 1], [4, 11], [4, 0]]), 6, N)
+
+
+def test_cohorts_of_a_log_are_those_that_it_names():
+    law = cohorts.LoggedCohort.of(LOG)
+    law.check(N)
+    taken = [law.sample(None, jnp.int32(t), SHARES) for t in range(8)]
+    members = [np.asarray(one.ids)[np.asarray(one.present)].tolist() for one in taken]
+    assert members == [[1, 3], [], [1], [], [0, 1, 11], [], [], []]  # and nobody once it has ended
+    assert law.log(N).patterns == LOG.patterns
+    assert (law.capacity(N), law.min_separation(N), law.fixed, law.drawn) == (3, 2, False, False)
+    assert law.amplified(N, 0) == cohorts.SEEN
+    assert cohorts.LoggedCohort.of(ParticipationLog.of(np.array([[0, 1], [1, 2]]), 2, N)).fixed
+
+
+def test_rates_of_a_log_are_counted_and_give_nobody_an_infinite_weight():
+    rates = np.asarray(cohorts.LoggedCohort.of(LOG).rates(SHARES))
+    np.testing.assert_allclose(rates * 6, np.maximum(LOG.counts, 1), rtol=1e-6)
+    dropped = fdp.parts.Dropout(cohort=cohorts.LoggedCohort.of(LOG), rate=0.5)
+    assert dropped.log(N).patterns == LOG.patterns  # a message that is lost may have been seen on its way
+
+
 def test_stragglers_are_the_slow_ones():
     pace = np.ones(N)
     pace[0] = 50.0
@@ -102,6 +125,11 @@ BAD = [
     (cohorts.UniformCohort(size=13), "cohort_size must be at most the 12 clients, got 13"),
     (cohorts.PoissonCohort(size=0), "cohort_size must be an integer of at least 1"),
     (cohorts.CyclicCohort(size=5), "a divisor of the 12 clients"),
+    (cohorts.LoggedCohort(ids=np.array([[0, 12]])), "of clients 0 to 11, those there are, got client 12"),
+    (cohorts.LoggedCohort(ids=np.array([[3, 3]])), "got client 3 twice in round 0"),
+    (cohorts.LoggedCohort(ids=np.array([[3, -2]])), "client must be from 0 to 11, got -2"),
+    (cohorts.LoggedCohort(ids=np.array([1, 2])), "of a log must be (rounds, members), got shape (2,)"),
+    (cohorts.LoggedCohort(ids=np.array([[3, -1]]), fixed=True), "False where some round has fewer"),
     (cohorts.MultinomialCohort(draws=3, probabilities=np.ones(4) / 4), "one for each of the 12 clients"),
     (cohorts.MultinomialCohort(draws=3, probabilities=np.r_[np.zeros(1), np.ones(11) / 11]), "positive and of sum 1"),
     (fdp.parts.Dropout(cohort=cohorts.AllClients(), rate=1.0), "dropout must be in [0, 1)"),

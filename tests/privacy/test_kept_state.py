@@ -19,7 +19,7 @@ RATE, LEVELS = 0.3, (0.0, 0.2, 1.0, 3.0)
 
 def made(entry, **changes):
     base = {"cohort_size": 2, "batch_size": 2, "local_steps": 2, "learning_rate": 0.1, "clip_norm": 1.0}
-    return fdp.CATALOGUE[entry](**{**base, "noise_multiplier": 1.5, "unit": "client", **changes})
+    return fdp.CATALOGUE[entry](**{**base, "noise_multiplier": 1.5, "noise_on": "clients", **changes})
 
 
 def attained(noise, again):

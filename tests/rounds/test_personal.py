@@ -246,14 +246,14 @@ def test_all_models_are_measured_in_one_compiled_call(monkeypatch):
     assert len(calls) == 1
 
 
-@pytest.mark.parametrize("unit", ["record", "client"])
+@pytest.mark.parametrize("noise_on", ["records", "clients"])
 @pytest.mark.parametrize("entry", thinned(PERSONAL, FEW, 3))
-def test_records_act_through_what_is_counted_alone(entry, unit):
-    if unit == "client" and "unit" not in fdp.CATALOGUE[entry].options:
+def test_records_act_through_what_is_counted_alone(entry, noise_on):
+    if noise_on == "clients" and "noise_on" not in fdp.CATALOGUE[entry].options:
         pytest.skip("there is no such level")
-    options = {} if unit == "record" else {"unit": unit}
+    options = {} if noise_on == "records" else {"noise_on": noise_on}
     flow.check(fdp.CATALOGUE[entry](**NOISY, **options), DATA, MODEL)
-    if "personal_noise" in fdp.CATALOGUE[entry].options and unit == "record":
+    if "personal_noise" in fdp.CATALOGUE[entry].options and noise_on == "records":
         flow.check(fdp.CATALOGUE[entry](**NOISY, personal_noise=0), DATA, MODEL)
 
 
@@ -300,9 +300,9 @@ REFUSED = [
     ("mr_mtl", {"strength": "validation"}, "strength must be a number"),
     ("ditto", {"personal_noise": -0.5}, "personal_noise must be zero or positive"),
     ("ditto", {"personal_steps": 0}, "personal_steps must be"),
-    ("ditto", {"unit": "client", "personal_noise": 0.5}, "left out with unit client"),
+    ("ditto", {"noise_on": "clients", "personal_noise": 0.5}, "left out with noise_on clients"),
     ("apfl", {"alpha": 1.5}, r"alpha must be in \[0, 1\]"),
-    ("ifca", {"unit": "client"}, "option must be one of"),
+    ("ifca", {"noise_on": "clients"}, "option must be one of"),
     ("ifca", {"clusters": 0}, "clusters must be"),
     ("ifca", {"loss_bound": 0.0}, "loss_bound must be positive"),
     ("mr_mtl", {"estimator": "wor_delta"}, "estimator must be left out for mr_mtl, which decides it"),

@@ -1,8 +1,11 @@
 """Characters of plays as rows of ids: LEAF's windows, and the snippets of TensorFlow Federated."""
 
+from typing import Any
+
 import numpy as np
 
 from fedjax_dp import errors
+from fedjax_dp.accounting.neighbours import Unit
 from fedjax_dp.data.files import damaged
 from fedjax_dp.data.formats.sequences import (
     LEAF_CHARACTERS,
@@ -15,12 +18,12 @@ from fedjax_dp.data.formats.sequences import (
     smallest,
 )
 from fedjax_dp.data.formats.splits import TEST_FRACTION, Split, data_set, whole
-from fedjax_dp.data.reading import Reading
-from fedjax_dp.data.store import Dataset
+from fedjax_dp.data.reading import CUT, Reading
+from fedjax_dp.data.store import Dataset, UnitBound
 from fedjax_dp.data.targets import Vocabulary
 
-WINDOW_OPTIONS = ("task", "stride", "convention")
-SNIPPET_OPTIONS = ("length", "stride", "convention")
+WINDOW_OPTIONS = ("task", *CUT, "convention")
+SNIPPET_OPTIONS = ("length", *CUT, "convention")
 LENGTH = 80
 LEAF = Vocabulary(len(LEAF_CHARACTERS), pad=-1)  # every row is full
 
@@ -31,17 +34,18 @@ def windows(name: str, where: str, train: Split, test: Split | None, reading: Re
     For task `classes` only the character after a window is a target.
     With a stride s, of windows that follow one another only each s-th is kept; at a stride of `length` each character
     is the target of one record. Without a test split the last tenth of every client's windows is held out, and those
-    before that share characters with it are dropped.
+    before that share characters with it are dropped. A client's windows are of one text, its lines joined.
     """
     convention = reading.convention or "leaf"
     table, vocabulary = _table(convention)
     length, stride = len(train["rows"][0]) - 1, 1 if reading.stride is None else reading.stride
     check_cut(length, stride, length)
-    sides, notes = [], []
+    sides, notes, chained = [], list[str](), True
     for split in (train, test):
         if split is not None:
             points, owners = _code_points(split["rows"], length + 1), split.owners
-            kept = _thinned(points, owners, stride)
+            kept, chains = _thinned(points, owners, stride)
+            chained &= split is test or chains == len(np.unique(owners))
             ids = table[np.minimum(points[kept], len(table) - 1)]
             if ids.min() < 0:
                 stranger = chr(points[kept][ids < 0][0])
@@ -55,6 +59,12 @@ def windows(name: str, where: str, train: Split, test: Split | None, reading: Re
         rows, tests = _tails(where, owners, gap)
         notes.append(f"no test split: the last {TEST_FRACTION:.0%} of every client's windows; {gap} before are dropped")
         sides = [(ids[part], owners[part]) for part in (rows, tests)]
+    both_sides = np.intersect1d(sides[0][1], sides[1][1])
+    if reading.windows_per_text is not None and both_sides.size:
+        wanted = "left out where test windows are of the training clients' texts"
+        remedy = "split by clients: LEAF's preprocess.sh -t user"
+        raise errors.refuse("windows_per_text", reading.windows_per_text, wanted, remedy)
+    texts = _texts(sides[0][1], length + 1, stride, reading.windows_per_text, chained)
     overlap = overlap_of(length + 1, stride)
     if stride < length:
         notes.append(f"{overlap}, so an epsilon for one record says little; --stride {length}, or protect the client")
@@ -63,8 +73,8 @@ def windows(name: str, where: str, train: Split, test: Split | None, reading: Re
     if task == "classes":  # of the character after a window, as in LEAF's own models
         ends = [(smallest(ids[:, :-1], vocabulary.size), ids[:, -1].astype(np.int32), own) for ids, own in sides]
         about = {"classes": vocabulary.size, "tokens": True, "vocabulary": vocabulary, "overlap": overlap}
-        return data_set(name, where, ends[0], ends[1], notes, **about)
-    return next_tokens(name, where, sides[0], sides[1], vocabulary, notes, overlap=overlap)
+        return data_set(name, where, ends[0], ends[1], notes, **about, **texts)
+    return next_tokens(name, where, sides[0], sides[1], vocabulary, notes, overlap=overlap, **texts)
 
 
 def snippets(name: str, where: str, train: Split, test: Split | None, reading: Reading) -> Dataset:
@@ -72,6 +82,7 @@ def snippets(name: str, where: str, train: Split, test: Split | None, reading: R
 
     tff     snippet by snippet, rows that share nothing: a stride of length + 1;
     fedjax  a client's snippets end to end, so that every id but the first is a target once: a stride of length.
+    What is cut, a snippet or all of a client's end to end, is a text.
     """
     convention = reading.convention or "tff"
     errors.require_choice("convention", convention, ("tff", "fedjax"))
@@ -81,7 +92,7 @@ def snippets(name: str, where: str, train: Split, test: Split | None, reading: R
     check_cut(length, stride, length + 1)
     table, vocabulary = _table(convention)
     parts, notes = whole(where, train, test)
-    sides = []
+    sides, of_text = [], []
     for part in parts:
         texts, owners = part["snippets"], part.owners
         order = np.argsort(owners, kind="stable")
@@ -93,7 +104,22 @@ def snippets(name: str, where: str, train: Split, test: Split | None, reading: R
         ]
         whose = np.array([owners[group[0]] for group in groups])
         sides.append((np.concatenate(cut), np.repeat(whose, [len(rows) for rows in cut])))
-    return next_tokens(name, where, sides[0], sides[1], vocabulary, notes, overlap=overlap_of(length + 1, stride))
+        of_text.append(np.repeat(np.arange(len(cut)), [len(rows) for rows in cut]))
+    about = _texts(of_text[0], length + 1, stride, reading.windows_per_text)
+    overlap = overlap_of(length + 1, stride)
+    return next_tokens(name, where, sides[0], sides[1], vocabulary, notes, overlap=overlap, **about)
+
+
+def _texts(of_text: np.ndarray, width: int, stride: int, most: int | None, chained: bool = True) -> dict[str, Any]:
+    """Of which text each training window is, and how many windows a text and a token have at most.
+
+    chained  whether the windows of a text are known to begin `stride` apart, so that a token stands in a few alone.
+    """
+    bounds = [UnitBound(Unit.TOKEN, -(-width // stride))] if chained else []
+    if most is not None:
+        errors.require_count("windows_per_text", most)
+        bounds.append(UnitBound(Unit.TEXT, most))
+    return {"unit_ids": of_text, "bounds": tuple(bounds)} if bounds else {}
 
 
 def _table(convention: str) -> tuple[np.ndarray, Vocabulary]:
@@ -111,12 +137,12 @@ def _code_points(rows: list[str], width: int) -> np.ndarray:
     return np.frombuffer("".join(rows).encode("utf-32-le", "surrogatepass"), np.uint32).reshape(-1, width)
 
 
-def _thinned(points: np.ndarray, owners: np.ndarray, stride: int) -> np.ndarray:
-    """Each `stride`-th of windows that follow one another in the file, by their numbers."""
+def _thinned(points: np.ndarray, owners: np.ndarray, stride: int) -> tuple[np.ndarray, int]:
+    """Each `stride`-th of windows that follow one another in the file, by their numbers; how many chains there are."""
     follows = np.append(False, (points[:-1, 1:] == points[1:, :-1]).all(1) & (owners[1:] == owners[:-1]))
     at = np.arange(len(points))
     begun = np.maximum.accumulate(np.where(follows, 0, at))
-    return np.flatnonzero((at - begun) % stride == 0)
+    return np.flatnonzero((at - begun) % stride == 0), int(np.sum(~follows))
 
 
 def _tails(where: str, owners: np.ndarray, gap: int) -> tuple[np.ndarray, np.ndarray]:

@@ -1,0 +1,180 @@
+"""Runs whose cohorts a log names: each client's own rounds are counted, and nothing is made of how they were drawn."""
+
+import jax
+import numpy as np
+import pytest
+import scipy
+from helpers import ragged_data
+
+import fedjax_dp as fdp
+from fedjax_dp import errors, parts
+from fedjax_dp.accounting import ParticipationLog, gaussian_epsilon
+from fedjax_dp.accounting.ledger import read_rounds, text_of
+from fedjax_dp.experiments.config import RunSpec
+from fedjax_dp.privacy.guarantees import guaranteed
+from fedjax_dp.privacy.spending import Spending
+from fedjax_dp.privacy.terms import PrivacyTerms
+from fedjax_dp.pytrees import changed
+from fedjax_dp.rounds import simulation
+
+COMMON = {"cohort_size": 2, "batch_size": 4, "local_steps": 2, "learning_rate": 0.1, "clip_norm": 1.0}
+DELTA, N, ROUNDS = 1e-5, 6, 12
+DATA = ragged_data([8] * N)
+IN_TURN = np.array([(t, 2 * (t % 3) + place) for t in range(ROUNDS) for place in range(2)])  # as a cyclic cohort
+
+# Cases `participation_log` of the specification's participation_vectors.json: clients, rounds, pairs, z, first column
+# of C, epsilon of each client (unit client, replace-one; 40 digits).
+CASES = [
+    (4, 8, [[0, 0], [0, 1], [1, 2], [2, 0], [3, 1], [4, 0], [5, 2], [7, 0]], 5.0, [1.0],
+     [3.3869331861562646, 2.288386564649433, 2.288386564649433, 0.0]),
+    (3, 9, [[0, 0], [3, 0], [6, 0], [1, 1], [2, 1], [8, 2]], 4.0, [1.0, 0.5, 0.375],
+     [4.4851706266299685, 4.475424948154754, 1.9930914044151178]),
+    (2, 6, [[0, 0], [1, 0], [2, 0], [5, 0]], 6.0, [1.0, -0.4],
+     [3.4931682245856965, 0.0]),
+]  # fmt: skip
+
+
+def logged(algorithm, pairs, rounds=ROUNDS, clients=N):
+    return changed(algorithm, cohort=parts.LoggedCohort.of(ParticipationLog.of(np.array(pairs), rounds, clients)))
+
+
+def client_level(noise_multiplier=5.0, source=None, **options):
+    made = fdp.dp_fedavg(**COMMON, noise_multiplier=noise_multiplier, cohort="cyclic", **options)
+    return made if source is None else changed(made, upload=changed(made.upload, source=source))
+
+
+def banded(column, rounds):
+    """Noise whose C begins with this column."""
+    return parts.BandedNoise(coefficients=scipy.signal.lfilter([1.0], column, np.eye(1, rounds)[0]))
+
+
+def planned(algorithm, data=DATA, rounds=ROUNDS, **terms):
+    return fdp.privacy.plan_run(algorithm, data, rounds=rounds, terms=PrivacyTerms(delta=DELTA, **terms))
+
+
+@pytest.mark.parametrize("case", CASES, ids=["white", "correlated", "negative"])
+def test_each_client_is_counted_for_its_very_rounds(case):
+    clients, rounds, pairs, z, column, epsilons = case
+    source = None if column == [1.0] else banded(column, rounds)
+    run = planned(logged(client_level(z, source), pairs, rounds, clients), ragged_data([8] * clients), rounds)
+    stated = guaranteed(run)
+    assert stated.epsilons == pytest.approx(epsilons, rel=1e-4)  # the noise multiplier is a float32
+    assert any("on the word of who wrote it" in line for line in stated.assumptions)
+
+
+def test_counting_rounds_alone_would_say_too_little_where_noise_is_correlated():
+    """A client moves correlated noise by more than the root of its rounds, which the wrong program takes."""
+    clients, rounds, pairs, z, _, epsilons = CASES[1]
+    counts = ParticipationLog.of(np.array(pairs), rounds, clients).counts
+    wrong = [gaussian_epsilon(DELTA, z / (2 * count**0.5)) for count in counts]
+    assert wrong[0] < epsilons[0]
+    assert wrong[1] < epsilons[1]
+
+
+def test_the_very_rounds_cost_no_more_than_the_worst_of_their_kind():
+    source = parts.BandedNoise(coefficients=fdp.accounting.inverse_root_bands(4))
+    cyclic = guaranteed(planned(client_level(source=source)))
+    own = guaranteed(planned(logged(client_level(source=source), IN_TURN)))
+    assert max(own.epsilons) == pytest.approx(cyclic.epsilon, rel=1e-9)  # the first two clients, at rounds 0, 3, 6, 9
+    assert len(set(own.epsilons)) == 3
+    for z in (2.0, 9.0):
+        run = planned(client_level(z, source), epsilon=4.0)
+        assert fdp.calibrate(run.algorithm, DATA, rounds=ROUNDS, epsilon=4.0, delta=DELTA).upload.noise_multiplier > 0
+
+
+@pytest.mark.slow
+def test_a_run_by_the_log_of_a_law_is_the_run_by_the_law_bit_for_bit():
+    with_law, with_log = client_level(), logged(client_level(), IN_TURN)
+    ends = [
+        fdp.simulate(one, DATA, rounds=ROUNDS, seed=1, evaluate_every=ROUNDS).params for one in (with_law, with_log)
+    ]
+    jax.tree.map(np.testing.assert_array_equal, *ends)
+    before = simulation.advance._cache_size()
+    other = logged(client_level(), np.stack([IN_TURN[:, 0], IN_TURN[::-1, 1]], 1))
+    fdp.simulate(other, DATA, rounds=ROUNDS, seed=1, evaluate_every=ROUNDS)
+    assert simulation.advance._cache_size() == before  # another log of the same shape
+
+
+@pytest.mark.parametrize("source", [None, parts.BandedNoise(coefficients=(1.0, -0.5, -0.125))])
+def test_the_ledger_of_a_log_gives_its_guarantee(source):
+    pairs = [[0, 0], [0, 1], [1, 2], [2, 0], [3, 1], [4, 0], [5, 2], [7, 0]]
+    run = planned(logged(client_level(source=source), pairs, 8), rounds=8)
+    spending = Spending(run, guaranteed(run))
+    phase = {"phase": "a" * 64, "clients": {"count": N}}
+    lines = list(spending.lines(phase["phase"], phase["phase"], 0, 8))
+    assert [line["so_far"] for line in lines] == [source is not None] * 8
+    assert lines[0]["clients"][0][0] == [0, 1]
+    ledger = read_rounds(text_of(lines), phase, "ledger")
+    assert ledger.epsilons() == pytest.approx(spending.guarantee.epsilons, abs=1e-9)
+    assert spending.guarantee.epsilons[3:] == (0.0, 0.0, 0.0)
+
+
+def test_records_are_counted_by_the_rounds_of_their_client():
+    counts = ParticipationLog.of(IN_TURN, ROUNDS, N).counts
+    of = {rounds: guaranteed(planned(fdp.dpnfl(**COMMON, noise_multiplier=3.0), rounds=rounds)) for rounds in (1,)}
+    assert counts.tolist() == [4] * N
+    assert of[1].unit is fdp.accounting.Unit.RECORD
+    once = logged(fdp.dpnfl(**COMMON, noise_multiplier=3.0), [[t, t % 3] for t in range(3)], 3)
+    stated = guaranteed(planned(once, rounds=3))
+    assert stated.epsilons[0] == pytest.approx(max(of[1].epsilons), rel=1e-9)
+    assert stated.epsilons[3:] == (0.0, 0.0, 0.0)
+    law = guaranteed(planned(once, rounds=3, participation="law"))
+    assert law.epsilon > stated.epsilon  # a log has no law: every round counts
+    assert any("no less is known" in line for line in law.assumptions)
+
+
+def test_a_budget_may_end_a_run_before_its_log():
+    run, stated = fdp.privacy.guarantees.prepared(planned(logged(client_level(), IN_TURN), budget=2.4))
+    assert 0 < run.rounds < ROUNDS
+    assert stated.epsilon <= 2.4
+
+
+SHORT = [[t, 0] for t in range(5)]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "words"),
+    [
+        (logged(client_level(), SHORT, 5), "of all 12 rounds of the run, got of 5 rounds"),
+        (logged(client_level(), [*SHORT, [12, 1]], 13), "of rounds 0 to 11, those of the run, got round 12"),
+        (
+            logged(client_level(), [[t, 7] for t in range(12)], 12, 8),
+            "of clients 0 to 5, those there are, got client 7",
+        ),
+        (logged(fdp.dp_ftrl(**COMMON, noise_multiplier=1.0), SHORT, 12), "of a fixed size for a mean"),
+    ],
+    ids=["short", "long", "stranger", "mean"],
+)
+def test_what_no_log_can_be_of_is_refused_in_one_line(algorithm, words):
+    with pytest.raises(errors.ConfigurationError, match=words) as error:
+        guaranteed(planned(algorithm))
+    assert "\n" not in str(error.value)
+
+
+def test_a_deployment_has_no_log():
+    terms = {"deployment_cohort": 4, "deployment_population": 60}
+    with pytest.raises(errors.ConfigurationError, match="states no resized"):
+        planned(logged(client_level(), IN_TURN), **terms)
+
+
+def test_a_configuration_takes_a_log_in_the_place_of_a_law(tmp_path):
+    file = tmp_path / "log.csv"
+    file.write_text("round,client\n0,1\n1,2\n")
+    options = {"participation_log": str(file), "rounds": 2, "noise_multiplier": 2.0}
+    spec = RunSpec.of(options)
+    assert spec.options["cohort"] == "log"
+    assert "cohort_size" not in spec.options
+    assert RunSpec.of(spec.flat()).flat() == spec.flat()
+    assert list(spec.files) == [str(file)]  # whose checksum a resumed run compares
+    made = fdp.CATALOGUE["dpnfl"](**{**COMMON, "cohort_size": None, "cohort": "log", "participation_log": str(file)})
+    assert made.cohort.log(3).patterns == [(), (0,), (1,)]
+    for wrong, words in (
+        ({"cohort_size": 3}, "cohort_size must be left out beside a participation log"),
+        ({"cohort": "poisson"}, "participation_log must be left out unless cohort is log"),
+    ):
+        with pytest.raises(errors.ConfigurationError, match=words):
+            RunSpec.of(options | wrong)
+    with pytest.raises(errors.ConfigurationError, match="None beside a participation log"):
+        fdp.dpnfl(**COMMON, cohort="log", participation_log=str(file))
+    with pytest.raises(errors.ConfigurationError, match="participation_log must be given"):
+        fdp.dpnfl(**{**COMMON, "cohort_size": None}, cohort="log")
