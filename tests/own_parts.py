@@ -26,6 +26,10 @@ def answering(ids, drawn=None, invited=None):
     return Members(ids, invited.astype(jnp.float32) if drawn is None else drawn, jnp.zeros_like(ids), invited)
 
 
+def everybody_stays(self, round_index, shares):
+    return shares
+
+
 def lying(part, **members):
     """A subclass that restates all facts, but for these members."""
     kind = type(part)
@@ -67,6 +71,11 @@ class Shuffled:
     def min_separation(self, num_clients):
         return 1
 
+    remaining = everybody_stays
+
+    def among(self, key, round_index, left, num_clients):
+        raise NotImplementedError
+
     def resized(self, size):
         return type(self)(size=size)
 
@@ -107,6 +116,11 @@ class Coins:
     def min_separation(self, num_clients):
         return 1
 
+    remaining = everybody_stays
+
+    def among(self, key, round_index, left, num_clients):
+        raise NotImplementedError
+
     def resized(self, size):
         raise NotImplementedError
 
@@ -144,6 +158,11 @@ class Halves:
 
     def min_separation(self, num_clients):
         return 2
+
+    remaining = everybody_stays
+
+    def among(self, key, round_index, left, num_clients):
+        raise NotImplementedError
 
     def resized(self, size):
         raise NotImplementedError

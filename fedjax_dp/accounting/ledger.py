@@ -3,8 +3,9 @@
 A round's line says what was released of whom, and what that and all before it cost. `events` are what the round
 releases of the clients that `clients` name (ids, or pairs of first and last), each by its place; where `so_far` is true
 they stand for everything up to the round instead, as for noise that is correlated over rounds. `as_round` stands for
-events and clients that are those of another round. Each line has the checksum of itself and the line before, the first
-of the run's phase; a line that a kill cut off does not count.
+events and clients that are those of another round; `leave` names clients whose own budgets end with the round. Each
+line has the checksum of itself and the line before, the first of the run's phase; a line that a kill cut off does not
+count.
 """
 
 import dataclasses

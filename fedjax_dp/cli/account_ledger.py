@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 from fedjax_dp import errors
 from fedjax_dp.accounting import ACCOUNTANTS, Adjacency, Guarantee, Unit, View
 from fedjax_dp.accounting.guarantee import Deployment, infinite, marked
+from fedjax_dp.accounting.ledger import ids_of
 from fedjax_dp.cli.options import PlotOption, PrintOptions, Switch, parse, picture_of
 from fedjax_dp.cli.output import page
+from fedjax_dp.display import count
 from fedjax_dp.options import about
 
 if TYPE_CHECKING:
@@ -59,7 +61,7 @@ def account_ledger(arguments: list[str]) -> int:
     if options.rounds is not None:
         errors.require_integer("rounds", options.rounds, 1, ledger.rounds, "these are done")
     promise = _promise(ledger, options)
-    notes = [*_own(ledger, options, promise), *_budget(ledger, promise)]
+    notes = [*_own(ledger, options, promise), *_budget(ledger, promise, options.rounds)]
     if ledger.cut:
         notes.append("the file ends in the middle of a line, which does not count")
     if options.plot:
@@ -70,7 +72,9 @@ def account_ledger(arguments: list[str]) -> int:
         if options.delta is None and all(line["epsilon_at_any_time"] is not None for line in ledger.lines):
             curve["at any time"] = [ledger.lines[at - 1]["epsilon_at_any_time"] for at in rounds]
         title = marked(f"{ledger.phase['algorithm']} on {ledger.phase['dataset']}", promise.mark)
-        plot_spending(rounds, curve, title, str(promise), options.plot, ledger.lines[-1]["budget"], **look)
+        budget, leaving = ledger.lines[-1]["budget"], _leaving(ledger, options.rounds)
+        points = sorted({(done, promise.epsilons[client]) for done, client in leaving})
+        plot_spending(rounds, curve, title, str(promise), options.plot, budget, points, **look)
     if options.json:
         content = promise.to_dict() | {"rounds": options.rounds or ledger.rounds, "notes": notes}
         print(json.dumps(content, allow_nan=False))
@@ -123,12 +127,25 @@ def _own(ledger: "Ledger", options: LedgerOptions, promise: Guarantee) -> list[s
     return ["equal to what the run promised"]
 
 
-def _budget(ledger: "Ledger", promise: Guarantee) -> list[str]:
+def _leaving(ledger: "Ledger", rounds: int | None) -> list[tuple[int, int]]:
+    """Clients that leave for good in the first rounds, with how many they were there for."""
+    leaving = [
+        (line["round"] + 1, ids_of(line["leave"], ledger.num_clients))
+        for line in ledger.lines[:rounds]
+        if "leave" in line
+    ]
+    return [(done, client) for done, ids in leaving for client in ids.tolist()]
+
+
+def _budget(ledger: "Ledger", promise: Guarantee, rounds: int | None) -> list[str]:
     """What is left of the budget, and why the run ended."""
     last = ledger.lines[-1]
     lines = []
     if last["budget"] is not None:
         lines.append(f"budget {last['budget']:g}, of which {last['budget'] - promise.epsilon:.4g} is left")
+    leaving = _leaving(ledger, rounds)
+    if leaving:
+        lines.append(f"{count(len(leaving), 'client')} left when their own budgets were used up")
     if last["halt"] == "budget":
         lines.append(f"halted by the budget after round {last['round'] + 1}")
     return lines

@@ -168,11 +168,14 @@ def _print_result(
 
 def _halt(result: dict[str, Any]) -> list[tuple[str, str]]:
     """What a budget did."""
+    from fedjax_dp.experiments.training import ended_by_budgets  # loads JAX
+
     spending = result.get("spending")  # folders of before have none
-    if spending is None or spending["halt"] != "budget":
+    if spending is None:
         return []
-    budget, rounds, wanted = spending["budget"], result["rounds"], spending["rounds_wanted"]
-    return [("halted", f"by the budget {budget:g} after {rounds:,} of {wanted:,} rounds")]
+    wanted, departures = spending["rounds_wanted"], spending.get("departures")
+    words = ended_by_budgets(result["rounds"], wanted, spending["budget"], departures)
+    return [("halted" if result["rounds"] < wanted else "clients", words)] if words else []
 
 
 def _spending(result: dict[str, Any]) -> list[tuple[str, str]]:

@@ -46,7 +46,7 @@ CONFIGURED, VALUES = "a configuration", "values of Python"  # what a run is made
 # What overrides decide where algorithm, data, model and devices are values.
 BESIDE_VALUES = ("seed", "rounds", "evaluate_every", "checkpoint_every", "train_metrics", "target", "records")
 # What means nothing without privacy.
-OF_PRIVATE = ("epsilon", "epsilon_high", "delta", "budget", "deployment_cohort", "deployment_population")
+OF_PRIVATE = ("epsilon", "epsilon_high", "delta", "budget", "budget_high", "deployment_cohort", "deployment_population")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -129,6 +129,7 @@ CLIENT_COLUMNS = (
     "epsilon",
     "budget",
     "left",
+    "left_after_round",
     "deployment",
 )
 
@@ -145,12 +146,14 @@ def clients_table(ready: "PreparedRun") -> list[dict[str, Any]]:
     rounds = ready.spending.counts(ready.rounds).tolist()
     known = planned.terms.any_budget is not None
     budgets = planned.terms.budgets(num_clients) if known else [None] * num_clients
+    ends = np.full(num_clients, np.inf) if planned.leaves_after is None else planned.leaves_after
+    after = [int(end) if np.isfinite(end) else None for end in ends.tolist()]
     rows = []
     for client, (records, z, event, budget) in enumerate(zip(sizes, noises, events, budgets, strict=True)):
         epsilon = guarantee.epsilons[client] if private else None
         left = None if budget is None or epsilon is None else budget - epsilon
-        cells = (client, records, z, rounds[client], releases.get(id(event)), epsilon, budget, left, guarantee.mark)
-        rows.append(dict(zip(CLIENT_COLUMNS, cells, strict=True)))
+        spent = (rounds[client], releases.get(id(event)), epsilon, budget, left, after[client])
+        rows.append(dict(zip(CLIENT_COLUMNS, (client, records, z, *spent, guarantee.mark), strict=True)))
     return rows
 
 

@@ -24,6 +24,7 @@ def spending_of(ready: PreparedRun) -> dict[str, Any]:
         "left": None if budget is None or epsilon is None else budget - epsilon,
         "halt": "rounds" if ready.halted_of is None else "budget",
         "rounds_wanted": ready.halted_of or ready.rounds,
+        "departures": ready.planned.departures,
     }
 
 

@@ -85,7 +85,7 @@ class Result(NamedTuple):
         facts = {
             **main_of(self.history),
             "privacy": str(self.guarantee),
-            **({"halted": self.ready.halt} if self.ready.halt else {}),
+            **({"budget": self.ready.halt} if self.ready.halt else {}),
             **({"warnings": "; ".join(self.guarantee.warnings)} if self.guarantee.warnings else {}),
             "timing": self.timing.in_words,
         }
@@ -157,11 +157,10 @@ class PreparedRun:
 
     @property
     def halt(self) -> str | None:
-        """That a budget ends it before its time, in words."""
-        if self.halted_of is None:
-            return None
-        budget = self.planned.terms.common_budget
-        return f"halted by the budget {budget:g} after {self.rounds:,} of {self.halted_of:,} rounds"
+        """What budgets end before its time, in words."""
+        wanted, budget = self.halted_of or self.rounds, self.planned.terms.common_budget
+        words = ended_by_budgets(self.rounds, wanted, budget, self.planned.departures)
+        return f"halted {words}" if words and self.halted_of else words
 
     @property
     def title(self) -> str:
@@ -171,6 +170,15 @@ class PreparedRun:
 
     def _card(self) -> Card:
         return Card(self.title, {"rounds": str(self.rounds), "privacy": str(self.guarantee)})
+
+
+def ended_by_budgets(rounds: int, wanted: int, budget: float | None, departures: int | None) -> str | None:
+    """What budgets ended, if anything: the run, after `rounds` of those wanted, or the rounds of single clients."""
+    if departures is None:
+        return f"by the budget {budget:g} after {rounds:,} of {wanted:,} rounds" if rounds < wanted else None
+    left = f"{count(departures, 'client')} left before the end, when their own budgets were used up"
+    end = f"by budgets after {rounds:,} of {wanted:,} rounds, as too few clients are left for a cohort"
+    return f"{end}; {left}" if rounds < wanted else left if departures else None
 
 
 def prepare(

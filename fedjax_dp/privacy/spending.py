@@ -33,7 +33,7 @@ class Spent(NamedTuple):
     priced_at: int
 
 
-class _Rounds(NamedTuple):
+class Rounds(NamedTuple):
     """What a round releases of each client that is counted in it: the kind of each client, and the kinds' events."""
 
     kind: np.ndarray  # (num_clients,)
@@ -101,7 +101,7 @@ class Spending:
 
     def _kinds(self, rounds: int) -> list[Event]:
         """Events of the first rounds that differ, of which the worst client has one."""
-        by_round = self._by_round
+        by_round = self.by_round
         if by_round is None:
             return distinct(client_events(self.run.prefix(rounds)))
         most = np.zeros(len(by_round.events), int)  # more rounds of the same kind cost no less
@@ -111,7 +111,7 @@ class Spending:
     def counts(self, rounds: int) -> np.ndarray:
         """Rounds, of the first ones, that each client is counted for."""
         num_clients = self.run.data.num_clients
-        if not self._scheduled:
+        if not self.scheduled:
             return np.full(num_clients, rounds)
         done, counts = self._counted if self._counted[0] <= rounds else (0, np.zeros(num_clients, int))
         ids, drawn = (of[done:rounds] for of in self.run.cohorts)
@@ -119,11 +119,12 @@ class Spending:
         return self._counted[1]
 
     @functools.cached_property
-    def _scheduled(self) -> bool:
+    def scheduled(self) -> bool:
+        """Whether each client is counted for the rounds that it is drawn for."""
         return counted_as(self.run) == "schedule"
 
     @functools.cached_property
-    def _by_round(self) -> _Rounds | None:
+    def by_round(self) -> Rounds | None:
         """What each round releases, where these add up to what the Guarantee is of; else None.
 
         They do not for noise that is correlated over rounds, or for what is released once a run.
@@ -136,7 +137,7 @@ class Spending:
         counts, whole = self.counts(run.rounds).tolist(), client_events(run)
         same = {(at, count, id(event)): event for at, count, event in zip(kind.tolist(), counts, whole, strict=True)}
         alike = all(times(kinds[at], count) == event for (at, count, _), event in same.items())
-        return _Rounds(kind, kinds) if alike else None
+        return Rounds(kind, kinds) if alike else None
 
     def lines(self, phase: str, before: str, first: int, until: int, halted: bool = False) -> Iterator[dict[str, Any]]:
         """Lines of the rounds from `first` up to `until`, for a ledger.
@@ -160,6 +161,7 @@ class Spending:
             "round": index,
             "phase": phase,
             **self._released(index),
+            **self._leaving(index),
             "unit": guarantee.unit.value,
             "adjacency": None if guarantee.adjacency is None else guarantee.adjacency.value,
             "view": guarantee.view.value,
@@ -176,15 +178,21 @@ class Spending:
             "deployment": None if guarantee.deployment is None else guarantee.deployment._asdict(),
         }
 
+    def _leaving(self, index: int) -> dict[str, Any]:
+        """Who leaves for good after the round, where somebody does."""
+        after = self.run.leaves_after
+        ids = np.zeros(0, int) if after is None else np.flatnonzero(after == index + 1)
+        return {"leave": ranges(ids)} if ids.size else {}
+
     def _released(self, index: int) -> dict[str, Any]:
         """What the round releases, and of whom."""
         nobody: dict[str, Any] = {"events": [], "clients": [], "so_far": False}
         if not self.private:
             return nobody if index == 0 else {"as_round": 0}
-        by_round = self._by_round
+        by_round = self.by_round
         if by_round is None:
             return self._so_far(index)
-        if not self._scheduled:
+        if not self.scheduled:
             everybody = np.arange(self.run.data.num_clients)
             return self._listed(by_round.events, by_round.kind, everybody) if index == 0 else {"as_round": 0}
         ids, drawn = (of[index] for of in self.run.cohorts)
