@@ -250,7 +250,14 @@ def stated(run: PlannedRun, progress: Callable[[int, int], None] | None = None) 
         adjacency,
         run.view,
         accounting.ACCOUNTANTS[terms.accountant].about,
-        (*_assumptions(run, steps), *_departures(run), *run.beginning.assumptions, *_words(run), FLOAT_NOISE),
+        (
+            *_assumptions(run, steps),
+            *_departures(run),
+            *_stop(run),
+            *run.beginning.assumptions,
+            *_words(run),
+            FLOAT_NOISE,
+        ),
         tuple(claim for claims in CLAIMS for claim in claims(run, delta, epsilons, ledger))
         if terms.deployment is None and unit is not Unit.USER and run.leaves_after is None
         else (),
@@ -320,6 +327,13 @@ def _departures(run: PlannedRun) -> list[str]:
         "clients leave for good when their own budgets are used up, after rounds that are public and were known before "
         f"the first: {listed}; cohorts, shares and divisors are then those of the clients that are left"
     ]
+
+
+def _stop(run: PlannedRun) -> list[str]:
+    """That a result may end the run, which costs nothing where it is public."""
+    if run.terms.stop is None:
+        return []
+    return [f"the run ends where {run.terms.stop} is reached on a public test set, and is counted with all its rounds"]
 
 
 def _words(run: PlannedRun) -> list[str]:

@@ -74,7 +74,14 @@ class PlannedRun:
     @functools.cached_property
     def no_epsilon_reason(self) -> str | None:
         """Why no epsilon exists, where none does."""
-        return unprotected(self.algorithm, self.view) or self.beginning.reason
+        return unprotected(self.algorithm, self.view) or self.beginning.reason or self._unnoised_stop
+
+    @property
+    def _unnoised_stop(self) -> str | None:
+        """That its end tells of records that clients hold out."""
+        if self.terms.stop is None or self.data.test_clients is None:
+            return None
+        return "it stops by records that clients hold out and nobody noised: use a public test set, or fix the rounds"
 
     @property
     def beginning(self) -> Beginning:

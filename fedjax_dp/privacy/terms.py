@@ -45,6 +45,8 @@ class PrivacyTerms:
         budget: epsilon that ends the run, beside noise_multiplier: it takes as many of its rounds as it allows every
             client; of one for each client, each leaves when its own is used up, and the others go on. All of it is
             known before the first round
+        stop: value of a metric of the public test set, such as accuracy=0.9, that ends the run; the Guarantee is of all
+            rounds
         deployment_cohort: clients of a cohort in the deployment that the run stands for; its noise is found and
             counted, and the run has its noise on the mean
         deployment_population: clients of that deployment
@@ -58,6 +60,7 @@ class PrivacyTerms:
     view: Annotated[str | None, about("", choices=VIEWS, default="the algorithm's")] = None
     colluders: int = 0
     budget: Budget | None = None
+    stop: Annotated[str | None, about("", metavar="METRIC=VALUE")] = None
     deployment_cohort: Annotated[int | None, about("", default="the run itself")] = None
     deployment_population: Annotated[int | None, about("", default="the run itself")] = None
 
@@ -125,5 +128,6 @@ class PrivacyOptions(TypedDict, total=False):
     view: str | None
     colluders: int
     budget: Budget | None
+    stop: str | None
     deployment_cohort: int | None
     deployment_population: int | None

@@ -110,7 +110,7 @@ def test_leaving_is_announced_in_the_guarantee_and_the_ledger(leaving):
     run, promise = leaving
     (line,) = [line for line in promise.assumptions if "leave for good" in line]
     assert all(f"1 after {after:.0f}" in line for after in run.leaves_after[np.isfinite(run.leaves_after)])
-    lines = list(Spending(run, promise).lines("phase", "before", 0, run.rounds, True))
+    lines = list(Spending(run, promise).lines("phase", "before", 0, run.rounds, run.rounds, "budget"))
     announced = {client: line["round"] + 1 for line in lines for client in line.get("leave", [])}
     assert announced == {client: after for client, after in enumerate(run.leaves_after) if np.isfinite(after)}
     again = Ledger({"phase": "phase", "clients": {"count": 6}}, tuple(lines))
