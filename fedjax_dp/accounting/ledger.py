@@ -213,6 +213,11 @@ class Ledger:
         last: str = self.lines[-1]["checksum"] if self.lines else self.phase["phase"]
         return last
 
+    @property
+    def follows_results(self) -> bool:
+        """Whether results may end the run, or choose its noise: what its rounds would cost as a plan bounds nothing."""
+        return bool(self.lines) and not {"stop", "filter"}.isdisjoint(self.lines[0].get("law", {}))
+
     def events(self, rounds: int | None = None) -> list[Event]:
         """What the first `rounds` rounds (default: all) release of each client.
 
@@ -251,8 +256,11 @@ class Ledger:
     ) -> list[float]:
         """Of each client after `rounds` rounds (default: all), by default as the run counted.
 
-        Raises: ConfigurationError for a run without an epsilon.
+        Raises: ConfigurationError for a run without an epsilon, and for one that follows results.
         """
+        if self.follows_results:
+            wanted, remedy = "of one whose rounds and noise were planned", "its Guarantee has its epsilon"
+            raise errors.refuse("ledger", "one of a run that results may end or change", wanted, remedy)
         if not self.lines:
             raise errors.refuse("ledger", "no rounds", "of a run that has done some", "it grows as the run goes on")
         if not self.lines[0]["events"]:

@@ -65,7 +65,7 @@ def account_ledger(arguments: list[str]) -> int:
     notes = [*_own(ledger, options, promise), *_budget(ledger, promise, options.rounds)]
     if ledger.cut:
         notes.append("the file ends in the middle of a line, which does not count")
-    if options.plot and _follows_results(ledger):
+    if options.plot and ledger.follows_results:
         raise errors.refuse("plot", options.plot, "left out where results end the run or choose its noise")
     if options.plot:
         from fedjax_dp.figures.runs import plot_spending  # takes half a second to load
@@ -92,16 +92,11 @@ def account_ledger(arguments: list[str]) -> int:
 def _check_terms(ledger: "Ledger", options: LedgerOptions) -> None:
     """Refuse other terms where the epsilon of a run is known on its own terms alone."""
     whose = "a run that stands for a deployment" if ledger.phase.get("deployment") is not None else ""
-    if _follows_results(ledger):
+    if ledger.follows_results:
         whose = "a run that results may end or change, of which its first rounds bound nothing"
     for name in ("delta", "accountant", "rounds"):
         if whose and getattr(options, name) is not None:
             raise errors.refuse(name, getattr(options, name), f"left out for {whose}")
-
-
-def _follows_results(ledger: "Ledger") -> bool:
-    """Whether results end the run or choose its noise."""
-    return bool(ledger.lines) and not {"stop", "filter"}.isdisjoint(ledger.lines[0]["law"])
 
 
 def _epsilons(ledger: "Ledger", options: LedgerOptions, rounds: int | None) -> list[float]:
@@ -111,7 +106,7 @@ def _epsilons(ledger: "Ledger", options: LedgerOptions, rounds: int | None) -> l
 def _promise(ledger: "Ledger", options: LedgerOptions) -> Guarantee:
     """The Guarantee of these rounds."""
     last = ledger.lines[-1]
-    if _follows_results(ledger):  # what its rounds would have cost if they had been planned bounds nothing
+    if ledger.follows_results:  # what its rounds would have cost if they had been planned bounds nothing
         epsilons = [infinite(epsilon) for epsilon, clients in ledger.phase["epsilons"] for _ in range(clients)]
         _require_filtered(ledger)
     else:
@@ -146,7 +141,7 @@ def _own(ledger: "Ledger", options: LedgerOptions, promise: Guarantee) -> list[s
     Raises: ConfigurationError where it did not.
     """
     phase = ledger.phase
-    if _follows_results(ledger):
+    if ledger.follows_results:
         law = ledger.lines[-1]["law"]
         how = f"results may end it: stop {law['stop']}" if "stop" in law else "results choose its noise within a filter"
         return [f"as its run promised: {how}"]
@@ -174,7 +169,7 @@ def _budget(ledger: "Ledger", promise: Guarantee, rounds: int | None) -> list[st
     """What is left of the budget, and why the run ended."""
     last = ledger.lines[-1]
     lines = []
-    if "filter" in last["law"]:
+    if "filter" in last.get("law", {}):
         used, of = (last["law"]["filter"][name] for name in ("used", "of"))
         lines.append(f"budget {last['budget']:g}, of whose filter {used / of:.1%} is used")
     elif last["budget"] is not None:

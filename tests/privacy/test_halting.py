@@ -117,6 +117,14 @@ def test_leaving_is_announced_in_the_guarantee_and_the_ledger(leaving):
     assert again.epsilons() == pytest.approx(list(promise.epsilons), rel=1e-9)
 
 
+@pytest.mark.slow
+def test_an_audit_of_a_run_that_clients_leave_is_consistent_with_what_it_promises(leaving):
+    run, promise = leaving
+    audit = fdp.audit(run.algorithm, DATA, rounds=run.rounds, delta=1e-3, trials=2_000, canary="gradient")
+    assert not audit.violated
+    assert 0 < audit.lower <= promise.epsilon
+
+
 def test_equal_budgets_of_all_clients_end_a_run_of_everybody_as_one_does():
     everybody = planned().with_cohort(AllClients())
     halted, promise = prepared(everybody)
