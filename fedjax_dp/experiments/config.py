@@ -246,8 +246,9 @@ def _checked(taken: Options, values: Overrides) -> dict[str, Any]:
             errors.require_count(name, values[name], "or auto" if name == "devices" else "")
             if values[name] > LARGEST_COUNT:
                 raise errors.refuse(name, values[name], f"at most {LARGEST_COUNT:,}")
-    if "target" in values:
-        split_target(values["target"])
+    for name in ("target", "stop"):
+        if name in values:
+            split_target(values[name], name)
     return {**_by_rounds(values["rounds"]), **values}
 
 

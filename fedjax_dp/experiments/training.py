@@ -212,7 +212,7 @@ def prepare(
     output, measures = spec.output, measures_of_task(task_of(planned.model, planned.data))
     if output.target is not None:
         target_of(output.target, measures)
-    stop = None if planned.terms.stop is None else StopRule(target_of(planned.terms.stop, measures))
+    stop = None if planned.terms.stop is None else StopRule(target_of(planned.terms.stop, measures, "stop"))
     if on_host:
         prefetch.check(planned.algorithm, bool(output.train_metrics))
     wanted, choices = planned.rounds, None

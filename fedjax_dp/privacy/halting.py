@@ -11,8 +11,9 @@ from fedjax_dp import errors
 from fedjax_dp.accounting import Guarantee, epsilon_of, last_round
 from fedjax_dp.accounting.calibrate import require_budget
 from fedjax_dp.accounting.ledger import times
-from fedjax_dp.parts.cohorts import Cohort
+from fedjax_dp.parts.cohorts import Cohort, no_law_among_fewer
 from fedjax_dp.parts.departures import Departures
+from fedjax_dp.parts.facts import of_the_project
 from fedjax_dp.privacy.planned_run import PlannedRun
 from fedjax_dp.privacy.protection import noise_of
 from fedjax_dp.privacy.spending import Spending
@@ -53,6 +54,8 @@ def _left_one_by_one(run: PlannedRun, promise: Guarantee) -> PlannedRun:
     def leaving_after(until: np.ndarray) -> PlannedRun:
         return run.with_cohort(Departures(cohort=run.algorithm.cohort, until=until.astype(np.float32)))
 
+    if not of_the_project(run.algorithm.cohort):  # nothing examines another's draws among fewer clients
+        raise no_law_among_fewer(run.algorithm.cohort)
     budgets = np.array(run.terms.budgets(run.data.num_clients))
     staying = leaving_after(np.full(len(budgets), np.inf))
     most = _most_participations(staying, promise, budgets)

@@ -63,6 +63,8 @@ class Choices:
 
     def __init__(self, run: PlannedRun, promise: Guarantee, choose: Choice) -> None:
         """Raises: ConfigurationError where no filter holds, and where not even the first round is within the budget."""
+        if not callable(choose):
+            raise errors.refuse("adapt", repr(choose)[:60], "a function of privacy.steering.Released")
         _require_covered(run, promise)
         spending = Spending(run, promise)
         if spending.by_round is None or counted_as(run) not in ("schedule", "worst"):

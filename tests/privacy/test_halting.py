@@ -5,11 +5,12 @@ import dataclasses
 import numpy as np
 import pytest
 from helpers import ragged_data
+from own_parts import lying
 
 import fedjax_dp as fdp
 from fedjax_dp.accounting import epsilon_of
 from fedjax_dp.accounting.ledger import Ledger
-from fedjax_dp.parts.cohorts import AllClients
+from fedjax_dp.parts.cohorts import AllClients, CyclicCohort
 from fedjax_dp.privacy.client_events import client_events
 from fedjax_dp.privacy.guarantees import guaranteed, prepared
 from fedjax_dp.privacy.spending import Spending
@@ -72,6 +73,15 @@ def test_a_budget_that_cannot_end_a_run_is_refused_in_one_line(terms, words):
     with pytest.raises(fdp.ConfigurationError, match=words) as error:
         prepared(planned(**terms))
     assert "\n" not in str(error.value)
+
+
+def test_clients_leave_no_cohort_whose_draws_among_fewer_nobody_examines():
+    run = planned(budget=[8.0] * 6)
+    for cohort in (lying(run.algorithm.cohort), CyclicCohort(size=3)):
+        with pytest.raises(
+            fdp.ConfigurationError, match=f"one number for {type(cohort).__name__}, which states no law"
+        ):
+            prepared(run.with_cohort(cohort))
 
 
 OWN = [4.0, 6.0, 8.0, 10.0, 5.0, 3.0]
