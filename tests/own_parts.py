@@ -26,6 +26,10 @@ def answering(ids, drawn=None, invited=None):
     return Members(ids, invited.astype(jnp.float32) if drawn is None else drawn, jnp.zeros_like(ids), invited)
 
 
+def everybody_stays(self, round_index, shares):
+    return shares
+
+
 def lying(part, **members):
     """A subclass that restates all facts, but for these members."""
     kind = type(part)
@@ -70,6 +74,11 @@ class Shuffled:
     def log(self, num_clients):
         return None
 
+    remaining = everybody_stays
+
+    def among(self, key, round_index, left, num_clients):
+        raise NotImplementedError
+
     def resized(self, size):
         return type(self)(size=size)
 
@@ -113,6 +122,11 @@ class Coins:
     def log(self, num_clients):
         return None
 
+    remaining = everybody_stays
+
+    def among(self, key, round_index, left, num_clients):
+        raise NotImplementedError
+
     def resized(self, size):
         raise NotImplementedError
 
@@ -153,6 +167,11 @@ class Halves:
 
     def log(self, num_clients):
         return None
+
+    remaining = everybody_stays
+
+    def among(self, key, round_index, left, num_clients):
+        raise NotImplementedError
 
     def resized(self, size):
         raise NotImplementedError

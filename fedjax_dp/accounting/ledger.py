@@ -3,8 +3,9 @@
 A round's line says what was released of whom, and what that and all before it cost. `events` are what the round
 releases of the clients that `clients` name (ids, or pairs of first and last), each by its place; where `so_far` is true
 they stand for everything up to the round instead, as for noise that is correlated over rounds. `as_round` stands for
-events and clients that are those of another round. Each line has the checksum of itself and the line before, the first
-of the run's phase; a line that a kill cut off does not count.
+events and clients that are those of another round; `leave` names clients whose own budgets end with the round. Each
+line has the checksum of itself and the line before, the first of the run's phase; a line that a kill cut off does not
+count.
 """
 
 import dataclasses
@@ -212,6 +213,11 @@ class Ledger:
         last: str = self.lines[-1]["checksum"] if self.lines else self.phase["phase"]
         return last
 
+    @property
+    def follows_results(self) -> bool:
+        """Whether results may end the run, or choose its noise: what its rounds would cost as a plan bounds nothing."""
+        return bool(self.lines) and not {"stop", "filter"}.isdisjoint(self.lines[0].get("law", {}))
+
     def events(self, rounds: int | None = None) -> list[Event]:
         """What the first `rounds` rounds (default: all) release of each client.
 
@@ -250,8 +256,11 @@ class Ledger:
     ) -> list[float]:
         """Of each client after `rounds` rounds (default: all), by default as the run counted.
 
-        Raises: ConfigurationError for a run without an epsilon.
+        Raises: ConfigurationError for a run without an epsilon, and for one that follows results.
         """
+        if self.follows_results:
+            wanted, remedy = "of one whose rounds and noise were planned", "its Guarantee has its epsilon"
+            raise errors.refuse("ledger", "one of a run that results may end or change", wanted, remedy)
         if not self.lines:
             raise errors.refuse("ledger", "no rounds", "of a run that has done some", "it grows as the run goes on")
         if not self.lines[0]["events"]:

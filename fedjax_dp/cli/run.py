@@ -128,11 +128,11 @@ def _print_result(
     name = marked(f"{result['algorithm']} on {result['dataset']}", mark_of(guarantee))
     last = result["history"][-1]
     shared = f"test {reached}loss {result['test_loss']:.4f}"
-    headline = f"{name}: {shared} after {result['rounds']} rounds"
+    headline = f"{name}: {shared} after {last['round']} rounds"
     if last["personal_mean"] is not None:
         headline = (
             f"{name}: {_plainly(main)} {last['personal_mean']:.4f} of clients' own models on their own records, worst "
-            f"tenth {last['personal_worst_tenth']:.4f}, after {result['rounds']} rounds"
+            f"tenth {last['personal_worst_tenth']:.4f}, after {last['round']} rounds"
         )
     lines = [
         ("", headline),
@@ -168,17 +168,20 @@ def _print_result(
 
 def _halt(result: dict[str, Any]) -> list[tuple[str, str]]:
     """What a budget did."""
+    from fedjax_dp.experiments.training import ended_early  # loads JAX
+
     spending = result.get("spending")  # folders of before have none
-    if spending is None or spending["halt"] != "budget":
+    if spending is None:
         return []
-    budget, rounds, wanted = spending["budget"], result["rounds"], spending["rounds_wanted"]
-    return [("halted", f"by the budget {budget:g} after {rounds:,} of {wanted:,} rounds")]
+    done, wanted = result["history"][-1]["round"], spending["rounds_wanted"]
+    words = ended_early(done, wanted, spending["halt"], spending["budget"], spending.get("departures"))
+    return [("halted" if done < wanted else "clients", words)] if words else []
 
 
 def _spending(result: dict[str, Any]) -> list[tuple[str, str]]:
     """Epsilon at a few rounds, of which the last is the Guarantee's."""
     spending = result.get("spending")
-    if spending is None or not spending["planned"]:
+    if spending is None or not spending["planned"] or spending["halt"] == "rule":  # the Guarantee is of all rounds
         return []
     rounds: int = result["rounds"]
     known: dict[int, float] = dict(spending["planned"])

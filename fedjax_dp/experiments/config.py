@@ -46,7 +46,16 @@ CONFIGURED, VALUES = "a configuration", "values of Python"  # what a run is made
 # What overrides decide where algorithm, data, model and devices are values.
 BESIDE_VALUES = ("seed", "rounds", "evaluate_every", "checkpoint_every", "train_metrics", "target", "records")
 # What means nothing without privacy.
-OF_PRIVATE = ("epsilon", "unit", "epsilon_high", "delta", "budget", "deployment_cohort", "deployment_population")
+OF_PRIVATE = (
+    "epsilon",
+    "epsilon_high",
+    "unit",
+    "delta",
+    "budget",
+    "budget_high",
+    "deployment_cohort",
+    "deployment_population",
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -253,8 +262,9 @@ def _checked(taken: Options, values: Overrides) -> dict[str, Any]:
             errors.require_count(name, values[name], "or auto" if name == "devices" else "")
             if values[name] > LARGEST_COUNT:
                 raise errors.refuse(name, values[name], f"at most {LARGEST_COUNT:,}")
-    if "target" in values:
-        split_target(values["target"])
+    for name in ("target", "stop"):
+        if name in values:
+            split_target(values[name], name)
     return {**_by_rounds(values["rounds"]), **values}
 
 

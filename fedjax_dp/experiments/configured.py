@@ -116,7 +116,7 @@ def _ready(config: RunSpec, screen: Screen) -> PreparedRun:
         )
     if ready.halted_of is not None:
         again = build.build_algorithm(config.with_rounds(ready.rounds), data)
-        if not same(again, ready.planned.algorithm):
+        if not same(again, planned.algorithm):
             reason = "its algorithm is another for fewer rounds: give them as rounds"
             raise errors.refuse("budget", config.privacy.budget, "left out", reason)
     for line in (

@@ -84,7 +84,7 @@ def carry_on(file: pathlib.Path, ready: "PreparedRun") -> None:
     phase = phases_of(before, str(file))[-1]["phase"]
     lines, last = [], phase
     for line in held.lines:
-        ends = line["halt"] if line["round"] + 1 == ready.rounds else None
+        ends = line["halt"] if line["halt"] == "rule" or line["round"] + 1 == ready.rounds else None
         lines.append(chained(last, dict(line) | {"phase": phase, "halt": ends}))
         last = lines[-1]["checksum"]
     made = before + text_of(lines)
@@ -104,8 +104,7 @@ class RoundLedger:
         """The lines of all rounds up to `done` that are not there yet."""
         if done <= self._next:
             return
-        halted = self._ready.halted_of is not None
-        lines = list(self._ready.spending.lines(self._phase, self._before, self._next, done, halted))
+        lines = list(self._ready.spending.lines(self._phase, self._before, self._next, done, *self._ready.end))
         with self._file.open("a") as opened:
             opened.write(text_of(lines))
         self._before, self._next = lines[-1]["checksum"], done
@@ -129,6 +128,7 @@ CLIENT_COLUMNS = (
     "epsilon",
     "budget",
     "left",
+    "left_after_round",
     "deployment",
 )
 
@@ -138,19 +138,23 @@ def clients_table(ready: "PreparedRun") -> list[dict[str, Any]]:
     planned, guarantee = ready.planned, ready.guarantee
     num_clients, sizes = planned.data.num_clients, np.asarray(planned.data.sizes).tolist()
     private = ready.spending.private
-    noise = noise_of(planned.algorithm) if private else None
+    chosen = ready.steering is not None and ready.steering.chosen is not None  # then noise differs by round
+    noise = noise_of(planned.algorithm) if private and not chosen else None
     noises = [None] * num_clients if noise is None else np.broadcast_to(np.asarray(noise, float), num_clients).tolist()
     events = client_events(planned) if private else [None] * num_clients
     releases = {id(event): sum(count for _, count in event.leaves()) for event in events if event is not None}
-    rounds = ready.spending.counts(ready.rounds).tolist()
+    rounds = ready.spending.counts(ready.end[0]).tolist()
     known = planned.terms.any_budget is not None
     budgets = planned.terms.budgets(num_clients) if known else [None] * num_clients
+    ends = np.full(num_clients, np.inf) if planned.leaves_after is None else planned.leaves_after
+    after = [int(end) if np.isfinite(end) else None for end in ends.tolist()]
     rows = []
     for client, (records, z, event, budget) in enumerate(zip(sizes, noises, events, budgets, strict=True)):
         epsilon = guarantee.epsilons[client] if private else None
         left = None if budget is None or epsilon is None else budget - epsilon
-        cells = (client, records, z, rounds[client], releases.get(id(event)), epsilon, budget, left, guarantee.mark)
-        rows.append(dict(zip(CLIENT_COLUMNS, cells, strict=True)))
+        released = None if chosen else releases.get(id(event))
+        spent = (rounds[client], released, epsilon, budget, left, after[client])
+        rows.append(dict(zip(CLIENT_COLUMNS, (client, records, z, *spent, guarantee.mark), strict=True)))
     return rows
 
 

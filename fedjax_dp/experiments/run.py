@@ -23,6 +23,7 @@ from fedjax_dp.experiments.saved_run import SavedRun, open_run
 from fedjax_dp.experiments.training import Callbacks, PreparedRun, Result, prepare, train
 from fedjax_dp.models import ARCHITECTURES, Model, NetworkModel, usual_model
 from fedjax_dp.privacy.planned_run import plan_run
+from fedjax_dp.privacy.steering import Choice
 from fedjax_dp.privacy.terms import PrivacyOptions
 from fedjax_dp.pytrees import checksum
 from fedjax_dp.rounds.algorithm import Algorithm
@@ -44,6 +45,7 @@ def run(
     checkpoint_every: int | None = None,
     progress: bool = False,
     callbacks: Sequence[Any] = (),
+    adapt: Choice | None = None,
     **privacy: Unpack[PrivacyOptions],
 ) -> Result:
     """Train `algorithm` on `data` and say what it promises.
@@ -53,7 +55,10 @@ def run(
                       after a stop, `open_run` reads it;
     checkpoint_every  rounds between checkpoints in it (default: rounds / 5);
     progress          bars on stderr, or in the notebook;
-    callbacks         are called at every evaluation, see `experiments.Callback`.
+    callbacks         are called at every evaluation, see `experiments.Callback`;
+    adapt             a function of `privacy.steering.Released`, called before the first round and at every evaluation:
+                      the noise multiplier of the rounds to the next, or None to end the run. `budget` is then the
+                      claim, of a filter in the currency of `accountant`: gaussian (unsampled), zcdp or rdp.
     How privacy is counted, and the budget, are keyword arguments: see `PrivacyTerms`; for the others see `simulate`.
     Raises: ConfigurationError before anything is compiled or written; errors.DivergedError with round and clients.
     """
@@ -75,7 +80,7 @@ def run(
     def checked() -> PreparedRun:
         if path is not None:
             run_folder.check_new(path, f"or go on with it: resume({str(path)!r}, algorithm, data)")
-        return _ready(algorithm, data, _model(model, data), execution, overrides, kept=path is not None)
+        return _ready(algorithm, data, _model(model, data), execution, overrides, path is not None, adapt)
 
     if path is None:
         return train(checked(), screen, observers)
@@ -142,6 +147,7 @@ def _ready(
     execution: Execution | None,
     overrides: Mapping[str, Any],
     kept: bool,
+    adapt: Choice | None = None,
 ) -> PreparedRun:
     """A run of values; `kept`: in a folder, for which values get checksums."""
     spec = RunSpec.of_values(
@@ -156,7 +162,8 @@ def _ready(
         plan_run(algorithm, data, rounds=rounds, seed=seed, model=model, terms=terms),
         execution or all_devices(),
         on_host=spec.execution.records == "host",
-        checksums=_checksums(algorithm, data, model) if kept else {},
+        checksums=_checksums(algorithm, data, model) | ({"adapt": "a function"} if adapt else {}) if kept else {},
+        adapt=adapt,
     )
     described = dataclasses.replace(ready.spec, algorithm=_shortened(ready.planned.algorithm))
     return dataclasses.replace(ready, spec=described)

@@ -22,8 +22,9 @@ def spending_of(ready: PreparedRun) -> dict[str, Any]:
         "at_any_time": any_time,
         "budget": budget,
         "left": None if budget is None or epsilon is None else budget - epsilon,
-        "halt": "rounds" if ready.halted_of is None else "budget",
+        "halt": ready.end[1],
         "rounds_wanted": ready.halted_of or ready.rounds,
+        "departures": ready.planned.departures,
     }
 
 

@@ -24,14 +24,15 @@ from fedjax_dp.experiments.config import CONFIGURED, RunSpec
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.models import Model, Origin, Start, task_of
 from fedjax_dp.models.origins import values_digest
-from fedjax_dp.privacy.guarantees import prepared, with_attack
+from fedjax_dp.privacy.guarantees import guaranteed, prepared, stated, with_attack
 from fedjax_dp.privacy.planned_run import PlannedRun
 from fedjax_dp.privacy.spending import Spending
+from fedjax_dp.privacy.steering import Choice, Choices, StopRule, claim_of
 from fedjax_dp.rounds import metrics, prefetch
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.final import final_model
 from fedjax_dp.rounds.metrics import main_of
-from fedjax_dp.rounds.simulation import Evaluation, Simulation, Timing, numbers, simulate
+from fedjax_dp.rounds.simulation import Evaluation, Simulation, Steer, Timing, numbers, simulate
 from fedjax_dp.rounds.state import ServerState
 from fedjax_dp.tasks import Task, measures_of_task
 from fedjax_dp.tasks.measures import TEST, target_of
@@ -85,7 +86,7 @@ class Result(NamedTuple):
         facts = {
             **main_of(self.history),
             "privacy": str(self.guarantee),
-            **({"halted": self.ready.halt} if self.ready.halt else {}),
+            **({"budget": self.ready.halt} if self.ready.halt else {}),
             **({"warnings": "; ".join(self.guarantee.warnings)} if self.guarantee.warnings else {}),
             "timing": self.timing.in_words,
         }
@@ -101,6 +102,7 @@ class PreparedRun:
     planned    the run itself: algorithm, with its noise, data, model
     checksums  of what decides it beside: data, code, values that only Python has, by name
     halted_of  rounds that were wanted, where a budget ends it before them
+    steering   what chooses noise or end of the run from what it releases, if anything does
     folder     that it is kept in, if any
     history    the evaluations before it was stopped, where it goes on
     hashes     of its records, where they are known
@@ -113,6 +115,7 @@ class PreparedRun:
     on_host: bool
     checksums: Mapping[str, str]
     halted_of: int | None = None
+    steering: Choices | StopRule | None = None
     folder: pathlib.Path | None = None
     history: tuple[Evaluation, ...] = ()
     hashes: np.ndarray | None = None
@@ -148,7 +151,14 @@ class PreparedRun:
     @functools.cached_property
     def spending(self) -> Spending:
         """Epsilon by round."""
-        return Spending(self.planned, self.guarantee)
+        return Spending(self.planned, self.guarantee, None if self.steering is None else self.steering.chosen)
+
+    @property
+    def end(self) -> tuple[int, str]:
+        """The round at which it ends, as far as is known, and what ends it there: rounds, budget or rule."""
+        if self.steering is not None and self.steering.end is not None:
+            return self.steering.end, self.steering.why
+        return self.rounds, "rounds" if self.halted_of is None else "budget"
 
     @property
     def task(self) -> Task:
@@ -157,11 +167,10 @@ class PreparedRun:
 
     @property
     def halt(self) -> str | None:
-        """That a budget ends it before its time, in words."""
-        if self.halted_of is None:
-            return None
-        budget = self.planned.terms.common_budget
-        return f"halted by the budget {budget:g} after {self.rounds:,} of {self.halted_of:,} rounds"
+        """What budgets or results end before its time, in words."""
+        (done, why), wanted = self.end, self.halted_of or self.rounds
+        words = ended_early(done, wanted, why, self.planned.terms.common_budget, self.planned.departures)
+        return f"halted {words}" if words and done < wanted else words
 
     @property
     def title(self) -> str:
@@ -173,6 +182,15 @@ class PreparedRun:
         return Card(self.title, {"rounds": str(self.rounds), "privacy": str(self.guarantee)})
 
 
+def ended_early(done: int, wanted: int, why: str, budget: float | None, departures: int | None) -> str | None:
+    """What ended before its time, if anything: the run, after `done` of the rounds wanted, or those of some clients."""
+    by = {"rule": "results", "budget": "the budget" if budget is None else f"the budget {budget:g}"}.get(why, "")
+    words = [f"by {by} after {done:,} of {wanted:,} rounds"] if done < wanted else []
+    if departures:
+        words.append(f"{count(departures, 'client')} left when their own budgets were used up")
+    return "; ".join(words) or None
+
+
 def prepare(
     spec: RunSpec,
     planned: PlannedRun,
@@ -182,26 +200,36 @@ def prepare(
     checksums: Mapping[str, str],
     hashes: np.ndarray | None = None,
     progress: Callable[[int, int], None] | None = None,
+    adapt: Choice | None = None,
 ) -> PreparedRun:
     """A run with the noise that it needs, of the rounds that its budget allows.
+
+    adapt  chooses noise and end of the run from what it releases, within its budget.
 
     Raises: ConfigurationError for a target of a metric that the task has not, for records on the host where they are
             needed elsewhere, and for a budget that cannot be met.
     """
-    output = spec.output
+    output, measures = spec.output, measures_of_task(task_of(planned.model, planned.data))
     if output.target is not None:
-        target_of(output.target, measures_of_task(task_of(planned.model, planned.data)))
+        target_of(output.target, measures)
+    stop = None if planned.terms.stop is None else StopRule(target_of(planned.terms.stop, measures, "stop"))
     if on_host:
         prefetch.check(planned.algorithm, bool(output.train_metrics))
-    wanted = planned.rounds
-    planned, guarantee = prepared(planned, progress)
+    wanted, choices = planned.rounds, None
+    if adapt is None:
+        planned, guarantee = prepared(planned, progress)
+        guarantee = with_attack(planned, guarantee)
+    else:
+        choices = Choices(planned, stated(planned), adapt)
+        guarantee = claim_of(guaranteed(planned.counted(budget=None)), choices)
     halted_of = wanted if planned.rounds < wanted else None
     return PreparedRun(
         spec=spec.with_rounds(planned.rounds),
         planned=planned,
         halted_of=halted_of,
+        steering=stop or choices,
         execution=execution,
-        guarantee=with_attack(planned, guarantee),
+        guarantee=guarantee,
         on_host=on_host,
         checksums=checksums,
         hashes=hashes,
@@ -312,7 +340,7 @@ def _trained(
             nonlocal reported
             now = int(state.round)
             if keeper is not None:
-                due = now % output.checkpoint_every == 0 or now == rounds
+                due = now % output.checkpoint_every == 0 or now == ready.end[0]
                 keeper.keep(state, final_model(algorithm, state), [*ready.history, *new], due)
             for evaluation in new[reported:]:
                 callbacks.notify("on_evaluation", evaluation)
@@ -332,6 +360,7 @@ def _trained(
             pause_every=None if keeper is None else output.checkpoint_every,
             on_pause=on_pause,
             on_host=ready.on_host,
+            steer=_steered_by(ready),
             checked=True,
         )
     simulation = simulation._replace(history=[*ready.history, *simulation.history])
@@ -339,6 +368,25 @@ def _trained(
     if keeper is not None:
         keeper.finish(result)
     return result
+
+
+def _steered_by(ready: PreparedRun) -> Steer | None:
+    """What `simulate` asks, which is told nothing but what is released."""
+    steering, algorithm = ready.steering, ready.planned.algorithm
+    if steering is None:
+        return None
+    public = ready.planned.data.test_clients is None
+
+    def steer(state: ServerState, seen: Evaluation | None, until: int) -> tuple[Algorithm, int]:
+        nonlocal algorithm
+        done = int(state.round)
+        if seen is None and ready.history and ready.history[-1].round == done:
+            seen = ready.history[-1]
+        params = jax.tree.map(np.asarray, final_model(algorithm, state))
+        algorithm = steering.choose(algorithm, done, until, params, seen if public else None)
+        return algorithm, ready.end[0]
+
+    return steer
 
 
 def _pace(history: list[Evaluation], rounds: int, seconds: float) -> str:

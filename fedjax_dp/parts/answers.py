@@ -8,7 +8,7 @@ import numpy as np
 
 from fedjax_dp import errors, prng
 from fedjax_dp.accounting import Adjacency, Event, ParticipationLog, Sampling
-from fedjax_dp.parts.cohorts import Array, Cohort, Members
+from fedjax_dp.parts.cohorts import Array, Cohort, Members, no_law_among_fewer
 from fedjax_dp.parts.facts import restates
 from fedjax_dp.prng import role_key
 from fedjax_dp.pytrees import changed, of_clients, structure, value
@@ -61,6 +61,12 @@ class Answers:
 
     def log(self, num_clients: int) -> ParticipationLog | None:
         return self.cohort.log(num_clients)
+
+    def among(self, key: jax.Array, round_index: jax.Array, left: jax.Array, num_clients: int) -> Members:
+        raise no_law_among_fewer(self)
+
+    def remaining(self, round_index: jax.Array, shares: jax.Array) -> jax.Array:
+        return self.cohort.remaining(round_index, shares)
 
 
 @value

@@ -26,6 +26,7 @@ from fedjax_dp.privacy.terms import BY_NAME_ALONE, PrivacyOptions, PrivacyTerms
 from fedjax_dp.rounds.algorithm import Algorithm
 
 MOST_NAMES = 1000  # of clients in a Guarantee
+MOST_DEPARTURES = 6  # rounds in it after which clients leave
 SEE_THE_MODEL = ("local", "privatizer", "bound", "correction", "upload")
 
 
@@ -250,9 +251,16 @@ def stated(run: PlannedRun, progress: Callable[[int, int], None] | None = None) 
         adjacency,
         run.view,
         accounting.ACCOUNTANTS[terms.accountant].about,
-        (*_assumptions(run, steps), *run.beginning.assumptions, *_words(run), FLOAT_NOISE),
+        (
+            *_assumptions(run, steps),
+            *_departures(run),
+            *_stop(run),
+            *run.beginning.assumptions,
+            *_words(run),
+            FLOAT_NOISE,
+        ),
         tuple(claim for claims in CLAIMS for claim in claims(run, delta, epsilons, ledger))
-        if terms.deployment is None and not unit.of_records
+        if terms.deployment is None and not unit.of_records and run.leaves_after is None
         else (),
         (
             *epsilon_warnings(max(epsilons)),
@@ -305,6 +313,28 @@ def _names(data: FederatedData, unit: Unit) -> tuple[str, ...]:
     """What clients are called, unless whether they take part is what is hidden."""
     few = data.names is not None and data.num_clients <= MOST_NAMES
     return data.names.listed if data.names is not None and few and unit is Unit.RECORD else ()
+
+
+def _departures(run: PlannedRun) -> list[str]:
+    """That clients leave when their own budgets are used up, and when."""
+    if run.leaves_after is None:
+        return []
+    after, rounds = np.unique(run.leaves_after[np.isfinite(run.leaves_after)], return_counts=True)
+    when = [f"{count:,} after {at:.0f}" for at, count in zip(after.tolist(), rounds.tolist())]
+    if len(when) > MOST_DEPARTURES:
+        when = [f"{rounds.sum():,} after {after[0]:.0f} to {after[-1]:.0f} (clients.csv of a run's folder has each)"]
+    listed = f"of {run.rounds:,} rounds {', '.join(when)}" if when else "nobody before the end"
+    return [
+        "clients leave for good when their own budgets are used up, after rounds that are public and were known before "
+        f"the first: {listed}; cohorts, shares and divisors are then those of the clients that are left"
+    ]
+
+
+def _stop(run: PlannedRun) -> list[str]:
+    """That a result may end the run, which costs nothing where it is public."""
+    if run.terms.stop is None:
+        return []
+    return [f"the run ends where {run.terms.stop} is reached on a public test set, and is counted with all its rounds"]
 
 
 def _words(run: PlannedRun) -> list[str]:

@@ -14,12 +14,13 @@ from fedjax_dp.data.store import FederatedData, UnitBound
 from fedjax_dp.models import Model, usual_model
 from fedjax_dp.parts.aggregation import separate
 from fedjax_dp.parts.by_round import changes_of
-from fedjax_dp.parts.cohorts import Members
+from fedjax_dp.parts.cohorts import Cohort, Members
 from fedjax_dp.parts.facts import of_the_project
 from fedjax_dp.privacy.beginning import Beginning, beginning_of
 from fedjax_dp.privacy.deployment import Clients, clients_of, standing_for
 from fedjax_dp.privacy.protection import noise_of, noised, unit_of, unprotected, view_of, with_noise
 from fedjax_dp.privacy.terms import PrivacyOptions, PrivacyTerms
+from fedjax_dp.pytrees import changed
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.clients import draw_cohorts
 from fedjax_dp.rounds.simulation import check, run_key
@@ -76,10 +77,28 @@ class PlannedRun:
         """Members of a cohort of theirs that help the adversary, see `helpers_of`."""
         return helpers_of(self.promised.cohort.capacity(self.promised.num_clients), self.view, self.terms.colluders)
 
+    @property
+    def leaves_after(self) -> np.ndarray | None:
+        """Rounds after which each client leaves for good, infinite for who stays; None where budgets end nobody's."""
+        until = getattr(self.algorithm.cohort, "until", None)
+        return None if until is None else np.asarray(until, float)
+
+    @property
+    def departures(self) -> int | None:
+        """How many clients leave before the end; None where no budgets of their own end anybody's rounds."""
+        return None if self.leaves_after is None else int(np.isfinite(self.leaves_after).sum())
+
     @functools.cached_property
     def no_epsilon_reason(self) -> str | None:
         """Why no epsilon exists, where none does."""
-        return unprotected(self.algorithm, self.view) or self.beginning.reason
+        return unprotected(self.algorithm, self.view) or self.beginning.reason or self._unnoised_stop
+
+    @property
+    def _unnoised_stop(self) -> str | None:
+        """That its end tells of records that clients hold out."""
+        if self.terms.stop is None or self.data.test_clients is None:
+            return None
+        return "it stops by records that clients hold out and nobody noised: use a public test set, or fix the rounds"
 
     @property
     def beginning(self) -> Beginning:
@@ -168,6 +187,11 @@ class PlannedRun:
         if "rates" in self._drawn:
             known["rates"] = self.last_rates[:rounds]
         return dataclasses.replace(self, rounds=rounds, _drawn=known)
+
+    def with_cohort(self, cohort: Cohort) -> "PlannedRun":
+        """The same run with other cohorts, which are drawn anew."""
+        known: dict[str, Any] = {name: self._drawn[name] for name in ("beginning", "rates") if name in self._drawn}
+        return dataclasses.replace(self, algorithm=changed(self.algorithm, cohort=cohort), _drawn=known)
 
     def with_noise(self, noise_multiplier: float | np.ndarray) -> "PlannedRun":
         """The same run with other noise."""

@@ -2,12 +2,13 @@
 
 import functools
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from fedjax_dp.accounting import (
     Event,
+    Filter,
     GaussianOdometer,
     Guarantee,
     NotCoveredError,
@@ -33,22 +34,46 @@ class Spent(NamedTuple):
     priced_at: int
 
 
-class _Rounds(NamedTuple):
+class Rounds(NamedTuple):
     """What a round releases of each client that is counted in it: the kind of each client, and the kinds' events."""
 
     kind: np.ndarray  # (num_clients,)
     events: list[Event]
 
 
+class Chosen(Protocol):
+    """Of a run whose noise and end are chosen from what it releases, see `privacy.steering`."""
+
+    filter: Filter
+
+    def of_round(self, index: int) -> Rounds:
+        """What the round releases."""
+        ...
+
+    def used(self, rounds: int) -> float:
+        """What the first rounds have cost the client that has used most, in the filter's currency."""
+        ...
+
+
+def of_a_round(run: PlannedRun) -> Rounds:
+    """What a round of the run releases, by itself."""
+    events = with_paid(run.algorithm, training_of(run.prefix(1), at_least=1))
+    kinds = distinct(events)
+    return Rounds(np.array(each(events, {event: place for place, event in enumerate(kinds)}.__getitem__)), kinds)
+
+
 class Spending:
-    """Of a planned run with its noise and its Guarantee.
+    """Of a planned run with its noise and its Guarantee; or, with `chosen`, of one whose rounds results choose.
+
+    What the first rounds of the latter would cost if they had been planned bounds nothing, so no epsilon of them is
+    there: the budget of the filter is.
 
     A client's epsilon never falls from a round to the next, so where it would take long to know it for every round, the
     epsilon of a later one stands for it: an upper bound, with the round that it is of.
     """
 
-    def __init__(self, run: PlannedRun, guarantee: Guarantee) -> None:
-        self.run, self.guarantee = run, guarantee
+    def __init__(self, run: PlannedRun, guarantee: Guarantee, chosen: Chosen | None = None) -> None:
+        self.run, self.guarantee, self._chosen = run, guarantee, chosen
         self.private = bool(np.isfinite(guarantee.epsilon))
         self._counted: tuple[int, np.ndarray] = (0, np.zeros(run.data.num_clients, int))
         self._before: tuple[int, list[Any]] = (-1, [])  # events up to a round, of the line that was made last
@@ -61,6 +86,8 @@ class Spending:
     @functools.cached_property
     def priced(self) -> list[int]:
         """Numbers of rounds of which the epsilon is worked out: all, where that is cheap, else powers of two."""
+        if self._chosen is not None:
+            return []
         rounds = self.run.rounds
         kinds = max(len(self._kinds(rounds)), 1) if self.private else 1
         if self._closed and kinds * rounds <= EXACT and self.run.data.num_clients * rounds <= COUNTS:
@@ -101,7 +128,7 @@ class Spending:
 
     def _kinds(self, rounds: int) -> list[Event]:
         """Events of the first rounds that differ, of which the worst client has one."""
-        by_round = self._by_round
+        by_round = self.by_round
         if by_round is None:
             return distinct(client_events(self.run.prefix(rounds)))
         most = np.zeros(len(by_round.events), int)  # more rounds of the same kind cost no less
@@ -111,7 +138,7 @@ class Spending:
     def counts(self, rounds: int) -> np.ndarray:
         """Rounds, of the first ones, that each client is counted for."""
         num_clients = self.run.data.num_clients
-        if not self._scheduled:
+        if not self.scheduled:
             return np.full(num_clients, rounds)
         done, counts = self._counted if self._counted[0] <= rounds else (0, np.zeros(num_clients, int))
         ids, drawn = (of[done:rounds] for of in self.run.cohorts)
@@ -119,47 +146,57 @@ class Spending:
         return self._counted[1]
 
     @functools.cached_property
-    def _scheduled(self) -> bool:
+    def scheduled(self) -> bool:
+        """Whether each client is counted for the rounds that it is drawn for."""
         return counted_as(self.run) == "schedule"
 
     @functools.cached_property
-    def _by_round(self) -> _Rounds | None:
+    def by_round(self) -> Rounds | None:
         """What each round releases, where these add up to what the Guarantee is of; else None.
 
         They do not for noise that is correlated over rounds, or for what is released once a run.
         """
         run = self.run
-        one = run.prefix(1)
-        events = with_paid(run.algorithm, training_of(one, at_least=1))
-        kinds = distinct(events)
-        kind = np.array(each(events, {event: place for place, event in enumerate(kinds)}.__getitem__))
+        kind, kinds = of_a_round(run)
         counts, whole = self.counts(run.rounds).tolist(), client_events(run)
         same = {(at, count, id(event)): event for at, count, event in zip(kind.tolist(), counts, whole, strict=True)}
         alike = all(times(kinds[at], count) == event for (at, count, _), event in same.items())
-        return _Rounds(kind, kinds) if alike else None
+        return Rounds(kind, kinds) if alike else None
 
-    def lines(self, phase: str, before: str, first: int, until: int, halted: bool = False) -> Iterator[dict[str, Any]]:
+    def lines(
+        self, phase: str, before: str, first: int, until: int, end: int | None = None, halt: str = "rounds"
+    ) -> Iterator[dict[str, Any]]:
         """Lines of the rounds from `first` up to `until`, for a ledger.
 
         phase, before  name of the run's phase, and checksum of the line that stands before;
-        halted         whether the budget ends the run.
+        end, halt      the round at which the run ends (default: its last), and what ends it: rounds, budget or rule.
         """
         for index in range(first, until):
-            line = chained(before, self._line(phase, index, halted))
+            line = chained(before, self._line(phase, index, self.run.rounds if end is None else end, halt))
             before = line["checksum"]
             yield line
 
-    def _line(self, phase: str, index: int, halted: bool) -> dict[str, Any]:
+    def _law(self, index: int) -> dict[str, Any]:
+        """How rounds are counted, and what of the run follows results."""
+        law: dict[str, Any] = {"participation": counted_as(self.run)}
+        if self.run.terms.stop is not None:
+            law["stop"] = self.run.terms.stop
+        if self._chosen is not None:
+            one, used = self._chosen.filter, self._chosen.used(index + 1)
+            law["filter"] = {"order": getattr(one, "order", None), "used": used, "of": one.budget}
+        return law
+
+    def _line(self, phase: str, index: int, end: int, halt: str) -> dict[str, Any]:
         guarantee, terms = self.guarantee, self.run.terms
-        spent = self.planned(index + 1) if self.private else None
+        spent = self.planned(index + 1) if self.private and self._chosen is None else None
         budget = terms.common_budget
-        last = index + 1 == self.run.rounds
         return {
             "ledger": VERSION,
             "kind": ROUND,
             "round": index,
             "phase": phase,
             **self._released(index),
+            **self._leaving(index),
             "unit": guarantee.unit.value,
             "adjacency": None if guarantee.adjacency is None else guarantee.adjacency.value,
             "view": guarantee.view.value,
@@ -168,33 +205,45 @@ class Spending:
             "accountant": terms.accountant,
             "epsilon_planned": None if spent is None else finite(spent.epsilon),
             "priced_at": None if spent is None else spent.priced_at,
-            "epsilon_at_any_time": self.at_any_time(index + 1),
+            "epsilon_at_any_time": None if self._chosen is not None else self.at_any_time(index + 1),
             "budget": budget,
             "left": None if budget is None or spent is None else budget - spent.epsilon,
-            "halt": None if not last else "budget" if halted else "rounds",
-            "law": {"participation": counted_as(self.run)} if self.private else {},
+            "halt": halt if index + 1 == end else None,
+            "law": self._law(index) if self.private else {},
             "deployment": None if guarantee.deployment is None else guarantee.deployment._asdict(),
         }
+
+    def _leaving(self, index: int) -> dict[str, Any]:
+        """Who leaves for good after the round, where somebody does."""
+        after = self.run.leaves_after
+        ids = np.zeros(0, int) if after is None else np.flatnonzero(after == index + 1)
+        return {"leave": ranges(ids)} if ids.size else {}
 
     def _released(self, index: int) -> dict[str, Any]:
         """What the round releases, and of whom."""
         nobody: dict[str, Any] = {"events": [], "clients": [], "so_far": False}
         if not self.private:
             return nobody if index == 0 else {"as_round": 0}
-        by_round = self._by_round
+        by_round = self.by_round if self._chosen is None else self._chosen.of_round(index)
         if by_round is None:
             return self._so_far(index)
-        if not self._scheduled:
-            everybody = np.arange(self.run.data.num_clients)
-            return self._listed(by_round.events, by_round.kind, everybody) if index == 0 else {"as_round": 0}
-        ids, drawn = (of[index] for of in self.run.cohorts)
-        members, often = np.unique(ids[drawn], return_counts=True)
-        line = self._listed(by_round.events, by_round.kind, members)
+        if not self.scheduled and self._chosen is None and index:
+            return {"as_round": 0}
+        often = self.times_in(index)
+        line = self._listed(by_round.events, by_round.kind, np.flatnonzero(often))
         for count in range(2, int(often.max(initial=1)) + 1):  # who trains twice is named twice
-            again = self._listed(by_round.events, by_round.kind, members[often >= count])
+            again = self._listed(by_round.events, by_round.kind, np.flatnonzero(often >= count))
             places = [line["events"].index(event) for event in again["events"]]
             line["clients"] += [[listed, places[place]] for listed, place in again["clients"]]
         return line
+
+    def times_in(self, index: int) -> np.ndarray:
+        """How often each client is counted for the round `(num_clients,)`."""
+        num_clients = self.run.data.num_clients
+        if not self.scheduled:
+            return np.ones(num_clients, int)
+        ids, drawn = (of[index] for of in self.run.cohorts)
+        return np.bincount(ids[drawn], minlength=num_clients)
 
     def _so_far(self, index: int) -> dict[str, Any]:
         """Everything up to the round, of the clients for which it has grown."""

@@ -45,8 +45,11 @@ class PrivacyTerms:
             every message, so sampling clients amplifies nothing; in the others the others' noise helps where it is
             known to add up
         colluders: clients of each cohort that help the adversary, in views other than uploads
-        budget: epsilon that ends the run, beside noise_multiplier: it takes as many of its rounds as every client's
-            budget allows, which is known before the first
+        budget: epsilon that ends the run, beside noise_multiplier: it takes as many of its rounds as it allows every
+            client; of one for each client, each leaves when its own is used up, and the others go on. All of it is
+            known before the first round
+        stop: value of a metric of the public test set, such as accuracy=0.9, that ends the run; the Guarantee is of all
+            rounds
         deployment_cohort: clients of a cohort in the deployment that the run stands for; its noise is found and
             counted, and the run has its noise on the mean
         deployment_population: clients of that deployment
@@ -61,6 +64,7 @@ class PrivacyTerms:
     view: Annotated[str | None, about("", choices=VIEWS, default="the algorithm's")] = None
     colluders: int = 0
     budget: Budget | None = None
+    stop: Annotated[str | None, about("", metavar="METRIC=VALUE")] = None
     deployment_cohort: Annotated[int | None, about("", default="the run itself")] = None
     deployment_population: Annotated[int | None, about("", default="the run itself")] = None
 
@@ -90,6 +94,12 @@ class PrivacyTerms:
         """The same, where it is one number."""
         return float(self.any_budget) if isinstance(self.any_budget, int | float) else None
 
+    @property
+    def range_of_budgets(self) -> str:
+        """The same in words."""
+        each = np.ravel(np.asarray(self.any_budget, object))
+        return f"{each[0]}" if len(each) == 1 else f"{min(each)} to {max(each)}, one for each client"
+
     def budgets(self, num_clients: int) -> list[float]:
         """Epsilon of every client.
 
@@ -97,16 +107,15 @@ class PrivacyTerms:
         """
         from fedjax_dp.accounting.calibrate import require_budget  # loads SciPy
 
+        name = "epsilon" if self.budget is None else "budget"
         try:
             budgets = np.asarray(self.any_budget, float)
         except (TypeError, ValueError):
-            raise errors.refuse(
-                "epsilon", validation.described(self.any_budget), "one number, or one per client"
-            ) from None
+            raise errors.refuse(name, validation.described(self.any_budget), "one number, or one per client") from None
         if budgets.ndim > 1 or (budgets.ndim == 1 and budgets.shape[0] != num_clients):
-            raise errors.refuse("epsilon", f"shape {budgets.shape}", f"one budget or {num_clients}, one per client")
+            raise errors.refuse(name, f"shape {budgets.shape}", f"one budget or {num_clients}, one per client")
         for budget in budgets.ravel():
-            require_budget("epsilon", budget, WITHOUT)
+            require_budget(name, budget, WITHOUT)
         each: list[float] = np.broadcast_to(budgets, (num_clients,)).tolist()
         return each
 
@@ -124,5 +133,6 @@ class PrivacyOptions(TypedDict, total=False):
     view: str | None
     colluders: int
     budget: Budget | None
+    stop: str | None
     deployment_cohort: int | None
     deployment_population: int | None

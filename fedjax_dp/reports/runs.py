@@ -255,7 +255,8 @@ def _figure(
 
 def _budget(config: Mapping[str, Any]) -> float | None:
     """Epsilon that every client may have, where it is one number."""
-    budget = config.get("budget") or (None if config.get("epsilon_high") else config.get("epsilon"))
+    name = "epsilon" if config.get("budget") is None else "budget"
+    budget = None if config.get(f"{name}_high") else config.get(name)
     return float(budget) if isinstance(budget, int | float) else None
 
 

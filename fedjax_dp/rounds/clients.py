@@ -120,6 +120,7 @@ def assembled(
 ) -> Round:
     """The cohort of a round, what its members hold, and the shape of what they will send."""
     model, frozen = gradients.split(model)
+    data = changed(data, shares=algorithm.cohort.remaining(state.round, data.shares))
     members = execution.everywhere(draw_cohort(algorithm.cohort, key, state.round, data.shares))
     clients, places = data.client(members.ids), members.ids
     if block is not None:

@@ -80,9 +80,10 @@ def build(points: Sequence[Point], sources: Sources) -> list[PlannedRun]:
 
 def refuse_halting(terms: PrivacyTerms) -> None:
     """Points of a sweep take as many rounds as they say."""
-    if terms.budget is not None:
-        remedy = "give rounds, as an axis if need be, or epsilon"
-        raise errors.refuse("budget", terms.budget, "left out in a sweep, whose points take all their rounds", remedy)
+    for name in ("budget", "stop"):
+        if getattr(terms, name) is not None:
+            wanted = "left out in a sweep, whose points take all their rounds"
+            raise errors.refuse(name, getattr(terms, name), wanted, "give rounds, as an axis if need be, or epsilon")
 
 
 def find_noise(points: Sequence[Point], runs: Sequence[PlannedRun], screen: Screen) -> list[PreparedPoint]:

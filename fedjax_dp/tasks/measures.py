@@ -79,33 +79,33 @@ class MetricTarget(NamedTuple):
     value: float
 
 
-def split_target(text: str) -> tuple[str, float]:
-    """The name of a metric and a number, from `METRIC=VALUE`."""
+def split_target(text: str, option: str = "target") -> tuple[str, float]:
+    """The name of a metric and a number, from `METRIC=VALUE`, which `option` has."""
     name, equals, number = text.partition("=")
     try:
         value = float(number) if equals else math.nan
     except ValueError:
         value = math.nan
     if not name or not math.isfinite(value):
-        raise errors.refuse("target", repr(text), "METRIC=VALUE", "such as accuracy=0.9")
+        raise errors.refuse(option, repr(text), "METRIC=VALUE", "such as accuracy=0.9")
     return name.strip(), value
 
 
-def target_of(text: str, measures: Measures) -> MetricTarget:
-    """The target that is meant by `METRIC=VALUE` where a task has these measures.
+def target_of(text: str, measures: Measures, option: str = "target") -> MetricTarget:
+    """The target that `option` means by `METRIC=VALUE` where a task has these measures.
 
     Raises: ConfigurationError for a metric that the task has not, and for a value that it cannot have.
     """
-    name, value = split_target(text)
+    name, value = split_target(text, option)
     known = {full.removeprefix(TEST): one for full, one in measures.tested.items() if one.better}
     if name not in known:
         listed = f"METRIC=VALUE, METRIC one of {', '.join(known)}"
         near = errors.nearest(name, known)
-        raise errors.refuse("target", repr(text), listed, f"did you mean {near[0]}?" if near else "")
+        raise errors.refuse(option, repr(text), listed, f"did you mean {near[0]}?" if near else "")
     measure = known[name]
     if not measure.low <= value <= measure.high:
         ends = "from 0 to 1" if measure.share else "0 or more"
-        raise errors.refuse("target", repr(text), f"a value {ends} of {name}")
+        raise errors.refuse(option, repr(text), f"a value {ends} of {name}")
     return MetricTarget(measure, value)
 
 

@@ -95,6 +95,34 @@ def test_a_stopped_run_goes_on_with_its_ledger_also_where_a_line_was_cut_off(run
 
 
 @pytest.mark.slow
+def test_a_run_that_is_killed_while_clients_leave_one_by_one_goes_on_as_if_it_had_not_been(tmp_path, data):
+    budgets = np.linspace(0.7, 1.1, 10)
+    words = {"rounds": 20, "evaluate_every": 1, "checkpoint_every": 2, "delta": 1e-3, "budget": budgets}
+    whole = fdp.run(dpnfl(), data, out=tmp_path / "whole", **words)
+    assert whole.ready.rounds < 20
+    assert whole.ready.planned.departures
+    kill = run_folder.RunFolder.keep
+
+    def keep(self, state, params, history, checkpoint):
+        kill(self, state, params, history, checkpoint)
+        if int(state.round) == 3:
+            raise Stopped
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(run_folder.RunFolder, "keep", keep)
+        with pytest.raises(Stopped):
+            fdp.run(dpnfl(), data, out=tmp_path / "stopped", **words)
+    resumed = fdp.resume(tmp_path / "stopped", dpnfl(), data)
+    np.testing.assert_array_equal(*(np.ravel(one.params["Dense_0"]["kernel"]) for one in (whole, resumed)))
+    for name in ("ledger.jsonl", "clients.csv"):
+        assert (tmp_path / "stopped" / name).read_text() == (tmp_path / "whole" / name).read_text()
+    rows = list(csv.DictReader((tmp_path / "whole" / "clients.csv").read_text().splitlines()))
+    assert all(float(row["epsilon"]) <= float(row["budget"]) for row in rows)
+    left = [int(row["left_after_round"]) for row in rows if row["left_after_round"]]
+    assert len(left) == whole.ready.planned.departures
+
+
+@pytest.mark.slow
 def test_more_rounds_carry_on_what_was_written(runs, tmp_path, data):
     folder = copied(runs, "whole", tmp_path)
     before = read_ledger(folder)

@@ -17,6 +17,7 @@ from fedjax_dp.accounting import ParticipationLog
 from fedjax_dp.algorithms import CATALOGUE
 from fedjax_dp.inspection import flow
 from fedjax_dp.parts import facts
+from fedjax_dp.parts.departures import Departures
 from fedjax_dp.pytrees import changed
 from fedjax_dp.testing import check_algorithm
 
@@ -74,6 +75,7 @@ EXAMPLES = {
             cohort=parts.FirstResponders(cohort=parts.UniformCohort(size=4), size=3),
         ),
     ),
+    "Departures": with_cohort(Departures(cohort=parts.AllClients(), until=np.full(6, np.inf, np.float32))),
     "FixedBatches": (local(RECORD, batches=parts.FixedBatches(size=2)),),
     "ReplacementBatches": (local(RECORD, batches=parts.ReplacementBatches(size=2)),),
     "PoissonBatches": (local(RECORD, batches=parts.PoissonBatches(size=2)),),

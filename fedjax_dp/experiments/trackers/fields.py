@@ -61,7 +61,7 @@ def numbers_of(evaluation: Evaluation, run: PreparedRun) -> dict[str, float]:
         for name, value in evaluation.row().items()
         if name != "round" and value is not None and math.isfinite(value)
     }
-    if run.spending.private and evaluation.round:
+    if run.spending.private and run.spending.priced and evaluation.round:
         numbers["privacy/epsilon_planned"] = run.spending.planned(evaluation.round).epsilon
     return numbers
 
