@@ -21,6 +21,7 @@ from .empirical import error_bounds as error_bounds
 from .empirical import mu_of as mu_of
 from .events import Composed as Composed
 from .events import Event as Event
+from .events import Past as Past
 from .events import RandomParticipation as RandomParticipation
 from .events import repeated as repeated
 from .filters import ApproximateFilter as ApproximateFilter
@@ -42,6 +43,7 @@ from .guarantee import Verdict as Verdict
 from .laws import BoundedLosses as BoundedLosses
 from .laws import GaussianPair as GaussianPair
 from .laws import ShiftMixture as ShiftMixture
+from .laws import TwoLosses as TwoLosses
 from .neighbours import Adjacency as Adjacency
 from .neighbours import NotCoveredError as NotCoveredError
 from .neighbours import Unit as Unit
@@ -64,6 +66,7 @@ from .releases import BoundedRange as BoundedRange
 from .releases import GaussianSteps as GaussianSteps
 from .releases import Release as Release
 from .releases import SkellamSums as SkellamSums
+from .releases import StatedPrivacy as StatedPrivacy
 from .sampling import AnyStep as AnyStep
 from .sampling import FullBatch as FullBatch
 from .sampling import Poisson as Poisson

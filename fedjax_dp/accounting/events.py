@@ -37,6 +37,15 @@ class Composed:
 
 
 @dataclasses.dataclass(frozen=True)
+class Past(Composed):
+    """Events of phases that are over: no budget of what follows changes their noise."""
+
+    def scaled(self, factor: float) -> "Past":
+        """The same."""
+        return self
+
+
+@dataclasses.dataclass(frozen=True)
 class RandomParticipation:
     """In each of `rounds` rounds `each` happens with probability `rate`, by a coin that is public and knows no data.
 
