@@ -19,6 +19,7 @@ from .empirical import choose_test as choose_test
 from .empirical import epsilon_of_any as epsilon_of_any
 from .empirical import error_bounds as error_bounds
 from .empirical import mu_of as mu_of
+from .events import AnyOf as AnyOf
 from .events import Composed as Composed
 from .events import Event as Event
 from .events import Past as Past

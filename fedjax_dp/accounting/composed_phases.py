@@ -16,7 +16,7 @@ import numpy as np
 
 from fedjax_dp import errors
 from fedjax_dp.accounting.accountants import epsilons_of
-from fedjax_dp.accounting.events import Composed, Event, Past, distinct, each
+from fedjax_dp.accounting.events import AnyOf, Composed, Event, Past, distinct, each
 from fedjax_dp.accounting.guarantee import EarlierPhase
 from fedjax_dp.accounting.ledger import decoded, encoded, ids_of, ranges
 from fedjax_dp.accounting.neighbours import Adjacency, Unit
@@ -34,6 +34,7 @@ FILE = "file"  # the kind of a phase of which words alone are known
 NAME_BYTES = 8  # of a client's name that are kept of its sha256
 MOST_NAMES = 10_000  # of clients whose names are kept
 LEAST_EPSILON = 1e-6  # that stands for 0, where a delta is all that was spent
+MOST_COMPARED = 300  # events of clients of which any may be the worst
 Phase = Mapping[str, Any]
 Kind = tuple[Unit, Adjacency]
 
@@ -203,29 +204,47 @@ def past_of(phases: Sequence[Sequence[Event]]) -> list[Event] | None:
     return [made[tuple(map(id, events))] for events in columns]
 
 
-Leaf = tuple[Release, int]
 BY_RATE = FullBatch | Poisson | WithoutReplacement | AnyStep  # of which less of one kind is post-processing of more
 
 
 def worst_of(events: Iterable[Event]) -> Event:
-    """An event that costs no less than any of these, whatever it is composed with.
+    """An event that costs no less than any of these, whatever it is composed with: any of those that may be the worst.
 
-    Sum by sum, the highest rate, least noise and most releases of any; where sums are of kinds of which this is not
-    known, all events one after the other.
+    Those are left out that another dominates, sum by sum: by the rate, noise and number of releases. Of very many one
+    is made up that dominates all.
     """
     kinds = list(dict.fromkeys(event for event in distinct(events) if any(True for _ in event.leaves())))
-    if len(kinds) < 2:
-        return kinds[0] if kinds else Composed(())
-    sums: list[Event] = []
-    for column in itertools.zip_longest(*(event.leaves() for event in kinds)):
-        there = [_plain(*leaf) for leaf in column if leaf is not None]
-        worst: Release | None = there[0]
-        for step in there[1:]:
+    if len(kinds) > MOST_COMPARED and (sums := _joined(kinds)) is not None:
+        kinds = [Composed(tuple(sums))]
+    worst: list[Event] = []
+    for event in kinds:
+        if not any(_dominates(one, event) for one in worst):
+            worst = [*(one for one in worst if not _dominates(event, one)), event]
+    if len(worst) < 2:
+        return worst[0] if worst else Composed(())
+    return AnyOf(tuple(worst))
+
+
+def _dominates(one: Event, other: Event) -> bool:
+    """Whether all that `other` releases is known to be made of what `one` does, which is nothing by chance."""
+    return _certain(one) and _joined([one, other]) == [_plain(*leaf) for leaf in one.leaves()]
+
+
+def _certain(event: Event) -> bool:
+    return isinstance(event, Release) or (isinstance(event, Composed) and all(map(_certain, event.parts)))
+
+
+def _joined(events: Sequence[Event]) -> list[Any] | None:
+    """Sum by sum what dominates those of all events, or None where that is not known of some."""
+    sums = []
+    for column in itertools.zip_longest(*(event.leaves() for event in events)):
+        worst, *others = [_plain(*leaf) for leaf in column if leaf is not None]
+        for step in others:
             worst = None if worst is None else _join(worst, step)
         if worst is None:
-            return Composed(tuple(kinds))
+            return None
         sums.append(worst)
-    return sums[0] if len(sums) == 1 else Composed(tuple(sums))
+    return sums
 
 
 def _plain(step: Any, releases: int) -> Any:

@@ -89,10 +89,10 @@ class EarlierPhase(NamedTuple):
         """As a part of a sentence; against whom where that is another than `view`."""
         known = None if self.view is None else View(self.view)
         against = "" if known is None or known is view else f", against {known}"
-        return f"{self.about} ({shown(self.epsilon)} alone{against})"
+        return f"{self.about} ({epsilon_text(self.epsilon)} alone{against})"
 
 
-def shown(epsilon: float) -> str:
+def epsilon_text(epsilon: float) -> str:
     """For people."""
     return "infinite epsilon" if math.isinf(epsilon) else f"epsilon {epsilon:.4g}"
 
@@ -217,7 +217,7 @@ class Guarantee:
         if not self.phases:
             return ""
         each = [phase.in_words(self.view) for phase in self.phases]
-        each += [] if self.alone is None else [f"this run ({shown(self.alone)} alone)"]
+        each += [] if self.alone is None else [f"this run ({epsilon_text(self.alone)} alone)"]
         together = "" if len(each) == 1 else f"{len(each)} phases together: "
         return f"of {together}{', '.join(each)}; "
 

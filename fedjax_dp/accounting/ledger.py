@@ -19,7 +19,7 @@ import numpy as np
 
 from fedjax_dp import errors
 from fedjax_dp.accounting.accountants import epsilons_of
-from fedjax_dp.accounting.events import Composed, Event, Past, RandomParticipation, repeated
+from fedjax_dp.accounting.events import AnyOf, Composed, Event, Past, RandomParticipation, repeated
 from fedjax_dp.accounting.neighbours import Adjacency, Unit
 from fedjax_dp.accounting.releases import BoundedRange, GaussianSteps, SkellamSums, StatedPrivacy
 from fedjax_dp.accounting.sampling import (
@@ -41,6 +41,7 @@ KINDS: dict[str, type[Any]] = {
     "stated": StatedPrivacy,
     "composed": Composed,
     "past": Past,
+    "any_of": AnyOf,
     "random_participation": RandomParticipation,
     "none": FullBatch,
     "poisson": Poisson,

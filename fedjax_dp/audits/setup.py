@@ -86,7 +86,8 @@ def prepare(
     if canary == "gradient":
         played = linear_model(tensors_of(parameters))
         store = linear_data(data, np.zeros((1, parameters)), np.zeros(1))
-    counted = dataclasses.replace(run, data=store, model=played)  # whose clients are as many, of the same sizes
+    known = {"beginning": run.beginning}  # of what is trained; clients that are played are as many, of the same sizes
+    counted = dataclasses.replace(run, data=store, model=played, _drawn=known)
     promise = guarantees.stated(counted)
     if math.isinf(promise.epsilon) or promise.delta is None:
         raise errors.refuse(

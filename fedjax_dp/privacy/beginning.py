@@ -28,7 +28,7 @@ from fedjax_dp.accounting.composed_phases import (
     stated,
     without_price,
 )
-from fedjax_dp.accounting.guarantee import shown
+from fedjax_dp.accounting.guarantee import epsilon_text
 from fedjax_dp.accounting.ledger import ranges
 from fedjax_dp.data.record_hashes import hashes_of, shared
 from fedjax_dp.data.store import FederatedData
@@ -80,9 +80,9 @@ class Before(NamedTuple):
         if not gone.size:
             return ""
         events = events_of(self.phase, kind) or [stated(self.phase, kind)] * (int(gone.max()) + 1)
-        epsilon = max(epsilons_of([events[client] for client in gone.tolist()], delta, accountant))
+        kept = epsilon_text(max(epsilons_of([events[client] for client in gone.tolist()], delta, accountant)))
         listed = ", ".join("-".join(map(str, one)) if isinstance(one, list) else str(one) for one in ranges(gone))
-        return f"clients {listed} of {about(self.phase)} are in it alone and keep {shown(epsilon)} at delta {delta:g}"
+        return f"clients {listed} of {about(self.phase)} are in it alone and keep {kept} at delta {delta:g}"
 
 
 class _Sign(NamedTuple):

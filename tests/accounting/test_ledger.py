@@ -7,6 +7,7 @@ import pytest
 
 from fedjax_dp.accounting import (
     Adjacency,
+    AnyOf,
     AnyStep,
     BoundedRange,
     Composed,
@@ -61,6 +62,7 @@ EVENTS = [
     BoundedRange(0.5, REPLACE, 2),
     StatedPrivacy(0.5, 1e-6, REPLACE, 2),
     Composed((steps(3.0), Past((steps(4.0), StatedPrivacy(1.0, 0.0, REPLACE))))),
+    AnyOf((steps(3.0), steps(4.0, FullBatch()))),
 ]
 
 
