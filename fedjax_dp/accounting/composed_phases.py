@@ -105,20 +105,20 @@ def events_of(phase: Phase, kind: Kind) -> list[Event] | None:
     if content is None:
         return None
     unit, adjacency = kind
-    found: list[Event] = [Composed(())] * phase["clients"]["count"]
+    by_client: list[Event] = [Composed(())] * phase["clients"]["count"]
     try:
         if any(_own_code(event) for event in content["events"]):
             return None
         events = [decoded(event, adjacency, unit) for event in content["events"]]
         for listed, place in content["clients"]:
-            for client in ids_of(listed, len(found)).tolist():
-                found[client] = events[place]
+            for client in ids_of(listed, len(by_client)).tolist():
+                by_client[client] = events[place]
     except errors.ConfigurationError:
         raise
     except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
         got = f"a phase whose events are none ({' '.join(str(error).split())[:60]})"
         raise errors.refuse("ledger", got, "as a run wrote it", "export it again") from None
-    return found
+    return by_client
 
 
 def stated(phase: Phase, kind: Kind) -> StatedPrivacy:
@@ -294,8 +294,8 @@ def _digests(clients: Mapping[str, Any]) -> list[bytes] | None:
         raw = base64.b64decode(text, validate=True)
     except binascii.Error:
         return None
-    found = [raw[at : at + NAME_BYTES] for at in range(0, len(raw), NAME_BYTES)]
-    return found if len(found) == clients["count"] else None
+    digests = [raw[at : at + NAME_BYTES] for at in range(0, len(raw), NAME_BYTES)]
+    return digests if len(digests) == clients["count"] else None
 
 
 def counted_with(phases: Sequence[Phase]) -> tuple[Phase, ...]:
@@ -306,14 +306,14 @@ def counted_with(phases: Sequence[Phase]) -> tuple[Phase, ...]:
 
 def costs_of(earlier: Sequence[Phase], later: Phase, delta: float, accountant: str) -> tuple[EarlierPhase, ...]:
     """What phases cost the clients of a later one, each alone."""
-    kind, found = kind_of(later), []
+    kind, costs = kind_of(later), []
     assert kind is not None
     for phase in earlier:
         match = matched(phase, later)
         events = events_for(phase, match, kind, later["clients"]["count"])
         epsilon = max(epsilons_of(events, delta, accountant))
-        found.append(EarlierPhase(phase["phase"], about(phase), epsilon, phase.get("view"), match.members))
-    return tuple(found)
+        costs.append(EarlierPhase(phase["phase"], about(phase), epsilon, phase.get("view"), match.members))
+    return tuple(costs)
 
 
 class Union(NamedTuple):
@@ -330,17 +330,17 @@ def union_of(ledgers: Sequence[Sequence[Phase]], delta: float, accountant: str) 
     Members of several are matched as those of a run are with its start's; who is in one alone pays for that.
     Raises: ConfigurationError for a run without privacy, and for phases of different units or neighbours.
     """
-    found = {phase["phase"]: phase for phases in ledgers for phase in (*counted_with(phases), phases[-1])}
-    for phase in found.values():
+    by_name = {phase["phase"]: phase for phases in ledgers for phase in (*counted_with(phases), phases[-1])}
+    for phase in by_name.values():
         if not is_private(phase):
             got = f"{about(phase)}, {without_price(phase)}"
             raise errors.refuse("ledgers", got, "of phases that have an epsilon of their own")
-    kinds = {kind for phase in found.values() if (kind := kind_of(phase)) is not None}
+    kinds = {kind for phase in by_name.values() if (kind := kind_of(phase)) is not None}
     if len(kinds) != 1:
         got = ", ".join(sorted(f"{unit.value}/{adjacency.value}" for unit, adjacency in kinds)) or "none"
         raise errors.refuse("units of the ledgers", got, "one unit and neighbours", "each holds by itself")
     (kind,), total, alone = kinds, 0.0, dict[str, float]()
-    for later in found.values():
+    for later in by_name.values():
         if later["kind"] == FILE:
             alone[later["phase"]] = max(epsilons_of([stated(later, kind)], delta, accountant))
             continue
@@ -348,9 +348,9 @@ def union_of(ledgers: Sequence[Sequence[Phase]], delta: float, accountant: str) 
         itself = Matched("", np.arange(count))
         released = {
             name: events_for(phase, itself if phase is later else matched(phase, later), kind, count)
-            for name, phase in found.items()
+            for name, phase in by_name.items()
         }
         total = max(total, *epsilons_of(past_of(list(released.values())) or (), delta, accountant))
         alone[later["phase"]] = max(epsilons_of(released[later["phase"]], delta, accountant))
-    listed = (EarlierPhase(name, about(phase), alone[name], phase.get("view")) for name, phase in found.items())
+    listed = (EarlierPhase(name, about(phase), alone[name], phase.get("view")) for name, phase in by_name.items())
     return Union(tuple(listed), kind, total)

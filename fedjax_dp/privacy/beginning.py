@@ -132,12 +132,12 @@ def _one(origin: Origin, records: _Records) -> Beginning:
     """What is known of one start. All that denies is a word; all that composes, a run's ledger or an epsilon."""
     signs = {phase["phase"]: sign for phase in origin.phases if (sign := _sign(phase, origin, records))}
     if origin.ledger and origin.trained_on is not None and _names(origin.trained_on, records.name):
-        said = _Sign(f"said to be trained on {origin.trained_on}, as these clients' data are called")
-        signs |= {phase["phase"]: said for phase in origin.phases if phase["phase"] not in signs}
+        sign = _Sign(f"said to be trained on {origin.trained_on}, as these clients' data are called")
+        signs |= {phase["phase"]: sign for phase in origin.phases if phase["phase"] not in signs}
     if origin.public is False or origin.stated is not None:
-        said = _Sign("which was trained on records of these clients", deniable=False)
+        sign = _Sign("which was trained on records of these clients", deniable=False)
         known = [phase for phase in origin.phases if phase["kind"] == RUN or is_private(phase)]
-        signs |= {phase["phase"]: said for phase in known or origin.phases}
+        signs |= {phase["phase"]: sign for phase in known or origin.phases}
     counted = [name for name, sign in signs.items() if not (origin.public and sign.deniable)]
     before = [Before(phase, matched(phase, records.facts)) for phase in origin.phases if phase["phase"] in counted]
     for phase in (one.phase for one in before if not is_private(one.phase)):

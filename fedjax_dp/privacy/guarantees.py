@@ -321,13 +321,13 @@ def stated(run: PlannedRun, progress: Callable[[int, int], None] | None = None) 
 
 def _phases(run: PlannedRun, training: list[Event], delta: float) -> tuple[EarlierPhase, ...]:
     """The phases before, each with what it costs alone."""
-    found, adjacency, accountant = [], adjacency_of(training), run.terms.accountant
+    phases, adjacency, accountant = [], adjacency_of(training), run.terms.accountant
     for one, events in zip(run.beginning.before, run.earlier(adjacency), strict=True):
         epsilon = max(accounting.epsilons_of(events, delta, accountant))
         left = one.left(delta, accountant, (run.unit, adjacency or accounting.Adjacency.REPLACE_ONE))
         name, view = one.phase["phase"], one.phase.get("view")
-        found.append(EarlierPhase(name, about(one.phase), epsilon, view, one.match.members, left))
-    return tuple(found)
+        phases.append(EarlierPhase(name, about(one.phase), epsilon, view, one.match.members, left))
+    return tuple(phases)
 
 
 def _left_out(phases: tuple[EarlierPhase, ...]) -> list[str]:

@@ -45,8 +45,10 @@ class PlannedRun:
         view = view_of(self.algorithm, self.terms.view)
         if self.terms.view is not None or unprotected(self.algorithm, view):
             return view
-        stronger = [before for before in self.beginning.views if before.sees_more_than(view)]
-        return next((other for other in stronger if unprotected(self.algorithm, other) is None), view)
+        for before in self.beginning.views:
+            if before.sees_more_than(view) and unprotected(self.algorithm, before) is None:
+                view = before
+        return view
 
     @property
     def unit(self) -> Unit:
