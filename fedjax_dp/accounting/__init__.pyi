@@ -20,8 +20,10 @@ from .empirical import choose_test as choose_test
 from .empirical import epsilon_of_any as epsilon_of_any
 from .empirical import error_bounds as error_bounds
 from .empirical import mu_of as mu_of
+from .events import AnyOf as AnyOf
 from .events import Composed as Composed
 from .events import Event as Event
+from .events import Past as Past
 from .events import RandomParticipation as RandomParticipation
 from .events import repeated as repeated
 from .filters import ApproximateFilter as ApproximateFilter
@@ -43,6 +45,7 @@ from .guarantee import Verdict as Verdict
 from .laws import BoundedLosses as BoundedLosses
 from .laws import GaussianPair as GaussianPair
 from .laws import ShiftMixture as ShiftMixture
+from .laws import TwoLosses as TwoLosses
 from .neighbours import Adjacency as Adjacency
 from .neighbours import NotCoveredError as NotCoveredError
 from .neighbours import Unit as Unit
@@ -65,6 +68,7 @@ from .releases import BoundedRange as BoundedRange
 from .releases import GaussianSteps as GaussianSteps
 from .releases import Release as Release
 from .releases import SkellamSums as SkellamSums
+from .releases import StatedPrivacy as StatedPrivacy
 from .sampling import AnyStep as AnyStep
 from .sampling import FullBatch as FullBatch
 from .sampling import Poisson as Poisson

@@ -11,7 +11,7 @@ from typing import Protocol, Self, TypeVar
 
 from fedjax_dp import errors
 from fedjax_dp.accounting import pld, rdp
-from fedjax_dp.accounting.events import Composed, Event, RandomParticipation, distinct, each
+from fedjax_dp.accounting.events import AnyOf, Composed, Event, RandomParticipation, distinct, each
 from fedjax_dp.accounting.gaussian import Gdp
 from fedjax_dp.accounting.losses import LARGEST_LOSS
 from fedjax_dp.accounting.neighbours import NotCoveredError
@@ -25,6 +25,8 @@ class Currency(Protocol):
     def times(self, count: int) -> Self: ...  # count adaptively composed copies
 
     def plus(self, other: Self) -> Self: ...  # one after the other
+
+    def worst(self, other: Self) -> Self: ...  # this or the other happens, and nobody knows which
 
     def thinned(self, rate: float) -> Self: ...  # with probability `rate` this, else nothing, and all know which
 
@@ -57,6 +59,11 @@ def total(event: Event, price: Callable[[Release], C]) -> C:
             return costs[0]
         case RandomParticipation(each, rate, rounds):
             return total(each, price).thinned(rate).times(rounds)
+        case AnyOf(parts):
+            any_cost, *others = [total(part, price) for part in parts if any(True for _ in part.leaves())]
+            for cost in others:
+                any_cost = any_cost.worst(cost)
+            return any_cost
 
 
 def _gdp_of(event: Event) -> Callable[[Release], Gdp]:

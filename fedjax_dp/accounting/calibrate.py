@@ -5,7 +5,7 @@ import math
 
 from fedjax_dp import errors
 from fedjax_dp.accounting.accountants import Accountant, accountant_named, epsilon_of
-from fedjax_dp.accounting.events import Event
+from fedjax_dp.accounting.events import Composed, Event, Past
 from fedjax_dp.accounting.gaussian import gaussian_noise
 from fedjax_dp.accounting.neighbours import NotCoveredError
 
@@ -43,8 +43,9 @@ def noise_factor_for(event: Event, epsilon: float, delta: float, accountant: str
 
     It lies on the private side, within the accountant's precision (pld: 2e-4 relative, the others 1e-6 or better).
     Limits: an event without releases needs no noise; any other gets a noise multiplier of at least about 0.05.
-    Raises: ConfigurationError if the budget is unreachable, NotCoveredError if no noise makes the accountant's theorem
-            apply.
+    What is `Past` keeps its noise: the rest gets the noise with which both together are within the budget.
+    Raises: ConfigurationError if the budget is unreachable, or spent already; NotCoveredError if no noise makes the
+            accountant's theorem apply.
     """
     require_budget("epsilon", epsilon)
     errors.require_in_unit_interval("delta", delta)
@@ -56,17 +57,23 @@ def noise_factor_for(event: Event, epsilon: float, delta: float, accountant: str
     first: float = next(step.noise_multiplier for step, _ in event.leaves())
     event = event.scaled(1 / first)
     refused: list[NotCoveredError] = []
+    before = [part for part in event.parts if isinstance(part, Past)] if isinstance(event, Composed) else []
+    spent = epsilon_of(Composed(tuple(before)), delta, chosen) if before else 0.0
+    if not epsilon > spent:
+        raise UnreachableError(f"epsilon must be above the {spent:.4g} that was spent before, got {epsilon:g}")
+    epsilon -= spent
 
     def cost(factor: float) -> float:
+        """Above what was spent: close to a power of the noise, and what is searched by."""
         try:
-            return epsilon_of(event.scaled(factor), delta, chosen)
+            return epsilon_of(event.scaled(factor), delta, chosen) - spent
         except NotCoveredError as error:  # some theorems ask for enough noise
             refused.append(error)
             return math.inf
 
     # In log noise the cost is close to linear, so false position from a good guess needs a handful of evaluations.
     low, high = None, None
-    noise = _first_guess(event, epsilon, delta)
+    noise = _first_guess(event, epsilon + spent, delta)
     for _ in range(80):
         value = cost(noise)
         if value <= epsilon:
@@ -88,7 +95,7 @@ def noise_factor_for(event: Event, epsilon: float, delta: float, accountant: str
     if refused and cost(LARGEST_NOISE) == math.inf:
         raise refused[-1]
     raise UnreachableError(
-        f"epsilon must be reachable at delta {delta:g} with noise below {LARGEST_NOISE:g}, got {epsilon:g}; "
+        f"epsilon must be reachable at delta {delta:g} with noise below {LARGEST_NOISE:g}, got {epsilon + spent:g}; "
         "raise epsilon or delta"
     )
 

@@ -37,6 +37,30 @@ class Composed:
 
 
 @dataclasses.dataclass(frozen=True)
+class Past(Composed):
+    """Events of phases that are over: no budget of what follows changes their noise."""
+
+    def scaled(self, factor: float) -> "Past":
+        """The same."""
+        return self
+
+
+@dataclasses.dataclass(frozen=True)
+class AnyOf:
+    """One of these events has happened, and nobody knows which: whatever else is released, the worst of them counts."""
+
+    parts: "tuple[Event, ...]"
+
+    def scaled(self, factor: float) -> "AnyOf":
+        """The same with `factor` times the noise in any of them."""
+        return AnyOf(tuple(part.scaled(factor) for part in self.parts))
+
+    def leaves(self, taken: int = 1) -> Iterator[tuple[Release, int]]:
+        for part in self.parts:
+            yield from part.leaves(taken)
+
+
+@dataclasses.dataclass(frozen=True)
 class RandomParticipation:
     """In each of `rounds` rounds `each` happens with probability `rate`, by a coin that is public and knows no data.
 
@@ -61,7 +85,7 @@ class RandomParticipation:
             yield from self.each.leaves(taken * self.rounds)
 
 
-Event = Release | Composed | RandomParticipation
+Event = Release | Composed | AnyOf | RandomParticipation
 
 
 def repeated(event: Event, times: float) -> Event:
@@ -78,6 +102,8 @@ def repeated(event: Event, times: float) -> Event:
             return Composed(tuple(repeated(part, times) for part in parts))
         case RandomParticipation():
             raise NotCoveredError("random participation cannot be repeated; give it more rounds instead")
+        case AnyOf(parts):
+            return AnyOf(tuple(repeated(part, times) for part in parts))
 
 
 def of_group(event: Event, unit: Unit, group: int) -> Event:
@@ -92,6 +118,8 @@ def of_group(event: Event, unit: Unit, group: int) -> Event:
             return Composed(tuple(of_group(part, unit, group) for part in parts))
         case RandomParticipation():
             return dataclasses.replace(event, each=of_group(event.each, unit, group))
+        case AnyOf(parts):
+            return AnyOf(tuple(of_group(part, unit, group) for part in parts))
     noise = event.noise or type(event).__name__
     raise NotCoveredError(f"{noise} does not say what several records of one {unit.value} cost; use Gaussian noise")
 

@@ -32,6 +32,9 @@ class Gdp:
     def plus(self, other: "Gdp") -> "Gdp":
         return Gdp(math.hypot(self.mu, other.mu))
 
+    def worst(self, other: "Gdp") -> "Gdp":
+        return Gdp(max(self.mu, other.mu))
+
     def thinned(self, rate: float) -> "Gdp":
         if rate in (0.0, 1.0):
             return Gdp(self.mu * rate)
@@ -64,6 +67,9 @@ class DrawnGdp:
         if (self.mu, self.rate) != (other.mu, other.rate):
             raise NotCoveredError("draws of different rates or noises have no closed form; use accountant pld")
         return dataclasses.replace(self, draws=self.draws + other.draws)
+
+    def worst(self, other: "DrawnGdp") -> "DrawnGdp":
+        raise NotCoveredError("which of several draws were made has no closed form; use accountant pld")
 
     def thinned(self, rate: float) -> "DrawnGdp":
         if self.draws != 1:

@@ -75,6 +75,28 @@ class NoiseMultipliers(NamedTuple):
         return f"{self.least:.4g} to {self.largest:.4g} by client, median {self.median:.4g}"
 
 
+class EarlierPhase(NamedTuple):
+    """A phase that a Guarantee is of beside the run itself."""
+
+    phase: str  # its name in ledgers
+    about: str  # what it was
+    epsilon: float  # of it alone, of the worst of the run's clients, at the delta of the Guarantee
+    view: str | None  # in which its releases are counted; None: nobody says
+    members: str = ""  # which of its clients are the run's
+    left: str = ""  # which are not, and what they keep
+
+    def in_words(self, view: View | None = None) -> str:
+        """As a part of a sentence; against whom where that is another than `view`."""
+        known = None if self.view is None else View(self.view)
+        against = "" if known is None or known is view else f", against {known}"
+        return f"{self.about} ({epsilon_text(self.epsilon)} alone{against})"
+
+
+def epsilon_text(epsilon: float) -> str:
+    """For people."""
+    return "infinite epsilon" if math.isinf(epsilon) else f"epsilon {epsilon:.4g}"
+
+
 class Deployment(NamedTuple):
     """What a Guarantee is of, where it is not of the run itself but of a deployment that the run stands for."""
 
@@ -132,6 +154,8 @@ class Guarantee:
     attack: AttackBounds | None = None  # of every client; None where there is no privacy, and where it was not computed
     deployment: Deployment | None = None  # that it is of; None: of the run itself
     own: float | None = None  # epsilon of the run itself, at the same delta, where it stands for a deployment
+    phases: tuple[EarlierPhase, ...] = ()  # that it is of beside the run itself
+    alone: float | None = None  # epsilon of the run without these, at the same delta
 
     def _card(self) -> Card:
         lists = {
@@ -184,8 +208,18 @@ class Guarantee:
             return f"{before}{self._of_deployment(self.deployment, adjacency)}"
         return (
             f"{before}epsilon {self.epsilon:.4g} at delta {self.delta:g} for one {self.unit} ({adjacency} neighbours) "
-            f"against {self.view}; {self._spread}accountant: {self.accountant}."
+            f"against {self.view}; {self._phases}{self._spread}accountant: {self.accountant}."
         )
+
+    @property
+    def _phases(self) -> str:
+        """What it is of, where that is more than one run."""
+        if not self.phases:
+            return ""
+        each = [phase.in_words(self.view) for phase in self.phases]
+        each += [] if self.alone is None else [f"this run ({epsilon_text(self.alone)} alone)"]
+        together = "" if len(each) == 1 else f"{len(each)} phases together: "
+        return f"of {together}{', '.join(each)}; "
 
     @property
     def _spread(self) -> str:
@@ -237,6 +271,8 @@ class Guarantee:
             "caveat": self.caveat,
             "deployment": None if self.deployment is None else self.deployment._asdict(),
             "own": None if self.own is None else finite(self.own),
+            "phases": [phase._asdict() | {"epsilon": finite(phase.epsilon)} for phase in self.phases],
+            "alone": None if self.alone is None else finite(self.alone),
             "statement": str(self),
             "attack": None if self.attack is None else self.attack.to_dict(self.unit, self.adjacency),
             "assumptions": list(self.assumptions),
@@ -263,6 +299,7 @@ class Guarantee:
         """
         try:
             claims = ({key: value for key, value in claim.items() if key != "statement"} for claim in saved["claims"])
+            before = saved.get("phases", ())
             plain: dict[str, Any] = {name: saved[name] for name in ("delta", "accountant", "reason")}
             return cls(
                 tuple(infinite(value) for value, count in saved["epsilons"] for _ in range(count)),
@@ -277,6 +314,8 @@ class Guarantee:
                 deployment=None if saved.get("deployment") is None else Deployment(**saved["deployment"]),
                 own=None if saved.get("deployment") is None else infinite(saved["own"]),
                 noise=None if saved.get("noise_multiplier") is None else NoiseMultipliers(**saved["noise_multiplier"]),
+                phases=tuple(EarlierPhase(**one | {"epsilon": infinite(one["epsilon"])}) for one in before),
+                alone=infinite(saved["alone"]) if before else None,
                 names=tuple(map(str, saved.get("names", ()))),
                 attack=None
                 if saved.get("attack") is None

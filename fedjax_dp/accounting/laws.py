@@ -253,6 +253,48 @@ class ShiftMixture:
         )
 
 
+@dataclasses.dataclass(frozen=True)
+class TwoLosses:
+    """The pair that dominates whatever is (epsilon, 0)-private: its loss is epsilon or -epsilon, the first more often.
+
+    With a chance of delta of a total loss beside, it dominates whatever is (epsilon, delta)-private, in either order of
+    neighbours. Source: Kairouz, Oh, Viswanath 2015, arXiv:1311.0776, the mechanism of which all others are made.
+    """
+
+    epsilon: float
+
+    symmetrised = False
+
+    @property
+    def _chances(self) -> tuple[float, float]:
+        """Of the losses epsilon and -epsilon under the first law; under the second it is the other way round."""
+        return 1 / (1 + math.exp(-self.epsilon)), 1 / (1 + math.exp(self.epsilon))
+
+    @property
+    def deviation(self) -> float:
+        return self.epsilon / 8  # two values need no grid, but must not coarsen that of many small losses beside them
+
+    def reach(self, count: int) -> tuple[float, float]:
+        most = self.epsilon * (1 + 1e-9)  # so that rounding leaves no loss beyond the grid
+        return -most, most
+
+    def cells(self, losses: np.ndarray) -> Cells:
+        likely, rare = self._chances
+        at = np.searchsorted(losses, [-self.epsilon, self.epsilon]) - 1  # of the intervals that hold them
+        upper, lower = np.zeros(losses.size - 1), np.zeros(losses.size - 1)
+        inside = (at >= 0) & (at < upper.size)
+        np.add.at(upper, at[inside], np.array([rare, likely])[inside])
+        np.add.at(lower, at[inside], np.array([likely, rare])[inside])
+        return Cells(upper, lower, float(likely * (at[1] >= upper.size)), float(rare * (at[0] < 0)))
+
+    def renyi(self, orders: np.ndarray, quick: bool = False) -> np.ndarray:
+        with np.errstate(divide="ignore"):
+            likely, rare = np.log(self._chances)
+        powers = (orders - 1) * self.epsilon
+        divergences: np.ndarray = np.logaddexp(likely + powers, rare - powers) / (orders - 1)
+        return divergences
+
+
 def normal_masses(edges: np.ndarray, mean: float, noise: float) -> np.ndarray:
     """Normal probability between neighbouring edges, from whichever tail loses fewer digits."""
     z = (edges - mean) / noise

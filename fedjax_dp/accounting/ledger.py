@@ -20,9 +20,9 @@ import numpy as np
 
 from fedjax_dp import errors
 from fedjax_dp.accounting.accountants import epsilons_of
-from fedjax_dp.accounting.events import Composed, Event, RandomParticipation, repeated
+from fedjax_dp.accounting.events import AnyOf, Composed, Event, Past, RandomParticipation, repeated
 from fedjax_dp.accounting.neighbours import Adjacency, Unit
-from fedjax_dp.accounting.releases import BoundedRange, GaussianSteps, SkellamSums
+from fedjax_dp.accounting.releases import BoundedRange, GaussianSteps, SkellamSums, StatedPrivacy
 from fedjax_dp.accounting.sampling import (
     AnyStep,
     FullBatch,
@@ -39,7 +39,10 @@ KINDS: dict[str, type[Any]] = {
     "gaussian": GaussianSteps,
     "skellam": SkellamSums,
     "range": BoundedRange,
+    "stated": StatedPrivacy,
     "composed": Composed,
+    "past": Past,
+    "any_of": AnyOf,
     "random_participation": RandomParticipation,
     "none": FullBatch,
     "poisson": Poisson,
@@ -190,12 +193,14 @@ class Ledger:
 
     phase  the run's own phase, the last before its rounds;
     lines  of the rounds, from 0 on;
-    cut    whether the file ends in the middle of a line, which does not count.
+    cut    whether the file ends in the middle of a line, which does not count;
+    before  phases that its epsilons are of too.
     """
 
     phase: Mapping[str, Any]
     lines: tuple[Line, ...]
     cut: bool = False
+    before: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def num_clients(self) -> int:

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -28,10 +28,10 @@ class Losses:
         return Losses(tuple(loss.times(count) for loss in self.directions))
 
     def plus(self, other: "Losses") -> "Losses":
-        # a symmetric loss is its own other direction
-        directions = max(len(self.directions), len(other.directions))
-        pairs = zip(self._padded(directions), other._padded(directions), strict=True)
-        return Losses(tuple(mine.plus(theirs) for mine, theirs in pairs))
+        return Losses(tuple(mine.plus(theirs) for mine, theirs in self._beside(other)))
+
+    def worst(self, other: "Losses") -> "Losses":
+        return Losses(tuple(mine.worst(theirs) for mine, theirs in self._beside(other)))
 
     def thinned(self, rate: float) -> "Losses":
         return Losses(tuple(loss.thinned(rate) for loss in self.directions))
@@ -43,8 +43,10 @@ class Losses:
         """Smallest delta at `epsilon`."""
         return max(loss.delta(epsilon) for loss in self.directions)
 
-    def _padded(self, count: int) -> tuple[LossDistribution, ...]:
-        return self.directions * (count // len(self.directions))
+    def _beside(self, other: "Losses") -> Iterator[tuple[LossDistribution, ...]]:
+        """Direction by direction; a symmetric loss is its own other direction."""
+        directions = max(len(self.directions), len(other.directions))
+        return zip(*(one.directions * (directions // len(one.directions)) for one in (self, other)), strict=True)
 
 
 Pairs = Callable[[Release], tuple[Dominating, ...]]

@@ -35,6 +35,9 @@ class RenyiCurve:
     def plus(self, other: "RenyiCurve") -> "RenyiCurve":
         return RenyiCurve(self.orders, self.values + other.values, self.lost + other.lost)
 
+    def worst(self, other: "RenyiCurve") -> "RenyiCurve":
+        return RenyiCurve(self.orders, np.maximum(self.values, other.values), max(self.lost, other.lost))
+
     def thinned(self, rate: float) -> "RenyiCurve":
         """With probability `rate` this, else nothing, which of the two is public: the exponentials are averaged."""
         with np.errstate(divide="ignore"):

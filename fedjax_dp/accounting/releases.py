@@ -15,6 +15,7 @@ import numpy as np
 from fedjax_dp import errors
 from fedjax_dp.accounting import pairs, tcdp
 from fedjax_dp.accounting.gaussian import DrawnGdp
+from fedjax_dp.accounting.laws import TwoLosses
 from fedjax_dp.accounting.neighbours import Adjacency, NotCoveredError, Unit
 from fedjax_dp.accounting.pairs import Dominating
 from fedjax_dp.accounting.sampling import FullBatch, Poisson, Refilled, Sampling, Shuffled, WithReplacement
@@ -368,6 +369,55 @@ class BoundedRange(Release):
 
     def zcdp(self) -> float:
         return 1 / (2 * self.relative_noise**2)
+
+
+@dataclasses.dataclass(frozen=True)
+class StatedPrivacy(Release):
+    """`count` releases, whatever they were, of which is known that each is (`epsilon`, `delta`)-private.
+
+    No budget changes it. What dominates it, `TwoLosses` and a total loss with probability delta, composes with whatever
+    else was released; a composition has no epsilon at a delta that is not above those of its parts.
+    """
+
+    noise: ClassVar[str] = "a release of which epsilon and delta alone are known"
+
+    epsilon: float
+    delta: float
+    adjacency: Adjacency
+    count: int = 1
+    unit: Unit = Unit.RECORD
+
+    def __post_init__(self) -> None:
+        errors.require_positive("epsilon of what is known alone", self.epsilon)
+        if not 0 <= self.delta < 1:
+            raise errors.refuse("delta of what is known alone", self.delta, "at least 0 and below 1")
+        super().__post_init__()
+
+    @property
+    def sampling(self) -> FullBatch:
+        return FullBatch()
+
+    @property
+    def noise_multiplier(self) -> float:
+        """That of Gaussian noise with the zCDP of delta 0."""
+        return self.relative_noise * self.adjacency.sensitivity
+
+    @property
+    def relative_noise(self) -> float:
+        return 1 / self.epsilon
+
+    def scaled(self, factor: float) -> "StatedPrivacy":
+        """The same: it has noise of its own."""
+        return self
+
+    def dominating_pairs(self) -> tuple[Dominating, ...]:
+        return (Dominating((1.0,), (TwoLosses(self.epsilon),), self.delta),)
+
+    def zcdp(self) -> float:
+        """epsilon^2 / 2 at delta 0 (Bun and Steinke 2016, Proposition 1.4)."""
+        if self.delta:
+            raise self._lacks("zcdp")
+        return self.epsilon**2 / 2
 
 
 def _check(step: Release) -> None:

@@ -27,7 +27,7 @@ import numpy as np
 from fedjax_dp import errors
 from fedjax_dp.accounting import rdp
 from fedjax_dp.accounting.accountants import Accountant, accountant_named, epsilons_of, total
-from fedjax_dp.accounting.events import Composed, Event, RandomParticipation, repeated
+from fedjax_dp.accounting.events import AnyOf, Composed, Event, RandomParticipation, repeated
 from fedjax_dp.accounting.neighbours import Adjacency, Unit
 from fedjax_dp.accounting.releases import Release
 from fedjax_dp.accounting.trials import Trials
@@ -226,7 +226,9 @@ def _merged(times: frozenset[tuple[Event, int]]) -> Event:
     counts: Counter[Event] = Counter()
     for event, often in times:
         for part in _flat(event):
-            if isinstance(part, RandomParticipation):
+            if isinstance(part, AnyOf):
+                counts[part] += often
+            elif isinstance(part, RandomParticipation):
                 counts[dataclasses.replace(part, rounds=1)] += often * part.rounds
             else:
                 counts[part.once()] += often * part.releases
@@ -237,7 +239,7 @@ def _merged(times: frozenset[tuple[Event, int]]) -> Event:
     return parts[0] if len(parts) == 1 else Composed(tuple(parts))
 
 
-def _flat(event: Event) -> "Iterator[Release | RandomParticipation]":
+def _flat(event: Event) -> "Iterator[Release | AnyOf | RandomParticipation]":
     """The parts of an event of which something is released."""
     if isinstance(event, Composed):
         for part in event.parts:

@@ -30,6 +30,9 @@ class Tcdp:
     def plus(self, other: "Tcdp") -> "Tcdp":
         return Tcdp(self.rho + other.rho, min(self.omega, other.omega))
 
+    def worst(self, other: "Tcdp") -> "Tcdp":
+        return Tcdp(max(self.rho, other.rho), min(self.omega, other.omega))
+
     def thinned(self, rate: float) -> "Tcdp":
         """Participation that is public and random helps no order enough: the worst case counts."""
         return self if rate else Tcdp(0.0)

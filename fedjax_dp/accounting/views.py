@@ -32,6 +32,11 @@ class View(enum.Enum):
             View.DEPLOYED: "everybody, to whom all clients' own models are given",
         }[self]
 
+    def sees_more_than(self, other: "View") -> bool:
+        """Whether it sees all of training that the other sees, and more; of clients' own models nothing is said."""
+        ranked = (View.FINAL_MODEL, View.BROADCAST, View.SECURE_SUM, View.UPLOADS)
+        return self in ranked and other in ranked and ranked.index(self) > ranked.index(other)
+
 
 def seen(
     own: Steps,

@@ -27,6 +27,9 @@ class Zcdp:
     def plus(self, other: "Zcdp") -> "Zcdp":
         return Zcdp(self.rho + other.rho)
 
+    def worst(self, other: "Zcdp") -> "Zcdp":
+        return Zcdp(max(self.rho, other.rho))
+
     def thinned(self, rate: float) -> "Zcdp":
         """Participation that is public and random helps no order enough: the worst case counts."""
         return self if rate else Zcdp(0.0)

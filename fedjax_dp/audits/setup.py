@@ -28,7 +28,7 @@ from fedjax_dp.audits.wrappers import linear_model
 from fedjax_dp.data.client_names import number_of
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.privacy import guarantees
-from fedjax_dp.privacy.client_events import client_events, counted_as
+from fedjax_dp.privacy.client_events import client_events, counted_as, own_events
 from fedjax_dp.privacy.planned_run import PlannedRun
 from fedjax_dp.privacy.protection import unit_of
 from fedjax_dp.rounds.algorithm import Algorithm
@@ -86,7 +86,8 @@ def prepare(
     if canary == "gradient":
         played = linear_model(tensors_of(parameters))
         store = linear_data(data, np.zeros((1, parameters)), np.zeros(1))
-    counted = dataclasses.replace(run, data=store, model=played)  # whose clients are as many, of the same sizes
+    known = {"beginning": run.beginning}  # of what is trained; clients that are played are as many, of the same sizes
+    counted = dataclasses.replace(run, data=store, model=played, _drawn=known)
     promise = guarantees.stated(counted)
     if math.isinf(promise.epsilon) or promise.delta is None:
         raise errors.refuse(
@@ -103,7 +104,7 @@ def prepare(
     else:
         target = number_of("client", data.names, data.num_clients, client)
     event = client_events(counted)[target]
-    step = _release(algorithm, event, data.called(target))
+    step = _release(algorithm, own_events(counted)[target], data.called(target))
     place = (
         place_one(algorithm, data, step, target, record)
         if one_run is None

@@ -7,7 +7,7 @@ import pathlib
 from typing import TYPE_CHECKING, Annotated
 
 from fedjax_dp import errors
-from fedjax_dp.accounting import ACCOUNTANTS, Adjacency, Guarantee, Unit, View, filter_for
+from fedjax_dp.accounting import ACCOUNTANTS, Adjacency, Guarantee, Unit, View, epsilons_of, filter_for
 from fedjax_dp.accounting.events import distinct
 from fedjax_dp.accounting.guarantee import Deployment, infinite, marked
 from fedjax_dp.accounting.ledger import ids_of
@@ -31,7 +31,9 @@ class LedgerOptions(PrintOptions, PlotOption):
         quiet: print the statement alone
     """
 
-    ledger: Annotated[str, about("ledger.jsonl of a run, or its folder", metavar="FILE")]
+    ledger: Annotated[
+        str, about("ledger.jsonl of a run, its folder, or exports; several: together", metavar="FILE,...")
+    ]
     delta: Annotated[float | None, about("delta of the epsilon", default="the run's")] = None
     accountant: Annotated[str | None, about("", choices=tuple(ACCOUNTANTS), default="the run's")] = None
     rounds: Annotated[int | None, about("only the first rounds", default="all that are done")] = None
@@ -54,15 +56,21 @@ def account_ledger(arguments: list[str]) -> int:
         errors.require_choice("accountant", options.accountant, ACCOUNTANTS)
     from fedjax_dp.experiments.round_ledger import read_ledger  # loads JAX
 
-    path = pathlib.Path(options.ledger)
-    if not path.exists():
-        raise errors.refuse("ledger", options.ledger, "ledger.jsonl of a run, or its folder")
+    paths = [options.ledger] if pathlib.Path(options.ledger).exists() else options.ledger.split(",")
+    for one in paths:
+        if not pathlib.Path(one).exists():
+            raise errors.refuse("ledger", one, "ledger.jsonl of a run, its folder, or what it exported")
+    path = pathlib.Path(paths[0])
+    if len(paths) > 1 or not (path.is_dir() or path.suffix == ".jsonl"):
+        return _account_union(paths, options)
     ledger = read_ledger(path)
     _check_terms(ledger, options)
     if options.rounds is not None:
         errors.require_integer("rounds", options.rounds, 1, ledger.rounds, "these are done")
     promise = _promise(ledger, options)
     notes = [*_own(ledger, options, promise), *_budget(ledger, promise, options.rounds)]
+    if ledger.before and not promise.phases:
+        notes.append(f"what {count(len(ledger.before), 'phase')} before cost is counted too")
     if ledger.cut:
         notes.append("the file ends in the middle of a line, which does not count")
     if options.plot and ledger.follows_results:
@@ -87,6 +95,45 @@ def account_ledger(arguments: list[str]) -> int:
     for note in [] if options.quiet else notes:
         console.print(note)
     return 0
+
+
+def _account_union(paths: list[str], options: LedgerOptions) -> int:
+    """One epsilon of everything that several runs released, with what they began with."""
+    from fedjax_dp.accounting.composed_phases import union_of
+    from fedjax_dp.experiments.round_ledger import phases_at  # loads JAX
+
+    for name in ("rounds", "plot"):
+        if getattr(options, name) is not None:
+            got = getattr(options, name)
+            raise errors.refuse(name, got, "left out of an account of several phases", "give the ledger of one run")
+    ledgers = [phases_at(pathlib.Path(path)) for path in paths]
+    last = [phases[-1] for phases in ledgers]
+    delta = options.delta if options.delta is not None else _common("delta", [phase.get("delta") for phase in last])
+    by_words = {known.about: name for name, known in ACCOUNTANTS.items()}
+    counted = {by_words.get(str(phase.get("accountant"))) for phase in last}
+    accountant = options.accountant or ((counted.pop() if len(counted) == 1 else None) or "pld")
+    union = union_of(ledgers, delta, accountant)
+    views = [View(phase.view) for phase in union.phases if phase.view is not None]
+    view = views[0]
+    for other in views:
+        view = other if other.sees_more_than(view) else view
+    promise = Guarantee(
+        (union.epsilon,), delta, *union.kind, view, ACCOUNTANTS[accountant].about, (), phases=union.phases
+    )
+    if options.json:
+        print(json.dumps(promise.to_dict(), allow_nan=False))
+        return 0
+    page().print(f"after all rounds of all phases, for the worst of their members: {promise}")
+    return 0
+
+
+def _common(name: str, values: list[float | None]) -> float:
+    """What all ledgers have that have one."""
+    known = dict.fromkeys(value for value in values if value is not None)
+    if len(known) != 1:
+        got = ", ".join(map(str, known)) or "none"
+        raise errors.refuse(f"{name} of the ledgers", got, "one", f"give the one to count at with --{name}")
+    return next(iter(known))
 
 
 def _check_terms(ledger: "Ledger", options: LedgerOptions) -> None:
@@ -114,6 +161,7 @@ def _promise(ledger: "Ledger", options: LedgerOptions) -> Guarantee:
     accountant = ACCOUNTANTS[options.accountant or last["accountant"]].about
     unit, adjacency, view = Unit(last["unit"]), Adjacency(last["adjacency"]), View(last["view"])
     promise = Guarantee(tuple(epsilons), options.delta or last["delta"], unit, adjacency, view, accountant, ())
+    promise = _with_phases(ledger, options, promise) if ledger.before and options.rounds is None else promise
     if last["deployment"] is None:
         return promise
     deployment = Deployment(**last["deployment"])._replace(rounds=ledger.rounds)
@@ -133,6 +181,19 @@ def _require_filtered(ledger: "Ledger") -> None:
         got = f"{used:.6g} by its rounds"
         wanted = f"{stated['used']:.6g}, within {within.budget:.6g}"
         raise errors.refuse("what a ledger has used of its filter", got, wanted, "it was edited")
+
+
+def _with_phases(ledger: "Ledger", options: LedgerOptions, promise: Guarantee) -> Guarantee:
+    """The Guarantee that names the phases before, and what the run costs without them."""
+    from fedjax_dp.accounting.composed_phases import costs_of, events_of, kind_of
+
+    kind, delta = kind_of(ledger.phase), promise.delta
+    if kind is None or delta is None:
+        return promise
+    accountant = options.accountant or ledger.lines[-1]["accountant"]
+    events = events_of(ledger.phase, kind)
+    alone = None if events is None else max(epsilons_of(events, delta, accountant))
+    return dataclasses.replace(promise, phases=costs_of(ledger.before, ledger.phase, delta, accountant), alone=alone)
 
 
 def _own(ledger: "Ledger", options: LedgerOptions, promise: Guarantee) -> list[str]:

@@ -102,7 +102,10 @@ class TrainingConfig:
             on
         start_names: TOML: the model's paths to names in the checkpoint
         start_data: what the checkpoint was trained on, for the Guarantee to say
-        start_private: whether it holds records of these clients: no epsilon then; false: on your word it holds none
+        start_private: whether it holds records of these clients: then epsilon is of both trainings, if that of the
+            first is known; false: on your word it holds none
+        start_epsilon: of the training of a checkpoint that no run of ours wrote, for the same unit and neighbours
+        start_delta: of that training
         fresh: head or patterns: parameters that begin at random, not with the checkpoint's
         lora_rank: r of low-rank terms
         lora_alpha: their factor is alpha / r
@@ -123,6 +126,8 @@ class TrainingConfig:
     start_names: Annotated[str | None, about("", metavar="FILE")] = None
     start_data: Annotated[str | None, about("", metavar="WORDS")] = None
     start_private: bool | None = None
+    start_epsilon: float | None = None
+    start_delta: float | None = None
     fresh: Annotated[str | None, about("", metavar="PATTERN,...")] = None
     lora_rank: Annotated[int | None, about("", default="4")] = None
     lora_alpha: Annotated[float | None, about("", default="the rank")] = None

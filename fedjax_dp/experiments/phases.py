@@ -1,7 +1,6 @@
 """What the parameters of a run carry with them wherever they are written: its ledger."""
 
 import dataclasses
-import hashlib
 import json
 import math
 from collections import Counter
@@ -10,67 +9,80 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_dp.accounting import Guarantee
+from fedjax_dp.accounting import Guarantee, Unit
+from fedjax_dp.accounting.composed_phases import spent
 from fedjax_dp.data import record_hashes
-from fedjax_dp.data.store import FederatedData
 from fedjax_dp.display import finite
-from fedjax_dp.models import Model
-from fedjax_dp.models.origins import FREE, RUN, values_digest, with_phase
+from fedjax_dp.models.origins import FREE, RUN, values_digest, who_is_in, with_phase
+from fedjax_dp.privacy.client_events import own_events
+from fedjax_dp.privacy.planned_run import PlannedRun
+from fedjax_dp.privacy.terms import BY_NAME_ALONE
 
 KINDS = 1000  # different epsilons of clients that are written as they are
 
 
 def ledger_of(
     algorithm: str,
-    data: FederatedData,
-    model: Model,
-    rounds: int,
+    planned: PlannedRun,
     guarantee: Guarantee,
     checksum: str | None = None,
     hashes: np.ndarray | None = None,
+    *,
+    in_sweep: bool = False,
 ) -> str:
     """The ledger of a run: the phases of what it began with, then its own.
 
-    checksum, hashes  of the records, where they are known: without hashes a start is closed to whom does not deny it.
+    checksum, hashes  of the records, where they are known: of a start without hashes nobody knows whether it holds some
+                      of a client's;
+    in_sweep          whether it is one of several runs, among which somebody may have chosen by what they released.
     """
-    sizes = np.asarray(data.sizes, "<i8")
+    data = planned.data
+    known = who_is_in(data, checksum, guarantee.unit is not Unit.CLIENT)
     facts = {
         "kind": RUN,
         "algorithm": algorithm,
         "dataset": data.name,
-        "rounds": rounds,
         "unit": guarantee.unit.value,
         "adjacency": None if guarantee.adjacency is None else guarantee.adjacency.value,
         "view": guarantee.view.value,
         "accountant": guarantee.accountant,
         "delta": guarantee.delta,
-        **_epsilons(guarantee),
-        "clients": {"count": data.num_clients, "sizes": hashlib.sha256(sizes.tobytes()).hexdigest()},
-        "records": {
-            "count": int(sizes.sum()),
-            "features": math.prod(data.record_shape),
-            "checksum": checksum,
-            "hashes": None if hashes is None else record_hashes.written(hashes),
-        },
+        **_cost(planned, guarantee),
+        "clients": known["clients"],
+        "records": known["records"] | {"hashes": None if hashes is None else record_hashes.written(hashes)},
+        "continues": [phase.phase for phase in guarantee.phases],
+        **({"in_sweep": True} if in_sweep else {}),
     }
-    return with_phase("".join(dict.fromkeys(origin.lines for origin in getattr(model, "origins", ()))), facts)
+    return with_phase("".join(dict.fromkeys(origin.lines for origin in getattr(planned.model, "origins", ()))), facts)
 
 
 def exported(ledger: str, values: Mapping[str, Any], round_done: int, hashes: bool = True) -> str:
     """The ledger beside these arrays: its last line names them, and the round they are of.
 
-    hashes  what is computed from the run's records stays in it: their checksum, and the hashes of some.
+    hashes  what is computed from the run's records stays in it: their checksum, and the hashes of some; and digests of
+            clients' names.
     """
     before, facts = _apart(ledger)
     if not hashes:
         facts["records"] = facts["records"] | {"checksum": None, "hashes": None}
+        facts["clients"] = facts["clients"] | {"names": None}
     return with_phase(before, facts | {"round": round_done, "parameters": values_digest(values)})
 
 
-def longer(ledger: str, rounds: int, guarantee: Guarantee) -> str:
+def longer(ledger: str, planned: PlannedRun, guarantee: Guarantee) -> str:
     """The ledger of a run that goes on to more rounds, with another Guarantee."""
     before, facts = _apart(ledger)
-    return with_phase(before, facts | {"rounds": rounds, **_epsilons(guarantee)})
+    return with_phase(before, facts | _cost(planned, guarantee))
+
+
+def _cost(planned: PlannedRun, guarantee: Guarantee) -> dict[str, Any]:
+    """Rounds, what they release of each client, and the epsilons of that and of all before it."""
+    private = not math.isinf(guarantee.epsilon)
+    counted = planned.by_itself
+    if counted.terms.participation in BY_NAME_ALONE:  # whoever begins with the model needs what it really cost
+        counted = counted.counted(participation="schedule")
+    released = spent(own_events(counted)) if private else None
+    return {"rounds": planned.rounds, **_epsilons(guarantee), "spent": released}
 
 
 def _epsilons(guarantee: Guarantee) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The ledger file of a run's folder: the phases, then a line for each round, added as the run goes on."""
 
 import csv
+import dataclasses
 import io
 import pathlib
 from typing import TYPE_CHECKING, Any
@@ -8,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedjax_dp import errors, folders
+from fedjax_dp.accounting.composed_phases import Phase, counted_with
 from fedjax_dp.accounting.ledger import Ledger, chained, phases_in, read_rounds, text_of
 from fedjax_dp.display import finite
 from fedjax_dp.experiments import phases
+from fedjax_dp.models import read_start
 from fedjax_dp.models.origins import LEDGER, RUN, phases_of
 from fedjax_dp.privacy.client_events import client_events
 from fedjax_dp.privacy.protection import noise_of
@@ -45,10 +48,24 @@ def read_ledger(path: pathlib.Path) -> Ledger:
     """
     file = path / LEDGER if path.is_dir() else path
     text = read_text(file)
-    phase = phases_of(text, str(file))[-1]
+    *_, phase = every = phases_of(text, str(file))
     if phase["kind"] != RUN:
         raise errors.refuse(str(file), f"a ledger that ends with {phase['kind']}", "that of a run", PUT_BACK)
-    return read_rounds(text, phase, str(file))
+    return dataclasses.replace(read_rounds(text, phase, str(file)), before=counted_with(every))
+
+
+def phases_at(path: pathlib.Path) -> tuple[Phase, ...]:
+    """The phases in a ledger file, of a run's folder, or of a file of parameters that a run wrote.
+
+    Raises: ConfigurationError in one line for what has none.
+    """
+    if path.suffix == ".jsonl" or (path / LEDGER).is_file():
+        file = path / LEDGER if path.is_dir() else path
+        return phases_of(read_text(file), str(file))
+    origin = read_start(path).origin
+    if not origin.ledger:
+        raise errors.refuse(str(path), "one without a ledger", "what a run of ours wrote", "nothing is known of it")
+    return origin.phases
 
 
 def require_own(folder: pathlib.Path, ready: "PreparedRun") -> None:
@@ -80,7 +97,7 @@ def carry_on(file: pathlib.Path, ready: "PreparedRun") -> None:
     What rounds that are done have cost is not worked out again.
     """
     text, held = read_text(file), read_ledger(file)
-    before = phases.longer(phases_in(text), ready.rounds, ready.guarantee)
+    before = phases.longer(phases_in(text), ready.planned, ready.guarantee)
     phase = phases_of(before, str(file))[-1]["phase"]
     lines, last = [], phase
     for line in held.lines:

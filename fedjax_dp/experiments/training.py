@@ -146,7 +146,7 @@ class PreparedRun:
         data = self.planned.data
         checksum = self.checksums.get("data") or data.checksum
         hashes = hashes_of(data) if self.hashes is None else self.hashes
-        return phases.ledger_of(self.name, data, self.planned.model, self.rounds, self.guarantee, checksum, hashes)
+        return phases.ledger_of(self.name, self.planned, self.guarantee, checksum, hashes)
 
     @functools.cached_property
     def spending(self) -> Spending:

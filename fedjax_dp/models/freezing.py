@@ -17,7 +17,7 @@ from fedjax_dp.models.model import NetworkModel
 from fedjax_dp.models.networks import named
 from fedjax_dp.models.origins import Origin
 from fedjax_dp.models.selection import HEAD, head_of, listed, matching
-from fedjax_dp.models.starts import Start, start_of
+from fedjax_dp.models.starts import Start, start_of, stated_pair, with_stated
 from fedjax_dp.prng import role_key
 
 ALL, BIAS, LORA, FFA_LORA, DENSE = "all", "bias", "lora", "ffa-lora", "dense"
@@ -32,6 +32,8 @@ def freeze(
     start: Any = None,
     start_data: str | None = None,
     start_private: bool | None = None,
+    start_epsilon: float | None = None,
+    start_delta: float | None = None,
     fresh: str | None = None,
     rank: int = RANK,
     alpha: float | None = None,
@@ -49,7 +51,9 @@ def freeze(
                given, random ones, frozen values the same for every seed;
     start_data  what these were trained on, in words, for the Guarantee to say. A run, and what a run wrote, says it;
                of other values nothing is known, and the Guarantee begins with that unless it is given here;
-    start_private  whether they hold records of the clients that will be trained on: there is no epsilon then;
+    start_private  whether they hold records of the clients that will be trained on: there is no epsilon then, unless
+               that of their own training is known, from a run's ledger or as
+    start_epsilon, start_delta  what that training promised, for the unit and neighbours of the run that follows;
     fresh      patterns, or `head`, of parameters that begin at random, not with those of `start`;
     rank, alpha  r, and the factor alpha / r of low-rank terms; alpha is r unless given. A begins uniform within
                1 / sqrt(k), B at zero, so that the model begins as it is without them;
@@ -70,12 +74,14 @@ def freeze(
     plan = plan_of(model, "scores", tree, (model.blank,))
     trained = _trained(words, plan, shapes)
     adapters = _low_rank(words, plan, shapes, trained, rank, targets)
-    for name, value in (("fresh", fresh), ("start_data", start_data), ("start_private", start_private)):
+    of_start = {"start_private": start_private, "start_epsilon": start_epsilon, "start_delta": start_delta}
+    for name, value in {"fresh": fresh, "start_data": start_data, **of_start}.items():
         if start is None and value is not None:
             raise errors.refuse(name, value, "left out where training begins at random", "give start, or drop it")
     if start is not None:
         public = None if start_private is None else not start_private
         start = start_of(start, trained_on=start_data, public=public)
+        start = with_stated(start, stated_pair(start_epsilon, start_delta))
     begun = {} if start is None else _begun(start, shapes, () if fresh is None else _fresh(fresh, plan, shapes))
     drawn = named(model.init(role_key(key, "init"))) if set(shapes) - set(begun) - set(trained) else {}
     values = {name: jnp.asarray(begun.get(name, drawn.get(name))) for name in shapes if name not in trained} | already

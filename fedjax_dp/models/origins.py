@@ -8,19 +8,22 @@ Lines are never written anew: a run that begins with an export has its lines bef
 
 import dataclasses
 import hashlib
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from fedjax_dp import errors
+from fedjax_dp.accounting.composed_phases import FILE, Phase, names_of
 from fedjax_dp.accounting.ledger import VERSION, as_json, phases_in, read_line
 from fedjax_dp.data import record_hashes
+from fedjax_dp.data.store import FederatedData
 
 LEDGER = "ledger.jsonl"  # the file beside the arrays of a folder, and the run's own
 KEY, ARRAY = "ledger", "__ledger__"  # its name in the metadata of safetensors, and among the arrays of an npz
 LARGEST = 64 * 2**20  # bytes of a ledger that is read
-RUN, FILE = "run", "file"  # kinds of phases
+RUN = "run"  # a kind of phases; the other is FILE
 FREE = ("phase", "round", "parameters")  # may differ between exports of one run: they are not in its phase's name
 FIELDS: dict[str, dict[str, Any]] = {
     RUN: {
@@ -31,10 +34,18 @@ FIELDS: dict[str, dict[str, Any]] = {
         "delta": (float, int, type(None)),
         "clients": dict,
         "records": dict,
+        "spent": (dict, type(None)),
+        "continues": (list, type(None)),
+        "in_sweep": (bool, type(None)),
     },
-    FILE: {"name": str, "sha256": str, "trained_on": (str, type(None)), "private": (bool, type(None))},
+    FILE: {
+        "name": str,
+        "sha256": str,
+        "trained_on": (str, type(None)),
+        "private": (bool, type(None)),
+        "stated": (list, type(None)),
+    },
 }
-Phase = Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,8 +55,10 @@ class Origin:
     name      of the file, the run, or whatever they were given as;
     sha256    of its contents;
     trained_on  what it was trained on, in words, as its user says; None: it is not said;
-    public    whether it holds nothing of these clients, as its user says. Where it does, the run has no epsilon;
-    ledger    that came with it; empty: none did.
+    public    whether it holds nothing of these clients, as its user says;
+    ledger    that came with it; empty: none did;
+    stated    epsilon and delta of the training that made it, as its user says: of what clients hide in this one too;
+    foreign   whether it is a file that no run of ours wrote.
     """
 
     name: str
@@ -53,6 +66,8 @@ class Origin:
     trained_on: str | None = None
     public: bool | None = None
     ledger: str = dataclasses.field(default="", repr=False)
+    stated: tuple[float, float] | None = None
+    foreign: bool = False
 
     def __str__(self) -> str:
         text = f"{self.name} (sha256 {self.sha256[:12]})"
@@ -67,8 +82,31 @@ class Origin:
     def lines(self) -> str:
         """The ledger of these values, for what is trained from them to carry."""
         private = None if self.public is None else not self.public
-        known = {"kind": FILE, "name": self.name, "sha256": self.sha256, "trained_on": self.trained_on}
-        return self.ledger or with_phase("", known | {"private": private})
+        known: dict[str, Any] = {"kind": FILE, "name": self.name, "sha256": self.sha256, "trained_on": self.trained_on}
+        known |= {"private": private} | ({} if self.stated is None else {"stated": list(self.stated)})
+        return self.ledger or with_phase("", known)
+
+
+def who_is_in(data: FederatedData, checksum: str | None, public: bool) -> dict[str, Any]:
+    """What a run's phase has of its clients and their records, by which another one's are known to be the same.
+
+    checksum  of the records;
+    public    whether it is public which clients take part: else nothing is kept of their names.
+    """
+    sizes = np.asarray(data.sizes, "<i8")
+    names = None if data.names is None or not public else data.names.listed
+    return {
+        "clients": {
+            "count": data.num_clients,
+            "sizes": hashlib.sha256(sizes.tobytes()).hexdigest(),
+            "names": names_of(names),
+        },
+        "records": {
+            "count": int(sizes.sum()),
+            "features": math.prod(data.record_shape),
+            "checksum": checksum,
+        },
+    }
 
 
 def with_phase(ledger: str, facts: Mapping[str, Any]) -> str:

@@ -51,14 +51,17 @@ def read_start(
     names: str | os.PathLike[str] | Mapping[str, Any] | None = None,
     trained_on: str | None = None,
     public: bool | None = None,
+    stated: tuple[float, float] | None = None,
 ) -> Start:
     """The arrays of a checkpoint, to begin training with: `models.freeze(model, ..., start=...)`.
 
     names       a TOML file, or a mapping: the model's paths to the file's names, or to {name, axes};
     trained_on  what it was trained on, for the Guarantee to say;
-    public      whether it holds nothing of the clients that it will be trained on. Where it does, no epsilon is stated.
+    public      whether it holds nothing of the clients that it will be trained on. Where it does, no epsilon is stated
+                unless that of what made it is known: from its ledger, or as
+    stated      epsilon and delta of the training that made it, for the unit and neighbours of the run that goes on.
     What runs wrote brings its ledger, which says what it was trained on. Of other files only these words are known:
-    with neither, the Guarantee begins by saying that their origin is unknown.
+    without any, there is no epsilon.
     Raises:     ConfigurationError in one line for a file that is none of these, is damaged or holds pickled objects.
     """
     path = pathlib.Path(path)
@@ -69,7 +72,36 @@ def read_start(
         origins.require_own(ledger, found, path.name)
     if names is not None:
         found = _renamed(path, found, _names(names) if isinstance(names, str | os.PathLike) else names)
-    return Start(found, Origin(path.name, digest(path), trained_on, public, ledger or ""))
+    origin = Origin(path.name, digest(path), trained_on, public, ledger or "", foreign=ledger is None)
+    return with_stated(Start(found, origin), stated)
+
+
+def with_stated(start: Start, stated: tuple[float, float] | None) -> Start:
+    """The start of a training of which epsilon and delta alone are known.
+
+    Raises: ConfigurationError for numbers that are none, beside a ledger that says more, and of values that are public.
+    """
+    if stated is None:
+        return start
+    epsilon, delta = stated
+    errors.require_positive("start_epsilon", epsilon)
+    if not 0 <= delta < 1:
+        raise errors.refuse("start_delta", delta, "at least 0 and below 1")
+    if start.origin.ledger:
+        raise errors.refuse("start_epsilon", epsilon, "left out where the ledger of the start says more", "drop it")
+    if start.origin.public:
+        raise errors.refuse("start_epsilon", epsilon, "left out of a public start", "drop it, or start_private false")
+    return dataclasses.replace(start, origin=dataclasses.replace(start.origin, stated=(float(epsilon), float(delta))))
+
+
+def stated_pair(epsilon: float | None, delta: float | None) -> tuple[float, float] | None:
+    """Epsilon and delta that are given together; None: neither is."""
+    if epsilon is None and delta is None:
+        return None
+    if epsilon is None or delta is None:
+        there, lacking = ("start_epsilon", "start_delta") if delta is None else ("start_delta", "start_epsilon")
+        raise errors.refuse(lacking, "none", f"given beside {there}", "one without the other says nothing")
+    return epsilon, delta
 
 
 def start_of(values: Any, *, trained_on: str | None = None, public: bool | None = None) -> Start:

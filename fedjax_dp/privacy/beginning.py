@@ -1,20 +1,39 @@
 """What the values that training begins with hold of the clients' records, as far as it is known.
 
-An epsilon is of the training alone. Where its beginning was made of the same records there is none: both releases add
-up. What cannot be known to be of other records is closed: it is taken for these, or the Guarantee begins by saying so.
+Where they were made of the same records, the Guarantee is of that phase and of the run together; there is none where
+that phase had no privacy, or nobody says how much. What cannot be known to be of other records is closed: it is taken
+for these, or the Guarantee begins by saying so.
 """
 
+import functools
 import math
 import re
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_dp import errors
+from fedjax_dp.accounting import Event, Unit, View, epsilons_of
+from fedjax_dp.accounting.composed_phases import (
+    Kind,
+    Matched,
+    Phase,
+    about,
+    events_for,
+    events_of,
+    is_private,
+    kind_of,
+    matched,
+    stated,
+    without_price,
+)
+from fedjax_dp.accounting.guarantee import epsilon_text
+from fedjax_dp.accounting.ledger import ranges
 from fedjax_dp.data.record_hashes import hashes_of, shared
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.models import Origin
-from fedjax_dp.models.origins import RUN, Phase, hashes_in
+from fedjax_dp.models.origins import RUN, hashes_in, who_is_in
 
 COINCIDENCE = 0.01  # of a start's records that a word may explain away if they are among the clients' too
 OF = "of the training alone, which begins with"
@@ -28,6 +47,42 @@ class Beginning(NamedTuple):
     caveat: str | None = None  # what has to be read before the number
     assumptions: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    before: "tuple[Before, ...]" = ()  # phases that the Guarantee is of too
+
+    @property
+    def views(self) -> list[View]:
+        """In which these are counted, as far as it is said."""
+        views = (one.phase.get("view") for one in self.before)
+        return [View(view) for view in views if view in {known.value for known in View}]
+
+
+class Before(NamedTuple):
+    """A phase that is over, whose releases are of the clients too."""
+
+    phase: Phase
+    match: Matched
+
+    def events(self, kind: Kind, num_clients: int) -> list[Event]:
+        """What it releases of each client.
+
+        Raises: ConfigurationError where it is of another unit or other neighbours.
+        """
+        if (own := kind_of(self.phase)) is not None and own != kind:
+            of_that, of_this = (f"one {unit} ({adjacency.value} neighbours)" for unit, adjacency in (own, kind))
+            got = f"{about(self.phase)}, whose epsilon {self.phase['epsilon']:.4g} is for {of_that}"
+            remedy = "these are two guarantees, which do not add up: each holds by itself"
+            raise errors.refuse("the phase before", got, f"for {of_this}, as this run is", remedy)
+        return events_for(self.phase, self.match, kind, num_clients)
+
+    def left(self, delta: float, accountant: str, kind: Kind) -> str:
+        """Which of its clients are not in what follows, and the epsilon that they keep; empty where all are."""
+        gone = self.match.left
+        if not gone.size:
+            return ""
+        events = events_of(self.phase, kind) or [stated(self.phase, kind)] * (int(gone.max()) + 1)
+        kept = epsilon_text(max(epsilons_of([events[client] for client in gone.tolist()], delta, accountant)))
+        listed = ", ".join("-".join(map(str, one)) if isinstance(one, list) else str(one) for one in ranges(gone))
+        return f"clients {listed} of {about(self.phase)} are in it alone and keep {kept} at delta {delta:g}"
 
 
 class _Sign(NamedTuple):
@@ -40,8 +95,8 @@ class _Sign(NamedTuple):
 class _Records:
     """The clients' records, hashed once if anybody asks."""
 
-    def __init__(self, data: FederatedData) -> None:
-        self.data, self.name = data, data.name
+    def __init__(self, data: FederatedData, public: bool) -> None:
+        self.data, self.name, self.public = data, data.name, public
         self._hashes: np.ndarray | None = None
 
     def shared(self, kept: np.ndarray) -> int:
@@ -49,36 +104,59 @@ class _Records:
             self._hashes = hashes_of(self.data)
         return shared(kept, self._hashes)
 
+    @functools.cached_property
+    def facts(self) -> dict[str, Any]:
+        """By which clients are known again."""
+        return who_is_in(self.data, self.data.checksum, self.public)
 
-def beginning_of(origins: Iterable[Origin], data: FederatedData) -> Beginning:
-    """What is known of all of these values: the first reason against an epsilon, or all that has to be said."""
-    records = _Records(data)
+
+def beginning_of(origins: Iterable[Origin], data: FederatedData, unit: Unit) -> Beginning:
+    """What is known of all of these values: the first reason against an epsilon, or all that has to be said.
+
+    unit  of the Guarantee: of a client it is not public who takes part, so that none is known by its name.
+    """
+    records = _Records(data, unit is not Unit.CLIENT)
     parts = [_one(origin, records) for origin in origins]
     caveats = [part.caveat for part in parts if part.caveat]
+    before = {one.phase["phase"]: one for part in parts for one in part.before}  # of two branches the common one once
     return Beginning(
         next((part.reason for part in parts if part.reason), None),
         "; ".join(caveats) or None,
         tuple(line for part in parts for line in part.assumptions),
         tuple(line for part in parts for line in part.warnings),
+        tuple(before.values()),
     )
 
 
 def _one(origin: Origin, records: _Records) -> Beginning:
-    if origin.public is False:
-        return Beginning(f"training begins with {origin.name}, which was trained on records of these clients")
-    signs = [sign for phase in origin.phases if (sign := _sign(phase, origin, records))]
+    """What is known of one start. All that denies is a word; all that composes, a run's ledger or an epsilon."""
+    signs = {phase["phase"]: sign for phase in origin.phases if (sign := _sign(phase, origin, records))}
     if origin.ledger and origin.trained_on is not None and _names(origin.trained_on, records.name):
-        signs.append(_Sign(f"said to be trained on {origin.trained_on}, as these clients' data are called"))
-    signs.sort(key=lambda sign: sign.deniable)
-    if signs and not (origin.public and signs[0].deniable):
-        remedy = f": {SAY_SO}" if signs[0].deniable else ""
-        return Beginning(f"training begins with {origin.name}, {signs[0].reason}{remedy}")
+        sign = _Sign(f"said to be trained on {origin.trained_on}, as these clients' data are called")
+        signs |= {phase["phase"]: sign for phase in origin.phases if phase["phase"] not in signs}
+    if origin.public is False or origin.stated is not None:
+        sign = _Sign("which was trained on records of these clients", deniable=False)
+        known = [phase for phase in origin.phases if phase["kind"] == RUN or is_private(phase)]
+        signs |= {phase["phase"]: sign for phase in known or origin.phases}
+    counted = [name for name, sign in signs.items() if not (origin.public and sign.deniable)]
+    before = [Before(phase, matched(phase, records.facts)) for phase in origin.phases if phase["phase"] in counted]
+    for phase in (one.phase for one in before if not is_private(one.phase)):
+        sign = signs[phase["phase"]]
+        remedy = f": {SAY_SO}" if sign.deniable else ""
+        why = f": {without_price(phase)}" if phase["kind"] == RUN else ""
+        return Beginning(f"training begins with {origin.name}, {sign.reason}{why}{remedy}")
+    denied = next((sign for name, sign in signs.items() if name not in counted), None)
     compared = bool(origin.ledger) and origin.public is None
     word = "treated as public" if compared else "public on the word of whoever runs it"
-    if signs:
-        return Beginning(caveat=f"{OF} {origin}, {word} although {signs[0].reason}")
+    if denied is not None:
+        return Beginning(caveat=f"{OF} {origin}, {word} although {denied.reason}", before=tuple(before))
     unnamed = next((phase["name"] for phase in origin.phases if _unnamed(phase)), None)
     if unnamed is not None and origin.trained_on is None and origin.public is None:
+        if origin.foreign:
+            reason = (
+                f"training begins with parameters of unknown origin, {origin}, that may hold records of these clients"
+            )
+            return Beginning(f"{reason}: say what they were trained on (start_data), or {SAY_SO}")
         through = "" if unnamed == origin.name else f", through {unnamed}"
         return Beginning(
             caveat=f"{OF} parameters of unknown origin, {origin}{through}, that may hold records of these clients",
@@ -86,7 +164,11 @@ def _one(origin: Origin, records: _Records) -> Beginning:
                 f"nobody says what {unnamed} was trained on: start_data names it, start_private says whether these "
                 "clients' records are in it; a network that is to begin at random is given as a function of a key",
             ),
+            before=tuple(before),
         )
+    if before:
+        lines = [f"training begins with {origin}", *(f"of {about(one.phase)}, {one.match.members}" for one in before)]
+        return Beginning(assumptions=("; ".join(lines),), before=tuple(before))
     made_of = "" if origin.trained_on else ", ".join(filter(None, map(_made_of, origin.phases)))
     made_of = f", made by {made_of}," if made_of else ","
     apart = ", as none of its records that can be compared is one of these clients'" if compared else ""
@@ -96,6 +178,8 @@ def _one(origin: Origin, records: _Records) -> Beginning:
 def _sign(phase: Phase, origin: Origin, records: _Records) -> _Sign | None:
     """What speaks for a phase of training having seen these clients' records."""
     if phase["kind"] != RUN:
+        if phase.get("stated") is not None:
+            return _Sign(f"made of {phase['name']}, which was trained on records of its clients")
         words = phase["trained_on"]
         named = words is not None and _names(words, records.name)
         through = f"made of {phase['name']}, " if origin.ledger else ""
@@ -108,20 +192,14 @@ def _sign(phase: Phase, origin: Origin, records: _Records) -> _Sign | None:
     both = records.shared(kept)
     if both:
         shared = f"{run}, and {both:,} of {len(kept):,} hashes of its records are of these clients' too"
-        return _Sign(f"{shared}: {_adds_up(phase)}", both <= COINCIDENCE * len(kept))
+        return _Sign(shared, both <= COINCIDENCE * len(kept))
     if records.name and phase["dataset"] == records.name:
-        return _Sign(f"{run}, as these clients' data are called: {_adds_up(phase)}")
+        return _Sign(f"{run}, as these clients' data are called")
     return None
 
 
-def _adds_up(phase: Phase) -> str:
-    if phase["epsilon"] is None:
-        return "that run had no privacy"
-    return f"its epsilon {phase['epsilon']:.4g} and this run's add up, and composing them is not built yet"
-
-
 def _unnamed(phase: Phase) -> bool:
-    return phase["kind"] != RUN and phase["trained_on"] is None
+    return phase["kind"] != RUN and phase["trained_on"] is None and phase.get("stated") is None
 
 
 def _made_of(phase: Phase) -> str:

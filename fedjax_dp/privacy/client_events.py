@@ -25,6 +25,7 @@ from fedjax_dp.accounting import (
     repeated,
     squared_mu,
 )
+from fedjax_dp.accounting.composed_phases import with_past
 from fedjax_dp.accounting.events import distinct, each, of_group
 from fedjax_dp.models import Model
 from fedjax_dp.parts.client_privacy import Participation, released_noise
@@ -41,8 +42,29 @@ Kind = tuple[float, int, float]  # of clients: noise multiplier, records, gain o
 
 
 def client_events(run: PlannedRun) -> list[Event]:
-    """The event of each client: what the adversary of the run's view receives that depends on it."""
+    """The event of each client: what the adversary of the run's view receives that depends on it.
+
+    Of phases that the run goes on from it is what theirs received.
+    """
+    return with_before(run, own_events(run))
+
+
+def own_events(run: PlannedRun) -> list[Event]:
+    """The same of the run alone."""
     return with_paid(run.algorithm, training_of(run))
+
+
+def with_before(run: PlannedRun, events: list[Event]) -> list[Event]:
+    """The events with those of the phases before.
+
+    Raises: ConfigurationError where these are of another unit or other neighbours.
+    """
+    return with_past(run.past(adjacency_of(events)), events)
+
+
+def adjacency_of(events: list[Event]) -> Adjacency | None:
+    """Of whatever is released; None where nothing is."""
+    return next((step.adjacency for event in distinct(events) for step, _ in event.leaves()), None)
 
 
 def with_paid(algorithm: Algorithm, training: list[Event]) -> list[Event]:

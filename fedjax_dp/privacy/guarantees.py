@@ -8,16 +8,32 @@ from typing import Any, Unpack
 import numpy as np
 
 from fedjax_dp import accounting, errors, inspection
-from fedjax_dp.accounting import Guarantee, Unit, View
+from fedjax_dp.accounting import Event, Guarantee, Unit, View
+from fedjax_dp.accounting.composed_phases import about
 from fedjax_dp.accounting.events import distinct, each
-from fedjax_dp.accounting.guarantee import FLOAT_NOISE, Deployment, NoiseMultipliers, delta_warnings, no_privacy
+from fedjax_dp.accounting.guarantee import (
+    FLOAT_NOISE,
+    Deployment,
+    EarlierPhase,
+    NoiseMultipliers,
+    delta_warnings,
+    no_privacy,
+)
 from fedjax_dp.accounting.plain_words import AttackBounds, epsilon_warnings
 from fedjax_dp.accounting.trade_offs import attack_bounds
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.inspection import constants, flow
 from fedjax_dp.models import Model
 from fedjax_dp.parts import facts
-from fedjax_dp.privacy.client_events import client_events, counted_as, remembers, training_of, with_paid
+from fedjax_dp.privacy.client_events import (
+    adjacency_of,
+    client_events,
+    counted_as,
+    remembers,
+    training_of,
+    with_before,
+    with_paid,
+)
 from fedjax_dp.privacy.halting import halted, require_halting
 from fedjax_dp.privacy.hooks import CLAIMS, NOISE_RULES
 from fedjax_dp.privacy.planned_run import PlannedRun, plan_run
@@ -89,6 +105,8 @@ def calibrated(run: PlannedRun, progress: Callable[[int, int], None] | None = No
     if not any(True for event in distinct(ledger) for _ in event.leaves()):
         wanted, remedy = "one in which records are released", "use view deployed, or give noise_multiplier"
         raise errors.refuse("view", run.view.value, wanted, remedy)
+    _require_left(run, ledger, budgets, delta)
+    ledger = with_before(run, ledger)
     numbers = {event: number for number, event in enumerate(distinct(ledger))}
     kinds = list(zip(each(ledger, numbers.__getitem__), budgets, strict=True))
     events, noise = list(numbers), dict.fromkeys(kinds, 0.0)
@@ -131,6 +149,32 @@ def _require_believable(run: PlannedRun) -> None:
             )
     flow.require_accounted(run.algorithm, run.data, run.model)
     inspection.require_true(run.algorithm, run.data, run.model, run.rounds, run.seed)
+
+
+def _require_left(run: PlannedRun, training: list[Event], budgets: list[float], delta: float) -> None:
+    """Refuse budgets that phases before have spent already."""
+    past = run.past(adjacency_of(training))
+    if past is None:
+        return
+    if max(sum(step.lost * count for step, count in event.leaves()) for event in distinct(past)) >= delta:
+        raise errors.refuse("delta", delta, "one at which the phases before have an epsilon", _unresolved(run))
+    spent = accounting.epsilons_of(past, delta, run.terms.accountant)
+    budget, most = min(zip(budgets, spent, strict=True), key=lambda pair: pair[0] - pair[1])
+    if not budget > most:
+        names = ", ".join(about(one.phase) for one in run.beginning.before)
+        wanted = f"above {most:.4g}, which {names} cost already at delta {delta:g}"
+        raise errors.refuse("epsilon", budget, wanted, "raise it, or begin with another start")
+
+
+def _unresolved(run: PlannedRun) -> str:
+    names = ", ".join(about(one.phase) for one in run.beginning.before)
+    return f"{names} has no epsilon at this delta; where epsilon and delta alone are known, delta must be above theirs"
+
+
+def _alone(run: PlannedRun, training: list[Event]) -> list[float]:
+    """Epsilons of the run without the phases before."""
+    assert run.terms.delta is not None
+    return accounting.epsilons_of(training, run.terms.delta, run.terms.accountant)
 
 
 def _left(budget: float, spent: float) -> float:
@@ -231,7 +275,8 @@ def stated(run: PlannedRun, progress: Callable[[int, int], None] | None = None) 
         raise errors.refuse("delta", "none", "given for a private algorithm", "delta below 1 / records is usual")
     errors.require_in_unit_interval("delta", delta)
     training = training_of(run)
-    ledger = with_paid(algorithm, training)
+    alone = with_paid(algorithm, training)
+    ledger = with_before(run, alone)
     steps = [step for event in distinct(training) for step, _ in event.leaves()]
     noise = noise_of(algorithm)
     if terms.deployment is None and algorithm.upload.noise_ratio is not None:
@@ -242,7 +287,10 @@ def stated(run: PlannedRun, progress: Callable[[int, int], None] | None = None) 
     if any(step.reveals_everything for step in steps):
         return no_privacy(num_clients, "some clients add no noise: their noise_multiplier is 0", run.view)
     epsilons = tuple(accounting.epsilons_of(ledger, delta, terms.accountant, progress))
+    if run.beginning.before and math.isinf(max(epsilons)) and not math.isinf(max(_alone(run, alone))):
+        return no_privacy(num_clients, _unresolved(run), run.view)
     adjacency = steps[0].adjacency if steps else accounting.Adjacency.REPLACE_ONE
+    before = _phases(run, alone, delta)
     members = [run.promised.num_clients] if unit is Unit.CLIENT else np.asarray(data.sizes).tolist()
     return Guarantee(
         epsilons,
@@ -256,11 +304,12 @@ def stated(run: PlannedRun, progress: Callable[[int, int], None] | None = None) 
             *_departures(run),
             *_stop(run),
             *run.beginning.assumptions,
+            *_left_out(before),
             *_words(run),
             FLOAT_NOISE,
         ),
         tuple(claim for claims in CLAIMS for claim in claims(run, delta, epsilons, ledger))
-        if terms.deployment is None and not unit.of_records and run.leaves_after is None
+        if terms.deployment is None and not unit.of_records and run.leaves_after is None and not before
         else (),
         (
             *epsilon_warnings(max(epsilons)),
@@ -275,7 +324,25 @@ def stated(run: PlannedRun, progress: Callable[[int, int], None] | None = None) 
         names=_names(data, unit),
         deployment=_deployment(run, steps),
         own=None if terms.deployment is None else stated(run.by_itself).epsilon,
+        phases=before,
+        alone=max(_alone(run, alone)) if before else None,
     )
+
+
+def _phases(run: PlannedRun, training: list[Event], delta: float) -> tuple[EarlierPhase, ...]:
+    """The phases before, each with what it costs alone."""
+    phases, adjacency, accountant = [], adjacency_of(training), run.terms.accountant
+    for one, events in zip(run.beginning.before, run.earlier(adjacency), strict=True):
+        epsilon = max(accounting.epsilons_of(events, delta, accountant))
+        left = one.left(delta, accountant, (run.unit, adjacency or accounting.Adjacency.REPLACE_ONE))
+        name, view = one.phase["phase"], one.phase.get("view")
+        phases.append(EarlierPhase(name, about(one.phase), epsilon, view, one.match.members, left))
+    return tuple(phases)
+
+
+def _left_out(phases: tuple[EarlierPhase, ...]) -> list[str]:
+    """Clients of phases before whose epsilon this is not."""
+    return [phase.left for phase in phases if phase.left]
 
 
 def _deployment(run: PlannedRun, steps: list[Any]) -> Deployment | None:

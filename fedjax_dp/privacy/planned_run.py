@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_dp import errors
-from fedjax_dp.accounting import Unit, View
+from fedjax_dp.accounting import Adjacency, Event, Unit, View
+from fedjax_dp.accounting.composed_phases import kind_of, past_of
 from fedjax_dp.data.store import FederatedData, UnitBound
 from fedjax_dp.models import Model, usual_model
 from fedjax_dp.parts.aggregation import separate
@@ -47,8 +48,14 @@ class PlannedRun:
 
     @functools.cached_property
     def view(self) -> View:
-        """Who must learn nothing."""
-        return view_of(self.algorithm, self.terms.view)
+        """Who must learn nothing: unless it is given, no weaker adversary than those of the phases before."""
+        view = view_of(self.algorithm, self.terms.view)
+        if self.terms.view is not None or unprotected(self.algorithm, view):
+            return view
+        for before in self.beginning.views:
+            if before.sees_more_than(view) and unprotected(self.algorithm, before) is None:
+                view = before
+        return view
 
     @property
     def unit(self) -> Unit:
@@ -91,7 +98,10 @@ class PlannedRun:
     @functools.cached_property
     def no_epsilon_reason(self) -> str | None:
         """Why no epsilon exists, where none does."""
-        return unprotected(self.algorithm, self.view) or self.beginning.reason or self._unnoised_stop
+        reason = unprotected(self.algorithm, self.view) or self.beginning.reason or self._unnoised_stop
+        if reason is None and self.terms.deployment is not None and self.beginning.before:
+            return "nobody knows which members of a deployment were in the phase before"
+        return reason
 
     @property
     def _unnoised_stop(self) -> str | None:
@@ -100,11 +110,33 @@ class PlannedRun:
             return None
         return "it stops by records that clients hold out and nobody noised: use a public test set, or fix the rounds"
 
+    def earlier(self, adjacency: Adjacency | None) -> list[list[Event]]:
+        """What each phase before releases of each client, in neighbours that are the run's; None: it releases nothing.
+
+        Raises: ConfigurationError where phases are of another unit or other neighbours.
+        """
+        known = self._drawn.setdefault("earlier", {})
+        if adjacency not in known:
+            before = self.beginning.before
+            others = [kind[1] for one in before if (kind := kind_of(one.phase)) is not None]
+            kind = self.unit, adjacency or next(iter(others), Adjacency.REPLACE_ONE)
+            known[adjacency] = [one.events(kind, self.data.num_clients) for one in before]
+        earlier: list[list[Event]] = known[adjacency]
+        return earlier
+
+    def past(self, adjacency: Adjacency | None) -> list[Event] | None:
+        """The same of all of them together; None without any."""
+        known = self._drawn.setdefault("past", {})
+        if adjacency not in known:
+            known[adjacency] = past_of(self.earlier(adjacency))
+        past: list[Event] | None = known[adjacency]
+        return past
+
     @property
     def beginning(self) -> Beginning:
         """What is known of the values that training begins with; looked up once, as it may read all records."""
         if "beginning" not in self._drawn:
-            self._drawn["beginning"] = beginning_of(getattr(self.model, "origins", ()), self.data)
+            self._drawn["beginning"] = beginning_of(getattr(self.model, "origins", ()), self.data, self.unit)
         beginning: Beginning = self._drawn["beginning"]
         return beginning
 
@@ -182,6 +214,7 @@ class PlannedRun:
     def prefix(self, rounds: int) -> "PlannedRun":
         """The same algorithm, planned for its first `rounds` rounds."""
         known: dict[str, Any] = {"beginning": self.beginning}
+        known |= {name: self._drawn[name] for name in ("earlier", "past") if name in self._drawn}
         if "cohorts" in self._drawn:
             known["cohorts"] = tuple(drawn[:rounds] for drawn in self.cohorts)
         if "rates" in self._drawn:

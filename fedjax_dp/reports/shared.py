@@ -7,7 +7,7 @@ from typing import Any
 
 from fedjax_dp import errors
 from fedjax_dp.accounting import Unit, View
-from fedjax_dp.accounting.guarantee import NoiseMultipliers, mark_of, marked, spends
+from fedjax_dp.accounting.guarantee import EarlierPhase, NoiseMultipliers, epsilon_text, mark_of, marked, spends
 from fedjax_dp.accounting.plain_words import at_most
 from fedjax_dp.figures.tables import runs as tables
 from fedjax_dp.reports import charts
@@ -98,6 +98,10 @@ def resting(guarantee: Mapping[str, Any]) -> list[Section]:
         own = "infinite" if guarantee["own"] is None else f"{guarantee['own']:.4g}"
         ratio = f"{deployment['noise_ratio']:.3g} of the deployment's noise"
         terms.append(("epsilon of this run", f"{own}, with {ratio}: the simulation itself is not what is promised"))
+    before = [EarlierPhase(**phase) for phase in guarantee.get("phases") or ()]
+    terms += [("phase before", f"{phase.in_words()}; {phase.members}") for phase in before]
+    if guarantee.get("alone") is not None:
+        terms.append(("this run alone", epsilon_text(guarantee["alone"])))
     blocks: list[Block] = [Facts(terms, wide=True)]
     if guarantee["assumptions"]:
         blocks += [Prose(["It holds if all of this is true:"]), Listing(guarantee["assumptions"])]

@@ -166,7 +166,7 @@ def _trained(entry: PreparedPoint, outcome: PointEnd) -> Trained | None:
     if outcome.status != "done":
         return None
     name, run = str(entry.config.get("algorithm", "algorithm")), entry.job.run
-    ledger = phases.ledger_of(name, run.data, run.model, run.rounds, entry.guarantee)
+    ledger = phases.ledger_of(name, run, entry.guarantee, in_sweep=True)
     return Trained(outcome.params, phases.exported(ledger, parameters.by_name(outcome.params), run.rounds))
 
 

@@ -7,16 +7,19 @@ import pytest
 
 from fedjax_dp.accounting import (
     Adjacency,
+    AnyOf,
     AnyStep,
     BoundedRange,
     Composed,
     FullBatch,
     GaussianSteps,
+    Past,
     Poisson,
     RandomParticipation,
     Refilled,
     Shuffled,
     SkellamSums,
+    StatedPrivacy,
     Unit,
     WithoutReplacement,
     WithReplacement,
@@ -57,6 +60,9 @@ EVENTS = [
     Composed((steps(3.0), steps(4.0, FullBatch()))),
     RandomParticipation(steps(3.0), 0.25, 4),
     BoundedRange(0.5, REPLACE, 2),
+    StatedPrivacy(0.5, 1e-6, REPLACE, 2),
+    Composed((steps(3.0), Past((steps(4.0), StatedPrivacy(1.0, 0.0, REPLACE))))),
+    AnyOf((steps(3.0), steps(4.0, FullBatch()))),
 ]
 
 

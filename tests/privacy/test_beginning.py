@@ -1,5 +1,6 @@
 """An epsilon is of the training alone: what that begins with is known, or the Guarantee says first that it is not."""
 
+import json
 import os
 import pathlib
 import shutil
@@ -11,9 +12,17 @@ import pytest
 
 import fedjax_dp as fdp
 from fedjax_dp import cli, errors
-from fedjax_dp.experiments import parameters
+from fedjax_dp.accounting import Adjacency, Composed, Guarantee, StatedPrivacy, epsilons_of
+from fedjax_dp.data.record_hashes import hashes_of
+from fedjax_dp.experiments import parameters, phases
+from fedjax_dp.experiments.round_ledger import read_ledger
 from fedjax_dp.models import freeze, logistic_regression, read_start
 from fedjax_dp.models.origins import phases_of
+from fedjax_dp.privacy.client_events import client_events
+from fedjax_dp.privacy.guarantees import guaranteed, prepared
+from fedjax_dp.privacy.planned_run import plan_run
+from fedjax_dp.privacy.terms import PrivacyTerms
+from fedjax_dp.pytrees import changed
 
 DIGITS = fdp.load("digits")
 OTHERS = np.random.default_rng(0).integers(0, 17, (700, 8, 8)).astype(np.uint8)
@@ -36,12 +45,22 @@ def private():
     return fdp.dpnfl(clip_norm=1.0, noise_multiplier=4.0, **LOCAL)
 
 
-def promise(start, data=DATA, **said):
+def promise(start, data=DATA, rounds=2, **said):
     model = freeze(NETWORK, start=start, **said)
-    return fdp.guarantee(private(), data, rounds=2, delta=1e-3, model=model)
+    return fdp.guarantee(private(), data, rounds=rounds, delta=1e-3, model=model)
 
 
 PLAIN = fdp.guarantee(private(), DATA, rounds=2, delta=1e-3)
+
+
+def events(rounds=2, algorithm=None, data=DATA):
+    """Of every client, of rounds that begin at random."""
+    return client_events(plan_run(algorithm or private(), data, rounds=rounds, terms=PrivacyTerms(delta=1e-3)))
+
+
+def together(*phases):
+    """The epsilons of clients with all of these events."""
+    return epsilons_of([Composed(each) for each in zip(*phases, strict=True)], 1e-3)
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +76,9 @@ def made(tmp_path_factory):
         doors = {"result": result, "opened": run, "folder": folder / name, "checkpoint": checkpoint, "copy": copy}
         found |= {f"{name} {door}": start for door, start in (doors | files).items()}
         found[f"{name} bare"] = run.export(folder / f"{name}-bare.npz", hashes=False)
-    return found
+    model = freeze(NETWORK, start=found["private npz"])
+    fdp.run(private(), DATA, rounds=2, out=folder / "second", delta=1e-3, model=model)
+    return found | {"second": folder / "second"}
 
 
 DOORS = ("result", "opened", "folder", "checkpoint", "copy", "npz", "safetensors")
@@ -66,18 +87,163 @@ DOORS = ("result", "opened", "folder", "checkpoint", "copy", "npz", "safetensors
 @pytest.mark.slow
 @pytest.mark.parametrize("door", DOORS)
 def test_through_no_door_a_model_of_these_records_is_a_public_start(made, door):
-    for kind, told in (("open", "had no privacy"), ("private", "composing them is not built yet")):
-        for said in ({}, PUBLIC, {"start_data": "drawings"}):
-            found = promise(made[f"{kind} {door}"], **said)
-            assert np.isinf(found.epsilon)
-            assert told in str(found)
-            assert "\n" not in str(found)
+    """Without privacy there is none; with some, epsilon is of both phases. No word to the contrary is heard."""
+    both = together(events(1), events(2))
+    assert max(both) > PLAIN.epsilon
+    for said in ({}, PUBLIC, {"start_data": "drawings"}):
+        found = promise(made[f"open {door}"], **said)
+        assert np.isinf(found.epsilon)
+        assert "had no privacy" in str(found)
+        assert "\n" not in str(found)
+        found = promise(made[f"private {door}"], **said)
+        np.testing.assert_allclose(found.epsilons, both, rtol=1e-9)
+        assert "of 2 phases together: algorithm on first, 1 round" in str(found)
+        assert found.phases[0].epsilon == made["private result"].guarantee.epsilon
+        assert found.alone == PLAIN.epsilon
 
 
-def test_a_budget_is_refused_for_such_a_start(made):
+def test_noise_is_found_for_what_the_first_phase_leaves(made):
     model = freeze(NETWORK, start=made["private npz"])
-    with pytest.raises(errors.ConfigurationError, match="composing them is not built yet"):
-        fdp.calibrate(private(), DATA, rounds=2, epsilon=1.0, delta=1e-3, model=model)
+    words = {"rounds": 2, "delta": 1e-3, "model": model}
+    first = made["private result"].guarantee.epsilon
+    for budget in (first * 1.05, 1.0):
+        noised = fdp.calibrate(private(), DATA, epsilon=budget, **words)
+        found = fdp.guarantee(noised, DATA, **words)
+        assert budget * (1 - 1e-3) < found.epsilon <= budget
+        less = noised.local.privatizer.noise_multiplier * 0.99
+        quieter = changed(
+            noised, local=changed(noised.local, privatizer=changed(noised.local.privatizer, noise_multiplier=less))
+        )
+        assert fdp.guarantee(quieter, DATA, **words).epsilon > budget
+    with pytest.raises(errors.ConfigurationError, match=f"above {first:.4g}, which algorithm on first, 1 round cost"):
+        fdp.calibrate(private(), DATA, epsilon=first * 0.9, **words)
+    run = plan_run(private(), DATA, rounds=2, terms=PrivacyTerms(delta=1e-3, budget=first * 0.9), model=model)
+    with pytest.raises(errors.ConfigurationError, match="which the first round costs"):
+        prepared(run)
+
+
+def test_where_epsilon_and_delta_alone_are_known_they_compose(made):
+    params, known = made["private result"].params, {"start_epsilon": 0.5, "start_delta": 1e-4}
+    found = promise(params, **known)
+    pair = [StatedPrivacy(0.5, 1e-4, Adjacency.REPLACE_ONE)] * 10
+    np.testing.assert_allclose(found.epsilons, together(pair, events(2)), rtol=1e-9)
+    assert found.caveat is None
+    assert PLAIN.epsilon < found.epsilon < PLAIN.epsilon + 0.5
+    assert "delta must be above theirs" in str(promise(params, start_epsilon=0.5, start_delta=1e-3))
+    for said, words in (
+        ({"start_epsilon": 0.5}, "given beside start_epsilon"),
+        ({"start_epsilon": -1, "start_delta": 0}, "start_epsilon must be positive"),
+        ({"start_epsilon": 1, "start_delta": 1}, "start_delta must be at least 0 and below 1"),
+        (known | PUBLIC, "left out of a public start"),
+    ):
+        with pytest.raises(errors.ConfigurationError, match=words):
+            promise(params, **said)
+    with pytest.raises(errors.ConfigurationError, match="the ledger of the start says more"):
+        promise(made["private npz"], **known)
+
+
+def test_phases_of_another_unit_are_two_guarantees(made):
+    model = freeze(NETWORK, start=made["private npz"])
+    central = fdp.dp_fedavg(clip_norm=1.0, noise_multiplier=1.0, **LOCAL)
+    with pytest.raises(errors.ConfigurationError, match=r"0\.1277 is for one record .* two guarantees") as caught:
+        fdp.guarantee(central, DATA, rounds=2, delta=1e-3, model=model)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_second_phase_keeps_the_ledger_of_the_first_and_has_one_epsilon_of_both(made, capsys):
+    text, before = (made["second"] / "ledger.jsonl").read_text(), read_start(made["private npz"]).origin.ledger
+    assert text.startswith(before)
+    run = fdp.open_run(made["second"], model=freeze(NETWORK, start=made["private npz"]))
+    assert run.as_start().origin.ledger.startswith(before)
+    assert Guarantee.restored(run.guarantee.saved()) == run.guarantee
+    ledger = read_ledger(made["second"])
+    np.testing.assert_allclose(ledger.epsilons(), run.guarantee.epsilons, rtol=1e-9)
+    assert [line["epsilon_planned"] for line in ledger.lines][-1] == run.guarantee.epsilon
+    assert cli.main(["account", "--ledger", str(made["second"]), "--json"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert content["notes"] == ["equal to what the run promised"]
+    assert (content["phases"][0]["epsilon"], content["alone"]) == pytest.approx(
+        (run.guarantee.phases[0].epsilon, PLAIN.epsilon)
+    )
+    third = promise(run, rounds=1)
+    np.testing.assert_allclose(third.epsilons, together(events(1), events(2), events(1)), rtol=1e-9)
+
+
+def test_an_account_of_branches_counts_the_common_phase_once(made, capsys):
+    paths = ",".join(str(made[name]) for name in ("private npz", "second", "private folder"))
+    assert cli.main(["account", "--ledger", paths, "--json"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert content["epsilon"] == pytest.approx(max(together(events(1), events(2))), rel=1e-9)
+    assert len(content["phases"]) == 2
+    for words, told in (
+        ([str(made["open folder"]) + "," + str(made["second"])], "had no privacy"),
+        ([paths, "--rounds", "1"], "left out of an account of several phases"),
+        ([paths + ",nowhere"], "ledger must be"),
+    ):
+        assert cli.main(["account", "--ledger", *words]) == 2
+        assert told in capsys.readouterr().err
+
+
+def begun(path, data, algorithm=None, **facts):
+    """A file of parameters of a private run on these data that nobody had to train."""
+    run = plan_run(algorithm or private(), data, rounds=2, terms=PrivacyTerms(delta=1e-3), model=NETWORK)
+    ledger = phases.ledger_of("dpnfl", run, guaranteed(run), data.checksum, hashes_of(data), **facts)
+    params = NETWORK.init(jax.random.key(0))
+    parameters.write(path, params, phases.exported(ledger, parameters.by_name(params), 2), {})
+    return path
+
+
+def named(*clients):
+    """Clients by these names, of 100 records each."""
+    dataset = fdp.dataset(DIGITS.x_train, DIGITS.y_train, DIGITS.x_test, DIGITS.y_test, classes=10, name="named")
+    return fdp.federate(dataset, {f"client {one}": np.arange(100 * one, 100 * one + 90 + one) for one in clients})
+
+
+def test_clients_that_come_and_go_pay_for_what_they_are_in(tmp_path):
+    everyone = fdp.dpnfl(clip_norm=1.0, noise_multiplier=4.0, **LOCAL | {"cohort_size": None})
+    before, now = named(0, 1, 2, 3), named(3, 4, 1)
+    model = freeze(NETWORK, start=begun(tmp_path / "a.npz", before, everyone))
+    found = fdp.guarantee(everyone, now, rounds=1, delta=1e-3, model=model)
+    first, second = events(2, everyone, before), events(1, everyone, now)
+    expected = together([first[3], Composed(()), first[1]], second)
+    np.testing.assert_allclose(found.epsilons, expected, rtol=1e-9)
+    (left,) = (line for line in found.assumptions if "are in it alone" in line)
+    assert "clients 0, 2 of dpnfl on named, 2 rounds" in left
+    assert f"{max(together([first[0], first[2]])):.4g}" in left
+    assert any("1 that are new" in line for line in found.assumptions)
+
+
+def test_where_nobody_knows_who_was_who_every_client_is_the_worst(made, tmp_path):
+    shuffled = federated(*SAME["shuffled"], "shuffled")
+    worst = max(made["private result"].guarantee.epsilons)
+    found = promise(made["private npz"], shuffled)
+    assert found.phases[0].epsilon == pytest.approx(worst, rel=1e-9)
+    assert min(found.epsilons) >= worst
+    assert any("taken for the worst" in line for line in found.assumptions)
+    assert promise(made["private bare"], OTHER).phases  # without hashes: nobody knows that they are others
+
+
+def test_the_stronger_view_of_both_counts(tmp_path):
+    secure = fdp.dpnfl(clip_norm=1.0, noise_multiplier=4.0, **LOCAL, secure=True)
+    for first, second, view in (
+        (private(), secure, "uploads"),
+        (secure, private(), "uploads"),
+        (secure, secure, "secure_sum"),
+    ):
+        start = begun(tmp_path / "a.npz", DATA, first)
+        model = freeze(NETWORK, start=start)
+        found = fdp.guarantee(second, DATA, rounds=1, delta=1e-3, model=model)
+        assert found.view.value == view
+        assert ("against a server that sees only the sum" in str(found).partition("phases")[2]) is (
+            first is secure and second is not secure
+        )
+        start.unlink()
+
+
+def test_a_start_that_was_chosen_in_a_sweep_has_no_price(tmp_path):
+    start = begun(tmp_path / "a.npz", DATA, in_sweep=True)
+    assert "chosen among others" in str(promise(start))
+    assert str(promise(start, OTHER)) == str(fdp.guarantee(private(), OTHER, rounds=2, delta=1e-3))
 
 
 def test_values_put_in_the_place_of_others_are_of_unknown_origin():
@@ -161,7 +327,10 @@ def test_foreign_files_are_of_unknown_origin_in_every_format(made, tmp_path):
     with orbax.StandardCheckpointer() as checkpointer:
         checkpointer.save(tmp_path / "w", params)
     for name in ("w.npz", "w.safetensors", "w"):
-        assert f"unknown origin, {name} (sha256" in str(promise(tmp_path / name))
+        closed = promise(tmp_path / name)
+        assert np.isinf(closed.epsilon)
+        assert f"unknown origin, {name} (sha256" in str(closed)
+        assert str(promise(tmp_path / name, **PUBLIC)) == str(PLAIN)
         assert str(promise(tmp_path / name, start_data="drawings")) == str(PLAIN)
 
 
@@ -211,7 +380,7 @@ def test_frozen_values_keep_their_origin_when_the_model_is_frozen_anew(made):
 @pytest.mark.slow
 def test_phases_before_the_last_count_too(made, tmp_path):
     """A round on other records between makes no public start of a model of these."""
-    for door, told in (("open npz", "had no privacy"), ("private npz", "composing them")):
+    for door, told in (("open npz", "had no privacy"), ("private npz", "of 2 phases together")):
         model = freeze(NETWORK, start=made[door])
         between = fdp.run(private(), OTHER, rounds=1, delta=1e-3, model=model, out=tmp_path / door)
         file = fdp.open_run(tmp_path / door, model=model).export(tmp_path / f"{door}.npz")
@@ -258,7 +427,7 @@ def test_merged_exports_of_low_rank_terms_carry_the_ledger(tmp_path):
     ] * 2
     for start in (merged, result, run):
         whole = freeze(network, start=start)
-        assert np.isinf(fdp.guarantee(private(), DATA, rounds=2, delta=1e-3, model=whole).epsilon)
+        assert len(fdp.guarantee(private(), DATA, rounds=2, delta=1e-3, model=whole).phases) == 1
 
 
 QUICK = ("--rounds", "1", "--noise-multiplier", "4", "--quiet")
@@ -274,7 +443,7 @@ def test_the_command_line_closes_the_doors_too(capsys):
     capsys.readouterr()
     for number, (start, more, told) in enumerate(
         (
-            ("a.npz", ("--start-data", "letters"), "composing them is not built yet"),
+            ("a.npz", ("--start-data", "letters"), "of 2 phases together: dpnfl on digits, 1 round"),
             ("w.npz", (), "unknown origin, w.npz"),
             ("w.npz", ("--start-data", "digits"), "as these clients' data are called"),
         )
@@ -285,7 +454,7 @@ def test_the_command_line_closes_the_doors_too(capsys):
     said = pathlib.Path("r0/config.toml").read_text()
     pathlib.Path("b.toml").write_text(said.replace("a.npz", "bare.npz"))
     assert cli.main(["run", "b.toml", "--out", "t"]) == 0
-    assert "no hashes are at hand" in capsys.readouterr().out
+    assert "of 2 phases together" in capsys.readouterr().out
 
 
 def test_hostile_files_end_the_command_in_one_line(capsys):

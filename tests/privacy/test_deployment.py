@@ -203,11 +203,16 @@ def test_a_guarantee_of_a_deployment_names_it_and_says_what_it_is_not_of(data):
 def test_the_ledger_of_exported_parameters_has_the_epsilon_of_the_run_itself(data):
     """Who begins another run with them has what they released, not what a deployment would have."""
     stated = promise(dp_fedavg(noise_multiplier=20.0), data, **OF)
-    model = fdp.models.usual_model(data)
-    ledger = phases.ledger_of("dp_fedavg", data, model, ROUNDS, stated)
-    for text in (ledger, phases.longer(ledger, 2 * ROUNDS, stated)):
+    terms = PrivacyTerms(delta=DELTA, **OF)
+    run, longer = (
+        plan_run(dp_fedavg(noise_multiplier=20.0), data, rounds=t, terms=terms) for t in (ROUNDS, 2 * ROUNDS)
+    )
+    ledger = phases.ledger_of("dp_fedavg", run, stated)
+    for text in (ledger, phases.longer(ledger, longer, stated)):
         facts = json.loads(text.splitlines()[-1])
         assert facts["epsilon"] == stated.own > stated.epsilon == facts["deployment"]["epsilon"]
+        (event,) = facts["spent"]["events"]
+        assert event["noise_multiplier"] == pytest.approx(20.0 * 5 / 100)
 
 
 def test_delta_is_judged_against_the_deployments_population(data):

@@ -1,0 +1,356 @@
+"""Phases of training on the same members, by the facts that their ledgers have of them: what each released of whom.
+
+The line of a run's phase has what the run releases of each client (`spent`), the phases before it that its Guarantee is
+of too (`continues`), and by what its clients can be known again. Whoever composes phases takes each once.
+"""
+
+import base64
+import binascii
+import dataclasses
+import hashlib
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_dp import errors
+from fedjax_dp.accounting.accountants import epsilons_of
+from fedjax_dp.accounting.events import AnyOf, Composed, Event, Past, distinct, each
+from fedjax_dp.accounting.guarantee import EarlierPhase
+from fedjax_dp.accounting.ledger import decoded, encoded, ids_of, ranges
+from fedjax_dp.accounting.neighbours import Adjacency, Unit
+from fedjax_dp.accounting.releases import GaussianSteps, Release, StatedPrivacy
+from fedjax_dp.accounting.sampling import (
+    AnyStep,
+    FullBatch,
+    Poisson,
+    Refilled,
+    Shuffled,
+    WithoutReplacement,
+)
+
+FILE = "file"  # the kind of a phase of which words alone are known
+NAME_BYTES = 8  # of a client's name that are kept of its sha256
+MOST_NAMES = 10_000  # of clients whose names are kept
+LEAST_EPSILON = 1e-6  # that stands for 0, where a delta is all that was spent
+MOST_COMPARED = 300  # events of clients of which any may be the worst
+Phase = Mapping[str, Any]
+Kind = tuple[Unit, Adjacency]
+
+
+def spent(events: Sequence[Event]) -> dict[str, Any]:
+    """What is released of each client, as JSON: events, and of which clients each is."""
+    kinds = distinct(events)
+    kind = np.array(each(events, {event: place for place, event in enumerate(kinds)}.__getitem__), int)
+    clients = [[ranges(np.flatnonzero(kind == place)), place] for place in range(len(kinds))]
+    return {"events": [encoded(event) for event in kinds], "clients": clients}
+
+
+def names_of(names: Sequence[str] | None) -> str | None:
+    """Digests of the names of clients, in their order, by which they are known again; None where these are too many."""
+    if names is None or len(names) > MOST_NAMES or len(set(names)) < len(names):
+        return None
+    digests = [hashlib.sha256(name.encode()).digest()[:NAME_BYTES] for name in names]
+    return base64.b64encode(b"".join(digests)).decode()
+
+
+def is_private(phase: Phase) -> bool:
+    """Whether a price of it is known, so that it composes with others.
+
+    That of a point of a sweep is not: it was chosen among others, by whatever they released.
+    """
+    if phase["kind"] == FILE:
+        return phase.get("stated") is not None
+    known = all(phase.get(name) is not None for name in ("epsilon", "delta", "unit", "adjacency"))
+    return known and not phase.get("in_sweep")
+
+
+def without_price(phase: Phase) -> str:
+    """Why no price is known of a run's phase, in words."""
+    if phase.get("in_sweep"):
+        return "one point of a sweep, which costs more than itself as it was chosen among others (fedjax-dp best)"
+    return "a run that had no privacy" if phase.get("epsilon") is None else "of whose epsilon not all is known"
+
+
+def about(phase: Phase) -> str:
+    """What it was, in words."""
+    if phase["kind"] == FILE:
+        return str(phase["name"])
+    rounds = phase["rounds"]
+    return f"{phase['algorithm']} on {phase['dataset'] or 'data without a name'}, {rounds:,} round{'s' * (rounds != 1)}"
+
+
+def kind_of(phase: Phase) -> Kind | None:
+    """Its unit and neighbours; None where nobody says them.
+
+    Raises: ConfigurationError for others than are known here.
+    """
+    unit, adjacency = phase.get("unit"), phase.get("adjacency")
+    if unit is None or adjacency is None:
+        return None
+    try:
+        return Unit(unit), Adjacency(adjacency)
+    except ValueError as error:
+        raise errors.refuse("ledger", f"a phase with {error}", "as a run wrote it", "export it again") from None
+
+
+def events_of(phase: Phase, kind: Kind) -> list[Event] | None:
+    """What it releases of each of its clients, for neighbours of this kind.
+
+    None where its epsilon and delta alone are known, or events are code of its user: see `stated`.
+    Raises: ConfigurationError for what no run wrote.
+    """
+    content = phase.get("spent")
+    if content is None:
+        return None
+    unit, adjacency = kind
+    by_client: list[Event] = [Composed(())] * phase["clients"]["count"]
+    try:
+        if any(_own_code(event) for event in content["events"]):
+            return None
+        events = [decoded(event, adjacency, unit) for event in content["events"]]
+        for listed, place in content["clients"]:
+            for client in ids_of(listed, len(by_client)).tolist():
+                by_client[client] = events[place]
+    except errors.ConfigurationError:
+        raise
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+        got = f"a phase whose events are none ({' '.join(str(error).split())[:60]})"
+        raise errors.refuse("ledger", got, "as a run wrote it", "export it again") from None
+    return by_client
+
+
+def stated(phase: Phase, kind: Kind) -> StatedPrivacy:
+    """What is known of each of its clients by epsilon and delta alone."""
+    pair = phase["stated"] if phase["kind"] == FILE else (phase["epsilon"], phase["delta"])
+    unit, adjacency = kind
+    try:
+        epsilon, delta = (float(number) for number in pair)
+        return StatedPrivacy(max(epsilon, LEAST_EPSILON), delta, adjacency, unit=unit)
+    except errors.ConfigurationError:
+        raise
+    except (ValueError, TypeError) as error:
+        raise errors.refuse("ledger", f"a phase with {error}", "an epsilon and a delta", "export it again") from None
+
+
+class Matched(NamedTuple):
+    """Which clients of a phase are those of another.
+
+    places  for each client of the later phase its number in the earlier; -1: it was not there; None: nobody knows.
+    """
+
+    members: str
+    places: np.ndarray | None
+    left: np.ndarray = np.zeros(0, int)  # numbers of the clients of the earlier phase that are not in the later
+
+
+def matched(earlier: Phase, later: Phase) -> Matched:
+    """By the records, where these are the same; else by names; else nobody knows who was who.
+
+    later  facts of a phase, of which `clients` and `records` are looked at.
+    """
+    worst = Matched("every client is taken for the worst of its clients, as nobody knows which is which", None)
+    if earlier["kind"] == FILE:
+        return worst
+    one, other, checksum = earlier["clients"], later["clients"], earlier["records"].get("checksum")
+    alike = all(one.get(name) == other.get(name) for name in ("count", "sizes"))
+    if checksum is not None and checksum == later["records"].get("checksum") and alike:
+        return Matched("client by client, as both have the same records", np.arange(one["count"]))
+    before, now = (_digests(of) for of in (one, other))
+    if before is None or now is None or not set(before) & set(now):
+        return worst
+    numbers = {name: number for number, name in enumerate(before)}
+    places = np.array([numbers.get(name, -1) for name in now])
+    new = int((places < 0).sum())
+    more = f"; {new:,} that are new pay for what follows alone" if new else ""
+    words = f"client by client, by their names, taking every record to stay at its client{more}"
+    return Matched(words, places, np.setdiff1d(np.arange(len(before)), places))
+
+
+def events_for(phase: Phase, match: Matched, kind: Kind, num_clients: int) -> list[Event]:
+    """What a phase releases of each client of a later one, matched so."""
+    events = events_of(phase, kind)
+    if events is None:
+        known = stated(phase, kind)
+        if match.places is None:
+            return [known] * num_clients
+        return [known if place >= 0 else Composed(()) for place in match.places.tolist()]
+    if match.places is None:
+        return [worst_of(events)] * num_clients
+    return [events[place] if place >= 0 else Composed(()) for place in match.places.tolist()]
+
+
+def with_past(past: Sequence[Event] | None, events: Sequence[Event]) -> list[Event]:
+    """What follows of each client, then what was released of it before; None: nothing was."""
+    if past is None:
+        return list(events)
+    both: dict[tuple[int, int], Event] = {}
+    for before, event in zip(past, events, strict=True):
+        if (id(before), id(event)) not in both:
+            released = any(True for _ in before.leaves())
+            both[id(before), id(event)] = Composed((event, before)) if released else event
+    return [both[id(before), id(event)] for before, event in zip(past, events, strict=True)]
+
+
+def past_of(phases: Sequence[Sequence[Event]]) -> list[Event] | None:
+    """What all of these phases release of each client, as what is over; None without any."""
+    if not phases:
+        return None
+    made: dict[tuple[int, ...], Past] = {}
+    columns = list(zip(*phases, strict=True))
+    for events in columns:
+        made.setdefault(tuple(map(id, events)), Past(tuple(events)))
+    return [made[tuple(map(id, events))] for events in columns]
+
+
+BY_RATE = FullBatch | Poisson | WithoutReplacement | AnyStep  # of which less of one kind is post-processing of more
+
+
+def worst_of(events: Iterable[Event]) -> Event:
+    """An event that costs no less than any of these, whatever it is composed with: any of those that may be the worst.
+
+    Those are left out that another dominates, sum by sum: by the rate, noise and number of releases. Of very many one
+    is made up that dominates all.
+    """
+    kinds = list(dict.fromkeys(event for event in distinct(events) if any(True for _ in event.leaves())))
+    if len(kinds) > MOST_COMPARED and (sums := _joined(kinds)) is not None:
+        kinds = [Composed(tuple(sums))]
+    worst: list[Event] = []
+    for event in kinds:
+        if not any(_dominates(one, event) for one in worst):
+            worst = [*(one for one in worst if not _dominates(event, one)), event]
+    if len(worst) < 2:
+        return worst[0] if worst else Composed(())
+    return AnyOf(tuple(worst))
+
+
+def _dominates(one: Event, other: Event) -> bool:
+    """Whether all that `other` releases is known to be made of what `one` does, which is nothing by chance."""
+    return _certain(one) and _joined([one, other]) == [_plain(*leaf) for leaf in one.leaves()]
+
+
+def _certain(event: Event) -> bool:
+    return isinstance(event, Release) or (isinstance(event, Composed) and all(map(_certain, event.parts)))
+
+
+def _joined(events: Sequence[Event]) -> list[Any] | None:
+    """Sum by sum what dominates those of all events, or None where that is not known of some."""
+    sums = []
+    for column in itertools.zip_longest(*(event.leaves() for event in events)):
+        worst, *others = [_plain(*leaf) for leaf in column if leaf is not None]
+        for step in others:
+            worst = None if worst is None else _join(worst, step)
+        if worst is None:
+            return None
+        sums.append(worst)
+    return sums
+
+
+def _plain(step: Any, releases: int) -> Any:
+    """So many of the sums; those that have each member in every one of them without their sampling."""
+    if isinstance(step, GaussianSteps) and isinstance(step.sampling, Shuffled | Refilled):
+        step = dataclasses.replace(step, sampling=FullBatch())
+    return dataclasses.replace(step, count=releases)
+
+
+def _join(one: Any, other: Any) -> Any:
+    """Sums that dominate both, or None where that is not known of any.
+
+    With the chance a in place of b < a of being drawn, all else alike, what b releases is made of what a does: kept
+    with chance b / a, else drawn anew without the member.
+    """
+    one, other = (dataclasses.replace(step, count=max(one.count, other.count)) for step in (one, other))
+    if one == other:
+        return one
+    if not all(isinstance(step, GaussianSteps) and isinstance(step.sampling, BY_RATE) for step in (one, other)):
+        return None
+    often, seldom = (one, other) if one.sampling.rate >= other.sampling.rate else (other, one)
+    whole, alike = often.sampling.rate == 1, type(one.sampling) is type(other.sampling)
+    if (one.adjacency, one.unit) != (other.adjacency, other.unit) or not (
+        whole or (alike and often.group == seldom.group == 1)
+    ):
+        return None
+    return dataclasses.replace(
+        often,
+        noise_multiplier=min(one.noise_multiplier, other.noise_multiplier),
+        sampling=FullBatch() if whole else often.sampling,
+        group=max(one.group, other.group),
+    )
+
+
+def _own_code(event: Any) -> bool:
+    """Whether an event, or a part of one, is of a class that only its author has."""
+    if isinstance(event, dict):
+        return event.get("kind") == "own" or any(map(_own_code, event.values()))
+    return isinstance(event, list) and any(map(_own_code, event))
+
+
+def _digests(clients: Mapping[str, Any]) -> list[bytes] | None:
+    text = clients.get("names")
+    if not isinstance(text, str):
+        return None
+    try:
+        raw = base64.b64decode(text, validate=True)
+    except binascii.Error:
+        return None
+    digests = [raw[at : at + NAME_BYTES] for at in range(0, len(raw), NAME_BYTES)]
+    return digests if len(digests) == clients["count"] else None
+
+
+def counted_with(phases: Sequence[Phase]) -> tuple[Phase, ...]:
+    """Of the phases of a ledger those that the Guarantee of the last is of too, that one left out."""
+    names = phases[-1].get("continues") or ()
+    return tuple(phase for phase in phases[:-1] if phase["phase"] in names)
+
+
+def costs_of(earlier: Sequence[Phase], later: Phase, delta: float, accountant: str) -> tuple[EarlierPhase, ...]:
+    """What phases cost the clients of a later one, each alone."""
+    kind, costs = kind_of(later), []
+    assert kind is not None
+    for phase in earlier:
+        match = matched(phase, later)
+        events = events_for(phase, match, kind, later["clients"]["count"])
+        epsilon = max(epsilons_of(events, delta, accountant))
+        costs.append(EarlierPhase(phase["phase"], about(phase), epsilon, phase.get("view"), match.members))
+    return tuple(costs)
+
+
+class Union(NamedTuple):
+    """Phases of several runs, each once."""
+
+    phases: tuple[EarlierPhase, ...]
+    kind: Kind
+    epsilon: float  # of the worst member of any
+
+
+def union_of(ledgers: Sequence[Sequence[Phase]], delta: float, accountant: str) -> Union:
+    """One epsilon of all runs that these ledgers end with, and of the phases that their Guarantees are of too.
+
+    Members of several are matched as those of a run are with its start's; who is in one alone pays for that.
+    Raises: ConfigurationError for a run without privacy, and for phases of different units or neighbours.
+    """
+    by_name = {phase["phase"]: phase for phases in ledgers for phase in (*counted_with(phases), phases[-1])}
+    for phase in by_name.values():
+        if not is_private(phase):
+            got = f"{about(phase)}, {without_price(phase)}"
+            raise errors.refuse("ledgers", got, "of phases that have an epsilon of their own")
+    kinds = {kind for phase in by_name.values() if (kind := kind_of(phase)) is not None}
+    if len(kinds) != 1:
+        got = ", ".join(sorted(f"{unit.value}/{adjacency.value}" for unit, adjacency in kinds)) or "none"
+        raise errors.refuse("units of the ledgers", got, "one unit and neighbours", "each holds by itself")
+    (kind,), total, alone = kinds, 0.0, dict[str, float]()
+    for later in by_name.values():
+        if later["kind"] == FILE:
+            alone[later["phase"]] = max(epsilons_of([stated(later, kind)], delta, accountant))
+            continue
+        count = later["clients"]["count"]
+        itself = Matched("", np.arange(count))
+        released = {
+            name: events_for(phase, itself if phase is later else matched(phase, later), kind, count)
+            for name, phase in by_name.items()
+        }
+        total = max(total, *epsilons_of(past_of(list(released.values())) or (), delta, accountant))
+        alone[later["phase"]] = max(epsilons_of(released[later["phase"]], delta, accountant))
+    listed = (EarlierPhase(name, about(phase), alone[name], phase.get("view")) for name, phase in by_name.items())
+    return Union(tuple(listed), kind, total)
