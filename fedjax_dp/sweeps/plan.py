@@ -1,7 +1,7 @@
 """A sweep as it is written down, and the runs that it stands for.
 
 In TOML: the fields that all runs share under `[base]`, what varies under `[axes]` (`sweeps.axes` says how) and in
-`[[points]]`, and `seeds`, `trials`, `trials_law` and `search_seed` at the top.
+`[[points]]`, and `seeds`, `halving`, `trials`, `trials_law` and `search_seed` at the top.
 """
 
 import dataclasses
@@ -36,6 +36,7 @@ _NOT_BASE = {
     "track": ("left out", "no tracker follows a sweep: fedjax-dp best prints its winner, for run --track"),
 }
 _SHARED = ("the same for all runs", "give it in [base]")
+_LATER: Values = {"halving": None}
 _NOT_VARIED = _NOT_BASE | {"data_dir": _SHARED, "checkpoint_every": _SHARED}
 
 
@@ -44,7 +45,8 @@ class SweepConfig:
     """Everything that decides a sweep: keys of its TOML file, of which `[base]` holds fields of a run.
 
     With `trials`, points are drawn at random instead of taking the whole grid; their number is `trials`, or drawn
-    with that mean where `trials_law` is not fixed. Once made it is in its normal form, every value of its field's type.
+    with that mean where `trials_law` is not fixed. `halving` is the reduction factor of successive halving.
+    Once made it is in its normal form, every value of its field's type.
     Raises: ConfigurationError for what no run can be, as far as that needs neither data nor algorithms.
     """
 
@@ -55,6 +57,7 @@ class SweepConfig:
     trials: int | None = None
     trials_law: str = "fixed"
     search_seed: int = 0
+    halving: int | None = None
 
     def __post_init__(self) -> None:
         _require_tables(self)
@@ -101,10 +104,10 @@ class Point:
     config: RunSpec
 
 
-def read_sweep(path: str | os.PathLike[str]) -> SweepConfig:
-    """The sweep that a TOML file describes."""
+def read_sweep(path: str | os.PathLike[str], **more: Any) -> SweepConfig:
+    """The sweep that a TOML file describes; `more` are keys of its top table that count instead of the file's."""
     path = pathlib.Path(path)
-    written = folders.read_toml("sweep file", path)
+    written = folders.read_toml("sweep file", path) | more
     try:
         return _from_tables(written)
     except errors.ConfigurationError as error:
@@ -117,6 +120,7 @@ def to_toml(sweep: SweepConfig) -> str:
     top: Values = {"seeds": len(sweep.seeds) if counted else list(sweep.seeds)}
     if sweep.trials is not None:
         top |= {"trials": sweep.trials, "trials_law": sweep.trials_law, "search_seed": sweep.search_seed}
+    top |= _later(sweep)
     tables = [_table("", top), _table("[base]\n", sweep.base), _table("[axes]\n", sweep.axes)]
     return "\n".join([*tables, *(_table("[[points]]\n", point) for point in sweep.points)])
 
@@ -124,7 +128,13 @@ def to_toml(sweep: SweepConfig) -> str:
 def digest(sweep: SweepConfig) -> str:
     """12 hexadecimal digits that distinguish sweeps; the order of keys and the folder of the data do not count."""
     base = {name: value for name, value in sweep.base.items() if name != "data_dir"}
-    return _hash(dataclasses.asdict(sweep) | {"base": base} | _code(own_code.checksums(*_named(sweep))))
+    fields = {name: value for name, value in dataclasses.asdict(sweep).items() if name not in _LATER}
+    return _hash(fields | _later(sweep) | {"base": base} | _code(own_code.checksums(*_named(sweep))))
+
+
+def _later(sweep: SweepConfig) -> Values:
+    """Fields that count only where they say something, so that digests of sweeps without them stay."""
+    return {name: getattr(sweep, name) for name, usual in _LATER.items() if getattr(sweep, name) != usual}
 
 
 def expand(sweep: SweepConfig) -> list[Point]:
@@ -228,6 +238,10 @@ def _require_number_of_points(sweep: SweepConfig) -> None:
     own = of_class(SweepConfig)
     errors.require_choice("trials_law", own["trials_law"].typed(sweep.trials_law), LAWS)
     errors.require_integer("search_seed", own["search_seed"].typed(sweep.search_seed), 0, 2**32 - 1)
+    if sweep.halving is not None:
+        errors.require_integer(
+            "halving", own["halving"].typed(sweep.halving), 2, axes.LARGEST, "3 keeps the best third"
+        )
     if sweep.trials is not None:
         errors.require_integer("trials", own["trials"].typed(sweep.trials), 1, axes.LARGEST // copies)
         if not sweep.parsed:

@@ -218,6 +218,8 @@ def _obstacle(setting: Setting, metric: Measure, epsilon_at_most: float | None, 
     """Why a setting is not compared; `most` is the largest number of seeds that any setting has."""
     if setting.failed:
         return "with a failed seed"
+    if setting.stopped:
+        return "stopped by halving"
     if len(setting.points) < most:
         return f"with fewer than {most} seeds"
     if not setting.comparable(metric):
