@@ -41,10 +41,10 @@ this; fields are those of a run (fedjax-dp run --help):
     "algorithm, server_learning_rate" = [["dpnfl"], ["addpnfl", 0.01]]   # together; an entry may stop early
 
 [[points]] writes points out, as one more axis. trials = 50 draws points at random instead of taking the grid: from
-lists, and from ranges without points; search_seed = 1 draws others. trials_law = "poisson", "geometric" or
-"logarithmic" also draws their number, of which trials is the mean, as random repetition (Papernot and Steinke 2022)
-asks for. halving = 3 stops lost points early. What an algorithm on an axis does not take is left out of [base] for
-it."""
+lists, and from ranges without points; search_seed = 1 draws others. search = "tpe" chooses them by the results of those
+before, search_batch = 8 at once. trials_law = "poisson", "geometric" or "logarithmic" also draws their number, of which
+trials is the mean, as random repetition (Papernot and Steinke 2022) asks for. halving = 3 stops lost points early. What
+an algorithm on an axis does not take is left out of [base] for it."""
 SHOWN = 5  # settings
 
 
@@ -70,6 +70,15 @@ class SweepOptions(PrintOptions):
             default="all points to their end",
         ),
     ] = None
+    search: Annotated[
+        Literal["random", "tpe"] | None,
+        about(
+            "how trials are chosen: tpe, by Optuna, learns from those before", default="random, where there are trials"
+        ),
+    ] = None
+    trials: Annotated[
+        int | None, about("points to draw, or to search, instead of taking the grid", default="the grid")
+    ] = None
     ray: Annotated[str | None, about("address of a Ray cluster that runs the points, or local", metavar="ADDRESS")] = (
         None
     )
@@ -89,7 +98,8 @@ def sweep_command(arguments: list[str]) -> int:
     errors.require_count("ray_cpus", options.ray_cpus)
     _require_plan(options)
     how: dict[str, Any] = {"only_plan": options.plan, "ray": options.ray, "ray_cpus": options.ray_cpus}
-    keys = {} if options.halving is None else {"halving": options.halving}
+    written = {name: getattr(options, name) for name in ("halving", "search", "trials")}
+    keys = {name: value for name, value in written.items() if value is not None}
     result, out = run_file(path, options.out, Screen(quiet=options.quiet), keys, **how)
     forecast = None
     if options.compile_for and result.plan is not None:

@@ -100,11 +100,13 @@ def grouped(jobs: Sequence[Job]) -> list[list[int]]:
     """Numbers of the jobs that share a program: those of equal structure and equal shapes."""
     found: dict[Any, list[int]] = {}
     for index, job in enumerate(jobs):
-        found.setdefault(_structure(job), []).append(index)
+        found.setdefault(structure(job), []).append(index)
     return list(found.values())
 
 
-def _structure(job: Job) -> Any:
+def structure(job: Job) -> Any:
+    """Equal for jobs that share a program."""
+
     def shapes(tree: Any) -> Any:
         leaves, treedef = jax.tree.flatten(tree)
         return treedef, tuple(np.shape(leaf) for leaf in leaves)
@@ -207,14 +209,19 @@ class JobGroup:
         """The same jobs with a device's points all at once."""
         return JobGroup(self.jobs, together=True, **self._options)
 
-    def part(self, numbers: Sequence[int]) -> "JobGroup":
-        """The same program for some of the jobs; one of fewer slots where empty ones would cost time."""
-        if self.program.together and math.ceil(len(numbers) / len(self.devices)) < self.program.slots:
-            return JobGroup([self.jobs[number] for number in numbers], together=True, **self._options)
-        part = copy.copy(self)
-        part.jobs = [self.jobs[number] for number in numbers]
-        part._numbers = [self._numbers[number] for number in numbers]
-        return part
+    def of(self, jobs: Sequence[Job]) -> "JobGroup":
+        """Other jobs of the same structure with the same program; with one of their own where it does not suit them."""
+        sizes = [size for job in jobs for size in (job.run.data.smallest, job.run.data.largest)]
+        slots = math.ceil(len(jobs) / len(self.devices))  # empty ones cost time where all run at once
+        if (
+            (self.program.together and slots < self.program.slots)
+            or not self._smallest <= min(sizes) <= max(sizes) <= self._largest
+            or max(len(job.marks) for job in jobs) > self.program.marks
+        ):
+            return JobGroup(jobs, together=self.program.together, **self._options)
+        group = copy.copy(self)
+        group.jobs, group._numbers = list(jobs), [_numbers(job) for job in jobs]
+        return group
 
     @property
     def batches(self) -> int:

@@ -160,6 +160,14 @@ def about(
     }
 
 
+def recount(folder: pathlib.Path, points: int) -> None:
+    """Write down how many points a sweep has, where that was not known when it began."""
+    about = json.loads((folder / ABOUT).read_bytes())
+    if about["points"] != points:
+        with _storing(folder):
+            folders.write_json(folder / ABOUT, about | {"points": points})
+
+
 def finish(folder: pathlib.Path, cost: dict[str, Any] | None, screen: Screen) -> None:
     """Tables, pictures, and what choosing among a sweep's points costs."""
     from fedjax_dp.figures import sweeps as figures

@@ -13,7 +13,7 @@ from fedjax_dp.experiments.console import Screen
 from fedjax_dp.figures.tables.settings import measures_of_records
 from fedjax_dp.models import task_of
 from fedjax_dp.sweeps.axes import Values, in_words
-from fedjax_dp.sweeps.engine import JobGroup, PointEnd, RecordCache, fastest, grouped
+from fedjax_dp.sweeps.engine import JobGroup, PointEnd, RecordCache, Sample, fastest, grouped, structure
 from fedjax_dp.sweeps.halving import Halving, key_of, reached
 from fedjax_dp.sweeps.preparation import PreparedPoint
 from fedjax_dp.sweeps.records import Record
@@ -57,12 +57,15 @@ class Plan(NamedTuple):
     seconds: list[float]  # estimates, of all points to their end
     prepare_s: float
     halving: Halving | None = None  # by which most points stop before
+    search: str | None = None  # which of its batches this is
 
     def part(self, ids: Collection[str]) -> "Plan":
         """That of some of the points."""
         kept = [[at for at, one in enumerate(entries) if one.id in ids] for entries in self.entries]
         return self._replace(
-            groups=[group.part(numbers) for group, numbers in zip(self.groups, kept) if numbers],
+            groups=[
+                group.of([group.jobs[at] for at in numbers]) for group, numbers in zip(self.groups, kept) if numbers
+            ],
             entries=[[entries[at] for at in numbers] for entries, numbers in zip(self.entries, kept) if numbers],
         )
 
@@ -81,8 +84,8 @@ class Plan(NamedTuple):
             + ("" if several else f", {self._how(0)}")
             + f"; compiled and measured in {self.prepare_s:.1f} s, about {duration(self.total_s)} to run"
         )
-        rungs = [self.halving.line()] if self.halving else []
-        return [total, *rungs, *(self._line(number) for number in range(len(self.groups)) if several)]
+        beside = [*([self.halving.line()] if self.halving else []), *([self.search] if self.search else [])]
+        return [total, *beside, *(self._line(number) for number in range(len(self.groups)) if several)]
 
     def _line(self, number: int) -> str:
         return (
@@ -112,19 +115,20 @@ class Plan(NamedTuple):
             }
             for number, (group, entries) in enumerate(zip(self.groups, self.entries, strict=True))
         ]
-        rungs = {"halving": self.halving.to_dict()} if self.halving else {}
-        return {"programs": programs, "prepare_s": self.prepare_s, "seconds": self.total_s} | rungs
+        beside: dict[str, Any] = {"halving": self.halving.to_dict()} if self.halving else {}
+        beside |= {"search": self.search} if self.search else {}
+        return {"programs": programs, "prepare_s": self.prepare_s, "seconds": self.total_s} | beside
 
     def _apart(self, number: int) -> str:
         """The axes that have one value in this group and others elsewhere."""
         if len(self.groups) == 1:
             return ""
         kinds = [
-            {name: {str(entry.values.get(name)) for entry in entries} for name in entries[0].values}
+            {name: {str(value := entry.values.get(name)): value for entry in entries} for name in entries[0].values}
             for entries in self.entries
         ]
         own = {
-            name: next(iter(found))
+            name: next(iter(found.values()))
             for name, found in kinds[number].items()
             if len(found) == 1 and any(other.get(name) != found for other in kinds)
         }
@@ -138,9 +142,11 @@ def planned(
     together: bool | None = None,
     memory: float | None = None,
     parts: int | None = None,
+    known: dict[Any, tuple[JobGroup, Sample]] | None = None,
 ) -> Plan:
     """Groups of the entries, compiled and timed; see `JobGroup` for the options.
 
+    known  groups by their structure, to take where they are and to add to.
     Raises: ConfigurationError if a point does not fit the memory.
     """
     if not entries:
@@ -150,7 +156,11 @@ def planned(
     options: dict[str, Any] = {"together": together, "memory": memory, "parts": parts, "cache": cache}
     with screen.bar("compiling", total=len(kinds)) as show:
         for done, kind in enumerate(kinds):
-            group, sample = fastest(JobGroup([entry.job for entry in kind], **options))
+            jobs = [entry.job for entry in kind]
+            shape, known = structure(jobs[0]), {} if known is None else known
+            if shape not in known:
+                known[shape] = fastest(JobGroup(jobs, **options))
+            group, sample = known[shape][0].of(jobs), known[shape][1]
             groups.append(group)
             seconds.append(sample.seconds(group.jobs))
             show(done + 1, f"{len(kind)} points")

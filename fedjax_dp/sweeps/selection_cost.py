@@ -3,7 +3,7 @@
 import math
 import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -46,6 +46,7 @@ FREE = {
     "local_floor",
     "local_weight_decay",
 }
+ByResults = Literal["growth", "halving", "search"]
 SIMULATED = "Points of this simulation share the noise of their seed; in earnest each would need noise of its own."
 SHOW_ROUNDS = (View.UPLOADS, View.SECURE_SUM, View.BROADCAST)  # views in which every round's model is released
 STOPPED = (
@@ -56,6 +57,10 @@ STOPPED = (
 UNSEEN = (
     "no epsilon is stated, as rungs compared points by what is not released: {what}. The sum bounds the cost only of "
     "what is released; leave out halving to have it stated"
+)
+SEARCHED = (
+    "no epsilon is stated, as trials were chosen by the results of those before them: the sum bounds the cost only if "
+    "these are no private data"
 )
 GROWN = (
     "no epsilon is stated, as the sweep grew when points of it had been seen: the sum bounds the cost only if these "
@@ -68,17 +73,18 @@ def cost_of_choosing(
     drawn: bool,
     law: Trials | None,
     screen: Screen,
-    grown: bool = False,
-    halved: bool = False,
+    by_results: ByResults | None = None,
 ) -> dict[str, Any] | None:
     """The cost as one JSON object with a `statement`; None for a sweep without privacy. Its epsilon may be None.
 
     drawn  the points were drawn at random: others might have been, of which nothing is known;
     law    from which their number was drawn, if it was. For a fixed grid a geometric one is shown for comparison.
-    grown  points were added when others had been seen. The sum of all is then no epsilon: theorems of composition want
-           the budget fixed before what is spent on is chosen (Rogers et al. 2016), and random repetition the law.
-    halved points were stopped by results. What is released then follows from the releases of all points to their end,
-           whose sum bounds it (post-processing), if the results do too.
+    by_results  what was decided by results of points, if anything.
+        growth, search  which points there are. The sum of all is then no epsilon: theorems of composition want the
+                        budget fixed before what is spent on is chosen (Rogers et al. 2016), and random repetition the
+                        law.
+        halving         where points stop. What is released then follows from the releases of all points to their end,
+                        whose sum bounds it (post-processing), if the results do too.
     Seeds are part of a trial: a setting is judged by the mean over them.
     """
     private = [entry for entry in entries if math.isfinite(entry.guarantee.epsilon)]
@@ -95,7 +101,7 @@ def cost_of_choosing(
     ledgers, seeds = [_ledger(entry) for entry in private], [entry.values["seed"] for entry in private]
     alike = len({(seed, tuple(ledger)) for seed, ledger in zip(seeds, ledgers)}) == len(set(seeds))
     varied = {name.split(".")[-1] for entry in private for name in entry.values if name != "seed"}
-    known = not grown and not halved and (not drawn or (alike and varied <= FREE))  # all that a trial may release
+    known = not by_results and (not drawn or (alike and varied <= FREE))  # all that a trial may release
     trials = (law or NegativeBinomialTrials.of_mean(settings)) if known else None
     try:
         with screen.bar("cost of choosing", total=1) as show:
@@ -112,7 +118,7 @@ def cost_of_choosing(
     except (errors.ConfigurationError, NotCoveredError) as error:
         return _unknown(str(error))
     ((view, colluders),) = views
-    unstated = GROWN if grown else _unseen(private, view) if halved else None
+    unstated = {"growth": GROWN, "search": SEARCHED, "halving": _unseen(private, view)}.get(by_results or "")
     notes = [f"All against {view}" + (f" with {colluders} colluders." if colluders else ".")]
     mark = private[0].guarantee.mark
     if mark:
@@ -123,7 +129,7 @@ def cost_of_choosing(
         notes.append("Every client is counted for the rounds that it was drawn for.")
     if unstated:
         notes.append(f"{unstated[0].upper()}{unstated[1:]}.")
-    elif halved:
+    elif by_results:
         notes.append(STOPPED)
     elif not known:
         notes.append("Random repetition is not counted: points that were not drawn might cost more.")
@@ -140,7 +146,7 @@ def cost_of_choosing(
     runs = f"{len(private)} private runs"
     if len(set(seeds)) > 1 and len(private) == settings * len(set(seeds)):
         runs += f" ({settings} settings x {len(set(seeds))} seeds)"
-    costs = "adds up to" if unstated else "costs at most" if halved else "costs"
+    costs = "adds up to" if unstated else "costs at most" if by_results else "costs"
     short = (
         f"seeing these {runs}, as whoever chooses among them does, {costs} {_words(cost.composition)} at delta "
         f"{cost.delta:g} for one {cost.unit}; one run fixed in advance costs at most {_words(cost.single)}"

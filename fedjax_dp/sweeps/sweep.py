@@ -33,9 +33,10 @@ from fedjax_dp.sweeps.halving import Halving
 from fedjax_dp.sweeps.parameter_paths import RUN_AXES, integer_axes, made
 from fedjax_dp.sweeps.plan import SweepConfig, collect, digest, expand, law_of, to_toml
 from fedjax_dp.sweeps.preparation import PreparedPoint, Sources, build, find_noise, refuse_halting
-from fedjax_dp.sweeps.records import Record, read_records
-from fedjax_dp.sweeps.runner import Keep, Plan, announce, execute, execute_rungs, planned
-from fedjax_dp.sweeps.selection_cost import cost_of_choosing
+from fedjax_dp.sweeps.records import ABOUT, Record, read_records
+from fedjax_dp.sweeps.runner import Keep, Plan, Trained, announce, execute, execute_rungs, planned
+from fedjax_dp.sweeps.search import Search
+from fedjax_dp.sweeps.selection_cost import ByResults, cost_of_choosing
 from fedjax_dp.sweeps.table import Best, best, column, overview, summary, tidy
 from fedjax_dp.sweeps.winners import winners
 
@@ -242,7 +243,9 @@ def sweep(
     names = _axes(points)
 
     def price(grown: bool = False) -> dict[str, Any] | None:
-        return cost_of_choosing(entries, trials is not None, None, screen, grown, rungs is not None)
+        return cost_of_choosing(
+            entries, trials is not None, None, screen, "growth" if grown else "halving" if rungs else None
+        )
 
     if out is not None:
         ids = sorted(entry.id for entry in entries)
@@ -282,17 +285,24 @@ def run_sweep(
     if not only_plan:
         require_writable("out", out, "give another out")
     devices.cache_programs()
-    points = {point.id: point for point in reversed(expand(sweep))}  # of equal random points the first
+    search, sources = None, Sources()
+    if sweep.search == "random":
+        points = {point.id: point for point in reversed(expand(sweep))}  # of equal random points the first
+    else:
+        search = Search(sweep)
+        search.left({record["point"]: record for record in (read_records(out)[1] if (out / ABOUT).is_file() else ())})
+        points = search.points
     order = sorted(points.values(), key=lambda point: point.index)
-    names = _axes([point.values for point in order])
-    runs = build(order, Sources())
+    names = tuple(sweep.varied) if search else _axes([point.values for point in order])
+    runs = build(order, sources)
     rungs = None
     if sweep.halving is not None:
         if ray is not None:
             raise errors.refuse("ray", ray, "left out with halving", "its rungs need all points of a machine")
         marks = [marks_of(one.rounds, point.config.output.evaluate_every) for one, point in zip(runs, order)]
         rungs = Halving.of([point.values for point in order], marks, sweep.halving, len(sweep.seeds))
-    about = folders.about(name, digest(sweep), names, sweep.seeds, len(order), sweep.halving)
+    planned_points = len(order) if search is None else search.trials * len(sweep.seeds)
+    about = folders.about(name, digest(sweep), names, sweep.seeds, planned_points, sweep.halving)
     places = {point.id: (point.index, point.values) for point in order}
     prepared_points: list[PreparedPoint] = []
 
@@ -301,9 +311,25 @@ def run_sweep(
         return prepared_points
 
     def price(grown: bool) -> dict[str, Any] | None:
-        return cost_of_choosing(
-            prepared_points, sweep.trials is not None, law_of(sweep), screen, grown, rungs is not None
-        )
+        by_results: ByResults | None = "search" if search else "growth" if grown else "halving" if rungs else None
+        return cost_of_choosing(prepared_points, sweep.trials is not None, law_of(sweep), screen, by_results)
+
+    def by_search(entries: Sequence[PreparedPoint], held: Sequence[Record], keep: Keep, parts: int | None) -> None:
+        found = {record["point"]: record for record in held}
+
+        def kept(record: Record, trained: Trained | None) -> None:
+            found[record["point"]] = record
+            keep(record, trained)
+
+        assert search is not None
+        while left := search.left(found):
+            screen.say(search.line())
+            known = {entry.id for entry in prepared_points}
+            new = [point for point in left if point.id not in known]
+            prepared_points.extend(find_noise(new, build(new, sources), screen))
+            ids = {point.id for point in left}
+            run([entry for entry in prepared_points if entry.id in ids], [], kept, parts)
+        folders.recount(out, len(search.points))
 
     def on_cluster(entries: Sequence[PreparedPoint], held: Sequence[Record], keep: Keep, parts: int | None) -> None:
         if left := _unfinished(entries, held):
@@ -312,9 +338,11 @@ def run_sweep(
     if only_plan:
         _, held = folders.held(out, about, places)
         left = prepare() if rungs else _unfinished(prepare(), held)
-        return Sweep(name, names, tuple(held), plan=planned(left, screen)._replace(halving=rungs))
+        plan = planned(left, screen)._replace(halving=rungs, search=search.line() if search else None)
+        return Sweep(name, names, tuple(held), plan=plan)
     run = _local(screen, rungs) if ray is None else on_cluster
-    return _in_folder(out, about, places, to_toml(sweep), prepare, None if bare else price, screen, run)
+    course = by_search if search else run
+    return _in_folder(out, about, places, to_toml(sweep), prepare, None if bare else price, screen, course)
 
 
 def _in_folder(
@@ -331,11 +359,11 @@ def _in_folder(
     for package in ("pandas", "pyarrow") if price is not None else ():  # which write its tables in the end
         errors.require_installed(package, "tables", "for the tables of a sweep")
     with folders.opened(out, about, places, text) as (begun, held):
-        finished = len(_finished(held)) == about["points"]
+        finished = len(_finished(held)) == begun["points"]
         priced = folders.choosing(out) if price is not None or about.get("halving") else True
         everything = [] if finished and priced else entries()
         if held:
-            screen.say(f"{out} holds {len(_finished(held)):,} of {about['points']:,} points")
+            screen.say(f"{out} holds {len(_finished(held)):,} of {begun['points']:,} points")
         with folders.keeper(out) as keep:
             run(everything, held, keep, begun["device"]["count"])
         if everything and price is not None:
@@ -344,13 +372,14 @@ def _in_folder(
 
 
 def _local(screen: Screen, rungs: Halving | None, with_params: bool = True) -> Run:
-    """Runs points in this process."""
+    """Runs points in this process, those of later calls with the programs of earlier ones."""
+    known: dict[Any, Any] = {}
 
     def run(entries: Sequence[PreparedPoint], held: Sequence[Record], keep: Keep, parts: int | None) -> None:
         if rungs is not None and entries:
             execute_rungs(entries, held, rungs, keep, screen, with_params=with_params, parts=parts)
             return
-        plan = planned(_unfinished(entries, held), screen, parts=parts)
+        plan = planned(_unfinished(entries, held), screen, parts=parts, known=known)
         announce(plan, screen)
         execute(plan, keep, screen, with_params=with_params)
 
