@@ -234,7 +234,7 @@ def _cells(
         failed = any(setting.failed for setting in group)
         if not np.isfinite(means[row, column]):
             last = max((p["history"][-1]["round"] for setting in group for p in setting.stopped), default=None)
-            why = "failed" if failed else f"stopped, round {last}" if last else "not known"
+            why = "failed" if failed else f"stopped\nat {last}" if last else "not known"
             _hatched(panel, row, column, why, styles.FAILED if failed else "0.3")
             continue
         color = "white" if styles.dark(colors.to_rgba(means[row, column])) else "black"

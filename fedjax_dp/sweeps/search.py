@@ -91,5 +91,7 @@ def _distribution(axis: Axis) -> Any:
 
 
 def _at(axis: Axis, param: Any) -> Values:
-    """What a trial sets of an axis."""
-    return axis.entries[param] if isinstance(axis, Choices) else {axis.field: param}
+    """What a trial sets of an axis: numbers of six digits, so that they read as one would write them."""
+    if isinstance(axis, Choices):
+        return axis.entries[param]
+    return {axis.field: param if axis.integer else min(max(float(f"{param:.6g}"), axis.low), axis.high)}

@@ -363,7 +363,9 @@ def _in_folder(
         priced = folders.choosing(out) if price is not None or about.get("halving") else True
         everything = [] if finished and priced else entries()
         if held:
-            screen.say(f"{out} holds {len(_finished(held)):,} of {begun['points']:,} points")
+            stopped = sum(record["status"] == "stopped" for record in held)
+            rungs = f", {stopped:,} of them up to a rung" if stopped else ""
+            screen.say(f"{out} holds {len(_finished(held)):,} of {begun['points']:,} points{rungs}")
         with folders.keeper(out) as keep:
             run(everything, held, keep, begun["device"]["count"])
         if everything and price is not None:

@@ -119,7 +119,7 @@ def test_what_halving_stopped_is_marked_everywhere_and_nowhere_as_failed(panel):
     wide = settings_of([*stopped(1.0, "addpnfl", 10.0), *sweep(epsilons=(0.1,), algorithms=("addpnfl",))], AXES)
     panel.clear()
     panels.heat(panel, wide, "clip_norm", "epsilon", MEASURES.main)
-    assert "stopped, round 20" in [text.get_text() for text in panel.texts]
+    assert "stopped\nat 20" in [text.get_text() for text in panel.texts]
     assert figures.small_print(settings, True) == (
         "means over 3 seeds; bands and bars: 95% intervals of the mean (Student's t); 3 of 9 points stopped at a rung "
         "of halving, where other settings were better; no point failed"

@@ -57,7 +57,7 @@ def test_trials_are_in_their_ranges_and_learn_from_those_before():
     assert [record["values"]["seed"] for record in found.values()] == [0, 1] * 20
     assert sorted(record["index"] for record in found.values()) == list(range(40))
     for trial in trials:
-        assert 0.001 <= trial["learning_rate"] <= 10
+        assert 0.001 <= trial["learning_rate"] == float(f"{trial['learning_rate']:.6g}") <= 10
         assert trial["cohort_size"] in range(1, 10)
         assert trial["batch_size"] in (5, 20)
     off = [abs(math.log10(trial["learning_rate"] / 0.1)) for trial in trials]
