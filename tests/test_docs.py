@@ -132,9 +132,12 @@ def test_commands_of_a_page_run_one_after_the_other(name, tmp_path, monkeypatch,
 
 
 def test_the_sweep_that_is_shown_can_be_read(tmp_path):
-    (text,) = blocks(PAGES["guides/sweep.md"], "toml")
-    (tmp_path / "sweep.toml").write_text(text)
+    grid, search = blocks(PAGES["guides/sweep.md"], "toml")
+    (tmp_path / "sweep.toml").write_text(grid)
     assert len(expand(read_sweep(tmp_path / "sweep.toml"))) == 3 * 4 * 3 * 3 * 5
+    assert len(expand(read_sweep(tmp_path / "sweep.toml", halving=3))) == 3 * 4 * 3 * 3 * 5
+    (tmp_path / "search.toml").write_text(search)
+    assert read_sweep(tmp_path / "search.toml", search="tpe", trials=20).varied[0] == "learning_rate"
 
 
 @pytest.mark.slow

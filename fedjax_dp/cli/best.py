@@ -139,7 +139,7 @@ def _lines(
             f" +- {best.std:.4f}, the mean of {best.seeds} seeds, its 95% interval "
             f"{bounds(measure, best.low, best.high)}"
         )
-    if best.considered > 1:
+    if best.considered > 1 or table.STOPPED in best.excluded:
         way = "upwards" if measure.better > 0 else "downwards"
         reach += f" (biased {way}: this setting was picked by this very number)"
     lines = [

@@ -7,6 +7,7 @@ import pathlib
 import re
 import shlex
 from collections import Counter
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from fedjax_dp import errors
@@ -40,9 +41,10 @@ this; fields are those of a run (fedjax-dp run --help):
     "algorithm, server_learning_rate" = [["dpnfl"], ["addpnfl", 0.01]]   # together; an entry may stop early
 
 [[points]] writes points out, as one more axis. trials = 50 draws points at random instead of taking the grid: from
-lists, and from ranges without points; search_seed = 1 draws others. trials_law = "poisson", "geometric" or
-"logarithmic" also draws their number, of which trials is the mean, as random repetition (Papernot and Steinke 2022)
-asks for. What an algorithm on an axis does not take is left out of [base] for it."""
+lists, and from ranges without points; search_seed = 1 draws others. search = "tpe" chooses them by the results of those
+before, search_batch = 8 at once. trials_law = "poisson", "geometric" or "logarithmic" also draws their number, of which
+trials is the mean, as random repetition (Papernot and Steinke 2022) asks for. halving = 3 stops lost points early. What
+an algorithm on an axis does not take is left out of [base] for it."""
 SHOWN = 5  # settings
 
 
@@ -60,6 +62,22 @@ class SweepOptions(PrintOptions):
     out: Annotated[
         str | None,
         about("folder of the sweep, new or of this sweep", default="sweeps/ and the file's name", metavar="DIR"),
+    ] = None
+    halving: Annotated[
+        int | None,
+        about(
+            "stop lost points early: at each rung the best 1/HALVING of the settings of a budget and algorithm go on",
+            default="all points to their end",
+        ),
+    ] = None
+    search: Annotated[
+        Literal["random", "tpe"] | None,
+        about(
+            "how trials are chosen: tpe, by Optuna, learns from those before", default="random, where there are trials"
+        ),
+    ] = None
+    trials: Annotated[
+        int | None, about("points to draw, or to search, instead of taking the grid", default="the grid")
     ] = None
     ray: Annotated[str | None, about("address of a Ray cluster that runs the points, or local", metavar="ADDRESS")] = (
         None
@@ -80,7 +98,9 @@ def sweep_command(arguments: list[str]) -> int:
     errors.require_count("ray_cpus", options.ray_cpus)
     _require_plan(options)
     how: dict[str, Any] = {"only_plan": options.plan, "ray": options.ray, "ray_cpus": options.ray_cpus}
-    result, out = run_file(path, options.out, Screen(quiet=options.quiet), **how)
+    written = {name: getattr(options, name) for name in ("halving", "search", "trials")}
+    keys = {name: value for name, value in written.items() if value is not None}
+    result, out = run_file(path, options.out, Screen(quiet=options.quiet), keys, **how)
     forecast = None
     if options.compile_for and result.plan is not None:
         from fedjax_dp.forecast.sweeps import forecast_sweep
@@ -90,7 +110,9 @@ def sweep_command(arguments: list[str]) -> int:
     if options.json:
         print(json.dumps(_summary(result, out) | {"forecast": forecast and forecast.to_dict()}, allow_nan=False))
     elif result.plan is not None:
-        for line in [*result.plan.lines(), *(forecast.lines() if forecast else ())]:
+        whole = ["these hours are of all points to their end; halving takes less"]
+        ahead = [*forecast.lines(), *(whole if result.plan.halving else ())] if forecast else []
+        for line in [*result.plan.lines(), *ahead]:
             page().print(line)
     else:
         _print(result, out)
@@ -115,9 +137,12 @@ def _require_plan(options: SweepOptions) -> None:
 
 
 def run_file(
-    path: str, out: str | None = None, screen: Screen | None = None, **how: Any
+    path: str, out: str | None = None, screen: Screen | None = None, keys: Mapping[str, Any] | None = None, **how: Any
 ) -> "tuple[Sweep, pathlib.Path]":
-    """Run a sweep's file, or go on with its folder; the sweep and where it is. `how` is of `run_sweep`."""
+    """Run a sweep's file, or go on with its folder; the sweep and where it is.
+
+    `keys` count instead of the file's; `how` is of `run_sweep`.
+    """
     from fedjax_dp.sweeps import folder as folders  # loads JAX
     from fedjax_dp.sweeps.sweep import run_sweep
 
@@ -127,7 +152,7 @@ def run_file(
     held = file.name == folders.SWEEP and (file.parent / ABOUT).is_file()  # a folder that a sweep has made
     name = file.resolve().parent.name if held else file.stem
     where = pathlib.Path(out or (file.parent if held else pathlib.Path("sweeps") / name))
-    return run_sweep(read_sweep(file), where, name=name, screen=screen or Screen(), **how), where
+    return run_sweep(read_sweep(file, **(keys or {})), where, name=name, screen=screen or Screen(), **how), where
 
 
 def _summary(result: "Sweep", out: pathlib.Path) -> dict[str, Any]:
@@ -168,12 +193,20 @@ def _print(result: "Sweep", out: pathlib.Path) -> None:
     about = "mean over seeds at the last round; the interval is Student's t"
     console.print(f" {about if several else 'at the last round; one seed has no deviation and no interval'}")
     kept = re.compile(r"clients [\d, .]+")  # which clients were lost differs from point to point
-    reasons = Counter(kept.sub("clients", r["reason"]) for r in result.records if r["status"] != "done")
+    ended: dict[str, Counter[str]] = {"stopped": Counter(), "lost": Counter()}
+    for record in result.records:
+        if record["status"] != "done":
+            name = "stopped" if record["status"] == "stopped" else "lost"
+            ended[name][kept.sub("clients", record["reason"])] += 1
     place = shlex.quote(str(out))
     each = " and ".join(name for name in USUAL if name in result.axes)
     lines = [
         *(("proved", f"{name} epsilon at {whose}".strip()) for whose, name in names.items()),
-        *(("lost", f"{count(times, 'point')}: {reason}") for reason, times in reasons.most_common(3)),
+        *(
+            (name, f"{count(times, 'point')}: {reason}")
+            for name, reasons in ended.items()
+            for reason, times in reasons.most_common(3)
+        ),
         *([("choosing", f"{result.choosing['short']}; {place}/selection.json says more")] if result.choosing else []),
         ("folder", f"{place} (points.jsonl, table.csv, table.parquet, selection.json, sweep.png)"),
         ("next", f"fedjax-dp best {place} prints the winner as a configuration, fedjax-dp plot {place} draws"),

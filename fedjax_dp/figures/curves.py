@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 
 from fedjax_dp.figures import elements, scales, styles
 from fedjax_dp.figures.canvas import letters
-from fedjax_dp.figures.points import CROSS, best_over, finish, legend_head, title
+from fedjax_dp.figures.points import CROSS, RING, best_over, finish, legend_head, ring, title
 from fedjax_dp.figures.scales import AxisScale, Line
 from fedjax_dp.figures.tables import sweeps as tables
 from fedjax_dp.figures.tables.settings import Interval, Setting, by_value, pick, ranked, reached
@@ -29,7 +29,8 @@ FAILED_AT = -0.09  # below the axis of the metric
 def curves(panel: Any, settings: Sequence[Setting], metric: Measure, by: str | None = None) -> None:
     """A metric against rounds: the best setting of each value of `by`, or the best 8 settings; the rest in grey.
 
-    Bands and bars are 95% intervals of the mean over seeds. Runs that failed end in a cross.
+    Bands and bars are 95% intervals of the mean over seeds. Runs that failed end in a cross, and settings that halving
+    stopped in a ring.
     """
     if by is None:
         lines, how = _best_lines(settings, metric)
@@ -78,7 +79,7 @@ def _varying(settings: Sequence[Setting]) -> list[str]:
 
 
 def curve(setting: Setting, metric: Measure) -> tuple[list[int], list[Interval]]:
-    """Rounds that every finished seed was evaluated after, and the metric there over the seeds, as shown."""
+    """Rounds that every finished or stopped seed was evaluated after, and the metric there over these, as shown."""
     seen = tables.curve(setting, metric)
     return [at for at, _ in seen], [score.shown(metric) for _, score in seen]
 
@@ -87,10 +88,12 @@ def _background(panel: Any, setting: Setting, metric: Measure, alpha: float) -> 
     """The mean of a setting as a thin grey line; each of its failed runs as a red one that ends in a cross."""
     rounds, scores = curve(setting, metric)
     panel.plot(rounds, [score.mean for score in scores], color="0.6", lw=0.6, alpha=alpha, zorder=1)
+    if setting.stopped and scores:
+        panel.plot(rounds[-1], scores[-1].mean, color="0.5", gid=RING, zorder=2, **ring(3.5))
     for point in setting.points:
         known = ((e["round"], reached(e, metric.name)) for e in point["history"])
         seen = [(at, metric.shown(number)) for at, number in known if number is not None]
-        if point["status"] != "done" and seen:
+        if point["status"] not in ("done", "stopped") and seen:
             panel.plot(*zip(*seen), color=styles.FAILED, lw=0.7, alpha=0.6, zorder=2)
             panel.plot(*seen[-1], "x", color=styles.FAILED, ms=5, mew=1.2, gid=CROSS, zorder=2)
 
@@ -99,8 +102,8 @@ def parallel(panel: Any, settings: Sequence[Setting], metric: Measure) -> None:
     """Every setting as a path through its values to its mean of a metric, coloured by it; the best one is thick.
 
     Of many settings the best 8 are coloured, and the others grey. Paths that share a value are spread there in the
-    order of the metric, so that a bright upper edge shows what good settings share. Settings with a failed seed are
-    broken lines that end below the metric.
+    order of the metric, so that a bright upper edge shows what good settings share. Settings with a failed seed, and
+    in grey those that halving stopped, are broken lines that end below the metric.
     """
     names = _varying(settings) or list(settings[0].values)
     uprights = {name: scales.scale_of(settings, name) for name in names}
@@ -112,7 +115,9 @@ def parallel(panel: Any, settings: Sequence[Setting], metric: Measure) -> None:
     lost = [setting for setting in settings if not setting.comparable(metric)]
     paths = [[uprights[name].fraction(s.values[name]) + aside[name][id(s)] for name in names] for s in order]
     broken = [_bent([*(uprights[name].fraction(s.values[name]) for name in names), FAILED_AT]) for s in lost]
-    panel.add_collection(LineCollection(broken, colors=styles.FAILED, lw=0.8, ls=(0, (3, 2)), alpha=0.6))
+    why = ["failed" if setting.failed else "stopped" for setting in lost]
+    colours = [styles.FAILED if each == "failed" else "0.6" for each in why]
+    panel.add_collection(LineCollection(broken, colors=colours, lw=0.8, ls=(0, (3, 2)), alpha=0.6))
     drawn = [_bent([*path, end]) for path, end in zip(paths, ends)]
     thin, grey = styles.scale(), len(drawn) - CURVES if len(drawn) >= CROWD else 0
     faint = min(0.6, 25 / (len(drawn) + 1))
@@ -122,7 +127,7 @@ def parallel(panel: Any, settings: Sequence[Setting], metric: Measure) -> None:
         outline = [patheffects.withStroke(linewidth=4.2 * thin, foreground=styles.ink())]
         panel.plot(*drawn[-1].T, color=colors(norm(means[-1])), lw=2.4 * thin, path_effects=outline, zorder=4)
     _upright(panel, uprights)
-    _metric_axis(panel, uprights, metric, norm if means.size else None, bool(lost))
+    _metric_axis(panel, uprights, metric, norm if means.size else None, " or ".join(sorted(set(why))))
     others = f"; coloured: the best {CURVES} of {len(settings)}, the others grey" if grey else ""
     title(panel, f"every setting, coloured by {metric.words}", f"thick: the best{others}")
 
@@ -177,13 +182,13 @@ def _ticks(panel: Any, place: int, heights: Sequence[tuple[str, float]]) -> None
         )
 
 
-def _metric_axis(panel: Any, uprights: dict[str, AxisScale], metric: Measure, norm: Any, failed: bool) -> None:
-    """The last upright axis, where every path ends at its metric, or, if it failed, below; and the names of all."""
+def _metric_axis(panel: Any, uprights: dict[str, AxisScale], metric: Measure, norm: Any, below: str) -> None:
+    """The last upright axis, where every path ends at its metric, or without one below; and the names of all."""
     place = len(uprights)
     many = 6 if panel.figure.bbox.height / panel.figure.figure.dpi > 3 else 4
     found = [] if norm is None else MaxNLocator(many).tick_values(norm.vmin, norm.vmax)
     numbers = [at for at in found if norm.vmin <= at <= norm.vmax]
-    lost = [("failed", FAILED_AT)] * failed
+    lost = [(below, FAILED_AT)] * bool(below)
     _ticks(panel, place, [*((f"{number:g}", float(norm(number))) for number in numbers), *lost])
     names = [*(scales.words([name]) for name in uprights), metric.label]
     most = max(letters(panel.figure.bbox.width / panel.figure.figure.dpi / (place + 1.6), "medium"), 5)

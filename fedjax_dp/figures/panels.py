@@ -26,7 +26,16 @@ from fedjax_dp.figures.points import (
     title,
 )
 from fedjax_dp.figures.tables import sweeps as tables
-from fedjax_dp.figures.tables.settings import Record, Setting, by_value, deployment_mark, pick, ranked, same
+from fedjax_dp.figures.tables.settings import (
+    Record,
+    Setting,
+    by_value,
+    deployment_mark,
+    pick,
+    pick_or_stopped,
+    ranked,
+    same,
+)
 from fedjax_dp.tasks.measures import Measure
 
 TICKS_APART = 0.06  # of the axis
@@ -38,7 +47,7 @@ def against(panel: Any, settings: Sequence[Setting], x: str, metric: Measure, by
 
     Words stand side by side with bars, and so do more than two lines, each a little beside the value. Settings that
     leave the axis out are horizontal lines. Of an axis drawn at random every setting is a dot. A cross at the bottom
-    marks where every setting failed.
+    marks where every setting failed, a ring where halving stopped all.
     """
     scale = scales.scale_of([setting for setting in settings if setting.values[x] is not None], x)
     lines = scales.lines_by(settings, by)
@@ -53,7 +62,7 @@ def against(panel: Any, settings: Sequence[Setting], x: str, metric: Measure, by
             placed = [
                 (
                     scale.beside(group[0].values[x], _aside(*_sharing(rank, key, groups), scale.kind)),
-                    pick(group, metric),
+                    pick_or_stopped(group, metric),
                 )
                 for key, group in groups[rank].items()
             ]
@@ -141,7 +150,7 @@ def _at_budgets(settings: Sequence[Setting], metric: Measure) -> list[Placed]:
     """The best setting of each budget, at its proved epsilon; None at that of the first where every setting failed."""
     placed: list[Placed] = []
     for group in by_value(settings, "epsilon").values():
-        best = pick(group, metric)
+        best = pick_or_stopped(group, metric)
         placed.append(((best or group[0]).epsilon, best))
     return placed
 
@@ -178,8 +187,9 @@ def with_both(settings: Sequence[Setting], x: str, y: str) -> list[Setting]:
 def heat(panel: Any, settings: Sequence[Setting], x: str, y: str, metric: Measure) -> None:
     """Means of a metric over two axes, as coloured cells with numbers; the best one is framed.
 
-    Hatched: every setting there failed. A small cross: some did, and the number is of the best of the others. Axes
-    drawn at random make no cells: their settings are coloured dots. Settings that leave an axis out are not shown.
+    Hatched: every setting there failed, or was stopped after so many rounds. A small cross: some failed, and the number
+    is of the best of the others. Axes drawn at random make no cells: their settings are coloured dots. Settings that
+    leave an axis out are not shown.
     """
     shown = with_both(settings, x, y)
     columns, rows = scales.scale_of(shown, x), scales.scale_of(shown, y)
@@ -223,7 +233,9 @@ def _cells(
     for (row, column), group in cells.items():
         failed = any(setting.failed for setting in group)
         if not np.isfinite(means[row, column]):
-            _hatched(panel, row, column, "failed" if failed else "not known")
+            last = max((p["history"][-1]["round"] for setting in group for p in setting.stopped), default=None)
+            why = "failed" if failed else f"stopped\nat {last}" if last else "not known"
+            _hatched(panel, row, column, why, styles.FAILED if failed else "0.3")
             continue
         color = "white" if styles.dark(colors.to_rgba(means[row, column])) else "black"
         panel.annotate(
@@ -251,7 +263,7 @@ def _cells(
     return crossed
 
 
-def _hatched(panel: Any, row: int, column: int, why: str) -> None:
+def _hatched(panel: Any, row: int, column: int, why: str, color: Any) -> None:
     """A cell without a number."""
     panel.add_patch(Rectangle((column, row), 1, 1, fc="0.93", ec="0.7", hatch="////", lw=0))
     panel.annotate(
@@ -260,7 +272,7 @@ def _hatched(panel: Any, row: int, column: int, why: str) -> None:
         ha="center",
         va="center",
         fontsize=8,
-        color=styles.FAILED,
+        color=color,
         bbox={"fc": "0.93", "ec": "none", "pad": 1.5},
     )
 

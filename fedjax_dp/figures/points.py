@@ -15,9 +15,9 @@ from fedjax_dp.figures.scales import Line
 from fedjax_dp.figures.tables.settings import Setting, judged_by, pick, same
 from fedjax_dp.tasks.measures import Measure
 
-Placed = tuple[float, Setting | None]  # where it stands, and the setting; None where every setting failed
+Placed = tuple[float, Setting | None]  # where it stands, and the setting, perhaps a stopped one; None: all failed
 NARROW = 5.0  # inches of a picture, at the usual size of letters
-CROSS = "failed"  # the name of crosses, by which the legend knows that there are some
+CROSS, RING = "failed", "stopped"  # the names of crosses and rings, by which the legend knows that there are some
 
 
 def intervals(
@@ -25,10 +25,11 @@ def intervals(
 ) -> None:
     """Means with 95% intervals: a line if `joined`, else dots with bars, thin ones if `alpha` is given.
 
-    A cross at the bottom marks where all failed.
+    A cross at the bottom marks where all failed, and a ring where halving stopped all.
     """
     placed = sorted(placed, key=lambda pair: pair[0])
-    crosses(panel, [at for at, setting in placed if setting is None], line.color)
+    at_bottom(panel, [at for at, setting in placed if setting is None], line.color)
+    at_bottom(panel, [at for at, setting in placed if setting is not None and setting.stopped], line.color, RING)
     known = [(at, setting.score(metric.name).shown(metric)) for at, setting in placed if setting is not None]
     known = [(at, score) for at, score in known if math.isfinite(score.mean)]
     if not known:
@@ -59,13 +60,19 @@ def level(panel: Any, settings: Sequence[Setting], metric: Measure, line: Line, 
         panel.axhspan(score.low, score.high, color=line.color, alpha=0.08, lw=0)
 
 
-def crosses(panel: Any, places: Sequence[float], color: Any) -> None:
-    """Crosses at the bottom of the panel, in the colour of their line."""
+def at_bottom(panel: Any, places: Sequence[float], color: Any, kind: str = CROSS) -> None:
+    """Crosses or rings at the bottom of the panel, in the colour of their line."""
     if places:
+        look: dict[str, Any] = {"marker": "x", "ms": 7, "mew": 1.8} if kind == CROSS else ring(5)
         heights = np.full(len(places), 0.025)
         panel.plot(
-            places, heights, "x", color=color, ms=7, mew=1.8, gid=CROSS, zorder=5, transform=panel.get_xaxis_transform()
+            places, heights, **look, ls="none", color=color, gid=kind, zorder=5, transform=panel.get_xaxis_transform()
         )
+
+
+def ring(size: float) -> dict[str, Any]:
+    """How a ring looks, but for its colour."""
+    return {"marker": "o", "ms": size, "mfc": styles.paper(), "mew": 1.2}
 
 
 def coloured(panel: Any, metric: Measure, known: np.ndarray) -> ScalarMappable:
@@ -123,6 +130,9 @@ def finish(panel: Any, metric: Measure, head: str | None) -> None:
     if any(line.get_gid() == CROSS for line in panel.lines):
         handles.append(panel.plot([], [], "x", color=styles.FAILED, ms=6, mew=1.6)[0])
         names.append("failed")
+    if any(line.get_gid() == RING for line in panel.lines):
+        handles.append(panel.plot([], [], ls="none", color="0.5", **ring(5))[0])
+        names.append("stopped")
     if not names:
         return
     if _narrow(panel) and getattr(panel.figure.figure, "own", False):

@@ -2,8 +2,8 @@
 
 Each shows means over seeds at the last evaluated round, unless it is against rounds, with 95% intervals of the mean by
 Student's t. Where a figure shows fewer axes than the sweep has, it takes the best value of the others and says so;
-settings with a failed seed are marked, and never chosen. `look` of each of them is ax, size and style, see
-`Look`.
+settings with a failed seed, or stopped by halving, are marked, and never chosen. `look` of each of them is ax, size and
+style, see `Look`.
 """
 
 from __future__ import annotations
@@ -197,7 +197,8 @@ def checked(
 def small_print(settings: Sequence[Setting], bands: bool) -> str:
     """What means and bands are, over how many seeds, and how many points failed."""
     statuses = Counter(point["status"] for setting in settings for point in setting.points)
-    total, failed = statuses.total(), statuses.total() - statuses["done"]
+    total, stopped = statuses.total(), statuses["stopped"]
+    failed = total - statuses["done"] - stopped
     counts = sorted({len(setting.points) for setting in settings})
     parts = []
     if counts[-1] == 1:
@@ -205,6 +206,8 @@ def small_print(settings: Sequence[Setting], bands: bool) -> str:
     elif failed < total:
         parts.append(f"means over {counts[-1] if len(counts) == 1 else f'{counts[0]} to {counts[-1]}'} seeds")
         parts += ["bands and bars: 95% intervals of the mean (Student's t)"] if bands else []
+    if stopped:
+        parts.append(f"{stopped} of {total} points stopped at a rung of halving, where other settings were better")
     if failed:
         parts.append(f"{failed} of {total} points failed ({statuses['diverged']} diverged)")
         parts.append("settings with a failed seed are never chosen")

@@ -44,6 +44,18 @@ from fedjax_dp.tasks.measures import Measure
 KIND, FOLDER = "sweep", "sweep.json"
 GROUPS = 8  # that colours and shapes can distinguish
 DRAWN, ROWS = 200, 6000  # settings whose curves are drawn, the best ones, and the rows of all of them
+ENDS = (  # of points that have no result: their statuses, and what is said of them
+    (
+        ("diverged", "failed"),
+        "Points that were lost",
+        "ended without a result. Their settings are not compared with others.",
+    ),
+    (
+        ("stopped",),
+        "Points that halving stopped",
+        "stopped where other settings were better. Their settings are not compared further.",
+    ),
+)
 FILTERED = 40  # values of an axis that have boxes
 
 
@@ -69,8 +81,9 @@ def of_folder(path: pathlib.Path) -> Report:
     if len(settings) > 1 and any(name in axes for name in USUAL):
         sections.append(best_of_each(records, axes))
     sections += comparison_section(records, axes)
-    if lost := [record for record in records if record["status"] != "done"]:
-        sections.append(_lost(lost, axes))
+    for statuses, heading, line in ENDS:
+        if ended := [record for record in records if record["status"] in statuses]:
+            sections.append(_ended(ended, axes, heading, f"{count(len(ended), 'point')} {line}"))
     sections += [_choosing(path, finished), *_promise(records), _cost(records)]
     config = records[0]["config"] if records else {}
     common = {name: value for name, value in config.items() if all(one["config"].get(name) == value for one in records)}
@@ -332,7 +345,7 @@ def best_of_each(records: Sequence[Record], axes: Sequence[str]) -> Section:
     )
 
 
-def _lost(lost: Sequence[Record], axes: Sequence[str]) -> Section:
+def _ended(points: Sequence[Record], axes: Sequence[str], heading: str, line: str) -> Section:
     rows = [
         [
             *(chosen(one["values"].get(name)) for name in axes),
@@ -340,11 +353,11 @@ def _lost(lost: Sequence[Record], axes: Sequence[str]) -> Section:
             one["status"],
             one["reason"] or "–",
         ]
-        for one in lost
+        for one in points
     ]
-    line = f"{count(len(lost), 'point')} ended without a result. Their settings are not compared with others."
     columns = [*axes, "seed", "status", "reason"]
-    return Section("Points that were lost", [Prose([line], "Warning"), Grid("Lost points", columns, rows)])
+    tone = "" if points[0]["status"] == "stopped" else "Warning"
+    return Section(heading, [Prose([line], tone), Grid(heading, columns, rows)])
 
 
 def _choosing(path: pathlib.Path, finished: bool) -> Section:

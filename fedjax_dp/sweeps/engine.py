@@ -4,11 +4,12 @@ On a CPU a device runs its points one after another, with the arithmetic of a si
 those of its single run bit for bit; an accelerator runs as many at once as suit it, which is what fills it.
 """
 
+import copy
 import dataclasses
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -33,7 +34,7 @@ from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.final import final_model
 from fedjax_dp.rounds.metrics import Evaluation, Measured
 from fedjax_dp.rounds.simulation import run_key
-from fedjax_dp.sweeps.program import AXIS, Executables, Observation, Points, Program
+from fedjax_dp.sweeps.program import AXIS, Executables, Observation, Points, Program, Running
 from fedjax_dp.sweeps.record_cache import RecordCache as RecordCache
 from fedjax_dp.sweeps.record_cache import base_of, records_of
 
@@ -57,8 +58,13 @@ class Job(NamedTuple):
     @property
     def marks(self) -> list[int]:
         """Rounds after which it is evaluated, those of `simulate`."""
-        every = self.evaluate_every or max(1, self.run.rounds // 20)
-        return [*range(every, self.run.rounds, every), self.run.rounds]
+        return marks_of(self.run.rounds, self.evaluate_every)
+
+
+def marks_of(rounds: int, evaluate_every: int | None) -> list[int]:
+    """Rounds after which a run is evaluated."""
+    every = evaluate_every or max(1, rounds // 20)
+    return [*range(every, rounds, every), rounds]
 
 
 class PointEnd(NamedTuple):
@@ -70,21 +76,37 @@ class PointEnd(NamedTuple):
     seconds: float  # its part of the time of the dispatches that it shared
     params: Any = None  # of the trained model, NumPy arrays, with `with_params`
     clients: dict[str, Any] | None = None  # how they fare at the end, see `_clients`
+    running: Running | None = None  # where it stands, NumPy arrays, if it was to stop before its end
 
     @property
     def status(self) -> str:
+        if self.running is not None:
+            return "stopped"
         return "done" if self.reason is None else "diverged" if self.diverged else "failed"
+
+
+class _Stretch(NamedTuple):
+    """What of their marks jobs go through, and what is kept of them."""
+
+    until: int | None  # marks after which they stop; None: their last
+    before: Mapping[int, PointEnd]  # of jobs that go on from where they had stopped
+    with_params: bool
+
+    def marks_before(self, index: int) -> int:
+        return len(self.before[index].history) if index in self.before else 0
 
 
 def grouped(jobs: Sequence[Job]) -> list[list[int]]:
     """Numbers of the jobs that share a program: those of equal structure and equal shapes."""
     found: dict[Any, list[int]] = {}
     for index, job in enumerate(jobs):
-        found.setdefault(_structure(job), []).append(index)
+        found.setdefault(structure(job), []).append(index)
     return list(found.values())
 
 
-def _structure(job: Job) -> Any:
+def structure(job: Job) -> Any:
+    """Equal for jobs that share a program."""
+
     def shapes(tree: Any) -> Any:
         leaves, treedef = jax.tree.flatten(tree)
         return treedef, tuple(np.shape(leaf) for leaf in leaves)
@@ -187,6 +209,20 @@ class JobGroup:
         """The same jobs with a device's points all at once."""
         return JobGroup(self.jobs, together=True, **self._options)
 
+    def of(self, jobs: Sequence[Job]) -> "JobGroup":
+        """Other jobs of the same structure with the same program; with one of their own where it does not suit them."""
+        sizes = [size for job in jobs for size in (job.run.data.smallest, job.run.data.largest)]
+        slots = math.ceil(len(jobs) / len(self.devices))  # empty ones cost time where all run at once
+        if (
+            (self.program.together and slots < self.program.slots)
+            or not self._smallest <= min(sizes) <= max(sizes) <= self._largest
+            or max(len(job.marks) for job in jobs) > self.program.marks
+        ):
+            return JobGroup(jobs, together=self.program.together, **self._options)
+        group = copy.copy(self)
+        group.jobs, group._numbers = list(jobs), [_numbers(job) for job in jobs]
+        return group
+
     @property
     def batches(self) -> int:
         """Fillings of all slots that the jobs take."""
@@ -227,35 +263,44 @@ class JobGroup:
         return Sample(max(both_s - look_s, 0.0) / width, look_s / width, shown)
 
     def run(
-        self, progress: Callable[[float], Any] = lambda done: None, *, with_params: bool = False
+        self,
+        progress: Callable[[float], Any] = lambda done: None,
+        *,
+        with_params: bool = False,
+        until: int | None = None,
+        before: Mapping[int, PointEnd] | None = None,
     ) -> Iterator[tuple[int, PointEnd]]:
         """Run all jobs; yields the number of a job and its outcome, as they finish.
 
         progress     called after every dispatch with the number of jobs done, unfinished ones in part;
-        with_params  outcomes hold the trained parameters.
+        with_params  outcomes hold the trained parameters;
+        until        marks after which jobs stop, where they do not go to their last one;
+        before       outcomes of such a stop, by the number of the job, which goes on from there bit for bit.
         A dispatch that fails takes down its own points only, one at a time.
         """
+        stretch = _Stretch(until, before or {}, with_params)
         waiting = sorted(
-            range(len(self.jobs)), key=lambda index: (base_of(self.jobs[index].run.data), len(self.jobs[index].marks))
+            range(len(self.jobs)), key=lambda index: (*self._kind(stretch, index), len(self.jobs[index].marks))
         )
         at_once = self.program.slots if self.program.together else 1
         done = 0
         while waiting:
-            lanes, waiting = self._deal(waiting, at_once)
+            lanes, waiting = self._deal(waiting, at_once, stretch)
             batch, began = list(itertools.chain(*lanes)), time.perf_counter()
             try:
-                outcomes = self._outcomes(lanes, lambda part: progress(done + part), with_params)  # noqa: B023
+                outcomes = self._outcomes(lanes, lambda part: progress(done + part), stretch)  # noqa: B023
             except Exception as error:  # whatever it is, the other points have nothing to do with it
-                outcomes = self._one_by_one(lanes, error, with_params)
+                outcomes = self._one_by_one(lanes, error, stretch)
             spent = time.perf_counter() - began
             done += len(batch)
             for index, outcome in zip(batch, outcomes, strict=True):
-                yield index, outcome._replace(seconds=spent / len(batch))
+                earlier = stretch.before[index].seconds if index in stretch.before else 0.0
+                yield index, outcome._replace(seconds=earlier + spent / len(batch))
             if not self.program.together:
                 at_once = max(1, min(self.program.slots, int(DISPATCH_S / (spent / max(map(len, lanes))))))
             progress(done)
 
-    def _one_by_one(self, lanes: list[list[int]], error: Exception, with_params: bool) -> list[PointEnd]:
+    def _one_by_one(self, lanes: list[list[int]], error: Exception, stretch: _Stretch) -> list[PointEnd]:
         """The jobs of a batch that failed, each alone; a single one has failed by itself."""
         if sum(map(len, lanes)) == 1:
             return [PointEnd([], " ".join(f"{type(error).__name__}: {error}".split())[:300], False, 0.0)]
@@ -263,30 +308,42 @@ class JobGroup:
         for at, index in ((at, index) for at, lane in enumerate(lanes) for index in lane):
             alone = [[index] if lane == at else [] for lane in range(len(lanes))]
             try:
-                outcomes += self._outcomes(alone, lambda part: None, with_params)
+                outcomes += self._outcomes(alone, lambda part: None, stretch)
             except Exception as own:
-                outcomes += self._one_by_one(alone, own, with_params)
+                outcomes += self._one_by_one(alone, own, stretch)
         return outcomes
 
-    def _deal(self, waiting: list[int], at_once: int) -> tuple[list[list[int]], list[int]]:
+    def _kind(self, stretch: _Stretch, index: int) -> tuple[int, tuple[float, ...]]:
+        """Marks that are behind a job, which a batch shares, and its records, which a device's jobs share."""
+        return stretch.marks_before(index), base_of(self.jobs[index].run.data)
+
+    def _deal(self, waiting: list[int], at_once: int, stretch: _Stretch) -> tuple[list[list[int]], list[int]]:
         """At most `at_once` jobs for each device, all of a device on the same records; and the jobs left."""
         lanes: list[list[int]] = []
         fair = min(at_once, math.ceil(len(waiting) / len(self.devices)))
+        behind = stretch.marks_before(waiting[0])
         for _ in self.devices:
-            bases = [base_of(self.jobs[index].run.data) for index in waiting[:fair]]
-            alike = sum(1 for _ in itertools.takewhile(lambda base: base == bases[0], bases))  # noqa: B023
+            kinds = [self._kind(stretch, index) for index in waiting[:fair]]
+            alike = sum(1 for kind in itertools.takewhile(lambda kind: kind == kinds[0], kinds) if kind[0] == behind)  # noqa: B023
             lanes.append(waiting[:alike])
             waiting = waiting[alike:]
         return lanes, waiting
 
-    def _outcomes(self, lanes: list[list[int]], progress: Callable[[float], Any], with_params: bool) -> list[PointEnd]:
-        """The jobs in the lanes, in their order, from their first mark to their last."""
+    def _outcomes(self, lanes: list[list[int]], progress: Callable[[float], Any], stretch: _Stretch) -> list[PointEnd]:
+        """The jobs in the lanes, in their order, from where they stand to their last mark or the one to stop at."""
         points, records, frozen, count = self._place(lanes)
-        running = self.compiled.begin(points, records, frozen, count)
-        jobs = [self.jobs[index] for lane in lanes for index in lane]
+        batch = [index for lane in lanes for index in lane]
+        jobs = [self.jobs[index] for index in batch]
         slots = [d * self.program.slots + s for d, lane in enumerate(lanes) for s in range(len(lane))]
-        marks = max(len(job.marks) for job in jobs)
-        windows, at, stride = [], 0, 1 if max(map(len, lanes)) == 1 else marks
+        first = stretch.marks_before(batch[0])
+        if first:
+            held = [stretch.before[index].running for index in self._in_slots(lanes)]
+            running = jax.tree.map(lambda *rows: np.stack(rows), *held)
+            running = jax.device_put(running, NamedSharding(self.program.mesh, P(AXIS)))
+        else:
+            running = self.compiled.begin(points, records, frozen, count)
+        marks = min(max(len(job.marks) for job in jobs), stretch.until or self.program.marks)
+        windows, at, stride = [], first, 1 if max(map(len, lanes)) == 1 else marks
         while at < marks:
             until = min(at + stride, marks)
             began = time.perf_counter()
@@ -294,10 +351,21 @@ class JobGroup:
             windows.append(jax.tree.map(lambda a: np.asarray(a)[slots, at:until], seen))  # noqa: B023
             stride = max(1, int(DISPATCH_S * (until - at) / (time.perf_counter() - began)))
             at = until
-            progress(len(slots) * at / marks)
+            progress(len(slots) * (at - first) / (marks - first))
         shown = jax.tree.map(lambda *parts: np.concatenate(parts, axis=1), *windows)
-        ends = [_outcome(job, jax.tree.map(lambda a: a[row], shown)) for row, job in enumerate(jobs)]  # noqa: B023
-        if not with_params:
+        ends = []
+        for row, (index, job) in enumerate(zip(batch, jobs)):
+            history = list(stretch.before[index].history) if first else []
+            ends.append(_outcome(job, history, jax.tree.map(lambda a: a[row], shown), marks))  # noqa: B023
+        if stretch.until is not None:
+            stopped = jax.tree.map(np.asarray, running)
+            ends = [
+                end._replace(running=jax.tree.map(lambda a: a[slot].copy(), stopped))  # noqa: B023
+                if end.reason is not None and not end.diverged
+                else end
+                for slot, end in zip(slots, ends)
+            ]
+        if not stretch.with_params:
             return ends
         params = jax.tree.map(np.asarray, jax.vmap(final_model)(points.algorithm, running.state))
         return [end._replace(params=jax.tree.map(lambda a: a[slot], params)) for slot, end in zip(slots, ends)]  # noqa: B023
@@ -312,12 +380,15 @@ class JobGroup:
             self._frozen = jax.device_put(split(self.jobs[0].run.model)[1], NamedSharding(self.program.mesh, P()))
         return host._replace(key=_keys(host.key)), records, self._frozen, count
 
+    def _in_slots(self, lanes: list[list[int]]) -> list[int]:
+        """The job in each slot of each device; one of them stands in those that are empty."""
+        slots, spare = self.program.slots, next(lane[0] for lane in lanes if lane)
+        return [index for lane in lanes for index in (lane + [spare] * slots)[:slots]]
+
     def _points(self, lanes: list[list[int]]) -> tuple[Points, np.ndarray]:
         """Jobs in slots, keys as words, and their number on each device; empty slots hold a point of no rounds."""
         slots, marks, first = self.program.slots, self.program.marks, self.jobs[0].run
-        spare = next(lane[0] for lane in lanes if lane)
-        held = [index for lane in lanes for index in (lane + [spare] * slots)[:slots]]
-        numbers = [self._numbers[index] for index in held]
+        numbers = [self._numbers[index] for index in self._in_slots(lanes)]
         real = [slot < len(lane) for lane in lanes for slot in range(slots)]
         until = [n.marks + n.marks[-1:] * (marks - len(n.marks)) if r else [0] * marks for n, r in zip(numbers, real)]
         points = Points(
@@ -379,11 +450,10 @@ def _keys(words: jax.Array) -> jax.Array:
     return keys
 
 
-def _outcome(job: Job, seen: Observation) -> PointEnd:
-    """The history of a job from what was seen at its marks, `(marks, ...)`."""
-    history: list[Evaluation] = []
+def _outcome(job: Job, history: list[Evaluation], seen: Observation, until: int) -> PointEnd:
+    """The history of a job, up to so many marks, from what was seen at those after `history`, `(marks, ...)`."""
     task = task_of(job.run.model, job.run.data)
-    for at in range(len(job.marks)):
+    for at in range(min(len(job.marks), until) - len(history)):
         done, look, report = jax.tree.map(lambda a: a[at], seen)  # noqa: B023
         for lost, error in ((~report.finite, errors.DivergedError), (report.overflow, errors.RingOverflowError)):
             if lost.any():
@@ -392,6 +462,8 @@ def _outcome(job: Job, seen: Observation) -> PointEnd:
         if not math.isfinite(look.test.sums["loss"]):
             return PointEnd(history, str(errors.DivergedError(int(done) - 1, [])), True, 0.0)
         history.append(metrics.evaluation(int(done), look, report, job.run.data, task))
+    if until < len(job.marks):
+        return PointEnd(history, f"after {history[-1].round} of {job.run.rounds} rounds", False, 0.0)
     return PointEnd(history, None, False, 0.0, clients=_clients(job, look))
 
 

@@ -44,6 +44,13 @@ def held(folder: pathlib.Path, about: dict[str, Any], plan: Plan) -> tuple[dict[
             "a new folder, or one whose points are all of this sweep",
             "; ".join([*few, f"add to what {folder / ABOUT} has, or give another out"]),
         )
+    if own.get("digest") != about["digest"] and (own.get("halving") or about.get("halving")):
+        raise errors.refuse(
+            "out",
+            f"{folder}, a folder of a sweep with {_rungs(own)}, and not with {_rungs(about)}",
+            "a new folder, or one of the very same sweep",
+            "rungs compare the points that there are, so such a sweep does not grow; give another out",
+        )
     placed = [record | dict(zip(("index", "values"), plan[record["point"]])) for record in records]
     if own.get("digest") != about["digest"]:
         seen = [*own.get("grown", []), len(records)]
@@ -129,7 +136,14 @@ def _drop_torn_line(path: pathlib.Path) -> None:
             lines.truncate(content.rfind(b"\n") + 1)
 
 
-def about(name: str, digest: str, axes: Sequence[str], seeds: Sequence[int], points: int) -> dict[str, Any]:
+def _rungs(about: Mapping[str, Any]) -> str:
+    eta = about.get("halving")
+    return f"halving {eta} of {about['points']:,} points" if eta else "all points to their end"
+
+
+def about(
+    name: str, digest: str, axes: Sequence[str], seeds: Sequence[int], points: int, halving: int | None = None
+) -> dict[str, Any]:
     """What `sweep.json` says of a sweep; no other has its `digest`.
 
     One that has grown also says `grown`: how many points were there each time.
@@ -140,9 +154,18 @@ def about(name: str, digest: str, axes: Sequence[str], seeds: Sequence[int], poi
         "axes": list(axes),
         "points": points,
         "seeds": list(seeds),
+        **({} if halving is None else {"halving": halving}),
         "versions": environment.versions(),
         "device": environment.device(),
     }
+
+
+def recount(folder: pathlib.Path, points: int) -> None:
+    """Write down how many points a sweep has, where that was not known when it began."""
+    about = json.loads((folder / ABOUT).read_bytes())
+    if about["points"] != points:
+        with _storing(folder):
+            folders.write_json(folder / ABOUT, about | {"points": points})
 
 
 def finish(folder: pathlib.Path, cost: dict[str, Any] | None, screen: Screen) -> None:

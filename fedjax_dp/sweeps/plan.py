@@ -1,7 +1,7 @@
 """A sweep as it is written down, and the runs that it stands for.
 
 In TOML: the fields that all runs share under `[base]`, what varies under `[axes]` (`sweeps.axes` says how) and in
-`[[points]]`, and `seeds`, `trials`, `trials_law` and `search_seed` at the top.
+`[[points]]`, and `seeds`, `halving`, `trials`, `trials_law`, `search`, `search_batch` and `search_seed` at the top.
 """
 
 import dataclasses
@@ -36,6 +36,8 @@ _NOT_BASE = {
     "track": ("left out", "no tracker follows a sweep: fedjax-dp best prints its winner, for run --track"),
 }
 _SHARED = ("the same for all runs", "give it in [base]")
+SEARCHES = ("random", "tpe")
+_LATER: Values = {"halving": None, "search": "random", "search_batch": 8}
 _NOT_VARIED = _NOT_BASE | {"data_dir": _SHARED, "checkpoint_every": _SHARED}
 
 
@@ -44,7 +46,9 @@ class SweepConfig:
     """Everything that decides a sweep: keys of its TOML file, of which `[base]` holds fields of a run.
 
     With `trials`, points are drawn at random instead of taking the whole grid; their number is `trials`, or drawn
-    with that mean where `trials_law` is not fixed. Once made it is in its normal form, every value of its field's type.
+    with that mean where `trials_law` is not fixed. With `search` "tpe" they are chosen by the results of those before
+    them, `search_batch` at once. `halving` is the reduction factor of successive halving.
+    Once made it is in its normal form, every value of its field's type.
     Raises: ConfigurationError for what no run can be, as far as that needs neither data nor algorithms.
     """
 
@@ -55,6 +59,9 @@ class SweepConfig:
     trials: int | None = None
     trials_law: str = "fixed"
     search_seed: int = 0
+    halving: int | None = None
+    search: str = "random"
+    search_batch: int = 8
 
     def __post_init__(self) -> None:
         _require_tables(self)
@@ -101,10 +108,10 @@ class Point:
     config: RunSpec
 
 
-def read_sweep(path: str | os.PathLike[str]) -> SweepConfig:
-    """The sweep that a TOML file describes."""
+def read_sweep(path: str | os.PathLike[str], **more: Any) -> SweepConfig:
+    """The sweep that a TOML file describes; `more` are keys of its top table that count instead of the file's."""
     path = pathlib.Path(path)
-    written = folders.read_toml("sweep file", path)
+    written = folders.read_toml("sweep file", path) | more
     try:
         return _from_tables(written)
     except errors.ConfigurationError as error:
@@ -117,6 +124,7 @@ def to_toml(sweep: SweepConfig) -> str:
     top: Values = {"seeds": len(sweep.seeds) if counted else list(sweep.seeds)}
     if sweep.trials is not None:
         top |= {"trials": sweep.trials, "trials_law": sweep.trials_law, "search_seed": sweep.search_seed}
+    top |= _later(sweep)
     tables = [_table("", top), _table("[base]\n", sweep.base), _table("[axes]\n", sweep.axes)]
     return "\n".join([*tables, *(_table("[[points]]\n", point) for point in sweep.points)])
 
@@ -124,7 +132,13 @@ def to_toml(sweep: SweepConfig) -> str:
 def digest(sweep: SweepConfig) -> str:
     """12 hexadecimal digits that distinguish sweeps; the order of keys and the folder of the data do not count."""
     base = {name: value for name, value in sweep.base.items() if name != "data_dir"}
-    return _hash(dataclasses.asdict(sweep) | {"base": base} | _code(own_code.checksums(*_named(sweep))))
+    fields = {name: value for name, value in dataclasses.asdict(sweep).items() if name not in _LATER}
+    return _hash(fields | _later(sweep) | {"base": base} | _code(own_code.checksums(*_named(sweep))))
+
+
+def _later(sweep: SweepConfig) -> Values:
+    """Fields that count only where they say something, so that digests of sweeps without them stay."""
+    return {name: getattr(sweep, name) for name, usual in _LATER.items() if getattr(sweep, name) != usual}
 
 
 def expand(sweep: SweepConfig) -> list[Point]:
@@ -132,17 +146,21 @@ def expand(sweep: SweepConfig) -> list[Point]:
 
     Raises: ConfigurationError that counts the runs which cannot be, or names two written down that are the same.
     """
-    values = axes.with_seeds(_seedless(sweep), sweep.seeds)
-
-    def point(index: int) -> Point:
-        varied = values[index]
-        config = RunSpec.of(_shared(sweep.base, varied) | varied)
-        return Point(index, identity(config), varied, config)
-
-    points = collect(values, point)
+    points = points_of(sweep, _seedless(sweep))
     if sweep.trials is None:
         _require_different(points)
     return points
+
+
+def points_of(sweep: SweepConfig, seedless: Sequence[Values], first: int = 0) -> list[Point]:
+    """Points with every seed, resolved, and numbered from `first` on. Raises: as `expand`, where some cannot be."""
+    values = axes.with_seeds(seedless, sweep.seeds)
+
+    def point(at: int) -> Point:
+        config = RunSpec.of(_shared(sweep.base, values[at]) | values[at])
+        return Point(first + at, identity(config), values[at], config)
+
+    return collect(values, point)
 
 
 def law_of(sweep: SweepConfig) -> Trials | None:
@@ -228,6 +246,16 @@ def _require_number_of_points(sweep: SweepConfig) -> None:
     own = of_class(SweepConfig)
     errors.require_choice("trials_law", own["trials_law"].typed(sweep.trials_law), LAWS)
     errors.require_integer("search_seed", own["search_seed"].typed(sweep.search_seed), 0, 2**32 - 1)
+    if sweep.halving is not None:
+        errors.require_integer(
+            "halving", own["halving"].typed(sweep.halving), 2, axes.LARGEST, "3 keeps the best third"
+        )
+    errors.require_choice("search", own["search"].typed(sweep.search), SEARCHES)
+    errors.require_integer("search_batch", own["search_batch"].typed(sweep.search_batch), 1, axes.LARGEST)
+    if sweep.search == "tpe":
+        _require_plain_search(sweep)
+    elif sweep.search_batch != _LATER["search_batch"]:
+        raise errors.refuse("search_batch", sweep.search_batch, "left out of a search at random", "give search = tpe")
     if sweep.trials is not None:
         errors.require_integer("trials", own["trials"].typed(sweep.trials), 1, axes.LARGEST // copies)
         if not sweep.parsed:
@@ -239,6 +267,17 @@ def _require_number_of_points(sweep: SweepConfig) -> None:
     axes.require_size(math.prod(map(len, axes.entries_of(sweep.parsed))) * copies)
     if not sweep.parsed and copies == 1:
         raise errors.refuse("a sweep", "one run", "of several runs", "add [axes], [[points]] or seeds = 5")
+
+
+def _require_plain_search(sweep: SweepConfig) -> None:
+    """Refuses what a search by results does not go together with."""
+    if sweep.trials is None:
+        raise errors.refuse("search", sweep.search, "left out without trials", "give trials = 20, or --trials 20")
+    if sweep.halving is not None:
+        raise errors.refuse("halving", sweep.halving, f"left out with search {sweep.search}", "drop one of them")
+    if sweep.trials_law != "fixed":
+        remedy = "only trials that are drawn without looking at results are random repetition"
+        raise errors.refuse("trials_law", sweep.trials_law, f"fixed with search {sweep.search}", remedy)
 
 
 def _named(sweep: SweepConfig) -> list[str]:

@@ -9,7 +9,8 @@ from fedjax_dp import errors, folders
 from fedjax_dp.figures.tables.settings import Record as Record
 
 ABOUT, POINTS, SELECTION = "sweep.json", "points.jsonl", "selection.json"
-STATUSES = ("done", "diverged", "failed")
+STATUSES = ("done", "stopped", "diverged", "failed")  # stopped: at a rung of successive halving
+ENDED = ("done", "diverged")
 PARTS: dict[str, type | tuple[type, ...]] = {
     "point": str,
     "index": int,
@@ -28,7 +29,7 @@ def read_records(folder: str | os.PathLike[str]) -> tuple[dict[str, Any], list[R
     """The object in `sweep.json`, and the finished points in the order of the plan.
 
     A last line that breaks off, as a killed writer leaves it, is no point yet. Of points with the same id the first
-    counts that has not failed. Everything else that is not as the writer made it is refused.
+    counts that has come to its end, else the last. Everything else that is not as the writer made it is refused.
     """
     folder = pathlib.Path(folder)
     if not (folder / ABOUT).is_file():
@@ -45,7 +46,7 @@ def read_records(folder: str | os.PathLike[str]) -> tuple[dict[str, Any], list[R
         with (folder / POINTS).open("rb") as lines:
             for number, line in enumerate(lines, 1):
                 record = _record(line, f"line {number} of {folder / POINTS}")
-                if record is not None and found.get(record["point"], {"status": "failed"})["status"] == "failed":
+                if record is not None and found.get(record["point"], {}).get("status") not in ENDED:
                     found[record["point"]] = record
     return about, sorted(found.values(), key=lambda record: record["index"])
 

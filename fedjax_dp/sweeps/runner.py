@@ -2,7 +2,7 @@
 
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -13,7 +13,8 @@ from fedjax_dp.experiments.console import Screen
 from fedjax_dp.figures.tables.settings import measures_of_records
 from fedjax_dp.models import task_of
 from fedjax_dp.sweeps.axes import Values, in_words
-from fedjax_dp.sweeps.engine import JobGroup, PointEnd, RecordCache, fastest, grouped
+from fedjax_dp.sweeps.engine import JobGroup, PointEnd, RecordCache, Sample, fastest, grouped, structure
+from fedjax_dp.sweeps.halving import Halving, key_of, reached
 from fedjax_dp.sweeps.preparation import PreparedPoint
 from fedjax_dp.sweeps.records import Record
 from fedjax_dp.tasks import describe_task
@@ -28,7 +29,7 @@ class Trained(NamedTuple):
 
 
 Keep = Callable[[Record, Trained | None], None]  # called with each point's record and model as soon as it ends
-MOST_BYTES = 2**30  # of parameters that a sweep keeps
+MOST_BYTES = 2**30  # of parameters that a sweep keeps, and of states of points between two rungs
 
 
 def record(entry: PreparedPoint, outcome: PointEnd) -> Record:
@@ -53,8 +54,25 @@ class Plan(NamedTuple):
 
     groups: list[JobGroup]
     entries: list[list[PreparedPoint]]
-    seconds: list[float]  # estimates
+    seconds: list[float]  # estimates, of all points to their end
     prepare_s: float
+    halving: Halving | None = None  # by which most points stop before
+    search: str | None = None  # which of its batches this is
+
+    def part(self, ids: Collection[str]) -> "Plan":
+        """That of some of the points."""
+        kept = [[at for at, one in enumerate(entries) if one.id in ids] for entries in self.entries]
+        return self._replace(
+            groups=[
+                group.of([group.jobs[at] for at in numbers]) for group, numbers in zip(self.groups, kept) if numbers
+            ],
+            entries=[[entries[at] for at in numbers] for entries, numbers in zip(self.entries, kept) if numbers],
+        )
+
+    @property
+    def total_s(self) -> float:
+        """An estimate of what it takes."""
+        return sum(self.seconds) * (self.halving.share if self.halving else 1.0)
 
     def lines(self) -> list[str]:
         """The plan in words."""
@@ -64,14 +82,15 @@ class Plan(NamedTuple):
         total = (
             f"plan: {count(points, 'point')} in {count(len(self.groups), 'program')}"
             + ("" if several else f", {self._how(0)}")
-            + f"; compiled and measured in {self.prepare_s:.1f} s, about {duration(sum(self.seconds))} to run"
+            + f"; compiled and measured in {self.prepare_s:.1f} s, about {duration(self.total_s)} to run"
         )
-        return [total, *(self._line(number) for number in range(len(self.groups)) if several)]
+        beside = [*([self.halving.line()] if self.halving else []), *([self.search] if self.search else [])]
+        return [total, *beside, *(self._line(number) for number in range(len(self.groups)) if several)]
 
     def _line(self, number: int) -> str:
         return (
             f"program {number + 1}: {self._apart(number)}{count(len(self.entries[number]), 'point')}, "
-            f"{self._how(number)}; about {duration(self.seconds[number])}"
+            f"{self._how(number)}; about {duration(self.seconds[number])}" + (" to the end" if self.halving else "")
         )
 
     def _how(self, number: int) -> str:
@@ -96,18 +115,20 @@ class Plan(NamedTuple):
             }
             for number, (group, entries) in enumerate(zip(self.groups, self.entries, strict=True))
         ]
-        return {"programs": programs, "prepare_s": self.prepare_s, "seconds": sum(self.seconds)}
+        beside: dict[str, Any] = {"halving": self.halving.to_dict()} if self.halving else {}
+        beside |= {"search": self.search} if self.search else {}
+        return {"programs": programs, "prepare_s": self.prepare_s, "seconds": self.total_s} | beside
 
     def _apart(self, number: int) -> str:
         """The axes that have one value in this group and others elsewhere."""
         if len(self.groups) == 1:
             return ""
         kinds = [
-            {name: {str(entry.values.get(name)) for entry in entries} for name in entries[0].values}
+            {name: {str(value := entry.values.get(name)): value for entry in entries} for name in entries[0].values}
             for entries in self.entries
         ]
         own = {
-            name: next(iter(found))
+            name: next(iter(found.values()))
             for name, found in kinds[number].items()
             if len(found) == 1 and any(other.get(name) != found for other in kinds)
         }
@@ -121,9 +142,11 @@ def planned(
     together: bool | None = None,
     memory: float | None = None,
     parts: int | None = None,
+    known: dict[Any, tuple[JobGroup, Sample]] | None = None,
 ) -> Plan:
     """Groups of the entries, compiled and timed; see `JobGroup` for the options.
 
+    known  groups by their structure, to take where they are and to add to.
     Raises: ConfigurationError if a point does not fit the memory.
     """
     if not entries:
@@ -133,15 +156,39 @@ def planned(
     options: dict[str, Any] = {"together": together, "memory": memory, "parts": parts, "cache": cache}
     with screen.bar("compiling", total=len(kinds)) as show:
         for done, kind in enumerate(kinds):
-            group, sample = fastest(JobGroup([entry.job for entry in kind], **options))
+            jobs = [entry.job for entry in kind]
+            shape, known = structure(jobs[0]), {} if known is None else known
+            if shape not in known:
+                known[shape] = fastest(JobGroup(jobs, **options))
+            group, sample = known[shape][0].of(jobs), known[shape][1]
             groups.append(group)
             seconds.append(sample.seconds(group.jobs))
             show(done + 1, f"{len(kind)} points")
     return Plan(groups, kinds, seconds, time.perf_counter() - began)
 
 
-def execute(plan: Plan, keep: Keep, screen: Screen, *, with_params: bool = False) -> None:
-    """Run a plan; `with_params` keeps the parameters of its points, unless they are more than MOST_BYTES."""
+def announce(plan: Plan, screen: Screen) -> None:
+    """Print the plan."""
+    for line in plan.lines():
+        screen.say(line)
+
+
+def execute(
+    plan: Plan,
+    keep: Keep,
+    screen: Screen,
+    *,
+    with_params: bool = False,
+    until: int | None = None,
+    before: Mapping[str, PointEnd] | None = None,
+) -> dict[str, PointEnd]:
+    """Run a plan; `with_params` keeps the parameters of its points, unless they are more than MOST_BYTES.
+
+    until, before  evaluations after which points stop, and where they had stopped, see `JobGroup.run`. Returned is
+                   where they stand then, as far as that is at most MOST_BYTES: other points begin anew.
+    """
+    stopped: dict[str, PointEnd] = {}
+    room, before = MOST_BYTES, before or {}
     size = sum(map(_bytes, itertools.chain(*plan.entries))) if with_params else 0
     if size > MOST_BYTES:
         screen.say(
@@ -155,11 +202,53 @@ def execute(plan: Plan, keep: Keep, screen: Screen, *, with_params: bool = False
             def progress(done: float, before: int = watch.done) -> None:
                 show(watch.texts(before + done))
 
-            for index, outcome in group.run(progress, with_params=with_params):
+            begun = {at: before[entry.id] for at, entry in enumerate(entries) if entry.id in before}
+            for index, outcome in group.run(progress, with_params=with_params, until=until, before=begun):
+                if outcome.running is not None:
+                    room -= sum(leaf.nbytes for leaf in jax.tree.leaves(outcome.running))
+                    stopped |= {entries[index].id: outcome} if room >= 0 else {}
                 kept = record(entries[index], outcome)
                 keep(kept, _trained(entries[index], outcome) if outcome.params is not None else None)
                 watch.add(kept)
                 show(watch.texts(watch.done))
+    return stopped
+
+
+def execute_rungs(
+    entries: Sequence[PreparedPoint],
+    held: Iterable[Record],
+    halving: Halving,
+    keep: Keep,
+    screen: Screen,
+    *,
+    with_params: bool = False,
+    parts: int | None = None,
+) -> None:
+    """Run points by successive halving, from where their records `held` have come to.
+
+    Who goes on from a rung follows from the records, so that it is the same after an interruption. Points go on from
+    their states where these are at hand, else from round 0: the same, bit for bit.
+    """
+    found = {one["point"]: one for one in held}
+    alive, plan, before = list(entries), None, dict[str, PointEnd]()
+
+    def kept(one: Record, trained: Trained | None) -> None:
+        found[one["point"]] = one
+        keep(one, trained)
+
+    for rung in (*halving.rungs, None):
+        until = halving.rounds if rung is None else rung.round
+        left = {entry.id for entry in alive if not reached(found.get(entry.id), until)}
+        if left:
+            if plan is None:
+                plan = planned(alive, screen, parts=parts)._replace(halving=halving)
+                announce(plan, screen)
+            last = rung is None and with_params
+            before = execute(plan.part(left), kept, screen, with_params=last, until=rung and rung.marks, before=before)
+        if rung is not None:
+            chosen = halving.survivors([found[entry.id] for entry in alive], rung)
+            alive = [entry for entry in alive if key_of(entry.values, halving.axes) in chosen]
+            before = {entry.id: before[entry.id] for entry in alive if entry.id in before}
 
 
 def _trained(entry: PreparedPoint, outcome: PointEnd) -> Trained | None:
@@ -187,10 +276,10 @@ class Watch:
     def add(self, record: Record) -> None:
         """Count a finished point."""
         self.done += 1
-        self.lost += record["status"] != "done"
+        self.lost += record["status"] in ("diverged", "failed")
         main = measures_of_records([record]).main if self._best is None else self._best[1]
         value = record["history"][-1].get(main.name) if record["history"] else None
-        if record["status"] != "done" or value is None:
+        if record["status"] not in ("done", "stopped") or value is None:
             return
         if self._best is None or main.better * (value - self._best[0]) > 0:
             self._best = (value, main, record["values"])

@@ -3,13 +3,13 @@
 import math
 import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
 
 from fedjax_dp import errors
-from fedjax_dp.accounting import NegativeBinomialTrials, NotCoveredError, Trials, selection_cost
+from fedjax_dp.accounting import NegativeBinomialTrials, NotCoveredError, Trials, View, selection_cost
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.privacy.client_events import client_events
 from fedjax_dp.privacy.terms import BY_NAME_ALONE
@@ -46,7 +46,22 @@ FREE = {
     "local_floor",
     "local_weight_decay",
 }
+ByResults = Literal["growth", "halving", "search"]
 SIMULATED = "Points of this simulation share the noise of their seed; in earnest each would need noise of its own."
+SHOW_ROUNDS = (View.UPLOADS, View.SECURE_SUM, View.BROADCAST)  # views in which every round's model is released
+STOPPED = (
+    "Runs that a rung stopped are counted to their planned end, which covers the fewer rounds: the stop follows from "
+    "released models and the test records, which are taken as public. It is no random repetition, as trials stop each "
+    "other."
+)
+UNSEEN = (
+    "no epsilon is stated, as rungs compared points by what is not released: {what}. The sum bounds the cost only of "
+    "what is released; leave out halving to have it stated"
+)
+SEARCHED = (
+    "no epsilon is stated, as trials were chosen by the results of those before them: the sum bounds the cost only if "
+    "these are no private data"
+)
 GROWN = (
     "no epsilon is stated, as the sweep grew when points of it had been seen: the sum bounds the cost only if these "
     "decided nothing about what was added"
@@ -54,14 +69,22 @@ GROWN = (
 
 
 def cost_of_choosing(
-    entries: Sequence[PreparedPoint], drawn: bool, law: Trials | None, screen: Screen, grown: bool = False
+    entries: Sequence[PreparedPoint],
+    drawn: bool,
+    law: Trials | None,
+    screen: Screen,
+    by_results: ByResults | None = None,
 ) -> dict[str, Any] | None:
     """The cost as one JSON object with a `statement`; None for a sweep without privacy. Its epsilon may be None.
 
     drawn  the points were drawn at random: others might have been, of which nothing is known;
     law    from which their number was drawn, if it was. For a fixed grid a geometric one is shown for comparison.
-    grown  points were added when others had been seen. The sum of all is then no epsilon: theorems of composition want
-           the budget fixed before what is spent on is chosen (Rogers et al. 2016), and random repetition the law.
+    by_results  what was decided by results of points, if anything.
+        growth, search  which points there are. The sum of all is then no epsilon: theorems of composition want the
+                        budget fixed before what is spent on is chosen (Rogers et al. 2016), and random repetition the
+                        law.
+        halving         where points stop. What is released then follows from the releases of all points to their end,
+                        whose sum bounds it (post-processing), if the results do too.
     Seeds are part of a trial: a setting is judged by the mean over them.
     """
     private = [entry for entry in entries if math.isfinite(entry.guarantee.epsilon)]
@@ -78,7 +101,7 @@ def cost_of_choosing(
     ledgers, seeds = [_ledger(entry) for entry in private], [entry.values["seed"] for entry in private]
     alike = len({(seed, tuple(ledger)) for seed, ledger in zip(seeds, ledgers)}) == len(set(seeds))
     varied = {name.split(".")[-1] for entry in private for name in entry.values if name != "seed"}
-    known = not grown and (not drawn or (alike and varied <= FREE))  # all that a trial may release
+    known = not by_results and (not drawn or (alike and varied <= FREE))  # all that a trial may release
     trials = (law or NegativeBinomialTrials.of_mean(settings)) if known else None
     try:
         with screen.bar("cost of choosing", total=1) as show:
@@ -95,6 +118,7 @@ def cost_of_choosing(
     except (errors.ConfigurationError, NotCoveredError) as error:
         return _unknown(str(error))
     ((view, colluders),) = views
+    unstated = {"growth": GROWN, "search": SEARCHED, "halving": _unseen(private, view)}.get(by_results or "")
     notes = [f"All against {view}" + (f" with {colluders} colluders." if colluders else ".")]
     mark = private[0].guarantee.mark
     if mark:
@@ -103,12 +127,14 @@ def cost_of_choosing(
         notes.append("Whoever sees this folder sees all points and their number, so composition counts for him.")
     if any(one.participation in BY_NAME_ALONE for one in terms):
         notes.append("Every client is counted for the rounds that it was drawn for.")
-    if grown:
-        notes.append(f"{GROWN[0].upper()}{GROWN[1:]}.")
+    if unstated:
+        notes.append(f"{unstated[0].upper()}{unstated[1:]}.")
+    elif by_results:
+        notes.append(STOPPED)
     elif not known:
         notes.append("Random repetition is not counted: points that were not drawn might cost more.")
     summary = cost.to_dict() | {"settings": settings}
-    if grown:
+    if unstated:
         summary["epsilon"] = None
     if len(entries) > len(private):
         summary["epsilon"] = None
@@ -120,16 +146,25 @@ def cost_of_choosing(
     runs = f"{len(private)} private runs"
     if len(set(seeds)) > 1 and len(private) == settings * len(set(seeds)):
         runs += f" ({settings} settings x {len(set(seeds))} seeds)"
-    costs = "adds up to" if grown else "costs"
+    costs = "adds up to" if unstated else "costs at most" if by_results else "costs"
     short = (
         f"seeing these {runs}, as whoever chooses among them does, {costs} {_words(cost.composition)} at delta "
         f"{cost.delta:g} for one {cost.unit}; one run fixed in advance costs at most {_words(cost.single)}"
     )
-    if grown:
-        short += f"; {GROWN}"
+    if unstated:
+        short += f"; {unstated}"
     if mark:
         short += f"; all of it if the points were trained in the {mark}"
     return summary | {"short": short, "statement": " ".join([summary["statement"], *notes, SIMULATED])}
+
+
+def _unseen(entries: Sequence[PreparedPoint], view: View) -> str | None:
+    """Why no epsilon is stated where points were stopped by results; None where these follow from releases."""
+    if any(entry.job.run.data.test_clients is not None for entry in entries):
+        return UNSEEN.format(what="test records of clients")
+    if view not in SHOW_ROUNDS:
+        return UNSEEN.format(what=f"models of rounds, against {view}")
+    return None
 
 
 def _words(epsilon: float) -> str:

@@ -28,13 +28,15 @@ from fedjax_dp.sweeps import axes as spans
 from fedjax_dp.sweeps import cluster
 from fedjax_dp.sweeps import folder as folders
 from fedjax_dp.sweeps.axes import Values
-from fedjax_dp.sweeps.engine import Job
+from fedjax_dp.sweeps.engine import Job, marks_of
+from fedjax_dp.sweeps.halving import Halving
 from fedjax_dp.sweeps.parameter_paths import RUN_AXES, integer_axes, made
 from fedjax_dp.sweeps.plan import SweepConfig, collect, digest, expand, law_of, to_toml
 from fedjax_dp.sweeps.preparation import PreparedPoint, Sources, build, find_noise, refuse_halting
-from fedjax_dp.sweeps.records import Record, read_records
-from fedjax_dp.sweeps.runner import Keep, Plan, execute, planned
-from fedjax_dp.sweeps.selection_cost import cost_of_choosing
+from fedjax_dp.sweeps.records import ABOUT, Record, read_records
+from fedjax_dp.sweeps.runner import Keep, Plan, Trained, announce, execute, execute_rungs, planned
+from fedjax_dp.sweeps.search import Search
+from fedjax_dp.sweeps.selection_cost import ByResults, cost_of_choosing
 from fedjax_dp.sweeps.table import Best, best, column, overview, summary, tidy
 from fedjax_dp.sweeps.winners import winners
 
@@ -43,6 +45,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from fedjax_dp.figures.canvas import Look
+
+
+# Called with points, records of some of them, what keeps others, and the parts in which a cohort is added up.
+Run = Callable[[Sequence[PreparedPoint], Sequence[Record], Keep, int | None], None]
 
 
 @displayed
@@ -168,6 +174,7 @@ def sweep(
     seeds: int | Sequence[int] = 1,
     trials: int | None = None,
     search_seed: int = 0,
+    halving: int | None = None,
     model: Model | None = None,
     evaluate_every: int | None = None,
     train_metrics: bool = False,
@@ -185,6 +192,8 @@ def sweep(
     axes       lists and ranges of `sweeps.axes`; beside the algorithm's, `rounds`, `epsilon` and `delta` may vary;
     seeds      a number of them, or which;
     trials     draw so many points at random, by `search_seed`, instead of the whole grid;
+    halving    3 lets the best third of the settings of each budget and algorithm go on at each rung of successive
+               halving, see `sweeps.halving`; points that stop there are marked, and never the best;
     out        a folder that points are written to as they finish; the same call goes on where it was stopped, and one
                with more values or seeds runs those that are not there.
     The rest is as for `fedjax_dp.run`. On a CPU model and test metrics of every point equal its single run's bit
@@ -226,22 +235,28 @@ def sweep(
         identity = str(index) if out is None else _identity(values, job, digests[seed])
         return PreparedPoint(index, identity, values, run_options, job, promise)
 
+    if halving is not None:
+        errors.require_integer("halving", halving, 2, spans.LARGEST, "3 keeps the best third")
+        marks = [marks_of(values.get("rounds", rounds), evaluate_every) for values in points]
+    rungs = None if halving is None else Halving.of(points, marks, halving, len(chosen))
     entries = collect(points, ready, (TypeError, ValueError))  # also values of a kind that their place cannot take
     names = _axes(points)
 
     def price(grown: bool = False) -> dict[str, Any] | None:
-        return cost_of_choosing(entries, trials is not None, None, screen, grown)
+        return cost_of_choosing(
+            entries, trials is not None, None, screen, "growth" if grown else "halving" if rungs else None
+        )
 
     if out is not None:
         ids = sorted(entry.id for entry in entries)
-        about = folders.about(name, hashlib.sha256("".join(ids).encode()).hexdigest()[:12], names, chosen, len(entries))
+        own = hashlib.sha256("".join(ids + ([f" halving {halving}"] if rungs else [])).encode()).hexdigest()[:12]
+        about = folders.about(name, own, names, chosen, len(entries), halving)
         plan = {entry.id: (entry.index, entry.values) for entry in reversed(entries)}
-        return _in_folder(pathlib.Path(out), about, plan, None, lambda: entries, price, screen)
-    found: list[Record] = []
-    groups = planned(entries, screen)
-    _announce(groups, screen)
-    execute(groups, lambda record, params: found.append(record), screen)
-    return Sweep(name, names, tuple(sorted(found, key=lambda record: record["index"])), price())
+        return _in_folder(pathlib.Path(out), about, plan, None, lambda: entries, price, screen, _local(screen, rungs))
+    found: dict[str, Record] = {}
+    run = _local(screen, rungs, with_params=False)
+    run(entries, [], lambda record, params: found.update({record["point"]: record}), None)
+    return Sweep(name, names, tuple(sorted(found.values(), key=lambda record: record["index"])), price())
 
 
 def run_sweep(
@@ -270,11 +285,24 @@ def run_sweep(
     if not only_plan:
         require_writable("out", out, "give another out")
     devices.cache_programs()
-    points = {point.id: point for point in reversed(expand(sweep))}  # of equal random points the first
+    search, sources = None, Sources()
+    if sweep.search == "random":
+        points = {point.id: point for point in reversed(expand(sweep))}  # of equal random points the first
+    else:
+        search = Search(sweep)
+        search.left({record["point"]: record for record in (read_records(out)[1] if (out / ABOUT).is_file() else ())})
+        points = search.points
     order = sorted(points.values(), key=lambda point: point.index)
-    names = _axes([point.values for point in order])
-    runs = build(order, Sources())
-    about = folders.about(name, digest(sweep), names, sweep.seeds, len(order))
+    names = tuple(sweep.varied) if search else _axes([point.values for point in order])
+    runs = build(order, sources)
+    rungs = None
+    if sweep.halving is not None:
+        if ray is not None:
+            raise errors.refuse("ray", ray, "left out with halving", "its rungs need all points of a machine")
+        marks = [marks_of(one.rounds, point.config.output.evaluate_every) for one, point in zip(runs, order)]
+        rungs = Halving.of([point.values for point in order], marks, sweep.halving, len(sweep.seeds))
+    planned_points = len(order) if search is None else search.trials * len(sweep.seeds)
+    about = folders.about(name, digest(sweep), names, sweep.seeds, planned_points, sweep.halving)
     places = {point.id: (point.index, point.values) for point in order}
     prepared_points: list[PreparedPoint] = []
 
@@ -283,16 +311,38 @@ def run_sweep(
         return prepared_points
 
     def price(grown: bool) -> dict[str, Any] | None:
-        return cost_of_choosing(prepared_points, sweep.trials is not None, law_of(sweep), screen, grown)
+        by_results: ByResults | None = "search" if search else "growth" if grown else "halving" if rungs else None
+        return cost_of_choosing(prepared_points, sweep.trials is not None, law_of(sweep), screen, by_results)
 
-    def on_cluster(left: Sequence[PreparedPoint], keep: Keep, parts: int) -> None:
-        cluster.run_on(left, str(ray), parts, ray_cpus, keep, screen)
+    def by_search(entries: Sequence[PreparedPoint], held: Sequence[Record], keep: Keep, parts: int | None) -> None:
+        found = {record["point"]: record for record in held}
+
+        def kept(record: Record, trained: Trained | None) -> None:
+            found[record["point"]] = record
+            keep(record, trained)
+
+        assert search is not None
+        while left := search.left(found):
+            screen.say(search.line())
+            known = {entry.id for entry in prepared_points}
+            new = [point for point in left if point.id not in known]
+            prepared_points.extend(find_noise(new, build(new, sources), screen))
+            ids = {point.id for point in left}
+            run([entry for entry in prepared_points if entry.id in ids], [], kept, parts)
+        folders.recount(out, len(search.points))
+
+    def on_cluster(entries: Sequence[PreparedPoint], held: Sequence[Record], keep: Keep, parts: int | None) -> None:
+        if left := _unfinished(entries, held):
+            cluster.run_on(left, str(ray), parts or 1, ray_cpus, keep, screen)
 
     if only_plan:
         _, held = folders.held(out, about, places)
-        return Sweep(name, names, tuple(held), plan=planned(_unfinished(prepare(), held), screen))
-    run = on_cluster if ray is not None else None
-    return _in_folder(out, about, places, to_toml(sweep), prepare, None if bare else price, screen, run)
+        left = prepare() if rungs else _unfinished(prepare(), held)
+        plan = planned(left, screen)._replace(halving=rungs, search=search.line() if search else None)
+        return Sweep(name, names, tuple(held), plan=plan)
+    run = _local(screen, rungs) if ray is None else on_cluster
+    course = by_search if search else run
+    return _in_folder(out, about, places, to_toml(sweep), prepare, None if bare else price, screen, course)
 
 
 def _in_folder(
@@ -303,30 +353,39 @@ def _in_folder(
     entries: Callable[[], list[PreparedPoint]],
     price: Callable[[bool], dict[str, Any] | None] | None,
     screen: Screen,
-    run: Callable[[Sequence[PreparedPoint], Keep, int], None] | None = None,
+    run: Run,
 ) -> Sweep:
-    """Run what a folder does not hold yet, and finish it if `price` is given; `text` is the sweep as it was written.
-
-    run  instead of this process: called with the entries, what keeps their records, and the parts of a cohort's sum.
-    """
+    """Run what a folder does not hold yet, and finish it if `price` is given; `text` is the sweep as it was written."""
     for package in ("pandas", "pyarrow") if price is not None else ():  # which write its tables in the end
         errors.require_installed(package, "tables", "for the tables of a sweep")
     with folders.opened(out, about, places, text) as (begun, held):
-        complete = len(_finished(held)) == about["points"]
-        everything = [] if complete and (price is None or folders.choosing(out)) else entries()
-        left, parts = _unfinished(everything, held), begun["device"]["count"]
+        finished = len(_finished(held)) == begun["points"]
+        priced = folders.choosing(out) if price is not None or about.get("halving") else True
+        everything = [] if finished and priced else entries()
         if held:
-            screen.say(f"{out} holds {len(_finished(held)):,} of {about['points']:,} points")
+            stopped = sum(record["status"] == "stopped" for record in held)
+            rungs = f", {stopped:,} of them up to a rung" if stopped else ""
+            screen.say(f"{out} holds {len(_finished(held)):,} of {begun['points']:,} points{rungs}")
         with folders.keeper(out) as keep:
-            if left and run is not None:
-                run(left, keep, parts)
-            else:
-                plan = planned(left, screen, parts=parts)
-                _announce(plan, screen)
-                execute(plan, keep, screen, with_params=True)
+            run(everything, held, keep, begun["device"]["count"])
         if everything and price is not None:
             folders.finish(out, price("grown" in begun), screen)
         return open_sweep(out)
+
+
+def _local(screen: Screen, rungs: Halving | None, with_params: bool = True) -> Run:
+    """Runs points in this process, those of later calls with the programs of earlier ones."""
+    known: dict[Any, Any] = {}
+
+    def run(entries: Sequence[PreparedPoint], held: Sequence[Record], keep: Keep, parts: int | None) -> None:
+        if rungs is not None and entries:
+            execute_rungs(entries, held, rungs, keep, screen, with_params=with_params, parts=parts)
+            return
+        plan = planned(_unfinished(entries, held), screen, parts=parts, known=known)
+        announce(plan, screen)
+        execute(plan, keep, screen, with_params=with_params)
+
+    return run
 
 
 def _finished(held: Iterable[Record]) -> set[str]:
@@ -350,11 +409,6 @@ def _identity(values: Values, job: Job, data: str) -> str:
     )
     text = without_addresses(words).encode() + data.encode()
     return hashlib.sha256(text + b"".join(np.asarray(leaf).tobytes() for leaf in leaves)).hexdigest()[:12]
-
-
-def _announce(plan: Plan, screen: Screen) -> None:
-    for line in plan.lines():
-        screen.say(line)
 
 
 def _axes(points: Iterable[Values]) -> tuple[str, ...]:

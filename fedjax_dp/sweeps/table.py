@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     import pandas
 
 
+STOPPED = "stopped by halving"  # why a setting is not compared
+
+
 class Best(NamedTuple):
     """The setting with the best mean over seeds. The mean is optimistic: the setting was chosen for it."""
 
@@ -218,6 +221,8 @@ def _obstacle(setting: Setting, metric: Measure, epsilon_at_most: float | None, 
     """Why a setting is not compared; `most` is the largest number of seeds that any setting has."""
     if setting.failed:
         return "with a failed seed"
+    if setting.stopped:
+        return STOPPED
     if len(setting.points) < most:
         return f"with fewer than {most} seeds"
     if not setting.comparable(metric):

@@ -22,7 +22,7 @@ from fedjax_dp.figures.tables.settings import (
     settings_of,
 )
 from fedjax_dp.sweeps.records import Record
-from fedjax_dp.sweeps.table import choose, excluded_in_words
+from fedjax_dp.sweeps.table import STOPPED, choose, excluded_in_words
 from fedjax_dp.tasks.measures import Measure
 
 USUAL = ("epsilon", "algorithm")
@@ -103,7 +103,7 @@ class Winners(NamedTuple):
             )
         elif self.own:
             lines.append(f"{self.metric.words} is of the shared model: fedjax-dp compare reads clients' own models")
-        if any(row.settings > 1 for row in self.rows):
+        if any(row.settings > 1 or STOPPED in row.excluded for row in self.rows):
             lines.append("where several settings were compared, means are biased to the good: it was chosen by them")
         for row in self.rows:
             if row.excluded:

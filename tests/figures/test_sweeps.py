@@ -89,6 +89,43 @@ def test_settings_with_a_failed_seed_are_never_chosen_and_marked_where_no_other_
     assert "failed" in [text.get_text() for text in panel.get_legend().get_texts()]
 
 
+def stopped(epsilon, name, norm):
+    """Their settings stop after 20 rounds."""
+    return [
+        record | {"status": "stopped", "history": record["history"][:2]}
+        if (epsilon, name, norm) == tuple(record["values"][axis] for axis in AXES)
+        else record
+        for record in sweep(epsilons=(1.0,), algorithms=("addpnfl",))
+    ]
+
+
+def test_what_halving_stopped_is_marked_everywhere_and_nowhere_as_failed(panel):
+    settings = settings_of(stopped(1.0, "addpnfl", 10.0), AXES)
+
+    def marked():
+        rings = [list(one.get_xdata()) for one in panel.lines if one.get_gid() == "stopped"]
+        words = {text.get_text() for text in panel.get_legend().get_texts()}
+        assert "stopped" in words
+        assert "failed" not in words
+        panel.clear()
+        return rings
+
+    panels.against(panel, settings, "clip_norm", MEASURES.main)
+    assert marked() == [[10.0]]
+    curves.curves(panel, settings, MEASURES.main)
+    assert marked() == [[20]]
+    curves.parallel(panel, settings, MEASURES.main)
+    assert "stopped" in [text.get_text() for text in panel.texts]
+    wide = settings_of([*stopped(1.0, "addpnfl", 10.0), *sweep(epsilons=(0.1,), algorithms=("addpnfl",))], AXES)
+    panel.clear()
+    panels.heat(panel, wide, "clip_norm", "epsilon", MEASURES.main)
+    assert "stopped\nat 20" in [text.get_text() for text in panel.texts]
+    assert figures.small_print(settings, True) == (
+        "means over 3 seeds; bands and bars: 95% intervals of the mean (Student's t); 3 of 9 points stopped at a rung "
+        "of halving, where other settings were better; no point failed"
+    )
+
+
 def test_words_stand_side_by_side_with_bars(panel):
     panels.against(panel, settings_of(sweep(), AXES), "algorithm", MEASURES.main, "epsilon")
     assert [text.get_text() for text in panel.get_xticklabels()] == ["dpnfl", "addpnfl"]

@@ -46,10 +46,13 @@ def jobs_on(data, algorithms, seeds=(0, 1), rounds=ROUNDS):
     return [job_of(value, data, MODEL, rounds, seed, 1) for value in algorithms for seed in seeds]
 
 
-def outcomes(jobs, **options):
+def outcomes(jobs, stop=None, **options):
+    """Of jobs, with a `stop` after so many evaluations, from which they go on."""
     found = {}
     for numbers in grouped(jobs):
-        for at, outcome in JobGroup([jobs[number] for number in numbers], **options).run():
+        group = JobGroup([jobs[number] for number in numbers], **options)
+        before = None if stop is None else dict(group.run(until=stop))
+        for at, outcome in group.run(before=before):
             assert numbers[at] not in found  # every point once
             found[numbers[at]] = outcome
     return [found[number] for number in range(len(jobs))]
@@ -90,6 +93,30 @@ def test_a_point_equals_its_single_run_bit_for_bit(data):
     for job, outcome in zip(jobs, outcomes(jobs), strict=True):
         assert outcome.status == "done"
         assert outcome.history == single(job)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("together", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
+def test_some_points_go_on_from_where_they_stopped_with_the_same_program(data, together):
+    """Those that go on are fewer than a device's slots, and where they stand is a matter of their own states."""
+    jobs = jobs_on(data, GRID)
+    group = JobGroup(jobs, together=together)
+    stopped, whole = dict(group.run(until=2)), dict(group.run())
+    left = {at: stopped[at] for at in (5, 1, 2)}
+    part = group.of([jobs[at] for at in left])
+    assert (part.compiled is group.compiled) == (not together)
+    found = dict(part.run(before=dict(enumerate(left.values()))))
+    assert [end.status for end in stopped.values()] == ["stopped"] * len(jobs)
+    for place, at in enumerate(left):
+        assert found[place].status == "done"
+        if together:
+            losses = [[each.test_loss for each in ends[at].history] for ends, at in ((found, place), (whole, at))]
+            np.testing.assert_allclose(*losses, rtol=1e-5)
+        else:
+            assert found[place].history == whole[at].history
+            assert stopped[at].history == whole[at].history[:2]
+    swapped = dict(part.run(before=dict(enumerate(reversed(left.values())))))
+    assert swapped[0].history[2:] != found[0].history[2:]  # states of others end elsewhere
 
 
 @pytest.mark.slow
@@ -298,7 +325,7 @@ def test_points_of_every_structure_equal_their_single_runs_bit_for_bit(name, dat
         for rate, seed in itertools.product((0.1, 0.3), range(2))
     ]
     assert len(grouped(jobs)) == 1
-    for job, outcome in zip(jobs, outcomes(jobs), strict=True):
+    for job, outcome in zip(jobs, outcomes(jobs, stop=2), strict=True):  # whatever their states hold
         assert outcome.history == single(job)
 
 
@@ -322,7 +349,7 @@ def test_every_entry_sweeps_over_its_learning_rate(entry, data):
     model = fdp.mlp(data.record_shape, data.classes, (4,)) if "head" in CATALOGUE[entry].options else model
     jobs = [job_of(CATALOGUE[entry](**options | {"learning_rate": rate}), data, model, 2, 0, 1) for rate in (0.1, 0.3)]
     assert len(grouped(jobs)) == 1
-    first, second = outcomes(jobs)
+    first, second = outcomes(jobs, stop=1)
     for outcome, job in ((first, jobs[0]), (second, jobs[1])):
         for seen, alone in zip(outcome.history, single(job), strict=True):
             # the probe of noise that the server adds is scalar arithmetic, which the compiler may contract

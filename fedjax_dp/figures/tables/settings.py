@@ -51,9 +51,14 @@ class Setting(NamedTuple):
         return [point for point in self.points if point["status"] == "done"]
 
     @property
+    def stopped(self) -> list[Record]:
+        """Points that a rung of successive halving stopped."""
+        return [point for point in self.points if point["status"] == "stopped"]
+
+    @property
     def failed(self) -> int:
         """How many points diverged or failed."""
-        return len(self.points) - len(self.done)
+        return len(self.points) - len(self.done) - len(self.stopped)
 
     @property
     def epsilon(self) -> float:
@@ -196,6 +201,11 @@ def goodness(setting: Setting, metric: Measure) -> float:
 def ranked(settings: Iterable[Setting], metric: Measure) -> list[Setting]:
     """The comparable settings, best first, equals in the order of the plan."""
     return sorted((s for s in settings if s.comparable(metric)), key=lambda setting: -goodness(setting, metric))
+
+
+def pick_or_stopped(settings: Sequence[Setting], metric: Measure) -> Setting | None:
+    """The best of some settings, else one that halving stopped, else None: the others failed."""
+    return pick(settings, metric) or next((setting for setting in settings if setting.stopped), None)
 
 
 def pick(settings: Iterable[Setting], metric: Measure) -> Setting | None:

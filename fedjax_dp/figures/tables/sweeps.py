@@ -49,14 +49,15 @@ def front(rows: Rows) -> Rows:
 
 
 def curve(setting: Setting, metric: Measure) -> list[tuple[int, Interval]]:
-    """Rounds that every finished seed was evaluated after, and the metric there over these seeds."""
+    """Rounds that every finished seed, or stopped one, was evaluated after, and the metric there over these seeds."""
     seen: dict[int, list[float]] = {}
-    for point in setting.done:
+    points = setting.done or setting.stopped
+    for point in points:
         for evaluation in point["history"]:
             number = reached(evaluation, metric.name)
             if number is not None and math.isfinite(number):
                 seen.setdefault(evaluation["round"], []).append(number)
-    every = len(setting.done)
+    every = len(points)
     return [(at, interval(numbers)) for at, numbers in sorted(seen.items()) if len(numbers) == every]
 
 

@@ -1,0 +1,135 @@
+"""Successive halving: after a few rounds the better part of the settings goes on, and so forth to the planned end.
+
+Jamieson and Talwalkar 2016 (arXiv:1502.07943), algorithm 1, with the reduction factor eta of Hyperband (Li et al. 2018,
+arXiv:1603.06560). Of n settings rung i of s = floor(log_eta n) stands after eta^(i - s) of the rounds, at the next
+evaluation, and n / eta^(i + 1) settings go on from there, so that all rungs take about equally many rounds. Settings
+are compared by the mean over their seeds, among those of the same budget and algorithm: the best of each is what a
+sweep over these is for, and small budgets would all be lost first.
+
+>>> [(rung.round, rung.divisor) for rung in rungs_of(27, range(1, 91), 3)]
+[(4, 3), (10, 9), (30, 27)]
+"""
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, Self
+
+from fedjax_dp import errors
+from fedjax_dp.display import count
+from fedjax_dp.figures.tables.settings import Record, metric_of, ranked, same, settings_of
+from fedjax_dp.sweeps.axes import Values
+from fedjax_dp.sweeps.winners import USUAL
+
+Key = tuple[str, ...]  # of a setting, or of those that are compared with each other
+
+
+class Rung(NamedTuple):
+    """Where settings are compared."""
+
+    marks: int  # evaluations of a point up to here
+    round: int
+    divisor: int  # of the number of settings, for the number that goes on
+
+
+class Halving(NamedTuple):
+    """The rungs of a sweep, whose settings are `sizes` by the group within which they are compared."""
+
+    eta: int
+    axes: tuple[str, ...]
+    rungs: tuple[Rung, ...]
+    rounds: int
+    sizes: dict[Key, int]
+    seeds: int
+
+    @classmethod
+    def of(cls, points: Sequence[Values], marks: Iterable[Sequence[int]], eta: int, seeds: int) -> Self:
+        """Of points with the rounds after which each is evaluated.
+
+        Raises: ConfigurationError for points of different rounds, and where no rung stands before the end.
+        """
+        different = {tuple(each) for each in marks}
+        if len(different) > 1:
+            remedy = "give them in [base]: points are compared after equal rounds"
+            raise errors.refuse("halving", eta, "left out where rounds or evaluate_every vary", remedy)
+        (each,) = different
+        axes = tuple(dict.fromkeys(name for values in points for name in values if name != "seed"))
+        groups = {key_of(values, axes): _group(values) for values in points}
+        sizes = dict(Counter(groups.values()))
+        rungs = rungs_of(max(sizes.values()), each, eta)
+        if not rungs:
+            most = count(max(sizes.values()), "setting")
+            got = f"{eta}, for at most {most} of the same budget and algorithm and {count(len(each), 'evaluation')}"
+            remedy = "add values, lower it, or lower evaluate_every"
+            raise errors.refuse("halving", got, "such that a rung stands before the last round", remedy)
+        return cls(eta, axes, tuple(rungs), each[-1], sizes, seeds)
+
+    def going_on(self, rung: int) -> int:
+        """Points that go on from a rung; -1: that begin."""
+        divisor = 1 if rung < 0 else self.rungs[rung].divisor
+        return self.seeds * sum(max(size // divisor, 1) for size in self.sizes.values())
+
+    @property
+    def share(self) -> float:
+        """The part of all points' rounds that is run."""
+        ends = [0, *(rung.round for rung in self.rungs), self.rounds]
+        run = sum((end - start) * self.going_on(at - 1) for at, (start, end) in enumerate(itertools.pairwise(ends)))
+        return run / (self.rounds * self.going_on(-1))
+
+    def line(self) -> str:
+        """The rungs in words."""
+        steps = [f"{self.going_on(at - 1):,} points to round {rung.round:,}" for at, rung in enumerate(self.rungs)]
+        last = f"{self.going_on(len(self.rungs) - 1):,} to the last, {self.rounds:,}"
+        return f"halving by {self.eta}: {', '.join([*steps, last])}; {self.share:.0%} of the rounds of all points"
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        rungs = [{"round": rung.round, "go_on": self.going_on(at)} for at, rung in enumerate(self.rungs)]
+        return {"eta": self.eta, "rungs": rungs, "rounds": self.rounds, "share": self.share}
+
+    def survivors(self, records: Iterable[Record], rung: Rung) -> set[Key]:
+        """The settings that go on from a rung, of those whose points reached it or were lost before.
+
+        Equals go on in the order of the plan. One with a lost seed never does.
+        """
+        seen = [_at(record, rung.round) for record in records]
+        measure, groups = metric_of(seen, None), dict[Key, list[Key]]()
+        for setting in ranked(settings_of(seen, self.axes), measure):
+            groups.setdefault(_group(setting.values), []).append(key_of(setting.values, self.axes))
+        return {key for group, keys in groups.items() for key in keys[: max(self.sizes[group] // rung.divisor, 1)]}
+
+
+def rungs_of(settings: int, marks: Sequence[int], eta: int) -> list[Rung]:
+    """Where so many settings are compared that are evaluated after `marks`; of rungs at one evaluation the last."""
+    rounds, steps = marks[-1], 0
+    while eta ** (steps + 1) <= min(settings, rounds):
+        steps += 1
+    rungs: dict[int, Rung] = {}
+    for step in range(steps):
+        place = next(at for at, mark in enumerate(marks) if mark * eta ** (steps - step) >= rounds)
+        if marks[place] < rounds:
+            rungs[place] = Rung(place + 1, marks[place], eta ** (step + 1))
+    return list(rungs.values())
+
+
+def key_of(values: Values, axes: Sequence[str]) -> Key:
+    """Equal for the points of a setting."""
+    return tuple(same(values.get(name)) for name in axes)
+
+
+def reached(record: Record | None, until: int) -> bool:
+    """Whether nothing is left to run of a point up to a round."""
+    if record is None or record["status"] == "failed":
+        return False
+    return record["status"] != "stopped" or record["history"][-1]["round"] >= until
+
+
+def _group(values: Values) -> Key:
+    return key_of(values, USUAL)
+
+
+def _at(record: Record, until: int) -> Record:
+    """A point as it was after a round, if it reached that."""
+    history = [evaluation for evaluation in record["history"] if evaluation["round"] <= until]
+    there = bool(history) and history[-1]["round"] == until
+    return record | {"history": history, "status": "done" if there else record["status"]}

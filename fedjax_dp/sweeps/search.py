@@ -1,0 +1,97 @@
+"""Trials that Optuna's sampler TPE proposes, each from the results of those before it.
+
+Bergstra, Bardenet, Bengio and Kegl 2011: a tree-structured Parzen estimator of what good trials have in common and
+others lack. A batch of trials is asked for, run as one, and told to the sampler: of each the mean over its seeds.
+Nothing of the sampler is stored: for the same seed and the results in a sweep's folder it proposes the same again.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedjax_dp import errors
+from fedjax_dp.figures.tables.settings import Record, goodness, metric_of, settings_of
+from fedjax_dp.sweeps.axes import Axis, Choices, Values
+from fedjax_dp.sweeps.plan import Point, SweepConfig, points_of
+
+
+class Search:
+    """The trials of a sweep, as far as they are known; `points` are theirs, by id, the first of equal ones."""
+
+    def __init__(self, sweep: SweepConfig):
+        errors.require_installed("optuna", "search", "for search tpe")
+        import optuna
+
+        assert sweep.trials is not None
+        self.sweep, self.trials, self.points = sweep, sweep.trials, dict[str, Point]()
+        verbosity = optuna.logging.get_verbosity()
+        optuna.logging.set_verbosity(optuna.logging.WARNING)  # it would say that it begins
+        self._study = optuna.create_study(
+            direction="maximize", sampler=optuna.samplers.TPESampler(seed=sweep.search_seed)
+        )
+        optuna.logging.set_verbosity(verbosity)
+        self._space = {name: _distribution(axis) for name, axis in sweep.parsed.items()}
+        self._asked: list[list[Point]] = []  # of all trials, one for each seed
+        self._told = 0
+
+    def left(self, found: Mapping[str, Record]) -> list[Point]:
+        """The points to run next: those without a record of the batch that was asked for last.
+
+        If there are none, the batch is told, and the next one asked for, until all trials are done.
+        """
+        while True:
+            batch = {point.id: point for trial in self._asked[self._told :] for point in reversed(trial)}
+            left = [self.points[each] for each in batch if each not in found]
+            if left or len(self._asked) == self.trials:
+                return sorted(left, key=lambda point: point.index)
+            self._tell(found)
+            self._ask()
+
+    def line(self) -> str:
+        """How far it is, in words."""
+        return f"search tpe: trials {self._told + 1:,} to {len(self._asked):,} of {self.trials:,}"
+
+    def _ask(self) -> None:
+        parsed, begun = self.sweep.parsed, len(self._asked)
+        drawn: list[Values] = []
+        for _ in range(min(self.sweep.search_batch, self.trials - begun)):
+            params = self._study.ask(self._space).params
+            entries = [_at(axis, params[name]) for name, axis in parsed.items()]
+            drawn.append({field: value for entry in entries for field, value in entry.items()})
+        seeds = len(self.sweep.seeds)
+        points = points_of(self.sweep, drawn, begun * seeds)
+        for point in points:
+            self.points.setdefault(point.id, point)
+        self._asked += [points[at : at + seeds] for at in range(0, len(points), seeds)]
+
+    def _tell(self, found: Mapping[str, Record]) -> None:
+        """The results of the trials of the last batch: none of one that lost a seed."""
+        import optuna
+
+        known = [found[point.id] for trial in self._asked for point in trial]
+        if not known:
+            return
+        measure, axes = metric_of(known, None), self.sweep.varied
+        for number in range(self._told, len(self._asked)):
+            (setting,) = settings_of([found[point.id] for point in self._asked[number]], axes)
+            if setting.comparable(measure):
+                self._study.tell(number, goodness(setting, measure))
+            else:
+                self._study.tell(number, state=optuna.trial.TrialState.FAIL)
+        self._told = len(self._asked)
+
+
+def _distribution(axis: Axis) -> Any:
+    from optuna import distributions
+
+    if isinstance(axis, Choices):
+        return distributions.CategoricalDistribution(range(len(axis.entries)))
+    if axis.integer:
+        return distributions.IntDistribution(int(axis.low), int(axis.high), log=axis.log)
+    return distributions.FloatDistribution(axis.low, axis.high, log=axis.log)
+
+
+def _at(axis: Axis, param: Any) -> Values:
+    """What a trial sets of an axis: numbers of six digits, so that they read as one would write them."""
+    if isinstance(axis, Choices):
+        return axis.entries[param]
+    return {axis.field: param if axis.integer else min(max(float(f"{param:.6g}"), axis.low), axis.high)}

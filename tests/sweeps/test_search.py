@@ -1,0 +1,184 @@
+"""Search by TPE: the same seed and results give the same trials, however often it is begun again."""
+
+import importlib.util
+import itertools
+import json
+import math
+
+import pytest
+from helpers import refusal
+from sweep_points import point
+
+import fedjax_dp as fdp
+from fedjax_dp.experiments.console import Screen
+from fedjax_dp.sweeps import runner
+from fedjax_dp.sweeps.plan import SweepConfig, digest, read_sweep, to_toml
+from fedjax_dp.sweeps.records import read_records
+from fedjax_dp.sweeps.search import Search
+from fedjax_dp.sweeps.sweep import run_sweep
+
+BASE = {"dataset": "digits", "rounds": 2, "local_steps": 1, "algorithm": "fedavg"}
+AXES = {"learning_rate": {"log": [0.001, 10.0]}, "cohort_size": {"linear": [1, 9]}, "batch_size": [5, 20]}
+CONFIG = SweepConfig(base=BASE, axes=AXES, seeds=(0, 1), trials=20, search="tpe", search_batch=6)
+
+with_optuna = pytest.mark.skipif(
+    importlib.util.find_spec("optuna") is None, reason="Optuna is not installed: pip install fedjax-dp[search]"
+)
+
+
+def result(one):
+    """A made result of a point: best at rate 0.1 and batches of 20, and a little better with the seed."""
+    values = one.values
+    accuracy = 0.8 - 0.1 * math.log10(values["learning_rate"] / 0.1) ** 2 + 0.1 * (values["batch_size"] == 20)
+    made = point(one.index, values, [accuracy + 0.01 * values["seed"]], epsilon=None)
+    return made | {"point": one.id}
+
+
+def searched(config, found=None, lost=()):
+    """The records of a whole search with made results."""
+    search, found = Search(config), dict(found or {})
+    while left := search.left(found):
+        for one in left:
+            found[one.id] = result(one)
+            if one.index in lost:
+                found[one.id] |= {"status": "diverged", "reason": "no number", "history": []}
+    return search, found
+
+
+def in_order(found):
+    return [record["values"] for record in sorted(found.values(), key=lambda record: record["index"])]
+
+
+@with_optuna
+def test_trials_are_in_their_ranges_and_learn_from_those_before():
+    search, found = searched(CONFIG)
+    trials = in_order(found)[::2]
+    assert len(trials) == 20
+    assert [record["values"]["seed"] for record in found.values()] == [0, 1] * 20
+    assert sorted(record["index"] for record in found.values()) == list(range(40))
+    for trial in trials:
+        assert 0.001 <= trial["learning_rate"] == float(f"{trial['learning_rate']:.6g}") <= 10
+        assert trial["cohort_size"] in range(1, 10)
+        assert trial["batch_size"] in (5, 20)
+    off = [abs(math.log10(trial["learning_rate"] / 0.1)) for trial in trials]
+    assert sum(off[-8:]) < sum(off[:8])
+    assert search.left(found) == []
+
+
+@with_optuna
+@pytest.mark.parametrize("held", [0, 1, 12, 13, 25, 40])
+def test_a_search_that_was_stopped_anywhere_goes_on_to_the_same_trials(held):
+    _, whole = searched(CONFIG, lost=(4, 15))
+    first = dict(itertools.islice(whole.items(), held))
+    _, again = searched(CONFIG, first, lost=(4, 15))
+    assert in_order(again) == in_order(whole)
+    left = Search(CONFIG).left(first)
+    assert not {one.id for one in left} & set(first)
+    assert len(left) == (0 if held == 40 else min(12 - held % 12, 40 - held))
+
+
+@with_optuna
+def test_other_seeds_and_other_results_give_other_trials():
+    _, whole = searched(CONFIG)
+    others = SweepConfig(base=BASE, axes=AXES, seeds=(0, 1), trials=20, search="tpe", search_batch=6, search_seed=1)
+    assert in_order(searched(others)[1])[0] != in_order(whole)[0]
+    assert in_order(searched(CONFIG, lost=range(10, 20))[1])[-1] != in_order(whole)[-1]
+
+
+@with_optuna
+def test_more_trials_begin_with_those_of_fewer():
+    more = SweepConfig(base=BASE, axes=AXES, seeds=(0, 1), trials=23, search="tpe", search_batch=6)
+    _, whole = searched(CONFIG)  # whose last batch has 2 trials
+    _, grown = searched(more, whole)
+    assert in_order(grown)[:40] == in_order(whole)
+    assert in_order(grown) == in_order(searched(more)[1])
+
+
+@with_optuna
+def test_a_trial_that_was_there_is_not_run_again():
+    few = SweepConfig(base=BASE, axes={"batch_size": [5, 20]}, trials=9, search="tpe", search_batch=4)
+    search, found = Search(few), {}
+    while left := search.left(found):
+        found |= {one.id: result_of_batch(one) for one in left}
+    assert len(search.points) == len(found) == 2
+
+
+def result_of_batch(one):
+    return point(one.index, one.values, [one.values["batch_size"] / 100], epsilon=None) | {"point": one.id}
+
+
+def test_without_optuna_one_line_names_the_extra(monkeypatch):
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "optuna" else real(name))
+    assert 'pip install "fedjax-dp[search]"' in refusal(lambda: Search(CONFIG))
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"trials": None, "axes": {"learning_rate": [0.1]}}, "search must be left out without trials, got tpe"),
+        ({"halving": 3}, "halving must be left out with search tpe"),
+        ({"trials_law": "poisson"}, "trials_law must be fixed with search tpe"),
+        ({"search": "tpo"}, "did you mean tpe"),
+        ({"search_batch": 0}, "search_batch must be an integer from 1"),
+        ({"search": "random"}, "search_batch must be left out of a search at random"),
+        ({"axes": {}}, "trials must be left out without axes"),
+    ],
+)
+def test_what_is_no_search_is_refused(more, words):
+    options = {"base": BASE, "axes": AXES, "trials": 20, "search": "tpe", "search_batch": 6}
+    assert words in refusal(lambda: SweepConfig(**options | more))
+
+
+def test_a_file_names_the_search_and_others_keep_their_digest(tmp_path):
+    path = tmp_path / "s.toml"
+    path.write_text(to_toml(CONFIG))
+    assert read_sweep(path) == CONFIG
+    path.write_text('[axes]\nlearning_rate = { log = [0.1, 1.0] }\n[base]\ndataset = "digits"\n')
+    assert read_sweep(path, search="tpe", trials=9).trials == 9
+    assert "trials" in refusal(lambda: read_sweep(path))
+    drawn = SweepConfig(base=BASE, axes=AXES, trials=20)
+    assert "search =" not in to_toml(drawn)
+    assert digest(drawn) == "c5dc7e161214"  # as folders of earlier versions have it
+
+
+class Stop(BaseException):
+    """Stands for a kill."""
+
+
+@with_optuna
+@pytest.mark.slow
+def test_a_killed_search_goes_on_in_its_folder_grows_and_has_no_epsilon_of_the_choice(tmp_path, monkeypatch):
+    base = BASE | {"algorithm": "dpnfl", "epsilon": 8.0, "num_clients": 5, "cohort_size": 2, "rounds": 1}
+    few = {"axes": {"learning_rate": {"log": [0.01, 1.0]}}, "search": "tpe", "search_batch": 3}
+    config, more = (SweepConfig(base=base, trials=trials, **few) for trials in (4, 6))
+    record, done, quiet = runner.record, [], Screen(quiet=True)
+
+    def until_four(entry, outcome):
+        if len(done) == 4:
+            raise Stop
+        done.append(entry.id)
+        return record(entry, outcome)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "record", until_four)
+        with pytest.raises(Stop):
+            run_sweep(more, tmp_path / "x", screen=quiet)
+    whole = run_sweep(config, tmp_path / "whole", screen=quiet)
+    grown = run_sweep(more, tmp_path / "whole", screen=quiet)
+    again = run_sweep(more, tmp_path / "x", screen=quiet)
+    kept = ("point", "index", "values", "status", "history", "guarantee")
+    for one, other in ((grown, again), (whole, grown)):
+        for a, b in zip(one.records, other.records):
+            assert [a[name] for name in kept] == [b[name] for name in kept]
+    assert (len(whole.records), len(grown.records), len(again.records)) == (4, 6, 6)
+    assert len((tmp_path / "x/points.jsonl").read_text().splitlines()) == 6
+    assert again.choosing["epsilon"] is None
+    assert "trials were chosen by the results of those before" in again.choosing["short"]
+    assert read_records(tmp_path / "x")[0]["points"] == 6
+    assert fdp.open_sweep(tmp_path / "x").best().considered == 6
+    held = json.loads((tmp_path / "x/sweep.json").read_text())
+    assert run_sweep(more, tmp_path / "x", screen=quiet).records == again.records
+    assert json.loads((tmp_path / "x/sweep.json").read_text()) == held
+    other = SweepConfig(base=base, trials=6, search_seed=1, **few)
+    assert "a folder of another sweep" in refusal(lambda: run_sweep(other, tmp_path / "x", screen=quiet))
