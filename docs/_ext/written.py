@@ -336,7 +336,10 @@ ON_SITE = {  # where a link that goes to a file of the repository goes on the si
     r"(\.\./)+benchmarks/results/compiled\.md": "/results.md#compiled-for-accelerators",
     r"(\.\./)+benchmarks/results/plan\.md": "/results.md#a-billion-clients-on-paper",
     r"(\.\./)+benchmarks/results/papers/[\w./-]+\.md": "/results.md#tables-and-figures-of-the-papers-rerun",
+    r"(\.\./)+notebooks": "/gallery/index.md",
     r"(\.\./)+fedjax_dp/algorithms": "/catalogue.md",
+    r"(\.\./)+fedjax_dp/parts/local_rules\.py": "/catalogue.md#local-rules",
+    r"(\.\./)+fedjax_dp/deployments/systems\.toml": "/systems.md",
 }
 
 
