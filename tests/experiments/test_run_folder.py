@@ -91,13 +91,13 @@ def test_a_run_of_values_goes_on_with_the_same_values_only(data):
     in_turns(data, "x", 2, rounds=4, evaluate_every=1, delta=1e-3)
     for given, told in (
         ((), "algorithm and data must be given again"),
-        ((dpnfl(clip_norm=2.0), data), "algorithm of the resumed run must be unchanged"),
-        ((dpnfl(batch_size=11), data), "algorithm of the resumed run must be unchanged"),
-        ((dpnfl(), fdp.federate(fdp.load("digits"), np.array_split(np.arange(1000), 10))), "data of the resumed run"),
+        ((dpnfl(clip_norm=2.0), data), "algorithm of the run must be unchanged"),
+        ((dpnfl(batch_size=11), data), "algorithm of the run must be unchanged"),
+        ((dpnfl(), fdp.federate(fdp.load("digits"), np.array_split(np.arange(1000), 10))), "data of the run"),
     ):
         with pytest.raises(fdp.ConfigurationError, match=told):
             fdp.resume("x", *given)
-    with pytest.raises(fdp.ConfigurationError, match="model of the resumed run must be unchanged"):
+    with pytest.raises(fdp.ConfigurationError, match="model of the run must be unchanged"):
         fdp.resume("x", dpnfl(), data, model=fdp.mlp(data.record_shape, data.classes))
 
 

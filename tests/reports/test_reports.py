@@ -87,7 +87,7 @@ def test_the_ledger_says_of_epsilon_by_round_what_the_configuration_says(run_fol
         ({"made of": "values of Python"}, "made of values of Python"),
         ({"config": {"model": "net.py:Net"}}, "code of its user, which a report does not run"),
         ({"config": {"dataset": "mnist"}}, "files of mnist are not at hand, and a report downloads nothing"),
-        ({"checksums": {"data": "0"}}, "data of the resumed run"),
+        ({"checksums": {"data": "0"}}, "data of the run"),
     ],
 )
 def test_epsilon_by_round_is_told_unknown_rather_than_guessed(run_folder, change, why, tmp_path, monkeypatch):
