@@ -131,7 +131,7 @@ def _lines(
     """What the winner reached, how it was chosen, and what choosing costs."""
     chosen = ", ".join(f"{name} {value}" for name, value in best.values.items() if value is not None)
     left_out = table.excluded_in_words(best.excluded)
-    reach = f"{best.metric} {best.mean:.4f}"
+    reach = f"{measure.words} {best.mean:.4f}"
     if best.seeds == 1:
         reach += ", of one seed, which has no deviation"
     else:
