@@ -89,8 +89,12 @@ def _draw_scores(audit: Any, axes: Any) -> None:
         axes.axvline(cut, color=styles.ink(), lw=1.2, ls="--", label=label)
     beyond = sum(int(np.sum((scores < low) | (scores > high))) for scores in worlds)
     note = f" ({beyond:,} further out are drawn at the edges)" if beyond else ""
-    axes.set_title(canvas.wrapped(f"{_counted(outcome)} (wrong ones dark)", _room(axes), "medium"), fontsize="medium")
-    axes.set(xlabel=canvas.wrapped(f"score of the attack{note}", _room(axes), "medium"), ylabel="runs" if len(cuts) == 1 else "canaries", xlim=(low, high))
+    title, label = (
+        canvas.wrapped(words, _room(axes), "medium")
+        for words in (f"{_counted(outcome)} (wrong ones dark)", f"score of the attack{note}")
+    )
+    axes.set_title(title, fontsize="medium")
+    axes.set(xlabel=label, ylabel="runs" if len(cuts) == 1 else "canaries", xlim=(low, high))
     elements.legend_below(axes)
     axes.grid(alpha=0.25)
 
