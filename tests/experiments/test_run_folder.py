@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from small_runs import Stopped, dpnfl, stop_at
 
 import fedjax_dp as fdp
 from fedjax_dp import errors, folders
@@ -23,29 +24,6 @@ WORDS = {"num_clients": 10, "cohort_size": 5, "local_steps": 2, "rounds": 4, "ev
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-
-
-@pytest.fixture(scope="module")
-def data():
-    digits = fdp.load("digits")
-    return fdp.federate(digits, np.array_split(np.arange(len(digits.y_train)), 10))
-
-
-def dpnfl(**changed):
-    words = {"cohort_size": 5, "batch_size": 10, "local_steps": 2, "learning_rate": 0.1, "clip_norm": 1.0}
-    return fdp.dpnfl(**(words | {"noise_multiplier": 2.0} | changed))
-
-
-class Stopped(BaseException):
-    """What a kill looks like from inside."""
-
-
-def stop_at(round_index):
-    def told(evaluation):
-        if evaluation.round >= round_index:
-            raise Stopped
-
-    return told
 
 
 def in_turns(data, out, stop, **words):
