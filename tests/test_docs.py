@@ -11,6 +11,7 @@ import tomllib
 import numpy as np
 import pytest
 
+import fedjax_dp as fdp
 from fedjax_dp import cli
 from fedjax_dp.accounting import Adjacency, GaussianSteps, Poisson, WithoutReplacement, epsilon_of
 from fedjax_dp.cli.commands import COMMANDS
@@ -123,6 +124,16 @@ def test_the_three_epsilons_of_the_same_noise_are_those_that_the_page_says():
     )
     epsilons = [epsilon_of(GaussianSteps(2.0, sampling, adjacency, 1000), 1e-5) for sampling, adjacency in ways]
     assert stated == [pytest.approx(epsilon, abs=0.006) for epsilon in epsilons]
+
+
+def test_the_epsilon_of_flowers_defaults_is_that_of_cohorts_of_a_fixed_size():
+    digits = fdp.load("digits")
+    data = fdp.federate(digits, fdp.data.iid(digits, 10))
+    steps = {"batch_size": 16, "local_steps": 10, "learning_rate": 0.3, "clip_norm": 0.5, "noise_multiplier": 0.5}
+    for cohort, words in (("uniform", "here it is {:.4g} at delta 0.01"), ("poisson", "which would give {:.4g}")):
+        algorithm = fdp.dp_fedavg(cohort_size=5, cohort=cohort, **steps)
+        promise = fdp.guarantee(algorithm, data, rounds=3, delta=1e-2)
+        assert words.format(promise.epsilon) in PAGES["guides/coming_from.md"]
 
 
 SCRIPTS = [

@@ -85,7 +85,7 @@ class Result(NamedTuple):
         facts = {
             **main_of(self.history),
             "privacy": str(self.guarantee),
-            **({} if self.guarantee.noise is None else {"noise": f"multiplier {self.guarantee.noise}"}),
+            **self.guarantee.noise_facts,
             **({"halted": self.ready.halt} if self.ready.halt else {}),
             **({"warnings": "; ".join(self.guarantee.warnings)} if self.guarantee.warnings else {}),
             "timing": self.timing.in_words,
