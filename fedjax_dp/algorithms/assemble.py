@@ -74,7 +74,7 @@ class Common(TypedDict, total=False):
     """Options that every entry takes.
 
     Args:
-        cohort_size: clients per round, or their expected number; as many as there are takes all, as None in Python
+        cohort_size: clients per round, or their expected number; num_clients, or from Python None, is all of them
         cohort: how they are drawn; md draws by shares with replacement
         one_by_one: a client drawn m times trains m times instead of once
         dropout: probability that a client's message does not arrive

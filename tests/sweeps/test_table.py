@@ -311,6 +311,16 @@ def test_best_prints_a_configuration_that_run_takes(capsys):
     assert "the privacy cost of choosing is not known before the sweep is complete" in out.err
 
 
+def test_best_takes_the_last_sweep_where_none_is_named(capsys):
+    assert cli.main(["best"]) == 2
+    assert "there is none here to take the last of" in capsys.readouterr().err
+    folder = sweep_folder(runnable())
+    pathlib.Path("sweeps").mkdir()
+    folder.rename("sweeps/mine")
+    assert cli.main(["best"]) == 0
+    assert "none is named, so the last one: sweeps/mine" in capsys.readouterr().err
+
+
 def test_a_shared_winner_among_own_models_is_not_said_to_have_one(capsys):
     own = point(0, {"algorithm": "local", "seed": 0}, (0.5,), client_mean=0.5, personal_mean=0.6)
     shared = point(1, {"algorithm": "dp_fedavg_local", "seed": 0}, (0.7,), client_mean=0.7)
