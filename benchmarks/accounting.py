@@ -78,13 +78,13 @@ def main():
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else on stdout")
     parser.add_argument("--write", action="store_true", help="also write benchmarks/results/accounting.json")
     arguments = parser.parse_args()
-    told = measure(arguments.repeats)
+    results = measure(arguments.repeats)
     if arguments.write:
-        (RESULTS / "accounting.json").write_text(json.dumps(told, indent=1) + "\n")
+        (RESULTS / "accounting.json").write_text(json.dumps(results, indent=1) + "\n")
     if arguments.json:
-        print(json.dumps(told))
+        print(json.dumps(results))
         return
-    for setting, rows in told["settings"].items():
+    for setting, rows in results["settings"].items():
         for program, row in rows.items():
             print(f"{setting:10s} {program:18s} epsilon {row['epsilon']:.5f}  {row['seconds'] * 1e3:9.1f} ms")
 

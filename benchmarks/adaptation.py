@@ -74,7 +74,7 @@ def main():
             row = {"way": name, "trained": size, "learning_rate": rate, "epsilon": float(epsilon), "proved": proved}
             rows.append(row | {"mean": float(np.mean(accuracies)), "accuracies": accuracies})
             print(f"{name}, epsilon {epsilon:g}: {np.mean(accuracies):.3f}", file=sys.stderr)
-    told = {
+    results = {
         "what": __doc__.split("\n")[0],
         "public": {"data": "emnist_letters", "rounds": options.public_rounds, "test_accuracy": public_accuracy},
         "setting": {"data": "mnist, 100 clients, shards", "rounds": ROUNDS, "seeds": SEEDS, "delta": DELTA},
@@ -82,20 +82,22 @@ def main():
         "seconds": time.perf_counter() - began,
         **made_with(),
     }
-    options.out.write_text(json.dumps(told, indent=1) + "\n")
-    draw(told, options.out.with_suffix(".png"))
+    options.out.write_text(json.dumps(results, indent=1) + "\n")
+    draw(results, options.out.with_suffix(".png"))
 
 
-def draw(told, path):
+def draw(results, path):
     figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
-    for name in dict.fromkeys(row["way"] for row in told["rows"]):
-        mine = [row for row in told["rows"] if row["way"] == name]
+    for name in dict.fromkeys(row["way"] for row in results["rows"]):
+        mine = [row for row in results["rows"] if row["way"] == name]
         epsilons, means = [row["epsilon"] for row in mine], [row["mean"] for row in mine]
         axes.plot(epsilons, means, marker="o", label=f"{name} ({mine[0]['trained']:,} numbers)")
         axes.fill_between(
             epsilons, [min(row["accuracies"]) for row in mine], [max(row["accuracies"]) for row in mine], alpha=0.15
         )
-    axes.set(xscale="log", xlabel=f"epsilon for one record, delta {told['setting']['delta']:g}", ylabel="test accuracy")
+    axes.set(
+        xscale="log", xlabel=f"epsilon for one record, delta {results['setting']['delta']:g}", ylabel="test accuracy"
+    )
     axes.set_xticks(EPSILONS, [f"{epsilon:g}" for epsilon in EPSILONS], minor=False)
     axes.set_xticks([], minor=True)
     axes.set_title(

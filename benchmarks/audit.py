@@ -101,7 +101,7 @@ def main():
     found = [
         measured(epsilon, trials, options.seeds if trials <= 10_000 else 1) for trials in TRIALS for epsilon in EPSILONS
     ]
-    told = {
+    results = {
         "parameters": PARAMETERS,
         "steps": ROUNDS,
         "delta": DELTA,
@@ -109,10 +109,10 @@ def main():
         "rows": found,
         **made_with(),
     }
-    folders.write_json(options.out / "audit.json", told)
+    folders.write_json(options.out / "audit.json", results)
     draw(found, options.out / "audit.png")
     if options.json:
-        print(json.dumps(told))
+        print(json.dumps(results))
 
 
 if __name__ == "__main__":

@@ -60,10 +60,10 @@ class Case(NamedTuple):
             return f"{self.workload}, sweep of {self.points:,} points"
         if self.trials:
             return f"{self.workload}, {self.trials:,} trials of an audit"
-        told = f"{self.workload}, cohort {self.cohort:,}"
+        words = f"{self.workload}, cohort {self.cohort:,}"
         if self.model_devices > 1:
-            return f"{told}, {self.model_devices} devices hold a model"
-        return f"{told}, {self.devices} devices" if self.devices > 1 else told
+            return f"{words}, {self.model_devices} devices hold a model"
+        return f"{words}, {self.devices} devices" if self.devices > 1 else words
 
 
 CASES = (
@@ -120,16 +120,16 @@ def round_of(name, cohort):
 
 def row_of(case, target):
     """What the compiler makes of a case."""
-    given, on = round_of(case.workload, case.cohort), {"target": target, "devices": case.devices}
+    workload, on = round_of(case.workload, case.cohort), {"target": target, "devices": case.devices}
     options = targets.COMPILER_OPTIONS["cuda"]
     with tempfile.TemporaryDirectory() as folder, mock.patch.dict(options, xla_dump_to=folder):
         if case.points:
-            found = compiled_sweep(*given, points=case.points, **on)
+            found = compiled_sweep(*workload, points=case.points, **on)
         elif case.trials:
-            told = {"trials": case.trials, "lanes": case.trials, "rounds": ROUNDS, "epsilon": 1.0, "delta": 1e-5}
-            found = compiled_audit(*given, **told, **on)
+            terms = {"trials": case.trials, "lanes": case.trials, "rounds": ROUNDS, "epsilon": 1.0, "delta": 1e-5}
+            found = compiled_audit(*workload, **terms, **on)
         else:
-            found = compiled.compiled_round(*given, model_devices=case.model_devices, **on)
+            found = compiled.compiled_round(*workload, model_devices=case.model_devices, **on)
         code = kernels_in(pathlib.Path(folder))
     measured = MEASURED.get((case.workload, case.cohort, case.points)) if found.predicted_ms else None
     more = {"measured_ms": measured, "large_slices": large_slices(found.text)}
@@ -245,14 +245,14 @@ def table(rows):
             f"| {row['needed_bytes'] / 1e9:.3g} of {row['memory_bytes'] / 1e9:.3g} GB | {moved} | {predicted} "
             f"| {measured(row)} | {exchanges(row)} |"
         )
-    told = (
+    note = (
         f"Of one round, of the sweep one of every point; of the audit all {ROUNDS} rounds of every trial. Read and "
         "written: by the kernels of a GPU. Times are predicted for one H200 alone, where the model was fitted: within "
         f"{kernels.PROFILED_WITHIN:.0%} of the seven rounds that were profiled, and {kernels.OTHERS_WITHIN:.0%} of "
         "all others. Measured: on an H200, when a GPU still took the signal of every gradient and wrote out those of "
         "few records; and how far the prediction for today is from it."
     )
-    return "\n".join([*lines, "", told])
+    return "\n".join([*lines, "", note])
 
 
 def measured(row):

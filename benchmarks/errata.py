@@ -222,14 +222,14 @@ def main():
     parser.add_argument("--out", type=pathlib.Path, default=RESULTS, help="folder for errata.json and errata.png")
     options = parser.parse_args()
     found = [measured(row) for row in rows()]
-    told = {
+    results = {
         "rows": found,
         **made_with(),
     }
-    folders.write_json(options.out / "errata.json", told)
+    folders.write_json(options.out / "errata.json", results)
     draw(found, options.out / "errata.png")
     if options.json:
-        print(json.dumps(told))
+        print(json.dumps(results))
     else:
         for row in found:
             upper = "none" if row["upper"] is None else f"{row['upper']:.4g}"

@@ -79,7 +79,7 @@ def exchanges(text):
 def repeated(algorithm, model, data):
     """Programs compiled when all numbers change, and dispatches of forty rounds with four evaluations."""
     options, compiled = {"model": model, "rounds": 40, "evaluate_every": 10}, []
-    jax.monitoring.register_event_duration_secs_listener(lambda event, seconds, **told: compiled.append(event))
+    jax.monitoring.register_event_duration_secs_listener(lambda event, seconds, **more: compiled.append(event))
     simulation.simulate(algorithm, data, **options)
     if COMPILED not in compiled:
         sys.exit(f"guard: JAX does not tell of {COMPILED} any more, so programs cannot be counted")

@@ -115,8 +115,8 @@ class Setting(NamedTuple):
     @property
     def variances(self):
         """s of every client, in closed form."""
-        told = zip(self.sizes, self.epsilons, strict=True)
-        return np.array([release_variance(n, SIGMA, CLIP_NORM, noise_for(epsilon, DELTA)) for n, epsilon in told])
+        pairs = zip(self.sizes, self.epsilons, strict=True)
+        return np.array([release_variance(n, SIGMA, CLIP_NORM, noise_for(epsilon, DELTA)) for n, epsilon in pairs])
 
 
 def store(sizes, shares=None):
@@ -193,8 +193,8 @@ def row(name, squared, expected, **about):
     """Mean error over runs and clients beside the closed form; runs are independent, clients of a run are not."""
     each = squared.mean(1)
     error = float(each.std(ddof=1) / np.sqrt(len(each)))
-    told = {"way": name, **about, "mean": float(each.mean()), "standard_error": error, "closed_form": float(expected)}
-    return told | {"off": float((each.mean() - expected) / error)}
+    entry = {"way": name, **about, "mean": float(each.mean()), "standard_error": error, "closed_form": float(expected)}
+    return entry | {"off": float((each.mean() - expected) / error)}
 
 
 def alike(epsilon, spread, runs, seed):
@@ -259,7 +259,7 @@ def main():
         print(f"epsilon {epsilon:g}, h {spread:g}: {max(abs(one['off']) for one in found):.2f} off", file=sys.stderr)
     silos = own_sizes(options.runs, 1000)
     require_close(silos["rows"])
-    told = {
+    results = {
         "what": __doc__.split("\n")[0],
         "setting": {
             "clients": len(ALIKE),
@@ -275,8 +275,8 @@ def main():
         "seconds": time.perf_counter() - began,
         **made_with(),
     }
-    options.out.write_text(json.dumps(told, indent=1) + "\n")
-    draw(told, options.out.with_suffix(".png"))
+    options.out.write_text(json.dumps(results, indent=1) + "\n")
+    draw(results, options.out.with_suffix(".png"))
 
 
 ENDS = {"local": 0.002, "fedavg": 1500.0}  # where lambda 0 and infinity stand
@@ -288,21 +288,21 @@ OWN_LOOKS = {  # label, color, marker
 }
 
 
-def draw(told, path):
+def draw(results, path):
     """A panel for each epsilon, error against lambda; and one of clients with own sizes and budgets."""
     figure, panels = plt.subplots(2, 2, figsize=(10.5, 7.6), layout="constrained")
     for axes, epsilon in zip(panels.flat, EPSILONS):
-        _against_lambda(axes, [row for row in told["rows"] if row["epsilon"] == epsilon])
+        _against_lambda(axes, [row for row in results["rows"] if row["epsilon"] == epsilon])
         axes.set_title(
-            f"epsilon {epsilon:g} for one record, delta {told['setting']['delta']:g}", loc="left", fontsize=10
+            f"epsilon {epsilon:g} for one record, delta {results['setting']['delta']:g}", loc="left", fontsize=10
         )
-    _own_panel(panels.flat[-1], told["own"])
+    _own_panel(panels.flat[-1], results["own"])
     shown, names = panels.flat[0].get_legend_handles_labels()
     figure.legend(shown, names, loc="outside lower center", ncols=len(names), fontsize=9, frameon=False)
-    clients, records = told["setting"]["clients"], told["setting"]["records"]
+    clients, records = results["setting"]["clients"], results["setting"]["records"]
     figure.suptitle(
         f"Mean estimation by {clients} clients of {records} records: lines are the closed form, points "
-        f"{told['setting']['runs']:,} runs",
+        f"{results['setting']['runs']:,} runs",
         fontsize=11,
     )
     figure.savefig(path, dpi=canvas.DPI)

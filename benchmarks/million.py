@@ -193,7 +193,7 @@ def draw(found, path):
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(1, 3, figsize=(7.5, 2.8), layout="constrained")
-    names = [f"{found[kind]['clients']:,}\nin {told}" for kind, told in (("memory", "memory"), ("disk", "a store"))]
+    names = [f"{found[kind]['clients']:,}\nin {where}" for kind, where in (("memory", "memory"), ("disk", "a store"))]
     shown = {"round_ms": "milliseconds a round", "first_round_s": "seconds to the first round", "peak_mb": "peak MB"}
     for axis, (key, title) in zip(axes, shown.items(), strict=True):
         heights = [found[kind][key] for kind in ("memory", "disk")]

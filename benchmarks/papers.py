@@ -40,35 +40,35 @@ def measured(name, scale, panels, work):
     if status:
         print(f"{name}: left out, exit code {os.waitstatus_to_exitcode(status)}", file=sys.stderr)
         return None
-    told = json.loads(out)
-    verdicts = collections.Counter(row["verdicts"][reading] for row in told["rows"] for reading in row["verdicts"])
-    claims = collections.Counter(claim["verdict"] == "holds" for claim in told["claims"])
+    answer = json.loads(out)
+    verdicts = collections.Counter(row["verdicts"][reading] for row in answer["rows"] for reading in row["verdicts"])
+    claims = collections.Counter(claim["verdict"] == "holds" for claim in answer["claims"])
     return {
         "scale": scale,
         "panels": panels,
-        "seeds": len(told["seeds"]),
+        "seeds": len(answer["seeds"]),
         "seconds": round(time.perf_counter() - began, 1),
         "resumed_seconds": None,
         "peak_memory_mb": round(usage.ru_maxrss / 1024),
-        "runs": told["runs"],
-        "seconds_of_runs": told["seconds_of_runs"],
-        "numbers": len(told["rows"]),
+        "runs": answer["runs"],
+        "seconds_of_runs": answer["seconds_of_runs"],
+        "numbers": len(answer["rows"]),
         "verdicts": {verdict: count for verdict, count in verdicts.items() if verdict},
         "claims": {"hold": claims[True], "do not": claims[False]},
-        "date": told["date"],
-        "versions": told["versions"],
-        "device": told["device"],
+        "date": answer["date"],
+        "versions": answer["versions"],
+        "device": answer["device"],
     }
 
 
 def redraw(folder):
     """The figure anew from the table; not that of features, of which no table holds the points."""
-    told = json.loads((folder / "table.json").read_text())
-    recipe = read_recipe(told["recipe"])
+    table = json.loads((folder / "table.json").read_text())
+    recipe = read_recipe(table["recipe"])
     if recipe.figure == "features":
         return
     rows = []
-    for row in told["rows"]:
+    for row in table["rows"]:
         readings = {}
         for reading in READINGS:
             fields = {name: value for name, value in row[reading].items() if name != "private"}
@@ -76,8 +76,8 @@ def redraw(folder):
         place = CellKey(row["panel"], row["line"], row["x"])
         bare = ResultRow(place, row["metric"], row["published"], row["published_std"], readings, row["verdicts"])
         rows.append(dataclasses.replace(bare, why=row["verdict"].removeprefix(bare.verdict).removeprefix(": ")))
-    scale = recipe.scales[told["scale"]]
-    done = Reproduction(recipe, scale, tuple(told["seeds"]), tuple(rows), (), tuple(told["notes"]), folder)
+    scale = recipe.scales[table["scale"]]
+    done = Reproduction(recipe, scale, tuple(table["seeds"]), tuple(rows), (), tuple(table["notes"]), folder)
     figure.draw(done, folder / "figure.png")
 
 
@@ -101,7 +101,7 @@ def overview(index):
         verdicts, claims = found["verdicts"], found["claims"]
         part = "" if found["panels"] == "*" else f", {found['panels']}"
         counts = [verdicts.get(name, 0) for name in ("reproduced", "lower", "higher")]
-        told = [
+        cells = [
             f"[{folder}]({folder}/table.md)",
             found["scale"] + part,
             found["seeds"],
@@ -111,7 +111,7 @@ def overview(index):
             found["peak_memory_mb"],
             found["date"],
         ]
-        lines.append("| " + " | ".join(map(str, told)) + " |")
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines) + "\n"
 
 
@@ -130,9 +130,9 @@ def main():
     RESULTS.mkdir(parents=True, exist_ok=True)
     index = RESULTS / "index.json"
     for name in options.names or fdp.papers.recipes():
-        told = json.loads(index.read_text()) if index.is_file() else {}
+        entries = json.loads(index.read_text()) if index.is_file() else {}
         folder = folder_of(name, options.scale, options.panels)
-        if not options.names and folder in told:
+        if not options.names and folder in entries:
             continue
         print(f"{name} at scale {options.scale}", file=sys.stderr)
         work = pathlib.Path(options.work) / folder
@@ -141,15 +141,15 @@ def main():
         if found is None:
             continue
         if resumed:  # then seconds and memory are those of a part; those of the whole were told before
-            whole = told.get(folder, {"seconds": None, "peak_memory_mb": 0})
+            whole = entries.get(folder, {"seconds": None, "peak_memory_mb": 0})
             memory = max(found["peak_memory_mb"], whole["peak_memory_mb"])
             found |= {"seconds": whole["seconds"], "resumed_seconds": found["seconds"], "peak_memory_mb": memory}
         (RESULTS / folder).mkdir(exist_ok=True)
         for file in KEPT:
             shutil.copy(work / file, RESULTS / folder / file)
-        told = dict(sorted((told | {folder: found}).items()))
-        index.write_text(json.dumps(told, indent=1) + "\n")
-        (RESULTS / "README.md").write_text(overview(told))
+        entries = dict(sorted((entries | {folder: found}).items()))
+        index.write_text(json.dumps(entries, indent=1) + "\n")
+        (RESULTS / "README.md").write_text(overview(entries))
 
 
 if __name__ == "__main__":

@@ -84,9 +84,9 @@ def contenders(execution):
     return found, made_of
 
 
-def draw(told, path):
+def draw(results, path):
     """What each entry's round takes over its parts."""
-    over = told["over_its_parts"]
+    over = results["over_its_parts"]
     figure, axes = plt.subplots(figsize=(6.4, 4.4), layout="constrained")
     bars = axes.barh(list(over), list(over.values()), color="C0")
     axes.bar_label(bars, fmt="%.2f", label_type="center", color=styles.paper())
@@ -116,7 +116,7 @@ def main():
         for title, parts in made_of.items()
     }
     spreads = {name: quiet.spread(ms) for name, ms in times.items()}
-    told = {
+    results = {
         "over_its_parts": over,
         "parts": made_of,
         "ms": {name: float(np.median(ms)) for name, ms in times.items()},
@@ -126,8 +126,8 @@ def main():
         **made_with(),
     }
     if options.out:
-        options.out.write_text(json.dumps(told, indent=1) + "\n")
-        draw(told, options.out.with_suffix(".png"))
+        options.out.write_text(json.dumps(results, indent=1) + "\n")
+        draw(results, options.out.with_suffix(".png"))
     for title, ratio in over.items():
         print(f"{title:24} {ratio:.2f} times {' + '.join(made_of[title])}")
 

@@ -111,9 +111,9 @@ def algorithm_of(way, rate, pull, noise=0.0):
 
 def noise_of(way, epsilon, data):
     """The least noise that holds in every view in which it pays; clients are as large, so they have the same."""
-    told = {"rounds": ROUNDS, "epsilon": epsilon, "delta": DELTA, "model": model_of(way)}
+    terms = {"rounds": ROUNDS, "epsilon": epsilon, "delta": DELTA, "model": model_of(way)}
     algorithm = algorithm_of(way, RATES[0], way.pulls[0] if way.pulls else None)
-    found = [fdp.calibrate(algorithm, data, view=view, **told) for view in way.views]
+    found = [fdp.calibrate(algorithm, data, view=view, **terms) for view in way.views]
     return max(float(np.max(one.local.privatizer.noise_multiplier)) for one in found)
 
 
@@ -136,9 +136,9 @@ def measured(case, way, epsilon):
     rate, pull = grid[int(np.argmax(tried))]
     chosen = algorithm_of(way, rate, pull, noise)
     each = np.array([accuracies(way, chosen, case, seed) for seed in range(SEEDS)])
-    told = {"rounds": ROUNDS, "delta": DELTA, "model": model_of(way)}
+    terms = {"rounds": ROUNDS, "delta": DELTA, "model": model_of(way)}
     proved = {
-        view: fdp.guarantee(chosen, clients_of(case, 0), view=view, **told).epsilon for view in ("uploads", "deployed")
+        view: fdp.guarantee(chosen, clients_of(case, 0), view=view, **terms).epsilon for view in ("uploads", "deployed")
     }
     stands = [standing(one, np.full(CLIENTS, TESTS))._asdict() for one in each]
     row = {"case": case, "way": way.title, "epsilon": epsilon, "proved": proved, "views": way.views}
@@ -173,7 +173,7 @@ def main():
         found, shown = rows_of(case, epsilon)
         rows += found
         clients.append(shown)
-    told = {
+    results = {
         "what": __doc__.split("\n")[0],
         "setting": {
             "data": "mnist, 14 x 14",
@@ -190,8 +190,8 @@ def main():
         "seconds": time.perf_counter() - began,
         **made_with(),
     }
-    options.out.write_text(json.dumps(told, indent=1) + "\n")
-    draw(told, options.out.with_suffix(".png"))
+    options.out.write_text(json.dumps(results, indent=1) + "\n")
+    draw(results, options.out.with_suffix(".png"))
 
 
 LOOKS = {
@@ -203,22 +203,22 @@ LOOKS = {
 SHOWN = {"quarter turns": (1.0, 2.0, 8.0), "angles within 60 degrees": (1.0, 4.0, 8.0)}
 
 
-def draw(told, path):
+def draw(results, path):
     """For each case accuracy against epsilon, and each client's own model against the better of local and FedAvg."""
     figure, panels = plt.subplots(len(CASES), 2, figsize=(10.5, 8), layout="constrained", width_ratios=(1.25, 1))
     for (lines, points), case in zip(panels, CASES, strict=True):
         for title in WAYS:
-            mine = [row for row in told["rows"] if (row["case"], row["way"]) == (case, title)]
+            mine = [row for row in results["rows"] if (row["case"], row["way"]) == (case, title)]
             look = {"marker": "o", "markersize": 4, "linewidth": 1} | LOOKS.get(title, {})
             epsilons, means = [row["epsilon"] for row in mine], [100 * row["mean"] for row in mine]
             spans = [[100 * abs(edge(row["means"]) - row["mean"]) for row in mine] for edge in (min, max)]
             lines.errorbar(epsilons, means, spans, label=title, elinewidth=0.8, **look)
         lines.set(xscale="log", ylabel="accuracy, mean over clients (%)")
-        lines.set_xlabel(f"epsilon for one record, delta {told['setting']['delta']:g}")
+        lines.set_xlabel(f"epsilon for one record, delta {results['setting']['delta']:g}")
         lines.set_xticks(EPSILONS, [f"{epsilon:g}" for epsilon in EPSILONS], minor=False)
         lines.set_xticks([], minor=True)
         lines.set_title(f"Digits turned by {case}", loc="left", fontsize=10)
-        _points(points, [one for one in told["clients"] if one["case"] == case and one["epsilon"] in SHOWN[case]])
+        _points(points, [one for one in results["clients"] if one["case"] == case and one["epsilon"] in SHOWN[case]])
         for axes in (lines, points):
             axes.grid(alpha=0.3)
     shown, names = panels[0, 0].get_legend_handles_labels()

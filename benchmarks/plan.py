@@ -179,7 +179,7 @@ def plan(o, m):
     ]
 
 
-def told(number, unit):
+def shown(number, unit):
     """A number that people can read."""
     if unit == "B":
         power = max(0, min(5, int(np.log10(max(number, 1)) // 3)))
@@ -202,7 +202,7 @@ P = {o.devices} accelerators. Nothing of this size was run: `benchmarks/plan.py`
 
 | what | formula | |
 |---|---|---|
-{chr(10).join(f"| {what} | {formula} | {told(number, unit)} |" for what, formula, number, unit in rows)}
+{chr(10).join(f"| {what} | {formula} | {shown(number, unit)} |" for what, formula, number, unit in rows)}
 
 ![Seconds a round](plan.png)
 

@@ -81,16 +81,16 @@ def next_characters():
 
 def ages():
     """The census, with a client for each place in a family: wife, own child, husband, ..."""
-    told = fdp.load("adult_full")
+    adult = fdp.load("adult_full")
     widths = {name: len(words) for name, words in CATEGORIES.items()}
     age = sum(widths.values())  # the first of the numeric columns
     before = list(widths)[: list(widths).index("relationship")]
     first = sum(widths[name] for name in before)
-    places = told.x_train[:, first : first + widths["relationship"]].argmax(1)
-    x, x_test = (np.delete(a, age, axis=1) for a in (told.x_train, told.x_test))
-    y, y_test = told.x_train[:, age], told.x_test[:, age]
+    places = adult.x_train[:, first : first + widths["relationship"]].argmax(1)
+    x, x_test = (np.delete(a, age, axis=1) for a in (adult.x_train, adult.x_test))
+    y, y_test = adult.x_train[:, age], adult.x_test[:, age]
     dataset = fdp.dataset(x, y, x_test, y_test, task="regression", name="adult, age")
-    data = fdp.federate(dataset._replace(learnt=told.learnt), natural(places))
+    data = fdp.federate(dataset._replace(learnt=adult.learnt), natural(places))
     return Case(
         title="Ages of a census, 6 clients by place in a family",
         data=data,
@@ -110,7 +110,7 @@ def ages():
 def measured(case):
     """Rows of every epsilon, and of no privacy, each with the learning rate that is best there on another seed."""
     name = f"test_{case.metric}"
-    told = {"rounds": case.rounds, "model": case.model, "evaluate_every": case.rounds}
+    common = {"rounds": case.rounds, "model": case.model, "evaluate_every": case.rounds}
     private = fdp.dpnfl(**case.common, clip_norm=case.clip_norm, learning_rate=case.rates[0])
     plain = fdp.fedavg(**case.common, learning_rate=case.plain_rates[0])
     rows = []
@@ -121,9 +121,9 @@ def measured(case):
         rate = rates[0]
         if len(rates) > 1:
             axes = {"learning_rate": rates}
-            tried = fdp.sweep(algorithm, case.data, axes=axes, seeds=[99], **told, **terms).table()
+            tried = fdp.sweep(algorithm, case.data, axes=axes, seeds=[99], **common, **terms).table()
             rate = float(tried.groupby("learning_rate")[name].mean().idxmin())
-        seen = fdp.sweep(algorithm, case.data, axes={"learning_rate": [rate]}, seeds=SEEDS, **told, **terms).table()
+        seen = fdp.sweep(algorithm, case.data, axes={"learning_rate": [rate]}, seeds=SEEDS, **common, **terms).table()
         values = [float(value) for value in seen[name]]
         proved = None if epsilon is None else float(seen["guarantee_epsilon"].max())
         row = {"epsilon": epsilon, "proved": proved, "learning_rate": rate, "mean": float(np.mean(values))}

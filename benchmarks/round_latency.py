@@ -196,21 +196,21 @@ def timed(run):
 def summarise(w, gap, memory, floor, compile_s, times):
     median = {name: float(np.median(ms)) for name, ms in times.items()}
     spreads = {name: quiet.spread(ms) for name, ms in times.items()}
-    told = {  # pair by pair, so that drift of the machine cancels
+    ratios = {  # pair by pair, so that drift of the machine cancels
         cost: float(np.median(np.array(times[above]) / np.array(times[below])))
         for cost, (above, below) in COSTS.items()
         if above in times and below in times
     }
     if "mlp_matching" in times:  # over the same round without it plus its own arithmetic alone
         apart = np.array(times["mlp_non_private"]) + np.array(times["matching_arithmetic"])
-        told["feature_matching_cost"] = float(np.median(np.array(times["mlp_matching"]) / apart))
+        ratios["feature_matching_cost"] = float(np.median(np.array(times["mlp_matching"]) / apart))
     if "unclipped" in memory:
-        told["clipping_memory"] = memory["ours"] / memory["unclipped"]
-        told["clipping_memory_over_non_private"] = memory["ours"] / memory["non_private"]
+        ratios["clipping_memory"] = memory["ours"] / memory["unclipped"]
+        ratios["clipping_memory_over_non_private"] = memory["ours"] / memory["non_private"]
     return {
         **{f"workload_{name}": size for name, size in w._asdict().items()},
         **{f"{name}_ms": ms for name, ms in median.items()},
-        **told,
+        **ratios,
         "floor": floor,
         "over_floor": median["ours"] / floor["ms"],
         "temporary_bytes": memory,

@@ -123,8 +123,8 @@ def point(began, clients, cohort, steps, features=784, records=10, hidden=None, 
 
 def elsewhere(settings, environment):
     """A measurement in a process of its own."""
-    told = json.dumps(settings | {"began": time.time()})
-    command = [sys.executable, __file__, "--point", told]
+    setting = json.dumps(settings | {"began": time.time()})
+    command = [sys.executable, __file__, "--point", setting]
     found = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if found.returncode:
         sys.exit(f"scaling: {settings}: {found.stderr.strip().splitlines()[-1]}")

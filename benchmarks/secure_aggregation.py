@@ -160,13 +160,13 @@ def main():
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else on stdout")
     parser.add_argument("--out", type=pathlib.Path, help="also write the JSON here")
     options = parser.parse_args()
-    told = summarise(options, *measure(options.members, options.size, options.neighbours, options.repeats))
+    results = summarise(options, *measure(options.members, options.size, options.neighbours, options.repeats))
     if options.out:
-        options.out.write_text(json.dumps(told, indent=1) + "\n")
+        options.out.write_text(json.dumps(results, indent=1) + "\n")
     if options.json:
-        print(json.dumps(told))
+        print(json.dumps(results))
         return
-    for name, seconds in told["seconds"].items():
+    for name, seconds in results["seconds"].items():
         print(f"{name:24s} {seconds:8.3f} s")
 
 

@@ -108,9 +108,9 @@ def draw(rows, title, path):
     figure, axes = plt.subplots(figsize=(6, 3.2), layout="constrained")
     kinds = {"apart": "rounds apart", "any_order": "one round, any order", "in_order": "one round, in order: same bits"}
     counts = sorted({row["devices"] for row in rows})
-    for at, (kind, told) in enumerate(kinds.items()):
+    for at, (kind, label) in enumerate(kinds.items()):
         heights = [row["efficiency"] for n in counts for row in rows if (row["devices"], row["order"]) == (n, kind)]
-        bars = axes.bar(np.arange(len(counts)) + 0.27 * (at - 1), heights, 0.25, label=told)
+        bars = axes.bar(np.arange(len(counts)) + 0.27 * (at - 1), heights, 0.25, label=label)
         axes.bar_label(bars, [f"{height:.0%}" for height in heights], fontsize=8, padding=1)
     axes.set_xticks(range(len(counts)), [f"{n} device{'s' * (n > 1)}" for n in counts])
     axes.set(ylim=(0, 1.45), yticks=[0, 0.5, 1])
@@ -147,8 +147,8 @@ def main():
         options.out / "weak_scaling.png",
     )
     for row in rows:
-        told = ", disturbed" if row["disturbed"] else ""
-        print(f"{row['devices']} devices, {row['order']}: {row['ms']:.3g} ms, efficiency {row['efficiency']:.0%}{told}")
+        note = ", disturbed" if row["disturbed"] else ""
+        print(f"{row['devices']} devices, {row['order']}: {row['ms']:.3g} ms, efficiency {row['efficiency']:.0%}{note}")
 
 
 if __name__ == "__main__":

@@ -181,7 +181,11 @@ def _fields(value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, type):
         return
     if dataclasses.is_dataclass(value):
-        usual = {field.name: field.default for field in dataclasses.fields(value) if field.repr}
+        usual = {
+            field.name: field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+            for field in dataclasses.fields(value)
+            if field.repr
+        }
     elif isinstance(value, tuple) and hasattr(value, "_fields"):
         brought = getattr(value, "_field_defaults", {})
         usual = {name: brought.get(name, dataclasses.MISSING) for name in value._fields}

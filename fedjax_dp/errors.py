@@ -107,6 +107,11 @@ def require_in_unit_interval(what: str, value: Any, remedy: str = "") -> None:
         raise refuse(what, value, "strictly between 0 and 1", remedy)
 
 
+def require_delta(value: Any) -> None:
+    """A delta of a guarantee: strictly between 0 and 1."""
+    require_in_unit_interval("delta", value, "take one well below 1 / records, such as 1e-5")
+
+
 def require_count(what: str, value: int, remedy: str = "") -> None:
     """An integer of at least 1, Python's or NumPy's."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
@@ -140,7 +145,7 @@ ELSEWHERE = {  # what Opacus, Flower, TensorFlow, FedJAX and papers call an opti
     **dict.fromkeys(("num_rounds", "iterations", "global_rounds"), "rounds"),
     **dict.fromkeys(("fraction", "fraction_fit", "clients_per_round"), "cohort_size"),
     **dict.fromkeys(("optimizer", "client_optimizer"), "local_rule"),
-    **dict.fromkeys(("eps", "target_epsilon", "budget"), "epsilon"),
+    **dict.fromkeys(("eps", "target_epsilon", "epsilon_budget", "privacy_budget", "budget"), "epsilon"),
     **dict.fromkeys(("ema", "averaging", "swa", "polyak"), "average"),
     **dict.fromkeys(("ema_decay", "ema_rate", "average_rate"), "average_decay"),
     **{

@@ -6,11 +6,14 @@ import io
 import pathlib
 import re
 import shlex
+import tomllib
 
 import numpy as np
 import pytest
 
+import fedjax_dp as fdp
 from fedjax_dp import cli
+from fedjax_dp.accounting import Adjacency, GaussianSteps, Poisson, WithoutReplacement, epsilon_of
 from fedjax_dp.cli.commands import COMMANDS
 from fedjax_dp.cli.completion import options_of_command
 from fedjax_dp.cli.options import HELP
@@ -24,7 +27,8 @@ PAGES = {
     if not {*path.relative_to(ROOT / "docs").parts[:1]}
     & {*WRITTEN, "catalogue.md", "results.md", "systems.md", "own.md"}
 }
-PAGES |= {name: (ROOT / name).read_text() for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")}
+OF_ROOT = ("README.md", "CONTRIBUTING.md", "SECURITY.md")
+PAGES |= {name: (ROOT / name).read_text() for name in OF_ROOT}
 FIRST = ["concepts/parts.md"]  # of the default tests; the others are slow
 
 
@@ -91,6 +95,45 @@ def test_a_command_on_a_page_has_known_flags(name, words):
     for word in rest:
         flag = word.partition("=")[0]
         assert not flag.startswith("--") or flag in known, f"{name}: {flag} of {command}"
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_links_of_a_page_lead_to_files_of_the_repository(name):
+    """As they are followed where the pages are read without the site, which leads some of them to pages of its own."""
+    base = ROOT if name in OF_ROOT else (ROOT / "docs" / name).parent
+    links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", PAGES[name])
+    assert not [link for link in links if "://" not in link and not (base / link).exists()]
+
+
+def test_pages_install_from_a_copy_and_name_extras_that_are_there():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    lines = [line for text in PAGES.values() for line in re.findall(r"pip install ([^\s#`]+)", text)]
+    assert len(lines) > 5
+    for line in lines:
+        name, _, listed = line.strip('"').rstrip("]").partition("[")
+        assert name == "."
+        assert not listed or {*listed.split(",")} <= {*extras}, line
+
+
+def test_the_three_epsilons_of_the_same_noise_are_those_that_the_page_says():
+    stated = [float(number) for number in re.findall(r"\d\.\d+", PAGES["epsilon.md"].split("by what is asked")[0])]
+    ways = (
+        (Poisson(0.01), Adjacency.ADD_REMOVE),
+        (Poisson(0.01), Adjacency.REPLACE_ONE),
+        (WithoutReplacement(100, 10_000), Adjacency.REPLACE_ONE),
+    )
+    epsilons = [epsilon_of(GaussianSteps(2.0, sampling, adjacency, 1000), 1e-5) for sampling, adjacency in ways]
+    assert stated == [pytest.approx(epsilon, abs=0.006) for epsilon in epsilons]
+
+
+def test_the_epsilon_of_flowers_defaults_is_that_of_cohorts_of_a_fixed_size():
+    digits = fdp.load("digits")
+    data = fdp.federate(digits, fdp.data.iid(digits, 10))
+    steps = {"batch_size": 16, "local_steps": 10, "learning_rate": 0.3, "clip_norm": 0.5, "noise_multiplier": 0.5}
+    for cohort, words in (("uniform", "here it is {:.4g} at delta 0.01"), ("poisson", "which would give {:.4g}")):
+        algorithm = fdp.dp_fedavg(cohort_size=5, cohort=cohort, **steps)
+        promise = fdp.guarantee(algorithm, data, rounds=3, delta=1e-2)
+        assert words.format(promise.epsilon) in PAGES["guides/coming_from.md"]
 
 
 SCRIPTS = [

@@ -210,10 +210,10 @@ def test_a_folder_that_exists_and_what_changed_since_are_told(capsys):
     other = MINE.replace("nn.Dense(16)", "nn.Dense(17)")
     resume = ["fedjax-dp", "run", "--resume", "terminal"]
     for finished in (True, False):
-        assert "code in mine.py of the resumed run must be unchanged" in by_terminal(capsys, other, resume)
+        assert "code in mine.py of the run must be unchanged" in by_terminal(capsys, other, resume)
         for mine, name in ((other, "Net"), (MINE.replace(TERM, f"2 * {TERM}"), "Leash")):
             sys.modules.pop("mine")
-            assert f"code of {name} of the resumed run must be unchanged" in by_notebook(mine, resumed)
+            assert f"code of {name} of the run must be unchanged" in by_notebook(mine, resumed)
         if finished:
             for way in ("notebook", "terminal"):
                 pathlib.Path(way, "result.json").unlink()

@@ -207,9 +207,9 @@ def compared(
 
     def turn(name: str) -> None:
         time.sleep(SETTLE_S)
-        told = quiet.undisturbed(workers[name].turn)
-        turns.setdefault(name, []).append(float(np.median(told["ms"])))
-        peaks[name] = told["peak_mb"]
+        answer = quiet.undisturbed(workers[name].turn)
+        turns.setdefault(name, []).append(float(np.median(answer["ms"])))
+        peaks[name] = answer["peak_mb"]
 
     def found() -> dict:
         rows = {}
@@ -332,10 +332,10 @@ def dots(axis, names: list[str], workload: str, found: dict) -> None:
 def publish(results: dict, path: pathlib.Path) -> None:
     """Results as JSON, the table and the picture of them, as files of a name without its ending."""
     path.with_suffix(".json").write_text(json.dumps({"workloads": results}, indent=1) + "\n")
-    told = "\n".join(f"* {peer.title}: {peer.about}" for peer in PEERS.values())
+    legend = "\n".join(f"* {peer.title}: {peer.about}" for peer in PEERS.values())
     heading = "# Milliseconds per round, and times ours\n\nWritten by `python benchmarks/peers/run.py`."
     tables = "\n\n".join([*map(table, grouped(results)), *published(results)])
-    path.with_suffix(".md").write_text(f"{heading}\n\n{tables}\n\n{told}\n")
+    path.with_suffix(".md").write_text(f"{heading}\n\n{tables}\n\n{legend}\n")
     if any(found["rows"] for found in results.values()):
         draw(results, path.with_suffix(".png"))
 

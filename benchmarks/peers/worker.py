@@ -35,8 +35,8 @@ def main():
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
 
-    def answer(**told):
-        answers.write(json.dumps(told) + "\n")
+    def answer(**content):
+        answers.write(json.dumps(content) + "\n")
         answers.flush()
 
     contender = importlib.import_module(f"contenders.{name}")

@@ -178,10 +178,10 @@ def _in_table(equation: str) -> str:
 
 def measured() -> dict[str, str]:
     """The numbers that pages tell, as `{{ name }}`, from the files in which they were measured."""
-    told = {path.stem: json.loads(path.read_text()) for path in RESULTS.glob("*.json")}
-    sweep, secure, million = told["sweep"], told["secure_aggregation"]["seconds"], told["million"]
-    audits = {row["trials"]: row for row in told["audit"]["rows"] if row["epsilon"] == 4}
-    two = {row["order"]: row["efficiency"] for row in told["weak_scaling"]["rows"] if row["devices"] == 2}
+    results = {path.stem: json.loads(path.read_text()) for path in RESULTS.glob("*.json")}
+    sweep, secure, million = results["sweep"], results["secure_aggregation"]["seconds"], results["million"]
+    audits = {row["trials"]: row for row in results["audit"]["rows"] if row["epsilon"] == 4}
+    two = {row["order"]: row["efficiency"] for row in results["weak_scaling"]["rows"] if row["devices"] == 2}
     best = json.loads((RESULTS / "papers" / "best-mnist-0.3" / "table.json").read_text())
     lines = {row["line"]: row for row in best["rows"]}
     theirs, ours = lines["addpnfl"], lines["best"]
@@ -192,8 +192,8 @@ def measured() -> dict[str, str]:
         "sweep_overhead": f"{sweep['overhead']:.1%}",
         "secure_20": f"{secure['secure_20_neighbours']:.1f}",
         "secure_all": f"{secure['secure_complete']:.1f}",
-        "pld_few": f"{told['accounting']['ratio_pld']['1e4 steps']:.0f}",
-        "pld_many": f"{told['accounting']['ratio_pld']['1e6 steps']:.1f}",
+        "pld_few": f"{results['accounting']['ratio_pld']['1e4 steps']:.0f}",
+        "pld_many": f"{results['accounting']['ratio_pld']['1e6 steps']:.1f}",
         "audit_s": f"{statistics.median(audits[10_000]['seconds']):.0f}",
         "audit_few": f"{audits[10_000]['ratio_median']:.2f}",
         "audit_many": f"{audits[100_000]['ratio_median']:.2f}",
@@ -202,10 +202,10 @@ def measured() -> dict[str, str]:
         "million_start": f"{million['disk']['first_round_s']:.1f}",
         "million_time": f"{million['time_over_memory']:.2f}",
         "million_gb": f"{million['disk']['peak_mb'] / 1000:.1f}",
-        "letters": f"{100 * told['adaptation']['public']['test_accuracy']:.1f}",
-        "mean_clients": str(told["mean_estimation"]["setting"]["clients"]),
-        "mean_records": str(told["mean_estimation"]["setting"]["records"]),
-        "transformer_cost": f"{told['transformer']['clipping_cost']:.2f}",
+        "letters": f"{100 * results['adaptation']['public']['test_accuracy']:.1f}",
+        "mean_clients": str(results["mean_estimation"]["setting"]["clients"]),
+        "mean_records": str(results["mean_estimation"]["setting"]["records"]),
+        "transformer_cost": f"{results['transformer']['clipping_cost']:.2f}",
         "best_published": f"{theirs['published']:g}",
         "best_literal": f"{theirs['literal']['mean']:.1f}",
         "best_literal_epsilon": f"{theirs['literal']['epsilon']:.3f}",
@@ -213,9 +213,9 @@ def measured() -> dict[str, str]:
         "best_ours": f"{ours['correct']['mean']:.1f}",
     }
     for similarity in (0, 10):
-        found[f"cnn_{similarity}"] = f"{100 * told[f'mnist_cnn_{similarity}']['test_accuracy']:.1f}"
+        found[f"cnn_{similarity}"] = f"{100 * results[f'mnist_cnn_{similarity}']['test_accuracy']:.1f}"
     for workload in ("w1", "w2", "w3", "w3dp"):
-        latency = told[f"round_latency_{workload}"]
+        latency = results[f"round_latency_{workload}"]
         found[f"floor_{workload}"] = f"{latency['over_floor']:.1f}"
         if "clipping_cost" in latency:
             found[f"clip_{workload}"] = f"{latency['clipping_cost']:.2f}"
@@ -253,40 +253,40 @@ def tables() -> dict[str, str]:
     return found
 
 
-def _adaptation(told: dict[str, Any]) -> str:
+def _adaptation(results: dict[str, Any]) -> str:
     """Accuracy by what is trained and epsilon."""
-    ways = {f"{row['way']} ({row['trained']:,})": {} for row in told["rows"]}
-    for row in told["rows"]:
+    ways = {f"{row['way']} ({row['trained']:,})": {} for row in results["rows"]}
+    for row in results["rows"]:
         ways[f"{row['way']} ({row['trained']:,})"][row["epsilon"]] = f"{100 * row['mean']:.1f}%"
     return _by_epsilon("what is trained", ways)
 
 
-def _real_tasks(told: dict[str, Any]) -> str:
+def _real_tasks(results: dict[str, Any]) -> str:
     """For each case its metric by epsilon, and what bounds it."""
     found = []
-    for case in told["cases"]:
+    for case in results["cases"]:
         cells = {row["epsilon"] or "without privacy": f"{row['mean']:.3g}" for row in case["rows"]}
         line = {"no record seen": f"{case['guess']:.3g}", **cells}
         found.append(_by_epsilon("what is learnt", {f"{case['title']}: {case['metric']}": line}))
     return "\n\n".join(found)
 
 
-def _mean_estimation(told: dict[str, Any]) -> str:
+def _mean_estimation(results: dict[str, Any]) -> str:
     """Errors of both ends and of the best pull, times 1000."""
     rows = ["| epsilon | h | local | FedAvg | MR-MTL | at lambda |", "|---" * 6 + "|"]
-    for best in (row for row in told["rows"] if row.get("best")):
-        same = [row for row in told["rows"] if (row["epsilon"], row["spread"]) == (best["epsilon"], best["spread"])]
+    for best in (row for row in results["rows"] if row.get("best")):
+        same = [row for row in results["rows"] if (row["epsilon"], row["spread"]) == (best["epsilon"], best["spread"])]
         errors = [f"{1000 * row['mean']:.4g}" for row in same if row["way"] in ("local", "fedavg") or row is best]
         rows.append(f"| {best['epsilon']:g} | {best['spread']:g} | {' | '.join(errors)} | {best['strength']:.3g} |")
     return "Mean squared errors times 1000:\n\n" + "\n".join(rows)
 
 
-def _personalisation(told: dict[str, Any]) -> str:
+def _personalisation(results: dict[str, Any]) -> str:
     """For each case the accuracy by way and epsilon, with the worst tenth of the clients."""
     found = []
-    for case in dict.fromkeys(row["case"] for row in told["rows"]):
+    for case in dict.fromkeys(row["case"] for row in results["rows"]):
         ways: dict[str, dict[Any, str]] = {}
-        for row in (row for row in told["rows"] if row["case"] == case):
+        for row in (row for row in results["rows"] if row["case"] == case):
             cell = f"{100 * row['mean']:.1f}% ({100 * row['worst_tenth']:.1f}%)"
             ways.setdefault(row["way"], {})[row["epsilon"]] = cell
         found.append(_by_epsilon(case, ways))
@@ -336,7 +336,10 @@ ON_SITE = {  # where a link that goes to a file of the repository goes on the si
     r"(\.\./)+benchmarks/results/compiled\.md": "/results.md#compiled-for-accelerators",
     r"(\.\./)+benchmarks/results/plan\.md": "/results.md#a-billion-clients-on-paper",
     r"(\.\./)+benchmarks/results/papers/[\w./-]+\.md": "/results.md#tables-and-figures-of-the-papers-rerun",
+    r"(\.\./)+notebooks": "/gallery/index.md",
     r"(\.\./)+fedjax_dp/algorithms": "/catalogue.md",
+    r"(\.\./)+fedjax_dp/parts/local_rules\.py": "/catalogue.md#local-rules",
+    r"(\.\./)+fedjax_dp/deployments/systems\.toml": "/systems.md",
 }
 
 

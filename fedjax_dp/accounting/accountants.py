@@ -147,7 +147,7 @@ def epsilon_of(event: Event, delta: float, accountant: str | Accountant = "pld")
                For ATTAINED infinity says that they are not resolved.
     Raises:    NotCoveredError if the accountant has no theorem for the event; ValueError if delta is outside (0, 1).
     """
-    errors.require_in_unit_interval("delta", delta)
+    errors.require_delta(delta)
     chosen = accountant_named(accountant)
     released = [step for step, _ in event.leaves()]
     if not released:

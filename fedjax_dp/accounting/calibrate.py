@@ -48,7 +48,7 @@ def noise_factor_for(event: Event, epsilon: float, delta: float, accountant: str
             accountant's theorem apply.
     """
     require_budget("epsilon", epsilon)
-    errors.require_in_unit_interval("delta", delta)
+    errors.require_delta(delta)
     chosen = accountant_named(accountant)
     if not any(True for _ in event.leaves()):
         return 0.0

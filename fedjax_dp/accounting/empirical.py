@@ -141,7 +141,7 @@ def epsilon_of_any(bounds: ErrorBounds, delta: float) -> float:
             ln(2n / ln(1 / significance)).
     Source: Kairouz, Oh, Viswanath 2015, arXiv:1311.0776, Theorem 2.1, read backwards.
     """
-    errors.require_in_unit_interval("delta", delta)
+    errors.require_delta(delta)
     fp, fn = bounds.corner
     return max(_forced(fp, fn, delta), _forced(fn, fp, delta))
 

@@ -45,7 +45,7 @@ class Filter(ABC):
 
     def __post_init__(self) -> None:
         errors.require_positive("epsilon", self.epsilon)
-        errors.require_in_unit_interval("delta", self.delta)
+        errors.require_delta(self.delta)
         errors.require_not_negative("used", self.used)
 
     @property
@@ -264,7 +264,7 @@ class IndividualFilter:
         """
         errors.require_count("num_clients", num_clients)
         errors.require_positive("epsilon", epsilon)
-        errors.require_in_unit_interval("delta", delta)
+        errors.require_delta(delta)
         errors.require_positive("noise_multiplier", noise_multiplier)
         errors.require_positive("clip_norm", clip_norm)
         if adjacency is not Adjacency.ADD_REMOVE:

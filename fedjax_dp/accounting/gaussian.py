@@ -133,7 +133,7 @@ def gaussian_epsilon(delta: float, relative_noise: float, count: int = 1) -> flo
     >>> round(gaussian_epsilon(1e-5, 1.0), 4)
     4.3772
     """
-    errors.require_in_unit_interval("delta", delta)
+    errors.require_delta(delta)
     if count == 0:
         return 0.0
     if relative_noise == 0:
@@ -158,7 +158,7 @@ def gaussian_noise(epsilon: float, delta: float, count: int = 1) -> float:
     3.730632
     """
     errors.require_positive("epsilon", epsilon)
-    errors.require_in_unit_interval("delta", delta)
+    errors.require_delta(delta)
     errors.require_count("count", count)
 
     def excess(log_noise: float) -> float:

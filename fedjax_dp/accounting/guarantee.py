@@ -169,8 +169,12 @@ class Guarantee:
             for name, texts in lists.items()
             for number, text in enumerate(texts, 1)
         }
-        noise = {} if self.noise is None else {"noise multiplier": marked(str(self.noise), self.mark)}
-        return Card(str(self), noise | dict(zip(("means", "and", "basis"), self.in_plain_words)) | facts)
+        return Card(str(self), self.noise_facts | dict(zip(("means", "and", "basis"), self.in_plain_words)) | facts)
+
+    @property
+    def noise_facts(self) -> dict[str, str]:
+        """Its noise as it is shown, where there is some."""
+        return {} if self.noise is None else {"noise multiplier": marked(str(self.noise), self.mark)}
 
     @property
     def epsilon(self) -> float:

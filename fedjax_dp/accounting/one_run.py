@@ -35,7 +35,7 @@ def one_run_epsilon(correct: int, guesses: int, canaries: int, delta: float, sig
                1 / (1 + e^-epsilon).
     """
     _check(correct, guesses, canaries, significance)
-    errors.require_in_unit_interval("delta", delta)
+    errors.require_delta(delta)
     fewer = np.arange(1, correct + 1)
 
     def excess(epsilon: float) -> float:

@@ -91,7 +91,7 @@ def noise_terms(epsilons: np.ndarray, rates: np.ndarray, draws: int, rounds: int
         raise errors.refuse("epsilons", float(epsilons[~(epsilons > 0)][0]), "positive")
     errors.require_count("draws", draws)
     errors.require_count("rounds", rounds)
-    errors.require_in_unit_interval("delta", delta)
+    errors.require_delta(delta)
     inner, outer = math.log(2 * draws * rounds / delta), math.log(4 / delta)
     terms: np.ndarray = math.sqrt(inner) * outer * rates / epsilons
     return terms

@@ -53,7 +53,7 @@ class GaussianOdometer:
 
     def __post_init__(self) -> None:
         errors.require_positive("planned", self.planned)
-        errors.require_in_unit_interval("delta", self.delta)
+        errors.require_delta(self.delta)
 
     def epsilon(self, spent: float) -> float:
         """Epsilon where the releases so far have a sum of mu^2 of `spent`; nothing released costs nothing.

@@ -196,7 +196,7 @@ def selection_cost(
 
 def _moving_epsilon(ledgers: Ledgers, delta: float) -> float:
     """Epsilon of a record that may be with any client in each run: the largest divergence of each run, added up."""
-    errors.require_in_unit_interval("delta", delta)
+    errors.require_delta(delta)
     return _epsilon([frozenset(ledger) for ledger in ledgers], delta)
 
 
@@ -263,7 +263,7 @@ def _candidates(
 
 def _repeated(clients: list[Trial], trials: Trials, delta: float, progress: Progress) -> list[float]:
     """Epsilon of each client by random repetition: one evaluation per distinct client."""
-    errors.require_in_unit_interval("delta", delta)
+    errors.require_delta(delta)
     distinct = dict.fromkeys(clients, 0.0)
     for done, events in enumerate(distinct):
         distinct[events] = _repetition_epsilon(events, trials, delta)

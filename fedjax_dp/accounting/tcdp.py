@@ -42,7 +42,7 @@ class Tcdp:
 
         Raises: TcdpConditionError if omega is not above 1, where tCDP says nothing.
         """
-        errors.require_in_unit_interval("delta", delta)
+        errors.require_delta(delta)
         errors.require_not_negative("rho", self.rho)
         if not self.omega > 1:
             raise TcdpConditionError(f"tCDP converts to epsilon only for omega > 1, got {self.omega:.4g}")

@@ -52,7 +52,7 @@ def zcdp_epsilon(rho: float, delta: float) -> float:
     >>> round(zcdp_epsilon(0.5, 1e-5), 4)
     4.7284
     """
-    errors.require_in_unit_interval("delta", delta)
+    errors.require_delta(delta)
     if rho == 0:
         return 0.0
     errors.require_positive("rho", rho)

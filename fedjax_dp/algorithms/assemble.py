@@ -75,7 +75,7 @@ class Common(TypedDict, total=False):
     """Options that every entry takes.
 
     Args:
-        cohort_size: clients per round, or their expected number; N, or from Python None, takes all
+        cohort_size: clients per round, or their expected number; num_clients, or from Python None, is all of them
         cohort: how they are drawn; md draws by shares with replacement; log: not at all, participation_log says them
         participation_log: who takes part when, instead of cohort_size: a CSV of round,client, both from 0
         one_by_one: a client drawn m times trains m times instead of once

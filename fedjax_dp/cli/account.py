@@ -244,7 +244,7 @@ def _both(names: tuple[str, str], first: A | None, second: B | None) -> tuple[A,
 def _event(options: Release, noise: float) -> Event:
     """The event that the options describe, everything checked."""
     errors.require_count("steps", options.steps)
-    errors.require_in_unit_interval("delta", options.delta)
+    errors.require_delta(options.delta)
     errors.require_choice("adjacency", options.adjacency, [known.value for known in Adjacency])
     errors.require_choice("unit", options.unit, [known.value for known in Unit])
     errors.require_choice("view", options.view, [known.value for known in View])

@@ -51,7 +51,7 @@ def account_ledger(arguments: list[str]) -> int:
     )
     look = picture_of(options)
     if options.delta is not None:
-        errors.require_in_unit_interval("delta", options.delta)
+        errors.require_delta(options.delta)
     if options.accountant is not None:
         errors.require_choice("accountant", options.accountant, ACCOUNTANTS)
     from fedjax_dp.experiments.round_ledger import read_ledger  # loads JAX

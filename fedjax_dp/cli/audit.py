@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import pathlib
 import shlex
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -65,10 +66,10 @@ class AuditOptions(DetailOptions, PlotOption):
 
 def audit_command(arguments: list[str]) -> int:
     """Run an audit and print its result; 1 where what is stated is violated."""
-    overrides, options, flagged = configured_by("audit", arguments, DESCRIPTION, AuditOptions)
+    overrides, options, flagged, path = configured_by("audit", arguments, DESCRIPTION, AuditOptions)
     if not overrides and (last := latest(RUNS)) is not None:
         arguments = [str(last), *arguments]
-        overrides, options, flagged = configured_by("audit", arguments, DESCRIPTION, AuditOptions)
+        overrides, options, flagged, path = configured_by("audit", arguments, DESCRIPTION, AuditOptions)
     detail, look = options.detail, picture_of(options)
     from fedjax_dp.audits.audit import require_sane  # loads JAX
     from fedjax_dp.experiments import environment
@@ -83,7 +84,7 @@ def audit_command(arguments: list[str]) -> int:
     config = RunSpec.of(overrides)
     _require_released(config, options.own)
     with config.naming_defaults():
-        result, promise = _audited(config, options, screen)
+        result, promise = _audited(config, path, options, screen)
     result = dataclasses.replace(result, repeat=_again(arguments))
     if options.plot:
         from fedjax_dp.figures.audits import plot_audit  # slow to import, and only needed here
@@ -116,14 +117,19 @@ def _require_released(config: RunSpec, own: bool) -> None:
         raise errors.refuse("own", True, "left out for a run that stands for no deployment", "drop --own")
 
 
-def _audited(config: RunSpec, options: AuditOptions, screen: Screen) -> "tuple[Audit, Guarantee]":
-    """The audit of a configuration, and the Guarantee of its run."""
+def _audited(
+    config: RunSpec, path: pathlib.Path | None, options: AuditOptions, screen: Screen
+) -> "tuple[Audit, Guarantee]":
+    """The audit of a configuration, from a path or without one, and the Guarantee of its run."""
     from fedjax_dp.audits.audit import audit
+    from fedjax_dp.experiments import run_folder
     from fedjax_dp.experiments.build import planned_of
     from fedjax_dp.experiments.population import build_data
     from fedjax_dp.privacy.guarantees import prepared
 
     data = build_data(config.data)
+    if path is not None and path.is_dir():
+        run_folder.require_own_data(path, config, data)
     with screen.counter("calibrating noise") as count:
         planned, promise = prepared(planned_of(config, data), count)
     terms = planned.terms

@@ -52,7 +52,7 @@ class BenchOptions(PrintOptions, PlotOption):
 
 def bench_command(arguments: list[str]) -> int:
     """Measure, or compile for an accelerator, and print."""
-    overrides, options, flagged = configured_by("bench", arguments, DESCRIPTION, BenchOptions)
+    overrides, options, flagged, _ = configured_by("bench", arguments, DESCRIPTION, BenchOptions)
     look = picture_of(options)
     errors.require_count("turns", options.turns)
     if options.compile_for is not None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from fedjax_dp import errors
+from fedjax_dp.cli.latest import SWEEPS, named_or_latest
 from fedjax_dp.cli.options import PrintOptions, parse
 from fedjax_dp.cli.output import columns, page
 from fedjax_dp.display import finite
@@ -23,8 +24,8 @@ from fedjax_dp.tasks.measures import Measure
 
 DESCRIPTION = """The best setting of a sweep, as TOML that fedjax-dp run takes; what it reached goes to stderr.
 
-usage: fedjax-dp best SWEEP [OPTIONS] [--json]; SWEEP is the folder of a sweep. The best has the best mean over seeds at
-the last evaluated round; settings with a failed seed are not compared.
+usage: fedjax-dp best [SWEEP] [OPTIONS] [--json]; the folder of a sweep, by default the last under sweeps/. The best has
+the best mean over seeds at the last evaluated round; settings with a failed seed are not compared.
 
 --table text, csv or latex prints the best of each budget and algorithm instead, with standard deviation and 95%
 interval over seeds, and how far algorithms lie apart, seed by seed."""
@@ -34,7 +35,7 @@ interval over seeds, and how far algorithms lie apart, seed by seed."""
 class BestOptions(PrintOptions):
     """What best means."""
 
-    sweep: Annotated[str | None, about("folder of the sweep", positional=True)] = None
+    sweep: Annotated[str | None, about("folder of the sweep", positional=True, default="the last one here")] = None
 
     metric: Annotated[
         str | None, about("what to compare: a field of the history, as in metrics.json", default="the task's main one")
@@ -58,9 +59,7 @@ class BestOptions(PrintOptions):
 def best_command(arguments: list[str]) -> int:
     """Print the winning configuration, and what it reached."""
     options = parse("best", arguments, BestOptions, DESCRIPTION)
-    if options.sweep is None:
-        raise errors.refuse("sweep", "nothing", "the folder of a sweep", "such as fedjax-dp best sweeps/mine")
-    folder = pathlib.Path(options.sweep)
+    folder = named_or_latest("sweep", options.sweep, "the folder of a sweep", "fedjax-dp best sweeps/mine", SWEEPS)
     about, records = read_records(folder)
     if options.table or options.by or options.against:
         _print_each(options, records, about, _statement(folder))
@@ -71,7 +70,7 @@ def best_command(arguments: list[str]) -> int:
         content = best._asdict() | {
             "epsilon_at_most": options.epsilon_at_most,
             "statement": statement,
-            "sweep": options.sweep,
+            "sweep": str(folder),
             "points": len(records),
             "planned": about.get("points"),
         }
@@ -131,7 +130,7 @@ def _lines(
     """What the winner reached, how it was chosen, and what choosing costs."""
     chosen = ", ".join(f"{name} {value}" for name, value in best.values.items() if value is not None)
     left_out = table.excluded_in_words(best.excluded)
-    reach = f"{best.metric} {best.mean:.4f}"
+    reach = f"{measure.words} {best.mean:.4f}"
     if best.seeds == 1:
         reach += ", of one seed, which has no deviation"
     else:

@@ -2,11 +2,7 @@
 
 import dataclasses
 import json
-from typing import TYPE_CHECKING, Annotated
-
-from rich import box
-from rich.console import Console
-from rich.table import Table
+from typing import Annotated
 
 from fedjax_dp import errors
 from fedjax_dp.cli.options import SWITCHES, PlotOption, PrintOptions, known_flags, parse, picture_of
@@ -16,9 +12,6 @@ from fedjax_dp.experiments.groups import PopulationConfig
 from fedjax_dp.experiments.partitions import OPTIONS
 from fedjax_dp.experiments.presets import population_of, resolve_population
 from fedjax_dp.options import about, of_class
-
-if TYPE_CHECKING:
-    from fedjax_dp.data import Summary
 
 HIDDEN = ("named", *SWITCHES)  # that decide nothing of what is shown
 TABULATED = ("num_clients", "min_records", "client_ids")  # of a partition's options: the table has them
@@ -71,7 +64,7 @@ def data_command(arguments: list[str]) -> int:
         used = {name: value for name, value in used.items() if value is not None}
         print(json.dumps({"options": used, **summary._asdict()}, allow_nan=False))
     else:
-        _print(summary, f"{summary.name}, {_about(options)}")
+        print(summary.card(f"{summary.name}, {_about(options)}").text)
     return 0
 
 
@@ -86,41 +79,3 @@ def _about(options: PopulationConfig) -> str:
             )
             words.append(f"{name.replace('_', ' ')} {shown}")
     return ", ".join([*words, f"seed {options.seed}"])
-
-
-def _print(summary: "Summary", title: str) -> None:
-    table = Table("", "least", "median", "largest", title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    for column in table.columns[1:]:
-        column.justify = "right"
-    rows = {"records per client": summary.records_per_client, "labels per client": summary.labels_per_client}
-    for name, spread in rows.items():
-        if spread is not None:
-            least, median, most = spread
-            table.add_row(name, f"{least:,}", f"{median:,g}", f"{most:,}")
-    tested = summary.clients_with_test_records
-    whose = "not divided among clients" if tested is None else f"parts of {tested:,} clients"
-    shape = " x ".join(map(str, summary.record_shape))
-    console = Console(highlight=False, soft_wrap=True)
-    console.print(table)
-    lines = [
-        f"clients         {summary.clients:,}" + (f" ({', '.join(summary.names)})" if summary.names else ""),
-        f"records         {summary.records:,} for training, {summary.test_records:,} for testing ({whose})",
-        f"one record      {shape} ({summary.stored_as}), {_target(summary)}",
-    ]
-    if summary.label_distance is not None:
-        shown = "mean total variation between a client's labels and all labels; 0 is alike"
-        lines.append(f"label distance  {summary.label_distance:.3f} ({shown})")
-    for line in lines:
-        console.print(line, markup=False)
-
-
-def _target(summary: "Summary") -> str:
-    """What belongs to a record, in words."""
-    aims = " x ".join(map(str, summary.target_shape or ()))
-    return {
-        "classes": f"one of {summary.classes} classes",
-        "binary": "0 or 1",
-        "multi_label": f"any of {summary.classes} labels",
-        "regression": f"{aims} number{'s' * (aims != '1')} to predict",
-        "sequence": f"each followed by one of {summary.classes:,} tokens",
-    }.get(summary.task, "targets of its own")

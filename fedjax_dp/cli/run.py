@@ -126,7 +126,7 @@ def _print_result(
     main = measures.main
     reached = "" if main.name == "test_loss" else f"{_plainly(main)} {_four(result[main.name])}, "
     name = marked(f"{result['algorithm']} on {result['dataset']}", mark_of(guarantee))
-    last = result["history"][-1]
+    last, place = result["history"][-1], shlex.quote(str(where))
     shared = f"test {reached}loss {result['test_loss']:.4f}"
     headline = f"{name}: {shared} after {last['round']} rounds"
     if last["personal_mean"] is not None:
@@ -148,10 +148,10 @@ def _print_result(
         *(("warning", text + caption * text.startswith("delta ")) for text in guarantee["warnings"]),
         ("folder", f"{where} (run.json, metrics.json, result.json, run.png, checkpoints)"),
         *(("tracked", tracker.place) for tracker in trackers if tracker.place),
-        *([] if options.detail is Detail.QUIET else [("next", _next(guarantee, shlex.quote(str(where))))]),
+        *([] if options.detail is Detail.QUIET else [("next", _next(guarantee, place))]),
     ]
     rests_on = [
-        *_spending(result),
+        *_spending(result, place),
         *(("assuming", text) for text in guarantee["assumptions"] if guarantee["epsilon"] is not None),
         *(("claim", claim["statement"]) for claim in guarantee["claims"] if claim["epsilon"] is not None),
         *probes_of(result),
@@ -178,7 +178,7 @@ def _halt(result: dict[str, Any]) -> list[tuple[str, str]]:
     return [("halted" if done < wanted else "clients", words)] if words else []
 
 
-def _spending(result: dict[str, Any]) -> list[tuple[str, str]]:
+def _spending(result: dict[str, Any], place: str) -> list[tuple[str, str]]:
     """Epsilon at a few rounds, of which the last is the Guarantee's."""
     spending = result.get("spending")
     if spending is None or not spending["planned"] or spending["halt"] == "rule":  # the Guarantee is of all rounds
@@ -190,7 +190,7 @@ def _spending(result: dict[str, Any]) -> list[tuple[str, str]]:
     if spending["at_any_time"] is not None:
         words += f"; {spending['at_any_time']:.3g} where results may end it at any time"
     words = marked(f"epsilon {words}", mark_of(result["guarantee"]))
-    return [("spent", f"{words}; of every round: fedjax-dp account --ledger")]
+    return [("spent", f"{words}; of every round: fedjax-dp account --ledger {place}")]
 
 
 def within(epsilon: float | None, budget: Any) -> str:

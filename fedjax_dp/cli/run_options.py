@@ -28,8 +28,9 @@ fedjax-dp {command} --help-all                every option of every algorithm, d
 
 def configured_by(
     command: str, arguments: list[str], description: str, own: type[T]
-) -> tuple[dict[str, Any], T, set[str]]:
-    """What file and flags set of a run, the command's own options, a dataclass, and the names that flags set.
+) -> tuple[dict[str, Any], T, set[str], pathlib.Path | None]:
+    """What file and flags set of a run, the command's own options, a dataclass, the names that flags set, and the path
+    of the file, or of the folder of a run.
 
     `--help` and `--help-all` print and exit.
     """
@@ -51,9 +52,9 @@ def configured_by(
         values, rest = known_flags(words, taken)
         taken |= entry_of(str(algorithm)).options  # those that have no flag, too
     require_known(command, rest, taken)
-    values.pop("file", None)
+    path = pathlib.Path(values.pop("file")) if "file" in values else None
     chosen = own(**{name: value for name, value in values.items() if name in mine})
-    return file | {name: value for name, value in values.items() if name not in mine}, chosen, set(values)
+    return file | {name: value for name, value in values.items() if name not in mine}, chosen, set(values), path
 
 
 def _of_path(path: str) -> dict[str, Any]:

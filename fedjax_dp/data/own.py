@@ -155,7 +155,10 @@ def _labels_meant(arrays: dict[str, Any], classes: int | None) -> tuple[dict[str
 
 def _array(what: str, numbers: Any) -> np.ndarray:
     if numbers is None:
-        raise errors.refuse(what, "nothing", "given", f"{', '.join(ARRAYS)}, or a DataFrame with label=")
+        arrays = f"{', '.join(ARRAYS)}, or a DataFrame with label="
+        raise errors.refuse(
+            what, "nothing", "given", f"{arrays}; a part of your records that nobody trains on is a test set"
+        )
     try:
         array = native(numbers)
         return np.array(array.tolist()) if array.dtype == object and _is_nested(array) else array

@@ -118,11 +118,11 @@ class FederatedData:
 
     def _card(self) -> Card:
         sizes = np.sort(np.asarray(self.sizes))
-        middle = sizes[len(sizes) // 2]
+        middle, each = sizes[len(sizes) // 2], count(int(sizes[-1]), "record")
         facts = {
             "clients": f"{len(sizes):,}{in_brackets(self.names)}",
             "training": count(int(sizes.sum()), "record"),
-            "of a client": f"{sizes[0]:,} to {count(int(sizes[-1]), 'record')}, median {middle:,}",
+            "of a client": each if sizes[0] == sizes[-1] else f"{sizes[0]:,} to {each}, median {middle:,}",
             "test": count(len(self.x_test), "record"),
             **_looks(self.x, self.tokens),
             **_aims(self.task, self.y, self.classes),

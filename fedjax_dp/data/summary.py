@@ -7,10 +7,12 @@ import numpy as np
 from fedjax_dp import errors
 from fedjax_dp.data.client_names import SHOWN
 from fedjax_dp.data.store import FederatedData
+from fedjax_dp.display import Card, Table, displayed
 
 LABELLED = ("classes", "binary", "multi_label")  # tasks whose targets are labels
 
 
+@displayed
 class Summary(NamedTuple):
     """Numbers about federated data; where three stand together they are of the least, median and largest client."""
 
@@ -28,6 +30,40 @@ class Summary(NamedTuple):
     clients_with_test_records: int | None  # None: the test set is not divided among clients
     names: tuple[str, ...] | None  # of clients, where they have some and are few
     label_distance: float | None  # mean total variation distance of a client's labels from those of all; 0 is iid
+
+    def _card(self) -> Card:
+        return self.card(f"federated data {self.name}")
+
+    def card(self, title: str) -> Card:
+        """What is shown of it under a title."""
+        tested = self.clients_with_test_records
+        whose = "not divided among clients" if tested is None else f"parts of {tested:,} clients"
+        shape = " x ".join(map(str, self.record_shape))
+        facts = {
+            "clients": f"{self.clients:,}" + (f" ({', '.join(self.names)})" if self.names else ""),
+            "records": f"{self.records:,} for training, {self.test_records:,} for testing ({whose})",
+            "one record": f"{shape} ({self.stored_as}), {self._target}",
+        }
+        if self.label_distance is not None:
+            about = "mean total variation between a client's labels and all labels; 0 is alike"
+            facts["label distance"] = f"{self.label_distance:.3f} ({about})"
+        spreads = {"records per client": self.records_per_client, "labels per client": self.labels_per_client}
+        rows = [
+            [name, f"{spread[0]:,}", f"{spread[1]:,g}", f"{spread[2]:,}"] for name, spread in spreads.items() if spread
+        ]
+        return Card(title, facts, Table(["", "least", "median", "largest"], rows))
+
+    @property
+    def _target(self) -> str:
+        """What belongs to a record, in words."""
+        aims = " x ".join(map(str, self.target_shape or ()))
+        return {
+            "classes": f"one of {self.classes} classes",
+            "binary": "0 or 1",
+            "multi_label": f"any of {self.classes} labels",
+            "regression": f"{aims} number{'s' * (aims != '1')} to predict",
+            "sequence": f"each followed by one of {self.classes:,} tokens",
+        }.get(self.task, "targets of its own")
 
 
 def label_counts(data: FederatedData) -> np.ndarray:

@@ -52,16 +52,16 @@ def synthetic(setting: str, seed: int) -> Dataset:
 def _parse(setting: str) -> tuple[tuple[float, float] | None, int]:
     """Standard deviations (None for iid) and the number of clients."""
     wanted = "synthetic:U,V, synthetic:U,V,var or synthetic:iid, perhaps with ,CLIENTS at the end"
-    found = re.fullmatch(r"(?:iid|([^,]+),([^,]+?)(,var)?)(?:,(\d+))?", setting)
+    matched = re.fullmatch(r"(?:iid|([^,]+),([^,]+?)(,var)?)(?:,(\d+))?", setting)
     try:
-        spread = [float(number) for number in found.groups()[:2] if number is not None] if found else [math.nan]
+        spread = [float(number) for number in matched.groups()[:2] if number is not None] if matched else [math.nan]
     except ValueError:
         spread = [math.nan]
-    if found is None or not all(0 <= number < math.inf for number in spread):
+    if matched is None or not all(0 <= number < math.inf for number in spread):
         raise errors.refuse("dataset", repr(f"synthetic:{setting}"), wanted, "U and V are not negative")
-    num_clients = int(found[4] or CLIENTS)
+    num_clients = int(matched[4] or CLIENTS)
     errors.require_integer("clients of synthetic", num_clients, 1, 100_000)
     if not spread:
         return None, num_clients
-    u, v = map(math.sqrt, spread) if found[3] else spread
+    u, v = map(math.sqrt, spread) if matched[3] else spread
     return (u, v), num_clients

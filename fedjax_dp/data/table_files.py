@@ -22,24 +22,24 @@ def files_of(kind: str, named: str) -> list[pathlib.Path]:
     """
     if not is_several(named):
         return [pathlib.Path(named)]
-    found = []
+    names = []
     for word in [named] if os.path.isdir(named) else named.split(","):
         if os.path.isdir(word):
             inside = sorted(entry.path for entry in os.scandir(word) if entry.name.endswith(ENDINGS[kind]))
             if not inside:
                 wanted = f"a folder with files that end in {' or '.join(ENDINGS[kind][:2])}"
                 raise errors.refuse(folders.shown(word), "no table in it", wanted, "name the folder of the files")
-            found += inside
+            names += inside
         elif glob.has_magic(word) and not os.path.isfile(word):
             matches = sorted(glob.glob(word))
             if not matches:
                 raise errors.refuse(
                     "files", folders.shown(word), "existing ones", folders.where_looked(pathlib.Path(word))
                 )
-            found += matches
+            names += matches
         else:
-            found.append(word)
-    paths = [pathlib.Path(name) for name in found]
+            names.append(word)
+    paths = [pathlib.Path(name) for name in names]
     seen: set[str] = set()
     for path in paths:
         real = os.path.realpath(path)

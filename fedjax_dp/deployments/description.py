@@ -408,7 +408,7 @@ class Deployment(Facts):
     source: Source = dataclasses.field(default_factory=Source)
 
     def _check(self) -> None:
-        errors.require_in_unit_interval("delta", self.delta)
+        errors.require_delta(self.delta)
         errors.require_integer("rounds", self.rounds, 1, 10**6)
         clip, noise = self.clip, self.noise
         by_record = clip.of == "record"

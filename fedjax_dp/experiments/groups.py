@@ -200,7 +200,7 @@ class OutputConfig:
         train_metrics: also evaluate objective and gradient norm over all training records; on a GPU noise to signal
         target: value of a metric to count rounds and bytes to, such as accuracy=0.9
         ap: how mean AP is taken of several labels: exact, or in 200 buckets as FLAIR's benchmark does
-        top_k: also measure how often the label is among so many of the likeliest classes
+        top_k: also measure how often the label, or token, is among so many of the likeliest
         checkpoint_every: rounds between checkpoints
         out: run folder; must not exist or be empty
     """

@@ -14,10 +14,11 @@ from typing import Any
 
 from fedjax_dp import errors, figures, folders
 from fedjax_dp.accounting.ledger import phases_in
+from fedjax_dp.data.store import FederatedData
 from fedjax_dp.execution import distributed
 from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.experiments import config as configs
-from fedjax_dp.experiments import environment, summary
+from fedjax_dp.experiments import environment, population, summary
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.experiments.round_ledger import RoundLedger, carry_on, read_text, require_own, write_tables
 from fedjax_dp.experiments.training import Callbacks, PreparedRun, Result, train
@@ -243,13 +244,20 @@ def configuration(path: pathlib.Path) -> dict[str, Any]:
     }
 
 
+def require_own_data(path: pathlib.Path, config: configs.RunSpec, data: FederatedData) -> None:
+    """Refuse data that are not those of the run in a folder, where a configuration names the run's."""
+    about = begun(path)
+    if configs.RunSpec.of(about["config"] | {"devices": "auto"}).data == config.data:
+        require_same(about, about["checksums"] | {"data": population.checksum(config.data, data)})
+
+
 def require_same(about: Mapping[str, Any], checksums: Mapping[str, str]) -> None:
     """Refuse data, code and values that are not those that the run began with."""
     for name in sorted(about["checksums"].keys() | checksums.keys()):
         before, now = (of.get(name, "none") for of in (about["checksums"], checksums))
         if before != now:
             wanted = f"unchanged, checksum {before}"
-            raise errors.refuse(f"{name} of the resumed run", now, wanted, START_ANEW)
+            raise errors.refuse(f"{name} of the run", now, wanted, START_ANEW)
 
 
 def files_of(config: configs.RunSpec) -> dict[str, str]:

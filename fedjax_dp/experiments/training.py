@@ -86,6 +86,7 @@ class Result(NamedTuple):
         facts = {
             **main_of(self.history),
             "privacy": str(self.guarantee),
+            **self.guarantee.noise_facts,
             **({"budget": self.ready.halt} if self.ready.halt else {}),
             **({"warnings": "; ".join(self.guarantee.warnings)} if self.guarantee.warnings else {}),
             "timing": self.timing.in_words,

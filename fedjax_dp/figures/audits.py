@@ -34,13 +34,15 @@ def plot_audit(audit: Any, path: str | os.PathLike[str] | None = None, **look: U
     """
     content = audit.to_dict()
     rows = [row for row in tables.epsilons(content) if row["epsilon"] is not None]
-    ratios = [6.3, 0.62 + 0.24 * len(rows)]
+    last = 0.62 + 0.24 * len(rows)  # inches
 
     def arrange(figure: Any) -> list[Any]:
-        above, below = figure.subfigures(2, 1, height_ratios=ratios)
+        if canvas.narrow(figure):
+            return [part.subplots() for part in figure.subfigures(3, 1, height_ratios=[3.4, 5.2, 1.2 * last])]
+        above, below = figure.subfigures(2, 1, height_ratios=[6.3, last])
         return [*above.subplots(1, 2), below.subplots()]
 
-    with canvas.page(path, look, (10.5, 7.8 + 0.24 * len(rows)), 3, arrange) as page:
+    with canvas.page(path, look, (10.5, 7.8 + 0.24 * len(rows)), 3, arrange, column=10 + last) as page:
         left, right, below = page.panels
         _draw_scores(audit, left)
         _draw_rates(audit, tables.errors(content), right)
@@ -87,10 +89,19 @@ def _draw_scores(audit: Any, axes: Any) -> None:
         axes.axvline(cut, color=styles.ink(), lw=1.2, ls="--", label=label)
     beyond = sum(int(np.sum((scores < low) | (scores > high))) for scores in worlds)
     note = f" ({beyond:,} further out are drawn at the edges)" if beyond else ""
-    axes.set_title(f"{_counted(outcome)} (wrong ones dark)", fontsize="medium")
-    axes.set(xlabel=f"score of the attack{note}", ylabel="runs" if len(cuts) == 1 else "canaries", xlim=(low, high))
+    title, label = (
+        canvas.wrapped(words, _room(axes), "medium")
+        for words in (f"{_counted(outcome)} (wrong ones dark)", f"score of the attack{note}")
+    )
+    axes.set_title(title, fontsize="medium")
+    axes.set(xlabel=label, ylabel="runs" if len(cuts) == 1 else "canaries", xlim=(low, high))
     elements.legend_below(axes)
     axes.grid(alpha=0.25)
+
+
+def _room(axes: Any) -> float:
+    """Inches for what stands above or below a panel."""
+    return canvas.width_of(axes) - 0.3 * styles.scale()
 
 
 def _cuts(outcome: Any) -> list[float]:
@@ -156,8 +167,9 @@ def _draw_rates(audit: Any, errors: tables.Rows, axes: Any) -> None:
     if errors:
         _draw_bounds(audit, errors, least, axes)
     ticks = [rate for rate in TICKS if least <= rate <= 0.995]
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_ticks([float(ndtri(rate)) for rate in ticks], [f"{rate:g}" for rate in ticks])
+    few = ticks[:: 2 if canvas.narrow(axes.figure) else 1]
+    for axis, rates_of in ((axes.xaxis, few), (axes.yaxis, ticks)):
+        axis.set_ticks([float(ndtri(rate)) for rate in rates_of], [f"{rate:g}" for rate in rates_of])
     axes.set(xlim=(low, high), ylim=(low, high), xlabel="false positive rate", ylabel="false negative rate")
     axes.set_title("error rates of the attack", fontsize="medium")
     axes.grid(alpha=0.25)
@@ -213,5 +225,5 @@ def _draw_epsilons(audit: Any, rows: tables.Rows, axes: Any) -> None:
         )
     axes.set_yticks(range(len(rows)), [row["what"] for row in rows], fontsize=styles.SMALL)
     label = f"epsilon at delta {audit.guarantee.delta:g}, with {audit.confidence} confidence (refuted in the shade)"
-    axes.set(ylim=(len(rows) - 0.4, -0.6), xlabel=label)
+    axes.set(ylim=(len(rows) - 0.4, -0.6), xlabel=canvas.wrapped(label, _room(axes), "medium"))
     axes.grid(alpha=0.25, axis="x")

@@ -31,6 +31,7 @@ DPI, PAPER_DPI = 130, 300  # of PNG files
 COLUMN, PAGE = (3.3, 2.4), 6.9  # inches of a paper: a picture in one column, and the width of both
 DATES = {".pdf": "CreationDate", ".svg": "Date"}  # left out, so that the same figure makes the same bytes
 SMALLEST, LARGEST = 1, 100  # inches
+NARROW = 7.0  # inches, at the usual size of letters: in less, panels stand one above the other
 LETTER = 0.57  # of a letter's height is its width, on average
 
 
@@ -75,7 +76,7 @@ class Page(NamedTuple):
             return
         panel = self.panels[0]
         side = "left" if panel.get_title("left") else "center"
-        lines = [wrapped(text, _width(panel), "medium"), panel.get_title(side)]
+        lines = [wrapped(text, width_of(panel), "medium"), panel.get_title(side)]
         panel.set_title("\n".join(filter(None, lines)), loc=side, **({"fontsize": "medium"} | font))
 
     def note(self, text: str) -> None:
@@ -88,7 +89,7 @@ class Page(NamedTuple):
         legend = panel.get_legend()
         above = legend if legend is not None and legend.get_gid() == BELOW else panel.xaxis.label
         panel.annotate(
-            wrapped(text, _width(panel), SMALL),
+            wrapped(text, width_of(panel), SMALL),
             (0.5, 0),
             xycoords=above,
             xytext=(0, -5),
@@ -118,11 +119,14 @@ def page(
     *,
     layout: Any = "constrained",
     dpi: int = DPI,
+    column: float = 0.0,
 ) -> Iterator[Page]:
     """What to draw on, as the look has it; written to the path, if there is one, once it is drawn.
 
     size     inches, where the look has none
     arrange  makes the panels on a new figure
+    column   inches at the usual size of letters: how high panels one above the other are, to advise whoever wants less
+    Raises: ConfigurationError where a size of the look is too small for what is written.
     """
     check(look)
     ax, named = look.get("ax"), look.get("style") or {}
@@ -138,15 +142,34 @@ def page(
             own = _axes_of(ax, panels)
             made = Page(own[0].figure.figure, own, False)
         yield made
-        with warnings.catch_warnings():
-            if look.get("size") is not None:
-                warnings.filterwarnings("error", "constrained_layout not applied")
-            try:
-                save(made.figure, path, dpi)
-            except UserWarning:
-                wanted = "larger: beside all that is written there is no room to draw in"
-                remedy = f"leave it out for the width of a page, which {panels} panels need" if panels > 1 else ""
-                raise errors.refuse("size", look["size"], wanted, remedy) from None
+        if look.get("size") is not None:
+            _require_room(made.figure, column * styles.scale())
+        save(made.figure, path, dpi)
+
+
+def narrow(figure: Any) -> bool:
+    """Whether the panels of a figure, or of a part of one, stand one above the other."""
+    return bool(figure.bbox.width / figure.figure.dpi < NARROW * styles.scale())
+
+
+def _require_room(figure: Any, column: float) -> None:
+    """Refuse a size in which there is no room to draw in, or words would be cut."""
+    wanted = "larger: beside all that is written there is no room to draw in"
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "constrained_layout not applied")
+        try:
+            figure.draw_without_rendering()
+            wanted = "larger: some words would be cut"
+            (left, low), (right, high) = figure.get_tightbbox().get_points()  # of all that is seen, in inches
+            width, height = figure.get_size_inches()
+            fits = min(left, low, width - right, height - high) > -0.02
+        except UserWarning:
+            fits = False
+    if not fits:
+        width, height = figure.get_size_inches()
+        ways = [f"such as {width:g}x{column:.2g}"] * (height < column and narrow(figure))
+        ways += ["leave it out"] * (column > 0)
+        raise errors.refuse("size", f"{width:g}x{height:g}", wanted, ", or ".join(ways))
 
 
 def check(look: Look) -> None:
@@ -242,6 +265,6 @@ def wrapped(text: str, inches: float, font: str) -> str:
     return "\n".join(textwrap.wrap(text, most, break_on_hyphens=False)).replace("\u00a0", " ")
 
 
-def _width(panel: Any) -> float:
+def width_of(panel: Any) -> float:
     """Inches, as far as they are known before the layout."""
     return float(panel.get_window_extent().width / panel.figure.figure.dpi)

@@ -12,7 +12,6 @@ from fedjax_dp.figures import canvas, elements, styles
 from fedjax_dp.figures.tables.comparison import Comparison
 from fedjax_dp.figures.tables.settings import interval
 
-NARROW = 7.0  # inches, at the usual size of letters
 GOLDEN = 0.6180339887  # multiples of it, without their whole parts, spread evenly
 
 
@@ -25,7 +24,7 @@ def draw(
     Bars are 95% intervals of means over seeds (Student's t); one seed has none.
     """
     budget = found.budgets[len(found.budgets) // 2]
-    with canvas.page(path, look, (9.5, 4.8), 2, _arranged) as page:
+    with canvas.page(path, look, (9.5, 4.8), 2, _arranged, column=7) as page:
         left, right = page.panels
         names = list(dict.fromkeys(row.algorithm for row in found.rows))
         colors = {name: styles.PALETTE[rank % len(styles.PALETTE)] for rank, name in enumerate(names)}
@@ -42,8 +41,7 @@ def draw(
 
 def _arranged(figure: Any) -> Any:
     """Side by side, or one above the other in a narrow picture."""
-    narrow = figure.get_figwidth() < NARROW * styles.scale()
-    return figure.subplots(*((2, 1) if narrow else (1, 2)))
+    return figure.subplots(*((2, 1) if canvas.narrow(figure) else (1, 2)))
 
 
 def _means(panel: Any, found: Comparison, colors: dict[str, Any]) -> None:
@@ -86,6 +84,6 @@ def _clients(panel: Any, found: Comparison, budget: float | None, colors: dict[s
     at_budget = "" if budget is None else f" at epsilon {budget:g}"
     panel.set_title(f"a point for each client and seed{at_budget}")
     inches = panel.figure.bbox.width / panel.figure.figure.dpi
-    room = (inches if inches < NARROW * styles.scale() else inches / 2) - 1.2 * styles.scale()
+    room = (inches if canvas.narrow(panel.figure) else inches / 2) - 1.2 * styles.scale()
     minus = canvas.wrapped(f"minus that of the better of {rivals}", room, "medium")
     panel.set_xlabel(f"{found.measure.label.removeprefix('test ')}\n{minus}")

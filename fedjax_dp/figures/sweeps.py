@@ -226,20 +226,23 @@ def _draw(
     bands: bool = True,
     **look: Unpack[Look],
 ) -> Figure:
-    """Panels in two columns, the last one over both where it would stand alone, above what holds of all of them."""
-    rows = math.ceil(len(draws) / 2)
+    """Panels in two columns, or one where that is narrow, above what holds of all of them; the last one over both where
+    it would stand alone."""
 
     def arrange(figure: Any) -> list[Any]:
         if len(draws) == 1:
             return [figure.subplots()]
-        grid = figure.add_gridspec(rows, 2)
-        places = [grid[place // 2, place % 2] for place in range(len(draws))]
-        if len(draws) % 2:
+        columns = 1 if canvas.narrow(figure) else 2
+        rows = math.ceil(len(draws) / columns)
+        grid = figure.add_gridspec(rows, columns)
+        places = [grid[place // columns, place % columns] for place in range(len(draws))]
+        if len(draws) % columns:
             places[-1] = grid[rows - 1, :]
         return [figure.add_subfigure(place).subplots() for place in places]  # so a legend narrows its own panel alone
 
     layout = ConstrainedLayoutEngine(h_pad=0.1, w_pad=0.08) if len(draws) > 1 else "constrained"
-    with canvas.page(path, look, inches, len(draws), arrange, layout=layout, dpi=DPI) as page:
+    column = 4.2 * len(draws) if len(draws) > 1 else 0
+    with canvas.page(path, look, inches, len(draws), arrange, layout=layout, dpi=DPI, column=column) as page:
         for panel, draw in zip(page.panels, draws):
             draw(panel)
         if whole := marked(title, deployment_mark(panels.found_in(settings))):

@@ -59,8 +59,8 @@ def kernels_of(plan: GradientPlan) -> dict[str, Kernel]:
     return {
         plan.names[number]: Kernel(number, uses)
         for weight in plan.weights
-        if (found := _kernel(plan, weight))
-        for number, uses in [found]
+        if (kernel := _kernel(plan, weight))
+        for number, uses in [kernel]
     }
 
 
@@ -117,7 +117,7 @@ class _ProductWithTerm:
 def run(plan: GradientPlan, leaves: list[Any], record: Any, pairs: Mapping[str, LowRankFactors], scale: Any) -> Any:
     """What the traced network makes of a record, with low-rank terms beside the kernels of these names."""
     sites: dict[tuple[int, ...], Any] = {}
-    given: dict[tuple[int, ...], Any] = {}
+    by_path: dict[tuple[int, ...], Any] = {}
     kernels = kernels_of(plan)
     for name, pair in pairs.items():
         for (path, outer_product, *_), turned in kernels[name].uses:
@@ -126,10 +126,10 @@ def run(plan: GradientPlan, leaves: list[Any], record: Any, pairs: Mapping[str, 
             sites[path] = _ProductWithTerm(outer_product.geometry, turned, scale * outer_product.view.scale, own)
             if own is None:
                 lengths = [outer_product.loops[depth] for depth in outer_product.view.loops]
-                given[path] = tuple(_by_step(factor, lengths) for factor in pair)
+                by_path[path] = tuple(_by_step(factor, lengths) for factor in pair)
     arguments = [*leaves, *jax.tree.leaves(record)]
     nested = merged(program.nested(sites), plan.products)
-    made, _ = program.run(plan.closed.jaxpr, plan.closed.consts, arguments, nested, program.nested(given))
+    made, _ = program.run(plan.closed.jaxpr, plan.closed.consts, arguments, nested, program.nested(by_path))
     return jax.tree.unflatten(jax.tree.structure(plan.out), made)
 
 
@@ -142,11 +142,11 @@ def _by_step(factor: jax.Array, lengths: list[int]) -> jax.Array:
 
 def added(plan: GradientPlan, leaves: list[Any], pairs: Mapping[str, LowRankFactors], scale: Any) -> list[Any]:
     """The parameters with their terms added to them: W + (alpha / r) A B."""
-    found, kernels = list(leaves), kernels_of(plan)
+    result, kernels = list(leaves), kernels_of(plan)
     for name, (a, b) in pairs.items():
         kernel = kernels[name]
         outer_product = kernel.uses[0][0].outer_product
         term = scale * jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
         back = outer_product.view.put_back(outer_product.gradient(term if term.ndim == 3 else term[None]), leaves)
-        found[kernel.number] = leaves[kernel.number] + back[kernel.number]
-    return found
+        result[kernel.number] = leaves[kernel.number] + back[kernel.number]
+    return result

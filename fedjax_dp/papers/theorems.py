@@ -23,7 +23,7 @@ LOGISTIC_SLOPE = 1.702
 def zcdp_budget(epsilon: float, delta: float) -> float:
     """The rho whose standard conversion gives the budget: (sqrt(epsilon + L) - sqrt(L))^2 with L = ln(1/delta)."""
     errors.require_positive("epsilon", epsilon)
-    errors.require_in_unit_interval("delta", delta)
+    errors.require_delta(delta)
     log_inverse = math.log(1 / delta)
     return (math.sqrt(epsilon + log_inverse) - math.sqrt(log_inverse)) ** 2
 

@@ -78,7 +78,7 @@ def calibrated(run: PlannedRun, progress: Callable[[int, int], None] | None = No
     if terms.epsilon is None:
         raise errors.refuse("epsilon", "none", "given to find the noise for it", "add epsilon=")
     budgets, delta = terms.budgets(data.num_clients), terms.delta
-    errors.require_in_unit_interval("delta", delta)
+    errors.require_delta(delta)
     assert delta is not None
     if noise_of(algorithm) is None:
         raise errors.refuse(
@@ -273,7 +273,7 @@ def stated(run: PlannedRun, progress: Callable[[int, int], None] | None = None) 
         return no_privacy(num_clients, reason, run.view)
     if delta is None:
         raise errors.refuse("delta", "none", "given for a private algorithm", "delta below 1 / records is usual")
-    errors.require_in_unit_interval("delta", delta)
+    errors.require_delta(delta)
     training = training_of(run)
     alone = with_paid(algorithm, training)
     ledger = with_before(run, alone)

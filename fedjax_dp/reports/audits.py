@@ -58,7 +58,7 @@ def _result(content: Mapping[str, Any]) -> Section:
         ),
         ("delta", in_words(content["delta"]), "of both"),
     ]
-    lines = [shared.sentence(content["verdict"])]
+    lines = [shared.sentence(content["verdict"].removeprefix("VIOLATED: "))]
     blocks: list[Block] = [Tiles(items), Prose(lines, "Violated" if violated else "")]
     if content["contradiction"]:
         blocks.append(Prose([shared.sentence(f"Inspection of the parts: {content['contradiction']}")], "Violated"))

@@ -69,6 +69,13 @@ def rule(width: float, opacity: float, where: str = "", **encoding: Any) -> Spec
     return {**known, "mark": mark, "encoding": encoding}
 
 
+def across(value: float) -> Spec:
+    """A layer with a line over the whole width: for every row the same, as a row of its own would lack their fields."""
+    place = {"x": {"value": 0}, "x2": {"value": "width"}, "y": {"datum": value}, "color": {"value": "gray"}}
+    mark = {"type": "rule", "strokeDash": [4, 3], "aria": False}
+    return {"mark": mark, "encoding": place}
+
+
 def points(size: float, tooltip: list[Spec], **encoding: Any) -> Spec:
     """A layer of points that say what they are."""
     return {"mark": POINT | {"size": size}, "encoding": {"tooltip": tooltip, **encoding}}

@@ -271,8 +271,7 @@ def _epsilon(spent: Rows, guarantee: Mapping[str, Any], finished: bool, budget: 
     spec["layer"][1]["encoding"]["opacity"] = {"condition": {"test": COMING, "value": 0.35}, "value": 1}
     if budget is not None:
         about += f" The line across is the budget, {budget:g}."
-        line = {"mark": {"type": "rule", "strokeDash": [4, 3], "opacity": 0.7, "aria": False}}
-        spec["layer"].append(line | {"encoding": {"y": {"datum": budget}}})
+        spec["layer"].append(charts.across(budget))
     return Figure("epsilon", marked("Epsilon by round", mark_of(guarantee)), about, spec, "spent")
 
 

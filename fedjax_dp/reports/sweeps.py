@@ -236,7 +236,8 @@ def _privacy(
     else:
         blocks.append(Prose(["No setting has a finite epsilon, so there is no front."], "No privacy"))
     if drawn:
-        about = f"Mean {main.words} over the seeds that are done, a line for each setting."
+        mean = main.words if main.words.startswith("mean ") else f"mean {main.words}"
+        about = f"{mean[0].upper()}{mean[1:]} over the seeds that are done, a line for each setting."
         if drawn < len(settings):
             about += f" Drawn are the best {drawn:,} of {len(settings):,} settings."
         blocks.append(

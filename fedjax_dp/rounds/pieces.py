@@ -74,11 +74,11 @@ class Pieces:
 
     def cut_at(self, ends: Iterable[int]) -> "Pieces":
         """Itself with further cuts."""
-        found: list[Any] = []
+        parts: list[Any] = []
         for part, end in zip(self.parts, self.ends, strict=True):
             inside = [at - end + part.size for at in ends if end - part.size < at < end]
-            found += jnp.split(part, inside) if inside else [part]
-        return Pieces(found, self._whole, () if len(found) > len(self.parts) else self._stored)
+            parts += jnp.split(part, inside) if inside else [part]
+        return Pieces(parts, self._whole, () if len(parts) > len(self.parts) else self._stored)
 
     def taken(self, first: int, end: int) -> Any:
         """The numbers from `first` up to `end`: an array where they are one piece."""
@@ -104,13 +104,13 @@ def in_pieces(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _cuts_of(jaxpr: Any) -> Cuts:
     """Where the vectors of a program are joined or split, by their length; those of many or short pieces stay whole."""
-    found: dict[int, set[int]] = {}
+    ends_by_size: dict[int, set[int]] = {}
     for equation in _every(jaxpr):
         joined = {"concatenate": equation.invars, "split": equation.outvars}.get(equation.primitive.name, [])
         if joined and joined[0].aval.ndim == 1:
             ends = tuple(itertools.accumulate(piece.aval.size for piece in joined))
-            found.setdefault(ends[-1], set()).update(ends)
-    cuts = {size: tuple(sorted(ends - {0})) for size, ends in found.items()}
+            ends_by_size.setdefault(ends[-1], set()).update(ends)
+    cuts = {size: tuple(sorted(ends - {0})) for size, ends in ends_by_size.items()}
     return {size: ends for size, ends in cuts.items() if 1 < len(ends) <= MOST and LEAST * len(ends) <= size}
 
 
@@ -145,8 +145,8 @@ def _run(
     stored: dict[int, Sequence[Any]] | None = None,
 ) -> list[Any]:
     """Results of a program; `stored`: what is there already of an equation's result, by its number."""
-    given = (_cut(value, cuts) for value in (*consts, *arguments))
-    known = dict(zip((*jaxpr.constvars, *jaxpr.invars), given, strict=True))
+    values = (_cut(value, cuts) for value in (*consts, *arguments))
+    known = dict(zip((*jaxpr.constvars, *jaxpr.invars), values, strict=True))
 
     def read(variable: Any) -> Any:
         return variable.val if isinstance(variable, core.Literal) else known[variable]

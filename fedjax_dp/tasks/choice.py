@@ -30,7 +30,7 @@ class Aimed(Protocol):
 
 def _sequence(loss: str, ap: str, vocabulary: Vocabulary | None, top_k: int | None) -> Task:
     known = check_vocabulary("vocabulary", vocabulary)
-    return Sequence(known, losses.TokenCrossEntropy(known.pad, loss))
+    return Sequence(known, losses.TokenCrossEntropy(known.pad, loss), top_k)
 
 
 TASKS: dict[str, Made] = {
@@ -50,7 +50,7 @@ def task_named(data: Aimed, loss: str | None = None, ap: str | None = None, top_
 
     loss  `mean` or `length` of a `sequence`, `mean` or `sum` of `multi_label`, `squared` or `huber` of `regression`;
     ap    `exact` or `buckets200`, of `multi_label`;
-    top_k accuracy among so many of the likeliest `classes`, beside that of the likeliest.
+    top_k accuracy among so many of the likeliest `classes`, or tokens of a `sequence`, beside that of the likeliest.
     Raises: ConfigurationError for a loss that the task has not, and for as many as there are classes.
     """
     errors.require_choice("task", data.task, TASKS)
@@ -63,8 +63,8 @@ def task_named(data: Aimed, loss: str | None = None, ap: str | None = None, top_
         if data.task != "multi_label":
             raise errors.refuse("ap", repr(ap), f"left out for task {data.task}", "it is for multi_label")
     if top_k is not None:
-        if data.task != "classes":
-            raise errors.refuse("top_k", top_k, f"left out for task {data.task}", "it is for classes")
+        if data.task not in ("classes", "sequence"):
+            raise errors.refuse("top_k", top_k, f"left out for task {data.task}", "it is for classes and tokens")
         if data.classes < 3:
             raise errors.refuse("top_k", top_k, f"left out for {data.classes} classes, of which all are among two")
         errors.require_integer("top_k", top_k, 2, data.classes - 1, f"there are {data.classes} classes")

@@ -31,10 +31,7 @@ class Classes:
     @property
     def metrics(self) -> tuple[Metric, ...]:
         first = Metric("accuracy", "accuracy", 1, ratio("right"), share=True)
-        if self.top_k is None:
-            return (first,)
-        words = f"top-{self.top_k} accuracy"
-        return first, Metric(f"top_{self.top_k}_accuracy", words, 1, ratio("among_likeliest"), share=True)
+        return first, *_among(self.top_k, first, "among_likeliest")
 
     def scores(self, target_shape: tuple[int, ...], outputs: int) -> tuple[int, ...]:
         return (outputs,)
@@ -42,9 +39,20 @@ class Classes:
     def sums(self, scores: jax.Array, target: jax.Array) -> Mapping[str, jax.Array]:
         found = {"right": (jnp.argmax(scores, -1) == target).astype(jnp.int32)}
         if self.top_k is not None:
-            likeliest = jax.lax.top_k(scores, self.top_k)[1]  # of equal ones the first, as argmax has it
-            found["among_likeliest"] = jnp.any(likeliest == target).astype(jnp.int32)
+            found["among_likeliest"] = _is_among(self.top_k, scores, target).astype(jnp.int32)
         return found
+
+
+def _among(top_k: int | None, first: Metric, *sums: str) -> tuple[Metric, ...]:
+    """The metric beside an accuracy that counts the `top_k` likeliest, where it is wanted."""
+    if top_k is None:
+        return ()
+    return (Metric(f"top_{top_k}_{first.name}", f"top-{top_k} {first.words}", 1, ratio(*sums), share=True),)
+
+
+def _is_among(top_k: int, scores: jax.Array, target: jax.Array) -> jax.Array:
+    """Whether targets are among the likeliest: of equal ones the first, as argmax has it."""
+    return jnp.any(jax.lax.top_k(scores, top_k)[1] == target[..., None], -1)
 
 
 def _perplexity(over: str, under: str) -> Callable[[ScoreSums], np.ndarray]:
@@ -65,11 +73,12 @@ class Sequence:
 
     vocabulary: Vocabulary
     loss: Loss
+    top_k: int | None = None
 
     name = "sequence"
     loss_words = LossWords("cross-entropy of a token", "nats")
     keeps_scores = False
-    metrics = (
+    always = (
         Metric("token_accuracy", "token accuracy", 1, ratio("right", "tokens"), share=True),
         Metric("token_accuracy_no_oov", "token accuracy without OOV", 1, ratio("right_no_oov", "no_oov"), share=True),
         Metric(
@@ -82,6 +91,10 @@ class Sequence:
         Metric("perplexity", "perplexity", -1, _perplexity("nats", "tokens")),
         Metric("perplexity_no_oov", "perplexity without OOV", -1, _perplexity("nats_no_oov", "no_oov")),
     )
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        return *self.always, *_among(self.top_k, self.always[0], "among_likeliest", "tokens")
 
     def scores(self, target_shape: tuple[int, ...], outputs: int) -> tuple[int, ...]:
         return (*target_shape, outputs)
@@ -98,6 +111,8 @@ class Sequence:
             found[name] = (right & among).sum(dtype=jnp.int32)
         for name, among in (("nats", there), ("nats_no_oov", words)):
             found[name] = jnp.where(among, each, 0.0).sum()
+        if self.top_k is not None:
+            found["among_likeliest"] = (_is_among(self.top_k, scores, target) & there).sum(dtype=jnp.int32)
         return found
 
 

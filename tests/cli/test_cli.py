@@ -260,6 +260,7 @@ BAD = [
         "epsilon must be positive and finite, got 0.0; for no privacy take an algorithm without",
     ),
     (["run", "--delta", "1"], "delta must be strictly between 0 and 1, got 1.0"),
+    (["run", "--delta", "0"], "got 0.0; take one well below 1 / records, such as 1e-5"),
     (["run", "--epsilon", "1e-9", "--delta", "1e-12"], "epsilon must be reachable"),
     (["run", "--accountant", "tcdp"], "tCDP subsampling needs a batch rate in (0, 0.1], got 0.1399"),
     (["run", "--accountant", "tcdp", "--batches", "poisson"], "use accountant pld"),
@@ -550,6 +551,7 @@ def test_flags_are_read_alike_where_a_tracker_has_loaded_pydantic():
         ("--sigma", "--noise-multiplier"),
         ("--epochs", "--local-steps"),
         ("--max-grad-norm", "--clip-norm"),
+        ("--epsilon-budget", "--epsilon"),
         ("--lerning-rate", "--learning-rate"),
     ],
 )

@@ -84,7 +84,7 @@ def test_a_run_goes_on_from_a_store_only_while_its_records_are_the_same(tmp_path
     capsys.readouterr()
     pathlib.Path("run/result.json").unlink()  # else nothing is left to do
     assert main(["run", "--resume", "run"]) == 2
-    assert "data of the resumed run" in capsys.readouterr().err
+    assert "data of the run" in capsys.readouterr().err
 
 
 def damaged(folder, how):

@@ -7,6 +7,7 @@ import shutil
 
 import numpy as np
 import pytest
+from small_runs import Stopped, dpnfl, stop_at
 
 import fedjax_dp as fdp
 from fedjax_dp import cli
@@ -14,29 +15,6 @@ from fedjax_dp.experiments import run_folder
 from fedjax_dp.experiments.round_ledger import read_ledger
 
 ROUNDS = 4
-
-
-class Stopped(BaseException):
-    """What a kill looks like from inside."""
-
-
-@pytest.fixture(scope="module")
-def data():
-    digits = fdp.load("digits")
-    return fdp.federate(digits, np.array_split(np.arange(len(digits.y_train)), 10))
-
-
-def dpnfl(**changed):
-    words = {"cohort_size": 5, "batch_size": 10, "local_steps": 2, "learning_rate": 0.1, "clip_norm": 1.0}
-    return fdp.dpnfl(**(words | {"noise_multiplier": 2.0} | changed))
-
-
-def stopped_at(round_done):
-    def stop(evaluation):
-        if evaluation.round == round_done:
-            raise Stopped
-
-    return stop
 
 
 @pytest.fixture(scope="module")
@@ -216,7 +194,7 @@ def test_a_halted_run_equals_the_run_of_so_many_rounds_bit_for_bit_and_goes_on_a
     words = {"evaluate_every": 1, "checkpoint_every": 1, "delta": 1e-3}
     budget = fdp.guarantee(dpnfl(), data, rounds=3, delta=1e-3).epsilon * 1.0001
     with pytest.raises(Stopped):
-        fdp.run(dpnfl(), data, rounds=50, budget=budget, out=tmp_path / "a", callbacks=[stopped_at(2)], **words)
+        fdp.run(dpnfl(), data, rounds=50, budget=budget, out=tmp_path / "a", callbacks=[stop_at(2)], **words)
     resumed = fdp.resume(tmp_path / "a", dpnfl(), data)
     rounds = resumed.config["rounds"]
     whole = fdp.run(dpnfl(), data, rounds=rounds, out=tmp_path / "b", **words)

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from small_runs import Stopped, dpnfl, stop_at
 
 import fedjax_dp as fdp
 from fedjax_dp import errors, folders
@@ -23,29 +24,6 @@ WORDS = {"num_clients": 10, "cohort_size": 5, "local_steps": 2, "rounds": 4, "ev
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-
-
-@pytest.fixture(scope="module")
-def data():
-    digits = fdp.load("digits")
-    return fdp.federate(digits, np.array_split(np.arange(len(digits.y_train)), 10))
-
-
-def dpnfl(**changed):
-    words = {"cohort_size": 5, "batch_size": 10, "local_steps": 2, "learning_rate": 0.1, "clip_norm": 1.0}
-    return fdp.dpnfl(**(words | {"noise_multiplier": 2.0} | changed))
-
-
-class Stopped(BaseException):
-    """What a kill looks like from inside."""
-
-
-def stop_at(round_index):
-    def told(evaluation):
-        if evaluation.round >= round_index:
-            raise Stopped
-
-    return told
 
 
 def in_turns(data, out, stop, **words):
@@ -91,13 +69,13 @@ def test_a_run_of_values_goes_on_with_the_same_values_only(data):
     in_turns(data, "x", 2, rounds=4, evaluate_every=1, delta=1e-3)
     for given, told in (
         ((), "algorithm and data must be given again"),
-        ((dpnfl(clip_norm=2.0), data), "algorithm of the resumed run must be unchanged"),
-        ((dpnfl(batch_size=11), data), "algorithm of the resumed run must be unchanged"),
-        ((dpnfl(), fdp.federate(fdp.load("digits"), np.array_split(np.arange(1000), 10))), "data of the resumed run"),
+        ((dpnfl(clip_norm=2.0), data), "algorithm of the run must be unchanged"),
+        ((dpnfl(batch_size=11), data), "algorithm of the run must be unchanged"),
+        ((dpnfl(), fdp.federate(fdp.load("digits"), np.array_split(np.arange(1000), 10))), "data of the run"),
     ):
         with pytest.raises(fdp.ConfigurationError, match=told):
             fdp.resume("x", *given)
-    with pytest.raises(fdp.ConfigurationError, match="model of the resumed run must be unchanged"):
+    with pytest.raises(fdp.ConfigurationError, match="model of the run must be unchanged"):
         fdp.resume("x", dpnfl(), data, model=fdp.mlp(data.record_shape, data.classes))
 
 

@@ -16,6 +16,7 @@ import urllib.request
 import jax
 import numpy as np
 import pytest
+from small_runs import Stopped, dpnfl, stop_at
 
 import fedjax_dp as fdp
 from fedjax_dp.cli import main
@@ -37,17 +38,6 @@ def alone(monkeypatch, tmp_path):
     monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
     monkeypatch.setenv("WANDB_X_SERVICE_WAIT", "300")  # its service may start late beside other tests
     monkeypatch.setenv("WANDB_INIT_TIMEOUT", "300")
-
-
-@pytest.fixture(scope="module")
-def data():
-    digits = fdp.load("digits")
-    return fdp.federate(digits, np.array_split(np.arange(len(digits.y_train)), 10))
-
-
-def dpnfl(**changed):
-    words = {"cohort_size": 5, "batch_size": 10, "local_steps": 2, "learning_rate": 0.1, "clip_norm": 1.0}
-    return fdp.dpnfl(**(words | {"noise_multiplier": 2.0} | changed))
 
 
 def told(evaluation):
@@ -78,18 +68,6 @@ def close(found, wanted, tolerance=0.0):
         assert [step for step, _ in found[name]] == [step for step, _ in points], name
         values = zip((value for _, value in found[name]), (value for _, value in points), strict=True)
         assert all(abs(here - there) <= tolerance * abs(there) for here, there in values), name
-
-
-class Stopped(BaseException):
-    """What a kill looks like from inside, where nobody is told."""
-
-
-def stop_at(round_index, error=Stopped):
-    def told(evaluation):
-        if evaluation.round >= round_index:
-            raise error
-
-    return told
 
 
 # TensorBoard

@@ -4,6 +4,7 @@ import dataclasses
 import inspect
 import itertools
 import pathlib
+import re
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -346,6 +347,17 @@ def test_axes_of_several_figures_and_a_size_without_room_are_refused():
     with pytest.raises(ConfigurationError, match="size must be larger: beside all that is written there is no room"):
         SWEEP.plot("small.png", size=(1, 1))
     assert not pathlib.Path("small.png").exists()
+
+
+@pytest.mark.parametrize("name", ["audit", "overview"])
+def test_a_column_that_is_too_low_is_refused_by_a_size_that_has_room_for_all_panels(name):
+    draw = DRAWN[name][1]
+    with pytest.raises(ConfigurationError, match=r"got 3.3x2.4; such as 3.3x\d") as refused:
+        draw(style="paper", size=(3.3, 2.4))
+    high = float(re.search(r"such as 3.3x([\d.]+)", str(refused.value))[1])
+    figure = draw(style="paper", size=(3.3, high))  # which would be refused if a word were cut
+    assert len(figure.subfigs) == DRAWN[name][0]
+    assert {part.bbox.width for part in figure.subfigs} == {figure.bbox.width}
 
 
 def test_axes_in_a_part_of_a_figure_return_the_whole():

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pathlib
 import shutil
 
 import pytest
@@ -10,6 +11,7 @@ from fedjax_dp import cli
 from fedjax_dp.cli.audit import AuditOptions
 from fedjax_dp.cli.latest import RUNS, SWEEPS, latest
 from fedjax_dp.cli.run_options import configured_by
+from fedjax_dp.experiments.run_folder import seal
 
 
 @pytest.fixture
@@ -70,11 +72,23 @@ def test_compare_without_a_sweep_is_refused_in_one_line(own_runs, capsys):
 
 def test_an_audit_of_a_run_takes_its_configuration(own_runs):
     config = json.loads((own_runs / "runs" / "mine" / "run.json").read_text())["config"]
-    overrides, options, _ = configured_by("audit", ["runs/mine", "--trials", "50"], "", AuditOptions)
+    overrides, options, _, path = configured_by("audit", ["runs/mine", "--trials", "50"], "", AuditOptions)
     assert options.trials == 50
+    assert path == pathlib.Path("runs/mine")
     assert overrides["rounds"] == config["rounds"] == 6
     assert overrides["algorithm"] == config["algorithm"]
     assert "devices" not in overrides  # how it was carried out is no part of it
+
+
+def test_an_audit_of_a_run_is_refused_on_other_data(own_runs, capsys):
+    path = own_runs / "runs" / "mine" / "run.json"
+    about = json.loads(path.read_text())
+    about["checksums"]["data"] = "of other records"
+    path.write_text(json.dumps(about | {"seal": seal(about)}))
+    assert cli.main(["audit", "runs/mine", "--trials", "200"]) == 2
+    error = capsys.readouterr().err
+    assert "data of the run must be unchanged, checksum of other records, got " in error
+    assert error.count("\n") == 1
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from fedjax_dp import cli, errors
 from fedjax_dp.accounting.guarantee import no_privacy
 from fedjax_dp.figures.tables import sweeps as tables
 from fedjax_dp.figures.tables.settings import settings_of
-from fedjax_dp.reports import kinds
+from fedjax_dp.reports import charts, kinds
 from fedjax_dp.reports.page import page, payload
 
 
@@ -81,13 +81,23 @@ def test_the_ledger_says_of_epsilon_by_round_what_the_configuration_says(run_fol
     assert "The line across is the budget, 4." in page(by_ledger)
 
 
+def test_the_line_of_a_budget_goes_across_and_nowhere_else():
+    vl_convert = pytest.importorskip("vl_convert")
+    spec = charts.curves("spent", {"epsilon": "worst client"}, charts.axis("epsilon", "epsilon"))
+    spec["layer"].append(charts.across(6.0))
+    rows = [{"round": at, "epsilon": at / 3} for at in range(1, 7)]
+    drawn = vl_convert.vegalite_to_svg(spec | {"width": 300, "data": {"values": rows}})
+    lines = re.findall(r'<line[^>]* x2="([\d.]+)" y2="([\d.]+)"[^>]*dasharray', drawn)
+    assert {(float(wide) > 200, float(high)) for wide, high in lines} == {(True, 0.0)}
+
+
 @pytest.mark.parametrize(
     ("change", "why"),
     [
         ({"made of": "values of Python"}, "made of values of Python"),
         ({"config": {"model": "net.py:Net"}}, "code of its user, which a report does not run"),
         ({"config": {"dataset": "mnist"}}, "files of mnist are not at hand, and a report downloads nothing"),
-        ({"checksums": {"data": "0"}}, "data of the resumed run"),
+        ({"checksums": {"data": "0"}}, "data of the run"),
     ],
 )
 def test_epsilon_by_round_is_told_unknown_rather_than_guessed(run_folder, change, why, tmp_path, monkeypatch):
@@ -220,7 +230,7 @@ def test_a_violation_is_said_in_words(audit_file):
     audit_file.write_text(json.dumps(content))
     made = page(kinds.read_report(audit_file))
     assert "<b>violated</b>" in made
-    assert "<strong>Violated:</strong>" in made
+    assert "<strong>Violated:</strong> It is." in made  # said once
 
 
 def test_an_audit_in_one_run_has_no_error_rates(audit_file):

@@ -303,12 +303,31 @@ def test_best_prints_a_configuration_that_run_takes(capsys):
     assert winner == {"dataset": "digits", "seed": 0, "learning_rate": 0.3, "rounds": 4}
     assert config.RunSpec.of(winner).options["batch_size"] == 20
     low, high = stats.t.interval(0.95, 1, 0.805, stats.sem([0.8, 0.81]))
-    assert f"test_accuracy 0.8050 +- 0.0071, the mean of 2 seeds, its 95% interval {low:.4f} to {high:.4f}" in out.err
+    assert f"test accuracy 0.8050 +- 0.0071, the mean of 2 seeds, its 95% interval {low:.4f} to {high:.4f}" in out.err
     assert "(biased upwards: this setting was picked by this very number)" in out.err
     assert "the configuration is that of seed 0" in out.err
     assert "epsilon 1 and so on" in out.err
     assert "the best of 3 settings compared: learning_rate 0.3\n" in out.err
     assert "the privacy cost of choosing is not known before the sweep is complete" in out.err
+
+
+def test_best_takes_the_last_sweep_where_none_is_named(capsys):
+    assert cli.main(["best"]) == 2
+    assert "there is none here to take the last of" in capsys.readouterr().err
+    folder = sweep_folder(runnable())
+    pathlib.Path("sweeps").mkdir()
+    folder.rename("sweeps/mine")
+    assert cli.main(["best"]) == 0
+    assert "none is named, so the last one: sweeps/mine" in capsys.readouterr().err
+
+
+def test_a_shared_winner_among_own_models_is_not_said_to_have_one(capsys):
+    own = point(0, {"algorithm": "local", "seed": 0}, (0.5,), client_mean=0.5, personal_mean=0.6)
+    shared = point(1, {"algorithm": "dp_fedavg_local", "seed": 0}, (0.7,), client_mean=0.7)
+    configs = [one | {"config": {"algorithm": one["values"]["algorithm"], "seed": 0}} for one in (own, shared)]
+    sweep_folder(configs, ["algorithm"])
+    assert cli.main(["best", "sweep"]) == 0
+    assert "mean accuracy of clients 0.7000, of one seed" in capsys.readouterr().err
 
 
 def test_best_tells_what_choosing_costs_and_what_is_missing(capsys):

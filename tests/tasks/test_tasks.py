@@ -277,6 +277,17 @@ def test_top_k_accuracy_is_the_one_by_sorting_and_that_of_one_is_accuracy():
     assert found["top_1_accuracy"] == found["accuracy"]
 
 
+def test_top_k_accuracy_of_tokens_counts_the_likeliest_at_every_place_but_padding():
+    rng = np.random.default_rng(4)
+    scores, targets = rng.normal(size=(20, 5, 7)), rng.integers(0, 7, (20, 5))
+    targets[:, 3:] = WORDS.pad
+    ranked = np.argsort(-scores, axis=-1, kind="stable")
+    right = (ranked[..., :3] == targets[..., None]).any(-1)
+    found = values(made("sequence", top_k=3), scores, targets)
+    np.testing.assert_allclose(found.pop("top_3_token_accuracy"), right[targets != WORDS.pad].mean())
+    assert found == values(made("sequence"), scores, targets)
+
+
 def test_measures_of_papers_are_those_of_classes():
     from fedjax_dp.papers.reproductions.measures import CLASSES
 
@@ -294,7 +305,7 @@ def test_measures_of_papers_are_those_of_classes():
         ("classes", {"top_k": 7}, "top_k must be an integer from 2 to 6, got 7; there are 7 classes"),
         ("classes", {"top_k": 1}, "top_k must be an integer from 2 to 6, got 1"),
         ("classes", {"top_k": 2, "classes": 2}, "top_k must be left out for 2 classes"),
-        ("regression", {"top_k": 2}, "top_k must be left out for task regression, got 2; it is for classes"),
+        ("regression", {"top_k": 2}, "top_k must be left out for task regression, got 2; it is for classes and tokens"),
     ],
 )
 def test_a_loss_of_another_task_is_refused_in_one_line(name, options, told):

@@ -63,9 +63,9 @@ def opened(path: pathlib.Path) -> Iterator[sqlite3.Connection]:
 
 def check_table(path: pathlib.Path, base: sqlite3.Connection, table: str, columns: tuple[str, ...]) -> None:
     """Refuse a view, a virtual or a missing table."""
-    found = base.execute("SELECT type, rootpage FROM sqlite_master WHERE name = ?", (table,)).fetchall()
-    if len(found) != 1 or found[0][0] != "table" or not found[0][1]:
-        kinds = {str(kind) if root or kind != "table" else "virtual table" for kind, root in found}
+    rows = base.execute("SELECT type, rootpage FROM sqlite_master WHERE name = ?", (table,)).fetchall()
+    if len(rows) != 1 or rows[0][0] != "table" or not rows[0][1]:
+        kinds = {str(kind) if root or kind != "table" else "virtual table" for kind, root in rows}
         got = f"a {' and a '.join(sorted(kinds))}" if kinds else "nothing"
         raise damaged(f"{path}: {table}", got[:60], f"a table with {', '.join(columns)}")
 

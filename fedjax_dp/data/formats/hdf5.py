@@ -70,8 +70,8 @@ def fields_of(path: pathlib.Path, group: Any, client: str) -> dict[str, Any]:
 
     where = f"{path}: {client!r}"
     held = _child(f"{path}: {GROUP}", group, client, h5py.Group, "a group of arrays")
-    found = {name: _child(where, held, name, h5py.Dataset, "an array") for name in sorted(held)}
-    for name, array in found.items():
+    arrays = {name: _child(where, held, name, h5py.Dataset, "an array") for name in sorted(held)}
+    for name, array in arrays.items():
         plan = array.id.get_create_plist()
         if array.is_virtual or plan.get_external_count():
             kind = "virtual: it stands in another file" if array.is_virtual else "in an external file"
@@ -83,10 +83,10 @@ def fields_of(path: pathlib.Path, group: Any, client: str) -> dict[str, Any]:
         if array.shape is None or not array.shape or not array.shape[0]:
             raise damaged(f"{where}: {name}", f"shape {array.shape}", "a row for each record, at least one")
         check_growth(f"{where}: {name}", array.id.get_storage_size(), array.size * array.dtype.itemsize)
-    if len({array.shape[0] for array in found.values()}) > 1:
-        counts = ", ".join(f"{name} {array.shape[0]}" for name, array in found.items())
+    if len({array.shape[0] for array in arrays.values()}) > 1:
+        counts = ", ".join(f"{name} {array.shape[0]}" for name, array in arrays.items())
         raise damaged(where, f"records of {counts}", "as many records in every field")
-    return found
+    return arrays
 
 
 def texts(where: str, array: Any, stored: int) -> list[bytes]:
@@ -96,11 +96,11 @@ def texts(where: str, array: Any, stored: int) -> list[bytes]:
 
     if array.ndim != 1 or h5py.check_string_dtype(array.dtype) is None:
         raise damaged(where, f"{array.dtype} {array.shape}", "text, one for each record")
-    found: list[bytes] = []
+    result: list[bytes] = []
     for at in range(0, len(array), EXPANSION):
-        found += map(bytes, array[at : at + EXPANSION])
-        check_growth(where, stored, sum(map(len, found[at:])))
-    return found
+        result += map(bytes, array[at : at + EXPANSION])
+        check_growth(where, stored, sum(map(len, result[at:])))
+    return result
 
 
 def _child(where: str, group: Any, name: str, kind: type, wanted: str) -> Any:

@@ -48,10 +48,10 @@ def hugging_face(path: pathlib.Path, reading: Reading) -> Dataset:
     folders_of, notes = _splits(path)
     tables, columns = dict[str, Any](), dict[str, Column]()
     for name, folder in folders_of.items():
-        tables[name], found = _table(folder)
-        if columns and found != columns:
+        tables[name], present = _table(folder)
+        if columns and present != columns:
             raise damaged(folder, "other columns", "those of the split train")
-        columns = found
+        columns = present
     where, roles = str(path), _roles(str(path), columns, reading)
     of_text = [columns[name].kind for name in roles.features] == ["Value"] and is_text(
         tables["train"][roles.features[0]]
@@ -236,10 +236,10 @@ def _marked(where: str, column: Any, classes: int) -> np.ndarray:
     """Lists of classes as 0 and 1, `(records, classes)`."""
     require_whole(where, column)
     marks = np.zeros((len(column), classes), np.uint8)
-    for row, found in zip(marks, column.to_pylist()):
-        if not all(isinstance(one, int) and 0 <= one < classes for one in found):
-            raise damaged(where, f"{found}"[:60], f"lists of classes 0 to {classes - 1}")
-        row[found] = 1
+    for row, listed in zip(marks, column.to_pylist()):
+        if not all(isinstance(one, int) and 0 <= one < classes for one in listed):
+            raise damaged(where, f"{listed}"[:60], f"lists of classes 0 to {classes - 1}")
+        row[listed] = 1
     return marks
 
 
@@ -248,14 +248,14 @@ def _numbers(where: str, columns: list[Column], held: list[Any]) -> np.ndarray:
     if [column.kind for column in columns] == ["Image"]:
         cells = held[0].to_pylist()
         return decoded(f"{where}: {columns[0].name}", (c.get("bytes") if isinstance(c, dict) else None for c in cells))
-    found = []
+    arrays = []
     for column, values in zip(columns, held):
         if column.kind == "Image" or is_text(values):
             got = ("pictures" if column.kind == "Image" else "text") + " among other features"
             raise damaged(f"{where}: {column.name}", got, "numbers", "name the features with --feature-columns")
-        found.append(numbers_of(f"{where}: {column.name}", values))
-    x = found[0]
-    if len(found) > 1 or x.ndim == 1:
-        x = np.concatenate([a.reshape(len(a), -1) for a in found], axis=1)
+        arrays.append(numbers_of(f"{where}: {column.name}", values))
+    x = arrays[0]
+    if len(arrays) > 1 or x.ndim == 1:
+        x = np.concatenate([a.reshape(len(a), -1) for a in arrays], axis=1)
     with np.errstate(over="ignore"):  # infinity is refused later
         return x if x.dtype == np.uint8 else x.astype(np.float32)

@@ -27,25 +27,25 @@ def read_json(path: pathlib.Path) -> Any:
         raise damaged(path, f"something else ({folders.reason(error)[:100]})", "a JSON file") from None
 
 
-def object_of(where: str, found: Any, keys: tuple[str, ...] = ()) -> dict[str, Any]:
+def object_of(where: str, value: Any, keys: tuple[str, ...] = ()) -> dict[str, Any]:
     """An object with these names, perhaps among others."""
-    if not isinstance(found, dict):
-        raise damaged(where, f"a {kind_of(found)}", f"an object with {', '.join(keys)}" if keys else "an object")
+    if not isinstance(value, dict):
+        raise damaged(where, f"a {kind_of(value)}", f"an object with {', '.join(keys)}" if keys else "an object")
     for key in keys:
-        if key not in found:
-            shown = ", ".join(map(repr, sorted(found)[:5])) or "nothing"
+        if key not in value:
+            shown = ", ".join(map(repr, sorted(value)[:5])) or "nothing"
             raise damaged(where, shown[:100], f"an object with {key}")
-    return found
+    return value
 
 
-def list_of(where: str, found: Any, kind: type | None = None, words: str = "") -> list[Any]:
+def list_of(where: str, values: Any, kind: type | None = None, words: str = "") -> list[Any]:
     """A list, of values of one kind if it is given; `words` name the kind."""
-    if not isinstance(found, list):
-        raise damaged(where, f"a {kind_of(found)}", f"a list{words and ' of '}{words}")
-    for place, value in enumerate(found if kind is not None else ()):
+    if not isinstance(values, list):
+        raise damaged(where, f"a {kind_of(values)}", f"a list{words and ' of '}{words}")
+    for place, value in enumerate(values if kind is not None else ()):
         if type(value) is not kind:  # true is no integer
             raise damaged(f"{where}, item {place}", f"a {kind_of(value)}", f"a list of {words}")
-    return found
+    return values
 
 
 def kind_of(value: Any) -> str:
@@ -55,12 +55,12 @@ def kind_of(value: Any) -> str:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    result = dict(pairs)
+    if len(result) != len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1) if len(names) < 1000 else "one of its names"
         raise ValueError(f"a name twice in one object, {twice[:40]!r}")
-    return found
+    return result
 
 
 def _constant(word: str) -> Any:

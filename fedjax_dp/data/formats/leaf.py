@@ -71,13 +71,13 @@ def _files(path: pathlib.Path) -> dict[str, list[pathlib.Path]]:
         raise errors.refuse("leaf folder", folders.shown(str(path)), "an existing folder, or a .json file")
     for base in (path / "data", path):
         for train in ("train", *WHOLE):
-            found = {"train": _json(base / train)}
+            splits = {"train": _json(base / train)}
             if train == "train" and (base / "test").is_dir():
-                found["test"] = _json(base / "test")
-                if not found["test"]:
+                splits["test"] = _json(base / "test")
+                if not splits["test"]:
                     raise damaged(base / "test", "no .json file", "LEAF's files of test records")
-            if found["train"]:
-                return found
+            if splits["train"]:
+                return splits
     if whole_files := _json(path):
         return {"train": whole_files}
     raise damaged(path, "no .json file in it or in data/train", "a folder of LEAF's")
@@ -177,7 +177,7 @@ def _from_zero(where: str, targets: list[np.ndarray]) -> tuple[list[np.ndarray],
 
 
 def _add_characters(split: Split, where: str, user: str, x: list[Any], y: list[Any]) -> None:
-    inputs, outputs = (list_of(f"{where}: {name}", found, str, "text") for name, found in (("x", x), ("y", y)))
+    inputs, outputs = (list_of(f"{where}: {name}", column, str, "text") for name, column in (("x", x), ("y", y)))
     rows = split.columns["rows"]
     length = len(rows[0]) - 1 if rows else len(inputs[0])
     for place, (text, after) in enumerate(zip(inputs, outputs)):

@@ -24,7 +24,7 @@ def decoded(where: str, cells: Iterable[Any], mode: str = "") -> np.ndarray:
         from PIL import Image
     except ImportError:
         raise errors.refuse("pillow", "not installed", f"installed to read {where}", "pip install pillow") from None
-    found: list[np.ndarray] = []
+    pictures: list[np.ndarray] = []
     for place, raw in enumerate(cells):
         at = f"{where}, record {place}"
         if not isinstance(raw, bytes):
@@ -40,9 +40,9 @@ def decoded(where: str, cells: Iterable[Any], mode: str = "") -> np.ndarray:
             raise
         except Exception as error:  # any error of a library that reads a damaged picture
             raise damaged(at, f"no picture ({folders.reason(error)[:60]})", f"one of {', '.join(FORMATS)}") from None
-        if found and pixels.shape != found[0].shape:
-            raise damaged(at, f"{pixels.shape}", f"{found[0].shape}, as the first", "resize them")
-        found.append(pixels)
-    if not found:
+        if pictures and pixels.shape != pictures[0].shape:
+            raise damaged(at, f"{pixels.shape}", f"{pictures[0].shape}, as the first", "resize them")
+        pictures.append(pixels)
+    if not pictures:
         raise damaged(where, "no record", "at least one")
-    return np.stack(found)
+    return np.stack(pictures)

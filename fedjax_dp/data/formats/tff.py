@@ -120,7 +120,7 @@ def _from_hdf5(path: pathlib.Path) -> tuple[TffLayout, Split]:
 def _from_database(path: pathlib.Path, subset: str | None) -> tuple[TffLayout, Split, Split | None, list[str]]:
     """The training and the test split, in one scan; other splits are counted and left."""
     layout: TffLayout | None = None
-    found: dict[str, Split] = {}
+    splits: dict[str, Split] = {}
     counts: dict[tuple[str, str], int] = {}
     with database.opened(path) as base:
         for table, columns in (("examples", EXAMPLES), ("client_metadata", METADATA)):
@@ -144,16 +144,16 @@ def _from_database(path: pathlib.Path, subset: str | None) -> tuple[TffLayout, S
                     names, values = features_of(raw, tuple(layout.fields))
             except ExampleError as error:
                 raise damaged(where, str(error), "a tf.train.Example") from None
-            if split not in found:
-                found[split] = layout.begin()
-            _take(where, layout, found[split], values)
-            found[split].add(client, 1)
+            if split not in splits:
+                splits[split] = layout.begin()
+            _take(where, layout, splits[split], values)
+            splits[split].add(client, 1)
     if wrong := next((key for key, count in announced.items() if counts.get(key, 0) != count), None):
         where = f"{path}: examples of {wrong[1]!r} in {wrong[0]!r:.40}"
         raise damaged(where, f"{counts.get(wrong, 0):,}", f"{announced[wrong]:,}, as client_metadata says")
     if layout is None:
         raise damaged(path, "no example", "a database with examples")
-    return layout, found[train], found.get(test) if test else None, notes
+    return layout, splits[train], splits.get(test) if test else None, notes
 
 
 def _take(where: str, layout: TffLayout, split: Split, values: dict[str, Any]) -> None:
@@ -177,17 +177,17 @@ def _take(where: str, layout: TffLayout, split: Split, values: dict[str, Any]) -
 
 def _announced(path: pathlib.Path, base: Any) -> dict[tuple[str, str], int]:
     """How many examples each client has in each split."""
-    found: dict[tuple[str, str], int] = {}
+    counts: dict[tuple[str, str], int] = {}
     for client, split, count in database.rows(path, base, "client_metadata", METADATA):
         where = f"{path}: client_metadata"
         check_id(where, client)
         if not isinstance(split, str) or type(count) is not int or count < 1:
             got = f"{client!r}, {split!r:.40} and {count!r:.40}"
             raise damaged(where, got, "a client, a split, and how many examples, from 1")
-        if (split, client) in found:
+        if (split, client) in counts:
             raise damaged(where, f"{client!r} twice in {split!r:.40}", "each client once in a split")
-        found[split, client] = count
-    return found
+        counts[split, client] = count
+    return counts
 
 
 def _splits_of(path: pathlib.Path, splits: set[str], subset: str | None) -> tuple[str, str | None, list[str]]:
