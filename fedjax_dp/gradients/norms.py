@@ -131,7 +131,11 @@ def _product(u: jax.Array, v: jax.Array, factors: jax.Array) -> jax.Array:
         return jnp.matmul(scaled.reshape(-1, min(k, o)).T, long.reshape(-1, max(k, o)), precision=EXACT)
 
     def one_by_one(scaled: jax.Array, long: jax.Array) -> jax.Array:
-        """In float32 like the product, and melts into what reads it: no gradient is written or read."""
+        """In float32 like the product, and melts into what reads it: no gradient is written or read.
+
+        Without the barrier each record would be computed and written anew, apart from what the forward pass reads.
+        """
+        long = lax.optimization_barrier(long)
         return functools.reduce(jnp.add, (scaled[at].T * long[at] for at in range(long.shape[0])))
 
     few = long.shape[0] <= FEW and long.shape[1] == 1
