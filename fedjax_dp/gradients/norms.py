@@ -16,6 +16,7 @@ from fedjax_dp.small_reductions import sum_of_few
 ROUNDING = 1e-6  # of a sum over pairs of positions, about ten float32 roundings
 FEW = 16  # records of one position each, whose gradients a GPU adds up one by one
 EXACT = lax.Precision.HIGHEST  # accelerators multiply in fewer bits by default, and the bound would be off by as much
+SHRINK = 1 - 2.0**-10  # of products whose factors a GPU rounds to 11 bits (TF32), so that none is too large
 
 
 class Factors(NamedTuple):
@@ -71,9 +72,12 @@ def squares(weight: WeightMatrix, uses: list[Factors], round_up: bool) -> tuple[
 
 
 def _built(weight: WeightMatrix, one: Factors) -> jax.Array:
-    """Gradients of single records `(records, blocks, o, k)`."""
+    """Gradients of single records `(records, blocks, o, k)`.
+
+    In the precision of a gradient without privacy: norms are of these very numbers, and so is what is clipped.
+    """
     if not one.lookup:
-        return _einsum("nbto,nbtk->nbok", one.v, one.u)
+        return _einsum("nbto,nbtk->nbok", one.v, one.u, precision=None)
     records, blocks, positions = one.u.shape
     rows = one.v.reshape(records * blocks, positions, -1)
 
@@ -102,7 +106,7 @@ def _pairs(one: Factors, other: Factors) -> jax.Array:
 
 def total(weight: WeightMatrix, uses: list[Factors], built: jax.Array | None, factors: jax.Array) -> jax.Array:
     """Sum over records of gradients times factors `(blocks, k, o)`."""
-    blocks = weight.shape[0]
+    blocks, product = weight.shape[0], functools.partial(_product, alone=weight.positions == 1)
     if built is not None:
         return weighted_sum(built, factors).swapaxes(1, 2)
     found: Any = 0.0
@@ -111,14 +115,14 @@ def total(weight: WeightMatrix, uses: list[Factors], built: jax.Array | None, fa
             at = jnp.broadcast_to(jnp.arange(blocks)[None, :, None], one.u.shape)
             found = found + jnp.zeros(weight.shape, one.v.dtype).at[at, one.u].add(_weighted(one.v, factors))
         elif blocks == 1:
-            found = found + _product(one.u[:, 0], one.v[:, 0], factors)[None]
+            found = found + product(one.u[:, 0], one.v[:, 0], factors)[None]
         else:
-            found = found + jax.vmap(_product, (1, 1, None))(one.u, one.v, factors)
+            found = found + jax.vmap(product, (1, 1, None))(one.u, one.v, factors)
     return found
 
 
-def _product(u: jax.Array, v: jax.Array, factors: jax.Array) -> jax.Array:
-    """Sum over records and positions of factor * outer(u, v) `(k, o)`, as one product.
+def _product(u: jax.Array, v: jax.Array, factors: jax.Array, alone: bool) -> jax.Array:
+    """Sum over records and positions of factor * outer(u, v) `(k, o)`, as one product; `alone`: there is one position.
 
     Only the smaller of the two is weighted, as that makes a copy; the other is finite where its factor is zero. The
     long side comes last in the product, as in `pytrees.ravel`.
@@ -127,23 +131,35 @@ def _product(u: jax.Array, v: jax.Array, factors: jax.Array) -> jax.Array:
     short, long = (u, v) if k < o else (v, u)
     scaled = short * factors[:, None, None]
 
-    def at_once(scaled: jax.Array, long: jax.Array) -> jax.Array:
-        return jnp.matmul(scaled.reshape(-1, min(k, o)).T, long.reshape(-1, max(k, o)), precision=EXACT)
+    def at_once(scaled: jax.Array, long: jax.Array, precision: Any = EXACT) -> jax.Array:
+        return jnp.matmul(scaled.reshape(-1, min(k, o)).T, long.reshape(-1, max(k, o)), precision=precision)
+
+    def rounded(scaled: jax.Array, long: jax.Array) -> jax.Array:
+        """In TF32: each number of a record's part is one product, which that makes larger by (1 + 2^-11)^2 at most.
+
+        Shrunk by as much, it stays within the bound. Of several positions, which may cancel, it need not.
+        """
+        return at_once(scaled * SHRINK, long, None)
 
     def one_by_one(scaled: jax.Array, long: jax.Array) -> jax.Array:
-        """In float32 like the product, and melts into what reads it: no gradient is written or read."""
+        """In float32 like the product, and melts into what reads it: no gradient is written or read.
+
+        Without the barrier each record would be computed and written anew, apart from what the forward pass reads.
+        """
+        long = lax.optimization_barrier(long)
         return functools.reduce(jnp.add, (scaled[at].T * long[at] for at in range(long.shape[0])))
 
-    few = long.shape[0] <= FEW and long.shape[1] == 1
-    made = lax.platform_dependent(scaled, long, cuda=one_by_one, default=at_once) if few else at_once(scaled, long)
+    as_usual = jax.config.values["jax_default_matmul_precision"] is None and long.dtype == jnp.float32
+    on_gpu = one_by_one if long.shape[0] <= FEW else rounded if as_usual else at_once
+    made = lax.platform_dependent(scaled, long, cuda=on_gpu, default=at_once) if alone else at_once(scaled, long)
     return made if k < o else made.T
 
 
-def _einsum(spec: str, *arrays: jax.Array) -> jax.Array:
+def _einsum(spec: str, *arrays: jax.Array, precision: Any = EXACT) -> jax.Array:
     """One block is no axis of its own: XLA would make a batched product of it."""
     if arrays[0].shape[1] == 1:
-        return jnp.einsum(spec.replace("b", ""), *(a[:, 0] for a in arrays), precision=EXACT)[:, None]
-    return jnp.einsum(spec, *arrays, precision=EXACT)
+        return jnp.einsum(spec.replace("b", ""), *(a[:, 0] for a in arrays), precision=precision)[:, None]
+    return jnp.einsum(spec, *arrays, precision=precision)
 
 
 def _square(a: jax.Array) -> jax.Array:

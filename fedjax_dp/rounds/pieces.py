@@ -168,8 +168,8 @@ def _made(equation: Any, values: list[Any], cuts: Cuts) -> Sequence[Any]:
     out: Any = equation.outvars[0].aval if equation.outvars else None
     if _is_long(out, cuts):
         between = list(itertools.pairwise((0, *cuts[out.size])))
-        if name == "iota":
-            return [Pieces(lax.iota(out.dtype, end - first) + np.array(first, out.dtype) for first, end in between)]
+        if name == "iota":  # what is added to a shorter one may be a launch of its own
+            return [Pieces(lax.iota(out.dtype, end)[first:] for first, end in between)]
         if name == "broadcast_in_dim" and np.ndim(values[0]) == 0:
             return [Pieces(jnp.broadcast_to(values[0], (end - first,)) for first, end in between)]
         if name == "concatenate":
