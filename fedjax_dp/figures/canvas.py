@@ -192,8 +192,8 @@ def _require_style(style: Any) -> None:
         )
     for name, value in style.items():
         if name not in matplotlib.rcParams:
-            near = errors.nearest(name, matplotlib.rcParams) if isinstance(name, str) else []
-            raise errors.refuse("style", repr(name), "of rcParams", f"did you mean {near[0]}?" if near else "")
+            remedy = errors.suggested(name, matplotlib.rcParams) if isinstance(name, str) else ""
+            raise errors.refuse("style", repr(name), "of rcParams", remedy)
         try:
             matplotlib.RcParams({name: value})
         except ValueError as error:
@@ -224,8 +224,7 @@ def save(figure: Any, path: str | os.PathLike[str] | None, dpi: int = DPI) -> Fi
         suffix = errors.require_picture("picture", path)
         with matplotlib.rc_context({"svg.hashsalt": "fedjax-dp"}):
             figure.savefig(path, dpi=dpi, metadata={DATES[suffix]: None} if suffix in DATES else None)
-    drawn: Figure = figure
-    return drawn
+    return figure
 
 
 def letters(inches: float, font: str) -> int:
