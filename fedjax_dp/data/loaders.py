@@ -36,10 +36,6 @@ def _files(module: str, function: str) -> Reader:
     return Reader(lambda name, data_dir, seed, reading: getattr(_of(module), function)(name, data_dir))
 
 
-def _named(rest: str, column: str | None) -> bool:
-    return column is not None
-
-
 def _table(kind: str) -> Reader:
     return Reader(
         lambda path, data_dir, seed, reading: _of("tables").from_files(path, kind, reading),
@@ -85,7 +81,7 @@ DATASETS: dict[str, Reader] = {
     "parquet": _table("parquet"),
     "leaf": _format("leaf", "task", *TEXT, "stride", "convention", "record_shape"),
     "tff": _format("tff", *TEXT, "stride", "convention", "record_shape", "subset"),
-    "hf": _format("hugging_face", *COLUMNS, *TEXT, "convention", owned=_named),
+    "hf": _format("hugging_face", *COLUMNS, *TEXT, "convention", owned=lambda path, column: column is not None),
     "synthetic": Reader(
         lambda setting, data_dir, seed, reading: _of("synthetic").synthetic(setting, seed), "U,V or synthetic:iid"
     ),

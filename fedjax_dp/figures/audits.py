@@ -127,7 +127,7 @@ def _draw_rates(audit: Any, errors: tables.Rows, axes: Any) -> None:
     x = np.linspace(low, high, POINTS)
 
     def draw(curve: TradeOff, **style: Any) -> np.ndarray:
-        y: np.ndarray = ndtri(np.clip(curve(ndtr(x)), 1e-12, 1 - 1e-12))
+        y = ndtri(np.clip(curve(ndtr(x)), 1e-12, 1 - 1e-12))
         axes.plot(x, y, **style)
         return y
 
@@ -182,8 +182,7 @@ def _draw_bounds(audit: Any, errors: tables.Rows, least: float, axes: Any) -> No
 
 def _probit(rates: Any, least: float) -> np.ndarray:
     """On the axes, rates of zero and one at their ends."""
-    probits: np.ndarray = ndtri(np.clip(rates, least, 1 - 1e-6))
-    return probits
+    return ndtri(np.clip(rates, least, 1 - 1e-6))
 
 
 def _draw_epsilons(audit: Any, rows: tables.Rows, axes: Any) -> None:

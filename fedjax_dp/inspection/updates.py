@@ -77,8 +77,12 @@ def examine_upload(upload: ClientPrivacy, algorithm: Algorithm, data: FederatedD
     if tried.size * size * times > schedule_points.MOST:
         require(False, "the size of its noise", "one that depends on the round", "one that can be tried everywhere", "")
     still = jnp.zeros((tried.size, size))
-    whole = compiled(lambda key: run(_two(key), jnp.asarray(tried), still, min(size, schedule_points.ROWS)))
-    rows, squares, states = whole(keys_of(times, "all rounds"))
+
+    def of_two(key: jax.Array) -> Any:
+        both = role_key(key, "one"), role_key(key, "other")
+        return run(both, jnp.asarray(tried), still, min(size, schedule_points.ROWS))
+
+    rows, squares, states = compiled(of_two)(keys_of(times, "all rounds"))
     states = jax.tree.map(lambda a: a[0] if stateful else a[0, :1], states)
     longest = _longest_messages(
         upload,
@@ -118,10 +122,6 @@ def _scale_of_noise(upload: ClientPrivacy, size: int, reach: Any, expected: Any)
     wanted = "one of public numbers: multiply noise by these alone, and add it last"
     require_so("mean" not in trace.scale, "the size of its noise", measured, wanted, "the trace is exact")
     return trace.scale - {"numbers"}
-
-
-def _two(key: jax.Array) -> tuple[jax.Array, ...]:
-    return role_key(key, "one"), role_key(key, "other")
 
 
 def _means(rng: np.random.Generator, count: int, size: int) -> np.ndarray:

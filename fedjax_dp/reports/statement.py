@@ -77,10 +77,13 @@ def statement(guarantee: Mapping[str, Any], config: Mapping[str, Any], source: s
     lead = "What the training promises to those whose data it used, for readers who are no mathematicians."
     sections = [Section("The promise", _promise(guarantee))]
     if guarantee["epsilon"] is not None:
+        unit = Unit(guarantee["unit"])
+        assumed = [shared.sentence(line) for line in guarantee["assumptions"] if line != FLOAT_NOISE]  # said before
+        uncovered = [OF_UNIT[unit], *(line.format(unit=unit.value) for line in ALWAYS)]
         sections += [
             Section("What it means", [Facts(_terms(guarantee, config), wide=True)]),
-            Section("It holds if all of this is true", [Listing(_assumed(guarantee))]),
-            Section("What is not covered", [Listing(_uncovered(guarantee))]),
+            Section("It holds if all of this is true", [Listing(assumed)]),
+            Section("What is not covered", [Listing(uncovered)]),
         ]
     made = [("made from", source), ("written by", f"fedjax-dp {__version__}, fedjax-dp report RUN --statement")]
     sections.append(Section("Words", [Facts([*WORDS, *made], wide=True)]))
@@ -140,16 +143,6 @@ def _factor(epsilon: float, unit: Unit) -> str:
     factor = math.exp(epsilon)
     shown = f"{math.ceil(factor):,}" if factor >= 100 else f"{math.ceil(factor * 100) / 100:g}"
     return f"No result becomes more than {shown} times as likely because of the {unit.value}"
-
-
-def _assumed(guarantee: Mapping[str, Any]) -> list[str]:
-    """All but that the run was simulated, which is said before."""
-    return [shared.sentence(line) for line in guarantee["assumptions"] if line != FLOAT_NOISE]
-
-
-def _uncovered(guarantee: Mapping[str, Any]) -> list[str]:
-    unit = Unit(guarantee["unit"])
-    return [OF_UNIT[unit], *(line.format(unit=unit.value) for line in ALWAYS)]
 
 
 def markdown(report: Report) -> str:

@@ -10,7 +10,6 @@ from typing import Any
 from fedjax_dp import errors, folders
 from fedjax_dp.experiments import environment
 from fedjax_dp.experiments.communication import parameters
-from fedjax_dp.experiments.config import RunSpec
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.papers.reproductions import features, tables
 from fedjax_dp.papers.reproductions.cells import Cell, CellKey, cells_of, sweep_of, unavailable
@@ -173,18 +172,12 @@ def _of_a_round(cells: Sequence[Cell], data_dir: str | None) -> dict[tuple[CellK
         config = cell.config(0).replace(data_dir=data_dir)
         key = identity(config)
         if key not in known:
-            known[key] = _round_epsilon(config, sources)
+            run = sources.planned(config)
+            known[key] = None if noise_of(run.algorithm) is None else prepared(run)[1].epsilon
         epsilon = known[key]
         if epsilon is not None:
             epsilons[cell.place, cell.reading] = epsilon
     return epsilons
-
-
-def _round_epsilon(config: RunSpec, sources: Sources) -> float | None:
-    run = sources.planned(config)
-    if noise_of(run.algorithm) is None:
-        return None
-    return prepared(run)[1].epsilon
 
 
 def _of_the_schedule(
