@@ -202,14 +202,7 @@ def _draw_epsilons(audit: Any, rows: tables.Rows, axes: Any) -> None:
         epsilon, color = row["epsilon"], COLORS[row["kind"]] or styles.ink()
         at = max(epsilon, first)
         axes.plot(at, place, "o", color=color, ms=6, clip_on=False)
-        axes.annotate(
-            f"{epsilon:.4g}",
-            (at, place),
-            xytext=(7, -3.5),
-            textcoords="offset points",
-            fontsize=styles.SMALL,
-            color=color,
-        )
+        elements.label(axes, f"{epsilon:.4g}", (at, place), (7, -3.5), fontsize=styles.SMALL, color=color)
     axes.set_yticks(range(len(rows)), [row["what"] for row in rows], fontsize=styles.SMALL)
     label = f"epsilon at delta {audit.guarantee.delta:g}, with {audit.confidence} confidence (refuted in the shade)"
     axes.set(ylim=(len(rows) - 0.4, -0.6), xlabel=label)

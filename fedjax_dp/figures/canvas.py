@@ -24,7 +24,7 @@ from matplotlib.font_manager import FontProperties
 
 from fedjax_dp import errors
 from fedjax_dp.figures import styles
-from fedjax_dp.figures.elements import BELOW, legend_beside
+from fedjax_dp.figures.elements import BELOW, label, legend_beside
 from fedjax_dp.figures.styles import SMALL
 
 DPI, PAPER_DPI = 130, 300  # of PNG files
@@ -87,18 +87,8 @@ class Page(NamedTuple):
         panel = self.panels[-1]
         legend = panel.get_legend()
         above = legend if legend is not None and legend.get_gid() == BELOW else panel.xaxis.label
-        panel.annotate(
-            wrapped(text, _width(panel), SMALL),
-            (0.5, 0),
-            xycoords=above,
-            xytext=(0, -5),
-            textcoords="offset points",
-            ha="center",
-            va="top",
-            fontsize=SMALL,
-            alpha=0.75,
-            annotation_clip=False,
-        )
+        look = {"ha": "center", "va": "top", "fontsize": SMALL, "alpha": 0.75, "annotation_clip": False}
+        label(panel, wrapped(text, _width(panel), SMALL), (0.5, 0), (0, -5), xycoords=above, **look)
 
     def legend(self, handles: Sequence[Any]) -> None:
         """One for all panels."""

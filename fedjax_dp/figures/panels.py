@@ -227,16 +227,8 @@ def _cells(
             color=color,
         )
         if failed:
-            panel.annotate(
-                "x",
-                (column + 1, row + 1),
-                xytext=(-8, -9),
-                textcoords="offset points",
-                ha="center",
-                va="center",
-                fontsize=9,
-                color=color,
-            )
+            middle = {"ha": "center", "va": "center"}
+            elements.label(panel, "x", (column + 1, row + 1), (-8, -9), fontsize=9, color=color, **middle)
             crossed = True
         if chosen[row, column] is winner:
             panel.add_patch(Rectangle((column, row), 1, 1, fill=False, ec="black", lw=2.2, zorder=4))

@@ -17,7 +17,7 @@ from fedjax_dp.papers.reproductions.features import Cloud
 from fedjax_dp.papers.reproductions.measures import BYTES, MEASURES, SEPARATION, counted
 from fedjax_dp.papers.reproductions.recipe import SCALES, Recipe, RecipeScale, read_recipe
 from fedjax_dp.papers.reproductions.reproduction import Reproduction
-from fedjax_dp.papers.reproductions.rows import ResultRow, claims_of, rows_of
+from fedjax_dp.papers.reproductions.rows import ResultRow, abouts, claims_of, rows_of
 from fedjax_dp.privacy.guarantees import calibrated, prepared, stated
 from fedjax_dp.privacy.protection import noise_of
 from fedjax_dp.sweeps.plan import SweepConfig, identity
@@ -242,8 +242,7 @@ def _notes(recipe: Recipe, scale: RecipeScale, seeds: Sequence[int], rows: Seque
     notes.append("a single seed" if len(seeds) == 1 else f"mean ± standard deviation over {len(seeds)} seeds")
     if recipe.open:
         notes.append(recipe.open)
-    abouts = {(f.delta, f.about) for row in rows for f in row.readings.values() if f.about}
-    for delta, about in sorted(abouts):
+    for delta, about in abouts(rows):
         notes.append(f"epsilon is proved at delta {delta:g} for {about}, the worst client and seed")
     if recipe.comparable(scale) and any(row.published is not None for row in rows):
         notes.append(

@@ -119,6 +119,11 @@ def result_of(
     )
 
 
+def abouts(rows: Sequence[ResultRow]) -> list[tuple[Any, str]]:
+    """Delta, and unit, neighbours and view, of all epsilons in some rows."""
+    return sorted({(result.delta, result.about) for row in rows for result in row.readings.values() if result.about})
+
+
 def _curve(curves: Sequence[Mapping[int, float]]) -> tuple[tuple[int, float, float], ...]:
     rounds = [at for at in (curves[0] if curves else {}) if all(at in curve for curve in curves)]
     scores = [interval([curve[at] for curve in curves]) for at in rounds]
