@@ -63,14 +63,14 @@ def _store(folder: str, data_dir: Folder, seed: int, reading: Reading) -> "Datas
 DATASETS: dict[str, Reader] = {
     "digits": Reader(lambda name, data_dir, seed, reading: _of("digits").digits()),
     **dict.fromkeys(IDX, _files("idx", "images")),
-    "adult": _files("tabular", "adult"),
-    "adult_full": _files("tabular", "adult"),
+    "adult": _files("adult", "adult"),
+    "adult_full": _files("adult", "adult"),
     "cifar10": _files("cifar", "cifar10"),
     "cifar10_pca60": _files("cifar", "cifar10_pca60"),
     "svhn": _files("svhn", "svhn"),
     "school": Reader(lambda name, data_dir, seed, reading: _of("school").school(name, data_dir, seed)),
-    "femnist_digits": _files("writers", "femnist_digits"),
-    "sent140": _files("text", "sent140"),
+    "femnist_digits": _files("femnist", "femnist_digits"),
+    "sent140": _files("sent140", "sent140"),
     "npz": Reader(
         lambda path, data_dir, seed, reading: _of("own").from_npz(pathlib.Path(path), reading.task),
         "PATH",

@@ -117,7 +117,7 @@ def page(
     check(look)
     ax, named = look.get("ax"), look.get("style") or {}
     style = styles.NAMED.get(named, named) if isinstance(named, str) else dict(named)
-    if style is styles.PAPER:
+    if style == styles.PAPER:
         size, dpi = (COLUMN if panels == 1 else (PAGE, PAGE * size[1] / size[0])), PAPER_DPI
     with matplotlib.style.context(style):
         if ax is None:
