@@ -30,10 +30,7 @@ def fedprox(*, mu: float = 1.0, prox_form: Literal["half", "full"] = "half", **c
 
 @entry("Karimireddy et al. 2020", defaults={"estimator": "mean"})
 def scaffold(
-    *,
-    controls: Literal["update", "gradient"] = "update",
-    warm_start: bool = False,
-    **common: Unpack[Common],
+    *, controls: Literal["update", "gradient"] = "update", warm_start: bool = False, **common: Unpack[Common]
 ) -> "Algorithm":
     """SCAFFOLD (Karimireddy et al. 2020), estimator `mean`.
 

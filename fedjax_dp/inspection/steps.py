@@ -188,12 +188,7 @@ def _scale_of_noise(of: Callable[..., jax.Array], usual: tuple[Any, ...]) -> tup
         return of(key, schedule_points.arrays(StepContext(**where)), divisor, params, *records)
 
     params, *records = usual
-    inputs = {
-        "divisor": jnp.int32(DIVISOR),
-        "params": params,
-        "records": tuple(records),
-        **schedule_points.named(),
-    }
+    inputs = {"divisor": jnp.int32(DIVISOR), "params": params, "records": tuple(records), **schedule_points.named()}
     (trace,) = scale_names(named, run_key(0), inputs)
     require_so(trace.noise, "the gradient", "no noise of its key", "noise", "the trace is exact")
     for name, what in (("params", "the parameters"), ("records", "the records of its batch")):

@@ -54,11 +54,7 @@ def of_folder(path: pathlib.Path) -> Report:
     settings, main = settings_of(records, axes), measures_of_records(records).main
     finished = len(records) >= planned
     rows, group = _rows(settings, axes, main)
-    data: dict[str, Rows] = {
-        "settings": rows,
-        "front": tables.front(rows),
-        "by_round": _by_round(settings, rows, main),
-    }
+    data: dict[str, Rows] = {"settings": rows, "front": tables.front(rows), "by_round": _by_round(settings, rows, main)}
     sections = [
         _result(settings, records, rows, axes, planned, about, main),
         Section(
