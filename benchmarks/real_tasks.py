@@ -23,7 +23,7 @@ from provenance import made_with
 
 import fedjax_dp as fdp
 from fedjax_dp.data import Vocabulary, grouped_natural, natural
-from fedjax_dp.data.tabular import CATEGORIES
+from fedjax_dp.data.adult import CATEGORIES
 
 SEEDS, DELTA = 2, 1e-5
 LENGTH = 80  # characters of a message that are predicted

@@ -168,13 +168,19 @@ def nearest(word: str, names: Iterable[str]) -> list[str]:
     return begins[:1] or difflib.get_close_matches(word, names, n=1)
 
 
+def suggested(word: str, names: Iterable[str], otherwise: str = "") -> str:
+    """The remedy for a name that is none of `names`: `did you mean ...?`, or something else where none is near."""
+    near = nearest(word, names)
+    return f"did you mean {near[0]}?" if near else otherwise
+
+
 def require_choice(what: str, value: str, choices: Iterable[str]) -> None:
     """One of `choices`; the nearest name is offered."""
     names = list(choices)
     if not isinstance(value, str) or value not in names:
-        near = nearest(value, names) if isinstance(value, str) else []
-        listed = f"one of {len(names)} names" if near and len(names) > 30 else "one of " + ", ".join(names)
-        raise refuse(what, repr(value), listed, f"did you mean {near[0]}?" if near else "")
+        remedy = suggested(value, names) if isinstance(value, str) else ""
+        listed = f"one of {len(names)} names" if remedy and len(names) > 30 else "one of " + ", ".join(names)
+        raise refuse(what, repr(value), listed, remedy)
 
 
 def require_installed(package: str, extra: str, use: str = "") -> None:

@@ -38,8 +38,7 @@ def own(what: str, named: str) -> Any:
     module = _imported(what, path.resolve(), _digest(path))
     public = [known for known in vars(module) if not known.startswith("_")]
     if name not in vars(module):
-        near = errors.nearest(name, public)
-        raise errors.refuse(what, named, f"a name in {path}", f"did you mean {near[0]}?" if near else "")
+        raise errors.refuse(what, named, f"a name in {path}", errors.suggested(name, public))
     return vars(module)[name]
 
 

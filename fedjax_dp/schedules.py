@@ -65,21 +65,18 @@ def _stage(t: jax.Array, rounds: Any, stages: Any) -> jax.Array:
     whole, most = (jnp.maximum(jnp.asarray(number).astype(jnp.int32), 1) for number in (rounds, stages))
     length = -(-whole // most)
     last = -(-whole // length) - 1
-    way: jax.Array = jnp.clip(t // length, 0, last) / jnp.maximum(last, 1).astype(jnp.float32)
-    return way
+    return jnp.clip(t // length, 0, last) / jnp.maximum(last, 1).astype(jnp.float32)
 
 
 def change_linear(t: jax.Array, end: Any, rounds: Any, stages: Any) -> jax.Array:
     """From 1 to `end` by equal differences of so many stages, which last for so many rounds; then `end`."""
-    factor: jax.Array = 1 + (jnp.asarray(end, jnp.float32) - 1) * _stage(t, rounds, stages)
-    return factor
+    return 1 + (jnp.asarray(end, jnp.float32) - 1) * _stage(t, rounds, stages)
 
 
 def change_cosine(t: jax.Array, end: Any, rounds: Any, stages: Any) -> jax.Array:
     """The same along half a cosine."""
     last = jnp.asarray(end, jnp.float32)
-    factor: jax.Array = last + (1 - last) * (1 + jnp.cos(jnp.pi * _stage(t, rounds, stages))) / 2
-    return factor
+    return last + (1 - last) * (1 + jnp.cos(jnp.pi * _stage(t, rounds, stages))) / 2
 
 
 def change_step(t: jax.Array, end: Any, rounds: Any, stages: Any) -> jax.Array:
@@ -90,8 +87,7 @@ def change_step(t: jax.Array, end: Any, rounds: Any, stages: Any) -> jax.Array:
 def change_list(t: jax.Array, factors: Any) -> jax.Array:
     """As they are listed, one for each round from 0; the last one after that."""
     listed = jnp.asarray(factors, jnp.float32)
-    factor: jax.Array = jnp.take(listed, jnp.clip(t, 0, listed.shape[0] - 1))
-    return factor
+    return jnp.take(listed, jnp.clip(t, 0, listed.shape[0] - 1))
 
 
 CHANGES: dict[str, Callable[..., jax.Array]] = {

@@ -4,12 +4,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
 from fedjax_dp import errors, parts
-from fedjax_dp.algorithms.assemble import (
-    ClientClipNorm,
-    ClientNoiseMultiplier,
-    Common,
-    assemble,
-)
+from fedjax_dp.algorithms.assemble import ClientClipNorm, ClientNoiseMultiplier, Common, assemble
 from fedjax_dp.algorithms.entry import entry
 from fedjax_dp.options import about
 

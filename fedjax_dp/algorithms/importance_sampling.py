@@ -113,5 +113,4 @@ def _norms(
         norms = lax.scan(step, start, batch.positions)[1]
         return norms.mean() + std * prng.normals(role_key(own, "noise"), 0, 1)[0]
 
-    norms: jax.Array = jax.lax.map(one, jnp.arange(data.num_clients))
-    return norms
+    return jax.lax.map(one, jnp.arange(data.num_clients))

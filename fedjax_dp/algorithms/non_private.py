@@ -1,6 +1,6 @@
 """Entries without privacy."""
 
-from typing import TYPE_CHECKING, Annotated, Literal, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
 from fedjax_dp import errors, parts
 from fedjax_dp.algorithms.assemble import Common, assemble
@@ -30,10 +30,7 @@ def fedprox(*, mu: float = 1.0, prox_form: Literal["half", "full"] = "half", **c
 
 @entry("Karimireddy et al. 2020", defaults={"estimator": "mean"})
 def scaffold(
-    *,
-    controls: Literal["update", "gradient"] = "update",
-    warm_start: bool = False,
-    **common: Unpack[Common],
+    *, controls: Literal["update", "gradient"] = "update", warm_start: bool = False, **common: Unpack[Common]
 ) -> "Algorithm":
     """SCAFFOLD (Karimireddy et al. 2020), estimator `mean`.
 
@@ -94,15 +91,9 @@ def rfedavg(
         feature_noise: sigma_2 of the paper's privacy evaluation, with features clipped to `feature_clip_norm`; no
             epsilon follows, because model uploads carry no noise
     """
-    matching = parts.FeatureMatching(
-        strength=feature_strength,
-        release=_features(feature_clip_norm, feature_noise, common["batch_size"]),
-        when=delta_at,
-        scope=delta_scope,
-        leave_one_out=leave_one_out,
-        one_batch=delta_batch,
-    )
-    return assemble(common, corrections=(matching,))
+    release = _features(feature_clip_norm, feature_noise, common["batch_size"])
+    means: Any = {"when": delta_at, "scope": delta_scope, "leave_one_out": leave_one_out, "one_batch": delta_batch}
+    return assemble(common, corrections=(parts.FeatureMatching(strength=feature_strength, release=release, **means),))
 
 
 @entry("rfedavg, Algorithm 2", defaults={"estimator": "renorm"}, presets={"model": "mlp"})
@@ -120,15 +111,14 @@ def rfedavg_plus(
 
     A client receives one target instead of the table of all deltas.
     """
-    matching = parts.FeatureMatching(
-        strength=feature_strength,
-        release=_features(feature_clip_norm, feature_noise, common["batch_size"]),
-        when="global_after",
-        scope=delta_scope,
-        leave_one_out=leave_one_out,
-        one_batch=delta_batch,
-    )
-    return assemble(common, corrections=(matching,))
+    release = _features(feature_clip_norm, feature_noise, common["batch_size"])
+    means: Any = {
+        "when": "global_after",
+        "scope": delta_scope,
+        "leave_one_out": leave_one_out,
+        "one_batch": delta_batch,
+    }
+    return assemble(common, corrections=(parts.FeatureMatching(strength=feature_strength, release=release, **means),))
 
 
 def _features(clip_norm: float, noise: float, batch_size: int | None) -> "parts.FeatureRelease":

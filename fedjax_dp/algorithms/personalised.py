@@ -47,19 +47,15 @@ def _drawn(explicit: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _presets(known: Mapping[str, Any]) -> dict[str, Any]:
-    """Clients are tested on records of their own, for which a data set has no parts."""
+    """Clients are tested on records of their own, which those of a store cannot keep back."""
     brought = WHOLE_CLIENTS if known.get("noise_on") == "clients" else {}
-    return brought | {name: value for name, value in _PERSONAL.items() if name != "holdout" or _divisible(known)}
+    stored = str(known.get("dataset", "")).startswith("store")
+    return brought | {name: value for name, value in _PERSONAL.items() if name != "holdout" or not stored}
 
 
 def _layered(known: Mapping[str, Any]) -> dict[str, Any]:
     """A head needs layers below it."""
     return _presets(known) | {"model": known.get("model") or "mlp"}
-
-
-def _divisible(known: Mapping[str, Any]) -> bool:
-    """Whether clients can keep back records of their own: not those of a store."""
-    return not str(known.get("dataset", "")).startswith("store")
 
 
 def _assembled(

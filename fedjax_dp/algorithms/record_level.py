@@ -6,13 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 import numpy as np
 
 from fedjax_dp import errors, parts
-from fedjax_dp.algorithms.assemble import (
-    ClipNorm,
-    Common,
-    NoiseMultiplier,
-    assemble,
-    bound_of,
-)
+from fedjax_dp.algorithms.assemble import ClipNorm, Common, NoiseMultiplier, assemble, bound_of
 from fedjax_dp.algorithms.entry import PrepareContext, entry
 from fedjax_dp.options import about
 

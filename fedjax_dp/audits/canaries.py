@@ -213,21 +213,13 @@ def _observation(widths: tuple[int, ...], along: np.ndarray) -> Directions:
         return Directions(along=along, single=np.zeros(0, np.int32))
     starts = np.cumsum([0, *widths[:-1]])
     single = np.concatenate([start + np.arange(min(width, SINGLE)) for start, width in zip(starts, widths)])
-    return Directions(along=_by_tensor(widths, along[0]), single=single.astype(np.int32))
-
-
-def _by_tensor(widths: tuple[int, ...], direction: np.ndarray) -> np.ndarray:
-    """The direction's part in each tensor, each of length 1, or 0, `(tensors, parameters)`."""
     inside = np.repeat(np.arange(len(widths)), widths) == np.arange(len(widths))[:, None]
-    along = np.where(inside, direction, 0.0)
-    return along / np.maximum(np.linalg.norm(along, axis=1, keepdims=True), 1e-30)
+    parts = np.where(inside, along[0], 0.0)  # (tensors, parameters), to be of length 1, or 0
+    parts /= np.maximum(np.linalg.norm(parts, axis=1, keepdims=True), 1e-30)
+    return Directions(along=parts, single=single.astype(np.int32))
 
 
 Inputs = tuple[np.ndarray, Any]
-
-
-def _next_label(data: FederatedData, y: np.ndarray, step: Any) -> np.ndarray:
-    return (y + step) % data.classes
 
 
 def _next_token(data: FederatedData, y: np.ndarray, step: Any) -> np.ndarray:
@@ -243,7 +235,7 @@ def _turned(data: FederatedData, y: np.ndarray, step: Any) -> np.ndarray:
 
 
 ANOTHER: dict[str, Callable[[FederatedData, np.ndarray, Any], np.ndarray]] = {  # a wrong target, `step` places on
-    "classes": _next_label,
+    "classes": lambda data, y, step: (y + step) % data.classes,
     "binary": lambda data, y, step: 1 - y,
     "multi_label": lambda data, y, step: 1 - y,
     "sequence": _next_token,

@@ -134,7 +134,8 @@ def _print_claim(console: Console, rows: list[PaperRow]) -> None:
     cells = {
         "verdict": [row.claim.verdict.value for row in rows],
         "claimed": [_number(row.claim.epsilon) for row in rows],
-        "provable": [_provable(row) for row in rows],
+        # losses above 700 are not resolved
+        "provable": [">700" if row.noise and row.provable == math.inf else _number(row.provable) for row in rows],
         "noise": [_number(row.noise) for row in rows],
         "tight": [_number(row.tight) for row in rows],
         "ratio": [_number(row.noise_ratio, 3) for row in rows],
@@ -155,12 +156,6 @@ def _print_claim(console: Console, rows: list[PaperRow]) -> None:
         place = "" if len(reasons) == 1 else f"{'; '.join(where[:3])}{' ...' if len(where) > 3 else ''}: "
         console.print(f" {place}{reason}")
     console.print()
-
-
-def _provable(row: PaperRow) -> str:
-    if row.noise and row.provable == math.inf:
-        return ">700"  # losses above 700 are not resolved
-    return _number(row.provable)
 
 
 def _number(value: float | None, digits: int = 4) -> str:

@@ -36,14 +36,12 @@ CONFIGURED = ("run", "audit", "bench")  # take the options of a run too
 
 def command_of(name: str) -> Callable[[list[str]], int]:
     """The function that carries a command out; its result is an exit code."""
-    carry_out: Callable[[list[str]], int] = _in_module(name, f"{name}_command")
-    return carry_out
+    return _in_module(name, f"{name}_command")
 
 
 def options_class(name: str) -> type[Any]:
     """The dataclass of a command's own options."""
-    made: type[Any] = _in_module(name, f"{name.capitalize()}Options")
-    return made
+    return _in_module(name, f"{name.capitalize()}Options")
 
 
 def _in_module(name: str, what: str) -> Any:

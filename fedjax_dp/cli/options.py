@@ -162,13 +162,8 @@ def require_known(command: str, rest: list[str], taken: Options) -> None:
         if flag == option.flag:
             raise errors.refuse(flag, "a flag", "left to Python", "flags are numbers, text and bools")
     flags = [option.flag for option in taken.values() if option.kinds and not option.about.positional]
-    near = errors.nearest(flag, [*HELP[1:], *flags])
-    raise errors.refuse(
-        "argument",
-        repr(flag),
-        f"an option of fedjax-dp {command}",
-        f"did you mean {near[0]}?" if near else f"fedjax-dp {command} --help-all lists them",
-    )
+    remedy = errors.suggested(flag, [*HELP[1:], *flags], f"fedjax-dp {command} --help-all lists them")
+    raise errors.refuse("argument", repr(flag), f"an option of fedjax-dp {command}", remedy)
 
 
 def known_flags(arguments: list[str], taken: Options) -> tuple[dict[str, Any], list[str]]:

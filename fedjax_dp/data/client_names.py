@@ -61,9 +61,8 @@ def number_of(what: str, names: ClientNames | None, clients: int, client: int | 
         if not (client.isascii() and client.isdecimal() and len(client) < 20):
             known = [] if names is None else list(names.listed)
             shown = ", ".join(known[:SHOWN]) + ", ..." * (len(known) > SHOWN)
-            near = errors.nearest(client, known)
             wanted = f"one of {shown}" if known else f"a number from 0 to {clients - 1}, as clients have no names"
-            raise errors.refuse(what, repr(client)[:60], wanted, f"did you mean {near[0]}?" if near else "")
+            raise errors.refuse(what, repr(client)[:60], wanted, errors.suggested(client, known))
         client = int(client)
     errors.require_integer(what, client, 0, clients - 1)
     return int(client)

@@ -137,17 +137,16 @@ def _check_options(columns: Columns, aside: Any, features: Any, tables: Sequence
     for option, named in (("categories", columns.categories), ("fill", filled), ("standardise", stated)):
         for column in named:
             if column not in features and not (option == "standardise" and columns.source):
-                near = errors.nearest(str(column), map(str, features))
-                remedy = f"did you mean {near[0]}?" if near else ""
+                remedy = errors.suggested(str(column), map(str, features))
                 raise errors.refuse(option, repr(column), "of columns that are features", remedy)
             if option == "standardise" and column in columns.categories:
                 raise errors.refuse("standardise", repr(column), "of columns of numbers", "drop it")
     known = {column for table in tables for column in table.frame.columns}
     for column in columns.drop:
         if column in aside or column not in known:
-            near = errors.nearest(str(column), map(str, known.difference(aside)))
+            remedy = errors.suggested(str(column), map(str, known.difference(aside)))
             got = f"{column!r}, which " + ("is a label, a client or the split" if column in aside else "no table has")
-            raise errors.refuse("drop", got, "of columns", f"did you mean {near[0]}?" if near else "")
+            raise errors.refuse("drop", got, "of columns", remedy)
     for column, words in columns.categories.items():
         if len(set(map(str, words))) < len(words) or not len(words):
             raise errors.refuse(f"categories of {column}", "a word twice, or none", "different words")
@@ -172,12 +171,8 @@ def _check_columns(part: Table, first: Table, aside: Any, features: Any, drop: A
         raise errors.refuse(f"{where}columns", got, f"those of {first.where.removesuffix(': ')}", remedy)
     for column in named:
         if column not in columns:
-            near = errors.nearest(str(column), map(str, columns))
-            remedy = (
-                f"did you mean {near[0]}?"
-                if near
-                else "name those of labels and clients (--label-column, --client-column)"
-            )
+            others = "name those of labels and clients (--label-column, --client-column)"
+            remedy = errors.suggested(str(column), map(str, columns), others)
             shown = ", ".join(map(str, columns[:8])) + (", ..." if len(columns) > 8 else "")
             raise errors.refuse(f"{where}column {column}", "none", f"one of {shown}", remedy)
     if differ:

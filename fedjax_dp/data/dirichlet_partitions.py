@@ -99,12 +99,7 @@ def _rank(names: np.ndarray, count: int) -> np.ndarray:
 
 
 def class_dirichlet(
-    labels: Labels,
-    num_clients: int,
-    concentration: float,
-    seed: int = 0,
-    balance: bool = True,
-    min_records: int = 10,
+    labels: Labels, num_clients: int, concentration: float, seed: int = 0, balance: bool = True, min_records: int = 10
 ) -> list[np.ndarray]:
     """The records of each class are spread over clients by a Dirichlet distribution: what most papers call Dirichlet.
 

@@ -181,17 +181,13 @@ def _write(path: pathlib.Path, columns: dict[str, np.ndarray]) -> None:
     errors.require_installed("pyarrow", "tables", "to write stores")
     import pyarrow as pa
 
-    made = [pa.array(a) if a.ndim == 1 else _listed(a) for a in columns.values()]
+    made = [  # rows of numbers as lists of a fixed length, not copied
+        pa.array(a) if a.ndim == 1 else pa.FixedSizeListArray.from_arrays(pa.array(a.reshape(-1)), a[0].size)
+        for a in columns.values()
+    ]
     batch = pa.record_batch(made, names=list(columns))
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, batch.schema) as writer:
         writer.write_batch(batch)
-
-
-def _listed(a: np.ndarray) -> Any:
-    """Rows of numbers as lists of a fixed length, not copied."""
-    import pyarrow as pa
-
-    return pa.FixedSizeListArray.from_arrays(pa.array(a.reshape(-1)), a[0].size)
 
 
 def _read(path: pathlib.Path) -> dict[str, np.ndarray]:

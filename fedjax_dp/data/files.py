@@ -4,13 +4,14 @@ Whatever a format, nothing is made of a file before `check_file`, nothing expand
 """
 
 import bz2
+import contextlib
 import gzip
 import lzma
 import os
 import pathlib
 import stat
 import zipfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -75,6 +76,19 @@ def check_file(kind: str, path: pathlib.Path) -> int:
     return about.st_size
 
 
+@contextlib.contextmanager
+def readable(
+    what: pathlib.Path | str, wanted: str, kinds: tuple[type[Exception], ...] = (Exception,)
+) -> Iterator[None]:
+    """Errors of these kinds, of whatever reads in the block, as one line; refusals pass as they are."""
+    try:
+        yield
+    except errors.ConfigurationError:
+        raise
+    except kinds as error:
+        raise damaged(what, f"damaged ({folders.reason(error)[:100]})", wanted) from None
+
+
 def check_growth(what: pathlib.Path | str, stored: int, expanded: int) -> None:
     """Refuse content that would take far more room than what stands for it in the file."""
     if expanded > max(FREE, EXPANSION * stored):
@@ -88,21 +102,15 @@ def unpacked(kind: str, path: pathlib.Path) -> bytes:
     Raises: ConfigurationError for a file that is not there, damaged, or of another packing.
     """
     size = check_file(kind, path)
-    try:
-        with open(path, "rb") as file:
-            if path.suffix not in UNPACKERS:
-                return file.read()
-            held = bytearray()
-            for piece in UNPACKERS[path.suffix](file):
-                held += piece
-                check_growth(path, size, len(held))
-            return bytes(held)
-    except errors.ConfigurationError:
-        raise
-    except Exception as error:  # zlib.error, lzma.LZMAError, zipfile.BadZipFile and relatives have no common base
-        raise damaged(
-            path, f"damaged ({folders.reason(error)[:100]})", f"a {path.suffix[1:]} of a {kind} file"
-        ) from None
+    # zlib.error, lzma.LZMAError, zipfile.BadZipFile and relatives have no common base
+    with readable(path, f"a {path.suffix[1:]} of a {kind} file"), open(path, "rb") as file:
+        if path.suffix not in UNPACKERS:
+            return file.read()
+        held = bytearray()
+        for piece in UNPACKERS[path.suffix](file):
+            held += piece
+            check_growth(path, size, len(held))
+        return bytes(held)
 
 
 def _read_pieces(file: Any) -> Iterable[bytes]:

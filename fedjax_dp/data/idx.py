@@ -1,8 +1,10 @@
 """Images in idx files: MNIST and its kin; found in a folder, or downloaded once and checked."""
 
+import importlib.resources
 import os
 import pathlib
 import struct
+import tomllib
 import warnings
 from typing import NamedTuple
 
@@ -33,26 +35,8 @@ def _emnist(split: str, first_label: int = 0) -> _Idx:
     return _Idx("", {f"emnist-{split}-{part}-ubyte": "" for part in parts}, archive, first_label, transposed=True)
 
 
-_FASHION = "fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
-IDX = {
-    "mnist": _Idx(
-        "https://ossci-datasets.s3.amazonaws.com/mnist/",
-        {
-            "train-images-idx3-ubyte": "sha256:440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
-            "train-labels-idx1-ubyte": "sha256:3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
-            "t10k-images-idx3-ubyte": "sha256:8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
-            "t10k-labels-idx1-ubyte": "sha256:f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
-        },
-    ),
-    "fashion_mnist": _Idx(
-        "http://" + _FASHION,
-        {
-            "train-images-idx3-ubyte": "sha256:3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
-            "train-labels-idx1-ubyte": "sha256:a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
-            "t10k-images-idx3-ubyte": "sha256:346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
-            "t10k-labels-idx1-ubyte": "sha256:67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
-        },
-    ),
+_SINGLE = tomllib.loads(importlib.resources.files("fedjax_dp.data").joinpath("idx.toml").read_text("utf-8"))
+IDX = {name: _Idx(**source) for name, source in _SINGLE.items()} | {
     "emnist_letters": _emnist("letters", first_label=1),
     "emnist_byclass": _emnist("byclass"),
     "emnist_balanced": _emnist("balanced"),

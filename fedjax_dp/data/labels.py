@@ -68,11 +68,7 @@ def pathological(
 
 
 def shards(
-    labels: Labels,
-    num_clients: int,
-    seed: int = 0,
-    shards_per_client: int | None = None,
-    shard_size: int | None = None,
+    labels: Labels, num_clients: int, seed: int = 0, shards_per_client: int | None = None, shard_size: int | None = None
 ) -> list[np.ndarray]:
     """Records sorted by label and cut into shards of one size, which are dealt to clients at random.
 

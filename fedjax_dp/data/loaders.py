@@ -36,10 +36,6 @@ def _files(module: str, function: str) -> Reader:
     return Reader(lambda name, data_dir, seed, reading: getattr(_of(module), function)(name, data_dir))
 
 
-def _named(rest: str, column: str | None) -> bool:
-    return column is not None
-
-
 def _table(kind: str) -> Reader:
     return Reader(
         lambda path, data_dir, seed, reading: _of("tables").from_files(path, kind, reading),
@@ -67,14 +63,14 @@ def _store(folder: str, data_dir: Folder, seed: int, reading: Reading) -> "Datas
 DATASETS: dict[str, Reader] = {
     "digits": Reader(lambda name, data_dir, seed, reading: _of("digits").digits()),
     **dict.fromkeys(IDX, _files("idx", "images")),
-    "adult": _files("tabular", "adult"),
-    "adult_full": _files("tabular", "adult"),
+    "adult": _files("adult", "adult"),
+    "adult_full": _files("adult", "adult"),
     "cifar10": _files("cifar", "cifar10"),
     "cifar10_pca60": _files("cifar", "cifar10_pca60"),
     "svhn": _files("svhn", "svhn"),
     "school": Reader(lambda name, data_dir, seed, reading: _of("school").school(name, data_dir, seed)),
-    "femnist_digits": _files("writers", "femnist_digits"),
-    "sent140": _files("text", "sent140"),
+    "femnist_digits": _files("femnist", "femnist_digits"),
+    "sent140": _files("sent140", "sent140"),
     "npz": Reader(
         lambda path, data_dir, seed, reading: _of("own").from_npz(pathlib.Path(path), reading.task),
         "PATH",
@@ -85,7 +81,7 @@ DATASETS: dict[str, Reader] = {
     "parquet": _table("parquet"),
     "leaf": _format("leaf", "task", *TEXT, *CUT, "convention", "record_shape"),
     "tff": _format("tff", *TEXT, *CUT, "convention", "record_shape", "subset"),
-    "hf": _format("hugging_face", *COLUMNS, *TEXT, "convention", owned=_named),
+    "hf": _format("hugging_face", *COLUMNS, *TEXT, "convention", owned=lambda path, column: column is not None),
     "synthetic": Reader(
         lambda setting, data_dir, seed, reading: _of("synthetic").synthetic(setting, seed), "U,V or synthetic:iid"
     ),

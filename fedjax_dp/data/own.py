@@ -74,7 +74,9 @@ def dataset(
     }
     for what, ids in (("client_ids", client_ids), ("test_client_ids", test_client_ids)):
         if ids is not None:
-            arrays[what] = _text(_array(what, ids))
+            ids = _array(what, ids)
+            text = ids.dtype == object and all(isinstance(word, str) for word in ids.ravel())
+            arrays[what] = ids.astype(str) if text else ids
     return _of_arrays(name, "", arrays, classes, task, vocabulary)
 
 
@@ -161,16 +163,7 @@ def _array(what: str, numbers: Any) -> np.ndarray:
         )
     try:
         array = native(numbers)
-        return np.array(array.tolist()) if array.dtype == object and _is_nested(array) else array
+        nested = array.size and all(isinstance(one, list | tuple | np.ndarray) for one in array.ravel())
+        return np.array(array.tolist()) if array.dtype == object and nested else array
     except ValueError:  # lists of different lengths
         raise errors.refuse(what, "lists of different lengths", "an array", "pad or cut them") from None
-
-
-def _is_nested(array: np.ndarray) -> bool:
-    """Whether an array of objects is one of lists or arrays, as `np.array([...], dtype=object)` makes them."""
-    return bool(array.size) and all(isinstance(one, list | tuple | np.ndarray) for one in array.ravel())
-
-
-def _text(ids: np.ndarray) -> np.ndarray:
-    """Python's strings as NumPy's."""
-    return ids.astype(str) if ids.dtype == object and all(isinstance(word, str) for word in ids.ravel()) else ids

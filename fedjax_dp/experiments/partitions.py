@@ -65,13 +65,14 @@ def _sizes(dataset: "Dataset", options: PartitionOptions) -> np.ndarray:
     return SIZES[options.sizes].make(len(dataset.x_train), options)
 
 
-def _iid(dataset: "Dataset", options: PartitionOptions) -> Divided:
-    return dataset, data.iid(dataset.y_train, _sizes(dataset, options), options.seed), None
+def _dealt(function: str, *names: str) -> Callable[["Dataset", PartitionOptions], Divided]:
+    """A function of `fedjax_dp.data` of the training targets and of these options, in their order."""
 
+    def divide(dataset: "Dataset", options: PartitionOptions) -> Divided:
+        values = [_sizes(dataset, options) if name == "sizes" else getattr(options, name) for name in names]
+        return dataset, getattr(data, function)(dataset.y_train, *values), None
 
-def _labels(dataset: "Dataset", options: PartitionOptions) -> Divided:
-    sizes = _sizes(dataset, options)
-    return dataset, data.labels_per_client(dataset.y_train, sizes, options.labels_per_client, options.seed), None
+    return divide
 
 
 def _one_class(dataset: "Dataset", options: PartitionOptions) -> Divided:
@@ -80,27 +81,9 @@ def _one_class(dataset: "Dataset", options: PartitionOptions) -> Divided:
     return dataset, data.one_class_per_client(labels, sizes, options.seed), None
 
 
-def _by_dirichlet(name: str) -> Callable[["Dataset", PartitionOptions], Divided]:
-    def divide(dataset: "Dataset", options: PartitionOptions) -> Divided:
-        sizes, scale = _sizes(dataset, options), options.concentration_scale
-        return dataset, getattr(data, name)(dataset.y_train, sizes, options.concentration, options.seed, scale), None
-
-    return divide
-
-
-def _class_dirichlet(dataset: "Dataset", options: PartitionOptions) -> Divided:
-    drawn = options.num_clients, options.concentration, options.seed, options.balance, options.min_records
-    return dataset, data.class_dirichlet(dataset.y_train, *drawn), None
-
-
 def _shards(dataset: "Dataset", options: PartitionOptions) -> Divided:
     cut = {name: options.values.get(name) for name in ("shards_per_client", "shard_size")}
     return dataset, data.shards(dataset.y_train, options.num_clients, options.seed, **cut), None
-
-
-def _pathological(dataset: "Dataset", options: PartitionOptions) -> Divided:
-    drawn = options.num_clients, options.labels_per_client, options.seed, options.assignment
-    return dataset, data.pathological(dataset.y_train, *drawn), None
 
 
 def _similarity(dataset: "Dataset", options: PartitionOptions) -> Divided:
@@ -130,26 +113,30 @@ def _column(dataset: "Dataset", column: str) -> np.ndarray:
     if whose not in ("", "target") or not number.isdecimal() or not int(number) < table.shape[1]:
         remedy = f"{'its targets have' if of_target else 'a record has'} {table.shape[1]:,}, counted from 0"
         raise errors.refuse("column", repr(column), wanted, remedy)
-    result: np.ndarray = table[:, int(number)]
-    return result
-
-
-def _given(dataset: "Dataset", options: PartitionOptions) -> Divided:
-    return dataset, data.given_parts(options.client_ids, len(dataset.x_train)), None
+    return table[:, int(number)]
 
 
 _SIZED = ("num_clients", "sizes")
 _DRAWN = (*_SIZED, "concentration", "concentration_scale")
+_DIRICHLET = ("sizes", "concentration", "seed", "concentration_scale")
 PARTITIONS: dict[str, Partition] = {
-    "iid": Partition(_iid, _SIZED),
-    "labels": Partition(_labels, (*_SIZED, "labels_per_client"), by_label=True),
-    "pathological": Partition(_pathological, ("num_clients", "labels_per_client", "assignment"), by_label=True),
+    "iid": Partition(_dealt("iid", "sizes", "seed"), _SIZED),
+    "labels": Partition(
+        _dealt("labels_per_client", "sizes", "labels_per_client", "seed"),
+        (*_SIZED, "labels_per_client"),
+        by_label=True,
+    ),
+    "pathological": Partition(
+        _dealt("pathological", "num_clients", "labels_per_client", "seed", "assignment"),
+        ("num_clients", "labels_per_client", "assignment"),
+        by_label=True,
+    ),
     "shards": Partition(_shards, ("num_clients", "shards_per_client", "shard_size"), by_label=True),
     "one-class": Partition(_one_class, _SIZED, by_label=True),
-    "dirichlet": Partition(_by_dirichlet("dirichlet"), _DRAWN, by_label=True),
-    "inner-dirichlet": Partition(_by_dirichlet("inner_dirichlet"), _DRAWN, by_label=True),
+    "dirichlet": Partition(_dealt("dirichlet", *_DIRICHLET), _DRAWN, by_label=True),
+    "inner-dirichlet": Partition(_dealt("inner_dirichlet", *_DIRICHLET), _DRAWN, by_label=True),
     "class-dirichlet": Partition(
-        _class_dirichlet,
+        _dealt("class_dirichlet", "num_clients", "concentration", "seed", "balance", "min_records"),
         ("num_clients", "concentration", "balance", "min_records"),
         by_label=True,
         brings={"min_records": 10},  # as in published code
@@ -167,7 +154,10 @@ PARTITIONS: dict[str, Partition] = {
         ("group_size", "remainder"),
         natural=True,
     ),
-    "given": Partition(_given, ("client_ids",)),
+    "given": Partition(
+        lambda dataset, options: (dataset, data.given_parts(options.client_ids, len(dataset.x_train)), None),
+        ("client_ids",),
+    ),
 }
 _TAKEN = [way.options for way in PARTITIONS.values()] + [sizes.options for sizes in SIZES.values()]
 OPTIONS = sorted({name for options in _TAKEN for name in options})

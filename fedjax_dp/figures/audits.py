@@ -138,7 +138,7 @@ def _draw_rates(audit: Any, errors: tables.Rows, axes: Any) -> None:
     x = np.linspace(low, high, POINTS)
 
     def draw(curve: TradeOff, **style: Any) -> np.ndarray:
-        y: np.ndarray = ndtri(np.clip(curve(ndtr(x)), 1e-12, 1 - 1e-12))
+        y = ndtri(np.clip(curve(ndtr(x)), 1e-12, 1 - 1e-12))
         axes.plot(x, y, **style)
         return y
 
@@ -194,8 +194,7 @@ def _draw_bounds(audit: Any, errors: tables.Rows, least: float, axes: Any) -> No
 
 def _probit(rates: Any, least: float) -> np.ndarray:
     """On the axes, rates of zero and one at their ends."""
-    probits: np.ndarray = ndtri(np.clip(rates, least, 1 - 1e-6))
-    return probits
+    return ndtri(np.clip(rates, least, 1 - 1e-6))
 
 
 def _draw_epsilons(audit: Any, rows: tables.Rows, axes: Any) -> None:
@@ -215,14 +214,7 @@ def _draw_epsilons(audit: Any, rows: tables.Rows, axes: Any) -> None:
         epsilon, color = row["epsilon"], COLORS[row["kind"]] or styles.ink()
         at = max(epsilon, first)
         axes.plot(at, place, "o", color=color, ms=6, clip_on=False)
-        axes.annotate(
-            f"{epsilon:.4g}",
-            (at, place),
-            xytext=(7, -3.5),
-            textcoords="offset points",
-            fontsize=styles.SMALL,
-            color=color,
-        )
+        elements.label(axes, f"{epsilon:.4g}", (at, place), (7, -3.5), fontsize=styles.SMALL, color=color)
     axes.set_yticks(range(len(rows)), [row["what"] for row in rows], fontsize=styles.SMALL)
     label = f"epsilon at delta {audit.guarantee.delta:g}, with {audit.confidence} confidence (refuted in the shade)"
     axes.set(ylim=(len(rows) - 0.4, -0.6), xlabel=canvas.wrapped(label, _room(axes), "medium"))

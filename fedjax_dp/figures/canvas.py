@@ -24,7 +24,7 @@ from matplotlib.font_manager import FontProperties
 
 from fedjax_dp import errors
 from fedjax_dp.figures import styles
-from fedjax_dp.figures.elements import BELOW, legend_beside
+from fedjax_dp.figures.elements import BELOW, label, legend_beside
 from fedjax_dp.figures.styles import SMALL
 
 DPI, PAPER_DPI = 130, 300  # of PNG files
@@ -88,18 +88,8 @@ class Page(NamedTuple):
         panel = self.panels[-1]
         legend = panel.get_legend()
         above = legend if legend is not None and legend.get_gid() == BELOW else panel.xaxis.label
-        panel.annotate(
-            wrapped(text, width_of(panel), SMALL),
-            (0.5, 0),
-            xycoords=above,
-            xytext=(0, -5),
-            textcoords="offset points",
-            ha="center",
-            va="top",
-            fontsize=SMALL,
-            alpha=0.75,
-            annotation_clip=False,
-        )
+        look = {"ha": "center", "va": "top", "fontsize": SMALL, "alpha": 0.75, "annotation_clip": False}
+        label(panel, wrapped(text, width_of(panel), SMALL), (0.5, 0), (0, -5), xycoords=above, **look)
 
     def legend(self, handles: Sequence[Any]) -> None:
         """One for all panels."""
@@ -131,7 +121,7 @@ def page(
     check(look)
     ax, named = look.get("ax"), look.get("style") or {}
     style = styles.NAMED.get(named, named) if isinstance(named, str) else dict(named)
-    if style is styles.PAPER:
+    if style == styles.PAPER:
         size, dpi = (COLUMN if panels == 1 else (PAGE, PAGE * size[1] / size[0])), PAPER_DPI
     with matplotlib.style.context(style):
         if ax is None:
@@ -215,8 +205,8 @@ def _require_style(style: Any) -> None:
         )
     for name, value in style.items():
         if name not in matplotlib.rcParams:
-            near = errors.nearest(name, matplotlib.rcParams) if isinstance(name, str) else []
-            raise errors.refuse("style", repr(name), "of rcParams", f"did you mean {near[0]}?" if near else "")
+            remedy = errors.suggested(name, matplotlib.rcParams) if isinstance(name, str) else ""
+            raise errors.refuse("style", repr(name), "of rcParams", remedy)
         try:
             matplotlib.RcParams({name: value})
         except ValueError as error:
@@ -247,8 +237,7 @@ def save(figure: Any, path: str | os.PathLike[str] | None, dpi: int = DPI) -> Fi
         suffix = errors.require_picture("picture", path)
         with matplotlib.rc_context({"svg.hashsalt": "fedjax-dp"}):
             figure.savefig(path, dpi=dpi, metadata={DATES[suffix]: None} if suffix in DATES else None)
-    drawn: Figure = figure
-    return drawn
+    return figure
 
 
 def letters(inches: float, font: str) -> int:

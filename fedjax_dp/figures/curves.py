@@ -169,17 +169,9 @@ def _ticks(panel: Any, place: int, heights: Sequence[tuple[str, float]]) -> None
     """An upright axis, and what stands at its left."""
     panel.plot([place, place], [-0.05, 1.05], color=styles.ink(), lw=0.9, alpha=0.8, zorder=3)
     for words, height in heights:
-        panel.annotate(
-            words,
-            (place, height),
-            xytext=(-5, 0),
-            fontsize="x-small",
-            textcoords="offset points",
-            ha="right",
-            va="center",
-            zorder=5,
-            bbox={"fc": styles.paper(), "ec": "none", "alpha": 0.9, "pad": 0.8},
-        )
+        box = {"fc": styles.paper(), "ec": "none", "alpha": 0.9, "pad": 0.8}
+        look = {"fontsize": "x-small", "ha": "right", "va": "center", "zorder": 5, "bbox": box}
+        elements.label(panel, words, (place, height), (-5, 0), **look)
 
 
 def _metric_axis(panel: Any, uprights: dict[str, AxisScale], metric: Measure, norm: Any, below: str) -> None:

@@ -28,6 +28,11 @@ def interval(
     panel.errorbar(x, mean, lengths, fmt="none", ecolor=color, elinewidth=0.9, capsize=2.5, errorevery=every, zorder=2)
 
 
+def label(panel: Any, words: str, at: Any, aside: tuple[float, float], **look: Any) -> None:
+    """Words so many points aside of a place."""
+    panel.annotate(words, at, xytext=aside, textcoords="offset points", **look)
+
+
 def legend_beside(panel: Any, **options: Any) -> Any:
     """A legend on the right of a panel, where it covers nothing."""
     look = {"frameon": False, "fontsize": SMALL, "title_fontsize": SMALL, "alignment": "left"}
@@ -83,7 +88,7 @@ def draw_bars(panel: Any, bars: Sequence[Bar], words: Callable[[float], str]) ->
     drawn = panel.barh(range(len(bars)), lengths, left=starts, color=colors)
     for place, (bar, length) in enumerate(zip(drawn, lengths)):
         end = bar.get_x() + max(bar.get_width(), 0)
-        panel.annotate(words(length), (end, place), xytext=(4, 0), textcoords="offset points", va="center")
+        label(panel, words(length), (end, place), (4, 0), va="center")
     panel.set_yticks(range(len(bars)), names)
     panel.invert_yaxis()
     open_frame(panel, "x")

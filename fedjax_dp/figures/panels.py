@@ -15,16 +15,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import LogLocator, NullLocator
 
 from fedjax_dp.figures import elements, scales, styles
-from fedjax_dp.figures.points import (
-    Placed,
-    best_over,
-    coloured,
-    finish,
-    intervals,
-    legend_head,
-    level,
-    title,
-)
+from fedjax_dp.figures.points import Placed, best_over, coloured, finish, intervals, legend_head, level, title
 from fedjax_dp.figures.tables import sweeps as tables
 from fedjax_dp.figures.tables.settings import (
     Record,
@@ -59,13 +50,11 @@ def against(panel: Any, settings: Sequence[Setting], x: str, metric: Measure, by
             dots = [(scale.position(setting.values[x]), None if setting.failed else setting) for setting in every]
             intervals(panel, dots, metric, line, joined=False, alpha=0.9)
         else:
-            placed = [
-                (
-                    scale.beside(group[0].values[x], _aside(*_sharing(rank, key, groups), scale.kind)),
-                    pick_or_stopped(group, metric),
-                )
-                for key, group in groups[rank].items()
-            ]
+            placed = []
+            for key, group in groups[rank].items():
+                there = [other for other, by_key in enumerate(groups) if key in by_key]  # lines at this value
+                aside = _aside(there.index(rank), len(there), scale.kind)
+                placed.append((scale.beside(group[0].values[x], aside), pick_or_stopped(group, metric)))
             intervals(panel, placed, metric, line, joined=scale.kind != "category")
         unplaced = [setting for setting in line.settings if setting.values[x] is None]
         level(panel, unplaced, metric, line, f"{scales.words([x])} unset")
@@ -76,12 +65,6 @@ def against(panel: Any, settings: Sequence[Setting], x: str, metric: Measure, by
     how = _with_aside(how, 0 if random or scale.kind == "category" else len(lines))
     title(panel, f"{metric.words} against {scales.words([x])}", how)
     finish(panel, metric, legend_head(by))
-
-
-def _sharing(rank: int, key: str, groups: Sequence[dict[str, list[Setting]]]) -> tuple[int, int]:
-    """The place of a line among those that stand at a value too, and their number."""
-    sharing = [other for other, group in enumerate(groups) if key in group]
-    return sharing.index(rank), len(sharing)
 
 
 def _aside(rank: int, of: int, kind: str) -> float:
@@ -247,16 +230,8 @@ def _cells(
             color=color,
         )
         if failed:
-            panel.annotate(
-                "x",
-                (column + 1, row + 1),
-                xytext=(-8, -9),
-                textcoords="offset points",
-                ha="center",
-                va="center",
-                fontsize=9,
-                color=color,
-            )
+            middle = {"ha": "center", "va": "center"}
+            elements.label(panel, "x", (column + 1, row + 1), (-8, -9), fontsize=9, color=color, **middle)
             crossed = True
         if chosen[row, column] is winner:
             panel.add_patch(Rectangle((column, row), 1, 1, fill=False, ec="black", lw=2.2, zorder=4))

@@ -111,15 +111,8 @@ def title(panel: Any, head: str, how: str) -> None:
     panel.set_title(wrapped(head, room, "medium"), loc="left", fontsize="medium", pad=large * (8 + 12 * lines))
     panel.set_xlabel(wrapped(panel.get_xlabel(), room, "medium"))
     if how:
-        panel.annotate(
-            small,
-            (0, 1),
-            xycoords="axes fraction",
-            xytext=(0, 6 * large),
-            textcoords="offset points",
-            fontsize="small",
-            alpha=0.75,
-        )
+        below = {"xycoords": "axes fraction", "fontsize": "small", "alpha": 0.75}
+        elements.label(panel, small, (0, 1), (0, 6 * large), **below)
 
 
 def finish(panel: Any, metric: Measure, head: str | None) -> None:
@@ -135,15 +128,11 @@ def finish(panel: Any, metric: Measure, head: str | None) -> None:
         names.append("stopped")
     if not names:
         return
-    if _narrow(panel) and getattr(panel.figure.figure, "own", False):
+    narrow = panel.figure.bbox.width / panel.figure.figure.dpi < NARROW * styles.scale()  # for a legend beside it
+    if narrow and getattr(panel.figure.figure, "own", False):
         elements.legend_above(panel, handles, names, head, letters(_room(panel), "small"))
     else:
         elements.legend_beside(panel, handles=handles, labels=names, title=head)
-
-
-def _narrow(panel: Any) -> bool:
-    """Whether a legend beside the panel would leave it little of the picture."""
-    return bool(panel.figure.bbox.width / panel.figure.figure.dpi < NARROW * styles.scale())
 
 
 def _room(panel: Any) -> float:

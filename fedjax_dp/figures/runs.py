@@ -69,16 +69,8 @@ def plot_run(
             left.set_ylim(0, 100)
         reached = rows[-1][main.name]
         if reached is not None:
-            left.annotate(
-                main.in_words(reached),
-                (rounds[-1], unit * reached),
-                xytext=(7, 0),
-                textcoords="offset points",
-                va="center",
-                color=TEST,
-                fontweight="bold",
-                annotation_clip=False,
-            )
+            look_of_last = {"va": "center", "color": TEST, "fontweight": "bold", "annotation_clip": False}
+            elements.label(left, main.in_words(reached), (rounds[-1], unit * reached), (7, 0), **look_of_last)
         draw(right, tables.known(rows, tables.LOSS))
         right.set(title=loss.label.removeprefix("test "), xlabel="round")
         if not loss.signed:

@@ -17,24 +17,7 @@ MAP = matplotlib.colormaps["viridis"]  # of metrics
 ORDER = matplotlib.colormaps["plasma"]  # of lines whose axis has an order
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (7, 2, 1.5, 2)), (0, (3, 1, 1, 1, 1, 1)), (0, (2, 1)))
-PAPER = {  # one column of a paper, of which the caption is the title
-    "font.size": 7,
-    "axes.titlesize": 7,
-    "axes.labelsize": 7,
-    "xtick.labelsize": 6.5,
-    "ytick.labelsize": 6.5,
-    "figure.titlesize": 7,
-    "axes.linewidth": 0.6,
-    "axes.labelpad": 2,
-    "xtick.major.size": 2,
-    "ytick.major.size": 2,
-    "xtick.major.pad": 2,
-    "ytick.major.pad": 2,
-    "figure.constrained_layout.h_pad": 0.02,
-    "figure.constrained_layout.w_pad": 0.02,
-    "pdf.fonttype": 42,  # letters that can be searched, which some publishers want
-    "ps.fonttype": 42,
-}
+PAPER = "fedjax_dp.figures.paper"  # a style sheet: one column of a paper
 NAMED = {"paper": PAPER}
 BARS = 8  # of a line that has bars instead of a band
 

@@ -29,7 +29,7 @@ def examine_cohort(
     shares, num_clients = jnp.asarray(data.shares), data.num_clients
     drawn = jax.eval_shape(lambda: draw_cohort(cohort, run_key(0), jnp.int32(0), shares)).ids.shape[0]
     stated = cohort.capacity(num_clients)
-    require(drawn == stated, "positions of a cohort", f"{drawn}", f"the {stated} that `capacity` states", "exact")
+    require(drawn == stated, "positions of a cohort", f"{drawn}", f"the {stated} that `capacity` states")
     count = max(min(trials or ROUNDS, 2**22 // max(num_clients, cohort.capacity(num_clients))), 50)
     separation, log = cohort.min_separation(num_clients), cohort.log(num_clients)
     rounds = rounds if log is None else min(rounds, log.num_rounds)  # in others nobody takes part
@@ -68,18 +68,17 @@ def _examine_exactly(name: str, cohort: Cohort, members: Members, num_clients: i
         f"{name}: a client trains in a round",
         f"{most} times",
         f"at most {cohort.max_participations}",
-        "exact",
     )
     if cohort.at_most_once:
         most = counted.max(initial=0.0)
-        require(most <= 1, f"{name}: a client counts in a round", f"{most:g} times", "at most once", "exact")
+        require(most <= 1, f"{name}: a client counts in a round", f"{most:g} times", "at most once")
     if cohort.fixed:
         here = members.present.all()
         require_so(here, f"{name}: as many answer in every round", "fewer in some", "all positions")
     where = [np.flatnonzero(column) for column in times.T]
     gaps = min((int(np.diff(place).min()) for place in where if place.size > 1), default=10**9)
     separation = cohort.min_separation(num_clients)
-    require(gaps >= separation, f"{name}: rounds between two of a client", f"{gaps}", f"{separation} or more", "exact")
+    require(gaps >= separation, f"{name}: rounds between two of a client", f"{gaps}", f"{separation} or more")
 
 
 def _examine_log(cohort: Cohort, log: ParticipationLog, members: Members, some: np.ndarray) -> None:
@@ -175,7 +174,6 @@ def examine_batches(
             f"{name}: steps that are taken",
             f"{lived.sum(1).max()}",
             f"at most the {taken} counted",
-            "exact",
         )
         if batches.even:
             require_so(lived.all(), f"{name}: all steps are taken", "not all", "all, where `even` is stated")
@@ -193,6 +191,6 @@ def examine_records(name: str, times: np.ndarray, law: Sampling) -> None:
     """How often each record is in each batch of each trial `(trials, steps, records)`, against the law."""
     if isinstance(law, FullBatch):
         most = times.max(initial=0)
-        require(most <= 1, f"{name}: a record is in a batch", f"{most} times", "at most once", "exact")
+        require(most <= 1, f"{name}: a record is in a batch", f"{most} times", "at most once")
     else:
         examine_sampling(name, times, law)

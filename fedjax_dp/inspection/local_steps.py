@@ -124,7 +124,7 @@ def _examine_stream(name: str, local: Any, own: list[Gradient], most: int, recor
         for trial in range(count)
     ]  # of batches that are not even, empty ones are steps that are not taken
     counts = sorted({len(each) for each in taken})
-    require(max(counts) <= most, f"{name}: noised gradients", f"{counts}", f"{most}", "exact")
+    require(max(counts) <= most, f"{name}: noised gradients", f"{counts}", f"{most}")
     if correlated_source(local.privatizer) is not None:
         counted = all([g.step for g in each] == list(range(len(each))) for each in taken)
         require_so(counted, f"{name}: their numbers under correlated noise", "others", "0, 1, ...")

@@ -43,4 +43,4 @@ def examine_masks(transport: Transport, members: int, seed: int = 0) -> None:
     total = np.asarray(transport.total(key, jnp.int32(0), ids, invited, invited, jnp.asarray(summed)))
     error = np.abs(total - np.asarray(flat).sum(0)).max()
     within = members * transport.resolution
-    require(error <= within, "all messages added up are the sum", f"{error:.2g}", "the sum", "exact")
+    require(error <= within, "all messages added up are the sum", f"{error:.2g}", "the sum")

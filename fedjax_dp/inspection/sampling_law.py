@@ -36,7 +36,7 @@ def examine_sampling(name: str, counts: np.ndarray, law: Sampling) -> None:
             among, sized = law.records, law.draws
         case _:
             among, sized = members, members
-    require(among == members, f"{name}: the stated law draws", f"from {among}", f"from all {members}", "exact")
+    require(among == members, f"{name}: the stated law draws", f"from {among}", f"from all {members}")
     if isinstance(law, Poisson):
         apart = count_deviate(size.sum(), total * members, law.rate)
         spread = total * np.var(size) / max(members * law.rate * (1 - law.rate), 1e-12)
@@ -62,7 +62,7 @@ def examine_sampling(name: str, counts: np.ndarray, law: Sampling) -> None:
     if isinstance(law, Shuffled):
         # whoever is in the first batch of an epoch is in no other of it
         epochs = counts.reshape(-1, law.steps_per_epoch, members).sum(1)
-        require(epochs.max() <= 1, f"{name}: an epoch takes a record once", f"{epochs.max()}", "1", "exact")
+        require(epochs.max() <= 1, f"{name}: an epoch takes a record once", f"{epochs.max()}", "1")
         rows = counts[:, :: law.steps_per_epoch].reshape(-1, members)
         total, draws = len(rows), rows.sum(0)
     trials, each = (total * law.draws, 1 / members) if isinstance(law, WithReplacement) else (total, rate)
@@ -98,7 +98,7 @@ def examine_sampling(name: str, counts: np.ndarray, law: Sampling) -> None:
 def _refilled(name: str, counts: np.ndarray, law: Refilled) -> None:
     """Passes that run on: whole batches, no record a second time before all others, and no more than is paid for."""
     members = counts.shape[-1]
-    require(members == law.records, f"{name}: the stated law draws", f"from {law.records}", f"from {members}", "exact")
+    require(members == law.records, f"{name}: the stated law draws", f"from {law.records}", f"from {members}")
     runs = counts[:, : counts.shape[1] // law.steps_per_epoch * law.steps_per_epoch]
     runs = runs.reshape(-1, law.steps_per_epoch, members)
     size = np.unique(runs.sum(2))
@@ -107,9 +107,9 @@ def _refilled(name: str, counts: np.ndarray, law: Refilled) -> None:
     )
     so_far = np.cumsum(runs, axis=1)
     ahead = (so_far.max(2) - so_far.min(2)).max(initial=0)
-    require(ahead <= 1, f"{name}: a record stands in batches before others do", f"{ahead} times", "once", "exact")
+    require(ahead <= 1, f"{name}: a record stands in batches before others do", f"{ahead} times", "once")
     squares = (runs**2).sum(1).max(initial=0)
-    require(squares <= law.squares, f"{name}: squared numbers of a record", f"{squares}", f"{law.squares}", "exact")
+    require(squares <= law.squares, f"{name}: squared numbers of a record", f"{squares}", f"{law.squares}")
 
 
 def _pairs_lean(name: str, rows: np.ndarray, both: float) -> None:

@@ -73,10 +73,7 @@ def of_clients(algorithm: Algorithm, data: FederatedData, rounds: int, depends: 
         ]
     )
     client = np.concatenate(
-        [
-            ids[(at + rng.integers(ids.size)) % ids.size],
-            *(rng.choice(ids, sequences) for _ in range(times - 1)),
-        ]
+        [ids[(at + rng.integers(ids.size)) % ids.size], *(rng.choice(ids, sequences) for _ in range(times - 1))]
     )
     steps = jnp.arange(tau)
     points = jax.jit(jax.vmap(lambda client, t: of_steps(algorithm, data, client, t, steps)), compiler_options=QUICK)

@@ -49,7 +49,7 @@ def examine_source(source: NoiseSource, algorithm: Algorithm, data: FederatedDat
     noise = np.asarray(compiled(of)(keys_of(trials, "noise")), float)
     bands = np.asarray(source.bands, float)
     if source.fresh:
-        require(bands.size == 1, "fresh noise has one band", f"{bands.size} of them", "1, or `fresh` False", "exact")
+        require(bands.size == 1, "fresh noise has one band", f"{bands.size} of them", "1, or `fresh` False")
     examine_noise(whitened(noise, bands), [f"step {t}" for t in range(steps)])
     (trace,) = scale_names(
         lambda key, **at: source.draw(key, StepContext(**at), size), run_key(0), schedule_points.named()
@@ -95,15 +95,13 @@ def examine_bound(bound: Bound, algorithm: Algorithm, data: FederatedData, model
     require_so(alike, "the unit of the noise is the same for all batches", "not", "so")
     stated = clip / DIVISOR if bound.per_record else clip
     least = float(unit.min())
-    require(least >= stated * (1 - SLACK), "the unit of the noise", f"{least:.4g}", f"{stated:.4g} or more", "exact")
+    require(least >= stated * (1 - SLACK), "the unit of the noise", f"{least:.4g}", f"{stated:.4g} or more")
     require_bounded("an exchanged record moves the mean, in units", one / unit, other / unit, 2.0)
     if bound.per_record:
         require_bounded("a record less moves the mean, in units", one / unit, less / unit, 1.0)
     if not bound.assumption and not _varies(algorithm):
         longest = float(np.linalg.norm(one, axis=-1).max())
-        require(
-            longest <= clip * (1 + SLACK), "the length of the mean", f"{longest:.4g}", f"at most {clip:.4g}", "exact"
-        )
+        require(longest <= clip * (1 + SLACK), "the length of the mean", f"{longest:.4g}", f"at most {clip:.4g}")
 
 
 def examine_privatizer(
@@ -169,7 +167,6 @@ def examine_privatizer(
                 "noise of the steps",
                 f"from {spread.min():.4g} to {spread.max():.4g}",
                 "alike",
-                "exact",
             )
             least = min(least, float(spread.min()) / multipliers[client])
     _examine_everywhere(of, privatizer, algorithm, data, rounds, loud, least * multipliers, depends, bits, kind)
@@ -191,12 +188,7 @@ def _scale_of_noise(of: Callable[..., jax.Array], usual: tuple[Any, ...]) -> tup
         return of(key, schedule_points.arrays(StepContext(**where)), divisor, params, *records)
 
     params, *records = usual
-    inputs = {
-        "divisor": jnp.int32(DIVISOR),
-        "params": params,
-        "records": tuple(records),
-        **schedule_points.named(),
-    }
+    inputs = {"divisor": jnp.int32(DIVISOR), "params": params, "records": tuple(records), **schedule_points.named()}
     (trace,) = scale_names(named, run_key(0), inputs)
     require_so(trace.noise, "the gradient", "no noise of its key", "noise", "the trace is exact")
     for name, what in (("params", "the parameters"), ("records", "the records of its batch")):
@@ -249,20 +241,20 @@ def _event(privatizer: Privatizer, algorithm: Algorithm, data: FederatedData, cl
     rates = np.full(1, float(local.rates(0, data.largest)[-1]))
     leaves = list(privatizer.event(noise, local.batches, records, steps, rates).leaves())
     for step, _ in leaves:
-        require(step.adjacency is adjacency, "neighbours", step.adjacency.value, adjacency.value, "exact")
+        require(step.adjacency is adjacency, "neighbours", step.adjacency.value, adjacency.value)
         known = step.sampling in (law, FullBatch())
-        require(known, "sampling in its event", str(step.sampling), f"{law} of the batches", "exact")
+        require(known, "sampling in its event", str(step.sampling), f"{law} of the batches")
     source = correlated_source(privatizer)
     joined = source is not None and facts.of_the_project(source)
     counted = sum(step.count for step, _ in leaves)
-    require(joined or counted >= steps, "noisy sums in its event", f"{counted}", f"the {steps} local steps", "exact")
+    require(joined or counted >= steps, "noisy sums in its event", f"{counted}", f"the {steps} local steps")
     return [step for step, _ in leaves]
 
 
 def _kind(events: list[list[Release]]) -> Release:
     """One of the releases, whose noise must all be of one kind: it states the law, and the norm of the bound."""
     every = {type(step): step for steps in events for step in steps}
-    require(len(every) <= 1, "noise in its events", f"of {len(every)} kinds", "of one kind", "exact")
+    require(len(every) <= 1, "noise in its events", f"of {len(every)} kinds", "of one kind")
     return next(iter(every.values()), GaussianSteps(1.0, FullBatch(), Adjacency.REPLACE_ONE, 1))
 
 
@@ -294,4 +286,4 @@ def examine_correction(
     require_bounded(law, near, far, allowed)
     noised = np.asarray(run(v, g + h), float) - near
     error = np.abs(noised + rate * h).max() / np.abs(rate * h).max()
-    require(error < 1e-2, "noise passes a step as it is", f"off by {error:.2g}", "unchanged", "exact")
+    require(error < 1e-2, "noise passes a step as it is", f"off by {error:.2g}", "unchanged")

@@ -70,15 +70,19 @@ def examine_upload(upload: ClientPrivacy, algorithm: Algorithm, data: FederatedD
     quiet = np.asarray(compiled(lambda key: run((key,), first, jnp.zeros_like(means))[0])(keys[:4]), float)
     scale = np.maximum(np.abs(means).max(-1, keepdims=True), np.abs(quiet).max(-1, keepdims=True)) + 1e-30
     error = float((np.abs(noise[:4] - quiet) / scale).max())
-    require(error < 1e-3, "the mean that joins its noise", f"changed by {error:.2g}", "as it arrived", "exact")
+    require(error < 1e-3, "the mean that joins its noise", f"changed by {error:.2g}", "as it arrived")
     tried, times = np.arange(rounds), -(-schedule_points.LEAST // size)
     if not (stateful or depends):
         tried = np.unique(np.linspace(0, rounds - 1, min(rounds, max(2**22 // size, HORIZON))).astype(int))
     if tried.size * size * times > schedule_points.MOST:
         require(False, "the size of its noise", "one that depends on the round", "one that can be tried everywhere", "")
     still = jnp.zeros((tried.size, size))
-    whole = compiled(lambda key: run(_two(key), jnp.asarray(tried), still, min(size, schedule_points.ROWS)))
-    rows, squares, states = whole(keys_of(times, "all rounds"))
+
+    def of_two(key: jax.Array) -> Any:
+        both = role_key(key, "one"), role_key(key, "other")
+        return run(both, jnp.asarray(tried), still, min(size, schedule_points.ROWS))
+
+    rows, squares, states = compiled(of_two)(keys_of(times, "all rounds"))
     states = jax.tree.map(lambda a: a[0] if stateful else a[0, :1], states)
     longest = _longest_messages(
         upload,
@@ -88,7 +92,7 @@ def examine_upload(upload: ClientPrivacy, algorithm: Algorithm, data: FederatedD
     )
     require_so(np.isfinite(longest).all(), "a message", "one that is not finite", "finite: else a run would stop")
     wanted = np.broadcast_to(stated * longest, tried.shape)
-    require(np.all(wanted > 0), "the noise multiplier of its event", f"{stated:g}", "above 0", "exact")
+    require(np.all(wanted > 0), "the noise multiplier of its event", f"{stated:g}", "above 0")
     std = np.sqrt(np.mean(noise**2, (0, 2)))
     least = float(np.min(std / wanted[:horizon]))
     slack = max(NOISE_SLACK, 6 / np.sqrt(2 * many * size))
@@ -118,10 +122,6 @@ def _scale_of_noise(upload: ClientPrivacy, size: int, reach: Any, expected: Any)
     wanted = "one of public numbers: multiply noise by these alone, and add it last"
     require_so("mean" not in trace.scale, "the size of its noise", measured, wanted, "the trace is exact")
     return trace.scale - {"numbers"}
-
-
-def _two(key: jax.Array) -> tuple[jax.Array, ...]:
-    return role_key(key, "one"), role_key(key, "other")
 
 
 def _means(rng: np.random.Generator, count: int, size: int) -> np.ndarray:
@@ -185,11 +185,11 @@ def _multiplier(upload: ClientPrivacy, algorithm: Algorithm, data: FederatedData
         joined = source is not None and facts.of_the_project(source)
         for step, _ in leaves:
             known = step.sampling in (sampling, FullBatch())
-            require(known, "sampling in its event", str(step.sampling), f"{sampling} of the cohorts", "exact")
+            require(known, "sampling in its event", str(step.sampling), f"{sampling} of the cohorts")
             alike = step.adjacency is adjacency
-            require(joined or alike, "neighbours", step.adjacency.value, adjacency.value, "exact")
+            require(joined or alike, "neighbours", step.adjacency.value, adjacency.value)
         counted, least = sum(step.count for step, _ in leaves), -(-rounds // cohort.min_separation(count))
-        require(joined or counted >= least, "noisy sums in its event", f"{counted}", f"the {least} rounds", "exact")
+        require(joined or counted >= least, "noisy sums in its event", f"{counted}", f"the {least} rounds")
         multipliers += [step.noise_multiplier for step, _ in leaves]
     return max(multipliers, default=np.inf)
 
@@ -231,7 +231,7 @@ def examine_transport(transport: Transport, algorithm: Algorithm, data: Federate
     errors = compiled(off)(keys, jnp.asarray(tried), jnp.asarray(schedule.ids), jnp.asarray(schedule.invited))
     worst = float(np.max(np.asarray(errors)))
     allowed = members * (0.51 * transport.resolution + 1e-5 * clip)
-    require(worst <= allowed, "what arrives less the sum of the messages", f"{worst:.3g}", f"{allowed:.3g}", "exact")
+    require(worst <= allowed, "what arrives less the sum of the messages", f"{worst:.3g}", f"{allowed:.3g}")
 
 
 def examine_estimator(aggregate: Aggregate, algorithm: Algorithm, data: FederatedData, rounds: int, seed: int) -> None:

@@ -42,7 +42,7 @@ def recorded() -> Iterator[list[CheckReport]]:
         _RECORD.reset(token)
 
 
-def require(holds: Any, law: str, measured: str, wanted: str, certain: str) -> None:
+def require(holds: Any, law: str, measured: str, wanted: str, certain: str = "exact") -> None:
     """Record a report where `recorded` collects them; or raise an AssertionError of one line."""
     if not bool(holds):
         raise AssertionError(f"{law}: measured {measured}, wanted {wanted}; {certain}")

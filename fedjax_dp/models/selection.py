@@ -50,8 +50,7 @@ def matching(what: str, patterns: Sequence[str], names: Collection[str]) -> list
     for pattern in patterns:
         hits = {name for name in names if _pattern(pattern).fullmatch(name)}
         if not hits:
-            near = errors.nearest(pattern, [*names])
-            remedy = f"did you mean {near[0]}?" if near else f"there are {_few(names)}"
+            remedy = errors.suggested(pattern, names, f"there are {_few(names)}")
             raise errors.refuse(what, f"{pattern!r}, which matches nothing", "patterns of parameter paths", remedy)
         found |= hits
     return [name for name in names if name in found]

@@ -70,8 +70,10 @@ def read_start(
     found, ledger = _read(path)
     if ledger is not None:
         origins.require_own(ledger, found, path.name)
+    if isinstance(names, str | os.PathLike):
+        names = folders.read_toml("start_names", names)
     if names is not None:
-        found = _renamed(path, found, _names(names) if isinstance(names, str | os.PathLike) else names)
+        found = _renamed(path, found, names)
     origin = Origin(path.name, digest(path), trained_on, public, ledger or "", foreign=ledger is None)
     return with_stated(Start(found, origin), stated)
 
@@ -230,10 +232,6 @@ def arrays_of(path: pathlib.Path) -> Any:
     return restored["params"] if of_run else restored
 
 
-def _names(path: str | os.PathLike[str]) -> dict[str, Any]:
-    return folders.read_toml("start_names", path)
-
-
 def _renamed(path: pathlib.Path, found: Mapping[str, Any], names: Mapping[str, Any]) -> dict[str, Any]:
     """Values under the model's names; those that are not named keep their own."""
     wanted = 'text, or {name = "...", axes = [...]}'
@@ -244,9 +242,8 @@ def _renamed(path: pathlib.Path, found: Mapping[str, Any], names: Mapping[str, A
             raise errors.refuse(f"start_names: {own}", entry, wanted)
         theirs, axes = entry["name"], entry.get("axes")
         if theirs not in found:
-            near = errors.nearest(theirs, list(found))
-            shown = f"did you mean {near[0]}?" if near else "it has " + ", ".join(list(found)[:5])
-            raise errors.refuse(f"start_names: {own}", theirs, f"an array of {path.name}", shown)
+            remedy = errors.suggested(theirs, found, "it has " + ", ".join(list(found)[:5]))
+            raise errors.refuse(f"start_names: {own}", theirs, f"an array of {path.name}", remedy)
         value = found[theirs]
         if axes is not None:
             if sorted(map(str, axes)) != sorted(map(str, range(value.ndim))):

@@ -8,6 +8,8 @@ Everywhere else they go by their short names: in text ("cpfed, Theorem 1", "dpnf
 """
 
 import dataclasses
+import importlib.resources
+import tomllib
 from typing import Any
 
 
@@ -38,59 +40,8 @@ class Paper:
         return dataclasses.asdict(self) | {"short": self.short, "citation": str(self)}
 
 
-CITATIONS = {
-    paper.name: paper
-    for paper in (
-        Paper(
-            "dpnfl",
-            ("Lin Chen", "Xiaofeng Ding", "Zhifeng Bao", "Pan Zhou", "Hai Jin"),
-            "Differentially Private Federated Learning on Non-iid Data: Convergence Analysis and Adaptive Optimization",
-            "IEEE Transactions on Knowledge and Data Engineering",
-            2024,
-            "10.1109/TKDE.2024.3379001",
-        ),
-        Paper(
-            "rfedavg",
-            (
-                "Yansheng Wang",
-                "Yongxin Tong",
-                "Zimu Zhou",
-                "Ruisheng Zhang",
-                "Sinno Jialin Pan",
-                "Lixin Fan",
-                "Qiang Yang",
-            ),
-            "Distribution-Regularized Federated Learning on Non-IID Data",
-        ),
-        Paper(
-            "cpfed",
-            ("Rui Hu", "Yanmin Gong", "Yuanxiong Guo"),
-            "CPFed: Communication-Efficient and Privacy-Preserving Federated Learning",
-            "arXiv:2003.13761",
-            2020,
-        ),
-        Paper(
-            "acs_pldp",
-            ("Yizhou Chen", "Wangjie Xu", "Xincheng Wu", "Meng Zhang", "Bing Luo"),
-            "Personalized Local Differentially Private Federated Learning with Adaptive Client Sampling",
-        ),
-        Paper(
-            "dp_fedavg_output",
-            ("Yiwei Li", "Shuai Wang", "Qilong Wu"),
-            "Convergence Analysis for Differentially Private Federated Averaging in Heterogeneous Settings",
-            "Mathematics 13(3), 497",
-            2025,
-            "10.3390/math13030497",
-        ),
-        Paper(
-            "mr_mtl",
-            ("Ziyu Liu", "Shengyuan Hu", "Zhiwei Steven Wu", "Virginia Smith"),
-            "On Privacy and Personalization in Cross-Silo Federated Learning",
-            "Advances in Neural Information Processing Systems 35, arXiv:2206.07902",
-            2022,
-        ),
-    )
-}
+_WRITTEN = tomllib.loads(importlib.resources.files("fedjax_dp.papers").joinpath("citations.toml").read_text("utf-8"))
+CITATIONS = {name: Paper(name, **fields | {"authors": tuple(fields["authors"])}) for name, fields in _WRITTEN.items()}
 
 
 def markdown() -> str:

@@ -5,16 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_dp import accounting, errors
-from fedjax_dp.accounting import (
-    ATTAINED,
-    Claim,
-    Event,
-    FullBatch,
-    Poisson,
-    Unit,
-    Verdict,
-    WithoutReplacement,
-)
+from fedjax_dp.accounting import ATTAINED, Claim, Event, FullBatch, Poisson, Unit, Verdict, WithoutReplacement
 from fedjax_dp.accounting.events import distinct, each
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.papers import theorems

@@ -82,18 +82,12 @@ def _clips_fixed(algorithm: Algorithm) -> bool:
     return clips_records(algorithm) and draws_batches(algorithm)
 
 
-def _rounds_taken(algorithm: Algorithm, data: FederatedData, rounds: int) -> np.ndarray:
-    """The mean number of rounds of each client, which the papers account for; (num_clients,)."""
-    rates = algorithm.cohort.rates(np.asarray(data.shares, float))
-    return rounds * np.broadcast_to(np.asarray(rates, float), (data.num_clients,))
-
-
 def _dpnfl_lemma2(
     algorithm: Algorithm, data: FederatedData, rounds: int, epsilons: np.ndarray, delta: float
 ) -> np.ndarray:
-    """dpnfl, Lemmas 2 to 4."""
-    batch = algorithm.local.batches.divisor
-    steps = _rounds_taken(algorithm, data, rounds) * algorithm.local.steps
+    """dpnfl, Lemmas 2 to 4, which count each client's mean number of rounds."""
+    batch, rates = algorithm.local.batches.divisor, algorithm.cohort.rates(np.asarray(data.shares, float))
+    steps = rounds * np.broadcast_to(np.asarray(rates, float), (data.num_clients,)) * algorithm.local.steps
     of_clients = zip(epsilons, np.asarray(data.sizes).tolist(), steps, strict=True)
     return np.array([theorems.dpnfl_noise_as_printed(e, delta, batch(n), n, count) for e, n, count in of_clients])
 
@@ -107,12 +101,6 @@ def _cpfed_theorem1(
     setting = theorems.Cpfed(rounds, algorithm.local.steps, data.num_clients, members, batch)
     secure = bool(algorithm.transport.secret)
     return np.array([setting.sigma(epsilon, delta, secure=secure) * batch for epsilon in epsilons])
-
-
-def _acs_pldp_theorem1(
-    algorithm: Algorithm, data: FederatedData, rounds: int, epsilons: np.ndarray, delta: float
-) -> np.ndarray:
-    return acs_pldp_theorem1(algorithm, data, rounds, delta) / epsilons
 
 
 def _dp_fedavg_output_theorem1(
@@ -149,7 +137,11 @@ def _mr_mtl_code(
 PRESCRIBED = {
     "dpnfl": Theorem("noise on batches of clipped records, such as dpnfl's", _clips_fixed, _dpnfl_lemma2),
     "cpfed": Theorem("noise on batches of clipped records, such as cpfed's", _clips_fixed, _cpfed_theorem1),
-    "acs_pldp": Theorem("acs_pldp, whose theorem it is", has_acs_pldp_theorem1, _acs_pldp_theorem1),
+    "acs_pldp": Theorem(
+        "acs_pldp, whose theorem it is",
+        has_acs_pldp_theorem1,
+        lambda algorithm, data, rounds, epsilons, delta: acs_pldp_theorem1(algorithm, data, rounds, delta) / epsilons,
+    ),
     "dp_fedavg_output": Theorem("dp_fedavg_output, whose theorem it is", noises_uploads, _dp_fedavg_output_theorem1),
     "mr_mtl": Theorem("passes over clipped records, as mr_mtl takes with batches epochs", takes_passes, _mr_mtl_code),
 }

@@ -72,13 +72,6 @@ def _claim(panel: Any, group: Sequence[PaperRow], top: float, all_named: bool) -
         if not all_named and place not in ends:
             continue
         right = (ratio == max(ratios) and len(ends) > 1) or (all_named and ratio > 1)
-        panel.annotate(
-            row.setting,
-            (ratio, top + place),
-            xytext=(6 if right else -6, 0),
-            textcoords="offset points",
-            ha="left" if right else "right",
-            va="center",
-            fontsize="x-small",
-            bbox={"fc": styles.paper(), "ec": "none", "alpha": 0.8, "pad": 0.5},
-        )
+        side, box = "left" if right else "right", {"fc": styles.paper(), "ec": "none", "alpha": 0.8, "pad": 0.5}
+        look: Any = {"ha": side, "va": "center", "fontsize": "x-small", "bbox": box}
+        elements.label(panel, row.setting, (ratio, top + place), (6 if right else -6, 0), **look)

@@ -1,7 +1,9 @@
 """The papers' claims on the papers' own configurations: what they say, what can be proved, and the verdict."""
 
 import functools
+import importlib.resources
 import math
+import tomllib
 from collections.abc import Callable, Iterator
 
 from fedjax_dp import errors
@@ -410,47 +412,6 @@ PAPERS: dict[str, Callable[[], Tasks]] = {
     "adaptive_clipping": adaptive_clipping.table,
 }
 
-# What the papers' letters stand for in settings, units and reasons.
-SYMBOLS = {
-    "dpnfl": "T rounds; n records of a client; G bound on a record's gradient; sigma standard deviation of the noise",
-    "rfedavg": (
-        "T rounds; n records of a client; L batch size; C2 bound on a record's features; the noise on their mean has "
-        "standard deviation sigma2 C2 / L"
-    ),
-    "cpfed": (
-        "T rounds; tau local steps; B batch size; m records of a client; K rounds in which a client is drawn; L bound "
-        "on a record's gradient; sigma standard deviation of the noise"
-    ),
-    "acs_pldp": (
-        "T* draws of a client that are allowed for; K draws a round; R rounds; q chance that a draw takes the client; "
-        "tail: chance of more draws than the bound; C clip norm; m batch size; sigma_i noise of client i"
-    ),
-    "dp_fedavg_output": (
-        "K rounds in which a client is drawn; Q local steps; eta their learning rate; G bound on a gradient; q share "
-        "of its records that a client draws in a round; c0 a constant of the theorem"
-    ),
-    "mr_mtl": "T rounds of a pass over the n records of a school, in batches of min(32, n)",
-    "moments": "T steps, in the setting of dpnfl rounds; B batch size; q batch size over records",
-    "adaptive_clipping": "T rounds; a cohort of so many users in each; delta is 10^6 to the power of -1.1",
-}
-# What `PaperRow.details` are, by name.
-DETAILS = {
-    "attained_noise": "noise below which two real neighbours exceed the budget",
-    "rdp_noise": "noise that suffices by Renyi DP",
-    "rdp_wang_noise": "noise that suffices by the Renyi DP of Wang et al. 2019 for batches of fixed size",
-    "ratio_to_poisson": "the paper's noise / the noise that suffices for Poisson batches under add-remove",
-    "lowest_epsilon": "epsilon that the theorem exceeds, whatever the noise",
-    "highest_epsilon": "epsilon that the theorem stays below, whatever the noise",
-    "tight_every_round": "tight, for a client that is drawn in every round",
-    "epsilon_every_round": "provable, for a client that is drawn in every round",
-    "ratio_every_round": "noise / tight every round",
-    "tight_if_noises_added": "tight, if the cohort's noises added up over all local steps",
-    "ratio_if_noises_added": "noise / tight if noises added",
-    "attained_epsilon": "epsilon that two real neighbours attain with the paper's noise",
-    "epsilon_of_poisson_cohorts": "provable, where each user joins by a coin of its own, of one user more or less",
-    "bound": "draws of a client by the lemma",
-    "exact_quantile": "draws that a client exceeds with at most the chance tail",
-    "exact_tail": "chance of more draws than the bound",
-    "epsilon_at_sensitivity_2QG_eta": "provable, for releases of half the paper's sensitivity",
-    "c0": "the constant with which the theorem would claim what is provable",
-}
+_WORDS = tomllib.loads(importlib.resources.files("fedjax_dp.papers").joinpath("claims.toml").read_text("utf-8"))
+SYMBOLS: dict[str, str] = _WORDS["symbols"]  # what the papers' letters stand for, by paper
+DETAILS: dict[str, str] = _WORDS["details"]  # what `PaperRow.details` are, by name

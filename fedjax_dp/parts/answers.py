@@ -7,11 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_dp import errors, prng
-from fedjax_dp.accounting import Adjacency, Event, ParticipationLog, Sampling
+from fedjax_dp.accounting import Adjacency, ParticipationLog, Sampling
 from fedjax_dp.parts.cohorts import Array, Cohort, Members, no_law_among_fewer
 from fedjax_dp.parts.facts import restates
 from fedjax_dp.prng import role_key
 from fedjax_dp.pytrees import changed, of_clients, structure, value
+
+
+def _of_cohort(name: str) -> Any:
+    """A fact of the cohort that is wrapped."""
+    return property(lambda self: getattr(self.cohort, name))
 
 
 class Answers:
@@ -19,30 +24,12 @@ class Answers:
 
     cohort: Cohort
     fixed = False
-
-    @property
-    def no_epsilon_reason(self) -> str | None:
-        return self.cohort.no_epsilon_reason
-
-    @property
-    def prior_event(self) -> Event | None:
-        return self.cohort.prior_event
-
-    @property
-    def base(self) -> Cohort:
-        return self.cohort.base
-
-    @property
-    def drawn(self) -> bool:
-        return self.cohort.drawn
-
-    @property
-    def at_most_once(self) -> bool:
-        return self.cohort.at_most_once
-
-    @property
-    def max_participations(self) -> int:
-        return self.cohort.max_participations
+    no_epsilon_reason = _of_cohort("no_epsilon_reason")
+    prior_event = _of_cohort("prior_event")
+    base = _of_cohort("base")
+    drawn = _of_cohort("drawn")
+    at_most_once = _of_cohort("at_most_once")
+    max_participations = _of_cohort("max_participations")
 
     def capacity(self, num_clients: int) -> int:
         return self.cohort.capacity(num_clients)

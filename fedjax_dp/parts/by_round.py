@@ -65,8 +65,7 @@ def changes_of(part: Any, what: str = "noise_by_round") -> ByRound | None:
     """The changes of a part, or of the one that it stands around."""
     while (base := getattr(part, "base", None)) is not None:
         part = base
-    changes: ByRound | None = getattr(part, what, None)
-    return changes
+    return getattr(part, what, None)
 
 
 def check_changes(noise: ByRound | None, clip: ByRound | None) -> None:

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -133,6 +133,11 @@ class PrivateGradients(NamedTuple):
             return self.at(params, self.drawn(jnp.uint32(taken[-1])))[0]
 
         return at
+
+
+def _of_corrections(combine: Callable[[Iterable[Any]], Any], name: str) -> Any:
+    """A fact of the corrections, combined."""
+    return property(lambda self: combine(getattr(correction, name) for correction in self.corrections))
 
 
 @value
@@ -282,25 +287,11 @@ class LocalSgd(LocalTraining):
     def has_client_state(self) -> bool:
         return self.rule.keep or self.sends_auxiliary
 
-    @property
-    def sends_auxiliary(self) -> bool:
-        return any(correction.has_client_state for correction in self.corrections)
-
-    @property
-    def separable_state(self) -> bool:
-        return all(correction.separable_state for correction in self.corrections)
-
-    @property
-    def reads_records_outside_round(self) -> bool:
-        return any(correction.reads_records_outside_round for correction in self.corrections)
-
-    @property
-    def initial_release(self) -> bool:
-        return any(correction.initial_release for correction in self.corrections)
-
-    @property
-    def extra_gradients(self) -> int:
-        return sum(correction.extra_gradients for correction in self.corrections)
+    sends_auxiliary = _of_corrections(any, "has_client_state")
+    separable_state = _of_corrections(all, "separable_state")
+    reads_records_outside_round = _of_corrections(any, "reads_records_outside_round")
+    initial_release = _of_corrections(any, "initial_release")
+    extra_gradients = _of_corrections(sum, "extra_gradients")
 
     @property
     def is_sgd(self) -> bool:

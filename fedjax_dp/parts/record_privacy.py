@@ -360,8 +360,7 @@ def multiplier_of(privatizer: Any, client: jax.Array, round_index: jax.Array) ->
         return multiplier_of(base, client, round_index)
     noise = getattr(privatizer, "noise_multiplier", None)
     own = jnp.float32(0) if noise is None else of_client(noise, client)
-    multiplier: jax.Array = at_round(own, changes_of(privatizer), round_index)
-    return multiplier
+    return at_round(own, changes_of(privatizer), round_index)
 
 
 def noise_of_clients(noise_multiplier: Any, num_clients: int) -> list[float]:

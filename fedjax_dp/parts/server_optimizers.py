@@ -123,11 +123,7 @@ def polynomial(t: jax.Array, average_power: Any) -> jax.Array:
     return (power + 1) / (t + 1 + power)
 
 
-AVERAGES: dict[str, Callable[..., jax.Array]] = {
-    "exponential": exponential,
-    "polyak": polyak,
-    "polynomial": polynomial,
-}
+AVERAGES: dict[str, Callable[..., jax.Array]] = {"exponential": exponential, "polyak": polyak, "polynomial": polynomial}
 
 
 class AverageState(NamedTuple):

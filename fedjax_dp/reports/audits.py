@@ -6,18 +6,7 @@ from typing import Any
 from fedjax_dp.display import duration
 from fedjax_dp.figures.tables import audits as tables
 from fedjax_dp.reports import charts, shared
-from fedjax_dp.reports.contents import (
-    Block,
-    Facts,
-    Figure,
-    Grid,
-    Prose,
-    Report,
-    Rows,
-    Section,
-    Tiles,
-    in_words,
-)
+from fedjax_dp.reports.contents import Block, Facts, Figure, Grid, Prose, Report, Rows, Section, Tiles, in_words
 
 KIND = "audit"
 KEYS = frozenset({"violated", "verdict", "epsilon_stated", "epsilon_lower", "guarantee", "trials"})

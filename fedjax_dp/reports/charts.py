@@ -33,13 +33,7 @@ def chart(**parts: Any) -> Spec:
 def axis(field: str, title: str, number: str = "", zero: bool = True, **scale: Any) -> Spec:
     """A channel of numbers; `number` is a format of D3."""
     form = {"format": number} if number else {}
-    return {
-        "field": field,
-        "type": "quantitative",
-        "title": title,
-        "axis": form,
-        "scale": {"zero": zero, **scale},
-    }
+    return {"field": field, "type": "quantitative", "title": title, "axis": form, "scale": {"zero": zero, **scale}}
 
 
 def names(field: str, domain: Sequence[str], symbol: str = "stroke", *, legend: bool = True, **scale: Any) -> Spec:

@@ -110,16 +110,14 @@ def policy_of(scripts: list[str], live: bool) -> str:
 
 
 def _section(number: int, title: str, blocks: Sequence[Block]) -> Markup:
-    inside = [Markup(f"\n{_block(_name(number, place), block)}") for place, block in enumerate(blocks)]
+    inside = []
+    for place, block in enumerate(blocks):
+        made = Markup(block.html())
+        inside.append(Markup(f"\n{made if block.fixed else tag('div', made, data_block=_name(number, place))}"))
     if sum(isinstance(block, Figure) for block in blocks) > 1:
         inside = [tag("div", *inside, class_="figures")]
     head = tag("h2", title, id=f"head-{number}")
     return tag("section", head, *inside, "\n", id=f"section-{number}", aria_labelledby=f"head-{number}")
-
-
-def _block(name: str, block: Block) -> Markup:
-    made = Markup(block.html())
-    return made if block.fixed else tag("div", made, data_block=name)
 
 
 def _name(section: int, place: int) -> str:

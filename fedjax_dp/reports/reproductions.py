@@ -48,7 +48,8 @@ def of_folder(path: pathlib.Path) -> Report:
 
 def of_content(content: Mapping[str, Any]) -> Report:
     """The report of a `table.json`."""
-    titles = _titles(content["recipe"])
+    known = content["recipe"] in recipes()  # by this version
+    titles = read_recipe(content["recipe"]).titles if known else {}
     values, curves = _values(content, titles), _curves(content, titles)
     data: dict[str, Rows] = {"values": values}
     blocks: list[Block] = [_value_figure(content, values)]
@@ -62,13 +63,6 @@ def of_content(content: Mapping[str, Any]) -> Report:
     sections.append(shared.setting(_common(content), content, "Fields that all runs share"))
     lead = f"{content['source']} at scale {content['scale']}, {count(len(content['seeds']), 'seed')}"
     return Report(KIND, f"{content['recipe']}: {content['title']}", lead, sections, data)
-
-
-def _titles(recipe: str) -> Mapping[str, str]:
-    """What panels and lines are called, where the recipe is one that this version knows."""
-    if recipe not in recipes():
-        return {}
-    return read_recipe(recipe).titles
 
 
 def _result(content: Mapping[str, Any]) -> Section:

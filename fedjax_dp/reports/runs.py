@@ -10,17 +10,7 @@ from fedjax_dp.accounting.guarantee import mark_of, marked
 from fedjax_dp.display import count, duration, size
 from fedjax_dp.figures.tables import runs as tables
 from fedjax_dp.reports import charts, shared
-from fedjax_dp.reports.contents import (
-    Block,
-    Facts,
-    Figure,
-    Prose,
-    Report,
-    Rows,
-    Section,
-    Tiles,
-    in_words,
-)
+from fedjax_dp.reports.contents import Block, Facts, Figure, Prose, Report, Rows, Section, Tiles, in_words
 from fedjax_dp.tasks.measures import Measures, measures_of, plural
 
 KIND, FOLDER, KEYS = "run", "run.json", frozenset({"algorithm", "history", "guarantee", "config", "rounds"})

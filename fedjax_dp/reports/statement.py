@@ -1,8 +1,10 @@
 """A page about a run for those who answer for data protection: what is promised, to whom, and what is not."""
 
+import importlib.resources
 import math
 import pathlib
 import re
+import tomllib
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,54 +17,8 @@ from fedjax_dp.reports import shared
 from fedjax_dp.reports.contents import Block, Facts, Listing, Prose, Report, Section
 
 KIND = "privacy statement"
-PROTECTED = {
-    Unit.RECORD: "One record of one client: one row of its data, such as one image, one visit or one text. Whoever has "
-    "several records in the data is protected less, the more there are.",
-    Unit.CLIENT: "One client with all its records: whether it took part, and everything that it holds.",
-    Unit.USER: "One person with all records that were kept of them; how many at most, and at how many clients, stands "
-    "below.",
-    Unit.TEXT: "One text with all windows of it that were kept, at one client; how many at most stands below.",
-    Unit.TOKEN: "One token, such as a character, with all windows that it stands in; how many at most stands below.",
-}
-COMPARED = {
-    Adjacency.ADD_REMOVE: "The data with the {unit} and the same data without it.",
-    Adjacency.REPLACE_ONE: "The data, and the same data with any other {unit} in the place of that one. How many there "
-    "are is not hidden.",
-}
-TRUSTED = {
-    View.UPLOADS: "Nobody but each client for its own data: it adds noise before anything leaves it. The server may "
-    "read every message.",
-    View.SECURE_SUM: "Each client for its own data, and the protocol that adds messages up so that the server sees "
-    "only their sum.",
-}
-SERVER = "The server: what it receives from single clients before noise hides them is not covered by these numbers."
-ALWAYS = (
-    "What holds with or without the {unit}: a model may show that a disease is frequent, and this may be true of "
-    "somebody in the data.",
-    "Other runs on the same data, and runs that were only made to choose settings: what they reveal adds up.",
-    "Accuracies, losses and pictures in the folder of the run: they were computed without noise, for those who may see "
-    "the data.",
-    "Theft of the data itself, and what clients or the server give away outside of the training.",
-)
-OF_UNIT = {
-    Unit.RECORD: "Whether a client took part at all, and what all records of a client have in common.",
-    Unit.CLIENT: "What several clients have in common, such as two phones of one person.",
-    Unit.USER: "What several people have in common, such as a family; a person who goes by two ids.",
-    Unit.TEXT: "What several texts have in common, such as those of one author; a text that stands in the data twice.",
-    Unit.TOKEN: "What several tokens of a text say together, such as a name or a sentence.",
-}
-SIMULATED = (
-    "This run was simulated: its noise can be computed again from a seed, so the run itself protects nobody. The "
-    "statement is about the same training with noise that nobody can predict."
-)
+TEXT = tomllib.loads(importlib.resources.files("fedjax_dp.reports").joinpath("statement.toml").read_text("utf-8"))
 LARGE = math.log(1e6)  # an epsilon whose factor has no meaning for anybody
-WORDS = (
-    ("client", "one who holds data and trains on it at home, such as a hospital or a phone"),
-    ("server", "collects what clients send, and makes one model of it"),
-    ("round", "clients get the model, train, and send back what they learnt"),
-    ("noise", "random numbers that are added so that no single contribution can be made out"),
-    ("attacker", "anybody who tries to learn from what it sees whose data were used"),
-)
 
 
 def statement_of(path: pathlib.Path) -> Report:
@@ -82,18 +38,21 @@ def statement(guarantee: Mapping[str, Any], config: Mapping[str, Any], source: s
     lead = "What the training promises to those whose data it used, for readers who are no mathematicians."
     sections = [Section("The promise", _promise(guarantee))]
     if guarantee["epsilon"] is not None:
+        unit = Unit(guarantee["unit"])
+        assumed = [shared.sentence(line) for line in guarantee["assumptions"] if line != FLOAT_NOISE]  # said before
+        uncovered = [TEXT["of_unit"][unit.value], *(line.format(unit=unit.value) for line in TEXT["always"])]
         sections += [
             Section("What it means", [Facts(_terms(guarantee, config), wide=True)]),
-            Section("It holds if all of this is true", [Listing(_assumed(guarantee))]),
-            Section("What is not covered", [Listing(_uncovered(guarantee))]),
+            Section("It holds if all of this is true", [Listing(assumed)]),
+            Section("What is not covered", [Listing(uncovered)]),
         ]
     made = [("made from", source), ("written by", f"fedjax-dp {__version__}, fedjax-dp report RUN --statement")]
-    sections.append(Section("Words", [Facts([*WORDS, *made], wide=True)]))
+    sections.append(Section("Words", [Facts([*TEXT["words"].items(), *made], wide=True)]))
     return Report(KIND, title, lead, sections, {})
 
 
 def _promise(guarantee: Mapping[str, Any]) -> list[Block]:
-    simulated = Prose([SIMULATED], "Note")
+    simulated = Prose([TEXT["simulated"]], "Note")
     if guarantee["epsilon"] is None:
         reason = guarantee.get("reason")
         line = "Nothing is promised" + (f", because {reason}" if reason else "")
@@ -113,9 +72,9 @@ def _terms(guarantee: Mapping[str, Any], config: Mapping[str, Any]) -> list[tupl
     whose = "for every client" if low == high else f"for the client that is protected least; {low} for the best"
     adjacency = Adjacency(guarantee["adjacency"])
     terms = [
-        ("protected", PROTECTED[unit]),
+        ("protected", TEXT["protected"][unit.value]),
         ("against", f"{shared.capital(str(view))}, and everybody who sees less."),
-        ("compared", f"{COMPARED[adjacency].format(unit=unit.value)} ({adjacency.value} neighbours)"),
+        ("compared", f"{TEXT['compared'][adjacency.value].format(unit=unit.value)} ({adjacency.value} neighbours)"),
         (
             "epsilon",
             f"{high}, {whose}. {_factor(guarantee['epsilon'], unit)}. 0 would mean that nothing can be learnt of it; "
@@ -126,7 +85,7 @@ def _terms(guarantee: Mapping[str, Any], config: Mapping[str, Any]) -> list[tupl
             f"{delta:g}, that is 1 in {1 / delta:,.0f}: so small a chance is not covered by that factor. It should be "
             f"far below 1 divided by the number of {unit.value}s.",
         ),
-        ("trusted", TRUSTED.get(view, SERVER)),
+        ("trusted", TEXT["trusted"].get(view.value, TEXT["server"])),
         ("training", f"{count(config['rounds'], 'round')} in all."),
         ("computed by", f"{guarantee['accountant']}: software that adds up what every noisy step can reveal."),
     ]
@@ -145,16 +104,6 @@ def _factor(epsilon: float, unit: Unit) -> str:
     factor = math.exp(epsilon)
     shown = f"{math.ceil(factor):,}" if factor >= 100 else f"{math.ceil(factor * 100) / 100:g}"
     return f"No result becomes more than {shown} times as likely because of the {unit.value}"
-
-
-def _assumed(guarantee: Mapping[str, Any]) -> list[str]:
-    """All but that the run was simulated, which is said before."""
-    return [shared.sentence(line) for line in guarantee["assumptions"] if line != FLOAT_NOISE]
-
-
-def _uncovered(guarantee: Mapping[str, Any]) -> list[str]:
-    unit = Unit(guarantee["unit"])
-    return [OF_UNIT[unit], *(line.format(unit=unit.value) for line in ALWAYS)]
 
 
 def markdown(report: Report) -> str:

@@ -66,11 +66,7 @@ def of_folder(path: pathlib.Path) -> Report:
     settings, main = settings_of(records, axes), measures_of_records(records).main
     finished = len(records) >= planned
     rows, group = _rows(settings, axes, main)
-    data: dict[str, Rows] = {
-        "settings": rows,
-        "front": tables.front(rows),
-        "by_round": _by_round(settings, rows, main),
-    }
+    data: dict[str, Rows] = {"settings": rows, "front": tables.front(rows), "by_round": _by_round(settings, rows, main)}
     sections = [
         _result(settings, records, rows, axes, planned, about, main),
         Section(
@@ -140,17 +136,13 @@ def _rows(settings: Sequence[Setting], axes: Sequence[str], main: Measure) -> tu
     rows = [
         {
             "at": [places[name][same(setting.values[name])] for name in axes],
-            "setting": _called(setting, axes),
+            "setting": ", ".join(f"{name} {chosen(setting.values[name])}" for name in axes) or "the only setting",
             "group": "all settings" if group is None else f"{group} {chosen(setting.values[group])}",
         }
         | row
         for setting, row in zip(settings, tables.setting_rows(settings, main))
     ]
     return rows, group
-
-
-def _called(setting: Setting, axes: Sequence[str]) -> str:
-    return ", ".join(f"{name} {chosen(setting.values[name])}" for name in axes) or "the only setting"
 
 
 def _by_round(settings: Sequence[Setting], rows: Rows, main: Measure) -> Rows:
@@ -257,31 +249,22 @@ def _privacy(
         "seeds",
         "front",
     ]
-    order = sorted(range(len(rows)), key=lambda place: _order(rows[place]["good"]))
+    order = sorted(rows, key=lambda row: math.inf if row["good"] is None else -row["good"])  # what is not known last
     best = {row["key"] for row in tables.front(rows)}
     table = [
         [
-            *(chosen(settings[place].values[name]) for name in axes),
-            _number(rows[place]["value"], main),
-            _between(rows[place], main),
-            rows[place]["epsilon"] if rows[place]["private"] else "∞",
-            rows[place]["seeds"],
-            "on the front" if rows[place]["key"] in best else "",
+            *(chosen(settings[row["key"]].values[name]) for name in axes),
+            None if row["value"] is None else main.shown(row["value"]),
+            _between(row, main),
+            row["epsilon"] if row["private"] else "∞",
+            row["seeds"],
+            "on the front" if row["key"] in best else "",
         ]
-        for place in order
+        for row in order
     ]
     caption = f"Settings, the best first; intervals of {CONFIDENCE:.0%} over seeds"
-    blocks.append(Grid(caption, columns, table, keys=[rows[place]["key"] for place in order]))
+    blocks.append(Grid(caption, columns, table, keys=[row["key"] for row in order]))
     return blocks
-
-
-def _order(good: float | None) -> float:
-    """The best first, what is not known last."""
-    return math.inf if good is None else -good
-
-
-def _number(value: float | None, main: Measure) -> float | None:
-    return None if value is None else main.shown(value)
 
 
 def _between(row: Mapping[str, Any], main: Measure) -> str:

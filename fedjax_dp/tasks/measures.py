@@ -100,8 +100,7 @@ def target_of(text: str, measures: Measures, option: str = "target") -> MetricTa
     known = {full.removeprefix(TEST): one for full, one in measures.tested.items() if one.better}
     if name not in known:
         listed = f"METRIC=VALUE, METRIC one of {', '.join(known)}"
-        near = errors.nearest(name, known)
-        raise errors.refuse(option, repr(text), listed, f"did you mean {near[0]}?" if near else "")
+        raise errors.refuse(option, repr(text), listed, errors.suggested(name, known))
     measure = known[name]
     if not measure.low <= value <= measure.high:
         ends = "from 0 to 1" if measure.share else "0 or more"

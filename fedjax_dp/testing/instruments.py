@@ -177,9 +177,9 @@ def unjitted(
             state = state._replace(params=ravel(state.params)[1](trial.params))
 
         def advance(state: Any, _: Any) -> tuple[Any, Any]:
-            state = state._replace(clients=_with_clean_sheets(state.clients))
+            state = state._replace(clients=_erased(state.clients))
             new, _ = run_round(here, model, held, trial.key, state, execution)
-            noted = [sheet.gradients for sheet in _leaves(new.clients) if isinstance(sheet, RecordedGradients)]
+            noted = [sheet.gradients for sheet in jax.tree.leaves(new.clients, is_leaf=_is_record) if _is_record(sheet)]
             return new, (noted[0] if noted else (), ravel(new.params)[0], state.upload)
 
         start = ravel(state.params)[0]
@@ -189,18 +189,15 @@ def unjitted(
     return jax.vmap(one)(setup)
 
 
-def _leaves(clients: Any) -> list[Any]:
-    """What clients keep, their notes as they are."""
-    return jax.tree.leaves(clients, is_leaf=lambda kept: isinstance(kept, RecordedGradients))
+def _is_record(kept: Any) -> bool:
+    return isinstance(kept, RecordedGradients)
 
 
-def _with_clean_sheets(clients: Any) -> Any:
-    """What clients keep, with nothing noted yet."""
-
-    def clean(kept: Any) -> Any:
-        return jax.tree.map(jnp.zeros_like, kept) if isinstance(kept, RecordedGradients) else kept
-
-    return jax.tree.map(clean, clients, is_leaf=lambda kept: isinstance(kept, RecordedGradients))
+def _erased(clients: Any) -> Any:
+    """What clients keep, with no gradients recorded yet."""
+    return jax.tree.map(
+        lambda kept: jax.tree.map(jnp.zeros_like, kept) if _is_record(kept) else kept, clients, is_leaf=_is_record
+    )
 
 
 _observe = JitOfModel(unjitted, ("rounds", "execution"), compiler_options=QUICK)

@@ -52,8 +52,9 @@ def check_masks(
     Raises:  AssertionError; ConfigurationError for an algorithm without a secure sum.
     """
     _require_secret(algorithm)
-    return run_check(_examine, algorithm, wrong, "this should not happen", data, seed)
+    members = algorithm.cohort.capacity(data.num_clients)
 
+    def examine(algorithm: Algorithm) -> None:
+        examine_masks(algorithm.transport, members, seed)
 
-def _examine(algorithm: Algorithm, data: FederatedData, seed: int) -> None:
-    examine_masks(algorithm.transport, algorithm.cohort.capacity(data.num_clients), seed)
+    return run_check(examine, algorithm, wrong, "this should not happen")

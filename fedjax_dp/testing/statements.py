@@ -15,54 +15,44 @@ from fedjax_dp.parts import facts
 from fedjax_dp.parts.clipping import Records
 from fedjax_dp.parts.contexts import ClientContext, InitContext, LocalState, StepContext
 from fedjax_dp.parts.corrections import Correction
-from fedjax_dp.pytrees import changed, value
+from fedjax_dp.pytrees import changed, structure, value
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.testing import instruments
 from fedjax_dp.testing.checks import run_check, usable_model
 from fedjax_dp.testing.mutation import WrongProgram
 
 
+@value
 class _Sending(Correction):
-    """A correction whose messages the server only keeps."""
+    """A correction whose messages, `send(update, client, another_gradient)`, the server only keeps."""
 
-    has_client_state = False
+    send_beside: Callable[[jax.Array, ClientContext, Callable[..., Any]], Any] = structure()
+    extra_gradients: int = structure(default=0)
+
+    has_client_state, pull = False, 0.0
 
     def init(self, run: InitContext) -> LocalState:
         return LocalState(jnp.zeros(run.size))
+
+    def finish(
+        self, update: jax.Array, client: ClientContext, total_rate: jax.Array, another_gradient: Callable[..., Any]
+    ) -> tuple[Any, Any]:
+        return self.send_beside(update, client, another_gradient), ()
 
     def absorb(self, server: Any, total: Any, num_clients: int) -> Any:
         return total
 
 
-@value
-class _ExtraGradient(_Sending):
-    pull = 0.0
-
-    def finish(
-        self, update: jax.Array, client: ClientContext, total_rate: jax.Array, another_gradient: Callable[..., Any]
-    ) -> tuple[Any, Any]:
-        return another_gradient(client.received.params + update), ()
+def _extra_gradient(update: jax.Array, client: ClientContext, another_gradient: Callable[..., Any]) -> Any:
+    return another_gradient(client.received.params + update)
 
 
-@value
-class _ExtraGradientsInALoop(_Sending):
-    pull, extra_gradients = 0.0, 2
-
-    def finish(
-        self, update: jax.Array, client: ClientContext, total_rate: jax.Array, another_gradient: Callable[..., Any]
-    ) -> tuple[Any, Any]:
-        each = jax.lax.map(lambda part: another_gradient(part * client.received.params), jnp.arange(2.0))
-        return each.sum(0), ()
+def _extra_gradients_in_a_loop(update: jax.Array, client: ClientContext, another_gradient: Callable[..., Any]) -> Any:
+    return jax.lax.map(lambda part: another_gradient(part * client.received.params), jnp.arange(2.0)).sum(0)
 
 
-@value
-class _SendsUpdate(_Sending):
-    pull = 0.0
-
-    def finish(
-        self, update: jax.Array, client: ClientContext, total_rate: jax.Array, another_gradient: Callable[..., Any]
-    ) -> tuple[Any, Any]:
-        return update, ()
+def _update_itself(update: jax.Array, client: ClientContext, another_gradient: Callable[..., Any]) -> Any:
+    return update
 
 
 @value
@@ -88,14 +78,14 @@ def _of_records(algorithm: Algorithm, correction: Correction) -> Algorithm:
 
 def undeclared_gradient(algorithm: Algorithm) -> Algorithm:
     """One more privatized gradient leaves every client, which nobody counts."""
-    return _of_records(algorithm, _ExtraGradient())
+    return _of_records(algorithm, _Sending(send_beside=_extra_gradient))
 
 
 def repeated_gradient(algorithm: Algorithm) -> Algorithm:
     """Two more privatized gradients are stated, and made in a loop: with one batch and one noise."""
     if not algorithm.local.batches.even:
         raise errors.refuse("batches", "epochs", "of equal number for every client", "these have no further gradients")
-    return _of_records(algorithm, _ExtraGradientsInALoop())
+    return _of_records(algorithm, _Sending(send_beside=_extra_gradients_in_a_loop, extra_gradients=2))
 
 
 def reading_correction(algorithm: Algorithm) -> Algorithm:
@@ -107,7 +97,7 @@ def unnoised_term(algorithm: Algorithm) -> Algorithm:
     """A term travels beside the noised update of whole clients."""
     if algorithm.upload.unit is None:
         raise errors.refuse("algorithm", "one that noises steps", "one that noises whole clients")
-    return _with(algorithm, _SendsUpdate())
+    return _with(algorithm, _Sending(send_beside=_update_itself))
 
 
 LEAKS = (undeclared_gradient, repeated_gradient, reading_correction, unnoised_term)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_dp import errors, folders
-from fedjax_dp.data.files import check_file, check_growth, damaged
+from fedjax_dp.data.files import check_file, check_growth, damaged, readable
 
 END = b"\xff\xff\xff\xff" + bytes(4)  # of a stream; without it pyarrow takes one that is cut short for a whole one
 EXTENSION = b"ARROW:extension:name"  # stands as it is in a schema that has one; some libraries unpickle theirs
@@ -26,28 +26,24 @@ def read_stream(path: pathlib.Path) -> Any:
     import pyarrow as pa
 
     size, wanted = check_file("Arrow", path), "an Arrow stream, as save_to_disk writes it"
-    try:
-        with pa.memory_map(str(path)) as source:
-            if EXTENSION in pa.ipc.read_message(source).metadata.to_pybytes():  # the schema, before its types are made
-                raise damaged(path, "a column of an extension type", "an Arrow stream of plain types")
-            source.seek(max(0, size - len(END)))
-            if source.read() != END:
-                raise damaged(path, "an end within the stream", wanted)
-            source.seek(0)
-            with pa.ipc.open_stream(source) as reader:
-                batches, read = [], 0
-                for batch in reader:
-                    batch.validate(full=True)
-                    read += batch.nbytes
-                    check_growth(path, size, read)  # bodies may be packed
-                    batches.append(batch)
-                if len(set(reader.schema.names)) < len(reader.schema.names):
-                    raise damaged(path, "two columns of one name", "columns of different names")
-                return pa.Table.from_batches(batches, reader.schema)
-    except errors.ConfigurationError:
-        raise
-    except (pa.ArrowException, OSError, MemoryError, ValueError, EOFError) as error:
-        raise damaged(path, f"damaged ({folders.reason(error)[:100]})", wanted) from None
+    kinds = (pa.ArrowException, OSError, MemoryError, ValueError, EOFError)
+    with readable(path, wanted, kinds), pa.memory_map(str(path)) as source:
+        if EXTENSION in pa.ipc.read_message(source).metadata.to_pybytes():  # the schema, before its types are made
+            raise damaged(path, "a column of an extension type", "an Arrow stream of plain types")
+        source.seek(max(0, size - len(END)))
+        if source.read() != END:
+            raise damaged(path, "an end within the stream", wanted)
+        source.seek(0)
+        with pa.ipc.open_stream(source) as reader:
+            batches, read = [], 0
+            for batch in reader:
+                batch.validate(full=True)
+                read += batch.nbytes
+                check_growth(path, size, read)  # bodies may be packed
+                batches.append(batch)
+            if len(set(reader.schema.names)) < len(reader.schema.names):
+                raise damaged(path, "two columns of one name", "columns of different names")
+            return pa.Table.from_batches(batches, reader.schema)
 
 
 def read_parquet(path: pathlib.Path) -> Any:

@@ -43,7 +43,8 @@ def windows(name: str, where: str, train: Split, test: Split | None, reading: Re
     sides, notes, chained = [], list[str](), True
     for split in (train, test):
         if split is not None:
-            points, owners = _code_points(split["rows"], length + 1), split.owners
+            text, owners = "".join(split["rows"]).encode("utf-32-le", "surrogatepass"), split.owners
+            points = np.frombuffer(text, np.uint32).reshape(-1, length + 1)
             kept, chains = _thinned(points, owners, stride)
             chained &= split is test or chains == len(np.unique(owners))
             ids = table[np.minimum(points[kept], len(table) - 1)]
@@ -131,10 +132,6 @@ def _table(convention: str) -> tuple[np.ndarray, Vocabulary]:
         known, vocabulary = numbered(TFF_CHARACTERS, convention)
         unknown = vocabulary.oov[0]
     return np.array([known.get(chr(code), unknown) for code in range(256)], np.int32), vocabulary
-
-
-def _code_points(rows: list[str], width: int) -> np.ndarray:
-    return np.frombuffer("".join(rows).encode("utf-32-le", "surrogatepass"), np.uint32).reshape(-1, width)
 
 
 def _thinned(points: np.ndarray, owners: np.ndarray, stride: int) -> tuple[np.ndarray, int]:

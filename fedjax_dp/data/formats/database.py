@@ -13,8 +13,8 @@ import urllib.parse
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
-from fedjax_dp import errors, folders
-from fedjax_dp.data.files import check_growth, damaged, unpack_lzma
+from fedjax_dp import folders
+from fedjax_dp.data.files import check_growth, damaged, readable, unpack_lzma
 
 MAGIC = b"SQLite format 3\0"
 PACKED = (b"\x5d", b"\xfd7zXZ\0")  # lzma alone with its usual properties, xz
@@ -48,7 +48,8 @@ def opened(path: pathlib.Path) -> Iterator[sqlite3.Connection]:
             with open(place, "wb") as expanded:
                 _expand(path, expanded)
         _check_size(path, place)
-        stack.enter_context(_in_one_line(path))
+        kinds = (sqlite3.Error, OverflowError, MemoryError, UnicodeDecodeError)
+        stack.enter_context(readable(path, "a readable database", kinds))
         uri = f"file:{urllib.parse.quote(str(place.absolute()))}?mode=ro&immutable=1"
         base = stack.enter_context(contextlib.closing(sqlite3.connect(uri, uri=True)))
         base.execute("PRAGMA schema_version")
@@ -107,14 +108,3 @@ def _expand(path: pathlib.Path, expanded: BinaryIO) -> None:
             raise damaged(path, f"{begun!r} at the beginning of what is packed", WANTED)
     except (EOFError, lzma.LZMAError, MemoryError) as error:
         raise damaged(path, f"something else ({folders.reason(error)})", WANTED) from None
-
-
-@contextlib.contextmanager
-def _in_one_line(path: pathlib.Path) -> Iterator[None]:
-    """Errors of SQLite, of one line each."""
-    try:
-        yield
-    except (sqlite3.Error, OverflowError, MemoryError) as error:
-        raise damaged(path, f"damaged ({folders.reason(error)[:100]})", "a readable database") from None
-    except UnicodeDecodeError as error:
-        raise errors.refuse(str(path), f"text that is no UTF-8 ({error.reason})", "a readable database") from None

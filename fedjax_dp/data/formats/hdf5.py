@@ -10,8 +10,8 @@ import pathlib
 from collections.abc import Iterator
 from typing import Any
 
-from fedjax_dp import errors, folders
-from fedjax_dp.data.files import EXPANSION, check_growth, check_id, damaged
+from fedjax_dp import errors
+from fedjax_dp.data.files import EXPANSION, check_growth, check_id, damaged, readable
 
 MAGIC = b"\x89HDF\r\n\x1a\n"
 HEAP = b"GCOL\1\0\0\0"  # begins a collection of texts
@@ -29,13 +29,9 @@ def opened(path: pathlib.Path) -> Iterator[Any]:
     import h5py
 
     _check_heaps(path)
-    try:
-        with h5py.File(path, "r") as file:
-            yield _child(str(path), file, GROUP, h5py.Group, "a group")
-    except errors.ConfigurationError:
-        raise
-    except (OSError, RuntimeError, KeyError, ValueError, TypeError, MemoryError) as error:  # any that h5py makes of it
-        raise damaged(path, f"damaged ({folders.reason(error)[:100]})", "a readable HDF5 file") from None
+    kinds = (OSError, RuntimeError, KeyError, ValueError, TypeError, MemoryError)  # any that h5py makes of it
+    with readable(path, "a readable HDF5 file", kinds), h5py.File(path, "r") as file:
+        yield _child(str(path), file, GROUP, h5py.Group, "a group")
 
 
 def _check_heaps(path: pathlib.Path) -> None:

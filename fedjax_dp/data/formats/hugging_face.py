@@ -158,9 +158,8 @@ def _plain(file: pathlib.Path, name: Any) -> str:
 
 def _named(where: str, columns: dict[str, Column], name: str, option: str) -> str:
     if name not in columns:
-        near = errors.nearest(name, columns)
-        remedy = f"did you mean {near[0]}?" if near else ""
-        raise errors.refuse(option, name, f"a column of {where}: {', '.join(columns)}"[:200], remedy)
+        wanted = f"a column of {where}: {', '.join(columns)}"[:200]
+        raise errors.refuse(option, name, wanted, errors.suggested(name, columns))
     return name
 
 

@@ -16,7 +16,7 @@ from fedjax_dp.figures.styles import PALETTE, SMALL
 from fedjax_dp.papers.reproductions.measures import MEASURES
 from fedjax_dp.papers.reproductions.recipe import READINGS
 from fedjax_dp.papers.reproductions.reproduction import Reproduction
-from fedjax_dp.papers.reproductions.rows import ResultRow
+from fedjax_dp.papers.reproductions.rows import ResultRow, abouts
 
 READ: dict[str, dict[str, Any]] = {"literal": {"ls": "--", "mfc": "none", "alpha": 0.75}, "correct": {}}
 PUBLISHED: dict[str, Any] = {"marker": "D", "ls": "none", "ms": 6}
@@ -40,7 +40,9 @@ def draw(done: Reproduction, path: str | os.PathLike[str] | None = None, **look:
         page.title(f"{done.recipe.source}: {done.recipe.title}")
         scale = f"scale {done.scale.name}, {len(done.seeds)} seed{'s' * (len(done.seeds) != 1)}"
         spread = ["bands and bars: one standard deviation over seeds"] * (len(done.seeds) > 1)
-        page.note("; ".join([scale, *spread, *_deltas(done.rows)]))
+        page.note(
+            "; ".join([scale, *spread, *(f"epsilon at delta {delta:g}, {about}" for delta, about in abouts(done.rows))])
+        )
     return page.figure
 
 
@@ -51,11 +53,6 @@ def _grid(panels: int, columns: int, figure: Any) -> list[Any]:
     for axis in axes[panels:]:
         axis.remove()
     return list(axes[:panels])
-
-
-def _deltas(rows: Sequence[ResultRow]) -> list[str]:
-    abouts = {(f.delta, f.about) for row in rows for f in row.readings.values() if f.about}
-    return [f"epsilon at delta {delta:g}, {about}" for delta, about in sorted(abouts)]
 
 
 def _dots(done: Reproduction, groups: Sequence[Any]) -> Drawing:
@@ -127,15 +124,8 @@ def _dot_row(axis: Any, row: ResultRow, at: float, color: Any) -> None:
     if row.published is not None:
         axis.errorbar(row.published, at, xerr=row.published_std or 0.0, capsize=2, color=styles.ink(), **PUBLISHED)
     if row.why and all(result.mean is None for result in row.readings.values()):
-        axis.text(
-            0.02,
-            at,
-            textwrap.shorten(row.why, 70),
-            transform=axis.get_yaxis_transform(),
-            fontsize="x-small",
-            alpha=0.75,
-            va="center",
-        )
+        look = {"transform": axis.get_yaxis_transform(), "fontsize": "x-small", "alpha": 0.75, "va": "center"}
+        axis.text(0.02, at, textwrap.shorten(row.why, 70), **look)
 
 
 def _handles(rows: Sequence[ResultRow]) -> list[Line2D]:

@@ -14,9 +14,7 @@ CLASSES = measures_of(  # the papers classify
     {
         "name": "classes",
         "loss": {"words": "cross-entropy", "unit": "nats", "signed": False},
-        "metrics": [
-            {"name": "accuracy", "words": "accuracy", "better": 1, "share": True, "unit": "", "signed": False},
-        ],
+        "metrics": [{"name": "accuracy", "words": "accuracy", "better": 1, "share": True, "unit": "", "signed": False}],
     }
 )
 

@@ -10,7 +10,6 @@ from typing import Any
 from fedjax_dp import errors, folders
 from fedjax_dp.experiments import environment
 from fedjax_dp.experiments.communication import parameters
-from fedjax_dp.experiments.config import RunSpec
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.papers.reproductions import features, tables
 from fedjax_dp.papers.reproductions.cells import Cell, CellKey, cells_of, sweep_of, unavailable
@@ -18,7 +17,7 @@ from fedjax_dp.papers.reproductions.features import Cloud
 from fedjax_dp.papers.reproductions.measures import BYTES, MEASURES, SEPARATION, counted
 from fedjax_dp.papers.reproductions.recipe import SCALES, Recipe, RecipeScale, read_recipe
 from fedjax_dp.papers.reproductions.reproduction import Reproduction
-from fedjax_dp.papers.reproductions.rows import ResultRow, claims_of, rows_of
+from fedjax_dp.papers.reproductions.rows import ResultRow, abouts, claims_of, rows_of
 from fedjax_dp.privacy.guarantees import calibrated, prepared, stated
 from fedjax_dp.privacy.protection import noise_of
 from fedjax_dp.sweeps.plan import SweepConfig, identity
@@ -173,18 +172,12 @@ def _of_a_round(cells: Sequence[Cell], data_dir: str | None) -> dict[tuple[CellK
         config = cell.config(0).replace(data_dir=data_dir)
         key = identity(config)
         if key not in known:
-            known[key] = _round_epsilon(config, sources)
+            run = sources.planned(config)
+            known[key] = None if noise_of(run.algorithm) is None else prepared(run)[1].epsilon
         epsilon = known[key]
         if epsilon is not None:
             epsilons[cell.place, cell.reading] = epsilon
     return epsilons
-
-
-def _round_epsilon(config: RunSpec, sources: Sources) -> float | None:
-    run = sources.planned(config)
-    if noise_of(run.algorithm) is None:
-        return None
-    return prepared(run)[1].epsilon
 
 
 def _of_the_schedule(
@@ -249,8 +242,7 @@ def _notes(recipe: Recipe, scale: RecipeScale, seeds: Sequence[int], rows: Seque
     notes.append("a single seed" if len(seeds) == 1 else f"mean ± standard deviation over {len(seeds)} seeds")
     if recipe.open:
         notes.append(recipe.open)
-    abouts = {(f.delta, f.about) for row in rows for f in row.readings.values() if f.about}
-    for delta, about in sorted(abouts):
+    for delta, about in abouts(rows):
         notes.append(f"epsilon is proved at delta {delta:g} for {about}, the worst client and seed")
     if recipe.comparable(scale) and any(row.published is not None for row in rows):
         notes.append(

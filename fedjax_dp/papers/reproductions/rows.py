@@ -119,6 +119,11 @@ def result_of(
     )
 
 
+def abouts(rows: Sequence[ResultRow]) -> list[tuple[Any, str]]:
+    """Delta, and unit, neighbours and view, of all epsilons in some rows."""
+    return sorted({(result.delta, result.about) for row in rows for result in row.readings.values() if result.about})
+
+
 def _curve(curves: Sequence[Mapping[int, float]]) -> tuple[tuple[int, float, float], ...]:
     rounds = [at for at in (curves[0] if curves else {}) if all(at in curve for curve in curves)]
     scores = [interval([curve[at] for curve in curves]) for at in rounds]
@@ -208,20 +213,13 @@ def _claimed(claim: Mapping[str, Any], reading: str, other: str, rows: Sequence[
     }
     sign, holds, cases = MEASURES[metric].better, 0, 0
     for place, means in by_place.items():
-        ours = means[reading] if _is_about(claim, place) else None
-        theirs = by_place.get(_against(claim, place), {}).get(other)
+        by_x = "better_x" in claim  # else by line
+        meant = place.x == claim["better_x"] if by_x else place.line == claim["better"]
+        against = place._replace(x=claim["than_x"]) if by_x else place._replace(line=claim["than"])
+        ours = means[reading] if meant and matching(claim, place.panel, place.line) else None
+        theirs = by_place.get(against, {}).get(other)
         if ours is not None and theirs is not None:
             cases += 1
             holds += sign * (ours - theirs) > claim.get("by", 0.0)
     words = reading if other == reading else f"{reading} against {other}"
     return Claimed(claim["statement"], words, holds, cases)
-
-
-def _is_about(claim: Mapping[str, Any], place: CellKey) -> bool:
-    first = place.x == claim["better_x"] if "better_x" in claim else place.line == claim["better"]
-    return first and matching(claim, place.panel, place.line)
-
-
-def _against(claim: Mapping[str, Any], place: CellKey) -> CellKey:
-    """The place that a better one is compared with."""
-    return place._replace(x=claim["than_x"]) if "better_x" in claim else place._replace(line=claim["than"])

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedjax_dp import data
-from fedjax_dp.data import tabular
+from fedjax_dp.data import adult
 
 RECORD = "39, State-gov, 77516, Bachelors, 13, Never-married, Adm-clerical, Not-in-family, White, Male, 2174, 0, 40, "
 
@@ -62,8 +62,8 @@ def test_damaged_adult_is_refused_with_file_line_and_column(folder, change, word
 @st.composite
 def people(draw):
     """A record of Adult: words by column."""
-    person = {name: draw(st.sampled_from(words)) for name, words in tabular.CATEGORIES.items()}
-    return person | {name: str(draw(st.integers(0, 10**6))) for name in tabular.NUMERIC}
+    person = {name: draw(st.sampled_from(words)) for name, words in adult.CATEGORIES.items()}
+    return person | {name: str(draw(st.integers(0, 10**6))) for name in adult.NUMERIC}
 
 
 @given(st.lists(people(), min_size=1, max_size=6), st.integers(0, 2**6 - 1))
@@ -71,19 +71,18 @@ def people(draw):
 def test_every_record_of_adult_comes_back_word_by_word(records, labels):
     y = [labels >> place & 1 for place in range(len(records))]
     lines = [
-        ", ".join([*(person[name] for name in tabular.COLUMNS), tabular.LABELS[label]])
-        for person, label in zip(records, y)
+        ", ".join([*(person[name] for name in adult.COLUMNS), adult.LABELS[label]]) for person, label in zip(records, y)
     ]
     with tempfile.TemporaryDirectory() as folder:
         write_adult(pathlib.Path(folder), adult_data="\n".join(lines) + "\n")
         got, full = (data.load(name, folder) for name in ("adult", "adult_full"))
     assert got.y_train.tolist() == y
-    ends = np.cumsum([len(words) for words in tabular.CATEGORIES.values()])[:-1]
+    ends = np.cumsum([len(words) for words in adult.CATEGORIES.values()])[:-1]
     for person, x in zip(records, got.x_train, strict=True):
-        for (name, words), block in zip(tabular.CATEGORIES.items(), np.split(x, ends), strict=True):
+        for (name, words), block in zip(adult.CATEGORIES.items(), np.split(x, ends), strict=True):
             assert block.sum() == 1
             assert words[int(block.argmax())] == person[name]
-    numbers = np.array([[float(person[name]) for name in tabular.NUMERIC] for person in records])
+    numbers = np.array([[float(person[name]) for name in adult.NUMERIC] for person in records])
     spread = np.where(numbers.std(0) > 0, numbers.std(0), 1)
     np.testing.assert_allclose(full.x_train[:, 102:] * spread + numbers.mean(0), numbers, atol=0.4)
 
@@ -100,15 +99,15 @@ def test_real_adult_has_the_published_counts_and_decodes_to_its_lines(real):
     assert (got.x_train.shape, got.x_test.shape) == ((32_561, 102), (16_281, 102))
     assert (got.y_train.sum(), got.y_test.sum()) == (7_841, 3_846)
     names = (where / "adult" / "adult.names").read_text()
-    widths = [len(words) for words in tabular.CATEGORIES.values()]
+    widths = [len(words) for words in adult.CATEGORIES.values()]
     assert widths == [9, 16, 7, 15, 6, 5, 2, 42]
-    for name, words in tabular.CATEGORIES.items():
+    for name, words in adult.CATEGORIES.items():
         listed = re.search(rf"^{name}: (.*)\.$", names, re.M)
         assert listed.group(1).split(", ") == [word for word in words if word != "?"]
     line = (where / "adult" / "adult.data").read_text().splitlines()[123].split(", ")
     blocks = np.split(got.x_train[123], np.cumsum(widths)[:-1])
-    for (name, words), block in zip(tabular.CATEGORIES.items(), blocks, strict=True):
-        assert words[int(block.argmax())] == line[tabular.COLUMNS.index(name)]
+    for (name, words), block in zip(adult.CATEGORIES.items(), blocks, strict=True):
+        assert words[int(block.argmax())] == line[adult.COLUMNS.index(name)]
     full = data.load("adult_full", where)
     assert full.x_train.shape == (32_561, 108)
     np.testing.assert_allclose(full.x_train[:, 102:].mean(0), 0, atol=1e-5)

@@ -1,48 +1,18 @@
 """UCI Adult (Census Income): who earns more than 50K."""
 
+import importlib.resources
 import math
 import os
 import pathlib
+import tomllib
 
 import numpy as np
 
 from fedjax_dp.data.files import damaged, first_file, missing, search_folders
 from fedjax_dp.data.store import Dataset
 
-# Columns as the files have them, and words of those that are categories, in the order of adult.names, "?" (not known)
-# last where the files have it. As a category of its own it makes 102 features; without it there would be 99.
-FIELDS = {
-    "age": "",
-    "workclass": """
-        Private Self-emp-not-inc Self-emp-inc Federal-gov Local-gov State-gov Without-pay Never-worked ?
-    """,
-    "fnlwgt": "",
-    "education": """
-        Bachelors Some-college 11th HS-grad Prof-school Assoc-acdm Assoc-voc 9th 7th-8th 12th Masters 1st-4th
-        10th Doctorate 5th-6th Preschool
-    """,
-    "education-num": "",
-    "marital-status": """
-        Married-civ-spouse Divorced Never-married Separated Widowed Married-spouse-absent Married-AF-spouse
-    """,
-    "occupation": """
-        Tech-support Craft-repair Other-service Sales Exec-managerial Prof-specialty Handlers-cleaners
-        Machine-op-inspct Adm-clerical Farming-fishing Transport-moving Priv-house-serv Protective-serv
-        Armed-Forces ?
-    """,
-    "relationship": "Wife Own-child Husband Not-in-family Other-relative Unmarried",
-    "race": "White Asian-Pac-Islander Amer-Indian-Eskimo Other Black",
-    "sex": "Female Male",
-    "capital-gain": "",
-    "capital-loss": "",
-    "hours-per-week": "",
-    "native-country": """
-        United-States Cambodia England Puerto-Rico Canada Germany Outlying-US(Guam-USVI-etc) India Japan Greece
-        South China Cuba Iran Honduras Philippines Italy Poland Jamaica Vietnam Mexico Portugal Ireland France
-        Dominican-Republic Laos Ecuador Taiwan Haiti Columbia Hungary Guatemala Nicaragua Scotland Thailand
-        Yugoslavia El-Salvador Trinadad&Tobago Peru Hong Holand-Netherlands ?
-    """,
-}
+# Columns as the files have them, and words of those that are categories.
+FIELDS = tomllib.loads(importlib.resources.files("fedjax_dp.data").joinpath("adult.toml").read_text("utf-8"))
 COLUMNS = tuple(FIELDS)
 CATEGORIES = {name: tuple(words.split()) for name, words in FIELDS.items() if words}
 NUMERIC = tuple(name for name in COLUMNS if name not in CATEGORIES)
