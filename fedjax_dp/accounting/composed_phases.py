@@ -55,6 +55,23 @@ def names_of(names: Sequence[str] | None) -> str | None:
     return base64.b64encode(b"".join(digests)).decode()
 
 
+def draws_of(seed: int) -> str:
+    """By which phases that may share their draws of noise are noticed; too short to say what the seed was."""
+    return hashlib.sha256(f"draws of {seed}".encode()).hexdigest()[:4]
+
+
+def _require_own_draws(phases: Iterable[Phase]) -> None:
+    """Refuse phases whose noise may be the same numbers, as they cancel where two releases are compared."""
+    known: dict[str, Phase] = {}
+    for phase in phases:
+        draws = phase.get("draws")
+        if draws in known:
+            got = f"the same seed of {about(known[draws])} and {about(phase)}"
+            raise errors.refuse("ledgers", got, "a seed for each run, as equal noise cancels", "run one again")
+        if draws is not None:
+            known[draws] = phase
+
+
 def is_private(phase: Phase) -> bool:
     """Whether a price of it is known, so that it composes with others.
 
@@ -335,6 +352,7 @@ def union_of(ledgers: Sequence[Sequence[Phase]], delta: float, accountant: str) 
         if not is_private(phase):
             got = f"{about(phase)}, {without_price(phase)}"
             raise errors.refuse("ledgers", got, "of phases that have an epsilon of their own")
+    _require_own_draws(by_name.values())
     kinds = {kind for phase in by_name.values() if (kind := kind_of(phase)) is not None}
     if len(kinds) != 1:
         got = ", ".join(sorted(f"{unit.value}/{adjacency.value}" for unit, adjacency in kinds)) or "none"

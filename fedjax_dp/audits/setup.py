@@ -74,7 +74,7 @@ def prepare(
             f"find the noise for {run.terms.participation} first, and audit with that noise_multiplier",
         )
     run = (run if run.terms.epsilon is None else guarantees.calibrated(run)).counted(epsilon=None)
-    algorithm, data, rounds, seed = run.algorithm, run.data, run.rounds, run.seed
+    algorithm, data, rounds, seed = run.algorithm, run.data, run.rounds, run.draw_seed
     errors.require_choice("canary", canary, CANARY_NAMES)
     by_record = unit_of(algorithm) is Unit.RECORD
     if one_run is not None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_dp.accounting import Guarantee, Unit
-from fedjax_dp.accounting.composed_phases import spent
+from fedjax_dp.accounting.composed_phases import draws_of, spent
 from fedjax_dp.data import record_hashes
 from fedjax_dp.display import finite
 from fedjax_dp.models.origins import FREE, RUN, values_digest, who_is_in, with_phase
@@ -29,12 +29,14 @@ def ledger_of(
     hashes: np.ndarray | None = None,
     *,
     in_sweep: bool = False,
+    chosen: bool = False,
 ) -> str:
     """The ledger of a run: the phases of what it began with, then its own.
 
     checksum, hashes  of the records, where they are known: of a start without hashes nobody knows whether it holds some
                       of a client's;
-    in_sweep          whether it is one of several runs, among which somebody may have chosen by what they released.
+    in_sweep          whether it is one of several runs, among which somebody may have chosen by what they released;
+    chosen            whether results chose its noise, so that its epsilon and delta alone are known.
     """
     data = planned.data
     known = who_is_in(data, checksum, guarantee.unit is not Unit.CLIENT)
@@ -48,6 +50,8 @@ def ledger_of(
         "accountant": guarantee.accountant,
         "delta": guarantee.delta,
         **_cost(planned, guarantee),
+        **({"spent": None} if chosen else {}),
+        "draws": draws_of(planned.draw_seed),
         "clients": known["clients"],
         "records": known["records"] | {"hashes": None if hashes is None else record_hashes.written(hashes)},
         "continues": [phase.phase for phase in guarantee.phases],

@@ -70,7 +70,7 @@ class RunFolder:
         if self._checkpoints.latest() is None:
             return None
         run = ready.planned
-        begun = fresh(run.algorithm, run.data, run.model, run.seed, ready.on_host)
+        begun = fresh(run.algorithm, run.data, run.model, run.draw_seed, ready.on_host)
         return self._checkpoints.restore(place(begun, ready.execution))
 
     def close(self) -> None:

@@ -147,7 +147,8 @@ class PreparedRun:
         data = self.planned.data
         checksum = self.checksums.get("data") or data.checksum
         hashes = hashes_of(data) if self.hashes is None else self.hashes
-        return phases.ledger_of(self.name, self.planned, self.guarantee, checksum, hashes)
+        chosen = self.steering is not None and self.steering.chosen is not None
+        return phases.ledger_of(self.name, self.planned, self.guarantee, checksum, hashes, chosen=chosen)
 
     @functools.cached_property
     def spending(self) -> Spending:
@@ -352,7 +353,7 @@ def _trained(
             run.algorithm,
             run.data,
             rounds=rounds,
-            seed=run.seed,
+            seed=run.draw_seed,
             model=run.model,
             evaluate_every=output.evaluate_every,
             train_metrics=bool(output.train_metrics),

@@ -148,7 +148,7 @@ def _require_believable(run: PlannedRun) -> None:
                 "add model=, the one that is trained",
             )
     flow.require_accounted(run.algorithm, run.data, run.model)
-    inspection.require_true(run.algorithm, run.data, run.model, run.rounds, run.seed)
+    inspection.require_true(run.algorithm, run.data, run.model, run.rounds, run.draw_seed)
 
 
 def _require_left(run: PlannedRun, training: list[Event], budgets: list[float], delta: float) -> None:

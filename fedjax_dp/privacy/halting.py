@@ -61,7 +61,7 @@ def _left_one_by_one(run: PlannedRun, promise: Guarantee) -> PlannedRun:
     most = _most_participations(staying, promise, budgets)
     check(staying.algorithm, run.data, run.rounds, run.model if run.model_given else None)
     until, left = map(
-        np.asarray, _departures(run.algorithm.cohort, run_key(run.seed), run.data.shares, most, run.rounds)
+        np.asarray, _departures(run.algorithm.cohort, run_key(run.draw_seed), run.data.shares, most, run.rounds)
     )
     rounds = _rounds_with_a_cohort(run.algorithm.cohort, left)
     if rounds == 0:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import hashlib
 from typing import Any, NamedTuple, Unpack
 
 import jax
@@ -174,10 +175,19 @@ class PlannedRun:
         return counted
 
     @property
+    def draw_seed(self) -> int:
+        """Of cohorts, batches and noise: `seed`, unless the run goes on from private phases. Then it is one made of
+        both, as the same draws in two phases would cancel where their releases are compared."""
+        names = sorted(one.phase["phase"] for one in self.beginning.before)
+        if not names:
+            return self.seed
+        return int.from_bytes(hashlib.sha256(" ".join([str(self.seed), *names]).encode()).digest()[:4])
+
+    @property
     def cohorts(self) -> tuple[np.ndarray, np.ndarray]:
         """Ids, and who of them is invited, of all rounds `(rounds, members)`; drawn once, as no noise changes them."""
         if "cohorts" not in self._drawn:
-            self._drawn["cohorts"] = cohorts_of(self.algorithm, self.data, self.rounds, self.seed)
+            self._drawn["cohorts"] = cohorts_of(self.algorithm, self.data, self.rounds, self.draw_seed)
         drawn: tuple[np.ndarray, np.ndarray] = self._drawn["cohorts"]
         return drawn
 

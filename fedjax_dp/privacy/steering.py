@@ -152,6 +152,11 @@ def _require_covered(run: PlannedRun, promise: Guarantee) -> None:
         (terms.epsilon is not None, "left out where epsilon finds the noise", "give noise_multiplier and budget"),
         (promise.reason is not None, "left out where epsilon is infinite", promise.reason or ""),
         (local.personal or not local.sends_steps, "left out where clients have models of their own", "use one model"),
+        (
+            bool(run.beginning.before),
+            "left out where the run goes on from a private phase",
+            "begin with a public start",
+        ),
         (terms.deployment is not None, "left out where a run stands for a deployment", "leave its cohort out"),
         (terms.stop is not None, "left out beside stop", "the function may return None to stop"),
     ):

@@ -435,7 +435,7 @@ def fastest(group: JobGroup) -> tuple[JobGroup, Sample]:
 def _numbers(job: Job) -> _Numbers:
     return _Numbers(
         [np.asarray(leaf, np.float32) for leaf in jax.tree.leaves(job.run.algorithm)],
-        np.asarray(jax.random.key_data(run_key(job.run.seed))),
+        np.asarray(jax.random.key_data(run_key(job.run.draw_seed))),
         [np.asarray(leaf) for leaf in jax.tree.leaves(job.run.data.partition)],
         job.marks,
     )

@@ -21,6 +21,7 @@ from fedjax_dp.models.origins import phases_of
 from fedjax_dp.privacy.client_events import client_events
 from fedjax_dp.privacy.guarantees import guaranteed, prepared
 from fedjax_dp.privacy.planned_run import plan_run
+from fedjax_dp.privacy.steering import Choices
 from fedjax_dp.privacy.terms import PrivacyTerms
 from fedjax_dp.pytrees import changed
 
@@ -28,7 +29,7 @@ DIGITS = fdp.load("digits")
 OTHERS = np.random.default_rng(0).integers(0, 17, (700, 8, 8)).astype(np.uint8)
 NETWORK = logistic_regression((8, 8), 10)
 PUBLIC = {"start_private": False}
-LOCAL = {"cohort_size": 5, "batch_size": 10, "local_steps": 2, "learning_rate": 0.3}
+LOCAL = {"cohort_size": None, "batch_size": 10, "local_steps": 2, "learning_rate": 0.3}
 
 
 def federated(x, y, name="own"):
@@ -191,6 +192,36 @@ def begun(path, data, algorithm=None, **facts):
     params = NETWORK.init(jax.random.key(0))
     parameters.write(path, params, phases.exported(ledger, parameters.by_name(params), 2), {})
     return path
+
+
+def test_a_second_phase_draws_noise_of_its_own_under_the_same_seed(made, tmp_path, capsys):
+    """Else what both add would cancel where their releases are compared."""
+
+    def planned(start, seed=0):
+        model = NETWORK if start is None else freeze(NETWORK, start=start)
+        return plan_run(private(), DATA, rounds=2, terms=PrivacyTerms(delta=1e-3), model=model, seed=seed)
+
+    first, second = planned(None), planned(made["private npz"])
+    assert (first.draw_seed, second.seed) == (0, 0)
+    others = planned(made["second"]), planned(made["private npz"], 1)
+    assert len({run.draw_seed for run in (first, second, *others)}) == 4
+    assert planned(made["private folder"]).draw_seed == planned(made["private folder"]).draw_seed != 0
+    begun(tmp_path / "again.npz", OTHER)
+    assert cli.main(["account", "--ledger", f"{made['private folder']},{tmp_path / 'again.npz'}"]) == 2
+    assert "the same seed of" in capsys.readouterr().err
+
+
+def test_a_phase_whose_noise_was_chosen_is_known_by_its_claim_alone(tmp_path):
+    start = begun(tmp_path / "a.npz", DATA, chosen=True)
+    assert json.loads(read_start(start).origin.ledger.splitlines()[-1])["spent"] is None
+    pair = [StatedPrivacy(PLAIN.epsilon, 1e-3, Adjacency.REPLACE_ONE)] * 10
+    found = fdp.guarantee(private(), DATA, rounds=1, delta=2e-3, model=freeze(NETWORK, start=start))
+    expected = epsilons_of([Composed(each) for each in zip(pair, events(1), strict=True)], 2e-3)
+    np.testing.assert_allclose(found.epsilons, expected, rtol=1e-9)
+    terms = PrivacyTerms(delta=1e-3, budget=9.0, accountant="rdp")
+    run = plan_run(private(), DATA, rounds=2, terms=terms, model=freeze(NETWORK, start=begun(tmp_path / "b.npz", DATA)))
+    with pytest.raises(errors.ConfigurationError, match="goes on from a private phase"):
+        Choices(run, guaranteed(run), lambda seen: 4.0)
 
 
 def named(*clients):
