@@ -1,5 +1,6 @@
 """Accelerators that are not here: programs lowered for them, their branches, and what is read off compiled programs."""
 
+import functools
 import json
 import pathlib
 import sys
@@ -76,7 +77,10 @@ BRANCHES = {  # by module that has a branch for platforms: a function that reach
         lambda rows: sum_over_clients(lambda factor, row: (factor * row, ()), 2.0, rows, Execution(chunk_size=4), 1)[0],
         of_shape(4, 3),
     ),
-    "gradients/norms.py": (norms._product, of_shape(5, 1, 30), of_shape(5, 1, 10), of_shape(5)),
+    "gradients/norms.py": (
+        functools.partial(norms._product, alone=True),
+        *(of_shape(5, 1, 30), of_shape(5, 1, 10), of_shape(5)),
+    ),
     "gradients/outer_products.py": (windows, of_shape(2, 7, 8, 3)),
     "small_reductions.py": (sum_of_few, of_shape(3, 10)),
     "tasks/losses.py": (fdp.models.cross_entropy, of_shape(10), of_shape(kind=jnp.int32)),

@@ -161,7 +161,7 @@ def test_noise_follows_what_was_released_and_the_claim_is_the_budget(runs, capsy
     assert (code, "of which its first rounds bound nothing" in err) == (2, True)
     rows = csv.DictReader((folder / "chosen" / "clients.csv").read_text().splitlines())
     assert {row["epsilon"] for row in rows} == {f"{BUDGET}"}
-    with pytest.raises(fdp.ConfigurationError, match="adapt of the resumed run"):
+    with pytest.raises(fdp.ConfigurationError, match="adapt of the run"):
         fdp.resume(folder / "chosen", dpnfl(), DATA)
 
 
