@@ -66,8 +66,9 @@ def _require_own_draws(phases: Iterable[Phase]) -> None:
     for phase in phases:
         draws = phase.get("draws")
         if draws in known:
-            got = f"the same seed of {about(known[draws])} and {about(phase)}"
-            raise errors.refuse("ledgers", got, "a seed for each run, as equal noise cancels", "run one again")
+            got = f"the same of {about(known[draws])} and {about(phase)}"
+            remedy = "run one again with another --seed"
+            raise errors.refuse("seeds of the ledgers", got, "one for each run, as equal noise cancels", remedy)
         if draws is not None:
             known[draws] = phase
 

@@ -208,7 +208,7 @@ def test_a_second_phase_draws_noise_of_its_own_under_the_same_seed(made, tmp_pat
     assert planned(made["private folder"]).draw_seed == planned(made["private folder"]).draw_seed != 0
     begun(tmp_path / "again.npz", OTHER)
     assert cli.main(["account", "--ledger", f"{made['private folder']},{tmp_path / 'again.npz'}"]) == 2
-    assert "the same seed of" in capsys.readouterr().err
+    assert "seeds of the ledgers must be one for each run" in capsys.readouterr().err
 
 
 def test_a_phase_whose_noise_was_chosen_is_known_by_its_claim_alone(tmp_path):
