@@ -98,7 +98,7 @@ def test_ones_own_network_runs_and_is_held_to_its_files(capsys):
         pathlib.Path(file).write_text(text + "# changed\n")
         capsys.readouterr()
         assert cli.main(["run", "--resume", "r"]) == 2
-        assert f"code in {file} of the resumed run must be unchanged" in capsys.readouterr().err
+        assert f"code in {file} of the run must be unchanged" in capsys.readouterr().err
         pathlib.Path(file).write_text(text)
     assert cli.main(["run", "--resume", "r"]) == 0
     assert cli.main(["export", "r", "p.safetensors"]) == 0

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import usual
 
 import fedjax_dp as fdp
 from fedjax_dp import cli, errors
@@ -86,7 +87,7 @@ DOORS = ("result", "opened", "folder", "checkpoint", "copy", "npz", "safetensors
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("door", usual(DOORS, ("result", "folder", "npz")))
 def test_through_no_door_a_model_of_these_records_is_a_public_start(made, door):
     """Without privacy there is none; with some, epsilon is of both phases. No word to the contrary is heard."""
     both = together(events(1), events(2))

@@ -191,7 +191,7 @@ def test_absent_clients_keep_their_rows_bit_for_bit(entry):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("entry", usual(PERSONAL, ("mr_mtl", "ifca")))
+@pytest.mark.parametrize("entry", usual(PERSONAL, ("ifca",)))
 def test_portions_resuming_and_tables_on_the_host_change_nothing(entry):
     algorithm = fdp.CATALOGUE[entry](**NOISY)
     whole = run(algorithm, 4)

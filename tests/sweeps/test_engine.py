@@ -175,7 +175,7 @@ def test_points_with_clients_smaller_than_a_batch_share_a_program_of_their_own()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("batches", ["without-replacement", "poisson"])
+@pytest.mark.parametrize("batches", usual(["without-replacement", "poisson"], ["poisson"]))
 def test_points_with_clients_smaller_than_a_batch_equal_their_single_runs_bit_for_bit(batches):
     jobs = jobs_on_small_clients(batches)
     for job, outcome in zip(jobs, outcomes(jobs), strict=True):
