@@ -29,7 +29,7 @@ DESCRIPTION = """Train a federated algorithm and say what privacy it gives.
 usage: fedjax-dp run [CONFIG.toml] [OPTIONS] [--json]; --json prints one JSON object on stdout and nothing else;
 --quiet prints the result alone, --verbose also traffic and time, --plain what epsilon means for those in the data;
 fedjax-dp run --resume DIR continues a run from its last checkpoint;
-with --coordinator HOST:PORT (auto: SLURM, Kubernetes) --processes P --process I it is one of P."""
+with --coordinator HOST:PORT --processes P --process I (auto: SLURM, Kubernetes) it is one of P."""
 FEW = 0.1  # of the gradients
 PARTS = (0.25, 0.5, 1.0)  # of the rounds, at which epsilon is shown
 
