@@ -326,8 +326,25 @@ class SkellamSums(Release):
         return skellam_divergence(self.variance, twice * self.l2, twice * self.l1, _checked(orders))
 
 
+class OfEpsilon(Release):
+    """What an epsilon bounds, whatever its noise was: no budget changes it, and every member is in it."""
+
+    @property
+    def sampling(self) -> FullBatch:
+        return FullBatch()
+
+    @property
+    def noise_multiplier(self) -> float:
+        """That of Gaussian noise with the same zCDP, where delta is 0."""
+        return self.relative_noise * self.adjacency.sensitivity
+
+    def scaled(self, factor: float) -> Self:
+        """The same."""
+        return self
+
+
 @dataclasses.dataclass(frozen=True)
-class BoundedRange(Release):
+class BoundedRange(OfEpsilon):
     """`count` choices by the exponential mechanism, each epsilon-bounded range, so epsilon^2/8-zCDP.
 
     epsilon  of one choice: a choice's log probabilities move within a range of epsilon between neighbours.
@@ -347,21 +364,8 @@ class BoundedRange(Release):
         super().__post_init__()
 
     @property
-    def sampling(self) -> FullBatch:
-        return FullBatch()
-
-    @property
-    def noise_multiplier(self) -> float:
-        """That of Gaussian noise with the same zCDP."""
-        return self.relative_noise * self.adjacency.sensitivity
-
-    @property
     def relative_noise(self) -> float:
         return 2 / self.epsilon
-
-    def scaled(self, factor: float) -> "BoundedRange":
-        """The same: it has noise of its own."""
-        return self
 
     def rdp(self, orders: np.ndarray) -> np.ndarray:
         bound: np.ndarray = _checked(orders) / (2 * self.relative_noise**2)
@@ -372,7 +376,7 @@ class BoundedRange(Release):
 
 
 @dataclasses.dataclass(frozen=True)
-class StatedPrivacy(Release):
+class StatedPrivacy(OfEpsilon):
     """`count` releases, whatever they were, of which is known that each is (`epsilon`, `delta`)-private.
 
     No budget changes it. What dominates it, `TwoLosses` and a total loss with probability delta, composes with whatever
@@ -394,21 +398,8 @@ class StatedPrivacy(Release):
         super().__post_init__()
 
     @property
-    def sampling(self) -> FullBatch:
-        return FullBatch()
-
-    @property
-    def noise_multiplier(self) -> float:
-        """That of Gaussian noise with the zCDP of delta 0."""
-        return self.relative_noise * self.adjacency.sensitivity
-
-    @property
     def relative_noise(self) -> float:
         return 1 / self.epsilon
-
-    def scaled(self, factor: float) -> "StatedPrivacy":
-        """The same: it has noise of its own."""
-        return self
 
     def dominating_pairs(self) -> tuple[Dominating, ...]:
         return (Dominating((1.0,), (TwoLosses(self.epsilon),), self.delta),)

@@ -33,7 +33,7 @@ class View(enum.Enum):
         }[self]
 
     def sees_more_than(self, other: "View") -> bool:
-        """Whether it sees all of training that the other sees, and more; of clients' own models nothing is said."""
+        """Whether it sees all of training that the other sees, and more; nothing is known of clients' own models."""
         ranked = (View.FINAL_MODEL, View.BROADCAST, View.SECURE_SUM, View.UPLOADS)
         return self in ranked and other in ranked and ranked.index(self) > ranked.index(other)
 

@@ -373,7 +373,7 @@ def _trained(
 
 
 def _steered_by(ready: PreparedRun) -> Steer | None:
-    """What `simulate` asks, which is told nothing but what is released."""
+    """The choice before each stretch of rounds, by released values alone."""
     steering, algorithm = ready.steering, ready.planned.algorithm
     if steering is None:
         return None

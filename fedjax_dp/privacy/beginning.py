@@ -51,7 +51,7 @@ class Beginning(NamedTuple):
 
     @property
     def views(self) -> list[View]:
-        """In which these are counted, as far as it is said."""
+        """In which these are counted, as far as it is known."""
         views = (one.phase.get("view") for one in self.before)
         return [View(view) for view in views if view in {known.value for known in View}]
 
@@ -111,7 +111,7 @@ class _Records:
 
 
 def beginning_of(origins: Iterable[Origin], data: FederatedData, unit: Unit) -> Beginning:
-    """What is known of all of these values: the first reason against an epsilon, or all that has to be said.
+    """What is known of all of these values: the first reason against an epsilon, or all that the Guarantee has to name.
 
     unit  of the Guarantee: of a client it is not public who takes part, so that none is known by its name.
     """

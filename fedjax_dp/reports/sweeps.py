@@ -44,7 +44,7 @@ from fedjax_dp.tasks.measures import Measure
 KIND, FOLDER = "sweep", "sweep.json"
 GROUPS = 8  # that colours and shapes can distinguish
 DRAWN, ROWS = 200, 6000  # settings whose curves are drawn, the best ones, and the rows of all of them
-ENDS = (  # of points that have no result: their statuses, and what is said of them
+ENDS = (  # of points that have no result: their statuses, and words for them
     (
         ("diverged", "failed"),
         "Points that were lost",

@@ -1,7 +1,7 @@
 """Trials that Optuna's sampler TPE proposes, each from the results of those before it.
 
 Bergstra, Bardenet, Bengio and Kegl 2011: a tree-structured Parzen estimator of what good trials have in common and
-others lack. A batch of trials is asked for, run as one, and told to the sampler: of each the mean over its seeds.
+others lack. A batch of trials is proposed, run as one, and reported to the sampler: of each the mean over its seeds.
 Nothing of the sampler is stored: for the same seed and the results in a sweep's folder it proposes the same again.
 """
 
@@ -34,9 +34,9 @@ class Search:
         self._told = 0
 
     def left(self, found: Mapping[str, Record]) -> list[Point]:
-        """The points to run next: those without a record of the batch that was asked for last.
+        """The points to run next: those without a record of the batch that was proposed last.
 
-        If there are none, the batch is told, and the next one asked for, until all trials are done.
+        If there are none, the batch is reported and the next one proposed, until all trials are done.
         """
         while True:
             batch = {point.id: point for trial in self._asked[self._told :] for point in reversed(trial)}

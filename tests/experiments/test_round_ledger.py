@@ -17,23 +17,28 @@ from fedjax_dp.experiments.round_ledger import read_ledger
 ROUNDS = 4
 
 
+def run_killed(data, folder, **words):
+    """A run that ends after round 3, as by a kill."""
+    keep = run_folder.RunFolder.keep
+
+    def keep_and_end(self, state, params, history, checkpoint):
+        keep(self, state, params, history, checkpoint)
+        if int(state.round) == 3:
+            raise Stopped
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(run_folder.RunFolder, "keep", keep_and_end)
+        with pytest.raises(Stopped):
+            fdp.run(dpnfl(), data, out=folder, **words)
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory, data):
     """A run, and the same run stopped after round 3, of which the checkpoint of round 2 is there."""
     folder = tmp_path_factory.mktemp("runs")
     words = {"rounds": ROUNDS, "evaluate_every": 1, "checkpoint_every": 2, "delta": 1e-3}
     fdp.run(dpnfl(), data, out=folder / "whole", **words)
-    kill = run_folder.RunFolder.keep
-
-    def keep(self, state, params, history, checkpoint):
-        kill(self, state, params, history, checkpoint)
-        if int(state.round) == 3:
-            raise Stopped
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(run_folder.RunFolder, "keep", keep)
-        with pytest.raises(Stopped):
-            fdp.run(dpnfl(), data, out=folder / "stopped", **words)
+    run_killed(data, folder / "stopped", **words)
     return folder
 
 
@@ -79,17 +84,7 @@ def test_a_run_that_is_killed_while_clients_leave_one_by_one_goes_on_as_if_it_ha
     whole = fdp.run(dpnfl(), data, out=tmp_path / "whole", **words)
     assert whole.ready.rounds < 20
     assert whole.ready.planned.departures
-    kill = run_folder.RunFolder.keep
-
-    def keep(self, state, params, history, checkpoint):
-        kill(self, state, params, history, checkpoint)
-        if int(state.round) == 3:
-            raise Stopped
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(run_folder.RunFolder, "keep", keep)
-        with pytest.raises(Stopped):
-            fdp.run(dpnfl(), data, out=tmp_path / "stopped", **words)
+    run_killed(data, tmp_path / "stopped", **words)
     resumed = fdp.resume(tmp_path / "stopped", dpnfl(), data)
     np.testing.assert_array_equal(*(np.ravel(one.params["Dense_0"]["kernel"]) for one in (whole, resumed)))
     for name in ("ledger.jsonl", "clients.csv"):
