@@ -70,11 +70,14 @@ from .releases import Release as Release
 from .releases import SkellamSums as SkellamSums
 from .releases import StatedPrivacy as StatedPrivacy
 from .sampling import AnyStep as AnyStep
+from .sampling import BallsInBins as BallsInBins
 from .sampling import FullBatch as FullBatch
 from .sampling import Poisson as Poisson
+from .sampling import RandomAllocation as RandomAllocation
 from .sampling import Refilled as Refilled
 from .sampling import Sampling as Sampling
 from .sampling import Shuffled as Shuffled
+from .sampling import TruncatedPoisson as TruncatedPoisson
 from .sampling import WithoutReplacement as WithoutReplacement
 from .sampling import WithReplacement as WithReplacement
 from .selection import SelectionCost as SelectionCost

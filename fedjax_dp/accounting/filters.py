@@ -234,7 +234,7 @@ class IndividualFilter:
     Client i counts in a round while the sum over rounds, with this one, of (|u_i| / (z C))^2 is at most mu_B^2; the
     claim is the budget, for everybody. Who still counts, how many do, and what each has used are **data**: they may
     steer the sum and nothing else, and are not to be printed; divisors stay constant. So they stand in no `repr`.
-    Covers: add-remove neighbours, unsampled, the noise of a trusted server.
+    Covers: add-remove and zero-out neighbours, unsampled, the noise of a trusted server.
     Source: Feldman and Zrnic 2021, arXiv:2008.11193; its Gaussian form Koskela, Tobaben, Honkela 2023,
             arXiv:2209.15596.
     Shapes: norms, `used` and masks `(clients,)`.
@@ -267,7 +267,7 @@ class IndividualFilter:
         errors.require_delta(delta)
         errors.require_positive("noise_multiplier", noise_multiplier)
         errors.require_positive("clip_norm", clip_norm)
-        if adjacency is not Adjacency.ADD_REMOVE:
+        if adjacency is Adjacency.REPLACE_ONE:
             raise NotCoveredError("individual filters are proved for add-remove (zero-out) neighbours only; use them")
         return cls(epsilon, delta, noise_multiplier, clip_norm, np.zeros(num_clients), np.zeros(num_clients, bool))
 

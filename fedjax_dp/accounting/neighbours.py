@@ -43,8 +43,9 @@ class Adjacency(enum.Enum):
 
     ADD_REMOVE = "add-remove"
     REPLACE_ONE = "replace-one"
+    ZERO_OUT = "zero-out"  # what one member contributes is zero instead; it is counted and drawn as before
 
     @property
     def sensitivity(self) -> float:
-        """L2 change of a sum of vectors bounded by 1 between neighbours: 1 (one more or less) or 2 (one exchanged)."""
-        return 1.0 if self is Adjacency.ADD_REMOVE else 2.0
+        """L2 change of a sum of vectors bounded by 1 between neighbours: 2 where one is exchanged, else 1."""
+        return 2.0 if self is Adjacency.REPLACE_ONE else 1.0

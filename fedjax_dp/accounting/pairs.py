@@ -15,10 +15,13 @@ from fedjax_dp.accounting.laws import GaussianPair, LawPair, ShiftMixture
 from fedjax_dp.accounting.neighbours import Adjacency, NotCoveredError
 from fedjax_dp.accounting.sampling import (
     AnyStep,
+    BallsInBins,
     Poisson,
+    RandomAllocation,
     Refilled,
     Sampling,
     Shuffled,
+    TruncatedPoisson,
     WithoutReplacement,
     WithReplacement,
 )
@@ -78,6 +81,8 @@ def of_gaussian(
     """
     # less noise than there is can only cost more, and no float could tell such small losses apart
     noise, rate = min(noise_multiplier / adjacency.sensitivity, LARGEST_NOISE), sampling.rate
+    if isinstance(sampling, RandomAllocation | BallsInBins | TruncatedPoisson):
+        raise NotCoveredError(f"{sampling} has no price yet; use Poisson sampling")
     if isinstance(sampling, WithReplacement):
         _require_single(sampling, group)
         return (_by_multiplicity(sampling, noise),)
@@ -86,7 +91,7 @@ def of_gaussian(
     if group > 1:
         return _of_group(noise, sampling, adjacency, group)
     if isinstance(sampling, Poisson):
-        if adjacency is Adjacency.ADD_REMOVE:
+        if adjacency is not Adjacency.REPLACE_ONE:
             both = GaussianPair(noise, rate), GaussianPair(noise, 0.0, rate)
             return tuple(Dominating((1.0,), (pair,)) for pair in both)
         # the two records differ by 2 C from each other, but only by C from their absence
@@ -96,7 +101,7 @@ def of_gaussian(
 
 
 def _of_group(noise: float, sampling: Sampling, adjacency: Adjacency, group: int) -> tuple[Dominating, ...]:
-    if isinstance(sampling, Poisson) and adjacency is Adjacency.ADD_REMOVE:
+    if isinstance(sampling, Poisson) and adjacency is not Adjacency.REPLACE_ONE:
         return _both_ways(scipy.stats.binom(group, sampling.rate), noise, group)
     if not isinstance(sampling, WithoutReplacement):
         _require_single(sampling, group)

@@ -18,7 +18,7 @@ from fedjax_dp.accounting.gaussian import DrawnGdp
 from fedjax_dp.accounting.laws import TwoLosses
 from fedjax_dp.accounting.neighbours import Adjacency, NotCoveredError, Unit
 from fedjax_dp.accounting.pairs import Dominating
-from fedjax_dp.accounting.sampling import FullBatch, Poisson, Refilled, Sampling, Shuffled, WithReplacement
+from fedjax_dp.accounting.sampling import FullBatch, Refilled, Sampling, Shuffled, WithReplacement
 from fedjax_dp.accounting.skellam import skellam_divergence
 from fedjax_dp.accounting.tcdp import Tcdp
 
@@ -31,6 +31,13 @@ PRICES = {  # of a release, and the accountants that ask for them
     "gdp": "gaussian",
     "tcdp": "tcdp",
     "drawn_in_public": "pld",
+}
+_UNCOVERED = {  # neighbours of a sampling that is not covered for them
+    Adjacency.ADD_REMOVE: "add-remove neighbours have different numbers of records, so {} is not the same sampling for "
+    "both",
+    Adjacency.REPLACE_ONE: "{} is not proved for replace-one neighbours",
+    Adjacency.ZERO_OUT: "what is drawn instead of a member moves sums by 2 all the same, so {} is not covered for "
+    "zero-out neighbours",
 }
 _SUCH_AS = {"sampling": "Poisson(0.01)", "adjacency": "Adjacency.REPLACE_ONE", "unit": "Unit.RECORD"}
 
@@ -59,17 +66,15 @@ class Release(ABC):
 
     def __post_init__(self) -> None:
         _check(self)
-        if self.adjacency is Adjacency.ADD_REMOVE and not isinstance(self.sampling, FullBatch | Poisson):
+        if self.adjacency not in self.sampling.adjacencies:
+            covered = " or ".join(known.value for known in self.sampling.adjacencies)
+            raise NotCoveredError(f"{_UNCOVERED[self.adjacency].format(self.sampling)}; use {covered}")
+        if self.sampling.of_gaussian and not isinstance(self, GaussianSteps):
             raise NotCoveredError(
-                f"add-remove neighbours have different numbers of records, so {self.sampling} is not the same "
-                "sampling for both; use replace-one"
+                f"{self.noise or type(self).__name__} does not say what it costs by {self.sampling}, which is known of "
+                "Gaussian noise alone; use others, such as Poisson sampling"
             )
-        if isinstance(self.sampling, Refilled) and not isinstance(self, GaussianSteps):
-            raise NotCoveredError(
-                f"{self.noise or type(self).__name__} does not say what a record that stands in a sum more than once "
-                "costs; use batches in which it stands once"
-            )
-        if self.count % self._epoch:
+        if isinstance(self.sampling, Shuffled | Refilled) and self.count % self._epoch:
             raise errors.refuse(
                 "the number of shuffled steps",
                 self.count,
@@ -79,8 +84,15 @@ class Release(ABC):
 
     @property
     def _epoch(self) -> int:
-        """Steps of which a member is in one, or in those that `Refilled` says."""
-        return self.sampling.steps_per_epoch if isinstance(self.sampling, Shuffled | Refilled) else 1
+        """Sums that one release consists of."""
+        steps: int = self.sampling.steps_per_epoch
+        return steps
+
+    @property
+    def _passes(self) -> int:
+        """Epochs or passes, of which a partial one is counted whole."""
+        passes: int = -(-self.count // self._epoch)
+        return passes
 
     @property
     def relative_noise(self) -> float:
@@ -90,11 +102,12 @@ class Release(ABC):
 
     @property
     def releases(self) -> int:
-        """How many of the sums can contain a given member; `Refilled` counts as many as it costs."""
+        """How many sums, or passes, can contain a given member; `Refilled` counts as many sums as it costs."""
         if self.sampling.rate == 0:
             return 0
-        whole: int = self.count // self._epoch
-        return whole * self.sampling.squares if isinstance(self.sampling, Refilled) else whole
+        if self.sampling.kept:
+            return min(self._passes, 1)
+        return self._passes * self.sampling.squares if isinstance(self.sampling, Refilled) else self._passes
 
     @property
     def reveals_everything(self) -> bool:
@@ -108,7 +121,7 @@ class Release(ABC):
 
     def repeated(self, times: float) -> Self:
         """`times` adaptively composed copies, rounded up to whole steps, or epochs."""
-        steps = self.count * times / self._epoch * (1 - 1e-12)  # so that 10 * 1.1 is 11, whatever floats say
+        steps = self._passes * times * (1 - 1e-12)  # so that 10 * 1.1 is 11, whatever floats say
         changes: dict[str, Any] = {"count": math.ceil(steps) * self._epoch}
         return dataclasses.replace(self, **changes)  # type: ignore[type-var]
 

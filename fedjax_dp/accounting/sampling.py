@@ -3,14 +3,30 @@
 import dataclasses
 import functools
 import math
-from typing import Literal
+from typing import ClassVar, Literal
 
 from fedjax_dp import errors
+from fedjax_dp.accounting.neighbours import Adjacency
+
+
+class _Law:
+    """What holds of a law that says nothing else."""
+
+    adjacencies: ClassVar[tuple[Adjacency, ...]] = (Adjacency.REPLACE_ONE,)  # neighbours of which something is proved
+    of_gaussian: ClassVar[bool] = False  # whether its price is known of Gaussian noise alone
+    kept: ClassVar[bool] = False  # whether what is drawn stays for all sums of an event, which then cannot be split
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Sums that one release consists of, of which a member is in some."""
+        return 1
 
 
 @dataclasses.dataclass(frozen=True)
-class FullBatch:
+class FullBatch(_Law):
     """Everybody is in every sum: no sampling."""
+
+    adjacencies: ClassVar[tuple[Adjacency, ...]] = tuple(Adjacency)
 
     @property
     def rate(self) -> float:
@@ -21,8 +37,10 @@ class FullBatch:
 
 
 @dataclasses.dataclass(frozen=True)
-class Poisson:
+class Poisson(_Law):
     """Everybody joins independently with probability `rate`, afresh for every sum; the sum is divided by a constant."""
+
+    adjacencies: ClassVar[tuple[Adjacency, ...]] = tuple(Adjacency)
 
     rate: float
 
@@ -35,7 +53,7 @@ class Poisson:
 
 
 @dataclasses.dataclass(frozen=True)
-class WithoutReplacement:
+class WithoutReplacement(_Law):
     """`batch_size` distinct members of `records`, uniform, drawn afresh for every sum."""
 
     batch_size: int
@@ -59,7 +77,7 @@ class WithoutReplacement:
 
 
 @dataclasses.dataclass(frozen=True)
-class WithReplacement:
+class WithReplacement(_Law):
     """`draws` independent uniform draws from `records`: a member may be drawn, and counted, more than once."""
 
     draws: int
@@ -79,7 +97,7 @@ class WithReplacement:
 
 
 @dataclasses.dataclass(frozen=True)
-class AnyStep:
+class AnyStep(_Law):
     """Drawn in at least one of `steps` batches, when one release covers all of them (dp_fedavg_output's upload).
 
     The clip norm is then the bound on what one member can change over all its appearances.
@@ -102,11 +120,13 @@ class AnyStep:
 
 
 @dataclasses.dataclass(frozen=True)
-class Shuffled:
+class Shuffled(_Law):
     """Shuffled, then cut into consecutive batches: an epoch touches every record once, which amplifies nothing.
 
     The order may be public. last: the rest of an epoch, fewer than a batch: "drop", or "keep" as a batch of its own.
     """
+
+    adjacencies: ClassVar[tuple[Adjacency, ...]] = (Adjacency.REPLACE_ONE, Adjacency.ZERO_OUT)
 
     batch_size: int
     records: int
@@ -137,7 +157,7 @@ class Shuffled:
 
 
 @dataclasses.dataclass(frozen=True)
-class Refilled:
+class Refilled(_Law):
     """Shuffled passes in a row, cut into whole batches until all records have had `epochs`; then passes begin anew.
 
     A record may stand in a batch more than once, and moves its sum as far. Whatever the shuffles, a run of
@@ -145,6 +165,9 @@ class Refilled:
     of the records, a record that stands m_j times in batch j moves sum j by m_j times the sensitivity, so with Gaussian
     noise mu^2 is the sum of the m_j^2 of one sum's.
     """
+
+    adjacencies: ClassVar[tuple[Adjacency, ...]] = (Adjacency.REPLACE_ONE, Adjacency.ZERO_OUT)
+    of_gaussian: ClassVar[bool] = True
 
     batch_size: int
     records: int
@@ -192,4 +215,111 @@ def _most_squares(batch_size: int, records: int, batches: int) -> int:
     return max(best.values())
 
 
-Sampling = FullBatch | Poisson | WithoutReplacement | WithReplacement | AnyStep | Shuffled | Refilled
+@dataclasses.dataclass(frozen=True)
+class RandomAllocation(_Law):
+    """Of the `of` sums of a pass each member joins `chosen` uniformly drawn ones by itself, afresh in every pass.
+
+    One release is a pass; a partial last one is counted whole. Which sums a member joins is secret.
+    """
+
+    adjacencies: ClassVar[tuple[Adjacency, ...]] = (Adjacency.ADD_REMOVE, Adjacency.ZERO_OUT)
+    of_gaussian: ClassVar[bool] = True
+
+    chosen: int
+    of: int
+
+    def __post_init__(self) -> None:
+        errors.require_count("chosen", self.chosen)
+        errors.require_count("of", self.of)
+        if self.chosen > self.of:
+            raise errors.refuse("chosen", self.chosen, f"at most of, the {self.of} sums of a pass", "lower chosen")
+
+    @property
+    def rate(self) -> float:
+        """Probability that a given member is in a given sum."""
+        return self.chosen / self.of
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return self.of
+
+    @property
+    def blocks(self) -> tuple[tuple[int, int], ...]:
+        """(m, how many of them): independent choices of one sum of m that cost no less than a pass.
+
+        A uniform partition of the sums into `chosen` blocks with one uniform place in each is a uniform choice of as
+        many; given the partition the law is a product, and a mixture of laws costs no more than the dearest of them.
+        """
+        short, longer = divmod(self.of, self.chosen)
+        counts = ((short, self.chosen - longer), (short + 1, longer))
+        return tuple((sums, count) for sums, count in counts if count)
+
+    def __str__(self) -> str:
+        return f"{self.chosen} of the {self.of} sums of a pass at random"
+
+
+@dataclasses.dataclass(frozen=True)
+class BallsInBins(_Law):
+    """Each member has one uniform slot of `bins`, drawn by itself, kept and secret; it joins that sum of every pass.
+
+    One release is a whole run: with white Gaussian noise T sums cost what one pass does at the noise over the root of
+    ceil(T / bins), as a slot's sums are as good as their mean. What a run releases is therefore one event.
+    """
+
+    adjacencies: ClassVar[tuple[Adjacency, ...]] = (Adjacency.ADD_REMOVE, Adjacency.ZERO_OUT)
+    of_gaussian: ClassVar[bool] = True
+    kept: ClassVar[bool] = True
+
+    bins: int
+
+    def __post_init__(self) -> None:
+        errors.require_count("bins", self.bins)
+
+    @property
+    def rate(self) -> float:
+        """Probability that a given member is in a given sum."""
+        return 1 / self.bins
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return self.bins
+
+    def __str__(self) -> str:
+        return f"one of {self.bins} slots at random, kept"
+
+
+@dataclasses.dataclass(frozen=True)
+class TruncatedPoisson(_Law):
+    """Each of `members` joins independently with probability `rate`; of more than `capacity`, so many stay, uniformly.
+
+    The number of members is public, and the sum is divided by a constant.
+    """
+
+    adjacencies: ClassVar[tuple[Adjacency, ...]] = (Adjacency.ZERO_OUT,)
+    of_gaussian: ClassVar[bool] = True
+
+    rate: float
+    capacity: int
+    members: int
+
+    def __post_init__(self) -> None:
+        Poisson(self.rate)
+        errors.require_count("capacity", self.capacity)
+        errors.require_count("members", self.members)
+
+    def __str__(self) -> str:
+        return f"{Poisson(self.rate)} of {self.members}, at most {self.capacity}"
+
+
+Sampling = (
+    FullBatch
+    | Poisson
+    | WithoutReplacement
+    | WithReplacement
+    | AnyStep
+    | Shuffled
+    | Refilled
+    | RandomAllocation
+    | BallsInBins
+    | TruncatedPoisson
+)

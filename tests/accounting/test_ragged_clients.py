@@ -138,7 +138,7 @@ def test_other_noise_does_not_say_what_a_record_that_comes_twice_costs():
         unit: accounting.Unit = accounting.Unit.RECORD
 
     assert Another(Shuffled(3, 3)).releases == 1
-    with pytest.raises(NotCoveredError, match="stands in a sum more than once"):
+    with pytest.raises(NotCoveredError, match="known of Gaussian noise alone"):
         Another(Refilled(8, 3))
     event = GaussianSteps(40.0, Refilled(8, 3, 2), Adjacency.REPLACE_ONE, 1)
     with pytest.raises(NotCoveredError):
