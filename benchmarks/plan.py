@@ -73,7 +73,7 @@ def measure():
         times.append(1e3 * (time.perf_counter() - began))
     round_ms, work = statistics.median(times[1:]), 4 * 5 * size  # client-steps x parameters
     cohorts = simulation.numbers(fdp.parts.UniformCohort(size=100_000))
-    draw = jax.jit(lambda key, shares: cohorts.sample(key, 0, shares).ids)
+    draw = jax.jit(lambda key, shares: cohorts.sample(fdp.parts.CohortKeys.of(key, 0), 0, shares).ids)
     shares = np.full(10**7, 1e-7, np.float32)
     many = clients(100_000)
     prefetcher = Prefetcher(

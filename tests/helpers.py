@@ -114,7 +114,7 @@ class GivenCohort(Cohort):
     def capacity(self, num_clients):
         return self.count
 
-    def sample(self, key, round_index, shares):
+    def sample(self, keys, round_index, shares):
         ids = self.ids.astype(jnp.int32)
         return Members(ids, jnp.ones(ids.shape), jnp.zeros_like(ids), jnp.ones(ids.shape, bool))
 
@@ -139,7 +139,7 @@ class GivenCohorts(Cohort):
     def capacity(self, num_clients):
         return self.size
 
-    def sample(self, key, round_index, shares):
+    def sample(self, keys, round_index, shares):
         ids, counts = self.ids[round_index].astype(jnp.int32), self.counts[round_index]
         return Members(ids, counts.astype(jnp.float32), jnp.zeros_like(ids), counts > 0)
 

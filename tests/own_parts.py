@@ -55,8 +55,8 @@ class Shuffled:
     def expected_size(self, num_clients):
         return self.size
 
-    def sample(self, key, round_index, shares):
-        return answering(jax.random.permutation(key, shares.shape[0])[: self.size])
+    def sample(self, keys, round_index, shares):
+        return answering(jax.random.permutation(keys.round, shares.shape[0])[: self.size])
 
     def rates(self, shares):
         return self.size / shares.shape[0] + 0.0 * shares
@@ -71,12 +71,14 @@ class Shuffled:
     def min_separation(self, num_clients):
         return 1
 
+    rounds_per_pass = min_separation
+
     def log(self, num_clients):
         return None
 
     remaining = everybody_stays
 
-    def among(self, key, round_index, left, num_clients):
+    def among(self, keys, round_index, left, num_clients):
         raise NotImplementedError
 
     def resized(self, size):
@@ -104,8 +106,8 @@ class Coins:
     def expected_size(self, num_clients):
         return num_clients
 
-    def sample(self, key, round_index, shares):
-        return answering(jnp.arange(shares.shape[0]), invited=jax.random.uniform(key, shares.shape) < self.rate)
+    def sample(self, keys, round_index, shares):
+        return answering(jnp.arange(shares.shape[0]), invited=jax.random.uniform(keys.round, shares.shape) < self.rate)
 
     def rates(self, shares):
         return self.rate + 0.0 * shares
@@ -119,12 +121,14 @@ class Coins:
     def min_separation(self, num_clients):
         return 1
 
+    rounds_per_pass = min_separation
+
     def log(self, num_clients):
         return None
 
     remaining = everybody_stays
 
-    def among(self, key, round_index, left, num_clients):
+    def among(self, keys, round_index, left, num_clients):
         raise NotImplementedError
 
     def resized(self, size):
@@ -149,7 +153,7 @@ class Halves:
 
     expected_size = capacity
 
-    def sample(self, key, round_index, shares):
+    def sample(self, keys, round_index, shares):
         half = shares.shape[0] // 2
         return answering(jnp.arange(half) + half * (round_index % 2))
 
@@ -165,12 +169,15 @@ class Halves:
     def min_separation(self, num_clients):
         return 2
 
+    def rounds_per_pass(self, num_clients):
+        return 1
+
     def log(self, num_clients):
         return None
 
     remaining = everybody_stays
 
-    def among(self, key, round_index, left, num_clients):
+    def among(self, keys, round_index, left, num_clients):
         raise NotImplementedError
 
     def resized(self, size):

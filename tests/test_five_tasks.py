@@ -34,8 +34,8 @@ class Shuffled(fdp.parts.Cohort):
     def capacity(self, num_clients):
         return self.size
 
-    def sample(self, key, round_index, shares):
-        ids = jax.random.permutation(key, shares.shape[0])[: self.size].astype(jnp.int32)
+    def sample(self, keys, round_index, shares):
+        ids = jax.random.permutation(keys.round, shares.shape[0])[: self.size].astype(jnp.int32)
         return Members(ids, jnp.ones(ids.shape), jnp.zeros_like(ids), jnp.ones(ids.shape, bool))
 
     def rates(self, shares):

@@ -214,7 +214,9 @@ def test_full_batches_mask_what_smaller_clients_lack():
 def test_uniform_cohort_takes_each_client_equally_often():
     law = cohorts.UniformCohort(size=3)
     ids = np.asarray(
-        jax.vmap(lambda k: law.sample(k, jnp.int32(0), jnp.ones(12) / 12).ids)(jax.random.split(KEY, 20_000))
+        jax.vmap(lambda k: law.sample(cohorts.CohortKeys(k, k), jnp.int32(0), jnp.ones(12) / 12).ids)(
+            jax.random.split(KEY, 20_000)
+        )
     )
     assert all(np.unique(row).size == 3 for row in ids[:100])
     assert stats.chisquare(np.bincount(ids.ravel(), minlength=12)).pvalue > 1e-6

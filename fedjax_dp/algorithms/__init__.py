@@ -7,7 +7,7 @@ and above it. Every variant that the papers or their published code leave open i
 from typing import Any
 
 from fedjax_dp.algorithms import client_level, non_private, personalised, record_level
-from fedjax_dp.algorithms.assemble import BATCHES, BOUNDS, COHORTS, COMMON, Common, assemble
+from fedjax_dp.algorithms.assemble import BATCHES, BOUNDS, COHORTS, COMMON, SIZED_BY, Common, assemble
 from fedjax_dp.algorithms.entry import Entry, PrepareContext, entry
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "COHORTS",
     "COMMON",
     "PERSONAL",
+    "SIZED_BY",
     "Common",
     "Entry",
     "PrepareContext",

@@ -38,14 +38,31 @@ BATCHES: dict[str, Callable[..., "parts.Batches"]] = {
     "full": lambda size, **rest: parts.FullBatches(),
     "epochs": lambda size, last, **rest: parts.EpochBatches(size=size, last=last),
     "refill": lambda size, epochs, **rest: parts.RefillBatches(size=size, epochs=epochs),
+    "allocated": lambda size, **rest: parts.AllocatedBatches(size=size),
 }
 
 COHORTS: dict[str, Callable[..., "parts.Cohort"]] = {
-    "uniform": lambda size, **drawn: parts.UniformCohort(size=size),
-    "poisson": lambda size, **drawn: parts.PoissonCohort(size=size),
-    "md": lambda size, participation_log, **drawn: parts.MultinomialCohort(draws=size, **drawn),
-    "cyclic": lambda size, **drawn: parts.CyclicCohort(size=size),
-    "log": lambda size, participation_log, **drawn: _logged(size, participation_log),
+    "uniform": lambda size, options: parts.UniformCohort(size=size),
+    "poisson": lambda size, options: parts.PoissonCohort(size=size),
+    "truncated": lambda size, options: parts.TruncatedPoissonCohort(size=size, most=_given(options, "cohort_most")),
+    "md": lambda size, options: parts.MultinomialCohort(
+        draws=size, one_by_one=options["one_by_one"], **options["drawn"]
+    ),
+    "cyclic": lambda size, options: parts.CyclicCohort(size=size),
+    "cyclic-poisson": lambda size, options: parts.CyclicPoissonCohort(
+        size=size, pass_rounds=_given(options, "pass_rounds")
+    ),
+    "shuffled": lambda size, options: parts.ShuffledCohort(size=size, last=options["cohort_last"]),
+    "allocation": lambda size, options: parts.AllocatedCohort(
+        pass_rounds=_given(options, "pass_rounds"), chosen=options["chosen"]
+    ),
+    "bins": lambda size, options: parts.BinnedCohort(pass_rounds=_given(options, "pass_rounds")),
+    "log": lambda size, options: _logged(_given(options, "participation_log")),
+}
+SIZED_BY = {  # of cohorts without a cohort_size: what says how many take part
+    "log": "a participation log, which says who takes part",
+    "allocation": "pass_rounds and chosen, of which their number follows",
+    "bins": "pass_rounds, of which their number follows",
 }
 
 BOUNDS: dict[str, Callable[[Any], "parts.Bound"]] = {
@@ -77,6 +94,11 @@ class Common(TypedDict, total=False):
     Args:
         cohort_size: clients per round, or their expected number; num_clients, or from Python None, is all of them
         cohort: how they are drawn; md draws by shares with replacement; log: not at all, participation_log says them
+        pass_rounds: of a pass, in chosen ones of which each client is (allocation), in one and the same of every
+            pass (bins), or may be (cyclic-poisson)
+        chosen: rounds of each pass that a client is in
+        cohort_last: the rest of a shuffle of the clients, fewer than a cohort
+        cohort_most: of more clients that join so many stay
         participation_log: who takes part when, instead of cohort_size: a CSV of round,client, both from 0
         one_by_one: a client drawn m times trains m times instead of once
         dropout: probability that a client's message does not arrive
@@ -135,6 +157,12 @@ class Common(TypedDict, total=False):
     cohort: Annotated[str, about("", value="uniform", choices=COHORTS)]
     participation_log: Annotated[str | None, about("", value=None, beside={"cohort": "log"}, metavar="FILE")]
     one_by_one: Annotated[bool, about("", value=False, beside={"cohort": "md"})]
+    pass_rounds: Annotated[
+        int | None, about("", value=None, beside={"cohort": ("allocation", "bins", "cyclic-poisson")})
+    ]
+    chosen: Annotated[int, about("", value=1, beside={"cohort": "allocation"})]
+    cohort_last: Annotated[str, about("", value="drop", choices=LAST, beside={"cohort": "shuffled"})]
+    cohort_most: Annotated[int | None, about("", value=None, beside={"cohort": "truncated"})]
     dropout: Annotated[float, about("", value=0.0)]
     first: Annotated[int | None, about("", value=None)]
     estimator: Annotated[str, about("", value="wor_delta", choices=ESTIMATORS)]
@@ -255,9 +283,10 @@ def assemble(
     if drawn and drawn.get("probabilities") is not None and (size is None or options["cohort"] != "md"):
         raise errors.refuse("cohort", options["cohort"], "md with a cohort_size for given probabilities")
     cohort: parts.Cohort = parts.AllClients()
-    if size is not None or options["cohort"] == "log":
-        how = {name: options[name] for name in ("one_by_one", "participation_log")} | dict(drawn or {})
-        cohort = COHORTS[options["cohort"]](size, **how)
+    if options["cohort"] in SIZED_BY and size is not None:
+        raise errors.refuse("cohort_size", size, f"None beside {SIZED_BY[options['cohort']]}")
+    if size is not None or options["cohort"] in SIZED_BY:
+        cohort = COHORTS[options["cohort"]](size, options | {"drawn": drawn or {}})
     if options["first"] is not None:
         cohort = parts.FirstResponders(cohort=cohort, size=options["first"])
     if np.any(np.asarray(options["dropout"]) != 0):
@@ -308,12 +337,14 @@ def assemble(
     )
 
 
-def _logged(size: int | None, file: str | None) -> "parts.Cohort":
+def _given(options: Mapping[str, Any], name: str) -> Any:
+    return errors.require_given(name, options[name])
+
+
+def _logged(file: str) -> "parts.Cohort":
     from fedjax_dp.accounting import ParticipationLog  # loads SciPy
 
-    if size is not None:
-        raise errors.refuse("cohort_size", size, "None beside a participation log, which says who takes part")
-    return parts.LoggedCohort.of(ParticipationLog.read(errors.require_given("participation_log", file)))
+    return parts.LoggedCohort.of(ParticipationLog.read(file))
 
 
 def _by_round(what: str, options: Mapping[str, Any]) -> "parts.ByRound | None":

@@ -10,7 +10,7 @@ from flax import linen as nn
 from fedjax_dp.models import Linen, Model, NetworkModel
 from fedjax_dp.parts.answers import Answers
 from fedjax_dp.parts.clipping import Records, StepReport
-from fedjax_dp.parts.cohorts import Cohort, Members
+from fedjax_dp.parts.cohorts import Cohort, CohortKeys, Members
 from fedjax_dp.parts.contexts import StepContext
 from fedjax_dp.parts.record_privacy import Privatizer
 from fedjax_dp.pytrees import Wrapper, value
@@ -35,10 +35,10 @@ class CanaryCohort(Answers):
     def rates(self, shares: Any) -> Any:
         return self.cohort.rates(shares)
 
-    def sample(self, key: jax.Array, round_index: jax.Array, shares: jax.Array) -> Members:
+    def sample(self, keys: CohortKeys, round_index: jax.Array, shares: jax.Array) -> Members:
         if self.schedule is not None:
-            key = jax.random.fold_in(jax.random.wrap_key_data(self.schedule, impl="threefry2x32"), round_index)
-        drawn = self.cohort.sample(key, round_index, shares)
+            keys = CohortKeys.of(jax.random.wrap_key_data(self.schedule, impl="threefry2x32"), round_index)
+        drawn = self.cohort.sample(keys, round_index, shares)
         return drawn._replace(drawn=jnp.where(self.gone[drawn.ids], 0.0, drawn.drawn))
 
 

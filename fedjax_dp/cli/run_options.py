@@ -79,9 +79,9 @@ def _help(command: str, description: str, own: Options, everything: bool) -> Non
     everybody = options_of(entry_of("fedavg")) | own
     rows = Table.grid(padding=(0, 2))
     for group, options in groups.items():
-        usual = [option.flag for name, option in options.items() if name in everybody]
+        usual = [one.flag for name, one in options.items() if name in everybody and not one.about.beside]
         left = len(options) - len(usual)
-        more = [f"and {left} of single algorithms"] if usual and left else []
+        more = [f"and {left} of single algorithms or choices"] if usual and left else []
         rows.add_row(f"  {group}", " ".join([*(usual or (option.flag for option in options.values())), *more]))
     rows.add_row("  algorithms", ", ".join(CATALOGUE))
     page = console()

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_dp import errors, folders, own_code
-from fedjax_dp.algorithms import CATALOGUE, Entry
+from fedjax_dp.algorithms import CATALOGUE, SIZED_BY, Entry
 from fedjax_dp.data.loaders import kind_of
 from fedjax_dp.display import plain
 from fedjax_dp.experiments.groups import (
@@ -240,10 +240,10 @@ def _preset(entry: Entry[Any], explicit: Overrides) -> dict[str, Any]:
         preset.pop("epsilon_high", None)
     if "participation_log" in explicit:  # which says all that a cohort is drawn by
         preset["cohort"] = "log"
-    if {**preset, **explicit}.get("cohort") == "log":
+    if (cohort := {**preset, **explicit}.get("cohort")) in SIZED_BY:
         preset.pop("cohort_size", None)
         if "cohort_size" in explicit:
-            wanted = "left out beside a participation log, which says who takes part"
+            wanted = f"left out beside {SIZED_BY[cohort]}"
             raise errors.refuse("cohort_size", explicit["cohort_size"], wanted, "drop it")
     if explicit.get("batches") == "full":
         preset.pop("batch_size")

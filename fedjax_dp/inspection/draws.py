@@ -12,7 +12,7 @@ from fedjax_dp.inspection.trials import KEYS, QUICK, ROUNDS, drawn_cohorts, keys
 from fedjax_dp.inspection.verdict import count_deviate, largest_deviate, require, require_so, require_usual
 from fedjax_dp.models import Model
 from fedjax_dp.parts.batches import Batches, divisors_of
-from fedjax_dp.parts.cohorts import Cohort, Members
+from fedjax_dp.parts.cohorts import Cohort, CohortKeys, Members
 from fedjax_dp.prng import role_key
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.clients import draw_cohort
@@ -46,6 +46,9 @@ def examine_cohort(
     for known in range(1, stated):
         hidden, alone = cohort.amplified(num_clients, known)[0], cohort.amplified(num_clients, 0)[0]
         require_so(hidden.rate >= alone.rate, "clients hidden among fewer", "less sampled", "sampled as much")
+    if (rounds_per_pass := cohort.rounds_per_pass(num_clients)) > 1:
+        _examine_passes(cohort, shares, rounds_per_pass)
+        return
     if not cohort.drawn:
         known = isinstance(cohort.amplified(num_clients, 0)[0], FullBatch)
         require_so(known, "how cohorts that are not drawn are hidden", "as by a draw", "FullBatch()")
@@ -54,7 +57,9 @@ def examine_cohort(
     twins = _drawn_again(cohort, seed, members, shares)
     if 0 < np.mean(by_client(members, num_clients)[0] > 0) < 1:
         require_so(twins, "cohorts of another seed", "the same", "others")
-    sample = scale_names(lambda key, now: cohort.sample(key, now, shares), run_key(0), {"now": jnp.int32(0)})
+    sample = scale_names(
+        lambda key, now: cohort.sample(CohortKeys(key, key), now, shares), run_key(0), {"now": jnp.int32(0)}
+    )
     if any("now" in made.values | made.scale for made in sample):
         _examine_each_round(cohort, shares, rounds)
 
@@ -116,6 +121,28 @@ def _examine_law(cohort: Cohort, others: Members, shares: jax.Array, amplified: 
             repetition("cohorts", runs)
     elif amplified:
         examine_sampling("cohorts", runs, hidden)
+
+
+def _examine_passes(cohort: Cohort, shares: jax.Array, rounds: int) -> None:
+    """Two passes of `rounds` rounds of other runs, by the law of the sums of a pass that is stated."""
+    single = "by themselves: an inclusion_probability is stated"
+    require_so(not cohort.drawn, "rounds of cohorts that are drawn by passes", single, "no law of a round")
+    num_clients = shares.shape[0]
+    hidden, _ = cohort.amplified(num_clients, 0)
+    if isinstance(hidden, FullBatch):
+        return
+    trials = int(np.clip(2**20 // (rounds * num_clients), 64, 256))
+    runs = np.array(
+        [
+            by_client(drawn_cohorts(cohort, key, np.arange(2 * rounds), shares), num_clients)[0]
+            for key in keys_of(trials, "passes")
+        ]
+    )
+    if hidden.steps_per_epoch == 1:  # a pass is one sum to a client, in a round that is public
+        most = np.sum(runs.reshape(-1, rounds, num_clients).any(0), 0).max()
+        require(most <= 1, "rounds of a pass that a client may be in", f"{most}", "one")
+        runs = runs.reshape(trials, 2, rounds, num_clients).sum(2)
+    examine_sampling("cohorts", runs, hidden)
 
 
 def _drawn_again(cohort: Cohort, seed: int, one: Members, shares: jax.Array) -> bool:

@@ -20,7 +20,7 @@ from fedjax_dp.inspection.trials import KEYS, TRIALS, compiled, keys_of
 from fedjax_dp.inspection.verdict import require, require_so
 from fedjax_dp.models import Model
 from fedjax_dp.parts.clipping import Records, StepReport
-from fedjax_dp.parts.cohorts import AllClients
+from fedjax_dp.parts.cohorts import AllClients, CohortKeys
 from fedjax_dp.parts.contexts import ClientContext, LocalState, Received, StepContext
 from fedjax_dp.parts.noise import correlated_source
 from fedjax_dp.prng import role_key
@@ -120,9 +120,12 @@ def _examine_stream(name: str, local: Any, own: list[Gradient], most: int, recor
     """The gradients of one stream in some trials: no more than are stated, on batches as they are drawn."""
     batches = local.batches
     taken = [
-        sorted((g for g in own if g.trial == trial and (batches.even or g.rows.size)), key=lambda g: g.step)
+        sorted(
+            (g for g in own if g.trial == trial and (batches.even or g.step < most or g.rows.size)),
+            key=lambda g: g.step,
+        )
         for trial in range(count)
-    ]  # of batches that are not even, empty ones are steps that are not taken
+    ]  # steps that are not taken have later numbers, and no records
     counts = sorted({len(each) for each in taken})
     require(max(counts) <= most, f"{name}: noised gradients", f"{counts}", f"{most}")
     if correlated_source(local.privatizer) is not None:
@@ -142,7 +145,7 @@ def _examine_stream(name: str, local: Any, own: list[Gradient], most: int, recor
 def _at_the_start(local: Any, algorithm: Algorithm, data: FederatedData, model: Model) -> Callable[..., ClientContext]:
     """A client when the first round begins, where everybody takes part."""
     state = jax.jit(lambda key: initial_state(algorithm, model, jax.tree.map(jnp.asarray, data), key))(run_key(0))
-    members = AllClients().sample(run_key(0), jnp.int32(0), jnp.asarray(data.shares))
+    members = AllClients().sample(CohortKeys.of(run_key(0), jnp.int32(0)), jnp.int32(0), jnp.asarray(data.shares))
     kept = state.clients, local.send(LocalState(state.shared, state.clients), members)
 
     def met(

@@ -3,13 +3,17 @@
 import math
 
 import numpy as np
+from scipy import stats
 
 from fedjax_dp.accounting.sampling import (
+    BallsInBins,
     FullBatch,
     Poisson,
+    RandomAllocation,
     Refilled,
     Sampling,
     Shuffled,
+    TruncatedPoisson,
     WithoutReplacement,
     WithReplacement,
 )
@@ -26,9 +30,12 @@ def examine_sampling(name: str, counts: np.ndarray, law: Sampling) -> None:
     if isinstance(law, Refilled):
         _refilled(name, counts, law)
         return
+    if isinstance(law, RandomAllocation | BallsInBins):
+        _allocated(name, counts, law)
+        return
     rows = counts.reshape(-1, members)
     size, total, draws = rows.sum(1), len(rows), rows.sum(0)
-    known = isinstance(law, WithoutReplacement | Shuffled)
+    known, both = isinstance(law, WithoutReplacement | Shuffled), None
     match law:
         case WithoutReplacement() | Shuffled():
             among, sized = law.records, law.batch_size
@@ -52,6 +59,12 @@ def examine_sampling(name: str, counts: np.ndarray, law: Sampling) -> None:
         )
         wanted = f"{members * law.rate * (1 - law.rate):.4g}"
         require_usual(f"{name}: variance of the size", wide, wanted, f"{np.var(size):.4g}")
+    elif isinstance(law, TruncatedPoisson):
+        most, chance = size.max(initial=0), stats.binom.pmf(np.arange(members + 1), members, law.rate)
+        require(most <= law.capacity, f"{name}: size of a batch", f"{most}", f"at most {law.capacity}")
+        kept = np.minimum(np.arange(members + 1), law.capacity)
+        sized, both = kept @ chance, kept * (kept - 1) @ chance / max(members * (members - 1), 1)
+        known = True
     else:
         of_each = np.resize(law.sizes if isinstance(law, Shuffled) else sized, counts.shape[1])
         wrong = np.unique(size[size != np.tile(of_each, len(counts))])
@@ -83,7 +96,8 @@ def examine_sampling(name: str, counts: np.ndarray, law: Sampling) -> None:
     some = np.unique(np.linspace(0, members - 1, min(members, POSITIONS)).astype(int))
     if not isinstance(law, WithReplacement) and some.size > 1 and 0 < rate < 1:
         together = (rows[:, some].T @ rows[:, some])[np.triu_indices(some.size, 1)]
-        both = rate**2 if isinstance(law, Poisson) else sized * (sized - 1) / (members * (members - 1))
+        if both is None:
+            both = rate**2 if isinstance(law, Poisson) else sized * (sized - 1) / (members * (members - 1))
         away = count_deviate(together, total, both)
         seen = f"{together[np.argmax(np.abs(away))] / total:.4g}"
         require_usual(f"{name}: how often each pair is drawn together", away, f"{both:.4g}", seen)
@@ -110,6 +124,40 @@ def _refilled(name: str, counts: np.ndarray, law: Refilled) -> None:
     require(ahead <= 1, f"{name}: a record stands in batches before others do", f"{ahead} times", "once")
     squares = (runs**2).sum(1).max(initial=0)
     require(squares <= law.squares, f"{name}: squared numbers of a record", f"{squares}", f"{law.squares}")
+
+
+def _allocated(name: str, counts: np.ndarray, law: RandomAllocation | BallsInBins) -> None:
+    """Of each pass every member is in so many draws, which it picks by itself, afresh in each pass or once a run."""
+    members, of, chosen = counts.shape[-1], law.steps_per_epoch, getattr(law, "chosen", 1)
+    whole = counts[:, : counts.shape[1] // of * of].reshape(len(counts), -1, of, members)
+    times = np.unique(whole.sum(2))
+    require_so(np.all(times == chosen), f"{name}: draws of a pass with a member", f"{times.tolist()}", f"{chosen}")
+    passes = whole[:, 0] if law.kept else whole.reshape(-1, of, members)
+    total = len(passes)
+
+    def usual(what: str, seen: np.ndarray, among: int, chance: float) -> None:
+        away = count_deviate(seen, among, chance)
+        often = np.ravel(seen)[int(np.argmax(np.abs(away)))] / among
+        require_usual(f"{name}: {what}", away, f"{chance:.4g}", f"{often:.4g}")
+
+    if of == 1:
+        return
+    usual("how often each is in each draw of a pass", passes.sum(0), total, law.rate)
+    if 1 < chosen < of:
+        pairs = (passes[:, 0] * passes[:, 1]).sum()
+        usual("how often each is in the first two", pairs, total * members, law.rate * (chosen - 1) / (of - 1))
+    if members > 1 and chosen < of:
+        rows = passes[:, 0, :POSITIONS]
+        together = (rows.T @ rows)[np.triu_indices(rows.shape[1], 1)]
+        usual("how often each pair is in a first draw", together, total, law.rate**2)
+        _pairs_lean(name, rows.astype(float), law.rate**2)
+    flat = whole.reshape(len(counts), -1, of * members)
+    if law.kept:
+        require_so(np.all(flat == flat[:, :1]), f"{name}: draws of later passes", "others", "those of the first")
+    elif chosen < of:
+        overlap(f"{name}: passes", flat[:, :-1], flat[:, 1:])
+    if chosen < of:
+        overlap(f"{name}: runs", flat[:-1, 0], flat[1:, 0])
 
 
 def _pairs_lean(name: str, rows: np.ndarray, both: float) -> None:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_dp.accounting import Adjacency, FullBatch, GaussianSteps, Poisson, Release, Unit
+from fedjax_dp.accounting import Adjacency, FullBatch, GaussianSteps, Release, Unit
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.inspection import schedule_points
 from fedjax_dp.inspection.neighbours import BATCHES, DIVISOR, neighbouring_batches, require_bounded
@@ -19,6 +19,7 @@ from fedjax_dp.inspection.verdict import require, require_so
 from fedjax_dp.models import Model
 from fedjax_dp.models.model import size_of
 from fedjax_dp.parts import facts
+from fedjax_dp.parts.batches import neighbours_of
 from fedjax_dp.parts.clipping import Bound, Records
 from fedjax_dp.parts.contexts import ClientContext, Received, StepContext
 from fedjax_dp.parts.corrections import Correction
@@ -69,7 +70,7 @@ def _records(x: jax.Array, y: Any, mask: jax.Array, key: jax.Array) -> Records:
 
 
 def _varies(algorithm: Algorithm) -> bool:
-    return isinstance(algorithm.local.batches.sampling(2**31 - 1), Poisson)
+    return neighbours_of(algorithm.local.batches.sampling(2**31 - 1)) is Adjacency.ADD_REMOVE
 
 
 def examine_bound(bound: Bound, algorithm: Algorithm, data: FederatedData, model: Model, rounds: int) -> None:
@@ -236,7 +237,7 @@ def _event(privatizer: Privatizer, algorithm: Algorithm, data: FederatedData, cl
     """The releases of a client's event, which must be of all its steps, batches and neighbours."""
     local, records = algorithm.local, int(np.asarray(data.sizes)[client])
     steps, law = local.batches.count(local.steps, records), local.batches.sampling(records)
-    adjacency = Adjacency.ADD_REMOVE if isinstance(law, Poisson) else Adjacency.REPLACE_ONE
+    adjacency = neighbours_of(law)
     noise = privatizer.client_noise(data.num_clients)[client]
     rates = np.full(1, float(local.rates(0, data.largest)[-1]))
     leaves = list(privatizer.event(noise, local.batches, records, steps, rates).leaves())

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_dp import accounting, errors
-from fedjax_dp.accounting import ATTAINED, Claim, Event, FullBatch, Poisson, Unit, Verdict, WithoutReplacement
+from fedjax_dp.accounting import ATTAINED, Claim, Event, Poisson, Unit, Verdict, WithoutReplacement
 from fedjax_dp.accounting.events import distinct, each
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.papers import theorems
@@ -190,10 +190,11 @@ def _acs_pldp(run: Subject) -> tuple[Claim, ...]:
 def _moments(run: Subject) -> tuple[Claim, ...]:
     """The moments accountant of DPFedAvg, which assumes Poisson cohorts and add-remove neighbours."""
     steps = [step for event in run.ledger[:1] for step, _ in event.leaves()]
-    if unit_of(run.algorithm) is not Unit.CLIENT or not steps or isinstance(steps[0].sampling, FullBatch):
+    drawn = steps and isinstance(steps[0].sampling, Poisson | WithoutReplacement)
+    if unit_of(run.algorithm) is not Unit.CLIENT or not drawn:
         return ()
-    noise, rate = steps[0].noise_multiplier, steps[0].sampling.rate
-    claimed = theorems.moments_accountant_epsilon(rate, noise, run.rounds, run.delta)
+    noise, rate, sums = steps[0].noise_multiplier, steps[0].sampling.rate, sum(step.count for step in steps)
+    claimed = theorems.moments_accountant_epsilon(rate, noise, sums, run.delta)
     if isinstance(steps[0].sampling, Poisson):
         verdict, reason = Verdict.HOLDS, "Poisson cohorts, as it assumes"
     else:

@@ -10,6 +10,7 @@ from .aggregation import SeparateAggregate as SeparateAggregate
 from .aggregation import TrimmedMean as TrimmedMean
 from .answers import Dropout as Dropout
 from .answers import FirstResponders as FirstResponders
+from .batches import AllocatedBatches as AllocatedBatches
 from .batches import Batch as Batch
 from .batches import Batches as Batches
 from .batches import EpochBatches as EpochBatches
@@ -44,12 +45,18 @@ from .clusters import GumbelChoice as GumbelChoice
 from .clusters import OwnClusters as OwnClusters
 from .cohorts import AllClients as AllClients
 from .cohorts import Cohort as Cohort
+from .cohorts import CohortKeys as CohortKeys
 from .cohorts import CyclicCohort as CyclicCohort
 from .cohorts import LoggedCohort as LoggedCohort
 from .cohorts import Members as Members
 from .cohorts import MultinomialCohort as MultinomialCohort
 from .cohorts import PoissonCohort as PoissonCohort
 from .cohorts import UniformCohort as UniformCohort
+from .cohorts_of_passes import AllocatedCohort as AllocatedCohort
+from .cohorts_of_passes import BinnedCohort as BinnedCohort
+from .cohorts_of_passes import CyclicPoissonCohort as CyclicPoissonCohort
+from .cohorts_of_passes import ShuffledCohort as ShuffledCohort
+from .cohorts_of_passes import TruncatedPoissonCohort as TruncatedPoissonCohort
 from .contexts import ClientContext as ClientContext
 from .contexts import InitContext as InitContext
 from .contexts import LocalResult as LocalResult

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedjax_dp import errors, prng
 from fedjax_dp.accounting import Adjacency, ParticipationLog, Sampling
-from fedjax_dp.parts.cohorts import Array, Cohort, Members, no_law_among_fewer
+from fedjax_dp.parts.cohorts import Array, Cohort, CohortKeys, Members, no_law_among_fewer
 from fedjax_dp.parts.facts import restates
 from fedjax_dp.prng import role_key
 from fedjax_dp.pytrees import changed, of_clients, structure, value
@@ -46,10 +46,13 @@ class Answers:
     def min_separation(self, num_clients: int) -> int:
         return self.cohort.min_separation(num_clients)
 
+    def rounds_per_pass(self, num_clients: int) -> int:
+        return self.cohort.rounds_per_pass(num_clients)
+
     def log(self, num_clients: int) -> ParticipationLog | None:
         return self.cohort.log(num_clients)
 
-    def among(self, key: jax.Array, round_index: jax.Array, left: jax.Array, num_clients: int) -> Members:
+    def among(self, keys: CohortKeys, round_index: jax.Array, left: jax.Array, num_clients: int) -> Members:
         raise no_law_among_fewer(self)
 
     def remaining(self, round_index: jax.Array, shares: jax.Array) -> jax.Array:
@@ -71,10 +74,10 @@ class Dropout(Answers):
     def equation(self) -> str:
         return rf"{getattr(self.cohort, 'equation', 'S_t')};\ \text{{each is lost with probability}}\ d"
 
-    def sample(self, key: jax.Array, round_index: jax.Array, shares: jax.Array) -> Members:
-        members = self.cohort.sample(key, round_index, shares)
+    def sample(self, keys: CohortKeys, round_index: jax.Array, shares: jax.Array) -> Members:
+        members = self.cohort.sample(keys, round_index, shares)
         rate = jnp.broadcast_to(jnp.asarray(self.rate), shares.shape)[members.ids]
-        luck = prng.unit_interval(prng.bits(role_key(key, "dropout"), 0, members.ids.shape[0]))
+        luck = prng.unit_interval(prng.bits(role_key(keys.round, "dropout"), 0, members.ids.shape[0]))
         return members._replace(drawn=jnp.where(luck < rate, 0.0, members.drawn))
 
     def rates(self, shares: Array) -> Any:
@@ -108,10 +111,10 @@ class FirstResponders(Answers):
     def equation(self) -> str:
         return rf"{getattr(self.cohort, 'equation', 'S_t')};\ \text{{the first}}\ r\ \text{{to answer}}"
 
-    def sample(self, key: jax.Array, round_index: jax.Array, shares: jax.Array) -> Members:
-        members = self.cohort.sample(key, round_index, shares)
+    def sample(self, keys: CohortKeys, round_index: jax.Array, shares: jax.Array) -> Members:
+        members = self.cohort.sample(keys, round_index, shares)
         pace = jnp.broadcast_to(jnp.asarray(self.latency), shares.shape)[members.ids]
-        luck = prng.unit_interval(prng.bits(role_key(key, "latency"), 0, members.ids.shape[0]))
+        luck = prng.unit_interval(prng.bits(role_key(keys.round, "latency"), 0, members.ids.shape[0]))
         seconds = jnp.where(members.present, -jnp.log(luck) * pace, jnp.inf)
         rank = jnp.argsort(jnp.argsort(seconds))
         return members._replace(drawn=jnp.where(rank < self.size, members.drawn, 0.0))

@@ -78,6 +78,12 @@ def divisors_of(batches: Batches, records: int, steps: int) -> np.ndarray:
     return np.full(steps, batches.divisor(records))
 
 
+def neighbours_of(sampling: accounting.Sampling) -> accounting.Adjacency:
+    """Add-remove where each record is drawn by itself, so that one more changes no other's draw; else replace-one."""
+    by_itself = isinstance(sampling, accounting.Poisson | accounting.RandomAllocation)
+    return accounting.Adjacency.ADD_REMOVE if by_itself else accounting.Adjacency.REPLACE_ONE
+
+
 @value
 class FixedBatches:
     """min(`size`, n_k) distinct records, uniform without replacement, drawn afresh for every step (dpnfl, cpfed).
@@ -270,6 +276,57 @@ class EpochBatches:
     def _batches_of_pass(self, records: int) -> int:
         whole, rest = divmod(records, min(self.size, records))
         return whole + (self.last == "keep" and rest > 0)
+
+
+@value
+class AllocatedBatches:
+    """Passes in which every record picks one of P_k = ceil(n_k / `size`) batches by itself, afresh in each pass.
+
+    Local steps are epochs here. P_k and the divisor, floor(n_k / P_k), are constants of the client, also for an empty
+    batch, and stay where a record joins or leaves. Which batch a record picks is secret, and that amplifies privacy.
+    Arrays have a fixed number of rows. A batch that would overflow them is cut, with probability below 1e-18 a step.
+    Source: Feldman and Shenfeld 2025, arXiv:2502.08202 (random allocation).
+    """
+
+    size: int = structure()
+
+    equation = r"\mathcal{B}_j = \{i : s_i = j\},\ s_i \sim \text{uniform on}\ \{1, \dots, \lceil n_k / B \rceil\}"
+
+    even = False
+
+    def count(self, steps: int, largest: int) -> int:
+        return steps * self._batches_of_pass(largest)
+
+    def sample(self, key: jax.Array, records: jax.Array, steps: int, largest: int, smallest: int) -> Batch:
+        longest, rows = self._batches_of_pass(largest), prng.poisson_capacity(min(self.size, largest))
+        batches = -(-records // self.size)
+
+        def of_pass(stream: jax.Array) -> tuple[jax.Array, jax.Array]:
+            high, low = prng.words(key, stream, largest)
+            picked = jnp.where(jnp.arange(largest) < records, prng.below(high, batches, low), longest)
+            counts = jnp.bincount(picked, length=longest)
+            mask = jnp.arange(rows)[None] < counts[:, None]
+            places = (jnp.cumsum(counts) - counts)[:, None] + jnp.arange(rows)[None]
+            order = jnp.argsort(picked, stable=True).astype(jnp.int32)
+            return jnp.where(mask, order[jnp.minimum(places, largest - 1)], 0), mask
+
+        passes = steps // longest
+        positions, mask = jax.vmap(of_pass)(jnp.arange(passes, dtype=jnp.uint32))
+        live = jnp.tile(jnp.arange(longest) < batches, passes).astype(jnp.float32)
+        divisor = jnp.full(steps, records // jnp.maximum(batches, 1))
+        return Batch(positions.reshape(steps, rows), mask.reshape(steps, rows), divisor, live)
+
+    def sampling(self, records: int) -> accounting.Sampling:
+        return accounting.RandomAllocation(1, self._batches_of_pass(records))
+
+    def divisor(self, records: int) -> int:
+        return records // self._batches_of_pass(records)
+
+    def check(self, sizes: np.ndarray) -> None:
+        errors.require_count("batch_size", self.size)
+
+    def _batches_of_pass(self, records: int) -> int:
+        return -(-records // self.size)
 
 
 @value

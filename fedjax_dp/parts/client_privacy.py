@@ -26,7 +26,7 @@ class Participation(NamedTuple):
 
     sampling: Sampling  # of clients; FullBatch() where who takes part is public
     adjacency: Adjacency
-    rounds: int  # sums in all
+    rounds: int  # sums in all; where passes of rounds are drawn, those of whole passes that its sampling is of
     times: float  # of them with this client, at most
     min_separation: int  # rounds between two of these, at least
     members: int  # of a cohort

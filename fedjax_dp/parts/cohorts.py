@@ -35,6 +35,18 @@ class Members(NamedTuple):
         return self.drawn > 0
 
 
+class CohortKeys(NamedTuple):
+    """Keys for the draws of cohorts alone."""
+
+    run: jax.Array  # the same in all rounds of a run
+    round: jax.Array  # this round's
+
+    @classmethod
+    def of(cls, run: jax.Array, round_index: jax.Array) -> "CohortKeys":
+        """Those of a round."""
+        return cls(run, jax.random.fold_in(run, round_index))
+
+
 SEEN = (FullBatch(), Adjacency.REPLACE_ONE)  # who takes part is public
 MOST_LOGGED = 2**24  # clients, whose ids are numbers of the algorithm
 
@@ -56,8 +68,9 @@ class Cohort(Protocol):
         """Fact. Positions of a cohort, the same in every round."""
         ...
 
-    def sample(self, key: jax.Array, round_index: jax.Array, shares: jax.Array) -> Members:
-        """Who takes part, traced; arrays `(members,)`. The key is this round's, for these draws alone."""
+    def sample(self, keys: CohortKeys, round_index: jax.Array, shares: jax.Array) -> Members:
+        """Who takes part, traced; arrays `(members,)`. Draws are by `keys.round`, or by `keys.run` where they depend on
+        those of other rounds: see `rounds_per_pass`."""
         ...
 
     def rates(self, shares: Array) -> Any:
@@ -113,6 +126,11 @@ class Cohort(Protocol):
         """
         return SEEN
 
+    def rounds_per_pass(self, num_clients: int) -> int:
+        """Fact that follows. Rounds from the first on that make a pass: within it draws may depend on one another, and
+        `amplified` states how clients are drawn in the sums of one pass. 1: every round is drawn by itself."""
+        return 1
+
     def resized(self, size: int) -> "Cohort":
         """Fact that follows. The same law with cohorts of `size`, for a deployment that is larger than a simulation."""
         wanted = f"left out for {type(self).__name__}, which states no resized"
@@ -126,7 +144,7 @@ class Cohort(Protocol):
         """Fact that follows. Who takes part when, where that is written down beforehand; None: it is not."""
         return None
 
-    def among(self, key: jax.Array, round_index: jax.Array, left: jax.Array, num_clients: int) -> Members:
+    def among(self, keys: CohortKeys, round_index: jax.Array, left: jax.Array, num_clients: int) -> Members:
         """The same law among the first `left` of the clients, a traced number: for those whom no budget has ended."""
         raise no_law_among_fewer(self)
 
@@ -161,10 +179,10 @@ class AllClients(Cohort):
     def capacity(self, num_clients: int) -> int:
         return num_clients
 
-    def sample(self, key: jax.Array, round_index: jax.Array, shares: jax.Array) -> Members:
+    def sample(self, keys: CohortKeys, round_index: jax.Array, shares: jax.Array) -> Members:
         return _everyone_answers(jnp.arange(shares.shape[0], dtype=jnp.int32))
 
-    def among(self, key: jax.Array, round_index: jax.Array, left: jax.Array, num_clients: int) -> Members:
+    def among(self, keys: CohortKeys, round_index: jax.Array, left: jax.Array, num_clients: int) -> Members:
         ids = jnp.arange(num_clients, dtype=jnp.int32)
         return Members(ids, (ids < left).astype(jnp.float32), jnp.zeros_like(ids), ids < left)
 
@@ -189,11 +207,11 @@ class UniformCohort(Cohort):
     def capacity(self, num_clients: int) -> int:
         return self.size
 
-    def sample(self, key: jax.Array, round_index: jax.Array, shares: jax.Array) -> Members:
-        return self.among(key, round_index, jnp.int32(shares.shape[0]), shares.shape[0])
+    def sample(self, keys: CohortKeys, round_index: jax.Array, shares: jax.Array) -> Members:
+        return self.among(keys, round_index, jnp.int32(shares.shape[0]), shares.shape[0])
 
-    def among(self, key: jax.Array, round_index: jax.Array, left: jax.Array, num_clients: int) -> Members:
-        first, second = prng.words(key, 0, self.size)
+    def among(self, keys: CohortKeys, round_index: jax.Array, left: jax.Array, num_clients: int) -> Members:
+        first, second = prng.words(keys.round, 0, self.size)
         return _everyone_answers(prng.without_replacement(first ^ second, left, second))
 
     def rates(self, shares: Array) -> Any:
@@ -210,7 +228,7 @@ class UniformCohort(Cohort):
         return WithoutReplacement(min(self.size, others), others), Adjacency.REPLACE_ONE
 
     def check(self, num_clients: int) -> None:
-        _check_size(self.size, num_clients)
+        check_size(self.size, num_clients)
 
 
 @value
@@ -233,11 +251,11 @@ class PoissonCohort(Cohort):
     def expected_size(self, num_clients: int) -> int:
         return self.size
 
-    def sample(self, key: jax.Array, round_index: jax.Array, shares: jax.Array) -> Members:
-        return self.among(key, round_index, jnp.int32(shares.shape[0]), shares.shape[0])
+    def sample(self, keys: CohortKeys, round_index: jax.Array, shares: jax.Array) -> Members:
+        return self.among(keys, round_index, jnp.int32(shares.shape[0]), shares.shape[0])
 
-    def among(self, key: jax.Array, round_index: jax.Array, left: jax.Array, num_clients: int) -> Members:
-        words = prng.words(key, 0, self.capacity(num_clients))
+    def among(self, keys: CohortKeys, round_index: jax.Array, left: jax.Array, num_clients: int) -> Members:
+        words = prng.words(keys.round, 0, self.capacity(num_clients))
         ids, drawn = prng.independent(words, left, self.size)
         return Members(ids, drawn.astype(jnp.float32), jnp.zeros_like(ids), drawn)
 
@@ -254,7 +272,7 @@ class PoissonCohort(Cohort):
         return Poisson(self.size / num_clients), Adjacency.ADD_REMOVE
 
     def check(self, num_clients: int) -> None:
-        _check_size(self.size, num_clients)
+        check_size(self.size, num_clients)
 
 
 @value
@@ -295,8 +313,8 @@ class MultinomialCohort(Cohort):
     def capacity(self, num_clients: int) -> int:
         return self.draws
 
-    def sample(self, key: jax.Array, round_index: jax.Array, shares: jax.Array) -> Members:
-        first, second = prng.words(key, 0, self.draws)
+    def sample(self, keys: CohortKeys, round_index: jax.Array, shares: jax.Array) -> Members:
+        first, second = prng.words(keys.round, 0, self.draws)
         ids = prng.proportional((first ^ second, second), jnp.asarray(self._probabilities(shares)))
         if self.one_by_one:
             earlier = jnp.tril(ids[:, None] == ids[None, :], -1).sum(1, dtype=jnp.int32)
@@ -349,7 +367,7 @@ class CyclicCohort(Cohort):
     def capacity(self, num_clients: int) -> int:
         return self.size
 
-    def sample(self, key: jax.Array, round_index: jax.Array, shares: jax.Array) -> Members:
+    def sample(self, keys: CohortKeys, round_index: jax.Array, shares: jax.Array) -> Members:
         blocks = shares.shape[0] // self.size
         first = (round_index.astype(jnp.int32) % blocks) * self.size
         return _everyone_answers(first + jnp.arange(self.size, dtype=jnp.int32))
@@ -364,7 +382,7 @@ class CyclicCohort(Cohort):
         return num_clients // self.size
 
     def check(self, num_clients: int) -> None:
-        _check_size(self.size, num_clients)
+        check_size(self.size, num_clients)
         if num_clients % self.size:
             raise errors.refuse("cohort_size", self.size, f"a divisor of the {num_clients} clients for a cyclic cohort")
 
@@ -399,7 +417,7 @@ class LoggedCohort(Cohort):
         members: int = np.shape(self.ids)[1]
         return members
 
-    def sample(self, key: jax.Array, round_index: jax.Array, shares: jax.Array) -> Members:
+    def sample(self, keys: CohortKeys, round_index: jax.Array, shares: jax.Array) -> Members:
         ids = jnp.asarray(self.ids)[round_index].astype(jnp.int32)
         here = (ids >= 0) & (round_index < np.shape(self.ids)[0])
         return Members(jnp.where(here, ids, 0), here.astype(jnp.float32), jnp.zeros_like(ids), here)
@@ -438,7 +456,8 @@ class LoggedCohort(Cohort):
             raise errors.refuse("fixed", True, "False where some round has fewer members", "use LoggedCohort.of")
 
 
-def _check_size(size: int, num_clients: int) -> None:
+def check_size(size: int, num_clients: int) -> None:
+    """Refuse cohorts of more clients than there are."""
     errors.require_count("cohort_size", size)
     if size > num_clients:
         raise errors.refuse(

@@ -9,7 +9,7 @@ import numpy as np
 from fedjax_dp import errors
 from fedjax_dp.accounting import Adjacency, Sampling
 from fedjax_dp.parts.answers import Answers
-from fedjax_dp.parts.cohorts import SEEN, Array, Cohort, Members
+from fedjax_dp.parts.cohorts import SEEN, Array, Cohort, CohortKeys, Members
 from fedjax_dp.parts.facts import restates
 from fedjax_dp.pytrees import of_clients, value
 
@@ -41,9 +41,9 @@ class Departures(Answers):
         own = jnp.where(round_index < jnp.asarray(self.until), shares, 0.0)
         return own / jnp.sum(own)
 
-    def sample(self, key: jax.Array, round_index: jax.Array, shares: jax.Array) -> Members:
+    def sample(self, keys: CohortKeys, round_index: jax.Array, shares: jax.Array) -> Members:
         ranks = jnp.cumsum(round_index < jnp.asarray(self.until), dtype=jnp.int32)
-        members = self.cohort.among(key, round_index, ranks[-1], shares.shape[0])
+        members = self.cohort.among(keys, round_index, ranks[-1], shares.shape[0])
         ids = jnp.searchsorted(ranks, members.ids + 1).astype(jnp.int32)  # who has the rank that was drawn
         return members._replace(ids=jnp.minimum(ids, shares.shape[0] - 1))
 

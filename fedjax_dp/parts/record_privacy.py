@@ -9,7 +9,7 @@ import numpy as np
 
 from fedjax_dp import accounting, errors, gradients
 from fedjax_dp.models import Model
-from fedjax_dp.parts.batches import Batches, unequal
+from fedjax_dp.parts.batches import Batches, neighbours_of, unequal
 from fedjax_dp.parts.by_round import ByRound, at_round, changes_of, check_changes
 from fedjax_dp.parts.clipping import Bound, ClipBatch, ClipRecords, Records, StepReport, report_of
 from fedjax_dp.parts.contexts import StepContext
@@ -213,19 +213,17 @@ class RecordGaussian:
     def event(self, noise: float, batches: Batches, records: int, steps: int, rates: np.ndarray) -> accounting.Event:
         """What `steps` local steps of one client release, in the accountants' words.
 
-        Adjacency: add-remove for Poisson batches, replace-one for all others, whose batches have a fixed size.
+        Adjacency: add-remove for Poisson and allocated batches, replace-one for all others, whose sizes are fixed.
         """
         sampling = batches.sampling(records)
-        poisson = isinstance(sampling, accounting.Poisson)
-        if poisson and not self.bound.per_record:
+        adjacency = neighbours_of(sampling)
+        if adjacency is accounting.Adjacency.ADD_REMOVE and not self.bound.per_record:
             name = type(self.bound).__name__
-            raise errors.refuse("bound", name, "ClipRecords for Poisson batches", "or use batches of fixed size")
+            raise errors.refuse("bound", name, "ClipRecords for batches of random size", "or use batches of fixed size")
         if unequal(batches) and not self.bound.per_record and np.ptp(batches.divisors(records, steps)):
             name = type(self.bound).__name__
             raise errors.refuse("bound", name, "ClipRecords for batches of several sizes", "or drop the last of a pass")
-        adjacency = accounting.Adjacency.ADD_REMOVE if poisson else accounting.Adjacency.REPLACE_ONE
-        times = steps // sampling.steps_per_epoch if isinstance(sampling, accounting.Shuffled) else steps
-        return noise_event(self.source, noise, sampling, adjacency, steps, times)
+        return noise_event(self.source, noise, sampling, adjacency, steps, steps // sampling.steps_per_epoch)
 
     def noise_unit(self, divisor: int) -> float:
         return 1 / divisor if self.bound.per_record else 1.0

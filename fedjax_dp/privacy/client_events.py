@@ -99,11 +99,13 @@ def _sampling_of(run: PlannedRun) -> tuple[Sampling, Adjacency]:
 
     What a client keeps tells later how often it was drawn. That is no matter where every client has coins of its own:
     all others' may be known, and their states with them (docs/epsilon.md has the proof). Where the draw of one decides
-    who else is drawn, nothing is known but that published cohorts hide no less than these.
+    who else is drawn, nothing is known but that published cohorts hide no less than these; nor is more known of a pass
+    of rounds in which noise differs.
     """
-    if not run.algorithm.upload.amplified:
-        return SEEN
     cohort, num_clients = run.promised
+    of_one_noise = cohort.rounds_per_pass(num_clients) == 1 or len(run.noise_levels.factors) == 1
+    if not (run.algorithm.upload.amplified and of_one_noise):
+        return SEEN
     sampling, adjacency = cohort.amplified(num_clients, run.helpers)
     return (sampling, adjacency) if isinstance(sampling, Poisson) or not remembers(run.algorithm) else SEEN
 
@@ -283,6 +285,8 @@ def _of_clients(run: PlannedRun, participation: str, at_least: int) -> list[Even
         run, participation = dataclasses.replace(run, rounds=1, _drawn={}), "worst"
     noise = released_noise(upload) if run.terms.deployment is None else float(np.float32(upload.noise_multiplier))
     sampling, adjacency = _sampling_of(run)
+    hidden = not isinstance(sampling, FullBatch)
+    of_pass = cohort.rounds_per_pass(num_clients) if hidden else 1
     size = Part(tensor_sizes(_shapes(run.model)), algorithm.local.sent_tensors(run.model)).size
     members = cohort.capacity(num_clients)
     shared = upload.shared_noise
@@ -298,7 +302,7 @@ def _of_clients(run: PlannedRun, participation: str, at_least: int) -> list[Even
                 Participation(
                     sampling,
                     adjacency,
-                    rounds,
+                    -(-rounds // of_pass) * sampling.steps_per_epoch,
                     times,
                     cohort.min_separation(num_clients),
                     members,

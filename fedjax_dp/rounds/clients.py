@@ -11,7 +11,7 @@ from fedjax_dp.data.store import Client, FederatedData
 from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.models import Model, mean_loss
 from fedjax_dp.parts.client_privacy import MessageEncoding
-from fedjax_dp.parts.cohorts import Cohort, Members
+from fedjax_dp.parts.cohorts import Cohort, CohortKeys, Members
 from fedjax_dp.parts.contexts import ClientContext, LocalResult, LocalState, Received
 from fedjax_dp.prng import role_key
 from fedjax_dp.pytrees import Part, changed, ravel, ravel_numbers, tensor_sizes, unravel_numbers
@@ -25,7 +25,7 @@ def draw_cohort(cohort: Cohort, key: jax.Array, round_index: jax.Array, shares: 
     Only clients that there are can be invited, and only who is invited, and so accounted for, can take part.
     """
     with jax.named_scope("cohort_draw"):
-        members = cohort.sample(jax.random.fold_in(role_key(key, "cohort"), round_index), round_index, shares)
+        members = cohort.sample(CohortKeys.of(role_key(key, "cohort"), round_index), round_index, shares)
     invited = members.invited & (members.ids >= 0) & (members.ids < shares.shape[0])
     return members._replace(invited=invited, drawn=jnp.where(invited, members.drawn, 0.0))
 

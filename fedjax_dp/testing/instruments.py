@@ -16,7 +16,7 @@ import optax
 from jax import lax
 
 from fedjax_dp import errors
-from fedjax_dp.accounting import Adjacency, Release, Shuffled, SkellamSums, Unit, correlated_sensitivity
+from fedjax_dp.accounting import Adjacency, Release, SkellamSums, Unit, correlated_sensitivity
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.gradients import JitOfModel
@@ -249,9 +249,8 @@ def _reach(algorithm: Algorithm, data: FederatedData, source: NoiseSource, recor
         return correlated_sensitivity(coefficients, rounds, -(-rounds // apart), apart)
     local = algorithm.local
     steps = local.batches.count(local.steps, int(records)) + local.extra_gradients
-    sampling = local.batches.sampling(int(records))
-    times = steps // sampling.steps_per_epoch if isinstance(sampling, Shuffled) else steps
-    return correlated_sensitivity(coefficients, steps, times, 1)
+    passes = steps // local.batches.sampling(int(records)).steps_per_epoch
+    return correlated_sensitivity(coefficients, steps, passes, 1)
 
 
 def step_units(algorithm: Algorithm, data: FederatedData, rounds: int = 1) -> np.ndarray:

@@ -15,7 +15,7 @@ from fedjax_dp.inspection.verdict import CheckReport, require
 from fedjax_dp.models import Model
 from fedjax_dp.parts.batches import Batch, Batches
 from fedjax_dp.parts.clipping import Records
-from fedjax_dp.parts.cohorts import AllClients, Cohort, Members
+from fedjax_dp.parts.cohorts import AllClients, Cohort, CohortKeys, Members
 from fedjax_dp.parts.contexts import StepContext
 from fedjax_dp.parts.record_privacy import Privatizer
 from fedjax_dp.privacy.protection import clips_records
@@ -116,16 +116,16 @@ def _turned(right: Batches, key: jax.Array, records: jax.Array, steps: int, larg
     return batch._replace(positions=batch.positions[:, ::-1], mask=batch.mask[:, ::-1])
 
 
-def _turned_members(right: Cohort, key: jax.Array, round_index: jax.Array, shares: jax.Array) -> Members:
-    return jax.tree.map(lambda a: a[::-1], right.sample(key, round_index, shares))
+def _turned_members(right: Cohort, keys: CohortKeys, round_index: jax.Array, shares: jax.Array) -> Members:
+    return jax.tree.map(lambda a: a[::-1], right.sample(keys, round_index, shares))
 
 
-def _all_but_last(right: Cohort, key: jax.Array, round_index: jax.Array, shares: jax.Array) -> Members:
-    return jax.tree.map(lambda a: a[:-1], right.sample(key, round_index, shares))
+def _all_but_last(right: Cohort, keys: CohortKeys, round_index: jax.Array, shares: jax.Array) -> Members:
+    return jax.tree.map(lambda a: a[:-1], right.sample(keys, round_index, shares))
 
 
-def _last_as_padding(right: Cohort, key: jax.Array, round_index: jax.Array, shares: jax.Array) -> Members:
-    members = right.sample(key, round_index, shares)
+def _last_as_padding(right: Cohort, keys: CohortKeys, round_index: jax.Array, shares: jax.Array) -> Members:
+    members = right.sample(keys, round_index, shares)
     last = Members(members.ids[-1:], jnp.zeros(1), jnp.zeros(1, jnp.int32), jnp.zeros(1, bool))
     others = jax.tree.map(lambda a: a[:-1], members)
     return jax.tree.map(lambda *a: jnp.concatenate(a), others, last, last)

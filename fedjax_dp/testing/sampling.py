@@ -16,7 +16,7 @@ from fedjax_dp.inspection.sampling_law import examine_sampling
 from fedjax_dp.inspection.trials import keys_of
 from fedjax_dp.inspection.verdict import CheckReport
 from fedjax_dp.models import Model
-from fedjax_dp.parts.cohorts import Cohort, Members
+from fedjax_dp.parts.cohorts import Cohort, CohortKeys, Members
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.testing.checks import run_check, usable_model
 from fedjax_dp.testing.mutation import WrongProgram, wrong_program
@@ -32,9 +32,11 @@ def _require_drawn(algorithm: Algorithm) -> None:
 
 
 @wrong_program("cohort", "sample", _require_drawn)
-def first_clients(right: Cohort, key: jax.Array, round_index: jax.Array, shares: jax.Array) -> Members:
+def first_clients(right: Cohort, keys: CohortKeys, round_index: jax.Array, shares: jax.Array) -> Members:
     """Every cohort is the same clients, though they are stated to be drawn."""
-    return right.sample(jax.random.key(0, impl=jax.random.key_impl(key)), jnp.zeros_like(round_index), shares)
+    first = jnp.zeros_like(round_index)
+    same = CohortKeys.of(jax.random.key(0, impl=jax.random.key_impl(keys.run)), first)
+    return right.sample(same, first, shares)
 
 
 FROZEN = (first_records, first_clients)

@@ -224,7 +224,7 @@ def _of_clients(algorithm: Algorithm, data: FederatedData, model: Model, seed: i
         return CanaryCohort(cohort=wide, schedule=None, gone=missing[:, None] == np.arange(data.num_clients))
 
     nobody = np.full(trials, -1)
-    if claim.adjacency is Adjacency.ADD_REMOVE:
+    if claim.adjacency is not Adjacency.REPLACE_ONE:
         setups = [TrialInputs(keys, *stores[0], params, None, cohort(who)) for who in (nobody, client)]
     else:
         setups = [TrialInputs(keys, *store, params, None, cohort(nobody)) for store in stores]

@@ -277,8 +277,8 @@ def test_noise_that_two_tensors_share_is_noticed():
 class SilentFirst(parts.UniformCohort):
     """Cohorts of which client 1 sends nothing that arrives, though it is invited like all others."""
 
-    def sample(self, key, round_index, shares):
-        members = parts.UniformCohort.sample(self, key, round_index, shares)
+    def sample(self, keys, round_index, shares):
+        members = parts.UniformCohort.sample(self, keys, round_index, shares)
         return members._replace(drawn=jnp.where(members.ids == 1, 0.0, members.drawn))
 
 

@@ -292,7 +292,7 @@ def test_from_python_each_process_reads_the_records_of_its_own_clients(tmp_path)
     key = role_key(run_key(0), "cohort")
     held = [np.arange(start, start + size) for start, size in zip(data.offsets, data.sizes, strict=True)]
     for index, (one, other) in enumerate(zip(*(read for read, _ in told), strict=True)):
-        cohort = np.asarray(algorithm.cohort.sample(jax.random.fold_in(key, index), index, data.shares).ids)
+        cohort = np.asarray(algorithm.cohort.sample(fdp.parts.CohortKeys.of(key, index), index, data.shares).ids)
         assert sorted(one + other) == sorted(np.concatenate([held[client] for client in cohort]).tolist())
         assert not set(one) & set(other)
 

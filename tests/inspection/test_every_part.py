@@ -60,6 +60,16 @@ EXAMPLES = {
     "UniformCohort": with_cohort(parts.UniformCohort(size=3)),
     "PoissonCohort": with_cohort(parts.PoissonCohort(size=3)),
     "CyclicCohort": with_cohort(parts.CyclicCohort(size=3)),
+    **{
+        type(part).__name__: (changed(CLIENT, cohort=part),)
+        for part in (
+            parts.ShuffledCohort(size=4, last="keep"),
+            parts.AllocatedCohort(pass_rounds=5, chosen=2),
+            parts.BinnedCohort(pass_rounds=4),
+            parts.CyclicPoissonCohort(size=1, pass_rounds=3),
+            parts.TruncatedPoissonCohort(size=3, most=4),
+        )
+    },
     "LoggedCohort": with_cohort(parts.LoggedCohort.of(LOG)),
     "MultinomialCohort": (
         changed(
@@ -84,6 +94,7 @@ EXAMPLES = {
         local(RECORD, batches=parts.EpochBatches(size=2)),
         local(RECORD, batches=parts.EpochBatches(size=5, last="keep")),
     ),
+    "AllocatedBatches": (local(RECORD, batches=parts.AllocatedBatches(size=3)),),
     "RefillBatches": (local(RECORD, batches=parts.RefillBatches(size=5, epochs=2), steps=1),),
     "ClipRecords": (
         RECORD,
@@ -212,8 +223,8 @@ def a_tenth(self, shares):
     return 0.1 * parts.PoissonCohort.rates(self, shares), 1
 
 
-def a_round_later(self, key, round_index, shares):
-    return parts.LoggedCohort.sample(self, key, round_index + 1, shares)
+def a_round_later(self, keys, round_index, shares):
+    return parts.LoggedCohort.sample(self, keys, round_index + 1, shares)
 
 
 def always_the_same(self, key, records, steps, largest, smallest):

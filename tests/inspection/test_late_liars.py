@@ -226,33 +226,33 @@ def louder_mean(where):
 def sample_where(where, then):
     """A cohort of coins or a shuffle, but another one in rounds `where`."""
 
-    def sample(self, key, round_index, shares):
-        found = type(self).__mro__[1].sample(self, key, round_index, shares)
-        other = then(self, key, round_index, shares)
+    def sample(self, keys, round_index, shares):
+        found = type(self).__mro__[1].sample(self, keys, round_index, shares)
+        other = then(self, keys, round_index, shares)
         return jax.tree.map(lambda a, b: jnp.where(where(round_index), a, b), other, found)
 
     return sample
 
 
-def with_the_first(self, key, round_index, shares):
+def with_the_first(self, keys, round_index, shares):
     """Client 0 always comes."""
-    found = own.Coins.sample(self, key, round_index, shares)
+    found = own.Coins.sample(self, keys, round_index, shares)
     return own.answering(found.ids, invited=found.invited.at[0].set(True))
 
 
-def the_first(self, key, round_index, shares):
+def the_first(self, keys, round_index, shares):
     return own.answering(jnp.arange(self.size))
 
 
-def one_for_all(self, key, round_index, shares):
-    return own.Shuffled.sample(self, jax.random.key(3), round_index, shares)
+def one_for_all(self, keys, round_index, shares):
+    return own.Shuffled.sample(self, keys._replace(round=jax.random.key(3)), round_index, shares)
 
 
-def twice(self, key, round_index, shares):
-    return own.answering(jnp.zeros(self.size, jnp.int32) + jax.random.randint(key, (), 0, shares.shape[0]))
+def twice(self, keys, round_index, shares):
+    return own.answering(jnp.zeros(self.size, jnp.int32) + jax.random.randint(keys.round, (), 0, shares.shape[0]))
 
 
-def first_half(self, key, round_index, shares):
+def first_half(self, keys, round_index, shares):
     return own.answering(jnp.arange(shares.shape[0] // 2))
 
 

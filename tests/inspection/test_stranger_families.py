@@ -171,36 +171,36 @@ SHUFFLED, PICKS, COINS = own.Shuffled(size=3), own.Picks(size=2), own.Coins(rate
 BOTH = {"of records": RECORD, "of clients": CLIENT}
 
 
-def twice_the_first(self, key, round_index, shares):
-    return own.answering(jnp.zeros(3, jnp.int32) + jax.random.randint(key, (), 0, shares.shape[0]))
+def twice_the_first(self, keys, round_index, shares):
+    return own.answering(jnp.zeros(3, jnp.int32) + jax.random.randint(keys.round, (), 0, shares.shape[0]))
 
 
-def counted_twice(self, key, round_index, shares):
-    found = own.Shuffled.sample(self, key, round_index, shares)
+def counted_twice(self, keys, round_index, shares):
+    found = own.Shuffled.sample(self, keys, round_index, shares)
     return found._replace(drawn=2 * found.drawn)
 
 
-def same_every_round(self, key, round_index, shares):
+def same_every_round(self, keys, round_index, shares):
     return own.answering(jax.random.permutation(jax.random.key(0), shares.shape[0])[: self.size])
 
 
-def first_ones(self, key, round_index, shares):
+def first_ones(self, keys, round_index, shares):
     return own.answering(jnp.arange(self.size))
 
 
-def favourites(self, key, round_index, shares):
-    order = jnp.argsort(jax.random.uniform(key, shares.shape) - 0.3 * (jnp.arange(shares.shape[0]) < 2))
+def favourites(self, keys, round_index, shares):
+    order = jnp.argsort(jax.random.uniform(keys.round, shares.shape) - 0.3 * (jnp.arange(shares.shape[0]) < 2))
     return own.answering(order[: self.size])
 
 
-def pairs(self, key, round_index, shares):
+def pairs(self, keys, round_index, shares):
     """Each as often as is told, but always with its neighbour."""
-    luck = jnp.repeat(jax.random.uniform(key, (shares.shape[0] // 2,)), 2)
+    luck = jnp.repeat(jax.random.uniform(keys.round, (shares.shape[0] // 2,)), 2)
     return own.answering(jnp.arange(shares.shape[0]), invited=luck < self.rate)
 
 
-def often(self, key, round_index, shares):
-    return own.answering(jnp.arange(shares.shape[0]), invited=jax.random.uniform(key, shares.shape) < 0.8)
+def often(self, keys, round_index, shares):
+    return own.answering(jnp.arange(shares.shape[0]), invited=jax.random.uniform(keys.round, shares.shape) < 0.8)
 
 
 def first_records(self, key, records, steps, largest, smallest):
@@ -225,8 +225,8 @@ def every_other_run(self, key, records, steps, largest, smallest):
     return found._replace(positions=found.positions.at[-1].set(found.positions[jnp.where(again, 0, -1)]))
 
 
-def every_third_round(self, key, round_index, shares):
-    return own.Shuffled.sample(self, jax.random.fold_in(jax.random.key(0), round_index % 3), round_index, shares)
+def every_third_round(self, keys, round_index, shares):
+    return own.Shuffled.sample(self, parts.CohortKeys.of(jax.random.key(0), round_index % 3), round_index, shares)
 
 
 def one_record_twice(self, key, records, steps, largest, smallest):
@@ -703,8 +703,8 @@ def silent_late(self, key, step, size):
     return jnp.where(step.number < 4, 1.0, 0.0) * own.JaxNormals.draw(self, key, step, size)
 
 
-def own_seed(self, key, round_index, shares):
-    return own.Coins.sample(self, jax.random.fold_in(jax.random.key(3), round_index), round_index, shares)
+def own_seed(self, keys, round_index, shares):
+    return own.Coins.sample(self, parts.CohortKeys.of(jax.random.key(3), round_index), round_index, shares)
 
 
 def fewer_others(self, num_clients, known):

@@ -130,7 +130,7 @@ def test_a_bound_says_whether_it_is_of_records_or_of_the_batch():
         assert "lacks no_epsilon_reason" in refused(bounded(MeanClip()))
         assert "moves the mean, in units" in refused(bounded(MeanClipLying()))
         if batches == "poisson":
-            assert "ClipRecords for Poisson batches" in refused(bounded(MeanClipTold()))
+            assert "ClipRecords for batches of random size" in refused(bounded(MeanClipTold()))
         else:
             assert epsilon(bounded(MeanClipTold())) == pytest.approx(epsilon(bounded(fdp.parts.ClipBatch())))
 
@@ -349,15 +349,15 @@ def test_the_catalogue_lets_out_what_it_says(entry):
 class Uninvited(fdp.parts.AllClients):
     """Everybody comes, nobody is invited: X4."""
 
-    def sample(self, key, round_index, shares):
-        members = fdp.parts.AllClients().sample(key, round_index, shares)
+    def sample(self, keys, round_index, shares):
+        members = fdp.parts.AllClients().sample(keys, round_index, shares)
         return members._replace(invited=jnp.zeros(members.ids.shape, bool))
 
 
 class _Rigged(fdp.parts.UniformCohort):
     """Always the first clients."""
 
-    def sample(self, key, round_index, shares):
+    def sample(self, keys, round_index, shares):
         ids = jnp.arange(self.size, dtype=jnp.int32)
         return Members(ids, jnp.ones(ids.shape), jnp.zeros_like(ids), jnp.ones(ids.shape, bool))
 
@@ -398,8 +398,8 @@ class Strata(fdp.parts.Cohort):
     def capacity(self, num_clients):
         return self.each * len(self.sizes)
 
-    def sample(self, key, round_index, shares):
-        order = jnp.lexsort((jax.random.uniform(key, shares.shape), jnp.asarray(self._of_clients())))
+    def sample(self, keys, round_index, shares):
+        order = jnp.lexsort((jax.random.uniform(keys.round, shares.shape), jnp.asarray(self._of_clients())))
         firsts = np.cumsum((0, *self.sizes[:-1]))
         ids = order[(firsts[:, None] + np.arange(self.each)).ravel()].astype(jnp.int32)
         return Members(ids, jnp.ones(ids.shape), jnp.zeros_like(ids), jnp.ones(ids.shape, bool))

@@ -17,7 +17,7 @@ LIMIT = 4.89  # |z| at a false positive rate of 1e-6
 
 def sampled(law, draws=DRAWS):
     keys = jax.random.split(jax.random.key(3), draws)
-    return jax.jit(jax.vmap(lambda k: law.sample(k, jnp.int32(0), SHARES)))(keys)
+    return jax.jit(jax.vmap(lambda k: law.sample(cohorts.CohortKeys(k, k), jnp.int32(0), SHARES)))(keys)
 
 
 def messages(members):

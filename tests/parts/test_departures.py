@@ -7,7 +7,7 @@ import pytest
 
 from fedjax_dp import ConfigurationError
 from fedjax_dp.parts.answers import Dropout
-from fedjax_dp.parts.cohorts import AllClients, CyclicCohort, PoissonCohort, UniformCohort
+from fedjax_dp.parts.cohorts import AllClients, CohortKeys, CyclicCohort, PoissonCohort, UniformCohort
 from fedjax_dp.parts.departures import Departures
 from fedjax_dp.rounds.clients import draw_cohorts
 from fedjax_dp.rounds.simulation import run_key
@@ -53,7 +53,7 @@ def test_when_clients_leave_is_a_number_that_retraces_nothing():
     @jax.jit
     def drawn(cohort):
         traces.append(cohort)
-        return cohort.sample(run_key(0), jnp.int32(1), jnp.asarray(SHARES)).ids
+        return cohort.sample(CohortKeys.of(run_key(0), 1), jnp.int32(1), jnp.asarray(SHARES)).ids
 
     for until in (UNTIL, UNTIL[::-1].copy()):
         drawn(Departures(cohort=UniformCohort(size=4), until=until))

@@ -25,7 +25,7 @@ def without_the_first(ids):
 
 @fdp.value
 class NeverTheFirst(fdp.parts.PoissonCohort):
-    def sample(self, key, round_index, shares):
+    def sample(self, keys, round_index, shares):
         return without_the_first(jnp.array([1, 0, 2], jnp.int32))
 
 

@@ -1,0 +1,271 @@
+"""Cohorts that are drawn for a pass of rounds at once, and a cut one. All follows from keys, ids and the round.
+
+A pass is rounds p P to (p + 1) P - 1. So rounds in which a client takes part may depend on one another, and nothing has
+to be remembered between them.
+"""
+
+import functools
+import math
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import scipy.stats
+
+from fedjax_dp import accounting, errors, prng
+from fedjax_dp.accounting import Adjacency, Sampling
+from fedjax_dp.parts.cohorts import SEEN, Array, Cohort, CohortKeys, Members, check_size
+from fedjax_dp.pytrees import structure, value
+
+
+def _all_who_join(joins: jax.Array, positions: int) -> Members:
+    """Clients `(num_clients,)` that join, in the order of their ids; other positions are padding."""
+    (ids,) = jnp.nonzero(joins, size=positions, fill_value=0)
+    here = jnp.arange(positions) < jnp.sum(joins)
+    ids = ids.astype(jnp.int32)
+    return Members(ids, here.astype(jnp.float32), jnp.zeros_like(ids), here)
+
+
+def _positions(expected: float, num_clients: int) -> int:
+    """For clients that join by coins of their own."""
+    return min(prng.poisson_capacity(max(math.ceil(expected), 1)), num_clients)
+
+
+@value
+class ShuffledCohort(Cohort):
+    """Clients are shuffled afresh for every pass, and blocks of `size` take turns: everybody once a pass.
+
+    last  the rest of a pass, of N mod r clients: "drop" leaves out others in each pass; "keep" makes a round of it.
+    Who takes part amplifies nothing here and may be public.
+    """
+
+    size: int = structure()
+    last: Literal["drop", "keep"] = structure(default="drop")
+
+    equation = r"S_{pP}, S_{pP + 1}, \dots\ \text{cut a shuffle of}\ \{1, \dots, N\}\ \text{into blocks of}\ r"
+
+    at_most_once = True
+    no_epsilon_reason = None
+
+    @property
+    def fixed(self) -> bool:
+        return self.last == "drop"
+
+    def capacity(self, num_clients: int) -> int:
+        return self.size
+
+    def sample(self, keys: CohortKeys, round_index: jax.Array, shares: jax.Array) -> Members:
+        num_clients, blocks = shares.shape[0], self.rounds_per_pass(shares.shape[0])
+        words = prng.words(prng.role_key(keys.run, "pass"), round_index // blocks, num_clients)
+        order = jnp.pad(jnp.lexsort(words).astype(jnp.int32), (0, max(blocks * self.size - num_clients, 0)))
+        first = round_index % blocks * self.size
+        ids = jax.lax.dynamic_slice_in_dim(order, first, self.size)
+        here = first + jnp.arange(self.size) < num_clients
+        return Members(ids, here.astype(jnp.float32), jnp.zeros_like(ids), here)
+
+    def rates(self, shares: Array) -> Any:
+        num_clients = shares.shape[0]
+        each = self.size / num_clients if self.fixed else 1 / self.rounds_per_pass(num_clients)
+        return each + 0.0 * shares
+
+    def rounds_per_pass(self, num_clients: int) -> int:
+        return num_clients // self.size if self.fixed else -(-num_clients // self.size)
+
+    def check(self, num_clients: int) -> None:
+        errors.require_choice("cohort_last", self.last, ("drop", "keep"))
+        check_size(self.size, num_clients)
+
+
+@value
+class AllocatedCohort(Cohort):
+    """Every client takes part in `chosen` uniform rounds of each pass of `pass_rounds`, by itself and unseen.
+
+    A cohort that would overflow its positions is cut, with probability below 1e-18 a round.
+    Source: Feldman and Shenfeld 2025, arXiv:2502.08202 (random allocation).
+    """
+
+    pass_rounds: int = structure()
+    chosen: int = structure(default=1)
+
+    equation = r"\{t : k \in S_t\} \sim \text{uniform},\ c\ \text{of the}\ P\ \text{rounds of a pass}"
+
+    at_most_once = True
+    no_epsilon_reason = None
+
+    def capacity(self, num_clients: int) -> int:
+        return _positions(num_clients * self.chosen / self.pass_rounds, num_clients)
+
+    def expected_size(self, num_clients: int) -> int:
+        return round(num_clients * self.chosen / self.pass_rounds)
+
+    def sample(self, keys: CohortKeys, round_index: jax.Array, shares: jax.Array) -> Members:
+        num_clients, at = shares.shape[0], round_index // self.pass_rounds
+        words = prng.words(prng.role_key(keys.run, "pass"), at, num_clients * self.chosen)
+        high, low = (word.reshape(num_clients, self.chosen) for word in words)
+        slots = prng.without_replacement(high, jnp.int32(self.pass_rounds), low)
+        joins = jnp.any(slots == round_index % self.pass_rounds, axis=1)
+        return _all_who_join(joins, self.capacity(num_clients))
+
+    def rates(self, shares: Array) -> Any:
+        return self.chosen / self.pass_rounds + 0.0 * shares
+
+    def amplified(self, num_clients: int, known: int) -> tuple[Sampling, Adjacency]:
+        return accounting.RandomAllocation(self.chosen, self.pass_rounds), Adjacency.ADD_REMOVE
+
+    def rounds_per_pass(self, num_clients: int) -> int:
+        return self.pass_rounds
+
+    def check(self, num_clients: int) -> None:
+        errors.require_count("pass_rounds", self.pass_rounds)
+        errors.require_integer("chosen", self.chosen, 1, self.pass_rounds, "rounds of a pass are chosen from")
+
+
+@value
+class BinnedCohort(Cohort):
+    """Every client keeps one uniform slot of a pass of `pass_rounds` for the whole run, drawn by itself and unseen.
+
+    A cohort that would overflow its positions is cut, with probability below 1e-18 a round.
+    Source: Chua et al. 2024, arXiv:2412.16802 (balls in bins).
+    """
+
+    pass_rounds: int = structure()
+
+    equation = r"k \in S_t \Leftrightarrow t \equiv b_k \bmod P,\ b_k \sim \text{uniform}"
+
+    at_most_once = True
+    no_epsilon_reason = None
+
+    def capacity(self, num_clients: int) -> int:
+        return _positions(num_clients / self.pass_rounds, num_clients)
+
+    def expected_size(self, num_clients: int) -> int:
+        return round(num_clients / self.pass_rounds)
+
+    def sample(self, keys: CohortKeys, round_index: jax.Array, shares: jax.Array) -> Members:
+        high, low = prng.words(prng.role_key(keys.run, "slot"), 0, shares.shape[0])
+        slots = prng.below(high, jnp.int32(self.pass_rounds), low)
+        return _all_who_join(slots == round_index % self.pass_rounds, self.capacity(shares.shape[0]))
+
+    def rates(self, shares: Array) -> Any:
+        return 1 / self.pass_rounds + 0.0 * shares
+
+    def amplified(self, num_clients: int, known: int) -> tuple[Sampling, Adjacency]:
+        return accounting.BallsInBins(self.pass_rounds), Adjacency.ADD_REMOVE
+
+    def rounds_per_pass(self, num_clients: int) -> int:
+        return self.pass_rounds
+
+    def min_separation(self, num_clients: int) -> int:
+        return self.pass_rounds
+
+    def check(self, num_clients: int) -> None:
+        errors.require_count("pass_rounds", self.pass_rounds)
+
+
+@value
+class CyclicPoissonCohort(Cohort):
+    """The group of clients with id = t mod `pass_rounds` has its turn; each of it joins by its own coin, unseen.
+
+    The coin comes up with probability P `size` / N, so that `size` clients are expected in a round.
+    Source: Choquette-Choo et al. 2023, arXiv:2306.08153 (banded matrix factorization with cyclic Poisson sampling).
+    """
+
+    size: int = structure()
+    pass_rounds: int = structure()
+
+    equation = r"\Pr[k \in S_t] = P r / N\ \text{if}\ k \equiv t \bmod P,\ \text{independently, else}\ 0"
+
+    at_most_once = True
+    no_epsilon_reason = None
+
+    def capacity(self, num_clients: int) -> int:
+        group = -(-num_clients // self.pass_rounds)
+        return _positions(self._rate(num_clients) * group, group)
+
+    def expected_size(self, num_clients: int) -> int:
+        return self.size
+
+    def sample(self, keys: CohortKeys, round_index: jax.Array, shares: jax.Array) -> Members:
+        num_clients = shares.shape[0]
+        turn = (round_index % self.pass_rounds).astype(jnp.int32)
+        group = (num_clients - 1 - turn) // self.pass_rounds + 1
+        words = prng.words(keys.round, 0, self.capacity(num_clients))
+        places, drawn = prng.independent(words, group, self.size * self.pass_rounds, jnp.int32(num_clients))
+        ids = jnp.where(drawn, places * self.pass_rounds + turn, 0)
+        return Members(ids, drawn.astype(jnp.float32), jnp.zeros_like(ids), drawn)
+
+    def rates(self, shares: Array) -> Any:
+        return self.size / shares.shape[0] + 0.0 * shares
+
+    def amplified(self, num_clients: int, known: int) -> tuple[Sampling, Adjacency]:
+        return accounting.Poisson(self._rate(num_clients)), Adjacency.ADD_REMOVE
+
+    def rounds_per_pass(self, num_clients: int) -> int:
+        return self.pass_rounds
+
+    def min_separation(self, num_clients: int) -> int:
+        return self.pass_rounds
+
+    def check(self, num_clients: int) -> None:
+        check_size(self.size, num_clients)
+        errors.require_count("pass_rounds", self.pass_rounds)
+        if self.size * self.pass_rounds > num_clients:
+            wanted = f"at most {num_clients} clients / cohort_size {self.size}, as a coin comes up by P r / N"
+            raise errors.refuse("pass_rounds", self.pass_rounds, wanted)
+
+    def _rate(self, num_clients: int) -> float:
+        return self.size * self.pass_rounds / num_clients
+
+
+@value
+class TruncatedPoissonCohort(Cohort):
+    """Every client joins independently with probability `size` / N; of more than `most` so many stay, uniformly.
+
+    Source: Ganesh et al. 2025, arXiv:2508.15089 (truncated Poisson sampling).
+    """
+
+    size: int = structure()
+    most: int = structure()
+
+    equation = r"S \sim \text{Poisson}(r / N),\ S_t = S\ \text{or, if}\ |S| > c,\ \text{uniform}\ c\ \text{of}\ S"
+
+    at_most_once = True
+    no_epsilon_reason = None
+
+    def capacity(self, num_clients: int) -> int:
+        return min(self.most, _positions(self.size, num_clients))
+
+    def expected_size(self, num_clients: int) -> int:
+        return round(_mean_of_at_most(self.most, num_clients, self.size))
+
+    def sample(self, keys: CohortKeys, round_index: jax.Array, shares: jax.Array) -> Members:
+        num_clients = shares.shape[0]
+        words = prng.words(keys.round, 0, _positions(self.size, num_clients))
+        ids, drawn = prng.independent(words, jnp.int32(num_clients), self.size)
+        luck = prng.words(prng.role_key(keys.round, "truncation"), 0, ids.size)
+        kept = jnp.lexsort((*luck, ~drawn))[: self.capacity(num_clients)]
+        ids, drawn = ids[kept], drawn[kept]
+        return Members(ids, drawn.astype(jnp.float32), jnp.zeros_like(ids), drawn)
+
+    def rates(self, shares: Array) -> Any:
+        num_clients = shares.shape[0]
+        return _mean_of_at_most(self.most, num_clients, self.size) / num_clients + 0.0 * shares
+
+    def inclusion_probability(self, shares: Array) -> tuple[Any, int]:
+        return self.rates(shares), 1
+
+    def amplified(self, num_clients: int, known: int) -> tuple[Sampling, Adjacency]:
+        if known:  # who is cut tells of those that are not known, and nobody has a theorem of it
+            return SEEN
+        sampling = accounting.TruncatedPoisson(self.size / num_clients, self.most, num_clients)
+        return sampling, Adjacency.ZERO_OUT
+
+    def check(self, num_clients: int) -> None:
+        check_size(self.size, num_clients)
+        errors.require_count("cohort_most", self.most)
+
+
+@functools.cache
+def _mean_of_at_most(most: int, num_clients: int, size: int) -> float:
+    """E min(S, c) of a binomial S of `num_clients` coins, of which `size` are expected to come up."""
+    return float(scipy.stats.binom.sf(range(most), num_clients, size / num_clients).sum())
