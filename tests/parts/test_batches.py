@@ -11,6 +11,7 @@ from helpers import quick
 from fedjax_dp import accounting
 from fedjax_dp.errors import ConfigurationError
 from fedjax_dp.parts import batches
+from fedjax_dp.pytrees import value
 
 RULES = [
     rule
@@ -107,6 +108,46 @@ def test_a_pass_takes_every_record_once_but_for_the_rest_that_is_dropped(last):
             assert all(divisor == len(row) for row, divisor in one)
         if records % size == 0:
             assert steps == drawn(batches.EpochBatches(size=10), 0, records, 2, 38)
+
+
+def picked(rule, passes=2000):
+    """Of 25 records, the batch of each in every pass `(passes, 25)`, of three a pass."""
+    of = np.full((passes, 25), -1)
+    for number, (row, divisor) in enumerate(drawn(rule, 1, 25, passes, 38)):
+        assert divisor == 25 // 3
+        assert np.all(of[number // 3, row] == -1)
+        of[number // 3, row] = number % 3
+    assert np.all(of >= 0)  # every record once a pass
+    return of
+
+
+@value
+class PickedOnce(batches.AllocatedBatches):
+    """Wrong: what a record picks stays for all passes of a round."""
+
+    def sample(self, key, records, steps, largest, smallest):
+        longest = self.count(1, largest)
+        found = super().sample(key, records, longest, largest, smallest)
+        return jax.tree.map(lambda a: jnp.concatenate([a] * (steps // longest)), found)
+
+
+def test_records_pick_their_batch_of_a_pass_by_themselves_and_afresh():
+    rule = batches.AllocatedBatches(size=10)
+    assert rule.sampling(25) == accounting.RandomAllocation(1, 3)
+    assert rule.sampling(10) == accounting.RandomAllocation(1, 1)
+    assert drawn(rule, 0, 10, 2, 38) == [(list(range(10)), 10)] * 2
+
+    def deviates(of):
+        """Of how often each record is in each batch, each pair together, and each in the same batch of two passes."""
+        pairs = np.triu_indices(25, 1)
+        each = np.stack([np.sum(of == at, 0) for at in range(3)])
+        together = sum(((of == at).T.astype(float) @ (of == at))[pairs] for at in range(3))
+        again = np.sum(of[1:] == of[:-1])
+        trials = [(each, len(of)), (together, len(of)), (again, of[1:].size)]
+        return [np.abs(seen - n / 3).max() / np.sqrt(n * 2 / 9) for seen, n in trials]
+
+    assert max(deviates(picked(rule))) < 4.89
+    assert deviates(picked(PickedOnce(size=10), 20))[2] > 4.89
 
 
 @pytest.mark.parametrize(("records", "batches_of_pass", "divisor"), [(7, 1, 7), (25, 3, 8), (30, 3, 10), (41, 5, 8)])
