@@ -43,6 +43,7 @@ from .guarantee import Claim as Claim
 from .guarantee import Guarantee as Guarantee
 from .guarantee import Verdict as Verdict
 from .laws import BoundedLosses as BoundedLosses
+from .laws import Dominating as Dominating
 from .laws import GaussianPair as GaussianPair
 from .laws import ShiftMixture as ShiftMixture
 from .laws import TwoLosses as TwoLosses
@@ -53,7 +54,6 @@ from .one_run import choose_guesses as choose_guesses
 from .one_run import one_run_contradicts as one_run_contradicts
 from .one_run import one_run_epsilon as one_run_epsilon
 from .one_run import one_run_mu as one_run_mu
-from .pairs import Dominating as Dominating
 from .participation import participation_quantile as participation_quantile
 from .participation import participation_tail as participation_tail
 from .participation_logs import ParticipationLog as ParticipationLog

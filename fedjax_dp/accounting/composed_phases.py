@@ -269,7 +269,9 @@ def _plain(step: Any, releases: int) -> Any:
     """So many of the sums; those that have each member in every one of them without their sampling."""
     if isinstance(step, GaussianSteps) and isinstance(step.sampling, Shuffled | Refilled):
         step = dataclasses.replace(step, sampling=FullBatch())
-    return dataclasses.replace(step, count=releases)
+    return dataclasses.replace(
+        step, count=step.count if step.sampling.kept else releases * step.sampling.steps_per_epoch
+    )
 
 
 def _join(one: Any, other: Any) -> Any:

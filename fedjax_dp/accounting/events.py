@@ -26,6 +26,11 @@ class Composed:
         if len(kinds) > 1:
             got = ", ".join(sorted(f"{unit.value}/{adjacency.value}" for adjacency, unit in kinds))
             raise errors.refuse("composed events", got, "of one unit and adjacency", "account for them separately")
+        ongoing = [part for part in self.parts if not isinstance(part, Past)]
+        if sum(step.sampling.kept for part in ongoing for step, _ in part.leaves()) > 1:
+            raise NotCoveredError(
+                "several events do not say whether a slot is kept from one to the next; state one event"
+            )
 
     def scaled(self, factor: float) -> "Composed":
         """The same with `factor` times the noise everywhere."""
@@ -75,6 +80,10 @@ class RandomParticipation:
         if not 0 <= self.rate <= 1:
             raise errors.refuse("the participation rate", self.rate, "in [0, 1]")
         errors.require_count("rounds", self.rounds)
+        if any(step.sampling.kept for step, _ in self.each.leaves()):
+            raise NotCoveredError(
+                "a slot that is kept over rounds drawn at random is not covered; use RandomAllocation"
+            )
 
     def scaled(self, factor: float) -> "RandomParticipation":
         """The same with `factor` times the noise."""

@@ -57,6 +57,15 @@ class LawPair(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
+class Dominating:
+    """What dominates one release in one direction: a public draw of a pair, and the chance of a total loss."""
+
+    weights: tuple[float, ...]
+    pairs: tuple[LawPair, ...]
+    lost: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
 class GaussianPair:
     """(1-a) N(0, s^2) + a N(1, s^2) against (1-b) N(0, s^2) + b N(-1, s^2), with a = `up`, b = `down`, s = `noise`.
 
@@ -279,13 +288,7 @@ class TwoLosses:
         return -most, most
 
     def cells(self, losses: np.ndarray) -> Cells:
-        likely, rare = self._chances
-        at = np.searchsorted(losses, [-self.epsilon, self.epsilon]) - 1  # of the intervals that hold them
-        upper, lower = np.zeros(losses.size - 1), np.zeros(losses.size - 1)
-        inside = (at >= 0) & (at < upper.size)
-        np.add.at(upper, at[inside], np.array([rare, likely])[inside])
-        np.add.at(lower, at[inside], np.array([likely, rare])[inside])
-        return Cells(upper, lower, float(likely * (at[1] >= upper.size)), float(rare * (at[0] < 0)))
+        return DiscretePair(np.array([-self.epsilon, self.epsilon]), np.array(self._chances[::-1])).cells(losses)
 
     def renyi(self, orders: np.ndarray, quick: bool = False) -> np.ndarray:
         with np.errstate(divide="ignore"):
@@ -293,6 +296,38 @@ class TwoLosses:
         powers = (orders - 1) * self.epsilon
         divergences: np.ndarray = np.logaddexp(likely + powers, rare - powers) / (orders - 1)
         return divergences
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class DiscretePair:
+    """A pair by its losses, increasing, and the first law's probabilities of them: whatever is left is a total loss."""
+
+    losses: np.ndarray
+    masses: np.ndarray
+
+    symmetrised = False
+
+    @property
+    def deviation(self) -> float:
+        """The standard deviation of the ratio of densities, no more than the largest loss."""
+        spread = math.sqrt(float((self.masses * np.exp(-self.losses)) @ np.expm1(np.minimum(self.losses, 300.0)) ** 2))
+        return min(max(spread, 1e-150), float(np.abs(self.losses[[0, -1]]).max()))
+
+    def reach(self, count: int) -> tuple[float, float]:
+        low, high = self.losses[[0, -1]].tolist()
+        return max(low, -700.0), min(high, 700.0)
+
+    def cells(self, losses: np.ndarray) -> Cells:
+        at = np.searchsorted(losses, self.losses)  # cells that hold them, the first below all losses, the last above
+        upper, lower = (
+            np.bincount(at, masses, losses.size + 1) for masses in (self.masses, self.masses * np.exp(-self.losses))
+        )
+        return Cells(upper[1:-1], lower[1:-1], float(upper[-1]), float(upper[0]))
+
+    def renyi(self, orders: np.ndarray, quick: bool = False) -> np.ndarray:
+        raise NotCoveredError(
+            "sums that members are allocated to are covered by their loss distribution alone; use accountant pld"
+        )
 
 
 def normal_masses(edges: np.ndarray, mean: float, noise: float) -> np.ndarray:

@@ -13,8 +13,7 @@ import numpy as np
 import scipy
 from scipy import fft
 
-from fedjax_dp.accounting.laws import TAIL_MASS, LawPair
-from fedjax_dp.accounting.pairs import Dominating
+from fedjax_dp.accounting.laws import TAIL_MASS, Dominating, LawPair
 
 ROUNDING = 1e-17  # and per copy, for the rounding errors of a power in Fourier space: ten times what was seen
 LARGEST_LOSS = 709  # nats, of which the exponential still is a number
@@ -170,7 +169,7 @@ def _of_pair(pair: LawPair, spacing: float, count: int) -> LossDistribution:
         bottom = 0
     losses = np.arange(bottom, max(top, bottom + 1) + 1) * spacing
     upper, lower, above, below = pair.cells(losses)
-    masses = _split(losses, upper, lower)
+    masses = split(losses, upper, lower)
     if not pair.symmetrised:  # what lies beyond the grid: too high goes to infinity, too low is raised to the bottom
         masses[0] += below
         return LossDistribution(spacing, bottom, masses, above)
@@ -181,7 +180,7 @@ def _of_pair(pair: LawPair, spacing: float, count: int) -> LossDistribution:
     return LossDistribution(spacing, -positive.size, masses, above)
 
 
-def _split(losses: np.ndarray, upper: np.ndarray, lower: np.ndarray) -> np.ndarray:
+def split(losses: np.ndarray, upper: np.ndarray, lower: np.ndarray) -> np.ndarray:
     """Put each interval's mass on its two ends so that its mass under both neighbours is kept."""
     discount = np.exp(-losses)
     to_high = (upper * discount[:-1] - lower) / (discount[:-1] - discount[1:])

@@ -4,21 +4,22 @@ All lengths are in units of the sensitivity. PLD and RDP accountants both read t
 what was sampled.
 """
 
-import dataclasses
+import math
 from typing import Any
 
 import numpy as np
 import scipy
 from scipy.special import logsumexp
 
-from fedjax_dp.accounting.laws import GaussianPair, LawPair, ShiftMixture
+from fedjax_dp.accounting import allocation
+from fedjax_dp.accounting.laws import Dominating, GaussianPair, ShiftMixture
 from fedjax_dp.accounting.neighbours import Adjacency, NotCoveredError
 from fedjax_dp.accounting.sampling import (
     AnyStep,
     BallsInBins,
+    FullBatch,
     Poisson,
     RandomAllocation,
-    Refilled,
     Sampling,
     Shuffled,
     TruncatedPoisson,
@@ -29,15 +30,6 @@ from fedjax_dp.accounting.sampling import (
 MULTIPLICITIES = 20  # kept apart when drawing with replacement
 NEGLIGIBLE = 1e-18  # chance of multiplicities that are counted as a total loss
 LARGEST_NOISE = 1e6
-
-
-@dataclasses.dataclass(frozen=True)
-class Dominating:
-    """What dominates one release in one direction: a public draw of a pair, and the chance of a total loss."""
-
-    weights: tuple[float, ...]
-    pairs: tuple[LawPair, ...]
-    lost: float = 0.0
 
 
 def divergence(worst: Dominating, orders: np.ndarray) -> np.ndarray:
@@ -57,20 +49,26 @@ def of_gaussian(
     """Dominating pairs of one sampled sum with Gaussian noise, one per direction; the worse of the composition counts.
 
     | sampling               | adjacency   | pair, in sensitivities                  | source                      |
-    | none, epochs, refilled | either      | N(1) against N(0)                       | exact                       |
-    | Poisson                | add-remove  | (1-q)N(0)+qN(1) against N(0), both ways | Zhu, Dong, Wang 2022, Th 11 |
+    | none, epochs, refilled | any         | N(1) against N(0)                       | exact                       |
+    | Poisson                | in or out   | (1-q)N(0)+qN(1) against N(0), both ways | Zhu, Dong, Wang 2022, Th 11 |
     | Poisson                | replace-one | (1-q)N(0)+qN(1/2) against ...+qN(-1/2)  | Schuchardt et al. 2024      |
     | WithoutReplacement     | replace-one | (1-q)N(0)+qN(1) against N(0), symmetric | Balle et al. 2018, Th 9     |
     | AnyStep                | replace-one | the same, q of any step                 | the same                    |
     | WithReplacement        | replace-one | the same, multiplicity drawn in public  | Balle et al. 2018, Th 10    |
+    | RandomAllocation       | in or out   | of a pass, see `allocation`; both ways  | Feldman, Shenfeld 2025      |
+    | BallsInBins            | in or out   | the same, 1 sum of a pass               | arXiv:2410.06266, Lemma 3.2 |
+    | TruncatedPoisson       | zero-out    | Poisson's; in public, where too many    | arXiv:2508.15089            |
+    |                        |             | join: (1-q')N(0)+q'N(2) against ...-2   |                             |
+
+    In or out: add-remove, or zero-out. Of kept slots (`BallsInBins`) the noise is that of one pass.
 
     Where a theorem of Balle, Barthe and Gaboardi (arXiv:1807.01647) bounds the curve for eps >= 0 only, replace-one is
     symmetric, which fixes the curve below zero: that is what `symmetrised` does, and what composition needs.
 
     A `group` of k members that belong together, of which j are drawn:
 
-    | none, epochs, refilled | either      | N(k) against N(0), as shifts add up                    |
-    | Poisson                | add-remove  | sum_j Bin(j; k, q) N(j) against N(0), both ways        |
+    | none, epochs, refilled | any         | N(k) against N(0), as shifts add up                    |
+    | Poisson                | in or out   | sum_j Bin(j; k, q) N(j) against N(0), both ways        |
     | WithoutReplacement     | replace-one | q of any; then j >= 1 drawn in public, N(j), symmetric |
 
     The second is Ganesh 2024, arXiv:2401.10294. The last: with chance 1 - q no member is drawn. Batches with j >= 1 of
@@ -81,23 +79,40 @@ def of_gaussian(
     """
     # less noise than there is can only cost more, and no float could tell such small losses apart
     noise, rate = min(noise_multiplier / adjacency.sensitivity, LARGEST_NOISE), sampling.rate
-    if isinstance(sampling, RandomAllocation | BallsInBins | TruncatedPoisson):
-        raise NotCoveredError(f"{sampling} has no price yet; use Poisson sampling")
     if isinstance(sampling, WithReplacement):
         _require_single(sampling, group)
         return (_by_multiplicity(sampling, noise),)
+    if isinstance(sampling, TruncatedPoisson):
+        _require_single(sampling, group)
+        return _of_truncated(sampling, noise)
     if rate == 1:
-        return (Dominating((1.0,), (GaussianPair(noise / group, 1.0),)),)
+        return (Dominating((1.0,), (GaussianPair(noise / group / math.sqrt(sampling.joined), 1.0),)),)
     if group > 1:
         return _of_group(noise, sampling, adjacency, group)
+    if isinstance(sampling, RandomAllocation | BallsInBins):
+        return allocation.of_pass(noise, sampling.blocks)
     if isinstance(sampling, Poisson):
         if adjacency is not Adjacency.REPLACE_ONE:
-            both = GaussianPair(noise, rate), GaussianPair(noise, 0.0, rate)
-            return tuple(Dominating((1.0,), (pair,)) for pair in both)
+            return tuple(Dominating((1.0,), (pair,)) for pair in _in_or_out(noise, rate))
         # the two records differ by 2 C from each other, but only by C from their absence
         return (Dominating((1.0,), (GaussianPair(min(noise_multiplier, LARGEST_NOISE), rate, rate),)),)
     assert isinstance(sampling, WithoutReplacement | AnyStep)
     return (Dominating((1.0,), (GaussianPair(noise, rate, symmetrised=True),)),)
+
+
+def _in_or_out(noise: float, rate: float) -> tuple[GaussianPair, GaussianPair]:
+    """A member that is there with probability `rate` against its absence, in both directions."""
+    return GaussianPair(noise, rate), GaussianPair(noise, 0.0, rate)
+
+
+def _of_truncated(sampling: TruncatedPoisson, noise: float) -> tuple[Dominating, ...]:
+    """Whether enough others join is public: then a member may take the place of one of them, which moves a sum by 2."""
+    chance, stays = sampling.chance_truncated, sampling.rate_truncated
+    both = _in_or_out(noise, sampling.rate)
+    if chance < NEGLIGIBLE:
+        return tuple(Dominating((1.0,), (pair,), chance) for pair in both)
+    exchanged = GaussianPair(noise / 2, stays, stays)
+    return tuple(Dominating((1 - chance, chance), (pair, exchanged)) for pair in both)
 
 
 def _of_group(noise: float, sampling: Sampling, adjacency: Adjacency, group: int) -> tuple[Dominating, ...]:
@@ -135,24 +150,32 @@ def attained_by_gaussian(
 
     With batches of fixed size every other record has gradient -C e; the exchanged one has C e in one dataset and -C e
     in the other. So one dataset's sum is always the same, and the other's is off by the full sensitivity exactly when
-    the record is drawn. Under Poisson sampling, or none, the dominating pair itself is attained, and so it is
-    by shuffled passes whose order is public, unless they drop records. A group's members all do the same; in shuffled
-    passes they need not share a batch.
+    the record is drawn; in shuffled passes of equal batches whose order is secret that is once, in a batch drawn like a
+    random allocation. Under Poisson sampling, allocations of one sum, or none, the dominating pair itself is attained.
+    In truncated cohorts of which all others contribute nothing, the member counts where it stays. A group's members all
+    do the same; in shuffled passes they need not share a batch.
     Raises: NotCoveredError where no such pair is known in this form.
     """
-    dropping = isinstance(sampling, Shuffled) and sum(sampling.sizes) < sampling.records
-    apart = group > 1 and isinstance(sampling, Shuffled)
-    if dropping or apart or isinstance(sampling, WithReplacement | AnyStep | Refilled):
-        raise NotCoveredError(f"no pair of neighbours with a closed form is at hand for {sampling}")
-    if sampling.rate == 1 or isinstance(sampling, Poisson):
-        return of_gaussian(noise_multiplier, sampling, adjacency, group)
-    if group > 1:
-        assert isinstance(sampling, WithoutReplacement)
-        drawn = scipy.stats.hypergeom(sampling.records, group, sampling.batch_size)
-        noise = min(noise_multiplier / adjacency.sensitivity, LARGEST_NOISE)
-        return _both_ways(drawn, noise, min(group, sampling.batch_size))
-    noise, rate = min(noise_multiplier / adjacency.sensitivity, LARGEST_NOISE), sampling.rate
-    return tuple(Dominating((1.0,), (pair,)) for pair in (GaussianPair(noise, rate), GaussianPair(noise, 0.0, rate)))
+    noise = min(noise_multiplier / adjacency.sensitivity, LARGEST_NOISE)
+    match sampling:
+        case Shuffled() if group == 1 and sampling.batch_size * sampling.steps_per_epoch == sampling.records:
+            return allocation.of_pass(noise, ((sampling.steps_per_epoch, 1),))
+        case FullBatch() | Poisson() | BallsInBins():
+            return of_gaussian(noise_multiplier, sampling, adjacency, group)
+        case WithoutReplacement() | RandomAllocation() if sampling.rate == 1:
+            return of_gaussian(noise_multiplier, sampling, adjacency, group)
+        case RandomAllocation() if sampling.chosen == 1:
+            return of_gaussian(noise_multiplier, sampling, adjacency, group)
+        case WithoutReplacement() if group > 1:
+            drawn = scipy.stats.hypergeom(sampling.records, group, sampling.batch_size)
+            return _both_ways(drawn, noise, min(group, sampling.batch_size))
+        case WithoutReplacement():
+            rate = sampling.rate
+        case TruncatedPoisson() if group == 1:
+            rate = sampling.inclusion
+        case _:
+            raise NotCoveredError(f"no pair of neighbours with a closed form is at hand for {sampling}")
+    return tuple(Dominating((1.0,), (pair,)) for pair in _in_or_out(noise, rate))
 
 
 def _by_multiplicity(sampling: WithReplacement, noise: float) -> Dominating:

@@ -29,7 +29,7 @@ class AttackBounds(NamedTuple):
         """The same for people who are no mathematicians, and what it was computed from."""
         before = (
             f"everything else, and finds it 50% likely that one {unit} was used"
-            if adjacency is Adjacency.ADD_REMOVE
+            if adjacency in (Adjacency.ADD_REMOVE, Adjacency.ZERO_OUT)
             else f"everything but one {unit}, and finds two candidates for it equally likely (50%)"
         )
         basis = (

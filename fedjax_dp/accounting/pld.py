@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from fedjax_dp.accounting.events import Event
+from fedjax_dp.accounting.laws import Dominating
 from fedjax_dp.accounting.losses import LossDistribution, discretise
-from fedjax_dp.accounting.pairs import Dominating
 from fedjax_dp.accounting.releases import Release
 
 FINEST_SPACING = 1e-9  # nats; below it rounding errors of the losses themselves would show

@@ -15,9 +15,8 @@ import numpy as np
 from fedjax_dp import errors
 from fedjax_dp.accounting import pairs, tcdp
 from fedjax_dp.accounting.gaussian import DrawnGdp
-from fedjax_dp.accounting.laws import TwoLosses
+from fedjax_dp.accounting.laws import Dominating, TwoLosses
 from fedjax_dp.accounting.neighbours import Adjacency, NotCoveredError, Unit
-from fedjax_dp.accounting.pairs import Dominating
 from fedjax_dp.accounting.sampling import FullBatch, Refilled, Sampling, Shuffled, WithReplacement
 from fedjax_dp.accounting.skellam import skellam_divergence
 from fedjax_dp.accounting.tcdp import Tcdp
@@ -239,14 +238,19 @@ class GaussianSteps(Release):
 
     @property
     def relative_noise(self) -> float:
-        """Noise standard deviation divided by what the unit can change in a sum that holds all of its members."""
-        return self.noise_multiplier / (self.adjacency.sensitivity * self.group)
+        """Noise standard deviation divided by what the unit can change in a release that holds all of its members."""
+        return self._noise / (self.adjacency.sensitivity * self.group * math.sqrt(self.sampling.joined))
+
+    @property
+    def _noise(self) -> float:
+        """Of a release: the sums of a kept slot tell as much as their mean."""
+        return self.noise_multiplier / math.sqrt(max(self._passes, 1) if self.sampling.kept else 1)
 
     def dominating_pairs(self) -> tuple[Dominating, ...]:
-        return pairs.of_gaussian(self.noise_multiplier, self.sampling, self.adjacency, self.group)
+        return pairs.of_gaussian(self._noise, self.sampling, self.adjacency, self.group)
 
     def attained_pairs(self) -> tuple[Dominating, ...]:
-        return pairs.attained_by_gaussian(self.noise_multiplier, self.sampling, self.adjacency, self.group)
+        return pairs.attained_by_gaussian(self._noise, self.sampling, self.adjacency, self.group)
 
     def rdp(self, orders: np.ndarray) -> np.ndarray:
         """Renyi divergence of the dominating pair, per order, in nats; of two directions, the worse one.
@@ -261,8 +265,8 @@ class GaussianSteps(Release):
 
     @property
     def highest_order(self) -> float:
-        worst: Any = self.dominating_pairs()[0].pairs[0]
-        return _highest(min(self.relative_noise, worst.noise), self.sampling.rate)
+        noise: float = getattr(self.dominating_pairs()[0].pairs[0], "noise", math.inf)
+        return _highest(min(self.relative_noise, noise), self.sampling.rate)
 
     def zcdp(self) -> float:
         """1 / (2 noise^2), the noise in sensitivities (Bun and Steinke 2016, Proposition 1.6)."""
@@ -281,7 +285,7 @@ class GaussianSteps(Release):
     def drawn_in_public(self) -> DrawnGdp:
         if isinstance(self.sampling, WithReplacement | Refilled):
             raise NotCoveredError(f"a member may be drawn more than once by {self.sampling}")
-        return DrawnGdp(1 / self.relative_noise, self.sampling.rate)
+        return DrawnGdp(1 / self.relative_noise, self.sampling.rate if self._epoch == 1 else 1.0)
 
     def tcdp(self) -> Tcdp:
         if self.group > 1:

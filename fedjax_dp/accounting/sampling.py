@@ -5,6 +5,8 @@ import functools
 import math
 from typing import ClassVar, Literal
 
+import scipy
+
 from fedjax_dp import errors
 from fedjax_dp.accounting.neighbours import Adjacency
 
@@ -18,7 +20,12 @@ class _Law:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Sums that one release consists of, of which a member is in some."""
+        """Sums that one release consists of."""
+        return 1
+
+    @property
+    def joined(self) -> int:
+        """Sums of one release that a member is in, at most."""
         return 1
 
 
@@ -244,6 +251,10 @@ class RandomAllocation(_Law):
         return self.of
 
     @property
+    def joined(self) -> int:
+        return self.chosen
+
+    @property
     def blocks(self) -> tuple[tuple[int, int], ...]:
         """(m, how many of them): independent choices of one sum of m that cost no less than a pass.
 
@@ -284,6 +295,11 @@ class BallsInBins(_Law):
     def steps_per_epoch(self) -> int:
         return self.bins
 
+    @property
+    def blocks(self) -> tuple[tuple[int, int], ...]:
+        """Of one pass, as of `RandomAllocation`."""
+        return ((self.bins, 1),)
+
     def __str__(self) -> str:
         return f"one of {self.bins} slots at random, kept"
 
@@ -306,6 +322,24 @@ class TruncatedPoisson(_Law):
         Poisson(self.rate)
         errors.require_count("capacity", self.capacity)
         errors.require_count("members", self.members)
+
+    @property
+    def chance_truncated(self) -> float:
+        """Probability that not all stay, for a member that joins: of at least `capacity` others that join."""
+        return float(scipy.stats.binom.sf(self.capacity - 1, self.members - 1, self.rate))
+
+    @property
+    def rate_truncated(self) -> float:
+        """Probability that a given member stays in that case, as if it had not yet drawn whether it joins."""
+        chance = self.chance_truncated
+        more = float(scipy.stats.binom.sf(self.capacity, self.members, self.rate))
+        return self.capacity * more / (self.members * chance) if chance else 0.0
+
+    @property
+    def inclusion(self) -> float:
+        """Probability that a given member is in a given sum: the mean of min(how many join, capacity) over members."""
+        chance = self.chance_truncated
+        return (1 - chance) * self.rate + chance * self.rate_truncated
 
     def __str__(self) -> str:
         return f"{Poisson(self.rate)} of {self.members}, at most {self.capacity}"

@@ -174,7 +174,7 @@ def place_many(algorithm: Algorithm, data: FederatedData, step: Release, client:
 
 
 def _place(slots: np.ndarray, owners: np.ndarray, coins: np.ndarray, step: Release) -> CanaryRows:
-    withdrawn = step.adjacency is Adjacency.ADD_REMOVE and step.unit is Unit.RECORD
+    withdrawn = step.adjacency is not Adjacency.REPLACE_ONE and step.unit is Unit.RECORD
     return CanaryRows(slots.astype(np.int32), owners.astype(np.int32), coins.astype(np.int32), withdrawn)
 
 

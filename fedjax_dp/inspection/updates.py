@@ -244,8 +244,8 @@ def examine_estimator(aggregate: Aggregate, algorithm: Algorithm, data: Federate
     clip = _longest(algorithm.upload)
     reach = float(aggregate.sensitivity(shares, rates, positions))
     least, most = extreme_rates(local, data.largest, rounds)
-    adjacency = algorithm.cohort.amplified(data.num_clients, 0)[1]
-    added = algorithm.upload.amplified and adjacency is not Adjacency.REPLACE_ONE
+    sampled = algorithm.upload.amplified and algorithm.cohort.amplified(data.num_clients, 0)
+    added = sampled and sampled[1] is not Adjacency.REPLACE_ONE
 
     def mean(here: Members, updates: jax.Array, rate: jax.Array, params: jax.Array) -> jax.Array:
         weights = aggregate.weights(here, shares, rates)

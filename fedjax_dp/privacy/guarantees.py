@@ -487,7 +487,7 @@ def _assumptions(
         lines[1] = "noise is correlated over a round's steps, which are counted as one release without sampling"
     lines.append(
         "the numbers of records of all clients are public"
-        if steps[0].adjacency is accounting.Adjacency.REPLACE_ONE
+        if steps[0].adjacency is not accounting.Adjacency.ADD_REMOVE
         else "each client's sampling rate, divisor and number of steps are public constants, whoever joins or leaves"
     )
     lines += _kept_of_units(run)

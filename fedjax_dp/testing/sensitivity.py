@@ -105,6 +105,9 @@ def check_sensitivity(
         return run_check(of_unit, subject, wrong, remedy, data, model, seed, trials)
     if sensitivity is None or not isinstance(adjacency, Adjacency) or records is None:
         raise errors.refuse("sensitivity, adjacency and records", "not all", "given with a function")
+    if adjacency is Adjacency.ZERO_OUT:
+        wanted = "add-remove or replace-one for a function, which has no contribution to put to zero"
+        raise errors.refuse("adjacency", adjacency.value, wanted)
     errors.require_positive("sensitivity", sensitivity)
     wrong = _loose if wrong is LOOSE else wrong
     return run_check(_of_function, subject, wrong, remedy, sensitivity, adjacency, records, seed, trials)
@@ -178,7 +181,7 @@ def _of_records(algorithm: Algorithm, data: FederatedData, model: Model, seed: i
     theirs[np.arange(trials)[:, None], np.asarray(data.offsets)[None] + at[:, None]] = True
     keys, stores = keys_of(trials, "runs", seed), neighbouring_stores(rng, data, theirs)
     none, gone = np.full(trials, -1, np.float32), at.astype(np.float32)
-    if adjacency is Adjacency.ADD_REMOVE:
+    if adjacency is not Adjacency.REPLACE_ONE:
         setups = [TrialInputs(keys, *stores[0], params, missing) for missing in (none, gone)]
     else:
         setups = [TrialInputs(keys, *store, params, none) for store in stores]
