@@ -30,6 +30,9 @@ def examine_cohort(
     drawn = jax.eval_shape(lambda: draw_cohort(cohort, run_key(0), jnp.int32(0), shares)).ids.shape[0]
     stated = cohort.capacity(num_clients)
     require(drawn == stated, "positions of a cohort", f"{drawn}", f"the {stated} that `capacity` states")
+    of_pass = cohort.rounds_per_pass(num_clients)
+    independent = cohort.drawn and of_pass > 1
+    require_so(not independent, "draws of cohorts that are drawn by passes", "inclusion_probability", "none of a round")
     count = max(min(trials or ROUNDS, 2**22 // max(num_clients, cohort.capacity(num_clients))), 50)
     separation, log = cohort.min_separation(num_clients), cohort.log(num_clients)
     rounds = rounds if log is None else min(rounds, log.num_rounds)  # in others nobody takes part
@@ -46,8 +49,8 @@ def examine_cohort(
     for known in range(1, stated):
         hidden, alone = cohort.amplified(num_clients, known)[0], cohort.amplified(num_clients, 0)[0]
         require_so(hidden.rate >= alone.rate, "clients hidden among fewer", "less sampled", "sampled as much")
-    if (rounds_per_pass := cohort.rounds_per_pass(num_clients)) > 1:
-        _examine_passes(cohort, shares, rounds_per_pass)
+    if of_pass > 1:
+        _examine_passes(cohort, shares, of_pass)
         return
     if not cohort.drawn:
         known = isinstance(cohort.amplified(num_clients, 0)[0], FullBatch)
@@ -125,8 +128,6 @@ def _examine_law(cohort: Cohort, others: Members, shares: jax.Array, amplified: 
 
 def _examine_passes(cohort: Cohort, shares: jax.Array, rounds: int) -> None:
     """Two passes of `rounds` rounds of other runs, by the law of the sums of a pass that is stated."""
-    single = "by themselves: an inclusion_probability is stated"
-    require_so(not cohort.drawn, "rounds of cohorts that are drawn by passes", single, "no law of a round")
     num_clients = shares.shape[0]
     hidden, _ = cohort.amplified(num_clients, 0)
     if isinstance(hidden, FullBatch):

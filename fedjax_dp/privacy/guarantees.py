@@ -460,6 +460,7 @@ def _assumptions(
             *_changing(run),
             f"clients by {steps[0].sampling}, and nobody sees which take part" if hidden else cohorts[participation],
             *_kept(run, hidden),
+            *_known_members(run, hidden),
             "the number of clients, their shares and all divisors are public",
             "the server sums, clips nothing itself and adds the noise honestly"
             if not algorithm.upload.shared_noise
@@ -548,6 +549,19 @@ def _kept(run: PlannedRun, hidden: bool) -> list[str]:
         return ["what a client keeps changes in its own rounds alone, by its own records and what was released"]
     public = "clients keep what acts on later updates: their draw is counted as public, so that it hides nothing"
     return [public] if run.algorithm.cohort.drawn else []
+
+
+def _known_members(run: PlannedRun, hidden: bool) -> list[str]:
+    """That the draw would hide a client from who takes no part itself."""
+    cohort, num_clients = run.promised
+    if hidden or remembers(run.algorithm) or isinstance(cohort.amplified(num_clients, 0)[0], accounting.FullBatch):
+        return []
+    if not isinstance(cohort.amplified(num_clients, run.helpers)[0], accounting.FullBatch):
+        return []
+    return [
+        "nothing is known of who is drawn in the eyes of members of a cohort: their draw is counted as public, so that "
+        "it hides nothing (view final_model has no such members)"
+    ]
 
 
 def _correlated(part: Any) -> bool:

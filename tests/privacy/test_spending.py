@@ -18,6 +18,7 @@ ROUNDS, PHASE = 6, {"phase": "a" * 64, "clients": {"count": len(SIZES)}}
 DATA = ragged_data(SIZES)
 CLIP = {"clip_norm": 0.7, "noise_multiplier": 2.0}
 SHARED = {"noise": "shared", "secure": True, "fractional_bits": 6}
+PASSES = {"cohort_size": None, "pass_rounds": 4}
 CASES = {  # entry, options, terms, whether lines of rounds add up
     "by schedule": ("dpnfl", {}, {}, True),
     "by law": ("dpnfl", {}, {"participation": "law"}, True),
@@ -38,6 +39,9 @@ CASES = {  # entry, options, terms, whether lines of rounds add up
         True,
     ),
     "correlated noise": ("dp_ftrl", {}, {}, False),
+    "passes of cohorts": ("dp_fedavg", {**PASSES, "cohort": "allocation"}, {}, False),
+    "kept slots": ("dp_fedavg", {**PASSES, "cohort": "bins"}, {}, False),
+    "allocated records": ("dpnfl", {"batches": "allocated", "batch_size": 3}, {}, True),
 }
 
 

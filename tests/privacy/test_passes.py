@@ -1,0 +1,150 @@
+"""What cohorts that are drawn by passes of rounds, and records that pick their batch, are counted as."""
+
+import jax
+import numpy as np
+import pytest
+from helpers import ragged_data
+from own_parts import lying
+
+import fedjax_dp as fdp
+from fedjax_dp import errors, inspection, parts
+from fedjax_dp.accounting import (
+    Adjacency,
+    BallsInBins,
+    FullBatch,
+    GaussianSteps,
+    Poisson,
+    RandomAllocation,
+    TruncatedPoisson,
+    Unit,
+    epsilon_of,
+)
+from fedjax_dp.privacy.client_events import client_events
+from fedjax_dp.privacy.guarantees import guaranteed
+from fedjax_dp.privacy.spending import Spending
+from fedjax_dp.privacy.terms import PrivacyTerms
+from fedjax_dp.pytrees import changed
+
+DATA = ragged_data([8, 8, 8, 10, 12, 9])
+COMMON = {"batch_size": 2, "local_steps": 2, "learning_rate": 0.3, "clip_norm": 0.7, "noise_multiplier": 2.0}
+ADDED = Adjacency.ADD_REMOVE
+PASSES = {"cohort_size": None, "pass_rounds": 4}
+COHORTS = {  # options, rounds, sampling, neighbours, sums of whole passes
+    "allocation": ({**PASSES, "chosen": 2}, 9, RandomAllocation(2, 4), ADDED, 12),
+    "bins": (PASSES, 9, BallsInBins(4), ADDED, 12),
+    "cyclic-poisson": ({"cohort_size": 1, "pass_rounds": 4}, 9, Poisson(2 / 3), ADDED, 3),
+    "truncated": ({"cohort_size": 2, "cohort_most": 3}, 9, TruncatedPoisson(1 / 3, 3, 6), Adjacency.ZERO_OUT, 9),
+}
+
+
+def planned(algorithm, rounds=9, **terms):
+    return fdp.privacy.plan_run(algorithm, DATA, rounds=rounds, seed=3, terms=PrivacyTerms(delta=1e-3, **terms))
+
+
+def of_clients(cohort, **options):
+    return fdp.dp_fedavg(**{**COMMON, **COHORTS[cohort][0], "cohort": cohort, **options})
+
+
+@pytest.mark.parametrize("name", COHORTS)
+def test_a_run_is_so_many_passes_of_which_a_partial_one_is_whole(name):
+    _, rounds, sampling, adjacency, sums = COHORTS[name]
+    run = planned(of_clients(name), rounds, view="final_model")
+    event = GaussianSteps(2.0, sampling, adjacency, sums, Unit.CLIENT)
+    assert client_events(run) == [event] * 6
+    assert guaranteed(run).epsilon == epsilon_of(event, 1e-3, "pld")
+
+
+def sampling_of(algorithm, **terms):
+    kinds = {step.sampling for event in client_events(planned(algorithm, **terms)) for step, _ in event.leaves()}
+    assert len(kinds) == 1
+    return kinds.pop()
+
+
+def test_a_draw_that_is_seen_or_not_known_hides_nobody():
+    assert sampling_of(of_clients("truncated")) == FullBatch()  # a member of the cohort tells of the others
+    assert "members of a cohort" in " ".join(guaranteed(planned(of_clients("truncated"))).assumptions)
+    assert sampling_of(of_clients("allocation", noise_schedule="linear", noise_end=0.5, noise_rounds=9)) == FullBatch()
+    shuffled = fdp.dp_fedavg(**COMMON, cohort="shuffled", cohort_size=2)
+    run = planned(shuffled)
+    assert [event.releases for event in client_events(run)] == [3] * 6  # of 9 rounds, one in each pass of 3
+    keeping = fdp.mr_mtl(**COMMON, **PASSES, cohort="allocation", noise_on="clients")
+    assert sampling_of(keeping) == FullBatch()
+    assert guaranteed(planned(of_clients("allocation"), view="uploads")).reason
+
+
+def test_rounds_of_a_pass_do_not_add_up_one_by_one():
+    spending = Spending(run := planned(of_clients("bins")), guaranteed(run))
+    assert spending.by_round is None
+    assert [spending.epsilon(rounds) == spending.epsilon(rounds + 1) for rounds in (1, 3, 4, 5)] == [1, 1, 0, 1]
+
+
+def test_allocated_records_are_counted_by_passes():
+    run = planned(fdp.dpnfl(**{**COMMON, "batch_size": 3}, cohort_size=None, batches="allocated"), 5)
+    events = client_events(run)
+    for records, event in zip(DATA.sizes, events, strict=True):
+        batches = -(-int(records) // 3)
+        assert event == GaussianSteps(2.0, RandomAllocation(1, batches), ADDED, 5 * 2 * batches)
+        assert event.releases == 10
+
+
+REFUSED = [
+    ({"cohort": "allocation", "cohort_size": 3}, "cohort_size must be None beside pass_rounds and chosen"),
+    ({"cohort": "bins", "cohort_size": None}, "pass_rounds must be given"),
+    ({"cohort": "truncated", "cohort_size": 3}, "cohort_most must be given"),
+    ({"cohort": "allocation", **PASSES, "chosen": 5}, "chosen must be an integer from 1 to 4, got 5"),
+    ({"cohort": "uniform", "cohort_size": 3, "pass_rounds": 4}, "pass_rounds"),
+]
+
+
+@pytest.mark.parametrize(("options", "line"), REFUSED)
+def test_options_that_do_not_fit_are_refused_in_one_line(options, line):
+    with pytest.raises(errors.ConfigurationError, match=line):
+        planned(fdp.dp_fedavg(**COMMON, **options))
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"budget": [3.0] * 6}, "which states no law among fewer clients"),
+        ({"budget": 9.0, "adapt": lambda seen: 2.0, "accountant": "pld"}, "where rounds do not count one by one"),
+    ],
+)
+def test_what_counts_rounds_one_by_one_is_refused(options, line):
+    with pytest.raises(errors.ConfigurationError, match=line):
+        fdp.run(of_clients("allocation"), DATA, rounds=9, delta=1e-3, **options)
+
+
+def drawn_by_round(self, keys, round_index, shares):
+    return type(self).__mro__[1].sample(self, keys._replace(run=keys.round), round_index, shares)
+
+
+def one_slot_for_all(self, keys, round_index, shares):
+    there = jax.random.randint(keys.run, (), 0, 4) == round_index % 4
+    return parts.AllClients().sample(keys, round_index, shares)._replace(invited=np.full(6, True) & there)
+
+
+@pytest.mark.parametrize(
+    ("kind", "members", "line"),
+    [
+        (parts.AllocatedCohort, {"sample": drawn_by_round}, "draws of a pass with a member"),
+        (parts.BinnedCohort, {"sample": drawn_by_round}, "cohorts: "),
+        (parts.BinnedCohort, {"rounds_per_pass": lambda self, num_clients: 1}, "as by a draw"),
+        (parts.AllocatedCohort, {"inclusion_probability": lambda self, shares: (0.25, 1)}, "drawn by passes"),
+    ],
+)
+@pytest.mark.slow
+def test_a_cohort_that_is_not_drawn_as_it_states_is_found_out(kind, members, line):
+    algorithm = changed(of_clients("bins"), cohort=lying(kind(pass_rounds=4), **members))
+    with pytest.raises(AssertionError, match=line):
+        inspection.examine("cohort", algorithm.cohort, algorithm, DATA, fdp.logistic_regression((3,), 3), 12, 0)
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_and_a_row_of_a_sweep_is_its_run_bit_for_bit():
+    algorithm = of_clients("allocation")
+    whole = fdp.simulate(algorithm, DATA, rounds=6)
+    on = fdp.simulate(algorithm, DATA, rounds=6, start=fdp.simulate(algorithm, DATA, rounds=3).state)
+    assert all(map(np.array_equal, jax.tree.leaves(whole.params), jax.tree.leaves(on.params)))
+    axes = {"clip_norm": [0.7, 1.4]}
+    rows = fdp.sweep(algorithm, DATA, rounds=6, delta=1e-3, axes=axes, progress=False).records
+    assert rows[0]["history"][-1]["test_loss"] == whole.history[-1].test_loss != rows[1]["history"][-1]["test_loss"]
