@@ -93,12 +93,14 @@ class Common(TypedDict, total=False):
 
     Args:
         cohort_size: clients per round, or their expected number; num_clients, or from Python None, is all of them
-        cohort: how they are drawn; md draws by shares with replacement; log: not at all, participation_log says them
-        pass_rounds: of a pass, in chosen ones of which each client is (allocation), in one and the same of every
-            pass (bins), or may be (cyclic-poisson)
-        chosen: rounds of each pass that a client is in
-        cohort_last: the rest of a shuffle of the clients, fewer than a cohort
-        cohort_most: of more clients that join so many stay
+        cohort: how they are drawn; md draws by shares with replacement; shuffled: blocks of a shuffle take turns;
+            allocation, bins and cyclic-poisson: by passes of rounds; truncated: Poisson, cut; log: not at all,
+            participation_log says them
+        pass_rounds: rounds of a pass: a client is in chosen ones of each (allocation), in one that stays (bins), or
+            may be in one that its id says (cyclic-poisson)
+        chosen: rounds of a pass that a client is in
+        cohort_last: the rest of a shuffle, fewer clients than a cohort
+        cohort_most: clients that stay where more join
         participation_log: who takes part when, instead of cohort_size: a CSV of round,client, both from 0
         one_by_one: a client drawn m times trains m times instead of once
         dropout: probability that a client's message does not arrive
