@@ -239,7 +239,7 @@ class RandomAllocation(_Law):
         errors.require_count("chosen", self.chosen)
         errors.require_count("of", self.of)
         if self.chosen > self.of:
-            raise errors.refuse("chosen", self.chosen, f"at most of, the {self.of} sums of a pass", "lower chosen")
+            raise errors.refuse("chosen", self.chosen, f"at most the {self.of} sums of a pass", "lower chosen")
 
     @property
     def rate(self) -> float:
