@@ -35,16 +35,18 @@ def of_pass(noise: float, blocks: tuple[tuple[int, int], ...]) -> tuple[Dominati
     (first, times), *others = blocks
     if not others and times == 1:
         return _of_block(noise, first)
-    directions = []
-    for down in (0, 1):
-        pairs = [_of_block(noise, sums)[down] for sums, _ in blocks]
-        counts = [count for _, count in blocks]
-        spread = math.sqrt(sum(count * pair.pairs[0].deviation ** 2 for pair, count in zip(pairs, counts, strict=True)))
-        spacing = min(spread / math.sqrt(sum(counts)) / 20, 1e-2)
-        costs = [discretise(pair, spacing, count).times(count) for pair, count in zip(pairs, counts, strict=True)]
-        total = functools.reduce(LossDistribution.plus, costs)
-        directions.append(Dominating((1.0,), (DiscretePair(total.losses, total.masses),), total.infinite))
-    return directions[0], directions[1]
+    forward, reverse = zip(*(_of_block(noise, sums) for sums, _ in blocks), strict=True)
+    counts = [count for _, count in blocks]
+    return _composed(forward, counts), _composed(reverse, counts)
+
+
+def _composed(directions: tuple[Dominating, ...], counts: list[int]) -> Dominating:
+    """So many independent releases of each, as one."""
+    every = list(zip(directions, counts, strict=True))
+    square = sum(count * one.pairs[0].deviation ** 2 for one, count in every) / sum(counts)
+    spacing = min(math.sqrt(square) / 20, 1e-2)
+    total = functools.reduce(LossDistribution.plus, (discretise(one, spacing, n).times(n) for one, n in every))
+    return Dominating((1.0,), (DiscretePair(total.losses, total.masses),), total.infinite)
 
 
 @functools.lru_cache(maxsize=64)
@@ -71,8 +73,8 @@ def _sums(noise: float) -> Callable[[int], LossDistribution]:
 
     @functools.cache
     def of(sums: int) -> LossDistribution:
-        coarser = math.floor(math.log2(deviation(1) / deviation(sums)))
-        spacing = deviation(1) / POINTS_PER_DEVIATION / 2**coarser
+        halvings = math.floor(math.log2(deviation(1) / deviation(sums)))
+        spacing = deviation(1) / POINTS_PER_DEVIATION / 2**halvings
         if sums == 1:
             mean, width = 1 / (2 * noise**2), REACH / noise
             edges = np.arange(math.floor((-mean - width) / spacing), math.ceil((mean + width) / spacing) + 1)
