@@ -2,10 +2,10 @@
 
 The ratio of densities of sums with and without the member is the mean of as many independent log-normals, one for each
 sum: P = mean_j N(e_j, s^2) against Q = N(0, s^2) has dP/dQ = mean_j exp((2 y_j - 1) / (2 s^2)) (Choquette-Choo
-et al. 2024, arXiv:2410.06266, Lemma 3.2; Feldman and Shenfeld 2025, arXiv:2502.08202). Both deltas, E_Q (ratio - e^eps)_+ and
-E_Q (1 - e^eps ratio)_+, are means under Q of convex functions of it. So whatever spreads the ratio and keeps its mean
-can only raise them, for both directions at once: log-normals, and every sum of two independent ones, are put on the
-neighbouring points of a geometric grid so that mass and mean are kept. Sums are made by doubling.
+et al. 2024, arXiv:2410.06266, Lemma 3.2; Feldman and Shenfeld 2025, arXiv:2502.08202). Both deltas,
+E_Q (ratio - e^eps)_+ and E_Q (1 - e^eps ratio)_+, are means under Q of convex functions of it. So whatever spreads the
+ratio and keeps its mean can only raise them, for both directions at once: log-normals, and every sum of two independent
+ones, are put on the neighbouring points of a geometric grid so that mass and mean are kept. Sums are made by doubling.
 """
 
 import functools
@@ -35,16 +35,18 @@ def of_pass(noise: float, blocks: tuple[tuple[int, int], ...]) -> tuple[Dominati
     (first, times), *others = blocks
     if not others and times == 1:
         return _of_block(noise, first)
-    directions = []
-    for down in (0, 1):
-        pairs = [_of_block(noise, sums)[down] for sums, _ in blocks]
-        counts = [count for _, count in blocks]
-        spread = math.sqrt(sum(count * pair.pairs[0].deviation ** 2 for pair, count in zip(pairs, counts, strict=True)))
-        spacing = min(spread / math.sqrt(sum(counts)) / 20, 1e-2)
-        costs = [discretise(pair, spacing, count).times(count) for pair, count in zip(pairs, counts, strict=True)]
-        total = functools.reduce(LossDistribution.plus, costs)
-        directions.append(Dominating((1.0,), (DiscretePair(total.losses, total.masses),), total.infinite))
-    return directions[0], directions[1]
+    forward, reverse = zip(*(_of_block(noise, sums) for sums, _ in blocks), strict=True)
+    counts = [count for _, count in blocks]
+    return _composed(forward, counts), _composed(reverse, counts)
+
+
+def _composed(directions: tuple[Dominating, ...], counts: list[int]) -> Dominating:
+    """So many independent releases of each, as one."""
+    every = list(zip(directions, counts, strict=True))
+    square = sum(count * one.pairs[0].deviation ** 2 for one, count in every) / sum(counts)
+    spacing = min(math.sqrt(square) / 20, 1e-2)
+    total = functools.reduce(LossDistribution.plus, (discretise(one, spacing, n).times(n) for one, n in every))
+    return Dominating((1.0,), (DiscretePair(total.losses, total.masses),), total.infinite)
 
 
 @functools.lru_cache(maxsize=64)
@@ -71,8 +73,8 @@ def _sums(noise: float) -> Callable[[int], LossDistribution]:
 
     @functools.cache
     def of(sums: int) -> LossDistribution:
-        coarser = math.floor(math.log2(deviation(1) / deviation(sums)))
-        spacing = deviation(1) / POINTS_PER_DEVIATION / 2**coarser
+        halvings = math.floor(math.log2(deviation(1) / deviation(sums)))
+        spacing = deviation(1) / POINTS_PER_DEVIATION / 2**halvings
         if sums == 1:
             mean, width = 1 / (2 * noise**2), REACH / noise
             edges = np.arange(math.floor((-mean - width) / spacing), math.ceil((mean + width) / spacing) + 1)
@@ -96,10 +98,12 @@ def _added(one: LossDistribution, other: LossDistribution, spacing: float) -> Lo
     decays = np.exp(-np.abs(distances) * shared)
     steps = np.floor(np.log1p(decays) / spacing)  # from the larger of the two to the grid point below the sum
     shares = np.clip((decays - np.expm1(steps * spacing)) / (np.exp(steps * spacing) * math.expm1(spacing)), 0.0, 1.0)
-    lowest = finer * max(one.lowest, other.lowest)
-    highest = finer * max(one.lowest + a.size, other.lowest + b.size) + math.ceil(math.log(2) / spacing) + 1
-    masses = np.zeros(highest - lowest + 1)
-    for distance, step, share in zip(distances.tolist(), steps.astype(int).tolist(), shares.tolist(), strict=True):
+    below = dict(zip(distances.tolist(), steps.astype(int).tolist(), strict=True))
+    lowest = finer * max(one.lowest, other.lowest) + below[apart]
+    top = apart + b.size - a.size
+    highest = finer * (one.lowest + a.size - 1 + max(top, 0)) + below[top]
+    masses = np.zeros(highest - lowest + 2)
+    for (distance, step), share in zip(below.items(), shares.tolist(), strict=True):
         start, end = max(0, apart - distance), min(a.size, apart + b.size - distance)
         both = a[start:end] * b[start + distance - apart : end + distance - apart]
         if alike and distance:

@@ -25,10 +25,13 @@ from fedjax_dp.accounting.neighbours import Adjacency, Unit
 from fedjax_dp.accounting.releases import BoundedRange, GaussianSteps, SkellamSums, StatedPrivacy
 from fedjax_dp.accounting.sampling import (
     AnyStep,
+    BallsInBins,
     FullBatch,
     Poisson,
+    RandomAllocation,
     Refilled,
     Shuffled,
+    TruncatedPoisson,
     WithoutReplacement,
     WithReplacement,
 )
@@ -51,6 +54,9 @@ KINDS: dict[str, type[Any]] = {
     "any_step": AnyStep,
     "shuffled": Shuffled,
     "refilled": Refilled,
+    "allocation": RandomAllocation,
+    "bins": BallsInBins,
+    "truncated_poisson": TruncatedPoisson,
 }
 OF_LINE = ("adjacency", "unit")  # fields of events that stand once in a line
 NO_PRICE = "own"  # an event whose class only its author has

@@ -265,8 +265,10 @@ class GaussianSteps(Release):
 
     @property
     def highest_order(self) -> float:
-        noise: float = getattr(self.dominating_pairs()[0].pairs[0], "noise", math.inf)
-        return _highest(min(self.relative_noise, noise), self.sampling.rate)
+        if self._epoch > 1 and self.sampling.rate < 1:
+            raise NotCoveredError(f"{self.sampling} is covered by its loss distribution alone; use accountant pld")
+        worst: Any = self.dominating_pairs()[0].pairs[0]
+        return _highest(min(self.relative_noise, worst.noise), self.sampling.rate)
 
     def zcdp(self) -> float:
         """1 / (2 noise^2), the noise in sensitivities (Bun and Steinke 2016, Proposition 1.6)."""

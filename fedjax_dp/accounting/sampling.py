@@ -239,7 +239,7 @@ class RandomAllocation(_Law):
         errors.require_count("chosen", self.chosen)
         errors.require_count("of", self.of)
         if self.chosen > self.of:
-            raise errors.refuse("chosen", self.chosen, f"at most of, the {self.of} sums of a pass", "lower chosen")
+            raise errors.refuse("chosen", self.chosen, f"at most the {self.of} sums of a pass", "lower chosen")
 
     @property
     def rate(self) -> float:
@@ -266,7 +266,7 @@ class RandomAllocation(_Law):
         return tuple((sums, count) for sums, count in counts if count)
 
     def __str__(self) -> str:
-        return f"{self.chosen} of the {self.of} sums of a pass at random"
+        return f"random allocation to {self.chosen} of the {self.of} sums of a pass"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -301,7 +301,7 @@ class BallsInBins(_Law):
         return ((self.bins, 1),)
 
     def __str__(self) -> str:
-        return f"one of {self.bins} slots at random, kept"
+        return f"random allocation to 1 of {self.bins} slots, kept"
 
 
 @dataclasses.dataclass(frozen=True)

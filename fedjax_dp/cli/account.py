@@ -12,16 +12,19 @@ from fedjax_dp.accounting import (
     ACCOUNTANTS,
     Adjacency,
     AttackBounds,
+    BallsInBins,
     Composed,
     Event,
     FullBatch,
     GaussianSteps,
     ParticipationLog,
     Poisson,
+    RandomAllocation,
     RandomParticipation,
     Refilled,
     Sampling,
     Shuffled,
+    TruncatedPoisson,
     Unit,
     View,
     WithoutReplacement,
@@ -50,9 +53,11 @@ SAMPLING: dict[str, tuple[Callable[..., Sampling], tuple[str, ...]]] = {  # and 
     "with-replacement": (WithReplacement, ("batch_size", "records")),
     "shuffled": (Shuffled, ("batch_size", "records", "last")),
     "refilled": (Refilled, ("batch_size", "records", "epochs")),
+    "allocation": (RandomAllocation, ("chosen", "of")),
+    "bins": (BallsInBins, ("of",)),
+    "truncated": (TruncatedPoisson, ("rate", "capacity", "records")),
 }
 OF_TEXTS = ("tokens", "window", "stride")  # options of units that are parts of texts
-OF_BATCHES = ("rate", "batch_size", "records", "last", "epochs")  # options that only some samplings take
 CUT = ("without-replacement", "shuffled")  # batches of as many records as there are, where these are fewer
 A = TypeVar("A")
 B = TypeVar("B")
@@ -68,12 +73,15 @@ class Release(PrintOptions, PlotOption):
 
     steps: Annotated[int, about("noisy sums in all (with --rounds: in one round)", default="required")]
     delta: Annotated[float, about("delta of the guarantee", default="required")]
-    adjacency: Annotated[str, about("add-remove or replace-one", default="required")]
+    adjacency: Annotated[str, about("add-remove, replace-one or zero-out", default="required")]
     sampling: Annotated[str, about(", ".join(SAMPLING))] = "none"
-    rate: Annotated[float | None, about("for poisson: probability of being drawn")] = None
-    batch_size: Annotated[int | None, about("for the other samplings: drawn at once, all records where fewer")] = None
+    rate: Annotated[float | None, about("for poisson and truncated: probability of being drawn")] = None
+    batch_size: Annotated[int | None, about("of a fixed size: drawn at once, all records where fewer")] = None
     last: Annotated[str | None, about("for shuffled: the rest of an epoch, drop or keep", default="drop")] = None
     epochs: Annotated[int | None, about("for refilled: passes in a row, cut into batches", default="1")] = None
+    chosen: Annotated[int | None, about("for allocation: sums of each pass that a member joins, at random")] = None
+    of: Annotated[int | None, about("for allocation and bins: sums of a pass")] = None
+    capacity: Annotated[int | None, about("for truncated: members that stay, at most")] = None
     records: Annotated[
         int | None,
         about(
@@ -329,12 +337,12 @@ def _seen(own: GaussianSteps, options: Release) -> GaussianSteps:
 def _sampling(options: Release) -> Sampling:
     errors.require_choice("sampling", options.sampling, SAMPLING)
     made, wanted = SAMPLING[options.sampling]
-    for name in OF_BATCHES:
+    for name in dict.fromkeys(name for _, names in SAMPLING.values() for name in names):
         value = getattr(options, name)
         if name in wanted:
             if value is None and name not in ("last", "epochs"):
                 raise missing(name, why=f" for {options.sampling} sampling")
-        elif value is not None and not (name == "records" and options.sampling in ("none", "poisson")):
+        elif value is not None and name != "records":
             raise errors.refuse(
                 name, value, f"left out for sampling {options.sampling}", f"drop --{name.replace('_', '-')}"
             )

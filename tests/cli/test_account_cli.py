@@ -97,6 +97,27 @@ def test_account_knows_every_option(capsys):
         assert told["guarantees"][0]["epsilon"] > 0
 
 
+@pytest.mark.parametrize(
+    ("words", "sampling", "adjacency"),
+    [
+        (["allocation", "--chosen", "2", "--of", "6"], accounting.RandomAllocation(2, 6), "add-remove"),
+        (["bins", "--of", "6", "--records", "9"], accounting.BallsInBins(6), "zero-out"),
+        (
+            ["truncated", "--rate", "0.1", "--capacity", "3", "--records", "9"],
+            accounting.TruncatedPoisson(0.1, 3, 9),
+            "zero-out",
+        ),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_account_knows_laws_that_span_sums(words, sampling, adjacency, capsys):
+    event = GaussianSteps(2.0, sampling, Adjacency(adjacency), 12)
+    common = ["--steps", "12", "--delta", "1e-5", "--adjacency", adjacency]
+    told = asked(capsys, "account", "--noise-multiplier", "2", *common, "--sampling", *words)
+    assert told["guarantees"][0]["epsilon"] == epsilon_of(event, 1e-5)
+    assert str(sampling) in told["statement"]
+
+
 def test_calibrate_inverts_account(capsys):
     told = asked(capsys, "calibrate", "--epsilon", "1", *COMMON, *POISSON)
     for entry in told["noise_multipliers"]:
@@ -187,6 +208,12 @@ BAD = [
     ([*Z, *COMMON, *FIXED, "--last", "keep"], "last must be left out for sampling without-replacement"),
     ([*Z, *COMMON, *FIXED, "--rate", "0.1"], "rate must be left out for sampling without-replacement"),
     ([*Z, *COMMON, *FIXED[:-1], "add-remove"], "use replace-one"),
+    ([*Z, *COMMON, *FIXED[:-1], "zero-out"], "use replace-one"),
+    ([*Z, *COMMON, "--adjacency", "replace-one", "--sampling", "bins", "--of", "4"], "use add-remove or zero-out"),
+    (
+        [*Z, *COMMON, "--adjacency", "add-remove", "--sampling", "allocation", "--chosen", "5", "--of", "4"],
+        "chosen must be at most the 4 sums of a pass, got 5",
+    ),
     ([*Z, "--steps", "0", "--delta", "1e-5", *POISSON], "steps must be an integer of at least 1, got 0"),
     ([*Z, "--steps", "1.5", "--delta", "1e-5", *POISSON], "--steps must be an integer, got '1.5'"),
     ([*Z, "--steps", "5", "--delta", "1", *POISSON], "delta must be strictly between 0 and 1, got 1.0"),

@@ -48,6 +48,10 @@ def test_where_the_server_is_not_the_adversary_it_is_trusted(view):
     assert "The server: what it receives from single clients" in _text(_of(view=view, unit=Unit.CLIENT))
 
 
+def test_whatever_the_neighbours_are_they_are_put_into_words():
+    assert len({_text(_of(adjacency=adjacency)).split("compared")[1].split("\n")[0] for adjacency in Adjacency}) == 3
+
+
 def test_large_epsilons_are_not_made_small():
     made = _text(_of(epsilon=20.0))
     assert "more than a million times as likely" in made

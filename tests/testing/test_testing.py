@@ -237,7 +237,7 @@ def clipped(records, bound=3.0):
 
 def test_sensitivity_of_a_function():
     records = np.random.default_rng(0).normal(size=(10, 4)).astype(np.float32)
-    for adjacency in Adjacency:
+    for adjacency in (Adjacency.ADD_REMOVE, Adjacency.REPLACE_ONE):
         told = {"sensitivity": 3.0 * adjacency.sensitivity, "adjacency": adjacency, "records": records}
         check_sensitivity(clipped, **told)
         wrong = {
@@ -248,6 +248,9 @@ def test_sensitivity_of_a_function():
         for name, function in wrong.items():
             assert "the function moves" in rejection(check_sensitivity, function, **told), name
     assert "adjacency" in refusal(check_sensitivity, clipped)
+    assert "add-remove or replace-one" in refusal(
+        lambda: check_sensitivity(clipped, **told | {"adjacency": Adjacency.ZERO_OUT})
+    )
 
 
 def test_an_audit_of_a_function():
