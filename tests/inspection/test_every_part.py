@@ -189,7 +189,16 @@ def examined(name, algorithm):
             inspection.examine(slot, part, algorithm, DATA, MODEL, ROUNDS, 0)
 
 
-LONG = ("RecordGaussian", "LocalSgd", "PersonalSgd", "ClientGaussian", "ClipRecords", "BandedNoise")
+LONG = (
+    "AllocatedCohort",
+    "TruncatedPoissonCohort",
+    "RecordGaussian",
+    "LocalSgd",
+    "PersonalSgd",
+    "ClientGaussian",
+    "ClipRecords",
+    "BandedNoise",
+)
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in LONG else n for n in EXAMPLES])
