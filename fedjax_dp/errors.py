@@ -80,6 +80,13 @@ def require_given(what: str, value: T | None, remedy: str = "") -> T:
     return value
 
 
+def require_left_out(values: Any, names: Iterable[str], where: str, remedy: str = "drop --{flag}") -> None:
+    """Refuse attributes that are set though they mean nothing `where` that is so; `{flag}` stands for the name's."""
+    for name in names:
+        if (value := getattr(values, name)) is not None:
+            raise refuse(name, value, f"left out {where}", remedy.format(flag=name.replace("_", "-")))
+
+
 def require_text(what: str, value: str, remedy: str = "") -> str:
     """Some letters: an empty word, as a variable of a shell that is not set leaves it, names nothing."""
     if not value:

@@ -102,6 +102,19 @@ def write_atomically(path: pathlib.Path, text: str) -> None:
         raise
 
 
+def write_new(what: str, path: pathlib.Path, text: str) -> None:
+    """Write a file that is not there yet.
+
+    Raises: ConfigurationError for one that is, and for a folder that cannot be written.
+    """
+    if path.exists():
+        raise errors.refuse(what, shown(str(path)), "a new file", "give another name, or remove it")
+    require_writable("the folder of the file", path.parent, "give another name")
+    with storing(path.parent, "make room, or write elsewhere"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, text)
+
+
 def write_json(path: pathlib.Path, content: Any) -> None:
     write_atomically(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
 

@@ -28,15 +28,16 @@ class LedgerOptions(PrintOptions, PlotOption):
     """Which rounds are accounted for, and how.
 
     Args:
+        ledger: ledger.jsonl of a run, its folder, or exports; several: together
+        delta: delta of the epsilon
+        rounds: only the first rounds
         quiet: print the statement alone
     """
 
-    ledger: Annotated[
-        str, about("ledger.jsonl of a run, its folder, or exports; several: together", metavar="FILE,...")
-    ]
-    delta: Annotated[float | None, about("delta of the epsilon", default="the run's")] = None
+    ledger: Annotated[str, about("", metavar="FILE,...")]
+    delta: Annotated[float | None, about("", default="the run's")] = None
     accountant: Annotated[str | None, about("", choices=tuple(ACCOUNTANTS), default="the run's")] = None
-    rounds: Annotated[int | None, about("only the first rounds", default="all that are done")] = None
+    rounds: Annotated[int | None, about("", default="all that are done")] = None
     quiet: Switch = False
 
 
@@ -102,10 +103,8 @@ def _account_union(paths: list[str], options: LedgerOptions) -> int:
     from fedjax_dp.accounting.composed_phases import union_of
     from fedjax_dp.experiments.round_ledger import phases_at  # loads JAX
 
-    for name in ("rounds", "plot"):
-        if getattr(options, name) is not None:
-            got = getattr(options, name)
-            raise errors.refuse(name, got, "left out of an account of several phases", "give the ledger of one run")
+    where = "for an account of several phases"
+    errors.require_left_out(options, ("rounds", "plot"), where, "give the ledger of one run")
     ledgers = [phases_at(pathlib.Path(path)) for path in paths]
     last = [phases[-1] for phases in ledgers]
     delta = options.delta if options.delta is not None else _common("delta", [phase.get("delta") for phase in last])
@@ -141,9 +140,8 @@ def _check_terms(ledger: "Ledger", options: LedgerOptions) -> None:
     whose = "a run that stands for a deployment" if ledger.phase.get("deployment") is not None else ""
     if ledger.follows_results:
         whose = "a run that results may end or change, of which its first rounds bound nothing"
-    for name in ("delta", "accountant", "rounds"):
-        if whose and getattr(options, name) is not None:
-            raise errors.refuse(name, getattr(options, name), f"left out for {whose}")
+    if whose:
+        errors.require_left_out(options, ("delta", "accountant", "rounds"), f"for {whose}")
 
 
 def _epsilons(ledger: "Ledger", options: LedgerOptions, rounds: int | None) -> list[float]:

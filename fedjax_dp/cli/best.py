@@ -33,27 +33,23 @@ interval over seeds, and how far algorithms lie apart, seed by seed."""
 
 @dataclasses.dataclass(frozen=True)
 class BestOptions(PrintOptions):
-    """What best means."""
+    """What best means.
 
-    sweep: Annotated[str | None, about("folder of the sweep", positional=True, default="the last one here")] = None
+    Args:
+        sweep: folder of the sweep
+        metric: what to compare: a field of the history, as in metrics.json
+        epsilon_at_most: largest proved epsilon that the winner may have
+        table: print the best of each budget and algorithm so, instead of one
+        by: axes, with commas, of whose values each has its best
+        against: algorithm that the others are compared with
+    """
 
-    metric: Annotated[
-        str | None, about("what to compare: a field of the history, as in metrics.json", default="the task's main one")
-    ] = None
-    epsilon_at_most: Annotated[
-        float | None, about("largest proved epsilon that the winner may have", default="any")
-    ] = None
-    table: Annotated[
-        Literal["text", "csv", "latex"] | None,
-        about("print the best of each budget and algorithm so, instead of one", default="text with --by or --against"),
-    ] = None
-    by: Annotated[
-        str | None,
-        about("axes, with commas, of whose values each has its best", default="epsilon,algorithm", metavar="AXES"),
-    ] = None
-    against: Annotated[
-        str | None, about("algorithm that the others are compared with", default="the first", metavar="NAME")
-    ] = None
+    sweep: Annotated[str | None, about("", positional=True, default="the last one here")] = None
+    metric: Annotated[str | None, about("", default="the task's main one")] = None
+    epsilon_at_most: Annotated[float | None, about("", default="any")] = None
+    table: Annotated[Literal["text", "csv", "latex"] | None, about("", default="text with --by or --against")] = None
+    by: Annotated[str | None, about("", default="epsilon,algorithm", metavar="AXES")] = None
+    against: Annotated[str | None, about("", default="the first", metavar="NAME")] = None
 
 
 def best_command(arguments: list[str]) -> int:
@@ -86,8 +82,7 @@ def best_command(arguments: list[str]) -> int:
 
 def _print_each(options: BestOptions, records: list[Record], about: Mapping[str, Any], statement: str | None) -> None:
     """The best of each value of some axes on stdout; what to know of them below, or on stderr beside CSV and LaTeX."""
-    if options.epsilon_at_most is not None:
-        raise errors.refuse("epsilon_at_most", options.epsilon_at_most, "left out beside --table", "drop one of them")
+    errors.require_left_out(options, ["epsilon_at_most"], "beside --table", "drop one of them")
     by = None if options.by is None else [name.strip() for name in options.by.split(",")]
     found = winners(records, about["axes"], by, options.metric, options.against)
     rest = _last(len(records), about.get("points"), statement)
