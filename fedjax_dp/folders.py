@@ -12,7 +12,7 @@ import pathlib
 import shutil
 import tempfile
 import tomllib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from fedjax_dp import errors
@@ -95,7 +95,7 @@ def write_atomically(path: pathlib.Path, text: str) -> None:
     """Write a file so that a reader, or a crash, sees the old content or the new, never a part."""
     draft = path.with_name(path.name + DRAFT)
     try:
-        draft.write_text(text)
+        draft.write_text(text, encoding="utf-8")
         os.replace(draft, path)
     except BaseException:
         draft.unlink(missing_ok=True)
@@ -151,6 +151,23 @@ def read_toml(what: str, path: str | os.PathLike[str]) -> dict[str, Any]:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise errors.refuse(what, str(file), "valid TOML", str(error)) from None
+
+
+def toml(values: Mapping[str, Any]) -> str:
+    """Lines of TOML that `read_toml` reads back, without what is None; tables stand in braces."""
+    return "".join(f"{_key(name)} = {_toml(value)}\n" for name, value in values.items() if value is not None)
+
+
+def _key(name: str) -> str:
+    return name if name.isidentifier() else json.dumps(name)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_key(name)} = {_toml(item)}" for name, item in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # the one that JSON takes and TOML does not
 
 
 class _Tried(Exception):

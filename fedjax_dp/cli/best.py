@@ -6,12 +6,11 @@ import pathlib
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from fedjax_dp import errors
+from fedjax_dp import errors, folders
 from fedjax_dp.cli.latest import SWEEPS, named_or_latest
 from fedjax_dp.cli.options import PrintOptions, parse
 from fedjax_dp.cli.output import columns, page
 from fedjax_dp.display import finite
-from fedjax_dp.experiments import config as configs
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.experiments.groups import options_of
 from fedjax_dp.figures.tables.settings import bounds, metric_of
@@ -116,7 +115,7 @@ def _toml(best: Best, folder: pathlib.Path) -> str:
     known = options_of()
     for name in best.config:
         errors.require_choice(f"{folder}: a field of a configuration", name, known)
-    return configs.to_toml(best.config | {"out": None})
+    return folders.toml(best.config | {"out": None})
 
 
 def _lines(

@@ -333,8 +333,8 @@ def _begin(path: pathlib.Path, ready: PreparedRun) -> None:
 def _write_config(path: pathlib.Path, config: configs.Overrides, before: configs.Overrides) -> None:
     """Write the configuration for people where there is none, or the one of `before`: another is somebody's own."""
     file = path / CONFIG
-    if not file.is_file() or file.read_bytes() == (FOR_PEOPLE + configs.to_toml(before)).encode():
-        folders.write_atomically(file, FOR_PEOPLE + configs.to_toml(config))
+    if not file.is_file() or file.read_bytes() == (FOR_PEOPLE + folders.toml(before)).encode():
+        folders.write_atomically(file, FOR_PEOPLE + folders.toml(config))
 
 
 def _check_shared(path: pathlib.Path) -> None:
