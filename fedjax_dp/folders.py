@@ -91,15 +91,23 @@ def storing(where: pathlib.Path | str, remedy: str = "") -> Iterator[None]:
         raise
 
 
-def write_atomically(path: pathlib.Path, text: str) -> None:
-    """Write a file so that a reader, or a crash, sees the old content or the new, never a part."""
+@contextlib.contextmanager
+def drafting(path: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Where to write a file so that a reader, or a crash, sees the old content or the new, never a part."""
     draft = path.with_name(path.name + DRAFT)
     try:
-        draft.write_text(text, encoding="utf-8")
+        yield draft
         os.replace(draft, path)
     except BaseException:
-        draft.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
         raise
+
+
+def write_atomically(path: pathlib.Path, text: str) -> None:
+    """Write a file of text, see `drafting`."""
+    with drafting(path) as draft:
+        draft.write_text(text, encoding="utf-8")
 
 
 def write_new(what: str, path: pathlib.Path, text: str) -> None:
@@ -117,6 +125,21 @@ def write_new(what: str, path: pathlib.Path, text: str) -> None:
 
 def write_json(path: pathlib.Path, content: Any) -> None:
     write_atomically(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
+
+
+def read_json(path: pathlib.Path) -> Any:
+    """The content of a JSON file.
+
+    Raises: ConfigurationError for what is none, also for NaN and infinity, which JSON has no word for.
+    """
+
+    def refuse(constant: str) -> None:
+        raise ValueError(f"{constant} is no number of JSON")
+
+    try:
+        return json.loads(path.read_bytes(), parse_constant=refuse)
+    except (OSError, ValueError, RecursionError) as error:
+        raise errors.refuse(str(path), "something else", "readable JSON", " ".join(str(error).split())[:160]) from None
 
 
 def reason(error: BaseException) -> str:

@@ -78,8 +78,9 @@ def account_ledger(arguments: list[str]) -> int:
         raise errors.refuse("plot", options.plot, "left out where results end the run or choose its noise")
     if options.plot:
         from fedjax_dp.figures.runs import plot_spending  # takes half a second to load
+        from fedjax_dp.reports.shared import thinned
 
-        rounds = _drawn(options.rounds or ledger.rounds)
+        rounds = thinned(range(1, 1 + (options.rounds or ledger.rounds)), DRAWN)
         curve = {"worst client": [max(_epsilons(ledger, options, at)) for at in rounds]}
         if options.delta is None and all(line["epsilon_at_any_time"] is not None for line in ledger.lines):
             curve["at any time"] = [ledger.lines[at - 1]["epsilon_at_any_time"] for at in rounds]
@@ -240,9 +241,3 @@ def _budget(ledger: "Ledger", promise: Guarantee, rounds: int | None) -> list[st
     if by is not None:
         lines.append(f"halted by {by} after round {last['round'] + 1}")
     return lines
-
-
-def _drawn(rounds: int) -> list[int]:
-    """Rounds of a picture, evenly spaced, the first and the last among them."""
-    count = min(rounds, DRAWN)
-    return sorted({1 + round((rounds - 1) * place / max(count - 1, 1)) for place in range(count)})

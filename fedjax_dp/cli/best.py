@@ -154,8 +154,8 @@ def _statement(folder: pathlib.Path) -> str | None:
     if not path.is_file():
         return None
     try:
-        return f"{json.loads(path.read_bytes())['short']}; {path} says more"
-    except (ValueError, KeyError, TypeError):
+        return f"{folders.read_json(path)['short']}; {path} says more"
+    except (KeyError, TypeError):
         raise errors.refuse(str(path), "something else", "a JSON object with what choosing costs") from None
 
 

@@ -218,7 +218,7 @@ def begun(path: pathlib.Path) -> dict[str, Any]:
             got = f"{path}, where nothing was stored before the run was stopped"
             raise errors.refuse("run folder", got, "one of a run that had begun", "start it again in the same folder")
         raise errors.refuse("run folder", str(path), f"one with a file {ABOUT}", "start a run with --out")
-    about = read(path / ABOUT)
+    about = folders.read_json(path / ABOUT)
     if not isinstance(about, dict) or KEYS - about.keys():
         remedy = f"fedjax-dp run {path / CONFIG} runs it anew"
         raise errors.refuse("run folder", f"{path}, of another version", "written by this version", remedy)
@@ -289,21 +289,14 @@ def result_of(path: pathlib.Path, about: Mapping[str, Any]) -> dict[str, Any] | 
     """The result of a finished run; None before its end."""
     if not (path / RESULT).is_file():
         return None
-    result = read(path / RESULT)
+    result = folders.read_json(path / RESULT)
     finished = isinstance(result, dict) and result.get("rounds") == about["config"]["rounds"]
     return result if finished else None
 
 
 def history(path: pathlib.Path) -> list[Evaluation]:
-    return [Evaluation.of_row(point) for point in read(path / METRICS)] if (path / METRICS).is_file() else []
-
-
-def read(path: pathlib.Path) -> Any:
-    """The content of one of its JSON files."""
-    try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise errors.refuse(str(path), "something else", "readable JSON", " ".join(str(error).split())) from None
+    rows = folders.read_json(path / METRICS) if (path / METRICS).is_file() else ()
+    return [Evaluation.of_row(row) for row in rows]
 
 
 def seal(about: Mapping[str, Any]) -> str:

@@ -6,6 +6,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+from fedjax_dp import folders
 from fedjax_dp.display import count, duration
 from fedjax_dp.papers.reproductions import tables
 from fedjax_dp.papers.reproductions.recipe import READINGS, read_recipe, recipes
@@ -36,7 +37,7 @@ MEANS = {
 
 def of_folder(path: pathlib.Path) -> Report:
     """The report of a reproduction's folder, with its picture if that is small."""
-    report = of_content(shared.read(path / FOLDER))
+    report = of_content(folders.read_json(path / FOLDER))
     picture = path / PICTURE
     if not picture.is_file() or picture.stat().st_size > MOST:
         return report

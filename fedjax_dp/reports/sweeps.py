@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedjax_dp import errors
+from fedjax_dp import errors, folders
 from fedjax_dp.accounting.guarantee import marked
 from fedjax_dp.display import count, duration
 from fedjax_dp.figures.tables import sweeps as tables
@@ -349,7 +349,7 @@ def _choosing(path: pathlib.Path, finished: bool) -> Section:
     if not finished or not (path / SELECTION).is_file():
         line = "The cost of choosing is not known before the sweep is complete."
         return Section("The cost of choosing", [Prose([line], "Missing")])
-    cost = shared.read(path / SELECTION)
+    cost = folders.read_json(path / SELECTION)
     blocks: list[Block] = [Prose([shared.sentence(cost["short"]), shared.sentence(cost["statement"])])]
     if cost["short"] == cost["statement"]:
         blocks = [Prose([shared.sentence(cost["statement"])])]
