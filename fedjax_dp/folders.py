@@ -6,6 +6,7 @@ machine fails later (a full disk, a quota, a file system that became read-only),
 
 import contextlib
 import errno
+import itertools
 import json
 import os
 import pathlib
@@ -174,6 +175,12 @@ def read_toml(what: str, path: str | os.PathLike[str]) -> dict[str, Any]:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise errors.refuse(what, str(file), "valid TOML", str(error)) from None
+
+
+def unused(parent: pathlib.Path, name: str) -> pathlib.Path:
+    """The first of NAME, NAME-2, NAME-3, ... that is not there."""
+    paths = (parent / (name if number == 1 else f"{name}-{number}") for number in itertools.count(1))
+    return next(path for path in paths if not (path.exists() or path.is_symlink()))
 
 
 def toml(values: Mapping[str, Any]) -> str:

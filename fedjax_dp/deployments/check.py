@@ -12,7 +12,7 @@ from fedjax_dp import errors
 from fedjax_dp.accounting import Claim, Guarantee, Verdict
 from fedjax_dp.accounting.guarantee import delta_warnings, no_privacy
 from fedjax_dp.deployments import templates
-from fedjax_dp.deployments.description import Beside, Deployment, Facts
+from fedjax_dp.deployments.description import UNKNOWN, Beside, Deployment, names_of
 from fedjax_dp.deployments.log import mechanism_of_log
 from fedjax_dp.deployments.mechanism import VIEWS, Mechanism, mechanism_of, view_of
 from fedjax_dp.deployments.rules import (
@@ -181,7 +181,7 @@ def judged(deployment: Deployment, findings: list[Finding], view: str | None, co
         everything,
         claim,
         tuple(findings),
-        tuple(unknown_facts(deployment)),
+        tuple(names_of(UNKNOWN, deployment.to_dict())),
         tuple(_remedies(deployment, findings, mechanism, claim))[:REMEDIES],
     )
 
@@ -192,18 +192,6 @@ def _everything(deployment: Deployment, findings: list[Finding], alone: Guarante
         return None
     more = math.fsum(one.epsilon or 0.0 for one in deployment.also)
     return dataclasses.replace(alone, epsilons=tuple(epsilon + more for epsilon in alone.epsilons)) if more else alone
-
-
-def unknown_facts(facts: Facts, where: str = "") -> list[str]:
-    """Names of facts that are stated to be unknown."""
-    names: list[str] = []
-    for field in dataclasses.fields(facts):
-        value = getattr(facts, field.name)
-        if isinstance(value, Facts):
-            names += unknown_facts(value, f"{where}{field.name}.")
-        elif value == "unknown":
-            names.append(where + field.name)
-    return names
 
 
 def _judged_claim(case: Case, findings: list[Finding], everything: Guarantee | None) -> Claim:

@@ -472,7 +472,7 @@ def read(path: str | os.PathLike[str], *, free: Collection[str] = ()) -> Deploym
     for name in free:
         group, _, fact = name.partition(".")
         facts = values.get(group)
-        if isinstance(facts, dict) and next(blanks_of({fact: facts.get(fact)}), None):
+        if isinstance(facts, dict) and next(names_of(BLANK, {fact: facts.get(fact)}), None):
             del facts[fact]
     require_filled(values)
     return Deployment.from_dict(values)
@@ -480,17 +480,17 @@ def read(path: str | os.PathLike[str], *, free: Collection[str] = ()) -> Deploym
 
 def require_filled(values: Mapping[str, Any]) -> None:
     """Refuse blanks of a template, all of them at once."""
-    if blanks := list(blanks_of(values)):
+    if blanks := list(names_of(BLANK, values)):
         raise errors.refuse(", ".join(blanks), "blanks", "filled in", f'write what is so in the place of "{BLANK}"')
 
 
-def blanks_of(values: Mapping[str, Any], where: str = "") -> Iterator[str]:
-    """The keys that are still blank."""
+def names_of(word: str, values: Mapping[str, Any], where: str = "") -> Iterator[str]:
+    """The keys whose value is a word, such as `BLANK`."""
     for name, value in values.items():
-        if value == BLANK:
+        if value == word:
             yield where + name
         elif isinstance(value, Mapping):
-            yield from blanks_of(value, f"{where}{name}.")
+            yield from names_of(word, value, f"{where}{name}.")
 
 
 def lacking(names: list[str]) -> errors.ConfigurationError:
@@ -502,9 +502,10 @@ def _checked(option: Option, value: Any, what: str) -> Any:
     """A fact in the type of its field: a group of facts, a scalar, a name, or a list of such."""
     if value is None or value is option.default:
         return value
-    members = [kind for hint in _members(option.hint) for kind in (hint, *_members_of_tuple(hint))]
-    group = next((kind for kind in members if isinstance(kind, type) and issubclass(kind, Facts)), None)
-    many = any(typing.get_origin(kind) is tuple for kind in members)
+    hints = options.members(option.hint)
+    many = [hint for hint in hints if typing.get_origin(hint) is tuple]
+    kinds = (*hints, *(typing.get_args(hint)[0] for hint in many))
+    group = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Facts)), None)
     if many and isinstance(value, list | tuple):
         if not value and option.kinds != ():
             raise errors.refuse(what, "an empty list", "a number, or one for each client")
@@ -525,14 +526,6 @@ def _one(option: Option, value: Any, what: str, group: type[Facts] | None) -> An
     if isinstance(value, str) and option.choices is not None:
         errors.require_choice(what, value, option.choices)
     return value
-
-
-def _members(hint: Any) -> tuple[Any, ...]:
-    return typing.get_args(hint) if typing.get_origin(hint) not in (None, tuple, Literal) else (hint,)
-
-
-def _members_of_tuple(hint: Any) -> tuple[Any, ...]:
-    return typing.get_args(hint)[:1] if typing.get_origin(hint) is tuple else ()
 
 
 def _each(what: str, value: Any, require: Callable[[str, Any], object]) -> None:

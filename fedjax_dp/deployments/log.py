@@ -25,10 +25,10 @@ from fedjax_dp.deployments.mechanism import (
     Noisy,
     assumptions_of,
     bound_of,
-    cost_of,
     drawn_of,
     missing_facts,
     multiplier,
+    noisy,
     releases,
     view_of,
     weight,
@@ -228,7 +228,7 @@ def _kind(deployment: Deployment, values: Values, where: str) -> Kind:
     except errors.ConfigurationError as error:
         raise errors.ConfigurationError(f"{where}: {error}") from None
     z = multiplier(one)
-    event = None if z == 0 else cost_of(one, releases(one)).events[0]  # type: ignore[attr-defined]
+    event = None if z == 0 else noisy(one, releases(one)).events[0]
     return Kind(event, values, z, drawn_of(one))
 
 

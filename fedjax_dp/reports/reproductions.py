@@ -56,12 +56,15 @@ def of_content(content: Mapping[str, Any]) -> Report:
     blocks: list[Block] = [_value_figure(content, values)]
     if curves:
         data["by_round"] = curves
-        blocks += _curve_figures(content, curves)
+        label, _ = tables.measure(content["rows"][0]["metric"])
+        panels = dict.fromkeys(row["panel"] for row in curves)
+        blocks += [_curve_figure(label, curves, panel, place) for place, panel in enumerate(panels)]
     for table in tables.metric_tables(content["rows"], titles):
         blocks.append(Grid(f"{table.label}: published, literal and correct", table.columns, table.rows))
     sections = [_result(content), Section("Published, literal, correct", blocks)]
     sections += [Section("What the numbers rest on", [Listing(content["notes"])]), _cost(content)]
-    sections.append(shared.setting(_common(content), content, "Fields that all runs share"))
+    common = shared.common([one["fields"] for one in content["configurations"]])
+    sections.append(shared.setting(common, content, "Fields that all runs share"))
     lead = f"{content['source']} at scale {content['scale']}, {count(len(content['seeds']), 'seed')}"
     return Report(KIND, f"{content['recipe']}: {content['title']}", lead, sections, data)
 
@@ -156,13 +159,6 @@ def _value_figure(content: Mapping[str, Any], values: Rows) -> Figure:
     return Figure("values", label[:1].upper() + label[1:], about, spec, "values")
 
 
-def _curve_figures(content: Mapping[str, Any], curves: Rows) -> list[Block]:
-    """A figure for each panel."""
-    label, _ = tables.measure(content["rows"][0]["metric"])
-    panels = list(dict.fromkeys(row["panel"] for row in curves))
-    return [_curve_figure(label, curves, panel, place) for place, panel in enumerate(panels)]
-
-
 def _curve_figure(label: str, curves: Rows, panel: str, place: int) -> Figure:
     lines = list(dict.fromkeys(row["method"] for row in curves))
     tips = charts.tips(*((name, name, "") for name in ("panel", "method", "reading")))
@@ -183,13 +179,6 @@ def _curve_figure(label: str, curves: Rows, panel: str, place: int) -> Figure:
     )
     about = f"{label[:1].upper()}{label[1:]}. The literal reading is dashed, the correct one solid."
     return Figure(f"curves-{place}", f"{panel}, by round", about, spec, "by_round")
-
-
-def _common(content: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Fields on which all configurations agree."""
-    fields = [one["fields"] for one in content["configurations"]]
-    first = fields[0] if fields else {}
-    return {name: value for name, value in first.items() if all(one.get(name) == value for one in fields)}
 
 
 def _cost(content: Mapping[str, Any]) -> Section:

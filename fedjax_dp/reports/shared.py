@@ -131,6 +131,12 @@ def setting(config: Mapping[str, Any], about: Mapping[str, Any], caption: str = 
     return Section("Configuration and versions", blocks)
 
 
+def common(configurations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Fields on which all configurations agree."""
+    first = configurations[0] if configurations else {}
+    return {name: value for name, value in first.items() if all(one.get(name) == value for one in configurations)}
+
+
 def machine(device: Mapping[str, Any]) -> str:
     """`2 cpu devices, AMD EPYC, 2 cores`."""
     kind = device.get("kind") or device.get("platform")

@@ -81,8 +81,7 @@ def of_folder(path: pathlib.Path) -> Report:
         if ended := [record for record in records if record["status"] in statuses]:
             sections.append(_ended(ended, axes, heading, f"{count(len(ended), 'point')} {line}"))
     sections += [_choosing(path, finished), *_promise(records), _cost(records)]
-    config = records[0]["config"] if records else {}
-    common = {name: value for name, value in config.items() if all(one["config"].get(name) == value for one in records)}
+    common = shared.common([record["config"] for record in records])
     sections.append(shared.setting(common, about, "Fields that all points share"))
     lead = f"A sweep over {', '.join(axes) or 'nothing but seeds'}: {count(planned, 'point')}"
     lead = marked(lead, deployment_mark(records))

@@ -18,13 +18,13 @@ NOT_COMPARED = "not compared: another setting at this scale"
 class ReadingResult(NamedTuple):
     """One reading of one number, over its seeds."""
 
-    mean: float | None  # None: nothing to show, `reason` says why
-    std: float | None
-    seeds: int
-    epsilon: float | None  # the largest over clients and seeds; infinite without privacy, None where not accounted
-    round_epsilon: float | None  # of a single round, where the budget is of each round
-    delta: float | None
-    about: str  # unit, neighbours and view that epsilon is about
+    mean: float | None = None  # None: nothing to show, `reason` says why
+    std: float | None = None
+    seeds: int = 0
+    epsilon: float | None = None  # the largest of clients and seeds; infinite without privacy, None where not accounted
+    round_epsilon: float | None = None  # of a single round, where the budget is of each round
+    delta: float | None = None
+    about: str = ""  # unit, neighbours and view that epsilon is about
     reason: str = ""
     curve: tuple[tuple[int, float, float], ...] = ()  # round, mean, standard deviation
 
@@ -75,11 +75,11 @@ def rows_of(
             for reading in READINGS:
                 key = (place, reading)
                 if place.panel in missing:
-                    readings[reading] = _nothing(missing[place.panel])
+                    readings[reading] = ReadingResult(reason=missing[place.panel])
                 elif key not in records and key not in numbers:
-                    readings[reading] = _nothing("")
+                    readings[reading] = ReadingResult()
                 elif key in numbers:
-                    readings[reading] = _nothing("")._replace(mean=numbers[key], std=0.0, seeds=1)
+                    readings[reading] = ReadingResult(numbers[key], 0.0, 1)
                 else:
                     readings[reading] = result_of(
                         records[key], metric, round_epsilons.get(key), schedule_epsilons.get(key)
@@ -128,10 +128,6 @@ def _curve(curves: Sequence[Mapping[int, float]]) -> tuple[tuple[int, float, flo
     rounds = [at for at in (curves[0] if curves else {}) if all(at in curve for curve in curves)]
     scores = [interval([curve[at] for curve in curves]) for at in rounds]
     return tuple((at, s.mean, 0.0 if math.isnan(s.std) else s.std) for at, s in zip(rounds, scores, strict=True))
-
-
-def _nothing(reason: str) -> ReadingResult:
-    return ReadingResult(None, None, 0, None, None, None, "", reason)
 
 
 def _row(
