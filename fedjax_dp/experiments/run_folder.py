@@ -48,7 +48,10 @@ class RunFolder:
             self._checkpoints = Checkpoints(path)
 
     def keep(self, state: ServerState, params: Any, history: Sequence[Evaluation], checkpoint: bool) -> None:
-        """Ledger and metrics always, the state and the model's parameters where a checkpoint is due."""
+        """At evaluations, and where a checkpoint is due; the state is valid during the call only.
+
+        Ledger and metrics are kept always, the state and the model's parameters where a checkpoint is due.
+        """
         with self._storing():
             if self._ledger is not None:
                 self._ledger.write(int(state.round))

@@ -106,17 +106,8 @@ def _values(content: Mapping[str, Any], titles: Mapping[str, str]) -> Rows:
         for reading, (mean, std, epsilon) in numbers.items():
             if mean is not None:
                 low, high = (None, None) if not std else (mean - std, mean + std)
-                rows.append(
-                    {
-                        "what": label,
-                        "metric": row["metric"],
-                        "reading": reading,
-                        "value": mean,
-                        "low": low,
-                        "high": high,
-                        "epsilon": epsilon,
-                    }
-                )
+                one = {"what": label, "metric": row["metric"], "reading": reading}
+                rows.append(one | {"value": mean, "low": low, "high": high, "epsilon": epsilon})
     return rows
 
 

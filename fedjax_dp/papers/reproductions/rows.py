@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedjax_dp.figures.tables.settings import interval, proved
-from fedjax_dp.papers.reproductions.cells import Cell, CellKey
+from fedjax_dp.papers.reproductions.cells import Cell, CellKey, Reading
 from fedjax_dp.papers.reproductions.measures import MEASURES
 from fedjax_dp.papers.reproductions.recipe import READINGS, Recipe, RecipeScale, matching
 from fedjax_dp.sweeps.records import Record
@@ -55,11 +55,11 @@ class ResultRow:
 def rows_of(
     recipe: Recipe,
     cells: Sequence[Cell],
-    records: Mapping[tuple[CellKey, str], Sequence[Record]],
+    records: Mapping[Reading, Sequence[Record]],
     missing: Mapping[str, str],
-    round_epsilons: Mapping[tuple[CellKey, str], float],
-    schedule_epsilons: Mapping[tuple[CellKey, str], float],
-    numbers: Mapping[tuple[CellKey, str], float],
+    round_epsilons: Mapping[Reading, float | None],
+    schedule_epsilons: Mapping[Reading, float],
+    numbers: Mapping[Reading, float],
     scale: RecipeScale,
 ) -> list[ResultRow]:
     """Rows in the order of the recipe; `records` of each cell, `numbers` that are counted instead of run.
@@ -67,25 +67,21 @@ def rows_of(
     schedule_epsilons  where runs were counted otherwise than by the rounds that clients were drawn for.
     """
     comparable = recipe.comparable(scale)
-    places = list(dict.fromkeys(cell.place for cell in cells))
-    rows = []
-    for metric in recipe.metrics:
-        for place in places:
-            readings = {}
-            for reading in READINGS:
-                key = (place, reading)
-                if place.panel in missing:
-                    readings[reading] = ReadingResult(reason=missing[place.panel])
-                elif key not in records and key not in numbers:
-                    readings[reading] = ReadingResult()
-                elif key in numbers:
-                    readings[reading] = ReadingResult(numbers[key], 0.0, 1)
-                else:
-                    readings[reading] = result_of(
-                        records[key], metric, round_epsilons.get(key), schedule_epsilons.get(key)
-                    )
-            rows.append(_row(recipe, place, metric, readings, comparable))
-    return rows
+
+    def result(key: Reading, metric: str) -> ReadingResult:
+        if key[0].panel in missing:
+            return ReadingResult(reason=missing[key[0].panel])
+        if key in numbers:
+            return ReadingResult(numbers[key], 0.0, 1)
+        if key in records:
+            return result_of(records[key], metric, round_epsilons.get(key), schedule_epsilons.get(key))
+        return ReadingResult()
+
+    return [
+        _row(recipe, place, metric, {reading: result((place, reading), metric) for reading in READINGS}, comparable)
+        for metric in recipe.metrics
+        for place in dict.fromkeys(cell.place for cell in cells)
+    ]
 
 
 def result_of(
