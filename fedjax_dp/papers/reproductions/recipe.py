@@ -2,7 +2,7 @@
 
     title, source      of the table or figure; `source` names the paper and the place in it
     like               another recipe, whose keys and tables hold here too where none is written, all but [published];
-                       a panel or line that is empty here is the one of that recipe
+                       a panel, line or published panel that is empty here is the one of that recipe
     figure             "final" (one value per line), "rounds" (curves), "along" (against a number) or "features"
     metrics            what is shown, see `measures`; published numbers are of the first
     open               what the paper leaves open, and what stands here instead
@@ -151,7 +151,7 @@ def _tables(name: str) -> Fields:
     if "like" not in tables:
         return tables
     other = _tables(tables.pop("like"))
-    for kind in ("panels", "lines"):
+    for kind in ("panels", "lines", "published"):
         if kind in tables:
             tables[kind] = {key: table or other[kind].get(key, table) for key, table in tables[kind].items()}
     return {key: table for key, table in other.items() if key != "published"} | tables
