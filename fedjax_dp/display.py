@@ -1,12 +1,14 @@
 """How values show themselves: at most 20 lines at a prompt, a table in a notebook."""
 
+import csv
 import dataclasses
 import functools
 import html
+import io
 import math
 import re
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from numbers import Real
 from typing import Any, NamedTuple, TypeVar
 
@@ -165,6 +167,13 @@ def finite(content: Any) -> Any:
     if isinstance(content, list | tuple):
         return [finite(value) for value in content]
     return None if isinstance(content, Real) and not math.isfinite(content) else content
+
+
+def comma_separated(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """Lines of CSV, nothing for what is None."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([header, *rows])
+    return text.getvalue()
 
 
 def duration(seconds: float) -> str:

@@ -6,7 +6,7 @@ import math
 import numbers
 import os
 import pathlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -78,6 +78,13 @@ def require_given(what: str, value: T | None, remedy: str = "") -> T:
     if value is None:
         raise refuse(what, "nothing", "given", remedy)
     return value
+
+
+def require_left_out(values: Any, names: Iterable[str], where: str, remedy: str = "drop --{flag}") -> None:
+    """Refuse attributes that are set though they mean nothing `where` that is so; `{flag}` stands for the name's."""
+    for name in names:
+        if (value := getattr(values, name)) is not None:
+            raise refuse(name, value, f"left out {where}", remedy.format(flag=name.replace("_", "-")))
 
 
 def require_text(what: str, value: str, remedy: str = "") -> str:
@@ -195,9 +202,14 @@ def require_installed(package: str, extra: str, use: str = "") -> None:
 
 def require_picture(what: str, path: str | os.PathLike[str]) -> str:
     """The ending of a picture's file, in a folder that can be written to."""
+    return require_file(what, path, PICTURES)
+
+
+def require_file(what: str, path: str | os.PathLike[str], endings: Collection[str]) -> str:
+    """The ending of a file, one of these, in a folder that can be written to."""
     file = pathlib.Path(path)
-    if file.suffix not in PICTURES:
-        raise refuse(what, path, "a file name that ends in " + ", ".join(PICTURES), "rename it")
+    if file.suffix not in endings:
+        raise refuse(what, path, "a file name that ends in " + ", ".join(endings), "rename it")
     if not file.parent.is_dir() or not os.access(file.parent, os.W_OK) or file.is_dir():
         raise refuse(what, path, "in a folder that exists and can be written to", "choose another")
     return file.suffix

@@ -6,13 +6,14 @@ machine fails later (a full disk, a quota, a file system that became read-only),
 
 import contextlib
 import errno
+import itertools
 import json
 import os
 import pathlib
 import shutil
 import tempfile
 import tomllib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from fedjax_dp import errors
@@ -91,19 +92,55 @@ def storing(where: pathlib.Path | str, remedy: str = "") -> Iterator[None]:
         raise
 
 
-def write_atomically(path: pathlib.Path, text: str) -> None:
-    """Write a file so that a reader, or a crash, sees the old content or the new, never a part."""
+@contextlib.contextmanager
+def drafting(path: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Where to write a file so that a reader, or a crash, sees the old content or the new, never a part."""
     draft = path.with_name(path.name + DRAFT)
     try:
-        draft.write_text(text)
+        yield draft
         os.replace(draft, path)
     except BaseException:
-        draft.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
         raise
+
+
+def write_atomically(path: pathlib.Path, text: str) -> None:
+    """Write a file of text, see `drafting`."""
+    with drafting(path) as draft:
+        draft.write_text(text, encoding="utf-8")
+
+
+def write_new(what: str, path: pathlib.Path, text: str) -> None:
+    """Write a file that is not there yet.
+
+    Raises: ConfigurationError for one that is, and for a folder that cannot be written.
+    """
+    if path.exists():
+        raise errors.refuse(what, shown(str(path)), "a new file", "give another name, or remove it")
+    require_writable("the folder of the file", path.parent, "give another name")
+    with storing(path.parent, "make room, or write elsewhere"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, text)
 
 
 def write_json(path: pathlib.Path, content: Any) -> None:
     write_atomically(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
+
+
+def read_json(path: pathlib.Path) -> Any:
+    """The content of a JSON file.
+
+    Raises: ConfigurationError for what is none, also for NaN and infinity, which JSON has no word for.
+    """
+
+    def refuse(constant: str) -> None:
+        raise ValueError(f"{constant} is no number of JSON")
+
+    try:
+        return json.loads(path.read_bytes(), parse_constant=refuse)
+    except (OSError, ValueError, RecursionError) as error:
+        raise errors.refuse(str(path), "something else", "readable JSON", " ".join(str(error).split())[:160]) from None
 
 
 def reason(error: BaseException) -> str:
@@ -138,6 +175,29 @@ def read_toml(what: str, path: str | os.PathLike[str]) -> dict[str, Any]:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise errors.refuse(what, str(file), "valid TOML", str(error)) from None
+
+
+def unused(parent: pathlib.Path, name: str) -> pathlib.Path:
+    """The first of NAME, NAME-2, NAME-3, ... that is not there."""
+    paths = (parent / (name if number == 1 else f"{name}-{number}") for number in itertools.count(1))
+    return next(path for path in paths if not (path.exists() or path.is_symlink()))
+
+
+def toml(values: Mapping[str, Any]) -> str:
+    """Lines of TOML that `read_toml` reads back, without what is None; tables stand in braces."""
+    return "".join(f"{_key(name)} = {_toml(value)}\n" for name, value in values.items() if value is not None)
+
+
+def _key(name: str) -> str:
+    return name if name.isidentifier() else json.dumps(name)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_key(name)} = {_toml(item)}" for name, item in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # the one that JSON takes and TOML does not
 
 
 class _Tried(Exception):

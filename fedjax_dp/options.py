@@ -61,7 +61,7 @@ class Option:
     def kinds(self) -> tuple[type, ...]:
         """The scalar types that it may have; empty where only Python can say it, as with arrays."""
         result: dict[type, None] = {}
-        for kind in _members(self.hint):
+        for kind in members(self.hint):
             if typing.get_origin(kind) is typing.Literal:
                 result |= dict.fromkeys(map(type, typing.get_args(kind)))
             elif kind in KIND_NAMES:
@@ -71,7 +71,7 @@ class Option:
     @functools.cached_property
     def choices(self) -> Collection[str] | None:
         """The names that it may have, where it has only some."""
-        listed = [name for kind in _members(self.hint) for name in typing.get_args(kind) if isinstance(name, str)]
+        listed = [name for kind in members(self.hint) for name in typing.get_args(kind) if isinstance(name, str)]
         return listed or self.about.choices
 
     @property
@@ -81,7 +81,7 @@ class Option:
         if self.choices:
             hint = Literal[tuple(self.choices)]
             more = [str] if self.about.own or self.about.open else []
-            hint = typing.Union[(hint, *more, *({type(None)} & {*_members(self.hint)}))]
+            hint = typing.Union[(hint, *more, *({type(None)} & {*members(self.hint)}))]
         return inspect.Parameter(self.name, inspect.Parameter.KEYWORD_ONLY, default=self.default, annotation=hint)
 
     @property
@@ -90,12 +90,12 @@ class Option:
 
     def check(self, value: Any) -> None:
         """Refuse a scalar of another type, and a name that is none of its choices; None stands for the default."""
-        members = _members(self.hint)
-        if value is None and type(None) in members:
+        allowed = members(self.hint)
+        if value is None and type(None) in allowed:
             return
-        if self.kinds and all(kind in KIND_NAMES or kind is type(None) or _is_literal(kind) for kind in members):
+        if self.kinds and all(map(_is_scalar, allowed)):
             self.typed(value)
-        if np.ndarray in members:
+        if np.ndarray in allowed:
             try:
                 if np.ndim(value):
                     np.asarray(value)
@@ -204,8 +204,8 @@ def from_text(what: str, text: str, option: Option) -> Any:
     raise errors.refuse(what, repr(text), " or ".join(map(KIND_NAMES.__getitem__, option.kinds)))
 
 
-def _is_literal(hint: Any) -> bool:
-    return typing.get_origin(hint) is Literal
+def _is_scalar(kind: Any) -> bool:
+    return kind in KIND_NAMES or kind is type(None) or typing.get_origin(kind) is Literal
 
 
 def _is_of(kind: type, value: Any) -> bool:
@@ -218,7 +218,7 @@ def _is_of(kind: type, value: Any) -> bool:
     return isinstance(value, kind) or (kind is bool and scalar is not None and scalar.kind == "b")
 
 
-def _members(hint: Any) -> tuple[Any, ...]:
+def members(hint: Any) -> tuple[Any, ...]:
     """The types of a union, or the one type."""
     return typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
 

@@ -5,7 +5,7 @@ import pathlib
 
 import pytest
 
-from fedjax_dp import ConfigurationError, cli, own_code
+from fedjax_dp import ConfigurationError, cli, folders, own_code
 from fedjax_dp.experiments import config as configs
 from fedjax_dp.experiments.build import Records, build_model
 
@@ -119,7 +119,7 @@ def test_options_of_an_entry_of_ones_own_are_flags_keys_and_help(capsys):
 @pytest.mark.slow
 def test_sweeps_vary_an_option_of_ones_own_and_know_the_file(capsys):
     base = {"algorithm": "mine.py:mine", "rounds": 2, "num_clients": 10, "cohort_size": 3, "noise_multiplier": 1.0}
-    text = "seeds = 1\n[base]\n" + configs.to_toml(base | {"local_steps": 1}) + "[axes]\nshrink = [0.1, 0.5]\n"
+    text = "seeds = 1\n[base]\n" + folders.toml(base | {"local_steps": 1}) + "[axes]\nshrink = [0.1, 0.5]\n"
     pathlib.Path("sweep.toml").write_text(text)
     assert cli.main(["sweep", "sweep.toml", "--out", "s"]) == 0
     points = [json.loads(line) for line in pathlib.Path("s/points.jsonl").read_text().splitlines()]

@@ -64,18 +64,14 @@ def _assembled(
     noise_on: str,
     clip_norm: float,
     noise_multiplier: Any,
-    aggregate: "parts.Aggregate | None" = None,
+    of_all: bool = False,  # a client that is absent counts with what it had, which has not moved
 ) -> "Algorithm":
     if noise_on == "clients":
         upload = parts.ClientGaussian(clip_norm=clip_norm, noise_multiplier=noise_multiplier)
         return assemble(common, upload=upload, aggregate=parts.BoundedMean(), models=models)
     privatizer = parts.RecordGaussian(clip_norm=clip_norm, noise_multiplier=noise_multiplier)
+    aggregate = parts.ESTIMATORS["biased"] if of_all else None
     return assemble(common, privatizer=privatizer, aggregate=aggregate, models=models)
-
-
-def _of_all() -> "parts.Aggregate":
-    """A client that is absent counts with what it had, which has not moved."""
-    return parts.ESTIMATORS["biased"]
 
 
 def _beside(
@@ -109,7 +105,7 @@ def local(
     `noise_multiplier` protects its records from those who get its model (view `deployed`).
     """
     models = parts.OwnModel(shared=False, clean=personal_noise == 0)
-    return _assembled(common, models, "records", clip_norm, noise_multiplier, aggregate=_of_all())
+    return _assembled(common, models, "records", clip_norm, noise_multiplier, of_all=True)
 
 
 @entry("McMahan et al. 2018, personalised", defaults=_drawn, presets=_presets)
@@ -183,7 +179,7 @@ def mr_mtl(
             privacy
     """
     models = parts.OwnModel(pull=parts.Pull(strength=strength, form=proximal))
-    return _assembled(common, models, noise_on, clip_norm, noise_multiplier, aggregate=_of_all())
+    return _assembled(common, models, noise_on, clip_norm, noise_multiplier, of_all=True)
 
 
 @entry("Arivazhagan et al. 2019", defaults=_drawn, presets=_layered, fixes=AVERAGING)
@@ -282,4 +278,4 @@ def ifca(
     if choice == "gumbel":
         rule = parts.GumbelChoice(bound=loss_bound, epsilon=choice_epsilon, rounds=choices)
     models = parts.OwnClusters(number=clusters, choice=rule)
-    return _assembled(common, models, "records", clip_norm, noise_multiplier, aggregate=_of_all())
+    return _assembled(common, models, "records", clip_norm, noise_multiplier, of_all=True)

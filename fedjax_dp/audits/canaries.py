@@ -252,16 +252,6 @@ def _another(data: FederatedData, y: Any, step: Any = 1) -> Any:
     return ANOTHER[data.task](data, y, step)
 
 
-def _label_flip(data: FederatedData, rows: np.ndarray, rng: np.random.Generator) -> Inputs:
-    """The same inputs with another target, such as the next label."""
-    return np.asarray(data.x)[rows], _another(data, rows_of(data.y, rows))
-
-
-def _blank(data: FederatedData, rows: np.ndarray, rng: np.random.Generator) -> Inputs:
-    """Inputs of zeros with the same targets."""
-    return np.asarray(data.x)[rows] * 0, rows_of(data.y, rows)
-
-
 def _mislabelled(data: FederatedData, rows: np.ndarray, rng: np.random.Generator) -> Inputs:
     """Records of the test set with wrong targets."""
     drawn = rng.choice(len(data.x_test), len(rows), replace=len(rows) > len(data.x_test))
@@ -270,7 +260,8 @@ def _mislabelled(data: FederatedData, rows: np.ndarray, rng: np.random.Generator
 
 
 CANARIES: dict[str, Callable[[FederatedData, np.ndarray, np.random.Generator], Inputs]] = {
-    "label-flip": _label_flip,
-    "blank": _blank,
+    # The same inputs with another target, such as the next label; inputs of zeros with the same targets.
+    "label-flip": lambda data, rows, rng: (np.asarray(data.x)[rows], _another(data, rows_of(data.y, rows))),
+    "blank": lambda data, rows, rng: (np.asarray(data.x)[rows] * 0, rows_of(data.y, rows)),
     "mislabelled": _mislabelled,
 }

@@ -79,7 +79,8 @@ class Audit:
     @property
     def verdict(self) -> str:
         """One line."""
-        whom = f"at delta {self.guarantee.delta:g} for {self._whom} against {self.guarantee.view}"
+        unit = "one record of client" if self.guarantee.unit is Unit.RECORD else "client"
+        whom = f"at delta {self.guarantee.delta:g} for {unit} {self.name} against {self.guarantee.view}"
         tested = f"epsilon {self.tested:.4g} is {'stated' if self.claim is None else 'claimed'} {whom}"
         sure, evidence = f"with confidence {self.confidence}", self.outcome.evidence
         condition = ", if noise and sampling are of the stated kind" if self.lower > self.of_any else ""
@@ -96,10 +97,6 @@ class Audit:
             proved = f"{evidence} prove {sure} that the mechanism is not the stated one"
         less = f"; the noise is at most {self.noise:.3g} times what is stated" if self.noise < 1 else ""
         return f"VIOLATED: {tested}, but {proved}{less}; repeat: {self.repeat}"
-
-    @property
-    def _whom(self) -> str:
-        return f"one record of client {self.name}" if self.guarantee.unit is Unit.RECORD else f"client {self.name}"
 
     def _card(self) -> Card:
         facts = {

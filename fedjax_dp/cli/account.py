@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import numpy as np
@@ -58,6 +58,7 @@ SAMPLING: dict[str, tuple[Callable[..., Sampling], tuple[str, ...]]] = {  # and 
     "truncated": (TruncatedPoisson, ("rate", "capacity", "records")),
 }
 OF_TEXTS = ("tokens", "window", "stride")  # options of units that are parts of texts
+OF_SAMPLING = tuple(dict.fromkeys(name for _, names in SAMPLING.values() for name in names))
 CUT = ("without-replacement", "shuffled")  # batches of as many records as there are, where these are fewer
 A = TypeVar("A")
 B = TypeVar("B")
@@ -68,56 +69,56 @@ class Release(PrintOptions, PlotOption):
     """What is released; the noise or the budget comes on top.
 
     Args:
+        steps: noisy sums in all (with --rounds: in one round)
+        delta: delta of the guarantee
+        adjacency: add-remove, replace-one or zero-out
+        rate: for poisson and truncated: probability of being drawn
+        batch_size: of a fixed size: drawn at once, all records where fewer
+        last: for shuffled: the rest of an epoch, drop or keep
+        epochs: for refilled: passes in a row, cut into batches
+        chosen: for allocation: sums of each pass that a member joins, at random
+        of: for allocation and bins: sums of a pass
+        capacity: for truncated: members that stay, at most
+        records: how many there are (unit client: clients), to draw from and to judge delta by
+        unit: whose presence is hidden: record, client, user, text or token
+        records_per_user: for unit user: records of one at a client, at most; or at each client, with commas
+        tokens: for units text and token: of the longest text
+        window: of them: tokens of a record, a window of a text
+        stride: of them: tokens from one window to the next
+        view: who looks: uploads (every noisy sum), secure_sum, broadcast or final_model
+        cohort_size: in other views: clients that each add such noise; with --local-steps
+        colluders: clients of the cohort that help the adversary
+        local_steps: noisy steps between two uploads; the cohort's noises add up for 1 only
+        rounds: with --participation: rounds, taken part in at random
+        participation: probability of taking part in a round
+        participation_log: CSV of round,client instead of both: the steps are of a round, its busiest client counts
         quiet: print the numbers alone
     """
 
-    steps: Annotated[int, about("noisy sums in all (with --rounds: in one round)", default="required")]
-    delta: Annotated[float, about("delta of the guarantee", default="required")]
-    adjacency: Annotated[str, about("add-remove, replace-one or zero-out", default="required")]
+    steps: Annotated[int, about("", default="required")]
+    delta: Annotated[float, about("", default="required")]
+    adjacency: Annotated[str, about("", default="required")]
     sampling: Annotated[str, about(", ".join(SAMPLING))] = "none"
-    rate: Annotated[float | None, about("for poisson and truncated: probability of being drawn")] = None
-    batch_size: Annotated[int | None, about("of a fixed size: drawn at once, all records where fewer")] = None
-    last: Annotated[str | None, about("for shuffled: the rest of an epoch, drop or keep", default="drop")] = None
-    epochs: Annotated[int | None, about("for refilled: passes in a row, cut into batches", default="1")] = None
-    chosen: Annotated[int | None, about("for allocation: sums of each pass that a member joins, at random")] = None
-    of: Annotated[int | None, about("for allocation and bins: sums of a pass")] = None
-    capacity: Annotated[int | None, about("for truncated: members that stay, at most")] = None
-    records: Annotated[
-        int | None,
-        about(
-            "how many there are (unit client: clients), to draw from and to judge delta by",
-            default="none",
-            metavar="INT",
-        ),
-    ] = None
-    unit: Annotated[str, about("whose presence is hidden: record, client, user, text or token")] = "record"
-    records_per_user: Annotated[
-        str | None,
-        about("for unit user: records of one at a client, at most; or at each client, with commas", metavar="INT,..."),
-    ] = None
-    tokens: Annotated[int | None, about("for units text and token: of the longest text")] = None
-    window: Annotated[int | None, about("of them: tokens of a record, a window of a text")] = None
-    stride: Annotated[int | None, about("of them: tokens from one window to the next", default="window")] = None
-    view: Annotated[str, about("who looks: uploads (every noisy sum), secure_sum, broadcast or final_model")] = (
-        "uploads"
-    )
-    cohort_size: Annotated[
-        int | None,
-        about("in other views: clients that each add such noise; with --local-steps"),
-    ] = None
-    colluders: Annotated[int | None, about("clients of the cohort that help the adversary")] = None
-    local_steps: Annotated[
-        int | None,
-        about("noisy steps between two uploads; the cohort's noises add up for 1 only"),
-    ] = None
-    rounds: Annotated[int | None, about("with --participation: rounds, taken part in at random")] = None
-    participation: Annotated[float | None, about("probability of taking part in a round")] = None
-    participation_log: Annotated[
-        str | None,
-        about(
-            "CSV of round,client instead of both: the steps are of a round, its busiest client counts", metavar="FILE"
-        ),
-    ] = None
+    rate: float | None = None
+    batch_size: int | None = None
+    last: Annotated[str | None, about("", default="drop")] = None
+    epochs: Annotated[int | None, about("", default="1")] = None
+    chosen: int | None = None
+    of: int | None = None
+    capacity: int | None = None
+    records: Annotated[int | None, about("", default="none", metavar="INT")] = None
+    unit: str = "record"
+    records_per_user: Annotated[str | None, about("", metavar="INT,...")] = None
+    tokens: int | None = None
+    window: int | None = None
+    stride: Annotated[int | None, about("", default="window")] = None
+    view: str = "uploads"
+    cohort_size: int | None = None
+    colluders: int | None = None
+    local_steps: int | None = None
+    rounds: int | None = None
+    participation: float | None = None
+    participation_log: Annotated[str | None, about("", metavar="FILE")] = None
     quiet: Switch = False
 
 
@@ -127,15 +128,15 @@ class AccountOptions(Release):
 
     Args:
         plain: print what the least epsilon means, in plain words
+        noise_multiplier: noise std on the sum / clip norm
+        ledger: instead of all others: of a run, or its folder; with --delta, --accountant, --rounds
+        accountant: with --ledger
     """
 
     plain: Switch = False
-    noise_multiplier: Annotated[float, about("noise std on the sum / clip norm", default="required")]
-    ledger: Annotated[
-        str | None,
-        about("instead of all others: of a run, or its folder; with --delta, --accountant, --rounds", metavar="FILE"),
-    ] = None
-    accountant: Annotated[str | None, about("with --ledger", choices=tuple(ACCOUNTANTS), default="the run's")] = None
+    noise_multiplier: Annotated[float, about("", default="required")]
+    ledger: Annotated[str | None, about("", metavar="FILE")] = None
+    accountant: Annotated[str | None, about("", choices=tuple(ACCOUNTANTS), default="the run's")] = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -156,9 +157,7 @@ def account_command(arguments: list[str]) -> int:
         "       fedjax-dp account --ledger FILE derives the epsilon of a run from its ledger.jsonl",
     )
     look = picture_of(options)
-    if options.accountant is not None:
-        got, remedy = options.accountant, "without it every accountant answers"
-        raise errors.refuse("accountant", got, "left out without --ledger", remedy)
+    errors.require_left_out(options, ["accountant"], "without --ledger", "without it every accountant answers")
     errors.require_positive("noise_multiplier", options.noise_multiplier, "without noise epsilon is infinite")
     event = _event(options, options.noise_multiplier)
     answers, least = compare.compare_epsilons(event, options.delta), compare.lower_bound(event, options.delta)
@@ -179,13 +178,9 @@ def account_command(arguments: list[str]) -> int:
         print(json.dumps(content, allow_nan=False))
         return 0
     header = f"noise multiplier {options.noise_multiplier:g}, {_statement(options)}"
-    _print_answers(
-        header,
-        "epsilon",
-        [*answers, least],
-        [*([] if options.quiet else _between(answers, least)), *_told(warnings), *_meaning(means)],
-        options.quiet,
-    )
+    notes = [*([] if options.quiet else _between(answers, least)), *(f"warning: {line}" for line in warnings)]
+    notes += [f"{'       ' if at else 'means: '}{line}" for at, line in enumerate(means)]
+    _print_answers(header, "epsilon", [*answers, least], notes, options.quiet)
     return 0
 
 
@@ -236,7 +231,7 @@ def calibrate_command(arguments: list[str]) -> int:
         print(json.dumps(content, allow_nan=False))
         return 0
     header = f"for epsilon {options.epsilon:g}, {_statement(options)}"
-    _print_answers(header, "noise multiplier", answers, _told(warnings), options.quiet)
+    _print_answers(header, "noise multiplier", answers, [f"warning: {line}" for line in warnings], options.quiet)
     return 0
 
 
@@ -256,7 +251,9 @@ def _event(options: Release, noise: float) -> Event:
     errors.require_choice("adjacency", options.adjacency, [known.value for known in Adjacency])
     errors.require_choice("unit", options.unit, [known.value for known in Unit])
     errors.require_choice("view", options.view, [known.value for known in View])
-    events = [_seen(own, options) for own in _own_steps(options, noise)]
+    sampling, adjacency, unit = _sampling(options), Adjacency(options.adjacency), Unit(options.unit)
+    of_clients = (GaussianSteps(noise, sampling, adjacency, options.steps, unit, group) for group in _groups(options))
+    events = [_seen(own, options) for own in of_clients]  # of a record and a client there is one
     event = events[0] if len(events) == 1 else Composed(tuple(events))
     if options.participation_log is not None:
         return repeated(event, int(_log(options).counts.max()))
@@ -271,32 +268,23 @@ def _log(options: Release) -> ParticipationLog:
 
     Raises: ConfigurationError beside a law of participation, which a log takes the place of.
     """
-    for name in ("rounds", "participation"):
-        if getattr(options, name) is not None:
-            remedy = f"drop --{name}, or the log"
-            raise errors.refuse(name, getattr(options, name), "left out beside a participation log", remedy)
+    errors.require_left_out(
+        options, ("rounds", "participation"), "beside a participation log", "drop --{flag}, or the log"
+    )
     if options.unit == Unit.CLIENT.value and options.sampling != "none":
         got, remedy = options.sampling, "a log that is public amplifies nothing"
         raise errors.refuse("sampling", got, "none for unit client beside a participation log", remedy)
     return ParticipationLog.read(errors.require_given("participation_log", options.participation_log))
 
 
-def _own_steps(options: Release, noise: float) -> list[GaussianSteps]:
-    """What each client releases of the unit; of a record and a client there is one."""
-    sampling, adjacency, unit = _sampling(options), Adjacency(options.adjacency), Unit(options.unit)
-    return [GaussianSteps(noise, sampling, adjacency, options.steps, unit, group) for group in _groups(options)]
-
-
 def _groups(options: Release) -> list[int]:
     """Records of the unit, at most, at every client that has some."""
     unit = Unit(options.unit)
     wanted = {Unit.USER: ("records_per_user",), Unit.TEXT: OF_TEXTS, Unit.TOKEN: OF_TEXTS}.get(unit, ())
-    for name in ("records_per_user", *OF_TEXTS):
-        value = getattr(options, name)
-        if name not in wanted and value is not None:
-            flag = name.replace("_", "-")
-            raise errors.refuse(name, value, f"left out for unit {unit.value}", f"drop --{flag}")
-        if name in wanted and value is None and name != "stride":
+    unwanted = [name for name in ("records_per_user", *OF_TEXTS) if name not in wanted]
+    errors.require_left_out(options, unwanted, f"for unit {unit.value}")
+    for name in wanted:
+        if getattr(options, name) is None and name != "stride":
             raise missing(name, why=f" for unit {unit.value}, as without a bound nothing is known")
     if unit is Unit.USER:
         return _counts(str(options.records_per_user))
@@ -319,14 +307,8 @@ def _seen(own: GaussianSteps, options: Release) -> GaussianSteps:
     """The steps with the noise that the view sees: the own noise, unless a cohort is said to add to it."""
     shared = ("cohort_size", "colluders", "local_steps")
     if options.view == View.UPLOADS.value:
-        for name in shared:
-            if getattr(options, name) is not None:
-                raise errors.refuse(
-                    name,
-                    getattr(options, name),
-                    "left out in view uploads, where others' noise does not count",
-                    f"drop --{name.replace('_', '-')} or give another --view",
-                )
+        where = "in view uploads, where others' noise does not count"
+        errors.require_left_out(options, shared, where, "drop --{flag} or give another --view")
         return seen(own, View.UPLOADS, cohort_size=1)
     if all(getattr(options, name) is None for name in shared):
         return seen(own, View(options.view), cohort_size=1)
@@ -337,15 +319,11 @@ def _seen(own: GaussianSteps, options: Release) -> GaussianSteps:
 def _sampling(options: Release) -> Sampling:
     errors.require_choice("sampling", options.sampling, SAMPLING)
     made, wanted = SAMPLING[options.sampling]
-    for name in dict.fromkeys(name for _, names in SAMPLING.values() for name in names):
-        value = getattr(options, name)
-        if name in wanted:
-            if value is None and name not in ("last", "epochs"):
-                raise missing(name, why=f" for {options.sampling} sampling")
-        elif value is not None and name != "records":
-            raise errors.refuse(
-                name, value, f"left out for sampling {options.sampling}", f"drop --{name.replace('_', '-')}"
-            )
+    unwanted = [name for name in OF_SAMPLING if name not in (*wanted, "records")]  # by which delta is judged, too
+    errors.require_left_out(options, unwanted, f"for sampling {options.sampling}")
+    for name in wanted:
+        if getattr(options, name) is None and name not in ("last", "epochs"):
+            raise missing(name, why=f" for {options.sampling} sampling")
     if options.records is not None:
         errors.require_count("records", options.records)
     given = {name: getattr(options, name) for name in wanted if getattr(options, name) is not None}
@@ -392,14 +370,6 @@ def _warnings(options: Release) -> list[str]:
     if options.records is None:
         return []
     return list(guarantee.delta_warnings(options.delta, [options.records], Unit(options.unit)))
-
-
-def _told(warnings: list[str]) -> list[str]:
-    return [f"warning: {warning}" for warning in warnings]
-
-
-def _meaning(lines: Sequence[str]) -> list[str]:
-    return [f"{'       ' if at else 'means: '}{line}" for at, line in enumerate(lines)]
 
 
 def _print_answers(header: str, what: str, answers: list[compare.Answer], notes: list[str], quiet: bool) -> None:

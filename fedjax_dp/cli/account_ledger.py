@@ -28,15 +28,16 @@ class LedgerOptions(PrintOptions, PlotOption):
     """Which rounds are accounted for, and how.
 
     Args:
+        ledger: ledger.jsonl of a run, its folder, or exports; several: together
+        delta: delta of the epsilon
+        rounds: only the first rounds
         quiet: print the statement alone
     """
 
-    ledger: Annotated[
-        str, about("ledger.jsonl of a run, its folder, or exports; several: together", metavar="FILE,...")
-    ]
-    delta: Annotated[float | None, about("delta of the epsilon", default="the run's")] = None
+    ledger: Annotated[str, about("", metavar="FILE,...")]
+    delta: Annotated[float | None, about("", default="the run's")] = None
     accountant: Annotated[str | None, about("", choices=tuple(ACCOUNTANTS), default="the run's")] = None
-    rounds: Annotated[int | None, about("only the first rounds", default="all that are done")] = None
+    rounds: Annotated[int | None, about("", default="all that are done")] = None
     quiet: Switch = False
 
 
@@ -77,8 +78,9 @@ def account_ledger(arguments: list[str]) -> int:
         raise errors.refuse("plot", options.plot, "left out where results end the run or choose its noise")
     if options.plot:
         from fedjax_dp.figures.runs import plot_spending  # takes half a second to load
+        from fedjax_dp.reports.shared import thinned
 
-        rounds = _drawn(options.rounds or ledger.rounds)
+        rounds = thinned(range(1, 1 + (options.rounds or ledger.rounds)), DRAWN)
         curve = {"worst client": [max(_epsilons(ledger, options, at)) for at in rounds]}
         if options.delta is None and all(line["epsilon_at_any_time"] is not None for line in ledger.lines):
             curve["at any time"] = [ledger.lines[at - 1]["epsilon_at_any_time"] for at in rounds]
@@ -102,10 +104,8 @@ def _account_union(paths: list[str], options: LedgerOptions) -> int:
     from fedjax_dp.accounting.composed_phases import union_of
     from fedjax_dp.experiments.round_ledger import phases_at  # loads JAX
 
-    for name in ("rounds", "plot"):
-        if getattr(options, name) is not None:
-            got = getattr(options, name)
-            raise errors.refuse(name, got, "left out of an account of several phases", "give the ledger of one run")
+    where = "for an account of several phases"
+    errors.require_left_out(options, ("rounds", "plot"), where, "give the ledger of one run")
     ledgers = [phases_at(pathlib.Path(path)) for path in paths]
     last = [phases[-1] for phases in ledgers]
     delta = options.delta if options.delta is not None else _common("delta", [phase.get("delta") for phase in last])
@@ -141,9 +141,8 @@ def _check_terms(ledger: "Ledger", options: LedgerOptions) -> None:
     whose = "a run that stands for a deployment" if ledger.phase.get("deployment") is not None else ""
     if ledger.follows_results:
         whose = "a run that results may end or change, of which its first rounds bound nothing"
-    for name in ("delta", "accountant", "rounds"):
-        if whose and getattr(options, name) is not None:
-            raise errors.refuse(name, getattr(options, name), f"left out for {whose}")
+    if whose:
+        errors.require_left_out(options, ("delta", "accountant", "rounds"), f"for {whose}")
 
 
 def _epsilons(ledger: "Ledger", options: LedgerOptions, rounds: int | None) -> list[float]:
@@ -242,9 +241,3 @@ def _budget(ledger: "Ledger", promise: Guarantee, rounds: int | None) -> list[st
     if by is not None:
         lines.append(f"halted by {by} after round {last['round'] + 1}")
     return lines
-
-
-def _drawn(rounds: int) -> list[int]:
-    """Rounds of a picture, evenly spaced, the first and the last among them."""
-    count = min(rounds, DRAWN)
-    return sorted({1 + round((rounds - 1) * place / max(count - 1, 1)) for place in range(count)})

@@ -2,10 +2,10 @@
 
 import dataclasses
 import json
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from fedjax_dp import devices, errors
-from fedjax_dp.cli.options import Detail, PlotOption, PrintOptions, picture_of
+from fedjax_dp.cli.options import Detail, Device, PlotOption, PrintOptions, picture_of
 from fedjax_dp.cli.output import page, show_lines
 from fedjax_dp.cli.run_options import configured_by
 from fedjax_dp.experiments.config import Overrides, RunSpec
@@ -47,7 +47,7 @@ class BenchOptions(PrintOptions, PlotOption):
     """
 
     turns: int = 7
-    compile_for: Literal["h200", "h100", "a100", "v5e", "v5p", "v6e"] | None = None
+    compile_for: Device | None = None
 
 
 def bench_command(arguments: list[str]) -> int:

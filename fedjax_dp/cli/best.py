@@ -6,12 +6,11 @@ import pathlib
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from fedjax_dp import errors
+from fedjax_dp import errors, folders
 from fedjax_dp.cli.latest import SWEEPS, named_or_latest
 from fedjax_dp.cli.options import PrintOptions, parse
 from fedjax_dp.cli.output import columns, page
 from fedjax_dp.display import finite
-from fedjax_dp.experiments import config as configs
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.experiments.groups import options_of
 from fedjax_dp.figures.tables.settings import bounds, metric_of
@@ -33,27 +32,23 @@ interval over seeds, and how far algorithms lie apart, seed by seed."""
 
 @dataclasses.dataclass(frozen=True)
 class BestOptions(PrintOptions):
-    """What best means."""
+    """What best means.
 
-    sweep: Annotated[str | None, about("folder of the sweep", positional=True, default="the last one here")] = None
+    Args:
+        sweep: folder of the sweep
+        metric: what to compare: a field of the history, as in metrics.json
+        epsilon_at_most: largest proved epsilon that the winner may have
+        table: print the best of each budget and algorithm so, instead of one
+        by: axes, with commas, of whose values each has its best
+        against: algorithm that the others are compared with
+    """
 
-    metric: Annotated[
-        str | None, about("what to compare: a field of the history, as in metrics.json", default="the task's main one")
-    ] = None
-    epsilon_at_most: Annotated[
-        float | None, about("largest proved epsilon that the winner may have", default="any")
-    ] = None
-    table: Annotated[
-        Literal["text", "csv", "latex"] | None,
-        about("print the best of each budget and algorithm so, instead of one", default="text with --by or --against"),
-    ] = None
-    by: Annotated[
-        str | None,
-        about("axes, with commas, of whose values each has its best", default="epsilon,algorithm", metavar="AXES"),
-    ] = None
-    against: Annotated[
-        str | None, about("algorithm that the others are compared with", default="the first", metavar="NAME")
-    ] = None
+    sweep: Annotated[str | None, about("", positional=True, default="the last one here")] = None
+    metric: Annotated[str | None, about("", default="the task's main one")] = None
+    epsilon_at_most: Annotated[float | None, about("", default="any")] = None
+    table: Annotated[Literal["text", "csv", "latex"] | None, about("", default="text with --by or --against")] = None
+    by: Annotated[str | None, about("", default="epsilon,algorithm", metavar="AXES")] = None
+    against: Annotated[str | None, about("", default="the first", metavar="NAME")] = None
 
 
 def best_command(arguments: list[str]) -> int:
@@ -86,8 +81,7 @@ def best_command(arguments: list[str]) -> int:
 
 def _print_each(options: BestOptions, records: list[Record], about: Mapping[str, Any], statement: str | None) -> None:
     """The best of each value of some axes on stdout; what to know of them below, or on stderr beside CSV and LaTeX."""
-    if options.epsilon_at_most is not None:
-        raise errors.refuse("epsilon_at_most", options.epsilon_at_most, "left out beside --table", "drop one of them")
+    errors.require_left_out(options, ["epsilon_at_most"], "beside --table", "drop one of them")
     by = None if options.by is None else [name.strip() for name in options.by.split(",")]
     found = winners(records, about["axes"], by, options.metric, options.against)
     rest = _last(len(records), about.get("points"), statement)
@@ -121,7 +115,7 @@ def _toml(best: Best, folder: pathlib.Path) -> str:
     known = options_of()
     for name in best.config:
         errors.require_choice(f"{folder}: a field of a configuration", name, known)
-    return configs.to_toml(best.config | {"out": None})
+    return folders.toml(best.config | {"out": None})
 
 
 def _lines(
@@ -160,8 +154,8 @@ def _statement(folder: pathlib.Path) -> str | None:
     if not path.is_file():
         return None
     try:
-        return f"{json.loads(path.read_bytes())['short']}; {path} says more"
-    except (ValueError, KeyError, TypeError):
+        return f"{folders.read_json(path)['short']}; {path} says more"
+    except (KeyError, TypeError):
         raise errors.refuse(str(path), "something else", "a JSON object with what choosing costs") from None
 
 

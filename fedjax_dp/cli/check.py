@@ -51,8 +51,7 @@ def check_command(arguments: list[str]) -> int:
     options = parse("check", arguments, CheckOptions, DESCRIPTION)
     if options.template is not None:
         return _write_template(options)
-    if options.output is not None:
-        raise errors.refuse("output", options.output, "left out without --template", "add --template NAME, or drop it")
+    errors.require_left_out(options, ["output"], "without --template", "add --template NAME, or drop it")
     if options.deployment is None:
         raise missing("template", why=", or a DEPLOYMENT.toml")
     deployment = read(options.deployment, free=() if options.log is None else log.FREE)
@@ -71,21 +70,9 @@ def _write_template(options: CheckOptions) -> int:
     if options.output is None:
         print(text, end="")
         return 0
-    write_new(pathlib.Path(options.output), text)
+    folders.write_new("output", pathlib.Path(options.output), text)
     print(f'wrote {options.output}\nnext  fill in each "?", then  fedjax-dp check {options.output}')
     return 0
-
-
-def write_new(path: pathlib.Path, text: str) -> None:
-    """Write a file that is not there yet.
-
-    Raises: ConfigurationError for one that is, and for a folder that cannot be written.
-    """
-    if path.exists():
-        raise errors.refuse("output", folders.shown(str(path)), "a new file", "give another name, or remove it")
-    folders.require_writable("the folder of the file", path.parent, "give another name")
-    with folders.storing(path.parent, "make room, or write elsewhere"):
-        folders.write_atomically(path, text)
 
 
 def _result(checked: Check) -> Lines:

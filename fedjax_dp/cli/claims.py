@@ -50,20 +50,20 @@ def claims_command(arguments: list[str]) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class ClaimsOptions(PrintOptions, PlotOption):
-    paper: Annotated[
-        str | None,
-        about("of one paper, the moments accountant or adaptive clipping", choices=PAPERS, default="all"),
-    ] = None
-    of: Annotated[str, about("of papers, or of configurations of other systems in public repositories", choices=OF)] = (
-        "papers"
-    )
+    """Whose claims.
+
+    Args:
+        paper: of one paper, the moments accountant or adaptive clipping
+        of: of papers, or of configurations of other systems in public repositories
+    """
+
+    paper: Annotated[str | None, about("", choices=PAPERS, default="all")] = None
+    of: Annotated[str, about("", choices=OF)] = "papers"
 
 
 def _systems(options: ClaimsOptions) -> int:
     """What other systems' configurations state, each row at its commit."""
-    for name, value in (("paper", options.paper), ("plot", options.plot)):
-        if value is not None:
-            raise errors.refuse(name, value, "left out with --of systems", "drop it")
+    errors.require_left_out(options, ("paper", "plot"), "with --of systems")
     with Screen().counter("configurations") as count:
         rows = system_rows(count)
     if options.json:
@@ -159,6 +159,4 @@ def _print_claim(console: Console, rows: list[PaperRow]) -> None:
 
 
 def _number(value: float | None, digits: int = 4) -> str:
-    if value is None:
-        return "-"
-    return "inf" if math.isinf(value) else f"{value:.{digits}g}"
+    return "-" if value is None else f"{value:.{digits}g}"

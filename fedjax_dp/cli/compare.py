@@ -39,24 +39,23 @@ Of several settings of an algorithm the best is taken; what that costs is printe
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CompareOptions(PrintOptions, LookOptions):
-    """Where the picture goes."""
+    """Where the picture goes.
 
-    sweep: Annotated[
-        str | None, about("file of a sweep, or its folder", positional=True, default="the last one here")
-    ] = None
+    Args:
+        sweep: file of a sweep, or its folder
+        out: file (.png, .pdf or .svg) of the picture
+    """
 
-    out: Annotated[
-        str | None, about("file (.png, .pdf or .svg) of the picture", default="SWEEP/compare.png", metavar="FILE")
-    ] = None
+    sweep: Annotated[str | None, about("", positional=True, default="the last one here")] = None
+    out: Annotated[str | None, about("", default="SWEEP/compare.png", metavar="FILE")] = None
 
 
 def compare_command(arguments: list[str]) -> int:
     """Print the comparison, and draw it."""
     options = parse("compare", arguments, CompareOptions, DESCRIPTION)
     look, picture = look_of(options), None if options.out is None else pathlib.Path(options.out)
-    if picture is not None and (picture.suffix not in errors.PICTURES or not picture.parent.is_dir()):
-        wanted = f"a file in an existing folder that ends in {', '.join(errors.PICTURES)}"
-        raise errors.refuse("out", str(picture), wanted)
+    if picture is not None:
+        errors.require_picture("out", picture)
     named = named_or_latest(
         "sweep", options.sweep, "the file or folder of a sweep", "fedjax-dp compare sweeps/mine", SWEEPS
     )

@@ -82,14 +82,9 @@ def new_command(arguments: list[str]) -> int:
     errors.require_choice("new", options.kind, KINDS)
     command = "sweep" if options.kind == "sweep" else "run"
     path = pathlib.Path(options.file or f"{command}.toml")
-    if path.exists():
-        raise errors.refuse("file", folders.shown(str(path)), "a new file", "give another name, or remove it")
     dataset = options.dataset or ("csv:hospital_*.csv" if options.kind == "csv" else "digits")
     text = {"run": run_text, "sweep": sweep_text, "csv": csv_text}[options.kind](options.algorithm, dataset)
-    folders.require_writable("the folder of the file", path.parent, "give another name")
-    with folders.storing(path.parent, "make room, or write elsewhere"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        folders.write_atomically(path, text)
+    folders.write_new("file", path, text)
     print(f"wrote {path}\nnext  fedjax-dp {command} {path}")
     return 0
 

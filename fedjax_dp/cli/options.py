@@ -28,6 +28,7 @@ T = TypeVar("T")
 HELP = ("-h", "--help", "--help-all")
 WIDEST = 120  # letters of a line of help
 Switch = Annotated[bool, about("", group="output", switch=True)]
+Device = Literal["h200", "h100", "a100", "v5e", "v5p", "v6e"]  # that is compiled for
 _METAVARS: dict[type, str] = {int: "INT", float: "FLOAT", str: "STR", bool: "true|false"}
 
 
@@ -110,10 +111,9 @@ def look_of(options: LookOptions) -> "Look":
 
 def picture_of(options: PlotOption) -> "Look":
     """The look of the picture; refuses a file that could not be written, before anything is computed for it."""
-    for name, value in (("size", options.size), ("style", options.style)):
-        if options.plot is None and value is not None:
-            raise errors.refuse(name, value, "left out without --plot", "add --plot FILE, or drop it")
-    if options.plot is not None:
+    if options.plot is None:
+        errors.require_left_out(options, ("size", "style"), "without --plot", "add --plot FILE, or drop it")
+    else:
         errors.require_picture("plot", options.plot)
     return look_of(options)
 

@@ -23,7 +23,7 @@ def show_lines(result: Lines, rests_on: Lines, rest: Lines, detail: Detail) -> N
     console = page()
     if not console.is_terminal:
         for label, text in [*result, *below]:
-            console.print(_plain(label, text))
+            console.print(f"{label:<{LABEL}}{text}" if label else text)
         return
     for label, text in result:
         console.print(_rows([(label, text)]) if label else text)
@@ -98,7 +98,3 @@ def _rows(lines: Lines) -> Table:
     for label, text in lines:
         rows.add_row(label, text.strip())
     return rows
-
-
-def _plain(label: str, text: str) -> str:
-    return f"{label:<{LABEL}}{text}" if label else text

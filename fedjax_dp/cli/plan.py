@@ -5,7 +5,7 @@ import json
 import pathlib
 from typing import Annotated
 
-from fedjax_dp.cli.check import write_new
+from fedjax_dp import folders
 from fedjax_dp.cli.options import PrintOptions, missing, parse
 from fedjax_dp.deployments.description import read
 from fedjax_dp.deployments.plan import FREE, plan
@@ -47,7 +47,7 @@ def plan_command(arguments: list[str]) -> int:
     deployment = read(options.deployment, free=FREE)
     planned = plan(deployment, epsilon=options.epsilon, delta=options.delta, system=options.system)
     if options.output is not None:
-        write_new(pathlib.Path(options.output), planned.to_toml())
+        folders.write_new("output", pathlib.Path(options.output), planned.to_toml())
     if options.json:
         print(json.dumps(planned.to_dict(), allow_nan=False))
     elif options.output is not None:

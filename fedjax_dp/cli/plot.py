@@ -23,36 +23,27 @@ are named on stdout."""
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PlotOptions(LookOptions):
-    """What to draw, and where."""
+    """What to draw, and where.
 
-    sweep: Annotated[
-        str | None, about("folder of the sweep, or of a run", positional=True, default="the last one here")
-    ] = None
+    Args:
+        sweep: folder of the sweep, or of a run
+        kind: all that apply, overview (one page), axis (the metric against an axis), privacy (against epsilon), heat
+            (over two axes), curves (against rounds), parallel (every setting), or personalisation (as fedjax-dp compare
+            draws it)
+        x: axis, for kinds axis and heat
+        y: second axis, for kind heat
+        by: axis with a line for each value
+        metric: what to draw: a field of the history, as in metrics.json
+        out: file (.png, .pdf or .svg) of one picture, or a folder
+    """
 
-    kind: Annotated[
-        str,
-        about(
-            "all that apply, overview (one page), axis (the metric against an axis), privacy (against epsilon), heat "
-            "(over two axes), curves (against rounds), parallel (every setting), or personalisation (as "
-            "fedjax-dp compare draws it)"
-        ),
-    ] = "all"
-    x: Annotated[
-        str | None, about("axis, for kinds axis and heat", default="each, or those that matter", metavar="AXIS")
-    ] = None
-    y: Annotated[str | None, about("second axis, for kind heat", default="those that matter", metavar="AXIS")] = None
-    by: Annotated[
-        str | None, about("axis with a line for each value", default="epsilon or algorithm, if swept", metavar="AXIS")
-    ] = None
-    metric: Annotated[
-        str | None, about("what to draw: a field of the history, as in metrics.json", default="the task's main one")
-    ] = None
-    out: Annotated[
-        str | None,
-        about(
-            "file (.png, .pdf or .svg) of one picture, or a folder", default="SWEEP/plots, RUN/run.png", metavar="PATH"
-        ),
-    ] = None
+    sweep: Annotated[str | None, about("", positional=True, default="the last one here")] = None
+    kind: str = "all"
+    x: Annotated[str | None, about("", default="each, or those that matter", metavar="AXIS")] = None
+    y: Annotated[str | None, about("", default="those that matter", metavar="AXIS")] = None
+    by: Annotated[str | None, about("", default="epsilon or algorithm, if swept", metavar="AXIS")] = None
+    metric: Annotated[str | None, about("", default="the task's main one")] = None
+    out: Annotated[str | None, about("", default="SWEEP/plots, RUN/run.png", metavar="PATH")] = None
 
 
 def plot_command(arguments: list[str]) -> int:
@@ -70,7 +61,7 @@ def plot_command(arguments: list[str]) -> int:
     drawn = figures.drawings(
         records, about["axes"], title, options.kind, options.metric, options.x, options.y, options.by
     )
-    paths = _paths(options.out, folder / "plots", list(drawn), errors.PICTURES)
+    paths = _paths(options.out, folder / "plots", list(drawn))
     with folders.storing(paths[0].parent, "make room, or give another --out"), folders.making(paths[0].parent):
         for path, draw in zip(paths, drawn.values()):
             draw(path=path, **look)
@@ -100,16 +91,16 @@ def _plot_run(folder: pathlib.Path, options: PlotOptions, look: "Look") -> int:
     return 0
 
 
-def _paths(out: str | None, usual: pathlib.Path, names: list[str], suffixes: tuple[str, ...]) -> list[pathlib.Path]:
+def _paths(out: str | None, usual: pathlib.Path, names: list[str]) -> list[pathlib.Path]:
     """Where pictures go."""
     path = usual if out is None else pathlib.Path(out)
-    if path.suffix in suffixes and len(names) > 1:
-        raise errors.refuse("out", str(path), f"a folder for {len(names)} pictures", "or give --kind, such as overview")
-    if path.suffix in suffixes and not path.parent.is_dir():
-        raise errors.refuse("out", str(path), "in an existing folder")
-    if path.suffix in suffixes:
+    if path.suffix in errors.PICTURES:
+        if len(names) > 1:
+            wanted = f"a folder for {len(names)} pictures"
+            raise errors.refuse("out", str(path), wanted, "or give --kind, such as overview")
+        errors.require_picture("out", path)
         return [path]
     if path.suffix[1:].isalpha() or path.is_file():
-        raise errors.refuse("out", str(path), "a folder, or a file that ends in " + ", ".join(suffixes))
+        raise errors.refuse("out", str(path), "a folder, or a file that ends in " + ", ".join(errors.PICTURES))
     folders.require_writable("out", path, "give another --out")
     return [path / f"{name}.png" for name in names]

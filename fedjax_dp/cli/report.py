@@ -28,28 +28,30 @@ MOST_PORT = 65535
 
 @dataclasses.dataclass(frozen=True)
 class ReportOptions:
-    """Where the report goes."""
+    """Where the report goes.
 
-    folder: Annotated[str | None, about("what is reported", positional=True, default="the last run or sweep here")] = (
-        None
-    )
+    Args:
+        folder: what is reported
+        out: the .html file
+        statement: a page for those who answer for data protection instead
+        serve: follow it in a browser on this machine, instead of writing a file
+        port: of --serve
+    """
 
+    folder: Annotated[str | None, about("", positional=True, default="the last run or sweep here")] = None
     out: Annotated[
-        str | None,
-        about("the .html file", short="-o", default="beside what is reported, by its name", metavar="FILE"),
+        str | None, about("", short="-o", default="beside what is reported, by its name", metavar="FILE")
     ] = None
-    statement: Annotated[bool, about("a page for those who answer for data protection instead", switch=True)] = False
-    serve: Annotated[bool, about("follow it in a browser on this machine, instead of writing a file", switch=True)] = (
-        False
-    )
-    port: Annotated[int | None, about("of --serve", default="one that is free")] = None
+    statement: Annotated[bool, about("", switch=True)] = False
+    serve: Annotated[bool, about("", switch=True)] = False
+    port: Annotated[int | None, about("", default="one that is free")] = None
 
 
 def report_command(arguments: list[str]) -> int:
     """Write a report, or serve one."""
     options = parse("report", arguments, ReportOptions, DESCRIPTION)
-    if options.port is not None and not options.serve:
-        raise errors.refuse("port", options.port, "left out without --serve", "add --serve, or drop it")
+    if not options.serve:
+        errors.require_left_out(options, ["port"], "without --serve", "add --serve, or drop it")
     wanted = "followed by a run, a sweep, an audit or a reproduction"
     kinds = [RUNS] if options.statement else [RUNS, SWEEPS]
     folder = named_or_latest("report", options.folder, wanted, "fedjax-dp report runs/mine", *kinds)
@@ -66,8 +68,7 @@ def report_command(arguments: list[str]) -> int:
 
 def _serve(path: pathlib.Path, options: ReportOptions) -> int:
     """Serve until it is interrupted, which is how it ends."""
-    if options.out is not None:
-        raise errors.refuse("out", options.out, "left out beside --serve, which writes nothing", "drop one of them")
+    errors.require_left_out(options, ["out"], "beside --serve, which writes nothing", "drop one of them")
     if options.statement:
         raise errors.refuse("--serve and --statement", "both", "one of them", "drop one")
     port = 0 if options.port is None else options.port

@@ -26,18 +26,23 @@ OWN = "settings found by sweeps of this program, beside what the papers print"
 
 @dataclasses.dataclass(frozen=True)
 class ReproduceOptions(PrintOptions):
-    """How much of what is reproduced, and where."""
+    """How much of what is reproduced, and where.
 
-    name: Annotated[str | None, about("a table or figure", positional=True)] = None
-    scale: Annotated[str, about("smoke (seconds), small (minutes) or full (the paper's own)")] = "small"
-    seeds: Annotated[int | None, about("how many", default="the scale's")] = None
-    panels: Annotated[str, about("only panels whose keys match this pattern, such as 'mnist*'")] = "*"
-    out: Annotated[
-        str | None, about("folder, new or of this reproduction", default="reproduced/NAME-SCALE", metavar="DIR")
-    ] = None
-    data_dir: Annotated[
-        str | None, about("folder with data sets", default="$FEDJAX_DP_DATA, else the user cache", metavar="DIR")
-    ] = None
+    Args:
+        name: a table or figure
+        scale: smoke (seconds), small (minutes) or full (the paper's own)
+        seeds: how many
+        panels: only panels whose keys match this pattern, such as 'mnist*'
+        out: folder, new or of this reproduction
+        data_dir: folder with data sets
+    """
+
+    name: Annotated[str | None, about("", positional=True)] = None
+    scale: str = "small"
+    seeds: Annotated[int | None, about("", default="the scale's")] = None
+    panels: str = "*"
+    out: Annotated[str | None, about("", default="reproduced/NAME-SCALE", metavar="DIR")] = None
+    data_dir: Annotated[str | None, about("", default="$FEDJAX_DP_DATA, else the user cache", metavar="DIR")] = None
 
 
 def reproduce_command(arguments: list[str]) -> int:
@@ -49,15 +54,8 @@ def reproduce_command(arguments: list[str]) -> int:
         return 0
     from fedjax_dp.papers.reproductions.reproduce import reproduce  # loads JAX
 
-    done = reproduce(
-        name,
-        scale=options.scale,
-        seeds=options.seeds,
-        panels=options.panels,
-        out=options.out,
-        data_dir=options.data_dir,
-        screen=Screen(),
-    )
+    how = {field: value for field, value in vars(options).items() if field not in ("name", "json")}
+    done = reproduce(name, **how, screen=Screen())
     if options.json:
         print((done.folder / "table.json").read_text(), end="")
         return 0

@@ -63,9 +63,7 @@ class RunOptions(DetailOptions, TrackOptions):
             from fedjax_dp.execution.distributed import group_of  # loads JAX
 
             return group_of(self.coordinator, self.processes, self.process, self.timeout)
-        for name in ("processes", "process"):
-            if getattr(self, name) is not None:
-                raise errors.refuse(name, getattr(self, name), "left out without --coordinator", "add --coordinator")
+        errors.require_left_out(self, ("processes", "process"), "without --coordinator", "add --coordinator")
         return None
 
 

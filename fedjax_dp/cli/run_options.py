@@ -101,7 +101,7 @@ def _help_of(command: str, description: str, own: Options, algorithm: str, datas
     if not entry.private:
         groups["privacy"] = {name: option for name, option in groups["privacy"].items() if name in entry.options}
     first = ((entry.__doc__ or "").strip() or "an algorithm without a docstring").splitlines()[0]
-    source = re.sub(rf"\b({'|'.join(CITATIONS)})\b", lambda match: _cited(match[0]), entry.source or "unknown")
+    source = re.sub(rf"\b({'|'.join(CITATIONS)})\b", _cited, entry.source or "unknown")
     about = f"{algorithm}: {first}\n\nSource: {source}. Defaults are those on {dataset}."
     for_all = [(group, groups.pop(group)) for group in FOR_ALL]
     print_help(command, {command: own, **groups}, f"{description}\n\n{about}")
@@ -113,9 +113,9 @@ def _help_of(command: str, description: str, own: Options, algorithm: str, datas
         )
 
 
-def _cited(paper: str) -> str:
+def _cited(match: re.Match[str]) -> str:
     """A paper by its short name, and by its authors and year."""
-    return f"{paper} ({CITATIONS[paper].short})"
+    return f"{match[0]} ({CITATIONS[match[0]].short})"
 
 
 def _with_default(option: Option, values: Mapping[str, Any]) -> Option:

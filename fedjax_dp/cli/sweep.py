@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from fedjax_dp import errors
 from fedjax_dp.accounting import Unit, View
 from fedjax_dp.accounting.guarantee import mark_of, marked
-from fedjax_dp.cli.options import Detail, PrintOptions, parse
+from fedjax_dp.cli.options import Detail, Device, PrintOptions, Switch, parse
 from fedjax_dp.cli.output import columns, page, show_lines
 from fedjax_dp.display import count
 from fedjax_dp.experiments.console import Screen
@@ -50,40 +50,33 @@ SHOWN = 5  # settings
 
 @dataclasses.dataclass(frozen=True)
 class SweepOptions(PrintOptions):
-    """Where and on what it runs."""
+    """Where and on what it runs.
 
-    file: Annotated[str | None, about("SWEEP.toml, or the folder of a sweep", positional=True)] = None
-    plan: Annotated[bool, about("print what would run, its seconds and memory, and stop there", switch=True)] = False
-    compile_for: Annotated[
-        Literal["h200", "h100", "a100", "v5e", "v5p", "v6e"] | None,
-        about("with --plan, also compile for one of these: memory, and of an h200 the hours", default="none"),
-    ] = None
-    price: Annotated[float | None, about("of that device for an hour, in any money", default="no money")] = None
-    out: Annotated[
-        str | None,
-        about("folder of the sweep, new or of this sweep", default="sweeps/ and the file's name", metavar="DIR"),
-    ] = None
-    halving: Annotated[
-        int | None,
-        about(
-            "stop lost points early: at each rung the best 1/HALVING of the settings of a budget and algorithm go on",
-            default="all points to their end",
-        ),
-    ] = None
-    search: Annotated[
-        Literal["random", "tpe"] | None,
-        about(
-            "how trials are chosen: tpe, by Optuna, learns from those before", default="random, where there are trials"
-        ),
-    ] = None
-    trials: Annotated[
-        int | None, about("points to draw, or to search, instead of taking the grid", default="the grid")
-    ] = None
-    ray: Annotated[str | None, about("address of a Ray cluster that runs the points, or local", metavar="ADDRESS")] = (
-        None
-    )
-    ray_cpus: Annotated[int, about("cores of a task on the Ray cluster")] = 1
-    quiet: Annotated[bool, about("print the result alone, without progress", group="output", switch=True)] = False
+    Args:
+        file: SWEEP.toml, or the folder of a sweep
+        plan: print what would run, its seconds and memory, and stop there
+        compile_for: with --plan, also compile for one of these: memory, and of an h200 the hours
+        price: of that device for an hour, in any money
+        out: folder of the sweep, new or of this sweep
+        halving: stop lost points early: at each rung the best 1/HALVING of the settings of a budget and algorithm go on
+        search: how trials are chosen: tpe, by Optuna, learns from those before
+        trials: points to draw, or to search, instead of taking the grid
+        ray: address of a Ray cluster that runs the points, or local
+        ray_cpus: cores of a task on the Ray cluster
+        quiet: print the result alone, without progress
+    """
+
+    file: Annotated[str | None, about("", positional=True)] = None
+    plan: Annotated[bool, about("", switch=True)] = False
+    compile_for: Annotated[Device | None, about("", default="none")] = None
+    price: Annotated[float | None, about("", default="no money")] = None
+    out: Annotated[str | None, about("", default="sweeps/ and the file's name", metavar="DIR")] = None
+    halving: Annotated[int | None, about("", default="all points to their end")] = None
+    search: Annotated[Literal["random", "tpe"] | None, about("", default="random, where there are trials")] = None
+    trials: Annotated[int | None, about("", default="the grid")] = None
+    ray: Annotated[str | None, about("", metavar="ADDRESS")] = None
+    ray_cpus: int = 1
+    quiet: Switch = False
 
 
 def sweep_command(arguments: list[str]) -> int:

@@ -51,8 +51,7 @@ def trackers_of(options: TrackOptions) -> "list[Tracker]":
     }
     folder = options.track_dir
     if options.track is None:
-        if folder is not None:
-            raise errors.refuse("track_dir", folder, "left out without track", "add --track tensorboard")
+        errors.require_left_out(options, ["track_dir"], "without track", "add --track tensorboard")
         return []
     names = dict.fromkeys(word.strip() for word in options.track.split(","))
     for name in names:

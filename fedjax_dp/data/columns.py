@@ -203,18 +203,13 @@ def _filled(part: Table, aside: Sequence[str], features: Sequence[str], columns:
                 remedy = "drop the row or fill it in"
             raise errors.refuse(f"{part.where}column {column}", got, "given in every row", remedy)
         if numeric:
-            constant = _constant(f"{part.where}fill of {column}", constant)
+            if not _is_number(constant):
+                raise errors.refuse(f"{part.where}fill of {column}", repr(constant)[:60], "a number")
+            constant = float(constant)
         real = numeric and getattr(frame[column].dtype, "kind", "O") in "iuf"
         frame = frame.copy(deep=False)
         frame[column] = frame[column].astype("float64" if real else object).mask(missing, constant)
     return part._replace(frame=frame)
-
-
-def _constant(what: str, value: Any) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        raise errors.refuse(what, repr(value)[:60], "a number") from None
 
 
 def _features(part: Table, features: Sequence[str], categories: Mapping[str, Sequence[Any]], kind: Any) -> np.ndarray:

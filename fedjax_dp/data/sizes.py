@@ -1,6 +1,6 @@
 """How many records each client gets."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -75,26 +75,23 @@ def zipf_sizes(records: int, num_clients: int, minimum: int, exponent: float, se
 
 def linear_sizes(records: int, num_clients: int) -> np.ndarray:
     """Client i of 1 to num_clients gets records i / (1 + 2 + ...), rounded down, and the last one the rest."""
-    return _growing("linear", records, [*range(1, _several(num_clients) + 1)])
+    return _growing("linear", records, num_clients, lambda clients: range(1, clients + 1))
 
 
 def square_sizes(records: int, num_clients: int) -> np.ndarray:
     """As `linear_sizes`, in proportion to i^2."""
-    return _growing("square", records, [i**2 for i in range(1, _several(num_clients) + 1)])
+    return _growing("square", records, num_clients, lambda clients: [i**2 for i in range(1, clients + 1)])
 
 
 def exponential_sizes(records: int, num_clients: int) -> np.ndarray:
     """As `linear_sizes`, in proportion to e^i."""
-    return _growing("exponential", records, np.exp(np.arange(1.0 - _several(num_clients), 1.0)).tolist())
+    return _growing("exponential", records, num_clients, lambda clients: np.exp(np.arange(1.0 - clients, 1.0)).tolist())
 
 
-def _several(num_clients: int) -> int:
+def _growing(name: str, records: int, num_clients: int, law: Callable[[int], Sequence[float]]) -> np.ndarray:
+    """Sizes in proportion to `law`, whole numbers exactly, rounded down, the rest to the last; refuses a zero."""
     errors.require_integer("num_clients", num_clients, 1, 2**31 - 1)
-    return num_clients
-
-
-def _growing(name: str, records: int, parts: list[float]) -> np.ndarray:
-    """Sizes in proportion to `parts`, whole numbers exactly, rounded down, the rest to the last; refuses a zero."""
+    parts = law(num_clients)
     whole = sum(parts)
     sizes = np.array([int(records * part // whole) for part in parts])
     sizes[-1] += records - sizes.sum()

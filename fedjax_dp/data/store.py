@@ -20,6 +20,7 @@ from fedjax_dp.data.targets import Vocabulary, as_arrays, native, rows_of, store
 from fedjax_dp.display import Card, count, displayed
 from fedjax_dp.pytrees import checksum, rows_kept, structure, value
 
+KEPT = ("name", "scale", "shift", "classes", "learnt", "notes", "overlap")  # of a data set, whoever holds its records
 BLOCK = 256  # records that are looked at together where all of a client's are; bounds memory
 
 
@@ -225,6 +226,7 @@ def federate(
     ids = dataset.client_ids, dataset.test_client_ids
     arrays = dataset.x_train, dataset.y_train, dataset.x_test, dataset.y_test
     about: dict[str, Any] = {name: getattr(dataset, name) for name in ("task", "vocabulary", "tokens")}
+    rest: dict[str, Any] = {name: getattr(dataset, name) for name in KEPT}
     check_data(f"{dataset.name}: ", *arrays, errors.require_given("classes", dataset.classes), *ids, **about)
     parts, bounds = of_units(dataset, row_lists(clients))
     sizes = np.array([len(rows) for rows in parts], np.int32)
@@ -261,16 +263,10 @@ def federate(
     }
     return FederatedData(
         **held,
-        scale=dataset.scale,
-        shift=dataset.shift,
-        classes=dataset.classes,
+        **about,
+        **rest,
         largest=int(sizes.max()),
         smallest=int(sizes.min()),
-        **about,
-        learnt=dataset.learnt,
-        name=dataset.name,
-        notes=dataset.notes,
-        overlap=dataset.overlap,
         bounds=bounds,
         names=None if names is None else named(names),
     )

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import math
 import os
+import typing
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ from fedjax_dp import errors
 from fedjax_dp.accounting import Claim, Guarantee, Verdict
 from fedjax_dp.accounting.guarantee import delta_warnings, no_privacy
 from fedjax_dp.deployments import templates
-from fedjax_dp.deployments.description import Deployment, Facts
+from fedjax_dp.deployments.description import UNKNOWN, Beside, Deployment, names_of
 from fedjax_dp.deployments.log import mechanism_of_log
 from fedjax_dp.deployments.mechanism import VIEWS, Mechanism, mechanism_of, view_of
 from fedjax_dp.deployments.rules import (
@@ -24,12 +25,12 @@ from fedjax_dp.deployments.rules import (
     findings_of,
     findings_on_claim,
     hypothetical,
+    listed,
     steps_for,
 )
 from fedjax_dp.display import Card, displayed, finite
 
 MOST_DIGITS = 700.0  # nats, above which an epsilon is not worth its digits
-KINDS = ("metrics", "counts", "norm", "statistics", "batchnorm", "preprocessing", "selection", "threshold")  # of `Also`
 REMEDIES = 3  # that are shown
 
 
@@ -97,7 +98,7 @@ class Check:
             + ("without noise: no epsilon against it" if one.epsilon is None else f"epsilon {one.epsilon:g} of its own")
             for one in also
         ]
-        silent = [kind for kind in KINDS if kind not in {one.kind for one in also}]
+        silent = [kind for kind in typing.get_args(Beside) if kind not in {one.kind for one in also}]
         return (*lines, f"assumed not sent, as nothing mentions it: {', '.join(silent)}")
 
     def _card(self) -> Card:
@@ -156,23 +157,22 @@ def check(
 
 def judged(deployment: Deployment, findings: list[Finding], view: str | None, count: Callable[[], Mechanism]) -> Check:
     """A check from what rules found, and a function that counts the noisy updates where they have an epsilon."""
-    silent = next((one for one in findings if one.effect is Effect.NO_MECHANISM), None)
-    mechanism: Mechanism | None = None if silent is not None else count()
-    delta = deployment.delta
+    silent = [f"{one.code}, {one.words}" for one in findings if one.effect is Effect.NO_MECHANISM]
+    mechanism = None if silent else count()
     if mechanism is None:
-        seen, clients = VIEWS[view_of(deployment, view)], deployment.clients.of or 1
-        reason = "; ".join(f"{one.code}, {one.words}" for one in findings if one.effect is Effect.NO_MECHANISM)
-        alone = dataclasses.replace(no_privacy(clients, reason, seen), unit=deployment.hidden)
+        clients, seen_by = deployment.clients.of or 1, VIEWS[view_of(deployment, view)]
+        alone = dataclasses.replace(no_privacy(clients, "; ".join(silent), seen_by), unit=deployment.hidden)
     else:
-        alone = mechanism.guarantee(delta)
-        members = [deployment.clients.of] if deployment.unit == "client" else _records(deployment)
-        if alone.delta and None not in members:
-            alone = dataclasses.replace(alone, warnings=delta_warnings(alone.delta, members, deployment.hidden))  # type: ignore[arg-type]
+        alone = mechanism.guarantee(deployment.delta)
+        among = deployment.clients if deployment.unit == "client" else deployment.records
+        if alone.delta and among is not None and among.of is not None:
+            warnings = delta_warnings(alone.delta, listed(among.of), deployment.hidden)
+            alone = dataclasses.replace(alone, warnings=warnings)
     everything = None if mechanism is None else _everything(deployment, findings, alone)
     claim = None
     if deployment.claim is not None:
         case = Case(deployment, deployment.claim, mechanism)
-        if silent is None or deployment.noise.law not in ("none", "unknown"):
+        if not silent or deployment.noise.law not in ("none", "unknown"):
             findings = [*findings, *findings_on_claim(case)]
         claim = _judged_claim(case, findings, everything)
     return Check(
@@ -181,14 +181,9 @@ def judged(deployment: Deployment, findings: list[Finding], view: str | None, co
         everything,
         claim,
         tuple(findings),
-        tuple(unknown_facts(deployment)),
+        tuple(names_of(UNKNOWN, deployment.to_dict())),
         tuple(_remedies(deployment, findings, mechanism, claim))[:REMEDIES],
     )
-
-
-def _records(deployment: Deployment) -> list[int | None]:
-    of = None if deployment.records is None else deployment.records.of
-    return list(of) if isinstance(of, tuple) else [of]
 
 
 def _everything(deployment: Deployment, findings: list[Finding], alone: Guarantee) -> Guarantee | None:
@@ -197,18 +192,6 @@ def _everything(deployment: Deployment, findings: list[Finding], alone: Guarante
         return None
     more = math.fsum(one.epsilon or 0.0 for one in deployment.also)
     return dataclasses.replace(alone, epsilons=tuple(epsilon + more for epsilon in alone.epsilons)) if more else alone
-
-
-def unknown_facts(facts: Facts, where: str = "") -> list[str]:
-    """Names of facts that are stated to be unknown."""
-    names: list[str] = []
-    for field in dataclasses.fields(facts):
-        value = getattr(facts, field.name)
-        if isinstance(value, Facts):
-            names += unknown_facts(value, f"{where}{field.name}.")
-        elif value == "unknown":
-            names.append(where + field.name)
-    return names
 
 
 def _judged_claim(case: Case, findings: list[Finding], everything: Guarantee | None) -> Claim:

@@ -5,12 +5,12 @@ unknown is counted as the worst that it could be.
 """
 
 import dataclasses
-import json
+import functools
 import math
 import os
 import typing
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from fedjax_dp import errors, folders, options, validation
 from fedjax_dp.accounting import Unit
@@ -21,22 +21,36 @@ UNKNOWN = "unknown"
 Number = float | tuple[float, ...]  # one for all clients, or one for each
 Count = int | tuple[int, ...]
 ClientLaw = Literal["all", "poisson", "fixed", "with-replacement", "round-robin", "schedule", "unknown"]
+Beside = Literal["metrics", "counts", "norm", "statistics", "batchnorm", "preprocessing", "selection", "threshold"]
 RecordLaw = Literal["full", "poisson", "fixed", "with-replacement", "shuffled", "once", "unknown"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Facts:
-    """A group of facts, checked when it is made; groups inside of it may be given as mappings."""
+    """A group of facts, checked when it is made; groups inside of it may be given as mappings.
+
+    What is annotated with `require(name, number)` is held to that, each number by itself.
+    """
 
     where: ClassVar[str] = ""  # of its keys, in refusals
 
     def __post_init__(self) -> None:
-        for name, option in _options(type(self)).items():
+        for name, option in self.facts().items():
             object.__setattr__(self, name, _checked(option, getattr(self, name), self.where + name))
+        for name, hint in typing.get_type_hints(type(self), include_extras=True).items():
+            for require in getattr(hint, "__metadata__", ()):
+                _each(self.where + name, getattr(self, name), require)
         self._check()
 
     def _check(self) -> None:
         """Refuse facts that cannot be true together."""
+
+    @classmethod
+    @functools.cache
+    def facts(cls) -> options.Options:
+        """What the group is made of, as options are described."""
+        taken = options.of_class(cls)
+        return {field.name: taken[field.name] for field in dataclasses.fields(cls)}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
@@ -44,7 +58,7 @@ class Facts:
         if not isinstance(values, Mapping):
             what = cls.where.rstrip(".") or "a deployment"
             raise errors.refuse(what, validation.described(values), "a table of facts")
-        taken = _options(cls)
+        taken = cls.facts()
         for name in values:
             errors.require_choice(f"{cls.where}{name}: a key", name, taken)
         needed = [name for name, option in taken.items() if option.default is REQUIRED]
@@ -55,11 +69,17 @@ class Facts:
     def to_dict(self) -> dict[str, Any]:
         """What is stated, as a TOML file has it."""
         result: dict[str, Any] = {}
-        for name, option in _options(type(self)).items():
+        for name, option in self.facts().items():
             value = getattr(self, name)
             if value != option.default and value is not None:
                 result[name] = _plain(value)
         return result
+
+
+def require_share(what: str, value: Any) -> None:
+    """Refuse what is no share of a whole."""
+    if not 0 < errors.require_number(what, value) <= 1:
+        raise errors.refuse(what, value, "above 0 and at most 1")
 
 
 def _plain(value: Any) -> Any:
@@ -73,17 +93,14 @@ class Members(Facts):
     """How many there are, and how many of them are drawn: `size` of `of`, or each at `rate`."""
 
     law: Any
-    of: Any = None
-    size: Any = None
-    rate: Any = None
+    of: Annotated[Any, errors.require_count] = None
+    size: Annotated[Any, errors.require_count] = None
+    rate: Annotated[Any, require_share] = None
 
     def _check(self) -> None:
         of, size, rate = self.of, self.size, self.rate
         if size is not None and rate is not None:
             raise errors.refuse(f"{self.where}rate", rate, f"left out beside {self.where}size", "keep one of them")
-        _each(self.where + "of", of, errors.require_count)
-        _each(self.where + "size", size, errors.require_count)
-        _each(self.where + "rate", rate, _require_share)
         for drawn, members in _beside(size, of):
             if drawn > members:
                 raise errors.refuse(f"{self.where}size", drawn, f"at most the {members} of {self.where}of")
@@ -102,9 +119,9 @@ class Clients(Members):
 
     where = "clients."
     law: ClientLaw
-    of: int | None = None
-    size: int | None = None
-    rate: float | None = None
+    of: Annotated[int | None, errors.require_count] = None
+    size: Annotated[int | None, errors.require_count] = None
+    rate: Annotated[float | None, require_share] = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -121,14 +138,10 @@ class Records(Members):
 
     where = "records."
     law: RecordLaw
-    of: Count | None = None
-    size: Count | None = None
-    rate: Number | None = None
-    steps: Count | None = None
-
-    def _check(self) -> None:
-        super()._check()
-        _each("records.steps", self.steps, errors.require_count)
+    of: Annotated[Count | None, errors.require_count] = None
+    size: Annotated[Count | None, errors.require_count] = None
+    rate: Annotated[Number | None, require_share] = None
+    steps: Annotated[Count | None, errors.require_count] = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -149,18 +162,14 @@ class Clip(Facts):
     where = "clip."
     of: Literal["record", "update", "weights", "batch", "aggregate", "nothing"]
     norm: Literal["l2", "l1", "coordinate"] | None = None
-    bound: Number | None = None
+    bound: Annotated[Number | None, errors.require_positive] = None
     scope: Literal["all", "tensor"] = "all"
-    tensors: int | None = None
-    coordinates: int | None = None
+    tensors: Annotated[int | None, errors.require_count] = None
+    coordinates: Annotated[int | None, errors.require_count] = None
     threshold: Literal["public", "private", "adaptive", "unknown"] = "public"
-    count_noise: float | None = None
+    count_noise: Annotated[float | None, errors.require_positive] = None
 
     def _check(self) -> None:
-        _each("clip.bound", self.bound, errors.require_positive)
-        _each("clip.tensors", self.tensors, errors.require_count)
-        _each("clip.coordinates", self.coordinates, errors.require_count)
-        _each("clip.count_noise", self.count_noise, errors.require_positive)
         if self.threshold == "adaptive" and self.count_noise is None:
             remedy = "it is the standard deviation on the count; a count without noise is threshold private"
             raise errors.refuse("clip.count_noise", "nothing", "given for threshold adaptive", remedy)
@@ -180,14 +189,9 @@ class Calibration(Facts):
     """
 
     where = "noise.calibration."
-    epsilon: float
-    delta: float | None = None
-    sensitivity: float | None = None
-
-    def _check(self) -> None:
-        errors.require_positive("noise.calibration.epsilon", self.epsilon)
-        _each("noise.calibration.sensitivity", self.sensitivity, errors.require_positive)
-        _each("noise.calibration.delta", self.delta, errors.require_in_unit_interval)
+    epsilon: Annotated[float, errors.require_positive]
+    delta: Annotated[float | None, errors.require_in_unit_interval] = None
+    sensitivity: Annotated[float | None, errors.require_positive] = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -206,7 +210,7 @@ class Noise(Facts):
 
     where = "noise."
     law: Literal["gaussian", "laplace", "none", "unknown"]
-    std: Number | None = None
+    std: Annotated[Number | None, errors.require_not_negative] = None
     calibration: Calibration | None = None
     on: Literal["sum", "mean", "message"] | None = None
     by: Literal["server", "client"] | None = None
@@ -214,7 +218,6 @@ class Noise(Facts):
     misses: tuple[str, ...] = ()
 
     def _check(self) -> None:
-        _each("noise.std", self.std, errors.require_not_negative)
         if self.std is not None and self.calibration is not None:
             raise errors.refuse("noise.calibration", "one", "left out beside noise.std", "keep one of them")
         if self.on == "message" and self.by == "server":
@@ -239,7 +242,7 @@ class Weights(Facts):
 
     def _check(self) -> None:
         if self.largest != UNKNOWN:
-            _each("weights.largest", self.largest, _require_share)
+            _each("weights.largest", self.largest, require_share)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -254,16 +257,10 @@ class Selection(Facts):
     """
 
     where = "selection."
-    epsilon: float
-    of: int
-    fraction: float
-    release: float
-
-    def _check(self) -> None:
-        errors.require_positive("selection.epsilon", self.epsilon)
-        errors.require_count("selection.of", self.of)
-        _require_share("selection.fraction", self.fraction)
-        errors.require_positive("selection.release", self.release)
+    epsilon: Annotated[float, errors.require_positive]
+    of: Annotated[int, errors.require_count]
+    fraction: Annotated[float, require_share]
+    release: Annotated[float, errors.require_positive]
 
     @property
     def answers(self) -> int:
@@ -282,13 +279,10 @@ class Also(Facts):
     """
 
     where = "also."
-    kind: Literal["metrics", "counts", "norm", "statistics", "batchnorm", "preprocessing", "selection", "threshold"]
+    kind: Beside
     text: str
     to: Literal["server", "clients", "public"]
-    epsilon: float | None = None
-
-    def _check(self) -> None:
-        _each("also.epsilon", self.epsilon, errors.require_positive)
+    epsilon: Annotated[float | None, errors.require_positive] = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -306,13 +300,11 @@ class Assumed(Facts):
     where = "claim.assumes."
     clients: ClientLaw | None = None
     records: RecordLaw | None = None
-    population: int | None = None
-    cohort: int | None = None
+    population: Annotated[int | None, errors.require_count] = None
+    cohort: Annotated[int | None, errors.require_count] = None
     noise: Literal["own", "summed"] = "own"
 
     def _check(self) -> None:
-        _each("claim.assumes.population", self.population, errors.require_count)
-        _each("claim.assumes.cohort", self.cohort, errors.require_count)
         if (self.population is None) != (self.cohort is None):
             raise lacking([f"claim.assumes.{'cohort' if self.cohort is None else 'population'}"])
 
@@ -329,13 +321,12 @@ class Promise(Facts):
     """
 
     where = "claim."
-    epsilon: float
+    epsilon: Annotated[float, errors.require_positive]
     delta: float | None = None
     per: Literal["run", "round"]
     assumes: Assumed = dataclasses.field(default_factory=Assumed)
 
     def _check(self) -> None:
-        errors.require_positive("claim.epsilon", self.epsilon)
         if self.delta != 0:  # pure differential privacy
             _each("claim.delta", self.delta, errors.require_in_unit_interval)
 
@@ -469,15 +460,7 @@ class Deployment(Facts):
 
     def to_toml(self) -> str:
         """As a file that `read` takes."""
-        return "".join(f"{name} = {_toml(value)}\n" for name, value in self.to_dict().items())
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{name} = {_toml(one)}" for name, one in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ", ".join(map(_toml, value)) + "]"
-    return json.dumps(value)
+        return folders.toml(self.to_dict())
 
 
 def read(path: str | os.PathLike[str], *, free: Collection[str] = ()) -> Deployment:
@@ -489,7 +472,7 @@ def read(path: str | os.PathLike[str], *, free: Collection[str] = ()) -> Deploym
     for name in free:
         group, _, fact = name.partition(".")
         facts = values.get(group)
-        if isinstance(facts, dict) and next(blanks_of({fact: facts.get(fact)}), None):
+        if isinstance(facts, dict) and next(names_of(BLANK, {fact: facts.get(fact)}), None):
             del facts[fact]
     require_filled(values)
     return Deployment.from_dict(values)
@@ -497,17 +480,17 @@ def read(path: str | os.PathLike[str], *, free: Collection[str] = ()) -> Deploym
 
 def require_filled(values: Mapping[str, Any]) -> None:
     """Refuse blanks of a template, all of them at once."""
-    if blanks := list(blanks_of(values)):
+    if blanks := list(names_of(BLANK, values)):
         raise errors.refuse(", ".join(blanks), "blanks", "filled in", f'write what is so in the place of "{BLANK}"')
 
 
-def blanks_of(values: Mapping[str, Any], where: str = "") -> Iterator[str]:
-    """The keys that are still blank."""
+def names_of(word: str, values: Mapping[str, Any], where: str = "") -> Iterator[str]:
+    """The keys whose value is a word, such as `BLANK`."""
     for name, value in values.items():
-        if value == BLANK:
+        if value == word:
             yield where + name
         elif isinstance(value, Mapping):
-            yield from blanks_of(value, f"{where}{name}.")
+            yield from names_of(word, value, f"{where}{name}.")
 
 
 def lacking(names: list[str]) -> errors.ConfigurationError:
@@ -515,27 +498,14 @@ def lacking(names: list[str]) -> errors.ConfigurationError:
     return errors.refuse(", ".join(names), "nothing", "given", "nothing is assumed in its place")
 
 
-def _options(cls: type[Facts]) -> options.Options:
-    if cls not in _TAKEN:
-        _TAKEN[cls] = _of_fields(cls)
-    return _TAKEN[cls]
-
-
-_TAKEN: dict[type[Facts], options.Options] = {}
-
-
-def _of_fields(cls: type[Facts]) -> options.Options:
-    taken = options.of_class(cls)
-    return {field.name: taken[field.name] for field in dataclasses.fields(cls)}
-
-
 def _checked(option: Option, value: Any, what: str) -> Any:
     """A fact in the type of its field: a group of facts, a scalar, a name, or a list of such."""
     if value is None or value is option.default:
         return value
-    members = [kind for hint in _members(option.hint) for kind in (hint, *_members_of_tuple(hint))]
-    group = next((kind for kind in members if isinstance(kind, type) and issubclass(kind, Facts)), None)
-    many = any(typing.get_origin(kind) is tuple for kind in members)
+    hints = options.members(option.hint)
+    many = [hint for hint in hints if typing.get_origin(hint) is tuple]
+    kinds = (*hints, *(typing.get_args(hint)[0] for hint in many))
+    group = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Facts)), None)
     if many and isinstance(value, list | tuple):
         if not value and option.kinds != ():
             raise errors.refuse(what, "an empty list", "a number, or one for each client")
@@ -556,19 +526,6 @@ def _one(option: Option, value: Any, what: str, group: type[Facts] | None) -> An
     if isinstance(value, str) and option.choices is not None:
         errors.require_choice(what, value, option.choices)
     return value
-
-
-def _members(hint: Any) -> tuple[Any, ...]:
-    return typing.get_args(hint) if typing.get_origin(hint) not in (None, tuple, Literal) else (hint,)
-
-
-def _members_of_tuple(hint: Any) -> tuple[Any, ...]:
-    return typing.get_args(hint)[:1] if typing.get_origin(hint) is tuple else ()
-
-
-def _require_share(what: str, value: Any) -> None:
-    if not 0 < errors.require_number(what, value) <= 1:
-        raise errors.refuse(what, value, "above 0 and at most 1")
 
 
 def _each(what: str, value: Any, require: Callable[[str, Any], object]) -> None:

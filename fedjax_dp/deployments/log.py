@@ -25,10 +25,10 @@ from fedjax_dp.deployments.mechanism import (
     Noisy,
     assumptions_of,
     bound_of,
-    cost_of,
     drawn_of,
     missing_facts,
     multiplier,
+    noisy,
     releases,
     view_of,
     weight,
@@ -112,7 +112,7 @@ def mechanism_of_log(
             shares = 0.0
         current, shares = row.round, shares + kind.values.get("share", 0.0)
         taken[row.client][row.cells] += 1
-        for finding in _found(kind, row, reader.shown(row), spread, deployment):
+        for finding in _found(kind, row, reader.values(row, shown=True), spread, deployment):
             findings.setdefault(finding.code, finding)
     if current < 0:
         raise errors.refuse("log", str(path), "a file with rows below its header")
@@ -194,17 +194,10 @@ class _Reader:
                 counted = tuple([cells[other] for other in self._counted])
                 yield Row(number, now, client, counted, tuple([cells[other] for other in self._shown]))
 
-    def values(self, row: Row) -> Values:
-        """The cells that are counted, in their types; those that are empty are left out."""
-        return self._typed(row, self._counted, row.cells)
-
-    def shown(self, row: Row) -> Values:
-        """The other cells."""
-        return self._typed(row, self._shown, row.shown)
-
-    def _typed(self, row: Row, places: list[int], cells: tuple[str, ...]) -> Values:
+    def values(self, row: Row, shown: bool = False) -> Values:
+        """The cells that are counted, or the others, in their types; those that are empty are left out."""
         result: Values = {}
-        for place, cell in zip(places, cells):
+        for place, cell in zip(self._shown, row.shown) if shown else zip(self._counted, row.cells):
             name, text = self.columns[place], cell.strip()
             where = f"{self.path.name} row {row.number}, column {name}"
             if not text:
@@ -235,7 +228,7 @@ def _kind(deployment: Deployment, values: Values, where: str) -> Kind:
     except errors.ConfigurationError as error:
         raise errors.ConfigurationError(f"{where}: {error}") from None
     z = multiplier(one)
-    event = None if z == 0 else cost_of(one, releases(one)).events[0]  # type: ignore[attr-defined]
+    event = None if z == 0 else noisy(one, releases(one)).events[0]
     return Kind(event, values, z, drawn_of(one))
 
 
@@ -259,8 +252,8 @@ def _with_row(deployment: Deployment, values: Values) -> Deployment:
         if "rate" in own:
             stated = {name: value for name, value in stated.items() if name not in ("rate", "size")}
         stated |= {name: value for name, value in own.items() if value is not None}
-        if missing := [name for name in ("law",) if name not in stated]:
-            raise lacking(["sampling" for _ in missing])
+        if "law" not in stated:
+            raise lacking(["sampling"])
         records = Records.from_dict(stated)
     clip, noise = deployment.clip, deployment.noise
     bound = values.get("clip", 1.0 if clip.bound is None and "noise_multiplier" in values else clip.bound)

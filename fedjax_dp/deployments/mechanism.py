@@ -2,14 +2,13 @@
 
 import dataclasses
 import math
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import scipy
 
 from fedjax_dp import errors
 from fedjax_dp.accounting import (
     ACCOUNTANTS,
-    ATTAINED,
     Adjacency,
     Event,
     FullBatch,
@@ -22,6 +21,7 @@ from fedjax_dp.accounting import (
     View,
     WithoutReplacement,
     WithReplacement,
+    compare,
     epsilon_of,
     noise_factor_for,
 )
@@ -31,20 +31,6 @@ from fedjax_dp.deployments.description import UNKNOWN, Deployment, Members, lack
 VIEWS = {"server": View.UPLOADS, "clients": View.BROADCAST}
 BOUNDING = ("record", "update", "weights")  # clips that bound what their unit can change
 SUMMED = "every epsilon counted whole, added up (pure differential privacy)"
-
-
-class Cost(Protocol):
-    """What one client pays for all noisy releases."""
-
-    def epsilon(self, delta: float) -> float: ...
-
-    def attained(self, delta: float) -> float:
-        """What two real neighbours attain; 0 where none are known."""
-        ...
-
-    def factor_for(self, epsilon: float, delta: float) -> float:
-        """Smallest factor on the noise that meets a budget."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,15 +43,13 @@ class Noisy:
         return max(epsilon_of(event, delta) for event in self.events) if delta else math.inf
 
     def attained(self, delta: float) -> float:
+        """What two real neighbours attain; 0 where none are known."""
         if not delta or len(self.events) > 1:
             return 0.0 if delta else math.inf
-        try:
-            least = epsilon_of(self.events[0], delta, ATTAINED)
-        except errors.ConfigurationError:
-            return 0.0
-        return least if math.isfinite(least) else 0.0
+        return compare.lower_bound(self.events[0], delta).number or 0.0
 
     def factor_for(self, epsilon: float, delta: float) -> float:
+        """Smallest factor on the noise that meets a budget."""
         return max(noise_factor_for(event, epsilon, delta) for event in self.events)
 
 
@@ -92,6 +76,9 @@ class Pure:
 
     def factor_for(self, epsilon: float, delta: float) -> float:
         return self.epsilon(delta) / epsilon
+
+
+Cost = Noisy | Pure  # what one client pays for all noisy releases
 
 
 class Drawn(NamedTuple):
@@ -336,10 +323,11 @@ def multiplier(deployment: Deployment) -> float:
 
 def cost_of(deployment: Deployment, count: int) -> Cost:
     """What one client pays for `count` of its noisy sums."""
-    return _pure(deployment, count) if deployment.noise.law == "laplace" else _noisy(deployment, count)
+    return _pure(deployment, count) if deployment.noise.law == "laplace" else noisy(deployment, count)
 
 
-def _noisy(deployment: Deployment, count: int) -> Cost:
+def noisy(deployment: Deployment, count: int) -> Noisy:
+    """The same of Gaussian noise."""
     drawn, unit = drawn_of(deployment), deployment.hidden
     noise = multiplier(deployment)
     steps = (GaussianSteps(noise, sampling, drawn.adjacency, count, unit) for sampling in drawn.samplings)

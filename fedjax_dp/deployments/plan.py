@@ -2,12 +2,11 @@
 
 import ast
 import dataclasses
-import json
 import math
 import operator
 from typing import Any
 
-from fedjax_dp import errors
+from fedjax_dp import errors, folders
 from fedjax_dp.accounting.calibrate import require_budget
 from fedjax_dp.deployments import templates
 from fedjax_dp.deployments.check import Check, check
@@ -39,8 +38,7 @@ class Plan:
         lines = [self.check.statement, *self.check.beside, *self.check.mechanism.assumptions]
         lines += [self.system, self.note] if self.system else []
         head = "".join(f"# {line}\n" for line in lines if line)
-        body = "".join(f"{_key(name)} = {json.dumps(value)}\n" for name, value in self.settings.items())
-        return head + (body if self.system else self.deployment.to_toml())
+        return head + (folders.toml(self.settings) if self.system else self.deployment.to_toml())
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -97,7 +95,10 @@ def plan(deployment: Deployment, *, epsilon: float, delta: float | None = None, 
     if len(stds) > 1:
         raise errors.refuse("for", system, "left out where clients have noise of their own", "plan without it")
     facts = facts_of(one)
-    written = {name: _evaluated(value, facts) for name, value in settings["settings"].items()}
+    written = {
+        name: _result(ast.parse(value, mode="eval").body, facts) if isinstance(value, str) else value
+        for name, value in settings["settings"].items()
+    }
     written = {name: value for name, value in written.items() if value is not None}
     return Plan(checked, checked_multipliers(planned), written, settings.get("note", ""), settings["name"])
 
@@ -153,14 +154,8 @@ def facts_of(one: Deployment) -> dict[str, Any]:
     }
 
 
-def _evaluated(value: Any, facts: dict[str, Any]) -> Any:
-    """A setting: products and quotients of facts, a quoted word, or what is no text as it stands."""
-    if not isinstance(value, str):
-        return value
-    return _result(ast.parse(value, mode="eval").body, facts)
-
-
 def _result(node: ast.expr, facts: dict[str, Any]) -> Any:
+    """A setting that is text: products and quotients of facts, or a quoted word."""
     match node:
         case ast.Name(name):
             return facts[name]
@@ -170,7 +165,3 @@ def _result(node: ast.expr, facts: dict[str, Any]) -> Any:
             sides = _result(left, facts), _result(right, facts)
             return None if None in sides else OPERATIONS[type(operation)](*sides)
     raise errors.refuse("a setting of a template", ast.unparse(node), "made of products and quotients of facts")
-
-
-def _key(name: str) -> str:
-    return name if name.replace("_", "").isalnum() else json.dumps(name)

@@ -326,7 +326,7 @@ def _span(numbers: list[int]) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def listed(value: Any) -> tuple[float, ...]:
+def listed(value: Any) -> tuple[Any, ...]:
     """A list of a fact of clients, or the one fact of all."""
     return value if isinstance(value, tuple) else (value,)
 

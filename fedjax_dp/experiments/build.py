@@ -19,7 +19,6 @@ from fedjax_dp.execution.mesh import Execution, some_devices
 from fedjax_dp.experiments.config import RunSpec
 from fedjax_dp.experiments.groups import ExecutionConfig, PrivacyConfig
 from fedjax_dp.models import ARCHITECTURES, NetworkModel, cross_entropy, freeze, model, read_start
-from fedjax_dp.models.starts import stated_pair
 from fedjax_dp.privacy.planned_run import PlannedRun, plan_run
 from fedjax_dp.privacy.terms import PrivacyTerms
 from fedjax_dp.rounds.algorithm import Algorithm
@@ -80,19 +79,11 @@ _OF_PARTS = (
 @functools.lru_cache(maxsize=8)  # as another model is another program, and checkpoints are large
 def _partly_trained(made: NetworkModel, digests: tuple[tuple[str, str], ...], **options: Any) -> NetworkModel:
     """The model of which a part is trained, begun with what is in the files of these checksums."""
-    start, lora = options["start"], {name: options[name] for name in ("lora_rank", "lora_alpha", "lora_targets")}
-    for name in ("start_names", "start_data", "start_private", "start_epsilon", "start_delta", "fresh"):
-        if start is None and options[name] is not None:
-            raise errors.refuse(
-                name, options[name], "left out where training begins at random", "give --start, or drop it"
-            )
-    if start is not None:
-        public = None if options["start_private"] is None else not options["start_private"]
-        stated = stated_pair(options["start_epsilon"], options["start_delta"])
-        names, words = options["start_names"], options["start_data"]
-        start = read_start(start, names=names, trained_on=words, public=public, stated=stated)
-    terms = {name.removeprefix("lora_"): value for name, value in lora.items() if value is not None}
-    return freeze(made, options["trainable"] or "all", start=start, fresh=options["fresh"], **terms)
+    set_options = {name.removeprefix("lora_"): value for name, value in options.items() if value is not None}
+    start, names = (set_options.pop(name, None) for name in ("start", "start_names"))
+    if start is None and names is not None:
+        raise errors.refuse("start_names", names, "left out where training begins at random", "give start, or drop it")
+    return freeze(made, **set_options, start=None if start is None else read_start(start, names=names))
 
 
 @functools.cache  # as some networks are equal to themselves only, and another model is another program

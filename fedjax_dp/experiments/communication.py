@@ -8,6 +8,7 @@ import numpy as np
 from fedjax_dp import gradients
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.models import Model
+from fedjax_dp.models.model import size_of
 from fedjax_dp.pytrees import Part, tensor_sizes
 from fedjax_dp.rounds.algorithm import Algorithm
 
@@ -50,10 +51,10 @@ def traffic(algorithm: Algorithm, model: Model, data: FederatedData) -> Traffic:
 
 def parameters(model: Model, data: FederatedData) -> tuple[int, int | None]:
     """How many numbers the model has, and its last hidden layer, if it has one that is called features."""
-    params = jax.eval_shape(model.init, jax.random.key(0))
-    size = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(params))
+    size = size_of(model)
     if not getattr(model, "has_features", False):
         return size, None
+    params = jax.eval_shape(model.init, jax.random.key(0))
     row = jax.eval_shape(
         data.features, jax.ShapeDtypeStruct((1, *data.record_shape), jax.dtypes.canonicalize_dtype(data.x.dtype))
     )

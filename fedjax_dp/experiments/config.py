@@ -7,7 +7,6 @@ a model that Python holds.
 
 import contextlib
 import dataclasses
-import json
 import math
 import os
 import pathlib
@@ -310,8 +309,3 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
         errors.require_choice(f"{path.name}: a key", name, known)
         overrides[name] = known[name].typed(value, f"{path.name}: {name}")
     return overrides
-
-
-def to_toml(values: Overrides) -> str:
-    """The values as TOML that `read` gives back."""
-    return "".join(f"{name} = {json.dumps(value)}\n" for name, value in values.items() if value is not None)

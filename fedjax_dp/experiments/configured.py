@@ -1,6 +1,5 @@
 """A run of a configuration, in a folder: started, gone on with, and to more rounds than it began with."""
 
-import itertools
 import os
 import pathlib
 import time
@@ -10,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_dp import errors, gradients
+from fedjax_dp import errors, folders, gradients
 from fedjax_dp.accounting import Poisson, RandomAllocation, Unit, WithoutReplacement
 from fedjax_dp.algorithms import COMMON
 from fedjax_dp.data.loaders import kind_of
@@ -241,5 +240,4 @@ def _free_folder(config: RunSpec) -> pathlib.Path:
     if config.output.out is not None:
         return pathlib.Path(config.output.out)
     name = f"{config.data.dataset.partition(':')[0]}-{config.entry.name}-s{config.data.seed}"
-    candidates = (pathlib.Path("runs") / (name if n == 1 else f"{name}-{n}") for n in itertools.count(1))
-    return next(path for path in candidates if not (path.exists() or path.is_symlink()))
+    return folders.unused(pathlib.Path("runs"), name)

@@ -1,7 +1,5 @@
 """Parameters of a model in files that other programs read: safetensors or npz, named by their paths."""
 
-import contextlib
-import os
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -25,10 +23,9 @@ def write(path: pathlib.Path, params: Any, ledger: str, described: Mapping[str, 
     if path.suffix not in ENDINGS:
         raise errors.refuse("file of parameters", path, f"one that ends in {' or '.join(ENDINGS)}")
     named = by_name(params)
-    draft = path.with_name(path.name + folders.DRAFT)
     if not path.parent.is_dir():
         raise errors.refuse("file of parameters", path, "in an existing folder", "make it first")
-    try:
+    with folders.storing(path), folders.drafting(path) as draft:
         if path.suffix == ".npz":
             arrays: Any = named | {ARRAY: np.frombuffer(ledger.encode(), np.uint8)}
             with draft.open("wb") as file:
@@ -37,12 +34,6 @@ def write(path: pathlib.Path, params: Any, ledger: str, described: Mapping[str, 
             from safetensors.numpy import save  # only needed here
 
             draft.write_bytes(save(named, metadata={**described, KEY: ledger}))
-        os.replace(draft, path)
-    except BaseException as error:
-        with contextlib.suppress(OSError):
-            draft.unlink(missing_ok=True)
-        with folders.storing(path):
-            raise error
 
 
 def by_name(params: Any) -> dict[str, np.ndarray]:

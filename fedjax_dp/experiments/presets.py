@@ -109,10 +109,9 @@ def resolve_population(config: P, preset: Mapping[str, Any]) -> P:
     kind = kind_of(config.dataset)
     check_reading(kind, config)
     if kind == "store":
-        for name in ("partition", *OPTIONS, "pca", "cosines", "normalise", "holdout"):
-            if getattr(config, name) is not None:
-                remedy = "give it to fedjax-dp data convert"
-                raise errors.refuse(name, getattr(config, name), "left out for a store, whose clients are made", remedy)
+        names = ("partition", *OPTIONS, "pca", "cosines", "normalise", "holdout")
+        where = "for a store, whose clients are made"
+        errors.require_left_out(config, names, where, "give it to fedjax-dp data convert")
     else:
         config = _divided(config, preset)
     if config.pca is not None and config.cosines is not None:

@@ -1,8 +1,6 @@
 """The ledger file of a run's folder: the phases, then a line for each round, added as the run goes on."""
 
-import csv
 import dataclasses
-import io
 import pathlib
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +9,7 @@ import numpy as np
 from fedjax_dp import errors, folders
 from fedjax_dp.accounting.composed_phases import Phase, counted_with
 from fedjax_dp.accounting.ledger import Ledger, chained, phases_in, read_rounds, text_of
-from fedjax_dp.display import finite
+from fedjax_dp.display import comma_separated, finite
 from fedjax_dp.experiments import phases
 from fedjax_dp.models import read_start
 from fedjax_dp.models.origins import LEDGER, RUN, phases_of
@@ -131,9 +129,9 @@ def write_tables(folder: pathlib.Path, ready: "PreparedRun") -> None:
     """The same for people: `ledger.csv` by round, of the worst client, and `clients.csv`."""
     lines = read_ledger(folder).lines
     by_round = [[*(line[name] for name in COLUMNS), ready.guarantee.mark] for line in lines]
-    folders.write_atomically(folder / BY_ROUND, _csv((*COLUMNS, "deployment"), by_round))
+    folders.write_atomically(folder / BY_ROUND, comma_separated((*COLUMNS, "deployment"), by_round))
     rows = [list(row.values()) for row in clients_table(ready)]
-    folders.write_atomically(folder / BY_CLIENT, _csv(CLIENT_COLUMNS, rows))
+    folders.write_atomically(folder / BY_CLIENT, comma_separated(CLIENT_COLUMNS, rows))
 
 
 CLIENT_COLUMNS = (
@@ -173,11 +171,3 @@ def clients_table(ready: "PreparedRun") -> list[dict[str, Any]]:
         spent = (rounds[client], released, epsilon, budget, left, after[client])
         rows.append(dict(zip(CLIENT_COLUMNS, (client, records, z, *spent, guarantee.mark), strict=True)))
     return rows
-
-
-def _csv(header: tuple[str, ...], rows: list[list[Any]]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows([["" if cell is None else cell for cell in row] for row in rows])
-    return text.getvalue()

@@ -48,7 +48,10 @@ class RunFolder:
             self._checkpoints = Checkpoints(path)
 
     def keep(self, state: ServerState, params: Any, history: Sequence[Evaluation], checkpoint: bool) -> None:
-        """Ledger and metrics always, the state and the model's parameters where a checkpoint is due."""
+        """At evaluations, and where a checkpoint is due; the state is valid during the call only.
+
+        Ledger and metrics are kept always, the state and the model's parameters where a checkpoint is due.
+        """
         with self._storing():
             if self._ledger is not None:
                 self._ledger.write(int(state.round))
@@ -218,7 +221,7 @@ def begun(path: pathlib.Path) -> dict[str, Any]:
             got = f"{path}, where nothing was stored before the run was stopped"
             raise errors.refuse("run folder", got, "one of a run that had begun", "start it again in the same folder")
         raise errors.refuse("run folder", str(path), f"one with a file {ABOUT}", "start a run with --out")
-    about = read(path / ABOUT)
+    about = folders.read_json(path / ABOUT)
     if not isinstance(about, dict) or KEYS - about.keys():
         remedy = f"fedjax-dp run {path / CONFIG} runs it anew"
         raise errors.refuse("run folder", f"{path}, of another version", "written by this version", remedy)
@@ -289,21 +292,14 @@ def result_of(path: pathlib.Path, about: Mapping[str, Any]) -> dict[str, Any] | 
     """The result of a finished run; None before its end."""
     if not (path / RESULT).is_file():
         return None
-    result = read(path / RESULT)
+    result = folders.read_json(path / RESULT)
     finished = isinstance(result, dict) and result.get("rounds") == about["config"]["rounds"]
     return result if finished else None
 
 
 def history(path: pathlib.Path) -> list[Evaluation]:
-    return [Evaluation.of_row(point) for point in read(path / METRICS)] if (path / METRICS).is_file() else []
-
-
-def read(path: pathlib.Path) -> Any:
-    """The content of one of its JSON files."""
-    try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise errors.refuse(str(path), "something else", "readable JSON", " ".join(str(error).split())) from None
+    rows = folders.read_json(path / METRICS) if (path / METRICS).is_file() else ()
+    return [Evaluation.of_row(row) for row in rows]
 
 
 def seal(about: Mapping[str, Any]) -> str:
@@ -333,8 +329,8 @@ def _begin(path: pathlib.Path, ready: PreparedRun) -> None:
 def _write_config(path: pathlib.Path, config: configs.Overrides, before: configs.Overrides) -> None:
     """Write the configuration for people where there is none, or the one of `before`: another is somebody's own."""
     file = path / CONFIG
-    if not file.is_file() or file.read_bytes() == (FOR_PEOPLE + configs.to_toml(before)).encode():
-        folders.write_atomically(file, FOR_PEOPLE + configs.to_toml(config))
+    if not file.is_file() or file.read_bytes() == (FOR_PEOPLE + folders.toml(before)).encode():
+        folders.write_atomically(file, FOR_PEOPLE + folders.toml(config))
 
 
 def _check_shared(path: pathlib.Path) -> None:

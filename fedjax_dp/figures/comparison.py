@@ -24,7 +24,11 @@ def draw(
     Bars are 95% intervals of means over seeds (Student's t); one seed has none.
     """
     budget = found.budgets[len(found.budgets) // 2]
-    with canvas.page(path, look, (9.5, 4.8), 2, _arranged, column=7) as page:
+
+    def arrange(figure: Any) -> Any:
+        return figure.subplots(*((2, 1) if canvas.narrow(figure) else (1, 2)))
+
+    with canvas.page(path, look, (9.5, 4.8), 2, arrange, column=7) as page:
         left, right = page.panels
         names = list(dict.fromkeys(row.algorithm for row in found.rows))
         colors = {name: styles.PALETTE[rank % len(styles.PALETTE)] for rank, name in enumerate(names)}
@@ -37,11 +41,6 @@ def draw(
         bars = f"bars: 95% intervals of the mean over {seeds} seeds (Student's t)"
         page.note(bars if seeds > 1 else "one seed, which has no intervals")
     return page.figure
-
-
-def _arranged(figure: Any) -> Any:
-    """Side by side, or one above the other in a narrow picture."""
-    return figure.subplots(*((2, 1) if canvas.narrow(figure) else (1, 2)))
 
 
 def _means(panel: Any, found: Comparison, colors: dict[str, Any]) -> None:

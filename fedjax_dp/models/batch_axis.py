@@ -40,12 +40,7 @@ def require_records_apart(name: str, batched: Callable[..., Any], params: Any, r
     traced = [traced_with(2), traced_with(3)]
     for two, three in zip(*(jax.tree.leaves(out) for _, out in traced)):
         if two.shape[:1] != (2,) or three.shape[:1] != (3,) or two.shape[1:] != three.shape[1:]:
-            raise errors.refuse(
-                "model",
-                f"{name} that makes {list(three.shape)} of three records",
-                "one that makes a row for each record",
-                "keep the records' axis first",
-            )
+            raise _no_rows(name, three, "three records")
     found = _mixing(*(closed.jaxpr for closed, _ in traced))
     if found is not None:
         raise errors.refuse(
@@ -105,10 +100,10 @@ def first_row(name: str, out: Any) -> Any:
     """What a network made of a batch of one."""
     for leaf in jax.tree.leaves(out):
         if leaf.ndim == 0 or leaf.shape[0] != 1:
-            raise errors.refuse(
-                "model",
-                f"{name} that makes {list(leaf.shape)} of one record",
-                "one that makes a row for each record",
-                "keep the records' axis first",
-            )
+            raise _no_rows(name, leaf, "one record")
     return jax.tree.map(lambda a: a[0], out)
+
+
+def _no_rows(name: str, made: Any, of: str) -> errors.ConfigurationError:
+    got = f"{name} that makes {list(made.shape)} of {of}"
+    return errors.refuse("model", got, "one that makes a row for each record", "keep the records' axis first")

@@ -16,7 +16,7 @@ from fedjax_dp.models.low_rank import LowRank
 from fedjax_dp.models.model import NetworkModel
 from fedjax_dp.models.networks import named
 from fedjax_dp.models.origins import Origin
-from fedjax_dp.models.selection import HEAD, head_of, listed, matching
+from fedjax_dp.models.selection import HEAD, chosen, listed, matching
 from fedjax_dp.models.starts import Start, start_of, stated_pair, with_stated
 from fedjax_dp.prng import role_key
 
@@ -82,7 +82,8 @@ def freeze(
         public = None if start_private is None else not start_private
         start = start_of(start, trained_on=start_data, public=public)
         start = with_stated(start, stated_pair(start_epsilon, start_delta))
-    begun = {} if start is None else _begun(start, shapes, () if fresh is None else _fresh(fresh, plan, shapes))
+    anew = set() if fresh is None else chosen("fresh", listed("fresh", fresh), plan, shapes)
+    begun = {} if start is None else _begun(start, shapes, anew)
     drawn = named(model.init(role_key(key, "init"))) if set(shapes) - set(begun) - set(trained) else {}
     values = {name: jnp.asarray(begun.get(name, drawn.get(name))) for name in shapes if name not in trained} | already
     if adapters is not None and not adapters.both:
@@ -120,14 +121,8 @@ def _trained(words: Sequence[str], plan: GradientPlan, shapes: Mapping[str, Any]
         if len(words) > 1:
             raise errors.refuse("trainable", ",".join(words), "all, or some", "drop one of them")
         return tuple(shapes)
-    found: set[str] = set()
-    for word in words:
-        if word == HEAD:
-            found |= set(head_of("trainable", plan, shapes))
-        elif word == BIAS:
-            found |= set(matching("trainable", ["**bias"], shapes))
-        elif word not in (LORA, FFA_LORA):
-            found |= set(matching("trainable", [word], shapes))
+    patterns = ["**bias" if word == BIAS else word for word in words if word not in (LORA, FFA_LORA)]
+    found = chosen("trainable", patterns, plan, shapes)
     if len(found) == len(shapes):
         raise errors.refuse(
             "trainable",
@@ -136,13 +131,6 @@ def _trained(words: Sequence[str], plan: GradientPlan, shapes: Mapping[str, Any]
             "leave it out to train all",
         )
     return tuple(name for name in shapes if name in found)
-
-
-def _fresh(text: str, plan: GradientPlan, shapes: Mapping[str, Any]) -> list[str]:
-    found: list[str] = []
-    for word in listed("fresh", text):
-        found += head_of("fresh", plan, shapes) if word == HEAD else matching("fresh", [word], shapes)
-    return found
 
 
 def _low_rank(

@@ -56,6 +56,15 @@ def matching(what: str, patterns: Sequence[str], names: Collection[str]) -> list
     return [name for name in names if name in found]
 
 
+def chosen(what: str, words: Iterable[str], plan: GradientPlan, shapes: Mapping[str, Any]) -> set[str]:
+    """Names that patterns match, or that `head` stands for."""
+    return {
+        name
+        for word in words
+        for name in (head_of(what, plan, shapes) if word == HEAD else matching(what, [word], shapes))
+    }
+
+
 def head_of(what: str, plan: GradientPlan, shapes: Mapping[str, Any]) -> list[str]:
     """The layer of the last product with parameters: what lies beside its kernel."""
     if plan.features is None:

@@ -117,15 +117,12 @@ def _dpnfl_theorem5(setting: str, batch: int, records: int, participations: int,
 
 
 def _rfedavg() -> Tasks:
-    yield _rfedavg_uploads
+    reason = "the model uploads carry no noise, so the noise on the feature map protects nothing"
+    claim = Claim("no theorem", None, 1e-5, Verdict.WRONG, reason)
+    yield functools.partial(PaperRow, "rfedavg", "any", claim, math.inf)
     for records, batch in ((600, 100), (100, 32)):
         for noise in (1.0, 5.0):
             yield functools.partial(_rfedavg_feature_map, records, batch, noise)
-
-
-def _rfedavg_uploads() -> PaperRow:
-    reason = "the model uploads carry no noise, so the noise on the feature map protects nothing"
-    return PaperRow("rfedavg", "any", Claim("no theorem", None, 1e-5, Verdict.WRONG, reason), math.inf)
 
 
 def _rfedavg_feature_map(records: int, batch: int, noise: float) -> PaperRow:
@@ -263,17 +260,13 @@ DELTA_OUTPUT, ROUNDS_OUTPUT = 1e-5, 10
 
 
 def _output() -> Tasks:
-    yield _output_lemma2
+    reason = "the update moves by at most 2 G sum eta <= 4 Q G eta; needs clipping in every step, not only the last"
+    claim = Claim("Lemma 2 (sensitivity)", None, DELTA_OUTPUT, Verdict.CONDITIONAL, reason)
+    yield functools.partial(PaperRow, "dp_fedavg_output", "any", claim, None)
     for theorem in (_output_theorem1, _output_theorem2, _output_literal):
         for data, records in (("MNIST", 600), ("Adult", 325)):
             for epsilon in (0.5, 1.0, 2.0, 5.0):
                 yield functools.partial(theorem, data, records, epsilon)
-
-
-def _output_lemma2() -> PaperRow:
-    reason = "the update moves by at most 2 G sum eta <= 4 Q G eta; needs clipping in every step, not only the last"
-    claim = Claim("Lemma 2 (sensitivity)", None, DELTA_OUTPUT, Verdict.CONDITIONAL, reason)
-    return PaperRow("dp_fedavg_output", "any", claim, None)
 
 
 def _output_event(records: int, count: int) -> GaussianSteps:
@@ -319,16 +312,8 @@ def _output_theorem2(data: str, records: int, epsilon: float) -> PaperRow:
     verdict = Verdict.WRONG if least > claimed else Verdict.HEURISTIC
     claim = Claim("Theorem 2 (all rounds) with c0 = 1", claimed, DELTA_OUTPUT, verdict, reason)
     details = {"c0": provable / claimed}
-    return PaperRow(
-        "dp_fedavg_output",
-        f"{data}, epsilon {epsilon:g}, K={ROUNDS_OUTPUT}",
-        claim,
-        provable,
-        one_round,
-        None,
-        "",
-        details,
-    )
+    setting = f"{data}, epsilon {epsilon:g}, K={ROUNDS_OUTPUT}"
+    return PaperRow("dp_fedavg_output", setting, claim, provable, one_round, details=details)
 
 
 def _output_literal(data: str, records: int, epsilon: float) -> PaperRow:

@@ -7,7 +7,7 @@ from typing import Any
 
 from fedjax_dp import errors, folders
 from fedjax_dp.experiments.console import Screen
-from fedjax_dp.reports import audits, reproductions, runs, shared, sweeps
+from fedjax_dp.reports import audits, reproductions, runs, sweeps
 from fedjax_dp.reports.contents import Report, Rows
 
 WANTED = "a run, a sweep, a reproduction or an audit"
@@ -32,7 +32,7 @@ def read_report(path: pathlib.Path, spending: runs.Spending | None = None) -> Re
             raise errors.refuse("path", name, f"the folder of {WANTED}", REMEDY)
         more = (spending or epsilon_by_round,) if kind is runs else ()
         return _whole(name, lambda: kind.of_folder(path, *more))
-    content = shared.read(path)
+    content = folders.read_json(path)
     keys = content.keys() if isinstance(content, dict) else set()
     kind = next((kind for kind in FILES if keys >= kind.KEYS), None)
     if kind is None:

@@ -6,6 +6,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+from fedjax_dp import folders
 from fedjax_dp.display import count, duration
 from fedjax_dp.papers.reproductions import tables
 from fedjax_dp.papers.reproductions.recipe import READINGS, read_recipe, recipes
@@ -36,7 +37,7 @@ MEANS = {
 
 def of_folder(path: pathlib.Path) -> Report:
     """The report of a reproduction's folder, with its picture if that is small."""
-    report = of_content(shared.read(path / FOLDER))
+    report = of_content(folders.read_json(path / FOLDER))
     picture = path / PICTURE
     if not picture.is_file() or picture.stat().st_size > MOST:
         return report
@@ -55,12 +56,15 @@ def of_content(content: Mapping[str, Any]) -> Report:
     blocks: list[Block] = [_value_figure(content, values)]
     if curves:
         data["by_round"] = curves
-        blocks += _curve_figures(content, curves)
+        label, _ = tables.measure(content["rows"][0]["metric"])
+        panels = dict.fromkeys(row["panel"] for row in curves)
+        blocks += [_curve_figure(label, curves, panel, place) for place, panel in enumerate(panels)]
     for table in tables.metric_tables(content["rows"], titles):
         blocks.append(Grid(f"{table.label}: published, literal and correct", table.columns, table.rows))
     sections = [_result(content), Section("Published, literal, correct", blocks)]
     sections += [Section("What the numbers rest on", [Listing(content["notes"])]), _cost(content)]
-    sections.append(shared.setting(_common(content), content, "Fields that all runs share"))
+    common = shared.common([one["fields"] for one in content["configurations"]])
+    sections.append(shared.setting(common, content, "Fields that all runs share"))
     lead = f"{content['source']} at scale {content['scale']}, {count(len(content['seeds']), 'seed')}"
     return Report(KIND, f"{content['recipe']}: {content['title']}", lead, sections, data)
 
@@ -102,17 +106,8 @@ def _values(content: Mapping[str, Any], titles: Mapping[str, str]) -> Rows:
         for reading, (mean, std, epsilon) in numbers.items():
             if mean is not None:
                 low, high = (None, None) if not std else (mean - std, mean + std)
-                rows.append(
-                    {
-                        "what": label,
-                        "metric": row["metric"],
-                        "reading": reading,
-                        "value": mean,
-                        "low": low,
-                        "high": high,
-                        "epsilon": epsilon,
-                    }
-                )
+                one = {"what": label, "metric": row["metric"], "reading": reading}
+                rows.append(one | {"value": mean, "low": low, "high": high, "epsilon": epsilon})
     return rows
 
 
@@ -155,13 +150,6 @@ def _value_figure(content: Mapping[str, Any], values: Rows) -> Figure:
     return Figure("values", label[:1].upper() + label[1:], about, spec, "values")
 
 
-def _curve_figures(content: Mapping[str, Any], curves: Rows) -> list[Block]:
-    """A figure for each panel."""
-    label, _ = tables.measure(content["rows"][0]["metric"])
-    panels = list(dict.fromkeys(row["panel"] for row in curves))
-    return [_curve_figure(label, curves, panel, place) for place, panel in enumerate(panels)]
-
-
 def _curve_figure(label: str, curves: Rows, panel: str, place: int) -> Figure:
     lines = list(dict.fromkeys(row["method"] for row in curves))
     tips = charts.tips(*((name, name, "") for name in ("panel", "method", "reading")))
@@ -182,13 +170,6 @@ def _curve_figure(label: str, curves: Rows, panel: str, place: int) -> Figure:
     )
     about = f"{label[:1].upper()}{label[1:]}. The literal reading is dashed, the correct one solid."
     return Figure(f"curves-{place}", f"{panel}, by round", about, spec, "by_round")
-
-
-def _common(content: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Fields on which all configurations agree."""
-    fields = [one["fields"] for one in content["configurations"]]
-    first = fields[0] if fields else {}
-    return {name: value for name, value in first.items() if all(one.get(name) == value for one in fields)}
 
 
 def _cost(content: Mapping[str, Any]) -> Section:

@@ -4,7 +4,7 @@ import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from fedjax_dp import errors
+from fedjax_dp import errors, folders
 from fedjax_dp.accounting import Unit
 from fedjax_dp.accounting.guarantee import mark_of, marked
 from fedjax_dp.display import count, duration, size
@@ -24,8 +24,8 @@ def of_folder(path: pathlib.Path, spending: Spending) -> Report:
 
     about = run_folder.begun(path)
     result = run_folder.result_of(path, about)
-    history = shared.read(path / run_folder.METRICS) if (path / run_folder.METRICS).is_file() else []
-    guarantee = shared.read(path / run_folder.GUARANTEE)
+    history = folders.read_json(path / run_folder.METRICS) if (path / run_folder.METRICS).is_file() else []
+    guarantee = folders.read_json(path / run_folder.GUARANTEE)
     spent, missing = _spent(path, about, guarantee, spending)
     return _report(about["config"], history, guarantee, result or {}, about, spent, missing, result is not None)
 

@@ -1,19 +1,18 @@
 """What reports of several kinds say: a Guarantee with what it rests on, a configuration, versions and the device."""
 
 import json
-import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
-from fedjax_dp import errors
 from fedjax_dp.accounting import Unit, View
 from fedjax_dp.accounting.guarantee import EarlierPhase, NoiseMultipliers, epsilon_text, mark_of, marked, spends
 from fedjax_dp.accounting.plain_words import at_most
 from fedjax_dp.figures.tables import runs as tables
 from fedjax_dp.reports import charts
-from fedjax_dp.reports.contents import Block, Facts, Grid, Listing, Prose, Rows, Section, in_words, percent
+from fedjax_dp.reports.contents import Block, Facts, Grid, Listing, Prose, Section, in_words, percent
 from fedjax_dp.tasks.measures import Measure
 
+T = TypeVar("T")
 UNITS = {unit.value: f"one {unit}" for unit in Unit}
 DRAWN = 500  # rows of a curve
 LONG_VERDICTS = {
@@ -22,18 +21,6 @@ LONG_VERDICTS = {
     "heuristic": "heuristic: not proved",
     "wrong": "wrong: contradicted",
 }
-
-
-def read(path: pathlib.Path) -> Any:
-    """The content of a JSON file."""
-    try:
-        return json.loads(path.read_bytes(), parse_constant=_refused)
-    except (OSError, ValueError, RecursionError) as error:
-        raise errors.refuse(str(path), "something else", "readable JSON", " ".join(str(error).split())[:160]) from None
-
-
-def _refused(constant: str) -> None:
-    raise ValueError(f"{constant} is no number of JSON")
 
 
 def promise(guarantee: Mapping[str, Any]) -> list[Block]:
@@ -131,10 +118,11 @@ def spread(guarantee: Mapping[str, Any]) -> str:
 
 def setting(config: Mapping[str, Any], about: Mapping[str, Any], caption: str = "Configuration") -> Section:
     """The configuration in full, and what made the numbers; `about` has versions and the device."""
-    rows = [[name, value] for name, value in config.items() if value is not None]
+    set_fields = {name: value for name, value in config.items() if value is not None}
+    rows = [[name, value if isinstance(value, str) else json.dumps(value)] for name, value in set_fields.items()]
     blocks: list[Block] = []
     if rows:
-        blocks.append(Grid(caption, ["field", "value"], [[name, _plain(value)] for name, value in rows], folded=True))
+        blocks.append(Grid(caption, ["field", "value"], rows, folded=True))
     versions, device = about.get("versions") or {}, about.get("device") or {}
     made = [("versions", ", ".join(f"{name} {number}" for name, number in versions.items()))] if versions else []
     made += [("machine", machine(device))] if device else []
@@ -143,8 +131,10 @@ def setting(config: Mapping[str, Any], about: Mapping[str, Any], caption: str = 
     return Section("Configuration and versions", blocks)
 
 
-def _plain(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+def common(configurations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Fields on which all configurations agree."""
+    first = configurations[0] if configurations else {}
+    return {name: value for name, value in first.items() if all(one.get(name) == value for one in configurations)}
 
 
 def machine(device: Mapping[str, Any]) -> str:
@@ -156,12 +146,12 @@ def machine(device: Mapping[str, Any]) -> str:
     return ", ".join(words)
 
 
-def thinned(rows: Rows) -> Rows:
+def thinned(rows: Sequence[T], most: int = DRAWN) -> list[T]:
     """Evenly chosen rows, the first and the last among them, where there are more than can be distinguished."""
-    if len(rows) <= DRAWN:
-        return rows
-    step = (len(rows) - 1) / (DRAWN - 1)
-    return [rows[round(step * place)] for place in range(DRAWN)]
+    if len(rows) <= most:
+        return list(rows)
+    step = (len(rows) - 1) / (most - 1)
+    return [rows[round(step * place)] for place in range(most)]
 
 
 def tested(rows: Sequence[Mapping[str, Any]], words: str) -> str:

@@ -24,6 +24,7 @@ from fedjax_dp.models.origins import LEDGER
 from fedjax_dp.own_code import is_own
 from fedjax_dp.privacy.guarantees import prepared, stated
 from fedjax_dp.privacy.planned_run import plan_run
+from fedjax_dp.reports import shared
 from fedjax_dp.reports.contents import Rows
 
 MOST = 12  # rounds that are accounted for: a second each, or more
@@ -89,11 +90,7 @@ def _row(rounds: int, epsilons: Sequence[float]) -> dict[str, Any]:
 
 def rounds_shown(rounds: int, every: int) -> Sequence[int]:
     """The first round, evaluated ones, and the last: `MOST` at most."""
-    evaluated = sorted({1, *range(every, rounds, every), rounds})
-    if len(evaluated) <= MOST:
-        return evaluated
-    step = (len(evaluated) - 1) / (MOST - 1)
-    return sorted({evaluated[round(step * place)] for place in range(MOST)})
+    return shared.thinned(sorted({1, *range(every, rounds, every), rounds}), MOST)
 
 
 def _unknown(why: str) -> errors.ConfigurationError:

@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedjax_dp import errors
+from fedjax_dp import errors, folders
 from fedjax_dp.accounting.guarantee import marked
 from fedjax_dp.display import count, duration
 from fedjax_dp.figures.tables import sweeps as tables
@@ -81,8 +81,7 @@ def of_folder(path: pathlib.Path) -> Report:
         if ended := [record for record in records if record["status"] in statuses]:
             sections.append(_ended(ended, axes, heading, f"{count(len(ended), 'point')} {line}"))
     sections += [_choosing(path, finished), *_promise(records), _cost(records)]
-    config = records[0]["config"] if records else {}
-    common = {name: value for name, value in config.items() if all(one["config"].get(name) == value for one in records)}
+    common = shared.common([record["config"] for record in records])
     sections.append(shared.setting(common, about, "Fields that all points share"))
     lead = f"A sweep over {', '.join(axes) or 'nothing but seeds'}: {count(planned, 'point')}"
     lead = marked(lead, deployment_mark(records))
@@ -349,7 +348,7 @@ def _choosing(path: pathlib.Path, finished: bool) -> Section:
     if not finished or not (path / SELECTION).is_file():
         line = "The cost of choosing is not known before the sweep is complete."
         return Section("The cost of choosing", [Prose([line], "Missing")])
-    cost = shared.read(path / SELECTION)
+    cost = folders.read_json(path / SELECTION)
     blocks: list[Block] = [Prose([shared.sentence(cost["short"]), shared.sentence(cost["statement"])])]
     if cost["short"] == cost["statement"]:
         blocks = [Prose([shared.sentence(cost["statement"])])]

@@ -151,6 +151,11 @@ def with_seeds(points: Sequence[Values], seeds: Sequence[int]) -> list[Values]:
     return [{**point, **entry} for point in points for entry in entries]
 
 
+def varied(points: Iterable[Values]) -> tuple[str, ...]:
+    """What the points set, the seed left out."""
+    return tuple(dict.fromkeys(name for values in points for name in values if name != "seed"))
+
+
 def require_size(total: int) -> None:
     """At most as many points as a sweep may hold."""
     if total > LARGEST:

@@ -52,9 +52,9 @@ def run_on(ready: Sequence[PreparedPoint], address: str, parts: int, cpus: int, 
         gpus, workers = _workers(ray, cpus)
         size = -(-len(ready) // (workers * BATCHES_PER_WORKER))
         batches = [
-            [ready[at] for at in batch]
+            [ready[number] for number in numbers[at : at + size]]
             for numbers in grouped([one.job for one in ready])
-            for batch in _cut(numbers, size)
+            for at in range(0, len(numbers), size)
         ]
         screen.say(
             f"plan: {len(ready):,} points in {len(batches)} tasks on {workers} workers of the Ray cluster, of {cpus} "
@@ -74,7 +74,8 @@ def run_on(ready: Sequence[PreparedPoint], address: str, parts: int, cpus: int, 
                 try:
                     records = ray.get(done)
                 except ray.exceptions.RayError as error:  # the others have nothing to do with it
-                    records = [_lost(one, getattr(error, "cause", None) or error) for one in batch]
+                    end = PointEnd.failed(getattr(error, "cause", None) or error)
+                    records = [record(one, end) for one in batch]
                 for one in records:
                     keep(one, None)
                     watch.add(one)
@@ -90,16 +91,6 @@ def _workers(ray: Any, cpus: int) -> tuple[int, int]:
         most = max(int(node.get("CPU", 0)) for node in nodes)
         raise errors.refuse("ray_cpus", cpus, f"at most {most}, the cores of the cluster's largest machine")
     return gpus, sum(fitting)
-
-
-def _cut(numbers: list[int], size: int) -> Iterator[list[int]]:
-    return (numbers[at : at + size] for at in range(0, len(numbers), size))
-
-
-def _lost(ready: PreparedPoint, error: BaseException) -> Record:
-    """The record of a point whose task failed."""
-    reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-    return record(ready, PointEnd([], reason, False, 0.0))
 
 
 def _require_answer(address: str) -> None:

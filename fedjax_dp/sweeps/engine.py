@@ -10,7 +10,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -77,6 +77,11 @@ class PointEnd(NamedTuple):
     params: Any = None  # of the trained model, NumPy arrays, with `with_params`
     clients: dict[str, Any] | None = None  # how they fare at the end, see `_clients`
     running: Running | None = None  # where it stands, NumPy arrays, if it was to stop before its end
+
+    @classmethod
+    def failed(cls, error: BaseException) -> Self:
+        """Of a point that an error ended."""
+        return cls([], " ".join(f"{type(error).__name__}: {error}".split())[:300], False, 0.0)
 
     @property
     def status(self) -> str:
@@ -303,7 +308,7 @@ class JobGroup:
     def _one_by_one(self, lanes: list[list[int]], error: Exception, stretch: _Stretch) -> list[PointEnd]:
         """The jobs of a batch that failed, each alone; a single one has failed by itself."""
         if sum(map(len, lanes)) == 1:
-            return [PointEnd([], " ".join(f"{type(error).__name__}: {error}".split())[:300], False, 0.0)]
+            return [PointEnd.failed(error)]
         outcomes = []
         for at, index in ((at, index) for at, lane in enumerate(lanes) for index in lane):
             alone = [[index] if lane == at else [] for lane in range(len(lanes))]
@@ -378,7 +383,8 @@ class JobGroup:
         records = self._shelf.records(datas, self._largest, self._smallest, self.program.mesh)
         if self._frozen is None:
             self._frozen = jax.device_put(split(self.jobs[0].run.model)[1], NamedSharding(self.program.mesh, P()))
-        return host._replace(key=_keys(host.key)), records, self._frozen, count
+        keys = jax.random.wrap_key_data(host.key, impl="threefry2x32")
+        return host._replace(key=keys), records, self._frozen, count
 
     def _in_slots(self, lanes: list[list[int]]) -> list[int]:
         """The job in each slot of each device; one of them stands in those that are empty."""
@@ -443,11 +449,6 @@ def _numbers(job: Job) -> _Numbers:
 
 def _stacked(rows: list[list[np.ndarray]]) -> list[np.ndarray]:
     return [np.stack(column) for column in zip(*rows, strict=True)]
-
-
-def _keys(words: jax.Array) -> jax.Array:
-    keys: jax.Array = jax.random.wrap_key_data(words, impl="threefry2x32")
-    return keys
 
 
 def _outcome(job: Job, history: list[Evaluation], seen: Observation, until: int) -> PointEnd:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Self
 from fedjax_dp import errors
 from fedjax_dp.display import count
 from fedjax_dp.figures.tables.settings import Record, metric_of, ranked, same, settings_of
-from fedjax_dp.sweeps.axes import Values
+from fedjax_dp.sweeps.axes import Values, varied
 from fedjax_dp.sweeps.winners import USUAL
 
 Key = tuple[str, ...]  # of a setting, or of those that are compared with each other
@@ -53,8 +53,8 @@ class Halving(NamedTuple):
             remedy = "give them in [base]: points are compared after equal rounds"
             raise errors.refuse("halving", eta, "left out where rounds or evaluate_every vary", remedy)
         (each,) = different
-        axes = tuple(dict.fromkeys(name for values in points for name in values if name != "seed"))
-        groups = {key_of(values, axes): _group(values) for values in points}
+        axes = varied(points)
+        groups = {key_of(values, axes): key_of(values, USUAL) for values in points}
         sizes = dict(Counter(groups.values()))
         rungs = rungs_of(max(sizes.values()), each, eta)
         if not rungs:
@@ -95,7 +95,7 @@ class Halving(NamedTuple):
         seen = [_at(record, rung.round) for record in records]
         measure, groups = metric_of(seen, None), dict[Key, list[Key]]()
         for setting in ranked(settings_of(seen, self.axes), measure):
-            groups.setdefault(_group(setting.values), []).append(key_of(setting.values, self.axes))
+            groups.setdefault(key_of(setting.values, USUAL), []).append(key_of(setting.values, self.axes))
         return {key for group, keys in groups.items() for key in keys[: max(self.sizes[group] // rung.divisor, 1)]}
 
 
@@ -122,10 +122,6 @@ def reached(record: Record | None, until: int) -> bool:
     if record is None or record["status"] == "failed":
         return False
     return record["status"] != "stopped" or record["history"][-1]["round"] >= until
-
-
-def _group(values: Values) -> Key:
-    return key_of(values, USUAL)
 
 
 def _at(record: Record, until: int) -> Record:

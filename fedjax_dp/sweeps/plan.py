@@ -125,8 +125,10 @@ def to_toml(sweep: SweepConfig) -> str:
     if sweep.trials is not None:
         top |= {"trials": sweep.trials, "trials_law": sweep.trials_law, "search_seed": sweep.search_seed}
     top |= _later(sweep)
-    tables = [_table("", top), _table("[base]\n", sweep.base), _table("[axes]\n", sweep.axes)]
-    return "\n".join([*tables, *(_table("[[points]]\n", point) for point in sweep.points)])
+    points = (f"[[points]]\n{folders.toml(point)}" for point in sweep.points)
+    return "\n".join(
+        [folders.toml(top), f"[base]\n{folders.toml(sweep.base)}", f"[axes]\n{folders.toml(sweep.axes)}", *points]
+    )
 
 
 def digest(sweep: SweepConfig) -> str:
@@ -395,19 +397,3 @@ def _require_different(points: Iterable[Point]) -> None:
 def _hash(value: Any) -> str:
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-def _table(header: str, values: Values) -> str:
-    return header + "".join(f"{_key(name)} = {_toml(value)}\n" for name, value in values.items())
-
-
-def _key(name: str) -> str:
-    return name if name.isidentifier() else json.dumps(name)
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key} = {_toml(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ", ".join(map(_toml, value)) + "]"
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # the one that JSON takes and TOML does not

@@ -80,10 +80,8 @@ def build(points: Sequence[Point], sources: Sources) -> list[PlannedRun]:
 
 def refuse_halting(terms: PrivacyTerms) -> None:
     """Points of a sweep take as many rounds as they say."""
-    for name in ("budget", "stop"):
-        if getattr(terms, name) is not None:
-            wanted = "left out in a sweep, whose points take all their rounds"
-            raise errors.refuse(name, getattr(terms, name), wanted, "give rounds, as an axis if need be, or epsilon")
+    where, remedy = "in a sweep, whose points take all their rounds", "give rounds, as an axis if need be, or epsilon"
+    errors.require_left_out(terms, ("budget", "stop"), where, remedy)
 
 
 def find_noise(points: Sequence[Point], runs: Sequence[PlannedRun], screen: Screen) -> list[PreparedPoint]:

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from fedjax_dp import devices, errors
-from fedjax_dp.data import FederatedData
+from fedjax_dp.data.store import FederatedData, require_clients
 from fedjax_dp.display import Card, displayed, plain, without_addresses
 from fedjax_dp.experiments import parameters
 from fedjax_dp.experiments.console import Screen
@@ -217,7 +217,10 @@ def sweep(
     parsed = spans.parse(axes, integers=integer_axes(algorithm, axes))
     drawn = spans.grid(parsed) if trials is None else spans.random_points(parsed, trials, search_seed)
     points, sources = spans.with_seeds(drawn, chosen), Sources()
-    datas = {seed: sources.share(_federated(data(seed) if callable(data) else data)) for seed in chosen}
+    datas = {seed: data(seed) if callable(data) else data for seed in chosen}
+    for each in datas.values():
+        require_clients(each)
+    datas = {seed: sources.share(each) for seed, each in datas.items()}
     digests = {seed: own.checksum for seed, own in datas.items()} if out is not None else {}
 
     def ready(index: int) -> PreparedPoint:
@@ -240,7 +243,7 @@ def sweep(
         marks = [marks_of(values.get("rounds", rounds), evaluate_every) for values in points]
     rungs = None if halving is None else Halving.of(points, marks, halving, len(chosen))
     entries = collect(points, ready, (TypeError, ValueError))  # also values of a kind that their place cannot take
-    names = _axes(points)
+    names = spans.varied(points)
 
     def price(grown: bool = False) -> dict[str, Any] | None:
         return cost_of_choosing(
@@ -293,7 +296,7 @@ def run_sweep(
         search.left({record["point"]: record for record in (read_records(out)[1] if (out / ABOUT).is_file() else ())})
         points = search.points
     order = sorted(points.values(), key=lambda point: point.index)
-    names = tuple(sweep.varied) if search else _axes([point.values for point in order])
+    names = tuple(sweep.varied) if search else spans.varied([point.values for point in order])
     runs = build(order, sources)
     rungs = None
     if sweep.halving is not None:
@@ -409,14 +412,3 @@ def _identity(values: Values, job: Job, data: str) -> str:
     )
     text = without_addresses(words).encode() + data.encode()
     return hashlib.sha256(text + b"".join(np.asarray(leaf).tobytes() for leaf in leaves)).hexdigest()[:12]
-
-
-def _axes(points: Iterable[Values]) -> tuple[str, ...]:
-    """What the points set, the seed left out."""
-    return tuple(dict.fromkeys(name for values in points for name in values if name != "seed"))
-
-
-def _federated(data: Any) -> FederatedData:
-    if not isinstance(data, FederatedData):
-        raise errors.refuse("data", type(data).__name__, "FederatedData", "fedjax_dp.federate makes it of a Dataset")
-    return data

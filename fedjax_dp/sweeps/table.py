@@ -10,10 +10,10 @@ import math
 import os
 import pathlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedjax_dp import errors
+from fedjax_dp import errors, folders
 from fedjax_dp.accounting.guarantee import mark_of, marked
 from fedjax_dp.display import Table, words
 from fedjax_dp.figures.tables.settings import (
@@ -116,18 +116,10 @@ def column(values: Sequence[Any], empty: type = str) -> pandas.Series:
 
 def write(frame: pandas.DataFrame, folder: str | os.PathLike[str]) -> None:
     """`table.parquet` and `table.csv` in a folder; a reader, or a crash, sees old tables or new ones, never parts."""
-    writers: dict[str, Callable[[pathlib.Path], None]] = {
-        "table.parquet": lambda draft: frame.to_parquet(draft, engine="pyarrow", index=False),
-        "table.csv": lambda draft: frame.to_csv(draft, index=False),
-    }
-    for name, save in writers.items():
-        draft = pathlib.Path(folder) / f"{name}.part"
-        try:
-            save(draft)
-            os.replace(draft, draft.with_suffix(""))
-        except BaseException:
-            draft.unlink(missing_ok=True)
-            raise
+    with folders.drafting(pathlib.Path(folder) / "table.parquet") as draft:
+        frame.to_parquet(draft, engine="pyarrow", index=False)
+    with folders.drafting(pathlib.Path(folder) / "table.csv") as draft:
+        frame.to_csv(draft, index=False)
 
 
 def summary(records: Iterable[Record], axes: Sequence[str], metric: str | None = None) -> pandas.DataFrame:

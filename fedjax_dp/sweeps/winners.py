@@ -1,14 +1,12 @@
 """The best setting of each budget and algorithm, and how far algorithms lie apart, seed by seed."""
 
-import csv
-import io
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from fedjax_dp import errors
 from fedjax_dp.accounting.guarantee import marked
-from fedjax_dp.display import count, words
+from fedjax_dp.display import comma_separated, count, words
 from fedjax_dp.figures.tables.settings import (
     OWN,
     Interval,
@@ -113,12 +111,10 @@ class Winners(NamedTuple):
 
     def csv(self) -> str:
         """The rows of `table`, nothing where a number is not known."""
-        file = io.StringIO()
-        rows = [{name: "" if value != value else value for name, value in row.items()} for row in self.table()]
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-        return file.getvalue()
+        rows = self.table()
+        return comma_separated(
+            list(rows[0]), [["" if value != value else value for value in row.values()] for row in rows]
+        )
 
     def latex(self) -> str:
         """A tabular for the package booktabs, with mean and deviation in one column and the notes as comments."""

@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedjax_dp.tasks.task import quotient
+
 BUCKETS = 200  # of probabilities, in the approximate variant
 
 
@@ -26,7 +28,7 @@ def average_precision(scores: np.ndarray, truth: np.ndarray, group: np.ndarray, 
     blocks = _blocks(scores, truth, group)
     positives = np.bincount(group, truth, groups)
     found = np.bincount(blocks.group, blocks.hits * blocks.hits_so_far / blocks.records_so_far, groups)
-    return _where(positives > 0, found, positives)
+    return quotient(found, positives)
 
 
 def area_under_curve(scores: np.ndarray, truth: np.ndarray, group: np.ndarray, groups: int) -> np.ndarray:
@@ -36,7 +38,7 @@ def area_under_curve(scores: np.ndarray, truth: np.ndarray, group: np.ndarray, g
     negatives = np.bincount(group, minlength=groups) - positives
     above = blocks.hits_so_far - blocks.hits
     found = np.bincount(blocks.group, (blocks.records - blocks.hits) * (above + blocks.hits / 2), groups)
-    return _where((positives > 0) & (negatives > 0), found, positives * negatives)
+    return quotient(found, positives * negatives)
 
 
 def bucketed(scores: np.ndarray) -> np.ndarray:
@@ -62,7 +64,3 @@ def _blocks(scores: np.ndarray, truth: np.ndarray, group: np.ndarray) -> _Blocks
         return total - (total - counts)[begins][which]
 
     return _Blocks(of, hits, so_far(hits), records, so_far(records))
-
-
-def _where(known: np.ndarray, over: np.ndarray, under: np.ndarray) -> np.ndarray:
-    return np.where(known, over / np.where(known, under, 1), np.nan)

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from fedjax_dp import cli
+from fedjax_dp import cli, folders
 from fedjax_dp.experiments import config as configs
 from fedjax_dp.papers.citations import CITATIONS, markdown
 from fedjax_dp.papers.noise import PRESCRIBED
@@ -58,7 +58,7 @@ def test_catalogue_and_readme_cite_every_paper(capsys):
 
 def test_a_run_of_before_the_names_is_refused_with_the_choices(capsys, tmp_path):
     config = configs.RunSpec.of({"dataset": "digits", "epsilon": 1.0, "sigma_mode": "dpnfl"})
-    text = configs.to_toml(config.flat()).replace('sigma_mode = "dpnfl"', 'sigma_mode = "paper_000"')
+    text = folders.toml(config.flat()).replace('sigma_mode = "dpnfl"', 'sigma_mode = "paper_000"')
     assert "paper_000" in text
     (tmp_path / "config.toml").write_text(text)
     assert cli.main(["run", str(tmp_path / "config.toml")]) == 2

@@ -466,7 +466,7 @@ def test_wrong_axes_are_refused_in_one_line_before_anything_runs(axes, words, da
     [
         (
             {"data": fdp.data.Dataset("raw", *[np.zeros((2, 1))] * 4, 2)},
-            "data must be FederatedData, got Dataset; fedjax_dp.federate makes it of a Dataset",
+            "data must be a fedjax_dp.data.FederatedData, which fedjax_dp.federate makes, got Dataset; write fedjax_dp",
         ),
         ({"algorithm": "dpnfl"}, "algorithm must be an Algorithm, or a function that makes one, got str"),
         ({"algorithm": lambda learning_rate: None}, "must be one that returns an Algorithm, got NoneType"),

@@ -67,7 +67,7 @@ def whole(tmp_path_factory):
 def test_a_row_is_the_run_of_its_configuration(whole, capsys):
     found, _ = whole
     record = found.records[7]
-    pathlib.Path("one.toml").write_text(config.to_toml(record["config"] | {"out": "one"}))
+    pathlib.Path("one.toml").write_text(folders.toml(record["config"] | {"out": "one"}))
     assert cli.main(["run", "one.toml", "--json"]) == 0
     run = json.loads(capsys.readouterr().out)
     assert run["history"] == record["history"]

@@ -44,7 +44,7 @@ EXAMPLE_SWEEP = SweepConfig(
     points=({"learning_rate": 1.0}, {"learning_rate": 0.1, "schedule": "constant"}),
     seeds=(3, 7),
 )
-TEXT = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=5)
+TEXT = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=5).filter(lambda word: ".py" not in word)
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
 VALUES = {
     "model": TEXT,

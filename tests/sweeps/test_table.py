@@ -339,7 +339,7 @@ def test_best_tells_what_choosing_costs_and_what_is_missing(capsys):
     assert "6 of 9 points are there: the winner may change" in err
     (folder / "selection.json").write_text("nothing")
     assert cli.main(["best", "sweep"]) == 2
-    assert "selection.json must be a JSON object with what choosing costs" in capsys.readouterr().err
+    assert "selection.json must be readable JSON" in capsys.readouterr().err
 
 
 def test_best_as_json_is_one_object_without_infinities(capsys):
@@ -367,7 +367,10 @@ BAD = [
     (["plot", "sweep", "--metric", "test_los"], "did you mean test_loss?"),
     (["plot", "sweep", "--kind", "heat"], "one that this sweep has points for: overview, axis, privacy, curves, got h"),
     (["plot", "sweep", "--out", "all.png"], "out must be a folder for 4 pictures, got all.png"),
-    (["plot", "sweep", "--kind", "curves", "--out", "no/c.png"], "out must be in an existing folder, got no/c.png"),
+    (
+        ["plot", "sweep", "--kind", "curves", "--out", "no/c.png"],
+        "out must be in a folder that exists and can be written to, got no/c.png",
+    ),
     (["plot", "sweep", "--kind", "curves", "--out", "c.jpg"], "out must be a folder, or a file that ends in .png"),
 ]
 

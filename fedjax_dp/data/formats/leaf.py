@@ -134,20 +134,17 @@ def _add_numbers(split: Split, where: str, user: str, x: list[Any], y: list[Any]
     split.add(user, len(x))
 
 
-def _is_femnist(targets: list[np.ndarray]) -> bool:
-    return all(y.ndim == 1 and np.array_equal(y, np.floor(y)) for y in targets) and 10 <= targets[0].max() < FEMNIST[1]
-
-
 def _numbers(name: str, where: str, train: Split, test: Split | None, reading: Reading) -> Dataset:
     parts, notes = whole(where, train, test)
     about: dict[str, Any] = {}
     targets = [part["y"] for part in parts]
-    if train["x"].shape[1:] == FEMNIST[:1] and reading.task in (None, "classes") and _is_femnist(targets):
+    plain = all(y.ndim == 1 and np.array_equal(y, np.floor(y)) for y in targets)
+    femnist = train["x"].shape[1:] == FEMNIST[:1] and reading.task in (None, "classes") and plain
+    if femnist and 10 <= targets[0].max() < FEMNIST[1]:
         about["classes"] = FEMNIST[1]
         notes.append("62 classes and paper 1, as in FEMNIST: the inverse of MNIST")
     task = reading.task
     if task is None:
-        plain = all(y.ndim == 1 and np.array_equal(y, np.floor(y)) for y in targets)
         task = "classes" if plain else "regression"
         notes += [] if plain else ["targets are no whole numbers: task regression; --task says another"]
     targets = [as_task(where, y, task) for y in targets]

@@ -1,12 +1,11 @@
 """TensorBoard: event files, written by tensorboardX."""
 
-import itertools
 import os
 import pathlib
 import time
 from typing import Any
 
-from fedjax_dp import errors
+from fedjax_dp import errors, folders
 from fedjax_dp.experiments.parameters import by_name
 from fedjax_dp.experiments.trackers import fields
 from fedjax_dp.experiments.trackers.fields import Memory
@@ -45,7 +44,8 @@ class TensorBoard:
         within = gathered == run.folder
         self._memory = Memory("tensorboard", run, "" if within else str(gathered.absolute()))
         if self._memory.id is None:
-            self._memory.id = "tensorboard" if within else _new(gathered, run)
+            own = f"{run.dataset.partition(':')[0]}-{run.name}-s{run.seed}" if run.folder is None else run.folder.name
+            self._memory.id = "tensorboard" if within else folders.unused(gathered, own).name
         folder = gathered / self._memory.id
         folder.mkdir(parents=True, exist_ok=True)
         # Files are read in the order of their names, which count seconds, and a run may go on within one.
@@ -62,7 +62,8 @@ class TensorBoard:
         self._text(
             "config", "\n".join(["| | |", "|-|-|", *(f"| {name} | {value} |" for name, value in config.items())])
         )
-        self._text("privacy", "\n\n".join(str(value) for name, value in privacy.items() if _in_words(name)))
+        words = [str(privacy[name]) for name in ("privacy/statement", "privacy/warnings") if name in privacy]
+        self._text("privacy", "\n\n".join(words))
         if self._memory.rounds != run.rounds or self._memory.round < run.rounds:  # else it is there, and counts
             self._numbers(fields.numbers_of_privacy(run.guarantee), run.rounds)
             self._memory.rounds = run.rounds
@@ -109,14 +110,3 @@ class TensorBoard:
 
     def __repr__(self) -> str:
         return "TensorBoard()" if self._gathered is None else f"TensorBoard({str(self._gathered)!r})"
-
-
-def _in_words(name: str) -> bool:
-    return name in ("privacy/statement", "privacy/warnings")
-
-
-def _new(gathered: pathlib.Path, run: PreparedRun) -> str:
-    """A name that no run has there."""
-    own = f"{run.dataset.partition(':')[0]}-{run.name}-s{run.seed}" if run.folder is None else run.folder.name
-    names = (own if number == 1 else f"{own}-{number}" for number in itertools.count(1))
-    return next(name for name in names if not (gathered / name).exists())

@@ -20,12 +20,19 @@ class CellKey(NamedTuple):
     x: float | str | None = None  # value of what varies along an axis
 
 
+Reading = tuple[CellKey, str]
+
+
 class Cell(NamedTuple):
     """One reading of a place: the fields of its runs."""
 
     place: CellKey
     reading: str
     fields: Fields
+
+    @property
+    def key(self) -> Reading:
+        return self.place, self.reading
 
     def config(self, seed: int) -> RunSpec:
         """The resolved configuration of one seed."""

@@ -1,6 +1,8 @@
 """Recipes: one TOML file for every table or figure, with the published numbers, and no code.
 
     title, source      of the table or figure; `source` names the paper and the place in it
+    like               another recipe, whose keys and tables hold here too where none is written, all but [published];
+                       a panel, line or published panel that is empty here is the one of that recipe
     figure             "final" (one value per line), "rounds" (curves), "along" (against a number) or "features"
     metrics            what is shown, see `measures`; published numbers are of the first
     open               what the paper leaves open, and what stands here instead
@@ -139,10 +141,20 @@ def read_recipe(name: str) -> Recipe:
         near = near or errors.nearest(name, known)
         remedy = f"did you mean {' or '.join(near)}?" if near else ""
         raise errors.refuse("recipe", repr(name), f"one of the {len(known)} that fedjax-dp reproduce lists", remedy)
-    text = (importlib.resources.files("fedjax_dp.papers.reproductions") / "recipes" / f"{name}.toml").read_text(
-        encoding="utf-8"
-    )
-    return parse(name, tomllib.loads(text))
+    return parse(name, _tables(name))
+
+
+def _tables(name: str) -> Fields:
+    """The TOML tables of a recipe, with those of the recipe that it is like."""
+    file = importlib.resources.files("fedjax_dp.papers.reproductions") / "recipes" / f"{name}.toml"
+    tables = tomllib.loads(file.read_text(encoding="utf-8"))
+    if "like" not in tables:
+        return tables
+    other = _tables(tables.pop("like"))
+    for kind in ("panels", "lines", "published"):
+        if kind in tables:
+            tables[kind] = {key: table or other[kind].get(key, table) for key, table in tables[kind].items()}
+    return {key: table for key, table in other.items() if key != "published"} | tables
 
 
 def parse(name: str, tables: Mapping[str, Any]) -> Recipe:

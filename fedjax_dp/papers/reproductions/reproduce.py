@@ -4,7 +4,7 @@ import datetime
 import json
 import os
 import pathlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from fedjax_dp import errors, folders
@@ -12,13 +12,14 @@ from fedjax_dp.experiments import environment
 from fedjax_dp.experiments.communication import parameters
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.papers.reproductions import features, tables
-from fedjax_dp.papers.reproductions.cells import Cell, CellKey, cells_of, sweep_of, unavailable
+from fedjax_dp.papers.reproductions.cells import Cell, Reading, cells_of, sweep_of, unavailable
 from fedjax_dp.papers.reproductions.features import Cloud
 from fedjax_dp.papers.reproductions.measures import BYTES, MEASURES, SEPARATION, counted
 from fedjax_dp.papers.reproductions.recipe import SCALES, Recipe, RecipeScale, read_recipe
 from fedjax_dp.papers.reproductions.reproduction import Reproduction
 from fedjax_dp.papers.reproductions.rows import ResultRow, abouts, claims_of, rows_of
 from fedjax_dp.privacy.guarantees import calibrated, prepared, stated
+from fedjax_dp.privacy.planned_run import PlannedRun
 from fedjax_dp.privacy.protection import noise_of
 from fedjax_dp.sweeps.plan import SweepConfig, identity
 from fedjax_dp.sweeps.preparation import Sources
@@ -26,6 +27,7 @@ from fedjax_dp.sweeps.records import Record
 from fedjax_dp.sweeps.sweep import run_sweep
 
 RUNS, SEARCH = "runs", "search"  # folders of the sweeps inside that of a reproduction
+Planned = Callable[[Cell, int], PlannedRun]  # the run of a cell and a seed
 
 
 def reproduce(
@@ -69,17 +71,22 @@ def reproduce(
     chosen, notes = _searched(recipe, chosen_scale, folder, data_dir, screen)
     cells = cells_of(recipe, chosen_scale, panels, chosen)
     ready = [cell for cell in cells if cell.place.panel not in missing]
-    by_cell: dict[tuple[CellKey, str], list[Record]] = {}
-    counts: dict[tuple[CellKey, str], float] = {}
-    clouds: dict[tuple[CellKey, str], Cloud] = {}
+    by_cell: dict[Reading, list[Record]] = {}
+    counts: dict[Reading, float] = {}
+    clouds: dict[Reading, Cloud] = {}
+    sources = Sources()
+
+    def planned(cell: Cell, seed: int) -> PlannedRun:
+        return sources.planned(cell.config(seed).replace(data_dir=data_dir))
+
     if recipe.metrics == (BYTES,):
-        counts = _bytes(ready, data_dir)
+        counts = _bytes(ready, planned)
     elif recipe.metrics == (SEPARATION,):
-        clouds = _clouds(ready, folder, data_dir, screen)
+        clouds = _clouds(ready, folder, planned, screen)
         counts = {key: cloud.separation for key, cloud in clouds.items()}
     else:
         by_cell = _records(recipe, ready, numbers, folder, data_dir, screen)
-    once, whole = _of_a_round(ready, data_dir), _of_the_schedule(ready, numbers if by_cell else (), data_dir)
+    once, whole = _of_a_round(ready, planned), _of_the_schedule(ready, numbers if by_cell else (), planned)
     rows = rows_of(recipe, cells, by_cell, missing, once, whole, counts, chosen_scale)
     done = Reproduction(
         recipe,
@@ -114,14 +121,14 @@ def _records(
     folder: pathlib.Path,
     data_dir: str | None,
     screen: Screen,
-) -> dict[tuple[CellKey, str], list[Record]]:
+) -> dict[Reading, list[Record]]:
     """The finished runs of every cell."""
     sweep = sweep_of(cells, seeds, data_dir)
     if len(sweep.points) * len(seeds) == 1:
         raise errors.refuse("panels and seeds", "a single run", "several runs", "fedjax-dp run does one")
     runs = run_sweep(sweep, folder / RUNS, name=recipe.name, screen=screen, bare=True)
     by_id = {record["point"]: record for record in runs.records}
-    return {(cell.place, cell.reading): [by_id[identity(cell.config(seed))] for seed in seeds] for cell in cells}
+    return {cell.key: [by_id[identity(cell.config(seed))] for seed in seeds] for cell in cells}
 
 
 def _searched(
@@ -161,71 +168,56 @@ def _short(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _of_a_round(cells: Sequence[Cell], data_dir: str | None) -> dict[tuple[CellKey, str], float]:
+def _of_a_round(cells: Sequence[Cell], planned: Planned) -> dict[Reading, float | None]:
     """Epsilon of a single round, of cells whose budget is of each round; noise does not depend on the seed then."""
-    epsilons: dict[tuple[CellKey, str], float] = {}
-    sources = Sources()
+    budgeted = [(cell, identity(cell.config(0))) for cell in cells if cell.fields.get("participation") == "once"]
     known: dict[str, float | None] = {}
-    for cell in cells:
-        if cell.fields.get("participation") != "once":
-            continue
-        config = cell.config(0).replace(data_dir=data_dir)
-        key = identity(config)
-        if key not in known:
-            run = sources.planned(config)
-            known[key] = None if noise_of(run.algorithm) is None else prepared(run)[1].epsilon
-        epsilon = known[key]
-        if epsilon is not None:
-            epsilons[cell.place, cell.reading] = epsilon
-    return epsilons
+    for cell, point in budgeted:
+        if point not in known:
+            run = planned(cell, 0)
+            known[point] = None if noise_of(run.algorithm) is None else prepared(run)[1].epsilon
+    return {cell.key: known[point] for cell, point in budgeted}
 
 
-def _of_the_schedule(
-    cells: Sequence[Cell], seeds: Sequence[int], data_dir: str | None
-) -> dict[tuple[CellKey, str], float]:
+def _of_the_schedule(cells: Sequence[Cell], seeds: Sequence[int], planned: Planned) -> dict[Reading, float]:
     """What the worst client and seed really have, of cells whose noise is calibrated for another participation."""
-    epsilons: dict[tuple[CellKey, str], float] = {}
-    sources = Sources()
+    epsilons: dict[Reading, float] = {}
     for cell in cells:
         for seed in seeds if cell.fields.get("participation", "schedule") not in ("schedule", "law") else ():
-            run = sources.planned(cell.config(seed).replace(data_dir=data_dir))
+            run = planned(cell, seed)
             if noise_of(run.algorithm) is None:
                 continue
             if run.terms.epsilon is not None:
                 run = calibrated(run)
             epsilon = stated(run.counted(participation="schedule", epsilon=None)).epsilon
-            key = cell.place, cell.reading
-            epsilons[key] = max(epsilon, epsilons.get(key, 0.0))
+            epsilons[cell.key] = max(epsilon, epsilons.get(cell.key, 0.0))
     return epsilons
 
 
-def _bytes(cells: Sequence[Cell], data_dir: str | None) -> dict[tuple[CellKey, str], float]:
+def _bytes(cells: Sequence[Cell], planned: Planned) -> dict[Reading, float]:
     """BYTES of every cell."""
-    numbers, sources = {}, Sources()
+    numbers = {}
     for cell in cells:
-        run = sources.planned(cell.config(0).replace(data_dir=data_dir))
+        run = planned(cell, 0)
         size, features = parameters(run.model, run.data)
         members = run.algorithm.cohort.capacity(run.data.num_clients)
-        numbers[cell.place, cell.reading] = counted(run.algorithm, size, features or 0, members, run.data.num_clients)
+        numbers[cell.key] = counted(run.algorithm, size, features or 0, members, run.data.num_clients)
     return numbers
 
 
-def _clouds(
-    cells: Sequence[Cell], folder: pathlib.Path, data_dir: str | None, screen: Screen
-) -> dict[tuple[CellKey, str], Cloud]:
+def _clouds(cells: Sequence[Cell], folder: pathlib.Path, planned: Planned, screen: Screen) -> dict[Reading, Cloud]:
     """Features of every cell, kept in the folder."""
-    clouds, sources = {}, Sources()
+    clouds = {}
     remedy = "make room; the same command goes on where it stopped"
     with folders.storing(folder, remedy), screen.bar("training", total=len(cells)) as show:
         (folder / RUNS).mkdir(parents=True, exist_ok=True)
         for done, cell in enumerate(cells):
-            config = cell.config(0)
-            path = folder / RUNS / f"{identity(config)}.npz"
+            path = folder / RUNS / f"{identity(cell.config(0))}.npz"
             cloud = features.load(path)
             if cloud is None:
-                cloud = features.cloud_of(sources.planned(config.replace(data_dir=data_dir)))
+                cloud = features.cloud_of(planned(cell, 0))
                 features.save(cloud, path)
-            clouds[cell.place, cell.reading] = cloud
+            clouds[cell.key] = cloud
             show(done + 1, "")
     return clouds
 

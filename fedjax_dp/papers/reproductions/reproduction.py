@@ -5,7 +5,7 @@ import pathlib
 from collections.abc import Mapping
 
 from fedjax_dp.papers.reproductions import tables
-from fedjax_dp.papers.reproductions.cells import CellKey
+from fedjax_dp.papers.reproductions.cells import Reading
 from fedjax_dp.papers.reproductions.features import Cloud
 from fedjax_dp.papers.reproductions.recipe import Recipe, RecipeScale
 from fedjax_dp.papers.reproductions.rows import Claimed, ResultRow
@@ -22,7 +22,7 @@ class Reproduction:
     claims: tuple[Claimed, ...]
     notes: tuple[str, ...]
     folder: pathlib.Path
-    clouds: Mapping[tuple[CellKey, str], Cloud] = dataclasses.field(default_factory=dict)
+    clouds: Mapping[Reading, Cloud] = dataclasses.field(default_factory=dict)
 
     @property
     def markdown(self) -> str:

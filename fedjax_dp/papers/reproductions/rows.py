@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedjax_dp.figures.tables.settings import interval, proved
-from fedjax_dp.papers.reproductions.cells import Cell, CellKey
+from fedjax_dp.papers.reproductions.cells import Cell, CellKey, Reading
 from fedjax_dp.papers.reproductions.measures import MEASURES
 from fedjax_dp.papers.reproductions.recipe import READINGS, Recipe, RecipeScale, matching
 from fedjax_dp.sweeps.records import Record
@@ -18,13 +18,13 @@ NOT_COMPARED = "not compared: another setting at this scale"
 class ReadingResult(NamedTuple):
     """One reading of one number, over its seeds."""
 
-    mean: float | None  # None: nothing to show, `reason` says why
-    std: float | None
-    seeds: int
-    epsilon: float | None  # the largest over clients and seeds; infinite without privacy, None where not accounted
-    round_epsilon: float | None  # of a single round, where the budget is of each round
-    delta: float | None
-    about: str  # unit, neighbours and view that epsilon is about
+    mean: float | None = None  # None: nothing to show, `reason` says why
+    std: float | None = None
+    seeds: int = 0
+    epsilon: float | None = None  # the largest of clients and seeds; infinite without privacy, None where not accounted
+    round_epsilon: float | None = None  # of a single round, where the budget is of each round
+    delta: float | None = None
+    about: str = ""  # unit, neighbours and view that epsilon is about
     reason: str = ""
     curve: tuple[tuple[int, float, float], ...] = ()  # round, mean, standard deviation
 
@@ -55,11 +55,11 @@ class ResultRow:
 def rows_of(
     recipe: Recipe,
     cells: Sequence[Cell],
-    records: Mapping[tuple[CellKey, str], Sequence[Record]],
+    records: Mapping[Reading, Sequence[Record]],
     missing: Mapping[str, str],
-    round_epsilons: Mapping[tuple[CellKey, str], float],
-    schedule_epsilons: Mapping[tuple[CellKey, str], float],
-    numbers: Mapping[tuple[CellKey, str], float],
+    round_epsilons: Mapping[Reading, float | None],
+    schedule_epsilons: Mapping[Reading, float],
+    numbers: Mapping[Reading, float],
     scale: RecipeScale,
 ) -> list[ResultRow]:
     """Rows in the order of the recipe; `records` of each cell, `numbers` that are counted instead of run.
@@ -67,25 +67,21 @@ def rows_of(
     schedule_epsilons  where runs were counted otherwise than by the rounds that clients were drawn for.
     """
     comparable = recipe.comparable(scale)
-    places = list(dict.fromkeys(cell.place for cell in cells))
-    rows = []
-    for metric in recipe.metrics:
-        for place in places:
-            readings = {}
-            for reading in READINGS:
-                key = (place, reading)
-                if place.panel in missing:
-                    readings[reading] = _nothing(missing[place.panel])
-                elif key not in records and key not in numbers:
-                    readings[reading] = _nothing("")
-                elif key in numbers:
-                    readings[reading] = _nothing("")._replace(mean=numbers[key], std=0.0, seeds=1)
-                else:
-                    readings[reading] = result_of(
-                        records[key], metric, round_epsilons.get(key), schedule_epsilons.get(key)
-                    )
-            rows.append(_row(recipe, place, metric, readings, comparable))
-    return rows
+
+    def result(key: Reading, metric: str) -> ReadingResult:
+        if key[0].panel in missing:
+            return ReadingResult(reason=missing[key[0].panel])
+        if key in numbers:
+            return ReadingResult(numbers[key], 0.0, 1)
+        if key in records:
+            return result_of(records[key], metric, round_epsilons.get(key), schedule_epsilons.get(key))
+        return ReadingResult()
+
+    return [
+        _row(recipe, place, metric, {reading: result((place, reading), metric) for reading in READINGS}, comparable)
+        for metric in recipe.metrics
+        for place in dict.fromkeys(cell.place for cell in cells)
+    ]
 
 
 def result_of(
@@ -128,10 +124,6 @@ def _curve(curves: Sequence[Mapping[int, float]]) -> tuple[tuple[int, float, flo
     rounds = [at for at in (curves[0] if curves else {}) if all(at in curve for curve in curves)]
     scores = [interval([curve[at] for curve in curves]) for at in rounds]
     return tuple((at, s.mean, 0.0 if math.isnan(s.std) else s.std) for at, s in zip(rounds, scores, strict=True))
-
-
-def _nothing(reason: str) -> ReadingResult:
-    return ReadingResult(None, None, 0, None, None, None, "", reason)
 
 
 def _row(

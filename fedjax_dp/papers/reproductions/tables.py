@@ -1,12 +1,10 @@
 """A reproduction as Markdown, CSV and JSON."""
 
-import csv
-import io
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fedjax_dp.display import finite
+from fedjax_dp import display
 from fedjax_dp.papers.reproductions.measures import MEASURES
 from fedjax_dp.papers.reproductions.recipe import READINGS, Recipe
 from fedjax_dp.papers.reproductions.rows import Claimed, ReadingResult, ResultRow
@@ -89,15 +87,13 @@ def comma_separated(recipe: Recipe, rows: Sequence[ResultRow]) -> str:
     header = ["panel", "line", "x", "metric", "published", "published_std"]
     parts = ("mean", "std", "seeds", "epsilon", "round_epsilon", "delta", "about", "verdict")
     header += [f"{reading}_{part}" for reading in READINGS for part in parts]
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*header, "why"])
+    lines = []
     for row in rows:
         cells: list[Any] = [*row.place, row.metric, row.published, row.published_std]
         for reading in READINGS:
             cells += [getattr(row.readings[reading], part) for part in parts[:-1]] + [row.verdicts[reading]]
-        writer.writerow(["" if cell is None else cell for cell in [*cells, row.why]])
-    return text.getvalue()
+        lines.append([*cells, row.why])
+    return display.comma_separated([*header, "why"], lines)
 
 
 def to_dict(row: ResultRow) -> dict[str, Any]:
@@ -106,7 +102,7 @@ def to_dict(row: ResultRow) -> dict[str, Any]:
     def to_dict_of(result: ReadingResult) -> dict[str, Any]:
         epsilon = result.epsilon
         private = None if epsilon is None or math.isnan(epsilon) else math.isfinite(epsilon)
-        return result._asdict() | {"epsilon": finite(epsilon), "private": private}
+        return result._asdict() | {"epsilon": display.finite(epsilon), "private": private}
 
     return {
         **row.place._asdict(),
