@@ -5,7 +5,7 @@ import numpy as np
 from fedjax_dp import errors
 from fedjax_dp.display import Card, displayed, facts_of
 from fedjax_dp.parts.aggregation import Aggregate, separate
-from fedjax_dp.parts.client_privacy import PlainUpload, UpdatePrivatizer, shares_noise
+from fedjax_dp.parts.client_privacy import PlainUpload, UpdatePrivatizer, counts_individually, shares_noise
 from fedjax_dp.parts.cohorts import Cohort
 from fedjax_dp.parts.local_training import LocalTraining
 from fedjax_dp.parts.server_optimizers import ServerOptimizer
@@ -83,6 +83,8 @@ def check_fit(algorithm: Algorithm, shares: np.ndarray) -> None:
             else "one that draws a client at most once a round for noise on whole clients",
             "use a uniform cohort, or Poisson with the bounded mean",
         )
+    if counts_individually(upload):
+        _check_individual(algorithm)
     if not shares_noise(upload):
         return
     if not (cohort.fixed and algorithm.transport.secret and aggregate.alike):
@@ -93,3 +95,33 @@ def check_fit(algorithm: Algorithm, shares: np.ndarray) -> None:
             "else the shares do not add up",
         )
     upload.check_resolution(algorithm.transport.resolution, positions)
+
+
+def _check_individual(algorithm: Algorithm) -> None:
+    """Refuse parts to which who counts, which is data, would be known in other ways than by the noised mean."""
+    aggregate, cohort, transport = algorithm.aggregate, algorithm.cohort, algorithm.transport
+    for unfit, what, got, wanted, remedy in (
+        (
+            aggregate.needs_loss or aggregate.extra > 0,
+            "estimator",
+            aggregate,
+            "one whose weights and divisor are public under an individual filter",
+            "use the bounded mean of dp_fedavg, wor_delta, or mean",
+        ),
+        (
+            transport.secret,
+            "transport",
+            transport,
+            "a plain sum under an individual filter, which knows no cost of rounding",
+            "leave secure out",
+        ),
+        (
+            cohort.prior_event is not None,
+            "cohort",
+            cohort,
+            "drawn without what clients sent of their records under an individual filter",
+            "use uniform, poisson or all clients",
+        ),
+    ):
+        if unfit:
+            raise errors.refuse(what, type(got).__name__, wanted, remedy)
