@@ -80,7 +80,7 @@ def build(points: Sequence[Point], sources: Sources) -> list[PlannedRun]:
 
 def refuse_halting(terms: PrivacyTerms) -> None:
     """Points of a sweep take as many rounds as they say."""
-    for name in ("budget", "stop"):
+    for name in ("stop",) if terms.individual else ("budget", "stop"):
         if getattr(terms, name) is not None:
             wanted = "left out in a sweep, whose points take all their rounds"
             raise errors.refuse(name, getattr(terms, name), wanted, "give rounds, as an axis if need be, or epsilon")
