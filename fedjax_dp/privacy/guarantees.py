@@ -89,6 +89,9 @@ def calibrated(run: PlannedRun, progress: Callable[[int, int], None] | None = No
             "left out for an algorithm without privacy",
             "choose a private algorithm such as dpnfl",
         )
+    if counts_individually(algorithm.upload):
+        wanted = "left out beside a filter for each client, whose budget is the claim"
+        raise errors.refuse("epsilon", terms.epsilon, wanted, "give noise_multiplier")
     reason = run.no_epsilon_reason
     if terms.sigma_mode in NOISE_RULES and len(run.noise_levels.factors) > 1:
         wanted = "per_client or common_worst where the noise differs from round to round"

@@ -181,6 +181,15 @@ def test_parts_of_ones_own_that_see_who_counts_are_refused():
             simulation.check(changed(run.algorithm, **{slot: part}), DATA, ROUNDS)
 
 
+def test_noise_is_neither_found_for_a_filter_nor_chosen_beside_one(filtered):
+    run, _, _ = filtered
+    with pytest.raises(fdp.ConfigurationError, match="epsilon must be left out beside a filter for each client"):
+        fdp.calibrate(run.algorithm, DATA, rounds=ROUNDS, epsilon=2.0, delta=1e-3)
+    options = {"budget": 3.0, "delta": 1e-3, "individual": True, "accountant": "rdp"}
+    with pytest.raises(fdp.ConfigurationError, match="adapt must be left out beside individual filters"):
+        fdp.run(algorithm_of(), DATA, rounds=2, adapt=lambda seen: 2.0, **options)
+
+
 def test_a_filter_of_ones_own_is_not_believed(filtered):
     run, _, _ = filtered
     upload = lying(run.algorithm.upload, counted=lambda self, update, row: (update, row))
