@@ -98,30 +98,14 @@ def check_fit(algorithm: Algorithm, shares: np.ndarray) -> None:
 
 
 def _check_individual(algorithm: Algorithm) -> None:
-    """Refuse parts to which who counts, which is data, would be known in other ways than by the noised mean."""
-    aggregate, cohort, transport = algorithm.aggregate, algorithm.cohort, algorithm.transport
-    for unfit, what, got, wanted, remedy in (
-        (
-            aggregate.needs_loss or aggregate.extra > 0,
-            "estimator",
-            aggregate,
-            "one whose weights and divisor are public under an individual filter",
-            "use the bounded mean of dp_fedavg, wor_delta, or mean",
-        ),
-        (
-            transport.secret,
-            "transport",
-            transport,
-            "a plain sum under an individual filter, which knows no cost of rounding",
-            "leave secure out",
-        ),
-        (
-            cohort.prior_event is not None,
-            "cohort",
-            cohort,
-            "drawn without what clients sent of their records under an individual filter",
-            "use uniform, poisson or all clients",
-        ),
-    ):
-        if unfit:
-            raise errors.refuse(what, type(got).__name__, wanted, remedy)
+    """Refuse parts through which who counts, which is data, would act on more than the noised mean."""
+    aggregate, transport, cohort = algorithm.aggregate, algorithm.transport, algorithm.cohort
+    if aggregate.needs_loss or aggregate.extra:
+        wanted = "one whose weights and divisor are public under a filter for each client"
+        raise errors.refuse("estimator", type(aggregate).__name__, wanted, "use mean, wor_delta or a bounded mean")
+    if transport.secret:
+        wanted = "a plain sum under a filter for each client, which knows no cost of rounding"
+        raise errors.refuse("transport", type(transport).__name__, wanted, "leave secure out")
+    if cohort.prior_event is not None:
+        wanted = "drawn without what clients sent of their records under a filter for each client"
+        raise errors.refuse("cohort", type(cohort).__name__, wanted, "use uniform, poisson or all clients")

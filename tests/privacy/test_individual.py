@@ -161,7 +161,7 @@ def test_what_is_measured_tells_nothing_of_who_counts(filtered):
         ({"make": fdp.dp_ftrl}, {}, "white noise of one size"),
         ({"noise_schedule": "linear", "noise_end": 2.0, "noise_rounds": 9}, {}, "white noise of one size"),
         ({"clip_schedule": "linear", "clip_end": 0.5, "clip_rounds": 9}, {}, "white noise of one size"),
-        ({"secure": True, "cohort": "uniform"}, {}, "transport must be a plain sum under an individual filter"),
+        ({"secure": True, "cohort": "uniform"}, {}, "transport must be a plain sum under a filter for each client"),
     ],
 )  # fmt: skip
 def test_what_has_no_filter_is_refused_in_one_line(changes, terms, words):
