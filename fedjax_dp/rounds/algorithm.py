@@ -103,7 +103,7 @@ def _check_individual(algorithm: Algorithm) -> None:
     if aggregate.needs_loss or aggregate.extra:
         wanted = "one whose weights and divisor are public under a filter for each client"
         raise errors.refuse("estimator", type(aggregate).__name__, wanted, "use mean, wor_delta or a bounded mean")
-    if transport.secret:
+    if transport.secret or transport.resolution:
         wanted = "a plain sum under a filter for each client, which knows no cost of rounding"
         raise errors.refuse("transport", type(transport).__name__, wanted, "leave secure out")
     if cohort.prior_event is not None:
