@@ -27,6 +27,7 @@ from fedjax_dp.audits.one_run import LEAST
 from fedjax_dp.audits.wrappers import linear_model
 from fedjax_dp.data.client_names import number_of
 from fedjax_dp.data.store import FederatedData
+from fedjax_dp.parts.client_privacy import counts_individually
 from fedjax_dp.privacy import guarantees
 from fedjax_dp.privacy.client_events import client_events, counted_as, own_events
 from fedjax_dp.privacy.planned_run import PlannedRun
@@ -66,6 +67,9 @@ def prepare(
             "left out of an audit, which attacks what a run itself releases, with less noise than its deployment has",
             "find the noise with it (fedjax_dp.calibrate), and audit that algorithm without it",
         )
+    if counts_individually(run.algorithm.upload):
+        wanted = "left out of an audit, whose canary is not there or another, where this puts zeros in its place"
+        raise errors.refuse("individual", True, wanted, "audit the same run without it")
     if counted_as(run) not in PLAYED:
         raise errors.refuse(
             "participation of an audit",

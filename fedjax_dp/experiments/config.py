@@ -52,6 +52,7 @@ OF_PRIVATE = (
     "delta",
     "budget",
     "budget_high",
+    "individual",
     "deployment_cohort",
     "deployment_population",
 )

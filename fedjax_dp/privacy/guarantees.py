@@ -25,6 +25,7 @@ from fedjax_dp.data.store import FederatedData
 from fedjax_dp.inspection import constants, flow
 from fedjax_dp.models import Model
 from fedjax_dp.parts import facts
+from fedjax_dp.parts.client_privacy import counts_individually
 from fedjax_dp.privacy.client_events import (
     adjacency_of,
     client_events,
@@ -36,6 +37,7 @@ from fedjax_dp.privacy.client_events import (
 )
 from fedjax_dp.privacy.halting import halted, require_halting
 from fedjax_dp.privacy.hooks import CLAIMS, NOISE_RULES
+from fedjax_dp.privacy.individual import with_filter
 from fedjax_dp.privacy.planned_run import PlannedRun, plan_run
 from fedjax_dp.privacy.protection import noise_of, unit_of, views_of
 from fedjax_dp.privacy.terms import BY_NAME_ALONE, PrivacyOptions, PrivacyTerms
@@ -87,6 +89,9 @@ def calibrated(run: PlannedRun, progress: Callable[[int, int], None] | None = No
             "left out for an algorithm without privacy",
             "choose a private algorithm such as dpnfl",
         )
+    if counts_individually(algorithm.upload):
+        wanted = "left out beside a filter for each client, whose budget is the claim"
+        raise errors.refuse("epsilon", terms.epsilon, wanted, "give noise_multiplier")
     reason = run.no_epsilon_reason
     if terms.sigma_mode in NOISE_RULES and len(run.noise_levels.factors) > 1:
         wanted = "per_client or common_worst where the noise differs from round to round"
@@ -258,7 +263,7 @@ def prepared(run: PlannedRun, progress: Callable[[int, int], None] | None = None
         raise errors.refuse("delta", "none", "given for a private algorithm", "delta below 1 / records is usual")
     if run.terms.budget is not None:
         require_halting(run)
-        run = halted(run, stated(run))
+        run = with_filter(run) if run.terms.individual else halted(run, stated(run))
     if run.terms.epsilon is not None:
         run = calibrated(run, progress)
     return run, guaranteed(run)
@@ -461,6 +466,7 @@ def _assumptions(
             f"clients by {steps[0].sampling}, and nobody sees which take part" if hidden else cohorts[participation],
             *_kept(run, hidden),
             *_known_members(run, hidden),
+            *_individual(algorithm),
             "the number of clients, their shares and all divisors are public",
             "the server sums, clips nothing itself and adds the noise honestly"
             if not algorithm.upload.shared_noise
@@ -561,6 +567,16 @@ def _known_members(run: PlannedRun, hidden: bool) -> list[str]:
     return [
         "nothing is known of who is drawn in the eyes of members of a cohort: their draw is counted as public, so that "
         "it hides nothing (view final_model has no such members)"
+    ]
+
+
+def _individual(algorithm: Algorithm) -> list[str]:
+    """Of whom a filter by client is proved."""
+    if not counts_individually(algorithm.upload):
+        return []
+    return [
+        "each client counts while its own updates cost less than the budget, and who does is seen by nobody",
+        "neighbours have zeros in the place of what a client contributes; its place in cohorts stays",
     ]
 
 

@@ -274,7 +274,7 @@ def plan_run(
 def _check_log(run: PlannedRun) -> None:
     """Refuse a log that goes on where the run ends, unless a budget ends it."""
     log = run.algorithm.cohort.log(run.data.num_clients)
-    if log is not None and log.num_rounds > run.rounds and run.terms.budget is None:
+    if log is not None and log.num_rounds > run.rounds and (run.terms.budget is None or run.terms.individual):
         got = f"round {log.num_rounds - 1:,}"
         raise errors.refuse("participation log", got, f"of rounds 0 to {run.rounds - 1:,}, those of the run")
 

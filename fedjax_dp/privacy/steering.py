@@ -158,6 +158,7 @@ def _require_covered(run: PlannedRun, promise: Guarantee) -> None:
             "begin with a public start",
         ),
         (terms.deployment is not None, "left out where a run stands for a deployment", "leave its cohort out"),
+        (terms.individual, "left out beside individual filters", "choose one of both"),
         (terms.stop is not None, "left out beside stop", "the function may return None to stop"),
     ):
         if uncovered:

@@ -48,6 +48,8 @@ class PrivacyTerms:
         budget: epsilon that ends the run, beside noise_multiplier: it takes as many of its rounds as it allows every
             client; of one for each client, each leaves when its own is used up, and the others go on. All of it is
             known before the first round
+        individual: every client counts while its own updates have cost less than the budget, then no more, and the run
+            takes all its rounds; for noise on whole clients
         stop: value of a metric of the public test set, such as accuracy=0.9, that ends the run; the Guarantee is of all
             rounds
         deployment_cohort: clients of a cohort in the deployment that the run stands for; its noise is found and
@@ -64,6 +66,7 @@ class PrivacyTerms:
     view: Annotated[str | None, about("", choices=VIEWS, default="the algorithm's")] = None
     colluders: int = 0
     budget: Budget | None = None
+    individual: bool = False
     stop: Annotated[str | None, about("", metavar="METRIC=VALUE")] = None
     deployment_cohort: Annotated[int | None, about("", default="the run itself")] = None
     deployment_population: Annotated[int | None, about("", default="the run itself")] = None
@@ -72,6 +75,8 @@ class PrivacyTerms:
         """Refuse names that are none of their choices, and half of a deployment."""
         for name, option in of_class(PrivacyTerms).items():
             option.check(getattr(self, name))
+        if self.individual:
+            errors.require_given("budget", self.budget, "it belongs to individual, and is the claim")
         pair = ("deployment_cohort", "deployment_population")
         for name, other in (pair, pair[::-1]):
             if getattr(self, other) is not None:
@@ -133,6 +138,7 @@ class PrivacyOptions(TypedDict, total=False):
     view: str | None
     colluders: int
     budget: Budget | None
+    individual: bool
     stop: str | None
     deployment_cohort: int | None
     deployment_population: int | None

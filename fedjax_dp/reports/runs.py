@@ -130,7 +130,7 @@ def _what(config: Mapping[str, Any]) -> list[tuple[str, Any]]:
         "clip_norm": "clip norm",
         "noise_multiplier": "noise multiplier",
         "epsilon": "budget (epsilon)",
-        "budget": "budget that ends the run (epsilon)",
+        "budget": "budget beside noise (epsilon)",
         "holdout": "held out for tests",
         "seed": "seed",
     }

