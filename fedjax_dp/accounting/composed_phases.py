@@ -203,11 +203,16 @@ def with_past(past: Sequence[Event] | None, events: Sequence[Event]) -> list[Eve
     """What follows of each client, then what was released of it before; None: nothing was."""
     if past is None:
         return list(events)
+
+    def after(before: Event, event: Event) -> Event:
+        if isinstance(event, AnyOf):  # of members apart, each with all that was released before
+            return AnyOf(tuple(after(before, part) for part in event.parts))
+        return Composed((event, before)) if any(True for _ in before.leaves()) else event
+
     both: dict[tuple[int, int], Event] = {}
     for before, event in zip(past, events, strict=True):
         if (id(before), id(event)) not in both:
-            released = any(True for _ in before.leaves())
-            both[id(before), id(event)] = Composed((event, before)) if released else event
+            both[id(before), id(event)] = after(before, event)
     return [both[id(before), id(event)] for before, event in zip(past, events, strict=True)]
 
 
