@@ -66,6 +66,8 @@ def prepare(
             "left out of an audit, which attacks what a run itself releases, with less noise than its deployment has",
             "find the noise with it (fedjax_dp.calibrate), and audit that algorithm without it",
         )
+    if run.terms.stop_noise is not None:  # training is attacked, records that are held out are not
+        run = run.counted(stop=None, stop_noise=None)
     if counted_as(run) not in PLAYED:
         raise errors.refuse(
             "participation of an audit",

@@ -186,7 +186,8 @@ def planned_of(config: RunSpec, data: FederatedData) -> PlannedRun:
     """The run of a configuration on its clients, checked, its noise not known yet."""
     model, algorithm = build_model(config, data), build_algorithm(config, data)
     rounds, seed, terms = config.training.rounds, config.data.seed, terms_of(config, data)
-    return plan_run(algorithm, data, rounds=rounds, seed=seed, model=model, terms=terms)
+    every = config.output.evaluate_every
+    return plan_run(algorithm, data, rounds=rounds, seed=seed, model=model, terms=terms, evaluate_every=every)
 
 
 def build_algorithm(config: RunSpec, data: FederatedData) -> Algorithm:

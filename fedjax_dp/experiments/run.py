@@ -156,10 +156,10 @@ def _ready(
         dataset=data.name or "data",
         model=_architecture(model, data),
     )
-    rounds, seed, terms = spec.training.rounds, spec.data.seed, spec.privacy
+    rounds, seed, terms, every = spec.training.rounds, spec.data.seed, spec.privacy, spec.output.evaluate_every
     ready = prepare(
         spec,
-        plan_run(algorithm, data, rounds=rounds, seed=seed, model=model, terms=terms),
+        plan_run(algorithm, data, rounds=rounds, seed=seed, model=model, terms=terms, evaluate_every=every),
         execution or all_devices(),
         on_host=spec.execution.records == "host",
         checksums=_checksums(algorithm, data, model) | ({"adapt": "a function"} if adapt else {}) if kept else {},
