@@ -6,6 +6,7 @@ A log is public: nothing is amplified by it. That it was made without looking at
 import csv
 import dataclasses
 import functools
+import hashlib
 import os
 import pathlib
 from typing import Self
@@ -76,6 +77,11 @@ class ParticipationLog:
         rounds = int(most[0]) if num_rounds is None else num_rounds
         clients = int(most[1]) if num_clients is None else num_clients
         return cls.of(found, rounds, clients, what)
+
+    def digest(self, rounds: int | None = None) -> str:
+        """sha256 of who takes part in the first `rounds` rounds; None: in all."""
+        first = self.rounds < (self.num_rounds if rounds is None else rounds)
+        return hashlib.sha256(np.stack([self.rounds, self.clients], 1)[first].tobytes()).hexdigest()
 
     @property
     def counts(self) -> np.ndarray:

@@ -104,7 +104,8 @@ def resume(
 
     algorithm, data, model  as they were given to `run`, which a folder cannot hold; to be left out for the run of a
                             configuration, which it does hold;
-    rounds                  more than before, where the run would have begun alike: the Guarantee is computed anew.
+    rounds                  more than before, where the run would have begun alike: the Guarantee is computed anew, by
+                            a log of who takes part that goes on too;
     A finished run stays as it is.
     Raises: ConfigurationError where folder, configuration, values or data have changed since.
     """
@@ -129,7 +130,8 @@ def resume(
     kept = {name: value for name, value in about["config"].items() if name not in ("algorithm", "dataset", "model")}
 
     def prepared(to: int, screen: Screen) -> PreparedRun:
-        return _ready(algorithm, data, used, execution, kept | {"rounds": to}, kept=True)
+        own = algorithm if to == rounds else algorithm.prefix(to)
+        return _ready(own, data, used, execution, kept | {"rounds": to}, kept=True)
 
     run_folder.go_on(path, about, rounds, prepared, screen, observers)
     return open_run(path, model=model)
