@@ -28,7 +28,7 @@ from fedjax_dp.audits.wrappers import linear_model
 from fedjax_dp.data.client_names import number_of
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.privacy import guarantees
-from fedjax_dp.privacy.client_events import client_events, counted_as, own_events
+from fedjax_dp.privacy.client_events import client_events, counted_as
 from fedjax_dp.privacy.planned_run import PlannedRun
 from fedjax_dp.privacy.protection import unit_of
 from fedjax_dp.rounds.algorithm import Algorithm
@@ -36,6 +36,7 @@ from fedjax_dp.rounds.clients import draw_cohort
 from fedjax_dp.rounds.simulation import run_key
 
 CANARY_NAMES = ("gradient", *CANARIES)
+LOOKS = "of the training alone, not of the looks at records that clients hold out by which it may stop"
 PLAYED = ("schedule", "worst")  # participation of which a run of one seed can be a counterexample
 
 
@@ -66,7 +67,8 @@ def prepare(
             "left out of an audit, which attacks what a run itself releases, with less noise than its deployment has",
             "find the noise with it (fedjax_dp.calibrate), and audit that algorithm without it",
         )
-    if run.terms.stop_noise is not None:  # training is attacked, records that are held out are not
+    unattacked = LOOKS if run.terms.stop_noise is not None else None
+    if unattacked:
         run = run.counted(stop=None, stop_noise=None)
     if counted_as(run) not in PLAYED:
         raise errors.refuse(
@@ -88,9 +90,11 @@ def prepare(
     if canary == "gradient":
         played = linear_model(tensors_of(parameters))
         store = linear_data(data, np.zeros((1, parameters)), np.zeros(1))
-    known = {"beginning": run.beginning}  # of what is trained; clients that are played are as many, of the same sizes
-    counted = dataclasses.replace(run, data=store, model=played, _drawn=known)
+    # Of what is trained, not of phases before; clients that are played are as many, of the same sizes.
+    known, terms = {"beginning": run.beginning.unattacked}, dataclasses.replace(run.terms, view=run.view.value)
+    counted = dataclasses.replace(run, data=store, model=played, seed=seed, terms=terms, _drawn=known)
     promise = guarantees.stated(counted)
+    promise = dataclasses.replace(promise, caveat="; ".join(filter(None, (promise.caveat, unattacked))) or None)
     if math.isinf(promise.epsilon) or promise.delta is None:
         raise errors.refuse(
             "algorithm",
@@ -106,7 +110,7 @@ def prepare(
     else:
         target = number_of("client", data.names, data.num_clients, client)
     event = client_events(counted)[target]
-    step = _release(algorithm, own_events(counted)[target], data.called(target))
+    step = _release(algorithm, event, data.called(target))
     place = (
         place_one(algorithm, data, step, target, record)
         if one_run is None

@@ -55,6 +55,15 @@ class Beginning(NamedTuple):
         views = (one.phase.get("view") for one in self.before)
         return [View(view) for view in views if view in {known.value for known in View}]
 
+    @property
+    def unattacked(self) -> "Beginning":
+        """The same for a Guarantee of what follows these phases, where nobody attacks their own releases."""
+        if not self.before:
+            return self
+        listed = ", ".join(about(one.phase) for one in self.before)
+        caveat = f"{OF} the model of {listed}, whose own releases are not attacked"
+        return self._replace(caveat="; ".join(filter(None, (self.caveat, caveat))), assumptions=(), before=())
+
 
 class Before(NamedTuple):
     """A phase that is over, whose releases are of the clients too."""
