@@ -70,6 +70,7 @@ _OF_PARTS = (
     "start_private",
     "start_epsilon",
     "start_delta",
+    "start_clients",
     "fresh",
     "lora_rank",
     "lora_alpha",
@@ -81,7 +82,8 @@ _OF_PARTS = (
 def _partly_trained(made: NetworkModel, digests: tuple[tuple[str, str], ...], **options: Any) -> NetworkModel:
     """The model of which a part is trained, begun with what is in the files of these checksums."""
     start, lora = options["start"], {name: options[name] for name in ("lora_rank", "lora_alpha", "lora_targets")}
-    for name in ("start_names", "start_data", "start_private", "start_epsilon", "start_delta", "fresh"):
+    of_start = [name for name in _OF_PARTS if name.startswith("start_")]
+    for name in (*of_start, "fresh"):
         if start is None and options[name] is not None:
             raise errors.refuse(
                 name, options[name], "left out where training begins at random", "give --start, or drop it"
@@ -92,7 +94,8 @@ def _partly_trained(made: NetworkModel, digests: tuple[tuple[str, str], ...], **
         names, words = options["start_names"], options["start_data"]
         start = read_start(start, names=names, trained_on=words, public=public, stated=stated)
     terms = {name.removeprefix("lora_"): value for name, value in lora.items() if value is not None}
-    return freeze(made, options["trainable"] or "all", start=start, fresh=options["fresh"], **terms)
+    terms |= {name: options[name] for name in ("start_clients", "fresh")}
+    return freeze(made, options["trainable"] or "all", start=start, **terms)
 
 
 @functools.cache  # as some networks are equal to themselves only, and another model is another program

@@ -16,6 +16,7 @@ from helpers import usual
 import fedjax_dp as fdp
 from fedjax_dp import cli, errors
 from fedjax_dp.accounting import Adjacency, Composed, Guarantee, StatedPrivacy, epsilons_of
+from fedjax_dp.accounting.composed_phases import matched
 from fedjax_dp.audits.setup import prepare
 from fedjax_dp.audits.verdict import judged
 from fedjax_dp.data.record_hashes import hashes_of
@@ -247,6 +248,25 @@ def test_clients_that_come_and_go_pay_for_what_they_are_in(tmp_path):
     assert "clients 0, 2 of dpnfl on named, 2 rounds" in left
     assert f"{max(together([first[0], first[2]])):.4g}" in left
     assert any("1 that are new" in line for line in found.assumptions)
+
+
+def test_clients_that_a_file_names_pay_for_what_they_are_in(tmp_path):
+    everyone = fdp.dpnfl(clip_norm=1.0, noise_multiplier=4.0, **LOCAL | {"cohort_size": None})
+    before, now = named(0, 1, 2, 3), named(5, 4, 6)  # other records, by other names
+    start, file = begun(tmp_path / "a.npz", before, everyone), tmp_path / "clients.csv"
+    file.write_text("first,second\nclient 3,client 5\n1,2\n,client 4\n0,\nclient 2,\n")
+    model = freeze(NETWORK, start=start, start_clients=file)
+    found = fdp.guarantee(everyone, now, rounds=1, delta=1e-3, model=model)
+    first, second = events(2, everyone, before), events(1, everyone, now)
+    np.testing.assert_allclose(found.epsilons, together([first[3], Composed(()), first[1]], second), rtol=1e-9)
+    assert any("clients 0, 2 of dpnfl on named, 2 rounds" in line for line in found.assumptions)
+    assert any("by what their user says (start_clients)" in line for line in found.assumptions)
+    run = plan_run(everyone, now, rounds=1, terms=PrivacyTerms(delta=1e-3), model=model)
+    earlier, own = phases_of(phases.ledger_of("dpnfl", run, found, now.checksum), "ledger")
+    assert matched(earlier, own).places.tolist() == [3, -1, 1]  # whoever reads the ledger matches as the run did
+    for words, values in (({"start_private": False}, start), ({}, NETWORK.init(jax.random.key(0)))):
+        with pytest.raises(fdp.ConfigurationError, match="left out of a public start, and of one that no run wrote"):
+            freeze(NETWORK, start=values, start_clients=file, **words)
 
 
 ATTACK = {"canary": "gradient", "client": None, "record": 0, "one_run": None, "parameters": 10}
