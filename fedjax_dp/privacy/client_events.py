@@ -54,7 +54,7 @@ def client_events(run: PlannedRun) -> list[Event]:
 
 def own_events(run: PlannedRun) -> list[Event]:
     """The same of the run alone."""
-    return with_looks(run, with_paid(run.algorithm, training_of(run)))
+    return with_stop(run, with_paid(run.algorithm, training_of(run)))
 
 
 def with_before(run: PlannedRun, events: list[Event]) -> list[Event]:
@@ -79,7 +79,7 @@ def with_paid(algorithm: Algorithm, training: list[Event]) -> list[Event]:
     return each(training, released.__getitem__)
 
 
-def with_looks(run: PlannedRun, training: list[Event]) -> list[Event]:
+def with_stop(run: PlannedRun, training: list[Event]) -> list[Event]:
     """The events with the noised counts of right answers by which the run may stop, of who holds test records.
 
     A client has all of them, beside its training. A record is trained on or held out, and pays for that alone: the

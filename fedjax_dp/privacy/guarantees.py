@@ -32,8 +32,8 @@ from fedjax_dp.privacy.client_events import (
     remembers,
     training_of,
     with_before,
-    with_looks,
     with_paid,
+    with_stop,
 )
 from fedjax_dp.privacy.halting import halted, require_halting
 from fedjax_dp.privacy.hooks import CLAIMS, NOISE_RULES
@@ -110,7 +110,7 @@ def calibrated(run: PlannedRun, progress: Callable[[int, int], None] | None = No
         wanted, remedy = "one in which records are released", "use view deployed, or give noise_multiplier"
         raise errors.refuse("view", run.view.value, wanted, remedy)
     _require_left(run, ledger, budgets, delta)
-    ledger = with_before(run, with_looks(run, ledger))
+    ledger = with_before(run, with_stop(run, ledger))
     numbers = {event: number for number, event in enumerate(distinct(ledger))}
     kinds = list(zip(each(ledger, numbers.__getitem__), budgets, strict=True))
     events, noise = list(numbers), dict.fromkeys(kinds, 0.0)
@@ -166,7 +166,7 @@ def _require_left(run: PlannedRun, training: list[Event], budgets: list[float], 
         remedies.append("raise stop_noise")
     if not names:
         return
-    fixed = with_past(past, with_looks(run, [accounting.Composed(())] * len(training)))
+    fixed = with_past(past, with_stop(run, [accounting.Composed(())] * len(training)))
     spent = accounting.epsilons_of(fixed, delta, run.terms.accountant)
     budget, most = min(zip(budgets, spent, strict=True), key=lambda pair: pair[0] - pair[1])
     if not budget > most:
@@ -286,7 +286,7 @@ def stated(run: PlannedRun, progress: Callable[[int, int], None] | None = None) 
         raise errors.refuse("delta", "none", "given for a private algorithm", "delta below 1 / records is usual")
     errors.require_delta(delta)
     training = training_of(run)
-    alone = with_looks(run, with_paid(algorithm, training))
+    alone = with_stop(run, with_paid(algorithm, training))
     ledger = with_before(run, alone)
     steps = [step for event in distinct(training) for step, _ in event.leaves()]
     noise = noise_of(algorithm)
