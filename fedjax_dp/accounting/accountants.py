@@ -154,6 +154,8 @@ def epsilon_of(event: Event, delta: float, accountant: str | Accountant = "pld")
         return 0.0
     if any(step.reveals_everything for step in released):
         return math.inf
+    if isinstance(event, AnyOf):
+        return max(epsilon_of(part, delta, chosen) for part in event.parts)
     if chosen is ATTAINED and delta < RESOLVED and sum(count for _, count in event.leaves()) > 10_000:
         raise NotCoveredError(f"a lower bound at delta below {RESOLVED:g} would drown in rounding errors of long runs")
     if chosen is ACCOUNTANTS["rdp"]:

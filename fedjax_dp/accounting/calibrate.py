@@ -5,7 +5,7 @@ import math
 
 from fedjax_dp import errors
 from fedjax_dp.accounting.accountants import Accountant, accountant_named, epsilon_of
-from fedjax_dp.accounting.events import Composed, Event, Past
+from fedjax_dp.accounting.events import AnyOf, Composed, Event, Past
 from fedjax_dp.accounting.gaussian import gaussian_noise
 from fedjax_dp.accounting.neighbours import NotCoveredError
 
@@ -42,7 +42,8 @@ def noise_factor_for(event: Event, epsilon: float, delta: float, accountant: str
     """Smallest factor on all the noise of `event` with which it costs at most `epsilon` at `delta`.
 
     It lies on the private side, within the accountant's precision (pld: 2e-4 relative, the others 1e-6 or better).
-    Limits: an event without releases needs no noise; any other gets a noise multiplier of at least about 0.05.
+    Limits: an event without releases needs no noise, nor one whose noise is fixed; any other gets a noise multiplier of
+            at least about 0.05.
     What is `Past` keeps its noise: the rest gets the noise with which both together are within the budget.
     Raises: ConfigurationError if the budget is unreachable, or spent already; NotCoveredError if no noise makes the
             accountant's theorem apply.
@@ -54,6 +55,12 @@ def noise_factor_for(event: Event, epsilon: float, delta: float, accountant: str
         return 0.0
     if any(step.noise_multiplier == 0 for step, _ in event.leaves()):
         raise errors.refuse("the event to calibrate", event, "noisy in every release", "give it noise multiplier 1")
+    if isinstance(event, AnyOf):
+        return max(noise_factor_for(part, epsilon, delta, chosen) for part in event.parts)
+    if event.scaled(2.0) == event:
+        if not (fixed := epsilon_of(event, delta, chosen)) <= epsilon:
+            raise UnreachableError(f"epsilon must be at least {fixed:.4g}, as that noise is fixed, got {epsilon:g}")
+        return 0.0
     first: float = next(step.noise_multiplier for step, _ in event.leaves())
     event = event.scaled(1 / first)
     refused: list[NotCoveredError] = []

@@ -16,6 +16,7 @@ import numpy as np
 
 from fedjax_dp import errors
 from fedjax_dp.accounting.accountants import epsilons_of
+from fedjax_dp.accounting.client_maps import OPTION, ClientPairs, numbers_of
 from fedjax_dp.accounting.events import AnyOf, Composed, Event, Past, distinct, each
 from fedjax_dp.accounting.guarantee import EarlierPhase
 from fedjax_dp.accounting.ledger import decoded, encoded, ids_of, ranges
@@ -51,8 +52,11 @@ def names_of(names: Sequence[str] | None) -> str | None:
     """Digests of the names of clients, in their order, by which they are known again; None where these are too many."""
     if names is None or len(names) > MOST_NAMES or len(set(names)) < len(names):
         return None
-    digests = [hashlib.sha256(name.encode()).digest()[:NAME_BYTES] for name in names]
-    return base64.b64encode(b"".join(digests)).decode()
+    return base64.b64encode(b"".join(map(_digest, names))).decode()
+
+
+def _digest(name: str) -> bytes:
+    return hashlib.sha256(name.encode()).digest()[:NAME_BYTES]
 
 
 def draws_of(seed: int) -> str:
@@ -161,29 +165,61 @@ class Matched(NamedTuple):
     members: str
     places: np.ndarray | None
     left: np.ndarray = np.zeros(0, int)  # numbers of the clients of the earlier phase that are not in the later
+    said: list[int] | None = None  # the same places, where they are what a user says
 
 
 def matched(earlier: Phase, later: Phase) -> Matched:
-    """By the records, where these are the same; else by names; else nobody knows who was who.
+    """By the records, where these are the same; else as their user says, or by names; else nobody knows who was who.
 
-    later  facts of a phase, of which `clients` and `records` are looked at.
+    later  facts of a phase, of which `clients`, `records` and `mapped` are looked at.
+    Raises: ConfigurationError where a user says otherwise than the records.
     """
     worst = Matched("every client is taken for the worst of its clients, as nobody knows which is which", None)
     if earlier["kind"] == FILE:
         return worst
     one, other, checksum = earlier["clients"], later["clients"], earlier["records"].get("checksum")
     alike = all(one.get(name) == other.get(name) for name in ("count", "sizes"))
-    if checksum is not None and checksum == later["records"].get("checksum") and alike:
+    alike = alike and checksum is not None and checksum == later["records"].get("checksum")
+    known = (later.get("mapped") or {}).get(earlier["phase"])
+    if known is not None and alike and known != list(range(one["count"])):
+        wanted = "left out, or each client beside itself, where both phases have the same records"
+        raise errors.refuse(OPTION, "others", wanted, "drop it")
+    if alike:
         return Matched("client by client, as both have the same records", np.arange(one["count"]))
+    if known is not None:
+        return _placed(known, one["count"], "by what their user says (start_clients)")._replace(said=known)
     before, now = (_digests(of) for of in (one, other))
     if before is None or now is None or not set(before) & set(now):
         return worst
     numbers = {name: number for number, name in enumerate(before)}
-    places = np.array([numbers.get(name, -1) for name in now])
+    return _placed([numbers.get(name, -1) for name in now], len(before), "by their names")
+
+
+def _placed(known: Sequence[int], count: int, how: str) -> Matched:
+    """By the numbers that clients had before, of `count`; -1: they are new."""
+    places = np.array(known)
+    if places.dtype.kind != "i" or not np.all(places < count):
+        raise errors.refuse("ledger", f"a phase with clients {str(known)[:40]}", "as a run wrote it", "export it again")
     new = int((places < 0).sum())
     more = f"; {new:,} that are new pay for what follows alone" if new else ""
-    words = f"client by client, by their names, taking every record to stay at its client{more}"
-    return Matched(words, places, np.setdiff1d(np.arange(len(before)), places))
+    words = f"client by client, {how}, taking every record to stay at its client{more}"
+    return Matched(words, places, np.setdiff1d(np.arange(count), places))
+
+
+def mapped(pairs: ClientPairs, earlier: Phase, later: Phase) -> list[int]:
+    """For each client of the later phase its number in the earlier, -1 where it was not there, as its user says.
+
+    later  facts of a phase, of which `clients` are looked at; `mapped` in these facts is by what `matched` goes.
+    Raises: ConfigurationError in one line unless each client of both stands in one line.
+    """
+    columns = []
+    for at, (phase, whose) in enumerate(((earlier, about(earlier)), (later, "this run"))):
+        words, clients = [pair[at] for pair in pairs], phase["clients"]
+        places = {digest: number for number, digest in enumerate(_digests(clients) or ())}
+        by_name = {word: places[own] for word in words if word and (own := _digest(word)) in places}
+        columns.append(numbers_of(words, whose, clients["count"], by_name))
+    before = {second: first for first, second in zip(*columns, strict=True)}
+    return [before[client] for client in range(later["clients"]["count"])]
 
 
 def events_for(phase: Phase, match: Matched, kind: Kind, num_clients: int) -> list[Event]:
@@ -203,11 +239,16 @@ def with_past(past: Sequence[Event] | None, events: Sequence[Event]) -> list[Eve
     """What follows of each client, then what was released of it before; None: nothing was."""
     if past is None:
         return list(events)
+
+    def after(before: Event, event: Event) -> Event:
+        if isinstance(event, AnyOf):  # of members apart, each with all that was released before
+            return AnyOf(tuple(after(before, part) for part in event.parts))
+        return Composed((event, before)) if any(True for _ in before.leaves()) else event
+
     both: dict[tuple[int, int], Event] = {}
     for before, event in zip(past, events, strict=True):
         if (id(before), id(event)) not in both:
-            released = any(True for _ in before.leaves())
-            both[id(before), id(event)] = Composed((event, before)) if released else event
+            both[id(before), id(event)] = after(before, event)
     return [both[id(before), id(event)] for before, event in zip(past, events, strict=True)]
 
 

@@ -16,15 +16,19 @@ from fedjax_dp.accounting.sampling import FullBatch
 HELD_BY = ("public", "other records", "same clients")
 
 
-def looks_event(looks: int, noise_on_count: float, adjacency: Adjacency, unit: Unit) -> GaussianSteps:
-    """`looks` noisy counts of right answers, each changed by at most 1 by one member.
+def looks_event(
+    looks: int, noise_on_count: float, adjacency: Adjacency, unit: Unit, held_out: int = 1
+) -> GaussianSteps:
+    """`looks` noisy counts of right answers, each changed by at most `held_out` by one member.
 
-    A client that holds out several records counts once, by a vote of theirs.
+    noise_on_count  standard deviation of the noise on each count;
+    held_out        records that the member holds out, a public number: 1 for a record, all of its own for a client.
     """
     errors.require_count("looks", looks)
     errors.require_positive("noise_on_count", noise_on_count)
-    # Exchanging a member moves a count by 1 too, not by 2 as it may move a sum of vectors.
-    return GaussianSteps(noise_on_count * adjacency.sensitivity, FullBatch(), adjacency, looks, unit)
+    errors.require_count("held_out", held_out)
+    # Exchanging a member moves a count by no more than taking it away, not by twice as much as a sum of vectors.
+    return GaussianSteps(noise_on_count * adjacency.sensitivity / held_out, FullBatch(), adjacency, looks, unit)
 
 
 def with_looks(training: Gdp, looks: int, noise_on_count: float | None, held_by: str) -> Gdp:

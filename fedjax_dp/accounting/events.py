@@ -43,7 +43,7 @@ class Composed:
 
 @dataclasses.dataclass(frozen=True)
 class Past(Composed):
-    """Events of phases that are over: no budget of what follows changes their noise."""
+    """Events whose noise is fixed beforehand, as that of phases that are over: no budget changes it."""
 
     def scaled(self, factor: float) -> "Past":
         """The same."""

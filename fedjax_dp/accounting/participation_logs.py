@@ -6,8 +6,10 @@ A log is public: nothing is amplified by it. That it was made without looking at
 import csv
 import dataclasses
 import functools
+import hashlib
 import os
 import pathlib
+from collections.abc import Sequence
 from typing import Self
 
 import numpy as np
@@ -15,6 +17,23 @@ import numpy as np
 from fedjax_dp import errors
 
 COLUMNS = ["round", "client"]
+
+
+def read_csv(what: str, path: str | os.PathLike[str], columns: Sequence[str]) -> list[tuple[int, list[str]]]:
+    """The lines of a CSV file below a header of these columns, each with its number; cells without spaces around.
+
+    Raises: ConfigurationError for what cannot be read, and for another header.
+    """
+    file = pathlib.Path(path)
+    try:
+        with file.open(newline="") as lines:
+            header, *rows = [[cell.strip() for cell in row] for row in csv.reader(lines)] or [[]]
+    except (OSError, ValueError, csv.Error) as error:
+        raise errors.refuse(what, str(file), "a CSV file that can be read", " ".join(str(error).split())) from None
+    if header != list(columns):
+        wanted = f"a CSV with the header {','.join(columns)}"
+        raise errors.refuse(f"{what} {file}", f"the header {','.join(header)[:60]!r}", wanted)
+    return [(number, row) for number, row in enumerate(rows, 2) if row]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,21 +71,9 @@ class ParticipationLog:
 
         Without numbers of rounds and clients they are those that the log names.
         """
-        file = pathlib.Path(path)
-        what = f"participation log {file}"
-        try:
-            with file.open(newline="") as lines:
-                header, *rows = list(csv.reader(lines)) or [[]]
-        except (OSError, ValueError, csv.Error) as error:
-            reason = " ".join(str(error).split())
-            raise errors.refuse("participation log", str(file), "a CSV file that can be read", reason) from None
-        if [name.strip() for name in header] != COLUMNS:
-            raise errors.refuse(what, f"the header {','.join(header)[:60]!r}", "a CSV with the header round,client")
-        pairs = []
-        for number, row in enumerate(rows, 2):
-            if not row:
-                continue
-            if len(row) != 2 or not all(word.strip().isdecimal() and len(word.strip()) < 10 for word in row):
+        what, pairs = f"participation log {path}", []
+        for number, row in read_csv("participation log", path, COLUMNS):
+            if len(row) != 2 or not all(word.isdecimal() and len(word) < 10 for word in row):
                 raise errors.refuse(f"{what}: line {number}", ",".join(row)[:60], "a round and a client, whole numbers")
             pairs.append([int(word) for word in row])
         if not pairs:
@@ -76,6 +83,11 @@ class ParticipationLog:
         rounds = int(most[0]) if num_rounds is None else num_rounds
         clients = int(most[1]) if num_clients is None else num_clients
         return cls.of(found, rounds, clients, what)
+
+    def digest(self, rounds: int | None = None) -> str:
+        """sha256 of who takes part in the first `rounds` rounds; None: in all."""
+        first = self.rounds < (self.num_rounds if rounds is None else rounds)
+        return hashlib.sha256(np.stack([self.rounds, self.clients], 1)[first].tobytes()).hexdigest()
 
     @property
     def counts(self) -> np.ndarray:

@@ -79,6 +79,8 @@ def audit(
     lanes       trials at once on a device;
     progress    called with (runs done, runs in all).
     Parts that are not the project's own are inspected too, as a Guarantee does (`privacy.guarantees`).
+    Of a run that begins with a private phase, or stops by records that clients hold out, training is attacked and what
+    is tested is its Guarantee alone: a claim about all of it is refuted where training alone refutes it.
     Not observed: the noised bits of an adaptive clip norm, and warm starts in view broadcast.
     Raises: ConfigurationError for an algorithm without epsilon, too few trials to prove anything, and a canary that
             leaves no trace.

@@ -29,7 +29,7 @@ from fedjax_dp.data.client_names import number_of
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.parts.client_privacy import counts_individually
 from fedjax_dp.privacy import guarantees
-from fedjax_dp.privacy.client_events import client_events, counted_as, own_events
+from fedjax_dp.privacy.client_events import client_events, counted_as
 from fedjax_dp.privacy.planned_run import PlannedRun
 from fedjax_dp.privacy.protection import unit_of
 from fedjax_dp.rounds.algorithm import Algorithm
@@ -37,6 +37,7 @@ from fedjax_dp.rounds.clients import draw_cohort
 from fedjax_dp.rounds.simulation import run_key
 
 CANARY_NAMES = ("gradient", *CANARIES)
+LOOKS = "of the training alone, not of the looks at records that clients hold out by which it may stop"
 PLAYED = ("schedule", "worst")  # participation of which a run of one seed can be a counterexample
 
 
@@ -70,6 +71,9 @@ def prepare(
     if counts_individually(run.algorithm.upload):
         wanted = "left out of an audit, whose canary is not there or another, where this puts zeros in its place"
         raise errors.refuse("individual", True, wanted, "audit the same run without it")
+    unattacked = LOOKS if run.terms.stop_noise is not None else None
+    if unattacked:
+        run = run.counted(stop=None, stop_noise=None)
     if counted_as(run) not in PLAYED:
         raise errors.refuse(
             "participation of an audit",
@@ -90,9 +94,11 @@ def prepare(
     if canary == "gradient":
         played = linear_model(tensors_of(parameters))
         store = linear_data(data, np.zeros((1, parameters)), np.zeros(1))
-    known = {"beginning": run.beginning}  # of what is trained; clients that are played are as many, of the same sizes
-    counted = dataclasses.replace(run, data=store, model=played, _drawn=known)
+    # Of what is trained, not of phases before; clients that are played are as many, of the same sizes.
+    known, terms = {"beginning": run.beginning.unattacked}, dataclasses.replace(run.terms, view=run.view.value)
+    counted = dataclasses.replace(run, data=store, model=played, seed=seed, terms=terms, _drawn=known)
     promise = guarantees.stated(counted)
+    promise = dataclasses.replace(promise, caveat="; ".join(filter(None, (promise.caveat, unattacked))) or None)
     if math.isinf(promise.epsilon) or promise.delta is None:
         raise errors.refuse(
             "algorithm",
@@ -108,7 +114,7 @@ def prepare(
     else:
         target = number_of("client", data.names, data.num_clients, client)
     event = client_events(counted)[target]
-    step = _release(algorithm, own_events(counted)[target], data.called(target))
+    step = _release(algorithm, event, data.called(target))
     place = (
         place_one(algorithm, data, step, target, record)
         if one_run is None

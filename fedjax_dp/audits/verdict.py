@@ -54,6 +54,11 @@ class Audit:
         return self.proved or (self.claim is None and self.contradiction is not None)
 
     @property
+    def alone(self) -> bool:
+        """Whether the Guarantee is of training alone, without what was released before it or is beside it."""
+        return self.guarantee.caveat is not None
+
+    @property
     def confidence(self) -> str:
         """In percent."""
         return f"{100 * (1 - self.significance):.4g}%"
@@ -81,7 +86,8 @@ class Audit:
         """One line."""
         unit = "one record of client" if self.guarantee.unit is Unit.RECORD else "client"
         whom = f"at delta {self.guarantee.delta:g} for {unit} {self.name} against {self.guarantee.view}"
-        tested = f"epsilon {self.tested:.4g} is {'stated' if self.claim is None else 'claimed'} {whom}"
+        stated = "claimed" if self.claim is not None else f"stated{' of the training alone' * self.alone}"
+        tested = f"epsilon {self.tested:.4g} is {stated} {whom}"
         sure, evidence = f"with confidence {self.confidence}", self.outcome.evidence
         condition = ", if noise and sampling are of the stated kind" if self.lower > self.of_any else ""
         if self.violated and not self.proved:

@@ -204,6 +204,8 @@ def _own(ledger: "Ledger", options: LedgerOptions, promise: Guarantee) -> list[s
     if ledger.follows_results:
         law = ledger.lines[-1]["law"]
         how = f"results may end it: stop {law['stop']}" if "stop" in law else "results choose its noise within a filter"
+        if law.get("stop_noise") is not None:
+            how += f", with noise of standard deviation {law['stop_noise']:g} on the number of right answers"
         return [f"as its run promised: {how}"]
     others = (options.delta, options.accountant, options.rounds)
     if any(value is not None for value in others) or ledger.rounds != phase["rounds"]:

@@ -17,6 +17,7 @@ from fedjax_dp.experiments.config import RunSpec
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.experiments.groups import ExecutionConfig, OutputConfig
 from fedjax_dp.options import about, of_class
+from fedjax_dp.privacy.terms import PrivacyTerms
 
 if TYPE_CHECKING:
     from fedjax_dp.audits.verdict import Audit
@@ -100,7 +101,7 @@ def audit_command(arguments: list[str]) -> int:
         }
         print(json.dumps(content, allow_nan=False))
     else:
-        _print(result, promise, options, config.privacy.participation, detail)
+        _print(result, promise, options, config.privacy, detail)
     return int(result.violated)
 
 
@@ -146,6 +147,8 @@ def _audited(
             view=terms.view,
             participation=terms.participation,
             colluders=terms.colluders,
+            stop=terms.stop,
+            stop_noise=terms.stop_noise,
             progress=lambda done, total: show(done, ""),
             **attack,
         )
@@ -158,7 +161,7 @@ def _again(arguments: list[str]) -> str:
     return shlex.join(["fedjax-dp", "audit", *known_flags(arguments, shown)[1]])
 
 
-def _print(result: "Audit", promise: Guarantee, options: AuditOptions, participation: str, detail: Detail) -> None:
+def _print(result: "Audit", promise: Guarantee, options: AuditOptions, terms: PrivacyTerms, detail: Detail) -> None:
     sure = f"with confidence {result.confidence}"
     noise = f"at most {result.noise:.3g} times what is stated" if result.noise < 1e3 else "nothing is proved about it"
     if not result.violated:
@@ -166,7 +169,7 @@ def _print(result: "Audit", promise: Guarantee, options: AuditOptions, participa
     lines = [
         ("", result.verdict),
         ("stated", str(result.guarantee)),
-        *_own_statement(result, promise, participation),
+        *_own_statement(result, promise, terms),
         *([] if result.claim is None else [("claimed", f"epsilon {result.claim:g}, which is what was tested")]),
         ("proved", f"{_at_least(result.lower)} {sure}; {_runs(result)}"),
         *([("", _IF)] if result.lower > result.of_any else []),
@@ -186,14 +189,18 @@ def _print(result: "Audit", promise: Guarantee, options: AuditOptions, participa
     show_lines(lines, rests_on, [*_errors(result), ("time", f"{result.seconds:.1f} s")], detail)
 
 
-def _own_statement(result: "Audit", promise: Guarantee, participation: str) -> list[tuple[str, str]]:
+def _own_statement(result: "Audit", promise: Guarantee, terms: PrivacyTerms) -> list[tuple[str, str]]:
     """What the run itself states of the audited client, where that is another number."""
     own = promise.epsilons[result.client]
     if promise.deployment is not None:
         return [("", f"{INDENT}of the run itself; to clients of the {promise.mark} it promises {own:.4g}")]
     if abs(own - result.epsilon) <= 1e-6 * own:
         return []
-    whose = f"its own model and participation {participation}"
+    whose = f"its own model and participation {terms.participation}"
+    if promise.phases:
+        whose += ", with the phases before it"
+    if terms.stop_noise is not None:
+        whose += ", with the looks by which it may stop"
     return [("", f"{INDENT}the run itself states {own:.4g} of client {result.name}, for {whose}")]
 
 

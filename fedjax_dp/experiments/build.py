@@ -69,6 +69,7 @@ _OF_PARTS = (
     "start_private",
     "start_epsilon",
     "start_delta",
+    "start_clients",
     "fresh",
     "lora_rank",
     "lora_alpha",
@@ -173,11 +174,16 @@ def terms_of(config: RunSpec, data: FederatedData) -> PrivacyTerms:
     return config.privacy.terms(data.num_clients, config.data.seed)
 
 
-def planned_of(config: RunSpec, data: FederatedData) -> PlannedRun:
-    """The run of a configuration on its clients, checked, its noise not known yet."""
+def planned_of(config: RunSpec, data: FederatedData, *, goes_on: bool = False) -> PlannedRun:
+    """The run of a configuration on its clients, checked, its noise not known yet.
+
+    goes_on  a log of who takes part may name clients of later rounds.
+    """
     model, algorithm = build_model(config, data), build_algorithm(config, data)
     rounds, seed, terms = config.training.rounds, config.data.seed, terms_of(config, data)
-    return plan_run(algorithm, data, rounds=rounds, seed=seed, model=model, terms=terms)
+    algorithm = algorithm.prefix(rounds) if goes_on else algorithm
+    every = config.output.evaluate_every
+    return plan_run(algorithm, data, rounds=rounds, seed=seed, model=model, terms=terms, evaluate_every=every)
 
 
 def build_algorithm(config: RunSpec, data: FederatedData) -> Algorithm:

@@ -150,10 +150,17 @@ class RunSpec:
 
     @property
     def files(self) -> dict[str, str]:
-        """Checksums of the other files of the user's own that decide it."""
+        """Checksums of the other files of the user's own that decide it; of a log, of the rounds that it has."""
         from fedjax_dp.models.starts import start_files  # loads JAX
 
-        return start_files(self.training.start, self.training.start_names, self.options.get("participation_log"))
+        training, log = self.training, self.options.get("participation_log")
+        found = start_files(training.start, training.start_names, training.start_clients)
+        if log is None or not pathlib.Path(log).exists():
+            return found
+        from fedjax_dp.accounting import ParticipationLog  # loads SciPy
+
+        rounds = training.rounds if self.privacy.budget is None else None  # which may end it before its log
+        return found | {log: ParticipationLog.read(log).digest(rounds)[:16]}
 
     def flat(self) -> dict[str, Any]:
         """What is set, by name: `RunSpec.of` makes the same of it, or `of_values` of what it takes."""

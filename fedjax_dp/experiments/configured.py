@@ -65,7 +65,7 @@ def resume(
         return finished, path
 
     def prepared(to: int, screen: Screen) -> PreparedRun:
-        return _ready(config.replace(rounds=to), screen)
+        return _ready(config.replace(rounds=to), screen, goes_on=to < rounds)
 
     return summary.of_run(run_folder.go_on(path, about, rounds, prepared, screen, callbacks or Callbacks())), path
 
@@ -88,9 +88,9 @@ def _continued(about: dict[str, Any], overrides: dict[str, Any]) -> tuple[RunSpe
     return config, config.training.rounds if rounds is None else rounds
 
 
-def _ready(config: RunSpec, screen: Screen) -> PreparedRun:
+def _ready(config: RunSpec, screen: Screen, goes_on: bool = False) -> PreparedRun:
     data = population.build_data(config.data)
-    planned = build.planned_of(config, data)
+    planned = build.planned_of(config, data, goes_on=goes_on)
     execution = build.build_execution(config, planned.algorithm, data)
     # Noted, so that the run goes on alike with another number of processes.
     on_host = build.records_on_host(config, planned.algorithm)

@@ -40,6 +40,7 @@ def ledger_of(
     """
     data = planned.data
     known = who_is_in(data, checksum, guarantee.unit is not Unit.CLIENT)
+    mapped = {one.phase["phase"]: one.match.said for one in planned.beginning.before if one.match.said is not None}
     facts = {
         "kind": RUN,
         "algorithm": algorithm,
@@ -56,6 +57,7 @@ def ledger_of(
         "records": known["records"] | {"hashes": None if hashes is None else record_hashes.written(hashes)},
         "continues": [phase.phase for phase in guarantee.phases],
         **({"in_sweep": True} if in_sweep else {}),
+        **({"mapped": mapped} if mapped else {}),
     }
     return with_phase("".join(dict.fromkeys(origin.lines for origin in getattr(planned.model, "origins", ()))), facts)
 

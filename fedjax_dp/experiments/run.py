@@ -104,7 +104,8 @@ def resume(
 
     algorithm, data, model  as they were given to `run`, which a folder cannot hold; to be left out for the run of a
                             configuration, which it does hold;
-    rounds                  more than before, where the run would have begun alike: the Guarantee is computed anew.
+    rounds                  more than before, where the run would have begun alike: the Guarantee is computed anew, by
+                            a log of who takes part that goes on too;
     A finished run stays as it is.
     Raises: ConfigurationError where folder, configuration, values or data have changed since.
     """
@@ -129,7 +130,8 @@ def resume(
     kept = {name: value for name, value in about["config"].items() if name not in ("algorithm", "dataset", "model")}
 
     def prepared(to: int, screen: Screen) -> PreparedRun:
-        return _ready(algorithm, data, used, execution, kept | {"rounds": to}, kept=True)
+        own = algorithm if to == rounds else algorithm.prefix(to)
+        return _ready(own, data, used, execution, kept | {"rounds": to}, kept=True)
 
     run_folder.go_on(path, about, rounds, prepared, screen, observers)
     return open_run(path, model=model)
@@ -156,10 +158,10 @@ def _ready(
         dataset=data.name or "data",
         model=_architecture(model, data),
     )
-    rounds, seed, terms = spec.training.rounds, spec.data.seed, spec.privacy
+    rounds, seed, terms, every = spec.training.rounds, spec.data.seed, spec.privacy, spec.output.evaluate_every
     ready = prepare(
         spec,
-        plan_run(algorithm, data, rounds=rounds, seed=seed, model=model, terms=terms),
+        plan_run(algorithm, data, rounds=rounds, seed=seed, model=model, terms=terms, evaluate_every=every),
         execution or all_devices(),
         on_host=spec.execution.records == "host",
         checksums=_checksums(algorithm, data, model) | ({"adapt": "a function"} if adapt else {}) if kept else {},

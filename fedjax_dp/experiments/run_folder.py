@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+import numpy as np
+
 from fedjax_dp import errors, figures, folders
 from fedjax_dp.accounting.ledger import phases_in
 from fedjax_dp.data.store import FederatedData
@@ -140,11 +142,18 @@ def go_on(
 
 
 def _require_alike(before: PreparedRun, after: PreparedRun) -> None:
-    """Refuse more rounds where they would have been begun with other noise."""
-    if not same(before.planned.algorithm, after.planned.algorithm):
+    """Refuse more rounds where they would have been begun with other noise, weights or sizes of cohorts."""
+    reason, whole = None, after.planned.algorithm
+    cohorts, shares = (before.planned.algorithm.cohort, whole.cohort), np.asarray(after.planned.data.shares)
+    if not same(before.planned.algorithm, whole.prefix(before.rounds)):
         reason = "its noise was found for a budget that so many rounds spend"
         if before.spec.privacy.epsilon is None:
             reason = "its parts depend on their number"
+    elif len({cohort.capacity(len(shares)) for cohort in cohorts}) > 1:
+        reason = "no round of it has as many clients as the log has in a later one"
+    elif not same(*(cohort.rates(shares) for cohort in cohorts)) and whole.goes_by_rates:
+        reason = "clients weigh by how often the whole log names them (--estimator mean does not)"
+    if reason is not None:
         raise errors.refuse(
             "rounds of the resumed run", after.rounds, f"{before.rounds}, as {reason}", "start a new run"
         )
@@ -272,7 +281,7 @@ def files_of(config: configs.RunSpec) -> dict[str, str]:
 def extend(path: pathlib.Path, about: dict[str, Any], ready: PreparedRun) -> dict[str, Any]:
     """Note that the run goes on to more rounds, with another Guarantee."""
     before = about["config"]
-    about |= {"config": ready.spec.flat(), "halted_of": ready.halted_of}
+    about |= {"config": ready.spec.flat(), "checksums": dict(ready.checksums), "halted_of": ready.halted_of}
     about["seal"] = seal(about)
     if distributed.first():
         folders.write_json(path / GUARANTEE, ready.guarantee.saved())  # first: a kill leaves no promise of fewer rounds

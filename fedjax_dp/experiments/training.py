@@ -217,7 +217,7 @@ def prepare(
     output, measures = spec.output, measures_of_task(task_of(planned.model, planned.data))
     if output.target is not None:
         target_of(output.target, measures)
-    stop = None if planned.terms.stop is None else StopRule(target_of(planned.terms.stop, measures, "stop"))
+    stop = None if planned.terms.stop is None else StopRule(planned, measures)
     if on_host:
         prefetch.check(planned.algorithm, bool(output.train_metrics))
     wanted, choices = planned.rounds, None
@@ -228,8 +228,11 @@ def prepare(
         choices = Choices(planned, stated(planned), adapt)
         guarantee = claim_of(guaranteed(planned.counted(budget=None)), choices)
     halted_of = wanted if planned.rounds < wanted else None
+    spec = spec.with_rounds(planned.rounds)
+    if planned.terms.stop_noise is not None:  # its evaluations are counted, so they stay where they were planned
+        spec = spec.replace(evaluate_every=planned.evaluate_every)
     return PreparedRun(
-        spec=spec.with_rounds(planned.rounds),
+        spec=spec,
         planned=planned,
         halted_of=halted_of,
         steering=stop or choices,
@@ -370,7 +373,6 @@ def _steered_by(ready: PreparedRun) -> Steer | None:
     steering, algorithm = ready.steering, ready.planned.algorithm
     if steering is None:
         return None
-    public = ready.planned.data.test_clients is None
 
     def steer(state: ServerState, seen: Evaluation | None, until: int) -> tuple[Algorithm, int]:
         nonlocal algorithm
@@ -378,7 +380,7 @@ def _steered_by(ready: PreparedRun) -> Steer | None:
         if seen is None and ready.history and ready.history[-1].round == done:
             seen = ready.history[-1]
         params = jax.tree.map(np.asarray, final_model(algorithm, state))
-        algorithm = steering.choose(algorithm, done, until, params, seen if public else None)
+        algorithm = steering.choose(algorithm, done, until, params, seen)
         return algorithm, ready.end[0]
 
     return steer

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_dp import errors
+from fedjax_dp.accounting.client_maps import ClientPairs
 from fedjax_dp.accounting.composed_phases import FILE, Phase, names_of
 from fedjax_dp.accounting.ledger import VERSION, as_json, phases_in, read_line
 from fedjax_dp.data import record_hashes
@@ -36,6 +37,7 @@ FIELDS: dict[str, dict[str, Any]] = {
         "records": dict,
         "spent": (dict, type(None)),
         "continues": (list, type(None)),
+        "mapped": (dict, type(None)),
         "in_sweep": (bool, type(None)),
     },
     FILE: {
@@ -57,6 +59,7 @@ class Origin:
     trained_on  what it was trained on, in words, as its user says; None: it is not said;
     public    whether it holds nothing of these clients, as its user says;
     ledger    that came with it; empty: none did;
+    clients   which of them are which of the run that wrote it, as its user says, see `accounting.client_maps`;
     stated    epsilon and delta of the training that made it, as its user says: of what clients hide in this one too;
     foreign   whether it is a file that no run of ours wrote.
     """
@@ -68,6 +71,7 @@ class Origin:
     ledger: str = dataclasses.field(default="", repr=False)
     stated: tuple[float, float] | None = None
     foreign: bool = False
+    clients: ClientPairs | None = dataclasses.field(default=None, repr=False)
 
     def __str__(self) -> str:
         text = f"{self.name} (sha256 {self.sha256[:12]})"

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedjax_dp import errors, prng
 from fedjax_dp.accounting import Adjacency, ParticipationLog, Sampling
-from fedjax_dp.parts.cohorts import Array, Cohort, CohortKeys, Members, no_law_among_fewer
+from fedjax_dp.parts.cohorts import Array, Cohort, CohortKeys, Members, no_law_among_fewer, prefix_of
 from fedjax_dp.parts.facts import restates
 from fedjax_dp.prng import role_key
 from fedjax_dp.pytrees import changed, of_clients, structure, value
@@ -51,6 +51,10 @@ class Answers:
 
     def log(self, num_clients: int) -> ParticipationLog | None:
         return self.cohort.log(num_clients)
+
+    def prefix(self, rounds: int) -> Cohort:
+        shorter: Any = changed(self, cohort=prefix_of(self.cohort, rounds))
+        return shorter
 
     def among(self, keys: CohortKeys, round_index: jax.Array, left: jax.Array, num_clients: int) -> Members:
         raise no_law_among_fewer(self)

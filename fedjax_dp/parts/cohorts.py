@@ -1,5 +1,6 @@
 """Who takes part in a round. Draws depend on the key and on public numbers alone, so a schedule can be drawn ahead."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -155,6 +156,12 @@ class Cohort(Protocol):
     def check(self, num_clients: int) -> None:
         """Raise ConfigurationError, in one line, where so many clients cannot be drawn from so."""
         return None
+
+
+def prefix_of(cohort: Cohort, rounds: int) -> Cohort:
+    """Those of a run of its first `rounds` rounds; a cohort that is written down for more has a member `prefix`."""
+    shorter: Callable[[int], Cohort] | None = getattr(cohort, "prefix", None)
+    return cohort if shorter is None else shorter(rounds)
 
 
 def no_law_among_fewer(cohort: Any) -> errors.ConfigurationError:
@@ -436,6 +443,11 @@ class LoggedCohort(Cohort):
         ids = np.asarray(self.ids, int)
         rounds, places = np.nonzero(ids != -1)
         return ParticipationLog.of(np.stack([rounds, ids[rounds, places]], 1), len(ids), num_clients)
+
+    def prefix(self, rounds: int) -> Cohort:
+        ids = np.asarray(self.ids)[:rounds]
+        ids = ids[:, np.any(ids >= 0, 0)] if np.any(ids >= 0) else ids[:, :1]
+        return self if rounds >= np.shape(self.ids)[0] else LoggedCohort(ids=ids, fixed=bool(np.all(ids >= 0)))
 
     def check(self, num_clients: int) -> None:
         if np.ndim(self.ids) != 2 or 0 in np.shape(self.ids):

@@ -24,6 +24,7 @@ from fedjax_dp.accounting.composed_phases import (
     events_of,
     is_private,
     kind_of,
+    mapped,
     matched,
     stated,
     without_price,
@@ -54,6 +55,15 @@ class Beginning(NamedTuple):
         """In which these are counted, as far as it is known."""
         views = (one.phase.get("view") for one in self.before)
         return [View(view) for view in views if view in {known.value for known in View}]
+
+    @property
+    def unattacked(self) -> "Beginning":
+        """The same for a Guarantee of what follows these phases, where nobody attacks their own releases."""
+        if not self.before:
+            return self
+        listed = ", ".join(about(one.phase) for one in self.before)
+        caveat = f"{OF} the model of {listed}, whose own releases are not attacked"
+        return self._replace(caveat="; ".join(filter(None, (self.caveat, caveat))), assumptions=(), before=())
 
 
 class Before(NamedTuple):
@@ -134,12 +144,16 @@ def _one(origin: Origin, records: _Records) -> Beginning:
     if origin.ledger and origin.trained_on is not None and _names(origin.trained_on, records.name):
         sign = _Sign(f"said to be trained on {origin.trained_on}, as these clients' data are called")
         signs |= {phase["phase"]: sign for phase in origin.phases if phase["phase"] not in signs}
-    if origin.public is False or origin.stated is not None:
+    if origin.public is False or origin.stated is not None or origin.clients is not None:
         sign = _Sign("which was trained on records of these clients", deniable=False)
         known = [phase for phase in origin.phases if phase["kind"] == RUN or is_private(phase)]
         signs |= {phase["phase"]: sign for phase in known or origin.phases}
     counted = [name for name, sign in signs.items() if not (origin.public and sign.deniable)]
-    before = [Before(phase, matched(phase, records.facts)) for phase in origin.phases if phase["phase"] in counted]
+    facts = records.facts
+    if origin.clients is not None:
+        last = origin.phases[-1]
+        facts = facts | {"mapped": {last["phase"]: mapped(origin.clients, last, facts)}}
+    before = [Before(phase, matched(phase, facts)) for phase in origin.phases if phase["phase"] in counted]
     for phase in (one.phase for one in before if not is_private(one.phase)):
         sign = signs[phase["phase"]]
         remedy = f": {SAY_SO}" if sign.deniable else ""

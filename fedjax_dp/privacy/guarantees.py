@@ -9,7 +9,7 @@ import numpy as np
 
 from fedjax_dp import accounting, errors, inspection
 from fedjax_dp.accounting import Event, Guarantee, Unit, View
-from fedjax_dp.accounting.composed_phases import about
+from fedjax_dp.accounting.composed_phases import about, with_past
 from fedjax_dp.accounting.events import distinct, each
 from fedjax_dp.accounting.guarantee import (
     FLOAT_NOISE,
@@ -34,6 +34,7 @@ from fedjax_dp.privacy.client_events import (
     training_of,
     with_before,
     with_paid,
+    with_stop,
 )
 from fedjax_dp.privacy.halting import halted, require_halting
 from fedjax_dp.privacy.hooks import CLAIMS, NOISE_RULES
@@ -55,6 +56,7 @@ def calibrate(
     rounds: int,
     seed: int = 0,
     model: Model | None = None,
+    evaluate_every: int | None = None,
     progress: Callable[[int, int], None] | None = None,
     **privacy: Unpack[PrivacyOptions],
 ) -> Algorithm:
@@ -64,10 +66,12 @@ def calibrate(
     With one budget per client, noise on records differs from client to client; noise on whole clients is common, so the
     smallest budget decides.
     privacy   `epsilon`, `delta`, ...: the fields of `PrivacyTerms`;
+    evaluate_every  rounds between looks at a metric that may end the run (`stop_noise`); default: each is one;
     progress  called with (client kinds done, client kinds in all).
     Raises:   ConfigurationError if the budget is unreachable or the combination has no accountant.
     """
-    run = plan_run(algorithm, data, rounds=rounds, seed=seed, model=model, terms=PrivacyTerms(**privacy))
+    terms = PrivacyTerms(**privacy)
+    run = plan_run(algorithm, data, rounds=rounds, seed=seed, model=model, terms=terms, evaluate_every=evaluate_every)
     noised = calibrated(run, progress)
     if run.terms.sigma_mode not in NOISE_RULES:
         _require_believable(noised)
@@ -111,7 +115,7 @@ def calibrated(run: PlannedRun, progress: Callable[[int, int], None] | None = No
         wanted, remedy = "one in which records are released", "use view deployed, or give noise_multiplier"
         raise errors.refuse("view", run.view.value, wanted, remedy)
     _require_left(run, ledger, budgets, delta)
-    ledger = with_before(run, ledger)
+    ledger = with_before(run, with_stop(run, ledger))
     numbers = {event: number for number, event in enumerate(distinct(ledger))}
     kinds = list(zip(each(ledger, numbers.__getitem__), budgets, strict=True))
     events, noise = list(numbers), dict.fromkeys(kinds, 0.0)
@@ -157,18 +161,22 @@ def _require_believable(run: PlannedRun) -> None:
 
 
 def _require_left(run: PlannedRun, training: list[Event], budgets: list[float], delta: float) -> None:
-    """Refuse budgets that phases before have spent already."""
-    past = run.past(adjacency_of(training))
-    if past is None:
-        return
-    if max(sum(step.lost * count for step, count in event.leaves()) for event in distinct(past)) >= delta:
+    """Refuse budgets that are spent by what no noise of the run changes: phases before, and looks by which it stops."""
+    past, names = run.past(adjacency_of(training)), [about(one.phase) for one in run.beginning.before]
+    if past and max(sum(step.lost * count for step, count in event.leaves()) for event in distinct(past)) >= delta:
         raise errors.refuse("delta", delta, "one at which the phases before have an epsilon", _unresolved(run))
-    spent = accounting.epsilons_of(past, delta, run.terms.accountant)
+    remedies = ["raise it"] + ["begin with another start"] * bool(names)
+    if run.terms.stop_noise is not None:
+        names.append(f"{run.looks:,} looks at {run.terms.stop}")
+        remedies.append("raise stop_noise")
+    if not names:
+        return
+    fixed = with_past(past, with_stop(run, [accounting.Composed(())] * len(training)))
+    spent = accounting.epsilons_of(fixed, delta, run.terms.accountant)
     budget, most = min(zip(budgets, spent, strict=True), key=lambda pair: pair[0] - pair[1])
     if not budget > most:
-        names = ", ".join(about(one.phase) for one in run.beginning.before)
-        wanted = f"above {most:.4g}, which {names} cost already at delta {delta:g}"
-        raise errors.refuse("epsilon", budget, wanted, "raise it, or begin with another start")
+        wanted = f"above {most:.4g}, which {', '.join(names)} cost already at delta {delta:g}"
+        raise errors.refuse("epsilon", budget, wanted, ", or ".join(remedies))
 
 
 def _unresolved(run: PlannedRun) -> str:
@@ -197,6 +205,7 @@ def guarantee(
     rounds: int,
     seed: int = 0,
     model: Model | None = None,
+    evaluate_every: int | None = None,
     progress: Callable[[int, int], None] | None = None,
     **privacy: Unpack[PrivacyOptions],
 ) -> Guarantee:
@@ -208,13 +217,15 @@ def guarantee(
               logistic regression;
     privacy   `delta`, `view`, ...: the fields of `PrivacyTerms`. With an `epsilon` the Guarantee warns where some
               client's is larger;
+    evaluate_every  rounds between looks at a metric that may end the run (`stop_noise`); default: each is one;
     progress  called with (distinct clients done, distinct clients in all).
     Parts that are not the project's own are believed only as far as nothing contradicts them: see `parts.facts` and
     `inspection`. The assumptions name them.
     Raises: ConfigurationError for a combination without an accountant, and for parts that leave a fact unsaid or say
             what is not so.
     """
-    run = plan_run(algorithm, data, rounds=rounds, seed=seed, model=model, terms=PrivacyTerms(**privacy))
+    terms = PrivacyTerms(**privacy)
+    run = plan_run(algorithm, data, rounds=rounds, seed=seed, model=model, terms=terms, evaluate_every=evaluate_every)
     return with_attack(run, guaranteed(run, progress))
 
 
@@ -280,7 +291,7 @@ def stated(run: PlannedRun, progress: Callable[[int, int], None] | None = None) 
         raise errors.refuse("delta", "none", "given for a private algorithm", "delta below 1 / records is usual")
     errors.require_delta(delta)
     training = training_of(run)
-    alone = with_paid(algorithm, training)
+    alone = with_stop(run, with_paid(algorithm, training))
     ledger = with_before(run, alone)
     steps = [step for event in distinct(training) for step, _ in event.leaves()]
     noise = noise_of(algorithm)
@@ -314,7 +325,7 @@ def stated(run: PlannedRun, progress: Callable[[int, int], None] | None = None) 
             FLOAT_NOISE,
         ),
         tuple(claim for claims in CLAIMS for claim in claims(run, delta, epsilons, ledger))
-        if terms.deployment is None and not unit.of_records and run.leaves_after is None and not before
+        if not (terms.deployment or unit.of_records or run.departures is not None or before or terms.stop_noise)
         else (),
         (
             *epsilon_warnings(max(epsilons)),
@@ -403,9 +414,16 @@ def _departures(run: PlannedRun) -> list[str]:
 
 
 def _stop(run: PlannedRun) -> list[str]:
-    """That a result may end the run, which costs nothing where it is public."""
+    """That a result may end the run, and what that costs; nothing where it is public."""
     if run.terms.stop is None:
         return []
+    if run.terms.stop_noise is not None:
+        whose = "a client pays for its own too" if run.unit is Unit.CLIENT else "records pay for these or for training"
+        return [
+            f"the run ends where {run.terms.stop} is reached by the right answers on records that clients hold out, "
+            f"whose number has noise of standard deviation {run.terms.stop_noise:g} at each of {run.looks:,} looks: "
+            f"{whose}, and the run is counted with all its rounds; how many records each holds out is public"
+        ]
     return [f"the run ends where {run.terms.stop} is reached on a public test set, and is counted with all its rounds"]
 
 

@@ -30,6 +30,9 @@ def with_filter(run: PlannedRun) -> PlannedRun:
         raise errors.refuse("individual", True, "left out where a run stands for a deployment", remedy)
     if run.no_epsilon_reason:
         raise errors.refuse("individual", True, "left out where epsilon is infinite", run.no_epsilon_reason)
+    if terms.stop_noise is not None:
+        wanted = "left out beside stop_noise, whose looks would cost more than the budget"
+        raise errors.refuse("individual", True, wanted, "fix the rounds")
     if not is_plain(upload):
         got = "noise on records" if upload.unit is None else type(upload).__name__
         raise errors.refuse("individual", got, WANTED, "use dp_fedavg without other options of noise")

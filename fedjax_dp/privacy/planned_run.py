@@ -13,7 +13,7 @@ from fedjax_dp import errors
 from fedjax_dp.accounting import Adjacency, Event, Unit, View
 from fedjax_dp.accounting.composed_phases import kind_of, past_of
 from fedjax_dp.data.store import FederatedData, UnitBound
-from fedjax_dp.models import Model, usual_model
+from fedjax_dp.models import Model, task_of, usual_model
 from fedjax_dp.parts.aggregation import separate
 from fedjax_dp.parts.by_round import changes_of
 from fedjax_dp.parts.cohorts import Cohort, Members
@@ -26,6 +26,7 @@ from fedjax_dp.pytrees import changed
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.clients import draw_cohorts
 from fedjax_dp.rounds.simulation import check, run_key
+from fedjax_dp.tasks.measures import split_target
 
 BOUNDED_BY = {  # how one comes to know how many records a unit has
     Unit.USER: "give --user-column and --records-per-user of a table (Dataset.unit_ids and bounds)",
@@ -45,6 +46,7 @@ class PlannedRun:
     model: Model  # its size matters to noise of integers
     seed: int = 0
     model_given: bool = True  # else it need not be the one that is trained
+    evaluate_every: int | None = None  # rounds between evaluations; None: nobody says, so that each may be one
     _drawn: dict[str, Any] = dataclasses.field(default_factory=dict, compare=False, repr=False)
 
     @functools.cached_property
@@ -107,9 +109,24 @@ class PlannedRun:
     @property
     def _unnoised_stop(self) -> str | None:
         """That its end tells of records that clients hold out."""
-        if self.terms.stop is None or self.data.test_clients is None:
+        if self.terms.stop is None or self.terms.stop_noise is not None or self.data.test_clients is None:
             return None
-        return "it stops by records that clients hold out and nobody noised: use a public test set, or fix the rounds"
+        return (
+            "it stops by records that clients hold out and nobody noised: add stop_noise, use a public test set, or "
+            "fix the rounds"
+        )
+
+    @property
+    def looks(self) -> int:
+        """Evaluations by which it may stop; that of the last round counts too, though it ends nothing."""
+        return -(-self.rounds // (self.evaluate_every or 1))
+
+    @property
+    def held_out(self) -> np.ndarray:
+        """Test records of each client by whose noised right answers the run may stop `(num_clients,)`; else 0."""
+        if self.data.test_clients is None or self.terms.stop_noise is None:
+            return np.zeros(self.data.num_clients, int)
+        return np.bincount(np.asarray(self.data.test_clients), minlength=self.data.num_clients)
 
     def earlier(self, adjacency: Adjacency | None) -> list[list[Event]]:
         """What each phase before releases of each client, in neighbours that are the run's; None: it releases nothing.
@@ -249,6 +266,7 @@ def plan_run(
     terms: PrivacyTerms,
     seed: int = 0,
     model: Model | None = None,
+    evaluate_every: int | None = None,
 ) -> PlannedRun:
     """The run, of logistic regression unless said, after everything that can be refused without accounting.
 
@@ -257,6 +275,8 @@ def plan_run(
     run_key(seed)  # refuses what is none
     check(algorithm, data, rounds, model)
     terms.check()
+    if evaluate_every is not None:
+        errors.require_count("evaluate_every", evaluate_every)
     planned = PlannedRun(
         algorithm=standing_for(algorithm, data, terms),
         data=data,
@@ -265,8 +285,10 @@ def plan_run(
         model=usual_model(data) if model is None else model,
         seed=seed,
         model_given=model is not None,
+        evaluate_every=evaluate_every,
     )
     _check_unit(planned)
+    _check_stop(planned)
     _check_log(planned)
     return planned
 
@@ -277,6 +299,32 @@ def _check_log(run: PlannedRun) -> None:
     if log is not None and log.num_rounds > run.rounds and (run.terms.budget is None or run.terms.individual):
         got = f"round {log.num_rounds - 1:,}"
         raise errors.refuse("participation log", got, f"of rounds 0 to {run.rounds - 1:,}, those of the run")
+
+
+def _check_stop(run: PlannedRun) -> None:
+    """Refuse noise on a stop where it is not needed, or not known to be enough."""
+    terms, local = run.terms, run.algorithm.local
+    if terms.stop_noise is None or terms.stop is None:
+        return
+    stop, metrics = split_target(terms.stop, "stop")[0], task_of(run.model, run.data).metrics
+    counts = [metric.name for metric in metrics if metric.right_answers]
+    for uncovered, wanted, remedy in (
+        (run.data.test_clients is None, "left out with a public test set, by which a stop is free", "drop it"),
+        (
+            run.unit.of_records,
+            f"left out for unit {run.unit.value}, as nobody bounds how many records one holds out",
+            "use a public test set, or unit record",
+        ),
+        (terms.deployment is not None, "left out where a run stands for a deployment", "fix the rounds"),
+        (local.personal or not local.sends_steps, "left out where clients have models of their own", "fix the rounds"),
+        (
+            stop not in counts,
+            f"left out of a stop by {stop}, which counts no right answers",
+            f"stop by {counts[0]}" if counts else "use a public test set, or fix the rounds",
+        ),
+    ):
+        if uncovered:
+            raise errors.refuse("stop_noise", terms.stop_noise, wanted, remedy)
 
 
 def _check_unit(run: PlannedRun) -> None:

@@ -180,7 +180,7 @@ class Spending:
         """How rounds are counted, and what of the run follows results."""
         law: dict[str, Any] = {"participation": counted_as(self.run)}
         if self.run.terms.stop is not None:
-            law["stop"] = self.run.terms.stop
+            law |= {"stop": self.run.terms.stop, "stop_noise": self.run.terms.stop_noise}
         if self._chosen is not None:
             one, used = self._chosen.filter, self._chosen.used(index + 1)
             law["filter"] = {"order": getattr(one, "order", None), "used": used, "of": one.budget}

@@ -1,6 +1,7 @@
 """What ends a run, or chooses its noise, by what it has released: a rule that is free, and choices within a filter.
 
-A stop by public records is free: the claim is that of all rounds. Where noise is chosen, every round is a step that was
+A stop by public records is free, and one by records that clients hold out has the price of its looks: the claim is that
+of all rounds. Where noise is chosen, every round is a step that was
 chosen from those before it, as `accounting.filters` has them: the claim is the filter's budget. Who takes part is fixed
 beforehand, and each client has a filter of its own: no round is begun with which one of them would pass the budget.
 """
@@ -9,6 +10,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from fedjax_dp import errors
@@ -18,9 +20,10 @@ from fedjax_dp.privacy.client_events import counted_as
 from fedjax_dp.privacy.planned_run import PlannedRun
 from fedjax_dp.privacy.protection import noise_of
 from fedjax_dp.privacy.spending import Rounds, Spending, of_a_round
+from fedjax_dp.prng import role_key
 from fedjax_dp.rounds.algorithm import Algorithm
-from fedjax_dp.rounds.simulation import Evaluation
-from fedjax_dp.tasks.measures import MetricTarget
+from fedjax_dp.rounds.simulation import Evaluation, run_key
+from fedjax_dp.tasks.measures import Measures, target_of
 
 
 class Released(NamedTuple):
@@ -37,20 +40,49 @@ class Released(NamedTuple):
 Choice = Callable[[Released], Any]
 
 
+class CountNoise(NamedTuple):
+    """Noise on the number of right answers among so many test records."""
+
+    deviation: float
+    records: int
+    key: jax.Array
+
+    @classmethod
+    def of(cls, run: PlannedRun) -> "CountNoise | None":
+        """That of a run; None where it stops by public records."""
+        if run.terms.stop_noise is None:
+            return None
+        return cls(run.terms.stop_noise, len(run.data.x_test), role_key(run_key(run.draw_seed), "stop"))
+
+    def added(self, share: float, done: int) -> float:
+        """The share of right answers, their number noised: the same at every look after so many rounds."""
+        noise = float(jax.random.normal(jax.random.fold_in(self.key, done)))
+        return (round(share * self.records) + self.deviation * noise) / self.records
+
+
 class StopRule:
-    """Ends a run at the first evaluation that is as good as a target on a public test set."""
+    """Ends a run at the first evaluation that is as good as a target.
+
+    It sees a metric of a public test set; or, of one that clients hold, right answers with noise and nothing else.
+    """
 
     chosen = None
 
-    def __init__(self, target: MetricTarget) -> None:
-        self._target = target
+    def __init__(self, run: PlannedRun, measures: Measures) -> None:
+        """Raises: ConfigurationError for a target of a metric that the task has not."""
+        assert run.terms.stop is not None
+        self._target, self._noise = target_of(run.terms.stop, measures, "stop"), CountNoise.of(run)
         self.end: int | None = None
         self.why = "rule"
 
     def choose(self, algorithm: Algorithm, done: int, until: int, params: Any, seen: Evaluation | None) -> Algorithm:
         """The algorithm as it was; notes the end."""
-        measure = self._target.measure
-        if seen is not None and measure.reached(seen.row()[measure.name], self._target.value):
+        if seen is None:
+            return algorithm
+        measure, value = self._target.measure, seen.row()[self._target.measure.name]
+        if self._noise is not None:
+            value = self._noise.added(value, done)
+        if measure.reached(value, self._target.value):
             self.end = done
         return algorithm
 
@@ -105,7 +137,8 @@ class Choices:
         Rounds that a client cannot pay for are not begun: `end` is then the one before.
         """
         now, left = noise_of(algorithm), 1 - self.used(done) / self.filter.budget
-        metrics = {} if seen is None else {**seen.metrics, "loss": seen.test_loss}
+        public = seen is not None and self._run.data.test_clients is None
+        metrics = {**seen.metrics, "loss": seen.test_loss} if seen is not None and public else {}
         chosen = self._choose(Released(done, params, metrics, now, left))
         if chosen is None and done:
             self.end, self.why = done, "rule"

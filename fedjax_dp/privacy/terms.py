@@ -50,8 +50,9 @@ class PrivacyTerms:
             known before the first round
         individual: every client counts while its own updates have cost less than the budget, then no more, and the run
             takes all its rounds; for noise on whole clients
-        stop: value of a metric of the public test set, such as accuracy=0.9, that ends the run; the Guarantee is of all
-            rounds
+        stop: value of a metric of the test set, such as accuracy=0.9, that ends the run; the Guarantee is of all rounds
+        stop_noise: standard deviation of the noise on the number of right answers by which a run stops whose clients
+            hold the test records; every evaluation is counted
         deployment_cohort: clients of a cohort in the deployment that the run stands for; its noise is found and
             counted, and the run has its noise on the mean
         deployment_population: clients of that deployment
@@ -68,15 +69,19 @@ class PrivacyTerms:
     budget: Budget | None = None
     individual: bool = False
     stop: Annotated[str | None, about("", metavar="METRIC=VALUE")] = None
+    stop_noise: float | None = None
     deployment_cohort: Annotated[int | None, about("", default="the run itself")] = None
     deployment_population: Annotated[int | None, about("", default="the run itself")] = None
 
     def check(self) -> None:
-        """Refuse names that are none of their choices, and half of a deployment."""
+        """Refuse names that are none of their choices, half of a deployment, and noise on a stop that is none."""
         for name, option in of_class(PrivacyTerms).items():
             option.check(getattr(self, name))
         if self.individual:
             errors.require_given("budget", self.budget, "it belongs to individual, and is the claim")
+        if self.stop_noise is not None:
+            errors.require_given("stop", self.stop, "it belongs to stop_noise")
+            errors.require_positive("stop_noise", self.stop_noise, "leave it out to stop by public records")
         pair = ("deployment_cohort", "deployment_population")
         for name, other in (pair, pair[::-1]):
             if getattr(self, other) is not None:
@@ -140,5 +145,6 @@ class PrivacyOptions(TypedDict, total=False):
     budget: Budget | None
     individual: bool
     stop: str | None
+    stop_noise: float | None
     deployment_cohort: int | None
     deployment_population: int | None

@@ -23,7 +23,6 @@ from fedjax_dp.experiments.round_ledger import read_ledger
 from fedjax_dp.models.origins import LEDGER
 from fedjax_dp.own_code import is_own
 from fedjax_dp.privacy.guarantees import prepared, stated
-from fedjax_dp.privacy.planned_run import plan_run
 from fedjax_dp.reports import shared
 from fedjax_dp.reports.contents import Rows
 
@@ -38,7 +37,8 @@ def spent(path: pathlib.Path, about: Mapping[str, Any], epsilon: float, screen: 
     Raises:  ConfigurationError where it cannot be known: with a remedy, where there is one.
     """
     ledger = read_ledger(path) if (path / LEDGER).is_file() else None
-    if ledger is not None and ledger.rounds == about["config"]["rounds"]:
+    whole = ledger is not None and ledger.rounds == about["config"]["rounds"]
+    if ledger is not None and whole and not ledger.follows_results:
         return _of_ledger(ledger, about["config"]["evaluate_every"], epsilon, screen)
     if about["made of"] != configs.CONFIGURED:
         raise _unknown("the run was made of values of Python, which its folder does not hold")
@@ -53,7 +53,7 @@ def spent(path: pathlib.Path, about: Mapping[str, Any], epsilon: float, screen: 
         )
     data = build_data(config.data)
     run_folder.require_same(about, {"data": checksum(config.data, data)})
-    seed, rounds = config.data.seed, config.training.rounds
+    rounds = config.training.rounds
     with screen.counter("finding the noise again") as count:
         planned, promise = prepared(planned_of(config, data), count)
     if not math.isclose(promise.epsilon, epsilon, rel_tol=SAME):
@@ -62,8 +62,7 @@ def spent(path: pathlib.Path, about: Mapping[str, Any], epsilon: float, screen: 
     with screen.bar("epsilon by round", total=1) as show:
         chosen = rounds_shown(rounds, config.output.evaluate_every)
         for place, until in enumerate(chosen, 1):
-            run = plan_run(planned.algorithm, data, rounds=until, seed=seed, model=planned.model, terms=planned.terms)
-            found = stated(run.counted(epsilon=None))
+            found = stated(planned.prefix(until).counted(epsilon=None))
             rows.append(_row(until, found.epsilons))
             show(place / len(chosen), f"round {until} of {rounds}")
     return rows

@@ -6,11 +6,12 @@ from fedjax_dp import errors
 from fedjax_dp.display import Card, displayed, facts_of
 from fedjax_dp.parts.aggregation import Aggregate, separate
 from fedjax_dp.parts.client_privacy import PlainUpload, UpdatePrivatizer, counts_individually, shares_noise
-from fedjax_dp.parts.cohorts import Cohort
+from fedjax_dp.parts.cohorts import Cohort, prefix_of
+from fedjax_dp.parts.facts import of_the_project
 from fedjax_dp.parts.local_training import LocalTraining
 from fedjax_dp.parts.server_optimizers import ServerOptimizer
 from fedjax_dp.parts.transport import PlainSum, Transport
-from fedjax_dp.pytrees import value
+from fedjax_dp.pytrees import changed, value
 
 
 @displayed
@@ -24,6 +25,16 @@ class Algorithm:
     aggregate: Aggregate
     transport: Transport = PlainSum()
     server: ServerOptimizer
+
+    @property
+    def goes_by_rates(self) -> bool:
+        """Whether a round may depend on how often clients take part in all; parts of one's own may."""
+        parts = (self.aggregate, getattr(self.aggregate, "weigh", self.aggregate), self.upload)
+        return self.aggregate.needs_rates or self.upload.extra > 0 or not all(map(of_the_project, parts))
+
+    def prefix(self, rounds: int) -> "Algorithm":
+        """That of a run of its first `rounds` rounds, where a log names clients of more."""
+        return changed(self, cohort=prefix_of(self.cohort, rounds))
 
     def _card(self) -> Card:
         return Card("algorithm", facts_of(self))

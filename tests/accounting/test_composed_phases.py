@@ -36,12 +36,14 @@ from fedjax_dp.accounting import (
 )
 from fedjax_dp.accounting.accountants import total
 from fedjax_dp.accounting.calibrate import UnreachableError
+from fedjax_dp.accounting.client_maps import read_pairs
 from fedjax_dp.accounting.composed_phases import (
     Matched,
     counted_with,
     events_for,
     events_of,
     is_private,
+    mapped,
     matched,
     names_of,
     past_of,
@@ -270,6 +272,67 @@ def test_clients_are_matched_by_records_else_by_names_else_the_worst_counts():
         assert match.places is None
         assert events_for(first, match, RECORD, 3) == [worst_of([A, B, C])] * 3
     assert matched(phase("1", [A], records=None), phase("2", [A], records=None)).places is None
+
+
+PAIRS = (("z", "0"), ("", "1"), ("x", "new"), ("1", ""))  # of x, y, z and of three clients, of which one is called so
+
+
+def test_clients_are_matched_as_their_user_says_by_names_or_numbers():
+    first, second = (
+        phase("1", [A, B, C], names=["x", "y", "z"]),
+        phase("2", [A] * 3, records="bb", names=["u", "v", "new"]),
+    )
+    assert matched(first, second).places is None
+    second["mapped"] = {"1": mapped(PAIRS, first, second)}
+    match = matched(first, second)
+    assert match.said == match.places.tolist() == [2, -1, 0]
+    assert events_for(first, match, RECORD, 3) == [C, Composed(()), A]
+    assert match.left.tolist() == [1]
+    assert "1 that are new" in match.members
+    assert matched(phase("3", [A, B, C], records="cc"), second).places is None  # another phase than the map is of
+    same = second | {"records": first["records"], "clients": first["clients"]}
+    with pytest.raises(errors.ConfigurationError, match="left out, or each client beside itself"):
+        matched(first, same)
+    assert matched(first, same | {"mapped": {"1": [0, 1, 2]}}).said is None
+
+
+@pytest.mark.parametrize(
+    ("pairs", "words"),
+    [
+        (PAIRS[:3], "no line of client 1 of dpnfl on d"),
+        (PAIRS[:2] + PAIRS[3:], "no line of client 0 of dpnfl on d"),
+        ((*PAIRS, ("y", "")), "client y of dpnfl on digits, 2 rounds twice"),
+        ((*PAIRS, ("", "2")), "client 2 of this run twice"),
+        ((*PAIRS, ("w", "")), "one of the 3 clients of dpnfl on d.*got 'w'"),
+        ((*PAIRS, ("", "3")), "one of the 3 clients of this run.*got '3'"),
+        ((*PAIRS, ("-1", "")), "got '-1'"),
+    ],
+)
+def test_a_map_of_clients_that_leaves_room_for_doubt_is_refused_in_one_line(pairs, words):
+    first, second = phase("1", [A, B, C], names=["x", "y", "z"]), phase("2", [A] * 3, names=["u", "v", "new"])
+    with pytest.raises(errors.ConfigurationError, match=words) as caught:
+        mapped(pairs, first, second)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("first\nx\n", "a CSV with the header first,second, got the header 'first'"),
+        ("first,second\nx,0,1\n", "line 2 must be two clients"),
+        ("first,second\n\n ,\n", "line 3 must be two clients"),
+        (None, "a CSV file that can be read"),
+    ],
+)
+def test_a_file_that_is_no_map_of_clients_is_refused_in_one_line(tmp_path, text, words):
+    file = tmp_path / "clients.csv"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(errors.ConfigurationError, match=words) as caught:
+        read_pairs(file)
+    assert "\n" not in str(caught.value)
+    file.write_text("first, second\nz,0\n,1\n\n x , new\n1,\n")
+    assert read_pairs(file) == PAIRS
 
 
 def test_where_epsilon_and_delta_alone_are_known_every_client_has_them():

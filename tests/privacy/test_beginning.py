@@ -1,9 +1,11 @@
 """An epsilon is of the training alone: what that begins with is known, or the Guarantee says first that it is not."""
 
+import dataclasses
 import json
 import os
 import pathlib
 import shutil
+import types
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +16,9 @@ from helpers import usual
 import fedjax_dp as fdp
 from fedjax_dp import cli, errors
 from fedjax_dp.accounting import Adjacency, Composed, Guarantee, StatedPrivacy, epsilons_of
+from fedjax_dp.accounting.composed_phases import matched
+from fedjax_dp.audits.setup import prepare
+from fedjax_dp.audits.verdict import judged
 from fedjax_dp.data.record_hashes import hashes_of
 from fedjax_dp.experiments import parameters, phases
 from fedjax_dp.experiments.round_ledger import read_ledger
@@ -243,6 +248,62 @@ def test_clients_that_come_and_go_pay_for_what_they_are_in(tmp_path):
     assert "clients 0, 2 of dpnfl on named, 2 rounds" in left
     assert f"{max(together([first[0], first[2]])):.4g}" in left
     assert any("1 that are new" in line for line in found.assumptions)
+
+
+def test_clients_that_a_file_names_pay_for_what_they_are_in(tmp_path):
+    everyone = fdp.dpnfl(clip_norm=1.0, noise_multiplier=4.0, **LOCAL | {"cohort_size": None})
+    before, now = named(0, 1, 2, 3), named(5, 4, 6)  # other records, by other names
+    start, file = begun(tmp_path / "a.npz", before, everyone), tmp_path / "clients.csv"
+    file.write_text("first,second\nclient 3,client 5\n1,2\n,client 4\n0,\nclient 2,\n")
+    model = freeze(NETWORK, start=start, start_clients=file)
+    found = fdp.guarantee(everyone, now, rounds=1, delta=1e-3, model=model)
+    first, second = events(2, everyone, before), events(1, everyone, now)
+    np.testing.assert_allclose(found.epsilons, together([first[3], Composed(()), first[1]], second), rtol=1e-9)
+    assert any("clients 0, 2 of dpnfl on named, 2 rounds" in line for line in found.assumptions)
+    assert any("by what their user says (start_clients)" in line for line in found.assumptions)
+    run = plan_run(everyone, now, rounds=1, terms=PrivacyTerms(delta=1e-3), model=model)
+    earlier, own = phases_of(phases.ledger_of("dpnfl", run, found, now.checksum), "ledger")
+    assert matched(earlier, own).places.tolist() == [3, -1, 1]  # whoever reads the ledger matches as the run did
+    for words, values in (({"start_private": False}, start), ({}, NETWORK.init(jax.random.key(0)))):
+        with pytest.raises(fdp.ConfigurationError, match="left out of a public start, and of one that no run wrote"):
+            freeze(NETWORK, start=values, start_clients=file, **words)
+
+
+ATTACK = {"canary": "gradient", "client": None, "record": 0, "one_run": None, "parameters": 10}
+SILENT = types.SimpleNamespace(  # an attack that proves nothing
+    contradicts=lambda curve: False,
+    epsilon_at_least=lambda *given: 0.0,
+    epsilon_of_any=lambda delta: 0.0,
+    noise_at_most=lambda *given: np.inf,
+    evidence="100 runs",
+)
+WORDS = {"canary": "gradient", "trials": 100, "significance": 0.05, "seed": 0, "seconds": 0.0, "repeat": ""}
+
+
+def test_an_audit_of_a_second_phase_tests_what_it_attacks(tmp_path):
+    """The wrong program holds the attack on the second phase against the epsilon of both, which it cannot reach."""
+    few = fdp.dpnfl(clip_norm=1.0, noise_multiplier=4.0, **LOCAL | {"cohort_size": 4})
+    model, words = freeze(NETWORK, start=begun(tmp_path / "a.npz", DATA, few)), {"rounds": 2, "delta": 1e-3}
+    run = plan_run(few, DATA, rounds=2, terms=PrivacyTerms(delta=1e-3), model=model)
+    _, setup = prepare(run, **ATTACK)
+    alone = fdp.guarantee(few, DATA, seed=run.draw_seed, **words)
+    assert setup.guarantee.epsilons == alone.epsilons != fdp.guarantee(few, DATA, **words).epsilons
+    assert setup.epsilon == guaranteed(run).alone < guaranteed(run).epsilon
+    assert setup.guarantee.view is run.view
+    assert "the model of dpnfl on first, 2 rounds, whose own releases are not attacked" in setup.guarantee.caveat
+    verdict = judged(setup, SILENT, "pld", claim=None, **WORDS).verdict
+    assert f"epsilon {setup.epsilon:.4g} is stated of the training alone at delta 0.001" in verdict
+    assert "epsilon 3 is claimed at delta" in judged(setup, SILENT, "pld", claim=3.0, **WORDS).verdict
+
+
+def test_an_audit_of_a_run_that_stops_by_held_out_records_tests_its_training():
+    data = dataclasses.replace(DATA, test_clients=np.arange(len(DATA.y_test), dtype=np.int32) % 10)
+    terms = PrivacyTerms(delta=1e-3, stop="accuracy=0.9", stop_noise=0.5)
+    run = plan_run(private(), data, rounds=2, terms=terms, model=NETWORK)
+    _, setup = prepare(run, **ATTACK)
+    assert setup.guarantee.epsilons == PLAIN.epsilons
+    assert guaranteed(run).epsilon > 2 * PLAIN.epsilon
+    assert "not of the looks at records that clients hold out" in str(setup.guarantee)
 
 
 def test_where_nobody_knows_who_was_who_every_client_is_the_worst(made, tmp_path):

@@ -7,14 +7,14 @@ import scipy
 from helpers import ragged_data
 
 import fedjax_dp as fdp
-from fedjax_dp import errors, parts
+from fedjax_dp import cli, errors, parts
 from fedjax_dp.accounting import ParticipationLog, gaussian_epsilon
 from fedjax_dp.accounting.ledger import read_rounds, text_of
 from fedjax_dp.experiments.config import RunSpec
 from fedjax_dp.privacy.guarantees import guaranteed
 from fedjax_dp.privacy.spending import Spending
 from fedjax_dp.privacy.terms import PrivacyTerms
-from fedjax_dp.pytrees import changed
+from fedjax_dp.pytrees import changed, same
 from fedjax_dp.rounds import simulation
 
 COMMON = {"cohort_size": 2, "batch_size": 4, "local_steps": 2, "learning_rate": 0.1, "clip_norm": 1.0}
@@ -178,3 +178,92 @@ def test_a_configuration_takes_a_log_in_the_place_of_a_law(tmp_path):
         fdp.dpnfl(**COMMON, cohort="log", participation_log=str(file))
     with pytest.raises(errors.ConfigurationError, match="participation_log must be given"):
         fdp.dpnfl(**{**COMMON, "cohort_size": None}, cohort="log")
+
+
+def test_the_first_rounds_of_a_log_are_a_log():
+    whole = ParticipationLog.of(np.array([[0, 1], [1, 0], [1, 2], [3, 4], [3, 5], [3, 1]]), 4, N)
+    for rounds in (1, 2, 3):
+        first = whole.rounds < rounds
+        pairs = np.stack([whole.rounds, whole.clients], 1)[first]
+        own = parts.LoggedCohort.of(ParticipationLog.of(pairs, rounds, N))
+        cohort = parts.LoggedCohort.of(whole).prefix(rounds)
+        assert cohort.fixed == own.fixed
+        np.testing.assert_array_equal(cohort.ids, own.ids)
+        answering = parts.Dropout(cohort=parts.LoggedCohort.of(whole), rate=0.1).prefix(rounds)
+        np.testing.assert_array_equal(answering.cohort.ids, own.ids)
+        assert ParticipationLog.of(pairs, rounds, N).digest() == whole.digest(rounds) != whole.digest()
+    made = client_level()
+    assert made.prefix(2) == made
+
+
+IRREGULAR = [[0, 0], [0, 1], [1, 2], [1, 3], [2, 0], [2, 4], [3, 0], [3, 1]]
+
+
+def record_level(pairs, rounds, estimator="mean"):
+    return logged(fdp.dpnfl(**COMMON, noise_multiplier=3.0, estimator=estimator), pairs, rounds)
+
+
+@pytest.fixture(scope="module")
+def shorter(tmp_path_factory):
+    """The folder of a run of the first two rounds of a log."""
+    path = tmp_path_factory.mktemp("logged") / "run"
+    fdp.run(record_level(IRREGULAR[:4], 2), DATA, rounds=2, evaluate_every=1, delta=DELTA, out=path)
+    return path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("pairs", "rounds", "words"),
+    [
+        ([[0, 0], [0, 2], *IRREGULAR[2:]], 4, "algorithm of the run must be unchanged"),
+        ([*IRREGULAR, [3, 2]], 4, "no round of it has as many clients as the log has in a later one"),
+        (IRREGULAR, 3, "participation log must be of rounds 0 to 2, those of the run, got round 3"),
+        (IRREGULAR[:4], 4, "got of 2 rounds"),
+    ],
+    ids=["other", "wider", "beyond", "ended"],
+)
+def test_a_run_goes_on_by_no_log_that_does_not_go_on_from_its_own(shorter, pairs, rounds, words):
+    length = 1 + max(at for at, _ in pairs)
+    with pytest.raises(errors.ConfigurationError, match=words) as error:
+        fdp.resume(shorter, record_level(pairs, length), DATA, rounds=rounds)
+    assert "\n" not in str(error.value)
+
+
+def test_weights_that_know_the_whole_log_are_those_of_the_longer_log_from_the_start():
+    """The wrong program goes on with updates over other rates than the first rounds had; cycles have the same."""
+    known = {}
+    for name, pairs, first, rounds in (("irregular", IRREGULAR, 2, 4), ("in turn", IN_TURN, 6, 12)):
+        for estimator in ("mean", "wor_delta"):
+            whole = record_level(pairs, rounds, estimator)
+            rates = [cohort.rates(DATA.shares) for cohort in (whole.cohort, whole.prefix(first).cohort)]
+            known[name, estimator] = whole.goes_by_rates and not same(*rates)
+    assert [key for key, other in known.items() if other] == [("irregular", "wor_delta")]
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_by_a_longer_log_as_if_it_had_begun_with_it(shorter):
+    whole = record_level(IRREGULAR, 4)
+    wanted = fdp.run(whole, DATA, rounds=4, evaluate_every=1, delta=DELTA)
+    for _ in range(2):  # the second time it is finished
+        longer = fdp.resume(shorter, whole, DATA, rounds=4)
+        jax.tree.map(np.testing.assert_array_equal, longer.params, jax.tree.map(np.asarray, wanted.params))
+        assert longer.guarantee.epsilons == wanted.guarantee.epsilons
+
+
+@pytest.mark.slow
+def test_a_configured_run_goes_on_where_its_log_was_continued(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    log = tmp_path / "log.csv"
+    log.write_text("round,client\n0,1\n0,2\n1,3\n1,0\n")
+    words = ["--dataset", "digits", "--num-clients", "4", "--algorithm", "dpnfl", "--estimator", "mean", "--quiet",
+             "--noise-multiplier", "2", "--delta", "1e-3", "--participation-log", "log.csv"]  # fmt: skip
+    assert cli.main(["run", *words, "--rounds", "2", "--out", "short"]) == 0
+    log.write_text("round,client\n0,1\n0,2\n1,3\n1,2\n2,0\n2,1\n")
+    assert cli.main(["run", "--resume", "short", "--rounds", "3"]) == 2
+    assert "content of log.csv of the run must be unchanged" in capsys.readouterr().err
+    log.write_text("round,client\n1,3\n1,0\n0,1\n0,2\n\n2,0\n2,1\n")  # whatever the order of its lines
+    assert cli.main(["run", "--resume", "short", "--rounds", "3"]) == 0
+    assert cli.main(["run", *words, "--rounds", "3", "--out", "whole"]) == 0
+    ends = [fdp.open_run(name) for name in ("short", "whole")]
+    jax.tree.map(np.testing.assert_array_equal, *(one.params for one in ends))
+    assert ends[0].guarantee.epsilons == ends[1].guarantee.epsilons

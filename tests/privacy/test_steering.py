@@ -1,7 +1,9 @@
 """Results end a run, or choose its noise: free where they are public and only end it, else within a filter."""
 
 import csv
+import dataclasses
 import json
+import math
 
 import jax
 import numpy as np
@@ -10,16 +12,23 @@ from helpers import ragged_data, target_data
 
 import fedjax_dp as fdp
 from fedjax_dp import cli
+from fedjax_dp.accounting import Adjacency, Gdp, Unit, epsilon_of, looks_event, squared_mu
 from fedjax_dp.accounting.accountants import epsilons_of
+from fedjax_dp.accounting.composed_phases import events_of, spent
 from fedjax_dp.accounting.ledger import chained, text_of
+from fedjax_dp.data.store import UnitBound
 from fedjax_dp.experiments import run_folder
 from fedjax_dp.experiments.round_ledger import read_ledger
-from fedjax_dp.privacy.guarantees import guaranteed, prepared, stated
+from fedjax_dp.privacy.client_events import adjacency_of, client_events, own_events
+from fedjax_dp.privacy.guarantees import calibrated, guaranteed, prepared, stated
 from fedjax_dp.privacy.planned_run import plan_run
-from fedjax_dp.privacy.spending import of_a_round
-from fedjax_dp.privacy.steering import Choices, Released, claim_of
+from fedjax_dp.privacy.protection import with_noise
+from fedjax_dp.privacy.spending import Spending, of_a_round
+from fedjax_dp.privacy.steering import Choices, CountNoise, Released, StopRule, claim_of
 from fedjax_dp.privacy.terms import PrivacyTerms
-from fedjax_dp.rounds.simulation import advance
+from fedjax_dp.prng import role_key
+from fedjax_dp.rounds.simulation import Evaluation, advance
+from fedjax_dp.tasks import Classes, measures_of_task
 
 DATA = ragged_data([20, 20, 7, 40, 40, 20])
 BUDGET, DELTA = 8.0, 1e-3
@@ -224,6 +233,183 @@ def test_a_stop_by_records_of_members_that_nobody_noised_has_no_epsilon():
     assert "clients hold out and nobody noised" in guaranteed(run).reason
     with pytest.raises(fdp.ConfigurationError, match="clients hold out and nobody noised"):
         fdp.run(dpnfl(), data, stop="accuracy=0.5", epsilon=2.0, **terms)
+
+
+HELD = dataclasses.replace(DATA, test_clients=np.minimum(np.arange(50) % 9, 5).astype(np.int32))  # 6 each, 20 the last
+NOISED = {"stop": "accuracy=0.28", "stop_noise": 4.0}
+
+
+def planned(algorithm, data=HELD, rounds=12, every=2, **terms):
+    return plan_run(algorithm, data, rounds=rounds, terms=PrivacyTerms(**terms), evaluate_every=every)
+
+
+def dp_fedavg(noise=4.0, **changed):
+    words = {"cohort_size": 3, "batch_size": 5, "local_steps": 2, "learning_rate": 0.3, "clip_norm": 1.0}
+    return fdp.dp_fedavg(**(words | {"noise_multiplier": noise} | changed))
+
+
+def unsampled(mu, rounds, entry):
+    """Of all records, or all clients, in all rounds, with noise that adds up to `mu`."""
+    made = entry(
+        1.0, cohort_size=6, local_steps=1, **({"batches": "full", "batch_size": None} if entry is dpnfl else {})
+    )
+    spent = squared_mu(client_events(planned(made, DATA, rounds, delta=1e-5))[0])
+    return with_noise(made, math.sqrt(spent) / mu)
+
+
+@pytest.mark.parametrize(
+    ("entry", "mu", "looks", "noise", "epsilon"),
+    [
+        (dpnfl, 0.8, 20, 30.0, 3.3869331861562646),
+        (dp_fedavg, 0.8, 20, 30.0, 3.453598182438596),
+        (dpnfl, 0.3, 50, 5.0, 6.572970067030336),
+    ],
+)
+def test_runs_that_stop_by_held_out_records_have_the_price_of_their_looks(entry, mu, looks, noise, epsilon):
+    """Cases `stop_metric` of `accounting/test_early_stopping.py`, at delta 1e-5."""
+    one_each = dataclasses.replace(DATA, x_test=DATA.x_test[:6], y_test=DATA.y_test[:6], test_clients=np.arange(6))
+    terms = {"delta": 1e-5, "accountant": "gaussian", "stop": "accuracy=0.9", "stop_noise": noise}
+    run = planned(unsampled(mu, looks, entry), one_each, looks, 1, **terms)
+    assert guaranteed(run).epsilons == pytest.approx([epsilon] * 6, rel=1e-6)
+    assert guaranteed(dataclasses.replace(run, evaluate_every=None)).epsilons == guaranteed(run).epsilons
+
+
+def test_a_client_pays_for_all_that_it_holds_out_and_a_record_for_itself():
+    of_clients = guaranteed(planned(unsampled(0.5, 12, dp_fedavg), delta=DELTA, **NOISED))
+    events = [looks_event(6, 4.0 / held, of_clients.adjacency, Unit.CLIENT) for held in (6, 20)]
+    mus = [math.sqrt(0.25 + squared_mu(event)) for event in events]
+    assert mus == pytest.approx([math.sqrt(0.25 + 6 * held**2 / 16) for held in (6, 20)])
+    assert of_clients.epsilons == pytest.approx([Gdp(mus[0]).epsilon(DELTA)] * 5 + [Gdp(mus[1]).epsilon(DELTA)])
+    of_records = guaranteed(planned(unsampled(0.5, 12, dpnfl), delta=DELTA, **NOISED)).epsilons
+    assert of_records == pytest.approx([Gdp(max(0.5, math.sqrt(6) / 4)).epsilon(DELTA)] * 6)
+    nobody = dataclasses.replace(HELD, test_clients=np.zeros(50, np.int32))  # but the first
+    others = guaranteed(planned(unsampled(0.5, 12, dpnfl), nobody, delta=DELTA, **NOISED)).epsilons
+    assert others == pytest.approx([of_records[0]] + [Gdp(0.5).epsilon(DELTA)] * 5)
+
+
+def test_noise_is_found_for_training_beside_looks_that_cost_what_they_cost():
+    for algorithm, noise in ((dpnfl(), 20.0), (dp_fedavg(), 80.0)):
+        terms = {"delta": DELTA, "stop": "accuracy=0.9", "stop_noise": noise}
+        run = planned(algorithm, epsilon=3.0, **terms)
+        found = guaranteed(calibrated(run)).epsilon
+        assert 3.0 * (1 - 1e-3) < found <= 3.0
+        with pytest.raises(fdp.ConfigurationError, match=r"6 looks at accuracy=0.9 cost already.* stop_noise"):
+            calibrated(planned(algorithm, epsilon=0.05, **terms))
+
+
+def test_epsilon_by_round_of_a_noised_stop_grows_to_its_guarantee():
+    """With the looks of a run that was planned so far; the wrong program counts those of the whole run at once."""
+    run = planned(unsampled(0.2, 12, dpnfl), delta=DELTA, accountant="gaussian", **NOISED)
+    spending = Spending(run, guaranteed(run))
+    curve = [spending.epsilon(rounds) for rounds in range(1, 13)]
+    assert curve == sorted(curve)
+    assert curve[-1] == guaranteed(run).epsilon
+    looks = [looks_event(count, 4.0, Adjacency.REPLACE_ONE, Unit.RECORD) for count in range(1, 7)]
+    assert curve[1::2] == pytest.approx([epsilon_of(event, DELTA) for event in looks])
+    assert curve[::2] == curve[1::2]
+
+
+def test_a_phase_carries_its_looks():
+    run = planned(dp_fedavg(), delta=DELTA, **NOISED)  # fmt: skip
+    events = own_events(run)
+    phase = {"spent": json.loads(json.dumps(spent(events))), "clients": {"count": 6}}
+    assert events_of(phase, (Unit.CLIENT, adjacency_of(events))) == events
+    assert len(set(events)) == 2
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"data": DATA}, "left out with a public test set, by which a stop is free"),
+        ({"stop": None}, "stop must be given, got nothing; it belongs to stop_noise"),
+        ({"stop": "loss=0.5"}, "left out of a stop by loss, which counts no right answers.*stop by accuracy"),
+        ({"stop_noise": 0.0}, "stop_noise must be positive and finite"),
+        ({"stop_noise": np.nan}, "stop_noise must be positive and finite"),
+        ({"every": 0}, "evaluate_every must be an integer of at least 1"),
+        ({"unit": "user", "data": dataclasses.replace(HELD, bounds=(UnitBound(Unit.USER, 2),))},
+         "nobody bounds how many records one holds out"),
+        ({"algorithm": dp_fedavg(), "deployment_cohort": 30, "deployment_population": 600},
+         "left out where a run stands for a deployment"),
+        ({"algorithm": fdp.ditto(cohort_size=3, batch_size=5, local_steps=2, learning_rate=0.3, clip_norm=1.0,
+                                 noise_multiplier=4.0)}, "left out where clients have models of their own"),
+        ({"data": target_data("regression", tested=True), "stop": "rmse=0.5"}, "fix the rounds"),
+    ],
+)  # fmt: skip
+def test_a_noised_stop_is_refused_where_it_is_not_needed_or_not_known_to_be_enough(changed, words):
+    changed = {"algorithm": dpnfl(), "delta": DELTA} | NOISED | changed
+    with pytest.raises(fdp.ConfigurationError, match=words) as error:
+        planned(**changed)
+    assert "\n" not in str(error.value)
+
+
+@pytest.fixture(scope="module")
+def noised(tmp_path_factory):
+    """A run that a noised accuracy ends after round 4 of 12, killed after round 2 and gone on with."""
+    path, keep = tmp_path_factory.mktemp("noised") / "run", run_folder.RunFolder.keep
+
+    def killed(self, state, *rest):
+        keep(self, state, *rest)
+        raise KeyboardInterrupt
+
+    words = {"rounds": 12, "evaluate_every": 2, "checkpoint_every": 2, "delta": DELTA, **NOISED}
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(run_folder.RunFolder, "keep", killed)
+        with pytest.raises(KeyboardInterrupt):
+            fdp.run(dpnfl(8.0), HELD, out=path, **words)
+    return fdp.resume(path, dpnfl(8.0), HELD)
+
+
+def noise_at(done):
+    return float(jax.random.normal(jax.random.fold_in(role_key(jax.random.key(0), "stop"), done)))
+
+
+def test_the_noised_count_alone_ends_a_run(noised):
+    """Wrong programs: the true accuracy decides, which ends it two rounds before; looks up to the stop alone count."""
+    right = {seen.round: round(50 * seen.metrics["accuracy"]) for seen in noised.history}
+    seen = {done: count + 4.0 * noise_at(done) for done, count in right.items()}
+    assert next(done for done, count in right.items() if count >= 14) == 2
+    assert [done for done, count in seen.items() if count >= 14] == [4] == [noised.round]
+    run = planned(dpnfl(8.0), delta=DELTA, **NOISED)
+    assert noised.guarantee.epsilons == guaranteed(run).epsilons
+    dear = planned(dpnfl(40.0), delta=DELTA, **NOISED)  # of which looks cost most
+    assert guaranteed(dear).epsilon > 1.5 * guaranteed(dear.prefix(4)).epsilon
+    assert any("4 at each of 6 looks" in line for line in noised.guarantee.assumptions)
+
+
+def test_a_look_is_the_same_whenever_it_is_taken_and_another_in_every_round_and_run():
+    """The wrong program draws noise again where a run goes on, and sees a second count of the same model."""
+    run = planned(dpnfl(), delta=DELTA, **NOISED)
+    known = [
+        [CountNoise.of(one).added(0.5, done) for done in (2, 4)] for one in (run, run, dataclasses.replace(run, seed=1))
+    ]
+    assert known[0] == known[1] == pytest.approx([0.5 + 4.0 * noise_at(done) / 50 for done in (2, 4)])
+    assert len(set(known[1] + known[2])) == 4
+
+
+def test_a_stop_by_records_that_nobody_noised_ends_a_run_all_the_same():
+    rule = StopRule(planned(dpnfl(), stop="accuracy=0.28"), measures_of_task(Classes()))
+    ended = []
+    for done, accuracy in ((2, 0.27), (4, 0.28)):
+        rule.choose(dpnfl(), done, done + 2, None, Evaluation(done, {"accuracy": accuracy}, 1.0))
+        ended.append(rule.end)
+    assert ended == [None, 4]
+
+
+def test_the_ledger_of_a_noised_stop_has_its_looks(noised, capsys):
+    ledger = read_ledger(noised.folder)
+    assert ledger.events() == client_events(planned(dpnfl(8.0), delta=DELTA, **NOISED).prefix(4))
+    assert [line["halt"] for line in ledger.lines] == [None] * 3 + ["rule"]
+    code, out, _ = account(capsys, noised.folder)
+    assert (code, f"epsilon {noised.guarantee.epsilon:.4g}" in out) == (0, True)
+    assert "stop accuracy=0.28, with noise of standard deviation 4" in " ".join(out.split())
+
+
+def test_a_budget_that_ends_a_run_moves_no_evaluation_that_is_counted():
+    words = {"rounds": 400, "delta": DELTA, "budget": 4.0, "accountant": "rdp"}
+    done = fdp.run(dpnfl(8.0), HELD, stop="accuracy=1.0", stop_noise=4.0, **words)
+    assert 20 < done.ready.rounds < 400
+    assert done.ready.spec.output.evaluate_every == 20
+    assert len(done.history) == done.ready.planned.looks == -(-done.ready.rounds // 20)
 
 
 def test_who_chooses_sees_no_probe(runs):
