@@ -184,7 +184,7 @@ def test_an_account_of_branches_counts_the_common_phase_once(made, capsys):
     assert len(content["phases"]) == 2
     for words, told in (
         ([str(made["open folder"]) + "," + str(made["second"])], "had no privacy"),
-        ([paths, "--rounds", "1"], "left out of an account of several phases"),
+        ([paths, "--rounds", "1"], "left out for an account of several phases"),
         ([paths + ",nowhere"], "ledger must be"),
     ):
         assert cli.main(["account", "--ledger", *words]) == 2
