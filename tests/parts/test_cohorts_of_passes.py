@@ -139,6 +139,7 @@ def in_pairs_of_rounds(law, both, rounds=None):
     return deviate(found, RUNS * N, both)
 
 
+@pytest.mark.slow
 def test_both_of_two_rounds_of_a_pass_are_as_likely_as_stated():
     three = AllocatedCohort(pass_rounds=20, chosen=3)
     assert in_pairs_of_rounds(three, 0.015789473684210527) < LIMIT
@@ -176,6 +177,7 @@ def test_of_too_many_clients_a_uniform_choice_stays():
     assert np.array_equal(attended(roomy, N, 3, 20), attended(PoissonCohort(size=10), N, 3, 20))  # nobody is cut
 
 
+@pytest.mark.slow
 def test_limits_are_everybody():
     everybody = np.ones((3, 4, N), int)
     for law in (
