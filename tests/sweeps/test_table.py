@@ -367,10 +367,7 @@ BAD = [
     (["plot", "sweep", "--metric", "test_los"], "did you mean test_loss?"),
     (["plot", "sweep", "--kind", "heat"], "one that this sweep has points for: overview, axis, privacy, curves, got h"),
     (["plot", "sweep", "--out", "all.png"], "out must be a folder for 4 pictures, got all.png"),
-    (
-        ["plot", "sweep", "--kind", "curves", "--out", "no/c.png"],
-        "out must be in a folder that exists and can be written to, got no/c.png",
-    ),
+    (["plot", "sweep", "--kind", "curves", "--out", "no/c.png"], "in a folder that exists and can be written to"),
     (["plot", "sweep", "--kind", "curves", "--out", "c.jpg"], "out must be a folder, or a file that ends in .png"),
 ]
 
