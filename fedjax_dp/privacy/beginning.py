@@ -25,6 +25,7 @@ from fedjax_dp.accounting.composed_phases import (
     is_private,
     kind_of,
     matched,
+    sharing_draws,
     stated,
     without_price,
 )
@@ -119,8 +120,14 @@ def beginning_of(origins: Iterable[Origin], data: FederatedData, unit: Unit) -> 
     parts = [_one(origin, records) for origin in origins]
     caveats = [part.caveat for part in parts if part.caveat]
     before = {one.phase["phase"]: one for part in parts for one in part.before}  # of two branches the common one once
+    reasons = [part.reason for part in parts if part.reason]
+    if (twice := sharing_draws(one.phase for one in before.values())) is not None:
+        reasons.append(
+            f"training begins with {twice}, whose noise may be the same numbers, which cancel where they are compared: "
+            "run one again with another --seed"
+        )
     return Beginning(
-        next((part.reason for part in parts if part.reason), None),
+        next(iter(reasons), None),
         "; ".join(caveats) or None,
         tuple(line for part in parts for line in part.assumptions),
         tuple(line for part in parts for line in part.warnings),

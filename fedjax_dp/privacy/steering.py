@@ -6,6 +6,7 @@ beforehand, and each client has a filter of its own: no round is begun with whic
 """
 
 import dataclasses
+import secrets
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -58,7 +59,8 @@ class StopRule:
 class Choices:
     """What a function has chosen for the rounds of a run so far.
 
-    end, why  the last round, where a choice or the budget ends the run before its time: rule or budget.
+    end, why  the last round, where a choice or the budget ends the run before its time: rule or budget;
+    name      of this run alone, as nothing else tells what the function will choose.
     """
 
     def __init__(self, run: PlannedRun, promise: Guarantee, choose: Choice) -> None:
@@ -77,7 +79,7 @@ class Choices:
         order = max(best_order(event, budget, delta) for event in events) if terms.accountant == "rdp" else None
         self.filter = filter_for(terms.accountant, budget, delta, order)
         self.end: int | None = None
-        self.why = "rounds"
+        self.why, self.name = "rounds", secrets.token_hex(8)
         self._run, self._spending, self._choose = run, spending, choose
         self._of_rounds: list[Rounds] = []  # that are chosen
         self._used = [np.zeros(run.data.num_clients)]  # before each of them, and after the last
