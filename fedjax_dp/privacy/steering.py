@@ -20,7 +20,7 @@ from fedjax_dp.privacy.planned_run import PlannedRun
 from fedjax_dp.privacy.protection import noise_of
 from fedjax_dp.privacy.spending import Rounds, Spending, of_a_round
 from fedjax_dp.rounds.algorithm import Algorithm
-from fedjax_dp.rounds.simulation import Evaluation
+from fedjax_dp.rounds.simulation import Evaluation, check
 from fedjax_dp.tasks.measures import MetricTarget
 
 
@@ -113,6 +113,7 @@ class Choices:
             self.end, self.why = done, "rule"
             return algorithm
         run = self._run.with_noise(_checked(chosen, now))
+        check(run.algorithm, run.data, run.rounds)
         released = of_a_round(run)
         costs = np.array([self.filter.cost(event) for event in released.events])[released.kind]
         for index in range(done, until):
