@@ -29,6 +29,7 @@ from fedjax_dp.accounting.sampling import (
     Shuffled,
     WithoutReplacement,
 )
+from fedjax_dp.accounting.views import View
 
 FILE = "file"  # the kind of a phase of which words alone are known
 NAME_BYTES = 8  # of a client's name that are kept of its sha256
@@ -356,6 +357,11 @@ def union_of(ledgers: Sequence[Sequence[Phase]], delta: float, accountant: str) 
     if (twice := sharing_draws(by_name.values())) is not None:
         wanted, remedy = "one for each run, as equal noise cancels", "run one again with another --seed"
         raise errors.refuse("seeds of the ledgers", f"the same of {twice}", wanted, remedy)
+    apart = [phase for phase in by_name.values() if phase.get("view") != View.UPLOADS.value]  # where helpers matter
+    helpers = {phase["colluders"] for phase in apart if phase.get("colluders") is not None}
+    if len(helpers) > 1:
+        got, remedy = ", ".join(map(str, sorted(helpers))), "count all with as many"
+        raise errors.refuse("colluders of the ledgers", got, "one number", remedy)
     kinds = {kind for phase in by_name.values() if (kind := kind_of(phase)) is not None}
     if len(kinds) != 1:
         got = ", ".join(sorted(f"{unit.value}/{adjacency.value}" for unit, adjacency in kinds)) or "none"

@@ -54,6 +54,7 @@ def ledger_of(
         "unit": guarantee.unit.value,
         "adjacency": None if guarantee.adjacency is None else guarantee.adjacency.value,
         "view": guarantee.view.value,
+        "colluders": planned.terms.colluders,
         "accountant": guarantee.accountant,
         "delta": guarantee.delta,
         **_cost(planned, guarantee),

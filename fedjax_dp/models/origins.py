@@ -38,6 +38,7 @@ FIELDS: dict[str, dict[str, Any]] = {
         "spent": (dict, type(None)),
         "continues": (list, type(None)),
         "beside": (list, type(None)),
+        "colluders": (int, type(None)),
         "in_sweep": (bool, type(None)),
     },
     FILE: {

@@ -56,6 +56,14 @@ class Beginning(NamedTuple):
         views = (one.phase.get("view") for one in self.before)
         return [View(view) for view in views if view in {known.value for known in View}]
 
+    def counted_with_fewer(self, colluders: int) -> str | None:
+        """That a phase before is counted against fewer helpers of the adversary than these, where some would matter."""
+        for phase in (one.phase for one in self.before):
+            known = phase.get("colluders")
+            if known is not None and known < colluders and phase.get("view") != View.UPLOADS.value:
+                return f"{about(phase)} before it is counted with {known} colluders: count both with as many"
+        return None
+
 
 class Before(NamedTuple):
     """A phase that is over, whose releases are of the clients too."""

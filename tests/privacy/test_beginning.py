@@ -294,6 +294,15 @@ def test_the_stronger_view_of_both_counts(tmp_path):
         start.unlink()
 
 
+def test_a_phase_is_not_counted_against_fewer_colluders_than_the_run_that_goes_on(tmp_path):
+    secure = fdp.dpnfl(clip_norm=1.0, noise_multiplier=4.0, **LOCAL | {"local_steps": 1}, secure=True, estimator="mean")
+    words = {"rounds": 1, "delta": 1e-3, "colluders": 5}
+    for first, closed in ((secure, True), (private(), False)):
+        start = begun(tmp_path / f"{closed}.npz", DATA, first)
+        found = fdp.guarantee(secure, DATA, model=freeze(NETWORK, start=start), view="secure_sum", **words)
+        assert (found.reason or "").endswith("before it is counted with 0 colluders: count both with as many") is closed
+
+
 def test_a_start_that_was_chosen_in_a_sweep_has_no_price(tmp_path):
     start = begun(tmp_path / "a.npz", DATA, in_sweep=True)
     assert "chosen among others" in str(promise(start))
