@@ -78,7 +78,7 @@ class SavedRun:
     @functools.cached_property
     def guarantee(self) -> Guarantee:
         """Of all its rounds, done or not."""
-        return Guarantee.restored(run_folder.read(self.folder / run_folder.GUARANTEE))
+        return Guarantee.restored(run_folder.promise_of(self.folder, self._about))
 
     @property
     def round(self) -> int:

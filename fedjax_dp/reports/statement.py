@@ -29,7 +29,7 @@ def statement_of(path: pathlib.Path) -> Report:
     from fedjax_dp.experiments import run_folder  # loads JAX
 
     about = run_folder.begun(path)
-    return statement(shared.read(path / run_folder.GUARANTEE), about["config"], f"{path.name}, seal {about['seal']}")
+    return statement(run_folder.promise_of(path, about), about["config"], f"{path.name}, seal {about['seal']}")
 
 
 def statement(guarantee: Mapping[str, Any], config: Mapping[str, Any], source: str) -> Report:
