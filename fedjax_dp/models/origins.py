@@ -168,12 +168,12 @@ def values_digest(values: Mapping[str, Any]) -> str:
     return whole.hexdigest()
 
 
-def require_own(ledger: str, values: Mapping[str, Any], where: str) -> None:
-    """Refuse arrays of which a ledger that came with them is not."""
+def require_own(ledger: str, values: Mapping[str, Any], where: str, exported: bool) -> None:
+    """Refuse arrays of which a ledger that came with them is not; what was exported names them."""
     if not ledger.strip():
         raise errors.refuse(f"ledger of {where}", "an empty one", "as a run wrote it", "export it again")
     digest = phases_of(ledger, where)[-1].get("parameters")
-    if digest is not None and digest != values_digest(values):
+    if (exported or digest is not None) and digest != values_digest(values):
         remedy = "export it again, or write the arrays without the ledger and say what they are with start_data"
         raise errors.refuse(f"ledger of {where}", "one of other parameters", "of those beside it", remedy)
 

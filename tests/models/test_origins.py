@@ -98,6 +98,7 @@ HOSTILE = {
     "odd hashes": ledger(records={"hashes": "AAAA"}),
     "hashes of numbers": ledger(records={"hashes": [1, 2]}),
     "other parameters": ledger(parameters="0" * 64),
+    "of a folder, which names none": ledger(parameters=None),
     "going on from what is not there": ledger(continues=["0" * 64]),
     "beside no name": ledger(beside=[{}]),
     "no text": b"\xff\xfe",
