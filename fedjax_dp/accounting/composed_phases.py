@@ -30,6 +30,7 @@ from fedjax_dp.accounting.sampling import (
     Shuffled,
     WithoutReplacement,
 )
+from fedjax_dp.accounting.views import View
 
 FILE = "file"  # the kind of a phase of which words alone are known
 NAME_BYTES = 8  # of a client's name that are kept of its sha256
@@ -64,17 +65,16 @@ def draws_of(seed: int) -> str:
     return hashlib.sha256(f"draws of {seed}".encode()).hexdigest()[:4]
 
 
-def _require_own_draws(phases: Iterable[Phase]) -> None:
-    """Refuse phases whose noise may be the same numbers, as they cancel where two releases are compared."""
+def sharing_draws(phases: Iterable[Phase]) -> str | None:
+    """Two phases, in words, whose noise may be the same numbers, which cancel where their releases are compared."""
     known: dict[str, Phase] = {}
     for phase in phases:
         draws = phase.get("draws")
         if draws in known:
-            got = f"the same of {about(known[draws])} and {about(phase)}"
-            remedy = "run one again with another --seed"
-            raise errors.refuse("seeds of the ledgers", got, "one for each run, as equal noise cancels", remedy)
+            return f"{about(known[draws])} and {about(phase)}"
         if draws is not None:
             known[draws] = phase
+    return None
 
 
 def is_private(phase: Phase) -> bool:
@@ -389,14 +389,22 @@ def union_of(ledgers: Sequence[Sequence[Phase]], delta: float, accountant: str) 
     """One epsilon of all runs that these ledgers end with, and of the phases that their Guarantees are of too.
 
     Members of several are matched as those of a run are with its start's; who is in one alone pays for that.
-    Raises: ConfigurationError for a run without privacy, and for phases of different units or neighbours.
+    Raises: ConfigurationError for a run without privacy, for phases of different units or neighbours, and for two that
+            may share their draws.
     """
     by_name = {phase["phase"]: phase for phases in ledgers for phase in (*counted_with(phases), phases[-1])}
     for phase in by_name.values():
         if not is_private(phase):
             got = f"{about(phase)}, {without_price(phase)}"
             raise errors.refuse("ledgers", got, "of phases that have an epsilon of their own")
-    _require_own_draws(by_name.values())
+    if (twice := sharing_draws(by_name.values())) is not None:
+        wanted, remedy = "one for each run, as equal noise cancels", "run one again with another --seed"
+        raise errors.refuse("seeds of the ledgers", f"the same of {twice}", wanted, remedy)
+    apart = [phase for phase in by_name.values() if phase.get("view") != View.UPLOADS.value]  # where helpers matter
+    helpers = {phase["colluders"] for phase in apart if phase.get("colluders") is not None}
+    if len(helpers) > 1:
+        got, remedy = ", ".join(map(str, sorted(helpers))), "count all with as many"
+        raise errors.refuse("colluders of the ledgers", got, "one number", remedy)
     kinds = {kind for phase in by_name.values() if (kind := kind_of(phase)) is not None}
     if len(kinds) != 1:
         got = ", ".join(sorted(f"{unit.value}/{adjacency.value}" for unit, adjacency in kinds)) or "none"

@@ -1,22 +1,28 @@
 """What the parameters of a run carry with them wherever they are written: its ledger."""
 
 import dataclasses
+import hashlib
 import json
 import math
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import numpy as np
 
+from fedjax_dp import own_code
 from fedjax_dp.accounting import Guarantee, Unit
 from fedjax_dp.accounting.composed_phases import draws_of, spent
 from fedjax_dp.data import record_hashes
-from fedjax_dp.display import finite
+from fedjax_dp.display import finite, without_addresses
+from fedjax_dp.models import Model
 from fedjax_dp.models.origins import FREE, RUN, values_digest, who_is_in, with_phase
 from fedjax_dp.privacy.client_events import own_events
 from fedjax_dp.privacy.planned_run import PlannedRun
 from fedjax_dp.privacy.terms import BY_NAME_ALONE
+from fedjax_dp.pytrees import checksum as checksum_of
+from fedjax_dp.rounds.algorithm import Algorithm
 
 KINDS = 1000  # different epsilons of clients that are written as they are
 
@@ -29,14 +35,15 @@ def ledger_of(
     hashes: np.ndarray | None = None,
     *,
     in_sweep: bool = False,
-    chosen: bool = False,
+    chosen: str | None = None,
 ) -> str:
     """The ledger of a run: the phases of what it began with, then its own.
 
     checksum, hashes  of the records, where they are known: of a start without hashes nobody knows whether it holds some
                       of a client's;
     in_sweep          whether it is one of several runs, among which somebody may have chosen by what they released;
-    chosen            whether results chose its noise, so that its epsilon and delta alone are known.
+    chosen            of a run whose noise results chose, so that its epsilon and delta alone are known: what tells it
+                      from others that chose otherwise.
     """
     data = planned.data
     known = who_is_in(data, checksum, guarantee.unit is not Unit.CLIENT)
@@ -48,10 +55,12 @@ def ledger_of(
         "unit": guarantee.unit.value,
         "adjacency": None if guarantee.adjacency is None else guarantee.adjacency.value,
         "view": guarantee.view.value,
+        "colluders": planned.terms.colluders,
         "accountant": guarantee.accountant,
         "delta": guarantee.delta,
         **_cost(planned, guarantee),
-        **({"spent": None} if chosen else {}),
+        **({} if chosen is None else {"spent": None}),
+        "made of": _digest(made_of(planned.algorithm, planned.model) | ({} if chosen is None else {"chosen": chosen})),
         "draws": draws_of(planned.draw_seed),
         "clients": known["clients"],
         "records": known["records"] | {"hashes": None if hashes is None else record_hashes.written(hashes)},
@@ -60,6 +69,21 @@ def ledger_of(
         **({"mapped": mapped} if mapped else {}),
     }
     return with_phase("".join(dict.fromkeys(origin.lines for origin in getattr(planned.model, "origins", ()))), facts)
+
+
+def made_of(algorithm: Algorithm, model: Model) -> dict[str, str]:
+    """Checksums of what decides what a run releases, but for its data and seed, by name."""
+    leaves, structure = jax.tree.flatten(algorithm)
+    shape, looks = (
+        checksum_of(np.frombuffer(without_addresses(repr(what)).encode(), np.uint8)) for what in (structure, model)
+    )
+    code = {f"code of {name}": digest for name, digest in own_code.sources(algorithm, model).items()}
+    return {"algorithm": f"{shape}{checksum_of(leaves)}", "model": looks, **code}
+
+
+def _digest(facts: Mapping[str, str]) -> str:
+    """By which runs that release something else are two phases, though they cost the same."""
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def exported(ledger: str, values: Mapping[str, Any], round_done: int, hashes: bool = True) -> str:

@@ -8,15 +8,12 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any, Unpack
 
-import jax
-import numpy as np
-
-from fedjax_dp import errors, own_code
+from fedjax_dp import errors
 from fedjax_dp.data.store import FederatedData, require_clients
-from fedjax_dp.display import without_addresses, words
+from fedjax_dp.display import words
 from fedjax_dp.execution import distributed
 from fedjax_dp.execution.mesh import Execution, all_devices
-from fedjax_dp.experiments import configured, run_folder
+from fedjax_dp.experiments import configured, phases, run_folder
 from fedjax_dp.experiments.config import CONFIGURED, RunSpec
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.experiments.saved_run import SavedRun, open_run
@@ -25,7 +22,6 @@ from fedjax_dp.models import ARCHITECTURES, Model, NetworkModel, usual_model
 from fedjax_dp.privacy.planned_run import plan_run
 from fedjax_dp.privacy.steering import Choice
 from fedjax_dp.privacy.terms import PrivacyOptions
-from fedjax_dp.pytrees import checksum
 from fedjax_dp.rounds.algorithm import Algorithm
 
 
@@ -176,12 +172,7 @@ def _shortened(algorithm: Algorithm) -> str:
 
 
 def _checksums(algorithm: Algorithm, data: FederatedData, model: Model) -> dict[str, str]:
-    leaves, structure = jax.tree.flatten(algorithm)
-    shape, looks = (
-        checksum(np.frombuffer(without_addresses(repr(what)).encode(), np.uint8)) for what in (structure, model)
-    )
-    code = {f"code of {name}": digest for name, digest in own_code.sources(algorithm, model).items()}
-    return {"data": data.checksum, "algorithm": f"{shape}{checksum(leaves)}", "model": looks, **code}
+    return {"data": data.checksum, **phases.made_of(algorithm, model)}
 
 
 def _architecture(model: Model, data: FederatedData) -> str | None:

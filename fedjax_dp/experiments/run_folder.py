@@ -175,7 +175,7 @@ def _trained(
         screen.say(f"begun with {versions_then}: another version may round, and draw, otherwise")
     if distributed.first():  # after `extend`, or where a kill came before or within it
         with folders.storing(path):
-            folders.write_json(path / GUARANTEE, ready.guarantee.saved())
+            folders.write_json(path / GUARANTEE, sealed(ready.guarantee.saved(), about))
             carry_on(path / LEDGER, ready)
             _write_config(path, about["config"], {})
     with opened(path, ready) as folder:
@@ -284,7 +284,8 @@ def extend(path: pathlib.Path, about: dict[str, Any], ready: PreparedRun) -> dic
     about |= {"config": ready.spec.flat(), "checksums": dict(ready.checksums), "halted_of": ready.halted_of}
     about["seal"] = seal(about)
     if distributed.first():
-        folders.write_json(path / GUARANTEE, ready.guarantee.saved())  # first: a kill leaves no promise of fewer rounds
+        # First: a kill leaves no promise of fewer rounds.
+        folders.write_json(path / GUARANTEE, sealed(ready.guarantee.saved(), about))
         _write_config(path, about["config"], before)
         folders.write_json(path / ABOUT, about)
     return about
@@ -313,8 +314,29 @@ def history(path: pathlib.Path) -> list[Evaluation]:
 
 def seal(about: Mapping[str, Any]) -> str:
     """A checksum of what a continued run may not change."""
-    sealed = {name: about[name] for name in ("made of", "config", "checksums")}
-    return f"{zlib.crc32(json.dumps(sealed, sort_keys=True).encode()):08x}"
+    return _checksum({name: about[name] for name in ("made of", "config", "checksums")})
+
+
+def _checksum(content: Mapping[str, Any]) -> str:
+    return f"{zlib.crc32(json.dumps(content, sort_keys=True).encode()):08x}"
+
+
+def sealed(promise: Mapping[str, Any], about: Mapping[str, Any]) -> dict[str, Any]:
+    """A saved Guarantee with the checksum of itself and of the run that it is of, to whatever round that goes."""
+    plain = {name: value for name, value in promise.items() if name != "seal"}
+    run = {name: value for name, value in about["config"].items() if name != "rounds"}
+    return plain | {"seal": _checksum({"promise": plain, "run": run, "checksums": about["checksums"]})}
+
+
+def promise_of(path: pathlib.Path, about: Mapping[str, Any]) -> dict[str, Any]:
+    """The Guarantee of a run as it was saved.
+
+    Raises: ConfigurationError where the file was changed since, or is another run's.
+    """
+    promise = folders.read_json(path / GUARANTEE)
+    if not isinstance(promise, dict) or promise != sealed(promise, about):
+        raise errors.refuse(str(path / GUARANTEE), "one that was changed since", "as the run wrote it", START_ANEW)
+    return promise
 
 
 def _begin(path: pathlib.Path, ready: PreparedRun) -> None:
@@ -329,7 +351,7 @@ def _begin(path: pathlib.Path, ready: PreparedRun) -> None:
     records = {"shape": data.record_shape, "classes": data.classes, "tokens": data.tokens, "task": data.task}
     about |= {"records": records | {"vocabulary": words}, "task": describe_task(ready.task)}
     with folders.storing(path, "give another --out"), folders.making(path):
-        folders.write_json(path / GUARANTEE, ready.guarantee.saved())
+        folders.write_json(path / GUARANTEE, sealed(ready.guarantee.saved(), about))
         folders.write_atomically(path / LEDGER, ready.ledger)
         folders.write_json(path / ABOUT, about | {"versions": environment.versions(), "device": environment.device()})
         _write_config(path, config, {})

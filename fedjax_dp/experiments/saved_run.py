@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from fedjax_dp import errors, folders
+from fedjax_dp import errors
 from fedjax_dp.accounting import Guarantee
 from fedjax_dp.accounting.guarantee import marked
 from fedjax_dp.data.targets import vocabulary_of
@@ -78,7 +78,7 @@ class SavedRun:
     @functools.cached_property
     def guarantee(self) -> Guarantee:
         """Of all its rounds, done or not."""
-        return Guarantee.restored(folders.read_json(self.folder / run_folder.GUARANTEE))
+        return Guarantee.restored(run_folder.promise_of(self.folder, self._about))
 
     @property
     def round(self) -> int:

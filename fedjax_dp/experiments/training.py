@@ -150,7 +150,8 @@ class PreparedRun:
         data = self.planned.data
         checksum = self.checksums.get("data") or data.checksum
         hashes = hashes_of(data) if self.hashes is None else self.hashes
-        chosen = self.steering is not None and self.steering.chosen is not None
+        choices = None if self.steering is None else self.steering.chosen
+        chosen = None if choices is None else choices.name
         return phases.ledger_of(self.name, self.planned, self.guarantee, checksum, hashes, chosen=chosen)
 
     @functools.cached_property

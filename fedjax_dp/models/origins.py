@@ -8,6 +8,7 @@ Lines are never written anew: a run that begins with an export has its lines bef
 
 import dataclasses
 import hashlib
+import itertools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -38,6 +39,8 @@ FIELDS: dict[str, dict[str, Any]] = {
         "spent": (dict, type(None)),
         "continues": (list, type(None)),
         "mapped": (dict, type(None)),
+        "beside": (list, type(None)),
+        "colluders": (int, type(None)),
         "in_sweep": (bool, type(None)),
     },
     FILE: {
@@ -114,9 +117,12 @@ def who_is_in(data: FederatedData, checksum: str | None, public: bool) -> dict[s
 
 
 def with_phase(ledger: str, facts: Mapping[str, Any]) -> str:
-    """The ledger with one more phase. Its name is the sha256 of its facts and of the phase before it."""
+    """The ledger with one more phase. Its name is the sha256 of its facts and of the phases that it begins with: its
+    parent, and those beside it where there are several."""
     before = phases_of(ledger, "ledger")
-    line = {"ledger": VERSION, "parent": before[-1]["phase"] if before else None, **facts}
+    pairs = itertools.zip_longest(before, before[1:])
+    *beside, parent = [one["phase"] for one, after in pairs if after is None or after["parent"] is None] or [None]
+    line = {"ledger": VERSION, "parent": parent, **({"beside": beside} if beside else {}), **facts}
     return f"{ledger}{as_json({'phase': _name(line), **line})}\n"
 
 
@@ -135,7 +141,7 @@ def phases_of(ledger: str, where: str) -> tuple[Phase, ...]:
             if line["ledger"] != VERSION:
                 got, wanted = f"version {str(line['ledger'])[:20]}", f"version {VERSION}, which is known here"
                 raise errors.refuse(f"ledger of {where}", got, wanted, "export it again")
-            _require_fields(line, found[-1]["phase"] if found else None)
+            _require_fields(line, [phase["phase"] for phase in found])
         except errors.ConfigurationError:
             raise
         except (ValueError, RecursionError) as error:
@@ -166,17 +172,17 @@ def values_digest(values: Mapping[str, Any]) -> str:
     return whole.hexdigest()
 
 
-def require_own(ledger: str, values: Mapping[str, Any], where: str) -> None:
-    """Refuse arrays of which a ledger that came with them is not."""
+def require_own(ledger: str, values: Mapping[str, Any], where: str, exported: bool) -> None:
+    """Refuse arrays of which a ledger that came with them is not; what was exported names them."""
     if not ledger.strip():
         raise errors.refuse(f"ledger of {where}", "an empty one", "as a run wrote it", "export it again")
     digest = phases_of(ledger, where)[-1].get("parameters")
-    if digest is not None and digest != values_digest(values):
+    if (exported or digest is not None) and digest != values_digest(values):
         remedy = "export it again, or write the arrays without the ledger and say what they are with start_data"
         raise errors.refuse(f"ledger of {where}", "one of other parameters", "of those beside it", remedy)
 
 
-def _require_fields(line: dict[str, Any], parent: str | None) -> None:
+def _require_fields(line: dict[str, Any], before: list[str]) -> None:
     kind = line.get("kind")
     if not isinstance(kind, str) or kind not in FIELDS:
         raise ValueError(f"kind {str(kind)[:40]!r}")
@@ -185,8 +191,10 @@ def _require_fields(line: dict[str, Any], parent: str | None) -> None:
             raise ValueError(f"{name} {str(line.get(name))[:40]!r}")
     if kind == RUN:
         hashes_in(line)
-    if line.get("phase") != _name(line) or line.get("parent") not in (None, parent):
+    if line.get("phase") != _name(line) or line.get("parent") not in (None, *before[-1:]):
         raise ValueError("other facts than were written")
+    if not all(name in before for named in ("beside", "continues") for name in line.get(named) or ()):
+        raise ValueError("a phase that it names left out")
 
 
 def _name(line: Mapping[str, Any]) -> str:

@@ -70,7 +70,7 @@ def read_start(
         raise errors.refuse("start", str(path), f"{WANTED} that exists", folders.where_looked(path))
     found, ledger = _read(path)
     if ledger is not None:
-        origins.require_own(ledger, found, path.name)
+        origins.require_own(ledger, found, path.name, exported=not path.is_dir())
     if isinstance(names, str | os.PathLike):
         names = folders.read_toml("start_names", names)
     if names is not None:

@@ -126,8 +126,9 @@ def by_share(members: Members, shares: jax.Array, rates: Any) -> jax.Array:
 
 
 def by_inverse_rate(members: Members, shares: jax.Array, rates: jax.Array) -> jax.Array:
-    """m_i p_i / E m_i: unbiased for every cohort whose rates are known (Horvitz and Thompson 1952)."""
-    return members.drawn * (shares / rates)[members.ids]
+    """m_i p_i / E m_i: unbiased for every cohort whose rates are known (Horvitz and Thompson 1952),
+    and 0 of who has left."""
+    return members.drawn * jnp.where(shares > 0, shares / rates, 0.0)[members.ids]
 
 
 def by_precision(members: Members, shares: jax.Array, rates: Any) -> jax.Array:

@@ -397,7 +397,7 @@ class AdaptiveClientGaussian(UpdatePrivatizer):
                 "bit_noise",
                 float(self.bit_noise),
                 f"above half of noise_multiplier {float(self.noise_multiplier):g}",
-                "the bits are paid from the same budget",
+                "raise bit_noise, or leave out adaptive_clip: the bits are paid from the same budget",
             )
 
 

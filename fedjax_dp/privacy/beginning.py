@@ -26,6 +26,7 @@ from fedjax_dp.accounting.composed_phases import (
     kind_of,
     mapped,
     matched,
+    sharing_draws,
     stated,
     without_price,
 )
@@ -64,6 +65,14 @@ class Beginning(NamedTuple):
         listed = ", ".join(about(one.phase) for one in self.before)
         caveat = f"{OF} the model of {listed}, whose own releases are not attacked"
         return self._replace(caveat="; ".join(filter(None, (self.caveat, caveat))), assumptions=(), before=())
+
+    def counted_with_fewer(self, colluders: int) -> str | None:
+        """That a phase before is counted against fewer helpers of the adversary than these, where some would matter."""
+        for phase in (one.phase for one in self.before):
+            known = phase.get("colluders")
+            if known is not None and known < colluders and phase.get("view") != View.UPLOADS.value:
+                return f"{about(phase)} before it is counted with {known} colluders: count both with as many"
+        return None
 
 
 class Before(NamedTuple):
@@ -129,8 +138,14 @@ def beginning_of(origins: Iterable[Origin], data: FederatedData, unit: Unit) -> 
     parts = [_one(origin, records) for origin in origins]
     caveats = [part.caveat for part in parts if part.caveat]
     before = {one.phase["phase"]: one for part in parts for one in part.before}  # of two branches the common one once
+    reasons = [part.reason for part in parts if part.reason]
+    if (twice := sharing_draws(one.phase for one in before.values())) is not None:
+        reasons.append(
+            f"training begins with {twice}, whose noise may be the same numbers, which cancel where they are compared: "
+            "run one again with another --seed"
+        )
     return Beginning(
-        next((part.reason for part in parts if part.reason), None),
+        next(iter(reasons), None),
         "; ".join(caveats) or None,
         tuple(line for part in parts for line in part.assumptions),
         tuple(line for part in parts for line in part.warnings),

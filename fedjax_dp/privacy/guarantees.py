@@ -43,6 +43,7 @@ from fedjax_dp.privacy.planned_run import PlannedRun, plan_run
 from fedjax_dp.privacy.protection import noise_of, unit_of, views_of
 from fedjax_dp.privacy.terms import BY_NAME_ALONE, PrivacyOptions, PrivacyTerms
 from fedjax_dp.rounds.algorithm import Algorithm
+from fedjax_dp.rounds.simulation import check
 
 MOST_NAMES = 1000  # of clients in a Guarantee
 MOST_DEPARTURES = 6  # rounds in it after which clients leave
@@ -79,7 +80,16 @@ def calibrate(
 
 
 def calibrated(run: PlannedRun, progress: Callable[[int, int], None] | None = None) -> PlannedRun:
-    """The run with that noise, its parts not inspected."""
+    """The run with that noise, its parts not inspected.
+
+    Raises: ConfigurationError too where its parts cannot carry so much noise.
+    """
+    noised = _with_least_noise(run, progress)
+    check(noised.algorithm, noised.data, noised.rounds)
+    return noised
+
+
+def _with_least_noise(run: PlannedRun, progress: Callable[[int, int], None] | None) -> PlannedRun:
     algorithm, data, terms = run.algorithm, run.data, run.terms
     if terms.epsilon is None:
         raise errors.refuse("epsilon", "none", "given to find the noise for it", "add epsilon=")

@@ -54,6 +54,9 @@ def _left_one_by_one(run: PlannedRun, promise: Guarantee) -> PlannedRun:
     def leaving_after(until: np.ndarray) -> PlannedRun:
         return run.with_cohort(Departures(cohort=run.algorithm.cohort, until=until.astype(np.float32)))
 
+    if run.bound.clients > 1:
+        got = f"one for each client, where a {run.unit.value} may be at several"
+        raise errors.refuse("budget", got, "one number, as what these release adds up", ONE)
     if not of_the_project(run.algorithm.cohort):  # nothing examines another's draws among fewer clients
         raise no_law_among_fewer(run.algorithm.cohort)
     budgets = np.array(run.terms.budgets(run.data.num_clients))

@@ -104,7 +104,7 @@ class PlannedRun:
         reason = unprotected(self.algorithm, self.view) or self.beginning.reason or self._unnoised_stop
         if reason is None and self.terms.deployment is not None and self.beginning.before:
             return "nobody knows which members of a deployment were in the phase before"
-        return reason
+        return reason or self.beginning.counted_with_fewer(self.terms.colluders)
 
     @property
     def _unnoised_stop(self) -> str | None:

@@ -7,6 +7,7 @@ beforehand, and each client has a filter of its own: no round is begun with whic
 """
 
 import dataclasses
+import secrets
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -22,7 +23,7 @@ from fedjax_dp.privacy.protection import noise_of
 from fedjax_dp.privacy.spending import Rounds, Spending, of_a_round
 from fedjax_dp.prng import role_key
 from fedjax_dp.rounds.algorithm import Algorithm
-from fedjax_dp.rounds.simulation import Evaluation, run_key
+from fedjax_dp.rounds.simulation import Evaluation, check, run_key
 from fedjax_dp.tasks.measures import Measures, target_of
 
 
@@ -90,7 +91,8 @@ class StopRule:
 class Choices:
     """What a function has chosen for the rounds of a run so far.
 
-    end, why  the last round, where a choice or the budget ends the run before its time: rule or budget.
+    end, why  the last round, where a choice or the budget ends the run before its time: rule or budget;
+    name      of this run alone, as nothing else tells what the function will choose.
     """
 
     def __init__(self, run: PlannedRun, promise: Guarantee, choose: Choice) -> None:
@@ -109,7 +111,7 @@ class Choices:
         order = max(best_order(event, budget, delta) for event in events) if terms.accountant == "rdp" else None
         self.filter = filter_for(terms.accountant, budget, delta, order)
         self.end: int | None = None
-        self.why = "rounds"
+        self.why, self.name = "rounds", secrets.token_hex(8)
         self._run, self._spending, self._choose = run, spending, choose
         self._of_rounds: list[Rounds] = []  # that are chosen
         self._used = [np.zeros(run.data.num_clients)]  # before each of them, and after the last
@@ -144,6 +146,7 @@ class Choices:
             self.end, self.why = done, "rule"
             return algorithm
         run = self._run.with_noise(_checked(chosen, now))
+        check(run.algorithm, run.data, run.rounds)
         released = of_a_round(run)
         costs = np.array([self.filter.cost(event) for event in released.events])[released.kind]
         for index in range(done, until):

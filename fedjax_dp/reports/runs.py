@@ -25,7 +25,7 @@ def of_folder(path: pathlib.Path, spending: Spending) -> Report:
     about = run_folder.begun(path)
     result = run_folder.result_of(path, about)
     history = folders.read_json(path / run_folder.METRICS) if (path / run_folder.METRICS).is_file() else []
-    guarantee = folders.read_json(path / run_folder.GUARANTEE)
+    guarantee = run_folder.promise_of(path, about)
     spent, missing = _spent(path, about, guarantee, spending)
     return _report(about["config"], history, guarantee, result or {}, about, spent, missing, result is not None)
 

@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Mapping
 from typing import Any
 
-from fedjax_dp import __version__, errors, folders
+from fedjax_dp import __version__, errors
 from fedjax_dp.accounting import Adjacency, Unit, View
 from fedjax_dp.accounting.guarantee import FLOAT_NOISE, mark_of, marked
 from fedjax_dp.accounting.plain_words import MUCH
@@ -29,9 +29,7 @@ def statement_of(path: pathlib.Path) -> Report:
     from fedjax_dp.experiments import run_folder  # loads JAX
 
     about = run_folder.begun(path)
-    return statement(
-        folders.read_json(path / run_folder.GUARANTEE), about["config"], f"{path.name}, seal {about['seal']}"
-    )
+    return statement(run_folder.promise_of(path, about), about["config"], f"{path.name}, seal {about['seal']}")
 
 
 def statement(guarantee: Mapping[str, Any], config: Mapping[str, Any], source: str) -> Report:

@@ -391,9 +391,10 @@ def test_members_of_one_branch_alone_pay_for_that():
 
 
 def test_phases_that_do_not_add_up_are_refused():
-    first = phase("1", [A, B, A])
+    first = phase("1", [A, B, A], view="secure_sum", colluders=0)
     for other, words in (
         (phase("2", [A] * 3, unit="client"), "one unit and neighbours"),
+        (phase("2", [A] * 3, view="secure_sum", colluders=2), "colluders of the ledgers must be one number, got 0, 2"),
         (phase("2", None, epsilon=None), "had no privacy"),
         (phase("2", [A] * 3, in_sweep=True), "chosen among others"),
     ):

@@ -14,7 +14,7 @@ from small_runs import Stopped, dpnfl, stop_at
 import fedjax_dp as fdp
 from fedjax_dp import errors, folders
 from fedjax_dp.accounting import Guarantee
-from fedjax_dp.experiments import RunSpec, configured
+from fedjax_dp.experiments import RunSpec, configured, run_folder
 from fedjax_dp.experiments.console import Screen
 
 QUIET = Screen(quiet=True)
@@ -179,7 +179,7 @@ def test_what_was_changed_is_named(data):
         path = pathlib.Path("y") / file
         path.write_text(change(path.read_text()))
         with pytest.raises(fdp.ConfigurationError) as error:
-            fdp.open_run("y")
+            fdp.open_run("y").guarantee  # noqa: B018
         shutil.rmtree("y")
         return str(error.value)
 
@@ -191,6 +191,12 @@ def test_what_was_changed_is_named(data):
             "run.json", lambda _, edited=edited: json.dumps(edited)
         )
     assert "readable JSON" in refused("run.json", lambda text: text[:100])
+    promise = json.loads(pathlib.Path("x/guarantee.json").read_text())
+    for change in ({"epsilons": [[0.1, 10]]}, {"statement": "all is well"}, {"warnings": ["none"]}, {"seal": None}):
+        edited = json.dumps(promise | change)
+        assert "y/guarantee.json must be as the run wrote it" in refused("guarantee.json", lambda _, text=edited: text)
+    other = run_folder.sealed(promise, about | {"config": about["config"] | {"seed": 1}})
+    assert "y/guarantee.json must be" in refused("guarantee.json", lambda _: json.dumps(other))
 
 
 def test_the_configuration_for_people_decides_nothing():

@@ -44,6 +44,20 @@ def test_phases_are_chained_and_their_lines_stay_as_they_are():
         phases_of(second.splitlines()[1], "x")
 
 
+def test_of_several_starts_no_phase_can_be_left_out():
+    """Be it one that the Guarantee is of too, or one that whoever begins with the parameters is to compare with."""
+    one, other = ledger(), ledger(dataset="others")
+    for counted in ([], [phases_of(one, "x")[0]["phase"]]):
+        both = with_phase(one + other, FACTS | {"continues": counted})
+        *before, last = phases_of(both, "x")
+        assert [*last["beside"], last["parent"]] == [phase["phase"] for phase in before]
+        for left_out in range(2):
+            lines = both.splitlines(keepends=True)
+            del lines[left_out]
+            with pytest.raises(errors.ConfigurationError, match=r"left out|other facts"):
+                phases_of("".join(lines), "x")
+
+
 def test_another_round_of_a_run_is_of_the_same_phase_and_another_fact_is_not():
     names = [phases_of(ledger(**more), "x")[0]["phase"] for more in ({}, {"round": 2}, {"rounds": 4})]
     assert names[0] == names[1] != names[2]
@@ -84,6 +98,9 @@ HOSTILE = {
     "odd hashes": ledger(records={"hashes": "AAAA"}),
     "hashes of numbers": ledger(records={"hashes": [1, 2]}),
     "other parameters": ledger(parameters="0" * 64),
+    "of a folder, which names none": ledger(parameters=None),
+    "going on from what is not there": ledger(continues=["0" * 64]),
+    "beside no name": ledger(beside=[{}]),
     "no text": b"\xff\xfe",
 }
 

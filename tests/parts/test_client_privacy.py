@@ -126,6 +126,21 @@ def test_adaptive_clipping_pays_for_its_bits(data):
         )
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ({"adaptive_clip": True}, "bit_noise must be above half of noise_multiplier"),
+        ({"noise": "shared", "cohort": "uniform", "secure": True}, "fractional_bits must be few enough"),
+    ],
+)
+def test_noise_that_is_found_for_a_budget_is_no_more_than_its_part_can_carry(data, words, told):
+    """The bits' own noise would cost more than the budget, and float32 could not draw so large integers."""
+    value = fdp.dp_fedavg(**COMMON, clip_norm=1.0, **words)
+    accountant = "rdp" if "noise" in words else "pld"
+    with pytest.raises(errors.ConfigurationError, match=told):
+        fdp.calibrate(value, data, rounds=3, epsilon=0.2, delta=1e-3, accountant=accountant)
+
+
 def test_correlated_noise_is_one_release_of_the_whole_run(data):
     value = fdp.dp_ftrl(**{**COMMON, "cohort_size": 2}, clip_norm=0.5, noise_multiplier=6.0, bands=4)
     promise = fdp.guarantee(value, data, rounds=9, delta=1e-3)

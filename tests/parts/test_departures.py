@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_dp import ConfigurationError
+from fedjax_dp.parts.aggregation import ESTIMATORS
 from fedjax_dp.parts.answers import Dropout
 from fedjax_dp.parts.cohorts import AllClients, CohortKeys, CyclicCohort, PoissonCohort, UniformCohort
 from fedjax_dp.parts.departures import Departures
@@ -45,6 +46,18 @@ def test_who_is_left_is_drawn_by_the_law_of_a_smaller_population_and_who_has_lef
         assert np.all(np.abs(drawn - 2000 * chance) <= 4.89 * spread)
         thinned = 2000 * (4 / 12)
         assert law is LAWS[0] or np.all(np.abs(thinned - 2000 * chance[left]) > 4.89 * spread[left])
+
+
+def test_what_one_client_can_move_is_of_those_that_are_left():
+    """0 / 0 of who has left, the wrong program, makes the noise on whole clients no number."""
+    leaving = Departures(cohort=LAWS[1], until=UNTIL)
+    for index, left in ((0, UNTIL > 0), (2000, np.isinf(UNTIL))):
+        shares = leaving.remaining(jnp.int32(index), np.linspace(1, 12, 12, dtype=np.float32) / 78)
+        largest = np.max(np.asarray(shares)[left]) / (4 / left.sum())
+        for estimator in ("wor_delta", "biased"):
+            moved = float(ESTIMATORS[estimator].sensitivity(shares, leaving.rates(shares), 4))
+            assert moved == pytest.approx(largest if estimator == "wor_delta" else float(np.max(shares)), rel=1e-6)
+        assert np.all(np.asarray(ESTIMATORS["wor_delta"].gains(shares, leaving.rates(shares), None))[~left] == 0)
 
 
 def test_when_clients_leave_is_a_number_that_retraces_nothing():

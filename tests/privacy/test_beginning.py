@@ -217,8 +217,30 @@ def test_a_second_phase_draws_noise_of_its_own_under_the_same_seed(made, tmp_pat
     assert "seeds of the ledgers must be one for each run" in capsys.readouterr().err
 
 
+def test_runs_of_equal_cost_that_release_something_else_are_two_phases_and_may_not_share_draws(tmp_path, capsys):
+    """With one seed their noise cancels: 4 b - a, of clip norms 1 and 1/4, has none of it."""
+    a, again = begun(tmp_path / "a.npz", DATA), begun(tmp_path / "again.npz", DATA)
+    others = {
+        "clip norm": fdp.dpnfl(clip_norm=0.25, noise_multiplier=4.0, **LOCAL),
+        "rate": fdp.dpnfl(clip_norm=1.0, noise_multiplier=4.0, **(LOCAL | {"learning_rate": 0.1})),
+    }
+    for name, algorithm in others.items():
+        b = begun(tmp_path / f"{name}.npz", DATA, algorithm)
+        assert cli.main(["account", "--ledger", f"{a},{b}"]) == 2
+        assert "seeds of the ledgers must be one for each run" in capsys.readouterr().err
+        both = freeze(freeze(NETWORK, start=a, trainable="**kernel"), start=b)
+        found = fdp.guarantee(private(), DATA, rounds=1, delta=1e-3, model=both)
+        assert "whose noise may be the same numbers" in found.reason
+    assert cli.main(["account", "--ledger", f"{a},{again}", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["phases"]) == 1
+    chosen = [
+        phases_of(read_start(begun(tmp_path / f"{name}.npz", DATA, chosen=name)).origin.ledger, "x") for name in "xy"
+    ]
+    assert chosen[0][-1]["phase"] != chosen[1][-1]["phase"]
+
+
 def test_a_phase_whose_noise_was_chosen_is_known_by_its_claim_alone(tmp_path):
-    start = begun(tmp_path / "a.npz", DATA, chosen=True)
+    start = begun(tmp_path / "a.npz", DATA, chosen="by a function")
     assert json.loads(read_start(start).origin.ledger.splitlines()[-1])["spent"] is None
     pair = [StatedPrivacy(PLAIN.epsilon, 1e-3, Adjacency.REPLACE_ONE)] * 10
     found = fdp.guarantee(private(), DATA, rounds=1, delta=2e-3, model=freeze(NETWORK, start=start))
@@ -331,6 +353,15 @@ def test_the_stronger_view_of_both_counts(tmp_path):
             first is secure and second is not secure
         )
         start.unlink()
+
+
+def test_a_phase_is_not_counted_against_fewer_colluders_than_the_run_that_goes_on(tmp_path):
+    secure = fdp.dpnfl(clip_norm=1.0, noise_multiplier=4.0, **LOCAL | {"local_steps": 1}, secure=True, estimator="mean")
+    words = {"rounds": 1, "delta": 1e-3, "colluders": 5}
+    for first, closed in ((secure, True), (private(), False)):
+        start = begun(tmp_path / f"{closed}.npz", DATA, first)
+        found = fdp.guarantee(secure, DATA, model=freeze(NETWORK, start=start), view="secure_sum", **words)
+        assert (found.reason or "").endswith("before it is counted with 0 colluders: count both with as many") is closed
 
 
 def test_a_start_that_was_chosen_in_a_sweep_has_no_price(tmp_path):

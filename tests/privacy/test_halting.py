@@ -8,13 +8,15 @@ from helpers import ragged_data
 from own_parts import lying
 
 import fedjax_dp as fdp
-from fedjax_dp.accounting import epsilon_of
+from fedjax_dp.accounting import Unit, epsilon_of
 from fedjax_dp.accounting.ledger import Ledger
+from fedjax_dp.data.store import UnitBound
 from fedjax_dp.parts.cohorts import AllClients, CyclicCohort
 from fedjax_dp.privacy.client_events import client_events
 from fedjax_dp.privacy.guarantees import guaranteed, prepared
 from fedjax_dp.privacy.spending import Spending
 from fedjax_dp.privacy.terms import PrivacyTerms
+from fedjax_dp.pytrees import changed
 
 DATA = ragged_data([20, 20, 7, 40, 40, 20])
 
@@ -82,6 +84,19 @@ def test_clients_leave_no_cohort_whose_draws_among_fewer_nobody_examines():
             fdp.ConfigurationError, match=f"one number for {type(cohort).__name__}, which states no law"
         ):
             prepared(run.with_cohort(cohort))
+
+
+def test_where_a_user_is_at_several_clients_none_has_a_budget_of_its_own():
+    """Its client with the smaller budget would leave, and the other go on with its records: 5.7 of a budget of 3."""
+    run = planned(budget=[3.0] * 3 + [8.0] * 3).with_cohort(AllClients())
+    for clients in (1, 2):
+        data = changed(ragged_data([20] * 6), bounds=(UnitBound(Unit.USER, 1, clients),))
+        several = dataclasses.replace(run, data=data, _drawn={})
+        if clients == 1:
+            assert not any("above the budget" in line for line in prepared(several)[1].warnings)
+            continue
+        with pytest.raises(fdp.ConfigurationError, match="one for each client, where a user may be at several"):
+            prepared(several)
 
 
 OWN = [4.0, 6.0, 8.0, 10.0, 5.0, 3.0]

@@ -123,6 +123,15 @@ def test_a_choice_that_is_none_is_refused(chosen):
         choices.choose(dpnfl(), 0, 5, None, None)
 
 
+def test_noise_that_a_part_cannot_carry_is_refused():
+    """Bits of clip norms have noise of their own, which would cost more than what was counted."""
+    words = {"cohort_size": 3, "batch_size": 5, "local_steps": 1, "learning_rate": 0.1, "clip_norm": 1.0}
+    clients = fdp.dp_fedavg(**words, noise_multiplier=1.5, adaptive_clip=True)
+    run, choices = choices_of(lambda seen: 50.0, clients, budget=50.0)
+    with pytest.raises(fdp.ConfigurationError, match="bit_noise must be above half"):
+        choices.choose(run.algorithm, 0, 5, None, None)
+
+
 def short(words):
     return {name: value for name, value in words.items() if name != "checkpoint_every"} | {"rounds": 6}
 
