@@ -56,7 +56,10 @@ class Card(NamedTuple):
         return [
             line
             for start, text in lines
-            for line in textwrap.wrap(text, WIDTH, initial_indent=start, subsequent_indent=inside) or [start.rstrip()]
+            for line in textwrap.wrap(
+                text, WIDTH, initial_indent=start, subsequent_indent=inside, break_on_hyphens=False
+            )
+            or [start.rstrip()]
         ]
 
     @property

@@ -10,6 +10,7 @@ import itertools
 import json
 import os
 import pathlib
+import shlex
 import shutil
 import tempfile
 import tomllib
@@ -202,6 +203,12 @@ def _toml(value: Any) -> str:
 
 class _Tried(Exception):
     """It went well: ends the attempt, so that nothing is left of it."""
+
+
+def quoted(path: str | os.PathLike[str]) -> str:
+    """A path as a word of a command line that can be copied: one that begins with a dash would be taken for a flag."""
+    word = os.fspath(path)
+    return shlex.quote(f"./{word}" if word.startswith("-") else word)
 
 
 def _clear(folder: pathlib.Path) -> None:

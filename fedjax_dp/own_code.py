@@ -104,10 +104,15 @@ def _imported(what: str, path: pathlib.Path, digest: str) -> types.ModuleType:
     return module
 
 
+def own_frames(error: BaseException) -> list[traceback.FrameSummary]:
+    """The places in somebody's own code that an error came by, from where it was caught; none for one of a library."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return [frame for frame in frames if not frame.filename.startswith((*LIBRARIES, "<"))]
+
+
 def described_error(error: BaseException) -> str:
     """An error of somebody's code in one line, with the last place in it that was come to."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith((*LIBRARIES, "<"))]
+    own = own_frames(error)
     place = f"{pathlib.Path(own[-1].filename).name} line {own[-1].lineno}: " if own else ""
     kind = "" if isinstance(error, errors.ConfigurationError) else f"{type(error).__name__}: "
     return " ".join(f"{place}{kind}{error}".split())

@@ -173,3 +173,9 @@ def test_memory_that_is_full_is_one_line(monkeypatch, capsys):
     told = capsys.readouterr().err
     assert told.startswith("fedjax-dp: memory is full: RESOURCE_EXHAUSTED: Out of memory allocating")
     assert told.count("\n") == 1
+
+
+def test_a_path_that_begins_with_a_dash_is_no_flag_when_it_is_copied():
+    assert folders.quoted("-x") == "./-x"
+    assert folders.quoted("--my runs") == "'./--my runs'"
+    assert folders.quoted("runs/a-b") == "runs/a-b"

@@ -222,6 +222,16 @@ class Common(TypedDict, total=False):
 COMMON = of_class(Common)
 OF_SERVER = tuple(name for name, option in COMMON.items() if option.about.group == "server")
 CHANGING = tuple(name for name in COMMON if name.startswith(("noise_", "clip_")))  # of entries that add noise
+OF_COHORT = (
+    "cohort_size",
+    "cohort",
+    "participation_log",
+    "one_by_one",
+    "pass_rounds",
+    "chosen",
+    "cohort_last",
+    "cohort_most",
+)
 AVERAGING = tuple(name for name in OF_SERVER if name.startswith("average"))
 ClipNorm = Annotated[float, about("C, L2 bound on one record's gradient", group="privacy")]
 ClientClipNorm = Annotated[float, about("C, L2 bound on a client's update", group="privacy")]
@@ -246,6 +256,7 @@ ClientNoiseMultiplier = Annotated[
 def assemble(
     common: Mapping[str, Any],
     *,
+    cohort: "parts.Cohort | None" = None,
     privatizer: "parts.Privatizer | None" = None,
     corrections: "tuple[parts.Correction, ...]" = (),
     models: "parts.ClientModels | None" = None,
@@ -257,6 +268,7 @@ def assemble(
 ) -> "Algorithm":
     """An algorithm from common options and the parts that are special.
 
+    cohort     who is drawn; who of these answers is said by the options `first` and `dropout`.
     of_server  makes the server of the one that options say, and of the schedule of rates and its numbers.
     """
     from fedjax_dp.pytrees import changed  # loads JAX
@@ -270,11 +282,11 @@ def assemble(
         raise errors.refuse(
             "corrections", validation.described(corrections), "a tuple of parts", "put it into one: (part,)"
         )
-    if aggregate and "estimator" in common:
-        raise errors.refuse("estimator", common["estimator"], "left out for an entry with one of its own")
-    for name in OF_SERVER:
-        if server and name in common:
-            raise errors.refuse(name, common[name], "left out for an entry with a server of its own")
+    slots = {"cohort": (cohort, OF_COHORT), "aggregate": (aggregate, ("estimator",)), "server": (server, OF_SERVER)}
+    for slot, (part, names) in slots.items():
+        for name in names:
+            if part is not None and common.get(name) is not None:
+                raise errors.refuse(name, common[name], f"left out for an entry with its own {slot}")
     combined = parts.ESTIMATORS[options["estimator"]]
     if options["estimator"] == "trimmed_mean":
         combined = changed(combined, trim=options["trim"])
@@ -284,11 +296,11 @@ def assemble(
     size = options["cohort_size"]
     if drawn and drawn.get("probabilities") is not None and (size is None or options["cohort"] != "md"):
         raise errors.refuse("cohort", options["cohort"], "md with a cohort_size for given probabilities")
-    cohort: parts.Cohort = parts.AllClients()
     if options["cohort"] in SIZED_BY and size is not None:
         raise errors.refuse("cohort_size", size, f"None beside {SIZED_BY[options['cohort']]}")
-    if size is not None or options["cohort"] in SIZED_BY:
+    if cohort is None and (size is not None or options["cohort"] in SIZED_BY):
         cohort = COHORTS[options["cohort"]](size, options | {"drawn": drawn or {}})
+    cohort = parts.AllClients() if cohort is None else cohort
     if options["first"] is not None:
         cohort = parts.FirstResponders(cohort=cohort, size=options["first"])
     if np.any(np.asarray(options["dropout"]) != 0):

@@ -12,7 +12,7 @@ from fedjax_dp import errors, gradients, prng
 from fedjax_dp.accounting import Adjacency, FullBatch, GaussianSteps, personal
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.models import Model, usual_model
-from fedjax_dp.parts.batches import FixedBatches
+from fedjax_dp.parts.batches import Batch, FixedBatches
 from fedjax_dp.prng import role_key
 from fedjax_dp.pytrees import ravel
 from fedjax_dp.rounds.simulation import run_key
@@ -74,7 +74,8 @@ def optimal_probabilities(
     if budgets.shape not in ((), (data.num_clients,)):
         raise errors.refuse("epsilons", f"shape {budgets.shape}", f"one budget or {data.num_clients}, one per client")
     budgets = np.broadcast_to(budgets, (data.num_clients,))
-    terms = personal.noise_terms(budgets, batch_size / np.asarray(data.sizes, float), draws, rounds, delta)
+    rates = np.minimum(batch_size / np.asarray(data.sizes, float), 1)
+    terms = personal.noise_terms(budgets, rates, draws, rounds, delta)
     probabilities = personal.sampling_probabilities(
         np.asarray(data.shares, float), norms, terms, draws, strength=strength
     )
@@ -101,16 +102,15 @@ def _norms(
     def one(i: jax.Array) -> jax.Array:
         own = jax.random.fold_in(role_key(key, "norms"), i)
         client = stored.client(i)
-        batch = batches.sample(role_key(own, "batch"), client.size, steps, data.largest, data.smallest)
+        drawn = batches.sample(role_key(own, "batch"), client.size, steps, data.largest, data.smallest)
 
-        def step(params: jax.Array, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
-            x, y = stored.gather(client, positions)
-            total = gradients.plain_sum(model, unravel(params), x, y, jnp.ones(positions.shape, bool)).total
-            gradient = ravel(total)[0] / positions.shape[0]
+        def step(params: jax.Array, batch: Batch) -> tuple[jax.Array, jax.Array]:
+            x, y = stored.gather(client, batch.positions)
+            gradient = ravel(gradients.plain_sum(model, unravel(params), x, y, batch.mask).total)[0] / batch.divisor
             norm = jnp.linalg.norm(gradient)
             return params - rate * gradient, jnp.where(jnp.isfinite(norm), jnp.minimum(norm, clip), clip)
 
-        norms = lax.scan(step, start, batch.positions)[1]
+        norms = lax.scan(step, start, drawn)[1]
         return norms.mean() + std * prng.normals(role_key(own, "noise"), 0, 1)[0]
 
     return jax.lax.map(one, jnp.arange(data.num_clients))

@@ -64,6 +64,7 @@ def of_one(widths: tuple[int, ...]) -> np.ndarray:
 
 
 SHAPES = {2: {"": pattern}, 1: {"": pattern, ", the canary of one parameter": of_one}}  # by the norm of the bound
+OPPOSITE, ZERO, AFTER_MODEL = "opposite to it", "zero", "following the model"  # gradients that are no canary's
 
 
 def gradient_game(
@@ -78,8 +79,8 @@ def gradient_game(
 ) -> Game:
     """The worst case: the canary's gradient is C e in every step, and what it replaces has -C e.
 
-    The gradients of all other records are -C e ("opposite"), 0 ("zero"), or C e or -C e, wherever the model has gone in
-    this direction ("following": a first nudge decides about all steps that come). Where whole clients are hidden, the
+    The gradients of all other records are, as `others` says, -C e, 0, or C e or -C e, wherever the model has gone in
+    this direction (`AFTER_MODEL`: a first nudge decides about all steps that come). Where whole clients are hidden, the
     same of clients. Several canaries have a direction each. Every gradient is far longer than the clip norm C before it
     is clipped; under `ScaleGradients`, which does not clip, it is as long as is allowed.
     shape  makes e, of length 1, of the widths of the tensors, where there is one canary.
@@ -87,10 +88,10 @@ def gradient_game(
     widths = tensors_of(parameters)
     model, count = linear_model(widths), place.coins[-1] + 1
     canaries = length_of(algorithm) * (shape(widths)[None] if count == 1 else np.eye(parameters)[:count])
-    other = {"opposite": -1, "zero": 0, "following": 1}[others] * canaries[0]
+    other = {OPPOSITE: -1, ZERO: 0, AFTER_MODEL: 1}[others] * canaries[0]
     replaced = 0 * canaries if place.withdrawn else -canaries
     records = np.concatenate([other[None], canaries, replaced])
-    first = FOLLOWING if others == "following" else 0
+    first = FOLLOWING if others == AFTER_MODEL else 0
     labels = np.repeat([first, 0, WITHDRAWN if place.withdrawn else 0], [1, count, count])
     present, absent = 1 + place.coins, 1 + count + place.coins
     along = _gradients(model, canaries)
@@ -107,9 +108,9 @@ def gradient_game(
 def others_for(algorithm: Algorithm, place: "CanaryRows") -> tuple[str, ...]:
     """What the gradients of the other records may be to tell the most of the canary; see `gradient_game`."""
     if place.coins[-1] > 0:
-        return ("zero",)
+        return (ZERO,)
     several = algorithm.local.privatizer.on_upload and algorithm.local.steps > 1
-    return ("opposite", "zero", "following") if several else ("opposite", "zero")
+    return (OPPOSITE, ZERO, AFTER_MODEL) if several else (OPPOSITE, ZERO)
 
 
 def input_game(

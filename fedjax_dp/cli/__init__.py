@@ -3,7 +3,6 @@
 import errno
 import functools
 import os
-import shlex
 import shutil
 import sys
 import textwrap
@@ -93,7 +92,7 @@ def _done(command: str, rest: list[str]) -> int:
         again = "; the same command goes on where it stopped"
         resume = {"sweep": again, "reproduce": again}.get(command, "")
         for folder in getattr(error, "__notes__", ()):  # of a run that has begun
-            resume = f"; fedjax-dp run --resume {shlex.quote(folder)} goes on"
+            resume = f"; fedjax-dp run --resume {folders.quoted(folder)} goes on"
         print(f"fedjax-dp: interrupted{resume}", file=sys.stderr)
         return 130
 

@@ -30,7 +30,6 @@ after them those of the audit. --json prints one JSON object on stdout and nothi
 alone, --verbose also how often the attack erred. Exit code 1 says that what is stated is violated: with --significance
 0.05 at most one sound run in twenty is called so."""
 IDLE = {**of_class(ExecutionConfig), **of_class(OutputConfig)}  # options of runs without an effect on audits
-OTHERS = {"opposite": "opposite to it", "zero": "zero", "following": "following the model"}
 _IF = f"{INDENT}if noise and sampling are as described, and only the amount of noise is in doubt"
 _UNTESTED = "your model, which is not run: this canary chooses gradients, and all that is done to them is run"
 
@@ -223,10 +222,7 @@ def _attack(result: "Audit", options: AuditOptions) -> str:
         where = f"{count} records of {where}" if by_record else f"{count} clients"
     elif by_record:
         where = f"record {options.record} of {where}"
-    others = ""
-    if result.canary == "gradient":
-        kind, *shape = result.outcome.game.split(", ")
-        others = ", ".join([f", all other gradients {OTHERS[kind]}", *shape])
+    others = f", all other gradients {result.outcome.game}" if result.canary == "gradient" else ""
     return f"score {result.outcome.attack}; planted (the canary): {result.canary} in {where}{others}"
 
 

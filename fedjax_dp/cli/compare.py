@@ -4,7 +4,6 @@ import dataclasses
 import json
 import math
 import pathlib
-import shlex
 from typing import TYPE_CHECKING, Annotated
 
 from fedjax_dp import errors, folders
@@ -81,7 +80,7 @@ def compare_command(arguments: list[str]) -> int:
     _print(result)
     lines = [
         ("picture", str(path)),
-        ("report", f"fedjax-dp report {shlex.quote(str(folder))} writes it too"),
+        ("report", f"fedjax-dp report {folders.quoted(folder)} writes it too"),
     ]
     lines += [("proved", f"epsilon is of the {mark}")] if (mark := deployment_mark(sweep.records)) else []
     lines += [("choosing", cost["short"])] if cost else []

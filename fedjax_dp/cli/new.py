@@ -125,7 +125,7 @@ def _settings(algorithm: str, dataset: str, examples: Mapping[str, Any], varied:
 def _in_comments(option: Option) -> str:
     choices = tuple(option.choices or ())
     words = f"{option.about.text}: {', '.join(choices)}" if 0 < len(choices) < MANY else option.about.text
-    return "".join(f"# {line}\n" for line in textwrap.wrap(words, WIDTH - 2))
+    return "".join(f"# {line}\n" for line in textwrap.wrap(words, WIDTH - 2, break_on_hyphens=False))
 
 
 def _line(name: str, values: Mapping[str, Any]) -> str:

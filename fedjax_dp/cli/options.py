@@ -7,6 +7,7 @@ import dataclasses
 import enum
 import functools
 import inspect
+import itertools
 import pathlib
 import re
 import shutil
@@ -172,6 +173,14 @@ def known_flags(arguments: list[str], taken: Options) -> tuple[dict[str, Any], l
     Raises: ConfigurationError for flags without a value, and for values of the wrong type.
     """
     flagged = {name: option for name, option in taken.items() if not option.about.positional}
+    valued = {option.flag: option for option in flagged.values() if not option.about.switch}
+    valued |= {option.about.short: option for option in valued.values() if option.about.short}
+    for word, following in itertools.pairwise(arguments):
+        option = valued.get(word.replace("_", "-"))
+        if option is not None and following.startswith("--"):  # cyclopts would take the next flag for the value
+            raise errors.refuse(
+                option.flag, "nothing", "followed by a value", f"or {option.flag}={following} if that is it"
+            )
     app = app_of("", {"": flagged}, named=False)
     try:
         _, bound, rest, _ = app.parse_known_args(arguments)
@@ -225,10 +234,7 @@ def _parameter(option: Option, group: cyclopts.Group, named: bool) -> inspect.Pa
     0x10 for integers."""
 
     def convert(kind: Any, tokens: Iterable[cyclopts.Token]) -> Any:
-        value = [*tokens][-1].value
-        if value.startswith("--"):  # the next flag
-            raise errors.refuse(option.flag, "nothing", "followed by a value")
-        return options.from_text(option.flag, value, option)
+        return options.from_text(option.flag, [*tokens][-1].value, option)
 
     shown, choices = option.about, tuple(option.choices or ()) if named else ()
     hint: Any = Union[option.kinds]  # noqa: UP007

@@ -3,13 +3,12 @@
 import dataclasses
 import itertools
 import json
-import pathlib
-import shlex
 from typing import Annotated, Any
 
 from rich import box
 from rich.table import Table
 
+from fedjax_dp import folders
 from fedjax_dp.cli.options import PrintOptions, parse
 from fedjax_dp.cli.output import page
 from fedjax_dp.experiments.console import Screen
@@ -105,5 +104,5 @@ def _print(done: Any) -> None:
         console.print(f' "{claim.statement}", {claim.reading}: {claim.verdict}')
     for note in done.notes:
         console.print(f" {note}")
-    place = shlex.quote(str(pathlib.Path(done.folder)))
+    place = folders.quoted(done.folder)
     console.print(f" folder    {place} (table.md, table.csv, table.json, figure.png, runs/)")

@@ -3,10 +3,9 @@
 import dataclasses
 import json
 import pathlib
-import shlex
 from typing import TYPE_CHECKING, Annotated, Any
 
-from fedjax_dp import devices, errors
+from fedjax_dp import devices, errors, folders
 from fedjax_dp.accounting.guarantee import NoiseMultipliers, mark_of, marked, spends
 from fedjax_dp.accounting.neighbours import Unit
 from fedjax_dp.cli.options import Detail, DetailOptions, Switch, known_flags
@@ -123,7 +122,7 @@ def _print_result(
     main = measures.main
     reached = "" if main.name == "test_loss" else f"{_plainly(main)} {_four(result[main.name])}, "
     name = marked(f"{result['algorithm']} on {result['dataset']}", mark_of(guarantee))
-    last, place = result["history"][-1], shlex.quote(str(where))
+    last, place = result["history"][-1], folders.quoted(where)
     shared = f"test {reached}loss {result['test_loss']:.4f}"
     headline = f"{name}: {shared} after {last['round']} rounds"
     if last["personal_mean"] is not None:

@@ -6,8 +6,9 @@ import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from fedjax_dp import own_code
+from fedjax_dp import errors, own_code
 from fedjax_dp.algorithms import CATALOGUE, Entry
+from fedjax_dp.cli.latest import RUNS
 from fedjax_dp.cli.options import HELP, console, in_words, known_flags, print_help, require_known, wrapped
 from fedjax_dp.data.loaders import DATASETS
 from fedjax_dp.experiments.config import RunSpec, read
@@ -61,10 +62,22 @@ def _of_path(path: str) -> dict[str, Any]:
     """What a configuration file says, or the folder of a run."""
     folder = pathlib.Path(path)
     if not folder.is_dir():
+        _require_path(folder)
         return read(path)
     from fedjax_dp.experiments.run_folder import configuration  # loads JAX
 
     return configuration(folder)
+
+
+def _require_path(path: pathlib.Path) -> None:
+    """Refuse a bare name that is no file, with what it may have meant: an algorithm, or one of the runs here."""
+    if path.exists() or path.suffix or path.name != str(path):
+        return
+    runs = sorted(str(file.parent) for file in pathlib.Path().glob(RUNS))
+    remedy = f"runs here: {', '.join(runs[-FEW:])}" if runs else "--algorithm NAME names an algorithm"
+    if near := errors.nearest(path.name, CATALOGUE):
+        remedy = f"did you mean --algorithm {near[0]}?"
+    raise errors.refuse("argument", repr(str(path)), "a configuration file or the folder of a run", remedy)
 
 
 def _help(command: str, description: str, own: Options, everything: bool) -> None:

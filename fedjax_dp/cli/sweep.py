@@ -5,12 +5,11 @@ import json
 import math
 import pathlib
 import re
-import shlex
 from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from fedjax_dp import errors
+from fedjax_dp import errors, folders
 from fedjax_dp.accounting import Unit, View
 from fedjax_dp.accounting.guarantee import mark_of, marked
 from fedjax_dp.cli.options import Detail, Device, PrintOptions, Switch, parse
@@ -191,7 +190,7 @@ def _print(result: "Sweep", out: pathlib.Path) -> None:
         if record["status"] != "done":
             name = "stopped" if record["status"] == "stopped" else "lost"
             ended[name][kept.sub("clients", record["reason"])] += 1
-    place = shlex.quote(str(out))
+    place = folders.quoted(out)
     each = " and ".join(name for name in USUAL if name in result.axes)
     lines = [
         *(("proved", f"{name} epsilon at {whose}".strip()) for whose, name in names.items()),

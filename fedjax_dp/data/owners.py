@@ -69,8 +69,8 @@ def _parts(
     return dataset, clients, theirs[tested].astype(np.int32)
 
 
-def given_parts(path: str | os.PathLike[str], records: int) -> list[np.ndarray]:
-    """The rows of each client, of all `records`, from a file.
+def given_parts(path: str | os.PathLike[str], records: int) -> dict[str, np.ndarray]:
+    """The rows of each client by its name, of all `records`, from a file; `federate` takes them.
 
     .json  lists of rows by client, as other libraries' partitioners have them (`partition_id_to_indices`); clients in
            the order of their names, as numbers where all are; rows that are in no list are not used;
@@ -79,16 +79,19 @@ def given_parts(path: str | os.PathLike[str], records: int) -> list[np.ndarray]:
     path = pathlib.Path(path)
     if not path.is_file():
         raise errors.refuse("client_ids", str(path), "an existing file", "an .npy array, or one id in each line")
-    return _listed(path, records) if path.suffix == ".json" else natural(_ids(path, records))
+    if path.suffix == ".json":
+        return _listed(path, records)
+    ids = _ids(path, records)
+    return dict(zip(map(str, np.unique(ids).tolist()), natural(ids), strict=True))
 
 
-def _listed(path: pathlib.Path, records: int) -> list[np.ndarray]:
+def _listed(path: pathlib.Path, records: int) -> dict[str, np.ndarray]:
     """Lists of rows, from the first on; none twice, none beyond the last."""
     lists = object_of(str(path), read_json(path))
     if not lists:
         raise damaged(path, "no client", "lists of rows, one for each client")
     numbered = all(len(name) < 20 and name.isdecimal() and name == str(int(name)) for name in lists)
-    seen, parts = np.zeros(records, bool), []
+    seen, parts = np.zeros(records, bool), {}
     for name in sorted(lists, key=int if numbered else None):
         where = f"{path}: {name[:40]!r}"
         rows = list_of(where, lists[name], int, "row numbers")
@@ -100,7 +103,7 @@ def _listed(path: pathlib.Path, records: int) -> list[np.ndarray]:
             if seen[row]:
                 raise damaged(where, f"row {row} again", "every row once, in all lists")
             seen[row] = True
-        parts.append(np.array(rows))
+        parts[name] = np.array(rows)
     return parts
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 # The data set, perhaps without some test records, the training rows of each client, and the client of each test record
 # where that is known.
-Divided = tuple["Dataset", list[np.ndarray], np.ndarray | None]
+Divided = tuple["Dataset", list[np.ndarray] | dict[str, np.ndarray], np.ndarray | None]
 LABELLED = ("classes", "binary")  # tasks whose targets are labels
 
 

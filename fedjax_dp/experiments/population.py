@@ -43,14 +43,16 @@ def build_data(config: PopulationConfig) -> FederatedData:
             got, remedy = config.holdout, "name test records in the files"
             raise errors.refuse("holdout", got, "left out where users or texts have several records", remedy)
         dataset = pooled(dataset)
-    dataset, clients, test_clients = divide(partition, dataset, vars(config))
+    dataset, divided, test_clients = divide(partition, dataset, vars(config))
+    clients = list(divided.values()) if isinstance(divided, dict) else divided
     if config.holdout is not None:
         dataset, clients, test_clients = hold_out(dataset, clients, config.holdout, config.seed)
     if config.cosines is not None:
         dataset = low_frequencies(dataset, config.cosines)
     if config.pca is not None:
         dataset = principal_components(dataset, config.pca, np.concatenate(clients))
-    return federate(dataset, clients, test_clients=test_clients)
+    parts = dict(zip(divided, clients, strict=True)) if isinstance(divided, dict) else clients
+    return federate(dataset, parts, test_clients=test_clients)
 
 
 def notes(config: PopulationConfig, data: FederatedData) -> list[str]:

@@ -94,6 +94,13 @@ def draw_bars(panel: Any, bars: Sequence[Bar], words: Callable[[float], str]) ->
     open_frame(panel, "x")
 
 
+def begin_at_zero(panel: Any) -> None:
+    """Let a panel's numbers begin at 0, with room above the largest: that of a small range would cut its marks."""
+    panel.update_datalim([(0.0, 0.0)], updatex=False)
+    panel.autoscale_view(scalex=False)
+    panel.set_ylim(bottom=0)
+
+
 def open_frame(panel: Any, grid: str = "both", which: Any = "major") -> None:
     """Faint grid lines along the axes named, behind what is drawn, and no line above or on the right."""
     panel.grid(alpha=0.25, axis=grid, which=which)

@@ -74,7 +74,7 @@ def plot_run(
         draw(right, tables.known(rows, tables.LOSS))
         right.set(title=loss.label.removeprefix("test "), xlabel="round")
         if not loss.signed:
-            right.set_ylim(bottom=0)
+            elements.begin_at_zero(right)
         elements.legend_below(right)
         for panel in page.panels:
             if len(rounds) == 1:
@@ -145,7 +145,7 @@ def plot_spending(
         if leaving:
             panel.plot(*zip(*leaving), "x", color=styles.ink(), label="a client leaves", zorder=3)
         panel.set(xlabel="round", ylabel="epsilon (nats)")
-        panel.set_ylim(bottom=0)
+        elements.begin_at_zero(panel)
         panel.xaxis.set_major_locator(MaxNLocator(integer=True))
         elements.open_frame(panel)
         elements.legend_below(panel)

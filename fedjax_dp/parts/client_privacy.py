@@ -14,7 +14,7 @@ from fedjax_dp.accounting import Adjacency, Event, FullBatch, Sampling, SkellamS
 from fedjax_dp.parts.by_round import ByRound, at_round, check_changes
 from fedjax_dp.parts.contexts import StepContext
 from fedjax_dp.parts.noise import NoiseSource, WhiteNoise, noise_event
-from fedjax_dp.parts.record_privacy import check_mechanism
+from fedjax_dp.parts.record_privacy import LEAST_CLIP, check_mechanism
 from fedjax_dp.prng import role_key
 from fedjax_dp.pytrees import structure, value
 
@@ -317,7 +317,7 @@ class AdaptiveClientGaussian(UpdatePrivatizer):
     Each client also sends whether its update was within the clip norm C; the noised fraction b moves it:
     C <- C exp(-rate (b - quantile)). The noise on the bits, `bit_noise` on their sum, is paid from the same z: updates
     get z_u with z^-2 = z_u^-2 + (2 bit_noise)^-2, because a bit, sent as +-1/2, has sensitivity 1/2.
-    clip_norm    of the first round;
+    clip_norm    of the first round; it never falls below `LEAST_CLIP`, where float32 would lose the noise;
     noise_ratio  as for `ClientGaussian`, of both noises: z and bit_noise stay the deployment's.
     """
 
@@ -373,7 +373,7 @@ class AdaptiveClientGaussian(UpdatePrivatizer):
         bits = extra + bit_std * server_noise(self.source, role_key(key, "bits"), round_index, 1)[0]
         within = bits / expected + 0.5
         moved = state.clip_norm * jnp.exp(-self.rate * (within - self.quantile))
-        return mean + self.scale(state, sensitivity) * noise, ClipState(moved)
+        return mean + self.scale(state, sensitivity) * noise, ClipState(jnp.maximum(moved, LEAST_CLIP))
 
     def scale(self, state: ClipState, sensitivity: Any) -> jax.Array:
         """What the source's noise is multiplied by before it joins the mean: z_u times the clip norm of the round."""

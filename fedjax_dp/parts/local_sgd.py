@@ -23,7 +23,7 @@ from fedjax_dp.parts.corrections import Correction, Floats, begun_by, ended
 from fedjax_dp.parts.facts import of_the_project
 from fedjax_dp.parts.local_rules import LocalRule
 from fedjax_dp.parts.local_training import LocalTraining, extreme_rates
-from fedjax_dp.parts.record_privacy import Privatizer, require_measured, variance_of
+from fedjax_dp.parts.record_privacy import LEAST_RATE, Privatizer, require_measured, variance_of
 from fedjax_dp.prng import role_key
 from fedjax_dp.pytrees import ravel, structure, value
 
@@ -367,12 +367,12 @@ class LocalSgd(LocalTraining):
             raise errors.refuse("batches", got, "of equal number for every client", "use without-replacement")
         if self.privatizer.on_upload:
             least, most = extreme_rates(self, int(sizes.max()), rounds)
-            if not 0 < least <= most < math.inf:
+            if not LEAST_RATE <= least <= most < math.inf:
                 raise errors.refuse(
                     "schedule",
                     f"rates from {least:g} to {most:g}",
-                    "one of positive rates for noise on the upload",
-                    "what the steps can move is counted in them",
+                    f"one of rates from {LEAST_RATE:g} for noise on the upload",
+                    "its noise is measured in them, and float32 would lose it",
                 )
             if not (self.rule.is_sgd and of_the_project(self.rule) and alike):
                 raise errors.refuse("local rule", "another", "sgd with a fixed number of steps for noise on the upload")

@@ -16,7 +16,7 @@ from fedjax_dp.parts.contexts import StepContext
 from fedjax_dp.parts.noise import NoiseSource, WhiteNoise, noise_event
 from fedjax_dp.pytrees import changed, of_clients, ravel, structure, value
 
-LEAST_CLIP = 1e-12  # noise over batches and cohorts is still a float32 then
+LEAST_CLIP = LEAST_RATE = 1e-12  # noise over batches and cohorts, or times rates, is still a float32 then
 
 
 class Privatizer(Protocol):
@@ -364,6 +364,15 @@ def multiplier_of(privatizer: Any, client: jax.Array, round_index: jax.Array) ->
 def noise_of_clients(noise_multiplier: Any, num_clients: int) -> list[float]:
     """The noise multiplier of every client, on the host."""
     return np.broadcast_to(np.asarray(noise_multiplier, np.float32), (num_clients,)).tolist()
+
+
+def require_clip_norms(part: Any, rounds: int) -> None:
+    """Refuse changes by which, in one of so many rounds, a clip norm is so small that its noise underflows."""
+    clip = changes_of(part, "clip_by_round")
+    least = math.inf if clip is None else float(part.clip_norm) * float(clip.factors(rounds).min())
+    if least < LEAST_CLIP:
+        got, wanted = f"{least:.3g}", f"at least {LEAST_CLIP:g}"
+        raise errors.refuse("clip_norm of every round", got, wanted, "float32 would lose the noise")
 
 
 def check_mechanism(clip_norm: Any, noise_multiplier: Any, num_clients: int) -> None:

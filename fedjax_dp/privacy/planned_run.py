@@ -18,6 +18,7 @@ from fedjax_dp.parts.aggregation import separate
 from fedjax_dp.parts.by_round import changes_of
 from fedjax_dp.parts.cohorts import Cohort, Members
 from fedjax_dp.parts.facts import of_the_project
+from fedjax_dp.parts.record_privacy import require_clip_norms
 from fedjax_dp.privacy.beginning import Beginning, beginning_of
 from fedjax_dp.privacy.deployment import Clients, clients_of, standing_for
 from fedjax_dp.privacy.protection import noise_of, noised, unit_of, unprotected, view_of, with_noise
@@ -165,6 +166,7 @@ class PlannedRun:
         Raises: ConfigurationError where parts of somebody's own tell the noise its round.
         """
         part, local = noised(self.algorithm), self.algorithm.local
+        require_clip_norms(part, self.rounds)
         changes = changes_of(part)
         if changes is None:
             return NoiseLevels(np.ones(1, np.float32), np.zeros(self.rounds, int), 1.0)

@@ -252,12 +252,12 @@ def _require_number_of_points(sweep: SweepConfig) -> None:
         errors.require_integer(
             "halving", own["halving"].typed(sweep.halving), 2, axes.LARGEST, "3 keeps the best third"
         )
-    errors.require_choice("search", own["search"].typed(sweep.search), SEARCHES)
+    own["search"].typed(sweep.search)
     errors.require_integer("search_batch", own["search_batch"].typed(sweep.search_batch), 1, axes.LARGEST)
-    if sweep.search == "tpe":
-        _require_plain_search(sweep)
-    elif sweep.search_batch != _LATER["search_batch"]:
-        raise errors.refuse("search_batch", sweep.search_batch, "left out of a search at random", "give search = tpe")
+    require_plain_search(sweep.search, sweep.search_batch, sweep.trials, sweep.halving)
+    if sweep.search == "tpe" and sweep.trials_law != "fixed":
+        remedy = "only trials that are drawn without looking at results are random repetition"
+        raise errors.refuse("trials_law", sweep.trials_law, f"fixed with search {sweep.search}", remedy)
     if sweep.trials is not None:
         errors.require_integer("trials", own["trials"].typed(sweep.trials), 1, axes.LARGEST // copies)
         if not sweep.parsed:
@@ -271,15 +271,15 @@ def _require_number_of_points(sweep: SweepConfig) -> None:
         raise errors.refuse("a sweep", "one run", "of several runs", "add [axes], [[points]] or seeds = 5")
 
 
-def _require_plain_search(sweep: SweepConfig) -> None:
-    """Refuses what a search by results does not go together with."""
-    if sweep.trials is None:
-        raise errors.refuse("search", sweep.search, "left out without trials", "give trials = 20, or --trials 20")
-    if sweep.halving is not None:
-        raise errors.refuse("halving", sweep.halving, f"left out with search {sweep.search}", "drop one of them")
-    if sweep.trials_law != "fixed":
-        remedy = "only trials that are drawn without looking at results are random repetition"
-        raise errors.refuse("trials_law", sweep.trials_law, f"fixed with search {sweep.search}", remedy)
+def require_plain_search(search: str, batch: int, trials: int | None, halving: int | None) -> None:
+    """Refuses a search that is none, and what one by results does not go together with."""
+    errors.require_choice("search", search, SEARCHES)
+    if search == "tpe" and trials is None:
+        raise errors.refuse("search", search, "left out without trials", "give trials = 20, or --trials 20")
+    if search == "tpe" and halving is not None:
+        raise errors.refuse("halving", halving, f"left out with search {search}", "drop one of them")
+    if search == "random" and batch != _LATER["search_batch"]:
+        raise errors.refuse("search_batch", batch, "left out of a search at random", "give search = tpe")
 
 
 def _named(sweep: SweepConfig) -> list[str]:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from fedjax_dp import own_code
 from fedjax_dp.display import count, duration
 from fedjax_dp.experiments import parameters, phases
 from fedjax_dp.experiments.console import Screen
@@ -15,6 +16,7 @@ from fedjax_dp.models import task_of
 from fedjax_dp.sweeps.axes import Values, in_words
 from fedjax_dp.sweeps.engine import JobGroup, PointEnd, RecordCache, Sample, fastest, grouped, structure
 from fedjax_dp.sweeps.halving import Halving, key_of, reached
+from fedjax_dp.sweeps.plan import refuse_points
 from fedjax_dp.sweeps.preparation import PreparedPoint
 from fedjax_dp.sweeps.records import Record
 from fedjax_dp.tasks import describe_task
@@ -147,23 +149,33 @@ def planned(
     """Groups of the entries, compiled and timed; see `JobGroup` for the options.
 
     known  groups by their structure, to take where they are and to add to.
-    Raises: ConfigurationError if a point does not fit the memory.
+    Raises: ConfigurationError if a point does not fit the memory, and for all points whose program somebody's own code
+            fails to make.
     """
     if not entries:
         return Plan([], [], [], 0.0)
     kinds = [[entries[index] for index in numbers] for numbers in grouped([entry.job for entry in entries])]
     cache, began, groups, seconds = RecordCache(), time.perf_counter(), [], []
     options: dict[str, Any] = {"together": together, "memory": memory, "parts": parts, "cache": cache}
+    refused: list[tuple[Values, str]] = []
     with screen.bar("compiling", total=len(kinds)) as show:
         for done, kind in enumerate(kinds):
             jobs = [entry.job for entry in kind]
             shape, known = structure(jobs[0]), {} if known is None else known
             if shape not in known:
-                known[shape] = fastest(JobGroup(jobs, **options))
+                try:
+                    known[shape] = fastest(JobGroup(jobs, **options))
+                except Exception as error:
+                    if not own_code.own_frames(error):
+                        raise
+                    refused += [(entry.values, own_code.described_error(error)) for entry in kind]
+                    continue
             group, sample = known[shape][0].of(jobs), known[shape][1]
             groups.append(group)
             seconds.append(sample.seconds(group.jobs))
             show(done + 1, f"{len(kind)} points")
+    if refused:
+        raise refuse_points(len(entries), refused)
     return Plan(groups, kinds, seconds, time.perf_counter() - began)
 
 

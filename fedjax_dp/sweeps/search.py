@@ -5,35 +5,50 @@ others lack. A batch of trials is proposed, run as one, and reported to the samp
 Nothing of the sampler is stored: for the same seed and the results in a sweep's folder it proposes the same again.
 """
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, TypeVar
 
 from fedjax_dp import errors
 from fedjax_dp.figures.tables.settings import Record, goodness, metric_of, settings_of
 from fedjax_dp.sweeps.axes import Axis, Choices, Values
 from fedjax_dp.sweeps.plan import Point, SweepConfig, points_of
+from fedjax_dp.sweeps.preparation import PreparedPoint
+
+P = TypeVar("P", Point, PreparedPoint)
 
 
-class Search:
-    """The trials of a sweep, as far as they are known; `points` are theirs, by id, the first of equal ones."""
+class Search(Generic[P]):
+    """The trials of a sweep, as far as they are known; `points` are theirs, by id, the first of equal ones.
 
-    def __init__(self, sweep: SweepConfig):
+    made    the points of trials with each of so many `seeds`, numbered from a number on;
+    batch   trials that are proposed at once.
+    """
+
+    def __init__(
+        self,
+        axes: Mapping[str, Axis],
+        made: Callable[[Sequence[Values], int], list[P]],
+        *,
+        trials: int,
+        seeds: int,
+        batch: int,
+        search_seed: int,
+    ):
         errors.require_installed("optuna", "search", "for search tpe")
         import optuna
 
-        assert sweep.trials is not None
-        self.sweep, self.trials, self.points = sweep, sweep.trials, dict[str, Point]()
+        self.axes, self.trials, self.seeds, self.batch = axes, trials, seeds, batch
+        self.made: Callable[[Sequence[Values], int], list[P]] = made
+        self.points: dict[str, P] = {}
         verbosity = optuna.logging.get_verbosity()
         optuna.logging.set_verbosity(optuna.logging.WARNING)  # it would say that it begins
-        self._study = optuna.create_study(
-            direction="maximize", sampler=optuna.samplers.TPESampler(seed=sweep.search_seed)
-        )
+        self._study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=search_seed))
         optuna.logging.set_verbosity(verbosity)
-        self._space = {name: _distribution(axis) for name, axis in sweep.parsed.items()}
-        self._asked: list[list[Point]] = []  # of all trials, one for each seed
+        self._space = {name: _distribution(axis) for name, axis in axes.items()}
+        self._asked: list[list[P]] = []  # of all trials, one for each seed
         self._told = 0
 
-    def left(self, found: Mapping[str, Record]) -> list[Point]:
+    def left(self, found: Mapping[str, Record]) -> list[P]:
         """The points to run next: those without a record of the batch that was proposed last.
 
         If there are none, the batch is reported and the next one proposed, until all trials are done.
@@ -51,17 +66,16 @@ class Search:
         return f"search tpe: trials {self._told + 1:,} to {len(self._asked):,} of {self.trials:,}"
 
     def _ask(self) -> None:
-        parsed, begun = self.sweep.parsed, len(self._asked)
+        begun = len(self._asked)
         drawn: list[Values] = []
-        for _ in range(min(self.sweep.search_batch, self.trials - begun)):
+        for _ in range(min(self.batch, self.trials - begun)):
             params = self._study.ask(self._space).params
-            entries = [_at(axis, params[name]) for name, axis in parsed.items()]
+            entries = [_at(axis, params[name]) for name, axis in self.axes.items()]
             drawn.append({field: value for entry in entries for field, value in entry.items()})
-        seeds = len(self.sweep.seeds)
-        points = points_of(self.sweep, drawn, begun * seeds)
+        points = self.made(drawn, begun * self.seeds)
         for point in points:
             self.points.setdefault(point.id, point)
-        self._asked += [points[at : at + seeds] for at in range(0, len(points), seeds)]
+        self._asked += [points[at : at + self.seeds] for at in range(0, len(points), self.seeds)]
 
     def _tell(self, found: Mapping[str, Record]) -> None:
         """The results of the trials of the last batch: none of one that lost a seed."""
@@ -70,14 +84,27 @@ class Search:
         known = [found[point.id] for trial in self._asked for point in trial]
         if not known:
             return
-        measure, axes = metric_of(known, None), self.sweep.varied
+        measure = metric_of(known, None)
         for number in range(self._told, len(self._asked)):
-            (setting,) = settings_of([found[point.id] for point in self._asked[number]], axes)
+            records = [found[point.id] for point in self._asked[number]]
+            (setting,) = settings_of(records, [name for name in records[0]["values"] if name != "seed"])
             if setting.comparable(measure):
                 self._study.tell(number, goodness(setting, measure))
             else:
                 self._study.tell(number, state=optuna.trial.TrialState.FAIL)
         self._told = len(self._asked)
+
+
+def search_of(sweep: SweepConfig) -> Search[Point]:
+    """The search of a sweep of configurations."""
+    return Search(
+        sweep.parsed,
+        lambda drawn, first: points_of(sweep, drawn, first),
+        trials=sweep.trials or 0,
+        seeds=len(sweep.seeds),
+        batch=sweep.search_batch,
+        search_seed=sweep.search_seed,
+    )
 
 
 def _distribution(axis: Axis) -> Any:

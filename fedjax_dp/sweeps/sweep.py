@@ -31,11 +31,11 @@ from fedjax_dp.sweeps.axes import Values
 from fedjax_dp.sweeps.engine import Job, marks_of
 from fedjax_dp.sweeps.halving import Halving
 from fedjax_dp.sweeps.parameter_paths import RUN_AXES, integer_axes, made
-from fedjax_dp.sweeps.plan import SweepConfig, collect, digest, expand, law_of, to_toml
+from fedjax_dp.sweeps.plan import SweepConfig, collect, digest, expand, law_of, require_plain_search, to_toml
 from fedjax_dp.sweeps.preparation import PreparedPoint, Sources, build, find_noise, refuse_halting
 from fedjax_dp.sweeps.records import ABOUT, Record, read_records
 from fedjax_dp.sweeps.runner import Keep, Plan, Trained, announce, execute, execute_rungs, planned
-from fedjax_dp.sweeps.search import Search
+from fedjax_dp.sweeps.search import P, Search, search_of
 from fedjax_dp.sweeps.selection_cost import ByResults, cost_of_choosing
 from fedjax_dp.sweeps.table import Best, best, column, overview, summary, tidy
 from fedjax_dp.sweeps.winners import winners
@@ -174,6 +174,8 @@ def sweep(
     seeds: int | Sequence[int] = 1,
     trials: int | None = None,
     search_seed: int = 0,
+    search: str = "random",
+    search_batch: int = 8,
     halving: int | None = None,
     model: Model | None = None,
     evaluate_every: int | None = None,
@@ -192,6 +194,8 @@ def sweep(
     axes       lists and ranges of `sweeps.axes`; beside the algorithm's, `rounds`, `epsilon` and `delta` may vary;
     seeds      a number of them, or which;
     trials     draw so many points at random, by `search_seed`, instead of the whole grid;
+    search     "tpe" lets Optuna propose the `trials` from the results of those before, `search_batch` at once, see
+               `sweeps.search`;
     halving    3 lets the best third of the settings of each budget and algorithm go on at each rung of successive
                halving, see `sweeps.halving`; points that stop there are marked, and never the best;
     out        a folder that points are written to as they finish; the same call goes on where it was stopped, and one
@@ -211,9 +215,11 @@ def sweep(
     refuse_halting(terms)
     common: dict[str, Any] = {"rounds": rounds, "epsilon": terms.epsilon, "delta": terms.delta}
     chosen = spans.seeds_of(seeds)
-    for what, count in (("evaluate_every", evaluate_every), ("chunk_size", chunk_size), ("trials", trials)):
+    counts = {"evaluate_every": evaluate_every, "chunk_size": chunk_size, "trials": trials}
+    for what, count in (counts | {"search_batch": search_batch}).items():
         if count is not None:
             errors.require_count(what, count)
+    require_plain_search(search, search_batch, trials, halving)
     parsed = spans.parse(axes, integers=integer_axes(algorithm, axes))
     drawn = spans.grid(parsed) if trials is None else spans.random_points(parsed, trials, search_seed)
     points, sources = spans.with_seeds(drawn, chosen), Sources()
@@ -238,27 +244,41 @@ def sweep(
         identity = str(index) if out is None else _identity(values, job, digests[seed])
         return PreparedPoint(index, identity, values, run_options, job, promise)
 
+    def pointed(drawn: Sequence[Values], first: int = 0) -> list[PreparedPoint]:
+        points[first:] = spans.with_seeds(drawn, chosen)
+        refusals = (TypeError, ValueError)  # also values of a kind that their place cannot take
+        return collect(points[first:], lambda at: ready(first + at), refusals)
+
     if halving is not None:
         errors.require_integer("halving", halving, 2, spans.LARGEST, "3 keeps the best third")
         marks = [marks_of(values.get("rounds", rounds), evaluate_every) for values in points]
     rungs = None if halving is None else Halving.of(points, marks, halving, len(chosen))
-    entries = collect(points, ready, (TypeError, ValueError))  # also values of a kind that their place cannot take
+    course, folder = _local(screen, rungs, with_params=out is not None), None if out is None else pathlib.Path(out)
+    if trials is not None and search == "tpe":
+        batches = Search(parsed, pointed, trials=trials, seeds=len(chosen), batch=search_batch, search_seed=search_seed)
+        batches.left(_held(folder))
+        entries = sorted(batches.points.values(), key=lambda entry: entry.index)
+        course, planned_points = _by_search(batches, entries, list, course, screen, folder), trials * len(chosen)
+        beside = f" search {search} {search_seed} {search_batch} {trials}"
+    else:
+        entries = pointed(drawn)
+        planned_points, beside = len(entries), f" halving {halving}" if rungs else ""
     names = spans.varied(points)
 
     def price(grown: bool = False) -> dict[str, Any] | None:
-        return cost_of_choosing(
-            entries, trials is not None, None, screen, "growth" if grown else "halving" if rungs else None
-        )
+        by_results: ByResults | None = "growth" if grown else "halving" if rungs else None
+        by_results = "search" if search == "tpe" else by_results
+        return cost_of_choosing(entries, trials is not None, None, screen, by_results)
 
-    if out is not None:
-        ids = sorted(entry.id for entry in entries)
-        own = hashlib.sha256("".join(ids + ([f" halving {halving}"] if rungs else [])).encode()).hexdigest()[:12]
-        about = folders.about(name, own, names, chosen, len(entries), halving)
+    if folder is not None:
+        always = search_batch * len(chosen) if search == "tpe" else len(points)  # known before there are results
+        ids = sorted(entry.id for entry in entries if entry.index < always)
+        own = hashlib.sha256("".join([*ids, beside]).encode()).hexdigest()[:12]
+        about = folders.about(name, own, names, chosen, planned_points, halving)
         plan = {entry.id: (entry.index, entry.values) for entry in reversed(entries)}
-        return _in_folder(pathlib.Path(out), about, plan, None, lambda: entries, price, screen, _local(screen, rungs))
+        return _in_folder(folder, about, plan, None, lambda: entries, price, screen, course)
     found: dict[str, Record] = {}
-    run = _local(screen, rungs, with_params=False)
-    run(entries, [], lambda record, params: found.update({record["point"]: record}), None)
+    course(entries, [], lambda record, params: found.update({record["point"]: record}), None)
     return Sweep(name, names, tuple(sorted(found.values(), key=lambda record: record["index"])), price())
 
 
@@ -292,8 +312,8 @@ def run_sweep(
     if sweep.search == "random":
         points = {point.id: point for point in reversed(expand(sweep))}  # of equal random points the first
     else:
-        search = Search(sweep)
-        search.left({record["point"]: record for record in (read_records(out)[1] if (out / ABOUT).is_file() else ())})
+        search = search_of(sweep)
+        search.left(_held(out))
         points = search.points
     order = sorted(points.values(), key=lambda point: point.index)
     names = tuple(sweep.varied) if search else spans.varied([point.values for point in order])
@@ -317,23 +337,6 @@ def run_sweep(
         by_results: ByResults | None = "search" if search else "growth" if grown else "halving" if rungs else None
         return cost_of_choosing(prepared_points, sweep.trials is not None, law_of(sweep), screen, by_results)
 
-    def by_search(entries: Sequence[PreparedPoint], held: Sequence[Record], keep: Keep, parts: int | None) -> None:
-        found = {record["point"]: record for record in held}
-
-        def kept(record: Record, trained: Trained | None) -> None:
-            found[record["point"]] = record
-            keep(record, trained)
-
-        assert search is not None
-        while left := search.left(found):
-            screen.say(search.line())
-            known = {entry.id for entry in prepared_points}
-            new = [point for point in left if point.id not in known]
-            prepared_points.extend(find_noise(new, build(new, sources), screen))
-            ids = {point.id for point in left}
-            run([entry for entry in prepared_points if entry.id in ids], [], kept, parts)
-        folders.recount(out, len(search.points))
-
     def on_cluster(entries: Sequence[PreparedPoint], held: Sequence[Record], keep: Keep, parts: int | None) -> None:
         if left := _unfinished(entries, held):
             cluster.run_on(left, str(ray), parts or 1, ray_cpus, keep, screen)
@@ -344,8 +347,46 @@ def run_sweep(
         plan = planned(left, screen)._replace(halving=rungs, search=search.line() if search else None)
         return Sweep(name, names, tuple(held), plan=plan)
     run = _local(screen, rungs) if ray is None else on_cluster
-    course = by_search if search else run
-    return _in_folder(out, about, places, to_toml(sweep), prepare, None if bare else price, screen, course)
+    if search is not None:
+        run = _by_search(
+            search, prepared_points, lambda new: find_noise(new, build(new, sources), screen), run, screen, out
+        )
+    return _in_folder(out, about, places, to_toml(sweep), prepare, None if bare else price, screen, run)
+
+
+def _held(folder: pathlib.Path | None) -> dict[str, Record]:
+    """The records of a sweep's folder, by the id of their points."""
+    there = folder is not None and (folder / ABOUT).is_file()
+    return {record["point"]: record for record in (read_records(folder)[1] if folder and there else ())}
+
+
+def _by_search(
+    search: Search[P],
+    entries: list[PreparedPoint],
+    prepare: Callable[[list[P]], list[PreparedPoint]],
+    run: Run,
+    screen: Screen,
+    folder: pathlib.Path | None,
+) -> Run:
+    """Runs the batches of a search one after another; `entries`, those that are prepared, grow by each."""
+
+    def course(known: Sequence[PreparedPoint], held: Sequence[Record], keep: Keep, parts: int | None) -> None:
+        found = {record["point"]: record for record in held}
+
+        def kept(record: Record, trained: Trained | None) -> None:
+            found[record["point"]] = record
+            keep(record, trained)
+
+        while left := search.left(found):
+            screen.say(search.line())
+            ready = {entry.id for entry in entries}
+            entries.extend(prepare([point for point in left if point.id not in ready]))
+            ids = {point.id for point in left}
+            run([entry for entry in entries if entry.id in ids], [], kept, parts)
+        if folder is not None:
+            folders.recount(folder, len(search.points))
+
+    return course
 
 
 def _in_folder(

@@ -200,6 +200,22 @@ def test_a_bare_function_of_options_is_an_entry_too():
     assert made(rate=1.0, **COMMON) == fdp.fedavg(**COMMON)
 
 
+def halved(**common: Unpack[Common]) -> fdp.Algorithm:
+    """A cohort of its own."""
+    return assemble(common, cohort=fdp.parts.CyclicCohort(size=2))
+
+
+def test_an_own_cohort_keeps_the_options_of_who_answers():
+    options = {**COMMON, "cohort_size": None}
+    drawn = fdp.parts.CyclicCohort(size=2)
+    assert Entry(halved)(**options).cohort == drawn
+    assert Entry(halved)(**options, dropout=0.5).cohort == fdp.parts.Dropout(cohort=drawn, rate=0.5)
+    assert Entry(halved)(**options, first=1).cohort == fdp.parts.FirstResponders(cohort=drawn, size=1)
+    for name, value in {"cohort_size": 3, "cohort": "poisson"}.items():
+        with pytest.raises(fdp.ConfigurationError, match=f"{name} must be left out for an entry with its own"):
+            Entry(halved)(**options | {name: value})
+
+
 def nothing(**common: Unpack[Common]) -> fdp.Algorithm:
     return None
 

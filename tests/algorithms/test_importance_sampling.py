@@ -1,5 +1,6 @@
 """Sampling for personal budgets (acs_pldp): worked examples, closed forms, and the conditions of an optimum."""
 
+import dataclasses
 import json
 import math
 import pathlib
@@ -7,12 +8,20 @@ import time
 
 import numpy as np
 import pytest
+from helpers import ragged_data
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedjax_dp import errors
-from fedjax_dp.accounting import noise_terms, participation_quantile, sampling_probabilities
+from fedjax_dp.accounting import (
+    epsilon_of,
+    gaussian_epsilon,
+    noise_terms,
+    participation_quantile,
+    sampling_probabilities,
+)
 from fedjax_dp.accounting.personal import RAREST
+from fedjax_dp.algorithms import optimal_probabilities
 from fedjax_dp.papers.theorems import acs_pldp_lemma1
 
 GOLDEN = json.loads((pathlib.Path(__file__).parents[1] / "golden" / "worked_examples.json").read_text())["expected"]
@@ -194,3 +203,25 @@ def test_an_infinite_budget_needs_no_noise():
 def test_a_slope_must_be_positive():
     with pytest.raises(errors.ConfigurationError, match="slope must be positive"):
         acs_pldp_lemma1(14, 0.1, 1e-3, slope=0.0)
+
+
+def sampling_of(batch_size, scale=1.0, **options):
+    """Of a client with two records and one with four; `scale` multiplies the features of one record of the first."""
+    data = ragged_data((2, 4))
+    x = np.array(data.x)
+    x[0] *= scale
+    settings = {"epsilons": 1.0, "delta": 1e-3, "rounds": 3, "draws": 1, "local_steps": 1, "learning_rate": 0.5}
+    return optimal_probabilities(dataclasses.replace(data, x=x), batch_size=batch_size, **settings | options)
+
+
+def test_a_client_smaller_than_a_batch_releases_the_norm_of_all_its_records():
+    small, large = sampling_of(2), sampling_of(4)
+    assert small.norms[0] == pytest.approx(large.norms[0], rel=1e-6)
+    assert sampling_of(9).probabilities == pytest.approx(large.probabilities, rel=1e-6)  # nor is its rate above one
+
+
+def test_one_record_moves_the_norm_by_no_more_than_its_event_counts():
+    clip, noise = 0.1, 0.7
+    base, moved = (sampling_of(3, scale, norm_noise=noise, norm_clip=clip) for scale in (0.0, 1e6))
+    assert abs(moved.norms - base.norms)[0] <= clip * (1 + 1e-6)
+    assert epsilon_of(base.prior_event, 1e-5) == pytest.approx(gaussian_epsilon(1e-5, noise), rel=1e-6)

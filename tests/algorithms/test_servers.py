@@ -127,7 +127,7 @@ def test_an_entry_of_ones_own_with_a_server_of_its_own_takes_no_other(monkeypatc
 
     assert still(**PLAIN).server.hyperparameters["momentum"] == 0.1
     assert still.options["momentum"].about.text == "mine"
-    assert "left out for an entry with a server of its own" in refusal(lambda: still(**PLAIN, server="adam"))
+    assert "left out for an entry with its own server" in refusal(lambda: still(**PLAIN, server="adam"))
 
 
 @pytest.mark.slow

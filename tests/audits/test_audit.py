@@ -28,6 +28,7 @@ from fedjax_dp.accounting import (
 )
 from fedjax_dp.audits.attacks import LikelihoodRatio, Summed, Weighed
 from fedjax_dp.audits.audit import audit, audit_mechanism
+from fedjax_dp.audits.canaries import OPPOSITE
 from fedjax_dp.audits.hypothesis_test import counted_trials, pilot_trials, run_hypothesis_test
 from fedjax_dp.audits.setup import prepare
 from fedjax_dp.audits.trials import TrialRunner
@@ -85,7 +86,7 @@ def test_the_game_plays_the_very_run_that_simulate_runs(there):
 @pytest.mark.exhaustive
 def test_a_trial_is_the_same_in_any_lane():
     setup = setup_of(records(batches="without-replacement", batch_size=3), ragged_data(TEN), 3)
-    game = setup.games["opposite"]
+    game = setup.games[OPPOSITE]
     worlds = np.arange(24) % 2 == 0
     few, many = (TrialRunner(game, 0, lanes).run(game, 100, worlds) for lanes in (2, 16))
     np.testing.assert_allclose(few, many, rtol=1e-5, atol=1e-6)
@@ -96,7 +97,7 @@ def test_a_trial_is_the_same_in_any_lane():
 def test_the_schedule_is_that_of_the_seed_and_noise_is_fresh_in_every_trial():
     algorithm, data = records(cohort_size=2), ragged_data(TEN)
     setup = setup_of(algorithm, data, 12, client=1)
-    received = TrialRunner(setup.games["opposite"], 0, 8).run(setup.games["opposite"], 0, np.zeros(8, bool))
+    received = TrialRunner(setup.games[OPPOSITE], 0, 8).run(setup.games[OPPOSITE], 0, np.zeros(8, bool))
     takes_part = np.any(received != 0, axis=(0, 2, 3))
     assert takes_part.sum() == fdp.privacy.participations(algorithm, data, 12, 0)[1]
     assert len(np.unique(received[:, takes_part][:, 0, 0, 0])) == 8
@@ -217,7 +218,7 @@ def test_identical_worlds_are_told_apart_no_more_often_than_stated():
     The same audits with the absolute value of mu, in the place of its signed value, see evidence nearly always.
     """
     setup = setup_of(records(cohort_size=None, local_steps=1), ragged_data((3, 3)), 2, parameters=4)
-    game = setup.games["opposite"]
+    game = setup.games[OPPOSITE]
     same = changed(game, canary=game.canary._replace(present=game.canary.absent))
     each, repetitions = 280, 1_000
     runner = TrialRunner(same, 0)

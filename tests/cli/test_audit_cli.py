@@ -139,6 +139,8 @@ BAD = [
     (["--plot", "no/where.png"], "plot must be in a folder that exists and can be written to, got no/where.png"),
     (["--plot", "x.jpg"], "plot must be a file name that ends in .png, .pdf, .svg, got x.jpg"),
     (["absent.toml"], "configuration file must be an existing TOML file, got absent.toml"),
+    (["absent"], "got 'absent'; --algorithm NAME names an algorithm"),
+    (["dpnfl"], "a configuration file or the folder of a run, got 'dpnfl'; did you mean --algorithm dpnfl?"),
 ]
 
 

@@ -243,6 +243,8 @@ BAD = [
     (["bench", "--seed", "4294967296"], "seed must be an integer in [0, 2^32), got 4294967296"),
     (["run", "--rounds", "ten"], "--rounds must be an integer, got 'ten'"),
     (["run", "--rounds"], "--rounds must be followed by a value"),
+    (["run", "--out", "--x"], "--out must be followed by a value, got nothing; or --out=--x if that is it"),
+    (["run", "--out=--x", "--rounds", "0"], "rounds must be"),
     (["run", "--normalise", "--epsilon", "4"], "--normalise must be followed by a value"),
     (
         ["run", "--algorithm", "dpnlf"],

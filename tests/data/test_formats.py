@@ -177,7 +177,7 @@ def test_given_tables(given, kind):
 def test_given_lists_of_rows(given):
     folder, expected = given
     told = expected["table/partition.json"]
-    parts = given_parts(folder / "table/partition.json", 6)
+    parts = given_parts(folder / "table/partition.json", 6).values()
     assert [part.tolist() for part in parts] == told["rows"]
     assert [len(part) for part in parts] == told["sizes"]
 
@@ -565,9 +565,12 @@ def test_every_format_becomes_a_store(tmp_path, capsys):
     assert "clients are those of the files" in capsys.readouterr().err
 
 
-def test_lists_of_rows_of_other_libraries_make_clients(tmp_path):
+def test_lists_of_rows_of_other_libraries_make_clients_with_their_names(tmp_path, capsys):
     (tmp_path / "lists.json").write_text('{"10": [1], "9": [2, 0]}')
-    assert [part.tolist() for part in given_parts(tmp_path / "lists.json", 4)] == [[2, 0], [1]]  # 9 before 10
+    assert [part.tolist() for part in given_parts(tmp_path / "lists.json", 4).values()] == [[2, 0], [1]]  # 9 before 10
     (tmp_path / "lists.json").write_text('{"10": [1], "9": [2, 0], "b": [3]}')
-    assert [part.tolist() for part in given_parts(tmp_path / "lists.json", 4)] == [[1], [2, 0], [3]]
-    assert cli.main(["data", "digits", "--partition", "given", "--client-ids", "lists.json"]) == 0
+    assert [part.tolist() for part in given_parts(tmp_path / "lists.json", 4).values()] == [[1], [2, 0], [3]]
+    flags = ["--partition", "given", "--client-ids", "lists.json"]
+    for words in (flags, [*flags, "--holdout", "0.5"]):
+        assert cli.main(["data", "digits", *words]) == 0
+        assert "10, 9, b" in capsys.readouterr().out

@@ -269,8 +269,8 @@ def test_impossible_natural_parts_are_refused():
 def test_given_parts_are_read_from_arrays_and_from_text(tmp_path):
     np.save(tmp_path / "ids.npy", np.array([3, 1, 3]))
     (tmp_path / "ids.txt").write_text("ann\nbob \nann\n")
-    assert list(map(list, data.given_parts(tmp_path / "ids.npy", 3))) == [[1], [0, 2]]
-    assert list(map(list, data.given_parts(tmp_path / "ids.txt", 3))) == [[0, 2], [1]]
+    for name, parts in (("ids.npy", {"1": [1], "3": [0, 2]}), ("ids.txt", {"ann": [0, 2], "bob": [1]})):
+        assert {client: list(rows) for client, rows in data.given_parts(tmp_path / name, 3).items()} == parts
 
 
 @pytest.mark.parametrize(

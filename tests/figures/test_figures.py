@@ -21,7 +21,7 @@ from fedjax_dp.audits.hypothesis_test import Outcome
 from fedjax_dp.audits.verdict import Audit
 from fedjax_dp.cli import bench
 from fedjax_dp.cli.options import PlotOption, picture_of
-from fedjax_dp.figures import canvas, styles
+from fedjax_dp.figures import canvas, elements, styles
 from fedjax_dp.forecast import plots as forecast_plots
 from fedjax_dp.forecast.floor import Floor
 from fedjax_dp.forecast.latency import PARTS, Latency
@@ -402,3 +402,14 @@ def test_other_endings_and_places_are_refused(path, tmp_path, monkeypatch):
     with pytest.raises(ConfigurationError, match="picture must be"):
         canvas.save(canvas.new((1, 1)), path)
     assert not list(pathlib.Path().iterdir())
+
+
+def test_numbers_that_begin_at_zero_have_room_above_the_largest():
+    for numbers in ([2.29, 2.22], [6.85, 8.0], [0.0, 0.0]):
+        panel = Figure().subplots()
+        panel.plot([1, 2], numbers)
+        elements.begin_at_zero(panel)
+        low, high = panel.get_ylim()
+        assert low == 0
+        assert high >= 1.04 * max(numbers)
+        assert panel.get_xlim() == pytest.approx((0.95, 2.05))

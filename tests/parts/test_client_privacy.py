@@ -33,6 +33,7 @@ from fedjax_dp.parts.client_privacy import (
 from fedjax_dp.parts.cohorts import PoissonCohort, UniformCohort
 from fedjax_dp.parts.contexts import StepContext
 from fedjax_dp.parts.noise import BandedNoise
+from fedjax_dp.parts.record_privacy import LEAST_CLIP
 from fedjax_dp.privacy.client_events import client_events
 from fedjax_dp.rounds import simulation
 
@@ -53,6 +54,26 @@ def test_clipping_bounds_whatever_a_client_computes():
             assert bool(within) == (np.linalg.norm(update) <= 2.0)
     kept, _ = clipped(jnp.array([3.0, 4.0, 0, 0, 1.0]), 2.0, sizes)  # each of two tensors to 2 / sqrt(2)
     np.testing.assert_allclose(kept, [3 * np.sqrt(2) / 5, 4 * np.sqrt(2) / 5, 0, 0, 1.0], rtol=1e-6)
+
+
+def test_a_clip_norm_that_is_learnt_stops_falling_before_float32_loses_the_noise():
+    upload = fdp.parts.AdaptiveClientGaussian(
+        clip_norm=2 * LEAST_CLIP, noise_multiplier=1.0, quantile=0.5, rate=9.0, bit_noise=1.0
+    )
+    everyone_within = jnp.float32(5e5)  # a million bits of 1/2
+    mean, state = upload.release(
+        jax.random.key(0), jnp.int32(0), jnp.zeros(3), everyone_within, upload.init(), 1.0, 1e6
+    )
+    assert float(state.clip_norm) == np.float32(LEAST_CLIP)
+    assert np.all(np.asarray(mean) != 0)
+
+
+def test_noise_on_uploads_is_refused_at_rates_by_which_float32_loses_it(data):
+    falling = {"schedule": "step", "decay_every": 1, "decay_factor": 1e-7}
+    value = fdp.dp_fedavg_output(**COMMON, clip_norm=1.0, noise_multiplier=1.0, **falling)
+    simulation.check(value, data, 1)
+    with pytest.raises(errors.ConfigurationError, match="schedule must be one of rates from 1e-12 for noise"):
+        simulation.check(value, data, 2)
 
 
 def test_the_server_adds_z_times_the_clip_norm_times_the_reach(data):

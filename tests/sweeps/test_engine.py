@@ -486,6 +486,23 @@ def test_wrong_arguments_are_refused_in_one_line(change, words, data):
     assert words in refusal(lambda: fdp.sweep(progress=False, **given))
 
 
+@fdp.value
+class Failing(fdp.parts.Correction):
+    def gradient(self, gradient, params, step, client, records):
+        raise TypeError("not of\nthis kind")
+
+
+def test_own_code_that_fails_in_a_program_is_named_in_one_line_with_its_points(data):
+    def failing(steps):
+        plain = fdp.fedavg(**COMMON | {"local_steps": steps})
+        return dataclasses.replace(plain, local=dataclasses.replace(plain.local, corrections=(Failing(),)))
+
+    axes = {"steps": [1, 2]}
+    line = refusal(lambda: fdp.sweep(failing, data, rounds=1, axes=axes, model=MODEL, progress=False))
+    assert line.startswith("2 of 2 points cannot run: steps=1, seed=0: test_engine.py line ")
+    assert ": TypeError: not of this kind" in line
+
+
 def test_what_somebody_who_waits_reads():
     watch, task = Watch(4), describe_task(Own())
     for at, (loss, status) in enumerate(((0.5, "done"), (0.2, "done"), (0.1, "diverged"))):

@@ -6,7 +6,7 @@ import json
 import math
 
 import pytest
-from helpers import refusal
+from helpers import ragged_data, refusal
 from sweep_points import point
 
 import fedjax_dp as fdp
@@ -14,7 +14,7 @@ from fedjax_dp.experiments.console import Screen
 from fedjax_dp.sweeps import runner
 from fedjax_dp.sweeps.plan import SweepConfig, digest, read_sweep, to_toml
 from fedjax_dp.sweeps.records import read_records
-from fedjax_dp.sweeps.search import Search
+from fedjax_dp.sweeps.search import search_of
 from fedjax_dp.sweeps.sweep import run_sweep
 
 BASE = {"dataset": "digits", "rounds": 2, "local_steps": 1, "algorithm": "fedavg"}
@@ -36,7 +36,7 @@ def result(one):
 
 def searched(config, found=None, lost=()):
     """The records of a whole search with made results."""
-    search, found = Search(config), dict(found or {})
+    search, found = search_of(config), dict(found or {})
     while left := search.left(found):
         for one in left:
             found[one.id] = result(one)
@@ -72,7 +72,7 @@ def test_a_search_that_was_stopped_anywhere_goes_on_to_the_same_trials(held):
     first = dict(itertools.islice(whole.items(), held))
     _, again = searched(CONFIG, first, lost=(4, 15))
     assert in_order(again) == in_order(whole)
-    left = Search(CONFIG).left(first)
+    left = search_of(CONFIG).left(first)
     assert not {one.id for one in left} & set(first)
     assert len(left) == (0 if held == 40 else min(12 - held % 12, 40 - held))
 
@@ -97,7 +97,7 @@ def test_more_trials_begin_with_those_of_fewer():
 @with_optuna
 def test_a_trial_that_was_there_is_not_run_again():
     few = SweepConfig(base=BASE, axes={"batch_size": [5, 20]}, trials=9, search="tpe", search_batch=4)
-    search, found = Search(few), {}
+    search, found = search_of(few), {}
     while left := search.left(found):
         found |= {one.id: result_of_batch(one) for one in left}
     assert len(search.points) == len(found) == 2
@@ -110,7 +110,7 @@ def result_of_batch(one):
 def test_without_optuna_one_line_names_the_extra(monkeypatch):
     real = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "optuna" else real(name))
-    assert 'pip install "fedjax-dp[search]"' in refusal(lambda: Search(CONFIG))
+    assert 'pip install "fedjax-dp[search]"' in refusal(lambda: search_of(CONFIG))
 
 
 @pytest.mark.parametrize(
@@ -140,6 +140,40 @@ def test_a_file_names_the_search_and_others_keep_their_digest(tmp_path):
     drawn = SweepConfig(base=BASE, axes=AXES, trials=20)
     assert "search =" not in to_toml(drawn)
     assert digest(drawn) == "c5dc7e161214"  # as folders of earlier versions have it
+
+
+@with_optuna
+@pytest.mark.slow
+def test_python_searches_a_value_in_memory_and_in_a_folder_that_goes_on(tmp_path):
+    data, algorithm = ragged_data([4, 6, 5]), fdp.fedavg(cohort_size=2, batch_size=2, local_steps=1, learning_rate=0.1)
+    axes = {"learning_rate": {"log": [0.01, 10.0]}}
+    search = {"search": "tpe", "search_batch": 2, "axes": axes, "rounds": 1, "progress": False}
+
+    def rates(sweep):
+        return [record["values"]["learning_rate"] for record in sweep.records]
+
+    whole = fdp.sweep(algorithm, data, trials=4, **search)
+    few, more = (fdp.sweep(algorithm, data, trials=trials, out=tmp_path / "x", **search) for trials in (2, 4))
+    assert rates(few) == rates(whole)[:2]
+    assert rates(more) == rates(whole)
+    assert len(set(rates(whole))) == 4
+    assert [record["history"] for record in more.records] == [record["history"] for record in whole.records]
+    assert read_records(tmp_path / "x")[0]["points"] == 4
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({}, "search must be left out without trials"),
+        ({"trials": 2, "halving": 3}, "halving must be left out with search tpe"),
+        ({"trials": 2, "search": "tpo"}, "did you mean tpe"),
+        ({"trials": 2, "search": "random", "search_batch": 3}, "search_batch must be left out of a search at random"),
+    ],
+)
+def test_python_refuses_what_is_no_search(more, words):
+    data, algorithm = ragged_data([4, 6, 5]), fdp.fedavg(cohort_size=2, batch_size=2, local_steps=1, learning_rate=0.1)
+    options = {"rounds": 1, "axes": {"learning_rate": [0.1, 0.2]}, "search": "tpe", "progress": False}
+    assert words in refusal(lambda: fdp.sweep(algorithm, data, **options | more))
 
 
 class Stop(BaseException):
