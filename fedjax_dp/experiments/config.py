@@ -222,7 +222,7 @@ def _require_taken(entry: Entry[Any], taken: Options, explicit: Overrides) -> No
         errors.require_choice("option", name, known)
         if name not in taken:
             raise errors.refuse(name, value, f"left out for {entry.name}, which does not take it", _owners(name))
-        if name in OF_PRIVATE and not entry.private:
+        if name in OF_PRIVATE and not entry.private and value != taken[name].default:
             own = entry.name not in CATALOGUE
             remedy = f"give it an option noise_multiplier: {PAGES}/entry.md" if own else "use dpnfl"
             raise errors.refuse(name, value, f"left out for {entry.name}, which is not private", remedy)

@@ -106,7 +106,12 @@ def claims(many=60):
 
 
 PROMISE = SimpleNamespace(
-    delta=1e-5, claims=(), view=accounting.View.UPLOADS, to_dict=lambda: {"claims": []}, unit=accounting.Unit.RECORD
+    delta=1e-5,
+    claims=(),
+    view=accounting.View.UPLOADS,
+    to_dict=lambda: {"claims": []},
+    unit=accounting.Unit.RECORD,
+    caveat=None,
 )
 
 

@@ -27,6 +27,7 @@ def with_records(privatizer):
 LAPLACE = with_records(LaplaceRecords(clip_norm=1.0, noise_multiplier=3.0))
 
 
+@pytest.mark.slow
 def test_its_guarantee_is_that_of_its_event():
     promise = fdp.guarantee(LAPLACE, DATA, participation="worst", **RUN)
     steps = LaplaceSteps(3.0, WithoutReplacement(5, 20), Adjacency.REPLACE_ONE, 6)

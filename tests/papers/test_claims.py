@@ -20,6 +20,7 @@ def rows():
     return claim_rows()
 
 
+@pytest.mark.slow
 def test_committed_table_is_todays(rows):
     path = pathlib.Path(__file__).parents[2] / "benchmarks" / "results" / "claims.json"
     committed = json.loads(path.read_text())["claims"]

@@ -164,6 +164,7 @@ def test_clients_pick_by_themselves(name):
     assert deviate((first[:, 0] * first[:, 1]).sum(), RUNS, chance**2) < LIMIT
 
 
+@pytest.mark.slow
 def test_of_too_many_clients_a_uniform_choice_stays():
     law = TruncatedPoissonCohort(size=10, most=12)
     there = attended(law, N, 30)

@@ -118,6 +118,7 @@ def law(request):
     return request.param, prescribed(UPLOAD, NORMS, cohort, aggregate)
 
 
+@pytest.mark.slow
 def test_a_run_is_the_one_in_which_those_who_left_send_zeros(law):
     """Bit for bit, with a budget that ends nothing: so divisors are of all who take part, and the noise is as large."""
     name, states = law

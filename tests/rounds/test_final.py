@@ -69,6 +69,7 @@ def test_a_folder_a_start_and_a_resumed_run_have_it(tmp_path, monkeypatch):
     equal(again.params, whole.params)
 
 
+@pytest.mark.slow
 def test_one_that_is_no_model_is_refused_by_the_name_of_the_part():
     @fdp.value
     class Flat:

@@ -88,6 +88,7 @@ def test_points_that_differ_in_numbers_share_a_program(data):
     assert grouped([*jobs[:2], *others]) == [[0, 1, 2, 3], [4, 5]]
 
 
+@pytest.mark.slow
 def test_a_point_equals_its_single_run_bit_for_bit(data):
     jobs = jobs_on(data, GRID)
     for job, outcome in zip(jobs, outcomes(jobs), strict=True):
