@@ -92,7 +92,8 @@ def without_price(phase: Phase) -> str:
     """Why no price is known of a run's phase, in words."""
     if phase.get("in_sweep"):
         return "one point of a sweep, which costs more than itself as it was chosen among others (fedjax-dp best)"
-    return "a run that had no privacy" if phase.get("epsilon") is None else "of whose epsilon not all is known"
+    unknown = phase.get("epsilon") is None and phase.get("spent") is None
+    return "a run that had no privacy" if unknown else "of whose epsilon not all is known"
 
 
 def about(phase: Phase) -> str:
@@ -129,7 +130,7 @@ def events_of(phase: Phase, kind: Kind) -> list[Event] | None:
     unit, adjacency = kind
     by_client: list[Event] = [Composed(())] * phase["clients"]["count"]
     try:
-        if any(_own_code(event) for event in content["events"]):
+        if any(is_own_code(event) for event in content["events"]):
             return None
         events = [decoded(event, adjacency, unit) for event in content["events"]]
         for listed, place in content["clients"]:
@@ -340,11 +341,11 @@ def _join(one: Any, other: Any) -> Any:
     )
 
 
-def _own_code(event: Any) -> bool:
+def is_own_code(event: Any) -> bool:
     """Whether an event, or a part of one, is of a class that only its author has."""
     if isinstance(event, dict):
-        return event.get("kind") == "own" or any(map(_own_code, event.values()))
-    return isinstance(event, list) and any(map(_own_code, event))
+        return event.get("kind") == "own" or any(map(is_own_code, event.values()))
+    return isinstance(event, list) and any(map(is_own_code, event))
 
 
 def _digests(clients: Mapping[str, Any]) -> list[bytes] | None:

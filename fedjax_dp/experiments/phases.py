@@ -13,7 +13,7 @@ import numpy as np
 
 from fedjax_dp import own_code
 from fedjax_dp.accounting import Guarantee, Unit
-from fedjax_dp.accounting.composed_phases import draws_of, spent
+from fedjax_dp.accounting.composed_phases import draws_of, is_own_code, spent
 from fedjax_dp.data import record_hashes
 from fedjax_dp.display import finite, without_addresses
 from fedjax_dp.models import Model
@@ -109,10 +109,14 @@ def _cost(planned: PlannedRun, guarantee: Guarantee) -> dict[str, Any]:
     """Rounds, what they release of each client, and the epsilons of that and of all before it."""
     private = not math.isinf(guarantee.epsilon)
     counted = planned.by_itself
-    if counted.terms.participation in BY_NAME_ALONE:  # whoever begins with the model needs what it really cost
+    by_name = counted.terms.participation in BY_NAME_ALONE
+    if by_name:  # whoever begins with the model needs what it really cost
         counted = counted.counted(participation="schedule")
     released = spent(own_events(counted)) if private else None
-    return {"rounds": planned.rounds, **_epsilons(guarantee), "spent": released}
+    facts = {"rounds": planned.rounds, **_epsilons(guarantee), "spent": released}
+    if by_name and released and any(map(is_own_code, released["events"])):  # nobody else can tell the other epsilon
+        facts["epsilon"] = None
+    return facts
 
 
 def _epsilons(guarantee: Guarantee) -> dict[str, Any]:

@@ -434,7 +434,10 @@ def _stop(run: PlannedRun) -> list[str]:
             f"whose number has noise of standard deviation {run.terms.stop_noise:g} at each of {run.looks:,} looks: "
             f"{whose}, and the run is counted with all its rounds; how many records each holds out is public"
         ]
-    return [f"the run ends where {run.terms.stop} is reached on a public test set, and is counted with all its rounds"]
+    return [
+        f"the run ends where {run.terms.stop} is reached on a test set of no client's records, which nothing protects, "
+        "and is counted with all its rounds"
+    ]
 
 
 def _words(run: PlannedRun) -> list[str]:

@@ -15,7 +15,7 @@ from helpers import usual
 
 import fedjax_dp as fdp
 from fedjax_dp import cli, errors
-from fedjax_dp.accounting import Adjacency, Composed, Guarantee, StatedPrivacy, epsilons_of
+from fedjax_dp.accounting import Adjacency, Composed, Guarantee, StatedPrivacy, composed_phases, epsilons_of
 from fedjax_dp.accounting.composed_phases import matched
 from fedjax_dp.audits.setup import prepare
 from fedjax_dp.audits.verdict import judged
@@ -605,3 +605,20 @@ def test_points_of_a_sweep_carry_a_ledger_without_hashes(tmp_path):
     file = next((tmp_path / "s" / "params").glob("*.safetensors"))
     assert found.records
     assert "no hashes are at hand" in str(promise(file))
+
+
+def test_events_of_ones_own_that_are_counted_by_name_alone_have_no_price(monkeypatch):
+    """Their schedule is known to nobody who begins with the model, and the epsilon of one round is none of the run."""
+    terms = PrivacyTerms(delta=1e-3, participation="once")
+    planned = plan_run(private(), DATA, rounds=2, terms=terms)
+    ledger = phases.ledger_of("dpnfl", planned, guaranteed(planned), None)
+    assert json.loads(ledger.splitlines()[-1])["epsilon"] is not None
+    released = {
+        "events": [{"kind": "composed", "parts": [{"kind": "own", "name": "Mine"}]}],
+        "clients": [[[[0, 9]], 0]],
+    }
+    monkeypatch.setattr(phases, "spent", lambda events: released)
+    facts = json.loads(phases.ledger_of("dpnfl", planned, guaranteed(planned), None).splitlines()[-1])
+    assert facts["epsilon"] is None
+    assert not composed_phases.is_private(facts)
+    assert composed_phases.without_price(facts) == "of whose epsilon not all is known"
