@@ -352,7 +352,7 @@ def assemble(
 
 
 def _given(options: Mapping[str, Any], name: str) -> Any:
-    return errors.require_given(name, options[name])
+    return errors.require_given(name, options[name], f"cohort {options['cohort']} is drawn by it")
 
 
 def _logged(file: str) -> "parts.Cohort":

@@ -235,7 +235,7 @@ def _budget(ledger: "Ledger", promise: Guarantee, rounds: int | None) -> list[st
         used, of = (last["law"]["filter"][name] for name in ("used", "of"))
         lines.append(f"budget {last['budget']:g}, of whose filter {used / of:.1%} is used")
     elif last["budget"] is not None:
-        lines.append(f"budget {last['budget']:g}, of which {last['budget'] - promise.epsilon:.4g} is left")
+        lines.append(f"budget {last['budget']:g}, of which {round(last['budget'] - promise.epsilon, 6):.4g} is left")
     leaving = _leaving(ledger, rounds)
     if leaving:
         lines.append(f"{count(len(leaving), 'client')} left when their own budgets were used up")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from fedjax_dp import devices, errors, folders
 from fedjax_dp.accounting.guarantee import NoiseMultipliers, mark_of, marked, spends
-from fedjax_dp.accounting.neighbours import Unit
+from fedjax_dp.accounting.neighbours import Adjacency, Unit
 from fedjax_dp.cli.options import Detail, DetailOptions, Switch, known_flags
 from fedjax_dp.cli.output import INDENT, show_lines
 from fedjax_dp.cli.run_options import configured_by
@@ -197,7 +197,8 @@ def within(epsilon: float | None, budget: Any) -> str:
 def _next(guarantee: dict[str, Any], place: str) -> str:
     """What people do with a run."""
     own = " --own" if guarantee["deployment"] else ""
-    attackable = guarantee["epsilon"] is not None and not Unit(guarantee["unit"]).of_records
+    played = not Unit(guarantee["unit"]).of_records and guarantee["adjacency"] != Adjacency.ZERO_OUT.value
+    attackable = guarantee["epsilon"] is not None and played
     attacked = f", fedjax-dp audit {place}{own} attacks it" if attackable else ""
     return f"fedjax-dp report {place} shows it in a browser{attacked}"
 
