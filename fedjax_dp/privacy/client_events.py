@@ -31,11 +31,12 @@ from fedjax_dp.accounting import (
 from fedjax_dp.accounting.composed_phases import with_past
 from fedjax_dp.accounting.events import distinct, each, of_group
 from fedjax_dp.models import Model
+from fedjax_dp.parts.by_round import changes_of
 from fedjax_dp.parts.client_privacy import Participation, released_noise
 from fedjax_dp.parts.cohorts import SEEN
 from fedjax_dp.parts.facts import of_the_project, require_facts
 from fedjax_dp.privacy.planned_run import PlannedRun, honest_of
-from fedjax_dp.privacy.protection import unit_of
+from fedjax_dp.privacy.protection import noised, unit_of
 from fedjax_dp.privacy.terms import BY_NAME_ALONE
 from fedjax_dp.pytrees import Part, tensor_sizes
 from fedjax_dp.rounds.algorithm import Algorithm
@@ -129,7 +130,7 @@ def _sampling_of(run: PlannedRun) -> tuple[Sampling, Adjacency]:
     of rounds in which noise differs.
     """
     cohort, num_clients = run.promised
-    of_one_noise = cohort.rounds_per_pass(num_clients) == 1 or len(run.noise_levels.factors) == 1
+    of_one_noise = cohort.rounds_per_pass(num_clients) == 1 or changes_of(noised(run.algorithm)) is None
     if not (run.algorithm.upload.amplified and of_one_noise):
         return SEEN
     sampling, adjacency = cohort.amplified(num_clients, run.helpers)

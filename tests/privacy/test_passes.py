@@ -66,7 +66,11 @@ def test_a_draw_that_is_seen_or_not_known_hides_nobody():
     assert "members of a cohort" in " ".join(
         guaranteed(planned(of_clients("truncated"), participation="worst")).assumptions
     )
-    assert sampling_of(of_clients("allocation", noise_schedule="linear", noise_end=0.5, noise_rounds=9)) == FullBatch()
+    changing = of_clients("allocation", noise_schedule="linear", noise_end=0.5, noise_rounds=9)
+    assert sampling_of(changing) == FullBatch()
+    whole = planned(changing, participation="worst")
+    by_round = Spending(whole, guaranteed(whole))
+    assert by_round.at_any_time(1) >= by_round.planned(1).epsilon  # of one noise, yet counted as in the whole run
     shuffled = fdp.dp_fedavg(**COMMON, cohort="shuffled", cohort_size=2)
     run = planned(shuffled)
     assert [event.releases for event in client_events(run)] == [3] * 6  # of 9 rounds, one in each pass of 3
