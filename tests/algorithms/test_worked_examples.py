@@ -197,6 +197,7 @@ def test_noise_on_features_equals_worked_example():
     agree("rfedavg_delta_noise", noisy.add(np.array(told["delta_in"]), np.array(told["z"])), told["delta_out"])
 
 
+@pytest.mark.slow
 def test_cpfed_equals_worked_example_with_and_without_masks(store):
     told = EXPECTED["cpfed_round"]
     ring = {"ring_bits": 64, "fractional_bits": 40}

@@ -106,6 +106,7 @@ def test_human_output_is_one_guarantee_and_no_traceback(capsys):
     assert pathlib.Path("runs/digits-dpnfl-s0-2").is_dir()
 
 
+@pytest.mark.slow
 def test_the_result_comes_first_and_detail_folds(capsys):
     labels = {}
     for flag in ([], ["--quiet"], ["--verbose"]):

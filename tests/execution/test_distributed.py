@@ -195,6 +195,7 @@ def test_whatever_ends_a_process_is_told_in_one_line(name):
     assert line in lines[-1]
 
 
+@pytest.mark.slow
 def test_a_coordinator_without_a_cluster_is_refused():
     code, _, told = ended(begin(["-m", "fedjax_dp", "run", "--coordinator", "auto"]))
     assert code == 2

@@ -83,6 +83,7 @@ def test_every_entry_documents_itself_and_refuses_unknown_options():
             entry(**COMMON, **needed, colour="red")
 
 
+@pytest.mark.slow
 def test_state_of_clients_is_updated_for_the_cohort_alone():
     data, model = ragged_data([4] * 8), logistic_regression((3,), 3)
     algorithm = CATALOGUE["scaffold"](**COMMON)

@@ -235,6 +235,7 @@ def test_other_versions_are_told(capsys):
 
 
 @pytest.mark.parametrize("name", ["x", "x/run.json", "x/config.toml", "x/checkpoints"])
+@pytest.mark.slow
 def test_a_file_is_no_folder_and_a_folder_no_file(name, data):
     fdp.run(dpnfl(), data, rounds=1, out="x", delta=1e-3)
     path = pathlib.Path(name)

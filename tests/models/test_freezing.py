@@ -274,6 +274,7 @@ def test_checks_and_audits_hold_for_low_rank_training():
     assert not audited.violated
 
 
+@pytest.mark.slow
 def test_lstm_never_trains_its_word_vectors():
     made = lstm((5,), 3, np.eye(7), hidden=4, layers=1)
     assert "embedding" in made.frozen.values

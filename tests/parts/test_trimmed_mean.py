@@ -46,6 +46,7 @@ def combined(trim, updates, present):
 
 
 @pytest.mark.parametrize("trim", [0.0, 0.1, 0.29, 0.3, 0.45, 0.5])
+@pytest.mark.slow
 def test_it_is_the_mean_of_what_lies_between_of_those_who_are_there(trim):
     rng = np.random.default_rng(0)
     for size in (1, 2, 3, 10, 11, 100):

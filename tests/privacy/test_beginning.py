@@ -109,6 +109,7 @@ def test_through_no_door_a_model_of_these_records_is_a_public_start(made, door):
         assert found.alone == PLAIN.epsilon
 
 
+@pytest.mark.slow
 def test_noise_is_found_for_what_the_first_phase_leaves(made):
     model = freeze(NETWORK, start=made["private npz"])
     words = {"rounds": 2, "delta": 1e-3, "model": model}

@@ -114,6 +114,7 @@ def test_a_wrong_ratio_of_noise_is_far_from_the_deployments():
     assert float(jnp.std(drawn_noise(whole)[0])) > 15 * 2.0 * 0.5 / 100
 
 
+@pytest.mark.slow
 def test_adaptive_clipping_shrinks_both_noises_and_follows_noisy_fractions_of_the_simulated_cohort():
     for case in GOLDEN["adaptive"]:
         size, ratio = case["cohort_size"], case["cohort_size"] / case["deployment_cohort"]

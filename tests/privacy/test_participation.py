@@ -47,6 +47,7 @@ def test_a_run_a_sweep_and_a_guarantee_count_the_same(stated, name):
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.slow
 def test_noise_is_found_for_what_the_guarantee_counts(name):
     value = fdp.calibrate(dpnfl(), DATA, epsilon=1.0, participation=name, **TERMS)
     found = fdp.guarantee(value, DATA, epsilon=1.0, participation=name, **TERMS)

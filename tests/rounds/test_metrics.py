@@ -271,6 +271,7 @@ def test_noise_to_signal_of_the_servers_noise_compares_it_with_the_mean_update(d
 
 
 @pytest.mark.parametrize("options", quick([{}, {"clip_by": "tensor"}, {"adaptive_clip": True, "bit_noise": 3.0}], [{}]))
+@pytest.mark.slow
 def test_the_share_of_clipped_updates_is_what_numpy_counts(data, options):
     zeros = {"Dense_0": {"kernel": np.zeros((3, 3)), "bias": np.zeros(3)}}
     updates = 0.2 * np.array(by_client(zeros, data)[1])

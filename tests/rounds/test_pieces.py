@@ -147,6 +147,7 @@ def in_loops(jaxpr, looped=False):
             yield from in_loops(program.jaxpr, inside)
 
 
+@pytest.mark.slow
 def test_local_steps_neither_join_vectors_nor_take_them_apart():
     """But for what they make of scalars, and for numbers of places, of which none are stored."""
     algorithm, key = simulation.numbers(made("dpnfl", local_rule="momentum", l2=0.1)), simulation.run_key(0)

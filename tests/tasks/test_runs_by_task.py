@@ -73,6 +73,7 @@ TARGET = {"sequence": "perplexity=1e9", "multi_label": "micro_f1=0", "binary": "
 
 
 @pytest.mark.parametrize("task", quick(TARGET, ("regression",)))
+@pytest.mark.slow
 def test_a_run_of_every_task_tells_its_metrics_draws_them_and_is_reported(task, capsys):
     given = [*written(task), *RUN, "--target", TARGET[task]]
     assert cli.main(["run", *given, "--out", "r", "--json"]) == 0
@@ -241,6 +242,7 @@ def test_what_is_no_task_is_refused_in_one_line(given):
         fdp.model(nn.Dense(3), data, task=given)
 
 
+@pytest.mark.slow
 def test_targets_of_ones_own_are_trained_with_a_loss_and_nothing_else_is_claimed():
     data = target_data("own", records=60, tested=True)
 
