@@ -7,7 +7,7 @@ import textwrap
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -36,9 +36,6 @@ from fedjax_dp.rounds.simulation import Evaluation, Simulation, Steer, Timing, n
 from fedjax_dp.rounds.state import ServerState
 from fedjax_dp.tasks import Task, measures_of_task
 from fedjax_dp.tasks.measures import TEST, target_of
-
-if TYPE_CHECKING:  # it trains what is prepared here
-    from fedjax_dp.experiments.run_folder import RunFolder
 
 
 @displayed
@@ -306,12 +303,22 @@ def whole(model: Model, params: Any) -> Any:
     return params if merged is None else jax.tree.map(np.asarray, merged(params))
 
 
+class Keeper(Protocol):
+    """Where a run is kept."""
+
+    def keep(self, state: ServerState, params: Any, history: Sequence[Evaluation], checkpoint: bool) -> None:
+        """Called at evaluations and where a checkpoint is due; the state is valid during the call only."""
+
+    def finish(self, result: Result) -> None:
+        """Called after the last round."""
+
+
 def train(
     ready: PreparedRun,
     screen: Screen,
     callbacks: Callbacks,
     *,
-    keeper: "RunFolder | None" = None,
+    keeper: Keeper | None = None,
     start: ServerState | None = None,
 ) -> Result:
     """All rounds, or those after the state `start`, to which the evaluations in `ready.history` led."""
@@ -328,7 +335,7 @@ def train(
 
 
 def _trained(
-    ready: PreparedRun, screen: Screen, callbacks: Callbacks, keeper: "RunFolder | None", start: ServerState | None
+    ready: PreparedRun, screen: Screen, callbacks: Callbacks, keeper: Keeper | None, start: ServerState | None
 ) -> Result:
     first, output = 0 if start is None else int(start.round), ready.spec.output
     run, began, reported = ready.planned, time.perf_counter(), 0
