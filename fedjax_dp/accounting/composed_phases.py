@@ -166,7 +166,7 @@ class Matched(NamedTuple):
     members: str
     places: np.ndarray | None
     left: np.ndarray = np.zeros(0, int)  # numbers of the clients of the earlier phase that are not in the later
-    said: list[int] | None = None  # the same places, where they are what a user says
+    mapped: list[int] | None = None  # the same places, where a user gives them
 
 
 def matched(earlier: Phase, later: Phase) -> Matched:
@@ -188,7 +188,7 @@ def matched(earlier: Phase, later: Phase) -> Matched:
     if alike:
         return Matched("client by client, as both have the same records", np.arange(one["count"]))
     if known is not None:
-        return _placed(known, one["count"], "by what their user says (start_clients)")._replace(said=known)
+        return _placed(known, one["count"], "by what their user says (start_clients)")._replace(mapped=known)
     before, now = (_digests(of) for of in (one, other))
     if before is None or now is None or not set(before) & set(now):
         return worst

@@ -268,7 +268,7 @@ def assemble(
 ) -> "Algorithm":
     """An algorithm from common options and the parts that are special.
 
-    cohort     who is drawn; who of these answers is said by the options `first` and `dropout`.
+    cohort     who is drawn; the options `first` and `dropout` decide who of these answers.
     of_server  makes the server of the one that options say, and of the schedule of rates and its numbers.
     """
     from fedjax_dp.pytrees import changed  # loads JAX

@@ -47,7 +47,7 @@ def ledger_of(
     """
     data = planned.data
     known = who_is_in(data, checksum, guarantee.unit is not Unit.CLIENT)
-    mapped = {one.phase["phase"]: one.match.said for one in planned.beginning.before if one.match.said is not None}
+    mapped = {one.phase["phase"]: one.match.mapped for one in planned.beginning.before if one.match.mapped is not None}
     facts = {
         "kind": RUN,
         "algorithm": algorithm,

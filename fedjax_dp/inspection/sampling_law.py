@@ -128,7 +128,7 @@ def _refilled(name: str, counts: np.ndarray, law: Refilled) -> None:
 
 def _allocated(name: str, counts: np.ndarray, law: RandomAllocation | BallsInBins) -> None:
     """Of each pass every member is in so many draws, which it picks by itself, afresh in each pass or once a run."""
-    members, of, chosen = counts.shape[-1], law.steps_per_epoch, getattr(law, "chosen", 1)
+    members, of, chosen = counts.shape[-1], law.steps_per_epoch, law.joined
     whole = counts[:, : counts.shape[1] // of * of].reshape(len(counts), -1, of, members)
     times = np.unique(whole.sum(2))
     require_so(np.all(times == chosen), f"{name}: draws of a pass with a member", f"{times.tolist()}", f"{chosen}")

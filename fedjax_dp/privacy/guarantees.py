@@ -424,7 +424,7 @@ def _departures(run: PlannedRun) -> list[str]:
 
 
 def _stop(run: PlannedRun) -> list[str]:
-    """That a result may end the run, and what that costs; nothing where it is public."""
+    """That a result may end the run, and what that costs; nothing where no client has the test records."""
     if run.terms.stop is None:
         return []
     if run.terms.stop_noise is not None:

@@ -1,9 +1,9 @@
-"""What ends a run, or chooses its noise, by what it has released: a rule that is free, and choices within a filter.
+"""What ends a run, or chooses its noise, by what it has released: a rule, and choices within a filter.
 
 A stop by public records is free, and one by records that clients hold out has the price of its looks: the claim is that
-of all rounds. Where noise is chosen, every round is a step that was
-chosen from those before it, as `accounting.filters` has them: the claim is the filter's budget. Who takes part is fixed
-beforehand, and each client has a filter of its own: no round is begun with which one of them would pass the budget.
+of all rounds. Where noise is chosen, every round is a step that was chosen from those before it (`accounting.filters`):
+the claim is the filter's budget. Who takes part is fixed beforehand, and each client has a filter of its own: no round
+is begun with which one of them would pass the budget.
 """
 
 import dataclasses

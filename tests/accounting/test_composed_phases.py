@@ -285,7 +285,7 @@ def test_clients_are_matched_as_their_user_says_by_names_or_numbers():
     assert matched(first, second).places is None
     second["mapped"] = {"1": mapped(PAIRS, first, second)}
     match = matched(first, second)
-    assert match.said == match.places.tolist() == [2, -1, 0]
+    assert match.mapped == match.places.tolist() == [2, -1, 0]
     assert events_for(first, match, RECORD, 3) == [C, Composed(()), A]
     assert match.left.tolist() == [1]
     assert "1 that are new" in match.members
@@ -293,7 +293,7 @@ def test_clients_are_matched_as_their_user_says_by_names_or_numbers():
     same = second | {"records": first["records"], "clients": first["clients"]}
     with pytest.raises(errors.ConfigurationError, match="left out, or each client beside itself"):
         matched(first, same)
-    assert matched(first, same | {"mapped": {"1": [0, 1, 2]}}).said is None
+    assert matched(first, same | {"mapped": {"1": [0, 1, 2]}}).mapped is None
 
 
 @pytest.mark.parametrize(

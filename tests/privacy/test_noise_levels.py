@@ -47,8 +47,8 @@ def test_a_clip_norm_by_which_float32_loses_the_noise_has_no_epsilon(entry):
     """At 2e-38 the noise of a batch, z C / B, would be 0 and what it hides would not: below 1.2e-38 all is flushed."""
     assert float(jax.jit(lambda clip: clip / 4)(jnp.float32(2e-38))) == 0 or jax.default_backend() != "cpu"
     falling = fdp.CATALOGUE[entry](**COMMON, noise_multiplier=2.0, clip_schedule="list", clip_factors="1,2e-38")
-    said = refusal(lambda: client_events(planned(falling)))
-    assert said == "clip_norm of every round must be at least 1e-12, got 2e-38; float32 would lose the noise"
+    refused = refusal(lambda: client_events(planned(falling)))
+    assert refused == "clip_norm of every round must be at least 1e-12, got 2e-38; float32 would lose the noise"
 
 
 @pytest.mark.parametrize("accountant", quick(["pld", "rdp", "zcdp", "tcdp"], ["pld", "zcdp", "tcdp"]))
