@@ -9,6 +9,12 @@
     metrics            what is shown, see `measures`; published numbers are of the first
     open               what the paper leaves open, and what stands here instead
     along, values      figure "along": the field that varies with its values; or tables of fields, each with an `x`
+    impossible         remarks, each with a `statement`, why a number cannot be reached, and the `panels` and `lines`
+                       that it is about
+    claims             what the paper says of the order of two lines, by its first metric: a `statement`, with lines
+                       `better` and `than`; or `better_x` and `than_x` of the same line. `by` is the least distance,
+                       `metric`, `panels` and `lines` narrow it, `reading` and `than_reading` (or "published") cross
+                       readings
     [base]             fields of all runs (`fedjax-dp run --help`)
     [literal], [correct]   fields of a reading: the paper's own recipe, and the rigorous one
     [panels.KEY]       a group of lines: `title`, fields, and if need be `along`, `values`, `literal`, `correct`, and
@@ -16,10 +22,6 @@
     [lines.KEY]        a method: `title`, fields, `literal`, `correct`, `panels` (only these), `without` (fields that it
                        leaves out), and `chosen`: it takes the search's fields and choice, in the correct reading alone
     [published.PANEL]  LINE = mean, [mean, standard deviation], or a table by x
-    [[impossible]]     `statement`, and the `panels` and `lines` that it is about: why a number cannot be reached
-    [[claims]]         `statement`, with lines `better` and `than`: what the paper says of their order, by its first
-                       metric; or `better_x` and `than_x` of the same line. `by` is the least distance, `metric`,
-                       `panels` and `lines` narrow it, `reading` and `than_reading` (or "published") cross readings
     [search]           of what this project chooses: `axes`, `seeds`, `trials`, `law` of their number, `fields`
     [smoke], [small], [full]   seeds, `values`, `panels`, `lines` (how much is taken), `search` (what replaces parts of
                        [search]) and fields of a scale, which the search does not vary then
