@@ -179,12 +179,7 @@ def main():
     options = parser.parse_args()
     repeats = 3 if options.quick else 5
     sweeps = (POINTS[:1] if options.quick else POINTS) if options.points is None else options.points
-    found = {
-        "rounds": [],
-        "sweeps": [],
-        "ceilings": speeds(fdp.execution.all_devices()),
-        **made_with(),
-    }
+    found = {"rounds": [], "sweeps": [], "ceilings": speeds(fdp.execution.all_devices()), **made_with()}
 
     def keep():  # after every row, so that a machine that is taken away leaves what it did
         (options.out / "accelerator.json").write_text(json.dumps(found, indent=1) + "\n")

@@ -101,14 +101,8 @@ def main():
     found = [
         measured(epsilon, trials, options.seeds if trials <= 10_000 else 1) for trials in TRIALS for epsilon in EPSILONS
     ]
-    results = {
-        "parameters": PARAMETERS,
-        "steps": ROUNDS,
-        "delta": DELTA,
-        "confidence": 0.95,
-        "rows": found,
-        **made_with(),
-    }
+    setting = {"parameters": PARAMETERS, "steps": ROUNDS, "delta": DELTA, "confidence": 0.95}
+    results = {**setting, "rows": found, **made_with()}
     folders.write_json(options.out / "audit.json", results)
     draw(found, options.out / "audit.png")
     if options.json:

@@ -222,10 +222,7 @@ def main():
     parser.add_argument("--out", type=pathlib.Path, default=RESULTS, help="folder for errata.json and errata.png")
     options = parser.parse_args()
     found = [measured(row) for row in rows()]
-    results = {
-        "rows": found,
-        **made_with(),
-    }
+    results = {"rows": found, **made_with()}
     folders.write_json(options.out / "errata.json", results)
     draw(found, options.out / "errata.png")
     if options.json:

@@ -2,15 +2,11 @@
 
     python benchmarks/million.py                      # writes million.json and million.png
     python benchmarks/million.py --clients 100000     # a smaller population
-    python benchmarks/million.py --small --clients 100000  # clients of 1 to 5 records, beside the same ones padded
 
 Clients of 10 records of 20 features, cohorts of 10, 10 local steps with records clipped and noised. Each population
 runs in a process of its own, and the two take turns of a thousand rounds. Programs are on disk from a first start, so
 the second tells what a user waits for: from nothing to the end of the first round. Before that a thousand clients must
 end at the same bits from memory and from a store, or nothing is written.
-
-With --small, FedAvg of 5 passes in batches of 10 over clients of 1 to 5 records takes turns in one process with the
-same clients padded to 5 each by copies of their own; nothing is written.
 """
 
 import argparse
@@ -40,7 +36,6 @@ import quiet
 RESULTS = pathlib.Path(__file__).parent / "results"
 FEW, RECORDS, FEATURES, CLASSES = 1000, 10, 20, 10
 TURN = 1000  # rounds
-SMALL = 5  # records at most
 
 
 def population(clients):
@@ -146,45 +141,6 @@ def measure(clients, repeats, work):
     return {"memory": rows["memory"], "disk": rows["disk"], "time_over_memory": ratio}
 
 
-def small_clients(clients, padded):
-    """Clients of 1 to 5 records, or the same with copies of theirs up to 5."""
-    rng = np.random.default_rng(0)
-    sizes = rng.integers(1, SMALL + 1, clients)
-    ends = np.cumsum(sizes)
-    x = rng.standard_normal((ends[-1], FEATURES), dtype=np.float32)
-    y = rng.integers(0, CLASSES, ends[-1]).astype(np.int32)
-    if padded:
-        taken = ((ends - sizes)[:, None] + np.arange(SMALL) % sizes[:, None]).ravel()
-        x, y, ends = x[taken], y[taken], SMALL * np.arange(1, clients + 1)
-    dataset = Dataset("random", x, y, x[:100], y[:100], classes=CLASSES)
-    return federate(dataset, np.split(np.arange(ends[-1]), ends[:-1]))
-
-
-def compare_small(clients, repeats):
-    """Median of the ratios of turns, and the time of a round of each."""
-    options = {"cohort_size": 100, "batch_size": 10, "local_steps": 5, "batches": "epochs", "learning_rate": 0.1}
-    model, execution, runs = logistic_regression((FEATURES,), CLASSES), fdp.execution.all_devices(), {}
-    for name in ("small", "padded"):
-        data = small_clients(clients, name == "padded")
-        runs[name] = list(simulation.on_devices(fdp.fedavg(**options), data, model, execution))
-
-    def turn_of(name):
-        rounds, state = runs[name]
-        at = time.perf_counter()
-        runs[name][1], _ = rounds.advance(state, int(state.round) + TURN)
-        jax.block_until_ready(runs[name][1])
-        return 1e3 * (time.perf_counter() - at) / TURN
-
-    for name in runs:
-        turn_of(name)  # the first compiles
-    times = {name: [] for name in runs}
-    for _ in range(repeats):
-        for name, found in times.items():
-            found.append(quiet.undisturbed(lambda name=name: turn_of(name)))
-    ratio = float(np.median(np.array(times["small"]) / np.array(times["padded"])))
-    return ratio, {name: float(np.median(found)) for name, found in times.items()}
-
-
 def draw(found, path):
     """Bars of both populations."""
     import matplotlib
@@ -210,7 +166,6 @@ def main():
     parser.add_argument("--clients", type=int, default=1_000_000)
     parser.add_argument("--repeats", type=int, default=11)
     parser.add_argument("--out", type=pathlib.Path, default=RESULTS, help="an existing folder")
-    parser.add_argument("--small", action="store_true")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--began", type=float, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -219,17 +174,9 @@ def main():
         return
     if not options.out.is_dir() or options.clients < FEW:
         parser.error(f"--out must be an existing folder and --clients at least {FEW}")
-    if options.small:
-        ratio, times = compare_small(options.clients, options.repeats)
-        print(", ".join(f"{name} {ms:.3f} ms a round" for name, ms in times.items()))
-        print(f"small over padded {ratio:.3f}, peak {peak_mb():,.0f} MB")
-        return
     with tempfile.TemporaryDirectory() as work:
         found = measure(options.clients, options.repeats, pathlib.Path(work))
-    about = {
-        **made_with(),
-    }
-    (options.out / "million.json").write_text(json.dumps(found | about, indent=1) + "\n")
+    (options.out / "million.json").write_text(json.dumps(found | made_with(), indent=1) + "\n")
     draw(found, options.out / "million.png")
     for row in (found["memory"], found["disk"]):
         print(

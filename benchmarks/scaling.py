@@ -28,7 +28,7 @@ import numpy as np
 from provenance import made_with
 
 import fedjax_dp as fdp
-from fedjax_dp import devices
+from fedjax_dp import devices, folders
 from fedjax_dp.data import Dataset, federate
 from fedjax_dp.models import logistic_regression, mlp
 from fedjax_dp.rounds import simulation
@@ -194,17 +194,7 @@ def main():
     disturbed = [
         f"{curve} {at}" for curve, rows in curves.items() for at, row in enumerate(rows) if row["spread"] > 0.3
     ]
-    path.write_text(
-        json.dumps(
-            {
-                "curves": curves,
-                "disturbed": disturbed,
-                **made_with(),
-            },
-            indent=1,
-        )
-        + "\n"
-    )
+    folders.write_json(path, {"curves": curves, "disturbed": disturbed, **made_with()})
     draw(curves, options.out / "scaling.png")
     for curve, rows in curves.items():
         for row in rows:

@@ -11,7 +11,6 @@ with each other, one on each device at the same time: what the machine itself lo
 
 import argparse
 import concurrent.futures
-import json
 import pathlib
 import sys
 
@@ -22,7 +21,7 @@ from provenance import made_with
 from round_latency import RESULTS, ours, quiet, timed, workloads
 
 import fedjax_dp as fdp
-from fedjax_dp import devices
+from fedjax_dp import devices, folders
 from fedjax_dp.execution.mesh import AXIS
 from fedjax_dp.forecast import latency
 
@@ -135,12 +134,8 @@ def main():
     if not 1 <= most <= w.clients:
         parser.error(f"--clients times devices must be from 1 to {w.clients}, got {most}")
     rows = measure(w, options.clients, options.repeats)
-    about = {
-        "workload": w.name,
-        "clients_per_device": options.clients,
-        **made_with(),
-    }
-    (options.out / "weak_scaling.json").write_text(json.dumps({"rows": rows, **about}, indent=1) + "\n")
+    found = {"rows": rows, "workload": w.name, "clients_per_device": options.clients, **made_with()}
+    folders.write_json(options.out / "weak_scaling.json", found)
     draw(
         rows,
         f"{w.name}, {options.clients} clients a device: time of a round on one device, over that on several",

@@ -81,7 +81,7 @@ def account_ledger(arguments: list[str]) -> int:
         from fedjax_dp.reports.shared import thinned
 
         rounds = thinned(range(1, 1 + (options.rounds or ledger.rounds)), DRAWN)
-        curve = {"worst client": [max(_epsilons(ledger, options, at)) for at in rounds]}
+        curve = {"worst client": [max(ledger.epsilons(options.delta, options.accountant, at)) for at in rounds]}
         if options.delta is None and all(line["epsilon_at_any_time"] is not None for line in ledger.lines):
             curve["at any time"] = [ledger.lines[at - 1]["epsilon_at_any_time"] for at in rounds]
         title = marked(f"{ledger.phase['algorithm']} on {ledger.phase['dataset']}", promise.mark)
@@ -145,10 +145,6 @@ def _check_terms(ledger: "Ledger", options: LedgerOptions) -> None:
         errors.require_left_out(options, ("delta", "accountant", "rounds"), f"for {whose}")
 
 
-def _epsilons(ledger: "Ledger", options: LedgerOptions, rounds: int | None) -> list[float]:
-    return ledger.epsilons(options.delta, options.accountant, rounds)
-
-
 def _promise(ledger: "Ledger", options: LedgerOptions) -> Guarantee:
     """The Guarantee of these rounds."""
     last = ledger.lines[-1]
@@ -156,7 +152,7 @@ def _promise(ledger: "Ledger", options: LedgerOptions) -> Guarantee:
         epsilons = [infinite(epsilon) for epsilon, clients in ledger.phase["epsilons"] for _ in range(clients)]
         _require_filtered(ledger)
     else:
-        epsilons = _epsilons(ledger, options, options.rounds)
+        epsilons = ledger.epsilons(options.delta, options.accountant, options.rounds)
     accountant = ACCOUNTANTS[options.accountant or last["accountant"]].about
     unit, adjacency, view = Unit(last["unit"]), Adjacency(last["adjacency"]), View(last["view"])
     promise = Guarantee(tuple(epsilons), options.delta or last["delta"], unit, adjacency, view, accountant, ())

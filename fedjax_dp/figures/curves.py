@@ -17,7 +17,7 @@ from fedjax_dp.figures.canvas import letters
 from fedjax_dp.figures.points import CROSS, RING, best_over, finish, legend_head, ring, title
 from fedjax_dp.figures.scales import AxisScale, Line
 from fedjax_dp.figures.tables import sweeps as tables
-from fedjax_dp.figures.tables.settings import Interval, Setting, by_value, pick, ranked, reached
+from fedjax_dp.figures.tables.settings import Interval, Setting, by_value, pick, ranked, reached, varying
 from fedjax_dp.tasks.measures import Measure
 
 CURVES = 8  # settings whose learning curves stand out
@@ -51,16 +51,16 @@ def curves(panel: Any, settings: Sequence[Setting], metric: Measure, by: str | N
     panel.set_xlabel("round")
     panel.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
     title(panel, f"learning curves: {metric.words}", how)
-    head = legend_head(by) if by else scales.words(_varying(settings)) if lines else None
+    head = legend_head(by) if by else scales.words(varying(settings)) if lines else None
     finish(panel, metric, head)
 
 
 def _best_lines(settings: Sequence[Setting], metric: Measure) -> tuple[list[Line], str]:
     """The best settings as lines in colours of their own, and what they are in words."""
-    varying, best = _varying(settings), ranked(settings, metric)[:CURVES]
+    names, best = varying(settings), ranked(settings, metric)[:CURVES]
     lines = [
         Line(
-            ", ".join(scales.in_words(setting.values[name]) for name in varying),
+            ", ".join(scales.in_words(setting.values[name]) for name in names),
             styles.PALETTE[rank],
             [setting],
             rank,
@@ -71,11 +71,6 @@ def _best_lines(settings: Sequence[Setting], metric: Measure) -> tuple[list[Line
     if len(settings) == len(lines):
         return lines, ""
     return lines, f"the best {len(lines)} of {len(settings)} settings, the others in grey" if lines else "none is done"
-
-
-def _varying(settings: Sequence[Setting]) -> list[str]:
-    """The axes with more than one value."""
-    return [name for name in settings[0].values if len(by_value(settings, name)) > 1]
 
 
 def curve(setting: Setting, metric: Measure) -> tuple[list[int], list[Interval]]:
@@ -105,7 +100,7 @@ def parallel(panel: Any, settings: Sequence[Setting], metric: Measure) -> None:
     order of the metric, so that a bright upper edge shows what good settings share. Settings with a failed seed, and
     in grey those that halving stopped, are broken lines that end below the metric.
     """
-    names = _varying(settings) or list(settings[0].values)
+    names = varying(settings) or list(settings[0].values)
     uprights = {name: scales.scale_of(settings, name) for name in names}
     order = ranked(settings, metric)[::-1]  # the better, the later drawn
     means = np.array([metric.shown(setting.score(metric.name).mean) for setting in order])

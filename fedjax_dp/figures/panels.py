@@ -26,6 +26,7 @@ from fedjax_dp.figures.tables.settings import (
     pick_or_stopped,
     ranked,
     same,
+    values_of,
 )
 from fedjax_dp.tasks.measures import Measure
 
@@ -101,7 +102,7 @@ def privacy(panel: Any, settings: Sequence[Setting], metric: Measure, by: str | 
             intervals(panel, dots, metric, line._replace(name=""), joined=False, alpha=0.3)
             intervals(panel, frontier(private, metric), metric, line)
         level(panel, [s for s in line.settings if math.isinf(s.epsilon)], metric, line, "not private")
-    budgeted = [group[0].values["epsilon"] for group in by_value(settings, "epsilon").values()] if budgets else []
+    budgeted = values_of(settings, "epsilon") if budgets else []
     _epsilon_ticks(panel, epsilons, sorted(filter(scales.is_number, budgeted)))
     panel.set_xlabel(epsilon_label(settings))
     kept = ["epsilon", *([] if by is None else [by])]

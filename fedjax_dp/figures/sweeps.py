@@ -26,7 +26,15 @@ from fedjax_dp.accounting.guarantee import marked
 from fedjax_dp.figures import canvas, comparison, curves, panels
 from fedjax_dp.figures.canvas import Look
 from fedjax_dp.figures.tables.comparison import comparable, compare
-from fedjax_dp.figures.tables.settings import Record, Setting, by_value, deployment_mark, metric_of, settings_of
+from fedjax_dp.figures.tables.settings import (
+    Record,
+    Setting,
+    by_value,
+    deployment_mark,
+    metric_of,
+    settings_of,
+    varying,
+)
 from fedjax_dp.tasks.measures import Measure
 
 Path = str | os.PathLike[str] | None
@@ -144,8 +152,7 @@ def influential(settings: Sequence[Setting], metric: Measure) -> list[str]:
         ]
         return float(np.var(means)) if means else 0.0
 
-    varying = [name for name in settings[0].values if len(by_value(settings, name)) > 1]
-    return sorted(varying, key=effect, reverse=True)
+    return sorted(varying(settings), key=effect, reverse=True)
 
 
 def two_axes(settings: Sequence[Setting], ranked: Sequence[str]) -> tuple[str, str] | None:
@@ -156,7 +163,7 @@ def two_axes(settings: Sequence[Setting], ranked: Sequence[str]) -> tuple[str, s
     pairs = sorted(itertools.combinations(ranked, 2), key=lambda pair: set(pair) == {"epsilon", "algorithm"})
     for x, y in pairs:
         both = panels.with_both(settings, x, y)
-        if len(by_value(both, x)) > 1 and len(by_value(both, y)) > 1:
+        if {x, y} <= {*varying(both)}:
             return x, y
     return None
 

@@ -6,7 +6,7 @@ alone, so the noise is found again, and the first rounds of that very algorithm 
 
 import math
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fedjax_dp import errors
@@ -41,14 +41,14 @@ def spent(path: pathlib.Path, about: Mapping[str, Any], epsilon: float, screen: 
     if ledger is not None and whole and not ledger.follows_results:
         return _of_ledger(ledger, about["config"]["evaluate_every"], epsilon, screen)
     if about["made of"] != configs.CONFIGURED:
-        raise _unknown("the run was made of values of Python, which its folder does not hold")
+        raise errors.ConfigurationError("the run was made of values of Python, which its folder does not hold")
     fields = about["config"]
     if any(map(is_own, fields.values())):
-        raise _unknown("the run is made with code of its user, which a report does not run")
+        raise errors.ConfigurationError("the run is made with code of its user, which a report does not run")
     config = configs.RunSpec.of(fields | {"devices": "auto"})
     kind = kind_of(config.data.dataset)
     if kind in idx.IDX and not idx.at_hand(kind, config.data.data_dir):
-        raise _unknown(
+        raise errors.ConfigurationError(
             f"the files of {kind} are not at hand, and a report downloads nothing; FEDJAX_DP_DATA names them"
         )
     data = build_data(config.data)
@@ -57,26 +57,28 @@ def spent(path: pathlib.Path, about: Mapping[str, Any], epsilon: float, screen: 
     with screen.counter("finding the noise again") as count:
         planned, promise = prepared(planned_of(config, data), count)
     if not math.isclose(promise.epsilon, epsilon, rel_tol=SAME):
-        raise _unknown(f"this version finds {promise.epsilon:.6g} for all rounds, the folder says {epsilon:.6g}")
-    rows: Rows = []
-    with screen.bar("epsilon by round", total=1) as show:
-        chosen = rounds_shown(rounds, config.output.evaluate_every)
-        for place, until in enumerate(chosen, 1):
-            found = stated(planned.prefix(until).counted(epsilon=None))
-            rows.append(_row(until, found.epsilons))
-            show(place / len(chosen), f"round {until} of {rounds}")
-    return rows
+        raise errors.ConfigurationError(
+            f"this version finds {promise.epsilon:.6g} for all rounds, the folder says {epsilon:.6g}"
+        )
+    every = config.output.evaluate_every
+    return _rows(rounds, every, screen, lambda until: stated(planned.prefix(until).counted(epsilon=None)).epsilons)
 
 
 def _of_ledger(ledger: Ledger, every: int, epsilon: float, screen: Screen) -> Rows:
-    rows: Rows = []
-    chosen = rounds_shown(ledger.rounds, every)
+    if not math.isclose(max(ledger.epsilons()), epsilon, rel_tol=SAME):
+        raise errors.ConfigurationError(
+            f"the ledger gives {max(ledger.epsilons()):.6g} for all rounds, the folder says {epsilon:.6g}"
+        )
+    return _rows(ledger.rounds, every, screen, lambda until: ledger.epsilons(rounds=until))
+
+
+def _rows(rounds: int, every: int, screen: Screen, epsilons: Callable[[int], Sequence[float]]) -> Rows:
+    """`epsilons` of the clients after so many rounds, at the rounds that are shown."""
+    rows, chosen = Rows(), rounds_shown(rounds, every)
     with screen.bar("epsilon by round", total=1) as show:
         for place, until in enumerate(chosen, 1):
-            rows.append(_row(until, ledger.epsilons(rounds=until)))
-            show(place / len(chosen), f"round {until} of {ledger.rounds}")
-    if not math.isclose(max(ledger.epsilons()), epsilon, rel_tol=SAME):
-        raise _unknown(f"the ledger gives {max(ledger.epsilons()):.6g} for all rounds, the folder says {epsilon:.6g}")
+            rows.append(_row(until, epsilons(until)))
+            show(place / len(chosen), f"round {until} of {rounds}")
     return rows
 
 
@@ -90,7 +92,3 @@ def _row(rounds: int, epsilons: Sequence[float]) -> dict[str, Any]:
 def rounds_shown(rounds: int, every: int) -> Sequence[int]:
     """The first round, evaluated ones, and the last: `MOST` at most."""
     return shared.thinned(sorted({1, *range(every, rounds, every), rounds}), MOST)
-
-
-def _unknown(why: str) -> errors.ConfigurationError:
-    return errors.ConfigurationError(why)

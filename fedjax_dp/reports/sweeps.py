@@ -20,6 +20,7 @@ from fedjax_dp.figures.tables.settings import (
     ranked,
     same,
     settings_of,
+    values_of,
 )
 from fedjax_dp.reports import charts, shared
 from fedjax_dp.reports.contents import (
@@ -206,7 +207,7 @@ def _result(
 
 
 def _values(settings: Sequence[Setting], axis: str) -> str:
-    values = [chosen(same_as[0].values[axis]) for same_as in by_value(settings, axis).values()]
+    values = [chosen(value) for value in values_of(settings, axis)]
     return ", ".join(values[:12]) + (f", ... {len(values)} in all" if len(values) > 12 else "")
 
 
@@ -214,7 +215,7 @@ def _privacy(
     settings: Sequence[Setting], rows: Rows, axes: Sequence[str], group: str | None, drawn: int, main: Measure
 ) -> list[Block]:
     """The front, under filters; the curves and the table of what they let through."""
-    named = {name: [chosen(alike[0].values[name]) for alike in by_value(settings, name).values()] for name in axes}
+    named = {name: [chosen(value) for value in values_of(settings, name)] for name in axes}
     mark = deployment_mark([point for setting in settings for point in setting.points])
     blocks: list[Block] = [Filters({name: values if len(values) <= FILTERED else [] for name, values in named.items()})]
     names = list(dict.fromkeys(row["group"] for row in rows))

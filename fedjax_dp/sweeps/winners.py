@@ -11,13 +11,14 @@ from fedjax_dp.figures.tables.settings import (
     OWN,
     Interval,
     Setting,
-    by_value,
     deployment_mark,
     interval,
     metric_of,
     paired,
     same,
     settings_of,
+    values_of,
+    varying,
 )
 from fedjax_dp.sweeps.records import Record
 from fedjax_dp.sweeps.table import STOPPED, choose, excluded_in_words
@@ -148,7 +149,7 @@ def winners(
     """
     records = list(records)
     measure, settings = metric_of(records, metric, judges=True), settings_of(records, axes)
-    varied = [name for name in axes if len(by_value(settings, name)) > 1]
+    varied = varying(settings)
     chosen = tuple(name for name in USUAL if name in varied) if by is None else tuple(dict.fromkeys(by))
     if not chosen:
         raise errors.refuse("by", "nothing", "axes of the sweep", f"such as {', '.join(axes) or 'seeds have no best'}")
@@ -186,7 +187,7 @@ def winners(
 
 def _ordered(settings: Sequence[Setting], axis: str) -> list[str]:
     """The values of an axis, by `same`: numbers in their order, the rest as the plan has them."""
-    values = [group[0].values[axis] for group in by_value(settings, axis).values()]
+    values = values_of(settings, axis)
     number = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
     return [same(value) for value in [*sorted(number), *(value for value in values if value not in number)]]
 

@@ -34,6 +34,8 @@ title = "accuracy of two methods"
 source = "999 Table I"
 figure = "final"
 open = "Nothing is open."
+impossible = [{ statement = "nobody knows the rate", lines = "dpnfl" }]
+claims = [{ statement = "FedAvg ends above DPNFL", better = "fedavg", than = "dpnfl" }]
 
 [base]
 dataset = "digits"
@@ -59,15 +61,6 @@ algorithm = "fedavg"
 [published.digits]
 dpnfl = [80.0, 1.0]
 fedavg = 90
-
-[[impossible]]
-statement = "nobody knows the rate"
-lines = "dpnfl"
-
-[[claims]]
-statement = "FedAvg ends above DPNFL"
-better = "fedavg"
-than = "dpnfl"
 
 [smoke]
 seeds = 1
@@ -176,6 +169,12 @@ def test_later_fields_win_and_what_an_algorithm_does_not_take_is_left_out():
     assert {fields["rounds"] for fields in cells.values()} == {1}
     assert cells[FEDAVG, "literal"] == cells[FEDAVG, "correct"]
     assert not {"epsilon", "delta", "participation"} & set(cells[FEDAVG, "literal"])
+
+
+def test_what_a_table_is_like_holds_where_nothing_else_is_written():
+    turned = next(panel for panel in read_recipe("rfedavg/fig10").panels if panel.key == "mnist-10")
+    own = {"similarity": 10.0, "target": "accuracy=0.98"}  # the rest is of another panel of another recipe
+    assert turned.fields == {"dataset": "mnist", "rounds": 60, "feature_strength": 1e-4} | own
 
 
 @pytest.mark.parametrize(

@@ -92,11 +92,20 @@ class Comparison:
         return {name: [own[seed] - best[seed] for seed in shared if seed in own] for name, own in rows.items()}
 
     def rivals(self, epsilon: float | None) -> tuple[ComparisonRow, ComparisonRow]:
-        """At a budget: training alone, and the best of the shared models."""
-        rows = self.at(epsilon)
-        shared = [row for row in rows if not row.own]
-        alone = next(row for row in rows if row.algorithm == ALONE)
-        return alone, max(shared, key=lambda row: self.measure.better * row.standing.mean)
+        """At a budget: training alone, and the best of the shared models.
+
+        Raises: ConfigurationError where one of them is missing.
+        """
+        here = {row.algorithm: row for row in self.at(epsilon)}
+        shared = [row for row in here.values() if not row.own]
+        if ALONE not in here or not shared:
+            raise errors.refuse(
+                f"algorithms at epsilon {epsilon}",
+                ", ".join(sorted(here)),
+                f"{ALONE}, one with a shared model, and others",
+                f"add {ALONE} and dp_fedavg_local to the axis",
+            )
+        return here[ALONE], max(shared, key=lambda row: self.measure.better * row.standing.mean)
 
 
 def compare(records: Sequence[Record], axes: Sequence[str]) -> Comparison:
@@ -118,8 +127,9 @@ def compare(records: Sequence[Record], axes: Sequence[str]) -> Comparison:
         chosen, count = best.get(key, (setting, 0))
         better = measure.better * (_standing(setting, measure).mean - _standing(chosen, measure).mean) > 0
         best[key] = (setting if better else chosen, count + 1)
-    rows = [_row(key, *found, best, measure) for key, found in best.items()]
-    return Comparison(measure, tuple(sorted(rows, key=lambda row: (row.epsilon or 0.0, row.own, row.algorithm))))
+    rows = [_row(*key, *chosen, measure) for key, chosen in best.items()]
+    alone = Comparison(measure, tuple(sorted(rows, key=lambda row: (row.epsilon or 0.0, row.own, row.algorithm))))
+    return Comparison(measure, tuple(_against(row, alone.rivals(row.epsilon), measure) for row in alone.rows))
 
 
 def comparable(records: Sequence[Record], axes: Sequence[str]) -> bool:
@@ -174,17 +184,9 @@ def _values(point: Record) -> tuple[np.ndarray, np.ndarray]:
     return np.array([np.nan if value is None else value for value in clients["values"]]), np.array(clients["records"])
 
 
-def _row(
-    key: tuple[Any, str],
-    setting: Setting,
-    settings: int,
-    best: dict[tuple[Any, str], tuple[Setting, int]],
-    measure: Measure,
-) -> ComparisonRow:
-    (epsilon, algorithm), point = key, setting.done[0]
-    own, others = point["clients"]["own"], rivals(best, epsilon, measure)
-    gains = _gains(setting, others, measure) if own and algorithm != ALONE else []
-    means = [standing(*_values(one), measure.better).mean for one in setting.done]
+def _row(epsilon: float | None, algorithm: str, setting: Setting, settings: int, measure: Measure) -> ComparisonRow:
+    """An algorithm by itself, not yet against others."""
+    point, means = setting.done[0], [standing(*_values(one), measure.better).mean for one in setting.done]
     values = {name: value for name, value in setting.values.items() if name not in ("algorithm", "epsilon", "view")}
     return ComparisonRow(
         epsilon,
@@ -193,36 +195,29 @@ def _row(
         settings,
         setting.epsilon,
         point["guarantee"]["view"],
-        own,
+        point["clients"]["own"],
         _standing(setting, measure),
-        Gain(*(statistics.fmean(numbers) for numbers in zip(*gains, strict=True))) if gains else None,
+        None,
         interval(means),
-        interval([one.regret for one in gains]),
+        interval([]),
         tuple(setting.done),
     )
 
 
-def rivals(
-    best: dict[tuple[Any, str], tuple[Setting, int]], epsilon: float | None, measure: Measure
-) -> tuple[Setting, Setting]:
-    """At a budget: training alone, and the best of the shared models."""
-    here = {name: setting for (budget, name), (setting, _) in best.items() if budget == epsilon}
-    shared = [setting for setting in here.values() if not setting.done[0]["clients"]["own"]]
-    if ALONE not in here or not shared:
-        raise errors.refuse(
-            f"algorithms at epsilon {epsilon}",
-            ", ".join(sorted(here)),
-            f"{ALONE}, one with a shared model, and others",
-            f"add {ALONE} and dp_fedavg_local to the axis",
-        )
-    return here[ALONE], max(shared, key=lambda setting: measure.better * _standing(setting, measure).mean)
+def _against(row: ComparisonRow, rivals: Sequence[ComparisonRow], measure: Measure) -> ComparisonRow:
+    """Own models with what they gain on the rivals of their budget."""
+    if not row.own or row.algorithm == ALONE:
+        return row
+    gains = _gains(row, rivals, measure)
+    mean = Gain(*(statistics.fmean(numbers) for numbers in zip(*gains, strict=True)))
+    return dataclasses.replace(row, against=mean, regrets=interval([one.regret for one in gains]))
 
 
-def _gains(setting: Setting, others: tuple[Setting, Setting], measure: Measure) -> list[Gain]:
+def _gains(row: ComparisonRow, rivals: Sequence[ComparisonRow], measure: Measure) -> list[Gain]:
     """Seed by seed, as other seeds may have other clients."""
-    by_seed = [{point["values"]["seed"]: point for point in other.done} for other in others]
+    by_seed = [{point["values"]["seed"]: point for point in other.points} for other in rivals]
     each = []
-    for point in setting.done:
+    for point in row.points:
         rival = [points.get(point["values"]["seed"]) for points in by_seed]
         if all(one is not None for one in rival):
             values, records = _values(point)

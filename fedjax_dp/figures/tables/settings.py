@@ -159,6 +159,16 @@ def by_value(settings: Iterable[Setting], axis: str) -> dict[str, list[Setting]]
     return found
 
 
+def varying(settings: Sequence[Setting]) -> list[str]:
+    """The axes with more than one value."""
+    return [name for name in settings[0].values if len(by_value(settings, name)) > 1] if settings else []
+
+
+def values_of(settings: Iterable[Setting], axis: str) -> list[Any]:
+    """The different values of an axis, in the order of the plan."""
+    return [group[0].values[axis] for group in by_value(settings, axis).values()]
+
+
 def measures_of_records(records: Iterable[Record]) -> Measures:
     """What the histories of a sweep hold; of several tasks what any does, the main one that of the first point.
 

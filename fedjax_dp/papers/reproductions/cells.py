@@ -49,13 +49,15 @@ def cells_of(
     """Every cell at a scale; `only` these panels. `chosen` is what a search chose, `extra` wins over everything."""
     cells = []
     for panel, line in pairs(recipe, scale, only):
+        searched = line.options.get("chosen", False)
         for x, value in _values(recipe, panel, scale):
-            for reading in line.options.get("readings", READINGS):
+            for reading in ("correct",) if searched else READINGS:
                 fields = (
                     recipe.base
                     | panel.fields
+                    | (recipe.search["fields"] if searched else {})
                     | line.fields
-                    | (dict(chosen or {}) if line.options.get("chosen") else {})
+                    | (dict(chosen or {}) if searched else {})
                     | recipe.readings[reading]
                     | panel.readings[reading]
                     | line.readings[reading]

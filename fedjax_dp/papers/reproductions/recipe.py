@@ -3,29 +3,31 @@
     title, source      of the table or figure; `source` names the paper and the place in it
     like               another recipe, whose keys and tables hold here too where none is written, all but [published];
                        a panel, line or published panel that is empty here is the one of that recipe
+    like               in a panel or line: another one, above it or in that recipe, whose keys hold where none is
+                       written; in another table: a recipe, whose table of this name does so
     figure             "final" (one value per line), "rounds" (curves), "along" (against a number) or "features"
     metrics            what is shown, see `measures`; published numbers are of the first
     open               what the paper leaves open, and what stands here instead
     along, values      figure "along": the field that varies with its values; or tables of fields, each with an `x`
+    impossible         remarks, each with a `statement`, why a number cannot be reached, and the `panels` and `lines`
+                       that it is about
+    claims             what the paper says of the order of two lines, by its first metric: a `statement`, with lines
+                       `better` and `than`; or `better_x` and `than_x` of the same line. `by` is the least distance,
+                       `metric`, `panels` and `lines` narrow it, `reading` and `than_reading` (or "published") cross
+                       readings
     [base]             fields of all runs (`fedjax-dp run --help`)
     [literal], [correct]   fields of a reading: the paper's own recipe, and the rigorous one
     [panels.KEY]       a group of lines: `title`, fields, and if need be `along`, `values`, `literal`, `correct`, and
                        `records`, the training records below which the data at hand is not the paper's
-    [lines.KEY]        a method: `title`, fields, `literal`, `correct`, `chosen` (takes what the search chose),
-                       `without` (fields that it leaves out), and `panels`, `readings`: only these
+    [lines.KEY]        a method: `title`, fields, `literal`, `correct`, `panels` (only these), `without` (fields that it
+                       leaves out), and `chosen`: it takes the search's fields and choice, in the correct reading alone
     [published.PANEL]  LINE = mean, [mean, standard deviation], or a table by x
-    [[impossible]]     `statement`, and the `panels` and `lines` that it is about: why a number cannot be reached
-    [[claims]]         `statement`, with lines `better` and `than`: what the paper says of their order, by its first
-                       metric;
-                       or `better_x` and `than_x` of the same line. `by` is the least distance, `metric`, `panels` and
-                       `lines` narrow it, `reading` and `than_reading` (or "published") compare across
-                       readings
     [search]           of what this project chooses: `axes`, `seeds`, `trials`, `law` of their number, `fields`
     [smoke], [small], [full]   seeds, `values`, `panels`, `lines` (how much is taken), `search` (what replaces parts of
                        [search]) and fields of a scale, which the search does not vary then
 
-Later ones win: base, panel, line, what was chosen, reading, the panel's and line's own, scale, value of `along`. What
-an algorithm does not take is left out for it. `panels` and `lines` are patterns such as "mnist*".
+Later ones win: base, panel, fields of the search, line, what was chosen, reading, the panel's and line's own, scale,
+value of `along`. What an algorithm does not take is left out for it. `panels` and `lines` are patterns, as "mnist*".
 """
 
 import dataclasses
@@ -44,7 +46,7 @@ SCALES = ("smoke", "small", "full")
 BEST = "best"  # beside the papers: what this project reaches in their settings
 FIGURES = ("final", "rounds", "along", "features")
 _OF_PANEL = ("title", "along", "values", "records", *READINGS)
-_OF_LINE = ("title", "chosen", "without", "panels", "readings", *READINGS)
+_OF_LINE = ("title", "chosen", "without", "panels", *READINGS)
 _OF_SCALE = ("seeds", "values", "search", "panels", "lines")
 
 
@@ -145,15 +147,18 @@ def read_recipe(name: str) -> Recipe:
 
 
 def _tables(name: str) -> Fields:
-    """The TOML tables of a recipe, with those of the recipe that it is like."""
+    """The TOML tables of a recipe, with what they are like."""
     file = importlib.resources.files("fedjax_dp.papers.reproductions") / "recipes" / f"{name}.toml"
     tables = tomllib.loads(file.read_text(encoding="utf-8"))
-    if "like" not in tables:
-        return tables
-    other = _tables(tables.pop("like"))
-    for kind in ("panels", "lines", "published"):
-        if kind in tables:
-            tables[kind] = {key: table or other[kind].get(key, table) for key, table in tables[kind].items()}
+    other = _tables(tables.pop("like")) if "like" in tables else {}
+    for kind, table in tables.items():
+        if kind in ("panels", "lines", "published"):
+            known = dict(other.get(kind, {}))
+            for key, group in table.items():
+                like = group.pop("like", None if group else key)
+                known[key] = table[key] = (known[like] if like else {}) | group
+        elif isinstance(table, dict) and "like" in table:
+            tables[kind] = _tables(table.pop("like"))[kind] | table
     return {key: table for key, table in other.items() if key != "published"} | tables
 
 
