@@ -67,6 +67,7 @@ EXAMPLES = {
             parts.AllocatedCohort(pass_rounds=5, chosen=2),
             parts.BinnedCohort(pass_rounds=4),
             parts.CyclicPoissonCohort(size=1, pass_rounds=3),
+            parts.SeparatedCohort(size=2, separation=2),
             parts.TruncatedPoissonCohort(size=3, most=4),
         )
     },

@@ -1,4 +1,6 @@
-"""What cohorts that are drawn by passes of rounds, and records that pick their batch, are counted as."""
+"""What cohorts that are drawn by passes of rounds or with rests, and records that pick their batch, are counted as."""
+
+import functools
 
 import jax
 import numpy as np
@@ -21,6 +23,7 @@ from fedjax_dp.accounting import (
 )
 from fedjax_dp.privacy.client_events import client_events
 from fedjax_dp.privacy.guarantees import guaranteed
+from fedjax_dp.privacy.planned_run import participations
 from fedjax_dp.privacy.spending import Spending
 from fedjax_dp.privacy.terms import PrivacyTerms
 from fedjax_dp.pytrees import changed
@@ -77,6 +80,29 @@ def test_a_draw_that_is_seen_or_not_known_hides_nobody():
     keeping = fdp.mr_mtl(**COMMON, **PASSES, cohort="allocation", noise_on="clients")
     assert sampling_of(keeping) == FullBatch()
     assert guaranteed(planned(of_clients("allocation"), view="uploads")).reason
+
+
+APART = {**COMMON, "cohort": "separated", "cohort_size": 1, "separation": 3}
+
+
+def test_rests_bound_the_rounds_of_a_client_where_noise_is_correlated():
+    ftrl = functools.partial(fdp.dp_ftrl, bands=3, estimator="wor_delta")
+    cyclic = ftrl(**COMMON, cohort="cyclic", cohort_size=2)  # of 6: every third round
+    events = [client_events(planned(of, participation="worst")) for of in (ftrl(**APART), cyclic)]
+    assert events[0] == events[1]  # three rounds of nine, three apart
+    with pytest.raises(errors.ConfigurationError, match="separation must be given"):
+        fdp.dp_fedavg(**{**APART, "separation": None})
+    with pytest.raises(errors.ConfigurationError, match="separation must be at most 6 clients / cohort_size 1"):
+        planned(fdp.dp_fedavg(**{**APART, "separation": 7}))
+
+
+@pytest.mark.slow
+def test_rests_amplify_nothing():
+    run = planned(fdp.dp_fedavg(**APART))
+    times = participations(run.algorithm, DATA, 9, 3)
+    assert [event.releases for event in client_events(run)] == times.tolist()
+    assert max(times) <= 3
+    assert {step.sampling for event in client_events(run) for step, _ in event.leaves()} == {FullBatch()}
 
 
 def test_rounds_of_a_pass_do_not_add_up_one_by_one():
@@ -147,8 +173,8 @@ def test_a_cohort_that_is_not_drawn_as_it_states_is_found_out(kind, members, lin
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_and_a_row_of_a_sweep_is_its_run_bit_for_bit():
-    algorithm = of_clients("allocation")
+@pytest.mark.parametrize("algorithm", [of_clients("allocation"), fdp.dp_fedavg(**APART)], ids=["allocation", "apart"])
+def test_a_run_goes_on_and_a_row_of_a_sweep_is_its_run_bit_for_bit(algorithm):
     whole = fdp.simulate(algorithm, DATA, rounds=6)
     on = fdp.simulate(algorithm, DATA, rounds=6, start=fdp.simulate(algorithm, DATA, rounds=3).state)
     assert all(map(np.array_equal, jax.tree.leaves(whole.params), jax.tree.leaves(on.params)))
