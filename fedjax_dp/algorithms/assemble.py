@@ -39,6 +39,7 @@ BATCHES: dict[str, Callable[..., "parts.Batches"]] = {
     "epochs": lambda size, last, **rest: parts.EpochBatches(size=size, last=last),
     "refill": lambda size, epochs, **rest: parts.RefillBatches(size=size, epochs=epochs),
     "allocated": lambda size, **rest: parts.AllocatedBatches(size=size),
+    "bins": lambda size, **rest: parts.AllocatedBatches(size=size, kept=True),
 }
 
 COHORTS: dict[str, Callable[..., "parts.Cohort"]] = {
@@ -109,7 +110,8 @@ class Common(TypedDict, total=False):
         first: wait for so many of the cohort only
         estimator: how updates combine
         trim: fraction of the updates left out at either end, in each coordinate
-        batches: how a step's records are drawn; full takes all, with epochs and refill local steps are epochs
+        batches: how a step's records are drawn; full takes all, with epochs, refill, allocated and bins local steps are
+            epochs
         batch_size: records B per local step; a client with fewer is in every step with all of them
         last: the rest of a pass, fewer than a batch
         poisson_rate: chance of a record: size is B / n_k, at most 1; opacus is 1 / ceil(n_k / B)

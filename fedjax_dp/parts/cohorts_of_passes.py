@@ -36,6 +36,9 @@ class ShuffledCohort(Cohort):
     """Clients are shuffled afresh for every pass, and blocks of `size` take turns: everybody once a pass.
 
     last  the rest of a pass, of N mod r clients: "drop" leaves out others in each pass; "keep" makes a round of it.
+          What divides sums by their expected size then takes the mean N / P in all rounds. Any public divisor divides
+          noise and sensitivity alike, so the price is that of a sum; by this one every client weighs the same in
+          whatever block it is, and no rest of few clients is noisier than the others.
     Who takes part amplifies nothing here and may be public.
     """
 

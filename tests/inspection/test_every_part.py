@@ -95,7 +95,9 @@ EXAMPLES = {
         local(RECORD, batches=parts.EpochBatches(size=2)),
         local(RECORD, batches=parts.EpochBatches(size=5, last="keep")),
     ),
-    "AllocatedBatches": (local(RECORD, batches=parts.AllocatedBatches(size=3)),),
+    "AllocatedBatches": tuple(
+        local(RECORD, batches=parts.AllocatedBatches(size=3, kept=kept)) for kept in (False, True)
+    ),
     "RefillBatches": (local(RECORD, batches=parts.RefillBatches(size=5, epochs=2), steps=1),),
     "ClipRecords": (
         RECORD,

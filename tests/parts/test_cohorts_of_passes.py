@@ -14,6 +14,7 @@ from fedjax_dp.inspection.trials import QUICK, drawn_cohorts
 from fedjax_dp.parts import (
     AllocatedCohort,
     BinnedCohort,
+    BoundedMean,
     CyclicPoissonCohort,
     Dropout,
     PoissonCohort,
@@ -92,6 +93,15 @@ def test_rounds_of_a_client_are_those_of_the_law(name):
     assert law.capacity(num_clients) >= there.sum(2).max()
     assert law.fixed == (np.ptp(there.sum(2)) == 0)
     assert law.expected_size(num_clients) == round(num_clients * chance) or name.startswith("shuffled")
+
+
+def test_the_rest_of_a_shuffle_is_divided_as_every_block_is():
+    """So its noise is no larger on the mean, and a client moves the model alike wherever it is."""
+    law, num_clients = LAWS["shuffled, keep"][:2]
+    shares = np.full(num_clients, 1 / num_clients)
+    mean, rates = BoundedMean(), law.rates(shares)
+    assert float(mean.sensitivity(shares, rates, law.capacity(num_clients))) == pytest.approx(4 / 14, rel=1e-6)
+    np.testing.assert_allclose(mean.gains(shares, rates, None), 4 / 14, rtol=1e-6)
 
 
 def both_of_two(there, one, other):

@@ -15,6 +15,7 @@ from fedjax_dp.accounting import (
     BallsInBins,
     FullBatch,
     GaussianSteps,
+    NotCoveredError,
     Poisson,
     RandomAllocation,
     TruncatedPoisson,
@@ -111,13 +112,46 @@ def test_rounds_of_a_pass_do_not_add_up_one_by_one():
     assert [spending.epsilon(rounds) == spending.epsilon(rounds + 1) for rounds in (1, 3, 4, 5)] == [1, 1, 0, 1]
 
 
-def test_allocated_records_are_counted_by_passes():
-    run = planned(fdp.dpnfl(**{**COMMON, "batch_size": 3}, cohort_size=None, batches="allocated"), 5)
-    events = client_events(run)
-    for records, event in zip(DATA.sizes, events, strict=True):
-        batches = -(-int(records) // 3)
-        assert event == GaussianSteps(2.0, RandomAllocation(1, batches), ADDED, 5 * 2 * batches)
-        assert event.releases == 10
+def of_records(**options):
+    return fdp.dpnfl(**{**COMMON, "batch_size": 3, "cohort_size": None, **options})
+
+
+def test_allocated_records_are_counted_by_passes_and_kept_slots_as_one():
+    for batches, law, releases in (("allocated", lambda of: RandomAllocation(1, of), 10), ("bins", BallsInBins, 1)):
+        run = planned(of_records(batches=batches), 5)
+        for records, event in zip(DATA.sizes, client_events(run), strict=True):
+            of = -(-int(records) // 3)
+            assert event == GaussianSteps(2.0, law(of), ADDED, 5 * 2 * of)
+            assert event.releases == releases
+
+
+@pytest.mark.parametrize(
+    ("options", "terms"),
+    [
+        ({"noise_schedule": "linear", "noise_end": 0.5, "noise_rounds": 9}, {}),
+        ({"cohort": "poisson", "cohort_size": 3}, {"participation": "law"}),
+    ],
+)
+def test_what_splits_kept_slots_has_no_epsilon(options, terms):
+    with pytest.raises(NotCoveredError, match="drawn afresh in each pass"):
+        guaranteed(planned(of_records(batches="bins", **options), **terms))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("batches", "each"), [("bins", 1), ("allocated", 3)])
+def test_a_client_draws_kept_slots_by_one_key_in_all_rounds(batches, each):
+    keys = set()
+
+    def sample(part, key, records, *shape):
+        jax.debug.callback(lambda n, words: keys.add((int(n), *words.tolist())), records, jax.random.key_data(key))
+        return parts.AllocatedBatches.sample(part, key, records, *shape)
+
+    algorithm = of_records(batches=batches)
+    rule = lying(algorithm.local.batches, sample=sample)
+    clients = ragged_data([8, 9, 10, 11, 12, 13])  # of which the sizes tell
+    fdp.simulate(changed(algorithm, local=changed(algorithm.local, batches=rule)), clients, rounds=3)
+    jax.effects_barrier()
+    assert len({key[1:] for key in keys}) == len(keys) == 6 * each
 
 
 REFUSED = [
