@@ -221,6 +221,20 @@ def poisson_capacity(size: int) -> int:
     return rows
 
 
+def misses(words: tuple[jax.Array, jax.Array], rate: float) -> jax.Array:
+    """How many coins of chance `rate` fail before one comes up, by inversion in float64; at most 2^30.
+
+    Shapes: words two arrays `(k,)` of uniform 32-bit words, high and low; returns `(k,)` int32.
+    """
+    with jax.enable_x64(True):
+        return _misses(_fractions(words), jnp.float64(rate), 2.0**30)
+
+
+def _misses(uniform: jax.Array, rate: jax.Array, most: float) -> jax.Array:
+    gaps = jnp.floor(jnp.log1p(-uniform) / jnp.log1p(-rate))  # short ones from small numbers, which are exact
+    return jnp.minimum(gaps, most).astype(jnp.int32)
+
+
 def independent(
     words: tuple[jax.Array, jax.Array], population: jax.Array, size: int, among: jax.Array | None = None
 ) -> tuple[jax.Array, jax.Array]:
@@ -236,8 +250,7 @@ def independent(
     with jax.enable_x64(True):
         uniform = _fractions(words)
         rate = jnp.minimum(size / (population if among is None else among).astype(jnp.float64), 1.0)
-        gaps = jnp.floor(jnp.log1p(-uniform) / jnp.log1p(-rate))  # short ones from small numbers, which are exact
-        gaps = jnp.minimum(gaps, 2.0**31 // uniform.shape[-1] - 2).astype(jnp.int32)  # so that the sum cannot wrap
+        gaps = _misses(uniform, rate, 2.0**31 // uniform.shape[-1] - 2)  # so that the sum cannot wrap
     places = jnp.cumsum(gaps + 1, axis=-1) - 1
     drawn = places < population
     return jnp.where(drawn, places, 0), drawn

@@ -29,7 +29,8 @@ class Composed:
         ongoing = [part for part in self.parts if not isinstance(part, Past)]
         if sum(step.sampling.kept for part in ongoing for step, _ in part.leaves()) > 1:
             raise NotCoveredError(
-                "several events do not say whether a slot is kept from one to the next; state one event"
+                "several events do not say whether a slot is kept from one to the next; state one event, or use "
+                "slots that are drawn afresh in each pass"
             )
 
     def scaled(self, factor: float) -> "Composed":
@@ -82,7 +83,7 @@ class RandomParticipation:
         errors.require_count("rounds", self.rounds)
         if any(step.sampling.kept for step, _ in self.each.leaves()):
             raise NotCoveredError(
-                "a slot that is kept over rounds drawn at random is not covered; use RandomAllocation"
+                "a slot that is kept over rounds drawn at random is not covered; use slots drawn afresh in each pass"
             )
 
     def scaled(self, factor: float) -> "RandomParticipation":

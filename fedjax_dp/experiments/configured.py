@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_dp import errors, folders, gradients
-from fedjax_dp.accounting import Poisson, RandomAllocation, Unit, WithoutReplacement
+from fedjax_dp.accounting import BallsInBins, Poisson, RandomAllocation, Unit, WithoutReplacement
 from fedjax_dp.algorithms import COMMON
 from fedjax_dp.data.loaders import kind_of
 from fedjax_dp.data.store import FederatedData
@@ -184,7 +184,7 @@ def _small_clients(run: PlannedRun) -> list[str]:
         fewer = int(np.sum(sizes < size))
         return [f"{count(fewer, 'client')} with < {size} records: their batches are all they have"] if fewer else []
     small = int(np.sum(sizes <= size))
-    drawn = isinstance(batches.sampling(2**31), WithoutReplacement | Poisson | RandomAllocation)
+    drawn = isinstance(batches.sampling(2**31), WithoutReplacement | Poisson | RandomAllocation | BallsInBins)
     if not small or not drawn:
         return []
     return [
@@ -210,8 +210,8 @@ def _rounds(config: RunSpec, ready: PreparedRun) -> str:
     steps, batch = options.get("local_steps"), options.get("batch_size")
     does = "train"
     if steps is not None:
-        in_passes = options.get("batches") in ("epochs", "refill", "allocated")
-        kind = ("local pass", "local passes") if in_passes else ("local step", "local steps")
+        even = planned.algorithm.local.batches.even
+        kind = ("local step", "local steps") if even else ("local pass", "local passes")
         does = (
             f"take {steps:,} {kind[steps != 1]} of {'all their records' if batch is None else count(batch, 'record')}"
         )

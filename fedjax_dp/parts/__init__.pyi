@@ -56,6 +56,7 @@ from .cohorts import UniformCohort as UniformCohort
 from .cohorts_of_passes import AllocatedCohort as AllocatedCohort
 from .cohorts_of_passes import BinnedCohort as BinnedCohort
 from .cohorts_of_passes import CyclicPoissonCohort as CyclicPoissonCohort
+from .cohorts_of_passes import SeparatedCohort as SeparatedCohort
 from .cohorts_of_passes import ShuffledCohort as ShuffledCohort
 from .cohorts_of_passes import TruncatedPoissonCohort as TruncatedPoissonCohort
 from .contexts import ClientContext as ClientContext

@@ -35,7 +35,8 @@ class Batches(Protocol):
         ...
 
     def sample(self, key: jax.Array, records: jax.Array, steps: int, largest: int, smallest: int) -> Batch:
-        """The batches of a client's round, by a key of its own; traced.
+        """The batches of a client's round, by a key of its own; traced. The key is the same in all rounds where
+        `sampling` states a law that is kept, as `accounting.BallsInBins` is.
 
         records  of this client, between `smallest` and `largest`, on which shapes and branches may depend;
         steps    to draw for: `count` of the largest client, and one for each further gradient.
@@ -80,7 +81,7 @@ def divisors_of(batches: Batches, records: int, steps: int) -> np.ndarray:
 
 def neighbours_of(sampling: accounting.Sampling) -> accounting.Adjacency:
     """Add-remove where each record is drawn by itself, so that one more changes no other's draw; else replace-one."""
-    by_itself = isinstance(sampling, accounting.Poisson | accounting.RandomAllocation)
+    by_itself = isinstance(sampling, accounting.Poisson | accounting.RandomAllocation | accounting.BallsInBins)
     return accounting.Adjacency.ADD_REMOVE if by_itself else accounting.Adjacency.REPLACE_ONE
 
 
@@ -280,15 +281,18 @@ class EpochBatches:
 
 @value
 class AllocatedBatches:
-    """Passes in which every record picks one of P_k = ceil(n_k / `size`) batches by itself, afresh in each pass.
+    """Passes in which every record picks one of P_k = ceil(n_k / `size`) batches by itself.
+
+    kept  False: afresh in each pass; True: once for the whole run.
 
     Local steps are epochs here. P_k and the divisor, floor(n_k / P_k), are constants of the client, also for an empty
     batch, and stay where a record joins or leaves. Which batch a record picks is secret, and that amplifies privacy.
     Arrays have a fixed number of rows. A batch that would overflow them is cut, with probability below 1e-18 a step.
-    Source: Feldman and Shenfeld 2025, arXiv:2502.08202 (random allocation).
+    Source: Feldman and Shenfeld 2025, arXiv:2502.08202 (random allocation); Chua et al. 2024, arXiv:2412.16802 (kept).
     """
 
     size: int = structure()
+    kept: bool = structure(default=False)
 
     equation = r"\mathcal{B}_j = \{i : s_i = j\},\ s_i \sim \text{uniform on}\ \{1, \dots, \lceil n_k / B \rceil\}"
 
@@ -311,13 +315,15 @@ class AllocatedBatches:
             return jnp.where(mask, order[jnp.minimum(places, largest - 1)], 0), mask
 
         passes = steps // longest
-        positions, mask = jax.vmap(of_pass)(jnp.arange(passes, dtype=jnp.uint32))
+        streams = jnp.arange(passes, dtype=jnp.uint32)
+        positions, mask = jax.vmap(of_pass)(jnp.zeros_like(streams) if self.kept else streams)
         live = jnp.tile(jnp.arange(longest) < batches, passes).astype(jnp.float32)
         divisor = jnp.full(steps, records // jnp.maximum(batches, 1))
         return Batch(positions.reshape(steps, rows), mask.reshape(steps, rows), divisor, live)
 
     def sampling(self, records: int) -> accounting.Sampling:
-        return accounting.RandomAllocation(1, self._batches_of_pass(records))
+        batches = self._batches_of_pass(records)
+        return accounting.BallsInBins(batches) if self.kept else accounting.RandomAllocation(1, batches)
 
     def divisor(self, records: int) -> int:
         return records // self._batches_of_pass(records)

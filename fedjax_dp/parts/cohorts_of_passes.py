@@ -1,7 +1,7 @@
-"""Cohorts that are drawn for a pass of rounds at once, and a cut one. All follows from keys, ids and the round.
+"""Cohorts that are drawn for a pass of rounds at once, or with a rest between two rounds of a client, and a cut one.
 
-A pass is rounds p P to (p + 1) P - 1. So rounds in which a client takes part may depend on one another, and nothing has
-to be remembered between them.
+All follows from keys, ids and the round, so rounds in which a client takes part may depend on one another, and nothing
+has to be remembered between them. A pass is rounds p P to (p + 1) P - 1.
 """
 
 import functools
@@ -15,7 +15,7 @@ import scipy.stats
 from fedjax_dp import accounting, errors, prng
 from fedjax_dp.accounting import Adjacency, Sampling
 from fedjax_dp.parts.cohorts import SEEN, Array, Cohort, CohortKeys, Members, check_size
-from fedjax_dp.pytrees import structure, value
+from fedjax_dp.pytrees import changed, structure, value
 
 
 def _all_who_join(joins: jax.Array, positions: int) -> Members:
@@ -36,6 +36,9 @@ class ShuffledCohort(Cohort):
     """Clients are shuffled afresh for every pass, and blocks of `size` take turns: everybody once a pass.
 
     last  the rest of a pass, of N mod r clients: "drop" leaves out others in each pass; "keep" makes a round of it.
+          What divides sums by their expected size then takes the mean N / P in all rounds. Any public divisor divides
+          noise and sensitivity alike, so the price is that of a sum; by this one every client weighs the same in
+          whatever block it is, and no rest of few clients is noisier than the others.
     Who takes part amplifies nothing here and may be public.
     """
 
@@ -215,6 +218,80 @@ class CyclicPoissonCohort(Cohort):
 
     def _rate(self, num_clients: int) -> float:
         return self.size * self.pass_rounds / num_clients
+
+
+@value
+class SeparatedCohort(Cohort):
+    """A client rests for `separation` - 1 rounds after each of its own, and joins any other by a coin of its own.
+
+    The coin comes up with probability p = 1 / (N / r - b + 1), and who rests at the start is drawn too, so that in
+    every round each client joins with probability r / N: `size` clients are expected. A client is in at most
+    ceil(T / b) of T rounds; nothing is amplified, as nobody has proved how much, and who takes part may be public.
+    A cohort that would overflow its positions is cut, with probability below 1e-18 a round.
+    Each client's rounds are drawn anew from the first, so that round t costs about t r draws.
+    Source: arXiv:2602.09338 (2026, b-min-sep sampling).
+    """
+
+    size: int = structure()
+    separation: int = structure()
+
+    equation = (
+        r"\Pr[k \in S_t] = 1 / (N / r - b + 1)\ \text{if}\ "
+        r"k \notin S_{t - 1} \cup \dots \cup S_{t - b + 1},\ \text{independently, else}\ 0"
+    )
+
+    at_most_once = True
+    no_epsilon_reason = None
+
+    def capacity(self, num_clients: int) -> int:
+        return _positions(self.size, num_clients)
+
+    def expected_size(self, num_clients: int) -> int:
+        return self.size
+
+    def sample(self, keys: CohortKeys, round_index: jax.Array, shares: jax.Array) -> Members:
+        num_clients, key = shares.shape[0], prng.role_key(keys.run, "separation")
+
+        def gap(number: jax.Array) -> jax.Array:
+            """Rounds from one of a client to its next."""
+            return self.separation + prng.misses(prng.words(key, number, num_clients), self.rate_when_free(num_clients))
+
+        def after(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            upcoming, number = state
+            return jnp.where(upcoming < round_index, upcoming + gap(number), upcoming), number + 1
+
+        first = self.first(prng.words(key, 0, num_clients), gap(jnp.uint32(1)))
+        upcoming, _ = jax.lax.while_loop(lambda state: jnp.any(state[0] < round_index), after, (first, jnp.uint32(2)))
+        return _all_who_join(upcoming == round_index, self.capacity(num_clients))
+
+    def first(self, words: tuple[jax.Array, jax.Array], gap: jax.Array) -> jax.Array:
+        """The first round of each client `(num_clients,)`, of a chain that has always run.
+
+        As no two of the rounds 0 to b - 1 are a client's, each is with probability r / N; else it comes as late as
+        the next after round 0.
+        """
+        place = prng.below(words[0], jnp.int32(gap.size), words[1])
+        return jnp.where(place < self.separation * self.size, place // self.size, gap)
+
+    def rate_when_free(self, num_clients: int) -> float:
+        """p, of a client that does not rest."""
+        return self.size / (num_clients - (self.separation - 1) * self.size)
+
+    def rates(self, shares: Array) -> Any:
+        return self.size / shares.shape[0] + 0.0 * shares
+
+    def resized(self, size: int) -> Cohort:
+        return changed(self, size=size)
+
+    def min_separation(self, num_clients: int) -> int:
+        return self.separation
+
+    def check(self, num_clients: int) -> None:
+        check_size(self.size, num_clients)
+        errors.require_count("separation", self.separation)
+        if self.size * self.separation > num_clients:
+            wanted = f"at most {num_clients} clients / cohort_size {self.size}, as so many of them rest or take part"
+            raise errors.refuse("separation", self.separation, wanted)
 
 
 @value

@@ -62,6 +62,7 @@ class ClientContext(NamedTuple):
     shard: Callable[[jax.Array], jax.Array] = lambda flat: flat  # says which device computes which part of a vector
     stream: int = 0  # of draws, see `AdditionalRelease`
     signal: bool = True  # whether that of `StepReport` is taken
+    run_key: jax.Array | None = None  # of this client alone, the same in all rounds; None: in one round alone
 
     def receiving(self, params: jax.Array, *more: Any) -> "ClientContext":
         """The same client with something else received, in the order of `Received`."""

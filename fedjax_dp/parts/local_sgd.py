@@ -66,8 +66,11 @@ class PrivateGradients(NamedTuple):
     ) -> "PrivateGradients":
         """So many as there are rates, and `further`."""
         with jax.named_scope("batch_draw"):
-            key, data = role_key(client.key, "batch"), client.data
-            drawn = batches.sample(key, client.client.size, rates.size + further, data.largest, data.smallest)
+            data, kept = client.data, batches.sampling(client.data.largest).kept
+            key = client.run_key if kept and client.run_key is not None else client.key
+            drawn = batches.sample(
+                role_key(key, "batch"), client.client.size, rates.size + further, data.largest, data.smallest
+            )
         drawn = drawn._replace(live=(drawn.live > 0).astype(jnp.float32))
         noise_key, model_key = (role_key(client.key, role) for role in ("noise", "model"))
         in_order = _in_order(batches, rates, drawn.live[: rates.size])

@@ -154,13 +154,14 @@ class Spending:
     def by_round(self) -> Rounds | None:
         """What each round releases, where these add up to what the Guarantee is of; else None.
 
-        They do not for noise that is correlated over rounds, or for what is released once a run.
+        They do not for noise that is correlated over rounds, slots that are kept, or what is released once a run.
         """
         run = self.run
         kind, kinds = of_a_round(run)
         counts, whole = self.counts(run.rounds).tolist(), client_events(run)
         same = {(at, count, id(event)): event for at, count, event in zip(kind.tolist(), counts, whole, strict=True)}
         alike = all(times(kinds[at], count) == event for (at, count, _), event in same.items())
+        alike = alike and not any(step.sampling.kept for event in kinds for step, _ in event.leaves())
         return Rounds(kind, kinds) if alike else None
 
     def lines(

@@ -169,7 +169,10 @@ def visit(
     own_key = jax.random.fold_in(local_key, member.client.id + data.num_clients * member.turn)
     start, unravel = ravel(state.params)
     received = Received(start, state.shared, member.own, member.extra)
-    client = ClientContext(own_key, state.round, member.client, data, model, unravel, received, shard, signal=signal)
+    run_key = jax.random.fold_in(role_key(key, "kept by clients"), member.client.id)
+    client = ClientContext(
+        own_key, state.round, member.client, data, model, unravel, received, shard, signal=signal, run_key=run_key
+    )
     result = algorithm.local.run(client)
     count, transport = ids.shape[0], algorithm.transport
     sizes = Part(tensor_sizes(state.params), algorithm.local.sent_tensors(model)).sizes

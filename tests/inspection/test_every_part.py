@@ -67,6 +67,7 @@ EXAMPLES = {
             parts.AllocatedCohort(pass_rounds=5, chosen=2),
             parts.BinnedCohort(pass_rounds=4),
             parts.CyclicPoissonCohort(size=1, pass_rounds=3),
+            parts.SeparatedCohort(size=2, separation=2),
             parts.TruncatedPoissonCohort(size=3, most=4),
         )
     },
@@ -94,7 +95,9 @@ EXAMPLES = {
         local(RECORD, batches=parts.EpochBatches(size=2)),
         local(RECORD, batches=parts.EpochBatches(size=5, last="keep")),
     ),
-    "AllocatedBatches": (local(RECORD, batches=parts.AllocatedBatches(size=3)),),
+    "AllocatedBatches": tuple(
+        local(RECORD, batches=parts.AllocatedBatches(size=3, kept=kept)) for kept in (False, True)
+    ),
     "RefillBatches": (local(RECORD, batches=parts.RefillBatches(size=5, epochs=2), steps=1),),
     "ClipRecords": (
         RECORD,

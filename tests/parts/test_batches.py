@@ -147,6 +147,11 @@ def test_records_pick_their_batch_of_a_pass_by_themselves_and_afresh():
         return [np.abs(seen - n / 3).max() / np.sqrt(n * 2 / 9) for seen, n in trials]
 
     assert max(deviates(picked(rule))) < 4.89
+    kept = batches.AllocatedBatches(size=10, kept=True)
+    assert kept.sampling(25) == accounting.BallsInBins(3)
+    once = picked(kept, 20)
+    assert np.all(once == once[0])
+    assert np.array_equal(once[0], picked(rule, 1)[0])
     assert deviates(picked(PickedOnce(size=10), 20))[2] > 4.89
 
 

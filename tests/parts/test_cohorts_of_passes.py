@@ -1,4 +1,4 @@
-"""Cohorts that are drawn by passes of rounds: laws by counting over many runs, beside programs that break them."""
+"""Cohorts whose rounds depend on one another: laws by counting over many runs, beside programs that break them."""
 
 import functools
 
@@ -14,9 +14,11 @@ from fedjax_dp.inspection.trials import QUICK, drawn_cohorts
 from fedjax_dp.parts import (
     AllocatedCohort,
     BinnedCohort,
+    BoundedMean,
     CyclicPoissonCohort,
     Dropout,
     PoissonCohort,
+    SeparatedCohort,
     ShuffledCohort,
     TruncatedPoissonCohort,
     cohorts,
@@ -37,6 +39,7 @@ LAWS = {
     "allocation": (AllocatedCohort(pass_rounds=20, chosen=3), N, 20, 0.15, 1, 3),
     "bins": (BinnedCohort(pass_rounds=10), N, 35, 0.1, 10, 4),
     "cyclic Poisson": (CyclicPoissonCohort(size=5, pass_rounds=4), N, 30, 0.05, 4, 8),
+    "separated": (SeparatedCohort(size=5, separation=4), N, 30, 0.05, 4, 8),
     "truncated": (TruncatedPoissonCohort(size=10, most=14), N, 30, 0.09849078945983261, 1, 30),
 }
 
@@ -90,6 +93,15 @@ def test_rounds_of_a_client_are_those_of_the_law(name):
     assert law.capacity(num_clients) >= there.sum(2).max()
     assert law.fixed == (np.ptp(there.sum(2)) == 0)
     assert law.expected_size(num_clients) == round(num_clients * chance) or name.startswith("shuffled")
+
+
+def test_the_rest_of_a_shuffle_is_divided_as_every_block_is():
+    """So its noise is no larger on the mean, and a client moves the model alike wherever it is."""
+    law, num_clients = LAWS["shuffled, keep"][:2]
+    shares = np.full(num_clients, 1 / num_clients)
+    mean, rates = BoundedMean(), law.rates(shares)
+    assert float(mean.sensitivity(shares, rates, law.capacity(num_clients))) == pytest.approx(4 / 14, rel=1e-6)
+    np.testing.assert_allclose(mean.gains(shares, rates, None), 4 / 14, rtol=1e-6)
 
 
 def both_of_two(there, one, other):
@@ -154,10 +166,81 @@ def test_both_of_two_rounds_of_a_pass_are_as_likely_as_stated():
     assert in_pairs_of_rounds(ShuffleOfEachRound(size=10), 0.0) > LIMIT
 
 
-@pytest.mark.parametrize("name", ["allocation", "bins"])
+APART = SeparatedCohort(size=20, separation=4)
+
+
+def chances_of_the_chain(rate, separation, rounds, weights):
+    """Of a client to join in each round, and in each of the rounds after one of its own, by states of rounds barred."""
+    moves = np.zeros((separation, separation))  # from, to
+    moves[0, 0], moves[0, separation - 1] = 1 - rate, rate
+    for barred in range(1, separation):
+        moves[barred, barred - 1] = 1.0
+    after = np.eye(separation)[separation - 1]
+    powers = [np.linalg.matrix_power(moves, at) for at in range(rounds)]
+    return [rate * (weights @ power)[0] for power in powers], [rate * (after @ power)[0] for power in powers]
+
+
+@value
+class FreeAtTheStart(SeparatedCohort):
+    """Wrong: nobody rests in round 0."""
+
+    def first(self, words, gap):
+        return gap - self.separation
+
+
+@value
+class RateOfEachRound(SeparatedCohort):
+    """Wrong: r / N for the coin of a client that is free."""
+
+    def rate_when_free(self, num_clients):
+        return self.size / num_clients
+
+
+@value
+class ForgottenAtRoundSix(SeparatedCohort):
+    """Wrong: who rests is forgotten once."""
+
+    def sample(self, keys, round_index, shares):
+        key = jax.random.fold_in(keys.run, round_index // 6)
+        return super().sample(keys._replace(run=key), round_index % 6, shares)
+
+
+def away_from_the_chain(law):
+    """Deviates of how often clients are in each round, and in it and one of the seven before."""
+    there = attended(law, N, 12)
+    weights = np.array([0.4, 0.2, 0.2, 0.2])  # 1 / (1 + 3 p), and three times p times that
+    alone, again = chances_of_the_chain(0.5, 4, 7, weights)
+    np.testing.assert_allclose(alone, 0.2, rtol=1e-12)
+    off = [deviate(there.sum((0, 2)), RUNS * N, 0.2)]
+    for earlier in range(5):
+        for gap, chance in enumerate(again, 1):
+            found = both_of_two(there, earlier, earlier + gap)
+            off.append(deviate(found, RUNS * N, 0.2 * chance) if chance else np.inf if found else 0.0)
+    return max(off)
+
+
+@pytest.mark.slow
+def test_rounds_of_a_client_with_rests_are_those_of_the_chain():
+    assert LAWS["separated"][0].rate_when_free(N) == pytest.approx(0.058823529411764705, rel=1e-12)
+    assert away_from_the_chain(APART) < LIMIT
+    for wrong in (FreeAtTheStart, RateOfEachRound, ForgottenAtRoundSix):
+        assert away_from_the_chain(wrong(size=20, separation=4)) > LIMIT, wrong
+
+
+@pytest.mark.slow
+def test_rests_of_no_round_are_coins_and_the_longest_ones_are_kept_slots():
+    coins = attended(SeparatedCohort(size=10, separation=1), N, 12)
+    assert deviate(coins.sum((0, 2)), RUNS * N, 0.1) < LIMIT
+    assert max(deviate(both_of_two(coins, 0, gap), RUNS * N, 0.01) for gap in range(1, 12)) < LIMIT
+    kept = attended(SeparatedCohort(size=10, separation=10), N, 30, 20)
+    assert np.all(kept.reshape(20, 3, 10, N).sum(2) == 1)  # once in ten rounds
+    assert np.array_equal(kept[:, :10], kept[:, 10:20])
+
+
+@pytest.mark.parametrize("name", ["allocation", "bins", "separated"])
 def test_clients_pick_by_themselves(name):
-    law, _, _, chance, _, _ = LAWS[name]
-    first = attended(law, N, 1)[:, 0]
+    law, _, rounds, chance, _, _ = LAWS[name]
+    first = attended(law, N, rounds)[:, 0]
     sizes = first.sum(1)
     away = (np.var(sizes) / (N * chance * (1 - chance)) - 1) * np.sqrt(RUNS / 2)
     assert abs(away) < LIMIT
@@ -207,7 +290,8 @@ def test_what_accountants_count_by():
     assert LAWS["cyclic Poisson"][0].amplified(N, 3) == (accounting.Poisson(0.2), Adjacency.ADD_REMOVE)
     truncated = LAWS["truncated"][0]
     assert truncated.amplified(N, 0) == (accounting.TruncatedPoisson(0.1, 14, N), Adjacency.ZERO_OUT)
-    assert truncated.amplified(N, 1) == LAWS["shuffled"][0].amplified(N, 0) == cohorts.SEEN
+    for law, known in ((truncated, 1), (LAWS["shuffled"][0], 0), (LAWS["separated"][0], 0)):
+        assert law.amplified(N, known) == cohorts.SEEN
     assert [LAWS[name][0].rounds_per_pass(14) for name in ("shuffled, drop", "shuffled, keep")] == [3, 4]
 
 
@@ -217,6 +301,9 @@ BAD = [
     (BinnedCohort(pass_rounds=0), "pass_rounds must be an integer of at least 1"),
     (CyclicPoissonCohort(size=30, pass_rounds=4), "at most 100 clients / cohort_size 30"),
     (TruncatedPoissonCohort(size=10, most=0), "cohort_most must be an integer of at least 1"),
+    (SeparatedCohort(size=10, separation=0), "separation must be an integer of at least 1, got 0"),
+    (SeparatedCohort(size=30, separation=4), "separation must be at most 100 clients / cohort_size 30, .*got 4"),
+    (SeparatedCohort(size=101, separation=1), "cohort_size must be at most the 100 clients"),
     (ShuffledCohort(size=101), "cohort_size must be at most the 100 clients"),
     (ShuffledCohort(size=10, last="pad"), "cohort_last must be one of drop, keep"),
 ]

@@ -142,13 +142,15 @@ def test_adaptive_clipping_shrinks_both_noises_and_follows_noisy_fractions_of_th
     assert abs(float(jnp.std(jax.vmap(moved)(jnp.arange(4000)))) / std - 1) < 4.89 / math.sqrt(2 * 4000)
 
 
-@pytest.mark.parametrize("cohort", ["poisson", "uniform", "cyclic"])
+@pytest.mark.parametrize("cohort", ["poisson", "uniform", "cyclic", pytest.param("separated", marks=pytest.mark.slow)])
 def test_the_law_of_the_deployed_cohorts_is_that_of_the_simulated_ones(data, cohort):
-    stated = promise(dp_fedavg(noise_multiplier=2.0, cohort=cohort), data, **OF)
+    rests = {"separation": 2} if cohort == "separated" else {}
+    stated = promise(dp_fedavg(noise_multiplier=2.0, cohort=cohort, **rests), data, **OF)
     sampler = {
         "poisson": "Poisson sampling at rate 0.01",
         "uniform": "100 of 9999 without replacement",
         "cyclic": "who takes part is public, each client in at most 1 of them",
+        "separated": "who takes part is public, each client in at most 10 of them",
     }
     assert stated.deployment.sampler == sampler[cohort]
 

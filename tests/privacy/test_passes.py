@@ -1,4 +1,6 @@
-"""What cohorts that are drawn by passes of rounds, and records that pick their batch, are counted as."""
+"""What cohorts that are drawn by passes of rounds or with rests, and records that pick their batch, are counted as."""
+
+import functools
 
 import jax
 import numpy as np
@@ -13,6 +15,7 @@ from fedjax_dp.accounting import (
     BallsInBins,
     FullBatch,
     GaussianSteps,
+    NotCoveredError,
     Poisson,
     RandomAllocation,
     TruncatedPoisson,
@@ -21,6 +24,7 @@ from fedjax_dp.accounting import (
 )
 from fedjax_dp.privacy.client_events import client_events
 from fedjax_dp.privacy.guarantees import guaranteed
+from fedjax_dp.privacy.planned_run import participations
 from fedjax_dp.privacy.spending import Spending
 from fedjax_dp.privacy.terms import PrivacyTerms
 from fedjax_dp.pytrees import changed
@@ -79,19 +83,75 @@ def test_a_draw_that_is_seen_or_not_known_hides_nobody():
     assert guaranteed(planned(of_clients("allocation"), view="uploads")).reason
 
 
+APART = {**COMMON, "cohort": "separated", "cohort_size": 1, "separation": 3}
+
+
+def test_rests_bound_the_rounds_of_a_client_where_noise_is_correlated():
+    ftrl = functools.partial(fdp.dp_ftrl, bands=3, estimator="wor_delta")
+    cyclic = ftrl(**COMMON, cohort="cyclic", cohort_size=2)  # of 6: every third round
+    events = [client_events(planned(of, participation="worst")) for of in (ftrl(**APART), cyclic)]
+    assert events[0] == events[1]  # three rounds of nine, three apart
+    with pytest.raises(errors.ConfigurationError, match="separation must be given"):
+        fdp.dp_fedavg(**{**APART, "separation": None})
+    with pytest.raises(errors.ConfigurationError, match="separation must be at most 6 clients / cohort_size 1"):
+        planned(fdp.dp_fedavg(**{**APART, "separation": 7}))
+
+
+@pytest.mark.slow
+def test_rests_amplify_nothing():
+    run = planned(fdp.dp_fedavg(**APART))
+    times = participations(run.algorithm, DATA, 9, 3)
+    assert [event.releases for event in client_events(run)] == times.tolist()
+    assert max(times) <= 3
+    assert {step.sampling for event in client_events(run) for step, _ in event.leaves()} == {FullBatch()}
+
+
 def test_rounds_of_a_pass_do_not_add_up_one_by_one():
     spending = Spending(run := planned(of_clients("bins")), guaranteed(run))
     assert spending.by_round is None
     assert [spending.epsilon(rounds) == spending.epsilon(rounds + 1) for rounds in (1, 3, 4, 5)] == [1, 1, 0, 1]
 
 
-def test_allocated_records_are_counted_by_passes():
-    run = planned(fdp.dpnfl(**{**COMMON, "batch_size": 3}, cohort_size=None, batches="allocated"), 5)
-    events = client_events(run)
-    for records, event in zip(DATA.sizes, events, strict=True):
-        batches = -(-int(records) // 3)
-        assert event == GaussianSteps(2.0, RandomAllocation(1, batches), ADDED, 5 * 2 * batches)
-        assert event.releases == 10
+def of_records(**options):
+    return fdp.dpnfl(**{**COMMON, "batch_size": 3, "cohort_size": None, **options})
+
+
+def test_allocated_records_are_counted_by_passes_and_kept_slots_as_one():
+    for batches, law, releases in (("allocated", lambda of: RandomAllocation(1, of), 10), ("bins", BallsInBins, 1)):
+        run = planned(of_records(batches=batches), 5)
+        for records, event in zip(DATA.sizes, client_events(run), strict=True):
+            of = -(-int(records) // 3)
+            assert event == GaussianSteps(2.0, law(of), ADDED, 5 * 2 * of)
+            assert event.releases == releases
+
+
+@pytest.mark.parametrize(
+    ("options", "terms"),
+    [
+        ({"noise_schedule": "linear", "noise_end": 0.5, "noise_rounds": 9}, {}),
+        ({"cohort": "poisson", "cohort_size": 3}, {"participation": "law"}),
+    ],
+)
+def test_what_splits_kept_slots_has_no_epsilon(options, terms):
+    with pytest.raises(NotCoveredError, match="drawn afresh in each pass"):
+        guaranteed(planned(of_records(batches="bins", **options), **terms))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("batches", "each"), [("bins", 1), ("allocated", 3)])
+def test_a_client_draws_kept_slots_by_one_key_in_all_rounds(batches, each):
+    keys = set()
+
+    def sample(part, key, records, *shape):
+        jax.debug.callback(lambda n, words: keys.add((int(n), *words.tolist())), records, jax.random.key_data(key))
+        return parts.AllocatedBatches.sample(part, key, records, *shape)
+
+    algorithm = of_records(batches=batches)
+    rule = lying(algorithm.local.batches, sample=sample)
+    clients = ragged_data([8, 9, 10, 11, 12, 13])  # of which the sizes tell
+    fdp.simulate(changed(algorithm, local=changed(algorithm.local, batches=rule)), clients, rounds=3)
+    jax.effects_barrier()
+    assert len({key[1:] for key in keys}) == len(keys) == 6 * each
 
 
 REFUSED = [
@@ -147,8 +207,8 @@ def test_a_cohort_that_is_not_drawn_as_it_states_is_found_out(kind, members, lin
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_and_a_row_of_a_sweep_is_its_run_bit_for_bit():
-    algorithm = of_clients("allocation")
+@pytest.mark.parametrize("algorithm", [of_clients("allocation"), fdp.dp_fedavg(**APART)], ids=["allocation", "apart"])
+def test_a_run_goes_on_and_a_row_of_a_sweep_is_its_run_bit_for_bit(algorithm):
     whole = fdp.simulate(algorithm, DATA, rounds=6)
     on = fdp.simulate(algorithm, DATA, rounds=6, start=fdp.simulate(algorithm, DATA, rounds=3).state)
     assert all(map(np.array_equal, jax.tree.leaves(whole.params), jax.tree.leaves(on.params)))

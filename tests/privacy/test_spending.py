@@ -41,6 +41,7 @@ CASES = {  # entry, options, terms, whether lines of rounds add up
     "correlated noise": ("dp_ftrl", {}, {}, False),
     "passes of cohorts": ("dp_fedavg", {**PASSES, "cohort": "allocation"}, {}, False),
     "kept slots": ("dp_fedavg", {**PASSES, "cohort": "bins"}, {}, False),
+    "kept slots of records": ("dpnfl", {"batches": "bins", "batch_size": 3}, {}, False),
     "allocated records": ("dpnfl", {"batches": "allocated", "batch_size": 3}, {}, True),
 }
 
