@@ -225,8 +225,8 @@ def guarantee(
     are.
     model     needed where its size matters (integer noise), and for parts of one's own that work on models; default
               logistic regression;
-    privacy   `delta`, `view`, ...: the fields of `PrivacyTerms`. With an `epsilon` or a `budget` the Guarantee is of all
-              rounds and warns where some client's is larger; with `individual` it is of the run with the filter;
+    privacy   `delta`, `view`, ...: the fields of `PrivacyTerms`. With an `epsilon` or a `budget` the Guarantee is of
+              all rounds, and warns where some client's is larger; `individual` has that of the run with the filter;
     evaluate_every  rounds between looks at a metric that may end the run (`stop_noise`); default: each is one;
     progress  called with (distinct clients done, distinct clients in all).
     Parts that are not the project's own are believed only as far as nothing contradicts them: see `parts.facts` and
