@@ -239,6 +239,19 @@ def begun(path: pathlib.Path) -> dict[str, Any]:
     return about
 
 
+def to_resume(path: pathlib.Path) -> dict[str, Any]:
+    """The same of a run that can go on.
+
+    Raises: ConfigurationError too where noise was chosen from what was released: what chose it stands in no folder, and
+            may remember all that it was called with.
+    """
+    about = begun(path)
+    if "adapt" in about["checksums"]:
+        got, wanted = f"{path}, whose noise a function chose from results", "a run whose noise is fixed beforehand"
+        raise errors.refuse("resume", got, wanted, "fedjax_dp.open_run(folder) reads what it has; start a new run")
+    return about
+
+
 def configuration(path: pathlib.Path) -> dict[str, Any]:
     """What the configuration of a run sets, for another run or an audit of it: all but how it was carried out.
 
