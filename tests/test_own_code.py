@@ -178,6 +178,16 @@ def test_code_that_fails_while_a_run_is_traced_is_one_line_with_its_place(monkey
     assert capsys.readouterr().err == f"fedjax-dp: {expected}\n"
 
 
+@pytest.mark.parametrize("folder", ["site-packages", "dist-packages"])
+def test_code_of_an_installed_package_is_not_the_users(folder):
+    file = pathlib.Path(folder, "package", "made.py")
+    file.parent.mkdir(parents=True)
+    file.write_text("def fails():\n    raise KeyError\n")
+    with pytest.raises(KeyError) as error:
+        own_code.own("code", f"{file}:fails")()
+    assert not any(folder in frame.filename for frame in own_code.own_frames(error.value))
+
+
 def test_checksums_follow_imports_of_files_beside():
     pathlib.Path("a.py").write_text("import b, os\n")
     pathlib.Path("b.py").write_text("from a import x\nfrom c.d import e\n")
