@@ -21,7 +21,13 @@ from typing import Any
 from fedjax_dp import errors
 
 WANTED = "FILE.py:NAME"
-LIBRARIES = (str(pathlib.Path(__file__).parent), *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")))
+INSTALLED = {"site-packages", "dist-packages"}  # folders of that name, also those of a user or of the system
+LIBRARIES = (str(pathlib.Path(__file__).parent), *map(sysconfig.get_path, ("stdlib", "platstdlib")))
+
+
+def _of_library(file: str) -> bool:
+    """Whether a file belongs to Python, this package or another that is installed, and not to a user."""
+    return file.startswith((*LIBRARIES, "<")) or not INSTALLED.isdisjoint(pathlib.Path(file).parts)
 
 
 def is_own(name: Any) -> bool:
@@ -107,7 +113,7 @@ def _imported(what: str, path: pathlib.Path, digest: str) -> types.ModuleType:
 def own_frames(error: BaseException) -> list[traceback.FrameSummary]:
     """The places in somebody's own code that an error came by, from where it was caught; none for one of a library."""
     frames = traceback.extract_tb(error.__traceback__)
-    return [frame for frame in frames if not frame.filename.startswith((*LIBRARIES, "<"))]
+    return [frame for frame in frames if not _of_library(frame.filename)]
 
 
 def described_error(error: BaseException) -> str:
@@ -145,6 +151,6 @@ def _source(functions: Iterable[types.FunctionType], name: str) -> dict[str, str
     texts = []
     for function in map(inspect.unwrap, functions):  # methods of Flax are wrapped
         with contextlib.suppress(OSError, TypeError):
-            if not (inspect.getsourcefile(function) or "<").startswith((*LIBRARIES, "<")):
+            if not _of_library(inspect.getsourcefile(function) or "<"):
                 texts.append(inspect.getsource(function))
     return {name: "".join(texts)} if texts else {}

@@ -3,6 +3,8 @@
 import json
 import pathlib
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from fedjax_dp import ConfigurationError, cli, folders, own_code
@@ -165,6 +167,25 @@ def test_what_is_no_model_or_entry_is_one_line(words, told, capsys):
     assert told in err
     assert err.count("\n") == 1
     assert not pathlib.Path("r").exists()
+
+
+def test_code_that_fails_while_a_run_is_traced_is_one_line_with_its_place(monkeypatch, capsys):
+    pathlib.Path("cohort.py").write_text("def sample(size):\n    return {}['x']\n")
+    sample = own_code.own("code", "cohort.py:sample")
+    monkeypatch.setattr(cli, "command_of", lambda name: lambda arguments: jax.eval_shape(jax.vmap(sample), jnp.ones(2)))
+    assert cli.main(["run"]) == 2
+    expected = "code must be such that it runs without an error, got cohort.py line 2: KeyError: 'x'"
+    assert capsys.readouterr().err == f"fedjax-dp: {expected}\n"
+
+
+@pytest.mark.parametrize("folder", ["site-packages", "dist-packages"])
+def test_code_of_an_installed_package_is_not_the_users(folder):
+    file = pathlib.Path(folder, "package", "made.py")
+    file.parent.mkdir(parents=True)
+    file.write_text("def fails():\n    raise KeyError\n")
+    with pytest.raises(KeyError) as error:
+        own_code.own("code", f"{file}:fails")()
+    assert not any(folder in frame.filename for frame in own_code.own_frames(error.value))
 
 
 def test_checksums_follow_imports_of_files_beside():

@@ -98,7 +98,8 @@ def _plain(value: Any) -> Any:
 def decoded(content: Any, adjacency: Adjacency, unit: Unit) -> Any:
     """The event that `encoded` made this of.
 
-    Raises: ConfigurationError for a kind that is not known here; ValueError for what is none of ours.
+    Raises: ConfigurationError for a kind that is not known here, or of a version that had other fields; ValueError for
+            what is none of ours.
     """
     if not isinstance(content, dict):
         raise ValueError("an event that is none")
@@ -110,7 +111,8 @@ def decoded(content: Any, adjacency: Adjacency, unit: Unit) -> Any:
     made = KINDS[str(kind)]
     names = [field.name for field in dataclasses.fields(made)]
     if set(content) - {"kind"} != set(names) - set(OF_LINE):
-        raise ValueError(f"other fields than {kind} has")
+        got, wanted = f"{kind} with the fields of another version", "as this version writes it"
+        raise errors.refuse("an event of the ledger", got, wanted, "run the configuration beside the ledger anew")
     values = {name: _value(value, adjacency, unit) for name, value in content.items() if name != "kind"}
     values |= {name: value for name, value in zip(OF_LINE, (adjacency, unit)) if name in names}
     return made(**values)

@@ -9,7 +9,7 @@ import textwrap
 import traceback
 from collections.abc import Sequence
 
-from fedjax_dp import __version__, errors, folders
+from fedjax_dp import __version__, errors, folders, own_code
 from fedjax_dp.cli.commands import COMMANDS, command_of
 from fedjax_dp.cli.supervisor import watched
 
@@ -27,9 +27,9 @@ version.
 --json prints one JSON object on stdout and nothing else (all but new, export, plot, report, completion); --quiet prints
 the result alone (run, audit, account, calibrate), --verbose all that is known of it (run, audit).
 
-exit codes: 0 done; 1 an audit found a violation, training diverged or a secure sum overflowed; 2 bad input, in one
-line; 3 the machine failed (disk or memory full), in one line, or a defect of this program, with its traceback;
-130 interrupted"""
+exit codes: 0 done; 1 an audit found a violation, training diverged or a secure sum overflowed; 2 bad input, or code of
+your own that fails, in one line; 3 the machine failed (disk or memory full), in one line, or a defect of this program,
+with its traceback; 130 interrupted"""
 WIDEST = 120  # letters of a line of help
 UNUSABLE = (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM)  # as paths that a user gives may be
 FULL = "RESOURCE_EXHAUSTED"  # as XLA reports memory
@@ -46,8 +46,8 @@ def usage() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit codes: 0 done, 1 an audit found a violation, training diverged or a secure sum overflowed, 2 bad input, 3
-    the machine failed or a defect of this program, 130 interrupted."""
+    """Exit codes: 0 done, 1 an audit found a violation, training diverged or a secure sum overflowed, 2 bad input
+    or code of the user's that fails, 3 the machine failed or a defect of this program, 130 interrupted."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help"):
         print(usage(), end="", file=sys.stdout if arguments else sys.stderr)
@@ -98,8 +98,13 @@ def _done(command: str, rest: list[str]) -> int:
 
 
 def _failed(error: Exception) -> int:
-    """The exit code of what is nobody's input: a line about the machine, or the traceback of a defect."""
+    """The exit code of what no option is wrong in: a line about the machine or the user's own code, or the traceback
+    of a defect."""
     failure = _of_the_machine(error)
+    if failure is None and own_code.own_frames(error):
+        refusal = errors.refuse("code", own_code.described_error(error), "such that it runs without an error")
+        print(f"fedjax-dp: {refusal}", file=sys.stderr)
+        return 2
     if failure is None:
         traceback.print_exc()
     else:

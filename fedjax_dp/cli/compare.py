@@ -99,7 +99,7 @@ def _print(result: "Comparison") -> None:
         "worst tenth": [f"{row.standing.worst_tenth:.4f}" for row in result.rows],
         "no worse than both": [_against(row, "no_worse") for row in result.rows],
         "regret": [_against(row, "regret") for row in result.rows],
-        "its 95% interval": [_regrets(row.regrets) for row in result.rows],
+        "its 95% interval": [_regrets(row.regrets.of_differences(measure)) for row in result.rows],
         **{axis: [_number(row.values[axis]) for row in result.rows] for axis in axes},
         "proved": [_number(row.proved) for row in result.rows],
         "view": [row.view for row in result.rows],

@@ -9,6 +9,7 @@ import errno
 import json
 import pathlib
 import socket
+import warnings
 import zlib
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeVar
@@ -98,20 +99,23 @@ def _join(group: ProcessGroup) -> None:
         _check_port(int(group.coordinator.rpartition(":")[2]))
     jax.config.update("jax_enable_preemption_service", False)  # which would keep SIGTERM from ending this process
     try:
-        jax.distributed.initialize(
-            group.coordinator,
-            group.processes,
-            group.process,
-            initialization_timeout=group.timeout,
-            heartbeat_timeout_seconds=LOST_S,
-        )
-    except ValueError as error:
-        raise errors.refuse(
-            "coordinator", "auto where JAX finds no cluster", "HOST:PORT, with --processes and --process", str(error)
-        ) from None
+        with warnings.catch_warnings():  # the refusal says what to do, in one line
+            warnings.filterwarnings("ignore", r"\s*Kubernetes environment detected")
+            jax.distributed.initialize(
+                group.coordinator,
+                group.processes,
+                group.process,
+                initialization_timeout=group.timeout,
+                heartbeat_timeout_seconds=LOST_S,
+            )
     except jax.errors.JaxRuntimeError as error:
         reason = str(error).splitlines()[0]
         raise errors.refuse("coordinator", str(group.coordinator), "a port that process 0 can open", reason) from None
+    except Exception as error:  # each kind of cluster fails in its own way: Slurm, Open MPI, Kubernetes, TPU
+        if group.coordinator is not None:
+            raise
+        got, wanted = "auto where JAX finds no cluster", "HOST:PORT, with --processes and --process"
+        raise errors.refuse("coordinator", got, wanted, " ".join(f"{type(error).__name__}: {error}".split())) from None
 
 
 def first() -> bool:

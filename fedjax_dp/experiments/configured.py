@@ -53,7 +53,7 @@ def resume(
     `overrides` must equal the run's own fields, except those that are free, and `rounds`, which may be more where the
     run would have begun alike.
     """
-    about = run_folder.begun(path)
+    about = run_folder.to_resume(path)
     if about["made of"] != CONFIGURED:
         remedy = "fedjax_dp.resume(folder, algorithm, data) goes on with it"
         raise errors.refuse("resume", f"{path}, a run of values of Python", "a run of a configuration", remedy)

@@ -103,10 +103,11 @@ def resume(
     rounds                  more than before, where the run would have begun alike: the Guarantee is computed anew, by
                             a log of who takes part that goes on too;
     A finished run stays as it is.
-    Raises: ConfigurationError where folder, configuration, values or data have changed since.
+    Raises: ConfigurationError where folder, configuration, values or data have changed since, and for a run whose noise
+            a function chose (`adapt`).
     """
     path, observers, screen = pathlib.Path(folder), Callbacks(callbacks), Screen(quiet=not progress)
-    about = run_folder.begun(path)
+    about = run_folder.to_resume(path)
     if about["made of"] == CONFIGURED:
         if any(value is not None for value in (algorithm, data, model, execution)):
             raise errors.refuse("algorithm, data, model and execution", "one of them", f"left out: {path} says them")

@@ -73,9 +73,9 @@ def _clients(panel: Any, found: Comparison, budget: float | None, colors: dict[s
         panel.scatter(
             every, place + aside, s=9, color=colors[name], alpha=max(0.2, min(0.7, 60 / (every.size + 1))), lw=0
         )
-        mean = interval([unit * float(np.nanmean(each)) for each in seeds])
-        length = np.nan_to_num([[mean.mean - mean.low], [mean.high - mean.mean]])
-        panel.errorbar(mean.mean, place, xerr=length, fmt="D", ms=4.5, color=styles.ink(), capsize=3, lw=1.2, zorder=4)
+        mean = interval([float(np.nanmean(each)) for each in seeds]).of_differences(found.measure)
+        at, length = unit * mean.mean, unit * np.nan_to_num([[mean.mean - mean.low], [mean.high - mean.mean]])
+        panel.errorbar(at, place, xerr=length, fmt="D", ms=4.5, color=styles.ink(), capsize=3, lw=1.2, zorder=4)
     panel.axvline(0, color="0.6", lw=1, zorder=0)
     panel.set_yticks(range(len(rows)), list(rows))
     panel.set_ylim(len(rows) - 0.5, -0.5)

@@ -235,7 +235,8 @@ def _cells(
             elements.label(panel, "x", (column + 1, row + 1), (-8, -9), fontsize=9, color=color, **middle)
             crossed = True
         if chosen[row, column] is winner:
-            panel.add_patch(Rectangle((column, row), 1, 1, fill=False, ec="black", lw=2.2, zorder=4))
+            frame = Rectangle((column, row), 1, 1, fill=False, ec="black", lw=2.2, zorder=4, clip_on=False)
+            panel.add_patch(frame)
     return crossed
 
 

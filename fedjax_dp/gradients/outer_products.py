@@ -81,7 +81,8 @@ class OuterProduct(NamedTuple):
         Steps of a loop that picks slices are blocks; of any other loop, positions.
         """
         records, depth = e.shape[0], len(self.loops)
-        read, e = jax.tree.map(lambda a: _wide(a).reshape((-1, *a.shape[1 + depth :])), (read, e))
+        steps = records * math.prod(self.loops)
+        read, e = jax.tree.map(lambda a: _wide(a).reshape(steps, *a.shape[1 + depth :]), (read, e))
         u, v = self.geometry.factors(read, e * self.view.scale if self.view.scale != 1 else e)
         if not self.loops:
             return u, v
@@ -223,7 +224,7 @@ class Convolution:
         def at_once(x: jax.Array) -> jax.Array:
             views = []
             for offset in itertools.product(*map(range, size)):
-                first = [o * d for o, d in zip(offset, self.dilation)]
+                first = [o * d if n else 0 for o, d, n in zip(offset, self.dilation, outs)]
                 last = [b + max(0, (n - 1) * s + 1) if n else b for b, n, s in zip(first, outs, self.strides)]
                 view = lax.slice(x, [0, *first, 0], [x.shape[0], *last, x.shape[-1]], [1, *self.strides, 1])
                 views.append(view if self.groups == 1 else view.reshape(*view.shape[:-1], self.groups, -1))
@@ -266,7 +267,7 @@ class Convolution:
         records, outputs, *space = self.numbers.out_spec
         e = e.transpose(0, *(1 + axis for axis in (records, *space, outputs)))
         u = read.reshape(read.shape[0], -1, self.groups, read.shape[-1]).swapaxes(1, 2)
-        v = e.reshape(e.shape[0], u.shape[2], self.groups, -1).swapaxes(1, 2)
+        v = e.reshape(e.shape[0], u.shape[2], self.groups, e.shape[-1] // self.groups).swapaxes(1, 2)
         return u, v
 
 

@@ -27,6 +27,7 @@ import jax.numpy as jnp
 
 from fedjax_dp import errors
 from fedjax_dp.parts.cohorts import Cohort, Members
+from fedjax_dp.parts.record_privacy import LEAST_RATE
 from fedjax_dp.pytrees import structure, value
 
 
@@ -397,6 +398,7 @@ class FairRatio:
         return members.drawn
 
     def contribution(self, weight: jax.Array, update: jax.Array, loss: Any, rate: jax.Array) -> Any:
+        rate = jnp.maximum(rate, LEAST_RATE)  # in a round of rate 0 nothing moves, instead of 0 / 0
         step = update / rate
         loss = jnp.maximum(loss, 1e-10)  # a loss of zero has no negative power
         powered = loss**self.q

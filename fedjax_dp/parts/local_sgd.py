@@ -357,26 +357,25 @@ class LocalSgd(LocalTraining):
             require_measured(self.privatizer)
         for correction in self.corrections:
             correction.check(model, sizes)
-        alike = self.batches.even
-        if any(correction.even for correction in self.corrections) and not (self.rule.is_sgd and not self.per_step):
+        alike, reads_updates = self.batches.even, any(correction.even for correction in self.corrections)
+        if reads_updates and not (self.rule.is_sgd and not self.per_step):
             raise errors.refuse(
                 "local rule",
                 "another",
                 "sgd with one rate per round for control variates",
                 "their change is the update divided by the learning rate",
             )
+        if reads_updates or self.privatizer.on_upload:
+            least, most = extreme_rates(self, int(sizes.max()), rounds)
+            if not LEAST_RATE <= least <= most < math.inf:
+                divided = "noise on the upload" if self.privatizer.on_upload else "control variates"
+                wanted = f"one of rates from {LEAST_RATE:g} for {divided}"
+                remedy = f"{divided} would be lost to float32 in smaller ones: let them fall less, or in fewer rounds"
+                raise errors.refuse("schedule", f"rates from {least:g} to {most:g}", wanted, remedy)
         if (self.extra_gradients or self.initial_release) and not alike:
             got = type(self.batches).__name__
             raise errors.refuse("batches", got, "of equal number for every client", "use without-replacement")
         if self.privatizer.on_upload:
-            least, most = extreme_rates(self, int(sizes.max()), rounds)
-            if not LEAST_RATE <= least <= most < math.inf:
-                raise errors.refuse(
-                    "schedule",
-                    f"rates from {least:g} to {most:g}",
-                    f"one of rates from {LEAST_RATE:g} for noise on the upload",
-                    "its noise is measured in them, and float32 would lose it",
-                )
             if not (self.rule.is_sgd and of_the_project(self.rule) and alike):
                 raise errors.refuse("local rule", "another", "sgd with a fixed number of steps for noise on the upload")
             pull = float(sum(c.pull for c in self.corrections))

@@ -84,6 +84,9 @@ class Before(NamedTuple):
     def events(self, kind: Kind, num_clients: int) -> list[Event]:
         """What it releases of each client.
 
+        An add-remove price is not always one for a zero in the place (as of an individual filter): where a sum is
+        divided by who is drawn (`BoundedMean` with `least`), a client without its contribution still counts in the
+        divisor, and one that is gone does not; sampling then hides it less, and no ledger says what was divided by.
         Raises: ConfigurationError where it is of another unit or other neighbours.
         """
         if (own := kind_of(self.phase)) is not None and own != kind:

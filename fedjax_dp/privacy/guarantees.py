@@ -225,8 +225,8 @@ def guarantee(
     are.
     model     needed where its size matters (integer noise), and for parts of one's own that work on models; default
               logistic regression;
-    privacy   `delta`, `view`, ...: the fields of `PrivacyTerms`. With an `epsilon` the Guarantee warns where some
-              client's is larger;
+    privacy   `delta`, `view`, ...: the fields of `PrivacyTerms`. With an `epsilon` or a `budget` the Guarantee is of
+              all rounds, and warns where some client's is larger; `individual` has that of the run with the filter;
     evaluate_every  rounds between looks at a metric that may end the run (`stop_noise`); default: each is one;
     progress  called with (distinct clients done, distinct clients in all).
     Parts that are not the project's own are believed only as far as nothing contradicts them: see `parts.facts` and
@@ -236,6 +236,9 @@ def guarantee(
     """
     terms = PrivacyTerms(**privacy)
     run = plan_run(algorithm, data, rounds=rounds, seed=seed, model=model, terms=terms, evaluate_every=evaluate_every)
+    if terms.individual and not counts_individually(algorithm.upload):  # another neighbourhood: no bound without it
+        require_halting(run)
+        run = with_filter(run)
     return with_attack(run, guaranteed(run, progress))
 
 

@@ -40,6 +40,7 @@ from fedjax_dp.accounting.client_maps import read_pairs
 from fedjax_dp.accounting.composed_phases import (
     Matched,
     counted_with,
+    draws_of,
     events_for,
     events_of,
     is_private,
@@ -400,6 +401,16 @@ def test_phases_that_do_not_add_up_are_refused():
     ):
         with pytest.raises(errors.ConfigurationError, match=words):
             union_of([[first], [other]], 1e-4, "pld")
+
+
+def test_seeds_of_one_digest_are_refused_and_never_composed():
+    """Equal seeds always have one; two that collide need another seed, and cost nobody any epsilon."""
+    digests = [draws_of(seed) for seed in range(2_000)]
+    assert digests == [draws_of(seed) for seed in range(2_000)]
+    one, other = next((digests.index(each), at) for at, each in enumerate(digests) if digests.index(each) < at)
+    phases = [[phase(name, [A], draws=draws_of(seed))] for name, seed in (("1", one), ("2", other))]
+    with pytest.raises(errors.ConfigurationError, match="seeds of the ledgers must be one for each run"):
+        union_of(phases, 1e-4, "pld")
 
 
 def test_names_are_known_again_and_cannot_be_read():

@@ -79,6 +79,13 @@ def test_an_event_is_the_same_after_it_was_written_and_read(event):
     assert decoded(content, leaf.adjacency, leaf.unit) == event
 
 
+def test_an_event_that_another_version_wrote_is_one_line():
+    content = encoded(steps(2.0))
+    for other in (content | {"later": 1}, {name: content[name] for name in content if name != "group"}):
+        with pytest.raises(ConfigurationError, match="gaussian with the fields of another version; run the config"):
+            decoded(other, REPLACE, Unit.RECORD)
+
+
 @pytest.mark.parametrize("event", EVENTS[:10], ids=lambda event: type(event).__name__)
 def test_rounds_add_up_to_what_so_many_cost(event):
     thrice = times(event, 3)

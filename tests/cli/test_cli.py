@@ -400,10 +400,13 @@ def test_a_configuration_that_was_edited_does_not_change_what_is_promised(capsys
 def test_resume_of_another_version_is_refused(capsys):
     assert cli.main(["run", *QUICK, "--out", "r"]) == 0
     about = json.loads(pathlib.Path("r/run.json").read_text())
-    pathlib.Path("r/run.json").write_text(json.dumps({name: about[name] for name in about if name != "model_devices"}))
     capsys.readouterr()
-    assert cli.main(["run", "--resume", "r"]) == 2
-    assert "run folder must be written by this version, got r, of another version" in capsys.readouterr().err
+    for absent in ("model_devices", "format"):
+        pathlib.Path("r/run.json").write_text(json.dumps({name: about[name] for name in about if name != absent}))
+        for words in (["run", "--resume", "r"], ["report", "r"], ["export", "r", "p.npz"], ["plot", "r"]):
+            assert cli.main(words) == 2
+            err = capsys.readouterr().err
+            assert "run folder must be written by this version, got r, of another version; fedjax-dp run r/con" in err
 
 
 def test_resume_of_a_finished_run_tells_the_same_result(capsys):

@@ -195,9 +195,30 @@ def test_whatever_ends_a_process_is_told_in_one_line(name):
     assert line in lines[-1]
 
 
+@pytest.mark.parametrize(
+    "error", [ValueError, RuntimeError, KeyError, OSError, type("ConfigException", (Exception,), {})]
+)
+def test_a_cluster_that_jax_cannot_make_out_is_refused_whatever_it_raises(error, monkeypatch):
+    def fails(*words, **options):
+        raise error("no service account\nat all")
+
+    monkeypatch.setattr(jax.distributed, "initialize", fails)
+    refused = f"auto where JAX finds no cluster; {error.__name__}: .*no service account"
+    with (
+        pytest.raises(errors.ConfigurationError, match=refused) as found,
+        distributed.joined(distributed.group_of("auto", None, None)),
+    ):
+        pass
+    assert "\n" not in str(found.value)
+    own = distributed.ProcessGroup("localhost:1", 2, 1, 5)
+    with pytest.raises(error), distributed.joined(own):  # a defect, where all was given
+        pass
+
+
 @pytest.mark.slow
 def test_a_coordinator_without_a_cluster_is_refused():
-    code, _, told = ended(begin(["-m", "fedjax_dp", "run", "--coordinator", "auto"]))
+    environment = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}  # half of one, of which JAX warns
+    code, _, told = ended(begin(["-m", "fedjax_dp", "run", "--coordinator", "auto"], environment=environment))
     assert code == 2
     assert told.count("\n") == 1
     assert "auto where JAX finds no cluster" in told

@@ -277,6 +277,26 @@ def test_parameters_are_exported_by_name(data):
     assert not pathlib.Path("absent").exists()
 
 
+FIELDS = {  # of format 1; a folder with others is to be of another one
+    "guarantee.json": "accountant adjacency alone assumptions attack caveat claims delta deployment elsewhere epsilon "
+    "epsilon_max epsilon_median epsilon_min epsilons names noise_multiplier own phases reason seal statement unit view "
+    "warnings",
+    "metrics.json": "client_mean client_variance clipped gradient_norm learnt_clip_norm noise_to_signal objective "
+    "personal_mean personal_pooled personal_variance personal_worst_tenth round test_accuracy test_loss train_loss "
+    "worst_tenth",
+    "result.json": "algorithm bytes_to_target classes config dataset device guarantee history probes rounds "
+    "rounds_to_target seed spending task test_accuracy test_loss timing traffic versions",
+    "run.json": "checksums config device devices format halted_of made of model_devices records seal task versions",
+}
+
+
+def test_files_of_a_folder_have_the_fields_of_its_format(data):
+    fdp.run(dpnfl(), data, rounds=1, out="x", delta=1e-3)
+    files = {name: json.loads(pathlib.Path("x", name).read_text()) for name in FIELDS}
+    fields = {name: " ".join(sorted(one[0] if isinstance(one, list) else one)) for name, one in files.items()}
+    assert (run_folder.FORMAT, fields) == (1, FIELDS), "raise run_folder.FORMAT with the fields"
+
+
 class Told:
     def __init__(self):
         self.events = []

@@ -180,6 +180,8 @@ def test_heat_map_holds_the_best_means_and_says_what_failed(panel):
     assert f"{means[0, 0]:.1f}" in written
     assert (written.count("failed"), written.count("x")) == (1, 1)
     assert "best over algorithm; x: some settings failed" in written
+    frames = [patch for patch in panel.patches if not patch.get_fill()]
+    assert [frame.get_clip_on() for frame in frames] == [False]  # that of the best, whose edge may be the panel's
 
 
 def test_learning_curves_show_the_best_of_each_value_or_the_best_eight(panel):

@@ -114,6 +114,15 @@ class Picture(nn.Module):
         return nn.Dense(3)(nn.avg_pool(x, (2, 2)).reshape(x.shape[0], -1))
 
 
+class Beyond(nn.Module):
+    """A kernel that is longer than its picture, padding included: it sees nothing, and its gradient is zero."""
+
+    @nn.compact
+    def __call__(self, x):
+        unseen = nn.Conv(2, (7, 3), padding="VALID")(x)
+        return nn.Dense(3)(jnp.concatenate([x.reshape(x.shape[0], -1), unseen.reshape(x.shape[0], -1)], axis=-1))
+
+
 class Twice(nn.Module):
     """One pass of the loop below."""
 
@@ -230,6 +239,7 @@ def test_layers_over_positions_equal_gradients_taken_one_by_one(kinds, records, 
     ("module", "shape", "tokens"),
     [
         (Picture(), (7, 6, 2), False),
+        (Beyond(), (3, 4, 2), False),
         (Shared(), (3,), False),
         *(
             pytest.param(*case, marks=pytest.mark.slow)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from helpers import ragged_data
 
-from fedjax_dp.parts.aggregation import ESTIMATORS, BoundedMean
+from fedjax_dp.parts.aggregation import ESTIMATORS, BoundedMean, FairRatio
 from fedjax_dp.parts.cohorts import Members, PoissonCohort, UniformCohort
 
 
@@ -59,3 +59,12 @@ def test_no_neighbouring_cohort_moves_the_mean_further_than_the_noise_counts(nam
     assert worst <= reach * (1 + 1e-5)
     if name != "f_c":  # whose bound is McMahan's lemma, not attained here
         assert worst > 0.8 * reach  # half the noise would be caught
+
+
+@pytest.mark.parametrize("of_weighted", [False, True])
+def test_nothing_moves_by_a_ratio_of_losses_in_a_round_of_rate_zero(of_weighted):
+    """Updates are zero there; their steps would be 0 / 0."""
+    fair, still = FairRatio(q=1.0, of_weighted=of_weighted), jnp.zeros(2)
+    total = fair.contribution(jnp.float32(1), still, jnp.float32(2), jnp.float32(0))
+    members = Members(jnp.zeros(1, int), jnp.ones(1), jnp.zeros(1, int), jnp.ones(1, bool))
+    np.testing.assert_array_equal(fair.combine(total, members, jnp.ones(1), jnp.ones(1), still), still)

@@ -13,6 +13,7 @@ from helpers import ragged_data, refusal, states_of
 import fedjax_dp as fdp
 from fedjax_dp.algorithms import CATALOGUE
 from fedjax_dp.models import logistic_regression
+from fedjax_dp.rounds import simulation
 
 COMMON = {"cohort_size": 3, "batch_size": 2, "local_steps": 3, "learning_rate": 0.3}
 PRIVATE = {"clip_norm": 0.7, "noise_multiplier": 0.5, "schedule": "constant", "l2": 0.0}
@@ -37,6 +38,14 @@ def test_a_new_control_variate_is_the_mean_of_the_gradients_that_were_used():
         )
         np.testing.assert_allclose(moved, -0.3 * 3 * new.mean(0), rtol=1e-4, atol=1e-5)
         assert np.abs(new - old).max() > 1e-3
+
+
+def test_control_variates_are_refused_at_rates_by_which_no_update_can_be_divided():
+    value = fdp.scaffold(**COMMON, schedule="step", decay_every=1, decay_factor=1e-7)
+    data = ragged_data([6, 6, 6])
+    simulation.check(value, data, 2)
+    with pytest.raises(fdp.ConfigurationError, match="rates from 1e-12 for control variates, got rates from 3e-15"):
+        simulation.check(value, data, 3)
 
 
 @fdp.value

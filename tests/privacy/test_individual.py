@@ -65,6 +65,14 @@ def test_the_claim_is_the_budget_or_less_and_the_run_takes_all_its_rounds(filter
     assert 0 < left.sum() < len(left)
 
 
+def test_a_guarantee_without_a_run_is_that_of_the_run(filtered):
+    run, promise, _ = filtered
+    options = {"rounds": ROUNDS, "delta": 1e-3, "budget": 3.0, "individual": True}
+    for algorithm in (algorithm_of(), run.algorithm):
+        counted = fdp.guarantee(algorithm, DATA, **options)
+        assert (counted.epsilons, counted.adjacency) == (promise.epsilons, ADJACENCY)
+
+
 def test_the_ledger_has_the_lesser_of_both_by_round(filtered):
     run, promise, _ = filtered
     spending = Spending(run, promise)

@@ -179,8 +179,15 @@ def test_noise_follows_what_was_released_and_the_claim_is_the_budget(runs, capsy
     assert (code, "of which its first rounds bound nothing" in err) == (2, True)
     rows = csv.DictReader((folder / "chosen" / "clients.csv").read_text().splitlines())
     assert {row["epsilon"] for row in rows} == {f"{BUDGET}"}
-    with pytest.raises(fdp.ConfigurationError, match="adapt of the run"):
-        fdp.resume(folder / "chosen", dpnfl(), DATA)
+    assert fdp.open_run(folder / "chosen").finished
+
+
+def test_a_run_of_chosen_noise_is_not_resumed(runs, capsys):
+    """What chose it stands in no folder; so no message says that something could be given again."""
+    with pytest.raises(fdp.ConfigurationError, match="chosen, whose noise a function chose from results"):
+        fdp.resume(runs[0] / "chosen")
+    assert cli.main(["run", "--resume", str(runs[0] / "chosen")]) == 2
+    assert "fixed beforehand, got" in capsys.readouterr().err
 
 
 def test_a_ledger_that_has_used_more_than_its_filter_is_refused(runs, tmp_path, capsys):

@@ -33,6 +33,11 @@ class Interval(NamedTuple):
         """With ends that the metric can have."""
         return self._replace(low=max(self.low, metric.low), high=min(self.high, metric.high))
 
+    def of_differences(self, metric: Measure) -> "Interval":
+        """With ends that a difference of two values of the metric can have."""
+        most = metric.high - metric.low
+        return self._replace(low=max(self.low, -most), high=min(self.high, most))
+
     def shown(self, metric: Measure) -> "Interval":
         """As figures show it, within what the metric can be."""
         mean, std, low, high = map(metric.shown, self.within(metric)[:4])

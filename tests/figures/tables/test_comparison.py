@@ -89,6 +89,16 @@ def test_the_clients_of_every_algorithm_are_drawn():
     assert [len(dots.get_offsets()) for dots in right.collections[::2]] == [2, 2, 2]
 
 
+def test_an_interval_of_differences_ends_where_these_do():
+    """Of two seeds, Student's t makes it many times as long."""
+    seeds = [(seed, float(seed)) for seed in (0, 1)]
+    points = [point(name, [own, own], seed=seed) for name in ("local", "mr_mtl") for seed, own in seeds]
+    points += [point("dpnfl", [1.0, 1.0], seed=seed) for seed, _ in seeds]
+    _, right = fdp.sweeps.Sweep("mine", tuple(AXES), tuple(points)).plot(kind="personalisation").axes
+    ends = np.concatenate([np.concatenate(bar.get_segments())[:, 0] for bar in right.collections[1::2]])
+    assert (ends.min(), ends.max()) == (-100.0, 100.0)
+
+
 @pytest.mark.parametrize(
     ("points", "axes", "told"),
     [
