@@ -17,9 +17,9 @@ import numpy as np
 from fedjax_dp import errors
 from fedjax_dp.accounting.accountants import epsilons_of
 from fedjax_dp.accounting.client_maps import OPTION, ClientPairs, numbers_of
-from fedjax_dp.accounting.events import AnyOf, Composed, Event, Past, distinct, each
+from fedjax_dp.accounting.events import AnyOf, Composed, Event, Past, distinct, each_of, numbered
 from fedjax_dp.accounting.guarantee import EarlierPhase
-from fedjax_dp.accounting.ledger import decoded, encoded, ids_of, ranges
+from fedjax_dp.accounting.ledger import decoded, ids_of, listed
 from fedjax_dp.accounting.neighbours import Adjacency, Unit
 from fedjax_dp.accounting.releases import GaussianSteps, Release, StatedPrivacy
 from fedjax_dp.accounting.sampling import (
@@ -43,10 +43,7 @@ Kind = tuple[Unit, Adjacency]
 
 def spent(events: Sequence[Event]) -> dict[str, Any]:
     """What is released of each client, as JSON: events, and of which clients each is."""
-    kinds = distinct(events)
-    kind = np.array(each(events, {event: place for place, event in enumerate(kinds)}.__getitem__), int)
-    clients = [[ranges(np.flatnonzero(kind == place)), place] for place in range(len(kinds))]
-    return {"events": [encoded(event) for event in kinds], "clients": clients}
+    return listed(*numbered(events), np.arange(len(events)))
 
 
 def names_of(names: Sequence[str] | None) -> str | None:
@@ -226,13 +223,10 @@ def mapped(pairs: ClientPairs, earlier: Phase, later: Phase) -> list[int]:
 def events_for(phase: Phase, match: Matched, kind: Kind, num_clients: int) -> list[Event]:
     """What a phase releases of each client of a later one, matched so."""
     events = events_of(phase, kind)
-    if events is None:
-        known = stated(phase, kind)
-        if match.places is None:
-            return [known] * num_clients
-        return [known if place >= 0 else Composed(()) for place in match.places.tolist()]
     if match.places is None:
-        return [worst_of(events)] * num_clients
+        return [stated(phase, kind) if events is None else worst_of(events)] * num_clients
+    if events is None:
+        events = [stated(phase, kind)] * phase["clients"]["count"]
     return [events[place] if place >= 0 else Composed(()) for place in match.places.tolist()]
 
 
@@ -246,22 +240,12 @@ def with_past(past: Sequence[Event] | None, events: Sequence[Event]) -> list[Eve
             return AnyOf(tuple(after(before, part) for part in event.parts))
         return Composed((event, before)) if any(True for _ in before.leaves()) else event
 
-    both: dict[tuple[int, int], Event] = {}
-    for before, event in zip(past, events, strict=True):
-        if (id(before), id(event)) not in both:
-            both[id(before), id(event)] = after(before, event)
-    return [both[id(before), id(event)] for before, event in zip(past, events, strict=True)]
+    return each_of((past, events), after)
 
 
 def past_of(phases: Sequence[Sequence[Event]]) -> list[Event] | None:
     """What all of these phases release of each client, as what is over; None without any."""
-    if not phases:
-        return None
-    made: dict[tuple[int, ...], Past] = {}
-    columns = list(zip(*phases, strict=True))
-    for events in columns:
-        made.setdefault(tuple(map(id, events)), Past(tuple(events)))
-    return [made[tuple(map(id, events))] for events in columns]
+    return each_of(phases, lambda *events: Past(events)) if phases else None
 
 
 BY_RATE = FullBatch | Poisson | WithoutReplacement | AnyStep  # of which less of one kind is post-processing of more

@@ -20,7 +20,7 @@ import numpy as np
 
 from fedjax_dp import errors
 from fedjax_dp.accounting.accountants import epsilons_of
-from fedjax_dp.accounting.events import AnyOf, Composed, Event, Past, RandomParticipation, repeated
+from fedjax_dp.accounting.events import AnyOf, Composed, Event, Past, RandomParticipation, joined, repeated
 from fedjax_dp.accounting.neighbours import Adjacency, Unit
 from fedjax_dp.accounting.releases import BoundedRange, GaussianSteps, SkellamSums, StatedPrivacy
 from fedjax_dp.accounting.sampling import (
@@ -122,22 +122,21 @@ def _value(value: Any, adjacency: Adjacency, unit: Unit) -> Any:
     return decoded(value, adjacency, unit) if isinstance(value, dict) else value
 
 
-def times(event: Event, count: int) -> Event:
-    """What `count` rounds release that each release `event`."""
-    match event:
-        case RandomParticipation(each, rate, rounds):
-            return RandomParticipation(each, rate, rounds * count) if count else Composed(())
-        case Composed(parts):
-            return Composed(tuple(times(part, count) for part in parts))
-    return repeated(event, count)
-
-
 def ranges(ids: np.ndarray) -> list[Any]:
     """Increasing ids, three and more in a row as [first, last]."""
     if not ids.size:
         return []
     runs = np.split(ids, np.flatnonzero(np.diff(ids) != 1) + 1)
     return [one for run in runs for one in ([[int(run[0]), int(run[-1])]] if run.size > 2 else run.tolist())]
+
+
+def listed(kinds: Sequence[Event], kind: np.ndarray, members: np.ndarray) -> dict[str, Any]:
+    """Events as JSON, and of which of these members each is; `kind` `(num_clients,)` says which of `kinds` is whose."""
+    there = np.unique(kind[members])
+    return {
+        "events": [encoded(kinds[at]) for at in there],
+        "clients": [[ranges(members[kind[members] == at]), place] for place, at in enumerate(there)],
+    }
 
 
 def ids_of(listed: Iterable[Any], num_clients: int) -> np.ndarray:
@@ -286,8 +285,7 @@ def _sum(events: Sequence[Event], column: np.ndarray) -> Event:
     if latest >= 0:
         everything: Event = events[latest]
         return everything
-    parts = [times(event, count) for event, count in zip(events, counts) if count]
-    return parts[0] if len(parts) == 1 else Composed(tuple(parts))
+    return joined([repeated(event, count) for event, count in zip(events, counts) if count])
 
 
 def read_rounds(text: str, phase: Mapping[str, Any], where: str) -> Ledger:

@@ -115,20 +115,20 @@ class Release(ABC):
 
     def scaled(self, factor: float) -> Self:
         """The same with `factor` times the noise."""
-        changes: dict[str, Any] = {"noise_multiplier": self.noise_multiplier * factor}
-        return dataclasses.replace(self, **changes)  # type: ignore[type-var]
+        return self._with(noise_multiplier=self.noise_multiplier * factor)
 
     def repeated(self, times: float) -> Self:
         """`times` adaptively composed copies, rounded up to whole steps, or epochs."""
         steps = self._passes * times * (1 - 1e-12)  # so that 10 * 1.1 is 11, whatever floats say
-        changes: dict[str, Any] = {"count": math.ceil(steps) * self._epoch}
-        return dataclasses.replace(self, **changes)  # type: ignore[type-var]
+        return self._with(count=math.ceil(steps) * self._epoch)
 
     def once(self) -> Self:
         """A single release of it: for random epochs, one epoch."""
-        changes: dict[str, Any] = {"count": self.count // self.releases}
         if isinstance(self.sampling, Refilled):
-            changes = {"sampling": FullBatch(), "count": 1}
+            return self._with(sampling=FullBatch(), count=1)
+        return self._with(count=self.count // self.releases)
+
+    def _with(self, **changes: Any) -> Self:
         return dataclasses.replace(self, **changes)  # type: ignore[type-var]
 
     def leaves(self, taken: int = 1) -> "Iterator[tuple[Release, int]]":

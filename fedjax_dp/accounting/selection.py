@@ -27,7 +27,7 @@ import numpy as np
 from fedjax_dp import errors
 from fedjax_dp.accounting import rdp
 from fedjax_dp.accounting.accountants import Accountant, accountant_named, epsilons_of, total
-from fedjax_dp.accounting.events import AnyOf, Composed, Event, RandomParticipation, repeated
+from fedjax_dp.accounting.events import AnyOf, Composed, Event, RandomParticipation, joined, repeated
 from fedjax_dp.accounting.neighbours import Adjacency, Unit
 from fedjax_dp.accounting.releases import Release
 from fedjax_dp.accounting.trials import Trials
@@ -232,11 +232,7 @@ def _merged(times: frozenset[tuple[Event, int]]) -> Event:
                 counts[dataclasses.replace(part, rounds=1)] += often * part.rounds
             else:
                 counts[part.once()] += often * part.releases
-    parts = [
-        dataclasses.replace(part, rounds=count) if isinstance(part, RandomParticipation) else repeated(part, count)
-        for part, count in sorted(counts.items(), key=repr)
-    ]
-    return parts[0] if len(parts) == 1 else Composed(tuple(parts))
+    return joined([repeated(part, count) for part, count in sorted(counts.items(), key=repr)])
 
 
 def _flat(event: Event) -> "Iterator[Release | AnyOf | RandomParticipation]":
