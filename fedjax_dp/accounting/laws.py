@@ -108,14 +108,12 @@ class GaussianPair:
 
     def upper_mass(self, edges: np.ndarray) -> np.ndarray:
         """Probability of each interval between edges under the first law."""
-        return (1 - self.up) * self._normal(edges, 0.0) + self.up * self._normal(edges, 1.0)
+        return (1 - self.up) * normal_masses(edges, 0.0, self.noise) + self.up * normal_masses(edges, 1.0, self.noise)
 
     def lower_mass(self, edges: np.ndarray) -> np.ndarray:
         """Probability of each interval between edges under the second law."""
-        return (1 - self.down) * self._normal(edges, 0.0) + self.down * self._normal(edges, -1.0)
-
-    def _normal(self, edges: np.ndarray, mean: float) -> np.ndarray:
-        return normal_masses(edges, mean, self.noise)
+        still, moved = (normal_masses(edges, mean, self.noise) for mean in (0.0, -1.0))
+        return (1 - self.down) * still + self.down * moved
 
     def log_lower_density(self, x: np.ndarray) -> np.ndarray:
         """Logarithm of the second law's density."""
@@ -216,20 +214,17 @@ class ShiftMixture:
 
     def upper_mass(self, edges: np.ndarray) -> np.ndarray:
         """Probability of each interval between edges under the first law."""
-        return self._normal(edges, 0.0) if self.down else self._mixed(edges, 1.0)
+        return normal_masses(edges, 0.0, self.noise) if self.down else self._mixed(edges, 1.0)
 
     def lower_mass(self, edges: np.ndarray) -> np.ndarray:
         """Probability of each interval between edges under the second law."""
-        return self._mixed(edges, -1.0) if self.down else self._normal(edges, 0.0)
+        return self._mixed(edges, -1.0) if self.down else normal_masses(edges, 0.0, self.noise)
 
     def _mixed(self, edges: np.ndarray, sign: float) -> np.ndarray:
         total = np.zeros(edges.size - 1)
         for shift, weight in zip(self.shifts, self.weights, strict=True):
-            total += weight * self._normal(edges, sign * shift)
+            total += weight * normal_masses(edges, sign * shift, self.noise)
         return total
-
-    def _normal(self, edges: np.ndarray, mean: float) -> np.ndarray:
-        return normal_masses(edges, mean, self.noise)
 
     def reach(self, count: int) -> tuple[float, float]:
         """Lowest and highest loss of one release outside which `count` of them have mass about TAIL_MASS."""

@@ -96,8 +96,7 @@ class LossDistribution:
         """This with probability `rate`, else no loss; which of the two is public."""
         low = min(self.lowest, 0)
         high = max(self.lowest + self.masses.size, 1)
-        masses = np.zeros(high - low)
-        masses[self.lowest - low :][: self.masses.size] = rate * self.masses
+        masses = rate * self._widened(low, high).masses
         masses[-low] += 1 - rate
         return LossDistribution(self.spacing, low, masses, rate * self.infinite)
 

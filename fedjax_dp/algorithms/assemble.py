@@ -222,16 +222,7 @@ class Common(TypedDict, total=False):
 COMMON = of_class(Common)
 OF_SERVER = tuple(name for name, option in COMMON.items() if option.about.group == "server")
 CHANGING = tuple(name for name in COMMON if name.startswith(("noise_", "clip_")))  # of entries that add noise
-OF_COHORT = (
-    "cohort_size",
-    "cohort",
-    "participation_log",
-    "one_by_one",
-    "pass_rounds",
-    "chosen",
-    "cohort_last",
-    "cohort_most",
-)
+OF_COHORT = ("cohort_size", "cohort", *(name for name, option in COMMON.items() if "cohort" in option.about.beside))
 AVERAGING = tuple(name for name in OF_SERVER if name.startswith("average"))
 ClipNorm = Annotated[float, about("C, L2 bound on one record's gradient", group="privacy")]
 ClientClipNorm = Annotated[float, about("C, L2 bound on a client's update", group="privacy")]

@@ -146,10 +146,6 @@ class SecureSum:
         number = jnp.where(high == 0, low, lead).astype(jnp.float32) * power * unit
         return jnp.where(negative, -number, number)
 
-    def error_bound(self, members: int) -> float:
-        """Largest error of one coordinate of the sum, absolute, before the sum itself becomes a float32."""
-        return members * 2.0 ** -(self.fractional_bits + 1)
-
     def limit(self, members: int) -> float:
         """Largest |x| of a coordinate with which the sum of that many members cannot wrap."""
         bound = (2 ** (self.bits - 1) - 1) // members

@@ -179,7 +179,8 @@ def _one(origin: Origin, records: _Records) -> Beginning:
     word = "treated as public" if compared else "public on the word of whoever runs it"
     if denied is not None:
         return Beginning(caveat=f"{OF} {origin}, {word} although {denied.reason}", before=tuple(before))
-    unnamed = next((phase["name"] for phase in origin.phases if _unnamed(phase)), None)
+    files = (phase for phase in origin.phases if phase["kind"] != RUN)
+    unnamed = next((one["name"] for one in files if one["trained_on"] is None and one.get("stated") is None), None)
     if unnamed is not None and origin.trained_on is None and origin.public is None:
         if origin.foreign:
             reason = (
@@ -227,10 +228,6 @@ def _sign(phase: Phase, origin: Origin, records: _Records) -> _Sign | None:
     if phase["records"]["count"] == int(np.sum(records.data.sizes)):  # the same, maybe, with features made otherwise
         return _Sign(f"{run}, of as many records with as many features as these clients' data")
     return None
-
-
-def _unnamed(phase: Phase) -> bool:
-    return phase["kind"] != RUN and phase["trained_on"] is None and phase.get("stated") is None
 
 
 def _made_of(phase: Phase) -> str:

@@ -30,7 +30,6 @@ from fedjax_dp.accounting import (
 )
 from fedjax_dp.accounting.composed_phases import with_past
 from fedjax_dp.accounting.events import distinct, each, joined, of_group
-from fedjax_dp.models import Model
 from fedjax_dp.parts.by_round import changes_of
 from fedjax_dp.parts.client_privacy import Participation, released_noise
 from fedjax_dp.parts.cohorts import SEEN
@@ -302,7 +301,7 @@ def _of_clients(run: PlannedRun, participation: str, at_least: int) -> list[Even
     sampling, adjacency = _sampling_of(run)
     hidden = not isinstance(sampling, FullBatch)
     of_pass = cohort.rounds_per_pass(num_clients) if hidden else 1
-    size = Part(tensor_sizes(_shapes(run.model)), algorithm.local.sent_tensors(run.model)).size
+    size = Part(tensor_sizes(jax.eval_shape(run.model.init, run_key(0))), algorithm.local.sent_tensors(run.model)).size
     members = cohort.capacity(num_clients)
     shared = upload.shared_noise
     honest = honest_of(algorithm, run.data, run.view, min(run.helpers, members - 1)) if shared else members
@@ -342,8 +341,3 @@ def _patterns(run: PlannedRun, participation: str, at_least: int) -> Sequence[tu
         return [None] * run.data.num_clients
     done = ([at for at in rounds if at < run.rounds] for rounds in log.patterns)
     return [tuple(rounds or range(min(at_least, run.rounds))) for rounds in done]
-
-
-def _shapes(model: Model) -> Any:
-    """Of the parameters of a model."""
-    return jax.eval_shape(model.init, run_key(0))

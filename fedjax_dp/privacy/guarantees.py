@@ -26,6 +26,7 @@ from fedjax_dp.inspection import constants, flow
 from fedjax_dp.models import Model
 from fedjax_dp.parts import facts
 from fedjax_dp.parts.client_privacy import counts_individually
+from fedjax_dp.parts.noise import correlated_source
 from fedjax_dp.privacy.client_events import (
     adjacency_of,
     client_events,
@@ -330,7 +331,7 @@ def stated(run: PlannedRun, progress: Callable[[int, int], None] | None = None) 
             *_departures(run),
             *_stop(run),
             *run.beginning.assumptions,
-            *_left_out(before),
+            *(phase.left for phase in before if phase.left),
             *_words(run),
             FLOAT_NOISE,
         ),
@@ -364,11 +365,6 @@ def _phases(run: PlannedRun, training: list[Event], delta: float) -> tuple[Earli
         name, view = one.phase["phase"], one.phase.get("view")
         phases.append(EarlierPhase(name, about(one.phase), epsilon, view, one.match.members, left))
     return tuple(phases)
-
-
-def _left_out(phases: tuple[EarlierPhase, ...]) -> list[str]:
-    """Clients of phases before whose epsilon this is not."""
-    return [phase.left for phase in phases if phase.left]
 
 
 def _deployment(run: PlannedRun, steps: list[Any]) -> Deployment | None:
@@ -510,7 +506,7 @@ def _assumptions(
                 "noise on the mean is the deployment's, but a mean of so few clients varies more than one of its "
                 "cohorts: results are pessimistic",
             ]
-        if _correlated(algorithm.upload):
+        if correlated_source(algorithm.upload) is not None:
             lines.append("noise is correlated over rounds and counted as one release of the whole run")
         return lines
     if algorithm.cohort.prior_event is not None:
@@ -521,7 +517,7 @@ def _assumptions(
     if algorithm.cohort is not algorithm.cohort.base:
         cohorts[participation] += "; who of them answers does not depend on records"
     lines = [cohorts[participation], f"each local step uses fresh randomness: {_sampling_words(steps)}"]
-    if _correlated(local.privatizer):
+    if correlated_source(local.privatizer) is not None:
         lines[1] = "noise is correlated over a round's steps, which are counted as one release without sampling"
     lines.append(
         "the numbers of records of all clients are public"
@@ -609,12 +605,6 @@ def _individual(algorithm: Algorithm) -> list[str]:
         "each client counts while its own updates cost less than the budget, and who does is seen by nobody",
         "neighbours have zeros in the place of what a client contributes; its place in cohorts stays",
     ]
-
-
-def _correlated(part: Any) -> bool:
-    """Whether a part draws its noise from a source that says it is."""
-    source = getattr(part, "source", None)
-    return source is not None and not source.fresh
 
 
 def _sampling_words(steps: list[Any]) -> str:

@@ -213,8 +213,12 @@ class PlannedRun:
     @property
     def schedule(self) -> np.ndarray:
         """Rounds that each client is drawn for under the seed `(num_clients,)`."""
-        rounds: np.ndarray = self.attended.sum(1)
-        return rounds
+        return self.drawn_in(slice(None))
+
+    def drawn_in(self, rounds: slice | int) -> np.ndarray:
+        """How often each client is drawn in these rounds `(num_clients,)`."""
+        ids, drawn = (of_rounds[rounds] for of_rounds in self.cohorts)
+        return np.bincount(ids[drawn], minlength=self.data.num_clients)
 
     @property
     def last_rates(self) -> np.ndarray:

@@ -141,8 +141,7 @@ class Spending:
         if not self.scheduled:
             return np.full(num_clients, rounds)
         done, counts = self._counted if self._counted[0] <= rounds else (0, np.zeros(num_clients, int))
-        ids, drawn = (of[done:rounds] for of in self.run.cohorts)
-        self._counted = rounds, counts + np.bincount(ids[drawn], minlength=num_clients)
+        self._counted = rounds, counts + self.run.drawn_in(slice(done, rounds))
         return self._counted[1]
 
     @functools.cached_property
@@ -239,11 +238,7 @@ class Spending:
 
     def times_in(self, index: int) -> np.ndarray:
         """How often each client is counted for the round `(num_clients,)`."""
-        num_clients = self.run.data.num_clients
-        if not self.scheduled:
-            return np.ones(num_clients, int)
-        ids, drawn = (of[index] for of in self.run.cohorts)
-        return np.bincount(ids[drawn], minlength=num_clients)
+        return self.run.drawn_in(index) if self.scheduled else np.ones(self.run.data.num_clients, int)
 
     def _so_far(self, index: int) -> dict[str, Any]:
         """Everything up to the round, of the clients for which it has grown."""

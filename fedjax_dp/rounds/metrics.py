@@ -90,21 +90,7 @@ def main_of(history: Sequence[Evaluation]) -> dict[str, str]:
     return {f"test {name.replace('_', ' ')}": "not known" if value is None else f"{value:.4f}"}
 
 
-PROBES = (
-    "train_loss",
-    "clipped",
-    "learnt_clip_norm",
-    "noise_to_signal",
-    "objective",
-    "gradient_norm",
-    "client_mean",
-    "worst_tenth",
-    "client_variance",
-    "personal_mean",
-    "personal_pooled",
-    "personal_worst_tenth",
-    "personal_variance",
-)
+PROBES = Evaluation._fields[Evaluation._fields.index("train_loss") :]  # those after what is of the test set
 
 
 class Tested(NamedTuple):

@@ -183,11 +183,6 @@ def without_records(data: FederatedData) -> FederatedData:
 
 def check(algorithm: Algorithm, train_metrics: bool) -> None:
     """Refuse what looks at records that no block holds."""
-    for looks, whose in (
-        (algorithm.local.reads_records_outside_round, "this algorithm"),
-        (train_metrics, "train_metrics"),
-    ):
-        if looks:
-            raise errors.refuse(
-                "records", "host", f"devices for {whose}", "it looks at clients beside their local steps"
-            )
+    if algorithm.local.reads_records_outside_round or train_metrics:
+        whose = "this algorithm" if algorithm.local.reads_records_outside_round else "train_metrics"
+        raise errors.refuse("records", "host", f"devices for {whose}", "it looks at clients beside their local steps")
