@@ -19,7 +19,7 @@ from fedjax_dp.accounting.accountants import epsilons_of
 from fedjax_dp.accounting.client_maps import OPTION, ClientPairs, numbers_of
 from fedjax_dp.accounting.events import AnyOf, Composed, Event, Past, distinct, each_of, numbered
 from fedjax_dp.accounting.guarantee import EarlierPhase
-from fedjax_dp.accounting.ledger import decoded, ids_of, listed
+from fedjax_dp.accounting.ledger import MALFORMED, decoded, ids_of, listed
 from fedjax_dp.accounting.neighbours import Adjacency, Unit
 from fedjax_dp.accounting.releases import GaussianSteps, Release, StatedPrivacy
 from fedjax_dp.accounting.sampling import (
@@ -109,10 +109,8 @@ def kind_of(phase: Phase) -> Kind | None:
     unit, adjacency = phase.get("unit"), phase.get("adjacency")
     if unit is None or adjacency is None:
         return None
-    try:
+    with errors.refusing("ledger", "a phase with {}".format, "as a run wrote it", "export it again", MALFORMED):
         return Unit(unit), Adjacency(adjacency)
-    except ValueError as error:
-        raise errors.refuse("ledger", f"a phase with {error}", "as a run wrote it", "export it again") from None
 
 
 def events_of(phase: Phase, kind: Kind) -> list[Event] | None:
@@ -126,18 +124,17 @@ def events_of(phase: Phase, kind: Kind) -> list[Event] | None:
         return None
     unit, adjacency = kind
     by_client: list[Event] = [Composed(())] * phase["clients"]["count"]
-    try:
+
+    def got(error: Exception) -> str:
+        return f"a phase whose events are none ({' '.join(str(error).split())[:60]})"
+
+    with errors.refusing("ledger", got, "as a run wrote it", "export it again", MALFORMED):
         if any(is_own_code(event) for event in content["events"]):
             return None
         events = [decoded(event, adjacency, unit) for event in content["events"]]
-        for listed, place in content["clients"]:
-            for client in ids_of(listed, len(by_client)).tolist():
+        for ids, place in content["clients"]:
+            for client in ids_of(ids, len(by_client)).tolist():
                 by_client[client] = events[place]
-    except errors.ConfigurationError:
-        raise
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
-        got = f"a phase whose events are none ({' '.join(str(error).split())[:60]})"
-        raise errors.refuse("ledger", got, "as a run wrote it", "export it again") from None
     return by_client
 
 
@@ -145,13 +142,10 @@ def stated(phase: Phase, kind: Kind) -> StatedPrivacy:
     """What is known of each of its clients by epsilon and delta alone."""
     pair = phase["stated"] if phase["kind"] == FILE else (phase["epsilon"], phase["delta"])
     unit, adjacency = kind
-    try:
+    wanted = "an epsilon and a delta"
+    with errors.refusing("ledger", "a phase with {}".format, wanted, "export it again", MALFORMED):
         epsilon, delta = (float(number) for number in pair)
-        return StatedPrivacy(max(epsilon, LEAST_EPSILON), delta, adjacency, unit=unit)
-    except errors.ConfigurationError:
-        raise
-    except (ValueError, TypeError) as error:
-        raise errors.refuse("ledger", f"a phase with {error}", "an epsilon and a delta", "export it again") from None
+    return StatedPrivacy(max(epsilon, LEAST_EPSILON), delta, adjacency, unit=unit)
 
 
 class Matched(NamedTuple):

@@ -84,8 +84,7 @@ class GaussianPair:
         with np.errstate(divide="ignore"):
             numerator = np.logaddexp(np.log1p(-self.up), np.log(self.up) + (2 * x - 1) / s2)
             denominator = np.logaddexp(np.log1p(-self.down), np.log(self.down) + (-2 * x - 1) / s2)
-        losses: np.ndarray = numerator - denominator
-        return losses
+        return numerator - denominator
 
     def where(self, losses: np.ndarray) -> np.ndarray:
         """The `x` at which the loss takes each value; -inf (inf) for values below (above) all losses.
@@ -103,8 +102,7 @@ class GaussianPair:
             log_sum = np.logaddexp(log_m, log_root)  # log(|m| + root)
             grown = log_sum - np.log(2 * a) + 1 / (2 * s2)
             shrunk = np.log(2 * b) + losses - log_sum - 1 / (2 * s2)
-        places: np.ndarray = s2 * np.where(m >= 0, grown, shrunk)
-        return places
+        return s2 * np.where(m >= 0, grown, shrunk)
 
     def upper_mass(self, edges: np.ndarray) -> np.ndarray:
         """Probability of each interval between edges under the first law."""
@@ -120,8 +118,7 @@ class GaussianPair:
         with np.errstate(divide="ignore"):
             center = np.log1p(-self.down) - (x / self.noise) ** 2 / 2
             side = np.log(self.down) - ((x + 1) / self.noise) ** 2 / 2
-        log_density: np.ndarray = np.logaddexp(center, side) - math.log(self.noise * math.sqrt(2 * math.pi))
-        return log_density
+        return np.logaddexp(center, side) - math.log(self.noise * math.sqrt(2 * math.pi))
 
     def reach(self, count: int) -> tuple[float, float]:
         """Lowest and highest loss of one release outside which `count` of them have mass about TAIL_MASS."""
@@ -148,8 +145,7 @@ class GaussianPair:
         if quick:
             return convex_bound(self, orders)
         if self.up == 1 and self.down == 0:
-            exact: np.ndarray = orders / (2 * self.noise**2)
-            return exact
+            return orders / (2 * self.noise**2)
         return convex_bound(self, orders) if self.noise < LEAST_RESOLVED else _quadrature(self, orders)
 
 
@@ -178,8 +174,7 @@ class ShiftMixture:
         shifts, logs = self._law
         sign = -1.0 if self.down else 1.0
         ratios = logs + (2 * shifts * (sign * x)[..., None] - shifts**2) / (2 * self.noise**2)
-        losses: np.ndarray = sign * logsumexp(ratios, axis=-1)
-        return losses
+        return sign * logsumexp(ratios, axis=-1)
 
     def where(self, losses: np.ndarray) -> np.ndarray:
         """The `x` at which the loss takes each value; -inf (inf) for values below (above) all losses.
@@ -289,8 +284,7 @@ class TwoLosses:
         with np.errstate(divide="ignore"):
             likely, rare = np.log(self._chances)
         powers = (orders - 1) * self.epsilon
-        divergences: np.ndarray = np.logaddexp(likely + powers, rare - powers) / (orders - 1)
-        return divergences
+        return np.logaddexp(likely + powers, rare - powers) / (orders - 1)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -327,8 +321,7 @@ def normal_masses(edges: np.ndarray, mean: float, noise: float) -> np.ndarray:
     """Normal probability between neighbouring edges, from whichever tail loses fewer digits."""
     z = (edges - mean) / noise
     left, right = np.diff(ndtr(z)), -np.diff(ndtr(-z))
-    masses: np.ndarray = np.where(z[:-1] > 0, right, left)
-    return masses
+    return np.where(z[:-1] > 0, right, left)
 
 
 def _quadrature(pair: GaussianPair, orders: np.ndarray) -> np.ndarray:
@@ -348,10 +341,7 @@ def _quadrature(pair: GaussianPair, orders: np.ndarray) -> np.ndarray:
         terms = np.expm1(a * tame) - a * np.expm1(tame)
     excess = np.where(grown < 30.0, np.exp(log_density) * terms, np.exp(np.minimum(logs, 700.0))) @ weights
     moderate = log_moments < math.log(50)
-    divergences: np.ndarray = np.where(
-        moderate, np.log1p(np.maximum(np.where(moderate, excess, 0.0), 0.0)), log_moments
-    ) / (orders - 1)
-    return divergences
+    return np.where(moderate, np.log1p(np.maximum(np.where(moderate, excess, 0.0), 0.0)), log_moments) / (orders - 1)
 
 
 def convex_bound(pair: GaussianPair, orders: np.ndarray) -> np.ndarray:
@@ -361,8 +351,7 @@ def convex_bound(pair: GaussianPair, orders: np.ndarray) -> np.ndarray:
     """
     shift = 2.0 if pair.down else 1.0
     log_moments = (orders - 1) * orders * (shift / pair.noise) ** 2 / 2
-    bound: np.ndarray = np.logaddexp(0.0, math.log(max(pair.up, pair.down)) + log_moments) / (orders - 1)
-    return bound
+    return np.logaddexp(0.0, math.log(max(pair.up, pair.down)) + log_moments) / (orders - 1)
 
 
 def panels(pair: GaussianPair, order: float) -> tuple[np.ndarray, np.ndarray]:
@@ -453,14 +442,12 @@ class BoundedLosses:
             mirrored = log_masses - edges[:-1] - (orders[:, None] - 1) * edges[:-1]
             rest = np.log(max(1 - np.exp(logsumexp(log_masses)) - np.exp(logsumexp(log_masses - edges[1:])), 1e-300))
             logs = np.logaddexp(np.logaddexp(logs, logsumexp(mirrored, axis=1)), rest)
-        bound: np.ndarray = np.maximum(logs, 0.0) / (orders - 1)
-        return bound
+        return np.maximum(logs, 0.0) / (orders - 1)
 
     def _up_to(self, losses: np.ndarray, law: Distribution | None = None) -> np.ndarray:
         """Distribution of the loss, by default of the first law; rounding takes no mass off the ends."""
         inside = np.where(losses >= self.highest, 1.0, (law or self.upper)(losses))
-        up_to: np.ndarray = np.where(losses < self.lowest, 0.0, inside)
-        return up_to
+        return np.where(losses < self.lowest, 0.0, inside)
 
     def _edges(self) -> np.ndarray:
         edges = np.linspace(self.lowest, self.highest, CELLS + 1)

@@ -76,6 +76,7 @@ FIELDS: dict[str, tuple[type, ...]] = {
     "deployment": (dict, type(None)),
 }
 Line = Mapping[str, Any]
+MALFORMED = (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError)  # of JSON that no run wrote
 
 
 def encoded(event: Any) -> dict[str, Any]:
@@ -209,8 +210,7 @@ class Ledger:
 
     @property
     def num_clients(self) -> int:
-        count: int = self.phase["clients"]["count"]
-        return count
+        return self.phase["clients"]["count"]
 
     @property
     def rounds(self) -> int:
@@ -220,8 +220,7 @@ class Ledger:
     @property
     def checksum(self) -> str:
         """Of its last line, or of the phase before the first."""
-        last: str = self.lines[-1]["checksum"] if self.lines else self.phase["phase"]
-        return last
+        return self.lines[-1]["checksum"] if self.lines else self.phase["phase"]
 
     @property
     def follows_results(self) -> bool:
@@ -239,7 +238,7 @@ class Ledger:
         latest = np.full(self.num_clients, -1)
         for at, uses in Counter(line.get("as_round", line["round"]) for line in lines).items():
             line = self.lines[at]
-            events = self._events_of(line)
+            events = [decoded(one, Adjacency(line["adjacency"]), Unit(line["unit"])) for one in line["events"]]
             for listed, number in line["clients"]:
                 place = places.setdefault(events[number], len(places))
                 if place == len(counts):
@@ -254,12 +253,6 @@ class Ledger:
         kinds, kind = np.unique(np.stack([latest, *counts]), axis=1, return_inverse=True)
         made = [_sum(list(places), column) for column in kinds.T]
         return [made[one] for one in np.ravel(kind)]
-
-    def _events_of(self, line: Line) -> list[Event]:
-        if not line["events"]:
-            return []
-        adjacency, unit = Adjacency(line["adjacency"]), Unit(line["unit"])
-        return [decoded(content, adjacency, unit) for content in line["events"]]
 
     def epsilons(
         self, delta: float | None = None, accountant: str | None = None, rounds: int | None = None
@@ -283,8 +276,7 @@ def _sum(events: Sequence[Event], column: np.ndarray) -> Event:
     """The event of a client: everything so far, or as many of each kind as its rounds have."""
     latest, *counts = column.tolist()
     if latest >= 0:
-        everything: Event = events[latest]
-        return everything
+        return events[latest]
     return joined([repeated(event, count) for event, count in zip(events, counts) if count])
 
 
@@ -298,7 +290,7 @@ def read_rounds(text: str, phase: Mapping[str, Any], where: str) -> Ledger:
     before, lines = phase["phase"], list[Line]()
     for number, words in enumerate(whole):
         at = f"{where}: the line of round {number}"
-        try:
+        with errors.refusing(at, _edited, "as the run wrote it", "put it back", MALFORMED):
             line = read_line(words)
             if line["ledger"] != VERSION:
                 got, wanted = f"of version {str(line['ledger'])[:20]}", f"of version {VERSION}, which is known here"
@@ -306,14 +298,13 @@ def read_rounds(text: str, phase: Mapping[str, Any], where: str) -> Ledger:
             if line.get("kind") == ROUND and line.get("phase") != phase["phase"]:
                 raise errors.refuse(at, "of another run", "of the run whose phase stands before it", "put it back")
             _require_whole(line, number, before, lines)
-        except errors.ConfigurationError:
-            raise
-        except (ValueError, TypeError, KeyError, IndexError, RecursionError) as error:
-            got = f"edited since ({' '.join(str(error).split())[:60]})"
-            raise errors.refuse(at, got, "as the run wrote it", "put it back") from None
         before = line["checksum"]
         lines.append(line)
     return Ledger(phase, tuple(lines), bool(cut))
+
+
+def _edited(error: Exception) -> str:
+    return f"edited since ({' '.join(str(error).split())[:60]})"
 
 
 def _require_whole(line: Line, number: int, before: str, lines: Sequence[Line]) -> None:

@@ -84,20 +84,17 @@ class Release(ABC):
     @property
     def _epoch(self) -> int:
         """Sums that one release consists of."""
-        steps: int = self.sampling.steps_per_epoch
-        return steps
+        return self.sampling.steps_per_epoch
 
     @property
     def _passes(self) -> int:
         """Epochs or passes, of which a partial one is counted whole."""
-        passes: int = -(-self.count // self._epoch)
-        return passes
+        return -(-self.count // self._epoch)
 
     @property
     def relative_noise(self) -> float:
         """Noise standard deviation, or scale, divided by the sensitivity of the sum under the adjacency."""
-        relative: float = self.noise_multiplier / self.adjacency.sensitivity
-        return relative
+        return self.noise_multiplier / self.adjacency.sensitivity
 
     @property
     def releases(self) -> int:
@@ -150,8 +147,7 @@ class Release(ABC):
         """Renyi divergence bound, in nats, at real orders above 1 `(A,)`, outside an event of probability `lost`."""
         orders = _checked(orders)
         each = [pairs.divergence(direction, orders) for direction in self.dominating_pairs()]
-        worst: np.ndarray = np.max(each, axis=0)
-        return worst
+        return np.max(each, axis=0)
 
     @property
     def lost(self) -> float:
@@ -387,8 +383,7 @@ class BoundedRange(OfEpsilon):
         return 2 / self.epsilon
 
     def rdp(self, orders: np.ndarray) -> np.ndarray:
-        bound: np.ndarray = _checked(orders) / (2 * self.relative_noise**2)
-        return bound
+        return _checked(orders) / (2 * self.relative_noise**2)
 
     def zcdp(self) -> float:
         return 1 / (2 * self.relative_noise**2)

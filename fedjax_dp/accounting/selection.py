@@ -183,7 +183,7 @@ def selection_cost(
         unit=unit,
         adjacency=adjacency,
         single=max(epsilons_of(singles, delta, accountant, onwards(0))),
-        composition=_moving_epsilon(ledgers, delta)
+        composition=_epsilon([frozenset(ledger) for ledger in ledgers], delta)  # the largest of each, added up
         if moving
         else max(epsilons_of(composed, delta, accountant, onwards(1))),
         accountant="rdp" if moving else accountant_named(accountant).name,
@@ -192,12 +192,6 @@ def selection_cost(
         repetition=max(_repeated(choices, trials, delta, onwards(2))) if trials else None,
         drawn=drawn,
     )
-
-
-def _moving_epsilon(ledgers: Ledgers, delta: float) -> float:
-    """Epsilon of a record that may be with any client in each run: the largest divergence of each run, added up."""
-    errors.require_delta(delta)
-    return _epsilon([frozenset(ledger) for ledger in ledgers], delta)
 
 
 def _in_words(epsilon: float) -> str:
@@ -294,12 +288,7 @@ def _epsilon(
             [total(e, lambda step: of(step.once())) for e in events if any(True for _ in e.leaves())]
             for events in groups
         ]
-        return changed(functools.reduce(lambda a, b: a.plus(b), (_largest(each) for each in curves if each)))
+        largest = (functools.reduce(rdp.RenyiCurve.worst, each) for each in curves if each)
+        return changed(functools.reduce(rdp.RenyiCurve.plus, largest))
 
     return rdp.best_epsilon(curve_at, delta)
-
-
-def _largest(curves: list[rdp.RenyiCurve]) -> rdp.RenyiCurve:
-    """The largest divergence at each order."""
-    worst = np.max([curve.values for curve in curves], axis=0)
-    return rdp.RenyiCurve(curves[0].orders, worst, max(curve.lost for curve in curves))

@@ -421,8 +421,7 @@ class LoggedCohort(Cohort):
         return cls(ids=ids, fixed=bool(np.all(ids >= 0)))
 
     def capacity(self, num_clients: int) -> int:
-        members: int = np.shape(self.ids)[1]
-        return members
+        return np.shape(self.ids)[1]
 
     def sample(self, keys: CohortKeys, round_index: jax.Array, shares: jax.Array) -> Members:
         ids = jnp.asarray(self.ids)[round_index].astype(jnp.int32)
