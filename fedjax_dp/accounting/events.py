@@ -82,7 +82,6 @@ class RandomParticipation:
             )
 
     def scaled(self, factor: float) -> "RandomParticipation":
-        """The same with `factor` times the noise."""
         return dataclasses.replace(self, each=self.each.scaled(factor))
 
     def leaves(self, taken: int = 1) -> Iterator[tuple[Release, int]]:

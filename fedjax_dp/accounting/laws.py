@@ -114,14 +114,12 @@ class GaussianPair:
         return (1 - self.down) * still + self.down * moved
 
     def log_lower_density(self, x: np.ndarray) -> np.ndarray:
-        """Logarithm of the second law's density."""
         with np.errstate(divide="ignore"):
             center = np.log1p(-self.down) - (x / self.noise) ** 2 / 2
             side = np.log(self.down) - ((x + 1) / self.noise) ** 2 / 2
         return np.logaddexp(center, side) - math.log(self.noise * math.sqrt(2 * math.pi))
 
     def reach(self, count: int) -> tuple[float, float]:
-        """Lowest and highest loss of one release outside which `count` of them have mass about TAIL_MASS."""
         width = self.noise * (8.3 + math.sqrt(2 * math.log(max(count, 1))))
         low, high = self.loss(np.array([-1.0 - width, 1.0 + width])).tolist()
         return max(low, -700.0), min(high, 700.0)  # beyond 700 the exponentials overflow; losses there are rounded up
@@ -166,11 +164,9 @@ class ShiftMixture:
 
     @functools.cached_property
     def _law(self) -> tuple[np.ndarray, np.ndarray]:
-        """Shifts and the logarithms of their weights."""
         return np.array(self.shifts, float), np.log(np.array(self.weights))
 
     def loss(self, x: np.ndarray) -> np.ndarray:
-        """Logarithm of the ratio of densities at `x`."""
         shifts, logs = self._law
         sign = -1.0 if self.down else 1.0
         ratios = logs + (2 * shifts * (sign * x)[..., None] - shifts**2) / (2 * self.noise**2)
@@ -208,11 +204,9 @@ class ShiftMixture:
         return x
 
     def upper_mass(self, edges: np.ndarray) -> np.ndarray:
-        """Probability of each interval between edges under the first law."""
         return normal_masses(edges, 0.0, self.noise) if self.down else self._mixed(edges, 1.0)
 
     def lower_mass(self, edges: np.ndarray) -> np.ndarray:
-        """Probability of each interval between edges under the second law."""
         return self._mixed(edges, -1.0) if self.down else normal_masses(edges, 0.0, self.noise)
 
     def _mixed(self, edges: np.ndarray, sign: float) -> np.ndarray:
@@ -222,7 +216,6 @@ class ShiftMixture:
         return total
 
     def reach(self, count: int) -> tuple[float, float]:
-        """Lowest and highest loss of one release outside which `count` of them have mass about TAIL_MASS."""
         rare = TAIL_MASS / (max(count, 1) * len(self.shifts))
         shifts, logs = self._law
         far = -ndtri(np.minimum(rare / np.exp(logs), 0.5)) * self.noise

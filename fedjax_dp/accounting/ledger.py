@@ -153,7 +153,6 @@ def ids_of(listed: Iterable[Any], num_clients: int) -> np.ndarray:
 
 
 def as_json(content: Mapping[str, Any]) -> str:
-    """On one line."""
     return json.dumps(content, separators=(",", ":"), allow_nan=False)
 
 
@@ -214,7 +213,6 @@ class Ledger:
 
     @property
     def rounds(self) -> int:
-        """How many it has."""
         return len(self.lines)
 
     @property

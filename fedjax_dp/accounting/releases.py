@@ -354,7 +354,6 @@ class OfEpsilon(Release):
         return self.relative_noise * self.adjacency.sensitivity
 
     def scaled(self, factor: float) -> Self:
-        """The same."""
         return self
 
 
@@ -426,7 +425,6 @@ class StatedPrivacy(OfEpsilon):
 
 
 def _check(step: Release) -> None:
-    """Refuses what no noisy sum may be."""
     if not (step.noise_multiplier == 0 or LEAST_NOISE <= step.noise_multiplier <= MOST_NOISE):
         raise errors.refuse("noise_multiplier", step.noise_multiplier, f"0, or from {LEAST_NOISE:g} to {MOST_NOISE:g}")
     for what, value, kind in (

@@ -92,7 +92,6 @@ class SelectionCost:
 
     @property
     def epsilon(self) -> float:
-        """The one that counts."""
         return self.repetition if self.drawn and self.repetition is not None else self.composition
 
     def __str__(self) -> str:

@@ -394,7 +394,6 @@ TIMING = {  # numbers of schedules that have some
 
 
 def _timing(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The numbers of the schedule."""
     defaults = {"decay_factor": 0.1}
     numbers = {name: options[name] for name in TIMING.get(options["schedule"], ())}
     numbers = {name: defaults.get(name) if number is None else number for name, number in numbers.items()}
@@ -427,5 +426,4 @@ def brought_to_server(known: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def bound_of(clipping: str, gradient_bound: float | None = None) -> "parts.Bound":
-    """The bound of that name."""
     return BOUNDS[clipping](gradient_bound)

@@ -73,7 +73,6 @@ def _constants(model: Model, data: FederatedData) -> Iterator[tuple[str, np.ndar
 
 
 def _inside(program: core.ClosedJaxpr) -> Iterator[np.ndarray]:
-    """Arrays in a traced program, and in the programs in it."""
     constants = list(program.consts)
     for equation in program.jaxpr.eqns:
         constants += [read.val for read in equation.invars if isinstance(read, core.Literal)]
@@ -98,7 +97,6 @@ class _Held(NamedTuple):
     targets: list[np.ndarray]
 
     def whole(self, at: int) -> np.ndarray:
-        """The numbers of a record."""
         return self.rows[at].reshape(-1).astype(np.float32)
 
 

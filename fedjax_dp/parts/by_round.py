@@ -57,7 +57,6 @@ class ByRound:
 
 
 def at_round(number: Any, changes: ByRound | None, round_index: jax.Array) -> Any:
-    """The number of a round."""
     return number if changes is None else number * changes.at(round_index)
 
 

@@ -195,7 +195,6 @@ def _is_data(thing: Any) -> bool:
 
 
 def _count(thing: Any) -> int:
-    """Numbers in lists of lists."""
     return sum(map(_count, thing)) if isinstance(thing, list | tuple) else isinstance(thing, float | int)
 
 

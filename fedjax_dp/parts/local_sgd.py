@@ -113,7 +113,6 @@ class PrivateGradients(NamedTuple):
         return gradient, report if client.signal else report._replace(signal=0.0), records
 
     def noise_variance(self, drawn: StepDraw) -> jax.Array:
-        """Of each coordinate of the noise in the gradient of a step."""
         return variance_of(self.privatizer, self.context(drawn.number), drawn.batch.divisor)
 
     def another(self) -> Callable[[jax.Array], jax.Array]:
@@ -195,7 +194,6 @@ class LocalSgd(LocalTraining):
     def correct(
         self, client: ClientContext, gradient: jax.Array, params: jax.Array, step: StepContext, records: Records
     ) -> jax.Array:
-        """The gradient with the terms of all corrections."""
         for correction, own in self._each(client):
             gradient = correction.gradient(gradient, params, step, own, records)
         return gradient
@@ -218,7 +216,6 @@ class LocalSgd(LocalTraining):
         return SgdState(shard(state.moved - drawn.rate * live * direction), kept, probes)
 
     def finish(self, gradients: PrivateGradients, state: SgdState) -> LocalResult:
-        """What is sent and kept after the last step."""
         total_rate, another, update = gradients.total_rate, gradients.another(), state.moved
         ends = [ended(one, update, own, total_rate, another) for one, own in self._each(gradients.client)]
         rows = (*(row for _, row in ends), *([state.rule] if self.rule.keep else []))
@@ -233,7 +230,6 @@ class LocalSgd(LocalTraining):
         return [(correction, client.receiving(start, *own)) for correction, *own in parts]
 
     def rates(self, round_index: Any, largest: int) -> jax.Array:
-        """Learning rates of the steps of a round `(tau,)`; `largest`: records of the largest client."""
         tau = self.batches.count(self.steps, largest)
         steps = jnp.arange(tau)
         at = round_index * tau + steps if self.per_step else jnp.broadcast_to(round_index, (tau,))
@@ -343,7 +339,6 @@ class LocalSgd(LocalTraining):
         return lax.scan(step, jnp.zeros(flat.shape), gradients.steps())[0] / rates.size
 
     def check(self, sizes: np.ndarray, model: Model | None, rounds: int) -> None:
-        """Refuse what cannot run for so many rounds on clients with these numbers of records."""
         errors.require_positive("learning_rate", self.learning_rate)
         for name, number in self.timing.items():
             errors.require_positive(name, number)

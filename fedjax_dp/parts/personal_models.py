@@ -126,14 +126,12 @@ class OwnPart(ClientModels):
         return OwnSteps(steps=self.head_steps) if self.head_steps else None
 
     def kept(self, model: Model) -> tuple[bool, ...]:
-        """Which tensors a client keeps."""
         return tensors_named("head", self.head, model)
 
     def sent_tensors(self, model: Model) -> tuple[bool, ...]:
         return tuple(not kept for kept in self.kept(model))
 
     def part(self, model: Model) -> Part:
-        """What a client keeps."""
         return Part(tensor_sizes(jax.eval_shape(model.init, jax.random.key(0))), self.kept(model))
 
     def trained(self, run: InitContext) -> InitContext:

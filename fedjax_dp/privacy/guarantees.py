@@ -196,7 +196,6 @@ def _unresolved(run: PlannedRun) -> str:
 
 
 def _alone(run: PlannedRun, training: list[Event]) -> list[float]:
-    """Epsilons of the run without the phases before."""
     assert run.terms.delta is not None
     return accounting.epsilons_of(training, run.terms.delta, run.terms.accountant)
 
@@ -241,7 +240,6 @@ def guarantee(
 
 
 def guaranteed(run: PlannedRun, progress: Callable[[int, int], None] | None = None) -> Guarantee:
-    """The Guarantee of a planned run."""
     promise = stated(run, progress=progress)
     if not promise.reason:
         _require_believable(run)
@@ -357,7 +355,6 @@ def stated(run: PlannedRun, progress: Callable[[int, int], None] | None = None) 
 
 
 def _phases(run: PlannedRun, training: list[Event], delta: float) -> tuple[EarlierPhase, ...]:
-    """The phases before, each with what it costs alone."""
     phases, adjacency, accountant = [], adjacency_of(training), run.terms.accountant
     for one, events in zip(run.beginning.before, run.earlier(adjacency), strict=True):
         epsilon = max(accounting.epsilons_of(events, delta, accountant))
@@ -466,7 +463,6 @@ def _assumptions(
     run: PlannedRun,
     steps: list[Any],
 ) -> list[str]:
-    """What has to be true for the numbers to hold."""
     algorithm, colluders = run.algorithm, run.terms.colluders
     participation = counted_as(run)
     cohorts = {

@@ -361,7 +361,6 @@ class NoiseLevels(NamedTuple):
 
     @property
     def rounds(self) -> list[int]:
-        """How many have each factor."""
         return np.bincount(self.of_round, minlength=len(self.factors)).tolist()
 
 
@@ -409,7 +408,6 @@ def honest_of(algorithm: Algorithm, data: FederatedData, view: View, helpers: in
 
 
 def last_rates(algorithm: Algorithm, largest: int, rounds: int) -> np.ndarray:
-    """Learning rate of the last step of every round."""
     return np.asarray(jax.vmap(lambda t: algorithm.local.rates(t, largest)[-1])(jnp.arange(rounds)), float)
 
 

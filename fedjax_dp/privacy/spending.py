@@ -57,7 +57,6 @@ class Chosen(Protocol):
 
 
 def of_a_round(run: PlannedRun) -> Rounds:
-    """What a round of the run releases, by itself."""
     kinds, kind = numbered(with_paid(run.algorithm, training_of(run.prefix(1), at_least=1)))
     return Rounds(kind, kinds)
 
@@ -219,7 +218,6 @@ class Spending:
         return {"leave": ranges(ids)} if ids.size else {}
 
     def _released(self, index: int) -> dict[str, Any]:
-        """What the round releases, and of whom."""
         nobody: dict[str, Any] = {"events": [], "clients": [], "so_far": False}
         if not self.private:
             return nobody if index == 0 else {"as_round": 0}

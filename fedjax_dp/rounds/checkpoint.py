@@ -92,5 +92,4 @@ class Checkpoints:
 
 
 def _light(state: ServerState) -> ServerState:
-    """Without tables on the host."""
     return prefetch.over_tables(state, lambda table: () if isinstance(table, HostTable) else table)

@@ -63,7 +63,6 @@ class Evaluation(NamedTuple):
 
     @classmethod
     def of_row(cls, row: Mapping[str, Any]) -> "Evaluation":
-        """The way back."""
         own = {name: value for name, value in row.items() if name in cls._fields}
         metrics = {name.removeprefix(TEST): value for name, value in row.items() if name not in own}
         return cls(**own, metrics=metrics)
@@ -239,7 +238,6 @@ def values_of(task: Task, test: Tested, data: FederatedData) -> dict[str, float 
 
 
 def _of_clients(test: Tested, data: FederatedData) -> ScoreSums:
-    """What the test set gave, client by client."""
     parts = np.asarray(data.test_clients)
     counts = np.bincount(parts, minlength=data.num_clients).astype(float)
     return _seen(test.by_client or {}, test.scores, data, parts, counts)

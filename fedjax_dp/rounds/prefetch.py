@@ -141,12 +141,10 @@ def tables_on_host(state: ServerState, clients: int) -> ServerState:
 
 
 def over_tables(state: ServerState, change: Callable[[Any], Any]) -> ServerState:
-    """The state with every table by client changed."""
     return state.with_tables(jax.tree.map(change, state.tables))
 
 
 def tables_of(state: ServerState) -> list[HostTable]:
-    """Those on the host."""
     return [leaf for leaf in jax.tree.leaves(state.tables) if isinstance(leaf, HostTable)]
 
 

@@ -55,7 +55,6 @@ class Timing(NamedTuple):
 
     @property
     def in_words(self) -> str:
-        """One line."""
         a_round = f"{self.round_s_median * 1000:.3g} ms a round"
         return f"{self.total_s:.3g} s in all, {a_round}, {self.compile_s:.3g} s to compile"
 
@@ -310,7 +309,6 @@ def fresh(algorithm: Algorithm, data: FederatedData, model: Model, seed: int, on
 
 
 def nothing(algorithm: Algorithm, num_clients: int) -> RoundReport:
-    """The report of no round."""
     members, upload = algorithm.cohort.capacity(num_clients), algorithm.upload
     zeros, no = jnp.zeros(members), jnp.zeros(members, bool)
     learnt = upload.learnt_clip_norm(upload.init())
