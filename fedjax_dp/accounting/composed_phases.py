@@ -231,7 +231,7 @@ def with_past(past: Sequence[Event] | None, events: Sequence[Event]) -> list[Eve
 
     def after(before: Event, event: Event) -> Event:
         if isinstance(event, AnyOf):  # of members apart, each with all that was released before
-            return AnyOf(tuple(after(before, part) for part in event.parts))
+            return event.mapped(lambda part: after(before, part))
         return Composed((event, before)) if any(True for _ in before.leaves()) else event
 
     return each_of((past, events), after)

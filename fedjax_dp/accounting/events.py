@@ -22,9 +22,13 @@ T = TypeVar("T")
 class _Several:
     parts: "tuple[Event, ...]"
 
+    def mapped(self, of: "Callable[[Event], Event]") -> Self:
+        """The same of other parts."""
+        return type(self)(tuple(map(of, self.parts)))
+
     def scaled(self, factor: float) -> Self:
         """The same with `factor` times the noise everywhere."""
-        return type(self)(tuple(part.scaled(factor) for part in self.parts))
+        return self.mapped(lambda part: part.scaled(factor))
 
     def leaves(self, taken: int = 1) -> Iterator[tuple[Release, int]]:
         for part in self.parts:
@@ -101,13 +105,11 @@ def repeated(event: Event, times: float) -> Event:
     match event:
         case Release():
             return event.repeated(times)
-        case Composed(parts):
-            return Composed(tuple(repeated(part, times) for part in parts))
+        case Composed() | AnyOf():
+            return event.mapped(lambda part: repeated(part, times))
         case RandomParticipation(rounds=rounds):
             count = math.ceil(rounds * times * (1 - 1e-12))
             return dataclasses.replace(event, rounds=count) if count else Composed(())
-        case AnyOf(parts):
-            return AnyOf(tuple(repeated(part, times) for part in parts))
 
 
 def of_group(event: Event, unit: Unit, group: int) -> Event:
@@ -118,12 +120,10 @@ def of_group(event: Event, unit: Unit, group: int) -> Event:
     match event:
         case GaussianSteps():
             return dataclasses.replace(event, unit=unit, group=group)
-        case Composed(parts):
-            return Composed(tuple(of_group(part, unit, group) for part in parts))
+        case Composed() | AnyOf():
+            return event.mapped(lambda part: of_group(part, unit, group))
         case RandomParticipation():
             return dataclasses.replace(event, each=of_group(event.each, unit, group))
-        case AnyOf(parts):
-            return AnyOf(tuple(of_group(part, unit, group) for part in parts))
     noise = event.noise or type(event).__name__
     raise NotCoveredError(f"{noise} does not say what several records of one {unit.value} cost; use Gaussian noise")
 

@@ -13,6 +13,7 @@ import numpy as np
 from fedjax_dp import errors
 from fedjax_dp.accounting import Adjacency, Event, Unit, View
 from fedjax_dp.accounting.composed_phases import kind_of, past_of
+from fedjax_dp.accounting.views import helpers_of
 from fedjax_dp.data.store import FederatedData, UnitBound
 from fedjax_dp.models import Model, task_of, usual_model
 from fedjax_dp.parts.aggregation import separate
@@ -378,12 +379,6 @@ def participations(algorithm: Algorithm, data: FederatedData, rounds: int, seed:
     """How often each client trains in `rounds` rounds, for a seed; shape `(num_clients,)`."""
     ids, drawn = cohorts_of(algorithm, data, rounds, seed)
     return np.bincount(ids[drawn], minlength=data.num_clients)
-
-
-def helpers_of(members: int, view: View, colluders: int) -> int:
-    """How many of a cohort help the adversary. In views of clients it is itself one that knows its own part."""
-    errors.require_integer("colluders", colluders, 0, members - 1, "at least one client of the cohort is honest")
-    return max(colluders, 1) if view in (View.BROADCAST, View.OWNER) else colluders
 
 
 def honest_of(algorithm: Algorithm, data: FederatedData, view: View, helpers: int) -> int:
