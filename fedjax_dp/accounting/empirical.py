@@ -269,10 +269,7 @@ def _between(low: np.ndarray, high: np.ndarray) -> np.ndarray:
 
 def _probit_deviation(rates: np.ndarray, trials: int) -> np.ndarray:
     """Standard deviation of the probit of an observed rate."""
-    deviation: np.ndarray = (
-        np.sqrt(rates * (1 - rates) / trials) * math.sqrt(2 * math.pi) * np.exp(ndtri(rates) ** 2 / 2)
-    )
-    return deviation
+    return np.sqrt(rates * (1 - rates) / trials) * math.sqrt(2 * math.pi) * np.exp(ndtri(rates) ** 2 / 2)
 
 
 def _parabola(at: np.ndarray, values: np.ndarray, deviations: np.ndarray) -> np.ndarray:

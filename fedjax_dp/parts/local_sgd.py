@@ -105,7 +105,8 @@ class PrivateGradients(NamedTuple):
     def at(self, params: jax.Array, drawn: StepDraw) -> tuple[jax.Array, StepReport, Records]:
         """The gradient of a step at `params`, with its probes, and the records that it is made of."""
         client, batch = self.client, drawn.batch
-        keys = record_keys(self.model_key, drawn.number, batch)
+        step_key = jax.random.fold_in(self.model_key, drawn.number)
+        keys = jax.vmap(jax.random.fold_in, (None, 0))(step_key, batch.positions)  # where no model uses them, not made
         x = client.data.features(client.data.x[drawn.rows])
         records = Records(x, drawn.y, batch.mask, batch.divisor, keys)
         step, tree = self.context(drawn.number), client.unravel(params)
@@ -401,9 +402,3 @@ def _in_order(batches: Batches, rates: jax.Array, live: jax.Array) -> tuple[jax.
 def _total_and_last(rates: jax.Array, live: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Sum of the rates of the steps that are taken, `live`, and the place of the last of them."""
     return jnp.sum(jnp.abs(rates) * live), rates.size - 1 - jnp.argmax(live[::-1])
-
-
-def record_keys(key: jax.Array, index: jax.Array, batch: Batch) -> jax.Array:
-    """A key for each record of a batch in this step `(records,)`; of those that no model uses, nothing is computed."""
-    step_key = jax.random.fold_in(key, index)
-    return jax.vmap(jax.random.fold_in, (None, 0))(step_key, batch.positions)

@@ -116,12 +116,10 @@ class _Records:
 
     def __init__(self, data: FederatedData, public: bool) -> None:
         self.data, self.name, self.public = data, data.name, public
-        self._hashes: np.ndarray | None = None
 
-    def shared(self, kept: np.ndarray) -> int:
-        if self._hashes is None:
-            self._hashes = hashes_of(self.data)
-        return shared(kept, self._hashes)
+    @functools.cached_property
+    def hashes(self) -> np.ndarray:
+        return hashes_of(self.data)
 
     @functools.cached_property
     def facts(self) -> dict[str, Any]:
@@ -219,10 +217,10 @@ def _sign(phase: Phase, origin: Origin, records: _Records) -> _Sign | None:
         return _Sign(f"{run}, of whose records no hashes are at hand")
     if phase["records"].get("features") != math.prod(records.data.record_shape):
         return _Sign(f"{run}, whose records have another shape and cannot be compared with these clients'")
-    both = records.shared(kept)
+    both = shared(kept, records.hashes)
     if both:
-        shared = f"{run}, and {both:,} of {len(kept):,} hashes of its records are of these clients' too"
-        return _Sign(shared, both <= COINCIDENCE * len(kept))
+        reason = f"{run}, and {both:,} of {len(kept):,} hashes of its records are of these clients' too"
+        return _Sign(reason, both <= COINCIDENCE * len(kept))
     if records.name and phase["dataset"] == records.name:
         return _Sign(f"{run}, as these clients' data are called")
     if phase["records"]["count"] == int(np.sum(records.data.sizes)):  # the same, maybe, with features made otherwise

@@ -135,11 +135,6 @@ class Prefetcher:
         return jax.make_array_from_single_device_arrays(shape, NamedSharding(mesh, P(AXIS)), placed)
 
 
-def tables_on_host(state: ServerState, clients: int) -> ServerState:
-    """The state before round 0 of a population of one client, as that of `clients` whose tables are on the host."""
-    return over_tables(state, lambda table: HostTable(clients, table[0]))
-
-
 def over_tables(state: ServerState, change: Callable[[Any], Any]) -> ServerState:
     return state.with_tables(jax.tree.map(change, state.tables))
 

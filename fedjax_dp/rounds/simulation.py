@@ -304,7 +304,8 @@ def fresh(algorithm: Algorithm, data: FederatedData, model: Model, seed: int, on
         data = prefetch.without_records(data)
     if on_host and algorithm.local.separable_state:
         alone = changed(data, offsets=data.offsets[:1], sizes=data.sizes[:1], shares=data.shares[:1])
-        return prefetch.tables_on_host(begin(algorithm, alone, key, model=model), data.num_clients)
+        state = begin(algorithm, alone, key, model=model)
+        return prefetch.over_tables(state, lambda table: HostTable(data.num_clients, table[0]))
     return begin(algorithm, data, key, model=model)
 
 
