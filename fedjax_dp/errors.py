@@ -1,12 +1,13 @@
 """One wording for every refusal: what, got, wanted, remedy. No JAX here, so accounting can use it."""
 
+import contextlib
 import difflib
 import importlib.util
 import math
 import numbers
 import os
 import pathlib
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -71,6 +72,23 @@ def refuse(what: str, got: Any, wanted: str, remedy: str = "") -> ConfigurationE
     error = ConfigurationError(" ".join(f"{what} must be {wanted}, got {got}{ending}".splitlines()))
     error.what = what
     return error
+
+
+@contextlib.contextmanager
+def refusing(
+    what: str,
+    got: Callable[[Exception], str],
+    wanted: str,
+    remedy: str = "",
+    kinds: type[Exception] | tuple[type[Exception], ...] = Exception,
+) -> Iterator[None]:
+    """Refuse whatever goes wrong inside, as `got` has it in words; what is refused inside is refused as it is."""
+    try:
+        yield
+    except ConfigurationError:
+        raise
+    except kinds as error:
+        raise refuse(what, got(error), wanted, remedy) from error
 
 
 def require_given(what: str, value: T | None, remedy: str = "") -> T:

@@ -124,6 +124,11 @@ def described_error(error: BaseException) -> str:
     return " ".join(f"{place}{kind}{error}".split())
 
 
+def refusing(what: str, got: str, wanted: str, remedy: str = "") -> contextlib.AbstractContextManager[None]:
+    """Refuse whatever a stranger's code does wrong inside, by what it says after what it is."""
+    return errors.refusing(what, lambda error: f"{got}: {described_error(error)}", wanted, remedy)
+
+
 def sources(*things: Any) -> dict[str, str]:
     """Checksums of the classes and functions of somebody's own that values are made of, by name; of those typed into
     an interpreter no source is at hand."""

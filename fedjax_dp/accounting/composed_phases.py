@@ -17,9 +17,9 @@ import numpy as np
 from fedjax_dp import errors
 from fedjax_dp.accounting.accountants import epsilons_of
 from fedjax_dp.accounting.client_maps import OPTION, ClientPairs, numbers_of
-from fedjax_dp.accounting.events import AnyOf, Composed, Event, Past, distinct, each
+from fedjax_dp.accounting.events import AnyOf, Composed, Event, Past, distinct, each_of, numbered
 from fedjax_dp.accounting.guarantee import EarlierPhase
-from fedjax_dp.accounting.ledger import decoded, encoded, ids_of, ranges
+from fedjax_dp.accounting.ledger import MALFORMED, decoded, ids_of, listed
 from fedjax_dp.accounting.neighbours import Adjacency, Unit
 from fedjax_dp.accounting.releases import GaussianSteps, Release, StatedPrivacy
 from fedjax_dp.accounting.sampling import (
@@ -43,10 +43,7 @@ Kind = tuple[Unit, Adjacency]
 
 def spent(events: Sequence[Event]) -> dict[str, Any]:
     """What is released of each client, as JSON: events, and of which clients each is."""
-    kinds = distinct(events)
-    kind = np.array(each(events, {event: place for place, event in enumerate(kinds)}.__getitem__), int)
-    clients = [[ranges(np.flatnonzero(kind == place)), place] for place in range(len(kinds))]
-    return {"events": [encoded(event) for event in kinds], "clients": clients}
+    return listed(*numbered(events), np.arange(len(events)))
 
 
 def names_of(names: Sequence[str] | None) -> str | None:
@@ -116,10 +113,8 @@ def kind_of(phase: Phase) -> Kind | None:
     unit, adjacency = phase.get("unit"), phase.get("adjacency")
     if unit is None or adjacency is None:
         return None
-    try:
+    with errors.refusing("ledger", "a phase with {}".format, "as a run wrote it", "export it again", MALFORMED):
         return Unit(unit), Adjacency(adjacency)
-    except ValueError as error:
-        raise errors.refuse("ledger", f"a phase with {error}", "as a run wrote it", "export it again") from None
 
 
 def events_of(phase: Phase, kind: Kind) -> list[Event] | None:
@@ -133,18 +128,17 @@ def events_of(phase: Phase, kind: Kind) -> list[Event] | None:
         return None
     unit, adjacency = kind
     by_client: list[Event] = [Composed(())] * phase["clients"]["count"]
-    try:
+
+    def got(error: Exception) -> str:
+        return f"a phase whose events are none ({' '.join(str(error).split())[:60]})"
+
+    with errors.refusing("ledger", got, "as a run wrote it", "export it again", MALFORMED):
         if any(is_own_code(event) for event in content["events"]):
             return None
         events = [decoded(event, adjacency, unit) for event in content["events"]]
-        for listed, place in content["clients"]:
-            for client in ids_of(listed, len(by_client)).tolist():
+        for ids, place in content["clients"]:
+            for client in ids_of(ids, len(by_client)).tolist():
                 by_client[client] = events[place]
-    except errors.ConfigurationError:
-        raise
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
-        got = f"a phase whose events are none ({' '.join(str(error).split())[:60]})"
-        raise errors.refuse("ledger", got, "as a run wrote it", "export it again") from None
     return by_client
 
 
@@ -152,13 +146,10 @@ def stated(phase: Phase, kind: Kind) -> StatedPrivacy:
     """What is known of each of its clients by epsilon and delta alone."""
     pair = phase["stated"] if phase["kind"] == FILE else (phase["epsilon"], phase["delta"])
     unit, adjacency = kind
-    try:
+    wanted = "an epsilon and a delta"
+    with errors.refusing("ledger", "a phase with {}".format, wanted, "export it again", MALFORMED):
         epsilon, delta = (float(number) for number in pair)
-        return StatedPrivacy(max(epsilon, LEAST_EPSILON), delta, adjacency, unit=unit)
-    except errors.ConfigurationError:
-        raise
-    except (ValueError, TypeError) as error:
-        raise errors.refuse("ledger", f"a phase with {error}", "an epsilon and a delta", "export it again") from None
+    return StatedPrivacy(max(epsilon, LEAST_EPSILON), delta, adjacency, unit=unit)
 
 
 class Matched(NamedTuple):
@@ -230,13 +221,10 @@ def mapped(pairs: ClientPairs, earlier: Phase, later: Phase) -> list[int]:
 def events_for(phase: Phase, match: Matched, kind: Kind, num_clients: int) -> list[Event]:
     """What a phase releases of each client of a later one, matched so."""
     events = events_of(phase, kind)
-    if events is None:
-        known = stated(phase, kind)
-        if match.places is None:
-            return [known] * num_clients
-        return [known if place >= 0 else Composed(()) for place in match.places.tolist()]
     if match.places is None:
-        return [worst_of(events)] * num_clients
+        return [stated(phase, kind) if events is None else worst_of(events)] * num_clients
+    if events is None:
+        events = [stated(phase, kind)] * phase["clients"]["count"]
     return [events[place] if place >= 0 else Composed(()) for place in match.places.tolist()]
 
 
@@ -247,25 +235,15 @@ def with_past(past: Sequence[Event] | None, events: Sequence[Event]) -> list[Eve
 
     def after(before: Event, event: Event) -> Event:
         if isinstance(event, AnyOf):  # of members apart, each with all that was released before
-            return AnyOf(tuple(after(before, part) for part in event.parts))
+            return event.mapped(lambda part: after(before, part))
         return Composed((event, before)) if any(True for _ in before.leaves()) else event
 
-    both: dict[tuple[int, int], Event] = {}
-    for before, event in zip(past, events, strict=True):
-        if (id(before), id(event)) not in both:
-            both[id(before), id(event)] = after(before, event)
-    return [both[id(before), id(event)] for before, event in zip(past, events, strict=True)]
+    return each_of((past, events), after)
 
 
 def past_of(phases: Sequence[Sequence[Event]]) -> list[Event] | None:
     """What all of these phases release of each client, as what is over; None without any."""
-    if not phases:
-        return None
-    made: dict[tuple[int, ...], Past] = {}
-    columns = list(zip(*phases, strict=True))
-    for events in columns:
-        made.setdefault(tuple(map(id, events)), Past(tuple(events)))
-    return [made[tuple(map(id, events))] for events in columns]
+    return each_of(phases, lambda *events: Past(events)) if phases else None
 
 
 BY_RATE = FullBatch | Poisson | WithoutReplacement | AnyStep  # of which less of one kind is post-processing of more

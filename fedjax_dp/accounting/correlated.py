@@ -43,8 +43,7 @@ def strategy(coefficients: np.ndarray, releases: int) -> np.ndarray:
     """
     coefficients = _checked(coefficients)
     errors.require_count("releases", releases)
-    column: np.ndarray = scipy.signal.lfilter([1.0], coefficients, np.eye(1, releases)[0])
-    return column
+    return scipy.signal.lfilter([1.0], coefficients, np.eye(1, releases)[0])
 
 
 def correlated_sensitivity(coefficients: np.ndarray, releases: int, participations: int, separation: int) -> float:

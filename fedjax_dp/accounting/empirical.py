@@ -203,8 +203,7 @@ def choose_test(
 
     def reach(rates: np.ndarray) -> np.ndarray:
         allowed = 1 - rates if curve is None else np.asarray(curve(rates))
-        probits: np.ndarray = ndtri(np.maximum(allowed, TINY))
-        return probits
+        return ndtri(np.maximum(allowed, TINY))
 
     doubt = np.hypot(_probit_deviation(fp, worlds[0].size), _probit_deviation(fn, worlds[1].size))
     seen = reach(fp) - ndtri(fn)
@@ -270,10 +269,7 @@ def _between(low: np.ndarray, high: np.ndarray) -> np.ndarray:
 
 def _probit_deviation(rates: np.ndarray, trials: int) -> np.ndarray:
     """Standard deviation of the probit of an observed rate."""
-    deviation: np.ndarray = (
-        np.sqrt(rates * (1 - rates) / trials) * math.sqrt(2 * math.pi) * np.exp(ndtri(rates) ** 2 / 2)
-    )
-    return deviation
+    return np.sqrt(rates * (1 - rates) / trials) * math.sqrt(2 * math.pi) * np.exp(ndtri(rates) ** 2 / 2)
 
 
 def _parabola(at: np.ndarray, values: np.ndarray, deviations: np.ndarray) -> np.ndarray:
@@ -281,5 +277,4 @@ def _parabola(at: np.ndarray, values: np.ndarray, deviations: np.ndarray) -> np.
     if at.size <= 6:
         return values
     powers = np.vander(at / np.abs(at).max(), 3) / deviations[:, None]
-    smooth: np.ndarray = powers @ np.linalg.lstsq(powers, values / deviations, rcond=None)[0] * deviations
-    return smooth
+    return powers @ np.linalg.lstsq(powers, values / deviations, rcond=None)[0] * deviations

@@ -5,8 +5,11 @@ costs; accountants add that up.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Self, TypeVar
+
+import numpy as np
 
 from fedjax_dp import errors
 from fedjax_dp.accounting.neighbours import NotCoveredError, Unit
@@ -16,10 +19,25 @@ T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
-class Composed:
-    """Events that follow one another, each free to depend on what earlier ones released."""
-
+class _Several:
     parts: "tuple[Event, ...]"
+
+    def mapped(self, of: "Callable[[Event], Event]") -> Self:
+        """The same of other parts."""
+        return type(self)(tuple(map(of, self.parts)))
+
+    def scaled(self, factor: float) -> Self:
+        """The same with `factor` times the noise everywhere."""
+        return self.mapped(lambda part: part.scaled(factor))
+
+    def leaves(self, taken: int = 1) -> Iterator[tuple[Release, int]]:
+        for part in self.parts:
+            yield from part.leaves(taken)
+
+
+@dataclasses.dataclass(frozen=True)
+class Composed(_Several):
+    """Events that follow one another, each free to depend on what earlier ones released."""
 
     def __post_init__(self) -> None:
         kinds = {(step.adjacency, step.unit) for step, _ in self.leaves()}
@@ -33,37 +51,19 @@ class Composed:
                 "slots that are drawn afresh in each pass"
             )
 
-    def scaled(self, factor: float) -> "Composed":
-        """The same with `factor` times the noise everywhere."""
-        return Composed(tuple(part.scaled(factor) for part in self.parts))
-
-    def leaves(self, taken: int = 1) -> Iterator[tuple[Release, int]]:
-        for part in self.parts:
-            yield from part.leaves(taken)
-
 
 @dataclasses.dataclass(frozen=True)
 class Past(Composed):
     """Events whose noise is fixed beforehand, as that of phases that are over: no budget changes it."""
 
-    def scaled(self, factor: float) -> "Past":
+    def scaled(self, factor: float) -> Self:
         """The same."""
         return self
 
 
 @dataclasses.dataclass(frozen=True)
-class AnyOf:
+class AnyOf(_Several):
     """One of these events has happened, and nobody knows which: whatever else is released, the worst of them counts."""
-
-    parts: "tuple[Event, ...]"
-
-    def scaled(self, factor: float) -> "AnyOf":
-        """The same with `factor` times the noise in any of them."""
-        return AnyOf(tuple(part.scaled(factor) for part in self.parts))
-
-    def leaves(self, taken: int = 1) -> Iterator[tuple[Release, int]]:
-        for part in self.parts:
-            yield from part.leaves(taken)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +87,6 @@ class RandomParticipation:
             )
 
     def scaled(self, factor: float) -> "RandomParticipation":
-        """The same with `factor` times the noise."""
         return dataclasses.replace(self, each=self.each.scaled(factor))
 
     def leaves(self, taken: int = 1) -> Iterator[tuple[Release, int]]:
@@ -99,21 +98,19 @@ Event = Release | Composed | AnyOf | RandomParticipation
 
 
 def repeated(event: Event, times: float) -> Event:
-    """`times` adaptively composed copies; every number of steps is rounded up to whole steps (or whole epochs).
+    """`times` adaptively composed copies; every number of steps, or rounds, is rounded up to whole ones, or epochs.
 
-    Raises: ConfigurationError if `times` is negative or not finite; NotCoveredError for random participation, whose
-            rounds are fixed beforehand.
+    Raises: ConfigurationError if `times` is negative or not finite.
     """
     errors.require_not_negative("times", times)
     match event:
         case Release():
             return event.repeated(times)
-        case Composed(parts):
-            return Composed(tuple(repeated(part, times) for part in parts))
-        case RandomParticipation():
-            raise NotCoveredError("random participation cannot be repeated; give it more rounds instead")
-        case AnyOf(parts):
-            return AnyOf(tuple(repeated(part, times) for part in parts))
+        case Composed() | AnyOf():
+            return event.mapped(lambda part: repeated(part, times))
+        case RandomParticipation(rounds=rounds):
+            count = math.ceil(rounds * times * (1 - 1e-12))
+            return dataclasses.replace(event, rounds=count) if count else Composed(())
 
 
 def of_group(event: Event, unit: Unit, group: int) -> Event:
@@ -124,14 +121,17 @@ def of_group(event: Event, unit: Unit, group: int) -> Event:
     match event:
         case GaussianSteps():
             return dataclasses.replace(event, unit=unit, group=group)
-        case Composed(parts):
-            return Composed(tuple(of_group(part, unit, group) for part in parts))
+        case Composed() | AnyOf():
+            return event.mapped(lambda part: of_group(part, unit, group))
         case RandomParticipation():
             return dataclasses.replace(event, each=of_group(event.each, unit, group))
-        case AnyOf(parts):
-            return AnyOf(tuple(of_group(part, unit, group) for part in parts))
     noise = event.noise or type(event).__name__
     raise NotCoveredError(f"{noise} does not say what several records of one {unit.value} cost; use Gaussian noise")
+
+
+def joined(events: Sequence[Event]) -> Event:
+    """One after the other."""
+    return events[0] if len(events) == 1 else Composed(tuple(events))
 
 
 def distinct(ledger: Iterable[Event]) -> list[Event]:
@@ -146,3 +146,21 @@ def each(ledger: Iterable[Event], of: Callable[[Event], T]) -> list[T]:
     values = {event: of(event) for event in dict.fromkeys(shared.values())}
     by_id = {key: values[event] for key, event in shared.items()}
     return [by_id[id(event)] for event in ledger]
+
+
+def numbered(ledger: Iterable[Event]) -> tuple[list[Event], np.ndarray]:
+    """The distinct events of a ledger, and which of them each is."""
+    ledger = list(ledger)
+    kinds = distinct(ledger)
+    places = {event: place for place, event in enumerate(kinds)}
+    return kinds, np.array(each(ledger, places.__getitem__), int)
+
+
+def each_of(ledgers: Iterable[Sequence[Event]], of: Callable[..., Event]) -> list[Event]:
+    """`of` the events of every client in all of these ledgers, made once for those that share them."""
+    made: dict[tuple[int, ...], Event] = {}
+    columns = list(zip(*ledgers, strict=True))
+    for events in columns:
+        if (key := tuple(map(id, events))) not in made:
+            made[key] = of(*events)
+    return [made[tuple(map(id, events))] for events in columns]

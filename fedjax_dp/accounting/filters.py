@@ -278,8 +278,7 @@ class IndividualFilter:
 
     def active(self, norms: np.ndarray) -> np.ndarray:
         """Whose update of this norm counts in the next round; data, for the sum alone."""
-        counts: np.ndarray = ~self.left & (self.used + self._costs(norms) <= self.budget_mu**2)
-        return counts
+        return ~self.left & (self.used + self._costs(norms) <= self.budget_mu**2)
 
     def after(self, norms: np.ndarray) -> Self:
         """The filter after a round with updates of these norms, whoever counted in it."""
@@ -291,5 +290,4 @@ class IndividualFilter:
         norms = np.asarray(norms, float)
         if norms.shape != self.used.shape or not np.all(norms >= 0):
             raise errors.refuse("norms", f"shape {norms.shape}", f"{self.used.size} numbers of at least 0")
-        costs: np.ndarray = (np.minimum(norms, self.clip_norm) / (self.noise_multiplier * self.clip_norm)) ** 2
-        return costs
+        return (np.minimum(norms, self.clip_norm) / (self.noise_multiplier * self.clip_norm)) ** 2

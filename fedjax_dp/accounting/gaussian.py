@@ -105,8 +105,7 @@ def gaussian_trade_off(mu: float, false_positive: np.ndarray) -> np.ndarray:
 
     Shapes: any; returns the same. Source: Dong, Roth, Su 2022, equation (6): Phi(Phi^-1(1 - alpha) - mu).
     """
-    false_negative: np.ndarray = ndtr(-ndtri(np.asarray(false_positive, float)) - mu)
-    return false_negative
+    return ndtr(-ndtri(np.asarray(false_positive, float)) - mu)
 
 
 def gaussian_delta(epsilon: float, relative_noise: float, count: int = 1) -> float:

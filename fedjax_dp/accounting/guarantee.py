@@ -26,7 +26,6 @@ class Verdict(enum.StrEnum):
 
     @property
     def about(self) -> str:
-        """What it means."""
         return {
             Verdict.HOLDS: "proved for the setting",
             Verdict.CONDITIONAL: "true under a condition, which the reason names, with whether the setting meets it",
@@ -52,7 +51,6 @@ class Claim:
         return f"{self.source}: {text} ({self.verdict}: {self.reason})"
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
         return dataclasses.asdict(self) | {"statement": str(self)}
 
 
@@ -65,7 +63,6 @@ class NoiseMultipliers(NamedTuple):
 
     @classmethod
     def of(cls, each: Sequence[float]) -> Self:
-        """Of every client's."""
         ordered = sorted(each)
         return cls(ordered[0], ordered[len(ordered) // 2], ordered[-1])
 
@@ -93,7 +90,6 @@ class EarlierPhase(NamedTuple):
 
 
 def epsilon_text(epsilon: float) -> str:
-    """For people."""
     return "infinite epsilon" if math.isinf(epsilon) else f"epsilon {epsilon:.4g}"
 
 

@@ -84,8 +84,7 @@ class GaussianPair:
         with np.errstate(divide="ignore"):
             numerator = np.logaddexp(np.log1p(-self.up), np.log(self.up) + (2 * x - 1) / s2)
             denominator = np.logaddexp(np.log1p(-self.down), np.log(self.down) + (-2 * x - 1) / s2)
-        losses: np.ndarray = numerator - denominator
-        return losses
+        return numerator - denominator
 
     def where(self, losses: np.ndarray) -> np.ndarray:
         """The `x` at which the loss takes each value; -inf (inf) for values below (above) all losses.
@@ -103,30 +102,24 @@ class GaussianPair:
             log_sum = np.logaddexp(log_m, log_root)  # log(|m| + root)
             grown = log_sum - np.log(2 * a) + 1 / (2 * s2)
             shrunk = np.log(2 * b) + losses - log_sum - 1 / (2 * s2)
-        places: np.ndarray = s2 * np.where(m >= 0, grown, shrunk)
-        return places
+        return s2 * np.where(m >= 0, grown, shrunk)
 
     def upper_mass(self, edges: np.ndarray) -> np.ndarray:
         """Probability of each interval between edges under the first law."""
-        return (1 - self.up) * self._normal(edges, 0.0) + self.up * self._normal(edges, 1.0)
+        return (1 - self.up) * normal_masses(edges, 0.0, self.noise) + self.up * normal_masses(edges, 1.0, self.noise)
 
     def lower_mass(self, edges: np.ndarray) -> np.ndarray:
         """Probability of each interval between edges under the second law."""
-        return (1 - self.down) * self._normal(edges, 0.0) + self.down * self._normal(edges, -1.0)
-
-    def _normal(self, edges: np.ndarray, mean: float) -> np.ndarray:
-        return normal_masses(edges, mean, self.noise)
+        still, moved = (normal_masses(edges, mean, self.noise) for mean in (0.0, -1.0))
+        return (1 - self.down) * still + self.down * moved
 
     def log_lower_density(self, x: np.ndarray) -> np.ndarray:
-        """Logarithm of the second law's density."""
         with np.errstate(divide="ignore"):
             center = np.log1p(-self.down) - (x / self.noise) ** 2 / 2
             side = np.log(self.down) - ((x + 1) / self.noise) ** 2 / 2
-        log_density: np.ndarray = np.logaddexp(center, side) - math.log(self.noise * math.sqrt(2 * math.pi))
-        return log_density
+        return np.logaddexp(center, side) - math.log(self.noise * math.sqrt(2 * math.pi))
 
     def reach(self, count: int) -> tuple[float, float]:
-        """Lowest and highest loss of one release outside which `count` of them have mass about TAIL_MASS."""
         width = self.noise * (8.3 + math.sqrt(2 * math.log(max(count, 1))))
         low, high = self.loss(np.array([-1.0 - width, 1.0 + width])).tolist()
         return max(low, -700.0), min(high, 700.0)  # beyond 700 the exponentials overflow; losses there are rounded up
@@ -150,8 +143,7 @@ class GaussianPair:
         if quick:
             return convex_bound(self, orders)
         if self.up == 1 and self.down == 0:
-            exact: np.ndarray = orders / (2 * self.noise**2)
-            return exact
+            return orders / (2 * self.noise**2)
         return convex_bound(self, orders) if self.noise < LEAST_RESOLVED else _quadrature(self, orders)
 
 
@@ -172,16 +164,13 @@ class ShiftMixture:
 
     @functools.cached_property
     def _law(self) -> tuple[np.ndarray, np.ndarray]:
-        """Shifts and the logarithms of their weights."""
         return np.array(self.shifts, float), np.log(np.array(self.weights))
 
     def loss(self, x: np.ndarray) -> np.ndarray:
-        """Logarithm of the ratio of densities at `x`."""
         shifts, logs = self._law
         sign = -1.0 if self.down else 1.0
         ratios = logs + (2 * shifts * (sign * x)[..., None] - shifts**2) / (2 * self.noise**2)
-        losses: np.ndarray = sign * logsumexp(ratios, axis=-1)
-        return losses
+        return sign * logsumexp(ratios, axis=-1)
 
     def where(self, losses: np.ndarray) -> np.ndarray:
         """The `x` at which the loss takes each value; -inf (inf) for values below (above) all losses.
@@ -215,24 +204,18 @@ class ShiftMixture:
         return x
 
     def upper_mass(self, edges: np.ndarray) -> np.ndarray:
-        """Probability of each interval between edges under the first law."""
-        return self._normal(edges, 0.0) if self.down else self._mixed(edges, 1.0)
+        return normal_masses(edges, 0.0, self.noise) if self.down else self._mixed(edges, 1.0)
 
     def lower_mass(self, edges: np.ndarray) -> np.ndarray:
-        """Probability of each interval between edges under the second law."""
-        return self._mixed(edges, -1.0) if self.down else self._normal(edges, 0.0)
+        return self._mixed(edges, -1.0) if self.down else normal_masses(edges, 0.0, self.noise)
 
     def _mixed(self, edges: np.ndarray, sign: float) -> np.ndarray:
         total = np.zeros(edges.size - 1)
         for shift, weight in zip(self.shifts, self.weights, strict=True):
-            total += weight * self._normal(edges, sign * shift)
+            total += weight * normal_masses(edges, sign * shift, self.noise)
         return total
 
-    def _normal(self, edges: np.ndarray, mean: float) -> np.ndarray:
-        return normal_masses(edges, mean, self.noise)
-
     def reach(self, count: int) -> tuple[float, float]:
-        """Lowest and highest loss of one release outside which `count` of them have mass about TAIL_MASS."""
         rare = TAIL_MASS / (max(count, 1) * len(self.shifts))
         shifts, logs = self._law
         far = -ndtri(np.minimum(rare / np.exp(logs), 0.5)) * self.noise
@@ -294,8 +277,7 @@ class TwoLosses:
         with np.errstate(divide="ignore"):
             likely, rare = np.log(self._chances)
         powers = (orders - 1) * self.epsilon
-        divergences: np.ndarray = np.logaddexp(likely + powers, rare - powers) / (orders - 1)
-        return divergences
+        return np.logaddexp(likely + powers, rare - powers) / (orders - 1)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -332,8 +314,7 @@ def normal_masses(edges: np.ndarray, mean: float, noise: float) -> np.ndarray:
     """Normal probability between neighbouring edges, from whichever tail loses fewer digits."""
     z = (edges - mean) / noise
     left, right = np.diff(ndtr(z)), -np.diff(ndtr(-z))
-    masses: np.ndarray = np.where(z[:-1] > 0, right, left)
-    return masses
+    return np.where(z[:-1] > 0, right, left)
 
 
 def _quadrature(pair: GaussianPair, orders: np.ndarray) -> np.ndarray:
@@ -353,10 +334,7 @@ def _quadrature(pair: GaussianPair, orders: np.ndarray) -> np.ndarray:
         terms = np.expm1(a * tame) - a * np.expm1(tame)
     excess = np.where(grown < 30.0, np.exp(log_density) * terms, np.exp(np.minimum(logs, 700.0))) @ weights
     moderate = log_moments < math.log(50)
-    divergences: np.ndarray = np.where(
-        moderate, np.log1p(np.maximum(np.where(moderate, excess, 0.0), 0.0)), log_moments
-    ) / (orders - 1)
-    return divergences
+    return np.where(moderate, np.log1p(np.maximum(np.where(moderate, excess, 0.0), 0.0)), log_moments) / (orders - 1)
 
 
 def convex_bound(pair: GaussianPair, orders: np.ndarray) -> np.ndarray:
@@ -366,8 +344,7 @@ def convex_bound(pair: GaussianPair, orders: np.ndarray) -> np.ndarray:
     """
     shift = 2.0 if pair.down else 1.0
     log_moments = (orders - 1) * orders * (shift / pair.noise) ** 2 / 2
-    bound: np.ndarray = np.logaddexp(0.0, math.log(max(pair.up, pair.down)) + log_moments) / (orders - 1)
-    return bound
+    return np.logaddexp(0.0, math.log(max(pair.up, pair.down)) + log_moments) / (orders - 1)
 
 
 def panels(pair: GaussianPair, order: float) -> tuple[np.ndarray, np.ndarray]:
@@ -458,14 +435,12 @@ class BoundedLosses:
             mirrored = log_masses - edges[:-1] - (orders[:, None] - 1) * edges[:-1]
             rest = np.log(max(1 - np.exp(logsumexp(log_masses)) - np.exp(logsumexp(log_masses - edges[1:])), 1e-300))
             logs = np.logaddexp(np.logaddexp(logs, logsumexp(mirrored, axis=1)), rest)
-        bound: np.ndarray = np.maximum(logs, 0.0) / (orders - 1)
-        return bound
+        return np.maximum(logs, 0.0) / (orders - 1)
 
     def _up_to(self, losses: np.ndarray, law: Distribution | None = None) -> np.ndarray:
         """Distribution of the loss, by default of the first law; rounding takes no mass off the ends."""
         inside = np.where(losses >= self.highest, 1.0, (law or self.upper)(losses))
-        up_to: np.ndarray = np.where(losses < self.lowest, 0.0, inside)
-        return up_to
+        return np.where(losses < self.lowest, 0.0, inside)
 
     def _edges(self) -> np.ndarray:
         edges = np.linspace(self.lowest, self.highest, CELLS + 1)

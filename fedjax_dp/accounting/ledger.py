@@ -20,7 +20,7 @@ import numpy as np
 
 from fedjax_dp import errors
 from fedjax_dp.accounting.accountants import epsilons_of
-from fedjax_dp.accounting.events import AnyOf, Composed, Event, Past, RandomParticipation, repeated
+from fedjax_dp.accounting.events import AnyOf, Composed, Event, Past, RandomParticipation, joined, repeated
 from fedjax_dp.accounting.neighbours import Adjacency, Unit
 from fedjax_dp.accounting.releases import BoundedRange, GaussianSteps, SkellamSums, StatedPrivacy
 from fedjax_dp.accounting.sampling import (
@@ -76,6 +76,7 @@ FIELDS: dict[str, tuple[type, ...]] = {
     "deployment": (dict, type(None)),
 }
 Line = Mapping[str, Any]
+MALFORMED = (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError)  # of JSON that no run wrote
 
 
 def encoded(event: Any) -> dict[str, Any]:
@@ -124,22 +125,21 @@ def _value(value: Any, adjacency: Adjacency, unit: Unit) -> Any:
     return decoded(value, adjacency, unit) if isinstance(value, dict) else value
 
 
-def times(event: Event, count: int) -> Event:
-    """What `count` rounds release that each release `event`."""
-    match event:
-        case RandomParticipation(each, rate, rounds):
-            return RandomParticipation(each, rate, rounds * count) if count else Composed(())
-        case Composed(parts):
-            return Composed(tuple(times(part, count) for part in parts))
-    return repeated(event, count)
-
-
 def ranges(ids: np.ndarray) -> list[Any]:
     """Increasing ids, three and more in a row as [first, last]."""
     if not ids.size:
         return []
     runs = np.split(ids, np.flatnonzero(np.diff(ids) != 1) + 1)
     return [one for run in runs for one in ([[int(run[0]), int(run[-1])]] if run.size > 2 else run.tolist())]
+
+
+def listed(kinds: Sequence[Event], kind: np.ndarray, members: np.ndarray) -> dict[str, Any]:
+    """Events as JSON, and of which of these members each is; `kind` `(num_clients,)` says which of `kinds` is whose."""
+    there = np.unique(kind[members])
+    return {
+        "events": [encoded(kinds[at]) for at in there],
+        "clients": [[ranges(members[kind[members] == at]), place] for place, at in enumerate(there)],
+    }
 
 
 def ids_of(listed: Iterable[Any], num_clients: int) -> np.ndarray:
@@ -155,7 +155,6 @@ def ids_of(listed: Iterable[Any], num_clients: int) -> np.ndarray:
 
 
 def as_json(content: Mapping[str, Any]) -> str:
-    """On one line."""
     return json.dumps(content, separators=(",", ":"), allow_nan=False)
 
 
@@ -212,19 +211,16 @@ class Ledger:
 
     @property
     def num_clients(self) -> int:
-        count: int = self.phase["clients"]["count"]
-        return count
+        return self.phase["clients"]["count"]
 
     @property
     def rounds(self) -> int:
-        """How many it has."""
         return len(self.lines)
 
     @property
     def checksum(self) -> str:
         """Of its last line, or of the phase before the first."""
-        last: str = self.lines[-1]["checksum"] if self.lines else self.phase["phase"]
-        return last
+        return self.lines[-1]["checksum"] if self.lines else self.phase["phase"]
 
     @property
     def follows_results(self) -> bool:
@@ -242,7 +238,7 @@ class Ledger:
         latest = np.full(self.num_clients, -1)
         for at, uses in Counter(line.get("as_round", line["round"]) for line in lines).items():
             line = self.lines[at]
-            events = self._events_of(line)
+            events = [decoded(one, Adjacency(line["adjacency"]), Unit(line["unit"])) for one in line["events"]]
             for listed, number in line["clients"]:
                 place = places.setdefault(events[number], len(places))
                 if place == len(counts):
@@ -257,12 +253,6 @@ class Ledger:
         kinds, kind = np.unique(np.stack([latest, *counts]), axis=1, return_inverse=True)
         made = [_sum(list(places), column) for column in kinds.T]
         return [made[one] for one in np.ravel(kind)]
-
-    def _events_of(self, line: Line) -> list[Event]:
-        if not line["events"]:
-            return []
-        adjacency, unit = Adjacency(line["adjacency"]), Unit(line["unit"])
-        return [decoded(content, adjacency, unit) for content in line["events"]]
 
     def epsilons(
         self, delta: float | None = None, accountant: str | None = None, rounds: int | None = None
@@ -286,10 +276,8 @@ def _sum(events: Sequence[Event], column: np.ndarray) -> Event:
     """The event of a client: everything so far, or as many of each kind as its rounds have."""
     latest, *counts = column.tolist()
     if latest >= 0:
-        everything: Event = events[latest]
-        return everything
-    parts = [times(event, count) for event, count in zip(events, counts) if count]
-    return parts[0] if len(parts) == 1 else Composed(tuple(parts))
+        return events[latest]
+    return joined([repeated(event, count) for event, count in zip(events, counts) if count])
 
 
 def read_rounds(text: str, phase: Mapping[str, Any], where: str) -> Ledger:
@@ -302,7 +290,7 @@ def read_rounds(text: str, phase: Mapping[str, Any], where: str) -> Ledger:
     before, lines = phase["phase"], list[Line]()
     for number, words in enumerate(whole):
         at = f"{where}: the line of round {number}"
-        try:
+        with errors.refusing(at, _edited, "as the run wrote it", "put it back", MALFORMED):
             line = read_line(words)
             if line["ledger"] != VERSION:
                 got, wanted = f"of version {str(line['ledger'])[:20]}", f"of version {VERSION}, which is known here"
@@ -310,14 +298,13 @@ def read_rounds(text: str, phase: Mapping[str, Any], where: str) -> Ledger:
             if line.get("kind") == ROUND and line.get("phase") != phase["phase"]:
                 raise errors.refuse(at, "of another run", "of the run whose phase stands before it", "put it back")
             _require_whole(line, number, before, lines)
-        except errors.ConfigurationError:
-            raise
-        except (ValueError, TypeError, KeyError, IndexError, RecursionError) as error:
-            got = f"edited since ({' '.join(str(error).split())[:60]})"
-            raise errors.refuse(at, got, "as the run wrote it", "put it back") from None
         before = line["checksum"]
         lines.append(line)
     return Ledger(phase, tuple(lines), bool(cut))
+
+
+def _edited(error: Exception) -> str:
+    return f"edited since ({' '.join(str(error).split())[:60]})"
 
 
 def _require_whole(line: Line, number: int, before: str, lines: Sequence[Line]) -> None:

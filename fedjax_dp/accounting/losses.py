@@ -83,8 +83,7 @@ class LossDistribution:
         mass = np.cumsum(self.masses[::-1])[::-1]
         step = math.exp(-self.spacing)
         discounted = scipy.signal.lfilter([1.0], [1.0, -step], self.masses[::-1])[::-1]
-        above: np.ndarray = self.infinite + np.append(mass[1:], 0.0) - step * np.append(discounted[1:], 0.0)
-        return above
+        return self.infinite + np.append(mass[1:], 0.0) - step * np.append(discounted[1:], 0.0)
 
     def _widened(self, low: int, high: int) -> "LossDistribution":
         """The same on more of the grid."""
@@ -96,8 +95,7 @@ class LossDistribution:
         """This with probability `rate`, else no loss; which of the two is public."""
         low = min(self.lowest, 0)
         high = max(self.lowest + self.masses.size, 1)
-        masses = np.zeros(high - low)
-        masses[self.lowest - low :][: self.masses.size] = rate * self.masses
+        masses = rate * self._widened(low, high).masses
         masses[-low] += 1 - rate
         return LossDistribution(self.spacing, low, masses, rate * self.infinite)
 

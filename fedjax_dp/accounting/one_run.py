@@ -112,8 +112,7 @@ def choose_guesses(canaries: int, mu: float, significance: float = 0.05) -> int:
         share = guesses / canaries / 2  # of the canaries, above the upper cut
 
         def missing(cut: float) -> float:
-            missed: float = (ndtr(-cut) + ndtr(mu - cut)) / 2 - share
-            return missed
+            return (ndtr(-cut) + ndtr(mu - cut)) / 2 - share
 
         cut = scipy.optimize.brentq(missing, mu / 2 - 1e-9, mu + 40.0)
         right = ndtr(mu - cut) / (ndtr(-cut) + ndtr(mu - cut))

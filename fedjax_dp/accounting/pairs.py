@@ -39,8 +39,7 @@ def divergence(worst: Dominating, orders: np.ndarray) -> np.ndarray:
     # a public draw averages exp((a - 1) D); for pairs that are hardly ever drawn a quick bound will do
     drawn = zip(worst.weights, worst.pairs, strict=True)
     parts = np.array([(orders - 1) * pair.renyi(orders, quick=weight < 1e-6) for weight, pair in drawn])
-    mixed: np.ndarray = logsumexp(parts, axis=0, b=np.array(worst.weights)[:, None]) / (orders - 1)
-    return mixed
+    return logsumexp(parts, axis=0, b=np.array(worst.weights)[:, None]) / (orders - 1)
 
 
 def of_gaussian(

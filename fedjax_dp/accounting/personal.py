@@ -76,8 +76,7 @@ def _roots(log_gradient: np.ndarray, log_noise: np.ndarray, log_multiplier: floa
     t = np.ones_like(log_unit)
     for _ in range(NEWTON_STEPS):  # gradient t^4 + noise t^3 = 1 is convex, so t decreases to the root
         t -= ((gradient * t + noise) * t**2 * t - 1) / ((4 * gradient * t + 3 * noise) * t**2)
-    roots: np.ndarray = np.exp(np.minimum(-2 * log_unit, 0.0)) / t**2
-    return roots
+    return np.exp(np.minimum(-2 * log_unit, 0.0)) / t**2
 
 
 def noise_terms(epsilons: np.ndarray, rates: np.ndarray, draws: int, rounds: int, delta: float) -> np.ndarray:
@@ -93,8 +92,7 @@ def noise_terms(epsilons: np.ndarray, rates: np.ndarray, draws: int, rounds: int
     errors.require_count("rounds", rounds)
     errors.require_delta(delta)
     inner, outer = math.log(2 * draws * rounds / delta), math.log(4 / delta)
-    terms: np.ndarray = math.sqrt(inner) * outer * rates / epsilons
-    return terms
+    return math.sqrt(inner) * outer * rates / epsilons
 
 
 def _numbers(what: str, values: np.ndarray) -> np.ndarray:

@@ -46,7 +46,6 @@ class AttackBounds(NamedTuple):
         )
 
     def to_dict(self, unit: Unit, adjacency: Adjacency | None) -> dict[str, Any]:
-        """For JSON."""
         return self._asdict() | {"named": self.named, "statement": list(self.in_words(unit, adjacency))}
 
 

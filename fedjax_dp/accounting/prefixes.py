@@ -13,7 +13,6 @@ from fedjax_dp import errors
 from fedjax_dp.accounting.accountants import total
 from fedjax_dp.accounting.events import Event
 from fedjax_dp.accounting.gaussian import Gdp
-from fedjax_dp.accounting.releases import Release
 
 
 def last_round(epsilon_after: Callable[[int], float], rounds: int, budget: float) -> int:
@@ -74,8 +73,4 @@ def squared_mu(event: Event) -> float:
 
     Raises: NotCoveredError for other noise, and for sampled sums.
     """
-    return total(event, _gdp).mu ** 2 if any(True for _ in event.leaves()) else 0.0
-
-
-def _gdp(step: Release) -> Gdp:
-    return Gdp(step.gdp())
+    return total(event, lambda step: Gdp(step.gdp())).mu ** 2 if any(True for _ in event.leaves()) else 0.0

@@ -55,8 +55,7 @@ class RenyiCurve:
 
     def _converted(self, delta: float) -> np.ndarray:
         a = self.orders
-        converted: np.ndarray = self.values + np.log1p(-1 / a) - (math.log(delta - self.lost) + np.log(a)) / (a - 1)
-        return converted
+        return self.values + np.log1p(-1 / a) - (math.log(delta - self.lost) + np.log(a)) / (a - 1)
 
 
 def price(event: Event, at: np.ndarray | None = None) -> Callable[[Release], RenyiCurve]:

@@ -84,20 +84,17 @@ class Release(ABC):
     @property
     def _epoch(self) -> int:
         """Sums that one release consists of."""
-        steps: int = self.sampling.steps_per_epoch
-        return steps
+        return self.sampling.steps_per_epoch
 
     @property
     def _passes(self) -> int:
         """Epochs or passes, of which a partial one is counted whole."""
-        passes: int = -(-self.count // self._epoch)
-        return passes
+        return -(-self.count // self._epoch)
 
     @property
     def relative_noise(self) -> float:
         """Noise standard deviation, or scale, divided by the sensitivity of the sum under the adjacency."""
-        relative: float = self.noise_multiplier / self.adjacency.sensitivity
-        return relative
+        return self.noise_multiplier / self.adjacency.sensitivity
 
     @property
     def releases(self) -> int:
@@ -115,20 +112,20 @@ class Release(ABC):
 
     def scaled(self, factor: float) -> Self:
         """The same with `factor` times the noise."""
-        changes: dict[str, Any] = {"noise_multiplier": self.noise_multiplier * factor}
-        return dataclasses.replace(self, **changes)  # type: ignore[type-var]
+        return self._with(noise_multiplier=self.noise_multiplier * factor)
 
     def repeated(self, times: float) -> Self:
         """`times` adaptively composed copies, rounded up to whole steps, or epochs."""
         steps = self._passes * times * (1 - 1e-12)  # so that 10 * 1.1 is 11, whatever floats say
-        changes: dict[str, Any] = {"count": math.ceil(steps) * self._epoch}
-        return dataclasses.replace(self, **changes)  # type: ignore[type-var]
+        return self._with(count=math.ceil(steps) * self._epoch)
 
     def once(self) -> Self:
         """A single release of it: for random epochs, one epoch."""
-        changes: dict[str, Any] = {"count": self.count // self.releases}
         if isinstance(self.sampling, Refilled):
-            changes = {"sampling": FullBatch(), "count": 1}
+            return self._with(sampling=FullBatch(), count=1)
+        return self._with(count=self.count // self.releases)
+
+    def _with(self, **changes: Any) -> Self:
         return dataclasses.replace(self, **changes)  # type: ignore[type-var]
 
     def leaves(self, taken: int = 1) -> "Iterator[tuple[Release, int]]":
@@ -150,8 +147,7 @@ class Release(ABC):
         """Renyi divergence bound, in nats, at real orders above 1 `(A,)`, outside an event of probability `lost`."""
         orders = _checked(orders)
         each = [pairs.divergence(direction, orders) for direction in self.dominating_pairs()]
-        worst: np.ndarray = np.max(each, axis=0)
-        return worst
+        return np.max(each, axis=0)
 
     @property
     def lost(self) -> float:
@@ -358,7 +354,6 @@ class OfEpsilon(Release):
         return self.relative_noise * self.adjacency.sensitivity
 
     def scaled(self, factor: float) -> Self:
-        """The same."""
         return self
 
 
@@ -387,8 +382,7 @@ class BoundedRange(OfEpsilon):
         return 2 / self.epsilon
 
     def rdp(self, orders: np.ndarray) -> np.ndarray:
-        bound: np.ndarray = _checked(orders) / (2 * self.relative_noise**2)
-        return bound
+        return _checked(orders) / (2 * self.relative_noise**2)
 
     def zcdp(self) -> float:
         return 1 / (2 * self.relative_noise**2)
@@ -431,7 +425,6 @@ class StatedPrivacy(OfEpsilon):
 
 
 def _check(step: Release) -> None:
-    """Refuses what no noisy sum may be."""
     if not (step.noise_multiplier == 0 or LEAST_NOISE <= step.noise_multiplier <= MOST_NOISE):
         raise errors.refuse("noise_multiplier", step.noise_multiplier, f"0, or from {LEAST_NOISE:g} to {MOST_NOISE:g}")
     for what, value, kind in (

@@ -11,12 +11,18 @@ from fedjax_dp import errors
 from fedjax_dp.accounting.neighbours import Adjacency
 
 
+@dataclasses.dataclass(frozen=True)
 class _Law:
-    """What holds of a law that says nothing else."""
+    """What holds of a law that says nothing else; whole numbers in it are counts."""
 
     adjacencies: ClassVar[tuple[Adjacency, ...]] = (Adjacency.REPLACE_ONE,)  # neighbours of which something is proved
     of_gaussian: ClassVar[bool] = False  # whether its price is known of Gaussian noise alone
     kept: ClassVar[bool] = False  # whether what is drawn stays for all sums of an event, which then cannot be split
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            if field.type is int:
+                errors.require_count(field.name, getattr(self, field.name))
 
     @property
     def steps_per_epoch(self) -> int:
@@ -34,10 +40,7 @@ class FullBatch(_Law):
     """Everybody is in every sum: no sampling."""
 
     adjacencies: ClassVar[tuple[Adjacency, ...]] = tuple(Adjacency)
-
-    @property
-    def rate(self) -> float:
-        return 1.0
+    rate: ClassVar[float] = 1.0
 
     def __str__(self) -> str:
         return "no sampling"
@@ -67,8 +70,7 @@ class WithoutReplacement(_Law):
     records: int
 
     def __post_init__(self) -> None:
-        errors.require_count("batch_size", self.batch_size)
-        errors.require_count("records", self.records)
+        super().__post_init__()
         if self.batch_size > self.records:
             raise errors.refuse(
                 "batch_size", self.batch_size, f"at most the {self.records} records", "lower batch_size"
@@ -76,7 +78,6 @@ class WithoutReplacement(_Law):
 
     @property
     def rate(self) -> float:
-        """Probability that a given member is drawn."""
         return self.batch_size / self.records
 
     def __str__(self) -> str:
@@ -90,13 +91,8 @@ class WithReplacement(_Law):
     draws: int
     records: int
 
-    def __post_init__(self) -> None:
-        errors.require_count("draws", self.draws)
-        errors.require_count("records", self.records)
-
     @property
     def rate(self) -> float:
-        """Probability that a given member is drawn at least once."""
         return 1.0 if self.records == 1 else -math.expm1(self.draws * math.log1p(-1 / self.records))
 
     def __str__(self) -> str:
@@ -112,9 +108,6 @@ class AnyStep(_Law):
 
     batches: "WithoutReplacement | WithReplacement"
     steps: int
-
-    def __post_init__(self) -> None:
-        errors.require_count("steps", self.steps)
 
     @property
     def rate(self) -> float:
@@ -134,6 +127,7 @@ class Shuffled(_Law):
     """
 
     adjacencies: ClassVar[tuple[Adjacency, ...]] = (Adjacency.REPLACE_ONE, Adjacency.ZERO_OUT)
+    rate: ClassVar[float] = 1.0
 
     batch_size: int
     records: int
@@ -142,10 +136,6 @@ class Shuffled(_Law):
     def __post_init__(self) -> None:
         WithoutReplacement(self.batch_size, self.records)
         errors.require_choice("last", self.last, ("drop", "keep"))
-
-    @property
-    def rate(self) -> float:
-        return 1.0
 
     @property
     def steps_per_epoch(self) -> int:
@@ -174,19 +164,12 @@ class Refilled(_Law):
     """
 
     adjacencies: ClassVar[tuple[Adjacency, ...]] = (Adjacency.REPLACE_ONE, Adjacency.ZERO_OUT)
+    rate: ClassVar[float] = 1.0
     of_gaussian: ClassVar[bool] = True
 
     batch_size: int
     records: int
     epochs: int = 1
-
-    def __post_init__(self) -> None:
-        for name in ("batch_size", "records", "epochs"):
-            errors.require_count(name, getattr(self, name))
-
-    @property
-    def rate(self) -> float:
-        return 1.0
 
     @property
     def steps_per_epoch(self) -> int:
@@ -236,14 +219,12 @@ class RandomAllocation(_Law):
     of: int
 
     def __post_init__(self) -> None:
-        errors.require_count("chosen", self.chosen)
-        errors.require_count("of", self.of)
+        super().__post_init__()
         if self.chosen > self.of:
             raise errors.refuse("chosen", self.chosen, f"at most the {self.of} sums of a pass", "lower chosen")
 
     @property
     def rate(self) -> float:
-        """Probability that a given member is in a given sum."""
         return self.chosen / self.of
 
     @property
@@ -283,12 +264,8 @@ class BallsInBins(_Law):
 
     bins: int
 
-    def __post_init__(self) -> None:
-        errors.require_count("bins", self.bins)
-
     @property
     def rate(self) -> float:
-        """Probability that a given member is in a given sum."""
         return 1 / self.bins
 
     @property
@@ -320,8 +297,7 @@ class TruncatedPoisson(_Law):
 
     def __post_init__(self) -> None:
         Poisson(self.rate)
-        errors.require_count("capacity", self.capacity)
-        errors.require_count("members", self.members)
+        super().__post_init__()
 
     @property
     def chance_truncated(self) -> float:

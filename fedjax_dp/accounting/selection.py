@@ -27,7 +27,7 @@ import numpy as np
 from fedjax_dp import errors
 from fedjax_dp.accounting import rdp
 from fedjax_dp.accounting.accountants import Accountant, accountant_named, epsilons_of, total
-from fedjax_dp.accounting.events import AnyOf, Composed, Event, RandomParticipation, repeated
+from fedjax_dp.accounting.events import AnyOf, Composed, Event, RandomParticipation, joined, repeated
 from fedjax_dp.accounting.neighbours import Adjacency, Unit
 from fedjax_dp.accounting.releases import Release
 from fedjax_dp.accounting.trials import Trials
@@ -92,7 +92,6 @@ class SelectionCost:
 
     @property
     def epsilon(self) -> float:
-        """The one that counts."""
         return self.repetition if self.drawn and self.repetition is not None else self.composition
 
     def __str__(self) -> str:
@@ -183,7 +182,7 @@ def selection_cost(
         unit=unit,
         adjacency=adjacency,
         single=max(epsilons_of(singles, delta, accountant, onwards(0))),
-        composition=_moving_epsilon(ledgers, delta)
+        composition=_epsilon([frozenset(ledger) for ledger in ledgers], delta)  # the largest of each, added up
         if moving
         else max(epsilons_of(composed, delta, accountant, onwards(1))),
         accountant="rdp" if moving else accountant_named(accountant).name,
@@ -192,12 +191,6 @@ def selection_cost(
         repetition=max(_repeated(choices, trials, delta, onwards(2))) if trials else None,
         drawn=drawn,
     )
-
-
-def _moving_epsilon(ledgers: Ledgers, delta: float) -> float:
-    """Epsilon of a record that may be with any client in each run: the largest divergence of each run, added up."""
-    errors.require_delta(delta)
-    return _epsilon([frozenset(ledger) for ledger in ledgers], delta)
 
 
 def _in_words(epsilon: float) -> str:
@@ -232,11 +225,7 @@ def _merged(times: frozenset[tuple[Event, int]]) -> Event:
                 counts[dataclasses.replace(part, rounds=1)] += often * part.rounds
             else:
                 counts[part.once()] += often * part.releases
-    parts = [
-        dataclasses.replace(part, rounds=count) if isinstance(part, RandomParticipation) else repeated(part, count)
-        for part, count in sorted(counts.items(), key=repr)
-    ]
-    return parts[0] if len(parts) == 1 else Composed(tuple(parts))
+    return joined([repeated(part, count) for part, count in sorted(counts.items(), key=repr)])
 
 
 def _flat(event: Event) -> "Iterator[Release | AnyOf | RandomParticipation]":
@@ -298,12 +287,7 @@ def _epsilon(
             [total(e, lambda step: of(step.once())) for e in events if any(True for _ in e.leaves())]
             for events in groups
         ]
-        return changed(functools.reduce(lambda a, b: a.plus(b), (_largest(each) for each in curves if each)))
+        largest = (functools.reduce(rdp.RenyiCurve.worst, each) for each in curves if each)
+        return changed(functools.reduce(rdp.RenyiCurve.plus, largest))
 
     return rdp.best_epsilon(curve_at, delta)
-
-
-def _largest(curves: list[rdp.RenyiCurve]) -> rdp.RenyiCurve:
-    """The largest divergence at each order."""
-    worst = np.max([curve.values for curve in curves], axis=0)
-    return rdp.RenyiCurve(curves[0].orders, worst, max(curve.lost for curve in curves))

@@ -25,8 +25,7 @@ def skellam_divergence(variance: float, l2: float, l1: float, orders: np.ndarray
     below = np.floor(orders)
     share = orders - below
     moments = (1 - share) * _moments(variance, l2, l1, below) + share * _moments(variance, l2, l1, below + 1)
-    divergences: np.ndarray = moments / (orders - 1)
-    return divergences
+    return moments / (orders - 1)
 
 
 def _moments(variance: float, l2: float, l1: float, order: np.ndarray) -> np.ndarray:

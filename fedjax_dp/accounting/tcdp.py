@@ -6,6 +6,7 @@ dpnfl's Lemmas 2-4. `rho` is in nats per order, `omega` the largest order for wh
 
 import dataclasses
 import math
+from typing import Self
 
 from fedjax_dp import errors
 from fedjax_dp.accounting.neighbours import Adjacency, NotCoveredError
@@ -23,19 +24,19 @@ class Tcdp:
     rho: float
     omega: float = math.inf
 
-    def times(self, count: int) -> "Tcdp":
+    def times(self, count: int) -> Self:
         """Composition: rhos add, the smallest omega holds (BDRS Lemma 2, dpnfl's Lemma 3)."""
-        return Tcdp(self.rho * count, self.omega)
+        return type(self)(self.rho * count, self.omega)
 
-    def plus(self, other: "Tcdp") -> "Tcdp":
-        return Tcdp(self.rho + other.rho, min(self.omega, other.omega))
+    def plus(self, other: Self) -> Self:
+        return type(self)(self.rho + other.rho, min(self.omega, other.omega))
 
-    def worst(self, other: "Tcdp") -> "Tcdp":
-        return Tcdp(max(self.rho, other.rho), min(self.omega, other.omega))
+    def worst(self, other: Self) -> Self:
+        return type(self)(max(self.rho, other.rho), min(self.omega, other.omega))
 
-    def thinned(self, rate: float) -> "Tcdp":
+    def thinned(self, rate: float) -> Self:
         """Participation that is public and random helps no order enough: the worst case counts."""
-        return self if rate else Tcdp(0.0)
+        return self if rate else type(self)(0.0)
 
     def epsilon(self, delta: float) -> float:
         """Conversion to (epsilon, delta), both branches of BDRS Lemma 6 (dpnfl's Lemma 2 is the first branch only).

@@ -163,5 +163,4 @@ def _deltas(orders: np.ndarray, divergences: np.ndarray, epsilons: np.ndarray) -
     a = orders
     logs = (a - 1) * (divergences - epsilons[:, None]) + a * np.log1p(-1 / a) - np.log(a - 1)
     variation = math.sqrt(-math.expm1(-float(divergences.min())))
-    deltas: np.ndarray = np.minimum(np.exp(np.minimum(logs.min(axis=1), 0.0)), variation)
-    return deltas
+    return np.minimum(np.exp(np.minimum(logs.min(axis=1), 0.0)), variation)

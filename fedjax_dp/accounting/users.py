@@ -45,8 +45,7 @@ def user_weights(counts: np.ndarray, rule: Literal["uniform", "proportional"] = 
         raise errors.refuse("counts", f"shape {counts.shape}", "(users, clients), with a record of every user")
     if rule == "uniform":
         return np.full(counts.shape, 1 / counts.shape[1])
-    weights: np.ndarray = counts / counts.sum(1, keepdims=True)
-    return weights
+    return counts / counts.sum(1, keepdims=True)
 
 
 def weighted_user(noise_multiplier: float, rounds: int, weights: np.ndarray | None = None) -> GaussianSteps:

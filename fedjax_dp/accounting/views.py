@@ -38,6 +38,12 @@ class View(enum.Enum):
         return self in ranked and other in ranked and ranked.index(self) > ranked.index(other)
 
 
+def helpers_of(members: int, view: View, colluders: int) -> int:
+    """How many of a cohort help the adversary. In views of clients it is itself one that knows its own part."""
+    errors.require_integer("colluders", colluders, 0, members - 1, "at least one client of the cohort is honest")
+    return max(colluders, 1) if view in (View.BROADCAST, View.OWNER) else colluders
+
+
 def seen(
     own: Steps,
     view: View | str,
@@ -77,15 +83,12 @@ def seen(
         )
     errors.require_count("cohort_size", cohort_size)
     errors.require_count("local_steps", local_steps)
-    errors.require_integer("colluders", colluders, 0, cohort_size - 1, "at least one client of the cohort is honest")
+    honest = max(cohort_size - helpers_of(cohort_size, view, colluders), 1)
     fixed = own.adjacency is Adjacency.REPLACE_ONE and isinstance(own.sampling, FullBatch | WithoutReplacement)
     if own.unit is Unit.CLIENT and cohort_size > 1 and not fixed:
         raise NotCoveredError(
             "clients that add noise themselves take it with them when they leave, so only replace-one neighbours and "
             "cohorts of fixed size are covered; give cohort size 1 if a server adds the noise"
         )
-    if view in (View.BROADCAST, View.OWNER):
-        colluders = max(colluders, 1)
-    honest = max(cohort_size - colluders, 1)
     adds_up = view is not View.UPLOADS and own.adds_up and local_steps == 1
     return own.scaled(math.sqrt(honest if adds_up else 1.0))

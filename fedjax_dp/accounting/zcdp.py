@@ -13,26 +13,11 @@ from fedjax_dp.accounting.tcdp import Tcdp
 
 
 @dataclasses.dataclass(frozen=True)
-class Zcdp:
-    """rho-zCDP."""
-
-    rho: float
+class Zcdp(Tcdp):
+    """rho-zCDP: tCDP of every order, of which more is known."""
 
     def __post_init__(self) -> None:
         errors.require_not_negative("rho", self.rho)
-
-    def times(self, count: int) -> "Zcdp":
-        return Zcdp(self.rho * count)
-
-    def plus(self, other: "Zcdp") -> "Zcdp":
-        return Zcdp(self.rho + other.rho)
-
-    def worst(self, other: "Zcdp") -> "Zcdp":
-        return Zcdp(max(self.rho, other.rho))
-
-    def thinned(self, rate: float) -> "Zcdp":
-        """Participation that is public and random helps no order enough: the worst case counts."""
-        return self if rate else Zcdp(0.0)
 
     def epsilon(self, delta: float) -> float:
         return zcdp_epsilon(self.rho, delta)

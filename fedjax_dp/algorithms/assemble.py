@@ -227,16 +227,7 @@ class Common(TypedDict, total=False):
 COMMON = of_class(Common)
 OF_SERVER = tuple(name for name, option in COMMON.items() if option.about.group == "server")
 CHANGING = tuple(name for name in COMMON if name.startswith(("noise_", "clip_")))  # of entries that add noise
-OF_COHORT = (
-    "cohort_size",
-    "cohort",
-    "participation_log",
-    "one_by_one",
-    "pass_rounds",
-    "chosen",
-    "cohort_last",
-    "cohort_most",
-)
+OF_COHORT = ("cohort_size", "cohort", *(name for name, option in COMMON.items() if "cohort" in option.about.beside))
 AVERAGING = tuple(name for name in OF_SERVER if name.startswith("average"))
 ClipNorm = Annotated[float, about("C, L2 bound on one record's gradient", group="privacy")]
 ClientClipNorm = Annotated[float, about("C, L2 bound on a client's update", group="privacy")]
@@ -408,7 +399,6 @@ TIMING = {  # numbers of schedules that have some
 
 
 def _timing(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The numbers of the schedule."""
     defaults = {"decay_factor": 0.1}
     numbers = {name: options[name] for name in TIMING.get(options["schedule"], ())}
     numbers = {name: defaults.get(name) if number is None else number for name, number in numbers.items()}
@@ -441,5 +431,4 @@ def brought_to_server(known: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def bound_of(clipping: str, gradient_bound: float | None = None) -> "parts.Bound":
-    """The bound of that name."""
     return BOUNDS[clipping](gradient_bound)

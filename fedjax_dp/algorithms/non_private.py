@@ -1,5 +1,6 @@
 """Entries without privacy."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
 from fedjax_dp import errors, parts
@@ -91,9 +92,8 @@ def rfedavg(
         feature_noise: sigma_2 of the paper's privacy evaluation, with features clipped to `feature_clip_norm`; no
             epsilon follows, because model uploads carry no noise
     """
-    release = _features(feature_clip_norm, feature_noise, common["batch_size"])
-    means: Any = {"when": delta_at, "scope": delta_scope, "leave_one_out": leave_one_out, "one_batch": delta_batch}
-    return assemble(common, corrections=(parts.FeatureMatching(strength=feature_strength, release=release, **means),))
+    means = {"when": delta_at, "scope": delta_scope, "leave_one_out": leave_one_out, "one_batch": delta_batch}
+    return _matched(common, feature_clip_norm, feature_noise, strength=feature_strength, **means)
 
 
 @entry("rfedavg, Algorithm 2", defaults={"estimator": "renorm"}, presets={"model": "mlp"})
@@ -111,23 +111,19 @@ def rfedavg_plus(
 
     A client receives one target instead of the table of all deltas.
     """
-    release = _features(feature_clip_norm, feature_noise, common["batch_size"])
-    means: Any = {
-        "when": "global_after",
-        "scope": delta_scope,
-        "leave_one_out": leave_one_out,
-        "one_batch": delta_batch,
-    }
-    return assemble(common, corrections=(parts.FeatureMatching(strength=feature_strength, release=release, **means),))
+    means = {"when": "global_after", "scope": delta_scope, "leave_one_out": leave_one_out, "one_batch": delta_batch}
+    return _matched(common, feature_clip_norm, feature_noise, strength=feature_strength, **means)
 
 
-def _features(clip_norm: float, noise: float, batch_size: int | None) -> "parts.FeatureRelease":
-    if not noise:
-        return parts.PlainFeatures()
-    if batch_size is None:
-        remedy = "the paper divides the noise by the batch size"
-        raise errors.refuse("feature_noise", noise, "0 for full batches", remedy)
-    return parts.NoisyFeatures(clip_norm=clip_norm, noise_multiplier=noise, batch_size=float(batch_size))
+def _matched(common: Mapping[str, Any], clip_norm: float, noise: float, **matching: Any) -> "Algorithm":
+    """`matching`: what `FeatureMatching` takes beside the release that clip norm and noise make."""
+    release: parts.FeatureRelease = parts.PlainFeatures()
+    if noise:
+        if (size := common["batch_size"]) is None:
+            remedy = "the paper divides the noise by the batch size"
+            raise errors.refuse("feature_noise", noise, "0 for full batches", remedy)
+        release = parts.NoisyFeatures(clip_norm=clip_norm, noise_multiplier=noise, batch_size=float(size))
+    return assemble(common, corrections=(parts.FeatureMatching(release=release, **matching),))
 
 
 @entry("Hsu et al. 2019", defaults={"momentum": 0.9}, fixes=("server",))

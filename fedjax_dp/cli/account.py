@@ -13,7 +13,6 @@ from fedjax_dp.accounting import (
     Adjacency,
     AttackBounds,
     BallsInBins,
-    Composed,
     Event,
     FullBatch,
     GaussianSteps,
@@ -38,6 +37,7 @@ from fedjax_dp.accounting import (
     windows_of_token,
 )
 from fedjax_dp.accounting.calibrate import require_budget
+from fedjax_dp.accounting.events import joined
 from fedjax_dp.cli.account_ledger import account_ledger
 from fedjax_dp.cli.options import OUTPUT, PlotOption, PrintOptions, Switch, missing, parse, picture_of
 from fedjax_dp.cli.output import columns, page
@@ -254,7 +254,7 @@ def _event(options: Release, noise: float) -> Event:
     sampling, adjacency, unit = _sampling(options), Adjacency(options.adjacency), Unit(options.unit)
     of_clients = (GaussianSteps(noise, sampling, adjacency, options.steps, unit, group) for group in _groups(options))
     events = [_seen(own, options) for own in of_clients]  # of a record and a client there is one
-    event = events[0] if len(events) == 1 else Composed(tuple(events))
+    event = joined(events)
     if options.participation_log is not None:
         return repeated(event, int(_log(options).counts.max()))
     if options.rounds is None and options.participation is None:

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from fedjax_dp import errors, folders
-from fedjax_dp.accounting import ACCOUNTANTS, Composed, Event, FullBatch
-from fedjax_dp.accounting.events import repeated
+from fedjax_dp.accounting import ACCOUNTANTS, Event, FullBatch
+from fedjax_dp.accounting.events import joined, repeated
 from fedjax_dp.deployments.description import Deployment, Records, Weights, lacking
 from fedjax_dp.deployments.mechanism import (
     VIEWS,
@@ -316,8 +316,7 @@ def _counted(
             events[event] += times
         alike = frozenset(events.items())
         if alike not in costs:
-            parts = tuple(repeated(event, times) for event, times in sorted(alike, key=repr))
-            costs[alike] = Noisy((parts[0] if len(parts) == 1 else Composed(parts),))
+            costs[alike] = Noisy((joined([repeated(event, times) for event, times in sorted(alike, key=repr)]),))
         clients.append(costs[alike])
     first = next(iter(kinds.values())).drawn
     words = first.words if first.samplings != (FullBatch(),) else "clients are counted for the rounds that they are in"

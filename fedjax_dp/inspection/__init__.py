@@ -117,22 +117,13 @@ def require_true(algorithm: Algorithm, data: FederatedData, model: Model, rounds
         weighed = slot == "estimator" and not facts.of_the_project(getattr(part, "weigh", part))
         if facts.of_the_project(part) and not weighed:
             continue
-        try:
+        name = f"{slot} {type(part).__name__}"
+        with (
+            errors.refusing(name, _failed, "one that can be examined", "see its Protocol for shapes and types"),
+            errors.refusing(name, str, "what it states of itself", "correct the part or its facts", AssertionError),
+        ):
             examine(slot, part, algorithm, data, model, rounds, seed)
-        except errors.ConfigurationError:
-            raise
-        except AssertionError as contradiction:
-            raise errors.refuse(
-                f"{slot} {type(part).__name__}",
-                str(contradiction),
-                "what it states of itself",
-                "correct the part or its facts",
-            ) from None
-        except Exception as failure:  # of a stranger's code, whatever it is
-            message = (str(failure).splitlines() or [""])[0]
-            raise errors.refuse(
-                f"{slot} {type(part).__name__}",
-                f"one that fails under vmap and jit: {type(failure).__name__}: {message}",
-                "one that can be examined",
-                "see its Protocol for shapes and types",
-            ) from failure
+
+
+def _failed(error: Exception) -> str:
+    return f"one that fails under vmap and jit: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}"

@@ -57,7 +57,8 @@ def require_no_records(model: Model, data: FederatedData) -> None:
 
 
 def _constants(model: Model, data: FederatedData) -> Iterator[tuple[str, np.ndarray]]:
-    try:
+    failed, wanted = "one of which loss or init cannot be traced", "functions of JAX arrays of one record"
+    with own_code.refusing("model", failed, wanted):
         params = jax.eval_shape(model.init, run_key(0))
         x = jax.ShapeDtypeStruct(data.record_shape, np.int32 if data.tokens else np.float32)
         y = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), data.blank_targets(1))
@@ -65,11 +66,6 @@ def _constants(model: Model, data: FederatedData) -> Iterator[tuple[str, np.ndar
             "loss": jax.make_jaxpr(model.loss)(params, x, y, run_key(0)),
             "init": jax.make_jaxpr(model.init)(run_key(0)),
         }
-    except errors.ConfigurationError:
-        raise
-    except Exception as failure:  # of a stranger's code, whatever it is
-        failed = f"one of which loss or init cannot be traced: {own_code.described_error(failure)}"
-        raise errors.refuse("model", failed, "functions of JAX arrays of one record") from failure
     for leaf in jax.tree.leaves(getattr(model, "frozen", None)):
         yield "frozen values", np.asarray(leaf)
     for where, program in traced.items():
@@ -77,7 +73,6 @@ def _constants(model: Model, data: FederatedData) -> Iterator[tuple[str, np.ndar
 
 
 def _inside(program: core.ClosedJaxpr) -> Iterator[np.ndarray]:
-    """Arrays in a traced program, and in the programs in it."""
     constants = list(program.consts)
     for equation in program.jaxpr.eqns:
         constants += [read.val for read in equation.invars if isinstance(read, core.Literal)]
@@ -102,7 +97,6 @@ class _Held(NamedTuple):
     targets: list[np.ndarray]
 
     def whole(self, at: int) -> np.ndarray:
-        """The numbers of a record."""
         return self.rows[at].reshape(-1).astype(np.float32)
 
 

@@ -56,8 +56,9 @@ def examine_cohort(
         known = isinstance(cohort.amplified(num_clients, 0)[0], FullBatch)
         require_so(known, "how cohorts that are not drawn are hidden", "as by a draw", "FullBatch()")
         return
-    members = drawn_cohorts(cohort, run_key(seed), np.arange(max(min(rounds, count), 64)), shares)
-    twins = _drawn_again(cohort, seed, members, shares)
+    some = np.arange(max(min(rounds, count), 64))  # as fewer may agree by chance
+    members, twin = (drawn_cohorts(cohort, run_key((seed + more) % 2**32), some, shares) for more in (0, 1))
+    twins = not (np.array_equal(members.ids, twin.ids) and np.array_equal(members.invited, twin.invited))
     if 0 < np.mean(by_client(members, num_clients)[0] > 0) < 1:
         require_so(twins, "cohorts of another seed", "the same", "others")
     sample = scale_names(
@@ -144,12 +145,6 @@ def _examine_passes(cohort: Cohort, shares: jax.Array, rounds: int) -> None:
         require(most <= 1, "rounds of a pass that a client may be in", f"{most}", "one")
         runs = runs.reshape(trials, 2, rounds, num_clients).sum(2)
     examine_sampling("cohorts", runs, hidden)
-
-
-def _drawn_again(cohort: Cohort, seed: int, one: Members, shares: jax.Array) -> bool:
-    """Whether another seed draws other cohorts; a few rounds may agree by chance."""
-    other = drawn_cohorts(cohort, run_key((seed + 1) % 2**32), np.arange(len(one.ids)), shares)
-    return not (np.array_equal(one.ids, other.ids) and np.array_equal(one.invited, other.invited))
 
 
 def _examine_each_round(cohort: Cohort, shares: jax.Array, rounds: int) -> None:

@@ -7,7 +7,6 @@ not behind a mark must end in probes; what reaches a message or a state is a rel
 its part says of itself. A program says it all: nothing is tried, and no numbers are needed.
 """
 
-import functools
 import secrets
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -46,16 +45,9 @@ def require_accounted(algorithm: Algorithm, data: FederatedData, model: Model) -
     """
     if all(facts.of_the_project(part) for _, part in facts.parts_of(algorithm)):
         return  # tests look at all of the catalogue
-    try:
+    wanted = "of parts that keep the shapes and types of their Protocols"
+    with own_code.refusing("algorithm", "one of which no round can be traced", wanted):
         check(algorithm, data, model)
-    except errors.ConfigurationError:
-        raise
-    except Exception as failure:  # of a stranger's code, whatever it is
-        raise errors.refuse(
-            "algorithm",
-            f"one of which no round can be traced: {own_code.described_error(failure)}",
-            "of parts that keep the shapes and types of their Protocols",
-        ) from failure
 
 
 def check(algorithm: Algorithm, data: FederatedData, model: Model) -> None:
@@ -159,8 +151,7 @@ class Marked:
         read = _total((x, y))
         marks = None if (self.only_sent and step.stream) or self.plain else self.marks
         if marks is not None:
-            named = functools.partial(_marked_rows, marks)
-            x, y = jax.tree.map(named, (x, y))
+            x, y = jax.tree.map(lambda a: checkpoint_name(a, marks.rows(a.ndim - 1)), (x, y))
         losses, gradients = jax.vmap(  # with whatever the model has closed over
             lambda x, y, key: jax.value_and_grad(model.loss)(params, x, y, key)
         )(x, y, records.keys)
@@ -185,10 +176,6 @@ class MarkedChoice(Wrapper):
 
     def noisy(self, losses: jax.Array, records: Any, noise_multiplier: Any, draw: jax.Array) -> jax.Array:
         return checkpoint_name(self.base.noisy(losses, records, noise_multiplier, draw), self.mark)
-
-
-def _marked_rows(marks: Marks, a: jax.Array) -> jax.Array:
-    return checkpoint_name(a, marks.rows(a.ndim - 1))
 
 
 def _total(tree: Any) -> jax.Array:

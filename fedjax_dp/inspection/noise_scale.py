@@ -105,7 +105,6 @@ def _one(name: str, equation: Any, reads: list[Trace]) -> Trace:
 
 
 def _chosen(by: Trace, made: list[Trace]) -> Trace:
-    """One of several."""
     every = [by, *made]
     values, scale = _union(read.values for read in every), _union(read.scale for read in every)
     bits = _union(read.bits for read in every)

@@ -128,7 +128,6 @@ def _scale_of_noise(upload: ClientPrivacy, size: int, reach: Any, expected: Any)
 
 
 def _means(rng: np.random.Generator, count: int, size: int) -> np.ndarray:
-    """Means of several lengths, dense ones and others."""
     means = rng.normal(size=(count, size)) * np.resize([1.0, 1e-4, 1e2, 1.0, 1e-2], count)[:, None]
     means[3::5] *= np.arange(size) == rng.integers(0, size)
     return means.astype(np.float32)

@@ -41,18 +41,18 @@ class Aggregate(Protocol):
 
     @property
     def needs_loss(self) -> bool:
-        """Fact. Whether clients send the loss of the received model on all of their records, as it is."""
-        ...
+        """Fact that follows. Whether clients send the loss of the received model on all of their records, as it is."""
+        return False
 
     @property
     def needs_rates(self) -> bool:
-        """Fact. Whether `rates` have to be known."""
-        ...
+        """Fact that follows. Whether `rates` have to be known."""
+        return False
 
     @property
     def alike(self) -> bool:
-        """Fact. Whether every member has weight 1."""
-        ...
+        """Fact that follows. Whether every member has weight 1."""
+        return False
 
     @property
     def realised(self) -> bool:
@@ -62,7 +62,7 @@ class Aggregate(Protocol):
     @property
     def extra(self) -> int:
         """Numbers that travel with an update."""
-        ...
+        return 0
 
     def weights(self, members: Members, shares: jax.Array, rates: Any) -> jax.Array:
         """a_i of the members `(members,)`."""
@@ -73,18 +73,19 @@ class Aggregate(Protocol):
 
         weight  its a_i; loss  None unless `needs_loss`; rate  of the round's first local step.
         """
-        ...
+        return weight * update
 
     def combine(self, total: Any, members: Members, shares: jax.Array, rates: Any, params: jax.Array) -> jax.Array:
         """The mean update `(size,)`, from the sum of the contributions; linear in it where clients are to be hidden."""
         ...
 
     def sensitivity(self, shares: Any, rates: Any, members: int) -> Any:
-        """Fact. How far, in L2, one client whose update has norm 1 can move the mean by joining; None: nothing says.
+        """Fact that follows. How far, in L2, one client whose update has norm 1 can move the mean by joining; None:
+        nothing says.
 
         members: positions of the cohort. Where neighbours exchange a client, the mean moves twice as far.
         """
-        ...
+        return None
 
     def check(self, cohort: Cohort, num_clients: int) -> None:
         """Raise ConfigurationError, in one line, for cohorts that it does not suit."""
@@ -155,7 +156,7 @@ WEIGHTS: dict[Callable[..., jax.Array], str] = {  # as LaTeX
 
 
 @value
-class Estimator:
+class Estimator(Aggregate):
     """A weighted sum of updates, or of models."""
 
     weigh: Callable[[Members, jax.Array, Any], jax.Array] = structure()
@@ -171,14 +172,8 @@ class Estimator:
         total = rf"\frac{{{total}}}{{\sum_{{k \in S_t}} \omega_k}}" if self.normalised else total
         return rf"\Delta = {total}{rest},\ \omega_k = {weight}"
 
-    needs_loss = False
-    extra = 0
-
     def weights(self, members: Members, shares: jax.Array, rates: Any) -> jax.Array:
         return self.weigh(members, shares, rates)
-
-    def contribution(self, weight: jax.Array, update: jax.Array, loss: Any, rate: jax.Array) -> jax.Array:
-        return weight * update
 
     def combine(
         self, total: jax.Array, members: Members, shares: jax.Array, rates: Any, params: jax.Array
@@ -236,7 +231,7 @@ def everyone(shares: Any) -> Members:
 
 
 @value
-class TrimmedMean:
+class TrimmedMean(Aggregate):
     """In each coordinate, the mean of the cohort's updates without the largest and the smallest ones.
 
     trim  the fraction beta that is left out at either end (Yin, Chen, Ramchandran, Bartlett 2018, "Byzantine-robust
@@ -258,11 +253,8 @@ class TrimmedMean:
     )
 
     separate = True
-    needs_loss = False
-    needs_rates = False
     realised = True
     alike = True
-    extra = 0
 
     def weights(self, members: Members, shares: jax.Array, rates: Any) -> jax.Array:
         return members.drawn
@@ -280,9 +272,6 @@ class TrimmedMean:
         place = jnp.arange(total.shape[0])[:, None]
         kept = (place >= cut) & (place < count - cut)
         return jnp.where(kept, ordered, 0.0).sum(0) / jnp.maximum(count - 2 * cut, 1)
-
-    def sensitivity(self, shares: Any, rates: Any, members: int) -> None:
-        return None
 
     def check(self, cohort: Cohort, num_clients: int) -> None:
         if not 0 <= float(self.trim) <= 0.5:
@@ -307,7 +296,7 @@ ESTIMATORS: dict[str, "Estimator | TrimmedMean"] = {
 
 
 @value
-class BoundedMean:
+class BoundedMean(Aggregate):
     """DPFedAvg's weighted mean with bounded weights w_k = min(p_k / cap, 1) (McMahan et al. 2018).
 
     cap     share from which a client has weight 1; with cap = w_hat / sum n_j this is min(n_k / w_hat, 1); None: all 1;
@@ -324,10 +313,8 @@ class BoundedMean:
         weight = "m_k" if self.cap is None else r"m_k \min(p_k / \hat w, 1)"
         return rf"\Delta = \frac{{\sum_{{k \in S_t}} \omega_k \Delta_k}}{{{under}}},\ \omega_k = {weight}"
 
-    needs_loss = False
     needs_rates = True
     realised = False
-    extra = 0
 
     @property
     def alike(self) -> bool:
@@ -335,9 +322,6 @@ class BoundedMean:
 
     def weights(self, members: Members, shares: jax.Array, rates: Any) -> jax.Array:
         return members.drawn * self._bounded(shares)[members.ids]
-
-    def contribution(self, weight: jax.Array, update: jax.Array, loss: Any, rate: jax.Array) -> jax.Array:
-        return weight * update
 
     def combine(
         self, total: jax.Array, members: Members, shares: jax.Array, rates: Any, params: jax.Array
@@ -369,7 +353,7 @@ class BoundedMean:
 
 
 @value
-class FairRatio:
+class FairRatio(Aggregate):
     """q-FedAvg (Li et al. 2020): clients with a large loss count more; w + sum_S F_k^q L Delta_k / sum_S h_k.
 
     L = 1 / learning rate, F_k = loss of the received model on all of client k's records, and
@@ -389,9 +373,7 @@ class FairRatio:
         )
 
     needs_loss = True
-    needs_rates = False
     realised = True
-    alike = False
     extra = 1
 
     def weights(self, members: Members, shares: jax.Array, rates: Any) -> jax.Array:
@@ -409,9 +391,6 @@ class FairRatio:
     def combine(self, total: Any, members: Members, shares: jax.Array, rates: Any, params: jax.Array) -> jax.Array:
         steps, curvature = total
         return steps * (1 / jnp.where(curvature > 0, curvature, 1.0))
-
-    def sensitivity(self, shares: Any, rates: Any, members: int) -> None:
-        return None
 
     def check(self, cohort: Cohort, num_clients: int) -> None:
         errors.require_not_negative("q", self.q)

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_dp import errors, prng
-from fedjax_dp.accounting import Adjacency, ParticipationLog, Sampling
 from fedjax_dp.parts.cohorts import Array, Cohort, CohortKeys, Members, no_law_among_fewer, prefix_of
 from fedjax_dp.parts.facts import restates
 from fedjax_dp.prng import role_key
@@ -15,7 +14,7 @@ from fedjax_dp.pytrees import changed, of_clients, structure, value
 
 
 def _of_cohort(name: str) -> Any:
-    """A fact of the cohort that is wrapped."""
+    """A member of the cohort that is wrapped."""
     return property(lambda self: getattr(self.cohort, name))
 
 
@@ -30,27 +29,14 @@ class Answers:
     drawn = _of_cohort("drawn")
     at_most_once = _of_cohort("at_most_once")
     max_participations = _of_cohort("max_participations")
-
-    def capacity(self, num_clients: int) -> int:
-        return self.cohort.capacity(num_clients)
-
-    def expected_size(self, num_clients: int) -> int:
-        return self.cohort.expected_size(num_clients)
-
-    def inclusion_probability(self, shares: Array) -> tuple[Any, int]:
-        return self.cohort.inclusion_probability(shares)  # a message that is lost or late may have been seen on its way
-
-    def amplified(self, num_clients: int, known: int) -> tuple[Sampling, Adjacency]:
-        return self.cohort.amplified(num_clients, known)
-
-    def min_separation(self, num_clients: int) -> int:
-        return self.cohort.min_separation(num_clients)
-
-    def rounds_per_pass(self, num_clients: int) -> int:
-        return self.cohort.rounds_per_pass(num_clients)
-
-    def log(self, num_clients: int) -> ParticipationLog | None:
-        return self.cohort.log(num_clients)
+    capacity = _of_cohort("capacity")
+    expected_size = _of_cohort("expected_size")
+    inclusion_probability = _of_cohort("inclusion_probability")  # lost messages may have been seen on their way
+    amplified = _of_cohort("amplified")
+    min_separation = _of_cohort("min_separation")
+    rounds_per_pass = _of_cohort("rounds_per_pass")
+    log = _of_cohort("log")
+    remaining = _of_cohort("remaining")
 
     def prefix(self, rounds: int) -> Cohort:
         shorter: Any = changed(self, cohort=prefix_of(self.cohort, rounds))
@@ -58,9 +44,6 @@ class Answers:
 
     def among(self, keys: CohortKeys, round_index: jax.Array, left: jax.Array, num_clients: int) -> Members:
         raise no_law_among_fewer(self)
-
-    def remaining(self, round_index: jax.Array, shares: jax.Array) -> jax.Array:
-        return self.cohort.remaining(round_index, shares)
 
 
 @value

@@ -27,12 +27,13 @@ class Batches(Protocol):
 
     @property
     def even(self) -> bool:
-        """Fact. Whether every client takes every step, however few records it has."""
-        ...
+        """Fact that follows. Whether every client takes every step, however few records it has."""
+        return type(self).count is Batches.count
 
     def count(self, steps: int, largest: int) -> int:
-        """Fact. Local steps of a round of a client with `largest` records; `steps`: what the local steps state."""
-        ...
+        """Fact that follows. Local steps of a round of a client with `largest` records; `steps`: what the local steps
+        state."""
+        return steps
 
     def sample(self, key: jax.Array, records: jax.Array, steps: int, largest: int, smallest: int) -> Batch:
         """The batches of a client's round, by a key of its own; traced. The key is the same in all rounds where
@@ -56,7 +57,7 @@ class Batches(Protocol):
 
     def check(self, sizes: np.ndarray) -> None:
         """Raise ConfigurationError, in one line, where clients of `sizes (num_clients,)` records cannot draw them."""
-        ...
+        return None
 
 
 class UnequalBatches(Batches, Protocol):
@@ -86,7 +87,7 @@ def neighbours_of(sampling: accounting.Sampling) -> accounting.Adjacency:
 
 
 @value
-class FixedBatches:
+class FixedBatches(Batches):
     """min(`size`, n_k) distinct records, uniform without replacement, drawn afresh for every step (dpnfl, cpfed).
 
     A client with no more than `size` records is in every step with all of them, and gains nothing by sampling.
@@ -95,11 +96,6 @@ class FixedBatches:
     size: int = structure()
 
     equation = r"\mathcal{B} \sim \text{uniform},\ |\mathcal{B}| = \min(B, n_k),\ \text{without replacement}"
-
-    even = True
-
-    def count(self, steps: int, largest: int) -> int:
-        return steps
 
     def sample(self, key: jax.Array, records: jax.Array, steps: int, largest: int, smallest: int) -> Batch:
         if largest < self.size:
@@ -126,17 +122,12 @@ class FixedBatches:
 
 
 @value
-class ReplacementBatches:
+class ReplacementBatches(Batches):
     """`size` records drawn uniformly with replacement (dp_fedavg_output's WR): a record may count more than once."""
 
     size: int = structure()
 
     equation = r"\mathcal{B} = (i_1, \dots, i_B),\ i_j \sim \text{uniform},\ \text{independently}"
-
-    even = True
-
-    def count(self, steps: int, largest: int) -> int:
-        return steps
 
     def sample(self, key: jax.Array, records: jax.Array, steps: int, largest: int, smallest: int) -> Batch:
         words = prng.bits(key, 0, steps * self.size).reshape(steps, self.size)
@@ -153,7 +144,7 @@ class ReplacementBatches:
 
 
 @value
-class PoissonBatches:
+class PoissonBatches(Batches):
     """Every record joins independently with probability b_k / n_k, b_k = min(`size`, n_k); b_k divides the sum.
 
     Rate and divisor are constants of the client, also for an empty batch, and stay where a record joins or leaves.
@@ -167,11 +158,6 @@ class PoissonBatches:
     rate: Literal["size", "opacus"] = structure(default="size")
 
     equation = r"\Pr[i \in \mathcal{B}] = \min(B, n_k) / n_k,\ \text{independently}"
-
-    even = True
-
-    def count(self, steps: int, largest: int) -> int:
-        return steps
 
     def sample(self, key: jax.Array, records: jax.Array, steps: int, largest: int, smallest: int) -> Batch:
         most = min(self.size, largest)
@@ -197,15 +183,10 @@ class PoissonBatches:
 
 
 @value
-class FullBatches:
+class FullBatches(Batches):
     """All of a client's records in every step, divided by their number. Clients may differ in size."""
 
     equation = r"\mathcal{B} = \{1, \dots, n_k\},\ B = n_k"
-
-    even = True
-
-    def count(self, steps: int, largest: int) -> int:
-        return steps
 
     def sample(self, key: jax.Array, records: jax.Array, steps: int, largest: int, smallest: int) -> Batch:
         positions = jnp.broadcast_to(jnp.arange(largest, dtype=jnp.int32), (steps, largest))
@@ -218,12 +199,9 @@ class FullBatches:
     def divisor(self, records: int) -> int:
         return records
 
-    def check(self, sizes: np.ndarray) -> None:
-        pass
-
 
 @value
-class EpochBatches:
+class EpochBatches(Batches):
     """Passes over a client's records: shuffled afresh and cut into batches of b_k = min(`size`, n_k).
 
     Local steps are epochs here. Clients with fewer records take fewer steps: what a client lacks of the longest pass
@@ -238,8 +216,6 @@ class EpochBatches:
         r"\mathcal{B}_1, \mathcal{B}_2, \dots\ \text{cut a shuffle of}\ \{1, \dots, n_k\}\ "
         r"\text{into blocks of}\ \min(B, n_k)"
     )
-
-    even = False
 
     def count(self, steps: int, largest: int) -> int:
         return steps * self._batches_of_pass(largest)
@@ -280,7 +256,7 @@ class EpochBatches:
 
 
 @value
-class AllocatedBatches:
+class AllocatedBatches(Batches):
     """Passes in which every record picks one of P_k = ceil(n_k / `size`) batches by itself.
 
     kept  False: afresh in each pass; True: once for the whole run.
@@ -295,8 +271,6 @@ class AllocatedBatches:
     kept: bool = structure(default=False)
 
     equation = r"\mathcal{B}_j = \{i : s_i = j\},\ s_i \sim \text{uniform on}\ \{1, \dots, \lceil n_k / B \rceil\}"
-
-    even = False
 
     def count(self, steps: int, largest: int) -> int:
         return steps * self._batches_of_pass(largest)
@@ -336,7 +310,7 @@ class AllocatedBatches:
 
 
 @value
-class RefillBatches:
+class RefillBatches(Batches):
     """Always `size` records: shuffled passes run on from batch to batch, until every record has had its epochs.
 
     A client takes ceil(`epochs` n_k / `size`) steps, as with FedJAX's training iterator; the local steps of a round are
@@ -351,8 +325,6 @@ class RefillBatches:
         r"\mathcal{B}_1, \mathcal{B}_2, \dots\ \text{cut shuffles of}\ \{1, \dots, n_k\}\ "
         r"\text{in a row into blocks of}\ B"
     )
-
-    even = False
 
     def count(self, steps: int, largest: int) -> int:
         if steps != 1:

@@ -57,15 +57,19 @@ class ByRound:
 
 
 def at_round(number: Any, changes: ByRound | None, round_index: jax.Array) -> Any:
-    """The number of a round."""
     return number if changes is None else number * changes.at(round_index)
 
 
 def changes_of(part: Any, what: str = "noise_by_round") -> ByRound | None:
     """The changes of a part, or of the one that it stands around."""
+    return getattr(innermost(part), what, None)
+
+
+def innermost(part: Any) -> Any:
+    """What a part stands around, if it does."""
     while (base := getattr(part, "base", None)) is not None:
         part = base
-    return getattr(part, what, None)
+    return part
 
 
 def check_changes(noise: ByRound | None, clip: ByRound | None) -> None:

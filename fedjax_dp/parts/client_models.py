@@ -143,12 +143,10 @@ class ClientModels(Protocol):
 
 
 def rows_of(vector: Any, num_clients: int) -> jax.Array:
-    """The same vector for every client."""
     return jnp.broadcast_to(vector, (num_clients, *jnp.shape(vector)))
 
 
 def nothing_of(model: Model) -> tuple[bool, ...]:
-    """No tensor of a model."""
     return (False,) * len(jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0))))
 
 

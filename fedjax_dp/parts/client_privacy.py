@@ -52,18 +52,20 @@ class UpdatePrivatizer(Protocol):
 
     @property
     def amplified(self) -> bool:
-        """Fact. Whether sums are accounted for as over hidden samples of clients, where cohorts are hidden."""
-        ...
+        """Fact that follows. Whether sums are accounted for as over hidden samples of clients, where cohorts are
+        hidden."""
+        return False
 
     @property
     def shared_noise(self) -> bool:
-        """Fact. Whether clients add shares of the noise, so that only their sum hides anybody: a `SharedNoise`."""
-        ...
+        """Fact that follows. Whether clients add shares of the noise, so that only their sum hides anybody: a
+        `SharedNoise`."""
+        return False
 
     @property
     def extra(self) -> int:
-        """Fact. Numbers that travel with an update."""
-        ...
+        """Fact that follows. Numbers that travel with an update."""
+        return 0
 
     @property
     def noise_ratio(self) -> float | None:
@@ -197,9 +199,6 @@ class PlainUpload(UpdatePrivatizer):
     equation = r"\Delta_k"
 
     unit = None
-    amplified = False
-    extra = 0
-    shared_noise = False
 
     def event(self, noise: float, attendance: Participation) -> Event:
         raise errors.refuse("upload", "PlainUpload", "one that adds noise", "nothing is to be accounted for")
@@ -238,8 +237,6 @@ class ClientGaussian(UpdatePrivatizer):
     clip_by_round: ByRound | None = None
 
     unit = Unit.CLIENT
-    extra = 0
-    shared_noise = False
 
     @property
     def equation(self) -> str:
@@ -336,7 +333,6 @@ class AdaptiveClientGaussian(UpdatePrivatizer):
 
     unit = Unit.CLIENT
     extra = 1
-    shared_noise = False
 
     @property
     def amplified(self) -> bool:
@@ -419,8 +415,6 @@ class ClientSkellam(UpdatePrivatizer):
     )
 
     unit = Unit.CLIENT
-    amplified = False
-    extra = 0
     shared_noise = True
 
     def event(self, noise: float, attendance: Participation) -> Event:

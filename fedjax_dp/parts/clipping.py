@@ -205,7 +205,6 @@ class ClipTensorsAtMedian(Bound):
 
 
 def report_of(batch: gradients.BatchGradient, records: Records) -> StepReport:
-    """The probes of a batch."""
     present = jnp.maximum(records.mask.sum(), 1)
     return StepReport(batch.losses.sum() / present, batch.clipped.sum() / present)
 

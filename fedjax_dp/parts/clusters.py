@@ -37,11 +37,6 @@ class Choice(Protocol):
         """What one choice releases, as of `AdditionalRelease`."""
         ...
 
-    @property
-    def additional_release(self) -> AdditionalRelease:
-        """What a choice releases beside the gradients."""
-        return AdditionalRelease(self.event, sent=True, most=self.rounds)
-
     def check(self) -> None:
         """Raise ConfigurationError, in one line, for numbers that cannot be meant."""
         errors.require_positive("loss_bound", self.bound)
@@ -133,7 +128,8 @@ class OwnClusters(ClientModels):
 
     @property
     def releases(self) -> tuple[AdditionalRelease, ...]:
-        return (self.choice.additional_release,) if self.number > 1 else ()
+        choice = AdditionalRelease(self.choice.event, sent=True, most=self.choice.rounds)
+        return (choice,) if self.number > 1 else ()
 
     def sent_tensors(self, model: Model) -> tuple[bool, ...]:
         """The changes of its models are sent beside: the server's model stays where it began."""

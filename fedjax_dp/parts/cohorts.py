@@ -44,7 +44,6 @@ class CohortKeys(NamedTuple):
 
     @classmethod
     def of(cls, run: jax.Array, round_index: jax.Array) -> "CohortKeys":
-        """Those of a round."""
         return cls(run, jax.random.fold_in(run, round_index))
 
 
@@ -413,7 +412,6 @@ class LoggedCohort(Cohort):
 
     @classmethod
     def of(cls, log: ParticipationLog) -> "LoggedCohort":
-        """The cohorts of a log."""
         sizes = np.bincount(log.rounds, minlength=log.num_rounds)
         place = np.arange(len(log.rounds)) - (np.cumsum(sizes) - sizes)[log.rounds]
         ids = np.full((log.num_rounds, max(int(sizes.max()), 1)), -1, np.int32)
@@ -421,8 +419,7 @@ class LoggedCohort(Cohort):
         return cls(ids=ids, fixed=bool(np.all(ids >= 0)))
 
     def capacity(self, num_clients: int) -> int:
-        members: int = np.shape(self.ids)[1]
-        return members
+        return np.shape(self.ids)[1]
 
     def sample(self, keys: CohortKeys, round_index: jax.Array, shares: jax.Array) -> Members:
         ids = jnp.asarray(self.ids)[round_index].astype(jnp.int32)

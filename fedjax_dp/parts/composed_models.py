@@ -4,7 +4,7 @@ What is given with the numbers (parameters that stay, the point) is a frozen val
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,12 @@ class MadeOf:
 
     base: Model
     frozen: Any = dataclasses.field(default=None, compare=False, repr=False)
+
+    @classmethod
+    def of(cls, model: Model, given: Any, **structure: Any) -> Self:
+        """One made of a model, and of what is given with the numbers."""
+        base, frozen = split(model)
+        return cls(base=base, frozen=(given, frozen), **structure)
 
     def holding(self, frozen: Any) -> Any:
         return dataclasses.replace(self, frozen=frozen)
@@ -56,8 +62,7 @@ def part_of(model: Model, params: Any, chosen: tuple[bool, ...]) -> tuple[PartOf
     own, rest = (
         tuple(leaf for leaf, its in zip(leaves, chosen, strict=True) if its is wanted) for wanted in (True, False)
     )
-    base, frozen = split(model)
-    return PartOf(base=base, frozen=(rest, frozen), chosen=chosen, tree=tree), own
+    return PartOf.of(model, rest, chosen=chosen, tree=tree), own
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,11 +78,6 @@ class PairOf(MadeOf):
         return self.whole.logits(params[0], x)
 
 
-def pair_of(model: Model) -> PairOf:
-    base, frozen = split(model)
-    return PairOf(base=base, frozen=((), frozen))
-
-
 @dataclasses.dataclass(frozen=True)
 class PulledTo(MadeOf):
     """A model whose loss on every record has the term strength/2 |w - anchor|^2."""
@@ -89,8 +89,3 @@ class PulledTo(MadeOf):
 
     def logits(self, params: Any, x: Any) -> jax.Array:
         return self.whole.logits(params, x)
-
-
-def pulled_to(model: Model, strength: Any, anchor: Any) -> PulledTo:
-    base, frozen = split(model)
-    return PulledTo(base=base, frozen=((jnp.asarray(strength, jnp.float32), anchor), frozen))

@@ -146,23 +146,20 @@ def parts_of(algorithm: Any) -> Iterator[tuple[str, Any]]:
     yield "transport", algorithm.transport
 
 
-def things_of(name: str, thing: Any, inside: bool = False) -> Iterator[tuple[str, Any]]:
+def things_of(name: str, thing: Any, inside: bool = False, seen: set[int] | None = None) -> Iterator[tuple[str, Any]]:
     """All values, classes and functions that something is made of, with the names of the fields that hold them.
 
     What functions close over, have as defaults or are bound to is theirs, too; arrays and long lists count there, and
-    in classes that are not the project's (inside).
+    in classes that are not the project's (inside). What was seen comes once.
     """
-    yield from _things(name, thing, inside, set())
-
-
-def _things(name: str, thing: Any, inside: bool, seen: set[int]) -> Iterator[tuple[str, Any]]:
+    seen = set() if seen is None else seen
     if inside and _is_data(thing):
         yield name, thing
     elif isinstance(thing, dict | tuple | list):
         for each in thing.values() if isinstance(thing, dict) else thing:
-            yield from _things(name, each, inside, seen)
+            yield from things_of(name, each, inside, seen)
     elif isinstance(thing, functools.partial):
-        yield from _things(name, (thing.func, thing.args, thing.keywords), True, seen)
+        yield from things_of(name, (thing.func, thing.args, thing.keywords), True, seen)
     elif (dataclasses.is_dataclass(thing) or callable(thing)) and id(thing) not in seen:
         seen.add(id(thing))
         yield name, thing
@@ -170,11 +167,11 @@ def _things(name: str, thing: Any, inside: bool, seen: set[int]) -> Iterator[tup
             return
         if dataclasses.is_dataclass(thing):
             for field in dataclasses.fields(thing):
-                yield from _things(
+                yield from things_of(
                     field.name, getattr(thing, field.name, None), inside or not of_the_project(thing), seen
                 )
         else:
-            yield from _things(name, _held_by(thing), True, seen)
+            yield from things_of(name, _held_by(thing), True, seen)
 
 
 def _held_by(function: Any) -> list[Any]:
@@ -195,7 +192,6 @@ def _is_data(thing: Any) -> bool:
 
 
 def _count(thing: Any) -> int:
-    """Numbers in lists of lists."""
     return sum(map(_count, thing)) if isinstance(thing, list | tuple) else isinstance(thing, float | int)
 
 

@@ -48,9 +48,6 @@ class IndividualGaussian(UpdatePrivatizer):
     by_tensor: bool = structure(default=False)
 
     unit = Unit.CLIENT
-    amplified = False
-    extra = 0
-    shared_noise = False
     source = PLAIN.source
 
     @property

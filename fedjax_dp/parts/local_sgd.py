@@ -108,7 +108,8 @@ class PrivateGradients(NamedTuple):
     def at(self, params: jax.Array, drawn: StepDraw) -> tuple[jax.Array, StepReport, Records]:
         """The gradient of a step at `params`, with its probes, and the records that it is made of."""
         client, batch = self.client, drawn.batch
-        keys = record_keys(self.model_key, drawn.number, batch)
+        step_key = jax.random.fold_in(self.model_key, drawn.number)
+        keys = jax.vmap(jax.random.fold_in, (None, 0))(step_key, batch.positions)  # where no model uses them, not made
         x = client.data.features(client.data.x[drawn.rows])
         records = Records(x, drawn.y, batch.mask, batch.divisor, keys)
         step, tree = self.context(drawn.number), client.unravel(params)
@@ -116,7 +117,6 @@ class PrivateGradients(NamedTuple):
         return gradient, report if client.signal else report._replace(signal=0.0), records
 
     def noise_variance(self, drawn: StepDraw) -> jax.Array:
-        """Of each coordinate of the noise in the gradient of a step."""
         return variance_of(self.privatizer, self.context(drawn.number), drawn.batch.divisor)
 
     def another(self) -> Callable[[jax.Array], jax.Array]:
@@ -198,7 +198,6 @@ class LocalSgd(LocalTraining):
     def correct(
         self, client: ClientContext, gradient: jax.Array, params: jax.Array, step: StepContext, records: Records
     ) -> jax.Array:
-        """The gradient with the terms of all corrections."""
         for correction, own in self._each(client):
             gradient = correction.gradient(gradient, params, step, own, records)
         return gradient
@@ -221,7 +220,6 @@ class LocalSgd(LocalTraining):
         return SgdState(shard(state.moved - drawn.rate * live * direction), kept, probes)
 
     def finish(self, gradients: PrivateGradients, state: SgdState) -> LocalResult:
-        """What is sent and kept after the last step."""
         total_rate, another, update = gradients.total_rate, gradients.another(), state.moved
         ends = [ended(one, update, own, total_rate, another) for one, own in self._each(gradients.client)]
         rows = (*(row for _, row in ends), *([state.rule] if self.rule.keep else []))
@@ -236,7 +234,6 @@ class LocalSgd(LocalTraining):
         return [(correction, client.receiving(start, *own)) for correction, *own in parts]
 
     def rates(self, round_index: Any, largest: int) -> jax.Array:
-        """Learning rates of the steps of a round `(tau,)`; `largest`: records of the largest client."""
         tau = self.batches.count(self.steps, largest)
         steps = jnp.arange(tau)
         at = round_index * tau + steps if self.per_step else jnp.broadcast_to(round_index, (tau,))
@@ -346,7 +343,6 @@ class LocalSgd(LocalTraining):
         return lax.scan(step, jnp.zeros(flat.shape), gradients.steps())[0] / rates.size
 
     def check(self, sizes: np.ndarray, model: Model | None, rounds: int) -> None:
-        """Refuse what cannot run for so many rounds on clients with these numbers of records."""
         errors.require_positive("learning_rate", self.learning_rate)
         for name, number in self.timing.items():
             errors.require_positive(name, number)
@@ -408,9 +404,3 @@ def _in_order(batches: Batches, rates: jax.Array, live: jax.Array) -> tuple[jax.
 def _total_and_last(rates: jax.Array, live: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Sum of the rates of the steps that are taken, `live`, and the place of the last of them."""
     return jnp.sum(jnp.abs(rates) * live), rates.size - 1 - jnp.argmax(live[::-1])
-
-
-def record_keys(key: jax.Array, index: jax.Array, batch: Batch) -> jax.Array:
-    """A key for each record of a batch in this step `(records,)`; of those that no model uses, nothing is computed."""
-    step_key = jax.random.fold_in(key, index)
-    return jax.vmap(jax.random.fold_in, (None, 0))(step_key, batch.positions)

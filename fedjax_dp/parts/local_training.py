@@ -10,9 +10,8 @@ import numpy as np
 from fedjax_dp.accounting import Event
 from fedjax_dp.models import Model
 from fedjax_dp.parts.batches import Batches
-from fedjax_dp.parts.cohorts import Members
-from fedjax_dp.parts.contexts import ClientContext, InitContext, LocalResult, LocalState
-from fedjax_dp.parts.corrections import Floats
+from fedjax_dp.parts.contexts import ClientContext, LocalResult
+from fedjax_dp.parts.corrections import AcrossRounds
 from fedjax_dp.parts.record_privacy import Privatizer
 
 
@@ -41,7 +40,7 @@ class AdditionalRelease(NamedTuple):
         return 1.0 if self.final else rounds if self.most is None else min(rounds, self.most)
 
 
-class LocalTraining(Protocol):
+class LocalTraining(AcrossRounds, Protocol):
     """Local steps, and what clients and server keep for them from round to round.
 
     Implementations are made with `fedjax_dp.value`. Vectors of the model's parameters are flat `(size,)`, in the order
@@ -63,25 +62,6 @@ class LocalTraining(Protocol):
         return (
             f"{type(self).__name__} does not say whether records act past its privatizer: implement no_epsilon_reason"
         )
-
-    @property
-    def has_client_state(self) -> bool:
-        """Fact that follows. Whether clients keep something across rounds, or send something beside their updates."""
-        return type(self).init is not LocalTraining.init
-
-    @property
-    def reads_records_outside_round(self) -> bool:
-        """Fact that follows. Whether records are looked at outside a client's own round, by `init` or `exchange`."""
-        silent = type(self).init is LocalTraining.init and type(self).exchange is LocalTraining.exchange
-        return self.initial_release or not silent
-
-    @property
-    def separable_state(self) -> bool:
-        """Whether a client's row concerns nobody else (`send` and `exchange` read none), so that it may wait elsewhere.
-
-        Rows then begin alike for all clients, whatever their number.
-        """
-        return type(self).send is LocalTraining.send and type(self).exchange is LocalTraining.exchange
 
     @property
     def initial_release(self) -> bool:
@@ -145,17 +125,6 @@ class LocalTraining(Protocol):
         sizes: records of each client `(num_clients,)`; model: None where it is not known yet.
         """
 
-    def init(self, run: InitContext) -> LocalState:
-        """Fact that follows. What the server keeps before round 0, and what clients keep, by row `(num_clients, ...)`.
-
-        It is traced; `run.initial_gradients` is None here.
-        """
-        return LocalState()
-
-    def send(self, state: LocalState, members: Members) -> Any:
-        """What a member receives beside the model and the server's state; arrays `(members, ...)`."""
-        return ()
-
     def rates(self, round_index: Any, largest: int) -> jax.Array:
         """Fact. Learning rates of the steps of a round `(tau,)`; `largest`: records of the largest client."""
         ...
@@ -163,26 +132,6 @@ class LocalTraining(Protocol):
     def run(self, client: ClientContext) -> LocalResult:
         """Fact. One client's round, traced under `vmap` over clients."""
         ...
-
-    def absorb(self, server_state: Any, total: Any, num_clients: int) -> Any:
-        """The server's state after the sum of the members' auxiliary messages has arrived."""
-        return server_state
-
-    def exchange(
-        self, state: LocalState, map_clients: Callable[..., Any], members: Members, upcoming: Callable[[], Members]
-    ) -> LocalState:
-        """After the new model: what clients of this round or the next send about it.
-
-        map_clients(f, ids) = f(key, new params tree, client, data, model) for each id.
-        """
-        return state
-
-    def floats(self, size: int, features: int | None, members: int, num_clients: int) -> Floats:
-        """Numbers that travel to and from one member in a round, beside model and update.
-
-        size, features: parameters of the model, and the width of its last hidden layer, if it has one.
-        """
-        return Floats()
 
 
 class Rule(Protocol):

@@ -14,7 +14,7 @@ from jax import lax
 from fedjax_dp import errors
 from fedjax_dp.models import Model
 from fedjax_dp.parts.client_models import MOST_STEPS, ClientModels, OwnSteps, rows_of
-from fedjax_dp.parts.composed_models import pair_of
+from fedjax_dp.parts.composed_models import PairOf
 from fedjax_dp.parts.contexts import ClientContext, InitContext, LocalResult, LocalState
 from fedjax_dp.parts.local_sgd import LocalSgd, SgdState, StepDraw
 from fedjax_dp.parts.personal_models import pulled, unpulled
@@ -88,7 +88,7 @@ class JointModels(ClientModels):
         received, *more = client.received
         size = received.size
         pair = client.receiving(jnp.concatenate([received, own]), *more)._replace(
-            model=pair_of(client.model), unravel=lambda v: (client.unravel(v[:size]), client.unravel(v[size:]))
+            model=PairOf.of(client.model, ()), unravel=lambda v: (client.unravel(v[:size]), client.unravel(v[size:]))
         )
         gradients, anchor = sgd.draw(pair), client.shard(received)
 

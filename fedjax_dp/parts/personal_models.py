@@ -9,7 +9,6 @@ import jax
 import numpy as np
 
 from fedjax_dp import errors
-from fedjax_dp.accounting import Event
 from fedjax_dp.models import Model
 from fedjax_dp.models.selection import tensors_named
 from fedjax_dp.parts.client_models import MOST_STEPS, ClientModels, OwnSteps, clean_refused, nothing_of, rows_of
@@ -75,7 +74,8 @@ class OwnModel(ClientModels):
 
     @property
     def releases(self) -> tuple[AdditionalRelease, ...]:
-        return (AdditionalRelease(_unnoised, sent=self.shared, noised=False, stream=0),) if self.clean else ()
+        unnoised = AdditionalRelease(OwnSteps(clean=True).event, sent=self.shared, noised=False, stream=0)
+        return (unnoised,) if self.clean else ()
 
     def sent_tensors(self, model: Model) -> tuple[bool, ...] | None:
         return None if self.shared else nothing_of(model)
@@ -98,11 +98,6 @@ class OwnModel(ClientModels):
         self.pull.check()
         if self.clean and self.shared:
             raise clean_refused("a model that is sent")
-
-
-def _unnoised(local: Any, noise: float, records: int, rates: np.ndarray) -> Event:
-    count = local.batches.count(local.steps, records)
-    return local.privatizer.event(0.0, local.batches, records, count, rates)
 
 
 @value
@@ -131,14 +126,12 @@ class OwnPart(ClientModels):
         return OwnSteps(steps=self.head_steps) if self.head_steps else None
 
     def kept(self, model: Model) -> tuple[bool, ...]:
-        """Which tensors a client keeps."""
         return tensors_named("head", self.head, model)
 
     def sent_tensors(self, model: Model) -> tuple[bool, ...]:
         return tuple(not kept for kept in self.kept(model))
 
     def part(self, model: Model) -> Part:
-        """What a client keeps."""
         return Part(tensor_sizes(jax.eval_shape(model.init, jax.random.key(0))), self.kept(model))
 
     def trained(self, run: InitContext) -> InitContext:

@@ -34,7 +34,6 @@ class PersonalSgd(LocalSgd):
 
     @property
     def sgd(self) -> LocalSgd:
-        """The steps alone."""
         return of_class(self, LocalSgd)
 
     def run(self, client: ClientContext) -> LocalResult:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from fedjax_dp import errors
 from fedjax_dp.models import Model
-from fedjax_dp.parts.composed_models import pulled_to
+from fedjax_dp.parts.composed_models import PulledTo
 from fedjax_dp.pytrees import structure, value
 
 AFTER, EXPLICIT, IMPLICIT, INSIDE = "after", "explicit", "implicit", "inside"
@@ -48,7 +48,9 @@ class Pull:
 
     def model(self, model: Model, anchor: Any) -> Model:
         """The model whose gradient is clipped, `anchor` as a tree."""
-        return pulled_to(model, self.strength, anchor) if self.form == INSIDE else model
+        if self.form != INSIDE:
+            return model
+        return PulledTo.of(model, (jnp.asarray(self.strength, jnp.float32), anchor))
 
     def check(self) -> None:
         errors.require_not_negative("strength", self.strength)

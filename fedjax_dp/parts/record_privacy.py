@@ -10,7 +10,7 @@ import numpy as np
 from fedjax_dp import accounting, errors, gradients
 from fedjax_dp.models import Model
 from fedjax_dp.parts.batches import Batches, neighbours_of, unequal
-from fedjax_dp.parts.by_round import ByRound, at_round, changes_of, check_changes
+from fedjax_dp.parts.by_round import ByRound, at_round, changes_of, check_changes, innermost
 from fedjax_dp.parts.clipping import Bound, ClipBatch, ClipRecords, Records, StepReport, report_of
 from fedjax_dp.parts.contexts import StepContext
 from fedjax_dp.parts.noise import NoiseSource, WhiteNoise, noise_event
@@ -354,9 +354,7 @@ def scale_noise(privatizer: Any, factor: Any) -> Any:
 
 def multiplier_of(privatizer: Any, client: jax.Array, round_index: jax.Array) -> jax.Array:
     """The noise multiplier of one client in a round, 0 where there is none."""
-    if (base := getattr(privatizer, "base", None)) is not None:
-        return multiplier_of(base, client, round_index)
-    noise = getattr(privatizer, "noise_multiplier", None)
+    noise = getattr(innermost(privatizer), "noise_multiplier", None)
     own = jnp.float32(0) if noise is None else of_client(noise, client)
     return at_round(own, changes_of(privatizer), round_index)
 

@@ -146,10 +146,6 @@ class SecureSum:
         number = jnp.where(high == 0, low, lead).astype(jnp.float32) * power * unit
         return jnp.where(negative, -number, number)
 
-    def error_bound(self, members: int) -> float:
-        """Largest error of one coordinate of the sum, absolute, before the sum itself becomes a float32."""
-        return members * 2.0 ** -(self.fractional_bits + 1)
-
     def limit(self, members: int) -> float:
         """Largest |x| of a coordinate with which the sum of that many members cannot wrap."""
         bound = (2 ** (self.bits - 1) - 1) // members
@@ -168,16 +164,13 @@ class SecureSum:
 
     @property
     def resolution(self) -> float:
-        """The difference between neighbouring numbers of the ring."""
         return 2.0**-self.fractional_bits
 
     @property
     def word_bytes(self) -> int:
-        """Bytes per coordinate on the wire."""
         return self.bits // 8
 
     def check(self, members: int) -> None:
-        """Raises ConfigurationError if this ring or graph cannot serve so many positions."""
         if self.bits not in (32, 64):
             raise errors.refuse("bits of a secure sum", self.bits, "32 or 64")
         errors.require_integer("members of a secure sum", members, 1, MOST_MEMBERS)

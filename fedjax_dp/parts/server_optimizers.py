@@ -74,7 +74,6 @@ class Server:
     def move(
         self, round_index: jax.Array, update: Any, variance: Variance, state: Any, params: Any
     ) -> tuple[Any, optax.OptState]:
-        """New parameters and optimizer state after an aggregated update."""
         rate = self.hyperparameters["learning_rate"] * self.schedule(round_index, **self.timing)
         transform = optax.with_extra_args_support(self.factory(**{**self.hyperparameters, "learning_rate": rate}))
         gradient = jax.tree.map(jnp.negative, update)

@@ -38,15 +38,11 @@ def uses_noise_variance(
             raise errors.refuse(f"factory of the {whose}", name, "a maker of optax optimizers", "such as optax.adam")
         return optax.with_extra_args_support(made).update(vector, made.init(vector), vector, variance=variance)
 
-    try:
+    def failed(error: Exception) -> str:
+        return f"{name}, which fails: {' '.join(str(error).split())}"
+
+    with errors.refusing(f"factory of the {whose}", failed, "a function of its hyperparameters"):
         jax.eval_shape(update, jax.ShapeDtypeStruct((1,), jnp.float32))
-    except errors.ConfigurationError:
-        raise
-    except Exception as error:  # of whoever's function
-        message = " ".join(str(error).split())
-        raise errors.refuse(
-            f"factory of the {whose}", f"{name}, which fails: {message}", "a function of its hyperparameters"
-        ) from error
     return bool(calls)
 
 

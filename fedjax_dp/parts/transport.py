@@ -82,20 +82,14 @@ class PlainSum(Transport):
         return 1
 
     def message(
-        self,
-        key: jax.Array,
-        round_index: jax.Array,
-        position: jax.Array,
-        ids: jax.Array,
-        invited: jax.Array,
-        flat: jax.Array,
+        self, key: jax.Array, round_index: Any, position: Any, ids: jax.Array, invited: jax.Array, flat: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
         return flat, jnp.bool_(False)
 
     def total(
         self,
         key: jax.Array,
-        round_index: jax.Array,
+        round_index: Any,
         ids: jax.Array,
         invited: jax.Array,
         present: jax.Array,

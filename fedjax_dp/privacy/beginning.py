@@ -119,12 +119,10 @@ class _Records:
 
     def __init__(self, data: FederatedData, public: bool) -> None:
         self.data, self.name, self.public = data, data.name, public
-        self._hashes: np.ndarray | None = None
 
-    def shared(self, kept: np.ndarray) -> int:
-        if self._hashes is None:
-            self._hashes = hashes_of(self.data)
-        return shared(kept, self._hashes)
+    @functools.cached_property
+    def hashes(self) -> np.ndarray:
+        return hashes_of(self.data)
 
     @functools.cached_property
     def facts(self) -> dict[str, Any]:
@@ -182,7 +180,8 @@ def _one(origin: Origin, records: _Records) -> Beginning:
     word = "treated as public" if compared else "public on the word of whoever runs it"
     if denied is not None:
         return Beginning(caveat=f"{OF} {origin}, {word} although {denied.reason}", before=tuple(before))
-    unnamed = next((phase["name"] for phase in origin.phases if _unnamed(phase)), None)
+    files = (phase for phase in origin.phases if phase["kind"] != RUN)
+    unnamed = next((one["name"] for one in files if one["trained_on"] is None and one.get("stated") is None), None)
     if unnamed is not None and origin.trained_on is None and origin.public is None:
         if origin.foreign:
             reason = (
@@ -221,19 +220,15 @@ def _sign(phase: Phase, origin: Origin, records: _Records) -> _Sign | None:
         return _Sign(f"{run}, of whose records no hashes are at hand")
     if phase["records"].get("features") != math.prod(records.data.record_shape):
         return _Sign(f"{run}, whose records have another shape and cannot be compared with these clients'")
-    both = records.shared(kept)
+    both = shared(kept, records.hashes)
     if both:
-        shared = f"{run}, and {both:,} of {len(kept):,} hashes of its records are of these clients' too"
-        return _Sign(shared, both <= COINCIDENCE * len(kept))
+        reason = f"{run}, and {both:,} of {len(kept):,} hashes of its records are of these clients' too"
+        return _Sign(reason, both <= COINCIDENCE * len(kept))
     if records.name and phase["dataset"] == records.name:
         return _Sign(f"{run}, as these clients' data are called")
     if phase["records"]["count"] == int(np.sum(records.data.sizes)):  # the same, maybe, with features made otherwise
         return _Sign(f"{run}, of as many records with as many features as these clients' data")
     return None
-
-
-def _unnamed(phase: Phase) -> bool:
-    return phase["kind"] != RUN and phase["trained_on"] is None and phase.get("stated") is None
 
 
 def _made_of(phase: Phase) -> str:

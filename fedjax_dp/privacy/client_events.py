@@ -29,8 +29,7 @@ from fedjax_dp.accounting import (
     squared_mu,
 )
 from fedjax_dp.accounting.composed_phases import with_past
-from fedjax_dp.accounting.events import distinct, each, of_group
-from fedjax_dp.models import Model
+from fedjax_dp.accounting.events import distinct, each, joined, of_group
 from fedjax_dp.parts.by_round import changes_of
 from fedjax_dp.parts.client_privacy import Participation, released_noise
 from fedjax_dp.parts.cohorts import SEEN
@@ -76,8 +75,7 @@ def with_paid(algorithm: Algorithm, training: list[Event]) -> list[Event]:
     paid = algorithm.cohort.prior_event
     if paid is None:
         return training
-    released = {event: Composed((paid, event)) for event in distinct(training)}
-    return each(training, released.__getitem__)
+    return each(training, lambda event: Composed((paid, event)))
 
 
 def with_stop(run: PlannedRun, training: list[Event]) -> list[Event]:
@@ -220,11 +218,6 @@ def _times(run: PlannedRun, participation: str, at_least: int) -> list[tuple[flo
     return [(max(rounds * draws * float(rate), 1.0),) for rate in np.broadcast_to(chance, (num_clients,))]
 
 
-def _joined(events: list[Event]) -> Event:
-    """One after the other."""
-    return events[0] if len(events) == 1 else Composed(tuple(events))
-
-
 def _of_records(run: PlannedRun, participation: str, at_least: int) -> list[Event]:
     algorithm, data, rounds = run.algorithm, run.data, run.rounds
     local, num_clients = algorithm.local, data.num_clients
@@ -244,15 +237,13 @@ def _of_records(run: PlannedRun, participation: str, at_least: int) -> list[Even
         )
 
     @functools.cache  # a million clients are of a few kinds
-    def own_round(noise: float, records: int, gain: float) -> Event:
+    def own_round(kind: Kind, factor: float) -> Event:
+        own_noise, records, gain = kind
+        noise = own_noise * factor
         steps = [round_of(noise, records, local.extra_gradients).scaled(float(np.sqrt(gain)))]
         parts = steps if local.sends_steps or whole else []
         parts += [one.event(local, noise, records, rates) for one in often]
-        return parts[0] if len(parts) == 1 else Composed(tuple(parts))
-
-    def at_level(kind: Kind, factor: float) -> Kind:
-        noise, records, gain = kind
-        return noise * factor, records, gain
+        return joined(parts)
 
     @functools.cache
     def with_seldom(rounds_of: Event, kind: Kind, count: float) -> Event:
@@ -270,13 +261,9 @@ def _of_records(run: PlannedRun, participation: str, at_least: int) -> list[Even
     @functools.cache
     def own_rounds(kind: Kind, counts: tuple[float, ...]) -> Event:
         """Of a client that takes part so often at each level."""
-        each = [
-            repeated(own_round(*at_level(kind, factor)), count)
-            for factor, count in zip(factors, counts, strict=True)
-            if count or len(counts) == 1
-        ]
-        none = [repeated(own_round(*at_level(kind, factors[0])), 0)]
-        return with_seldom(_joined(each or none), kind, sum(counts))
+        taken = [one for one in zip(factors, counts, strict=True) if one[1]] or [(factors[0], 0.0)]
+        rounds_of = joined([repeated(own_round(kind, factor), count) for factor, count in taken])
+        return with_seldom(rounds_of, kind, sum(counts))
 
     levels = run.noise_levels
     factors = [float(factor) for factor in levels.factors]
@@ -286,9 +273,9 @@ def _of_records(run: PlannedRun, participation: str, at_least: int) -> list[Even
         chance, draws = algorithm.cohort.inclusion_probability(np.asarray(data.shares, float))
         later: list[Event] = [
             with_seldom(
-                _joined(
+                joined(
                     [
-                        RandomParticipation(own_round(*at_level(kind, factor)), min(float(rate), 1.0), count * draws)
+                        RandomParticipation(own_round(kind, factor), min(float(rate), 1.0), count * draws)
                         for factor, count in zip(factors, levels.rounds, strict=True)
                     ]
                 ),
@@ -314,7 +301,7 @@ def _of_clients(run: PlannedRun, participation: str, at_least: int) -> list[Even
     sampling, adjacency = _sampling_of(run)
     hidden = not isinstance(sampling, FullBatch)
     of_pass = cohort.rounds_per_pass(num_clients) if hidden else 1
-    size = Part(tensor_sizes(_shapes(run.model)), algorithm.local.sent_tensors(run.model)).size
+    size = Part(tensor_sizes(jax.eval_shape(run.model.init, run_key(0))), algorithm.local.sent_tensors(run.model)).size
     members = cohort.capacity(num_clients)
     shared = upload.shared_noise
     honest = honest_of(algorithm, run.data, run.view, min(run.helpers, members - 1)) if shared else members
@@ -341,7 +328,7 @@ def _of_clients(run: PlannedRun, participation: str, at_least: int) -> list[Even
             )
             for factor, rounds, times in zip(levels.factors, levels.rounds, counts, strict=True)
         ]
-        return _joined(each)
+        return joined(each)
 
     times = _times(run, participation, at_least)
     return list(map(of, times, _patterns(run, participation, at_least)))
@@ -354,8 +341,3 @@ def _patterns(run: PlannedRun, participation: str, at_least: int) -> Sequence[tu
         return [None] * run.data.num_clients
     done = ([at for at in rounds if at < run.rounds] for rounds in log.patterns)
     return [tuple(rounds or range(min(at_least, run.rounds))) for rounds in done]
-
-
-def _shapes(model: Model) -> Any:
-    """Of the parameters of a model."""
-    return jax.eval_shape(model.init, run_key(0))

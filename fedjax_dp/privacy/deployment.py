@@ -30,7 +30,6 @@ class Clients(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Expected members of a cohort."""
         return self.cohort.expected_size(self.num_clients)
 
 

@@ -26,6 +26,7 @@ from fedjax_dp.inspection import constants, flow
 from fedjax_dp.models import Model
 from fedjax_dp.parts import facts
 from fedjax_dp.parts.client_privacy import counts_individually
+from fedjax_dp.parts.noise import correlated_source
 from fedjax_dp.privacy.client_events import (
     adjacency_of,
     client_events,
@@ -195,7 +196,6 @@ def _unresolved(run: PlannedRun) -> str:
 
 
 def _alone(run: PlannedRun, training: list[Event]) -> list[float]:
-    """Epsilons of the run without the phases before."""
     assert run.terms.delta is not None
     return accounting.epsilons_of(training, run.terms.delta, run.terms.accountant)
 
@@ -243,7 +243,6 @@ def guarantee(
 
 
 def guaranteed(run: PlannedRun, progress: Callable[[int, int], None] | None = None) -> Guarantee:
-    """The Guarantee of a planned run."""
     promise = stated(run, progress=progress)
     if not promise.reason:
         _require_believable(run)
@@ -333,7 +332,7 @@ def stated(run: PlannedRun, progress: Callable[[int, int], None] | None = None) 
             *_departures(run),
             *_stop(run),
             *run.beginning.assumptions,
-            *_left_out(before),
+            *(phase.left for phase in before if phase.left),
             *_words(run),
             FLOAT_NOISE,
         ),
@@ -359,7 +358,6 @@ def stated(run: PlannedRun, progress: Callable[[int, int], None] | None = None) 
 
 
 def _phases(run: PlannedRun, training: list[Event], delta: float) -> tuple[EarlierPhase, ...]:
-    """The phases before, each with what it costs alone."""
     phases, adjacency, accountant = [], adjacency_of(training), run.terms.accountant
     for one, events in zip(run.beginning.before, run.earlier(adjacency), strict=True):
         epsilon = max(accounting.epsilons_of(events, delta, accountant))
@@ -367,11 +365,6 @@ def _phases(run: PlannedRun, training: list[Event], delta: float) -> tuple[Earli
         name, view = one.phase["phase"], one.phase.get("view")
         phases.append(EarlierPhase(name, about(one.phase), epsilon, view, one.match.members, left))
     return tuple(phases)
-
-
-def _left_out(phases: tuple[EarlierPhase, ...]) -> list[str]:
-    """Clients of phases before whose epsilon this is not."""
-    return [phase.left for phase in phases if phase.left]
 
 
 def _deployment(run: PlannedRun, steps: list[Any]) -> Deployment | None:
@@ -473,7 +466,6 @@ def _assumptions(
     run: PlannedRun,
     steps: list[Any],
 ) -> list[str]:
-    """What has to be true for the numbers to hold."""
     algorithm, colluders = run.algorithm, run.terms.colluders
     participation = counted_as(run)
     cohorts = {
@@ -513,7 +505,7 @@ def _assumptions(
                 "noise on the mean is the deployment's, but a mean of so few clients varies more than one of its "
                 "cohorts: results are pessimistic",
             ]
-        if _correlated(algorithm.upload):
+        if correlated_source(algorithm.upload) is not None:
             lines.append("noise is correlated over rounds and counted as one release of the whole run")
         return lines
     if algorithm.cohort.prior_event is not None:
@@ -524,7 +516,7 @@ def _assumptions(
     if algorithm.cohort is not algorithm.cohort.base:
         cohorts[participation] += "; who of them answers does not depend on records"
     lines = [cohorts[participation], f"each local step uses fresh randomness: {_sampling_words(steps)}"]
-    if _correlated(local.privatizer):
+    if correlated_source(local.privatizer) is not None:
         lines[1] = "noise is correlated over a round's steps, which are counted as one release without sampling"
     lines.append(
         "the numbers of records of all clients are public"
@@ -612,12 +604,6 @@ def _individual(algorithm: Algorithm) -> list[str]:
         "each client counts while its own updates cost less than the budget, and who does is seen by nobody",
         "neighbours have zeros in the place of what a client contributes; its place in cohorts stays",
     ]
-
-
-def _correlated(part: Any) -> bool:
-    """Whether a part draws its noise from a source that says it is."""
-    source = getattr(part, "source", None)
-    return source is not None and not source.fresh
 
 
 def _sampling_words(steps: list[Any]) -> str:

@@ -8,9 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_dp import errors
-from fedjax_dp.accounting import Guarantee, epsilon_of, last_round
+from fedjax_dp.accounting import Guarantee, epsilon_of, last_round, repeated
 from fedjax_dp.accounting.calibrate import require_budget
-from fedjax_dp.accounting.ledger import times
 from fedjax_dp.parts.cohorts import Cohort, no_law_among_fewer
 from fedjax_dp.parts.departures import Departures
 from fedjax_dp.parts.facts import of_the_project
@@ -90,7 +89,7 @@ def _most_participations(run: PlannedRun, promise: Guarantee, budgets: np.ndarra
 
     @functools.cache
     def epsilon(kind: int, count: int) -> float:
-        return epsilon_of(times(by_round.events[kind], count), delta, run.terms.accountant)
+        return epsilon_of(repeated(by_round.events[kind], count), delta, run.terms.accountant)
 
     pairs, of_client = np.unique(np.stack([by_round.kind, budgets]), axis=1, return_inverse=True)
     most = [last_round(functools.partial(epsilon, int(kind)), run.rounds, budget) for kind, budget in pairs.T.tolist()]

@@ -3,7 +3,8 @@
 import dataclasses
 import functools
 import hashlib
-from typing import Any, NamedTuple, Unpack
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ import numpy as np
 from fedjax_dp import errors
 from fedjax_dp.accounting import Adjacency, Event, Unit, View
 from fedjax_dp.accounting.composed_phases import kind_of, past_of
+from fedjax_dp.accounting.views import helpers_of
 from fedjax_dp.data.store import FederatedData, UnitBound
 from fedjax_dp.models import Model, task_of, usual_model
 from fedjax_dp.parts.aggregation import separate
@@ -36,6 +38,10 @@ BOUNDED_BY = {  # how one comes to know how many records a unit has
 }
 
 
+T = TypeVar("T")
+BEGINNING, COHORTS, RATES = "beginning", "cohorts", "rates"
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PlannedRun:
     """An algorithm, what it runs on, and how its privacy is counted; `plan_run` makes one that has been checked."""
@@ -48,7 +54,13 @@ class PlannedRun:
     seed: int = 0
     model_given: bool = True  # else it need not be the one that is trained
     evaluate_every: int | None = None  # rounds between evaluations; None: nobody says, so that each may be one
-    _drawn: dict[str, Any] = dataclasses.field(default_factory=dict, compare=False, repr=False)
+    _drawn: dict[Any, Any] = dataclasses.field(default_factory=dict, compare=False, repr=False)
+
+    def _once(self, name: Any, make: Callable[[], T]) -> T:
+        """What no noise changes, worked out once for this run and all that are made of it by other noise or terms."""
+        if name not in self._drawn:
+            self._drawn[name] = make()
+        return self._drawn[name]
 
     @functools.cached_property
     def view(self) -> View:
@@ -134,30 +146,23 @@ class PlannedRun:
 
         Raises: ConfigurationError where phases are of another unit or other neighbours.
         """
-        known = self._drawn.setdefault("earlier", {})
-        if adjacency not in known:
+
+        def events() -> list[list[Event]]:
             before = self.beginning.before
             others = [kind[1] for one in before if (kind := kind_of(one.phase)) is not None]
             kind = self.unit, adjacency or next(iter(others), Adjacency.REPLACE_ONE)
-            known[adjacency] = [one.events(kind, self.data.num_clients) for one in before]
-        earlier: list[list[Event]] = known[adjacency]
-        return earlier
+            return [one.events(kind, self.data.num_clients) for one in before]
+
+        return self._once(("earlier", adjacency), events)
 
     def past(self, adjacency: Adjacency | None) -> list[Event] | None:
         """The same of all of them together; None without any."""
-        known = self._drawn.setdefault("past", {})
-        if adjacency not in known:
-            known[adjacency] = past_of(self.earlier(adjacency))
-        past: list[Event] | None = known[adjacency]
-        return past
+        return self._once(("past", adjacency), lambda: past_of(self.earlier(adjacency)))
 
     @property
     def beginning(self) -> Beginning:
         """What is known of the values that training begins with; looked up once, as it may read all records."""
-        if "beginning" not in self._drawn:
-            self._drawn["beginning"] = beginning_of(getattr(self.model, "origins", ()), self.data, self.unit)
-        beginning: Beginning = self._drawn["beginning"]
-        return beginning
+        return self._once(BEGINNING, lambda: beginning_of(getattr(self.model, "origins", ()), self.data, self.unit))
 
     @functools.cached_property
     def noise_levels(self) -> "NoiseLevels":
@@ -183,15 +188,14 @@ class PlannedRun:
     @property
     def attended(self) -> np.ndarray:
         """Rounds of each noise level that each client is drawn for `(num_clients, levels)`."""
-        if "attended" not in self._drawn:
-            levels = self.noise_levels
-            ids, drawn = self.cohorts
+
+        def counts() -> np.ndarray:
+            levels, (ids, drawn) = self.noise_levels, self.cohorts
             kinds = len(levels.factors)
             places = ids.astype(np.int64) * kinds + levels.of_round.reshape(-1, *[1] * (ids.ndim - 1))
-            counts = np.bincount(places[drawn], minlength=self.data.num_clients * kinds)
-            self._drawn["attended"] = counts.reshape(self.data.num_clients, kinds)
-        counted: np.ndarray = self._drawn["attended"]
-        return counted
+            return np.bincount(places[drawn], minlength=self.data.num_clients * kinds).reshape(-1, kinds)
+
+        return self._once("attended", counts)
 
     @property
     def draw_seed(self) -> int:
@@ -205,24 +209,22 @@ class PlannedRun:
     @property
     def cohorts(self) -> tuple[np.ndarray, np.ndarray]:
         """Ids, and who of them is invited, of all rounds `(rounds, members)`; drawn once, as no noise changes them."""
-        if "cohorts" not in self._drawn:
-            self._drawn["cohorts"] = cohorts_of(self.algorithm, self.data, self.rounds, self.draw_seed)
-        drawn: tuple[np.ndarray, np.ndarray] = self._drawn["cohorts"]
-        return drawn
+        return self._once(COHORTS, lambda: cohorts_of(self.algorithm, self.data, self.rounds, self.draw_seed))
 
     @property
     def schedule(self) -> np.ndarray:
         """Rounds that each client is drawn for under the seed `(num_clients,)`."""
-        rounds: np.ndarray = self.attended.sum(1)
-        return rounds
+        return self.drawn_in(slice(None))
+
+    def drawn_in(self, rounds: slice | int) -> np.ndarray:
+        """How often each client is drawn in these rounds `(num_clients,)`."""
+        ids, drawn = (of_rounds[rounds] for of_rounds in self.cohorts)
+        return np.bincount(ids[drawn], minlength=self.data.num_clients)
 
     @property
     def last_rates(self) -> np.ndarray:
         """Learning rate of the last step of every round `(rounds,)`; worked out once, as no noise changes it."""
-        if "rates" not in self._drawn:
-            self._drawn["rates"] = last_rates(self.algorithm, self.data.largest, self.rounds)
-        rates: np.ndarray = self._drawn["rates"]
-        return rates
+        return self._once(RATES, lambda: last_rates(self.algorithm, self.data.largest, self.rounds))
 
     @functools.cached_property
     def gains(self) -> np.ndarray:
@@ -242,17 +244,17 @@ class PlannedRun:
 
     def prefix(self, rounds: int) -> "PlannedRun":
         """The same algorithm, planned for its first `rounds` rounds."""
-        known: dict[str, Any] = {"beginning": self.beginning}
-        known |= {name: self._drawn[name] for name in ("earlier", "past") if name in self._drawn}
-        if "cohorts" in self._drawn:
-            known["cohorts"] = tuple(drawn[:rounds] for drawn in self.cohorts)
-        if "rates" in self._drawn:
-            known["rates"] = self.last_rates[:rounds]
+        known = {name: value for name, value in self._drawn.items() if name != "attended"}
+        known[BEGINNING] = self.beginning
+        if COHORTS in known:
+            known[COHORTS] = tuple(drawn[:rounds] for drawn in self.cohorts)
+        if RATES in known:
+            known[RATES] = self.last_rates[:rounds]
         return dataclasses.replace(self, rounds=rounds, _drawn=known)
 
     def with_cohort(self, cohort: Cohort) -> "PlannedRun":
         """The same run with other cohorts, which are drawn anew."""
-        known: dict[str, Any] = {name: self._drawn[name] for name in ("beginning", "rates") if name in self._drawn}
+        known = {name: self._drawn[name] for name in (BEGINNING, RATES) if name in self._drawn}
         return dataclasses.replace(self, algorithm=changed(self.algorithm, cohort=cohort), _drawn=known)
 
     def with_noise(self, noise_multiplier: float | np.ndarray) -> "PlannedRun":
@@ -360,9 +362,7 @@ class NoiseLevels(NamedTuple):
 
     @property
     def rounds(self) -> list[int]:
-        """How many have each factor."""
-        counts: list[int] = np.bincount(self.of_round, minlength=len(self.factors)).tolist()
-        return counts
+        return np.bincount(self.of_round, minlength=len(self.factors)).tolist()
 
 
 def cohorts_of(algorithm: Algorithm, data: FederatedData, rounds: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -379,12 +379,6 @@ def participations(algorithm: Algorithm, data: FederatedData, rounds: int, seed:
     """How often each client trains in `rounds` rounds, for a seed; shape `(num_clients,)`."""
     ids, drawn = cohorts_of(algorithm, data, rounds, seed)
     return np.bincount(ids[drawn], minlength=data.num_clients)
-
-
-def helpers_of(members: int, view: View, colluders: int) -> int:
-    """How many of a cohort help the adversary. In views of clients it is itself one that knows its own part."""
-    errors.require_integer("colluders", colluders, 0, members - 1, "at least one client of the cohort is honest")
-    return max(colluders, 1) if view in (View.BROADCAST, View.OWNER) else colluders
 
 
 def honest_of(algorithm: Algorithm, data: FederatedData, view: View, helpers: int) -> int:
@@ -409,7 +403,6 @@ def honest_of(algorithm: Algorithm, data: FederatedData, view: View, helpers: in
 
 
 def last_rates(algorithm: Algorithm, largest: int, rounds: int) -> np.ndarray:
-    """Learning rate of the last step of every round."""
     return np.asarray(jax.vmap(lambda t: algorithm.local.rates(t, largest)[-1])(jnp.arange(rounds)), float)
 
 
@@ -467,5 +460,4 @@ def noise_gains(algorithm: Algorithm, data: FederatedData, view: View, colluders
     least = np.concatenate([[0.0], np.cumsum(ranked)])
     among = own <= ranked[others - 1] if others else np.zeros(len(own), bool)  # a client that is one of the least noisy
     brought = np.where(among, least[min(others + 1, len(own))] - own, least[others])
-    gains: np.ndarray = 1 + brought / own
-    return gains
+    return 1 + brought / own

@@ -13,10 +13,11 @@ from fedjax_dp.accounting import (
     Guarantee,
     NotCoveredError,
     epsilon_of,
+    repeated,
     squared_mu,
 )
-from fedjax_dp.accounting.events import distinct, each
-from fedjax_dp.accounting.ledger import ROUND, VERSION, chained, encoded, ranges, times
+from fedjax_dp.accounting.events import distinct, numbered
+from fedjax_dp.accounting.ledger import ROUND, VERSION, chained, listed, ranges
 from fedjax_dp.display import finite
 from fedjax_dp.privacy.client_events import client_events, counted_as, training_of, with_paid
 from fedjax_dp.privacy.planned_run import PlannedRun
@@ -56,10 +57,8 @@ class Chosen(Protocol):
 
 
 def of_a_round(run: PlannedRun) -> Rounds:
-    """What a round of the run releases, by itself."""
-    events = with_paid(run.algorithm, training_of(run.prefix(1), at_least=1))
-    kinds = distinct(events)
-    return Rounds(np.array(each(events, {event: place for place, event in enumerate(kinds)}.__getitem__)), kinds)
+    kinds, kind = numbered(with_paid(run.algorithm, training_of(run.prefix(1), at_least=1)))
+    return Rounds(kind, kinds)
 
 
 class Spending:
@@ -133,7 +132,7 @@ class Spending:
             return distinct(client_events(self.run.prefix(rounds)))
         most = np.zeros(len(by_round.events), int)  # more rounds of the same kind cost no less
         np.maximum.at(most, by_round.kind, self.counts(rounds))
-        return [times(event, int(count)) for event, count in zip(by_round.events, most) if count]
+        return [repeated(event, int(count)) for event, count in zip(by_round.events, most) if count]
 
     def counts(self, rounds: int) -> np.ndarray:
         """Rounds, of the first ones, that each client is counted for."""
@@ -141,8 +140,7 @@ class Spending:
         if not self.scheduled:
             return np.full(num_clients, rounds)
         done, counts = self._counted if self._counted[0] <= rounds else (0, np.zeros(num_clients, int))
-        ids, drawn = (of[done:rounds] for of in self.run.cohorts)
-        self._counted = rounds, counts + np.bincount(ids[drawn], minlength=num_clients)
+        self._counted = rounds, counts + self.run.drawn_in(slice(done, rounds))
         return self._counted[1]
 
     @functools.cached_property
@@ -160,7 +158,7 @@ class Spending:
         kind, kinds = of_a_round(run)
         counts, whole = self.counts(run.rounds).tolist(), client_events(run)
         same = {(at, count, id(event)): event for at, count, event in zip(kind.tolist(), counts, whole, strict=True)}
-        alike = all(times(kinds[at], count) == event for (at, count, _), event in same.items())
+        alike = all(repeated(kinds[at], count) == event for (at, count, _), event in same.items())
         alike = alike and not any(step.sampling.kept for event in kinds for step, _ in event.leaves())
         return Rounds(kind, kinds) if alike else None
 
@@ -221,7 +219,6 @@ class Spending:
         return {"leave": ranges(ids)} if ids.size else {}
 
     def _released(self, index: int) -> dict[str, Any]:
-        """What the round releases, and of whom."""
         nobody: dict[str, Any] = {"events": [], "clients": [], "so_far": False}
         if not self.private:
             return nobody if index == 0 else {"as_round": 0}
@@ -231,20 +228,16 @@ class Spending:
         if not self.scheduled and self._chosen is None and index:
             return {"as_round": 0}
         often = self.times_in(index)
-        line = self._listed(by_round.events, by_round.kind, np.flatnonzero(often))
+        line = listed(by_round.events, by_round.kind, np.flatnonzero(often)) | {"so_far": False}
         for count in range(2, int(often.max(initial=1)) + 1):  # who trains twice is named twice
-            again = self._listed(by_round.events, by_round.kind, np.flatnonzero(often >= count))
+            again = listed(by_round.events, by_round.kind, np.flatnonzero(often >= count))
             places = [line["events"].index(event) for event in again["events"]]
-            line["clients"] += [[listed, places[place]] for listed, place in again["clients"]]
+            line["clients"] += [[ids, places[place]] for ids, place in again["clients"]]
         return line
 
     def times_in(self, index: int) -> np.ndarray:
         """How often each client is counted for the round `(num_clients,)`."""
-        num_clients = self.run.data.num_clients
-        if not self.scheduled:
-            return np.ones(num_clients, int)
-        ids, drawn = (of[index] for of in self.run.cohorts)
-        return np.bincount(ids[drawn], minlength=num_clients)
+        return self.run.drawn_in(index) if self.scheduled else np.ones(self.run.data.num_clients, int)
 
     def _so_far(self, index: int) -> dict[str, Any]:
         """Everything up to the round, of the clients for which it has grown."""
@@ -254,15 +247,4 @@ class Spending:
         now = client_events(self.run.prefix(index + 1))
         self._before = index + 1, now
         grown = np.array([client for client, (new, old) in enumerate(zip(now, before)) if new != old], int)
-        kinds = distinct(now)
-        kind = np.array(each(now, {event: place for place, event in enumerate(kinds)}.__getitem__))
-        return self._listed(kinds, kind, grown) | {"so_far": True}
-
-    def _listed(self, events: list[Event], kind: np.ndarray, members: np.ndarray) -> dict[str, Any]:
-        """Those of these members, by kind."""
-        there = np.unique(kind[members])
-        return {
-            "events": [encoded(events[at]) for at in there],
-            "clients": [[ranges(members[kind[members] == at]), place] for place, at in enumerate(there)],
-            "so_far": False,
-        }
+        return listed(*numbered(now), grown) | {"so_far": True}

@@ -126,8 +126,7 @@ class PrivacyTerms:
             raise errors.refuse(name, f"shape {budgets.shape}", f"one budget or {num_clients}, one per client")
         for budget in budgets.ravel():
             require_budget(name, budget, WITHOUT)
-        each: list[float] = np.broadcast_to(budgets, (num_clients,)).tolist()
-        return each
+        return np.broadcast_to(budgets, (num_clients,)).tolist()
 
 
 class PrivacyOptions(TypedDict, total=False):

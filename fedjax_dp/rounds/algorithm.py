@@ -41,7 +41,6 @@ class Algorithm:
 
 
 def check_fit(algorithm: Algorithm, shares: np.ndarray) -> None:
-    """Refuse parts that do not fit together."""
     cohort, aggregate, upload = algorithm.cohort, algorithm.aggregate, algorithm.upload
     aggregate.check(cohort, len(shares))
     rates, positions = cohort.rates(shares), cohort.capacity(len(shares))

@@ -56,9 +56,7 @@ class Checkpoints:
 
     def restore(self, like: ServerState) -> ServerState:
         """The newest checkpoint, with the shapes and devices of `like`."""
-        step = self.latest()
-        if step is None:
-            raise errors.refuse("checkpoint", "none", "present in the run folder", "start the run again")
+        step = self._newest()
         restore, tables = self._orbax.args.StandardRestore, prefetch.tables_of(like)
         template: Any = jax.tree.map(self._orbax.utils.to_shape_dtype_struct, _light(like))
         parts = {STATE: restore(template)} | ({TABLES: restore()} if tables else {})
@@ -80,15 +78,18 @@ class Checkpoints:
 
     def params(self) -> tuple[int, Any]:
         """Rounds and the final model's parameters of the newest checkpoint, as NumPy arrays; the rest is not read."""
+        step = self._newest()
+        return step, arrays_of(arrays_at(pathlib.Path(self._manager.directory) / str(step)))
+
+    def _newest(self) -> int:
         step = self.latest()
         if step is None:
             raise errors.refuse("checkpoint", "none", "present in the run folder", "start the run again")
-        return step, arrays_of(arrays_at(pathlib.Path(self._manager.directory) / str(step)))
+        return step
 
     def close(self) -> None:
         self._manager.close()
 
 
 def _light(state: ServerState) -> ServerState:
-    """Without tables on the host."""
     return prefetch.over_tables(state, lambda table: () if isinstance(table, HostTable) else table)

@@ -94,12 +94,10 @@ class Round(NamedTuple):
 
     @property
     def rates(self) -> jax.Array | None:
-        """Expected messages of all clients."""
         return self.shared.algorithm.cohort.rates(self.shared.data.shares)
 
     @property
     def sent(self) -> Part:
-        """What is shared of the model."""
         whole = gradients.joined(self.model, self.shared.frozen)
         return Part(tensor_sizes(self.state.params), self.shared.algorithm.local.sent_tensors(whole))
 

@@ -63,7 +63,6 @@ class Evaluation(NamedTuple):
 
     @classmethod
     def of_row(cls, row: Mapping[str, Any]) -> "Evaluation":
-        """The way back."""
         own = {name: value for name, value in row.items() if name in cls._fields}
         metrics = {name.removeprefix(TEST): value for name, value in row.items() if name not in own}
         return cls(**own, metrics=metrics)
@@ -90,21 +89,7 @@ def main_of(history: Sequence[Evaluation]) -> dict[str, str]:
     return {f"test {name.replace('_', ' ')}": "not known" if value is None else f"{value:.4f}"}
 
 
-PROBES = (
-    "train_loss",
-    "clipped",
-    "learnt_clip_norm",
-    "noise_to_signal",
-    "objective",
-    "gradient_norm",
-    "client_mean",
-    "worst_tenth",
-    "client_variance",
-    "personal_mean",
-    "personal_pooled",
-    "personal_worst_tenth",
-    "personal_variance",
-)
+PROBES = Evaluation._fields[Evaluation._fields.index("train_loss") :]  # those after what is of the test set
 
 
 class Tested(NamedTuple):
@@ -253,7 +238,6 @@ def values_of(task: Task, test: Tested, data: FederatedData) -> dict[str, float 
 
 
 def _of_clients(test: Tested, data: FederatedData) -> ScoreSums:
-    """What the test set gave, client by client."""
     parts = np.asarray(data.test_clients)
     counts = np.bincount(parts, minlength=data.num_clients).astype(float)
     return _seen(test.by_client or {}, test.scores, data, parts, counts)

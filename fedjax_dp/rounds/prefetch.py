@@ -135,18 +135,11 @@ class Prefetcher:
         return jax.make_array_from_single_device_arrays(shape, NamedSharding(mesh, P(AXIS)), placed)
 
 
-def tables_on_host(state: ServerState, clients: int) -> ServerState:
-    """The state before round 0 of a population of one client, as that of `clients` whose tables are on the host."""
-    return over_tables(state, lambda table: HostTable(clients, table[0]))
-
-
 def over_tables(state: ServerState, change: Callable[[Any], Any]) -> ServerState:
-    """The state with every table by client changed."""
     return state.with_tables(jax.tree.map(change, state.tables))
 
 
 def tables_of(state: ServerState) -> list[HostTable]:
-    """Those on the host."""
     return [leaf for leaf in jax.tree.leaves(state.tables) if isinstance(leaf, HostTable)]
 
 
@@ -183,11 +176,6 @@ def without_records(data: FederatedData) -> FederatedData:
 
 def check(algorithm: Algorithm, train_metrics: bool) -> None:
     """Refuse what looks at records that no block holds."""
-    for looks, whose in (
-        (algorithm.local.reads_records_outside_round, "this algorithm"),
-        (train_metrics, "train_metrics"),
-    ):
-        if looks:
-            raise errors.refuse(
-                "records", "host", f"devices for {whose}", "it looks at clients beside their local steps"
-            )
+    if algorithm.local.reads_records_outside_round or train_metrics:
+        whose = "this algorithm" if algorithm.local.reads_records_outside_round else "train_metrics"
+        raise errors.refuse("records", "host", f"devices for {whose}", "it looks at clients beside their local steps")

@@ -55,7 +55,6 @@ class Timing(NamedTuple):
 
     @property
     def in_words(self) -> str:
-        """One line."""
         a_round = f"{self.round_s_median * 1000:.3g} ms a round"
         return f"{self.total_s:.3g} s in all, {a_round}, {self.compile_s:.3g} s to compile"
 
@@ -305,12 +304,12 @@ def fresh(algorithm: Algorithm, data: FederatedData, model: Model, seed: int, on
         data = prefetch.without_records(data)
     if on_host and algorithm.local.separable_state:
         alone = changed(data, offsets=data.offsets[:1], sizes=data.sizes[:1], shares=data.shares[:1])
-        return prefetch.tables_on_host(begin(algorithm, alone, key, model=model), data.num_clients)
+        state = begin(algorithm, alone, key, model=model)
+        return prefetch.over_tables(state, lambda table: HostTable(data.num_clients, table[0]))
     return begin(algorithm, data, key, model=model)
 
 
 def nothing(algorithm: Algorithm, num_clients: int) -> RoundReport:
-    """The report of no round."""
     members, upload = algorithm.cohort.capacity(num_clients), algorithm.upload
     zeros, no = jnp.zeros(members), jnp.zeros(members, bool)
     learnt = upload.learnt_clip_norm(upload.init())

@@ -29,7 +29,6 @@ class ServerState(NamedTuple):
 
     @property
     def tables(self) -> tuple[Any, Any]:
-        """All that there is by client."""
         return self.clients, self.uploads
 
     def with_tables(self, tables: tuple[Any, Any]) -> "ServerState":

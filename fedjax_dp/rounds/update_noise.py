@@ -14,7 +14,6 @@ import numpy as np
 from fedjax_dp import errors
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.parts.aggregation import public
-from fedjax_dp.parts.cohorts import Cohort
 from fedjax_dp.parts.noise import correlated_source
 from fedjax_dp.parts.record_privacy import require_measured
 from fedjax_dp.rounds.algorithm import Algorithm
@@ -68,15 +67,12 @@ def _gains(algorithm: Algorithm, shares: Any) -> Any:
     rates = cohort.rates(shares)
     if rates is None:
         raise _unknown("cohort", type(cohort).__name__, "one whose rates are known")
-    gains = aggregate.gains(shares, rates, _members(cohort, shares.shape[0])) if public(aggregate) else None
+    members = cohort.capacity(shares.shape[0]) if cohort.fixed else None
+    gains = aggregate.gains(shares, rates, members) if public(aggregate) else None
     if gains is None:
         wanted = "one whose weights do not depend on who takes part, such as wor_delta"
         raise _unknown("estimator", type(aggregate).__name__, wanted)
     return gains
-
-
-def _members(cohort: Cohort, num_clients: int) -> int | None:
-    return cohort.capacity(num_clients) if cohort.fixed else None
 
 
 def _unknown(what: str, got: str, wanted: str) -> errors.ConfigurationError:

@@ -27,6 +27,7 @@ from fedjax_dp.accounting import (
     WithoutReplacement,
     WithReplacement,
     epsilon_of,
+    repeated,
 )
 from fedjax_dp.accounting.ledger import (
     chained,
@@ -37,7 +38,6 @@ from fedjax_dp.accounting.ledger import (
     ranges,
     read_rounds,
     text_of,
-    times,
 )
 from fedjax_dp.errors import ConfigurationError
 
@@ -88,9 +88,9 @@ def test_an_event_that_another_version_wrote_is_one_line():
 
 @pytest.mark.parametrize("event", EVENTS[:10], ids=lambda event: type(event).__name__)
 def test_rounds_add_up_to_what_so_many_cost(event):
-    thrice = times(event, 3)
+    thrice = repeated(event, 3)
     assert sum(count for _, count in thrice.leaves()) == 3 * sum(count for _, count in event.leaves())
-    assert list(times(event, 0).leaves()) == []
+    assert list(repeated(event, 0).leaves()) == []
 
 
 def test_ids_are_short_where_they_follow_one_another():
@@ -141,15 +141,15 @@ SAME = {"events": ..., "clients": ..., "so_far": ...}
 def test_clients_pay_for_the_rounds_that_name_them():
     ledger = read_rounds(text(line(0), line(1, as_round=0, **SAME), line(2, clients=[[[0], 1]])), PHASE, "x")
     a, b = steps(1.5), steps(2.5)
-    wanted = [Composed((times(a, 2), b)), Composed(()), times(a, 2), times(b, 2), Composed(())]
+    wanted = [Composed((repeated(a, 2), b)), Composed(()), repeated(a, 2), repeated(b, 2), Composed(())]
     assert [list(event.leaves()) for event in ledger.events()] == [list(event.leaves()) for event in wanted]
     assert ledger.epsilons() == [epsilon_of(event, 1e-3) for event in wanted]
     assert ledger.epsilons(rounds=1)[0] == epsilon_of(a, 1e-3)
-    assert ledger.epsilons(delta=1e-2, accountant="rdp")[3] == epsilon_of(times(b, 2), 1e-2, "rdp")
+    assert ledger.epsilons(delta=1e-2, accountant="rdp")[3] == epsilon_of(repeated(b, 2), 1e-2, "rdp")
 
 
 def test_events_of_everything_so_far_take_the_place_of_those_before():
-    now = [encoded(times(steps(1.5), 7))]
+    now = [encoded(repeated(steps(1.5), 7))]
     ledger = read_rounds(text(line(0, so_far=True), line(1, events=now, clients=[[[2], 0]], so_far=True)), PHASE, "x")
     assert [sum(n for _, n in event.leaves()) for event in ledger.events()] == [2, 0, 14, 2, 0]
 

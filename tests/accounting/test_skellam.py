@@ -325,10 +325,10 @@ def test_repeating_a_composition_repeats_its_parts():
         assert epsilon_of(twice, 1e-5, accountant) == pytest.approx(copies, rel=1e-6)
 
 
-def test_random_participation_is_not_repeated():
-    for event in (RandomParticipation(FIXED, 0.5, 4), Composed((RandomParticipation(FIXED, 0.5, 4),))):
-        with pytest.raises(NotCoveredError, match="give it more rounds"):
-            repeated(event, 2)
+def test_random_participation_repeated_has_more_rounds():
+    event = RandomParticipation(FIXED, 0.5, 4)
+    assert repeated(Composed((event,)), 2.1) == Composed((RandomParticipation(FIXED, 0.5, 9),))
+    assert epsilon_of(repeated(event, 3), 1e-5, "rdp") == pytest.approx(epsilon_of(Composed((event,) * 3), 1e-5, "rdp"))
 
 
 @pytest.mark.parametrize("event", [STEPS, Composed((STEPS,))])

@@ -11,6 +11,7 @@ from helpers import ragged_data
 from jax.tree_util import tree_leaves_with_path, tree_map_with_path
 
 import fedjax_dp as fdp
+from fedjax_dp import validation
 from fedjax_dp.errors import ConfigurationError
 from fedjax_dp.parts.contexts import LocalState
 from fedjax_dp.parts.facts import FACTS, restates
@@ -111,10 +112,7 @@ def test_private_gradients_make_private_heads_on_the_word_of_whoever_wrote_them(
 
 
 def test_the_facts_that_are_asked_for_are_those_that_the_protocol_marks():
-    told = {
-        name: member.fget if isinstance(member, property) else member
-        for name, member in vars(fdp.parts.LocalTraining).items()
-    }
+    told = validation.members(fdp.parts.LocalTraining)
     begin = ("Fact. ", "Fact that follows. ")
     assert {name for name, member in told.items() if (member.__doc__ or "").startswith(begin)} == set(FACTS["local"])
 
