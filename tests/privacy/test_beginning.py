@@ -16,7 +16,7 @@ from helpers import usual
 import fedjax_dp as fdp
 from fedjax_dp import cli, errors
 from fedjax_dp.accounting import Adjacency, Composed, Guarantee, StatedPrivacy, composed_phases, epsilons_of
-from fedjax_dp.accounting.composed_phases import matched
+from fedjax_dp.accounting.composed_phases import matched, worst_of
 from fedjax_dp.audits.setup import prepare
 from fedjax_dp.audits.verdict import judged
 from fedjax_dp.data.record_hashes import hashes_of
@@ -265,12 +265,12 @@ def test_clients_that_come_and_go_pay_for_what_they_are_in(tmp_path):
     model = freeze(NETWORK, start=begun(tmp_path / "a.npz", before, everyone))
     found = fdp.guarantee(everyone, now, rounds=1, delta=1e-3, model=model)
     first, second = events(2, everyone, before), events(1, everyone, now)
-    expected = together([first[3], Composed(()), first[1]], second)
+    expected = together([first[3], worst_of([first[0], first[2]]), first[1]], second)
     np.testing.assert_allclose(found.epsilons, expected, rtol=1e-9)
     (left,) = (line for line in found.assumptions if "are in it alone" in line)
     assert "clients 0, 2 of dpnfl on named, 2 rounds" in left
     assert f"{max(together([first[0], first[2]])):.4g}" in left
-    assert any("1 that are new" in line for line in found.assumptions)
+    assert any("1 with new names are taken for the worst of those that left" in line for line in found.assumptions)
 
 
 def test_clients_that_a_file_names_pay_for_what_they_are_in(tmp_path):
