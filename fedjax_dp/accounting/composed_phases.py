@@ -37,6 +37,7 @@ NAME_BYTES = 8  # of a client's name that are kept of its sha256
 MOST_NAMES = 10_000  # of clients whose names are kept
 LEAST_EPSILON = 1e-6  # that stands for 0, where a delta is all that was spent
 MOST_COMPARED = 300  # events of clients of which any may be the worst
+NEW, ANY_LEFT = -1, -2  # in the place of a client's number before: it was not there; it may be any that has left
 Phase = Mapping[str, Any]
 Kind = tuple[Unit, Adjacency]
 
@@ -155,7 +156,7 @@ def stated(phase: Phase, kind: Kind) -> StatedPrivacy:
 class Matched(NamedTuple):
     """Which clients of a phase are those of another.
 
-    places  for each client of the later phase its number in the earlier; -1: it was not there; None: nobody knows.
+    places  for each client of the later phase its number in the earlier, or `NEW`, or `ANY_LEFT`; None: nobody knows.
     """
 
     members: str
@@ -167,6 +168,7 @@ class Matched(NamedTuple):
 def matched(earlier: Phase, later: Phase) -> Matched:
     """By the records, where these are the same; else as their user says, or by names; else nobody knows who was who.
 
+    Of names that are new any may be a client that has left, by another name; of a user's word for it none is.
     later  facts of a phase, of which `clients`, `records` and `mapped` are looked at.
     Raises: ConfigurationError where a user says otherwise than the records.
     """
@@ -188,16 +190,19 @@ def matched(earlier: Phase, later: Phase) -> Matched:
     if before is None or now is None or not set(before) & set(now):
         return worst
     numbers = {name: number for number, name in enumerate(before)}
-    return _placed([numbers.get(name, -1) for name in now], len(before), "by their names")
+    left = set(before) - set(now)
+    return _placed([numbers.get(name, ANY_LEFT if left else NEW) for name in now], len(before), "by their names")
 
 
 def _placed(known: Sequence[int], count: int, how: str) -> Matched:
-    """By the numbers that clients had before, of `count`; -1: they are new."""
+    """By the numbers that clients had before, of `count`, or what stands in their place."""
     places = np.array(known)
     if places.dtype.kind != "i" or not np.all(places < count):
         raise errors.refuse("ledger", f"a phase with clients {str(known)[:40]}", "as a run wrote it", "export it again")
-    new = int((places < 0).sum())
+    new, renamed = (int((places == one).sum()) for one in (NEW, ANY_LEFT))
     more = f"; {new:,} that are new pay for what follows alone" if new else ""
+    if renamed:
+        more += f"; {renamed:,} with new names are taken for the worst of those that left ({OPTION} says who is new)"
     words = f"client by client, {how}, taking every record to stay at its client{more}"
     return Matched(words, places, np.setdiff1d(np.arange(count), places))
 
@@ -225,7 +230,8 @@ def events_for(phase: Phase, match: Matched, kind: Kind, num_clients: int) -> li
         return [stated(phase, kind) if events is None else worst_of(events)] * num_clients
     if events is None:
         events = [stated(phase, kind)] * phase["clients"]["count"]
-    return [events[place] if place >= 0 else Composed(()) for place in match.places.tolist()]
+    others = {NEW: Composed(()), ANY_LEFT: worst_of(events[client] for client in match.left.tolist())}
+    return [others[place] if place < 0 else events[place] for place in match.places.tolist()]
 
 
 def with_past(past: Sequence[Event] | None, events: Sequence[Event]) -> list[Event]:

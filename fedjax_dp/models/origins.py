@@ -111,6 +111,7 @@ def who_is_in(data: FederatedData, checksum: str | None, public: bool) -> dict[s
         "records": {
             "count": int(sizes.sum()),
             "features": math.prod(data.record_shape),
+            "unscaled": data.x.dtype.kind in "iu" and not data.tokens,  # whole numbers as pictures have them
             "checksum": checksum,
         },
     }

@@ -14,6 +14,7 @@ from fedjax_dp.pytrees import changed, structure, value
 
 ADJACENCY = Adjacency.ZERO_OUT  # zeros in the place of what a client contributes
 HALF_ULP = 2.0**-24  # of float32 numbers near 1
+LEAST = 2.0**-126  # of float32 numbers, below which some devices have 0
 PLAIN = ClientGaussian(clip_norm=1.0, noise_multiplier=1.0)
 
 
@@ -78,9 +79,12 @@ class IndividualGaussian(UpdatePrivatizer):
 
     def _cost(self, update: jax.Array) -> jax.Array:
         """(|update| / (z S))^2, at most 1 / z^2, rounded up by as much as a sum of so many squares may be too small."""
-        lost = (update.size + 16) * HALF_ULP
-        share = jnp.sum(update * update) / self.clip_norm / self.clip_norm
-        most = jnp.where(share > 0, 1.0, 0.0)
+        lost, shares = (
+            (update.size + 16) * HALF_ULP,
+            update / self.clip_norm,
+        )  # whose squares are neither huge nor all 0
+        share = jnp.sum(shares * shares) + update.size * LEAST
+        most = jnp.where(jnp.any(update != 0), 1.0, 0.0)
         share = jnp.minimum(share / (1 - lost), most) if lost < 1 else most
         return share / self.noise_multiplier / self.noise_multiplier * (1 + 16 * HALF_ULP)
 

@@ -228,6 +228,8 @@ def _sign(phase: Phase, origin: Origin, records: _Records) -> _Sign | None:
         return _Sign(f"{run}, as these clients' data are called")
     if phase["records"]["count"] == int(np.sum(records.data.sizes)):  # the same, maybe, with features made otherwise
         return _Sign(f"{run}, of as many records with as many features as these clients' data")
+    if not all(one["records"].get("unscaled") for one in (phase, records.facts)):
+        return _Sign(f"{run}, of records with as many features, which may be some of these with other constants")
     return None
 
 

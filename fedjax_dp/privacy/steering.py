@@ -64,7 +64,8 @@ class CountNoise(NamedTuple):
 class StopRule:
     """Ends a run at the first evaluation that is as good as a target.
 
-    It sees a metric of a public test set; or, of one that clients hold, right answers with noise and nothing else.
+    It sees a metric of a public test set; or, of one that clients hold, right answers with noise and nothing else. An
+    evaluation between those that are counted, as where a run was to end and goes on, is no look.
     """
 
     chosen = None
@@ -73,12 +74,13 @@ class StopRule:
         """Raises: ConfigurationError for a target of a metric that the task has not."""
         assert run.terms.stop is not None
         self._target, self._noise = target_of(run.terms.stop, measures, "stop"), CountNoise.of(run)
+        self._every = run.evaluate_every or 1
         self.end: int | None = None
         self.why = "rule"
 
     def choose(self, algorithm: Algorithm, done: int, until: int, params: Any, seen: Evaluation | None) -> Algorithm:
         """The algorithm as it was; notes the end."""
-        if seen is None:
+        if seen is None or done % self._every:
             return algorithm
         measure, value = self._target.measure, seen.row()[self._target.measure.name]
         if self._noise is not None:

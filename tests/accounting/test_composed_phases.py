@@ -260,9 +260,12 @@ def test_clients_are_matched_by_records_else_by_names_else_the_worst_counts():
     same = matched(first, phase("2", [A, A, A]))
     assert events_for(first, same, RECORD, 3) == [A, B, C]
     named = matched(first, phase("2", [A] * 4, records="bb", names=["z", "new", "x", "x2"]))
-    assert events_for(first, named, RECORD, 4) == [C, Composed(()), A, Composed(())]
+    assert events_for(first, named, RECORD, 4) == [C, B, A, B]
     assert named.left.tolist() == [1]
-    assert "2 that are new" in named.members
+    assert "2 with new names are taken for the worst of those that left" in named.members
+    everyone = matched(first, phase("2", [A] * 4, records="bb", names=["z", "new", "x", "y"]))
+    assert events_for(first, everyone, RECORD, 4) == [C, Composed(()), A, B]
+    assert "1 that are new" in everyone.members
     for other in (
         phase("2", [A] * 3, records="bb"),
         phase("2", [A] * 3, records=None, names=["u", "v", "w"]),
@@ -273,6 +276,17 @@ def test_clients_are_matched_by_records_else_by_names_else_the_worst_counts():
         assert match.places is None
         assert events_for(first, match, RECORD, 3) == [worst_of([A, B, C])] * 3
     assert matched(phase("1", [A], records=None), phase("2", [A], records=None)).places is None
+
+
+def test_a_client_by_another_name_pays_what_any_that_left_has_spent():
+    """Of a phase with events, and of one of which epsilon and delta alone are known."""
+    first, later = (phase(name, [A, B, C], records=name, names=names) for name, names in (("1", "xyz"), ("2", "xuv")))
+    match = matched(first, later)
+    assert events_for(first, match, RECORD, 3) == [A, worst_of([B, C]), worst_of([B, C])]
+    known = events_for(first | {"spent": None}, match, RECORD, 3)
+    assert known == [StatedPrivacy(1.0, 1e-5, REPLACE)] * 3
+    said = later | {"mapped": {"1": mapped((("x", "x"), ("y", ""), ("", "u"), ("z", "v")), first, later)}}
+    assert events_for(first, matched(first, said), RECORD, 3) == [A, Composed(()), C]
 
 
 PAIRS = (("z", "0"), ("", "1"), ("x", "new"), ("1", ""))  # of x, y, z and of three clients, of which one is called so

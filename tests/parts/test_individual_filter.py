@@ -227,6 +227,19 @@ def test_no_sum_of_squares_is_above_the_budget_whatever_clients_send(wrong):
         assert np.all((after > exact * (1 - 1e-4)) | counts.all(1))
 
 
+@pytest.mark.parametrize(
+    ("norm", "clip_norm", "size"), [(1e19, 1e19, 10), (1.5e19, 2e19, 10), (5e-19, 1e-12, 10**6), (1e-24, 1.0, 10)]
+)
+def test_updates_whose_squares_are_no_float32_numbers_cost_what_they_are(norm, clip_norm, size):
+    """The sum of squares over S^2 is 0 where either of these leaves float32: a client then never left."""
+    update, none = jnp.full(size, norm / size**0.5, jnp.float32), UsedBudget(jnp.float32(0.0))
+    upload = IndividualGaussian(clip_norm=clip_norm, noise_multiplier=1e-6, budget_mu=1e9)
+    exact = np.sum(np.asarray(update, float) ** 2) / (clip_norm * 1e-6) ** 2
+    for counted in (upload.counted, jax.jit(upload.counted), functools.partial(jax.jit(type(upload).counted), upload)):
+        used = float(counted(update, none)[1].squared_mu)
+        assert exact <= used <= 1.1 * exact + size * 1e-25
+
+
 def test_updates_that_are_not_finite_are_nothing_and_cost_nothing():
     broken = np.where(np.arange(12) % 2, NORMS, np.inf)
     states = prescribed(UPLOAD, broken)

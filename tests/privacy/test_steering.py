@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import json
 import math
+import types
 
 import jax
 import numpy as np
@@ -409,6 +410,16 @@ def test_a_stop_by_records_that_nobody_noised_ends_a_run_all_the_same():
         rule.choose(dpnfl(), done, done + 2, None, Evaluation(done, {"accuracy": accuracy}, 1.0))
         ended.append(rule.end)
     assert ended == [None, 4]
+
+
+def test_a_run_that_goes_on_looks_no_more_often_than_one_that_was_planned_so():
+    """It is evaluated at its first end, round 3, too; prolonged again and again it looked there each time."""
+    run = planned(dpnfl(), every=2, delta=DELTA, **NOISED)
+    rule, looked = StopRule(run, measures_of_task(Classes())), []
+    rule._noise = types.SimpleNamespace(added=lambda value, done: looked.append(done) or value)
+    for done in (2, 3, 4, 5, 6):
+        rule.choose(dpnfl(), done, done + 1, None, Evaluation(done, {"accuracy": 0.0}, 1.0))
+    assert looked == [2, 4, 6]
 
 
 def test_the_ledger_of_a_noised_stop_has_its_looks(noised, capsys):
