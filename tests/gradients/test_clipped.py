@@ -256,11 +256,11 @@ def test_known_layers_equal_gradients_taken_one_by_one(module, shape, tokens):
     ("module", "way", "words"),
     [
         (Leaking(), "direct", "is part of the result|goes into"),
-        (Tied(), "factored", "dot_general \\(transposed\\)"),
         (Looped(), "factored", "2 positions"),
         *(
             pytest.param(*words, marks=pytest.mark.slow)
             for words in (
+                (Tied(), "factored", "dot_general \\(transposed\\)"),
                 (Scaled(), "direct", "goes into mul"),
                 (Gated(), "factored", "dot_general"),
                 (Grouped(), "factored", "2 x 2 x 2"),
@@ -619,7 +619,7 @@ def test_zero_huge_and_nan_gradients_stay_bounded(wrap):
     "kinds",
     quick(
         [("dense",), ("again", "again"), ("conv", "dilated"), ("layer", "scale"), ("group", "rms"), ("lstm",)],
-        [("dense",), ("layer", "scale")],
+        [("dense",)],
     ),
 )
 @pytest.mark.parametrize("spoilt", quick([jnp.nan, jnp.inf, -3e38, 1e30], (jnp.nan,), pytest.mark.exhaustive))

@@ -200,6 +200,14 @@ LONG = (
     "ClientGaussian",
     "ClipRecords",
     "BandedNoise",
+    "BinnedCohort",
+    "MultinomialCohort",
+    "FirstResponders",
+    "Dropout",
+    "Estimator",
+    "WhiteNoise",
+    "ClipBatch",
+    "SecureSum",
 )
 
 
