@@ -17,10 +17,10 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 
 LONGEST = (
     "test_site.py",
-    "test_recipes.py",
     "test_docs.py",
     "test_testing.py",
     "test_distributed.py",
+    "test_extending.py",
 )
 
 
