@@ -3,6 +3,7 @@
 import os
 import pathlib
 import sys
+import warnings
 
 CPU_DEVICES = "JAX_NUM_CPU_DEVICES"  # what JAX reads when it is imported
 _ours = False  # whether CPU_DEVICES in the environment is ours, not the user's
@@ -55,10 +56,12 @@ def cache_folder() -> pathlib.Path:
 def cache_programs() -> None:
     """Keep compiled programs on disk, so that a second process compiles nothing; a folder the user has set stays.
 
-    They lie in fedjax_dp/programs below the user's cache folder.
+    They lie in fedjax_dp/programs below the user's cache folder. What another process is just writing there cannot be
+    read: JAX compiles it then, and its warning tells a user nothing.
     """
     import jax
 
+    warnings.filterwarnings("ignore", "Error (read|writ)ing persistent compilation cache entry")
     if jax.config.values["jax_compilation_cache_dir"] is None:
         jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "programs"))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

@@ -10,6 +10,7 @@ import tomllib
 
 import numpy as np
 import pytest
+from helpers import usual
 
 import fedjax_dp as fdp
 from fedjax_dp import cli
@@ -143,11 +144,12 @@ SCRIPTS = [
     "guides/personalise.md",
     "guides/runs.md",
 ]
+TRAINED = [name for name in SCRIPTS if name != "guides/personalise.md"]  # whose entries other tests train
 SHORTER = {"run": ["--rounds", "1"]}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", usual(SCRIPTS, TRAINED))
 def test_commands_of_a_page_run_one_after_the_other(name, tmp_path, monkeypatch, capsys):
     """As they stand, but for fewer rounds, digits for MNIST, and files that are the reader's."""
     monkeypatch.chdir(tmp_path)

@@ -8,7 +8,7 @@ import sys
 import jax
 import numpy as np
 import pytest
-from helpers import benchmark, quick
+from helpers import benchmark, usual
 
 ROOT = pathlib.Path(__file__).parent.parent
 PEERS, RESULTS = ROOT / "benchmarks" / "peers", ROOT / "benchmarks" / "results"
@@ -42,7 +42,7 @@ def test_models_have_the_stated_sizes(peers, workload, parameters):
     assert sum(part.size for layer in weights for part in layer) == parameters
 
 
-@pytest.mark.parametrize("workload", quick(["W1", "W2", "W3dp"], ["W1"]))
+@pytest.mark.parametrize("workload", usual(["W1", "W2", "W3dp"], ["W1"]))
 def test_ours_and_plain_jax_clip_alike(peers, workload):
     w = peers.workloads.WORKLOADS[workload]
     w = w._replace(clients=2, cohort=2, records=w.batch, batch=min(w.batch, 8))

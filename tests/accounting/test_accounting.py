@@ -600,8 +600,14 @@ def test_calibrated_noise_is_on_the_private_side_and_tight(epsilon, delta, batch
     assert epsilon_of(fixed_size(noise * 0.998, batch, records, count), delta) > epsilon * (1 - 1e-6)
 
 
-@pytest.mark.parametrize("accountant", ["pld", "rdp", "gaussian", "zcdp", "tcdp"])
-@pytest.mark.parametrize("name", EVENTS)
+ACCOUNTANTS = ["pld", "rdp", "gaussian", "zcdp", "tcdp"]
+PAIRS = list(itertools.product(EVENTS, ACCOUNTANTS))
+LONG = ("with replacement", "rdp")  # takes longer than all others together
+
+
+@pytest.mark.parametrize(
+    ("name", "accountant"), [pytest.param(*pair, marks=[pytest.mark.slow] * (pair == LONG)) for pair in PAIRS]
+)
 def test_every_accountant_calibrates_every_event_it_covers(name, accountant):
     event = EVENTS[name]
     own = next(step.noise_multiplier for step, _ in event.leaves())

@@ -131,7 +131,7 @@ def test_an_entry_of_ones_own_with_a_server_of_its_own_takes_no_other(monkeypatc
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("entry", ["dp_fedavg", "dp_fedavg_record", "fedavg"])
+@pytest.mark.parametrize("entry", usual(["dp_fedavg", "dp_fedavg_record", "fedavg"], ["dp_fedavg"]))
 def test_flags_a_file_and_python_have_the_same_server(entry, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     numbers = {"server": "yogi", "server_learning_rate": 0.03, "b2": 0.9}

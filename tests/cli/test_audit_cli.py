@@ -246,5 +246,3 @@ def test_a_bound_in_l1_is_audited_by_a_canary_of_one_parameter(capsys):
     code, told = asked(capsys, *words)
     assert code == 0
     assert told["others"].endswith(", the canary of one parameter")
-    assert cli.main(["audit", *words, "--verbose"]) == 0
-    assert "zero, the canary of one parameter" in capsys.readouterr().out.replace("\n", " ")

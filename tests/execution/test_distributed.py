@@ -253,12 +253,24 @@ CASES = {  # what passes between processes: sums, tables by client in parts, mas
 }
 
 
+def run_by_slurm(words):
+    """The same in two processes, whom the variables of Slurm tell who they are."""
+
+    def environment(index):
+        named = {"JOB_ID": "4711", "STEP_NODELIST": "localhost", "NTASKS": 2, "PROCID": index, "LOCALID": index}
+        return {f"SLURM_{name}": str(value) for name, value in named.items()}
+
+    words = ["-m", "fedjax_dp", "run", *words, "--coordinator", "auto"]
+    return [ended(process) for process in [begin(words, environment=environment(index)) for index in range(2)]]
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("start", usual([run_together, run_by_slurm], [run_by_slurm]))
 @pytest.mark.parametrize("name", usual(CASES, ("records",)))
-def test_one_process_is_two(name, tmp_path):
+def test_one_process_is_two(name, start, tmp_path):
     words = [*PLAIN, *CASES[name]]
     run_alone([*words, "--out", str(tmp_path / "one")], devices=2)
-    (code, out, told), other = run_together([*words, "--out", str(tmp_path / "two")])
+    (code, out, told), other = start([*words, "--out", str(tmp_path / "two")])
     assert code == 0, told
     assert other == (0, "", ""), "only the first process speaks"
     assert "in 2 processes" in told
@@ -391,17 +403,6 @@ def test_processes_that_disagree_are_refused(tmp_path):
         fdp.data.save_store(scattered_data(kind), tmp_path / f"{index}" / "store")
     words = ["--dataset", "store:store", "--cohort-size", "3", "--batch-size", "1"]
     refused(words, lambda index: {"folder": tmp_path / f"{index}"}, "data of process 1 must be that of process 0")
-
-
-@pytest.mark.slow
-def test_slurm_tells_processes_who_they_are(tmp_path):
-    def environment(index):
-        told = {"JOB_ID": "4711", "STEP_NODELIST": "localhost", "NTASKS": 2, "PROCID": index, "LOCALID": index}
-        return {f"SLURM_{name}": str(value) for name, value in told.items()}
-
-    words = ["-m", "fedjax_dp", "run", *PLAIN, "--coordinator", "auto", "--out", str(tmp_path / "out")]
-    for code, _, told in map(ended, [begin(words, environment=environment(index)) for index in range(2)]):
-        assert code == 0, told
 
 
 @pytest.fixture

@@ -148,6 +148,7 @@ def test_a_point_that_a_kill_left_unremembered_does_not_count_twice(data):
     close(without(events("x/tensorboard")[0], "privacy", "time"), expected(seen.history), 1e-6)
 
 
+@pytest.mark.slow
 def test_who_comes_later_is_told_of_what_was_before(data):
     with pytest.raises(Stopped):
         fdp.run(dpnfl(), data, out="x", checkpoint_every=2, callbacks=[stop_at(4)], **WORDS)

@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from helpers import refusal
+from helpers import quick, refusal
 from sweep_points import point
 
 import fedjax_dp as fdp
@@ -29,11 +29,12 @@ RECORDS = [
     for index, values in enumerate(VALUES)
 ]
 DRAWN = sweeps.drawings(RECORDS, AXES, "mine")
+LOOKS = [{"style": "paper"}, {"size": (3.3, 4)}, {"size": (6, 4)}, {"size": (12, 7.5)}]  # the narrowest first
 ONE_PANEL = [name for name in DRAWN if name != "overview"]
 
 
 @pytest.mark.parametrize("name", ONE_PANEL)
-@pytest.mark.parametrize("look", [{"style": "paper"}, {"size": (3.3, 4)}, {"size": (6, 4)}, {"size": (12, 7.5)}])
+@pytest.mark.parametrize("look", quick(LOOKS, LOOKS[:2]), ids=str)
 def test_no_word_is_cut(name, look):
     figure = DRAWN[name](**look)
     if "style" in look:

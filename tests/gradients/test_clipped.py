@@ -238,20 +238,23 @@ def test_layers_over_positions_equal_gradients_taken_one_by_one(kinds, records, 
 @pytest.mark.parametrize(
     ("module", "shape", "tokens"),
     [
-        (Picture(), (7, 6, 2), False),
         (Beyond(), (3, 4, 2), False),
         (Shared(), (3,), False),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in (
+                (Picture(), (7, 6, 2), False),
                 (Words(), (6,), True),
                 (lstm((5,), 3, np.eye(7), hidden=4, layers=1).network.module, (5,), True),
-                (group_norm_cnn((8, 8), 3).network.module, (8, 8), False),
             )
         ),
         *(
             pytest.param(*case, marks=pytest.mark.exhaustive)
-            for case in ((cnn((8, 8), 3).network.module, (8, 8), False), (Sequence(KINDS), (30, 4), False))
+            for case in (
+                (group_norm_cnn((8, 8), 3).network.module, (8, 8), False),
+                (cnn((8, 8), 3).network.module, (8, 8), False),
+                (Sequence(KINDS), (30, 4), False),
+            )
         ),
     ],
 )
@@ -266,11 +269,11 @@ def test_known_layers_equal_gradients_taken_one_by_one(module, shape, tokens):
     ("module", "way", "words"),
     [
         (Leaking(), "direct", "is part of the result|goes into"),
-        (Tied(), "factored", "dot_general \\(transposed\\)"),
         (Looped(), "factored", "2 positions"),
         *(
             pytest.param(*words, marks=pytest.mark.slow)
             for words in (
+                (Tied(), "factored", "dot_general \\(transposed\\)"),
                 (Scaled(), "direct", "goes into mul"),
                 (Gated(), "factored", "dot_general"),
                 (Grouped(), "factored", "2 x 2 x 2"),
@@ -629,7 +632,7 @@ def test_zero_huge_and_nan_gradients_stay_bounded(wrap):
     "kinds",
     quick(
         [("dense",), ("again", "again"), ("conv", "dilated"), ("layer", "scale"), ("group", "rms"), ("lstm",)],
-        [("dense",), ("layer", "scale")],
+        [("dense",)],
     ),
 )
 @pytest.mark.parametrize("spoilt", quick([jnp.nan, jnp.inf, -3e38, 1e30], (jnp.nan,), pytest.mark.exhaustive))

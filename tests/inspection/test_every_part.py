@@ -203,6 +203,14 @@ LONG = (
     "ClientGaussian",
     "ClipRecords",
     "BandedNoise",
+    "BinnedCohort",
+    "MultinomialCohort",
+    "FirstResponders",
+    "Dropout",
+    "Estimator",
+    "WhiteNoise",
+    "ClipBatch",
+    "SecureSum",
 )
 
 

@@ -82,12 +82,16 @@ def again(self, key, step, model, params, records):
 @pytest.mark.parametrize(
     ("members", "message"),
     [
-        ({"size": in_l2}, "standard deviation of its noise over what its event says"),
-        ({"gradient": fainter}, "standard deviation of its noise over what its event says"),
-        ({"gradient": normal}, "of the noise"),
-        ({"gradient": again}, "independent between"),
+        pytest.param({"size": in_l2}, "standard deviation of its noise over what its event says", id="norm"),
+        pytest.param(
+            {"gradient": fainter},
+            "standard deviation of its noise over what its event says",
+            id="size",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param({"gradient": normal}, "of the noise", id="law"),
+        pytest.param({"gradient": again}, "independent between", id="steps", marks=pytest.mark.slow),
     ],
-    ids=["norm", "size", "law", "steps"],
 )
 def test_what_is_not_as_its_event_says_is_refused(members, message):
     with pytest.raises(fdp.ConfigurationError, match=message):

@@ -44,7 +44,11 @@ def test_parameter_counts(model, count):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "width"),
-    [(cnn((8, 8), 3), 512), (mlp((6,), 3, (5, 4)), 4), (lstm((7,), 2, hidden=9, layers=1), 9)],
+    [
+        pytest.param(cnn((8, 8), 3), 512, marks=pytest.mark.exhaustive),
+        (mlp((6,), 3, (5, 4)), 4),
+        (lstm((7,), 2, hidden=9, layers=1), 9),
+    ],
 )
 def test_features_are_the_layer_before_the_output(model, width):
     params = jax.jit(model.init)(jax.random.key(0))

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 from flax import nnx
-from helpers import quick, ragged_data, thinned
+from helpers import ragged_data, thinned, usual
 from jax import lax
 
 import fedjax_dp as fdp
@@ -576,7 +576,7 @@ class Mean(nnx.Module):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("framework", quick(FRAMEWORKS, ("linen",)))
+@pytest.mark.parametrize("framework", usual(FRAMEWORKS, ("functions", "linen")))
 def test_every_framework_runs_privately_with_a_guarantee(framework):
     data = ragged_data([20, 30, 25], shape=(40,))
     network = {

@@ -241,8 +241,8 @@ def accuracy_of_all_records_together(dataset, rows):
 @pytest.mark.slow
 def test_what_is_printed_for_syn_iid_lies_above_the_minimiser_of_its_own_objective():
     """So `impossible` is rightly said."""
-    datasets = [load("synthetic:iid", seed=seed) for seed in range(3)]
-    reached = np.mean([accuracy_of_all_records_together(d, np.arange(len(d.y_train))) for d in datasets])
+    dataset = load("synthetic:iid", seed=0)
+    reached = accuracy_of_all_records_together(dataset, np.arange(len(dataset.y_train)))
     assert read_recipe("dpnfl/table2").published["syn-iid"]["nonprivate"][0] > reached + 2
 
 
@@ -432,7 +432,7 @@ def slowness():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", usual(recipes(), recipes()[1::10]))
+@pytest.mark.parametrize("name", usual(recipes(), recipes()[1::20]))
 def test_a_recipe_runs_in_seconds_and_never_twice(name, tmp_path, monkeypatch):
     slow = slowness()
     began = time.process_time()  # others may run beside it

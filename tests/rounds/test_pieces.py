@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import thinned, usual
+from helpers import usual
 from jax import lax
 
 import fedjax_dp as fdp
@@ -22,6 +22,7 @@ from fedjax_dp.rounds.state import initial_state
 DIGITS = fdp.load("digits")
 DATA = fdp.federate(DIGITS, fdp.data.iid(DIGITS.y_train, [20] * 6, 0))
 MLP = fdp.mlp(DATA.record_shape, DATA.classes, (16,))
+LINEAR = fdp.logistic_regression(DATA.record_shape, DATA.classes)
 MADE = {"cohort_size": 3, "batch_size": 5, "local_steps": 3, "learning_rate": 0.1}
 NOISE = {"clip_norm": 0.7, "noise_multiplier": 1.0}
 PAIR = tuple(Execution(pieces=in_pieces) for in_pieces in (False, True))
@@ -48,33 +49,32 @@ def close(ours, theirs, rtol=1e-5):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", thinned(fdp.CATALOGUE, ["dpnfl", "scaffold", "dp_fedavg", "apfl"], 40))
+@pytest.mark.parametrize("name", usual(fdp.CATALOGUE, ["dpnfl", "scaffold", "dp_fedavg", "apfl"]))
 def test_every_entry_gives_the_same_state(name):
     close(*ends(made(name)))
 
 
 OTHERS = {
-    "momentum": ({"local_rule": "momentum"}, MLP),
-    "AdamBC": ({"local_rule": "adam_bc"}, MLP),
-    "Poisson batches": ({"batches": "poisson"}, MLP),
-    "low-rank terms": ({}, fdp.models.freeze(fdp.mlp(DATA.record_shape, DATA.classes, (32,)), "lora", rank=4)),
-    "windows": ({}, fdp.models.cnn(DATA.record_shape, DATA.classes)),
+    "momentum": ({"local_rule": "momentum"}, lambda: MLP),
+    "AdamBC on Poisson batches": ({"local_rule": "adam_bc", "batches": "poisson"}, lambda: MLP),
+    "low-rank terms": ({}, lambda: fdp.models.freeze(fdp.mlp(DATA.record_shape, DATA.classes, (32,)), "lora", rank=4)),
+    "windows": ({}, lambda: fdp.models.cnn(DATA.record_shape, DATA.classes)),
 }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", usual(list(OTHERS), list(OTHERS)[1:3]))
+@pytest.mark.parametrize("what", usual(list(OTHERS), list(OTHERS)[1:2]))
 def test_rules_batches_and_models_of_other_kinds_give_the_same_state(what):
     options, model = OTHERS[what]
     close(
-        *ends(made("dpnfl", **options), model, rounds=1), rtol=1e-4
+        *ends(made("dpnfl", **options), model(), rounds=1), rtol=1e-4
     )  # rules divide by small numbers: later rounds drift apart
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="other devices add up in an order of their own")
 def test_noised_steps_are_the_same_bit_for_bit():
-    ours, theirs = ends(made("dpnfl", l2=0.1), fdp.logistic_regression(DATA.record_shape, DATA.classes))
+    ours, theirs = ends(made("dpnfl", l2=0.1), LINEAR)
     for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
         np.testing.assert_array_equal(a, b)
 
@@ -82,13 +82,13 @@ def test_noised_steps_are_the_same_bit_for_bit():
 @pytest.mark.slow
 def test_devices_and_points_of_a_sweep_compute_in_pieces():
     devices = some_devices(min(2, len(jax.devices())))
-    close(*ends(made("dpnfl"), pair=[dataclasses.replace(devices, pieces=flag) for flag in (False, True)]))
+    close(*ends(made("dpnfl"), LINEAR, [dataclasses.replace(devices, pieces=flag) for flag in (False, True)]))
     algorithm, key = simulation.numbers(made("dpnfl")), simulation.run_key(0)
-    state = initial_state(algorithm, MLP, DATA, key)
+    state = initial_state(algorithm, LINEAR, DATA, key)
 
     def after(clip, execution):
         point = changed(algorithm, local=changed(algorithm.local, privatizer=of_clip(algorithm, clip)))
-        return simulation.run_rounds(point, state, DATA, key, jnp.int32(2), model=MLP, execution=execution)[0].params
+        return simulation.run_rounds(point, state, DATA, key, jnp.int32(2), model=LINEAR, execution=execution)[0].params
 
     close(*(jax.jit(jax.vmap(lambda clip, on=on: after(clip, on)))(jnp.array([0.1, 0.5])) for on in PAIR))
 

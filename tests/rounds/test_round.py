@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import ragged_data
+from helpers import ragged_data, usual
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -161,7 +161,7 @@ def test_portions_can_be_chosen():
 
 @pytest.mark.slow
 @pytest.mark.skipif(len(jax.devices()) < 2, reason="needs two devices")
-@pytest.mark.parametrize("members", [1, 5, None])
+@pytest.mark.parametrize("members", usual([1, 5, None], [1, 5]))
 def test_spreading_over_devices_changes_nothing_beyond_rounding(data, members):
     alone = simulated(settings_of(cohort_size=members), data, 3, 4, one_device())
     spread = simulated(settings_of(cohort_size=members), data, 3, 4, mesh.all_devices())
