@@ -239,8 +239,8 @@ def test_a_stop_by_records_of_members_that_nobody_noised_has_no_epsilon():
     terms = {"rounds": 4, "delta": 0.1}
     run = plan_run(dpnfl(), data, **{"rounds": 4}, terms=PrivacyTerms(delta=0.1, stop="accuracy=0.5"))
     assert np.isinf(guaranteed(run).epsilon)
-    assert "clients hold out and nobody noised" in guaranteed(run).reason
-    with pytest.raises(fdp.ConfigurationError, match="clients hold out and nobody noised"):
+    assert "clients hold out, without noise" in guaranteed(run).reason
+    with pytest.raises(fdp.ConfigurationError, match="clients hold out, without noise"):
         fdp.run(dpnfl(), data, stop="accuracy=0.5", epsilon=2.0, **terms)
 
 
