@@ -231,7 +231,7 @@ BAD = [
     (["run", "--quiet", "--verbose"], "--quiet and --verbose must be one of them, got both"),
     (
         ["run", "--algorithm", "dp_fedavg", "--view", "uploads"],
-        "(nobody gave epsilon: it is the default of dp_fedavg on digits)",
+        "(epsilon was not set: it is the default of dp_fedavg on digits)",
     ),
     (["run", "--epsilon", "1e300"], "epsilon must be at most 1,000,000, got 1e+300"),
     (["run", "--epsilon", "1", "--epsilon-high", "inf"], "epsilon_high must be positive and finite, got inf"),
