@@ -177,7 +177,7 @@ def _require_left(run: PlannedRun, training: list[Event], budgets: list[float], 
         raise errors.refuse("delta", delta, "one at which the phases before have an epsilon", _unresolved(run))
     remedies = ["raise it"] + ["begin with another start"] * bool(names)
     if run.terms.stop_noise is not None:
-        names.append(f"{run.looks:,} looks at {run.terms.stop}")
+        names.append(f"{run.looks:,} evaluations of {run.terms.stop}")
         remedies.append("raise stop_noise")
     if not names:
         return
