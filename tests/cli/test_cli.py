@@ -209,7 +209,7 @@ def test_help_of_an_algorithm_shows_what_it_takes_and_nothing_else(capsys, monke
     for group in ("data", "execution"):  # of any algorithm: a line
         flags = [option.flag for option in grouped[group].values()]
         taken -= set(flags)
-        more = f"{group} {' '.join(flags[:3])} and {len(flags) - 3} more, of any algorithm: fedjax-dp run --help-all"
+        more = f"{group} {' '.join(flags[:3])} and {len(flags) - 3} more, of any algorithm: --help-all"
         assert more in " ".join(out.split())
     assert flags_in(out) == taken
     defaults = config.RunSpec.of({"algorithm": entry}).flat()
