@@ -7,6 +7,7 @@ JAX.
 
 import pathlib
 import re
+import sys
 from typing import Any
 
 import lazy_loader
@@ -22,7 +23,8 @@ _load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 def __getattr__(name: str) -> Any:
     if name in __all__:
         return _load(name)
-    raise AttributeError(f"module 'fedjax_dp' has no attribute {name!r}{_home(name)}")
+    words = f"module 'fedjax_dp' has no attribute {name!r}{_home(name)}"
+    raise AttributeError(words, name=name, obj=sys.modules[__name__])  # Python then says what was probably meant
 
 
 def _home(name: str) -> str:

@@ -45,8 +45,7 @@ def with_looks(training: Gdp, looks: int, noise_on_count: float | None, held_by:
         return training
     if noise_on_count is None:
         raise NotCoveredError(
-            "a stop by records that nobody noised has no epsilon; noise the metric, use public records, or fix the "
-            "rounds"
+            "a stop by records without noise has no epsilon; noise the metric, use public records, or fix the rounds"
         )
     errors.require_positive("noise_on_count", noise_on_count)
     of_looks = Gdp(math.sqrt(looks) / noise_on_count)

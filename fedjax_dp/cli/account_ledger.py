@@ -80,20 +80,21 @@ def account_ledger(arguments: list[str]) -> int:
         from fedjax_dp.figures.runs import plot_spending  # takes half a second to load
         from fedjax_dp.reports.shared import thinned
 
-        rounds = thinned(range(1, 1 + (options.rounds or ledger.rounds)), DRAWN)
+        leaving = _leaving(ledger, options.rounds)
+        drawn = thinned(range(1, 1 + (options.rounds or ledger.rounds)), DRAWN)
+        rounds = sorted({*drawn, *(done for done, _ in leaving)})
         curve = {"worst client": [max(ledger.epsilons(options.delta, options.accountant, at)) for at in rounds]}
         if options.delta is None and all(line["epsilon_at_any_time"] is not None for line in ledger.lines):
             curve["at any time"] = [ledger.lines[at - 1]["epsilon_at_any_time"] for at in rounds]
         title = marked(f"{ledger.phase['algorithm']} on {ledger.phase['dataset']}", promise.mark)
-        budget, leaving = ledger.lines[-1]["budget"], _leaving(ledger, options.rounds)
         points = sorted({(done, promise.epsilons[client]) for done, client in leaving})
-        plot_spending(rounds, curve, title, str(promise), options.plot, budget, points, **look)
+        plot_spending(rounds, curve, title, str(promise), options.plot, ledger.lines[-1]["budget"], points, **look)
     if options.json:
         content = promise.to_dict() | {"rounds": options.rounds or ledger.rounds, "notes": notes}
         print(json.dumps(content, allow_nan=False))
         return 0
     console = page()
-    console.print(f"after {options.rounds or ledger.rounds} of {ledger.phase['rounds']} rounds: {promise}")
+    console.print(f"after {options.rounds or ledger.rounds} of {count(ledger.phase['rounds'], 'round')}: {promise}")
     for note in [] if options.quiet else notes:
         console.print(note)
     return 0

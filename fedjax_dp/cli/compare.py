@@ -94,7 +94,7 @@ def _print(result: "Comparison") -> None:
     cells = {
         "epsilon": [_number(row.epsilon) for row in result.rows],
         "algorithm": [row.algorithm for row in result.rows],
-        f"{measure.words.removeprefix('test ')}, mean": [f"{row.standing.mean:.4f}" for row in result.rows],
+        f"mean {result.words}": [f"{row.standing.mean:.4f}" for row in result.rows],
         "95% interval": [bounds(measure, row.means.low, row.means.high) or "-" for row in result.rows],
         "worst tenth": [f"{row.standing.worst_tenth:.4f}" for row in result.rows],
         "no worse than both": [_against(row, "no_worse") for row in result.rows],

@@ -156,7 +156,10 @@ def require_known(command: str, rest: list[str], taken: Options) -> None:
     """Refuse words that are left when the options of a command are taken."""
     if not rest:
         return
-    flag = next((word for word in rest if word.startswith("-")), rest[0]).partition("=")[0].replace("_", "-")
+    word = next((word for word in rest if word.startswith("-")), rest[0])
+    if not word.startswith("-"):
+        raise errors.refuse("argument", repr(word), "left out", f"fedjax-dp {command} takes no other without a flag")
+    flag = word.partition("=")[0].replace("_", "-")
     for option in taken.values():
         if flag == option.flag and option.about.positional:
             raise errors.refuse(flag, "a flag", "left out", "give its value alone")

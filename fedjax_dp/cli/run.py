@@ -13,6 +13,7 @@ from fedjax_dp.cli.output import INDENT, show_lines
 from fedjax_dp.cli.run_options import configured_by
 from fedjax_dp.cli.tracking import TrackOptions, lost, trackers_of
 from fedjax_dp.data.loaders import kind_of
+from fedjax_dp.display import count
 from fedjax_dp.experiments.config import RunSpec
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.experiments.presets import paper_of
@@ -124,11 +125,12 @@ def _print_result(
     name = marked(f"{result['algorithm']} on {result['dataset']}", mark_of(guarantee))
     last, place = result["history"][-1], folders.quoted(where)
     shared = f"test {reached}loss {result['test_loss']:.4f}"
-    headline = f"{name}: {shared} after {last['round']} rounds"
+    done = f"after {count(last['round'], 'round')}"
+    headline = f"{name}: {shared} {done}"
     if last["personal_mean"] is not None:
         headline = (
             f"{name}: {_plainly(main)} {last['personal_mean']:.4f} of clients' own models on their own records, worst "
-            f"tenth {last['personal_worst_tenth']:.4f}, after {last['round']} rounds"
+            f"tenth {last['personal_worst_tenth']:.4f}, {done}"
         )
     lines = [
         ("", headline),
@@ -184,7 +186,7 @@ def _spending(result: dict[str, Any], place: str) -> list[tuple[str, str]]:
     chosen = sorted({min(known, key=lambda one: abs(one - share * rounds)) for share in PARTS})
     words = ", ".join(f"{known[at]:.3g} after {at:,}" for at in chosen)
     if spending["at_any_time"] is not None:
-        words += f"; {spending['at_any_time']:.3g} where results may end it at any time"
+        words += f"; {spending['at_any_time']:.3g} where results may also prolong it"
     words = marked(f"epsilon {words}", mark_of(result["guarantee"]))
     return [("spent", f"{words}; of every round: fedjax-dp account --ledger {place}")]
 

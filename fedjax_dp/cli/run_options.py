@@ -121,8 +121,7 @@ def _help_of(command: str, description: str, own: Options, algorithm: str, datas
     for group, options in for_all:
         flags = [option.flag for option in options.values()]
         console().print(
-            f"  {group:<11} {' '.join(flags[:FEW])} and {len(flags) - FEW} more, of any algorithm: "
-            f"fedjax-dp {command} --help-all"
+            f"  {group:<11} {' '.join(flags[:FEW])} and {len(flags) - FEW} more, of any algorithm: --help-all"
         )
 
 

@@ -269,7 +269,10 @@ def _no_number(part: Table, column: str) -> Exception:
     elif len(values) >= FEW and values.nunique() == len(values):
         remedy = _remedy(part, f"it looks like a name: --drop {column}", f"it looks like a name: drop=[{column!r}]")
     else:
-        flags = f"--categories {column}=WORD|WORD states its words, --drop {column} leaves it out"
+        states = f"--categories {column}=WORD|WORD states its words"
+        if values.nunique() > SHOWN:  # people rather than categories
+            states = f"--user-column {column} says whose rows they are"
+        flags = f"{states}, --drop {column} leaves it out"
         remedy = _remedy(
             part, flags, f'categories={{"{column}": [...]}} states its words, drop=["{column}"] leaves it out'
         )

@@ -117,8 +117,12 @@ class RunSpec:
         """The same where algorithm, data and model are values, which are described in words; nothing is brought."""
         explicit = {name: value for name, value in overrides.items() if value is not None}
         privacy = of_class(PrivacyTerms)  # whose epsilon may be one for each client
-        taken = {name: option for name, option in options_of().items() if name in BESIDE_VALUES} | privacy
+        every = options_of()
+        taken = {name: option for name, option in every.items() if name in BESIDE_VALUES} | privacy
         for name, value in explicit.items():
+            if name in every and name not in taken:
+                remedy = "give it to what makes the algorithm, the data or the model"
+                raise errors.refuse(name, value, "left out where algorithm and data are values", remedy)
             errors.require_choice("option", name, taken)
             explicit[name] = value if name in privacy else taken[name].typed(value)
         values = _checked(taken, explicit)
@@ -204,7 +208,7 @@ class RunSpec:
 
     @contextlib.contextmanager
     def naming_defaults(self) -> Iterator[None]:
-        """A refusal in the block that is about a field which nobody gave says whose default it is."""
+        """A refusal in the block that is about a field that was not set says whose default it is."""
         try:
             yield
         except errors.ConfigurationError as error:
@@ -212,7 +216,7 @@ class RunSpec:
             if not brought:
                 raise
             whose = f"{self.entry.name} on {self.data.dataset}"
-            raise type(error)(f"{error} (nobody gave {error.what}: it is the default of {whose})") from None
+            raise type(error)(f"{error} ({error.what} was not set: it is the default of {whose})") from None
 
 
 def _require_taken(entry: Entry[Any], taken: Options, explicit: Overrides) -> None:

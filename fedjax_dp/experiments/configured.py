@@ -134,10 +134,10 @@ def _ready(config: RunSpec, screen: Screen, goes_on: bool = False) -> PreparedRu
 
 
 def _assumed(config: RunSpec) -> list[str]:
-    """Numbers that nobody gave for data of the user's own, which no default can know."""
+    """Numbers that were not set for data of the user's own, which no default can know."""
     brought = config.from_data_set() if kind_of(config.data.dataset) in presets.FILES else {}
     listed = ", ".join(f"{name} {value:g}" for name, value in brought.items() if isinstance(value, int | float))
-    return [f"not given, so taken: {listed}"] if listed else []
+    return [f"not set, so defaults: {listed}"] if listed else []
 
 
 def _brought(config: RunSpec) -> list[str]:

@@ -46,6 +46,10 @@ def run(
 ) -> Result:
     """Train `algorithm` on `data` and say what it promises.
 
+    algorithm         of the catalogue, such as `fedjax_dp.dpnfl(...)`, or of parts of your own;
+    data              what `fedjax_dp.federate` makes;
+    epsilon, delta    the budget, one or one for each client: the least noise that meets it is found; without epsilon
+                      the algorithm's own `noise_multiplier` counts;
     target            METRIC=VALUE of the task's metrics, such as accuracy=0.9, to count rounds and bytes to;
     out               a new folder for configuration, metrics, checkpoints, result and picture; `resume` goes on there
                       after a stop, `open_run` reads it;
@@ -55,7 +59,8 @@ def run(
     adapt             a function of `privacy.steering.Released`, called before the first round and at every evaluation:
                       the noise multiplier of the rounds to the next, or None to end the run. `budget` is then the
                       claim, of a filter in the currency of `accountant`: gaussian (unsampled), zcdp or rdp.
-    How privacy is counted, and the budget, are keyword arguments: see `PrivacyTerms`; for the others see `simulate`.
+    How else privacy is counted (accountant, participation, unit, view, budget, ...) are keyword arguments too: see
+    `fedjax_dp.privacy.PrivacyTerms`; for the others see `fedjax_dp.simulate`.
     Raises: ConfigurationError before anything is compiled or written; errors.DivergedError with round and clients.
     """
     observers, path = Callbacks(callbacks), None if out is None else pathlib.Path(out)

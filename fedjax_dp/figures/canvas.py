@@ -110,19 +110,21 @@ def page(
     layout: Any = "constrained",
     dpi: int = DPI,
     column: float = 0.0,
+    wide: bool = False,
 ) -> Iterator[Page]:
     """What to draw on, as the look has it; written to the path, if there is one, once it is drawn.
 
     size     inches, where the look has none
     arrange  makes the panels on a new figure
     column   inches at the usual size of letters: how high panels one above the other are, to advise whoever wants less
+    wide     a single panel with words at its sides, which has the width of a page in a paper too
     Raises: ConfigurationError where a size of the look is too small for what is written.
     """
     check(look)
     ax, named = look.get("ax"), look.get("style") or {}
     style = styles.NAMED.get(named, named) if isinstance(named, str) else dict(named)
     if style == styles.PAPER:
-        size, dpi = (COLUMN if panels == 1 else (PAGE, PAGE * size[1] / size[0])), PAPER_DPI
+        size, dpi = (COLUMN if panels == 1 and not wide else (PAGE, PAGE * size[1] / size[0])), PAPER_DPI
     with matplotlib.style.context(style):
         if ax is None:
             width, height = look.get("size") or size
@@ -157,7 +159,7 @@ def _require_room(figure: Any, column: float) -> None:
             fits = False
     if not fits:
         width, height = figure.get_size_inches()
-        ways = [f"such as {width:g}x{column:.2g}"] * (height < column and narrow(figure))
+        ways = [f"such as {width:g}x{column:.2g}"] * bool(height < column and narrow(figure))
         ways += ["leave it out"] * (column > 0)
         raise errors.refuse("size", f"{width:g}x{height:g}", wanted, ", or ".join(ways))
 

@@ -55,7 +55,7 @@ def _means(panel: Any, found: Comparison, colors: dict[str, Any]) -> None:
         panel.plot(where, means, color=color, label=name if rows[0].own else f"{name} (shared)", **line)
         elements.interval(panel, where, means, low, high, color, elements.BANDS + 1)
     budgets = [budget for budget in found.budgets if budget]
-    if len(found.budgets) > 1:
+    if budgets:
         panel.set_xscale("log")
         panel.set_xticks(budgets, [f"{b:g}" for b in budgets])
         panel.minorticks_off()

@@ -95,7 +95,7 @@ def plot_epsilon(
     target: float | None = None,
     **look: Unpack[canvas.Look],
 ) -> Figure:
-    """Epsilon against `axis`, a curve per accountant; the legend says `whose` epsilon it is. One panel."""
+    """Epsilon against `axis`, a curve per accountant, and `whose` epsilon it is. One panel."""
     names = [*ACCOUNTANTS, ATTAINED.name]  # so that each looks alike in all pictures
     with canvas.page(path, look, (8.2, 4.6)) as page:
         (panel,) = page.panels
@@ -113,11 +113,16 @@ def plot_epsilon(
         elements.plain_log(panel.xaxis)
         elements.plain_log(panel.yaxis)
         elements.open_frame(panel, which="both")
-        elements.legend_beside(panel, title=f"epsilon of {whose}".replace(", ", ",\n"))
+        silent = ", ".join(name for name in ACCOUNTANTS if name not in curves)
+        notes = [f"no answer: {silent}"] if silent else []
+        if page.own and canvas.narrow(page.figure):
+            elements.legend_below(panel, columns=2)
+            notes.insert(0, f"epsilon of {whose}")
+        else:
+            elements.legend_beside(panel, title=f"epsilon of {whose}".replace(", ", ",\n"))
         page.title(title)
-        silent = [name for name in ACCOUNTANTS if name not in curves]
-        if silent:
-            page.note("no answer: " + ", ".join(silent))
+        if notes:
+            page.note("; ".join(notes))
     return page.figure
 
 

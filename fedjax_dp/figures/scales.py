@@ -15,8 +15,8 @@ from fedjax_dp.figures.tables.settings import Setting, by_value, same
 from fedjax_dp.tasks.measures import Measure
 
 AXES = {
-    "epsilon": "epsilon asked for (nats)",
-    "epsilon_high": "largest epsilon asked for (nats)",
+    "epsilon": "budget epsilon (nats)",
+    "epsilon_high": "largest budget epsilon (nats)",
     "clip_norm": "clip norm C",
     "noise_multiplier": "noise multiplier z",
     "rounds": "rounds T",

@@ -215,6 +215,9 @@ class Functions:
         return self.forward(*arguments, **_flag(self.mode, key is not None))
 
 
+_PAIR = "give (start, forward): start(key) makes parameters, forward(params, x) scores of one record"
+
+
 def network_of(network: Any, mode: str | None = None) -> Network:
     """The adapter for what a user has; `mode` names the flag that says whether it is trained."""
     nnx, eqx, haiku = (sys.modules.get(name) for name in ("flax.nnx", "equinox", "haiku"))
@@ -233,6 +236,7 @@ def network_of(network: Any, mode: str | None = None) -> Network:
     if isinstance(network, tuple) and len(network) == 2 and all(map(callable, network)):
         return Functions(*network, mode=mode or _mode(network[1]))
     if callable(network) and not isinstance(network, type):
+        _require_of_a_key(network)
         with jax.ensure_compile_time_eval():
             made = network(jax.random.key(0))
         for framework, kind in ((nnx, Nnx), (eqx, Equinox)):
@@ -244,10 +248,21 @@ def network_of(network: Any, mode: str | None = None) -> Network:
         "model",
         validation.described(network),
         "a module of Flax (linen or nnx), Equinox or Haiku, a function of a key that makes one, or a pair of functions",
-        _making(network)
-        if isinstance(network, type)
-        else "give (start, forward): start(key) makes parameters, forward(params, x) scores of one record",
+        _making(network) if isinstance(network, type) else _PAIR,
     )
+
+
+def _require_of_a_key(network: Callable[..., Any]) -> None:
+    """Refuse a function that cannot be called with a key alone, such as the one that predicts."""
+    try:
+        signature = inspect.signature(network)
+    except ValueError:  # nothing is known of it
+        return
+    try:
+        signature.bind(None)
+    except TypeError:
+        wanted = "a function of a key alone, which makes a module"
+        raise errors.refuse("model", f"one of {signature}", wanted, _PAIR) from None
 
 
 def _making(cls: type) -> str:

@@ -35,7 +35,7 @@ def plot_claims(
         raise errors.refuse("plot", path or "none", wanted, remedy)
     shown = sum(map(len, groups.values()))
     pitch = 0.17 if shown <= SETTINGS else 0.1  # inches from setting to setting
-    with canvas.page(path, look, (9, 1.5 + pitch * (shown + 2 * len(groups)))) as page:
+    with canvas.page(path, look, (9, 1.5 + pitch * (shown + 2 * len(groups))), wide=True) as page:
         (panel,) = page.panels
         middles, top = [], 0.0
         for group in groups.values():

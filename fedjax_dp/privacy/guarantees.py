@@ -115,7 +115,7 @@ def _with_least_noise(run: PlannedRun, progress: Callable[[int, int], None] | No
         return run.with_noise(NOISE_RULES[terms.sigma_mode](algorithm, data, run.rounds, budgets, delta))
     if reason:
         got = f"{min(budgets):.4g}" + (f" to {max(budgets):.4g}" if min(budgets) < max(budgets) else "")
-        raise errors.refuse("epsilon", got, "left out where no noise can reach it", reason)
+        raise errors.refuse("epsilon", got, "left out where no noise gives one", reason)
     unit_noise = run.with_noise(1.0)
     paid = algorithm.cohort.prior_event
     if paid is not None:  # noise that is already fixed: take a tenth of delta, and its epsilon, off the budget
@@ -178,7 +178,7 @@ def _require_left(run: PlannedRun, training: list[Event], budgets: list[float], 
         raise errors.refuse("delta", delta, "one at which the phases before have an epsilon", _unresolved(run))
     remedies = ["raise it"] + ["begin with another start"] * bool(names)
     if run.terms.stop_noise is not None:
-        names.append(f"{run.looks:,} looks at {run.terms.stop}")
+        names.append(f"{run.looks:,} evaluations of {run.terms.stop}")
         remedies.append("raise stop_noise")
     if not names:
         return
@@ -409,7 +409,8 @@ def _departures(run: PlannedRun) -> list[str]:
     if run.leaves_after is None:
         return []
     after, rounds = np.unique(run.leaves_after[np.isfinite(run.leaves_after)], return_counts=True)
-    when = [f"{count:,} after {at:.0f}" for at, count in zip(after.tolist(), rounds.tolist())]
+    ended = [f"after {at:.0f}" if at else "before the first" for at in after.tolist()]
+    when = [f"{count:,} {end}" for count, end in zip(rounds.tolist(), ended)]
     if len(when) > MOST_DEPARTURES:
         when = [f"{rounds.sum():,} after {after[0]:.0f} to {after[-1]:.0f} (clients.csv of a run's folder has each)"]
     listed = f"of {run.rounds:,} rounds {', '.join(when)}" if when else "nobody before the end"
@@ -427,8 +428,9 @@ def _stop(run: PlannedRun) -> list[str]:
         whose = "a client pays for its own too" if run.unit is Unit.CLIENT else "records pay for these or for training"
         return [
             f"the run ends where {run.terms.stop} is reached by the right answers on records that clients hold out, "
-            f"whose number has noise of standard deviation {run.terms.stop_noise:g} at each of {run.looks:,} looks: "
-            f"{whose}, and the run is counted with all its rounds; how many records each holds out is public"
+            f"whose number has noise of standard deviation {run.terms.stop_noise:g} at each of {run.looks:,} "
+            f"evaluations: {whose}, and the run is counted with all its rounds; how many records each holds out is "
+            "public"
         ]
     return [
         f"the run ends where {run.terms.stop} is reached on a test set of no client's records, which nothing protects, "

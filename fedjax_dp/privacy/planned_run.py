@@ -108,8 +108,9 @@ class PlannedRun:
 
     @property
     def departures(self) -> int | None:
-        """How many clients leave before the end; None where no budgets of their own end anybody's rounds."""
-        return None if self.leaves_after is None else int(np.isfinite(self.leaves_after).sum())
+        """How many clients leave after a first round and before the end; None without budgets of their own."""
+        after = self.leaves_after
+        return None if after is None else int(((after > 0) & np.isfinite(after)).sum())
 
     @functools.cached_property
     def no_epsilon_reason(self) -> str | None:
@@ -125,7 +126,7 @@ class PlannedRun:
         if self.terms.stop is None or self.terms.stop_noise is not None or self.data.test_clients is None:
             return None
         return (
-            "it stops by records that clients hold out and nobody noised: add stop_noise, use a public test set, or "
+            "the run stops by records that clients hold out, without noise: add stop_noise, use a public test set, or "
             "fix the rounds"
         )
 

@@ -105,9 +105,9 @@ class Spending:
     def at_any_time(self, rounds: int) -> float | None:
         """See `GaussianOdometer`, for the worst client; None where noise is not Gaussian or sums are sampled.
 
-        Of as many rounds as `planned` is of.
+        Of as many rounds as `planned` is of. Nor is there one beside a filter, whose budget holds at any time.
         """
-        if self._odometer is None:
+        if self._odometer is None or self.run.terms.individual:
             return None
         return self._odometer.epsilon(max(map(squared_mu, self._kinds(self.planned(rounds).priced_at)), default=0.0))
 

@@ -47,7 +47,10 @@ def statement(guarantee: Mapping[str, Any], config: Mapping[str, Any], source: s
             Section("What is not covered", [Listing(uncovered)]),
         ]
     made = [("made from", source), ("written by", f"fedjax-dp {__version__}, fedjax-dp report RUN --statement")]
-    sections.append(Section("Words", [Facts([*TEXT["words"].items(), *made], wide=True)]))
+    sections += [
+        Section("Words", [Facts(list(TEXT["words"].items()), wide=True)]),
+        Section("Origin", [Facts(made, wide=True)]),
+    ]
     return Report(KIND, title, lead, sections, {})
 
 

@@ -99,8 +99,8 @@ def comparison_section(records: Sequence[Record], axes: Sequence[str]) -> list[S
         found = compare(records, axes)
     except errors.ConfigurationError:
         return []
-    words = words_of(found.measure)
-    columns = ["algorithm", "budget", f"{words}, mean", "worst tenth", "no worse than both", "regret", "epsilon", "to"]
+    words = found.words
+    columns = ["algorithm", "budget", f"mean {words}", "worst tenth", "no worse than both", "regret", "epsilon", "to"]
     rows = [
         [
             ", ".join([row.algorithm, *(f"{name} {chosen(value)}" for name, value in row.values.items() if value)]),

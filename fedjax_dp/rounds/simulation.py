@@ -92,7 +92,7 @@ def check(algorithm: Algorithm, data: FederatedData, rounds: int, model: Model |
     algorithm.cohort.check(data.num_clients)
     log = algorithm.cohort.log(data.num_clients)
     if log is not None and log.num_rounds < rounds:
-        got, wanted = f"of {log.num_rounds:,} rounds", f"of all {rounds:,} rounds of the run"
+        got, wanted = f"one of {count(log.num_rounds, 'round')}", f"of all {rounds:,} rounds of the run"
         raise errors.refuse("participation log", got, wanted, "go on with it, or lower rounds")
     sizes, local = np.asarray(data.sizes), algorithm.local
     errors.require_count("local_steps", local.steps)

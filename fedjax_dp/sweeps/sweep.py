@@ -72,7 +72,8 @@ class Sweep:
             facts["planned"] = "; ".join(self.plan.lines())
         if self.folder is not None:
             facts["folder"] = str(self.folder)
-        return Card(f"sweep {self.name} over {', '.join(self.axes)}", facts, overview(self.records, self.axes))
+        title = "sweep" if self.name == "sweep" else f"sweep {self.name}"
+        return Card(f"{title} over {', '.join(self.axes) or 'seeds'}", facts, overview(self.records, self.axes))
 
     def table(self) -> "pandas.DataFrame":
         """One row per point and evaluated round, with everything that is known of it."""
@@ -221,6 +222,9 @@ def sweep(
             errors.require_count(what, count)
     require_plain_search(search, search_batch, trials, halving)
     parsed = spans.parse(axes, integers=integer_axes(algorithm, axes))
+    for field in (one for joined in parsed for one in spans.fields_of(joined)):
+        if field in ("epsilon", "delta") and common[field] is not None:
+            raise errors.refuse(field, common[field], "left out where it is an axis", "drop one of them")
     drawn = spans.grid(parsed) if trials is None else spans.random_points(parsed, trials, search_seed)
     points, sources = spans.with_seeds(drawn, chosen), Sources()
     datas = {seed: data(seed) if callable(data) else data for seed in chosen}

@@ -158,7 +158,7 @@ def overview(records: Iterable[Record], axes: Sequence[str]) -> Table:
         seen.append(f"{score.mean:.4f}" if score.seeds else "-")
         seen.append(f"{score.std:.4f}" if score.seeds > 1 else "-")
         rows.append([*(words(setting.values[name]) for name in axes), *seen])
-    return Table([*axes, "seeds", marked("epsilon", deployment_mark(records)), main.words, "std"], rows)
+    return Table([*axes, "seeds", marked("proved epsilon", deployment_mark(records)), main.words, "std"], rows)
 
 
 def best(

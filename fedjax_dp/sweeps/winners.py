@@ -1,6 +1,7 @@
 """The best setting of each budget and algorithm, and how far algorithms lie apart, seed by seed."""
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -126,7 +127,8 @@ class Winners(NamedTuple):
             mean if std == NOTHING else f"{mean} ± {std}" for mean, std in zip(means, spreads, strict=True)
         ]
         head = " & ".join(name.translate(LATEX) for name in cells)
-        body = [" & ".join(cell.translate(LATEX) for cell in row) for row in zip(*cells.values(), strict=True)]
+        rows = zip(*cells.values(), strict=True)
+        body = [" & ".join(re.sub(r"(?<!\w)-(?=\d)", "$-$", cell.translate(LATEX)) for cell in row) for row in rows]
         sides = "".join("l" if name == "algorithm" else "r" for name in cells)
         lines = [r"\begin{tabular}{" + sides + "}", r"\toprule", rf"{head} \\", r"\midrule"]
         lines += [*(rf"{row} \\" for row in body), r"\bottomrule", r"\end{tabular}"]

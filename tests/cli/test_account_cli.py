@@ -228,6 +228,7 @@ BAD = [
     ),
     ([*Z, *COMMON, *POISSON, "--colluders", "1"], "colluders must be left out in view uploads"),
     ([*Z, *COMMON, *POISSON, "--nosie", "1"], "argument must be an option of fedjax-dp account"),
+    ([*Z, *COMMON, *POISSON, "my_run"], "argument must be left out, got 'my_run'; fedjax-dp account takes no other"),
     (["calibrate", "--epsilon", "-1", *COMMON, *POISSON], "epsilon must be positive and finite, got -1"),
     ([*Z], "steps and delta and adjacency must be given, got nothing; add --steps --delta --adjacency"),
     ([*Z, *COMMON, *POISSON, "--plot", "x.jpg"], "plot must be a file name that ends in .png"),

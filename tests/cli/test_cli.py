@@ -209,7 +209,7 @@ def test_help_of_an_algorithm_shows_what_it_takes_and_nothing_else(capsys, monke
     for group in ("data", "execution"):  # of any algorithm: a line
         flags = [option.flag for option in grouped[group].values()]
         taken -= set(flags)
-        more = f"{group} {' '.join(flags[:3])} and {len(flags) - 3} more, of any algorithm: fedjax-dp run --help-all"
+        more = f"{group} {' '.join(flags[:3])} and {len(flags) - 3} more, of any algorithm: --help-all"
         assert more in " ".join(out.split())
     assert flags_in(out) == taken
     defaults = config.RunSpec.of({"algorithm": entry}).flat()
@@ -231,7 +231,7 @@ BAD = [
     (["run", "--quiet", "--verbose"], "--quiet and --verbose must be one of them, got both"),
     (
         ["run", "--algorithm", "dp_fedavg", "--view", "uploads"],
-        "(nobody gave epsilon: it is the default of dp_fedavg on digits)",
+        "(epsilon was not set: it is the default of dp_fedavg on digits)",
     ),
     (["run", "--epsilon", "1e300"], "epsilon must be at most 1,000,000, got 1e+300"),
     (["run", "--epsilon", "1", "--epsilon-high", "inf"], "epsilon_high must be positive and finite, got inf"),

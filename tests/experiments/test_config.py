@@ -32,7 +32,7 @@ def test_a_run_of_values_is_written_so_that_the_same_is_made_of_it():
         ({"evaluate_every": True}, "evaluate_every must be an integer, got True"),
         ({"accountant": "pdl"}, "did you mean pld?"),
         ({"target": "accuracy"}, "target must be"),
-        ({"cohort_size": 3}, "option must be one of"),
+        ({"cohort_size": 3}, "must be left out where algorithm and data are values, got 3"),
     ],
 )
 def test_what_a_run_of_values_cannot_be_is_refused_as_on_the_command_line(changes, line):

@@ -365,6 +365,16 @@ def test_a_column_that_is_too_low_is_refused_by_a_size_that_has_room_for_all_pan
     assert {part.bbox.width for part in figure.subfigs} == {figure.bbox.width}
 
 
+@pytest.mark.parametrize("name", ["epsilon", "claims", "latency", "reproduction"])
+def test_in_a_paper_no_word_is_cut_and_most_of_the_width_is_drawn_in(name):
+    draw = DRAWN[name][1]
+    figure = draw(style="paper")
+    draw(style="paper", size=tuple(figure.get_size_inches()))  # which would be refused if a word were cut
+    assert figure.axes[0].bbox.width > 0.55 * figure.bbox.width
+    with pytest.raises(ConfigurationError, match="size must be larger: beside all that is written there is no room"):
+        draw(style="paper", size=(1.5, 1))
+
+
 def test_axes_in_a_part_of_a_figure_return_the_whole():
     figure = Figure()
     left, _ = figure.subfigures(1, 2)

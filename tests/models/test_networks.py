@@ -551,6 +551,10 @@ def test_a_module_that_stands_starts_with_its_own_numbers_and_another_with_those
             "Haiku function with a state",
         ),
         (lambda: lambda key: 3, "use|pair of functions"),
+        (
+            lambda: lambda params, x: x,
+            r"a function of a key alone, .* got one of \(params, x\); give \(start, forward\)",
+        ),
         (lambda: Mean(), "runs over the records of a batch"),
         (lambda: hk.transform(lambda x: hk.Linear(3)(x - x.mean(0))), "runs over the records of a batch"),
         (lambda: eqx.nn.Linear(7, 3, key=jax.random.key(0)), "Linear that fails on one record"),

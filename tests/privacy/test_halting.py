@@ -142,6 +142,14 @@ def test_leaving_is_announced_in_the_guarantee_and_the_ledger(leaving):
     assert again.epsilons() == pytest.approx(list(promise.epsilons), rel=1e-9)
 
 
+def test_a_client_whose_budget_no_round_is_within_takes_no_part_and_is_none_that_leaves():
+    run, promise = prepared(planned(budget=[0.1, *OWN[1:]]))
+    assert run.leaves_after[0] == promise.epsilons[0] == 0
+    lines = Spending(run, promise).lines("phase", "before", 0, run.rounds, run.rounds, "budget")
+    assert run.departures == sum(len(line.get("leave", [])) for line in lines)
+    assert any("1 before the first, 1 after" in line for line in promise.assumptions)
+
+
 @pytest.mark.slow
 def test_an_audit_of_a_run_that_clients_leave_is_consistent_with_what_it_promises(leaving):
     run, promise = leaving

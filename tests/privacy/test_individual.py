@@ -79,6 +79,7 @@ def test_the_ledger_has_the_lesser_of_both_by_round(filtered):
     planned_to = [spending.epsilon(rounds) for rounds in range(1, ROUNDS + 1)]
     assert planned_to == sorted(planned_to)
     assert planned_to[-1] == promise.epsilon
+    assert spending.at_any_time(ROUNDS) is None  # the budget of a filter holds at any time
     events = [client_events(run.prefix(rounds)) for rounds in (1, ROUNDS)]
     assert {event.noise_multiplier for event in events[0]} == {2.0}
     assert 1 / run.algorithm.upload.budget_mu in {event.noise_multiplier for event in events[1]}

@@ -135,7 +135,7 @@ SHORT = [[t, 0] for t in range(5)]
 @pytest.mark.parametrize(
     ("algorithm", "words"),
     [
-        (logged(client_level(), SHORT, 5), "of all 12 rounds of the run, got of 5 rounds"),
+        (logged(client_level(), SHORT, 5), "of all 12 rounds of the run, got one of 5 rounds"),
         (logged(client_level(), [*SHORT, [12, 1]], 13), "of rounds 0 to 11, those of the run, got round 12"),
         (
             logged(client_level(), [[t, 7] for t in range(12)], 12, 8),

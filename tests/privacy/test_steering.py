@@ -247,8 +247,8 @@ def test_a_stop_by_records_of_members_that_nobody_noised_has_no_epsilon():
     terms = {"rounds": 4, "delta": 0.1}
     run = plan_run(dpnfl(), data, **{"rounds": 4}, terms=PrivacyTerms(delta=0.1, stop="accuracy=0.5"))
     assert np.isinf(guaranteed(run).epsilon)
-    assert "clients hold out and nobody noised" in guaranteed(run).reason
-    with pytest.raises(fdp.ConfigurationError, match="clients hold out and nobody noised"):
+    assert "clients hold out, without noise" in guaranteed(run).reason
+    with pytest.raises(fdp.ConfigurationError, match="clients hold out, without noise"):
         fdp.run(dpnfl(), data, stop="accuracy=0.5", epsilon=2.0, **terms)
 
 
@@ -310,7 +310,7 @@ def test_noise_is_found_for_training_beside_looks_that_cost_what_they_cost():
         run = planned(algorithm, epsilon=3.0, **terms)
         found = guaranteed(calibrated(run)).epsilon
         assert 3.0 * (1 - 1e-3) < found <= 3.0
-        with pytest.raises(fdp.ConfigurationError, match=r"6 looks at accuracy=0.9 cost already.* stop_noise"):
+        with pytest.raises(fdp.ConfigurationError, match=r"6 evaluations of accuracy=0.9 cost already.* stop_noise"):
             calibrated(planned(algorithm, epsilon=0.05, **terms))
 
 
@@ -390,7 +390,7 @@ def test_the_noised_count_alone_ends_a_run(noised):
     assert noised.guarantee.epsilons == guaranteed(run).epsilons
     dear = planned(dpnfl(40.0), delta=DELTA, **NOISED)  # of which looks cost most
     assert guaranteed(dear).epsilon > 1.5 * guaranteed(dear.prefix(4)).epsilon
-    assert any("4 at each of 6 looks" in line for line in noised.guarantee.assumptions)
+    assert any("4 at each of 6 evaluations" in line for line in noised.guarantee.assumptions)
 
 
 def test_a_look_is_the_same_whenever_it_is_taken_and_another_in_every_round_and_run():

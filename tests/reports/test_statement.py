@@ -16,7 +16,7 @@ from fedjax_dp.reports.page import MARK, page
 from fedjax_dp.reports.statement import markdown, statement
 
 CONFIG = {"algorithm": "dpnfl", "dataset": "digits", "rounds": 10}
-PARTS = ["The promise", "What it means", "It holds if all of this is true", "What is not covered", "Words"]
+PARTS = ["The promise", "What it means", "It holds if all of this is true", "What is not covered", "Words", "Origin"]
 
 
 def _of(epsilon=1.0, unit=Unit.RECORD, adjacency=Adjacency.REPLACE_ONE, view=View.UPLOADS, **more):

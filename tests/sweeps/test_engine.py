@@ -453,6 +453,7 @@ def test_a_sweep_over_a_value_goes_on_in_its_folder(data, tmp_path):
         ({"learning_rate": [0.1, -1.0]}, "1 of 2 points cannot run: learning_rate=-1, seed=0: learning_rate must be"),
         ({"learning_rate": []}, "at least one"),
         ({"epsilon": [1.0]}, "delta must be given"),
+        ({"delta": [0.1, 0.2]}, "delta must be left out where it is an axis, got 0.1"),
     ],
 )
 def test_wrong_axes_are_refused_in_one_line_before_anything_runs(axes, words, data):

@@ -112,6 +112,7 @@ def test_the_table_is_printed_as_text_csv_latex_and_json(capsys):
     latex = printed("--table", "latex")
     assert r"0.5 & dp\_two & 0.3750 $\pm$ 0.2100" in latex
     assert latex.count("\\\\\n") == 5
+    assert "& $-$0.1100 & $-$0.1348 to" in printed("--table", "latex", "--against", "dp_two")  # no hyphens
     columns = latex.split("tabular}{")[1].split("}")[0]
     assert all(line.count("&") == len(columns) - 1 for line in latex.splitlines() if line.endswith("\\\\"))
     assert all(line.startswith("%") for line in latex.splitlines()[:3])

@@ -75,6 +75,11 @@ class Comparison:
         ]
         return {"metric": self.measure.name, "rows": rows}
 
+    @property
+    def words(self) -> str:
+        """What is measured of each client."""
+        return self.measure.words.removeprefix("test ").removeprefix("mean ").removesuffix(" of clients")
+
     def one_by_one(self, epsilon: float | None) -> dict[str, list[np.ndarray]]:
         """Of every algorithm at a budget, for each seed that local and the best shared model have too: how much better
         or worse each client `(clients,)` is with it than with the better of these two; NaN without test records.
