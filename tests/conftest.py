@@ -31,16 +31,11 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="session", autouse=True)
 def _compile_once(tmp_path_factory):
-    """A program that several tests build anew is compiled once by all processes of a session, or once in the folder
-    that JAX_COMPILATION_CACHE_DIR names.
-    """
-    mine = tmp_path_factory.getbasetemp()
-    shared = mine.parent if "PYTEST_XDIST_WORKER" in os.environ else mine
-    before = jax.config.values["jax_compilation_cache_dir"]
-    jax.config.update("jax_compilation_cache_dir", before or str(shared / "programs"))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    """Programs that several tests build anew are compiled once per session."""
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("compiled")))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
     yield
-    jax.config.update("jax_compilation_cache_dir", before)
+    jax.config.update("jax_compilation_cache_dir", None)
 
 
 MAPPINGS = pathlib.Path("/proc/self/maps")

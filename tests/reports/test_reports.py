@@ -361,7 +361,7 @@ def test_wrong_places_are_refused_in_one_line(tmp_path, audit_file, capsys):
     assert "ends in .html" in refused(capsys, audit_file, "-o", "there.pdf")
     assert "a folder that exists" in refused(capsys, audit_file, "-o", "none/such.html")
     assert "followed by a value" in refused(capsys, audit_file, "-o")
-    assert "an option of" in refused(capsys, audit_file, "more")
+    assert "takes no other without a flag" in refused(capsys, audit_file, "more")
     assert "left out beside --serve" in refused(capsys, audit_file, "--serve", "-o", "a.html")
     assert "left out without --serve" in refused(capsys, audit_file, "--port", "8000")
     for port in ("-1", "65536", "x"):
