@@ -79,10 +79,8 @@ class IndividualGaussian(UpdatePrivatizer):
 
     def _cost(self, update: jax.Array) -> jax.Array:
         """(|update| / (z S))^2, at most 1 / z^2, rounded up by as much as a sum of so many squares may be too small."""
-        lost, shares = (
-            (update.size + 16) * HALF_ULP,
-            update / self.clip_norm,
-        )  # whose squares are neither huge nor all 0
+        lost = (update.size + 16) * HALF_ULP
+        shares = update / self.clip_norm  # so that squares are neither huge nor all 0
         share = jnp.sum(shares * shares) + update.size * LEAST
         most = jnp.where(jnp.any(update != 0), 1.0, 0.0)
         share = jnp.minimum(share / (1 - lost), most) if lost < 1 else most
