@@ -155,6 +155,7 @@ def test_only_what_the_file_system_refuses_is_told_as_such():
         raise errors.refuse("x", 1, "2")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not pathlib.Path("/dev/full").exists(), reason="no such device here")
 def test_an_output_that_is_full_ends_in_3_with_one_line():
     with open("/dev/full", "w") as nowhere:

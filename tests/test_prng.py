@@ -130,6 +130,7 @@ def test_sorting_chooses_what_comparing_chooses(size, population, monkeypatch):
     assert all(np.unique(row).size == size for row in compared)
 
 
+@pytest.mark.slow
 def test_large_draws_are_distinct():
     ids = np.asarray(prng.without_replacement(prng.bits(KEY, 0, 900), jnp.int32(1000)))
     assert np.unique(ids).size == 900
@@ -137,6 +138,7 @@ def test_large_draws_are_distinct():
     assert ids.max() < 1000
 
 
+@pytest.mark.slow
 def test_poisson_batches_include_each_record_independently_at_the_rate():
     law, records, steps = batches.PoissonBatches(size=4), 20, 50_000
     batch = law.sample(KEY, jnp.int32(records), steps, records, records)
@@ -211,6 +213,7 @@ def test_full_batches_mask_what_smaller_clients_lack():
     assert batch.divisor.tolist() == [3, 3]
 
 
+@pytest.mark.slow
 def test_uniform_cohort_takes_each_client_equally_often():
     law = cohorts.UniformCohort(size=3)
     ids = np.asarray(

@@ -214,6 +214,7 @@ def sampling_of(batch_size, scale=1.0, **options):
     return optimal_probabilities(dataclasses.replace(data, x=x), batch_size=batch_size, **settings | options)
 
 
+@pytest.mark.slow
 def test_a_client_smaller_than_a_batch_releases_the_norm_of_all_its_records():
     small, large = sampling_of(2), sampling_of(4)
     assert small.norms[0] == pytest.approx(large.norms[0], rel=1e-6)

@@ -320,6 +320,7 @@ def test_what_trials_cannot_show_is_found_by_inspection(name):
     assert found.contradiction in found.verdict
 
 
+@pytest.mark.slow
 def test_a_client_that_sends_nothing_is_not_the_one_that_is_audited():
     algorithm = fdp.dp_fedavg(cohort_size=3, batch_size=2, **BATCHES, noise_multiplier=1.0, weight_cap=0.3)
     silent = type("Silent", (SilentFirst,), {"fixed": False, "rates": lambda self, shares: jnp.array([1.0, 0.0, 1.0])})

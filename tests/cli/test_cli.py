@@ -122,6 +122,7 @@ def test_the_result_comes_first_and_detail_folds(capsys):
     assert labels["--verbose"] == [*labels[""], "claim", "traffic", "time"]  # a theorem that says nothing of this run
 
 
+@pytest.mark.slow
 def test_non_private_run_says_no_privacy(capsys):
     assert cli.main(["run", *QUICK, "--algorithm", "fedavg", "--json"]) == 0
     guarantee = json.loads(capsys.readouterr().out)["guarantee"]
@@ -318,6 +319,7 @@ def test_bad_toml_ends_in_one_line(text, expected, capsys):
     assert expected in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_divergence_stops_with_round_and_clients_and_keeps_the_last_good_checkpoint(capsys):
     words = [
         "run",
@@ -369,6 +371,7 @@ def same_state(first, second):
         np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
 
 
+@pytest.mark.slow
 def test_resume_of_another_configuration_is_refused(capsys):
     assert cli.main(["run", *QUICK, "--out", "r"]) == 0
     assert cli.main(["run", "--resume", "r", "--rounds", "9"]) == 2
@@ -382,6 +385,7 @@ def test_resume_of_another_configuration_is_refused(capsys):
     assert "r/run.json must be as the run wrote it, got one that was changed since" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_configuration_that_was_edited_does_not_change_what_is_promised(capsys):
     """Noise, rounds, delta: what is resumed is what began, or the Guarantee would be another run's."""
     assert cli.main(["run", "--out", "edited", "--json", *QUICK]) == 0
@@ -409,6 +413,7 @@ def test_resume_of_another_version_is_refused(capsys):
             assert "run folder must be written by this version, got r, of another version; fedjax-dp run r/con" in err
 
 
+@pytest.mark.slow
 def test_resume_of_a_finished_run_tells_the_same_result(capsys):
     assert cli.main(["run", *QUICK, "--out", "r", "--json"]) == 0
     first = json.loads(capsys.readouterr().out)

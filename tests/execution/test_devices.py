@@ -38,6 +38,7 @@ def test_every_core_is_a_device(case):
     assert child(told) == [str(devices.cores()), "False"]
 
 
+@pytest.mark.slow
 def test_a_choice_of_the_user_stays():
     told = "import fedjax_dp as fdp; fdp.execution.all_devices(); import jax, os; print(len(jax.devices()))"
     assert child(told, **{devices.CPU_DEVICES: "3"}) == ["3"]

@@ -192,6 +192,7 @@ def own_axes(panels):
     return figure, list(np.ravel(figure.subplots(panels)))
 
 
+@pytest.mark.slow
 def test_no_plot_chooses_a_backend_or_keeps_figures_open():
     modules = ", ".join(f"fedjax_dp.{name}" for name in PLOTS)
     program = f"import sys, {modules}; assert 'matplotlib.pyplot' not in sys.modules"

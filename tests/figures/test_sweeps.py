@@ -329,6 +329,7 @@ def test_an_awkward_sweep_has_an_overview_and_panels(name, panel, monkeypatch):
         panel.figure.draw_without_rendering()
 
 
+@pytest.mark.slow
 def test_all_that_apply_is_drawn(capsys):
     sweep_folder(sweep(seeds=2, lost=[(1.0, "dpnfl", 1.0)]), AXES)
     assert cli.main(["plot", "sweep"]) == 0
@@ -341,6 +342,7 @@ def test_all_that_apply_is_drawn(capsys):
         assert picture[..., :3].std() > 0.02
 
 
+@pytest.mark.slow
 def test_all_is_drawn_where_everything_failed(capsys):
     sweep_folder(ALL_LOST, AXES)
     assert cli.main(["plot", "sweep"]) == 0

@@ -238,11 +238,11 @@ def test_layers_over_positions_equal_gradients_taken_one_by_one(kinds, records, 
 @pytest.mark.parametrize(
     ("module", "shape", "tokens"),
     [
-        (Beyond(), (3, 4, 2), False),
         (Shared(), (3,), False),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in (
+                (Beyond(), (3, 4, 2), False),
                 (Picture(), (7, 6, 2), False),
                 (Words(), (6,), True),
                 (lstm((5,), 3, np.eye(7), hidden=4, layers=1).network.module, (5,), True),
@@ -522,6 +522,7 @@ odd.def_abstract_eval(lambda a: a)
 odd.def_impl(lambda a: a)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "words"),
     [

@@ -62,6 +62,7 @@ def test_a_run_of_steps_and_two_of_half_as_many_with_other_draws_are_counted_ali
     assert one.epsilon == two.epsilon
 
 
+@pytest.mark.slow
 def test_a_stream_that_is_drawn_twice_is_refused():
     with pytest.raises(ConfigurationError, match=r"key and step of a noise.*used again"):
         fdp.guarantee(local(keys=("", "")), DATA, rounds=3, delta=1e-3, model=MODEL)
@@ -94,6 +95,7 @@ def test_a_second_stream_that_is_not_stated_is_refused():
         fdp.guarantee(local(beside=True), DATA, rounds=3, delta=1e-3, model=MODEL)
 
 
+@pytest.mark.slow
 def test_what_ditto_states_is_what_it_draws():
     right = fdp.algorithms.ditto(
         cohort_size=3, batch_size=2, local_steps=2, learning_rate=0.1, clip_norm=1.0, personal_steps=3

@@ -131,6 +131,7 @@ class PickedOnce(batches.AllocatedBatches):
         return jax.tree.map(lambda a: jnp.concatenate([a] * (steps // longest)), found)
 
 
+@pytest.mark.slow
 def test_records_pick_their_batch_of_a_pass_by_themselves_and_afresh():
     rule = batches.AllocatedBatches(size=10)
     assert rule.sampling(25) == accounting.RandomAllocation(1, 3)

@@ -327,6 +327,7 @@ def test_a_guarantee_does_not_change_by_a_bit():
             assert found.assumptions == other.assumptions
 
 
+@pytest.mark.slow
 def test_other_numbers_compile_nothing_new():
     model, traced = fdp.logistic_regression((3,), 3), []
 

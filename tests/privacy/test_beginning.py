@@ -303,6 +303,7 @@ SILENT = types.SimpleNamespace(  # an attack that proves nothing
 WORDS = {"canary": "gradient", "trials": 100, "significance": 0.05, "seed": 0, "seconds": 0.0, "repeat": ""}
 
 
+@pytest.mark.slow
 def test_an_audit_of_a_second_phase_tests_what_it_attacks(tmp_path):
     """The wrong program holds the attack on the second phase against the epsilon of both, which it cannot reach."""
     few = fdp.dpnfl(clip_norm=1.0, noise_multiplier=4.0, **LOCAL | {"cohort_size": 4})
@@ -441,6 +442,7 @@ def test_arrays_without_an_origin_are_named_before_the_epsilon(made):
         assert np.isinf(promise(params, **said).epsilon)
 
 
+@pytest.mark.slow
 def test_foreign_files_are_of_unknown_origin_in_every_format(made, tmp_path):
     import orbax.checkpoint as orbax
     from safetensors.numpy import save_file
@@ -625,6 +627,7 @@ def test_events_of_ones_own_that_are_counted_by_name_alone_have_no_price(monkeyp
     assert composed_phases.without_price(facts) == "of whose epsilon not all is known"
 
 
+@pytest.mark.slow
 def test_records_of_other_numbers_may_be_the_same_ones_made_otherwise():
     """No hash of a table meets those of its copy, or of a part of it, with other constants."""
     flat = DIGITS.x_train.reshape(len(DIGITS.x_train), -1)[:, 20:23].astype(np.float32)

@@ -30,6 +30,7 @@ def dpnfl(**changes):
     return fdp.dpnfl(**{**base, **changes})
 
 
+@pytest.mark.slow
 def test_participations_are_those_of_the_simulated_cohorts(data):
     counts = fdp.privacy.participations(dpnfl(), data, ROUNDS, seed=4)
     assert counts.sum() == 2 * ROUNDS

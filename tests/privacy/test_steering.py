@@ -161,6 +161,7 @@ def account(capsys, *words):
     return code, printed.out, printed.err
 
 
+@pytest.mark.slow
 def test_noise_follows_what_was_released_and_the_claim_is_the_budget(runs, capsys):
     folder, chosen, _, seen = runs
     assert [one.round for one in seen] == [0, 2, 4, 6]
@@ -380,6 +381,7 @@ def noise_at(done):
     return float(jax.random.normal(jax.random.fold_in(role_key(jax.random.key(0), "stop"), done)))
 
 
+@pytest.mark.slow
 def test_the_noised_count_alone_ends_a_run(noised):
     """Wrong programs: the true accuracy decides, which ends it two rounds before; looks up to the stop alone count."""
     right = {seen.round: round(50 * seen.metrics["accuracy"]) for seen in noised.history}

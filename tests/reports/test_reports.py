@@ -132,6 +132,7 @@ def test_rounds_that_are_accounted_for_are_few_and_have_both_ends():
     assert (many[0], many[-1]) == (1, 100_000)
 
 
+@pytest.mark.slow
 def test_an_unfinished_run_says_how_far_it_is(run_folder, tmp_path):
     folder = shutil.copytree(run_folder, tmp_path / "half")
     (folder / "result.json").unlink()

@@ -96,6 +96,7 @@ class OneStream(parts.EpochBatches):
         return right._replace(positions=jnp.where(right.mask, rows, 0))
 
 
+@pytest.mark.slow
 def test_a_step_that_is_not_taken_may_not_move_momentum():
     right = algorithm_of("epochs", local_rule="momentum", schedule="constant")
     fields = {field.name: getattr(right.local, field.name) for field in dataclasses.fields(right.local)}

@@ -303,6 +303,7 @@ def test_no_key_and_counter_is_ever_used_twice(monkeypatch):
     assert len(set(used)) == len(used)
 
 
+@pytest.mark.slow
 def test_divergence_names_round_and_clients():
     data = ragged_data([4, 4, 4])
     spoiled = np.asarray(data.x).copy()
@@ -313,6 +314,7 @@ def test_divergence_names_round_and_clients():
     assert (caught.value.round, caught.value.clients) == (0, [1])
 
 
+@pytest.mark.slow
 def test_a_test_loss_that_is_not_finite_stops_the_run():
     data = ragged_data([4, 4])
     value = algorithms.fedavg(cohort_size=None, batch_size=2, local_steps=1, learning_rate=0.1)
