@@ -34,4 +34,4 @@ def test_catalogue_command_prints_the_table(capsys):
     assert out.startswith("| entry | source | hides | from | numbers the server keeps |")
     assert catalogue_tables.SHAPE in out
     assert cli.main(["catalogue", "dpnfl"]) == 2
-    assert "an option of fedjax-dp catalogue" in capsys.readouterr().err
+    assert "fedjax-dp catalogue takes no other without a flag" in capsys.readouterr().err

@@ -218,7 +218,7 @@ def shorter(tmp_path_factory):
         ([[0, 0], [0, 2], *IRREGULAR[2:]], 4, "algorithm of the run must be unchanged"),
         ([*IRREGULAR, [3, 2]], 4, "no round of it has as many clients as the log has in a later one"),
         (IRREGULAR, 3, "participation log must be of rounds 0 to 2, those of the run, got round 3"),
-        (IRREGULAR[:4], 4, "got of 2 rounds"),
+        (IRREGULAR[:4], 4, "got one of 2 rounds"),
     ],
     ids=["other", "wider", "beyond", "ended"],
 )
