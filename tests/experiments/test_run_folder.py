@@ -102,6 +102,7 @@ def test_more_rounds_than_the_budget_was_found_for_are_refused(data):
     assert fdp.open_run("x").config["rounds"] == 2
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_left_as_it_is():
     configured.start(RunSpec.of(WORDS | {"out": "x"}), QUIET)
     before = {

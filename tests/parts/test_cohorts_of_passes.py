@@ -274,6 +274,7 @@ def test_limits_are_everybody():
         np.testing.assert_array_equal(attended(law, N, 4, 3), everybody)
 
 
+@pytest.mark.slow
 def test_a_pass_is_drawn_alike_whatever_round_is_asked_for():
     """Rounds need nothing of those before: a schedule that is drawn ahead is the one run."""
     law = Dropout(cohort=AllocatedCohort(pass_rounds=5, chosen=2), rate=0.5)

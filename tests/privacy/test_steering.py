@@ -184,6 +184,7 @@ def test_noise_follows_what_was_released_and_the_claim_is_the_budget(runs, capsy
     assert fdp.open_run(folder / "chosen").finished
 
 
+@pytest.mark.slow
 def test_a_run_of_chosen_noise_is_not_resumed(runs, capsys):
     """What chose it stands in no folder; so no message says that something could be given again."""
     with pytest.raises(fdp.ConfigurationError, match="chosen, whose noise a function chose from results"):

@@ -285,6 +285,7 @@ def test_noise_of_a_function():
     assert "std" in refusal(check_noise, lambda key: jax.random.normal(key, (3,)))
 
 
+@pytest.mark.slow
 def test_sampling_of_a_function():
     def fixed(key):
         return jnp.zeros(9, int).at[prng.without_replacement(prng.bits(key, 0, 3), jnp.int32(9))].set(1)
