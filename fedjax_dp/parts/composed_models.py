@@ -21,10 +21,10 @@ class MadeOf:
     frozen: Any = dataclasses.field(default=None, compare=False, repr=False)
 
     @classmethod
-    def of(cls, model: Model, given: Any, **structure: Any) -> Self:
-        """One made of a model, and of what is given with the numbers."""
+    def of(cls, model: Model, numbers: Any, **structure: Any) -> Self:
+        """One made of a model and of further numbers, which are traced as its own are."""
         base, frozen = split(model)
-        return cls(base=base, frozen=(given, frozen), **structure)
+        return cls(base=base, frozen=(numbers, frozen), **structure)
 
     def holding(self, frozen: Any) -> Any:
         return dataclasses.replace(self, frozen=frozen)

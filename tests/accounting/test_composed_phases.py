@@ -285,8 +285,8 @@ def test_a_client_by_another_name_pays_what_any_that_left_has_spent():
     assert events_for(first, match, RECORD, 3) == [A, worst_of([B, C]), worst_of([B, C])]
     known = events_for(first | {"spent": None}, match, RECORD, 3)
     assert known == [StatedPrivacy(1.0, 1e-5, REPLACE)] * 3
-    said = later | {"mapped": {"1": mapped((("x", "x"), ("y", ""), ("", "u"), ("z", "v")), first, later)}}
-    assert events_for(first, matched(first, said), RECORD, 3) == [A, Composed(()), C]
+    by_map = later | {"mapped": {"1": mapped((("x", "x"), ("y", ""), ("", "u"), ("z", "v")), first, later)}}
+    assert events_for(first, matched(first, by_map), RECORD, 3) == [A, Composed(()), C]
 
 
 PAIRS = (("z", "0"), ("", "1"), ("x", "new"), ("1", ""))  # of x, y, z and of three clients, of which one is called so
