@@ -46,7 +46,6 @@ def clipped_sum(
     microbatch: int | None = None,
     *,
     keys: jax.Array | None = None,
-    round_up: bool = True,
 ) -> BatchGradient:
     """Sum over records of g * min(1, C / |g|), g the gradient of `model.loss(params, x, y, key)` of one record.
 
@@ -56,7 +55,6 @@ def clipped_sum(
                  finite (NaN, or a norm above 1.8e19) contributes zero, so the bound holds for every input.
     microbatch   records that are looked at together, to bound memory; unless given, as many as keep the gradients of
                  single records, where they have to be built, within MEMORY.
-    round_up     norms may come out too large by what rounding could hide, never too small; see `norms.squares`.
     Raises:      ConfigurationError for a model without such a loss.
     """
     plan, frozen = loss_plan(model, params, x, y, keys), split(model)[1]
@@ -68,7 +66,7 @@ def clipped_sum(
             return a if at is None else a[at % records]
 
         real = mask if at is None else mask[at % records] & (at < records)
-        return _part(plan, params, frozen, jax.tree.map(some, (x, y, keys)), real, clip_norm, round_up)
+        return _part(plan, params, frozen, jax.tree.map(some, (x, y, keys)), real, clip_norm)
 
     def add(sum_: Any, at: jax.Array) -> tuple[Any, Any]:
         done = part(at)
@@ -89,7 +87,6 @@ def _part(
     record: Any,
     mask: jax.Array,
     clip_norm: jax.Array | float,
-    round_up: bool,
 ) -> BatchGradient:
     """The clipped sum over records that are looked at together."""
     leaves, structure = jax.tree.flatten(params)
@@ -107,12 +104,12 @@ def _part(
     squared, weights = jnp.zeros(mask.shape), []
     for weight in plan.weights:
         uses = norms.factors_of(weight, seen, cotangents)
-        more, kernels = norms.squares(weight, uses, round_up)
+        more, kernels = norms.squares(weight, uses)
         squared = squared + more
         weights.append((weight, uses, kernels))
     for gradient in built:
         wide = gradient.reshape(mask.shape[0], -1).astype(jnp.promote_types(gradient.dtype, jnp.float32))
-        squared = squared + jnp.sum(wide * wide, -1)
+        squared = squared + norms.square(wide)
     factors = clip_factors(squared, mask, clip_norm)
     totals: dict[int, jax.Array] = {
         at: norms.weighted_sum(gradient, factors) for at, gradient in zip(plan.direct, built)
@@ -148,6 +145,10 @@ def loss_plan(model: Model, params: Any, x: Any, y: Any, keys: jax.Array | None 
     strange = [leaf.dtype.name for leaf in plan.shapes if not jnp.issubdtype(leaf.dtype, jnp.floating)]
     if strange:
         raise errors.refuse("model", f"parameters that are {strange[0]}", "real numbers", "keep others as constants")
+    narrow = [leaf.dtype.name for leaf in plan.shapes if jnp.finfo(leaf.dtype).bits < 32]
+    if narrow:  # a sum would be rounded before its noise, by more than one record may change it
+        remedy = "keep them in float32, and give dtype to compute in fewer bits"
+        raise errors.refuse("model", f"parameters in {narrow[0]}", "float32", remedy)
     shape = getattr(plan.out, "shape", None)
     if shape != () or not jnp.issubdtype(plan.out.dtype, jnp.floating):
         got = jax.tree.map(lambda out: f"{out.dtype}{list(out.shape)}", plan.out)

@@ -1,4 +1,10 @@
-"""Norms of gradients that are sums over positions of outer products, and clipped sums of them over records."""
+"""Norms of gradients that are sums over positions of outer products, and clipped sums of them over records.
+
+A norm is an upper bound for every finite input, however small or large its numbers are. Squares of numbers below 2^-63
+are zero in float32, while the other factor of an outer product may be 2^63; so every number counts as LEAST more in a
+squared norm, which numbers of an ordinary size do not feel. What rounding and underflow may take from a sum over pairs
+of positions is added to it.
+"""
 
 import functools
 from typing import Any, NamedTuple
@@ -13,7 +19,10 @@ from fedjax_dp.gradients.outer_products import finite
 from fedjax_dp.pytrees import rows_kept
 from fedjax_dp.small_reductions import sum_of_few
 
-ROUNDING = 1e-6  # of a sum over pairs of positions, about ten float32 roundings
+LEAST = 2.0**-126  # of the positive float32 numbers that every device tells from 0
+SMALL = 2.0**-100  # likewise in a length that is multiplied with ROUNDING before it stands for what underflows
+ROUNDING = 2.0**-24  # relative, of one float32 operation
+OPERATIONS = 64  # on the way from two products of positions to a squared norm, beside the products themselves
 FEW = 16  # records of one position each, whose gradients a GPU adds up one by one
 EXACT = lax.Precision.HIGHEST  # accelerators multiply in fewer bits by default, and the bound would be off by as much
 SHRINK = 1 - 2.0**-10  # of products whose factors a GPU rounds to 11 bits (TF32), so that none is too large
@@ -46,28 +55,24 @@ def _joined(parts: list[jax.Array]) -> jax.Array:
     return parts[0] if len(parts) == 1 else jnp.concatenate(parts, 2)
 
 
-def squares(weight: WeightMatrix, uses: list[Factors], round_up: bool) -> tuple[jax.Array, jax.Array | None]:
+def squares(weight: WeightMatrix, uses: list[Factors]) -> tuple[jax.Array, jax.Array | None]:
     """Squared norms `(records,)`, and gradients of single records `(records, blocks, o, k)` where those were built.
 
     One position: |u|^2 |v|^2. Else single gradients, or sums over pairs of positions (u_t . u_s) (v_t . v_s), whichever
-    is smaller. Where positions cancel, a sum over pairs comes out too small by rounding; `round_up` adds what that may
-    be: ROUNDING (sum over positions |u| |v|)^2.
+    is smaller. Where positions cancel, a sum over pairs comes out too small by rounding; what that may be is added.
     """
     if weight.positions == 1:
         (only,) = uses
-        parts = _square(only.v) if only.lookup else _square(only.u) * _square(only.v)
+        parts = square(only.v) if only.lookup else square(only.u) * square(only.v)
         return parts.sum((1, 2)), None
     if weight.by_kernel:
         built = sum((_built(weight, one) for one in uses[1:]), start=_built(weight, uses[0]))
-        return _square(built).sum((1, 2)), built
+        return square(built).sum((1, 2)), built
     total = jnp.zeros(uses[0].v.shape[0], uses[0].v.dtype)
     for at, one in enumerate(uses):
         for other in uses[: at + 1]:
-            pairs = _pairs(one, other) * _einsum("nbto,nbso->nbts", one.v, other.v)
-            total = total + (1 if one is other else 2) * pairs.sum((1, 2, 3))
-    if round_up:
-        length = sum((_length(one) for one in uses[1:]), start=_length(uses[0]))
-        total = total + ROUNDING * (length * length).sum(-1)
+            u, v = _pairs(one, other), _dots(one.v, other.v)
+            total = total + (1 if one is other else 2) * _largest_product(u, v).sum((1, 2, 3))
     return total, None
 
 
@@ -88,20 +93,37 @@ def _built(weight: WeightMatrix, one: Factors) -> jax.Array:
     return built.reshape(records, *weight.shape).swapaxes(2, 3)
 
 
-def _length(one: Factors) -> jax.Array:
-    """Sum over positions of |u| |v| `(records, blocks)`."""
-    return jnp.sqrt(_square(one.v) if one.lookup else _square(one.u) * _square(one.v)).sum(-1)
+class Dots(NamedTuple):
+    """Products of positions of the same record `(records, blocks, t, s)`, and by how much they may be off."""
+
+    value: jax.Array
+    error: jax.Array | float
 
 
-def _pairs(one: Factors, other: Factors) -> jax.Array:
-    """u_t . u_s for all pairs of positions; a row that is picked is a one-hot vector."""
+def _dots(one: jax.Array, other: jax.Array) -> Dots:
+    """one_t . other_s; a sum of k products, in whatever order, is off by at most k roundings of |one_t| |other_s|."""
+    k = one.shape[-1]
+    first, second = (jnp.sqrt(square(side) + k * SMALL) for side in (one, other))
+    error = (k + OPERATIONS) * ROUNDING * first[..., :, None] * second[..., None, :]
+    return Dots(_einsum("nbtk,nbsk->nbts", one, other), error)
+
+
+def _largest_product(u: Dots, v: Dots) -> jax.Array:
+    """The largest value that the product of two numbers has within their errors."""
+    at_most = (jnp.abs(u.value) + u.error) * (jnp.abs(v.value) + v.error)
+    product = u.value * v.value
+    return at_most + (product - jnp.abs(product))
+
+
+def _pairs(one: Factors, other: Factors) -> Dots:
+    """u_t . u_s for all pairs of positions; a row that is picked is a one-hot vector, whose products are exact."""
     if one.lookup and other.lookup:
-        return (one.u[..., :, None] == other.u[..., None, :]).astype(one.v.dtype)
+        return Dots((one.u[..., :, None] == other.u[..., None, :]).astype(one.v.dtype), 0.0)
     if one.lookup:
-        return jnp.take_along_axis(other.u, one.u[:, :, None, :], axis=3).swapaxes(2, 3)
+        return Dots(jnp.take_along_axis(other.u, one.u[:, :, None, :], axis=3).swapaxes(2, 3), 0.0)
     if other.lookup:
-        return jnp.take_along_axis(one.u, other.u[:, :, None, :], axis=3)
-    return _einsum("nbtk,nbsk->nbts", one.u, other.u)
+        return Dots(jnp.take_along_axis(one.u, other.u[:, :, None, :], axis=3), 0.0)
+    return _dots(one.u, other.u)
 
 
 def total(weight: WeightMatrix, uses: list[Factors], built: jax.Array | None, factors: jax.Array) -> jax.Array:
@@ -124,8 +146,9 @@ def total(weight: WeightMatrix, uses: list[Factors], built: jax.Array | None, fa
 def _product(u: jax.Array, v: jax.Array, factors: jax.Array, alone: bool) -> jax.Array:
     """Sum over records and positions of factor * outer(u, v) `(k, o)`, as one product; `alone`: there is one position.
 
-    Only the smaller of the two is weighted, as that makes a copy; the other is finite where its factor is zero. The
-    long side comes last in the product, as in `pytrees.ravel`.
+    Only the smaller of the two is weighted, as that makes a copy; the other is finite where its factor is zero, and
+    below 2^64 elsewhere, as its square is finite: what becomes denormal or zero by its weight is nothing to the sum.
+    The long side comes last in the product, as in `pytrees.ravel`.
     """
     k, o = u.shape[-1], v.shape[-1]
     short, long = (u, v) if k < o else (v, u)
@@ -162,8 +185,9 @@ def _einsum(spec: str, *arrays: jax.Array, precision: Any = EXACT) -> jax.Array:
     return jnp.einsum(spec, *arrays, precision=precision)
 
 
-def _square(a: jax.Array) -> jax.Array:
-    return sum_of_few(a * a)
+def square(a: jax.Array) -> jax.Array:
+    """At least the squared norm over the last axis, as squares that underflow count as LEAST."""
+    return sum_of_few(a * a) + a.shape[-1] * LEAST
 
 
 def weighted_sum(rows: jax.Array, factors: jax.Array) -> jax.Array:

@@ -113,9 +113,10 @@ def _wide(a: jax.Array) -> jax.Array:
 def finite(x: jax.Array) -> jax.Array:
     """HUGE in place of what is not finite, so that a factor of zero removes it: 0 * NaN would be NaN.
 
-    Its square is infinite, and with it the norm of the record's gradient.
+    Its square is infinite, and with it the norm of the record's gradient. In float16, which does not hold HUGE, it is
+    the largest number, whose square counts as it is.
     """
-    return jnp.where(jnp.isfinite(x), x, jnp.asarray(HUGE, x.dtype))
+    return jnp.where(jnp.isfinite(x), x, jnp.asarray(min(HUGE, float(jnp.finfo(x.dtype).max)), x.dtype))
 
 
 @finite.defjvp

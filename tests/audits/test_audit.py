@@ -32,6 +32,7 @@ from fedjax_dp.audits.canaries import OPPOSITE
 from fedjax_dp.audits.hypothesis_test import counted_trials, pilot_trials, run_hypothesis_test
 from fedjax_dp.audits.setup import prepare
 from fedjax_dp.audits.trials import TrialRunner
+from fedjax_dp.gradients import norms
 from fedjax_dp.models import logistic_regression
 from fedjax_dp.parts.facts import restates
 from fedjax_dp.privacy.protection import with_noise
@@ -266,6 +267,23 @@ def _repeated(right, key, step, model, params, records):
     silent, told = changed(right, noise_multiplier=0.0).gradient(key, step, model, params, records)
     noise = (honest - silent)[: silent.size // 2]
     return silent + jnp.concatenate([noise, noise]), told
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("least", [norms.LEAST, 0.0])
+def test_a_record_that_slips_through_clipping_is_noticed(least, monkeypatch):
+    """Residuals whose squares underflow, on features of 3e18: gradients of norm 16 that looked like 0."""
+    monkeypatch.setattr(norms, "LEAST", least)
+    jax.clear_caches()
+    rng = np.random.default_rng(0)
+    x, y = (rng.normal(size=(40, width)).astype(np.float32) for width in (30, 100))
+    x[0], y[0] = 3e18 * rng.choice([-1, 1], 30), 5e-18
+    data = fdp.federate(fdp.dataset(x, y, x[1:6], y[1:6], task="regression"), np.split(np.arange(40), 2))
+    algorithm = records(noise_multiplier=8.0, local_steps=1, clip_norm=0.1)
+    found = audit(algorithm, data, rounds=1, canary="blank", client=0, record=0, trials=2_000, delta=DELTA)
+    jax.clear_caches()
+    assert found.guarantee.epsilon == pytest.approx(0.926, abs=1e-3)
+    assert found.violated == (least == 0)
 
 
 @pytest.mark.exhaustive

@@ -49,13 +49,24 @@ def lengths(u, v):
 
     @jax.jit
     def parts(u, v):
-        squared = norms._square(u) * norms._square(v)
+        squared = norms.square(u) * norms.square(v)
         factors = gradients.clip_factors(squared, jnp.ones(squared.shape, bool), CLIP)
         part = functools.partial(norms._product, alone=True)
         return jax.vmap(part)(u[:, None, None], v[:, None, None], factors[:, None]), factors < 1
 
     made, clipped = map(np.asarray, parts(u, v))
     return np.linalg.norm(made.astype(np.float64), axis=(1, 2)), clipped
+
+
+@pytest.mark.parametrize("least", [norms.LEAST, 0.0])
+def test_products_of_rounded_factors_of_any_exponent_stay_within_the_bound(on_gpu, least, monkeypatch):
+    """As in float32: squares that underflow would be missing in the norm."""
+    monkeypatch.setattr(norms, "LEAST", least)
+    keys = jax.random.split(jax.random.key(0), 4)
+    scales = [2.0 ** jax.random.uniform(key, (20_000, 1), minval=-126, maxval=63) for key in keys[:2]]
+    u, v = (jax.random.normal(key, (20_000, 3)) * scale for key, scale in zip(keys[2:], scales))
+    found = lengths(u, v)[0].max()
+    assert found <= CLIP * (1 + 1e-6) if least else found > 2 * CLIP
 
 
 @pytest.mark.parametrize("sides", [(3, 2), (1, 1)])

@@ -161,7 +161,7 @@ def test_norms_and_clipped_sums_are_those_of_single_gradients(name, trainable):
     rows = jax.jit(jax.vmap(lambda p, x, y: ravel(gradient(p, x, y))[0], (None, 0, 0)))(params, x, y)
     norms = np.linalg.norm(rows, axis=1)
     clip = float(np.median(norms))
-    found = jax.jit(lambda p: gradients.clipped_sum(adapted, p, x, y, jnp.ones(5, bool), clip, round_up=False))(params)
+    found = jax.jit(lambda p: gradients.clipped_sum(adapted, p, x, y, jnp.ones(5, bool), clip))(params)
     np.testing.assert_allclose(found.norms, norms, rtol=2e-5)
     wanted = (rows * np.minimum(1, clip / norms)[:, None]).sum(0)
     np.testing.assert_allclose(ravel(found.total)[0], wanted, atol=2e-5)

@@ -475,8 +475,8 @@ def test_a_wrong_norm_would_be_found():
 
     right, found = norms.squares, []
 
-    def wrong(unit, uses, round_up):
-        squared, built = right(unit, uses, round_up)
+    def wrong(unit, uses):
+        squared, built = right(unit, uses)
         return (squared * 1.001, built) if unit.positions > 1 else (squared, built)
 
     with mock.patch.object(norms, "squares", wrong):

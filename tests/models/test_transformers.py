@@ -202,9 +202,7 @@ def test_clipped_sums_and_norms_are_those_of_single_gradients(name):
     single = jax.tree.map(lambda leaf: np.asarray(leaf, float), single)
     norms = np.sqrt(sum((leaf.reshape(4, -1) ** 2).sum(1) for leaf in jax.tree.leaves(single)))
     clip_norm = float(np.median(norms))
-    found = jax.jit(lambda p: gradients.clipped_sum(model, p, x, y, jnp.ones(4, bool), clip_norm, round_up=False))(
-        params
-    )
+    found = jax.jit(lambda p: gradients.clipped_sum(model, p, x, y, jnp.ones(4, bool), clip_norm))(params)
     np.testing.assert_allclose(found.norms, norms, rtol=1e-5)
     size = clip_norm * 4
     for a, b in zip(jax.tree.leaves(found.total), jax.tree.leaves(single), strict=True):
