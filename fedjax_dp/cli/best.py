@@ -18,7 +18,7 @@ from fedjax_dp.options import about
 from fedjax_dp.sweeps import table
 from fedjax_dp.sweeps.records import Record, read_records
 from fedjax_dp.sweeps.table import Best
-from fedjax_dp.sweeps.winners import title, winners
+from fedjax_dp.sweeps.winners import cost_by, title, winners
 from fedjax_dp.tasks.measures import Measure
 
 DESCRIPTION = """The best setting of a sweep, as TOML that fedjax-dp run takes; what it reached goes to stderr.
@@ -56,11 +56,12 @@ def best_command(arguments: list[str]) -> int:
     options = parse("best", arguments, BestOptions, DESCRIPTION)
     folder = named_or_latest("sweep", options.sweep, "the folder of a sweep", "fedjax-dp best sweeps/mine", SWEEPS)
     about, records = read_records(folder)
+    measure = metric_of(records, options.metric, judges=True)
+    statement = _statement(folder, measure)
     if options.table or options.by or options.against:
-        _print_each(options, records, about, _statement(folder))
+        _print_each(options, records, about, statement)
         return 0
     best = table.best(records, about["axes"], options.metric, options.epsilon_at_most)
-    statement = _statement(folder)
     if options.json:
         content = best._asdict() | {
             "epsilon_at_most": options.epsilon_at_most,
@@ -73,7 +74,6 @@ def best_command(arguments: list[str]) -> int:
         return 0
     print(_toml(best, folder), end="")
     screen = Screen()
-    measure = metric_of(records, best.metric)
     for line in _lines(best, len(records), about.get("points"), statement, _units(records), measure):
         screen.say(line)
     return 0
@@ -148,15 +148,17 @@ def _lines(
     return [*lines, *_last(points, planned, statement)]
 
 
-def _statement(folder: pathlib.Path) -> str | None:
-    """What choosing costs, in words, as the sweep has found when it was complete."""
+def _statement(folder: pathlib.Path, measure: Measure) -> str | None:
+    """What choosing by a metric costs, in words, as the sweep has found when it was complete."""
     path = folder / "selection.json"
     if not path.is_file():
         return None
     try:
-        return f"{folders.read_json(path)['short']}; {path} says more"
+        short = folders.read_json(path)["short"]
     except (KeyError, TypeError):
         raise errors.refuse(str(path), "something else", "a JSON object with what choosing costs") from None
+    cost = cost_by(measure, {"short": f"{short}; {path} says more"})
+    return cost and cost["short"]
 
 
 def _units(records: list[Record]) -> int:

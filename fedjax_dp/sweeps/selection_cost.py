@@ -14,6 +14,7 @@ from fedjax_dp.experiments.console import Screen
 from fedjax_dp.privacy.client_events import client_events
 from fedjax_dp.privacy.terms import BY_NAME_ALONE
 from fedjax_dp.sweeps.preparation import PreparedPoint
+from fedjax_dp.sweeps.winners import UNRELEASED
 
 # What may vary from trial to trial without changing what is released, where the trials at hand agree in that.
 FREE = {
@@ -54,10 +55,6 @@ STOPPED = (
     "released models and the test records, which are taken as public. It is no random repetition, as trials stop each "
     "other."
 )
-UNSEEN = (
-    "no epsilon is stated, as rungs compared points by what is not released: {what}. The sum bounds the cost only of "
-    "what is released; leave out halving to have it stated"
-)
 SEARCHED = (
     "no epsilon is stated, as trials were chosen by the results of those before them: the sum bounds the cost only if "
     "these are no private data"
@@ -79,12 +76,14 @@ def cost_of_choosing(
 
     drawn  the points were drawn at random: others might have been, of which nothing is known;
     law    from which their number was drawn, if it was. For a fixed grid a geometric one is shown for comparison.
-    by_results  what was decided by results of points, if anything.
+    by_results  what was decided by results of points before the sweep was complete, if anything.
         growth, search  which points there are. The sum of all is then no epsilon: theorems of composition want the
                         budget fixed before what is spent on is chosen (Rogers et al. 2016), and random repetition the
                         law.
         halving         where points stop. What is released then follows from the releases of all points to their end,
                         whose sum bounds it (post-processing), if the results do too.
+    Whatever was decided: points are compared by a metric, and where that looks at records that clients hold out, or at
+    models that nobody sees, no epsilon is stated.
     Seeds are part of a trial: a setting is judged by the mean over them.
     """
     private = [entry for entry in entries if math.isfinite(entry.guarantee.epsilon)]
@@ -118,7 +117,7 @@ def cost_of_choosing(
     except (errors.ConfigurationError, NotCoveredError) as error:
         return _unknown(str(error))
     ((view, colluders),) = views
-    unstated = {"growth": GROWN, "search": SEARCHED, "halving": _unseen(private, view)}.get(by_results or "")
+    unstated = _unreleased(private, view, by_results) or {"growth": GROWN, "search": SEARCHED}.get(by_results or "")
     notes = [f"All against {view}" + (f" with {colluders} colluders." if colluders else ".")]
     mark = private[0].guarantee.mark
     if mark:
@@ -158,12 +157,15 @@ def cost_of_choosing(
     return summary | {"short": short, "statement": " ".join([summary["statement"], *notes, SIMULATED])}
 
 
-def _unseen(entries: Sequence[PreparedPoint], view: View) -> str | None:
-    """Why no epsilon is stated where points were stopped by results; None where these follow from releases."""
+def _unreleased(entries: Sequence[PreparedPoint], view: View, by_results: ByResults | None) -> str | None:
+    """Why no sum over releases bounds a choice; None where what points are compared by follows from releases.
+
+    Whoever chooses looks at the last evaluation of a point, rungs of halving at those before as well.
+    """
     if any(entry.job.run.data.test_clients is not None for entry in entries):
-        return UNSEEN.format(what="test records of clients")
-    if view not in SHOW_ROUNDS:
-        return UNSEEN.format(what=f"models of rounds, against {view}")
+        return UNRELEASED.format(what="records that clients hold out", remedy="test on public records")
+    if by_results == "halving" and view not in SHOW_ROUNDS:
+        return UNRELEASED.format(what=f"models of rounds, against {view}", remedy="leave out halving")
     return None
 
 

@@ -17,7 +17,7 @@ from fedjax_dp.display import Card, displayed, plain, without_addresses
 from fedjax_dp.experiments import parameters
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.figures.tables.comparison import Comparison, compare
-from fedjax_dp.figures.tables.settings import settings_of
+from fedjax_dp.figures.tables.settings import metric_of, settings_of
 from fedjax_dp.folders import require_writable
 from fedjax_dp.models import Model, usual_model
 from fedjax_dp.privacy.guarantees import prepared
@@ -38,7 +38,7 @@ from fedjax_dp.sweeps.runner import Keep, Plan, Trained, announce, execute, exec
 from fedjax_dp.sweeps.search import P, Search, search_of
 from fedjax_dp.sweeps.selection_cost import ByResults, cost_of_choosing
 from fedjax_dp.sweeps.table import Best, best, column, overview, summary, tidy
-from fedjax_dp.sweeps.winners import winners
+from fedjax_dp.sweeps.winners import cost_by, winners
 
 if TYPE_CHECKING:
     import pandas
@@ -59,7 +59,7 @@ class Sweep:
     name: str
     axes: tuple[str, ...]
     records: tuple[Record, ...]
-    choosing: Mapping[str, Any] | None = None  # what choosing the best costs in privacy, see `cost_of_choosing`
+    choosing: Mapping[str, Any] | None = None  # what choosing by the test set costs in privacy, see `cost_of_choosing`
     plan: Plan | None = None  # of what is left, where nothing else was wanted
     folder: pathlib.Path | None = None  # that it lives in
 
@@ -108,6 +108,10 @@ class Sweep:
         Raises: ConfigurationError for one that does not hold these, see `fedjax-dp compare --help`.
         """
         return compare(self.records, self.axes)
+
+    def cost_by(self, metric: str | None = None) -> Mapping[str, Any] | None:
+        """What choosing the best by this metric costs: `choosing`, or no epsilon for what only the simulator sees."""
+        return cost_by(metric_of(self.records, metric), self.choosing)
 
     @property
     def points(self) -> tuple[Record, ...]:

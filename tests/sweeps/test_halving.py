@@ -151,10 +151,11 @@ def entry_with(test_clients):
 def test_results_that_are_not_released_have_no_epsilon_of_the_choice():
     """A stop by what the adversary's view does not have is no function of what was counted."""
     public, own = entry_with(None), entry_with(np.zeros(3))
-    assert selection_cost._unseen([public], View.UPLOADS) is None
-    assert "test records of clients" in selection_cost._unseen([public, own], View.UPLOADS)
+    assert selection_cost._unreleased([public], View.UPLOADS, "halving") is None
+    assert "records that clients hold out" in selection_cost._unreleased([public, own], View.UPLOADS, None)
     for view in (View.FINAL_MODEL, View.OWNER, View.DEPLOYED):
-        assert "models of rounds" in selection_cost._unseen([public], view)
+        assert "models of rounds" in selection_cost._unreleased([public], view, "halving")
+        assert selection_cost._unreleased([public], view, None) is None
 
 
 # Whole sweeps: 9 settings with 2 seeds, of which 3 and then 1 go on.
