@@ -15,9 +15,9 @@ RUN is the folder of a run; its newest checkpoint is taken, however many devices
 paths in the model, such as Dense_0/kernel. A .safetensors file also holds configuration, rounds and Guarantee.
 Of a model of which a part is frozen they are those that were trained; --merged writes all, low-rank terms added.
 
-Every file carries the run's ledger, so that a run that begins with it knows what it was trained on. It holds hashes of
-some records, by which whoever has one of these can tell that it was used; --no-hashes leaves them out, and a run that
-begins with the file then has no epsilon until somebody says that it holds nothing of its clients."""
+Every file carries the run's ledger, so that a run that begins with it knows what it was trained on. It holds a checksum
+of all records and digests of clients' names, by which clients are known again; --no-hashes leaves them out, and every
+client of a run that begins with the file then counts as the one that has paid most."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class ExportOptions:
         folder: of a run
         file: .safetensors or .npz
         merged: write all parameters of a model of which a part is frozen, low-rank terms added
-        no_hashes: leave hashes of records out of the ledger in the file
+        no_hashes: leave the checksum of the records and digests of clients' names out of the ledger in the file
     """
 
     folder: Annotated[str | None, about("", positional=True)] = None

@@ -4,7 +4,6 @@ from .dirichlet_partitions import class_dirichlet as class_dirichlet
 from .dirichlet_partitions import dirichlet as dirichlet
 from .dirichlet_partitions import inner_dirichlet as inner_dirichlet
 from .disk import noted_checksum as noted_checksum
-from .disk import noted_hashes as noted_hashes
 from .disk import open_store as open_store
 from .disk import save_store as save_store
 from .holdout import hold_out as hold_out

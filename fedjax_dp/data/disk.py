@@ -20,7 +20,6 @@ import numpy as np
 
 from fedjax_dp import errors, folders
 from fedjax_dp.accounting.neighbours import Unit
-from fedjax_dp.data import record_hashes
 from fedjax_dp.data.client_names import ClientNames
 from fedjax_dp.data.store import FederatedData, UnitBound
 from fedjax_dp.data.targets import TARGETS, Vocabulary, check_vocabulary, vocabulary_of
@@ -72,7 +71,6 @@ def save_store(data: FederatedData, folder: str | os.PathLike[str], show: Show =
             "records": int(np.sum(data.sizes)),
             "test_records": len(test["x"]),
             "checksum": noted,
-            "hashes": record_hashes.written(record_hashes.hashes_of(data)),
         }
         (draft / "store.json").write_text(json.dumps(about, indent=1) + "\n")
         os.replace(draft, folder)
@@ -124,15 +122,6 @@ def open_store(folder: str | os.PathLike[str]) -> FederatedData:
 def noted_checksum(folder: str | os.PathLike[str]) -> str:
     """Of a store's records, as it was noted when they were written; reads none of them."""
     return _about(pathlib.Path(folder))["checksum"]
-
-
-def noted_hashes(folder: str | os.PathLike[str]) -> np.ndarray | None:
-    """Of some of a store's records, as they were noted; None in stores that were written before that was done."""
-    text = _about(pathlib.Path(folder)).get("hashes")
-    try:
-        return None if text is None else record_hashes.read(text)
-    except (TypeError, ValueError) as error:
-        raise errors.refuse(f"{folder}: hashes", "something else", "those that were written", str(error)) from None
 
 
 def _about(folder: pathlib.Path) -> dict[str, Any]:

@@ -110,7 +110,6 @@ def _ready(config: RunSpec, screen: Screen, goes_on: bool = False) -> PreparedRu
             execution,
             on_host=on_host,
             checksums={"data": population.checksum(config.data, data), **run_folder.files_of(config)},
-            hashes=population.hashes(config.data),
             progress=progress,
         )
     if ready.halted_of is not None:

@@ -14,7 +14,6 @@ import numpy as np
 from fedjax_dp import own_code
 from fedjax_dp.accounting import Guarantee, Unit
 from fedjax_dp.accounting.composed_phases import draws_of, is_own_code, spent
-from fedjax_dp.data import record_hashes
 from fedjax_dp.display import finite, without_addresses
 from fedjax_dp.models import Model
 from fedjax_dp.models.origins import FREE, RUN, values_digest, who_is_in, with_phase
@@ -32,18 +31,16 @@ def ledger_of(
     planned: PlannedRun,
     guarantee: Guarantee,
     checksum: str | None = None,
-    hashes: np.ndarray | None = None,
     *,
     in_sweep: bool = False,
     chosen: str | None = None,
 ) -> str:
     """The ledger of a run: the phases of what it began with, then its own.
 
-    checksum, hashes  of the records, where they are known: of a start without hashes nobody knows whether it holds some
-                      of a client's;
-    in_sweep          whether it is one of several runs, among which somebody may have chosen by what they released;
-    chosen            of a run whose noise results chose, so that its epsilon and delta alone are known: what tells it
-                      from others that chose otherwise.
+    checksum  of the records, by which clients of a run on the same ones are known again;
+    in_sweep  whether it is one of several runs, among which somebody may have chosen by what they released;
+    chosen    of a run whose noise results chose, so that its epsilon and delta alone are known: what tells it from
+              others that chose otherwise.
     """
     data = planned.data
     known = who_is_in(data, checksum, guarantee.unit is not Unit.CLIENT)
@@ -63,7 +60,7 @@ def ledger_of(
         "made of": _digest(made_of(planned.algorithm, planned.model) | ({} if chosen is None else {"chosen": chosen})),
         "draws": draws_of(planned.draw_seed),
         "clients": known["clients"],
-        "records": known["records"] | {"hashes": None if hashes is None else record_hashes.written(hashes)},
+        "records": known["records"],
         "continues": [phase.phase for phase in guarantee.phases],
         **({"in_sweep": True} if in_sweep else {}),
         **({"mapped": mapped} if mapped else {}),
@@ -89,12 +86,11 @@ def _digest(facts: Mapping[str, str]) -> str:
 def exported(ledger: str, values: Mapping[str, Any], round_done: int, hashes: bool = True) -> str:
     """The ledger beside these arrays: its last line names them, and the round they are of.
 
-    hashes  what is computed from the run's records stays in it: their checksum, and the hashes of some; and digests of
-            clients' names.
+    hashes  the checksum of the run's records and digests of its clients' names stay in it.
     """
     before, facts = _apart(ledger)
     if not hashes:
-        facts["records"] = facts["records"] | {"checksum": None, "hashes": None}
+        facts["records"] = facts["records"] | {"checksum": None}
         facts["clients"] = facts["clients"] | {"names": None}
     return with_phase(before, facts | {"round": round_done, "parameters": values_digest(values)})
 

@@ -13,7 +13,6 @@ from fedjax_dp.data import (
     hold_out,
     load,
     noted_checksum,
-    noted_hashes,
     open_store,
     pooled,
 )
@@ -87,11 +86,6 @@ def checksum(config: PopulationConfig, data: FederatedData) -> str:
     if kind_of(config.dataset) == "store":
         return noted_checksum(config.dataset.partition(":")[2])
     return data.checksum
-
-
-def hashes(config: PopulationConfig) -> np.ndarray | None:
-    """Of some of these records, where they need not be read for it."""
-    return noted_hashes(config.dataset.partition(":")[2]) if kind_of(config.dataset) == "store" else None
 
 
 def _normalised(dataset: Dataset, constants: str | None) -> Dataset:

@@ -136,9 +136,8 @@ class SavedRun:
 
         path    ends in .safetensors, which also holds configuration and Guarantee, or in .npz;
         merged  all parameters of the network, see `whole`; else those that were trained;
-        hashes  the ledger holds hashes of some of the records, by which whoever has one sees that it was trained on.
-                Without them a run that begins with the file has no epsilon until somebody says that the file holds
-                nothing of its clients.
+        hashes  the ledger holds a checksum of the records and digests of clients' names, by which clients are known
+                again. Without them every client of a run that begins with the file counts as the one that paid most.
         Raises: ConfigurationError for other endings, for a file that exists and for one that cannot be written.
         """
         path = pathlib.Path(path)

@@ -15,7 +15,6 @@ import numpy as np
 from fedjax_dp import errors
 from fedjax_dp.accounting import Guarantee
 from fedjax_dp.accounting.guarantee import marked
-from fedjax_dp.data.record_hashes import hashes_of
 from fedjax_dp.display import Card, count, displayed
 from fedjax_dp.execution import distributed
 from fedjax_dp.execution.mesh import Execution
@@ -106,7 +105,6 @@ class PreparedRun:
     steering   what chooses noise or end of the run from what it releases, if anything does
     folder     that it is kept in, if any
     history    the evaluations before it was stopped, where it goes on
-    hashes     of its records, where they are known
     """
 
     spec: RunSpec
@@ -119,7 +117,6 @@ class PreparedRun:
     steering: Choices | StopRule | None = None
     folder: pathlib.Path | None = None
     history: tuple[Evaluation, ...] = ()
-    hashes: np.ndarray | None = None
 
     @property
     def name(self) -> str:
@@ -143,13 +140,12 @@ class PreparedRun:
 
     @functools.cached_property
     def ledger(self) -> str:
-        """What its parameters carry with them; reads the records, but for those of a store that names their hashes."""
+        """What its parameters carry with them."""
         data = self.planned.data
         checksum = self.checksums.get("data") or data.checksum
-        hashes = hashes_of(data) if self.hashes is None else self.hashes
         choices = None if self.steering is None else self.steering.chosen
         chosen = None if choices is None else choices.name
-        return phases.ledger_of(self.name, self.planned, self.guarantee, checksum, hashes, chosen=chosen)
+        return phases.ledger_of(self.name, self.planned, self.guarantee, checksum, chosen=chosen)
 
     @functools.cached_property
     def spending(self) -> Spending:
@@ -201,7 +197,6 @@ def prepare(
     *,
     on_host: bool,
     checksums: Mapping[str, str],
-    hashes: np.ndarray | None = None,
     progress: Callable[[int, int], None] | None = None,
     adapt: Choice | None = None,
 ) -> PreparedRun:
@@ -238,7 +233,6 @@ def prepare(
         guarantee=guarantee,
         on_host=on_host,
         checksums=checksums,
-        hashes=hashes,
     )
 
 

@@ -2,14 +2,13 @@
 
 A ledger is lines of JSON, one for each phase of training, the first first; each names the one before it, or none. That
 of a run's folder has a line for each round after them (`accounting.ledger`), which stays there. A phase is a run, with
-its data, its Guarantee and a sample of hashes of its records, or values from elsewhere, with what is known of them.
+its data and its Guarantee, or values from elsewhere, with what is known of them.
 Lines are never written anew: a run that begins with an export has its lines before its own.
 """
 
 import dataclasses
 import hashlib
 import itertools
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,7 +18,6 @@ from fedjax_dp import errors
 from fedjax_dp.accounting.client_maps import ClientPairs
 from fedjax_dp.accounting.composed_phases import FILE, Phase, names_of
 from fedjax_dp.accounting.ledger import VERSION, as_json, phases_in, read_line
-from fedjax_dp.data import record_hashes
 from fedjax_dp.data.store import FederatedData
 
 LEDGER = "ledger.jsonl"  # the file beside the arrays of a folder, and the run's own
@@ -108,12 +106,7 @@ def who_is_in(data: FederatedData, checksum: str | None, public: bool) -> dict[s
             "sizes": hashlib.sha256(sizes.tobytes()).hexdigest(),
             "names": names_of(names),
         },
-        "records": {
-            "count": int(sizes.sum()),
-            "features": math.prod(data.record_shape),
-            "unscaled": data.x.dtype.kind in "iu" and not data.tokens,  # whole numbers as pictures have them
-            "checksum": checksum,
-        },
+        "records": {"count": int(sizes.sum()), "checksum": checksum},
     }
 
 
@@ -152,17 +145,6 @@ def phases_of(ledger: str, where: str) -> tuple[Phase, ...]:
     return tuple(found)
 
 
-def hashes_in(phase: Phase) -> np.ndarray | None:
-    """The sample of hashes of a run's records; None where it was left out.
-
-    Raises: ValueError for what is none.
-    """
-    text = phase["records"].get("hashes")
-    if not isinstance(text, str | None):
-        raise ValueError("hashes that are no text")
-    return None if text is None else record_hashes.read(text)
-
-
 def values_digest(values: Mapping[str, Any]) -> str:
     """sha256 of arrays by name, the same in every format."""
     whole = hashlib.sha256()
@@ -190,8 +172,6 @@ def _require_fields(line: dict[str, Any], before: list[str]) -> None:
     for name, kinds in FIELDS[kind].items():
         if type(line.get(name)) not in (kinds if isinstance(kinds, tuple) else (kinds,)):  # a truth value is no number
             raise ValueError(f"{name} {str(line.get(name))[:40]!r}")
-    if kind == RUN:
-        hashes_in(line)
     if line.get("phase") != _name(line) or line.get("parent") not in (None, *before[-1:]):
         raise ValueError("other facts than were written")
     if not all(name in before for named in ("beside", "continues") for name in line.get(named) or ()):

@@ -1,17 +1,14 @@
 """What the values that training begins with hold of the clients' records, as far as it is known.
 
-Where they were made of the same records, the Guarantee is of that phase and of the run together; there is none where
-that phase had no privacy, or nobody says how much. What cannot be known to be of other records is closed: it is taken
-for these, or the Guarantee begins by saying so.
+A phase of training counts: the Guarantee is of it and of the run together, and there is none where that phase had no
+privacy, or nobody says how much. It does not count where its records are others by name, both data sets being shipped
+ones that share none, or where somebody denies it; the Guarantee then names the start. Records are not compared, as
+those of a data set may have been cropped, mirrored, scaled or relabelled.
 """
 
-import functools
-import math
 import re
 from collections.abc import Iterable
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import NamedTuple
 
 from fedjax_dp import errors
 from fedjax_dp.accounting import Event, Unit, View, epsilons_of
@@ -32,12 +29,11 @@ from fedjax_dp.accounting.composed_phases import (
 )
 from fedjax_dp.accounting.guarantee import epsilon_text
 from fedjax_dp.accounting.ledger import ranges
-from fedjax_dp.data.record_hashes import hashes_of, shared
+from fedjax_dp.data.names import share_no_records
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.models import Origin
-from fedjax_dp.models.origins import RUN, hashes_in, who_is_in
+from fedjax_dp.models.origins import RUN, who_is_in
 
-COINCIDENCE = 0.01  # of a start's records that a word may explain away if they are among the clients' too
 OF = "of the training alone, which begins with"
 SAY_SO = "say that it holds none of these clients' records (start_private false) if that is so"
 
@@ -114,29 +110,12 @@ class _Sign(NamedTuple):
     deniable: bool = True
 
 
-class _Records:
-    """The clients' records, hashed once if anybody asks."""
-
-    def __init__(self, data: FederatedData, public: bool) -> None:
-        self.data, self.name, self.public = data, data.name, public
-
-    @functools.cached_property
-    def hashes(self) -> np.ndarray:
-        return hashes_of(self.data)
-
-    @functools.cached_property
-    def facts(self) -> dict[str, Any]:
-        """By which clients are known again."""
-        return who_is_in(self.data, self.data.checksum, self.public)
-
-
 def beginning_of(origins: Iterable[Origin], data: FederatedData, unit: Unit) -> Beginning:
     """What is known of all of these values: the first reason against an epsilon, or all that the Guarantee has to name.
 
     unit  of the Guarantee: of a client it is not public who takes part, so that none is known by its name.
     """
-    records = _Records(data, unit is not Unit.CLIENT)
-    parts = [_one(origin, records) for origin in origins]
+    parts = [_one(origin, data, unit) for origin in origins]
     caveats = [part.caveat for part in parts if part.caveat]
     before = {one.phase["phase"]: one for part in parts for one in part.before}  # of two branches the common one once
     reasons = [part.reason for part in parts if part.reason]
@@ -154,10 +133,10 @@ def beginning_of(origins: Iterable[Origin], data: FederatedData, unit: Unit) -> 
     )
 
 
-def _one(origin: Origin, records: _Records) -> Beginning:
+def _one(origin: Origin, data: FederatedData, unit: Unit) -> Beginning:
     """What is known of one start. All that denies is a word; all that composes, a run's ledger or an epsilon."""
-    signs = {phase["phase"]: sign for phase in origin.phases if (sign := _sign(phase, origin, records))}
-    if origin.ledger and origin.trained_on is not None and _names(origin.trained_on, records.name):
+    signs = {phase["phase"]: sign for phase in origin.phases if (sign := _sign(phase, origin, data))}
+    if origin.ledger and origin.trained_on is not None and _names(origin.trained_on, data.name):
         sign = _Sign(f"said to be trained on {origin.trained_on}, as these clients' data are called")
         signs |= {phase["phase"]: sign for phase in origin.phases if phase["phase"] not in signs}
     if origin.public is False or origin.stated is not None or origin.clients is not None:
@@ -165,7 +144,7 @@ def _one(origin: Origin, records: _Records) -> Beginning:
         known = [phase for phase in origin.phases if phase["kind"] == RUN or is_private(phase)]
         signs |= {phase["phase"]: sign for phase in known or origin.phases}
     counted = [name for name, sign in signs.items() if not (origin.public and sign.deniable)]
-    facts = records.facts
+    facts = who_is_in(data, data.checksum, unit is not Unit.CLIENT) if counted else {}
     if origin.clients is not None:
         last = origin.phases[-1]
         facts = facts | {"mapped": {last["phase"]: mapped(origin.clients, last, facts)}}
@@ -176,8 +155,8 @@ def _one(origin: Origin, records: _Records) -> Beginning:
         why = f": {without_price(phase)}" if phase["kind"] == RUN else ""
         return Beginning(f"training begins with {origin.name}, {sign.reason}{why}{remedy}")
     denied = next((sign for name, sign in signs.items() if name not in counted), None)
-    compared = bool(origin.ledger) and origin.public is None
-    word = "treated as public" if compared else "public on the word of whoever runs it"
+    by_name = bool(origin.ledger) and origin.public is None
+    word = "treated as public" if by_name else "public on the word of whoever runs it"
     if denied is not None:
         return Beginning(caveat=f"{OF} {origin}, {word} although {denied.reason}", before=tuple(before))
     files = (phase for phase in origin.phases if phase["kind"] != RUN)
@@ -198,39 +177,35 @@ def _one(origin: Origin, records: _Records) -> Beginning:
             before=tuple(before),
         )
     if before:
-        lines = [f"training begins with {origin}", *(f"of {about(one.phase)}, {one.match.members}" for one in before)]
+        lines = [f"training begins with {origin}"]
+        for one in before:
+            sign = signs[one.phase["phase"]]
+            lines += [f"of {about(one.phase)}, {one.match.members}", *([sign.reason] if sign.deniable else [])]
         return Beginning(assumptions=("; ".join(lines),), before=tuple(before))
     made_of = "" if origin.trained_on else ", ".join(filter(None, map(_made_of, origin.phases)))
     made_of = f", made by {made_of}," if made_of else ","
-    apart = ", as none of its records that can be compared is one of these clients'" if compared else ""
+    apart = ", as its data set shares no record with these clients'" if by_name else ""
     return Beginning(assumptions=(f"training begins with {origin}{made_of} which is {word}{apart}",))
 
 
-def _sign(phase: Phase, origin: Origin, records: _Records) -> _Sign | None:
+def _sign(phase: Phase, origin: Origin, data: FederatedData) -> _Sign | None:
     """What speaks for a phase of training having seen these clients' records."""
+    name = data.name
     if phase["kind"] != RUN:
         if phase.get("stated") is not None:
             return _Sign(f"made of {phase['name']}, which was trained on records of its clients")
         words = phase["trained_on"]
-        named = words is not None and _names(words, records.name)
+        named = words is not None and _names(words, name)
         through = f"made of {phase['name']}, " if origin.ledger else ""
         return _Sign(f"{through}said to be trained on {words}, as these clients' data are called") if named else None
-    kept, run = hashes_in(phase), f"made by {_made_of(phase)}"
-    if kept is None or not len(kept):
-        return _Sign(f"{run}, of whose records no hashes are at hand")
-    if phase["records"].get("features") != math.prod(records.data.record_shape):
-        return _Sign(f"{run}, whose records have another shape and cannot be compared with these clients'")
-    both = shared(kept, records.hashes)
-    if both:
-        reason = f"{run}, and {both:,} of {len(kept):,} hashes of its records are of these clients' too"
-        return _Sign(reason, both <= COINCIDENCE * len(kept))
-    if records.name and phase["dataset"] == records.name:
-        return _Sign(f"{run}, as these clients' data are called")
-    if phase["records"]["count"] == int(np.sum(records.data.sizes)):  # the same, maybe, with features made otherwise
-        return _Sign(f"{run}, of as many records with as many features as these clients' data")
-    if not all(one["records"].get("unscaled") for one in (phase, records.facts)):
-        return _Sign(f"{run}, of records with as many features, which may be some of these with other constants")
-    return None
+    if share_no_records(phase["dataset"], name):
+        return None
+    made_by = f"made by {_made_of(phase)}"
+    if phase["records"].get("checksum") == data.checksum:
+        return _Sign(f"{made_by}, of these very records", deniable=False)
+    if name and phase["dataset"] == name:
+        return _Sign(f"{made_by}, as these clients' data are called")
+    return _Sign(f"{made_by}, whose records may be these clients' in another form")
 
 
 def _made_of(phase: Phase) -> str:

@@ -24,7 +24,7 @@ from fedjax_dp.tasks.measures import Measure
 
 
 class Trained(NamedTuple):
-    """What is kept of a point's model; without hashes of records, which would be read for every point."""
+    """What is kept of a point's model; its ledger has no checksum of records, which would be read for every point."""
 
     params: Any
     ledger: str

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from fedjax_dp import errors
-from fedjax_dp.data.record_hashes import written
 from fedjax_dp.models import read_start
 from fedjax_dp.models.origins import ARRAY, RUN, Origin, phases_of, values_digest, with_phase
 
@@ -19,7 +18,7 @@ FACTS = {
     "epsilon": 1.5,
     "delta": 1e-3,
     "clients": {"count": 2},
-    "records": {"count": 5, "features": 4, "hashes": written(np.arange(1, 6, dtype=np.uint64))},
+    "records": {"count": 5},
 }
 VALUES = {"w": np.ones((2, 3), np.float32)}
 
@@ -94,9 +93,6 @@ HOSTILE = {
     "no records": changed(records=None),
     "another kind": changed(kind="walk"),
     "kind of none": changed(kind=["run"]),
-    "no hashes": ledger(records={"hashes": "????"}),
-    "odd hashes": ledger(records={"hashes": "AAAA"}),
-    "hashes of numbers": ledger(records={"hashes": [1, 2]}),
     "other parameters": ledger(parameters="0" * 64),
     "of a folder, which names none": ledger(parameters=None),
     "going on from what is not there": ledger(continues=["0" * 64]),

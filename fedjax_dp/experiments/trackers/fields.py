@@ -75,7 +75,7 @@ def times_of(result: Result) -> dict[str, float]:
 def files_of(result: Result) -> Iterator[list[pathlib.Path]]:
     """Files of a finished run, for as long as the block takes: configuration, Guarantee, picture, parameters.
 
-    Nothing in them is computed from single records: the ledger of the parameters is without their hashes.
+    Nothing in them is computed from single records: the ledger of the parameters is without their checksum.
     """
     ready, privacy = result.ready, privacy_of(result.guarantee)
     ledger = phases.exported(ready.ledger, parameters.by_name(result.params), result.history[-1].round, hashes=False)
