@@ -4,12 +4,14 @@ Closed by default: an unknown key is refused, a missing fact is refused by its n
 unknown is counted as the worst that it could be.
 """
 
+import contextlib
 import dataclasses
 import functools
 import math
 import os
 import typing
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextvars import ContextVar
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from fedjax_dp import errors, folders, options, validation
@@ -25,6 +27,20 @@ Beside = Literal["metrics", "counts", "norm", "statistics", "batchnorm", "prepro
 RecordLaw = Literal["full", "poisson", "fixed", "with-replacement", "shuffled", "once", "unknown"]
 
 
+_FACTS_READ: ContextVar[set[str] | None] = ContextVar("facts that are read", default=None)
+
+
+@contextlib.contextmanager
+def reading() -> Iterator[set[str]]:
+    """The names of all facts that are read inside the block, such as `noise.std`."""
+    names: set[str] = set()
+    token = _FACTS_READ.set(names)
+    try:
+        yield names
+    finally:
+        _FACTS_READ.reset(token)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Facts:
     """A group of facts, checked when it is made; groups inside of it may be given as mappings.
@@ -33,6 +49,12 @@ class Facts:
     """
 
     where: ClassVar[str] = ""  # of its keys, in refusals
+
+    def __getattribute__(self, name: str) -> Any:
+        names = _FACTS_READ.get()
+        if names is not None and name in type(self).__dataclass_fields__:
+            names.add(type(self).where + name)
+        return object.__getattribute__(self, name)
 
     def __post_init__(self) -> None:
         for name, option in self.facts().items():
@@ -101,7 +123,7 @@ class Members(Facts):
         of, size, rate = self.of, self.size, self.rate
         if size is not None and rate is not None:
             raise errors.refuse(f"{self.where}rate", rate, f"left out beside {self.where}size", "keep one of them")
-        for drawn, members in _beside(size, of):
+        for drawn, members in pairs_of(size, of):
             if drawn > members:
                 raise errors.refuse(f"{self.where}size", drawn, f"at most the {members} of {self.where}of")
 
@@ -134,6 +156,7 @@ class Records(Members):
         size: how many are drawn
         rate: the chance of each to be drawn
         steps: noisy local steps of a round
+        rest: of law shuffled, what becomes of records that are too few for a batch
     """
 
     where = "records."
@@ -142,6 +165,7 @@ class Records(Members):
     size: Annotated[Count | None, errors.require_count] = None
     rate: Annotated[Number | None, require_share] = None
     steps: Annotated[Count | None, errors.require_count] = None
+    rest: Literal["kept", "dropped", "unknown"] | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -157,6 +181,7 @@ class Clip(Facts):
         coordinates: how many numbers a model has, where norm and noise do not belong together
         threshold: how the bound is chosen; private: from the data, without noise; adaptive: by counts with noise
         count_noise: of threshold adaptive, standard deviation of the noise on the count of those clipped
+        count_bits: what is counted of each: 0 or 1, or that less a half
     """
 
     where = "clip."
@@ -168,11 +193,17 @@ class Clip(Facts):
     coordinates: Annotated[int | None, errors.require_count] = None
     threshold: Literal["public", "private", "adaptive", "unknown"] = "public"
     count_noise: Annotated[float | None, errors.require_positive] = None
+    count_bits: Literal["zero-one", "plus-minus-half", "unknown"] | None = None
 
     def _check(self) -> None:
         if self.threshold == "adaptive" and self.count_noise is None:
             remedy = "it is the standard deviation on the count; a count without noise is threshold private"
             raise errors.refuse("clip.count_noise", "nothing", "given for threshold adaptive", remedy)
+        if self.threshold != "adaptive" and self.count_noise is not None:
+            remedy = "a bound that follows counts with noise is threshold adaptive"
+            raise errors.refuse(
+                "clip.count_noise", self.count_noise, f"left out for threshold {self.threshold}", remedy
+            )
         if self.scope == "tensor" and self.tensors is None:
             raise lacking(["clip.tensors"])
 
@@ -229,7 +260,7 @@ class Noise(Facts):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Weights(Facts):
-    """How updates are averaged.
+    """How what is clipped is averaged: updates, or the records of a step.
 
     Args:
         largest: share of one client in the mean, at most; unknown: 1
@@ -458,6 +489,26 @@ class Deployment(Facts):
         lists = any(isinstance(value, tuple) for value in self.per_client.values())
         return tuple(map(self.of_client, range(self.clients.of or 1))) if lists else (self,)
 
+    @property
+    def stated(self) -> tuple[str, ...]:
+        """The names of facts that say something of the mechanism, such as `noise.std`."""
+        groups = (
+            self.clients,
+            self.records,
+            self.clip,
+            self.noise,
+            self.noise.calibration,
+            self.weights,
+            self.selection,
+        )
+        return tuple(
+            group.where + name
+            for group in groups
+            if group is not None
+            for name in group.to_dict()
+            if name != "calibration"
+        )
+
     def to_toml(self) -> str:
         """As a file that `read` takes."""
         return folders.toml(self.to_dict())
@@ -534,7 +585,7 @@ def _each(what: str, value: Any, require: Callable[[str, Any], object]) -> None:
         require(what, one)
 
 
-def _beside(first: Any, second: Any) -> Iterator[tuple[Any, Any]]:
+def pairs_of(first: Any, second: Any) -> Iterator[tuple[Any, Any]]:
     """Two facts client by client."""
     if first is None or second is None:
         return

@@ -26,6 +26,7 @@ from fedjax_dp.deployments.mechanism import (
     assumptions_of,
     bound_of,
     drawn_of,
+    expected_size,
     missing_facts,
     multiplier,
     noisy,
@@ -240,7 +241,7 @@ def _with_row(deployment: Deployment, values: Values) -> Deployment:
             raise lacking(["replies"])
         share = 1 / values["replies"]
     largest = share if share is not None else deployment.weights.largest
-    weights = dataclasses.replace(deployment.weights, largest=largest, denominator="count")
+    weights = dataclasses.replace(deployment.weights, largest=largest)
     clients = dataclasses.replace(deployment.clients, law="schedule")
     records = deployment.records
     if deployment.clip.of == "record":
@@ -270,7 +271,9 @@ def _with_row(deployment: Deployment, values: Values) -> Deployment:
     if missing := missing_facts(one):
         raise lacking(missing)
     if "noise_multiplier" in values:
-        std = values["noise_multiplier"] * bound_of(one) * weight(one)
+        on_mean = one.records if one.clip.of == "record" and one.noise.on == "mean" else None
+        share = weight(one) if on_mean is None else 1 / expected_size(on_mean)
+        std = values["noise_multiplier"] * bound_of(one) * share
         if "noise_std" in values and abs(values["noise_std"] - std) > CLOSE * std:
             raise errors.refuse("noise_multiplier", values["noise_multiplier"], "that of noise_std", "keep one of them")
         one = dataclasses.replace(one, noise=dataclasses.replace(noise, std=std))

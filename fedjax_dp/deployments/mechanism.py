@@ -1,7 +1,9 @@
 """The noisy releases of a deployment as events: noise multiplier, sampling, adjacency and view, read off the facts."""
 
 import dataclasses
+import functools
 import math
+from collections.abc import Collection
 from typing import NamedTuple
 
 import scipy
@@ -26,10 +28,12 @@ from fedjax_dp.accounting import (
     noise_factor_for,
 )
 from fedjax_dp.accounting.guarantee import NoiseMultipliers
-from fedjax_dp.deployments.description import UNKNOWN, Deployment, Members, lacking
+from fedjax_dp.deployments.description import UNKNOWN, Deployment, Members, Records, lacking, pairs_of, reading
 
 VIEWS = {"server": View.UPLOADS, "clients": View.BROADCAST}
 BOUNDING = ("record", "update", "weights")  # clips that bound what their unit can change
+RANDOM_SIZE = ("poisson", "once", UNKNOWN)  # laws by which nobody knows how many are drawn
+JUDGED_BY_RULES = ("clip.of", "clip.threshold", "noise.law", "noise.scale", "noise.misses", "noise.by")
 SUMMED = "every epsilon counted whole, added up (pure differential privacy)"
 
 
@@ -150,21 +154,80 @@ def mechanism_of(deployment: Deployment, view: str | None = None) -> Mechanism:
     if missing := list(dict.fromkeys(name for one in deployment.kinds for name in missing_facts(one))):
         raise lacking(missing)
     kinds = deployment.kinds
-    drawn = drawn_of(kinds[0])
-    words = list(dict.fromkeys(drawn_of(one).words for one in kinds))
+    laplace = deployment.noise.law == "laplace"
+    with reading() as read:
+        drawn = drawn_of(kinds[0])
+        words = list(dict.fromkeys(drawn_of(one).words for one in kinds))
+        costs = tuple(cost_of(one, releases(one)) for one in kinds)
+        multipliers = () if laplace else tuple(map(multiplier, kinds))
     if len(words) > 1:
         drawn = drawn._replace(words=f"{words[0]} and {len(words) - 1} more")
-    laplace = deployment.noise.law == "laplace"
+    idle = idle_facts(deployment, read)
     return Mechanism(
-        tuple(cost_of(one, releases(one)) for one in kinds),
-        () if laplace else tuple(map(multiplier, kinds)),
+        costs,
+        multipliers,
         deployment.clients.of or 1,
         deployment.hidden,
         drawn.adjacency,
         VIEWS[view_of(deployment, view)],
         SUMMED if laplace else ACCOUNTANTS["pld"].about,
-        (*assumptions_of(deployment, drawn), *deployment.assumes),
+        (*assumptions_of(deployment, drawn), *idle, *deployment.assumes),
     )
+
+
+def idle_facts(deployment: Deployment, read: Collection[str]) -> list[str]:
+    """A line for each fact that is stated and that no price has read, with the reason why it changes nothing.
+
+    Raises: ConfigurationError for one without such a reason: whoever states it expects that it is counted.
+    """
+    lines = []
+    for name in deployment.stated:
+        if name in read or name in JUDGED_BY_RULES:
+            continue
+        reason = _without_effect(deployment, name)
+        if reason is None:
+            group, _, fact = name.rpartition(".")
+            value = getattr(functools.reduce(getattr, group.split("."), deployment), fact)
+            raise errors.refuse(
+                name, value, "left out here, where no rule reads it", "state what it stands for otherwise"
+            )
+        lines.append(f"{name} changes nothing: {reason}")
+    return lines
+
+
+def _without_effect(deployment: Deployment, name: str) -> str | None:
+    """Why a fact changes nothing where no price reads it; None: nothing says so."""
+    group, _, fact = name.partition(".")
+    by_server = deployment.noise.by == "server" and deployment.unit == "client"
+    if fact == "of" and group in ("clients", "records"):
+        return "how many there are matters to warnings alone"
+    if group == "clients" and not by_server:
+        return "clients who come are seen"
+    if group == "clients" and deployment.clients.law in ("all", "schedule", "poisson"):
+        return f"the draw of clients by law {deployment.clients.law} is not counted here"
+    if group == "records" and deployment.clip.of != "record":
+        return f"a client's whole {deployment.clip.of} is bounded, whatever records it is made of"
+    if group == "records" and deployment.records is not None and deployment.records.law == "full":
+        return "every step has all records"
+    if group == "records" and drawn_of(deployment).samplings == (FullBatch(),) and deployment.noise.on == "sum":
+        return "their draw hides nothing here"
+    if name == "records.rest":
+        return "no batch is divided by how many it has"
+    if name == "weights.largest" and (deployment.noise.on != "mean" or not by_server):
+        return "noise is not on a mean of clients"
+    if name == "weights.denominator" and by_server and deployment.clients.law != "poisson":
+        return f"clients by law {deployment.clients.law} are exchanged, and as many come"
+    if name == "weights.denominator" and deployment.clip.of == "record" and not of_random_size(deployment):
+        return "a batch has a fixed size"
+    if name == "weights.denominator" and deployment.noise.by == "client" and deployment.clip.of != "record":
+        return "noise is on each message, and means are made of these"
+    if name == "clip.coordinates":
+        return "the noise belongs to the norm that is clipped"
+    if name == "clip.count_bits":
+        return "where a client is exchanged, either kind of bit moves the count alike"
+    if deployment.selection is not None and group in ("clip", "noise"):
+        return "numbers are chosen and released by the selection's own epsilons"
+    return None
 
 
 def missing_facts(deployment: Deployment) -> list[str]:
@@ -176,6 +239,8 @@ def missing_facts(deployment: Deployment) -> list[str]:
     each = noise.on == "mean" and by_record
     coordinates = (noise.law == "laplace" and clip.norm != "l1") or clip.norm == "coordinate"
     sized = ("fixed", "with-replacement", "shuffled")
+    divided = counted and clients.law == "poisson"
+    divided = divided or (each and of_random_size(deployment))
     needed = {
         "clip.norm": clip.norm is None,
         "clip.bound": clip.bound is None and not selected,
@@ -184,7 +249,8 @@ def missing_facts(deployment: Deployment) -> list[str]:
         "noise.on": noise.on is None,
         "noise.by": noise.by is None,
         "weights.largest": deployment.weights.largest is None and by_server and noise.on == "mean",
-        "weights.denominator": deployment.weights.denominator is None and counted and clients.law == "poisson",
+        "weights.denominator": deployment.weights.denominator is None and divided,
+        "clip.count_bits": clip.count_noise is not None and clip.count_bits is None and _adds_or_removes(deployment),
         "records": records is None and by_record,
     }
     drawn: dict[str, tuple[Members, bool, tuple[str, ...]]]
@@ -195,6 +261,8 @@ def missing_facts(deployment: Deployment) -> list[str]:
         needed["records.steps"] = records.steps is None
         drawn["records"] = (records, True, sized)
         needed["records.size"] = each and records.size is None and (records.rate is None or records.of is None)
+        rest = each and records.law == "shuffled" and of_random_size(deployment) and counts_who_came(deployment)
+        needed["records.rest"] = rest and records.rest is None
     for where, (members, matters, laws) in drawn.items():
         if matters and members.law in laws:
             needed |= {f"{where}.{name}": getattr(members, name) is None for name in ("size", "of")}
@@ -202,6 +270,32 @@ def missing_facts(deployment: Deployment) -> list[str]:
         if matters and members.law in ("poisson", "once"):
             needed[f"{where}.rate"] = not chance
     return [name for name, lacks in needed.items() if lacks]
+
+
+def of_random_size(deployment: Deployment) -> bool:
+    """Whether a step may have another number of records than is said."""
+    records = deployment.records
+    if records is None or deployment.clip.of != "record":
+        return False
+    if records.law == "shuffled" and records.of is not None and records.size is not None:
+        return any(of % size for size, of in pairs_of(records.size, records.of))
+    return records.law in RANDOM_SIZE
+
+
+def counts_who_came(deployment: Deployment) -> bool:
+    """Whether a mean may be divided by the number of those who came."""
+    return deployment.weights.denominator in ("count", UNKNOWN)
+
+
+def _adds_or_removes(deployment: Deployment) -> bool:
+    """Whether neighbours of what the server sums differ in a client that is there or not."""
+    fixed = deployment.weights.denominator == "fixed"
+    return (
+        deployment.unit == "client"
+        and deployment.noise.by == "server"
+        and deployment.clients.law == "poisson"
+        and fixed
+    )
 
 
 def _chance(members: Members) -> float:
@@ -217,6 +311,8 @@ def drawn_of(deployment: Deployment) -> Drawn:
     """
     records, clients = deployment.records, deployment.clients
     if deployment.clip.of == "record" and records is not None:
+        if deployment.noise.on == "sum" and records.law in RANDOM_SIZE and counts_who_came(deployment):
+            return _seen("records, whose number in each step is public")
         return _drawn(records, "records")
     if deployment.unit == "client" and deployment.noise.by == "server":
         counts = clients.law == "poisson" and deployment.weights.denominator != "fixed"
@@ -231,21 +327,21 @@ def _seen(whose: str) -> Drawn:
 
 
 def _drawn(members: Members, whose: str) -> Drawn:
-    law, size, of = members.law, members.size, members.of
+    law = members.law
     fixed = Adjacency.REPLACE_ONE
     if law == "poisson":
         sampling: Sampling = Poisson(_chance(members))
         return Drawn((sampling,), Adjacency.ADD_REMOVE, f"{whose} by {sampling}")
     if law == "fixed":
-        sampling = WithoutReplacement(size, of)
+        sampling = WithoutReplacement(members.size, members.of)
         return Drawn((sampling,), fixed, f"{whose} by {sampling}")
     if law == "with-replacement":
-        sampling = WithReplacement(size, of)
+        sampling = WithReplacement(members.size, members.of)
         return Drawn((sampling,), fixed, f"{whose} by {sampling}")
     if law == UNKNOWN:
         worst: tuple[Sampling, ...] = (FullBatch(),)
-        if size is not None and of is not None:
-            worst = (*worst, WithReplacement(size, of))
+        if members.size is not None and members.of is not None:
+            worst = (*worst, WithReplacement(members.size, members.of))
         words = f"the draw of {whose} is unknown: the worse of all in every sum and independent draws with replacement"
         return Drawn(worst, fixed, words)
     return Drawn((FullBatch(),), fixed, f"{whose} by law {law}: no amplification by their draw")
@@ -274,11 +370,10 @@ def bound_of(deployment: Deployment, norm: int = 2) -> float:
     """Of what one member adds to a sum, in the norm that the noise needs."""
     clip = deployment.clip
     bound, tensors = float(clip.bound), clip.tensors if clip.scope == "tensor" and clip.tensors else 1  # type: ignore[arg-type]
-    numbers = clip.coordinates or 1
     if clip.norm == "coordinate":
-        return float(bound * numbers ** (1 / norm))
+        return float(bound * (clip.coordinates or 1) ** (1 / norm))
     if clip.norm == "l2":
-        return bound * math.sqrt(tensors) * (math.sqrt(numbers) if norm == 1 else 1.0)
+        return bound * math.sqrt(tensors) * (math.sqrt(clip.coordinates or 1) if norm == 1 else 1.0)
     return bound * (tensors if norm == 1 else math.sqrt(tensors))
 
 
@@ -305,10 +400,25 @@ def weight(deployment: Deployment) -> float:
         return 1.0
     records = deployment.records
     if deployment.clip.of == "record" and records is not None:
-        size = records.size if records.size is not None else records.rate * records.of  # type: ignore[operator]
-        return 1 / float(size)  # type: ignore[arg-type]
+        return 1 / _least_divisor(deployment, records)
     largest = deployment.weights.largest
     return 1.0 if largest == UNKNOWN or largest is None else float(largest)
+
+
+def _least_divisor(deployment: Deployment, records: Records) -> float:
+    """By what a step's mean may be divided: a batch of random size may hold one record alone, a rest of a pass few."""
+    if not of_random_size(deployment) or not counts_who_came(deployment):
+        return expected_size(records)
+    if records.law != "shuffled":
+        return 1.0
+    kept = records.rest in ("kept", UNKNOWN)
+    return float(records.of % records.size) if kept else expected_size(records)  # type: ignore[operator]
+
+
+def expected_size(records: Records) -> float:
+    """Records of a step, on average."""
+    size = records.size if records.size is not None else records.rate * records.of  # type: ignore[operator]
+    return float(size)  # type: ignore[arg-type]
 
 
 def multiplier(deployment: Deployment) -> float:
@@ -317,8 +427,21 @@ def multiplier(deployment: Deployment) -> float:
     Source: Andrew, Thakkar, McMahan, Ramaswamy 2021, arXiv:1905.03871, Theorem 1.
     """
     own = noise_std(deployment) / (bound_of(deployment) * weight(deployment))
+    counts = count_multiplier(deployment)
+    return own if counts is None else 1 / math.hypot(1 / own, 1 / counts)
+
+
+def count_multiplier(deployment: Deployment) -> float | None:
+    """Noise on the count beside an adaptive bound, over what one client adds; None without a count.
+
+    A bit of 0 or 1 moves it by 1 where a client comes or goes, and by 1/2 if a half is taken off. Where a client is
+    exchanged, either moves by 1 while an update moves by twice its bound, which is 1/2 over the same unit.
+    """
     counts = deployment.clip.count_noise
-    return own if counts is None else 1 / math.hypot(1 / own, 1 / (2 * counts))
+    if counts is None:
+        return None
+    exchanged = drawn_of(deployment).adjacency is Adjacency.REPLACE_ONE
+    return float(counts * (2 if exchanged or deployment.clip.count_bits == "plus-minus-half" else 1))
 
 
 def cost_of(deployment: Deployment, count: int) -> Cost:

@@ -11,7 +11,15 @@ from fedjax_dp.accounting.calibrate import require_budget
 from fedjax_dp.deployments import templates
 from fedjax_dp.deployments.check import Check, check
 from fedjax_dp.deployments.description import BLANK, Deployment
-from fedjax_dp.deployments.mechanism import bound_of, classical, mechanism_of, multiplier, noise_std, weight
+from fedjax_dp.deployments.mechanism import (
+    bound_of,
+    classical,
+    count_multiplier,
+    mechanism_of,
+    multiplier,
+    noise_std,
+    weight,
+)
 from fedjax_dp.deployments.rules import Effect, findings_of
 
 FIXED = ("unit", "clip.of", "clip.norm", "noise.law", "noise.on", "noise.by")  # of which a template says what is so
@@ -112,13 +120,14 @@ def checked_multipliers(deployment: Deployment) -> tuple[float, ...]:
 
 def _std(one: Deployment, joint: float, factor: float) -> float:
     """The standard deviation with `factor` times the noise; counts beside an adaptive bound keep theirs."""
-    counts = one.clip.count_noise
-    if counts is None:
+    counts, stated = count_multiplier(one), one.clip.count_noise
+    if counts is None or stated is None:
         return noise_std(one) * factor
-    wanted = (joint * factor) ** -2 - (2 * counts) ** -2
+    wanted = (joint * factor) ** -2 - counts**-2
     if not wanted > 0:
-        wanted_noise = f"more than {joint * factor / 2:.4g}, or the counts alone cost more than the budget"
-        raise errors.refuse("clip.count_noise", counts, wanted_noise, "raise it")
+        least = joint * factor * stated / counts
+        wanted_noise = f"more than {least:.4g}, or the counts alone cost more than the budget"
+        raise errors.refuse("clip.count_noise", stated, wanted_noise, "raise it")
     return float(wanted**-0.5 * bound_of(one) * weight(one))
 
 

@@ -9,7 +9,17 @@ from typing import Any, NamedTuple
 
 from fedjax_dp.accounting import Adjacency, GaussianSteps, Poisson, Unit, epsilon_of
 from fedjax_dp.deployments.description import UNKNOWN, Deployment, Promise
-from fedjax_dp.deployments.mechanism import BOUNDING, Mechanism, cost_of, multiplier, releases, view_of, weight
+from fedjax_dp.deployments.mechanism import (
+    BOUNDING,
+    Mechanism,
+    cost_of,
+    counts_who_came,
+    multiplier,
+    of_random_size,
+    releases,
+    view_of,
+    weight,
+)
 
 SLACK = 1e-3  # relative: claims that round an epsilon, or were made by another accountant, are as good
 GROUPS = ("clip", "noise", "selection")
@@ -181,6 +191,15 @@ def _count_denominator(deployment: Deployment, view: str) -> Findings:
         yield Finding("count_denominator", words, Effect.COUNTED, remedy="divide by a fixed number")
 
 
+def _count_of_records(deployment: Deployment, view: str) -> Findings:
+    if deployment.clip.of == "record" and counts_who_came(deployment) and of_random_size(deployment):
+        words = (
+            "a step is divided by the number of records that came, which neighbours differ in: a record is counted as "
+            "the only one, or as one of a rest"
+        )
+        yield Finding("count_denominator", words, Effect.COUNTED, remedy="divide by a fixed number")
+
+
 def _also(deployment: Deployment, view: str) -> Findings:
     for one in deployment.also:
         if one.epsilon is None:
@@ -342,6 +361,7 @@ OF_NOISE: tuple[Rule, ...] = (
     _unnoised_tensor,
     _cohort_mismatch,
     _count_denominator,
+    _count_of_records,
     _also,
     _assumed,
 )
