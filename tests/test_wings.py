@@ -13,7 +13,7 @@ import fedjax_dp
 
 ROOT = pathlib.Path(fedjax_dp.__file__).parent
 FLOORS = [  # of wings, and of the few modules that stand beside them
-    {"devices", "display", "errors", "prng", "schedules", "small_reductions"},
+    {"devices", "display", "errors", "numpy_streams", "prng", "schedules", "small_reductions"},
     {"validation", "folders", "own_code"},
     {"accounting"},
     {"options", "pytrees"},

@@ -15,6 +15,7 @@ from fedjax_dp.audits.wrappers import FOLLOWING, WITHDRAWN, linear_model, whole_
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.data.targets import rows_of
 from fedjax_dp.models import Model
+from fedjax_dp.numpy_streams import numpy_stream
 from fedjax_dp.privacy.protection import unit_of
 from fedjax_dp.prng import role_key
 from fedjax_dp.pytrees import changed, ravel
@@ -54,7 +55,7 @@ def linear_data(data: FederatedData, records: np.ndarray, labels: np.ndarray) ->
 
 def pattern(widths: tuple[int, ...]) -> np.ndarray:
     """A gradient of length 1 that is equally long in every tensor and touches every parameter, with mixed signs."""
-    signs = np.random.default_rng(0).choice([-1.0, 1.0], sum(widths))
+    signs = numpy_stream("canary gradient").choice([-1.0, 1.0], sum(widths))
     return signs * np.concatenate([np.full(width, (len(widths) * width) ** -0.5) for width in widths])
 
 
@@ -119,7 +120,7 @@ def input_game(
     """The user's own model and data; the canaries are inputs, made of the records that stand at `place`."""
     replaced = data.row_numbers[place.slots].astype(np.int32)
     data = changed(data, y=whole_targets(data.y))
-    x, y = CANARIES[kind](data, replaced, np.random.default_rng(seed))
+    x, y = CANARIES[kind](data, replaced, numpy_stream("canaries", seed))
     present = np.arange(len(replaced), dtype=np.int32) + len(data.x)
     xs, ys, absent = [np.asarray(data.x), x], [data.y, y], replaced
     if place.withdrawn:

@@ -9,6 +9,7 @@ from fedjax_dp import accounting
 from fedjax_dp.accounting import Event, Gdp, TradeOff
 from fedjax_dp.audits.game import Game
 from fedjax_dp.audits.trials import TrialRunner
+from fedjax_dp.numpy_streams import numpy_stream
 
 LEAST = 20  # canaries
 
@@ -70,7 +71,7 @@ def guess(
     """
     (canaries,) = runner.bits
     number = accounting.choose_guesses(canaries, _mu_of(epsilon, delta), significance)
-    coins = np.random.default_rng([seed, canaries]).random(canaries) < 0.5
+    coins = numpy_stream("coins of canaries", seed, canaries).random(canaries) < 0.5
     received = runner.run(game, 0, coins[None])[0, :, :3:2, :canaries]  # the target's messages and models
     scores = _scores(received.reshape(-1, canaries))
     order = np.argsort(scores, kind="stable")

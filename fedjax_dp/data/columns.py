@@ -40,6 +40,8 @@ class Columns(NamedTuple):
     fill: Mapping[str, Any] | float | None = None  # constants for missing values, or one for all columns of numbers
     standardise: Any = None  # "records", constants (mean, deviation) by column, or a public table
     source: str = ""  # the file of the constants
+    missing: Sequence[str] = ("?",)  # words that stand where nothing is known
+    header: bool = True  # whether the first line of a CSV file has the names
 
 
 class Table(NamedTuple):
@@ -372,6 +374,11 @@ def _notes_on(parts: Sequence[Table], features: Sequence[str], columns: Columns)
         for column in features
     ]
     notes = [f"features: {listed(shown)}"]
+    numbers = [str(name) for name in parts[0].frame.columns if _is_number(name)]
+    if parts[0].where and numbers:
+        notes.append(
+            f"warning: the first line has the names, and {listed(numbers)} are numbers: --no-header if it is a record"
+        )
     for column in features:
         if column not in columns.categories and (why := _like_an_id(parts, column, columns.client)):
             drop = f"--drop {column}" if parts[0].where else f"drop=[{column!r}]"

@@ -25,7 +25,7 @@ def dirichlet(
     """
     labels = labels_of(labels)
     sizes = sizes_of(sizes, len(labels))
-    rng, left = generator(seed), np.bincount(labels)
+    rng, left = generator("dirichlet", seed), np.bincount(labels)
     wishes = _wishes(rng, left.size, len(sizes), concentration, scale)
     table = np.zeros(wishes.shape, np.int64)
     for client in rng.permutation(len(sizes)):
@@ -53,7 +53,7 @@ def inner_dirichlet(
     """
     labels = labels_of(labels)
     sizes = sizes_of(sizes, len(labels))
-    rng, left = generator(seed), np.bincount(labels)
+    rng, left = generator("inner dirichlet", seed), np.bincount(labels)
     wishes = _wishes(rng, left.size, len(sizes), concentration, scale)
     takers = _takers(rng, sizes)
     table = np.zeros(wishes.shape, np.int64)
@@ -115,7 +115,7 @@ def class_dirichlet(
     errors.require_count("num_clients", num_clients)
     errors.require_count("min_records", min_records)
     errors.require_positive("concentration", concentration)
-    rng, held, even = generator(seed), np.bincount(labels.astype(int)), len(labels) / num_clients
+    rng, held, even = generator("class dirichlet", seed), np.bincount(labels.astype(int)), len(labels) / num_clients
     smallest = 0
     for _ in range(ATTEMPTS if min_records <= even else 0):
         table = np.zeros((num_clients, held.size), np.int64)
@@ -132,8 +132,8 @@ def class_dirichlet(
             return deal(labels, table, rng)
     wanted, remedy = f"at most {int(even)} for {num_clients} clients of {len(labels)} records", "lower it"
     if min_records <= even:
-        wanted = f"what the smallest client can get, {smallest} in the best of {ATTEMPTS} attempts"
-        remedy += ", raise concentration"
+        drawn = f"{smallest} in the best of {ATTEMPTS} attempts at concentration {concentration:g}"
+        wanted, remedy = f"what the smallest client can get, {drawn}", f"{remedy}, take a larger concentration"
     raise errors.refuse("min_records", min_records, wanted, f"{remedy} or use fewer clients")
 
 

@@ -19,7 +19,7 @@ def split_each(clients: Sequence[np.ndarray], fraction: float, seed: int) -> tup
     So a client with one record keeps it, and one with two or more gives at least one away.
     """
     errors.require_in_unit_interval("holdout", fraction)
-    rng = generator(seed)
+    rng = generator("holdout", seed)
     train, test = [], []
     for rows in row_lists(clients):
         kept = max(1, int((1 - fraction) * len(rows) + 1e-9))  # 0.9 * 10 must not be 8

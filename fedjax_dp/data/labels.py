@@ -18,7 +18,7 @@ def labels_per_client(labels: Labels, sizes: Sizes, count: int, seed: int = 0) -
     """
     labels = labels_of(labels)
     sizes = sizes_of(sizes, len(labels))
-    rng = generator(seed)
+    rng = generator("labels", seed)
     available = np.bincount(labels)
     classes = available.size
     if not 1 <= count <= classes:
@@ -44,7 +44,7 @@ def pathological(
     labels = labels_of(labels)
     errors.require_count("num_clients", num_clients)
     errors.require_choice("assignment", assignment, ASSIGNMENTS)
-    rng, held = generator(seed), np.bincount(labels.astype(int))
+    rng, held = generator("pathological", seed), np.bincount(labels.astype(int))
     present = np.flatnonzero(held)
     if not 1 <= count <= present.size:
         raise errors.refuse("labels_per_client", count, f"between 1 and the {present.size} labels")
@@ -93,7 +93,7 @@ def shards(
         wanted = f"so small that {len(labels)} records make a shard for each of {num_clients * (1 if size else each)}"
         raise errors.refuse(what, size or each, wanted, "use fewer clients")
     pieces = np.argsort(labels, kind="stable")[: number * size].reshape(number, size)
-    dealt = np.split(generator(seed).permutation(number), np.cumsum(even_sizes(number, num_clients))[:-1])
+    dealt = np.split(generator("shards", seed).permutation(number), np.cumsum(even_sizes(number, num_clients))[:-1])
     return [pieces[own].reshape(-1) for own in dealt]
 
 

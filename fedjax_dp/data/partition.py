@@ -25,7 +25,7 @@ def iid(labels: Any, sizes: Sizes, seed: int = 0) -> list[np.ndarray]:
         raise errors.refuse("labels", validation.described(labels), "one for each record")
     records = count_records(targets)
     sizes = sizes_of(sizes, records)
-    order = generator(seed).permutation(np.arange(records))
+    order = generator("iid", seed).permutation(np.arange(records))
     return np.split(order[: sizes.sum()], np.cumsum(sizes)[:-1])
 
 
@@ -40,7 +40,7 @@ def similarity(labels: Labels, num_clients: int, percent: float, seed: int = 0) 
     errors.require_count("num_clients", num_clients)
     if not 0 <= percent <= 100:
         raise errors.refuse("similarity", percent, "between 0 and 100, in percent")
-    order = generator(seed).permutation(len(labels))
+    order = generator("similarity", seed).permutation(len(labels))
     mixed = round(percent / 100 * len(labels))
     loose, rest = order[:mixed], order[mixed:]
     rest = rest[np.argsort(labels[rest], kind="stable")]
@@ -58,7 +58,7 @@ def one_class_per_client(labels: Labels, sizes: Sizes, seed: int = 0) -> list[np
     """
     labels = labels_of(labels)
     sizes = one_class_sizes(labels, sizes) if isinstance(sizes, int) else sizes_of(sizes, len(labels))
-    rng = generator(seed)
+    rng = generator("one class", seed)
     left = np.bincount(labels)
     behind = left * (sizes.sum() / len(labels))
     table = np.zeros((len(sizes), left.size), np.int64)
@@ -131,7 +131,7 @@ def group(ids: np.ndarray, group_size: int, seed: int, remainder: str) -> tuple[
         remainder, np.full(left, -1)
     )
     number = np.empty(len(names), int)
-    number[generator(seed).permutation(len(names))] = [*np.repeat(np.arange(whole), group_size), *rest]
+    number[generator("groups", seed).permutation(len(names))] = [*np.repeat(np.arange(whole), group_size), *rest]
     return owners, number
 
 
@@ -152,8 +152,11 @@ def continuous(
              for its own).
     """
     values = np.asarray(getattr(values, "y_train", values))
-    if values.ndim != 1 or not values.size or values.dtype.kind not in "biuf" or not np.isfinite(values).all():
+    if values.ndim != 1 or not values.size or values.dtype.kind not in "biuf":
         raise errors.refuse("values", f"{values.dtype} of shape {values.shape}", "(records,) finite numbers")
+    if (odd := np.flatnonzero(~np.isfinite(values))).size:
+        got = f"NaN or infinity in {odd.size:,} of {values.size:,} records, first in record {odd[0]}"
+        raise errors.refuse("values", got, "a finite number of every record", "fill them in, or drop these records")
     errors.require_count("num_clients", num_clients)
     if not 0 <= strength <= 1:
         raise errors.refuse("strength", strength, "between 0 and 1")
@@ -161,6 +164,6 @@ def continuous(
     spread = numbers.std()
     if not spread > 0:
         raise errors.refuse("values", "the same number for all records", "numbers that differ", "take another column")
-    noise = generator(seed).standard_normal(len(numbers))
+    noise = generator("continuous", seed).standard_normal(len(numbers))
     blend = strength * ((numbers - numbers.mean()) / spread) + (1 - strength) * noise
     return np.split(np.argsort(blend, kind="stable"), np.cumsum(even_sizes(len(numbers), num_clients))[:-1])

@@ -20,6 +20,8 @@ TABLES = (
     "drop",
     "categories",
     "fill",
+    "missing",
+    "no_header",
     "standardise",
 )
 
@@ -40,6 +42,8 @@ class Reading:
         drop: columns of tables that are no features, such as ids
         categories: words of columns of a table, known without looking; each becomes a feature of 0 and 1
         fill: constants for missing values of tables; a number alone: for all columns of numbers
+        missing: words of tables that stand where nothing is known, beside ?, NA, NaN, null and nothing at all
+        no_header: csv:PATH has no names in its first line; columns are then c0, c1, ...
         standardise: columns of tables less a mean M, over a deviation S: public ones, those of a public file, or
             records: computed from the training records, which no epsilon covers
         record_shape: of features that stand in one row, such as 28,28
@@ -64,6 +68,8 @@ class Reading:
     drop: Annotated[str | None, about("", metavar="NAME,...")] = None
     categories: Annotated[str | None, about("", metavar="NAME=A|B,...")] = None
     fill: Annotated[str | None, about("", metavar="NAME=X,...")] = None
+    missing: Annotated[str | None, about("", metavar="WORD,...")] = None
+    no_header: Annotated[bool | None, about("", switch=True)] = None
     standardise: Annotated[str | None, about("", metavar="NAME=M:S,...")] = None
     record_shape: Annotated[str | None, about("", metavar="INT,...")] = None
     length: int | None = None

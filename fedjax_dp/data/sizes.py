@@ -61,7 +61,7 @@ def one_class_sizes(labels: Labels, num_clients: int) -> np.ndarray:
 def power_law_sizes(records: int, num_clients: int, minimum: int, seed: int) -> np.ndarray:
     """`minimum` records each, the rest by LogNormal(0, 2) shares; sums to `records` exactly."""
     spare = _spare(records, num_clients, minimum)
-    shares = generator(seed).lognormal(0.0, 2.0, num_clients)
+    shares = generator("power-law sizes", seed).lognormal(0.0, 2.0, num_clients)
     return minimum + _round_to(shares / shares.sum() * spare, spare)
 
 
@@ -69,7 +69,7 @@ def zipf_sizes(records: int, num_clients: int, minimum: int, exponent: float, se
     """`minimum` records each, the rest by shares 1 / rank^exponent in random order; sums to `records` exactly."""
     errors.require_not_negative("zipf_exponent", exponent)
     spare = _spare(records, num_clients, minimum)
-    shares = generator(seed).permutation(np.arange(1.0, num_clients + 1) ** -exponent)
+    shares = generator("zipf sizes", seed).permutation(np.arange(1.0, num_clients + 1) ** -exponent)
     return minimum + _round_to(shares / shares.sum() * spare, spare)
 
 

@@ -24,7 +24,7 @@ def synthetic(setting: str, seed: int) -> Dataset:
     Source: Li et al. 2020, arXiv:1812.06127, section 5.1, and its published code.
     """
     spread, num_clients = _parse(setting)
-    rng = generator(seed)
+    rng = generator("synthetic", seed)
     sizes = 50 + np.floor(rng.lognormal(4.0, 2.0, num_clients)).astype(int)
     if spread is None:
         weights = np.broadcast_to(rng.normal(size=(FEATURES, CLASSES)), (num_clients, FEATURES, CLASSES))

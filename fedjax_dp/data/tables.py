@@ -65,7 +65,11 @@ def _columns(kind: str, paths: list[pathlib.Path], reading: Reading) -> Columns:
         drop=() if reading.drop is None else tuple(reading.drop.split(",")),
         categories={name: tuple(words.split("|")) for name, words in _pairs("categories", reading.categories)},
         fill=_fill(reading.fill),
+        missing=("?", *(reading.missing.split(",") if reading.missing is not None else ())),
+        header=not reading.no_header,
     )
+    if reading.no_header and kind != "csv":
+        raise errors.refuse("no_header", "true", f"left out for {kind} files, which have names", "drop it")
     how = reading.standardise
     if how is None or how == "records":
         return columns._replace(standardise=how)
@@ -74,7 +78,7 @@ def _columns(kind: str, paths: list[pathlib.Path], reading: Reading) -> Columns:
         if path.exists() and any(other.exists() and path.samefile(other) for other in paths):
             remedy = "records computes constants of the training records, and says so"
             raise errors.refuse("standardise", path.name, "a public file, not the records", remedy)
-        frame = _read(path, path.suffix[1:], columns._replace(client=None))
+        frame = _read(path, path.suffix[1:], columns._replace(client=None, header=True))
         if set(frame.columns) == set(STATED):
             frame = {row.column: (row.mean, row.std) for row in frame.itertuples()}
         return columns._replace(standardise=frame, source=path.name)
@@ -145,7 +149,13 @@ def _number(frames: list[Any], client: str) -> None:
 
 
 def _read(path: pathlib.Path, kind: str, columns: Columns) -> Any:
-    return _read_csv(path, columns) if kind == "csv" else read_parquet(path)
+    """The table; words that stand where nothing is known are nothing, but for those that are stated as categories."""
+    frame = _read_csv(path, columns) if kind == "csv" else read_parquet(path)
+    for name, words in columns.categories.items():
+        if name in frame.columns:
+            unknown = set(columns.missing).difference(words)
+            frame[name] = frame[name].mask(frame[name].isin(unknown).to_numpy())
+    return frame
 
 
 def _read_csv(path: pathlib.Path, columns: Columns) -> Any:
@@ -166,8 +176,11 @@ def _read_csv(path: pathlib.Path, columns: Columns) -> Any:
     how: dict[str, Any] = {"compression": None, "encoding": "utf-8", "skipinitialspace": True}
     try:
         header = pd.read_csv(source(), header=None, nrows=1, dtype=str, keep_default_na=False, **how).iloc[0]
+        if not columns.header:
+            how |= {"header": None, "names": [f"c{at}" for at in range(len(header))]}
+            header = pd.Series(how["names"])
         kept = {name: str for name in (columns.client, columns.user) if name is not None}
-        frame = pd.read_csv(source(), low_memory=False, dtype=kept, **how)
+        frame = pd.read_csv(source(), low_memory=False, dtype=kept, na_values=list(columns.missing), **how)
         if words := [name for name in columns.categories if name in frame.columns]:
             frame[words] = pd.read_csv(source(), usecols=words, dtype=str, keep_default_na=False, **how)[words]
     except UnicodeDecodeError:
@@ -175,6 +188,7 @@ def _read_csv(path: pathlib.Path, columns: Columns) -> Any:
     except Exception as error:  # pandas has many, without a common base
         reason = " ".join(str(error).split())[:120]
         raise damaged(path, "something else", "a readable csv file", reason) from None
+    _check_names(path, list(header), columns)
     again = header[header.duplicated() & (header != "")]
     if len(again):  # it would be read by another name, and be a feature whatever it is
         raise damaged(f"{path}: columns", f"{again.iloc[0][:40]} twice", "of different names", "drop or rename one")
@@ -184,6 +198,25 @@ def _read_csv(path: pathlib.Path, columns: Columns) -> Any:
         )
         raise damaged(path, f"fields with {others[0]!r} between", "a csv file with commas between fields", remedy)
     return frame
+
+
+def _check_names(path: pathlib.Path, names: list[str], columns: Columns) -> None:
+    """Refuse a first line that is a record: of numbers, or with a word that stands where nothing is known."""
+    words = [name.strip() for name in names if name.strip()]
+    unknown = next((word for word in words if word in columns.missing), None)
+    if unknown is None and (not words or not all(map(_is_numeric, words))):
+        return
+    got = f"{','.join(names)[:40]!r}, {'all numbers' if unknown is None else f'with {unknown!r} for a name'}"
+    remedy = "--no-header reads it as a record and calls columns c0, c1, ..."
+    raise damaged(f"{path}: names of columns", got, "names in the first line", remedy)
+
+
+def _is_numeric(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
 
 
 def _is_number(word: str) -> bool:

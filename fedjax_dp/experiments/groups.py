@@ -12,6 +12,7 @@ from fedjax_dp.data.loaders import DATASETS
 from fedjax_dp.data.names import ASSIGNMENTS, CONCENTRATION_SCALES, REMAINDERS
 from fedjax_dp.data.reading import Reading
 from fedjax_dp.experiments.partitions import PARTITIONS, SIZES
+from fedjax_dp.numpy_streams import numpy_stream
 from fedjax_dp.options import Option, Options, about, of_class
 from fedjax_dp.privacy.terms import WITHOUT, PrivacyTerms
 from fedjax_dp.tasks.names import APS, LOSSES
@@ -166,7 +167,7 @@ class PrivacyConfig(PrivacyTerms):
                 require_budget(f"{name}{ending}", budget, WITHOUT)
             if not high >= low:
                 raise errors.refuse(f"{name}_high", high, f"at least {name}, {low:g}")
-            return np.random.default_rng(seed).uniform(low, high, num_clients)
+            return numpy_stream(f"{name} of clients", seed).uniform(low, high, num_clients)
 
         if self.budget_high is not None:
             errors.require_given("budget", self.budget, "it belongs to budget_high")

@@ -13,6 +13,7 @@ from fedjax_dp.data.store import FederatedData
 from fedjax_dp.inspection.trials import SLACK
 from fedjax_dp.inspection.verdict import require, require_so
 from fedjax_dp.models import Model
+from fedjax_dp.numpy_streams import numpy_stream
 from fedjax_dp.pytrees import ravel
 from fedjax_dp.rounds.simulation import run_key
 
@@ -79,7 +80,7 @@ def neighbouring_batches(data: FederatedData, model: Model, varies: bool) -> Nei
 
     Where batches vary in size, some rows are not there, or all but the first.
     """
-    rng, rows = np.random.default_rng(0), ROWS if varies else DIVISOR
+    rng, rows = numpy_stream("neighbouring batches"), ROWS if varies else DIVISOR
     kind = np.arange(BATCHES) // SCALES.size
     drawn, others = rng.integers(0, len(data.x), (2, BATCHES, rows))
     drawn[kind % 5 == 1] = drawn[kind % 5 == 1, :1]  # of one target

@@ -12,6 +12,7 @@ from fedjax_dp.inspection.noise_law import examine_sizes, uncorrelated
 from fedjax_dp.inspection.noise_scale import Names
 from fedjax_dp.inspection.trials import QUICK, keys_of
 from fedjax_dp.inspection.verdict import certainty, limit, require, require_so
+from fedjax_dp.numpy_streams import numpy_stream
 from fedjax_dp.parts.batches import divisors_of
 from fedjax_dp.parts.contexts import StepContext
 from fedjax_dp.prng import role_key
@@ -64,7 +65,7 @@ def of_clients(algorithm: Algorithm, data: FederatedData, rounds: int, depends: 
     if depends & OF_A_CLIENT:
         sequences = max(rounds if depends & {"round", "rate", "total_rate"} else 1, ids.size)
         times = int(np.clip(NUMBERS // (sequences * tau * LEAST), 1, 8))
-    rng = np.random.default_rng(0)
+    rng = numpy_stream("points of schedules")
     at = np.arange(sequences)
     t = np.concatenate(
         [

@@ -18,6 +18,7 @@ from fedjax_dp.inspection.trials import NOISE_SLACK, QUICK, SLACK, compiled, key
 from fedjax_dp.inspection.verdict import require, require_so
 from fedjax_dp.models import Model
 from fedjax_dp.models.model import size_of
+from fedjax_dp.numpy_streams import numpy_stream
 from fedjax_dp.parts import facts
 from fedjax_dp.parts.batches import neighbours_of
 from fedjax_dp.parts.clipping import Bound, Records
@@ -267,7 +268,7 @@ def examine_correction(
         return
     start, unravel = ravel(model.init(run_key(0)))
     rate = extreme_rates(algorithm.local, data.largest, rounds)[1]
-    rng = np.random.default_rng(0)
+    rng = numpy_stream("models of corrections")
     scale = np.resize([1e-2, 1.0, 1e2], BATCHES)[:, None]
     points = (scale * rng.normal(size=(4, BATCHES, start.size))).astype(np.float32)
     one = jnp.zeros((1, *data.record_shape), jnp.int32 if data.tokens else jnp.float32)

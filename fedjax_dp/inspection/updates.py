@@ -16,6 +16,7 @@ from fedjax_dp.inspection.noise_scale import Names, scale_names
 from fedjax_dp.inspection.trials import NOISE_SLACK, QUICK, SLACK, TRIALS, compiled, drawn_cohorts, keys_of
 from fedjax_dp.inspection.verdict import require, require_so
 from fedjax_dp.models import Model
+from fedjax_dp.numpy_streams import numpy_stream
 from fedjax_dp.parts import facts
 from fedjax_dp.parts.aggregation import Aggregate
 from fedjax_dp.parts.client_privacy import (
@@ -66,7 +67,7 @@ def examine_upload(upload: ClientPrivacy, algorithm: Algorithm, data: FederatedD
 
         return jax.lax.scan(step, tuple(upload.init() for _ in keys), (rounds, means))[1]
 
-    means, first = _means(np.random.default_rng(0), horizon, size), jnp.arange(horizon)
+    means, first = _means(numpy_stream("means of uploads"), horizon, size), jnp.arange(horizon)
     many = int(np.clip(2**21 // (horizon * size), 64, 2000))
     keys = keys_of(many, "release")
     noise = np.asarray(compiled(lambda key: run((key,), first, jnp.asarray(means))[0])(keys), float)
@@ -153,7 +154,7 @@ def _longest_messages(upload: ClientPrivacy, sizes: Sequence[int], states: Any, 
 
 def _updates(upload: ClientPrivacy, size: int, numbers: int) -> np.ndarray:
     """Dense, sparse, even, one-signed and integer updates of all lengths, and every coordinate alone, if it can be."""
-    rng = np.random.default_rng(0)
+    rng = numpy_stream("updates")
     dense = rng.normal(size=(TRIALS, size))
     sparse = dense * (rng.random((TRIALS, size)) < 0.1)
     even = np.resize([1.0, -1.0], (TRIALS, 1)) * np.ones(size)

@@ -14,6 +14,7 @@ from fedjax_dp.models.freezing import with_frozen
 from fedjax_dp.models.model import NetworkModel, require_sizes
 from fedjax_dp.models.networks import Linen
 from fedjax_dp.models.origins import Origin, values_digest
+from fedjax_dp.numpy_streams import numpy_stream
 from fedjax_dp.tasks import TokenCrossEntropy
 
 VOCABULARY, WIDTH = 3000, 300  # of rfedavg's text model
@@ -22,7 +23,8 @@ VOCABULARY, WIDTH = 3000, 300  # of rfedavg's text model
 @functools.lru_cache(maxsize=4)
 def random_embedding(vocabulary: int = VOCABULARY, width: int = WIDTH, seed: int = 0) -> np.ndarray:
     """Gaussian word vectors `(vocabulary, width)`, token 0 (padding) at zero, for where no trained ones are at hand."""
-    table = np.random.default_rng(seed).normal(scale=0.4, size=(vocabulary, width))  # about the spread of GloVe 6B 300d
+    spread = 0.4  # about that of GloVe 6B 300d
+    table = numpy_stream("embedding", seed).normal(scale=spread, size=(vocabulary, width))
     table[0] = 0.0
     return table.astype(np.float32)
 

@@ -12,13 +12,13 @@ Points written out count as one more axis, before all others.
 import dataclasses
 import itertools
 import math
-import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from fedjax_dp import errors
+from fedjax_dp.numpy_streams import numpy_stream
 
 Values = dict[str, Any]  # of one point: field -> value
 LARGEST = 1_000_000
@@ -129,7 +129,7 @@ def random_points(axes: Mapping[str, Axis], trials: int, seed: int) -> list[Valu
 def generator(seed: int, role: str) -> np.random.Generator:
     """The generator of one named role of a search, so that roles share no draws."""
     errors.require_integer("search_seed", seed, 0, 2**32 - 1)
-    return np.random.default_rng([seed, zlib.crc32(role.encode())])
+    return numpy_stream(role, seed)
 
 
 def seeds_of(written: Any) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ from fedjax_dp.inspection.neighbours import neighbouring_stores, require_bounded
 from fedjax_dp.inspection.trials import keys_of
 from fedjax_dp.inspection.verdict import CheckReport
 from fedjax_dp.models import Model
+from fedjax_dp.numpy_streams import numpy_stream
 from fedjax_dp.parts.batches import FixedBatches
 from fedjax_dp.parts.client_privacy import UpdatePrivatizer
 from fedjax_dp.privacy.protection import unit_of
@@ -123,7 +124,7 @@ _loose.__name__ = "1.1 times the function"
 def _of_function(
     function: Callable[[Any], Any], sensitivity: float, adjacency: Adjacency, records: Any, seed: int, trials: int
 ) -> None:
-    rng = np.random.default_rng(seed)
+    rng = numpy_stream("neighbours of a function", seed)
     leaves, structure = jax.tree.flatten(jax.tree.map(np.asarray, records))
     count = len(leaves[0])
     at, drawn = rng.integers(0, count, (2, trials))
@@ -165,7 +166,7 @@ def _require_bounded(
 
 
 def _of_records(algorithm: Algorithm, data: FederatedData, model: Model, seed: int, trials: int) -> None:
-    rng = np.random.default_rng(seed)
+    rng = numpy_stream("neighbouring records", seed)
     algorithm, data = instruments.subsample_clients(instruments.without_server(algorithm), data, most=2)
     claim = instruments.claim_of(algorithm, data, 1, model)
     adjacency = claim.adjacency
@@ -211,7 +212,7 @@ def _examine_uploads(
 
 
 def _of_clients(algorithm: Algorithm, data: FederatedData, model: Model, seed: int, trials: int) -> None:
-    rng = np.random.default_rng(seed)
+    rng = numpy_stream("neighbouring clients", seed)
     claim = instruments.claim_of(algorithm, data, 1, model)
     data = instruments.own_records(data)
     trials = min(trials, max(8, 2**24 // max(data.x.size, 1)))

@@ -158,13 +158,13 @@ def test_class_dirichlet_draws_again_at_most_ten_times():
             return np.eye(len(parameter))[0]
 
     dirichlet = data.dirichlet.__globals__
-    real, dirichlet["generator"] = dirichlet["generator"], lambda seed: Counted()
+    real, dirichlet["generator"] = dirichlet["generator"], lambda role, seed: Counted()
     try:
         told = refusal(data.class_dirichlet, LABELS, 3, 0.5, 0, False, 5)
     finally:
         dirichlet["generator"] = real
     assert len(drawn) == 10 * 10  # classes, attempts
-    assert "0 in the best of 10 attempts, got 5" in told
+    assert "0 in the best of 10 attempts at concentration 0.5, got 5; lower it, take a larger concentration" in told
     assert "at most 200 for 3 clients" in refusal(data.class_dirichlet, LABELS, 3, 0.5, 0, True, 201)
 
 
