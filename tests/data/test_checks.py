@@ -57,7 +57,7 @@ WRONG = [
 def test_wrong_arrays_are_refused_in_one_line(changes, words, tmp_path):
     """From Python, and as a file: the same line, after the file's name."""
     arrays = GOOD | changes
-    told = helpers.refusal(fdp.dataset, **arrays)
+    told = refusal(fdp.dataset, **arrays)
     assert words in told
     np.savez(tmp_path / "a.npz", **arrays)
     read = refusal(load, f"npz:{tmp_path / 'a.npz'}")
@@ -131,14 +131,14 @@ WRONG_TABLES = [
 def test_wrong_tables_are_refused_in_one_line(frame, words, kind, tmp_path):
     path = tmp_path / f"t.{kind}"
     frame.to_csv(path, index=False) if kind == "csv" else frame.to_parquet(path)
-    assert words in helpers.refusal(load, f"{kind}:{path}", client_column="who")
-    assert words in helpers.refusal(fdp.dataset, frame, label="label", client="who")
+    assert words in refusal(load, f"{kind}:{path}", client_column="who")
+    assert words in refusal(fdp.dataset, frame, label="label", client="who")
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
 def test_files_that_are_no_tables_are_refused(kind, tmp_path):
     path = tmp_path / "t"
-    assert "existing file" in helpers.refusal(load, f"{kind}:{path}")
+    assert "existing file" in refusal(load, f"{kind}:{path}")
     for content in (b"", b"\xff\xfe\x00\x80" * 20, b"a,b\n1,2,3\n4,5,6,7,8\n"):
         path.write_bytes(content)
         refusal(load, f"{kind}:{path}")
@@ -165,14 +165,14 @@ def test_ids_in_an_npz_are_the_clients_unless_told_otherwise():
     other = config_of(partition="iid", num_clients=2)
     assert build_data(other).sizes.tolist() == [4, 4]
     assert '"client_ids" of the data is not used' in notes(other, build_data(other))[0]
-    assert "or give another partition" in helpers.refusal(config_of, num_clients=2)
+    assert "or give another partition" in refusal(config_of, num_clients=2)
 
 
 def test_an_npz_may_say_its_number_of_classes():
     np.savez("mine.npz", **GOOD, classes=7)
     assert load("npz:mine.npz").classes == 7
     np.savez("mine.npz", **GOOD, classes=[7, 8])
-    assert "mine.npz: classes must be one integer" in helpers.refusal(load, "npz:mine.npz")
+    assert "mine.npz: classes must be one integer" in refusal(load, "npz:mine.npz")
 
 
 def test_nobody_is_advised_to_load_pickles():
@@ -206,7 +206,7 @@ def test_a_classifier_has_one_score_for_each_class():
     algorithm = fdp.fedavg(cohort_size=1, batch_size=1, local_steps=1, learning_rate=0.1)
     check(algorithm, data, 1, fdp.logistic_regression((3,), 3))
     for outputs in (2, 5):
-        told = helpers.refusal(check, algorithm, data, 1, fdp.logistic_regression((3,), outputs))
+        told = refusal(check, algorithm, data, 1, fdp.logistic_regression((3,), outputs))
         assert f"scores of the model must be (3,), as the loss of task classes takes them, got ({outputs},)" in told
     pair = (lambda key: {"w": np.zeros(3, np.float32)}, lambda params, x: (params["w"] * x).sum(keepdims=True))
     own = models.model(pair, (3,), loss=lambda scores, y: (scores[0] - y) ** 2)  # a regression of the label
@@ -219,7 +219,7 @@ def test_features_beyond_float32_are_refused_with_their_record(where):
     arrays = {"x_train": np.ones((9, 3)), "x_test": np.ones((5, 3))}
     arrays[where][4, 1] = -1e40
     y = np.arange(9) % 2
-    told = helpers.refusal(fdp.dataset, arrays["x_train"], y, arrays["x_test"], y[:5])
+    told = refusal(fdp.dataset, arrays["x_train"], y, arrays["x_test"], y[:5])
     assert f"{where} must be finite in float32, got -1e+40 in record 4" in told
     arrays[where][4, 1] = 3e38
     assert fdp.dataset(arrays["x_train"], y, arrays["x_test"], y[:5]).classes == 2
