@@ -142,12 +142,10 @@ class SavedRun:
         Raises: ConfigurationError for other endings, for a file that exists and for one that cannot be written.
         """
         path = pathlib.Path(path)
-        if path.exists() or path.is_symlink():
-            raise errors.refuse("file of parameters", path, "a new file", "give another name")
         described = {"config": json.dumps(self.config), "round": str(self.round), "privacy": str(self.guarantee)}
         params = self.whole if merged else self.params
         ledger = phases.exported(self._ledger, parameters.by_name(params), self.round, hashes)
-        parameters.write(path, params, ledger, described)
+        parameters.write(path, params, ledger, described, new=True)
         return path
 
     def _card(self) -> Card:
