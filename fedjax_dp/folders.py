@@ -25,7 +25,7 @@ PROBE = 1 << 16  # bytes that must find room: what a folder begins with
 DRAFT = ".part"  # ends the name of a file until it is whole
 LOCK = ".lock"  # in a folder while it is written to, and after a kill
 MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG)
-ROOM, PUT_BACK = "make room", "put it back where it was"
+ROOM, PUT_BACK = "make room", "put it back, or start anew"
 MENDED_BY = {  # failures of the machine, which libraries tell in the words of the system
     errno.ENOSPC: ROOM,
     errno.EDQUOT: ROOM,

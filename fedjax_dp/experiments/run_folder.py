@@ -25,7 +25,7 @@ from fedjax_dp.experiments.console import Screen
 from fedjax_dp.experiments.round_ledger import RoundLedger, carry_on, read_text, require_own, write_tables
 from fedjax_dp.experiments.training import Callbacks, PreparedRun, Result, train
 from fedjax_dp.folders import FolderLock
-from fedjax_dp.models.origins import LEDGER, phases_of
+from fedjax_dp.models.origins import LEDGER, RUN, phases_of
 from fedjax_dp.pytrees import checksum, same
 from fedjax_dp.rounds.checkpoint import Checkpoints
 from fedjax_dp.rounds.simulation import Evaluation, fresh, numbers
@@ -412,6 +412,26 @@ def promise_of(path: pathlib.Path, about: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(promise, dict) or promise != sealed(promise, about):
         raise errors.refuse(str(path / GUARANTEE), "one that was changed since", "as the run wrote it", START_ANEW)
     return promise
+
+
+def require_one_run(path: pathlib.Path, about: Mapping[str, Any]) -> None:
+    """Refuse a folder whose files are not all of the run in `run.json`, or not all there."""
+    points, promise = history(path), promise_of(path, about)  # before the ledger, which is written first
+    text = read_text(path / LEDGER)
+    phase, result = phases_of(phases_in(text), str(path / LEDGER))[-1], result_of(path, about)
+    kept = {name: value for name, value in about["config"].items() if name not in FREE}
+    held = {} if result is None else result["config"]
+    lines = text.count("\n") - phases_in(text).count("\n")
+    others = {
+        LEDGER: phase["kind"] != RUN
+        or (phase["delta"], phase["records"]["checksum"]) != (promise["delta"], about["checksums"]["data"]),
+        METRICS: bool(points) and points[-1].round > min(lines, about["config"]["rounds"]),
+        RESULT: any(held[name] != value for name, value in kept.items() if name in held),
+    }
+    for name, other in others.items():
+        if other:
+            got = f"{path}, of two runs: {name} is not that of {ABOUT}"
+            raise errors.refuse("run folder", got, "of one run", START_ANEW)
 
 
 def _begin(path: pathlib.Path, lock: FolderLock | None, ready: PreparedRun) -> None:

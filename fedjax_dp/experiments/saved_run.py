@@ -30,6 +30,7 @@ class SavedRun:
     def __init__(self, folder: pathlib.Path, model: Model | None) -> None:
         self.folder = folder
         self._about = run_folder.begun(folder)
+        run_folder.require_one_run(folder, self._about)
         self._given = model
 
     @property
@@ -190,6 +191,7 @@ def open_run(folder: str | os.PathLike[str], *, model: Model | None = None) -> S
     """What the folder of a run holds; nothing of it is changed.
 
     model  of the run, where that is not in the folder: a network of one's own that was given in Python.
-    Raises: ConfigurationError for what is no run folder, or one whose `run.json` was edited.
+    Raises: ConfigurationError for what is no run folder, one whose `run.json` was edited, and one that lacks files of
+            its run or has those of another.
     """
     return SavedRun(pathlib.Path(folder), model)

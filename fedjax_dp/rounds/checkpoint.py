@@ -37,6 +37,8 @@ class Checkpoints:
         # Not in the background: after a failure its threads would wait for one another, and the process would not end.
         options = orbax.CheckpointManagerOptions(max_to_keep=KEPT, enable_async_checkpointing=False)
         self._manager = orbax.CheckpointManager(where.absolute(), options=options)
+        self._thread = futures.ThreadPoolExecutor(1)  # an interrupt comes to the main one, and never into a checkpoint
+        self._thread.submit(int).result()  # begins it: nor into that
 
     def save(self, state: ServerState, params: Any = None) -> None:
         """Store the state after `state.round` rounds, and the final model's `params` where they are others than its.
@@ -50,9 +52,8 @@ class Checkpoints:
         if params is not None and params is not state.params:
             parts[FINAL] = save(params)
         round_index, args = int(state.round), self._orbax.args.Composite(**parts)
-        # In another thread, so that an interrupt, which comes to the main one, waits until the checkpoint is whole.
-        with _without_strays(), futures.ThreadPoolExecutor(1) as thread:
-            thread.submit(self._manager.save, round_index, args=args).result()
+        with _without_strays():
+            self._thread.submit(self._manager.save, round_index, args=args).result()
         if self._ledger.is_file() and distributed.first():  # so that a copy of the arrays alone says what they are
             shutil.copy(self._ledger, arrays_at(pathlib.Path(self._manager.directory) / str(round_index)))
 
@@ -98,6 +99,8 @@ class Checkpoints:
         return step
 
     def close(self) -> None:
+        """Once a checkpoint that an interrupt came into is whole."""
+        self._thread.shutdown()
         self._manager.close()
 
 
