@@ -108,15 +108,17 @@ class Checkpoints:
 def _without_strays() -> Iterator[None]:
     """Where a write fails, those that were begun beside it report to an event loop that orbax has closed by then, and
     each would print a traceback: what failed first is raised, and says all. After a failure it stays so."""
-    logging.getLogger("asyncio").setLevel(logging.CRITICAL)
-    before = sys.unraisablehook
+    log, before = logging.getLogger("asyncio"), sys.unraisablehook
+    level = log.level
 
     def hook(unraisable: Any) -> None:
         if str(unraisable.exc_value) != "Event loop is closed":
             before(unraisable)
 
+    log.setLevel(logging.CRITICAL)
     sys.unraisablehook = hook
     yield
+    log.setLevel(level)
     sys.unraisablehook = before
 
 
