@@ -3,8 +3,10 @@
 import errno
 import os
 import pathlib
+import signal
 import subprocess
 import sys
+from concurrent import futures
 
 import pytest
 
@@ -180,3 +182,134 @@ def test_a_path_that_begins_with_a_dash_is_no_flag_when_it_is_copied():
     assert folders.quoted("-x") == "./-x"
     assert folders.quoted("--my runs") == "'./--my runs'"
     assert folders.quoted("runs/a-b") == "runs/a-b"
+
+
+def refusal(enter):
+    with pytest.raises(errors.ConfigurationError) as caught, enter():
+        pass
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_folder_has_one_writer_and_who_is_refused_removes_nothing():
+    mine = pathlib.Path("runs/mine")
+    with folders.locked("out", mine):
+        words = refusal(lambda: folders.locked("out", mine))
+        assert words.startswith("out must be free, got runs/mine, which is being written by another process")
+        assert everything() == ["runs", "runs/mine", "runs/mine/.lock"]
+        folders.require_writable("out", mine)  # as the second one does before
+        (mine / "run.json").write_text("{}")
+        refusal(lambda: folders.locked("out", mine))
+    assert everything() == ["runs", "runs/mine", "runs/mine/run.json"]
+    with folders.locked("out", mine):
+        pass
+
+
+def test_who_fails_before_anything_is_stored_leaves_no_folder_and_no_lock():
+    for take in (
+        lambda: folders.locked("out", pathlib.Path("a/b")),
+        lambda: folders.locked_unused("out", pathlib.Path("c"), "d"),
+    ):
+        with pytest.raises(KeyError), take():
+            raise KeyError
+    assert everything() == []
+
+
+def test_names_are_taken_by_making_them_however_many_take_one_at_once():
+    pathlib.Path("runs").mkdir()
+    pathlib.Path("runs/x-2").symlink_to("nowhere")
+    with futures.ThreadPoolExecutor(8) as threads:
+        made = list(threads.map(lambda _: folders.make_unused(pathlib.Path("runs"), "x"), range(40)))
+    assert len(set(made)) == 40
+    assert {path.name for path in made} == {"x", *(f"x-{number}" for number in range(3, 42))}
+
+
+def test_of_many_that_begin_at_once_one_has_the_folder_whoever_fails():
+    def begin(number):
+        try:
+            with folders.locked("out", pathlib.Path("new/x")) as lock:
+                lock.require_own()
+                (lock.folder / "file").write_text(str(number))
+                lock.require_own()
+                assert (lock.folder / "file").read_text() == str(number)
+                (lock.folder / "file").unlink()
+                raise KeyError
+        except errors.ConfigurationError:
+            return "refused"
+        except KeyError:
+            return "had it"
+
+    with futures.ThreadPoolExecutor(8) as threads:
+        ends = list(threads.map(begin, range(200)))
+    assert "had it" in ends
+    assert not [path for path in pathlib.Path().rglob("*") if path.is_file()]
+
+
+HOLDER = """
+import os, pathlib, sys, time
+from fedjax_dp import folders
+with folders.locked("out", pathlib.Path("held")):
+    if "child" in sys.argv and os.fork() == 0:
+        os.write(1, b"%d" % os.getpid())
+        time.sleep(60)
+        os._exit(0)
+    if "child" not in sys.argv:
+        os.write(1, b"0")
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("words", [[], ["child"]])
+def test_the_system_lets_a_folder_go_when_its_process_is_killed_even_where_a_child_lives_on(words):
+    with subprocess.Popen([sys.executable, "-c", HOLDER, *words], stdout=subprocess.PIPE) as process:
+        child = int(os.read(process.stdout.fileno(), 20))
+        try:
+            refusal(lambda: folders.locked("out", pathlib.Path("held")))
+            process.kill()
+            process.wait()
+            with folders.locked("out", pathlib.Path("held")):
+                pass
+        finally:
+            process.kill()
+            if child:
+                os.kill(child, signal.SIGKILL)
+
+
+def test_who_was_moved_away_writes_no_more_and_leaves_the_lock_of_the_next():
+    mine = pathlib.Path("mine")
+    with folders.locked("out", mine) as lock:
+        lock.require_own()
+        mine.rename("moved")
+        with folders.locked("out", mine) as other:
+            with pytest.raises(errors.StorageError, match="mine could not be written: it was moved or removed"):
+                lock.require_own()
+            other.require_own()
+            (mine / "file").write_text("")
+    assert everything() == ["mine", "mine/file", "moved", "moved/.lock"]
+
+
+def test_a_file_system_without_locks_goes_on_and_says_so(monkeypatch):
+    def without(file, how):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(folders.fcntl, "flock", without)
+    with folders.locked("out", pathlib.Path("a")) as lock:
+        assert lock.note.startswith("the file system of a keeps no locks")
+
+
+def test_the_remedy_fits_what_failed():
+    for code, words in ((errno.EDQUOT, "make room, or"), (errno.ENOENT, "put it back, or start anew, or")):
+        for error in (OSError(code, os.strerror(code)), ValueError(f"tensorstore: {os.strerror(code)} [source]")):
+            with pytest.raises(errors.StorageError, match=words), folders.storing("x", "make room, or give another"):
+                raise error
+
+
+def test_a_new_file_is_one_writers_and_gone_where_writing_failed(monkeypatch):
+    folders.write_new("file", pathlib.Path("a/b.toml"), "x")
+    with pytest.raises(errors.ConfigurationError, match="file must be a new file"):
+        folders.write_new("file", pathlib.Path("a/b.toml"), "y")
+    assert pathlib.Path("a/b.toml").read_text() == "x"
+    monkeypatch.setattr(folders, "write_atomically", full)
+    with pytest.raises(errors.StorageError):
+        folders.write_new("file", pathlib.Path("c/d.toml"), "x")
+    assert everything() == ["a", "a/b.toml"]

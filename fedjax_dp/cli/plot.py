@@ -62,7 +62,7 @@ def plot_command(arguments: list[str]) -> int:
         records, about["axes"], title, options.kind, options.metric, options.x, options.y, options.by
     )
     paths = _paths(options.out, folder / "plots", list(drawn))
-    with folders.storing(paths[0].parent, "make room, or give another --out"), folders.making(paths[0].parent):
+    with folders.storing(paths[0].parent, "make room, or give another --out"), folders.providing(paths[0].parent):
         for path, draw in zip(paths, drawn.values()):
             draw(path=path, **look)
             print(path)

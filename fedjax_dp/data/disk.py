@@ -9,10 +9,10 @@ store.json     what else there is to know, and the version of this layout
 Each file is one record batch, so that a column is one array. Any program that reads Arrow reads them.
 """
 
+import contextlib
 import json
 import os
 import pathlib
-import shutil
 from collections.abc import Callable
 from typing import Any
 
@@ -43,8 +43,12 @@ def save_store(data: FederatedData, folder: str | os.PathLike[str], show: Show =
     if not hasattr(data.y, "dtype"):
         wanted = "one array, for which a store has a column"
         raise errors.refuse("targets", "several arrays", wanted, "keep them in memory")
-    shutil.rmtree(draft, ignore_errors=True)
-    with folders.storing(folder, "make room, or give another --out"), folders.making(draft):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(folders.locked("out", draft))
+        folders.clear(draft)  # what a killed process has left
+        check_place(folder)  # another may have written it until just now
+        stack.enter_context(folders.storing(folder, "make room, or give another --out"))
+        stack.enter_context(folders.making(draft))
         records = _records(data, draft, show)
         noted = checksum(records["x"], records["y"], data.sizes)
         _write(draft / "records.arrow", records)
@@ -73,7 +77,8 @@ def save_store(data: FederatedData, folder: str | os.PathLike[str], show: Show =
             "checksum": noted,
         }
         (draft / "store.json").write_text(json.dumps(about, indent=1) + "\n")
-        os.replace(draft, folder)
+        os.replace(draft, folder)  # with the lock, which nobody else has before there is a store
+        (folder / folders.LOCK).unlink()
 
 
 def check_place(folder: str | os.PathLike[str]) -> None:

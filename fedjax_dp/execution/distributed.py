@@ -153,6 +153,11 @@ def together(prepare: Callable[[], T], facts: Callable[[T], dict[str, str]]) -> 
     return made
 
 
+def of_first(value: str) -> str:
+    """What the first process has as the value."""
+    return _gathered({"value": value})[0]["value"] if jax.distributed.is_initialized() else value
+
+
 def code() -> str:
     """A checksum of this package's programs."""
     root, total = pathlib.Path(__file__).parent.parent, 0

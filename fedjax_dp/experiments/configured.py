@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_dp import errors, folders, gradients
+from fedjax_dp import errors, gradients
 from fedjax_dp.accounting import BallsInBins, Poisson, RandomAllocation, Unit, WithoutReplacement
 from fedjax_dp.algorithms import COMMON
 from fedjax_dp.data.loaders import kind_of
@@ -33,16 +33,17 @@ BROUGHT = ("schedule", "per_step", "l2", "estimator")  # options whose defaults 
 
 
 def start(config: RunSpec, screen: Screen, callbacks: Callbacks | None = None) -> tuple[dict[str, Any], pathlib.Path]:
-    """What `result.json` holds of a new run, and its folder; nothing is written before everything has been checked."""
+    """What `result.json` holds of a new run, and its folder, which has nothing but its lock until all is checked."""
 
-    def checked() -> tuple[pathlib.Path, PreparedRun]:
-        path = _free_folder(config)
-        run_folder.check_new(path, f"or --resume {path}")
+    def checked() -> PreparedRun:
         with config.naming_defaults():
-            return path, _ready(config, screen)
+            return _ready(config, screen)
 
-    path, ready = distributed.together(checked, lambda made: run_folder.facts(*made))
-    return summary.of_run(run_folder.start(ready, path, screen, callbacks or Callbacks())), path
+    named = None if config.output.out is None else pathlib.Path(config.output.out)
+    usual = f"{config.data.dataset.partition(':')[0]}-{config.entry.name}-s{config.data.seed}"
+    with run_folder.new_folder(named, usual, lambda path: f"or --resume {path}", screen) as (path, lock):
+        ready = distributed.together(checked, lambda made: run_folder.facts(path, made))
+        return summary.of_run(run_folder.start(ready, path, lock, screen, callbacks or Callbacks())), path
 
 
 def resume(
@@ -53,21 +54,35 @@ def resume(
     `overrides` must equal the run's own fields, except those that are free, and `rounds`, which may be more where the
     run would have begun alike.
     """
+    *_, finished = _to_resume(path, overrides, screen)
+    if finished is not None:  # which needs no lock
+        return finished, path
+    with run_folder.folder_to_resume(path, screen) as lock:
+        about, config, rounds, finished = _to_resume(path, overrides, screen)
+        if finished is not None:  # by another process, until just now
+            return finished, path
+
+        def prepared(to: int, screen: Screen) -> PreparedRun:
+            return _ready(config.replace(rounds=to), screen, goes_on=to < rounds)
+
+        done = run_folder.go_on(path, lock, about, rounds, prepared, screen, callbacks or Callbacks())
+        return summary.of_run(done), path
+
+
+def _to_resume(
+    path: pathlib.Path, overrides: dict[str, Any], screen: Screen
+) -> tuple[dict[str, Any], RunSpec, int, dict[str, Any] | None]:
+    """What a folder says of its run, its configuration, the rounds to go to, and the result if they are done."""
     about = run_folder.to_resume(path)
     if about["made of"] != CONFIGURED:
         remedy = "fedjax_dp.resume(folder, algorithm, data) goes on with it"
         raise errors.refuse("resume", f"{path}, a run of values of Python", "a run of a configuration", remedy)
     config, rounds = _continued(about, overrides)
-    finished = run_folder.result_of(path, about)
-    if finished is not None and rounds == config.training.rounds:
+    finished = run_folder.result_of(path, about) if rounds == config.training.rounds else None
+    if finished is not None:
         run_folder.require_same(about, {**about["checksums"], **run_folder.files_of(config)})
         screen.say(f"{path} is finished, after round {rounds}; --rounds N goes on to more")
-        return finished, path
-
-    def prepared(to: int, screen: Screen) -> PreparedRun:
-        return _ready(config.replace(rounds=to), screen, goes_on=to < rounds)
-
-    return summary.of_run(run_folder.go_on(path, about, rounds, prepared, screen, callbacks or Callbacks())), path
+    return about, config, rounds, finished
 
 
 def _continued(about: dict[str, Any], overrides: dict[str, Any]) -> tuple[RunSpec, int]:
@@ -232,11 +247,3 @@ def _devices(execution: Execution) -> str:
     if late and CPU_DEVICES not in os.environ:
         words += f", although there are {device['cores']} cores: import fedjax_dp before JAX is first used"
     return words
-
-
-def _free_folder(config: RunSpec) -> pathlib.Path:
-    """The run folder that is named, or the first free one under runs/."""
-    if config.output.out is not None:
-        return pathlib.Path(config.output.out)
-    name = f"{config.data.dataset.partition(':')[0]}-{config.entry.name}-s{config.data.seed}"
-    return folders.unused(pathlib.Path("runs"), name)

@@ -1,5 +1,6 @@
 """Parameters of a model in files that other programs read: safetensors or npz, named by their paths."""
 
+import contextlib
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -15,9 +16,10 @@ ENDINGS = (".safetensors", ".npz")
 ALONE = "params"  # the name of a single array, which has no path
 
 
-def write(path: pathlib.Path, params: Any, ledger: str, described: Mapping[str, str]) -> None:
+def write(path: pathlib.Path, params: Any, ledger: str, described: Mapping[str, str], *, new: bool = False) -> None:
     """Write parameters and their ledger, in a .safetensors file with a description of them.
 
+    new     whether the file must not be there yet
     Raises: ConfigurationError for another ending and a folder that is none; errors.StorageError if the disk is full.
     """
     if path.suffix not in ENDINGS:
@@ -25,7 +27,8 @@ def write(path: pathlib.Path, params: Any, ledger: str, described: Mapping[str, 
     named = by_name(params)
     if not path.parent.is_dir():
         raise errors.refuse("file of parameters", path, "in an existing folder", "make it first")
-    with folders.storing(path), folders.drafting(path) as draft:
+    taking = folders.taking("file of parameters", path) if new else contextlib.nullcontext()
+    with folders.storing(path), taking, folders.drafting(path) as draft:
         if path.suffix == ".npz":
             arrays: Any = named | {ARRAY: np.frombuffer(ledger.encode(), np.uint8)}
             with draft.open("wb") as file:

@@ -79,15 +79,17 @@ def run(
     }
 
     def checked() -> PreparedRun:
-        if path is not None:
-            run_folder.check_new(path, f"or go on with it: resume({str(path)!r}, algorithm, data)")
         return _ready(algorithm, data, _model(model, data), execution, overrides, path is not None, adapt)
 
     if path is None:
         return train(checked(), screen, observers)
-    where = path
-    ready = distributed.together(checked, lambda made: run_folder.facts(where, made))
-    return run_folder.start(ready, path, screen, observers)
+
+    def otherwise(path: pathlib.Path) -> str:
+        return f"or go on with it: resume({str(path)!r}, algorithm, data)"
+
+    with run_folder.new_folder(path, "", otherwise, screen) as (where, lock):
+        ready = distributed.together(checked, lambda made: run_folder.facts(where, made))
+        return run_folder.start(ready, where, lock, screen, observers)
 
 
 def resume(
@@ -126,8 +128,14 @@ def resume(
     errors.require_count("rounds", rounds)
     if rounds < began:
         raise errors.refuse("rounds of the resumed run", rounds, f"at least {began}, as it began with")
-    if run_folder.result_of(path, about) is not None and rounds == began:
+
+    def finished() -> bool:
+        if run_folder.result_of(path, about) is None or rounds != about["config"]["rounds"]:
+            return False
         run_folder.require_same(about, _checksums(algorithm, data, used))
+        return True
+
+    if finished():  # which needs no lock
         return open_run(path, model=model)
     kept = {name: value for name, value in about["config"].items() if name not in ("algorithm", "dataset", "model")}
 
@@ -135,7 +143,10 @@ def resume(
         own = algorithm if to == rounds else algorithm.prefix(to)
         return _ready(own, data, used, execution, kept | {"rounds": to}, kept=True)
 
-    run_folder.go_on(path, about, rounds, prepared, screen, observers)
+    with run_folder.folder_to_resume(path, screen) as lock:
+        about = run_folder.to_resume(path)
+        if not finished():  # by another process, until just now
+            run_folder.go_on(path, lock, about, rounds, prepared, screen, observers)
     return open_run(path, model=model)
 
 

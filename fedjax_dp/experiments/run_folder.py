@@ -9,7 +9,7 @@ import os
 import pathlib
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,8 @@ from fedjax_dp.experiments import environment, population, summary
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.experiments.round_ledger import RoundLedger, carry_on, read_text, require_own, write_tables
 from fedjax_dp.experiments.training import Callbacks, PreparedRun, Result, train
-from fedjax_dp.models.origins import LEDGER, phases_of
+from fedjax_dp.folders import FolderLock
+from fedjax_dp.models.origins import LEDGER, RUN, phases_of
 from fedjax_dp.pytrees import checksum, same
 from fedjax_dp.rounds.checkpoint import Checkpoints
 from fedjax_dp.rounds.simulation import Evaluation, fresh, numbers
@@ -39,13 +40,14 @@ FORMAT = 1  # raise it whenever a file of the folder gets, loses or renames a fi
 KEYS = {"made of", "config", "checksums", "seal", "versions", "devices", "model_devices", "task"}
 MATTER = ("fedjax-dp", "jax", "jaxlib", "flax")  # other versions of these are reported
 START_ANEW = "put it back, or start a new run"
+RUNS = pathlib.Path("runs")  # where runs go of which no folder is named
 
 
 class RunFolder:
     """The folder of one run, while it is trained."""
 
-    def __init__(self, path: pathlib.Path, ready: PreparedRun) -> None:
-        self.path = path
+    def __init__(self, path: pathlib.Path, lock: FolderLock | None, ready: PreparedRun) -> None:
+        self.path, self._lock = path, lock
         self._ledger = RoundLedger(path, ready) if distributed.first() else None
         with self._storing():
             self._checkpoints = Checkpoints(path)
@@ -82,14 +84,74 @@ class RunFolder:
     def close(self) -> None:
         self._checkpoints.close()
 
-    def _storing(self) -> AbstractContextManager[None]:
-        return folders.storing(self.path, f"make room; fedjax-dp run --resume {self.path} goes on from what is stored")
+    @contextmanager
+    def _storing(self) -> Iterator[None]:
+        if self._lock is not None:
+            self._lock.require_own()
+        place = folders.quoted(self.path)
+        with folders.storing(self.path, f"make room; fedjax-dp run --resume {place} goes on from what is stored"):
+            yield
 
 
 @contextmanager
-def opened(path: pathlib.Path, ready: PreparedRun) -> Iterator[RunFolder]:
+def writing(take: Callable[[], AbstractContextManager[FolderLock]]) -> Iterator[FolderLock | None]:
+    """A folder locked by what `take` gives, of several processes that share a run by the first: the others have None.
+
+    Raises: ConfigurationError in all of them where it is raised there.
+    """
+    with ExitStack() as stack:
+        yield distributed.together(
+            lambda: stack.enter_context(take()) if distributed.first() else None, lambda made: {}
+        )
+
+
+@contextmanager
+def new_folder(
+    named: pathlib.Path | None, usual: str, otherwise: Callable[[pathlib.Path], str], screen: Screen
+) -> Iterator[tuple[pathlib.Path, FolderLock | None]]:
+    """A folder for a new run, which nobody else writes to until the block ends.
+
+    named      or else the first free one of the name `usual` among `RUNS`
+    otherwise  what else could be done with a folder that is that of a run
+    """
+    with writing(lambda: _locked_new(named, usual, otherwise)) as lock:
+        where = distributed.of_first(str(lock.folder) if lock else "")
+        path = named or pathlib.Path(where)
+        _note(lock, screen)
+        yield path, lock
+
+
+@contextmanager
+def _locked_new(
+    named: pathlib.Path | None, usual: str, otherwise: Callable[[pathlib.Path], str]
+) -> Iterator[FolderLock]:
+    if named is None:
+        with folders.locked_unused("out", RUNS, usual) as lock:
+            yield lock
+        return
+    check_new(named, otherwise(named))  # before there is a lock in a folder of something else
+    with folders.locked("out", named) as lock:
+        check_new(named, otherwise(named))
+        yield lock
+
+
+@contextmanager
+def folder_to_resume(path: pathlib.Path, screen: Screen) -> Iterator[FolderLock | None]:
+    """The folder of a run that goes on, which nobody else writes to until the block ends."""
+    with writing(lambda: folders.locked("resume", path, "make room")) as lock:
+        _note(lock, screen)
+        yield lock
+
+
+def _note(lock: FolderLock | None, screen: Screen) -> None:
+    if lock is not None and lock.note is not None:
+        screen.say(lock.note)
+
+
+@contextmanager
+def opened(path: pathlib.Path, lock: FolderLock | None, ready: PreparedRun) -> Iterator[RunFolder]:
     """The folder, until the training in it ends."""
-    folder = RunFolder(path, ready)
+    folder = RunFolder(path, lock, ready)
     try:
         yield folder
     except KeyboardInterrupt as error:
@@ -99,16 +161,19 @@ def opened(path: pathlib.Path, ready: PreparedRun) -> Iterator[RunFolder]:
         folder.close()
 
 
-def start(ready: PreparedRun, path: pathlib.Path, screen: Screen, callbacks: Callbacks) -> Result:
+def start(
+    ready: PreparedRun, path: pathlib.Path, lock: FolderLock | None, screen: Screen, callbacks: Callbacks
+) -> Result:
     """Train a run in a new folder."""
-    distributed.together(lambda: _begin(path, ready), lambda made: {})
+    distributed.together(lambda: _begin(path, lock, ready), lambda made: {})
     distributed.together(lambda: _check_shared(path), lambda made: {})
-    with opened(path, ready) as folder:
+    with opened(path, lock, ready) as folder:
         return train(dataclasses.replace(ready, folder=path), screen, callbacks, keeper=folder)
 
 
 def go_on(
     path: pathlib.Path,
+    lock: FolderLock | None,
     about: dict[str, Any],
     rounds: int,
     prepared: Callable[[int, Screen], PreparedRun],
@@ -123,7 +188,6 @@ def go_on(
     """
 
     def checked() -> tuple[PreparedRun, dict[str, Any]]:
-        check_writable(path)
         before = about["config"]["rounds"]
         ready = prepared(before, screen if rounds == before else Screen(quiet=True))
         require_same(about, ready.checksums)
@@ -139,7 +203,7 @@ def go_on(
         return longer, extend(path, about, longer)
 
     ready, about = distributed.together(checked, lambda made: facts(path, made[0]))
-    return _trained(ready, path, about, screen, callbacks)
+    return _trained(ready, path, lock, about, screen, callbacks)
 
 
 def _require_alike(before: PreparedRun, after: PreparedRun) -> None:
@@ -161,7 +225,12 @@ def _require_alike(before: PreparedRun, after: PreparedRun) -> None:
 
 
 def _trained(
-    ready: PreparedRun, path: pathlib.Path, about: Mapping[str, Any], screen: Screen, callbacks: Callbacks
+    ready: PreparedRun,
+    path: pathlib.Path,
+    lock: FolderLock | None,
+    about: Mapping[str, Any],
+    screen: Screen,
+    callbacks: Callbacks,
 ) -> Result:
     """The run, from its newest checkpoint on."""
     before, now = {name: about[name] for name in FREE}, _layout(ready.execution)
@@ -179,7 +248,7 @@ def _trained(
             folders.write_json(path / GUARANTEE, sealed(ready.guarantee.saved(), about))
             carry_on(path / LEDGER, ready)
             _write_config(path, about["config"], {})
-    with opened(path, ready) as folder:
+    with opened(path, lock, ready) as folder:
         state = folder.state(ready)
         done = 0 if state is None else int(state.round)
         screen.say(f"continuing {path} after round {done} of {ready.rounds}")
@@ -189,21 +258,13 @@ def _trained(
 
 
 def check_new(path: pathlib.Path, otherwise: str) -> None:
-    """Refuse a folder that holds something, is none, or cannot be written to; the first process looks.
+    """Refuse a folder that holds something, is none, or cannot be written to.
 
     otherwise  what else could be done with the folder of a run.
     """
-    if not distributed.first():
-        return
     begun = os.path.isfile(path / ABOUT)
     remedy = f"give another out, {otherwise}" if begun else "give another out"
     folders.require_new("out", path, remedy, () if begun else BEGINNING)
-
-
-def check_writable(path: pathlib.Path) -> None:
-    """Refuse to go on in a folder that cannot be written to; the first process looks."""
-    if distributed.first():
-        folders.require_writable("resume", path, "make room")
 
 
 def facts(path: pathlib.Path, ready: PreparedRun) -> dict[str, str]:
@@ -353,9 +414,29 @@ def promise_of(path: pathlib.Path, about: Mapping[str, Any]) -> dict[str, Any]:
     return promise
 
 
-def _begin(path: pathlib.Path, ready: PreparedRun) -> None:
-    """What a run folder begins with, by the first process."""
-    if not distributed.first():
+def require_one_run(path: pathlib.Path, about: Mapping[str, Any]) -> None:
+    """Refuse a folder whose files are not all of the run in `run.json`, or not all there."""
+    points, promise = history(path), promise_of(path, about)  # before the ledger, which is written first
+    text = read_text(path / LEDGER)
+    phase, result = phases_of(phases_in(text), str(path / LEDGER))[-1], result_of(path, about)
+    kept = {name: value for name, value in about["config"].items() if name not in FREE}
+    held = {} if result is None else result["config"]
+    lines = text.count("\n") - phases_in(text).count("\n")
+    others = {
+        LEDGER: phase["kind"] != RUN
+        or (phase["delta"], phase["records"]["checksum"]) != (promise["delta"], about["checksums"]["data"]),
+        METRICS: bool(points) and points[-1].round > min(lines, about["config"]["rounds"]),
+        RESULT: any(held[name] != value for name, value in kept.items() if name in held),
+    }
+    for name, other in others.items():
+        if other:
+            got = f"{path}, of two runs: {name} is not that of {ABOUT}"
+            raise errors.refuse("run folder", got, "of one run", START_ANEW)
+
+
+def _begin(path: pathlib.Path, lock: FolderLock | None, ready: PreparedRun) -> None:
+    """What a run folder begins with, by the first process, which has the lock."""
+    if lock is None:
         return
     config = ready.spec.flat()
     about: dict[str, Any] = {"made of": ready.spec.made_of, "config": config, "checksums": dict(ready.checksums)}
@@ -364,7 +445,7 @@ def _begin(path: pathlib.Path, ready: PreparedRun) -> None:
     words = None if data.vocabulary is None else data.vocabulary._asdict()
     records = {"shape": data.record_shape, "classes": data.classes, "tokens": data.tokens, "task": data.task}
     about |= {"records": records | {"vocabulary": words}, "task": describe_task(ready.task)}
-    with folders.storing(path, "give another --out"), folders.making(path):
+    with folders.storing(path, "make room, or give another --out"), folders.making(path):
         folders.write_json(path / GUARANTEE, sealed(ready.guarantee.saved(), about))
         folders.write_atomically(path / LEDGER, ready.ledger)
         folders.write_json(path / ABOUT, about | {"versions": environment.versions(), "device": environment.device()})

@@ -30,6 +30,7 @@ class SavedRun:
     def __init__(self, folder: pathlib.Path, model: Model | None) -> None:
         self.folder = folder
         self._about = run_folder.begun(folder)
+        run_folder.require_one_run(folder, self._about)
         self._given = model
 
     @property
@@ -141,12 +142,10 @@ class SavedRun:
         Raises: ConfigurationError for other endings, for a file that exists and for one that cannot be written.
         """
         path = pathlib.Path(path)
-        if path.exists() or path.is_symlink():
-            raise errors.refuse("file of parameters", path, "a new file", "give another name")
         described = {"config": json.dumps(self.config), "round": str(self.round), "privacy": str(self.guarantee)}
         params = self.whole if merged else self.params
         ledger = phases.exported(self._ledger, parameters.by_name(params), self.round, hashes)
-        parameters.write(path, params, ledger, described)
+        parameters.write(path, params, ledger, described, new=True)
         return path
 
     def _card(self) -> Card:
@@ -191,6 +190,7 @@ def open_run(folder: str | os.PathLike[str], *, model: Model | None = None) -> S
     """What the folder of a run holds; nothing of it is changed.
 
     model  of the run, where that is not in the folder: a network of one's own that was given in Python.
-    Raises: ConfigurationError for what is no run folder, or one whose `run.json` was edited.
+    Raises: ConfigurationError for what is no run folder, one whose `run.json` was edited, and one that lacks files of
+            its run or has those of another.
     """
     return SavedRun(pathlib.Path(folder), model)

@@ -148,7 +148,7 @@ def digest(path: pathlib.Path) -> str:
     """sha256 of a file, or of the names and contents of all files of a folder."""
     whole = hashlib.sha256()
     for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
-        if file.is_file():
+        if file.is_file() and file.name != folders.LOCK:  # which says nothing of what is stored
             whole.update(file.relative_to(path).as_posix().encode() if path.is_dir() else b"")
             with open(file, "rb") as opened:
                 while block := opened.read(2**22):

@@ -1,8 +1,12 @@
 """Server state on disk, written atomically by orbax; a resumed run ends bit for bit like an uninterrupted one."""
 
+import contextlib
 import logging
 import pathlib
 import shutil
+import sys
+from collections.abc import Iterator
+from concurrent import futures
 from typing import Any
 
 import jax
@@ -30,9 +34,11 @@ class Checkpoints:
 
         logging.getLogger("absl").setLevel(logging.CRITICAL)  # what fails is raised too
         self._orbax, self._ledger = orbax, folder / LEDGER
-        self._manager = orbax.CheckpointManager(
-            where.absolute(), options=orbax.CheckpointManagerOptions(max_to_keep=KEPT)
-        )
+        # Not in the background: after a failure its threads would wait for one another, and the process would not end.
+        options = orbax.CheckpointManagerOptions(max_to_keep=KEPT, enable_async_checkpointing=False)
+        self._manager = orbax.CheckpointManager(where.absolute(), options=options)
+        self._thread = futures.ThreadPoolExecutor(1)  # an interrupt comes to the main one, and never into a checkpoint
+        self._thread.submit(int).result()  # begins it: nor into that
 
     def save(self, state: ServerState, params: Any = None) -> None:
         """Store the state after `state.round` rounds, and the final model's `params` where they are others than its.
@@ -45,10 +51,11 @@ class Checkpoints:
             parts[TABLES] = save([table.held() for table in tables])
         if params is not None and params is not state.params:
             parts[FINAL] = save(params)
-        self._manager.save(int(state.round), args=self._orbax.args.Composite(**parts))
-        self._manager.wait_until_finished()
+        round_index, args = int(state.round), self._orbax.args.Composite(**parts)
+        with _without_strays():
+            self._thread.submit(self._manager.save, round_index, args=args).result()
         if self._ledger.is_file() and distributed.first():  # so that a copy of the arrays alone says what they are
-            shutil.copy(self._ledger, arrays_at(pathlib.Path(self._manager.directory) / str(int(state.round))))
+            shutil.copy(self._ledger, arrays_at(pathlib.Path(self._manager.directory) / str(round_index)))
 
     def latest(self) -> int | None:
         """Rounds done in the newest whole checkpoint."""
@@ -65,8 +72,6 @@ class Checkpoints:
             held, others = saved[TABLES] if tables else [], jax.tree.leaves(saved[STATE])
             if len(others) != len(jax.tree.leaves(_light(like))):
                 raise ValueError("what clients keep is elsewhere")
-            rows, rest = iter(held), iter(others)
-            return jax.tree.map(lambda a: a.filled(next(rows)) if isinstance(a, HostTable) else next(rest), like)
         except (ValueError, KeyError, OSError) as error:
             reason = str(error).splitlines()[0][:120]
             raise errors.refuse(
@@ -75,6 +80,12 @@ class Checkpoints:
                 "written by this version and configuration",
                 f"start again in a new folder ({reason})",
             ) from None
+        rows, rest = iter(held), iter(others)
+        state = jax.tree.map(lambda a: a.filled(next(rows)) if isinstance(a, HostTable) else next(rest), like)
+        if int(state.round) != step:
+            where = f"checkpoint {pathlib.Path(self._manager.directory) / str(step)}"
+            raise errors.refuse(where, f"one of round {int(state.round)}", f"of round {step}", "give it its name back")
+        return state
 
     def params(self) -> tuple[int, Any]:
         """Rounds and the final model's parameters of the newest checkpoint, as NumPy arrays; the rest is not read."""
@@ -88,7 +99,27 @@ class Checkpoints:
         return step
 
     def close(self) -> None:
+        """Once a checkpoint that an interrupt came into is whole."""
+        self._thread.shutdown()
         self._manager.close()
+
+
+@contextlib.contextmanager
+def _without_strays() -> Iterator[None]:
+    """Where a write fails, those that were begun beside it report to an event loop that orbax has closed by then, and
+    each would print a traceback: what failed first is raised, and says all. After a failure it stays so."""
+    log, before = logging.getLogger("asyncio"), sys.unraisablehook
+    level = log.level
+
+    def hook(unraisable: Any) -> None:
+        if str(unraisable.exc_value) != "Event loop is closed":
+            before(unraisable)
+
+    log.setLevel(logging.CRITICAL)
+    sys.unraisablehook = hook
+    yield
+    log.setLevel(level)
+    sys.unraisablehook = before
 
 
 def _light(state: ServerState) -> ServerState:

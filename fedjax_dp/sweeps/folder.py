@@ -5,7 +5,6 @@ plan. Whatever was seen stays in the plan, so that what choosing costs is of all
 """
 
 import contextlib
-import fcntl
 import json
 import os
 import pathlib
@@ -19,8 +18,7 @@ from fedjax_dp.sweeps.axes import Values, in_words
 from fedjax_dp.sweeps.records import ABOUT, POINTS, SELECTION, Record, read_records
 from fedjax_dp.sweeps.runner import Keep, Trained
 
-SWEEP, LOCK, PARAMS = "sweep.toml", ".lock", "params"
-
+SWEEP, PARAMS = "sweep.toml", "params"
 
 Plan = Mapping[str, tuple[int, Values]]  # by the id of a point its place, and what it sets
 
@@ -31,7 +29,7 @@ def held(folder: pathlib.Path, about: dict[str, Any], plan: Plan) -> tuple[dict[
     Raises: ConfigurationError for a folder of something else, also of a sweep whose points are not all of this one.
     """
     if not (folder / ABOUT).is_file():
-        if folder.exists() and (not folder.is_dir() or not folders.holds_only(folder, (LOCK, SWEEP, ABOUT))):
+        if folder.exists() and (not folder.is_dir() or not folders.holds_only(folder, (SWEEP, ABOUT))):
             raise errors.refuse("out", folder, "a new or empty folder, or one of this sweep", "give another out")
         return about, []
     own, records = read_records(folder)
@@ -60,23 +58,16 @@ def held(folder: pathlib.Path, about: dict[str, Any], plan: Plan) -> tuple[dict[
 
 @contextlib.contextmanager
 def opened(
-    folder: pathlib.Path, about: dict[str, Any], plan: Plan, text: str | None
+    folder: pathlib.Path, about: dict[str, Any], plan: Plan, text: str | None, screen: Screen
 ) -> Iterator[tuple[dict[str, Any], list[Record]]]:
     """The folder of a sweep for one writer: a new one, or one of the same sweep before it grew. Yields what it holds.
 
     Raises ConfigurationError for a folder of something else, or one that cannot be written or is by another process.
     """
     held(folder, about, plan)
-    folders.require_writable("out", folder, "give another out")
-    with _storing(folder), folders.making(folder):
-        lock = (folder / LOCK).open("w")
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise errors.refuse(
-                "out", f"{folder}, which is being written", "free", "wait for the other sweep"
-            ) from None
+    with folders.locked("out", folder) as lock:
+        if lock.note is not None:
+            screen.say(lock.note)
         _drop_torn_line(folder / POINTS)
         own, records = held(folder, about, plan)
         if not (folder / ABOUT).is_file() or own.get("digest") != json.loads((folder / ABOUT).read_bytes())["digest"]:

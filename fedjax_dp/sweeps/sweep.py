@@ -410,7 +410,7 @@ def _in_folder(
     """Run what a folder does not hold yet, and finish it if `price` is given; `text` is the sweep as it was written."""
     for package in ("pandas", "pyarrow") if price is not None else ():  # which write its tables in the end
         errors.require_installed(package, "tables", "for the tables of a sweep")
-    with folders.opened(out, about, places, text) as (begun, held):
+    with folders.opened(out, about, places, text, screen) as (begun, held):
         finished = len(_finished(held)) == begun["points"]
         priced = folders.choosing(out) if price is not None or about.get("halving") else True
         everything = [] if finished and priced else entries()

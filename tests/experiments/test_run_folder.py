@@ -35,6 +35,45 @@ def same(first, second):
     return all(jax.tree.leaves(jax.tree.map(np.array_equal, first, second)))
 
 
+def test_a_folder_that_is_written_is_refused_and_its_run_ends_as_if_nothing_had_been(data):
+    words = {"rounds": 2, "evaluate_every": 2, "checkpoint_every": 1, "delta": 1e-3}
+    refused = []
+
+    def others(evaluation):
+        for other in (
+            lambda: fdp.run(dpnfl(), data, out="a", **words),
+            lambda: fdp.resume("a", dpnfl(), data),
+        ):
+            try:
+                other()
+            except errors.ConfigurationError as error:
+                refused.append(str(error))
+
+    mine = fdp.run(dpnfl(), data, out="a", callbacks=[others], **words)
+    alone = fdp.run(dpnfl(), data, out="b", **words)
+    assert len(refused) == 2 * len(mine.history)
+    assert {one.partition(",")[0] for one in refused} == {"out must be a new or empty folder", "resume must be free"}
+    assert same(mine.params, alone.params)
+    assert fdp.resume("a", dpnfl(), data).finished
+    assert not pathlib.Path("a/.lock").exists()
+
+
+def test_a_folder_of_two_runs_or_of_half_a_one_is_not_opened(data):
+    words = {"rounds": 2, "evaluate_every": 1, "checkpoint_every": 1, "delta": 1e-3}
+    fdp.run(dpnfl(), data, out="a", **words)
+    fdp.run(dpnfl(noise_multiplier=4.0), data, out="b", **(words | {"rounds": 3, "delta": 1e-4}))
+    fdp.open_run("a")
+    for name in ("guarantee.json", "ledger.jsonl", "metrics.json", "run.json"):
+        shutil.copytree("a", f"a {name}")
+        shutil.copy(f"b/{name}", f"a {name}/{name}")
+        with pytest.raises(errors.ConfigurationError, match=r"of two runs|changed since"):
+            fdp.open_run(f"a {name}")
+        if name not in ("metrics.json", "run.json"):
+            pathlib.Path(f"a {name}", name).unlink()
+            with pytest.raises(errors.ConfigurationError, match=name):
+                fdp.open_run(f"a {name}")
+
+
 @pytest.mark.slow
 def test_a_stopped_run_of_values_goes_on_bit_for_bit(data):
     words = {"rounds": 4, "evaluate_every": 1, "checkpoint_every": 2, "delta": 1e-3}

@@ -45,7 +45,7 @@ class TensorBoard:
         self._memory = Memory("tensorboard", run, "" if within else str(gathered.absolute()))
         if self._memory.id is None:
             own = f"{run.dataset.partition(':')[0]}-{run.name}-s{run.seed}" if run.folder is None else run.folder.name
-            self._memory.id = "tensorboard" if within else folders.unused(gathered, own).name
+            self._memory.id = "tensorboard" if within else folders.make_unused(gathered, own).name
         folder = gathered / self._memory.id
         folder.mkdir(parents=True, exist_ok=True)
         # Files are read in the order of their names, which count seconds, and a run may go on within one.

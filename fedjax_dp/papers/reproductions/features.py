@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_dp import gradients
+from fedjax_dp import folders, gradients
 from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.privacy.planned_run import PlannedRun
 from fedjax_dp.pytrees import ravel
@@ -73,7 +73,9 @@ def _one_more(algorithm: Algorithm, run: PlannedRun, state: Any) -> Any:
 
 
 def save(cloud: Cloud, path: pathlib.Path) -> None:
-    np.savez(path, **cloud._asdict())
+    """Write a cloud whole, or not."""
+    with folders.drafting(path) as draft, draft.open("wb") as file:
+        np.savez(file, **cloud._asdict())
 
 
 def load(path: pathlib.Path) -> Cloud | None:

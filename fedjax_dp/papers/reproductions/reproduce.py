@@ -27,6 +27,7 @@ from fedjax_dp.sweeps.records import Record
 from fedjax_dp.sweeps.sweep import run_sweep
 
 RUNS, SEARCH = "runs", "search"  # folders of the sweeps inside that of a reproduction
+GOES_ON = "make room; the same command goes on where it stopped"
 Planned = Callable[[Cell, int], PlannedRun]  # the run of a cell and a seed
 
 
@@ -61,6 +62,23 @@ def reproduce(
     folder = pathlib.Path(out or pathlib.Path("reproduced") / f"{name.replace('/', '-')}-{scale}")
     folders.require_writable("out", folder, "give another --out")
     _require_own(folder, name)
+    with folders.locked("out", folder, "give another --out") as lock:
+        _require_own(folder, name)  # another may have begun in it until just now
+        if lock.note is not None:
+            screen.say(lock.note)
+        return _reproduced(recipe, chosen_scale, numbers, panels, folder, data_dir, screen)
+
+
+def _reproduced(
+    recipe: Recipe,
+    chosen_scale: RecipeScale,
+    numbers: tuple[int, ...],
+    panels: str,
+    folder: pathlib.Path,
+    data_dir: str | None,
+    screen: Screen,
+) -> Reproduction:
+    """The table or figure, in a folder that is locked."""
     cells = cells_of(recipe, chosen_scale, panels)
     missing = unavailable(recipe, cells, data_dir)
     for panel, reason in missing.items():
@@ -98,14 +116,14 @@ def reproduce(
         folder,
         clouds,
     )
-    with folders.storing(folder, "make room; the same command goes on where it stopped"):
+    with folders.storing(folder, GOES_ON):
         _write(done, cells, {record["point"]: record["seconds"] for of_cell in by_cell.values() for record in of_cell})
     return done
 
 
 def _require_own(folder: pathlib.Path, name: str) -> None:
     """Refuses a folder that holds something else."""
-    held = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    held = {path.name for path in folders.content_of(folder)} if folder.is_dir() else set()
     try:
         own = not held - {RUNS, SEARCH} or json.loads((folder / "table.json").read_text())["recipe"] == name
     except (OSError, ValueError, KeyError, TypeError):
@@ -208,8 +226,7 @@ def _bytes(cells: Sequence[Cell], planned: Planned) -> dict[Reading, float]:
 def _clouds(cells: Sequence[Cell], folder: pathlib.Path, planned: Planned, screen: Screen) -> dict[Reading, Cloud]:
     """Features of every cell, kept in the folder."""
     clouds = {}
-    remedy = "make room; the same command goes on where it stopped"
-    with folders.storing(folder, remedy), screen.bar("training", total=len(cells)) as show:
+    with folders.storing(folder, GOES_ON), screen.bar("training", total=len(cells)) as show:
         (folder / RUNS).mkdir(parents=True, exist_ok=True)
         for done, cell in enumerate(cells):
             path = folder / RUNS / f"{identity(cell.config(0))}.npz"
