@@ -362,6 +362,7 @@ def _trained(
             on_host=ready.on_host,
             steer=_steered_by(ready),
             checked=True,
+            notice=_warn if screen.console.quiet else screen.say,
         )
     simulation = simulation._replace(history=[*ready.history, *simulation.history])
     result = Result(run.algorithm, simulation, ready.guarantee, ready)

@@ -1,7 +1,7 @@
 """Noise on whole clients, of which each counts while its own clipped updates have cost less than a common budget."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ import numpy as np
 
 from fedjax_dp import errors
 from fedjax_dp.accounting import Adjacency, Event, FullBatch, GaussianSteps, Unit, repeated
-from fedjax_dp.parts.client_privacy import ClientGaussian, MessageEncoding, Participation, UpdatePrivatizer
+from fedjax_dp.parts.client_privacy import ClientGaussian, MessageEncoding, Participation, UpdatePrivatizer, is_plain
 from fedjax_dp.pytrees import changed, structure, value
 
 ADJACENCY = Adjacency.ZERO_OUT  # zeros in the place of what a client contributes
@@ -105,3 +105,8 @@ class IndividualGaussian(UpdatePrivatizer):
         if np.ndim(self.budget_mu):
             raise errors.refuse("budget", "one for each client", "one number for an individual filter")
         errors.require_positive("budget_mu", self.budget_mu)
+
+
+def can_filter(upload: UpdatePrivatizer) -> TypeGuard[ClientGaussian | IndividualGaussian]:
+    """Whether a filter with a budget can take the place of this; it may be one already."""
+    return is_plain(upload) or type(upload) is IndividualGaussian

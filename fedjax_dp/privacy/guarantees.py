@@ -225,21 +225,18 @@ def guarantee(
     are.
     model     needed where its size matters (integer noise), and for parts of one's own that work on models; default
               logistic regression;
-    privacy   `delta`, `view`, ...: the fields of `PrivacyTerms`. With an `epsilon` or a `budget` the Guarantee is of
-              all rounds, and warns where some client's is larger; `individual` has that of the run with the filter;
+    privacy   `delta`, `view`, ...: the fields of `PrivacyTerms`. As in `run`, an `epsilon` finds the noise first, and a
+              `budget` ends the run: the Guarantee is of that noise, and of the rounds that the budget allows;
     evaluate_every  rounds between looks at a metric that may end the run (`stop_noise`); default: each is one;
     progress  called with (distinct clients done, distinct clients in all).
     Parts that are not the project's own are believed only as far as nothing contradicts them: see `parts.facts` and
     `inspection`. The assumptions name them.
-    Raises: ConfigurationError for a combination without an accountant, and for parts that leave a fact unsaid or say
-            what is not so.
+    Raises: ConfigurationError for a combination without an accountant, for parts that leave a fact unsaid or say what
+            is not so, and for a budget that cannot be met.
     """
     terms = PrivacyTerms(**privacy)
     run = plan_run(algorithm, data, rounds=rounds, seed=seed, model=model, terms=terms, evaluate_every=evaluate_every)
-    if terms.individual and not counts_individually(algorithm.upload):  # another neighbourhood: no bound without it
-        require_halting(run)
-        run = with_filter(run)
-    return with_attack(run, guaranteed(run, progress))
+    return with_attack(*prepared(run, progress))
 
 
 def guaranteed(run: PlannedRun, progress: Callable[[int, int], None] | None = None) -> Guarantee:
@@ -288,8 +285,8 @@ def prepared(run: PlannedRun, progress: Callable[[int, int], None] | None = None
         require_halting(run)
         run = with_filter(run) if run.terms.individual else halted(run, stated(run))
     if run.terms.epsilon is not None:
-        run = calibrated(run, progress)
-    return run, guaranteed(run)
+        run, progress = calibrated(run, progress), None
+    return run, guaranteed(run, progress)
 
 
 def stated(run: PlannedRun, progress: Callable[[int, int], None] | None = None) -> Guarantee:

@@ -6,8 +6,7 @@ from fedjax_dp import errors
 from fedjax_dp.accounting import FullBatch, GaussianSteps, Unit, noise_factor_for
 from fedjax_dp.accounting.events import distinct
 from fedjax_dp.accounting.gaussian import gaussian_noise
-from fedjax_dp.parts.client_privacy import is_plain
-from fedjax_dp.parts.individual_filter import ADJACENCY, IndividualGaussian
+from fedjax_dp.parts.individual_filter import ADJACENCY, IndividualGaussian, can_filter
 from fedjax_dp.privacy.client_events import with_before
 from fedjax_dp.privacy.planned_run import PlannedRun
 from fedjax_dp.pytrees import changed
@@ -33,7 +32,7 @@ def with_filter(run: PlannedRun) -> PlannedRun:
     if terms.stop_noise is not None:
         wanted = "left out beside stop_noise, whose looks would cost more than the budget"
         raise errors.refuse("individual", True, wanted, "fix the rounds")
-    if not is_plain(upload):
+    if not can_filter(upload):
         got = "noise on records" if upload.unit is None else type(upload).__name__
         raise errors.refuse("individual", got, WANTED, "use dp_fedavg without other options of noise")
     filtered = IndividualGaussian(

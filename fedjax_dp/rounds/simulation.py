@@ -6,6 +6,7 @@ import functools
 import math
 import statistics
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -26,7 +27,7 @@ from fedjax_dp.models import Model, NetworkModel, cross_entropy, task_of, usual_
 from fedjax_dp.models.model import score_shapes
 from fedjax_dp.parts import facts
 from fedjax_dp.pytrees import changed, tensor_sizes
-from fedjax_dp.rounds import metrics, prefetch
+from fedjax_dp.rounds import metrics, prefetch, unscored
 from fedjax_dp.rounds.algorithm import Algorithm, check_fit
 from fedjax_dp.rounds.clients import HostBlock
 from fedjax_dp.rounds.final import ended, final_model
@@ -316,6 +317,10 @@ def nothing(algorithm: Algorithm, num_clients: int) -> RoundReport:
     return RoundReport(jnp.zeros(members, jnp.int32), no, zeros, zeros, zeros, zeros, ~no, no, learnt_clip_norm=learnt)
 
 
+def _warn(line: str) -> None:
+    warnings.warn(line, RuntimeWarning, stacklevel=3)
+
+
 def simulate(
     algorithm: Algorithm,
     data: FederatedData,
@@ -332,6 +337,7 @@ def simulate(
     steer: Steer | None = None,
     on_host: bool = False,
     checked: bool = False,
+    notice: Callable[[str], None] = _warn,
 ) -> Simulation:
     """Run `rounds` rounds of an algorithm and evaluate every `evaluate_every` (default: about 20 times).
 
@@ -348,7 +354,8 @@ def simulate(
                    to come, other than before in numbers alone, and the round at which the run ends;
     on_host        leave the records where they are, in memory or on disk, and copy those of the next cohorts to the
                    devices while they compute; the result is the same bit for bit;
-    checked        what `check` refuses has been refused already.
+    checked        what `check` refuses has been refused already;
+    notice         called with a line where records have no finite loss; by default that is a warning.
     Raises:     ConfigurationError before compiling; errors.DivergedError with round and clients.
     """
     began = time.perf_counter()
@@ -363,6 +370,7 @@ def simulate(
     execution = execution or all_devices()
     if train_metrics:
         execution = dataclasses.replace(execution, signal=True)
+    noticed = start is not None  # of a run that goes on it was said when it began
     run, state = on_devices(algorithm, data, model, execution, seed=seed, start=start, on_host=on_host)
     del start
     done = first = int(state.round)
@@ -392,6 +400,8 @@ def simulate(
             done = int(state.round)
             if not finite.all():
                 lost = np.asarray(report.clients)[~finite].tolist()
+                if not on_host:
+                    unscored.require_scores(model, data, run.key, tolerated=False)
                 raise errors.DivergedError(done - 1, lost, run.data.called)
             if np.asarray(report.overflow).any():
                 lost = np.asarray(report.clients)[np.asarray(report.overflow)].tolist()
@@ -409,7 +419,11 @@ def simulate(
                     seen = seen._replace(personal=own)
                 history.append(metrics.evaluation(done, seen, report, records, task_of(whole, records)))
                 if not math.isfinite(history[-1].test_loss):
+                    unscored.require_scores(whole, records, run.key)
                     raise errors.DivergedError(done - 1, [])
+                if not noticed and history[-1].train_loss is None and np.asarray(report.present).any() and not on_host:
+                    noticed = True
+                    notice(unscored.line_on(params, whole, records, run.key, done))
                 run, rounds = steered(history[-1])
             if on_pause:
                 on_pause(state, history)

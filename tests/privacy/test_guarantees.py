@@ -206,13 +206,12 @@ def test_with_replacement_batches_have_a_guarantee_that_counts_the_multiplicity(
 
 
 @pytest.mark.slow
-def test_a_run_whose_guarantee_exceeds_its_budget_says_so(data):
+def test_noise_for_the_mean_number_of_rounds_says_so_and_does_not_meet_the_budget_of_the_draw(data):
     result = fdp.run(dpnfl(), data, rounds=ROUNDS, epsilon=2.0, delta=DELTA, seed=1, participation="expected")
     assert result.guarantee.epsilon <= 2.0
     assert str(result.guarantee).startswith("for the mean number of rounds, which is no guarantee for clients that are")
     value = fdp.calibrate(dpnfl(), data, rounds=ROUNDS, epsilon=2.0, delta=DELTA, seed=1, participation="expected")
-    drawn = fdp.guarantee(value, data, rounds=ROUNDS, epsilon=2.0, delta=DELTA, seed=1)
-    assert "above the budget 2" in drawn.warnings[0]
+    assert fdp.guarantee(value, data, rounds=ROUNDS, delta=DELTA, seed=1).epsilon > 2.0
     assert fdp.run(dpnfl(), data, rounds=2, epsilon=2.0, delta=DELTA, participation="worst").guarantee.warnings == ()
 
 

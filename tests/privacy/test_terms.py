@@ -68,10 +68,81 @@ def test_a_run_checks_once_and_draws_its_schedule_once(monkeypatch):
     assert calls == {"check": 1, "cohorts_of": 1}
 
 
-def test_a_guarantee_beside_a_budget_warns_where_it_is_exceeded():
-    assert not fdp.guarantee(ALGORITHM, DATA, rounds=2, delta=1e-3, epsilon=50.0).warnings
-    (*_, told) = fdp.guarantee(ALGORITHM, DATA, rounds=2, delta=1e-3, epsilon=0.1).warnings
-    assert "above the budget 0.1" in told
+# What a private step is asked for, by name: a Guarantee is of what a run of the same arguments does, or refuses alike.
+ARGUMENTS = {
+    "own noise": {},
+    "a budget for noise": {"epsilon": 3.0},
+    "one that no noise meets": {"epsilon": 1e-9},
+    "one for each client": {"epsilon": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]},
+    "one for too few": {"epsilon": [1.0, 2.0]},
+    "a paper's rule": {"epsilon": 3.0, "sigma_mode": "dpnfl"},
+    "a budget for rounds": {"budget": 2.2},
+    "one that all rounds meet": {"budget": 200.0},
+    "one that no round meets": {"budget": 0.01},
+    "rounds for each client": {"budget": [2.2] * 5 + [100.0]},
+    "both": {"epsilon": 3.0, "budget": 2.0},
+    "a filter where none can be": {"budget": 2.0, "individual": True},
+    "a filter of no budget": {"individual": True},
+    "no delta": {"delta": None},
+    "a delta of 0": {"delta": 0.0},
+    "a tiny delta": {"delta": 1e-18},
+    "another accountant": {"accountant": "rdp"},
+    "one without a theorem": {"accountant": "gaussian"},
+    "one beyond its conditions": {"accountant": "tcdp", "epsilon": 50.0},
+    "all clients worst": {"participation": "worst"},
+    "a mean": {"participation": "expected", "budget": 2.0},
+    "a view": {"view": "final_model"},
+    "a view that nobody has": {"view": "deployed"},
+    "a unit that nobody bounds": {"unit": "user"},
+    "a deployment of records": {"deployment_cohort": 30, "deployment_population": 600},
+    "noise on a public stop": {"stop": "accuracy=0.9", "stop_noise": 3.0},
+}
+CLIENTS = {
+    "clients": {},
+    "clients, a budget": {"budget": 3.0},
+    "clients, a filter": {"budget": 1.0, "individual": True},
+    "clients, a deployment": {"deployment_cohort": 30, "deployment_population": 600},
+    "clients, noise": {"epsilon": 2.0},
+}
+
+
+@pytest.mark.parametrize("name", [*ARGUMENTS, *CLIENTS])
+def test_a_guarantee_is_that_of_the_run_or_refused_in_the_same_words(name):
+    """The wrong one states an epsilon of all rounds, or of the noise before it was found, where the run refuses."""
+    algorithm = (
+        ALGORITHM
+        if name in ARGUMENTS
+        else fdp.dp_fedavg(
+            cohort_size=3, batch_size=5, local_steps=2, learning_rate=0.1, clip_norm=1.0, noise_multiplier=4.0
+        )
+    )
+    options = {"rounds": 3, "delta": 1e-3, **ARGUMENTS.get(name, {}), **CLIENTS.get(name, {})}
+    answers = []
+    for of in (fdp.guarantee, guarantee_of_run):
+        try:
+            promise = of(algorithm, DATA, **options)
+        except fdp.ConfigurationError as error:
+            answers.append(str(error))
+        else:
+            answers.append(promise)
+    assert answers[0] == answers[1]
+
+
+def guarantee_of_run(algorithm, data, **options):
+    """What `run` promises before its first round, where it is left."""
+
+    class Enough(BaseException):
+        pass
+
+    class First:
+        def on_start(self, run):
+            self.promise = run.guarantee
+            raise Enough
+
+    first = First()
+    with pytest.raises(Enough):
+        fdp.run(algorithm, data, callbacks=[first], **options)
+    return first.promise
 
 
 @pytest.mark.slow
