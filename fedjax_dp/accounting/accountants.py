@@ -13,6 +13,7 @@ from fedjax_dp import errors
 from fedjax_dp.accounting import pld, rdp
 from fedjax_dp.accounting.events import AnyOf, Composed, Event, RandomParticipation, distinct, each
 from fedjax_dp.accounting.gaussian import Gdp
+from fedjax_dp.accounting.laws import DiscretePair
 from fedjax_dp.accounting.losses import LARGEST_LOSS
 from fedjax_dp.accounting.neighbours import NotCoveredError
 from fedjax_dp.accounting.releases import Release
@@ -113,8 +114,10 @@ ACCOUNTANTS = {
 }
 
 RESOLVED = 1e-8  # deltas from here on are far above the rounding errors of a million steps
+ROUNDED_UP = 5e-4  # relative: what loss distributions on a grid may add to an epsilon
+ON_A_GRID = 4e-3  # the same where the law of one release stands on a grid of its own
 
-# Nobody should choose this one: no valid accountant can fall below it.
+# Nobody should choose this one: no valid accountant can fall below it. It is rounded down by all that grids may add.
 ATTAINED = Accountant(
     "attained",
     "attained by two real neighbours (lower bound)",
@@ -160,7 +163,10 @@ def epsilon_of(event: Event, delta: float, accountant: str | Accountant = "pld")
         raise NotCoveredError(f"a lower bound at delta below {RESOLVED:g} would drown in rounding errors of long runs")
     if chosen is ACCOUNTANTS["rdp"]:
         return rdp.best_epsilon(lambda orders: total(event, rdp.price(event, orders)), delta)
-    epsilon = float(cost_of(event, chosen).epsilon(delta))
+    cost = cost_of(event, chosen)
+    epsilon = float(cost.epsilon(delta))
+    if chosen is ATTAINED and isinstance(cost, pld.Losses):
+        return epsilon * (1 - _rounded_up(event))
     if chosen is ACCOUNTANTS["pld"] and (delta < RESOLVED or math.isinf(epsilon)):
         with contextlib.suppress(NotCoveredError):
             epsilon = min(epsilon, epsilon_of(event, delta, "rdp"))  # of upper bounds, all rigorous
@@ -168,6 +174,20 @@ def epsilon_of(event: Event, delta: float, accountant: str | Accountant = "pld")
             with contextlib.suppress(NotCoveredError):
                 epsilon = min(epsilon, total(event, operator.methodcaller("drawn_in_public")).epsilon(delta))
     return epsilon
+
+
+def _rounded_up(event: Event) -> float:
+    """What the grids on which its losses stand may have added to an epsilon, relative."""
+    laws = (pair for step, _ in event.leaves() for one in step.attained_pairs() for pair in one.pairs)
+    return ON_A_GRID if any(isinstance(law, DiscretePair) for law in laws) else ROUNDED_UP
+
+
+def about_at(accountant: str, delta: float) -> str:
+    """What an accountant's numbers at this delta are, in words."""
+    about = ACCOUNTANTS[accountant].about
+    if accountant != "pld" or not 0 < delta < RESOLVED:
+        return about
+    return f"{about}; below delta {RESOLVED:g}, where rounding errors count, Renyi DP where that is less"
 
 
 def epsilons_of(

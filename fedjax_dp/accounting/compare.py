@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fedjax_dp.accounting.accountants import ACCOUNTANTS, ATTAINED, Accountant, epsilon_of
+from fedjax_dp.accounting.accountants import ACCOUNTANTS, ATTAINED, Accountant, about_at, epsilon_of
 from fedjax_dp.accounting.calibrate import UnreachableError, noise_factor_for
 from fedjax_dp.accounting.events import Event
 from fedjax_dp.accounting.neighbours import NotCoveredError
@@ -28,7 +28,8 @@ class Answer:
 
 def compare_epsilons(event: Event, delta: float) -> list[Answer]:
     """Epsilon of `event` at `delta` by every accountant."""
-    return [_answer(accountant, functools.partial(epsilon_of, event, delta)) for accountant in ACCOUNTANTS.values()]
+    answers = [_answer(accountant, functools.partial(epsilon_of, event, delta)) for accountant in ACCOUNTANTS.values()]
+    return [dataclasses.replace(answer, about=about_at(answer.accountant, delta)) for answer in answers]
 
 
 def lower_bound(event: Event, delta: float) -> Answer:

@@ -59,7 +59,7 @@ def subsample(part: Tcdp, rate: float) -> Tcdp:
     """Amplification by fixed-size sampling without replacement (BDRS Theorem 12, dpnfl's Lemma 4).
 
     Raises: TcdpConditionError unless 0 < rate <= 0.1, 0 < rho <= 0.1, ln(1/rate) >= 3 rho (2 + log2(1/rho)) and
-            min(omega, ln(1/rate) / (2 rho)) >= 3.
+            omega >= ln(1/rate) / (2 rho) >= 3: of a step with a smaller omega the theorem says nothing.
     """
     if not 0 < rate <= 0.1:
         raise TcdpConditionError(
@@ -72,7 +72,11 @@ def subsample(part: Tcdp, rate: float) -> Tcdp:
     log_rate = math.log(1 / rate)
     if not log_rate >= 3 * part.rho * (2 + math.log2(1 / part.rho)):
         raise TcdpConditionError(f"tCDP subsampling needs ln(1/rate) >= 3 rho (2 + log2(1/rho)), got {log_rate:.4g}")
-    omega = min(part.omega, log_rate / (2 * part.rho))
+    omega = log_rate / (2 * part.rho)
+    if not part.omega >= omega:
+        raise TcdpConditionError(
+            f"tCDP subsampling needs omega >= ln(1/rate) / (2 rho) = {omega:.4g} in one step, got {part.omega:.4g}"
+        )
     if not omega >= 3:
         raise TcdpConditionError(f"tCDP subsampling needs omega >= 3, got {omega:.4g}; add noise")
     return Tcdp(13 * rate**2 * part.rho, omega / 2)

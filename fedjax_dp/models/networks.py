@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+import flax.errors
 import jax
 import numpy as np
 from flax import linen as nn
@@ -53,14 +54,26 @@ class Linen:
 
     def init(self, key: jax.Array, blank: jax.Array) -> Any:
         variables = self.module.init(key, blank[None], **_flag(self.mode, False))
-        others = sorted(set(variables) - {"params", "intermediates"})
-        if others:
-            raise _keeps(self.name, ", ".join(others))
+        if set(variables) - {"params", "intermediates"}:
+            self._apply(variables, blank[None], key)  # refuses a module that changes what it keeps
         return variables.get("params", {})
 
     def run(self, params: Any, x: jax.Array, key: jax.Array | None) -> Any:
+        try:
+            return self._apply({"params": params}, x, key)
+        except (flax.errors.ScopeCollectionNotFound, flax.errors.ScopeVariableNotFoundError):  # it keeps something
+            with jax.ensure_compile_time_eval():
+                blank = np.zeros((1, *x.shape[1:]), x.dtype)
+                kept = self.module.init(jax.random.key(0), blank, **_flag(self.mode, False))
+            return self._apply({**kept, "params": params}, x, key)
+
+    def _apply(self, variables: Mapping[str, Any], x: jax.Array, key: jax.Array | None) -> Any:
+        """What the module makes, which may read what it keeps, such as running statistics, and not change it."""
         rngs = None if key is None else {"params": jax.random.fold_in(key, 0), "dropout": jax.random.fold_in(key, 1)}
-        return self.module.apply({"params": params}, x, rngs=rngs, **_flag(self.mode, key is not None))
+        try:
+            return self.module.apply(variables, x, rngs=rngs, **_flag(self.mode, key is not None))
+        except flax.errors.ModifyScopeVariableError:
+            raise _keeps(self.name, "statistics that its training changes") from None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -94,11 +107,6 @@ class Nnx:
 
         split: Any = nnx.split
         graph, params, rest = split(self._example, nnx.Param, ...)
-        variables = jax.tree.leaves(rest, is_leaf=lambda part: isinstance(part, nnx.Variable))
-        # neither parameters nor states of random number generators: statistics, a cache
-        kept = sorted({type(one).__name__ for one in variables if isinstance(one, nnx.BatchStat | nnx.Cache)})
-        if kept:
-            raise _keeps(self.name, ", ".join(kept))
         return graph, jax.tree.structure(params), rest
 
     def init(self, key: jax.Array, blank: jax.Array) -> Any:
@@ -116,7 +124,14 @@ class Nnx:
             streams = {part.key.tag for _, part in nnx.iter_graph(module) if isinstance(part, nnx.RngStream)}
             keys: dict[str, Any] = {tag: jax.random.fold_in(key, at) for at, tag in enumerate(sorted(streams))}
             nnx.reseed(module, policy="match_shape", **keys)
-        return module(x, **_flag(self.mode, key is not None))
+        # neither parameters nor states of random number generators: statistics, a cache
+        kept = [part for _, part in nnx.iter_graph(module) if isinstance(part, nnx.BatchStat | nnx.Cache)]
+        before = [part.get_value() for part in kept]
+        scores = module(x, **_flag(self.mode, key is not None))
+        for part, value in zip(kept, before, strict=True):
+            if part.get_value() is not value:
+                raise _keeps(self.name, f"{type(part).__name__} that its training changes")
+        return scores
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -321,6 +336,6 @@ def _keeps(name: str, what: str) -> errors.ConfigurationError:
     return errors.refuse(
         "model",
         f"{name} with {what}",
-        "a module that keeps parameters only, so that records do not mix",
-        "use GroupNorm or LayerNorm instead of BatchNorm",
+        "a module that changes nothing, so that records do not mix",
+        "use GroupNorm or LayerNorm instead of BatchNorm, or its running statistics alone (use_running_average=True)",
     )

@@ -935,3 +935,39 @@ def test_renyi_accountant_finds_the_best_order_where_it_is_sharp(delta):
     best = np.min(values + np.log1p(-1 / orders) - (math.log(delta) + np.log(orders)) / (orders - 1))
     assert rdp.price(event)(event).times(100).epsilon(delta) > 1.01 * best  # the grid alone
     assert epsilon_of(event, delta, "rdp") == pytest.approx(best, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        GaussianSteps(4.0, Shuffled(1, 64), Adjacency.REPLACE_ONE, 64),
+        pytest.param(GaussianSteps(1.5, Shuffled(1, 1000), Adjacency.REPLACE_ONE, 1000), marks=pytest.mark.exhaustive),
+        GaussianSteps(1.0, Poisson(0.01), Adjacency.ADD_REMOVE, 1000),
+        GaussianSteps(1.0, WithoutReplacement(10, 1000), Adjacency.REPLACE_ONE, 1000),
+    ],
+)
+def test_what_is_attained_is_below_what_finer_grids_say(event, monkeypatch):
+    """Grids only add to an epsilon, so the finer one is nearer the truth and still above it."""
+    from fedjax_dp.accounting import allocation, pld
+
+    lower = epsilon_of(event, 1e-5, ATTAINED)
+    monkeypatch.setattr(allocation, "POINTS_PER_DEVIATION", 400)
+    monkeypatch.setattr(pld, "POINTS_PER_DEVIATION", 80)
+    allocation._of_block.cache_clear()
+    finer = accounting.cost_of(event, ATTAINED).epsilon(1e-5)
+    allocation._of_block.cache_clear()
+    assert finer * (1 - 5e-3) <= lower <= finer
+
+
+def test_a_row_says_where_its_number_may_be_another_accountants():
+    """At such a delta loss distributions drown in rounding errors, and Renyi DP is twice their epsilon."""
+    event = GaussianSteps(1.0, Poisson(0.01), Adjacency.ADD_REMOVE, 1000)
+    for delta, words in ((1e-5, False), (1e-18, True)):
+        (row,) = (answer for answer in accounting.compare_epsilons(event, delta) if answer.accountant == "pld")
+        assert ("Renyi DP where that is less" in row.about) == words
+
+
+def test_the_tcdp_subsampling_lemma_is_not_taken_beyond_its_order():
+    assert tcdp_module.subsample(tcdp_module.Tcdp(0.01, math.inf), 0.01).omega > 3
+    with pytest.raises(accounting.NotCoveredError, match="needs omega >= ln"):
+        tcdp_module.subsample(tcdp_module.Tcdp(0.01, 50.0), 0.01)

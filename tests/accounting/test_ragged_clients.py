@@ -149,7 +149,8 @@ def test_passes_of_equal_batches_attain_what_an_allocation_costs_which_is_less_t
     event = GaussianSteps(3.0, Shuffled(4, 12), Adjacency.REPLACE_ONE, 4 * 3)
     attained = epsilon_of(event, 1e-5, accounting.ATTAINED)
     allocated = GaussianSteps(1.5, accounting.RandomAllocation(1, 3), Adjacency.ADD_REMOVE, 4 * 3)
-    assert attained == pytest.approx(epsilon_of(allocated, 1e-5), rel=1e-3)
+    price = epsilon_of(allocated, 1e-5)
+    assert price * (1 - 6e-3) <= attained <= price * (1 - 1e-3)  # a lower bound, rounded down by what grids may add
     assert attained < 0.7 * epsilon_of(event, 1e-5)
     for uneven in (Shuffled(4, 13), Shuffled(4, 13, "keep")):  # a record is not in every pass, or not in all alike
         with pytest.raises(NotCoveredError, match="no pair of neighbours"):

@@ -334,14 +334,26 @@ def cancelling(scores, label):
     return scores[0].sum() - 0.9999 * scores[1].sum()
 
 
-def test_a_module_that_keeps_statistics_is_refused():
-    class Mixing(nn.Module):
+@pytest.mark.parametrize("always", [False, True])
+def test_a_module_that_changes_its_statistics_is_refused_and_one_that_reads_them_is_not(always):
+    class Normed(nn.Module):
         @nn.compact
-        def __call__(self, x):
-            return nn.BatchNorm(use_running_average=True)(nn.Dense(3)(x))
+        def __call__(self, x, train=False):
+            return nn.BatchNorm(use_running_average=always or not train)(nn.Dense(3)(x))
 
-    with pytest.raises(errors.ConfigurationError, match="use GroupNorm or LayerNorm"):
-        fdp.model(Mixing(), (4,))
+    def call():
+        model = fdp.model(Normed(), (4,))
+        params, x = model.init(jax.random.key(0)), jax.random.normal(jax.random.key(1), (5, 4))
+        keys = jax.random.split(jax.random.key(2), 5)
+        return gradients.clipped_sum(model, params, x, jnp.arange(5) % 3, jnp.ones(5, bool), 1.0, keys=keys)
+
+    if not always:
+        with pytest.raises(errors.ConfigurationError, match="use GroupNorm or LayerNorm"):
+            call()
+        return
+    total = call().total
+    assert sorted(total) == ["BatchNorm_0", "Dense_0"]
+    assert all(jnp.abs(leaf).max() > 0 for leaf in jax.tree.leaves(total))
 
 
 class Apart(nn.Module):
