@@ -107,6 +107,8 @@ def _rests_on(checked: Check) -> Lines:
         yield "assumes", line
     for name in checked.missing:
         yield "unknown", f"{name}: the worst is counted"
+    for line in checked.idle:
+        yield "idle", line
     for line in one.warnings:
         yield "warning", line
     source = checked.deployment.source.to_dict()

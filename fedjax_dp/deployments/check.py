@@ -13,7 +13,8 @@ from fedjax_dp.accounting import Claim, Guarantee, Verdict
 from fedjax_dp.accounting.guarantee import delta_warnings, no_privacy
 from fedjax_dp.deployments import templates
 from fedjax_dp.deployments.description import UNKNOWN, Beside, Deployment, names_of
-from fedjax_dp.deployments.log import mechanism_of_log
+from fedjax_dp.deployments.idle import require_use
+from fedjax_dp.deployments.log import REPLACED, mechanism_of_log
 from fedjax_dp.deployments.mechanism import VIEWS, Mechanism, mechanism_of, view_of
 from fedjax_dp.deployments.rules import (
     ARGUED,
@@ -28,6 +29,7 @@ from fedjax_dp.deployments.rules import (
     listed,
     steps_for,
 )
+from fedjax_dp.deployments.witness import witness_of
 from fedjax_dp.display import Card, displayed, finite
 
 MOST_DIGITS = 700.0  # nats, above which an epsilon is not worth its digits
@@ -50,7 +52,8 @@ class Check:
     everything  of all that leaves; None where it has no epsilon;
     claim       what is stated of the deployment, with a verdict; None where nothing is;
     reasons     codes of the rules that found something, with a detail after a colon;
-    missing     facts that are stated to be unknown, and were counted as the worst.
+    missing     facts that are stated to be unknown, and were counted as the worst;
+    idle        facts that change nothing, each with its reason.
     """
 
     deployment: Deployment
@@ -60,6 +63,7 @@ class Check:
     findings: tuple[Finding, ...]
     missing: tuple[str, ...] = ()
     remedies: tuple[str, ...] = ()  # what would change it, the cheapest first
+    idle: tuple[str, ...] = ()
 
     @property
     def reasons(self) -> tuple[str, ...]:
@@ -122,6 +126,7 @@ class Check:
             ],
             "also": list(self.beside),
             "missing": list(self.missing),
+            "idle": list(self.idle),
             "remedies": list(self.remedies),
             "source": self.deployment.source.to_dict(),
         }
@@ -142,21 +147,31 @@ def check(
     view   who looks, server (each message) or clients (each new model); default: whom the noise is added against;
     delta  in the place of the deployment's;
     log    a CSV file of what happened, which takes the place of the laws: see `deployments.log`.
-    Raises: ConfigurationError for facts that are missing, all of them at once, and for a log that cannot be true.
+    Raises: ConfigurationError for facts that are missing, all of them at once, for facts on which nothing proved
+            depends, and for a log that cannot be true.
     """
     if delta is not None:
         deployment = dataclasses.replace(deployment, delta=delta)
     templates.require_version(deployment.source)
-    findings = findings_of(deployment, view)
-    count: Callable[[], Mechanism] = functools.partial(mechanism_of, deployment, view)
+    seen: set[str] = set()
+    findings = findings_of(witness_of(deployment, seen), view)
+    count: Callable[[], Mechanism] = functools.partial(mechanism_of, deployment, view, seen)
     if log is not None:
-        count, more = mechanism_of_log(deployment, log, view)
+        count, more = mechanism_of_log(deployment, log, view, seen)
         findings += more
-    return judged(deployment, findings, view, count)
+    result = judged(deployment, findings, view, count, seen)
+    if math.isinf(result.mechanism.epsilon):  # nothing is proved, so no fact has an effect on it
+        return result
+    return dataclasses.replace(result, idle=require_use(deployment, seen, () if log is None else REPLACED))
 
 
-def judged(deployment: Deployment, findings: list[Finding], view: str | None, count: Callable[[], Mechanism]) -> Check:
-    """A check from what rules found, and a function that counts the noisy updates where they have an epsilon."""
+def judged(
+    deployment: Deployment, findings: list[Finding], view: str | None, count: Callable[[], Mechanism], seen: set[str]
+) -> Check:
+    """A check from what rules found, and a function that counts the noisy updates where they have an epsilon.
+
+    Facts that the check is made of are added to `seen`.
+    """
     silent = [f"{one.code}, {one.words}" for one in findings if one.effect is Effect.NO_MECHANISM]
     mechanism = None if silent else count()
     if mechanism is None:
@@ -164,14 +179,17 @@ def judged(deployment: Deployment, findings: list[Finding], view: str | None, co
         alone = dataclasses.replace(no_privacy(clients, "; ".join(silent), seen_by), unit=deployment.hidden)
     else:
         alone = mechanism.guarantee(deployment.delta)
-        among = deployment.clients if deployment.unit == "client" else deployment.records
+        if alone.delta or deployment.claim is not None:
+            seen.add("delta")
+        read = witness_of(deployment, seen)
+        among = read.clients if read.unit == "client" else read.records
         if alone.delta and among is not None and among.of is not None:
             warnings = delta_warnings(alone.delta, listed(among.of), deployment.hidden)
             alone = dataclasses.replace(alone, warnings=warnings)
     everything = None if mechanism is None else _everything(deployment, findings, alone)
     claim = None
     if deployment.claim is not None:
-        case = Case(deployment, deployment.claim, mechanism)
+        case = Case(deployment, witness_of(deployment.claim, seen), mechanism)
         if not silent or deployment.noise.law not in ("none", "unknown"):
             findings = [*findings, *findings_on_claim(case)]
         claim = _judged_claim(case, findings, everything)

@@ -4,14 +4,12 @@ Closed by default: an unknown key is refused, a missing fact is refused by its n
 unknown is counted as the worst that it could be.
 """
 
-import contextlib
 import dataclasses
 import functools
 import math
 import os
 import typing
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextvars import ContextVar
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from fedjax_dp import errors, folders, options, validation
@@ -20,25 +18,12 @@ from fedjax_dp.options import REQUIRED, Option
 
 BLANK = "?"  # stands in a template where a fact has to be filled in
 UNKNOWN = "unknown"
+NOISY = ("clip", "noise", "selection")  # groups without which nothing hides anybody
 Number = float | tuple[float, ...]  # one for all clients, or one for each
 Count = int | tuple[int, ...]
 ClientLaw = Literal["all", "poisson", "fixed", "with-replacement", "round-robin", "schedule", "unknown"]
 Beside = Literal["metrics", "counts", "norm", "statistics", "batchnorm", "preprocessing", "selection", "threshold"]
 RecordLaw = Literal["full", "poisson", "fixed", "with-replacement", "shuffled", "once", "unknown"]
-
-
-_FACTS_READ: ContextVar[set[str] | None] = ContextVar("facts that are read", default=None)
-
-
-@contextlib.contextmanager
-def reading() -> Iterator[set[str]]:
-    """The names of all facts that are read inside the block, such as `noise.std`."""
-    names: set[str] = set()
-    token = _FACTS_READ.set(names)
-    try:
-        yield names
-    finally:
-        _FACTS_READ.reset(token)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,12 +34,6 @@ class Facts:
     """
 
     where: ClassVar[str] = ""  # of its keys, in refusals
-
-    def __getattribute__(self, name: str) -> Any:
-        names = _FACTS_READ.get()
-        if names is not None and name in type(self).__dataclass_fields__:
-            names.add(type(self).where + name)
-        return object.__getattribute__(self, name)
 
     def __post_init__(self) -> None:
         for name, option in self.facts().items():
@@ -123,7 +102,7 @@ class Members(Facts):
         of, size, rate = self.of, self.size, self.rate
         if size is not None and rate is not None:
             raise errors.refuse(f"{self.where}rate", rate, f"left out beside {self.where}size", "keep one of them")
-        for drawn, members in pairs_of(size, of):
+        for drawn, members in _beside(size, of):
             if drawn > members:
                 raise errors.refuse(f"{self.where}size", drawn, f"at most the {members} of {self.where}of")
 
@@ -156,7 +135,7 @@ class Records(Members):
         size: how many are drawn
         rate: the chance of each to be drawn
         steps: noisy local steps of a round
-        rest: of law shuffled, what becomes of records that are too few for a batch
+        last: of law shuffled, what becomes of the rest of a pass that is smaller than a batch: drop, or keep as a batch
     """
 
     where = "records."
@@ -165,7 +144,14 @@ class Records(Members):
     size: Annotated[Count | None, errors.require_count] = None
     rate: Annotated[Number | None, require_share] = None
     steps: Annotated[Count | None, errors.require_count] = None
-    rest: Literal["kept", "dropped", "unknown"] | None = None
+    last: Literal["drop", "keep", "unknown"] | None = None
+
+    def _check(self) -> None:
+        super()._check()
+        if self.last is not None and self.law != "shuffled":
+            raise errors.refuse(
+                "records.last", self.last, f"left out for law {self.law}", "passes have a rest if shuffled"
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -181,7 +167,7 @@ class Clip(Facts):
         coordinates: how many numbers a model has, where norm and noise do not belong together
         threshold: how the bound is chosen; private: from the data, without noise; adaptive: by counts with noise
         count_noise: of threshold adaptive, standard deviation of the noise on the count of those clipped
-        count_bits: what is counted of each: 0 or 1, or that less a half
+        count_bits: of threshold adaptive, what each adds to that count; zero-one: 0 or 1; half: minus or plus a half
     """
 
     where = "clip."
@@ -193,17 +179,19 @@ class Clip(Facts):
     coordinates: Annotated[int | None, errors.require_count] = None
     threshold: Literal["public", "private", "adaptive", "unknown"] = "public"
     count_noise: Annotated[float | None, errors.require_positive] = None
-    count_bits: Literal["zero-one", "plus-minus-half", "unknown"] | None = None
+    count_bits: Literal["zero-one", "half", "unknown"] | None = None
 
     def _check(self) -> None:
         if self.threshold == "adaptive" and self.count_noise is None:
             remedy = "it is the standard deviation on the count; a count without noise is threshold private"
             raise errors.refuse("clip.count_noise", "nothing", "given for threshold adaptive", remedy)
-        if self.threshold != "adaptive" and self.count_noise is not None:
-            remedy = "a bound that follows counts with noise is threshold adaptive"
-            raise errors.refuse(
-                "clip.count_noise", self.count_noise, f"left out for threshold {self.threshold}", remedy
-            )
+        if self.threshold == "adaptive" and self.norm == "coordinate":
+            remedy = "how often numbers of one member are clipped is not bounded by 1; use norm l2"
+            raise errors.refuse("clip.norm", "coordinate", "another norm for threshold adaptive", remedy)
+        for name, value in (("count_noise", self.count_noise), ("count_bits", self.count_bits)):
+            if self.threshold != "adaptive" and value is not None:
+                remedy = "only an adaptive bound has counts"
+                raise errors.refuse(f"clip.{name}", value, f"left out for threshold {self.threshold}", remedy)
         if self.scope == "tensor" and self.tensors is None:
             raise lacking(["clip.tensors"])
 
@@ -260,11 +248,12 @@ class Noise(Facts):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Weights(Facts):
-    """How what is clipped is averaged: updates, or the records of a step.
+    """By what is divided.
 
     Args:
-        largest: share of one client in the mean, at most; unknown: 1
-        denominator: fixed, a public number, or count, those who came
+        largest: share of one client in the mean, at most in any round; unknown: 1
+        denominator: of the sum that the noise is for, of clients or of the records of a batch; fixed: a public number;
+            count: those who came
     """
 
     where = "weights."
@@ -306,7 +295,7 @@ class Also(Facts):
         kind: what it is; preprocessing: public steps, such as scalers, fitted on records; threshold: a bound from data
         text: in words
         to: who gets it
-        epsilon: of the run, where it has noise of its own
+        epsilon: of the run at delta 0, where it has noise of its own
     """
 
     where = "also."
@@ -447,12 +436,37 @@ class Deployment(Facts):
         if noise.law == "laplace" and by_record and sampled:
             remedy = "gaussian noise is covered; or describe what is true without sampling, law full"
             raise errors.refuse("noise.law", "laplace", "gaussian where records are sampled", remedy)
+        self._require_shares()
+        for name, value in (("std", noise.std), ("calibration", noise.calibration)):
+            if value is not None and self.selection is not None and noise.law == "laplace" and noise.on == "message":
+                raise errors.refuse(
+                    f"noise.{name}", "one", "left out beside selection", "its noise follows its epsilons"
+                )
+        for name in self.ignored:
+            group, _, fact = name.partition(".")
+            if fact and group in self.facts() and group not in NOISY:
+                raise errors.refuse(
+                    "ignored", name, "a key that is no fact of here", f"say in {name} what really is so"
+                )
         for name, value in self.per_client.items():
             if isinstance(value, tuple) and self.clients.of is None:
                 raise lacking(["clients.of"])
             if isinstance(value, tuple) and len(value) != self.clients.of:
                 wanted = f"a list of as many numbers as clients.of, {self.clients.of}"
                 raise errors.refuse(name, f"{len(value)} numbers", wanted)
+
+    def _require_shares(self) -> None:
+        """Refuse a largest share that is smaller than an equal one of those who reply."""
+        clients, largest = self.clients, self.weights.largest
+        replies = (
+            clients.of if clients.law == "all" else None if clients.law in ("poisson", "schedule") else clients.size
+        )
+        shared = self.noise.on == "mean" and self.noise.by == "server" and self.weights.denominator != "fixed"
+        if (
+            shared and replies is not None and isinstance(largest, float) and largest * replies < 0.99
+        ):  # of 0.33 for 1/3
+            remedy = 'shares of those who reply add up to 1; or denominator = "fixed"'
+            raise errors.refuse("weights.largest", largest, f"at least 1/{replies} for {replies} replies", remedy)
 
     @property
     def per_client(self) -> dict[str, Any]:
@@ -488,26 +502,6 @@ class Deployment(Facts):
         """One for each client where some numbers are the clients' own, else itself."""
         lists = any(isinstance(value, tuple) for value in self.per_client.values())
         return tuple(map(self.of_client, range(self.clients.of or 1))) if lists else (self,)
-
-    @property
-    def stated(self) -> tuple[str, ...]:
-        """The names of facts that say something of the mechanism, such as `noise.std`."""
-        groups = (
-            self.clients,
-            self.records,
-            self.clip,
-            self.noise,
-            self.noise.calibration,
-            self.weights,
-            self.selection,
-        )
-        return tuple(
-            group.where + name
-            for group in groups
-            if group is not None
-            for name in group.to_dict()
-            if name != "calibration"
-        )
 
     def to_toml(self) -> str:
         """As a file that `read` takes."""
@@ -585,7 +579,7 @@ def _each(what: str, value: Any, require: Callable[[str, Any], object]) -> None:
         require(what, one)
 
 
-def pairs_of(first: Any, second: Any) -> Iterator[tuple[Any, Any]]:
+def _beside(first: Any, second: Any) -> Iterator[tuple[Any, Any]]:
     """Two facts client by client."""
     if first is None or second is None:
         return

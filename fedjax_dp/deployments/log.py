@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from fedjax_dp import errors, folders
-from fedjax_dp.accounting import ACCOUNTANTS, Event, FullBatch
-from fedjax_dp.accounting.events import joined, repeated
+from fedjax_dp.accounting import ACCOUNTANTS, FullBatch
+from fedjax_dp.accounting.events import AnyOf, joined, repeated
 from fedjax_dp.deployments.description import Deployment, Records, Weights, lacking
 from fedjax_dp.deployments.mechanism import (
     VIEWS,
@@ -26,7 +26,6 @@ from fedjax_dp.deployments.mechanism import (
     assumptions_of,
     bound_of,
     drawn_of,
-    expected_size,
     missing_facts,
     multiplier,
     noisy,
@@ -35,6 +34,7 @@ from fedjax_dp.deployments.mechanism import (
     weight,
 )
 from fedjax_dp.deployments.rules import Effect, Finding, listed
+from fedjax_dp.deployments.witness import witness_of
 
 EVERYBODY = ""  # the client of rows that name none
 CLOSE = 1e-6  # relative, to which shares add up and norms keep the bound
@@ -65,6 +65,14 @@ FREE = (  # facts that rows may say in the place of the deployment
     "noise.calibration",
     "weights.largest",
 )
+REPLACED = (
+    *FREE,
+    "clients",
+    "rounds",
+    "records.law",
+    "records.last",
+    "weights.denominator",
+)  # by rows, if a row has them
 SHOWN = ("norm_after", "received")  # columns that change nothing that is counted
 COUNTS = ("replies", "steps", "batch", "of")
 
@@ -82,22 +90,25 @@ class Row(NamedTuple):
 class Kind(NamedTuple):
     """What rows alike say, worked out once."""
 
-    event: Event | None  # None without noise
+    cost: Noisy | None  # None without noise
     values: Values
     multiplier: float
     drawn: Drawn
 
 
 def mechanism_of_log(
-    deployment: Deployment, path: str | os.PathLike[str], view: str | None = None
+    deployment: Deployment, path: str | os.PathLike[str], view: str | None = None, seen: set[str] | None = None
 ) -> tuple[Callable[[], Mechanism], list[Finding]]:
     """A function that counts the noisy updates of a log, and what the log shows beside.
+
+    Facts of the deployment that the cost is made of are added to `seen`.
 
     Raises: ConfigurationError for a file that is none, and for rows that cannot be true.
     """
     if deployment.noise.law == "laplace":
         raise errors.refuse("noise.law", "laplace", "gaussian for a log", "leave --log out")
     reader = _Reader(pathlib.Path(path))
+    seen = set() if seen is None else seen
     kinds: dict[tuple[str, ...], Kind] = {}
     taken: dict[str, collections.Counter[tuple[str, ...]]] = collections.defaultdict(collections.Counter)
     spread: dict[str, set[float]] = collections.defaultdict(set)
@@ -106,7 +117,7 @@ def mechanism_of_log(
     each = "share" in reader.columns and "client" in reader.columns
     for row in reader:
         if row.cells not in kinds:
-            kinds[row.cells] = _kind(deployment, reader.values(row), f"{reader.path.name} row {row.number}")
+            kinds[row.cells] = _kind(deployment, reader.values(row), f"{reader.path.name} row {row.number}", seen)
         kind = kinds[row.cells]
         if row.round != current and each:
             _require_whole(shares, current, reader.path.name)
@@ -222,15 +233,15 @@ def _require_whole(shares: float, last: int, file: str) -> None:
         raise errors.refuse(f"{file}: shares of round {last}", f"a sum of {shares:.9g}", "1 together")
 
 
-def _kind(deployment: Deployment, values: Values, where: str) -> Kind:
+def _kind(deployment: Deployment, values: Values, where: str, seen: set[str]) -> Kind:
     """The release of one row: the deployment with the row's numbers in the place of its own."""
     try:
-        one = _with_row(deployment, values)
+        one = witness_of(_with_row(deployment, values), seen)
     except errors.ConfigurationError as error:
         raise errors.ConfigurationError(f"{where}: {error}") from None
     z = multiplier(one)
-    event = None if z == 0 else noisy(one, releases(one)).events[0]
-    return Kind(event, values, z, drawn_of(one))
+    cost = None if z == 0 else noisy(one, releases(one))
+    return Kind(cost, values, z, drawn_of(one))
 
 
 def _with_row(deployment: Deployment, values: Values) -> Deployment:
@@ -271,9 +282,7 @@ def _with_row(deployment: Deployment, values: Values) -> Deployment:
     if missing := missing_facts(one):
         raise lacking(missing)
     if "noise_multiplier" in values:
-        on_mean = one.records if one.clip.of == "record" and one.noise.on == "mean" else None
-        share = weight(one) if on_mean is None else 1 / expected_size(on_mean)
-        std = values["noise_multiplier"] * bound_of(one) * share
+        std = values["noise_multiplier"] * bound_of(one) * weight(one)
         if "noise_std" in values and abs(values["noise_std"] - std) > CLOSE * std:
             raise errors.refuse("noise_multiplier", values["noise_multiplier"], "that of noise_std", "keep one of them")
         one = dataclasses.replace(one, noise=dataclasses.replace(noise, std=std))
@@ -308,18 +317,21 @@ def _counted(
     view: str | None,
 ) -> Mechanism:
     """Each client's rows, added up; clients alike are counted once."""
-    costs: dict[frozenset[tuple[Event, int]], Noisy] = {}
+    if len({kind.drawn.adjacency for kind in kinds.values()}) > 1:
+        words = ", ".join(dict.fromkeys(kind.drawn.words for kind in kinds.values()))
+        raise errors.refuse("log", words, "of sums with one kind of neighbours", "check them in logs of their own")
+    costs: dict[frozenset[tuple[Noisy, int]], Noisy] = {}
     clients: list[Noisy] = []
     everybody = taken.pop(EVERYBODY, None)
     for counter in taken.values() or ([everybody] if everybody else []):
-        events: collections.Counter[Event] = collections.Counter()
+        parts: collections.Counter[Noisy] = collections.Counter()
         for key, times in [*counter.items(), *(everybody.items() if everybody and counter is not everybody else ())]:
-            event = kinds[key].event
-            assert event is not None  # rows without noise end before
-            events[event] += times
-        alike = frozenset(events.items())
+            cost = kinds[key].cost
+            assert cost is not None  # rows without noise end before
+            parts[cost] += times
+        alike = frozenset(parts.items())
         if alike not in costs:
-            costs[alike] = Noisy((joined([repeated(event, times) for event, times in sorted(alike, key=repr)]),))
+            costs[alike] = _together(sorted(alike, key=repr))
         clients.append(costs[alike])
     first = next(iter(kinds.values())).drawn
     words = first.words if first.samplings != (FullBatch(),) else "clients are counted for the rounds that they are in"
@@ -337,3 +349,10 @@ def _counted(
         ACCOUNTANTS["pld"].about,
         (*lines, *deployment.assumes),
     )
+
+
+def _together(parts: list[tuple[Noisy, int]]) -> Noisy:
+    """Releases one after the other, each so many times; of each the worst where a law is unknown."""
+    events = [repeated(one.events[0] if len(one.events) == 1 else AnyOf(one.events), times) for one, times in parts]
+    reals = [repeated(one.real, times) for one, times in parts if one.real is not None]
+    return Noisy((joined(events),), joined(reals) if len(reals) == len(parts) else None)

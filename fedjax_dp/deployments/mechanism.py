@@ -1,9 +1,7 @@
 """The noisy releases of a deployment as events: noise multiplier, sampling, adjacency and view, read off the facts."""
 
 import dataclasses
-import functools
 import math
-from collections.abc import Collection
 from typing import NamedTuple
 
 import scipy
@@ -28,12 +26,11 @@ from fedjax_dp.accounting import (
     noise_factor_for,
 )
 from fedjax_dp.accounting.guarantee import NoiseMultipliers
-from fedjax_dp.deployments.description import UNKNOWN, Deployment, Members, Records, lacking, pairs_of, reading
+from fedjax_dp.deployments.description import UNKNOWN, Deployment, Members, Records, lacking
+from fedjax_dp.deployments.witness import bare, witness_of
 
 VIEWS = {"server": View.UPLOADS, "clients": View.BROADCAST}
 BOUNDING = ("record", "update", "weights")  # clips that bound what their unit can change
-RANDOM_SIZE = ("poisson", "once", UNKNOWN)  # laws by which nobody knows how many are drawn
-JUDGED_BY_RULES = ("clip.of", "clip.threshold", "noise.law", "noise.scale", "noise.misses", "noise.by")
 SUMMED = "every epsilon counted whole, added up (pure differential privacy)"
 
 
@@ -42,15 +39,16 @@ class Noisy:
     """Gaussian releases; where a law is unknown there are several events, and the worst counts."""
 
     events: tuple[Event, ...]
+    real: Event | None  # what two neighbours, as described, certainly show
 
     def epsilon(self, delta: float) -> float:
         return max(epsilon_of(event, delta) for event in self.events) if delta else math.inf
 
     def attained(self, delta: float) -> float:
         """What two real neighbours attain; 0 where none are known."""
-        if not delta or len(self.events) > 1:
-            return 0.0 if delta else math.inf
-        return compare.lower_bound(self.events[0], delta).number or 0.0
+        if not delta:
+            return math.inf
+        return 0.0 if self.real is None else compare.lower_bound(self.real, delta).number or 0.0
 
     def factor_for(self, epsilon: float, delta: float) -> float:
         """Smallest factor on the noise that meets a budget."""
@@ -145,102 +143,44 @@ def view_of(deployment: Deployment, view: str | None = None) -> str:
     return "clients" if deployment.noise.by == "server" else "server"
 
 
-def mechanism_of(deployment: Deployment, view: str | None = None) -> Mechanism:
+def mechanism_of(deployment: Deployment, view: str | None = None, seen: set[str] | None = None) -> Mechanism:
     """What the noisy releases cost, however far what else leaves goes.
 
-    The deployment's clip bounds its unit, and its noise is noise: see `rules`.
+    The deployment's clip bounds its unit, and its noise is noise: see `rules`. Facts that the cost is made of are added
+    to `seen`.
     Raises: ConfigurationError for facts that are missing, all of them at once.
     """
     if missing := list(dict.fromkeys(name for one in deployment.kinds for name in missing_facts(one))):
         raise lacking(missing)
-    kinds = deployment.kinds
-    laplace = deployment.noise.law == "laplace"
-    with reading() as read:
-        drawn = drawn_of(kinds[0])
-        words = list(dict.fromkeys(drawn_of(one).words for one in kinds))
-        costs = tuple(cost_of(one, releases(one)) for one in kinds)
-        multipliers = () if laplace else tuple(map(multiplier, kinds))
+    seen = set() if seen is None else seen
+    kinds = [witness_of(one, seen) for one in deployment.kinds]
+    deployment = witness_of(deployment, seen)
+    drawn = drawn_of(kinds[0])
+    words = list(dict.fromkeys(drawn_of(one).words for one in kinds))
     if len(words) > 1:
         drawn = drawn._replace(words=f"{words[0]} and {len(words) - 1} more")
-    idle = idle_facts(deployment, read)
+    laplace = deployment.noise.law == "laplace"
     return Mechanism(
-        costs,
-        multipliers,
+        tuple(cost_of(one, releases(one)) for one in kinds),
+        () if laplace else tuple(map(multiplier, kinds)),
         deployment.clients.of or 1,
         deployment.hidden,
         drawn.adjacency,
         VIEWS[view_of(deployment, view)],
         SUMMED if laplace else ACCOUNTANTS["pld"].about,
-        (*assumptions_of(deployment, drawn), *idle, *deployment.assumes),
+        (*assumptions_of(deployment, drawn), *deployment.assumes),
     )
-
-
-def idle_facts(deployment: Deployment, read: Collection[str]) -> list[str]:
-    """A line for each fact that is stated and that no price has read, with the reason why it changes nothing.
-
-    Raises: ConfigurationError for one without such a reason: whoever states it expects that it is counted.
-    """
-    lines = []
-    for name in deployment.stated:
-        if name in read or name in JUDGED_BY_RULES:
-            continue
-        reason = _without_effect(deployment, name)
-        if reason is None:
-            group, _, fact = name.rpartition(".")
-            value = getattr(functools.reduce(getattr, group.split("."), deployment), fact)
-            raise errors.refuse(
-                name, value, "left out here, where no rule reads it", "state what it stands for otherwise"
-            )
-        lines.append(f"{name} changes nothing: {reason}")
-    return lines
-
-
-def _without_effect(deployment: Deployment, name: str) -> str | None:
-    """Why a fact changes nothing where no price reads it; None: nothing says so."""
-    group, _, fact = name.partition(".")
-    by_server = deployment.noise.by == "server" and deployment.unit == "client"
-    if fact == "of" and group in ("clients", "records"):
-        return "how many there are matters to warnings alone"
-    if group == "clients" and not by_server:
-        return "clients who come are seen"
-    if group == "clients" and deployment.clients.law in ("all", "schedule", "poisson"):
-        return f"the draw of clients by law {deployment.clients.law} is not counted here"
-    if group == "records" and deployment.clip.of != "record":
-        return f"a client's whole {deployment.clip.of} is bounded, whatever records it is made of"
-    if group == "records" and deployment.records is not None and deployment.records.law == "full":
-        return "every step has all records"
-    if group == "records" and drawn_of(deployment).samplings == (FullBatch(),) and deployment.noise.on == "sum":
-        return "their draw hides nothing here"
-    if name == "records.rest":
-        return "no batch is divided by how many it has"
-    if name == "weights.largest" and (deployment.noise.on != "mean" or not by_server):
-        return "noise is not on a mean of clients"
-    if name == "weights.denominator" and by_server and deployment.clients.law != "poisson":
-        return f"clients by law {deployment.clients.law} are exchanged, and as many come"
-    if name == "weights.denominator" and deployment.clip.of == "record" and not of_random_size(deployment):
-        return "a batch has a fixed size"
-    if name == "weights.denominator" and deployment.noise.by == "client" and deployment.clip.of != "record":
-        return "noise is on each message, and means are made of these"
-    if name == "clip.coordinates":
-        return "the noise belongs to the norm that is clipped"
-    if name == "clip.count_bits":
-        return "where a client is exchanged, either kind of bit moves the count alike"
-    if deployment.selection is not None and group in ("clip", "noise"):
-        return "numbers are chosen and released by the selection's own epsilons"
-    return None
 
 
 def missing_facts(deployment: Deployment) -> list[str]:
     """Facts without which nothing can be counted."""
     clip, noise, clients, records = deployment.clip, deployment.noise, deployment.clients, deployment.records
     by_record, by_server = clip.of == "record", noise.by == "server"
-    counted = by_server and deployment.unit == "client"
-    selected = deployment.selection is not None
+    counted = by_server and hides_clients(deployment)
+    selected = deployment.selection is not None and noise.law == "laplace" and noise.on == "message"
     each = noise.on == "mean" and by_record
     coordinates = (noise.law == "laplace" and clip.norm != "l1") or clip.norm == "coordinate"
-    sized = ("fixed", "with-replacement", "shuffled")
-    divided = counted and clients.law == "poisson"
-    divided = divided or (each and of_random_size(deployment))
+    sized = ("fixed", "with-replacement")
     needed = {
         "clip.norm": clip.norm is None,
         "clip.bound": clip.bound is None and not selected,
@@ -249,20 +189,21 @@ def missing_facts(deployment: Deployment) -> list[str]:
         "noise.on": noise.on is None,
         "noise.by": noise.by is None,
         "weights.largest": deployment.weights.largest is None and by_server and noise.on == "mean",
-        "weights.denominator": deployment.weights.denominator is None and divided,
-        "clip.count_bits": clip.count_noise is not None and clip.count_bits is None and _adds_or_removes(deployment),
+        "clip.count_bits": clip.count_bits is None and clip.count_noise is not None and _by_poisson(deployment),
         "records": records is None and by_record,
     }
     drawn: dict[str, tuple[Members, bool, tuple[str, ...]]]
-    drawn = {
-        "clients": (clients, counted or clients.law == "round-robin", ("fixed", "with-replacement", "round-robin"))
-    }
+    often = (UNKNOWN,) if noise.on == "sum" else ()  # may be drawn several times into one sum
+    drawn = {"clients": (clients, counted or clients.law == "round-robin", (*sized, "round-robin", *often))}
+    divided = counted and clients.law == "poisson"
     if records is not None and by_record:
         needed["records.steps"] = records.steps is None
-        drawn["records"] = (records, True, sized)
-        needed["records.size"] = each and records.size is None and (records.rate is None or records.of is None)
-        rest = each and records.law == "shuffled" and of_random_size(deployment) and counts_who_came(deployment)
-        needed["records.rest"] = rest and records.rest is None
+        drawn["records"] = (records, True, (*sized, "shuffled", UNKNOWN))
+        known = records.of is not None and (records.rate is not None or records.law == "full")
+        needed["records.size"] = each and records.size is None and not known
+        needed["records.last"] = each and records.last is None and rest_of(records) > 0
+        divided = each and varies(records) and not needed["records.last"]
+    needed["weights.denominator"] = divided and deployment.weights.denominator is None
     for where, (members, matters, laws) in drawn.items():
         if matters and members.law in laws:
             needed |= {f"{where}.{name}": getattr(members, name) is None for name in ("size", "of")}
@@ -272,36 +213,55 @@ def missing_facts(deployment: Deployment) -> list[str]:
     return [name for name, lacks in needed.items() if lacks]
 
 
-def of_random_size(deployment: Deployment) -> bool:
-    """Whether a step may have another number of records than is said."""
-    records = deployment.records
-    if records is None or deployment.clip.of != "record":
-        return False
-    if records.law == "shuffled" and records.of is not None and records.size is not None:
-        return any(of % size for size, of in pairs_of(records.size, records.of))
-    return records.law in RANDOM_SIZE
-
-
-def counts_who_came(deployment: Deployment) -> bool:
-    """Whether a mean may be divided by the number of those who came."""
-    return deployment.weights.denominator in ("count", UNKNOWN)
-
-
-def _adds_or_removes(deployment: Deployment) -> bool:
-    """Whether neighbours of what the server sums differ in a client that is there or not."""
-    fixed = deployment.weights.denominator == "fixed"
-    return (
-        deployment.unit == "client"
-        and deployment.noise.by == "server"
-        and deployment.clients.law == "poisson"
-        and fixed
-    )
-
-
 def _chance(members: Members) -> float:
     """Of one member to be drawn."""
     chance: float = members.rate if members.rate is not None else members.size / members.of
     return chance
+
+
+def hides_clients(deployment: Deployment) -> bool:
+    """Whether the draw of clients counts: where they are the unit, or may stand in one sum several times."""
+    return deployment.unit == "client" or deployment.clients.law in ("with-replacement", UNKNOWN)
+
+
+def rest_of(records: Records) -> int:
+    """The records of a pass that fill no batch."""
+    passes = records.law == "shuffled" and records.size is not None and records.of is not None
+    return records.of % records.size if passes else 0  # type: ignore[operator]
+
+
+def varies(records: Records) -> bool:
+    """Whether batches may have different numbers of records."""
+    drawn = records.law in ("poisson", UNKNOWN) or (records.law == "once" and records.rate is not None)
+    return drawn or (rest_of(records) > 0 and records.last != "drop")
+
+
+def _by_poisson(deployment: Deployment) -> bool:
+    """Whether members of the noisy sums come by Poisson sampling, and what is divided by does not say how many came."""
+    records, clients = deployment.records, deployment.clients
+    if deployment.clip.of == "record":
+        return records is not None and records.law == "poisson" and not counts(deployment)
+    return clients.law == "poisson" and _of_clients(deployment) and not counts(deployment)
+
+
+def _of_clients(deployment: Deployment) -> bool:
+    """Whether the noisy sums are of clients whose draw hides them."""
+    return deployment.noise.by == "server" and hides_clients(deployment)
+
+
+def counts(deployment: Deployment) -> bool:
+    """Whether what is divided by says how many came, and that is no constant.
+
+    Where the noise is on a sum of records, divisors are public constants unless something else is stated.
+    """
+    records = deployment.records
+    if deployment.clip.of == "record":
+        moves = records is not None and records.law == "poisson"
+        if records is not None and deployment.noise.on == "mean":
+            moves = varies(records)
+        return moves and deployment.weights.denominator in ("count", UNKNOWN)
+    moves = deployment.clients.law == "poisson" and deployment.unit == "client" and deployment.noise.by == "server"
+    return moves and deployment.weights.denominator != "fixed"
 
 
 def drawn_of(deployment: Deployment) -> Drawn:
@@ -311,14 +271,13 @@ def drawn_of(deployment: Deployment) -> Drawn:
     """
     records, clients = deployment.records, deployment.clients
     if deployment.clip.of == "record" and records is not None:
-        if deployment.noise.on == "sum" and records.law in RANDOM_SIZE and counts_who_came(deployment):
-            return _seen("records, whose number in each step is public")
+        if records.law == "poisson" and counts(deployment):
+            return _seen("records, whose number in each batch is public")
         return _drawn(records, "records")
-    if deployment.unit == "client" and deployment.noise.by == "server":
-        counts = clients.law == "poisson" and deployment.weights.denominator != "fixed"
-        if counts:
-            return _seen("clients, whose number in each round is public")
-        return _drawn(clients, "clients")
+    if _of_clients(deployment):
+        return (
+            _seen("clients, whose number in each round is public") if counts(deployment) else _drawn(clients, "clients")
+        )
     return _seen("clients, who are seen")
 
 
@@ -327,8 +286,7 @@ def _seen(whose: str) -> Drawn:
 
 
 def _drawn(members: Members, whose: str) -> Drawn:
-    law = members.law
-    fixed = Adjacency.REPLACE_ONE
+    law, fixed = members.law, Adjacency.REPLACE_ONE
     if law == "poisson":
         sampling: Sampling = Poisson(_chance(members))
         return Drawn((sampling,), Adjacency.ADD_REMOVE, f"{whose} by {sampling}")
@@ -351,7 +309,7 @@ def participations(deployment: Deployment) -> int:
     """Rounds of a client, at most."""
     clients = deployment.clients
     if clients.law == "round-robin" and clients.size is not None and clients.of is not None:
-        return -(-deployment.rounds * clients.size // clients.of)
+        return -(-deployment.rounds // (clients.of // clients.size))  # of a rest that is left out, too
     return deployment.rounds
 
 
@@ -362,7 +320,8 @@ def releases(deployment: Deployment) -> int:
         return rounds
     steps = int(records.steps)  # type: ignore[arg-type]
     if records.law == "shuffled":
-        steps = -(-steps // max(records.of // records.size, 1))  # type: ignore[operator]
+        more = 1 if rest_of(records) and records.last == "keep" else 0
+        steps = -(-steps // (records.of // records.size + more))  # type: ignore[operator]
     return steps * rounds
 
 
@@ -400,25 +359,17 @@ def weight(deployment: Deployment) -> float:
         return 1.0
     records = deployment.records
     if deployment.clip.of == "record" and records is not None:
-        return 1 / _least_divisor(deployment, records)
+        # of batches that are divided by their own numbers the smallest: a rest, or one record alone
+        return 1 / (batch_of(records) if not counts(deployment) else rest_of(records) or 1)
     largest = deployment.weights.largest
     return 1.0 if largest == UNKNOWN or largest is None else float(largest)
 
 
-def _least_divisor(deployment: Deployment, records: Records) -> float:
-    """By what a step's mean may be divided: a batch of random size may hold one record alone, a rest of a pass few."""
-    if not of_random_size(deployment) or not counts_who_came(deployment):
-        return expected_size(records)
-    if records.law != "shuffled":
-        return 1.0
-    kept = records.rest in ("kept", UNKNOWN)
-    return float(records.of % records.size) if kept else expected_size(records)  # type: ignore[operator]
-
-
-def expected_size(records: Records) -> float:
-    """Records of a step, on average."""
-    size = records.size if records.size is not None else records.rate * records.of  # type: ignore[operator]
-    return float(size)  # type: ignore[arg-type]
+def batch_of(records: Records) -> float:
+    """Records of a batch, by expectation where it has no size."""
+    if records.size is not None:
+        return float(records.size)  # type: ignore[arg-type]
+    return float(records.of) * (1.0 if records.law == "full" else float(records.rate))  # type: ignore[arg-type]
 
 
 def multiplier(deployment: Deployment) -> float:
@@ -427,21 +378,23 @@ def multiplier(deployment: Deployment) -> float:
     Source: Andrew, Thakkar, McMahan, Ramaswamy 2021, arXiv:1905.03871, Theorem 1.
     """
     own = noise_std(deployment) / (bound_of(deployment) * weight(deployment))
-    counts = count_multiplier(deployment)
-    return own if counts is None else 1 / math.hypot(1 / own, 1 / counts)
+    count = count_multiplier(deployment)
+    return own if count is None or own == 0 else 1 / math.hypot(1 / own, 1 / count)
 
 
 def count_multiplier(deployment: Deployment) -> float | None:
-    """Noise on the count beside an adaptive bound, over what one client adds; None without a count.
+    """Noise on counts beside an adaptive bound over what one member can add to them; None without such counts.
 
-    A bit of 0 or 1 moves it by 1 where a client comes or goes, and by 1/2 if a half is taken off. Where a client is
-    exchanged, either moves by 1 while an update moves by twice its bound, which is 1/2 over the same unit.
+    A member that is exchanged moves a count by 1, twice a half, whatever its bits are. One that is added moves it by a
+    half if bits are shifted to minus and plus a half, else by 1. Tensors that are clipped one by one have counts of
+    their own.
     """
-    counts = deployment.clip.count_noise
-    if counts is None:
+    clip = deployment.clip
+    if clip.threshold != "adaptive" or clip.count_noise is None:
         return None
     exchanged = drawn_of(deployment).adjacency is Adjacency.REPLACE_ONE
-    return float(counts * (2 if exchanged or deployment.clip.count_bits == "plus-minus-half" else 1))
+    most = 0.5 if exchanged or clip.count_bits == "half" else 1.0
+    return clip.count_noise / (most * math.sqrt(clip.tensors if clip.scope == "tensor" and clip.tensors else 1))
 
 
 def cost_of(deployment: Deployment, count: int) -> Cost:
@@ -451,26 +404,45 @@ def cost_of(deployment: Deployment, count: int) -> Cost:
 
 def noisy(deployment: Deployment, count: int) -> Noisy:
     """The same of Gaussian noise."""
-    drawn, unit = drawn_of(deployment), deployment.hidden
-    noise = multiplier(deployment)
-    steps = (GaussianSteps(noise, sampling, drawn.adjacency, count, unit) for sampling in drawn.samplings)
-    records = deployment.records
-    if deployment.clip.of == "record" and records is not None and records.law == "once":
-        return Noisy(tuple(RandomParticipation(one, _chance(records), 1) for one in steps))
-    return Noisy(tuple(steps))
+    drawn, unit, records = drawn_of(deployment), deployment.hidden, deployment.records
+    steps = [
+        GaussianSteps(multiplier(deployment), sampling, drawn.adjacency, count, unit) for sampling in drawn.samplings
+    ]
+    events: list[Event] = [*steps]
+    by_record = deployment.clip.of == "record" and records is not None
+    if by_record and records is not None and records.law == "once":
+        events = [RandomParticipation(one, _chance(records), 1) for one in steps]
+    real = events[0] if len(events) == 1 else None
+    if counts(deployment):  # in which the worst of what is divided by is counted, and no draw
+        if not by_record or records is None:  # the others know whether they came, and so together who else did
+            once = dataclasses.replace(steps[0], count=1)
+            real = RandomParticipation(once, _chance(bare(deployment.clients)), count)
+        elif records.law == "poisson":
+            chance, among = _chance(bare(records)), bare(records).of
+            if deployment.noise.on == "mean":  # what is counted happens in batches that a record has for itself
+                chance *= 0.0 if among is None else (1 - chance) ** (among - 1)  # type: ignore[operator]
+            real = dataclasses.replace(steps[0], sampling=Poisson(chance)) if chance else None
+        else:
+            real = None
+    return Noisy(tuple(events), real)
 
 
 def _pure(deployment: Deployment, count: int) -> Cost:
     chosen = deployment.selection
-    if chosen is not None:
+    if chosen is not None and deployment.noise.on == "message":
         # Lyu, Su, Li 2017, arXiv:1603.01699: the threshold's part, and a part for each answer, of which there may be
         # as many as numbers are queried
         threshold = chosen.epsilon / (1 + (2 * chosen.answers) ** (2 / 3))
         choice = threshold + (chosen.epsilon - threshold) * chosen.of / chosen.answers
         return Pure(chosen.release, chosen.answers * count, choice * count)
+    drawn, law = drawn_of(deployment), deployment.clients.law
+    if _of_clients(deployment) and law in ("with-replacement", UNKNOWN):
+        remedy = "one client may stand in a sum several times, which is written for Gaussian noise alone"
+        raise errors.refuse("noise.law", "laplace", f"gaussian for clients by law {law}", remedy)
     scale = noise_std(deployment) / math.sqrt(2)
-    change = drawn_of(deployment).adjacency.sensitivity * bound_of(deployment, norm=1) * weight(deployment)
-    exact = deployment.clip.norm != "l2"
+    change = drawn.adjacency.sensitivity * bound_of(deployment, norm=1) * weight(deployment)
+    everybody = law not in ("poisson", "fixed") or not _of_clients(deployment)
+    exact = deployment.clip.norm != "l2" and everybody
     each = change / scale
     return Pure(each, count) if exact else Pure(0.0, count, each * count)
 
@@ -484,9 +456,19 @@ def assumptions_of(deployment: Deployment, drawn: Drawn) -> list[str]:
         lines.append("a client's own noise alone is counted, not that of others")
     else:
         lines.append("the server adds the noise honestly, and sees what it is added to")
-    largest = deployment.weights.largest
-    if deployment.noise.on == "mean" and isinstance(largest, float):
-        lines.append(f"no client has more than {largest:.4g} of the mean")
+    by_record = deployment.clip.of == "record"
+    if deployment.noise.law == "gaussian" and deployment.clip.norm == "l1":
+        lines.append("a bound on the L1 norm is one on the L2 norm, which Gaussian noise needs")
+    if deployment.noise.on == "mean" and not by_record and isinstance(largest := deployment.weights.largest, float):
+        few = f", so no round is of fewer than {math.ceil(1 / largest - 1e-9)}" if counts(deployment) else ""
+        lines.append(f"no client has more than {largest:.4g} of the mean{few}")
+    if deployment.noise.on == "mean" and by_record and not counts(deployment) and deployment.records is not None:
+        lines.append(
+            f"the sum of a batch is divided by {batch_of(deployment.records):.4g}, however many records it has"
+        )
+    often = deployment.clients.law in ("with-replacement", UNKNOWN)
+    if often and deployment.noise.by == "client":
+        lines.append("a client sends one message a round, however often it is drawn")
     if deployment.noise.on == "sum" and deployment.noise.by == "server":
         lines.append("a clipped update enters the sum with weight at most 1")
     lines.append("sizes, shares, divisors and numbers of steps are public constants")

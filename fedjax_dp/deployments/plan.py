@@ -120,14 +120,14 @@ def checked_multipliers(deployment: Deployment) -> tuple[float, ...]:
 
 def _std(one: Deployment, joint: float, factor: float) -> float:
     """The standard deviation with `factor` times the noise; counts beside an adaptive bound keep theirs."""
-    counts, stated = count_multiplier(one), one.clip.count_noise
-    if counts is None or stated is None:
+    counts = count_multiplier(one)
+    if counts is None:
         return noise_std(one) * factor
     wanted = (joint * factor) ** -2 - counts**-2
     if not wanted > 0:
-        least = joint * factor * stated / counts
+        least = joint * factor * float(one.clip.count_noise) / counts  # type: ignore[arg-type]
         wanted_noise = f"more than {least:.4g}, or the counts alone cost more than the budget"
-        raise errors.refuse("clip.count_noise", stated, wanted_noise, "raise it")
+        raise errors.refuse("clip.count_noise", one.clip.count_noise, wanted_noise, "raise it")
     return float(wanted**-0.5 * bound_of(one) * weight(one))
 
 

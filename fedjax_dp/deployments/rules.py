@@ -8,21 +8,10 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from fedjax_dp.accounting import Adjacency, GaussianSteps, Poisson, Unit, epsilon_of
-from fedjax_dp.deployments.description import UNKNOWN, Deployment, Promise
-from fedjax_dp.deployments.mechanism import (
-    BOUNDING,
-    Mechanism,
-    cost_of,
-    counts_who_came,
-    multiplier,
-    of_random_size,
-    releases,
-    view_of,
-    weight,
-)
+from fedjax_dp.deployments.description import NOISY, UNKNOWN, Deployment, Promise
+from fedjax_dp.deployments.mechanism import BOUNDING, Mechanism, cost_of, counts, multiplier, releases, view_of, weight
 
 SLACK = 1e-3  # relative: claims that round an epsilon, or were made by another accountant, are as good
-GROUPS = ("clip", "noise", "selection")
 ARGUED = ("sampling_law", "amplification_from_visible_clients", "amplification_of_one_draw", "classical_above_one")
 LARGEST_DELTA = 0.1  # from here on delta is no small probability of anything
 
@@ -95,7 +84,7 @@ def findings_on_claim(case: Case) -> list[Finding]:
 def _ignored_setting(deployment: Deployment, view: str) -> Findings:
     if deployment.ignored:
         listed = ", ".join(deployment.ignored)
-        whole = [name for name in deployment.ignored if name in GROUPS]
+        whole = [name for name in deployment.ignored if name.partition(".")[0] in NOISY]
         effect = Effect.NO_MECHANISM if whole else Effect.COUNTED
         words = f"{listed}: {'never carried out' if whole else 'read by nothing in the version that runs'}"
         yield Finding("ignored_setting", words, effect)
@@ -153,7 +142,7 @@ def _norms(deployment: Deployment, view: str) -> Findings:
         yield Finding("norm_mismatch", words, Effect.COUNTED, remedy="Gaussian noise, or an L1 clip")
     if law == "gaussian" and clip.norm == "coordinate":
         yield Finding("norm_mismatch", "numbers clipped one by one have L2 norm sqrt(d) times theirs", Effect.COUNTED)
-    if clip.scope == "tensor":
+    if clip.scope == "tensor" and clip.norm != "coordinate":
         words = f"{clip.tensors} tensors clipped one by one have sqrt({clip.tensors}) times the norm together"
         yield Finding("per_tensor", words, Effect.COUNTED)
 
@@ -172,9 +161,10 @@ def _unnoised_tensor(deployment: Deployment, view: str) -> Findings:
 
 
 def _cohort_mismatch(deployment: Deployment, view: str) -> Findings:
-    clients, largest = deployment.clients, deployment.weights.largest
+    clients = deployment.clients
     if deployment.noise.on != "mean" or deployment.noise.by != "server" or clients.size is None:
         return
+    largest = deployment.weights.largest
     share = 1.0 if largest == UNKNOWN else largest
     if share is not None and float(share) > (1 + 1e-9) / clients.size:
         words = f"one client has up to {float(share):g} of the mean, more than 1/{clients.size}"
@@ -182,22 +172,19 @@ def _cohort_mismatch(deployment: Deployment, view: str) -> Findings:
 
 
 def _count_denominator(deployment: Deployment, view: str) -> Findings:
-    counted = deployment.unit == "client" and deployment.noise.by == "server" and deployment.clients.law == "poisson"
-    if counted and deployment.weights.denominator in ("count", UNKNOWN):
+    if not counts(deployment):
+        return
+    by_record = deployment.clip.of == "record"
+    words = (
+        f"the sum is divided by the number of {'records' if by_record else 'clients'} that came, which add-remove "
+        "neighbours differ in; replace-one is counted, with that number public and no amplification"
+    )
+    if by_record and deployment.noise.on == "mean":
         words = (
-            "the sum is divided by the number of clients that came, which add-remove neighbours differ in; replace-one "
-            "is counted, with that number public and no amplification"
+            "a batch is divided by the number of its records, the noise is not: a record's share of the smallest batch "
+            "is counted, and no amplification"
         )
-        yield Finding("count_denominator", words, Effect.COUNTED, remedy="divide by a fixed number")
-
-
-def _count_of_records(deployment: Deployment, view: str) -> Findings:
-    if deployment.clip.of == "record" and counts_who_came(deployment) and of_random_size(deployment):
-        words = (
-            "a step is divided by the number of records that came, which neighbours differ in: a record is counted as "
-            "the only one, or as one of a rest"
-        )
-        yield Finding("count_denominator", words, Effect.COUNTED, remedy="divide by a fixed number")
+    yield Finding("count_denominator", words, Effect.COUNTED, remedy="divide by a fixed number")
 
 
 def _also(deployment: Deployment, view: str) -> Findings:
@@ -263,12 +250,12 @@ def _laws(case: Case) -> Findings:
     elif assumed.clients not in (None, deployment.clients.law):
         words = f"clients are counted by law {assumed.clients} and drawn by law {deployment.clients.law}"
         yield Finding("sampling_law", words, Effect.CLAIM)
-    if assumed.records is not None and deployment.records is not None and assumed.records != deployment.records.law:
-        drawn = deployment.records.law
+    drawn = None if deployment.records is None else deployment.records.law
+    if drawn is not None and assumed.records not in (None, drawn):
         words = f"records are counted by law {assumed.records} and drawn by law {drawn}"
         yield Finding("amplification_of_one_draw" if drawn == "once" else "sampling_law", words, Effect.CLAIM)
     steps = deployment.records.steps if deployment.records is not None else 1
-    if assumed.noise == "summed" and max(listed(steps or 1)) > 1:
+    if max(listed(steps or 1)) > 1 and assumed.noise == "summed":
         words = "the noise of many clients is added up over several local steps, which depend on it"
         yield Finding("aggregated_noise_of_many_steps", words, Effect.CLAIM)
 
@@ -286,7 +273,8 @@ def _hypothetical_population(case: Case) -> Findings:
 def hypothetical(case: Case) -> float | None:
     """Epsilon of the population and the cohort that a claim is about, with the noise that is added to the mean."""
     deployment, assumed = case.deployment, case.claim.assumes
-    if assumed.population is None or assumed.cohort is None or case.mechanism is None or not case.delta:
+    central = deployment.unit == "client" and deployment.noise.by == "server"
+    if not central or assumed.population is None or assumed.cohort is None or case.mechanism is None or not case.delta:
         return None
     share = weight(deployment) if deployment.noise.on == "mean" else 1 / (deployment.clients.size or 1)
     noise = multiplier(deployment) * share * assumed.cohort
@@ -361,7 +349,6 @@ OF_NOISE: tuple[Rule, ...] = (
     _unnoised_tensor,
     _cohort_mismatch,
     _count_denominator,
-    _count_of_records,
     _also,
     _assumed,
 )

@@ -45,6 +45,7 @@ from fedjax_dp.accounting import (
 )
 from fedjax_dp.accounting import tcdp as tcdp_module
 from fedjax_dp.accounting.accountants import total
+from fedjax_dp.accounting.compare import compare_epsilons
 from fedjax_dp.accounting.calibrate import SMALLEST_NOISE
 from fedjax_dp.accounting.gaussian import DrawnGdp
 from fedjax_dp.accounting.laws import GaussianPair
@@ -963,7 +964,7 @@ def test_a_row_says_where_its_number_may_be_another_accountants():
     """At such a delta loss distributions drown in rounding errors, and Renyi DP is twice their epsilon."""
     event = GaussianSteps(1.0, Poisson(0.01), Adjacency.ADD_REMOVE, 1000)
     for delta, words in ((1e-5, False), (1e-18, True)):
-        (row,) = (answer for answer in accounting.compare_epsilons(event, delta) if answer.accountant == "pld")
+        (row,) = (answer for answer in compare_epsilons(event, delta) if answer.accountant == "pld")
         assert ("Renyi DP where that is less" in row.about) == words
 
 
