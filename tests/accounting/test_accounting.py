@@ -45,8 +45,8 @@ from fedjax_dp.accounting import (
 )
 from fedjax_dp.accounting import tcdp as tcdp_module
 from fedjax_dp.accounting.accountants import total
-from fedjax_dp.accounting.compare import compare_epsilons
 from fedjax_dp.accounting.calibrate import SMALLEST_NOISE
+from fedjax_dp.accounting.compare import compare_epsilons
 from fedjax_dp.accounting.gaussian import DrawnGdp
 from fedjax_dp.accounting.laws import GaussianPair
 from fedjax_dp.accounting.losses import discretise
