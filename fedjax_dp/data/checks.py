@@ -5,10 +5,8 @@ from typing import Any
 import numpy as np
 
 from fedjax_dp import errors
-from fedjax_dp.data.targets import BLOCK, Vocabulary, check_tokens, count_records, finite, targets_of
+from fedjax_dp.data.targets import Vocabulary, check_tokens, count_records, not_finite, targets_of
 from fedjax_dp.numpy_streams import numpy_stream
-
-LARGEST = float(np.finfo(np.float32).max)
 
 
 def check_data(
@@ -67,21 +65,8 @@ def check_records(where: str, x: Any, y: Any, x_name: str, y_name: str, task: st
         targets.check(f"{where}{y_name}", np.asarray(y))
     if x.dtype.kind not in "biuf":
         raise errors.refuse(f"{where}{x_name}", x.dtype, "real numbers")
-    if x.dtype.kind == "f" and not finite(np.asarray(x)):
-        raise errors.refuse(f"{where}{x_name}", "NaN or infinity", "finite", "clean the array")
-    if x.dtype.kind == "f" and x.dtype.itemsize > 4 and (at := beyond_float32(np.asarray(x))) is not None:
-        got = f"{np.asarray(x[at])[np.abs(x[at]) > LARGEST].flat[0]:g} in record {at}"
-        raise errors.refuse(f"{where}{x_name}", got, "finite in float32", "scale or clean the array")
-
-
-def beyond_float32(x: np.ndarray) -> int | None:
-    """The first record that has a number which is infinite in float32, a block of records at a time; None: all fit."""
-    rows = max(1, BLOCK // max(1, x[:1].size))
-    for begin in range(0, len(x), rows):
-        block = np.abs(x[begin : begin + rows]).reshape(len(x[begin : begin + rows]), -1).max(1)
-        if block.max() > LARGEST:
-            return begin + int(np.argmax(block > LARGEST))
-    return None
+    if x.dtype.kind == "f" and (odd := not_finite(np.asarray(x))):
+        raise errors.refuse(f"{where}{x_name}", odd, "finite", "clean the array")
 
 
 def generator(role: str, seed: int) -> np.random.Generator:
@@ -97,8 +82,8 @@ def check_ids(what: str, ids: Any, records: int) -> None:
     if not hasattr(ids, "dtype") or ids.shape != (records,):
         got = getattr(ids, "shape", type(ids).__name__)
         raise errors.refuse(what, got, f"({records},), one per record")
-    if ids.dtype.kind == "f" and not np.isfinite(ids).all():
-        raise errors.refuse(what, "NaN or infinity", "an id for every record", "drop records without one")
+    if ids.dtype.kind == "f" and (odd := not_finite(ids)):
+        raise errors.refuse(what, odd, "an id for every record", "drop records without one")
     if ids.dtype.kind not in "iuUS":
         remedy = ".astype(int)" if ids.dtype.kind in "bf" else ".astype(str)"
         raise errors.refuse(what, ids.dtype, "integers or text", remedy)

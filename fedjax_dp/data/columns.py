@@ -20,6 +20,7 @@ TEST_FRACTION = 0.2  # of a table that does not say which records are for testin
 SEVERAL = ("regression", "multi_label")  # tasks whose targets may stand in several columns
 OF_TABLES = ("classes", "binary", *SEVERAL)
 SHOWN = 40  # names in a line
+MISSING = ("", "?")  # words that stand for a missing value, beside those that the user names
 FEW = 16  # rows, or steps from one to the next, in which numbers may look like ids by chance
 NAMED_AS_IDS = re.compile(
     r"(?i:(.*[_ .-])?(id|uuid|guid|index|idx|rownum|row|mrn|ssn)|unnamed: \d+)|.*[a-z](ID|Id)"
@@ -38,10 +39,9 @@ class Columns(NamedTuple):
     drop: Sequence[str] = ()  # that are nothing
     categories: Mapping[str, Sequence[Any]] = {}  # words of columns that become a feature for each, 0 or 1
     fill: Mapping[str, Any] | float | None = None  # constants for missing values, or one for all columns of numbers
+    missing: Sequence[Any] = ()  # words and numbers that stand for a missing value, beside MISSING
     standardise: Any = None  # "records", constants (mean, deviation) by column, or a public table
     source: str = ""  # the file of the constants
-    missing: Sequence[str] = ("?",)  # words that stand where nothing is known
-    header: bool = True  # whether the first line of a CSV file has the names
 
 
 class Table(NamedTuple):
@@ -152,6 +152,8 @@ def _check_options(columns: Columns, aside: Any, features: Any, tables: Sequence
     for column, words in columns.categories.items():
         if len(set(map(str, words))) < len(words) or not len(words):
             raise errors.refuse(f"categories of {column}", "a word twice, or none", "different words")
+        if both := [word for word in map(str, columns.missing) if word in map(str, words)]:
+            raise errors.refuse("missing", repr(both[0]), f"other words than the categories of {column}", "drop one")
 
 
 def _check_columns(part: Table, first: Table, aside: Any, features: Any, drop: Any, of_test: bool) -> None:
@@ -188,15 +190,17 @@ def _filled(part: Table, aside: Sequence[str], features: Sequence[str], columns:
     """The table with constants for what is missing in it; refuses what none is stated for."""
     frame, fill = part.frame, columns.fill
     for column in (*aside, *features):
-        missing = frame[column].isna().to_numpy()
-        if column in columns.categories:
-            missing = missing | np.array([isinstance(word, str) and not word for word in frame[column]])
+        missing = missing_in(frame[column], columns, column)
         if not missing.any():
             continue
         numeric = column in features and column not in columns.categories
+        if numeric and not holds_numbers(frame[column][~missing]):
+            raise _no_number(part, column, missing)
         constant = fill.get(column) if isinstance(fill, Mapping) else fill if numeric else None
         if constant is None:
-            got = f"nothing in row {int(np.argmax(missing)) + 1}"
+            row = int(np.argmax(missing))
+            word = "" if frame[column].isna().iloc[row] else str(frame[column].iloc[row]).strip()
+            got = f"{repr(word) + ', which counts as missing,' if word else 'nothing'} in row {row + 1}"
             how = "NUMBER" if numeric else "WORD"
             remedy = _remedy(
                 part, f"--fill {column}={how} states a constant", f'fill={{"{column}": ...}} states a constant'
@@ -211,7 +215,18 @@ def _filled(part: Table, aside: Sequence[str], features: Sequence[str], columns:
         real = numeric and getattr(frame[column].dtype, "kind", "O") in "iuf"
         frame = frame.copy(deep=False)
         frame[column] = frame[column].astype("float64" if real else object).mask(missing, constant)
+        if numeric:  # the others may be numbers that stood among words
+            frame[column] = frame[column].astype("float64")
     return part._replace(frame=frame)
+
+
+def missing_in(values: Any, columns: Columns, column: str) -> np.ndarray:
+    """Which cells of a column have no value `(records,)`: nothing, or a word for it that is none of its categories."""
+    words = {*MISSING, *map(str, columns.missing)}.difference(map(str, columns.categories.get(column, ())))
+    missing: np.ndarray = values.isna().to_numpy()
+    if getattr(values.dtype, "kind", "O") in "biuf":
+        return missing | values.isin([float(word) for word in words if _is_number(word)]).to_numpy(bool)
+    return missing | np.array([isinstance(word, str) and word.strip() in words for word in values], bool)
 
 
 def _features(part: Table, features: Sequence[str], categories: Mapping[str, Sequence[Any]], kind: Any) -> np.ndarray:
@@ -249,7 +264,7 @@ def _numbers(part: Table, features: Sequence[str], kind: Any) -> np.ndarray:
     where, table = part.where, part.frame
     for column in features:
         if getattr(table[column].dtype, "kind", "O") not in "biuf":
-            raise _no_number(part, column)
+            raise _no_number(part, column, part.frame[column].isna().to_numpy())
     with np.errstate(over="ignore"):  # infinity is refused
         x = table[list(features)].to_numpy(dtype=kind)
         finite = np.isfinite(x.astype(np.float32, copy=False))
@@ -260,10 +275,10 @@ def _numbers(part: Table, features: Sequence[str], kind: Any) -> np.ndarray:
     return x
 
 
-def _no_number(part: Table, column: str) -> Exception:
-    """The error for a column of words, with what was probably meant."""
+def _no_number(part: Table, column: str, missing: np.ndarray) -> Exception:
+    """The error for a column of words, with what was probably meant; `missing` are no words."""
     values = part.frame[column]
-    words = [(row, str(value)) for row, value in enumerate(values) if not _is_number(value)]
+    words = [(row, str(value)) for row, value in enumerate(values) if not (missing[row] or _is_number(value))]
     got = f"{words[0][1][:40]!r} in row {words[0][0] + 1}" if words else values.dtype
     again = [row for row, word in words if word == column]
     if again:
@@ -279,6 +294,11 @@ def _no_number(part: Table, column: str) -> Exception:
             part, flags, f'categories={{"{column}": [...]}} states its words, drop=["{column}"] leaves it out'
         )
     return errors.refuse(f"{part.where}column {column}", got, "numeric", remedy)
+
+
+def holds_numbers(values: Any) -> bool:
+    """Whether a column is of numbers, also of such as stand in text."""
+    return getattr(values.dtype, "kind", "O") in "biuf" or all(map(_is_number, values))
 
 
 def _is_number(value: Any) -> bool:
@@ -374,11 +394,6 @@ def _notes_on(parts: Sequence[Table], features: Sequence[str], columns: Columns)
         for column in features
     ]
     notes = [f"features: {listed(shown)}"]
-    numbers = [str(name) for name in parts[0].frame.columns if _is_number(name)]
-    if parts[0].where and numbers:
-        notes.append(
-            f"warning: the first line has the names, and {listed(numbers)} are numbers: --no-header if it is a record"
-        )
     for column in features:
         if column not in columns.categories and (why := _like_an_id(parts, column, columns.client)):
             drop = f"--drop {column}" if parts[0].where else f"drop=[{column!r}]"

@@ -26,7 +26,7 @@ def dirichlet(
     labels = labels_of(labels)
     sizes = sizes_of(sizes, len(labels))
     rng, left = generator("dirichlet", seed), np.bincount(labels)
-    wishes = _wishes(rng, left.size, len(sizes), concentration, scale)
+    wishes = _wishes(rng, left, len(sizes), concentration, scale)
     table = np.zeros(wishes.shape, np.int64)
     for client in rng.permutation(len(sizes)):
         wish, owed = wishes[client], sizes[client]
@@ -54,7 +54,7 @@ def inner_dirichlet(
     labels = labels_of(labels)
     sizes = sizes_of(sizes, len(labels))
     rng, left = generator("inner dirichlet", seed), np.bincount(labels)
-    wishes = _wishes(rng, left.size, len(sizes), concentration, scale)
+    wishes = _wishes(rng, left, len(sizes), concentration, scale)
     takers = _takers(rng, sizes)
     table = np.zeros(wishes.shape, np.int64)
     at = 0
@@ -137,8 +137,14 @@ def class_dirichlet(
     raise errors.refuse("min_records", min_records, wanted, f"{remedy} or use fewer clients")
 
 
-def _wishes(rng: np.random.Generator, classes: int, num_clients: int, concentration: float, scale: str) -> np.ndarray:
-    """The class distribution that each client draws from `(num_clients, classes)`."""
+def _wishes(
+    rng: np.random.Generator, held: np.ndarray, num_clients: int, concentration: float, scale: str
+) -> np.ndarray:
+    """The class distribution that each client draws from `(num_clients, classes)`; of classes without records 0."""
     errors.require_positive("concentration", concentration)
     errors.require_choice("concentration_scale", scale, CONCENTRATION_SCALES)
-    return rng.dirichlet(np.full(classes, concentration / (classes if scale == "hsu" else 1)), num_clients)
+    present = np.flatnonzero(held)
+    wishes = np.zeros((num_clients, held.size))
+    each = concentration / (present.size if scale == "hsu" else 1)
+    wishes[:, present] = rng.dirichlet(np.full(present.size, each), num_clients)
+    return wishes

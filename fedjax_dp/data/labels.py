@@ -19,10 +19,13 @@ def labels_per_client(labels: Labels, sizes: Sizes, count: int, seed: int = 0) -
     labels = labels_of(labels)
     sizes = sizes_of(sizes, len(labels))
     rng = generator("labels", seed)
+    most = int(labels.max()) + 1
+    if not 1 <= count <= most:
+        raise errors.refuse("labels_per_client", count, f"between 1 and the {most} labels")
+    labels = np.unique(labels, return_inverse=True)[1]  # a number that no record has is no label
     available = np.bincount(labels)
     classes = available.size
-    if not 1 <= count <= classes:
-        raise errors.refuse("labels_per_client", count, f"between 1 and the {classes} labels")
+    count = min(count, classes)
     mask = np.zeros((len(sizes), classes), bool)
     for place, client in enumerate(rng.permutation(len(sizes))):
         mask[client, (count * place + np.arange(count)) % classes] = True

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedjax_dp import errors
-from fedjax_dp.data.reading import COLUMNS, CUT, NAMES, TABLES, TEXT, Reading
+from fedjax_dp.data.reading import COLUMNS, CSV, CUT, NAMES, TABLES, TEXT, Reading
 from fedjax_dp.data.table_files import is_several
 from fedjax_dp.options import of_class, require
 
@@ -40,7 +40,7 @@ def _table(kind: str) -> Reader:
     return Reader(
         lambda path, data_dir, seed, reading: _of("tables").from_files(path, kind, reading),
         "PATH",
-        (*COLUMNS, *TABLES),
+        (*COLUMNS, *TABLES, *(CSV if kind == "csv" else ())),
         lambda rest, column: column is not None or is_several(rest),
     )
 

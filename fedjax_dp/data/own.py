@@ -31,6 +31,7 @@ def dataset(
     drop: Sequence[str] | None = None,
     categories: Mapping[str, Sequence[Any]] | None = None,
     fill: Mapping[str, Any] | float | None = None,
+    missing: Sequence[Any] | None = None,
     standardise: Any = None,
     task: str = "classes",
     vocabulary: Vocabulary | None = None,
@@ -50,6 +51,7 @@ def dataset(
     drop             of a DataFrame: columns that are no features, such as ids;
     categories       likewise: the words of a column, known without looking, each of which becomes a feature of 0 and 1;
     fill             likewise: a constant for missing values, or constants by column;
+    missing          likewise: words and numbers that stand for a missing value, beside "" and "?";
     standardise      likewise: public (mean, deviation) by column, a public DataFrame to compute them from, or
                      "records": of the training records, which no epsilon covers, as the Guarantee then says.
     Bytes are scaled to [0, 1]. Labels of a DataFrame may be anything; sorted, they are the classes.
@@ -61,10 +63,10 @@ def dataset(
             if one is not None:
                 raise errors.refuse(what, "an argument", "left out for a DataFrame", "name columns and give test=")
         columns = Columns(LABEL if label is None else label, client, task=task, drop=drop or (), fill=fill)
-        columns = columns._replace(categories=categories or {}, standardise=standardise)
+        columns = columns._replace(categories=categories or {}, standardise=standardise, missing=missing or ())
         return from_tables(name, "", [Table("", x_train)], columns, test)
     of_frames = {"label": label, "client": client, "test": test, "drop": drop, "categories": categories}
-    for what, one in (of_frames | {"fill": fill, "standardise": standardise}).items():
+    for what, one in (of_frames | {"fill": fill, "missing": missing, "standardise": standardise}).items():
         if one is not None:
             raise errors.refuse(what, repr(one)[:60], "left out for arrays", "it is for a DataFrame alone")
     several = {"y_train", "y_test"} if task == OWN else set()  # which may be pytrees

@@ -1,5 +1,6 @@
 """Partitions: which training rows each client holds. Every one is decided by its seed."""
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from fedjax_dp.data.labels import deal, even_sizes
 from fedjax_dp.data.names import REMAINDERS
 from fedjax_dp.data.sizes import Labels, Sizes, labels_of, one_class_sizes, sizes_of
 from fedjax_dp.data.store import Dataset
-from fedjax_dp.data.targets import as_arrays, count_records
+from fedjax_dp.data.targets import as_arrays, count_records, not_finite
 
 
 def iid(labels: Any, sizes: Sizes, seed: int = 0) -> list[np.ndarray]:
@@ -91,8 +92,8 @@ def natural(client_ids: Dataset | Sequence[Any] | np.ndarray | None) -> list[np.
     )
     if ids.ndim != 1:
         raise errors.refuse("client_ids", f"shape {ids.shape}", "(records,), one per record")
-    if ids.dtype.kind == "f" and not np.isfinite(ids).all():
-        raise errors.refuse("client_ids", "NaN or infinity", "an id for every record", "drop records without one")
+    if ids.dtype.kind == "f" and (odd := not_finite(ids)):
+        raise errors.refuse("client_ids", odd, "an id for every record", "drop records without one")
     order = np.argsort(ids, kind="stable")
     owners = ids[order]
     return np.split(order, np.flatnonzero(owners[1:] != owners[:-1]) + 1)  # ids may be text, which has no difference
@@ -152,18 +153,20 @@ def continuous(
              for its own).
     """
     values = np.asarray(getattr(values, "y_train", values))
+    if values.dtype == object:  # None among numbers is NaN
+        with contextlib.suppress(TypeError, ValueError):
+            values = values.astype(float)
     if values.ndim != 1 or not values.size or values.dtype.kind not in "biuf":
         raise errors.refuse("values", f"{values.dtype} of shape {values.shape}", "(records,) finite numbers")
-    if (odd := np.flatnonzero(~np.isfinite(values))).size:
-        got = f"NaN or infinity in {odd.size:,} of {values.size:,} records, first in record {odd[0]}"
-        raise errors.refuse("values", got, "a finite number of every record", "fill them in, or drop these records")
+    if odd := not_finite(values):
+        raise errors.refuse("values", odd, "a finite number of every record", "fill them in, or drop these records")
     errors.require_count("num_clients", num_clients)
     if not 0 <= strength <= 1:
         raise errors.refuse("strength", strength, "between 0 and 1")
     numbers = values.astype(float)
     spread = numbers.std()
-    if not spread > 0:
+    if strength and not spread > 0:
         raise errors.refuse("values", "the same number for all records", "numbers that differ", "take another column")
     noise = generator("continuous", seed).standard_normal(len(numbers))
-    blend = strength * ((numbers - numbers.mean()) / spread) + (1 - strength) * noise
+    blend = strength * ((numbers - numbers.mean()) / (spread or 1.0)) + (1 - strength) * noise
     return np.split(np.argsort(blend, kind="stable"), np.cumsum(even_sizes(len(numbers), num_clients))[:-1])

@@ -21,9 +21,9 @@ TABLES = (
     "categories",
     "fill",
     "missing",
-    "no_header",
     "standardise",
 )
+CSV = ("no_header",)  # and of CSV files alone
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,8 +42,9 @@ class Reading:
         drop: columns of tables that are no features, such as ids
         categories: words of columns of a table, known without looking; each becomes a feature of 0 and 1
         fill: constants for missing values of tables; a number alone: for all columns of numbers
-        missing: words of tables that stand where nothing is known, beside ?, NA, NaN, null and nothing at all
-        no_header: csv:PATH has no names in its first line; columns are then c0, c1, ...
+        missing: words that stand for a missing value in tables, beside nothing and ?, such as -9
+        no_header: csv:PATH has no line of names: columns are c0, c1, ...; false: its first line is one, whatever it
+            looks like
         standardise: columns of tables less a mean M, over a deviation S: public ones, those of a public file, or
             records: computed from the training records, which no epsilon covers
         record_shape: of features that stand in one row, such as 28,28

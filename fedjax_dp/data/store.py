@@ -16,7 +16,7 @@ from fedjax_dp import errors, validation
 from fedjax_dp.accounting.neighbours import Unit
 from fedjax_dp.data.checks import check_data
 from fedjax_dp.data.client_names import ClientNames, called, in_brackets, named
-from fedjax_dp.data.targets import Vocabulary, as_arrays, native, rows_of, stored
+from fedjax_dp.data.targets import Vocabulary, as_arrays, native, rows_of, stored, without_records
 from fedjax_dp.display import Card, count, displayed
 from fedjax_dp.pytrees import checksum, rows_kept, structure, value
 
@@ -228,6 +228,7 @@ def federate(
     about: dict[str, Any] = {name: getattr(dataset, name) for name in ("task", "vocabulary", "tokens")}
     rest: dict[str, Any] = {name: getattr(dataset, name) for name in KEPT}
     check_data(f"{dataset.name}: ", *arrays, errors.require_given("classes", dataset.classes), *ids, **about)
+    rest["notes"] = (*dataset.notes, *without_records(dataset.task, dataset.classes, y_train, y_test))
     parts, bounds = of_units(dataset, row_lists(clients))
     sizes = np.array([len(rows) for rows in parts], np.int32)
     if sizes.size == 0 or sizes.min() < 1:

@@ -2,11 +2,13 @@
 
 import io
 import pathlib
+import re
+import warnings
 from typing import Any
 
 from fedjax_dp import errors, folders
 from fedjax_dp.accounting.neighbours import Unit
-from fedjax_dp.data.columns import LABEL, Columns, Table, from_tables
+from fedjax_dp.data.columns import LABEL, Columns, Table, from_tables, holds_numbers, missing_in
 from fedjax_dp.data.files import check_file, check_id, damaged, no_text, unpacked
 from fedjax_dp.data.formats.arrow_streams import read_parquet
 from fedjax_dp.data.formats.splits import reshaped
@@ -15,6 +17,10 @@ from fedjax_dp.data.store import Dataset, UnitBound
 from fedjax_dp.data.table_files import PACKED, files_of, is_several, name_of, stem_of
 
 OTHER_SEPARATORS = ";\t|"
+UNKNOWN = ("?", "NA", "N/A", "NaN", "nan", "null", "NULL", "None")  # as names of columns never are
+VALUE = re.compile(  # a number, or a date
+    r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|\d{1,4}([-/.])\d{1,2}\3\d{1,4}([ T][\d:.+Z-]*)?"
+)
 STATED = ("column", "mean", "std")  # the columns of a public file of constants
 
 
@@ -25,12 +31,12 @@ def from_files(named: str, kind: str, reading: Reading) -> Dataset:
     """
     paths, bounds = files_of(kind, named), _bounds(reading)
     columns = _columns(kind, paths, reading)
-    frames = [_read(path, kind, columns) for path in paths]
+    frames = [_read(path, kind, columns, reading.no_header) for path in paths]
     owners: list[str | None] = [None] * len(paths)
     if is_several(named) and reading.client_column is None:
         owners = [*_names_of(paths)]
     elif reading.client_column is not None:
-        _check_apart(paths, frames, reading.client_column)
+        _check_apart(paths, frames, columns)
         if kind == "csv":
             _number(frames, reading.client_column)
     tables = [Table(f"{path.name}: ", frame, owner) for path, frame, owner in zip(paths, frames, owners)]
@@ -65,11 +71,8 @@ def _columns(kind: str, paths: list[pathlib.Path], reading: Reading) -> Columns:
         drop=() if reading.drop is None else tuple(reading.drop.split(",")),
         categories={name: tuple(words.split("|")) for name, words in _pairs("categories", reading.categories)},
         fill=_fill(reading.fill),
-        missing=("?", *(reading.missing.split(",") if reading.missing is not None else ())),
-        header=not reading.no_header,
+        missing=() if reading.missing is None else tuple(reading.missing.split(",")),
     )
-    if reading.no_header and kind != "csv":
-        raise errors.refuse("no_header", "true", f"left out for {kind} files, which have names", "drop it")
     how = reading.standardise
     if how is None or how == "records":
         return columns._replace(standardise=how)
@@ -78,7 +81,7 @@ def _columns(kind: str, paths: list[pathlib.Path], reading: Reading) -> Columns:
         if path.exists() and any(other.exists() and path.samefile(other) for other in paths):
             remedy = "records computes constants of the training records, and says so"
             raise errors.refuse("standardise", path.name, "a public file, not the records", remedy)
-        frame = _read(path, path.suffix[1:], columns._replace(client=None, header=True))
+        frame = _read(path, path.suffix[1:], columns._replace(client=None), reading.no_header)
         if set(frame.columns) == set(STATED):
             frame = {row.column: (row.mean, row.std) for row in frame.itertuples()}
         return columns._replace(standardise=frame, source=path.name)
@@ -128,11 +131,13 @@ def _names_of(paths: list[pathlib.Path]) -> list[str]:
     return list(names)
 
 
-def _check_apart(paths: list[pathlib.Path], frames: list[Any], client: str) -> None:
+def _check_apart(paths: list[pathlib.Path], frames: list[Any], columns: Columns) -> None:
     """No client stands in two files; a file without the column is refused where columns are."""
     seen: dict[Any, pathlib.Path] = {}
+    client = columns.client
     for path, frame in zip(paths, frames):
-        for owner in frame[client].dropna().unique() if client in frame.columns and len(paths) > 1 else ():
+        held = frame[client] if client in frame.columns and len(paths) > 1 else None
+        for owner in () if held is None else held[~missing_in(held, columns, str(client))].unique():
             if owner in seen:
                 got = f"{owner} in {seen[owner].name} and {path.name}"
                 raise errors.refuse("clients", got[:120], "each in one file", "name them apart, or join the files")
@@ -142,30 +147,27 @@ def _check_apart(paths: list[pathlib.Path], frames: list[Any], client: str) -> N
 def _number(frames: list[Any], client: str) -> None:
     """Text in which all clients are whole numbers becomes numbers."""
     held = [frame[client] for frame in frames if client in frame.columns]
-    if not any(column.isna().any() for column in held) and all(_is_number(word) for column in held for word in column):
+    if not any(column.isna().any() for column in held) and all(_is_whole(word) for column in held for word in column):
         for frame in frames:
             if client in frame.columns:
                 frame[client] = frame[client].astype("int64")
 
 
-def _read(path: pathlib.Path, kind: str, columns: Columns) -> Any:
-    """The table; words that stand where nothing is known are nothing, but for those that are stated as categories."""
-    frame = _read_csv(path, columns) if kind == "csv" else read_parquet(path)
-    for name, words in columns.categories.items():
-        if name in frame.columns:
-            unknown = set(columns.missing).difference(words)
-            frame[name] = frame[name].mask(frame[name].isin(unknown).to_numpy())
-    return frame
+def _read(path: pathlib.Path, kind: str, columns: Columns, no_header: bool | None) -> Any:
+    return _read_csv(path, columns, no_header) if kind == "csv" else read_parquet(path)
 
 
-def _read_csv(path: pathlib.Path, columns: Columns) -> Any:
-    """The table, whose clients and categories stay text: 007 is another client than 7, and NA a word."""
+def _read_csv(path: pathlib.Path, columns: Columns, no_header: bool | None) -> Any:
+    """The table, whose clients and categories stay text: 007 is another client than 7, and NA a category if stated."""
     errors.require_installed("pandas", "tables", f"to read {path.name}")
     import pandas as pd  # slow to import, and only needed here
 
     check_file("csv", path)
     if path.suffix in (".tar", ".tgz", ".zst", ".7z", ".rar", ".Z"):
         raise damaged(path, f"packed as {path.suffix}", f"a csv file, perhaps in {', '.join(PACKED)}", "unpack it")
+    if path.suffix.lower() == ".arff":
+        remedy = f"sed '1,/^@data/Id' {path.name} > {path.stem}.csv leaves its records, which --no-header reads"
+        raise damaged(path, "an ARFF file", "a csv file", remedy)
     packed = io.BytesIO(unpacked("csv", path)) if path.suffix in PACKED else None
     with open(path, "rb") as file:
         beginning = packed.getvalue()[:4096] if packed else file.read(4096)
@@ -176,50 +178,78 @@ def _read_csv(path: pathlib.Path, columns: Columns) -> Any:
     how: dict[str, Any] = {"compression": None, "encoding": "utf-8", "skipinitialspace": True}
     try:
         header = pd.read_csv(source(), header=None, nrows=1, dtype=str, keep_default_na=False, **how).iloc[0]
-        if not columns.header:
-            how |= {"header": None, "names": [f"c{at}" for at in range(len(header))]}
-            header = pd.Series(how["names"])
-        kept = {name: str for name in (columns.client, columns.user) if name is not None}
-        frame = pd.read_csv(source(), low_memory=False, dtype=kept, na_values=list(columns.missing), **how)
-        if words := [name for name in columns.categories if name in frame.columns]:
-            frame[words] = pd.read_csv(source(), usecols=words, dtype=str, keep_default_na=False, **how)[words]
+        named = not no_header or set(header) == set(STATED)
+        places: dict[str, int] = {} if named else {f"c{place}": place for place in range(len(header))}
+        how |= {"index_col": False} | ({} if named else {"header": None})  # no field is the name of a row
+        kept = {places.get(name, name): str for name in (columns.client, columns.user) if name is not None}
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", pd.errors.ParserWarning)
+            frame = pd.read_csv(source(), low_memory=False, dtype=kept, **how)
+        words = {places.get(name, name): stated for name, stated in columns.categories.items()}
+        if words := {name: stated for name, stated in words.items() if name in frame.columns}:
+            text = pd.read_csv(source(), usecols=[*words], dtype=str, keep_default_na=False, **how)
+            for name, stated in words.items():
+                frame[name] = text[name].where(frame[name].notna() | text[name].isin(stated))
+        if places:
+            frame.columns = [*places]
     except UnicodeDecodeError:
         raise no_text(path, beginning) from None
+    except pd.errors.ParserWarning:
+        got, remedy = "rows of more fields than that", "name every column in the first line"
+        raise damaged(path, got, f"records of {len(header)} fields, as the first line", remedy) from None
     except Exception as error:  # pandas has many, without a common base
         reason = " ".join(str(error).split())[:120]
         raise damaged(path, "something else", "a readable csv file", reason) from None
-    _check_names(path, list(header), columns)
-    again = header[header.duplicated() & (header != "")]
-    if len(again):  # it would be read by another name, and be a feature whatever it is
-        raise damaged(f"{path}: columns", f"{again.iloc[0][:40]} twice", "of different names", "drop or rename one")
     if len(header) == 1 and (others := [mark for mark in OTHER_SEPARATORS if mark in header.iloc[0]]):
         remedy = (
             f"pandas.read_csv({path.name!r}, sep={others[0]!r}).to_csv writes one, decimal=',' reads commas in numbers"
         )
         raise damaged(path, f"fields with {others[0]!r} between", "a csv file with commas between fields", remedy)
+    if no_header is not False:
+        _check_first_line(path, [*map(str.strip, header)], frame, columns, named)
+    again = header[header.duplicated() & (header != "")]
+    if named and len(again):  # it would be read by another name, and be a feature whatever it is
+        raise damaged(f"{path}: columns", f"{again.iloc[0][:40]} twice", "of different names", "drop or rename one")
     return frame
 
 
-def _check_names(path: pathlib.Path, names: list[str], columns: Columns) -> None:
-    """Refuse a first line that is a record: of numbers, or with a word that stands where nothing is known."""
-    words = [name.strip() for name in names if name.strip()]
-    unknown = next((word for word in words if word in columns.missing), None)
-    if unknown is None and (not words or not all(map(_is_numeric, words))):
-        return
-    got = f"{','.join(names)[:40]!r}, {'all numbers' if unknown is None else f'with {unknown!r} for a name'}"
-    remedy = "--no-header reads it as a record and calls columns c0, c1, ..."
-    raise damaged(f"{path}: names of columns", got, "names in the first line", remedy)
+def _check_first_line(path: pathlib.Path, line: list[str], frame: Any, columns: Columns, named: bool) -> None:
+    """Refuse a record that is taken for the names of columns, and names that are taken for a record.
+
+    Names are words, over numbers or called by an option; what is a number or missing, or stands in its column again, is
+    a value.
+    """
+    called = {columns.label, columns.client, columns.user, columns.split, *columns.categories}
+    called |= {*(columns.features or ())}
+    of_names = of_record = False
+    for place, word in enumerate(line):
+        if of_names if named else of_record:  # it is what it is taken for
+            return
+        if VALUE.fullmatch(word) or word in (*UNKNOWN, *columns.missing):
+            of_record = True
+            continue
+        below = frame.iloc[int(not named) :, place]
+        below = below[~missing_in(below, columns, str(frame.columns[place]))]
+        if not word or not len(below):
+            continue
+        if holds_numbers(below):
+            of_names = True
+        elif bool((below.astype(str) == word).any()):
+            of_record = True
+        elif named and word in called:
+            of_names = True
+    shown = ", ".join(line[:4]) + ", ..." * (len(line) > 4)
+    if named and of_record and not of_names:
+        again = (frame.astype(str) == line).all(axis=1)
+        if again.any():  # names that stand there twice are over words alone
+            return _check_first_line(path, line, frame[~again], columns, named)
+        remedy = "--no-header names columns c0, c1, ...; --no-header=false takes these for names"
+        raise damaged(f"{path}: first line", f"a record, {shown[:80]}", "the names of the columns", remedy)
+    if not named and of_names and not of_record:
+        raise damaged(f"{path}: first line", f"names, {shown[:80]}", "a record", "drop --no-header")
 
 
-def _is_numeric(word: str) -> bool:
-    try:
-        float(word)
-    except ValueError:
-        return False
-    return True
-
-
-def _is_number(word: str) -> bool:
+def _is_whole(word: str) -> bool:
     """Whether it is how an integer of 64 bits is written."""
     plain = len(word) < 21 and word.removeprefix("-").isdecimal() and word == str(int(word))
     return plain and -(2**63) <= int(word) < 2**63

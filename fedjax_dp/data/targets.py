@@ -1,6 +1,6 @@
 """What the targets of records may be, task by task. Losses and metrics of the tasks stand in `fedjax_dp.tasks`."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -10,6 +10,7 @@ from fedjax_dp import errors
 
 MOST_CLASSES = 1_000_000  # a model has an output for each
 BLOCK = 1 << 24  # numbers that are looked at together
+FIRST = 5  # records that are named
 RENUMBER = "np.unique(labels, return_inverse=True)[1] numbers them from 0"
 OWN = "own"  # the task of targets that no other describes
 
@@ -104,8 +105,8 @@ def check_vocabulary(what: str, vocabulary: Any) -> Vocabulary:
 def check_labels(what: str, y: np.ndarray) -> None:
     """Integers from 0."""
     wanted = "integer labels from 0"
-    if y.dtype.kind == "f" and not np.isfinite(y).all():
-        raise errors.refuse(what, "NaN or infinity", wanted, "drop records without a label")
+    if y.dtype.kind == "f" and (odd := not_finite(y)):
+        raise errors.refuse(what, odd, wanted, "drop records without a label")
     if y.dtype.kind == "b" or (y.dtype.kind == "f" and (y == np.floor(y)).all()):
         raise errors.refuse(what, y.dtype, wanted, ".astype(int)")
     if y.dtype.kind == "f":
@@ -140,10 +141,25 @@ def _counted(where: str, present: np.ndarray) -> int:
     return most + 1
 
 
+def without_records(task: str, classes: int, *targets: Any) -> list[str]:
+    """The note on classes that none of the records has: more outputs than labels may be a number that was mistaken."""
+    if task not in ("classes", "multi_label"):
+        return []
+    held = np.zeros(classes, bool)
+    for y in targets:
+        held[np.unique(y) if task == "classes" else np.asarray(y).any(0)] = True
+    if held.all():
+        return []
+    what = "classes" if task == "classes" else "labels"
+    absent = np.flatnonzero(~held)
+    shown = ", ".join(map(str, absent[:FIRST])) + ", ..." * (len(absent) > FIRST)
+    return [f"warning: {len(absent):,} of {classes:,} {what} have no record: {shown}"]
+
+
 def _zeros_and_ones(what: str, y: np.ndarray) -> None:
     wanted = "0 or 1"
-    if y.dtype.kind == "f" and not finite(y):
-        raise errors.refuse(what, "NaN or infinity", wanted, "drop records without a label")
+    if y.dtype.kind == "f" and (odd := not_finite(y)):
+        raise errors.refuse(what, odd, wanted, "drop records without a label")
     if y.dtype.kind not in "biu":
         raise errors.refuse(what, y.dtype, f"integers, {wanted}", "y > 0.5 makes them of numbers")
     if y.size and (y.min() < 0 or y.max() > 1):
@@ -155,9 +171,8 @@ def _rows(what: str, y: np.ndarray) -> None:
     wanted = "finite numbers"
     if y.dtype.kind not in "biuf":
         raise errors.refuse(what, y.dtype, wanted)
-    with np.errstate(over="ignore"):
-        if not finite(y.astype(np.float32)):
-            raise errors.refuse(what, "NaN or infinity in float32", wanted, "drop records without a target")
+    if y.dtype.kind == "f" and (odd := not_finite(y)):
+        raise errors.refuse(what, odd, wanted, "drop records without a target, or scale all by a public number")
 
 
 def _ids(what: str, y: np.ndarray) -> None:
@@ -212,8 +227,8 @@ def _anything(what: str, y: Any) -> None:
             raise errors.refuse(what, got, "arrays of numbers (records, ...)")
         if len(leaf) != len(leaves[0]):
             raise errors.refuse(what, f"arrays of {len(leaves[0])} and {len(leaf)} records", "one for every record")
-        if leaf.dtype.kind == "f" and not finite(np.asarray(leaf)):
-            raise errors.refuse(what, "NaN or infinity", "finite", "clean the array")
+        if leaf.dtype.kind == "f" and (odd := not_finite(np.asarray(leaf))):
+            raise errors.refuse(what, odd, "finite", "clean the array")
 
 
 def _count_stated(where: str, y_train: Any, y_test: Any, classes: int | None, vocabulary: Vocabulary | None) -> int:
@@ -226,14 +241,31 @@ def _count_stated(where: str, y_train: Any, y_test: Any, classes: int | None, vo
     return outputs
 
 
-def finite(x: np.ndarray) -> bool:
-    """Whether there is neither NaN nor infinity, a block at a time. A finite sum has neither in it."""
+def not_finite(x: np.ndarray) -> str:
+    """What is not finite in float32, in which models compute, and in which records `(records, ...)`; "": nothing."""
+    if all(np.isfinite(_ends(block)).all() for block in _blocks(x)):
+        return ""
+    with np.errstate(over="ignore"):
+        odd = [~np.isfinite(block.astype(np.float32)).reshape(len(block), -1) for block in _blocks(x)]
+    values = np.concatenate([block.reshape(len(block), -1)[mask] for block, mask in zip(_blocks(x), odd)])
+    records = np.flatnonzero(np.concatenate([mask.any(1) for mask in odd]))
+    large = values[np.isfinite(values)]
+    kinds = ["NaN"] * bool(np.isnan(values).any()) + ["infinity"] * bool(np.isinf(values).any())
+    kinds += [f"{large[0]:g}, which is infinite in float32,"] if large.size else []
+    first = ", ".join(map(str, records[:FIRST])) + ", ..." * (len(records) > FIRST)
+    return f"{' and '.join(kinds)} in {len(records):,} of {len(x):,} records, counted from 0: {first}"
+
+
+def _blocks(x: np.ndarray) -> Iterator[np.ndarray]:
+    """Records that are looked at together."""
     rows = max(1, BLOCK // max(1, x[:1].size))
-    with np.errstate(over="ignore", invalid="ignore"):
-        return all(
-            np.isfinite(block.sum()) or bool(np.isfinite(block).all())
-            for block in (x[at : at + rows] for at in range(0, len(x), rows))
-        )
+    return (x[at : at + rows] for at in range(0, len(x), rows))
+
+
+def _ends(block: np.ndarray) -> np.ndarray:
+    """The least and the largest number in float32: NaN where one is NaN."""
+    with np.errstate(over="ignore"):
+        return np.array([block.min(initial=0), block.max(initial=0)]).astype(np.float32)
 
 
 TARGETS: dict[str, Targets] = {

@@ -99,4 +99,9 @@ def _normalised(dataset: Dataset, constants: str | None) -> Dataset:
     if dataset.tokens or not math.isfinite(mean) or not 0 < std < math.inf:
         wanted = "two numbers with a comma between, the second positive, for features that are numbers"
         raise errors.refuse("normalise", repr(constants), wanted, "such as 0.1307,0.3081")
-    return dataset._replace(shift=dataset.shift + mean / dataset.scale, scale=dataset.scale / std)
+    made = dataset._replace(shift=dataset.shift + mean / dataset.scale, scale=dataset.scale / std)
+    ends = np.array([end for x in (made.x_train, made.x_test) for end in (x.min(initial=0), x.max(initial=0))], float)
+    with np.errstate(over="ignore"):
+        if not np.isfinite(((ends - made.shift) * made.scale).astype(np.float32)).all():
+            raise errors.refuse("normalise", repr(constants), "constants that leave features finite in float32")
+    return made

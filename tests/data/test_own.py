@@ -38,13 +38,13 @@ def elsewhere(tmp_path, monkeypatch):
         ({"y_train": Y - 1}, "from -1; np.unique"),
         ({"y_train": Y.astype(float)}, "got float64; .astype(int)"),
         ({"y_train": Y + 0.5}, "float64 with fractions"),
-        ({"y_train": np.where(Y == 2, np.nan, Y)}, "got NaN or infinity"),
+        ({"y_train": np.where(Y == 2, np.nan, Y)}, "got NaN in 5 of 20 records, counted from 0: 2, 6, 10, 14, 18"),
         ({"y_train": Y.astype(str)}, "integer labels from 0"),
         ({"y_train": Y + 1, "y_test": Y[:8] + 1}, "counted from 0, got 1 to 4; subtract 1"),
         ({"y_train": np.where(Y == 3, 200, Y)}, "up to 200 without 4"),
         ({"y_train": np.where(Y == 3, 10**9, Y)}, "up to 1000000000 without"),
         ({"y_train": Y[:-1]}, "(20, 3) and (19,)"),
-        ({"x_train": with_nan(X)}, "x_train must be finite, got NaN or infinity"),
+        ({"x_train": with_nan(X)}, "x_train must be finite, got NaN in 1 of 20 records, counted from 0: 5;"),
         ({"x_test": with_nan(X[:8])}, "x_test must be finite"),
         ({"x_train": X[:, :0], "x_test": X[:8, :0]}, "at least one feature"),
         ({"x_test": X[:8, :2]}, "x_test must be shaped like (20, 3), got (8, 2)"),
@@ -77,6 +77,43 @@ def test_federate_is_the_same_door(changed):
 def test_classes_that_do_not_all_occur_are_given():
     assert fdp.dataset(**GOOD, classes=9).classes == 9
     assert fdp.dataset(**GOOD).classes == 4
+
+
+def test_classes_without_a_record_are_told():
+    """A label of 200 makes 201 classes: who states so many is told how many nobody has."""
+    sparse = GOOD | {"y_train": Y * 50, "y_test": Y[:8] * 50}
+    for made in (fdp.dataset(**sparse, classes=151), fdp.dataset(**GOOD)._replace(classes=151, y_train=Y * 50)):
+        (note,) = fdp.federate(made, [np.arange(20)]).notes
+        assert note.startswith(f"warning: 14{7 if made.y_test.max() > 3 else 4} of 151 classes have no record: ")
+    assert fdp.federate(fdp.dataset(**GOOD), [np.arange(20)]).notes == ()
+    many = {"y_train": np.eye(3, dtype=int)[Y % 2], "y_test": np.eye(3, dtype=int)[Y[:8] % 2]}
+    (note,) = fdp.federate(fdp.dataset(**GOOD | many, task="multi_label"), [np.arange(20)]).notes
+    assert note == "warning: 1 of 3 labels have no record: 2"
+
+
+@pytest.mark.parametrize("value", [1e40, -1e40, 3.4028236e38])
+def test_what_float32_does_not_hold_is_no_feature_and_no_target(value, recwarn):
+    """Models compute in float32: it would become infinite on the way to a device."""
+    large = X.astype(np.float64)
+    large[7, 1] = value
+    for changed in ({"x_train": large}, {"x_test": large[:8]}, {"y_train": large, "y_test": large[:8], "task": "own"}):
+        options = GOOD | changed | ({"classes": 2} if "task" in changed else {})
+        with pytest.raises(fdp.ConfigurationError, match=r"which is infinite in float32, in 1 of .*: 7"):
+            fdp.dataset(**options)
+    with pytest.raises(fdp.ConfigurationError, match="infinite in float32"):
+        fdp.federate(fdp.dataset(**GOOD)._replace(x_train=large), [np.arange(20)])
+    large[7, 1] = 3.4028234e38
+    assert fdp.dataset(**GOOD | {"x_train": large}).x_train[7, 1] > 3e38
+    assert not recwarn
+
+
+def test_what_is_not_finite_is_counted_and_placed():
+    holes = X.copy()
+    holes[[3, 5, 6, 8, 9, 11], 1], holes[5, 0] = np.nan, np.inf
+    with pytest.raises(
+        fdp.ConfigurationError, match=r"NaN and infinity in 6 of 20 records, .*: 3, 5, 6, 8, 9, \.\.\.;"
+    ):
+        fdp.dataset(**GOOD | {"x_train": holes})
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,24 @@ def test_of_shards_of_a_given_size_the_first_clients_get_one_more():
 # Sets of labels
 
 
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda labels: data.labels_per_client(labels, 4, 1, 0),
+        lambda labels: data.dirichlet(labels, 4, 0.5, 0, "hsu"),
+        lambda labels: data.inner_dirichlet(labels, 4, 0.5, 0, "hsu"),
+        lambda labels: data.class_dirichlet(labels, 4, 0.5, 0, min_records=1),
+        lambda labels: data.pathological(labels, 4, 1, 0),
+    ],
+)
+def test_numbers_that_no_record_has_are_no_labels(draw):
+    labels = np.tile([0, 1], 40)
+    few, sparse = table_of(draw(labels), labels), table_of(draw(labels * 200), labels * 200)[:, [0, 200]]
+    if draw(labels)[0].size == 20:  # sizes are stated: the law is that of two labels
+        np.testing.assert_array_equal(few, sparse)
+    assert sparse.sum() == few.sum()
+
+
 @pytest.mark.parametrize("assignment", ["random", "cyclic", "first"])
 @given(st.integers(1, 40), st.integers(1, 10), SEEDS)
 @settings(max_examples=20, deadline=None)
@@ -288,7 +306,9 @@ def test_strength_blends_standard_deviations():
 def test_records_that_are_equal_in_a_number_stay_as_they_stand():
     assert np.concatenate(data.continuous(np.array([1, 0, 1, 0]), 2, 1.0, 0)).tolist() == [1, 3, 0, 2]
     assert "numbers that differ" in refusal(data.continuous, np.ones(4), 2, 0.5, 0)
-    assert "finite" in refusal(data.continuous, np.array([1.0, np.nan]), 2, 0.5, 0)
+    assert "NaN in 1 of 2 records, counted from 0: 1" in refusal(data.continuous, np.array([1.0, np.nan]), 2, 0.5, 0)
+    assert "NaN in 1 of 2 records, counted from 0: 0" in refusal(data.continuous, [None, 1.0], 2, 0.5, 0)
+    assert sorted(np.concatenate(data.continuous(np.ones(4), 2, 0.0, 0))) == [0, 1, 2, 3]  # where it does not matter
     for strength in (-0.1, 1.1, np.nan):
         assert "strength" in refusal(data.continuous, np.arange(4), 2, strength, 0)
 

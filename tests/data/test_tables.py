@@ -3,6 +3,7 @@
 import bz2
 import gzip
 import io
+import json
 import lzma
 import pathlib
 import zipfile
@@ -15,6 +16,7 @@ from helpers import refusal as refusal_of
 import fedjax_dp as fdp
 from fedjax_dp import cli
 from fedjax_dp.data import load
+from fedjax_dp.experiments import config
 
 DRAWS = np.random.default_rng(0)
 
@@ -371,3 +373,167 @@ def test_labels_with_fractions_are_refused():
     assert "whole numbers or words, got float64; name another column, or task regression" in refusal(
         load, "csv:a.csv", **WORDS
     )
+
+
+# Files without a line of names, and words for what is missing.
+
+PEOPLE = [f"{30 + place},{('male', 'female')[place % 2]},{place * place % 7 / 2},{place % 2}" for place in range(24)]
+NUMBERS = [f"{30 + place},{place * place % 7 / 2},{place % 2}" for place in range(24)]
+RECORD = "first line must be the names of the columns, got a record"
+
+
+def written(*lines):
+    pathlib.Path("a.csv").write_text("\n".join([*lines, ""]))
+
+
+@pytest.mark.parametrize(
+    ("lines", "label"),
+    [
+        (NUMBERS, "0"),
+        ([",".join(f'"{cell}"' for cell in line.split(",")) for line in NUMBERS], "0"),
+        (["\ufeff" + NUMBERS[0], *NUMBERS[1:]], "0"),
+        (["1,1,1", *NUMBERS], "1"),  # no names: twice the same would be refused as such
+        (PEOPLE, "0"),
+        (PEOPLE, "male"),
+        (["63,male,?,0", *PEOPLE], "0"),
+        ([f"{place}.5,a{place % 2}" for place in range(24)], "a0"),
+        ([f"{('male', 'female')[place % 2]},{'xyz'[place % 3]}" for place in range(24)], "x"),
+        ([f"2020-01-{place + 1:02d},{'xyz'[place % 3]}" for place in range(24)], "x"),
+        (["63,male,2,1"], "1"),
+    ],
+)
+def test_a_record_in_the_place_of_names_is_refused_and_not_lost(lines, label):
+    written(*lines)
+    told = refusal(load, "csv:a.csv", label_column=label)
+    assert RECORD in told
+    assert "--no-header names columns c0, c1" in told
+
+
+@pytest.mark.parametrize(
+    ("names", "lines", "options"),
+    [
+        ("age,dose,sick", NUMBERS, {}),
+        ("age,2019,sick", NUMBERS, {}),
+        ("NA,0,sick", NUMBERS, {}),
+        ("2020-01-01,2020-01-02,sick", NUMBERS, {}),
+        (",age,sick", NUMBERS, {}),
+        ("sex,sick", [f"{'mf'[place % 2]},{'xyz'[place % 3]}" for place in range(24)], {"categories": "sex=m|f"}),
+        ("2019,sick", [f"{place / 2},{'xyz'[place % 3]}" for place in range(24)], {}),
+        ("0,1,2", NUMBERS, {"label_column": "2", "no_header": False}),  # on the user's word
+    ],
+)
+def test_names_may_be_what_they_like_where_something_says_that_they_are_names(names, lines, options):
+    written(names, *lines)
+    found = load("csv:a.csv", **{"label_column": "sick"} | options)
+    assert len(found.x_train) + len(found.x_test) == 24
+
+
+def test_no_header_keeps_every_record_and_counts_the_columns():
+    written(*PEOPLE)
+    options = {"no_header": True, "label_column": "c3", "categories": "c1=male|female"}
+    found = rows_of(load("csv:a.csv", **options))
+    assert found[:, 0].tolist() == [30.0 + place for place in range(24)]
+    assert found[:, 1:3].sum(0).tolist() == [12, 12]
+    options |= {"categories": None, "standardise": "public.csv"}
+    pathlib.Path("public.csv").write_text("column,mean,std\nc0,30,2\n")  # which has names
+    found = load("csv:a.csv", **options | {"feature_columns": "c0"})
+    assert rows_of(found)[:, 0].tolist() == [place / 2 for place in range(24)]
+    kept = load("csv:a.csv", **options | {"standardise": None, "drop": "c0,c1", "client_column": None})
+    assert kept.x_train.shape[1] == 1
+    owned = load("csv:a.csv", no_header=True, label_column="c3", client_column="c1")
+    assert np.unique(owned.client_ids).tolist() == ["female", "male"]
+
+
+def test_of_several_files_the_one_without_names_is_named(hospitals):
+    hospital(stage=None).to_csv("hospital_1.csv", index=False, header=False)
+    told = refusal(load, "csv:hospital_*.csv", **WORDS)
+    assert told.startswith("hospital_1.csv: ")
+    assert RECORD in told
+    for name, frame in hospitals.items():
+        frame.to_csv(f"{name}.csv", index=False, header=name == "hospital_2")
+    options = {"no_header": True, "label_column": "c3", "drop": "c2"}
+    told = refusal(load, "csv:hospital_*.csv", **options)
+    assert told == "hospital_2.csv: first line must be a record, got names, age, dose, stage, sick; drop --no-header"
+    hospitals["hospital_2"].to_csv("hospital_2.csv", index=False, header=False)
+    assert len(np.unique(load("csv:hospital_*.csv", **options).client_ids)) == 3
+
+
+def test_no_header_is_a_flag_without_a_value_and_a_key_of_files(capsys):
+    written(*NUMBERS)
+    flags = ["--label-column", "c2", "--num-clients", "3"]
+    assert cli.main(["data", "csv:a.csv", "--no-header", "--json", *flags]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["records"] + told["test_records"] == 24 - (24 - told["test_records"]) % 3
+    assert told["options"]["no_header"]
+    assert cli.main(["data", "csv:a.csv", *flags]) == 2
+    assert RECORD in capsys.readouterr().err
+    assert cli.main(["data", "csv:a.csv", "--no-header=false", "--label-column", "0"]) == 0
+    pathlib.Path("run.toml").write_text('dataset = "csv:a.csv"\nno_header = true\nmissing = "-9"\n')
+    assert config.RunSpec.of(config.read("run.toml")).data.no_header
+    assert "left out for parquet" in refusal(load, "parquet:hospital_0.parquet", no_header=True)
+
+
+def test_files_of_other_shapes_than_their_first_line_and_of_other_kinds_are_refused():
+    written("age,dose,sick", *(f"{line},9" for line in NUMBERS))  # else pandas takes the ages for names of rows
+    assert "records of 3 fields, as the first line, got rows of more fields" in refusal(
+        load, "csv:a.csv", label_column="sick"
+    )
+    written("age,dose,sick", *(f"{line}," for line in NUMBERS))  # as spreadsheets write empty cells
+    assert rows_of(load("csv:a.csv", label_column="sick"))[:, 0].tolist() == [30.0 + place for place in range(24)]
+    pathlib.Path("a.arff").write_text("@relation a\n@attribute age numeric\n@data\n1\n")
+    assert "got an ARFF file; sed" in refusal(load, "csv:a.arff", **WORDS)
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet", "frame"])
+@pytest.mark.parametrize(
+    ("word", "more"), [("?", {}), (" ? ", {}), ("n.a.", {"missing": "n.a.,-9"}), ("-9", {"missing": "-9"})]
+)
+def test_a_word_for_a_missing_value_is_one_in_every_source(kind, word, more):
+    """As a number, a category, a label, a client."""
+
+    def read(frame, **options):
+        if kind == "frame":
+            short = {"label_column": "label", "client_column": "client"}
+            options = {short.get(name, name): value for name, value in options.items()}
+            if "missing" in options:
+                options["missing"] = options["missing"].split(",")
+            if "categories" in options:
+                options["categories"] = {"stage": ["A", "B"]}
+            if "fill" in options:
+                options["fill"] = {"age": 7} if options["fill"] == "age=7" else {"stage": "B"}
+            return fdp.dataset(frame, **options)
+        frame.to_csv("a.csv", index=False) if kind == "csv" else frame.to_parquet("a.parquet")
+        return load(f"{kind}:a.{kind}", **options)
+
+    cells = [word, "50"] * 12
+    plain = hospital(stage=None)
+    numbers = read(plain.assign(age=cells), label_column="sick", fill="age=7", **more)
+    assert rows_of(numbers)[:, 0].tolist() == [7] * 12 + [50] * 12
+    told = refusal(read, plain.assign(age=cells), label_column="sick", **more)
+    assert f"age must be given in every row, got {word.strip()!r}, which counts as missing, in row 1" in told
+    staged = plain.assign(stage=[word, "A"] * 12)
+    assert "which counts as missing" in refusal(read, staged, label_column="sick", categories="stage=A|B", **more)
+    found = rows_of(read(staged, label_column="sick", categories="stage=A|B", fill="stage=B", **more))
+    assert found[:, 2:].sum(0).tolist() == [12, 12]
+    for column in ("label_column", "client_column"):
+        options = {"label_column": "sick", column: "who", **more}
+        options |= {"drop": ["sick"] if kind == "frame" else "sick"} if column == "label_column" else {}
+        told = refusal(read, plain.assign(who=[word, "x", "x", "x"] * 6), **options)
+        assert "column who must be given in every row" in told
+
+
+def test_a_word_that_is_stated_as_a_category_is_not_missing():
+    hospital(stage=["?", "A", "NA"] * 8).to_csv("a.csv", index=False)
+    assert load("csv:a.csv", label_column="sick", categories="stage=A|?|NA").x_train.shape[1] == 5
+    told = refusal(load, "csv:a.csv", label_column="sick", categories="stage=A|?|NA", missing="?")
+    assert told.startswith("missing must be other words than the categories of stage, got '?'")
+    found = rows_of(load("csv:a.csv", label_column="sick", categories="stage=A|B", fill="stage=B"))
+    assert found[:, 2:].sum(0).tolist() == [8, 16]
+
+
+def test_numbers_that_are_stated_as_missing_are():
+    frame = hospital(stage=None, age=[-9.0, 50.0] * 12)
+    assert rows_of(fdp.dataset(frame, label="sick"))[0, 0] == -9
+    assert rows_of(fdp.dataset(frame, label="sick", missing=[-9], fill={"age": 7}))[0, 0] == 7
+    frame.to_csv("a.csv", index=False)
+    assert rows_of(load("csv:a.csv", label_column="sick", missing="-9", fill="age=7"))[0, 0] == 7

@@ -134,20 +134,6 @@ def reshaped(where: str, x: np.ndarray, record_shape: str | None) -> np.ndarray:
     return x.reshape(-1, *shape)
 
 
-def _empty_classes(classes: int | None, y_train: Any, y_test: Any, task: str) -> list[str]:
-    """A note where most of the stated classes have no record: their numbers may be codes."""
-    if classes is None or task != "classes" or not hasattr(y_train, "dtype"):
-        return []
-    present = np.union1d(y_train, y_test)
-    if not 0 < 2 * len(present) < classes:
-        return []
-    first = next((at for at, one in enumerate(present) if at != one), len(present))
-    missing = classes - len(present)
-    return [
-        f"warning: {missing:,} of {classes:,} classes have no record, such as {first}: labels may be codes of others"
-    ]
-
-
 def data_set(
     name: str,
     where: str,
@@ -167,8 +153,8 @@ def data_set(
         y_train, y_test = (y[:, None] if y.ndim == 1 else y for y in (y_train, y_test))
     prefix, outputs = f"{where}: " if where else "", about.pop("classes", None)
     checked = {key: about[key] for key in ("task", "vocabulary", "tokens") if key in about}
-    notes = [*notes, *_empty_classes(outputs, y_train, y_test, about.get("task", "classes"))]
     outputs = check_data(prefix, x_train, y_train, x_test, y_test, outputs, ids, test_ids, **checked)
+    notes = list(notes)
     if test_ids is not None:
         if ids is None:
             raise errors.refuse(f"{prefix}client_ids", "none", "given where test_client_ids are")
