@@ -16,9 +16,9 @@ from fedjax_dp.experiments.groups import options_of
 from fedjax_dp.figures.tables.settings import bounds, metric_of
 from fedjax_dp.options import about
 from fedjax_dp.sweeps import table
-from fedjax_dp.sweeps.records import Record, read_records
+from fedjax_dp.sweeps.records import SELECTION, Record, choosing, read_records
 from fedjax_dp.sweeps.table import Best
-from fedjax_dp.sweeps.winners import cost_by, title, winners
+from fedjax_dp.sweeps.winners import title, winners
 from fedjax_dp.tasks.measures import Measure
 
 DESCRIPTION = """The best setting of a sweep, as TOML that fedjax-dp run takes; what it reached goes to stderr.
@@ -56,12 +56,12 @@ def best_command(arguments: list[str]) -> int:
     options = parse("best", arguments, BestOptions, DESCRIPTION)
     folder = named_or_latest("sweep", options.sweep, "the folder of a sweep", "fedjax-dp best sweeps/mine", SWEEPS)
     about, records = read_records(folder)
-    measure = metric_of(records, options.metric, judges=True)
-    statement = _statement(folder, measure)
     if options.table or options.by or options.against:
-        _print_each(options, records, about, statement)
+        _print_each(options, records, about, folder)
         return 0
     best = table.best(records, about["axes"], options.metric, options.epsilon_at_most)
+    measure = metric_of(records, best.metric)
+    statement = _statement(folder, records, measure)
     if options.json:
         content = best._asdict() | {
             "epsilon_at_most": options.epsilon_at_most,
@@ -79,12 +79,12 @@ def best_command(arguments: list[str]) -> int:
     return 0
 
 
-def _print_each(options: BestOptions, records: list[Record], about: Mapping[str, Any], statement: str | None) -> None:
+def _print_each(options: BestOptions, records: list[Record], about: Mapping[str, Any], folder: pathlib.Path) -> None:
     """The best of each value of some axes on stdout; what to know of them below, or on stderr beside CSV and LaTeX."""
     errors.require_left_out(options, ["epsilon_at_most"], "beside --table", "drop one of them")
     by = None if options.by is None else [name.strip() for name in options.by.split(",")]
     found = winners(records, about["axes"], by, options.metric, options.against)
-    rest = _last(len(records), about.get("points"), statement)
+    rest = _last(len(records), about.get("points"), _statement(folder, records, found.metric))
     if options.json:
         rows, notes = found.table(), [*found.notes(), *rest]
         content = {"by": found.by, "against": found.against, "best": rows, "notes": notes}
@@ -148,17 +148,10 @@ def _lines(
     return [*lines, *_last(points, planned, statement)]
 
 
-def _statement(folder: pathlib.Path, measure: Measure) -> str | None:
+def _statement(folder: pathlib.Path, records: list[Record], measure: Measure) -> str | None:
     """What choosing by a metric costs, in words, as the sweep has found when it was complete."""
-    path = folder / "selection.json"
-    if not path.is_file():
-        return None
-    try:
-        short = folders.read_json(path)["short"]
-    except (KeyError, TypeError):
-        raise errors.refuse(str(path), "something else", "a JSON object with what choosing costs") from None
-    cost = cost_by(measure, {"short": f"{short}; {path} says more"})
-    return cost and cost["short"]
+    cost = choosing(folder, records, measure)
+    return None if cost is None else f"{cost['short']}; {folder / SELECTION} says more"
 
 
 def _units(records: list[Record]) -> int:

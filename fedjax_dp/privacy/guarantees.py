@@ -438,7 +438,7 @@ def _stop(run: PlannedRun) -> list[str]:
 def _words(run: PlannedRun) -> list[str]:
     """What rests on somebody's word."""
     words = [*inspection.words_of(run.algorithm), *constants.words_of(run.model)]
-    return [*words, "the test set is public"] if words and run.data.test_clients is None else words
+    return [*words, "the test set is public"] if words and run.private_tests is None else words
 
 
 def _shared_parts(data: FederatedData, unit: Unit) -> list[str]:
@@ -456,7 +456,7 @@ def _learnt(data: FederatedData) -> list[str]:
     lines = [f"epsilon does not cover what the features were made with: {line}" for line in data.learnt]
     if data.test_clients is not None:
         lines.append(
-            "epsilon does not cover the accuracy on records that clients hold out: it is reported without noise"
+            "epsilon does not cover what is measured on records that clients hold out, without noise, nor choices by it"
         )
     return lines
 

@@ -29,7 +29,7 @@ from fedjax_dp.pytrees import changed
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.clients import draw_cohorts
 from fedjax_dp.rounds.simulation import check, run_key
-from fedjax_dp.tasks.measures import split_target
+from fedjax_dp.tasks.measures import private_records, split_target
 
 BOUNDED_BY = {  # how one comes to know how many records a unit has
     Unit.USER: "give --user-column and --records-per-user of a table (Dataset.unit_ids and bounds)",
@@ -123,12 +123,17 @@ class PlannedRun:
     @property
     def _unnoised_stop(self) -> str | None:
         """That its end tells of records that clients hold out."""
-        if self.terms.stop is None or self.terms.stop_noise is not None or self.data.test_clients is None:
+        if self.terms.stop is None or self.terms.stop_noise is not None or self.private_tests is None:
             return None
         return (
-            "the run stops by records that clients hold out, without noise: add stop_noise, use a public test set, or "
-            "fix the rounds"
+            f"the run stops by {self.private_tests}, without noise: add stop_noise, use a public test set, or fix the "
+            "rounds"
         )
+
+    @property
+    def private_tests(self) -> str | None:
+        """What a choice by a metric of the test set looks at, where that is private."""
+        return private_records(self.data.test_clients is not None)
 
     @property
     def looks(self) -> int:
@@ -138,7 +143,7 @@ class PlannedRun:
     @property
     def held_out(self) -> np.ndarray:
         """Test records of each client by whose noised right answers the run may stop `(num_clients,)`; else 0."""
-        if self.data.test_clients is None or self.terms.stop_noise is None:
+        if self.private_tests is None or self.terms.stop_noise is None:
             return np.zeros(self.data.num_clients, int)
         return np.bincount(np.asarray(self.data.test_clients), minlength=self.data.num_clients)
 
@@ -314,7 +319,7 @@ def _check_stop(run: PlannedRun) -> None:
     stop, metrics = split_target(terms.stop, "stop")[0], task_of(run.model, run.data).metrics
     counts = [metric.name for metric in metrics if metric.right_answers]
     for uncovered, wanted, remedy in (
-        (run.data.test_clients is None, "left out with a public test set, by which a stop is free", "drop it"),
+        (run.private_tests is None, "left out with a public test set, by which a stop is free", "drop it"),
         (
             run.unit.of_records,
             f"left out for unit {run.unit.value}, as nobody bounds how many records one holds out",

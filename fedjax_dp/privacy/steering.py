@@ -141,7 +141,7 @@ class Choices:
         Rounds that a client cannot pay for are not begun: `end` is then the one before.
         """
         now, left = noise_of(algorithm), 1 - self.used(done) / self.filter.budget
-        public = seen is not None and self._run.data.test_clients is None
+        public = seen is not None and self._run.private_tests is None
         metrics = {**seen.metrics, "loss": seen.test_loss} if seen is not None and public else {}
         chosen = self._choose(Released(done, params, metrics, now, left))
         if chosen is None and done:

@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedjax_dp import errors, folders
+from fedjax_dp import errors
 from fedjax_dp.accounting.guarantee import marked
 from fedjax_dp.display import count, duration
 from fedjax_dp.figures.tables import sweeps as tables
@@ -38,7 +38,7 @@ from fedjax_dp.reports.contents import (
     in_words,
     percent,
 )
-from fedjax_dp.sweeps.records import SELECTION, Record, read_records
+from fedjax_dp.sweeps.records import Record, choosing, read_records
 from fedjax_dp.sweeps.winners import USUAL, title, winners
 from fedjax_dp.tasks.measures import Measure
 
@@ -81,7 +81,7 @@ def of_folder(path: pathlib.Path) -> Report:
     for statuses, heading, line in ENDS:
         if ended := [record for record in records if record["status"] in statuses]:
             sections.append(_ended(ended, axes, heading, f"{count(len(ended), 'point')} {line}"))
-    sections += [_choosing(path, finished), *_promise(records), _cost(records)]
+    sections += [_choosing(path, records, finished), *_promise(records), _cost(records)]
     common = shared.common([record["config"] for record in records])
     sections.append(shared.setting(common, about, "Fields that all points share"))
     lead = f"A sweep over {', '.join(axes) or 'nothing but seeds'}: {count(planned, 'point')}"
@@ -344,12 +344,12 @@ def _ended(points: Sequence[Record], axes: Sequence[str], heading: str, line: st
     return Section(heading, [Prose([line], tone), Grid(heading, columns, rows)])
 
 
-def _choosing(path: pathlib.Path, finished: bool) -> Section:
+def _choosing(path: pathlib.Path, records: Sequence[Record], finished: bool) -> Section:
     """What it costs in privacy to choose among the points."""
-    if not finished or not (path / SELECTION).is_file():
+    cost = choosing(path, records) if finished else None
+    if cost is None:
         line = "The cost of choosing is not known before the sweep is complete."
         return Section("The cost of choosing", [Prose([line], "Missing")])
-    cost = folders.read_json(path / SELECTION)
     blocks: list[Block] = [Prose([shared.sentence(cost["short"]), shared.sentence(cost["statement"])])]
     if cost["short"] == cost["statement"]:
         blocks = [Prose([shared.sentence(cost["statement"])])]

@@ -171,9 +171,3 @@ def finish(folder: pathlib.Path, cost: dict[str, Any] | None, screen: Screen) ->
         if any(record["status"] == "done" for record in records):
             figures.overview(records, held["axes"], None, held["name"], folder / "sweep.png")
         folders.write_json(folder / SELECTION, cost or {"epsilon": None, "short": no_privacy, "statement": no_privacy})
-
-
-def choosing(folder: pathlib.Path) -> dict[str, Any] | None:
-    """What choosing costs, once it is known."""
-    path = folder / SELECTION
-    return json.loads(path.read_text()) if path.is_file() else None

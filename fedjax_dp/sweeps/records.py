@@ -1,12 +1,16 @@
 """What a sweep folder holds: `sweep.json` about the plan, and `points.jsonl` with one object per finished point."""
 
 import json
+import math
 import os
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 from fedjax_dp import errors, folders
 from fedjax_dp.figures.tables.settings import Record as Record
+from fedjax_dp.figures.tables.settings import metric_of, proved
+from fedjax_dp.tasks.measures import PUBLIC_TESTS, Measure, private_records
 
 ABOUT, POINTS, SELECTION = "sweep.json", "points.jsonl", "selection.json"
 STATUSES = ("done", "stopped", "diverged", "failed")  # stopped: at a rung of successive halving
@@ -23,6 +27,29 @@ PARTS: dict[str, type | tuple[type, ...]] = {
     "guarantee": dict,
     "seconds": (int, float),
 }
+
+
+def choosing(folder: pathlib.Path, records: Sequence[Record], measure: Measure | None = None) -> dict[str, Any] | None:
+    """What choosing by a metric costs, by default the main one; None as long as it is not known.
+
+    Raises: ConfigurationError for a file that the sweep did not write.
+    """
+    path = folder / SELECTION
+    if not path.is_file():
+        return None
+    cost = folders.read_json(path)
+    if not isinstance(cost, dict) or not isinstance(cost.get("short"), str):
+        raise errors.refuse(str(path), "something else", "a JSON object with what choosing costs")
+    held = any(record.get("clients") is not None for record in records)
+    what = private_records(held, measure or metric_of(records, None))
+    private = any(math.isfinite(proved(record)) for record in records)
+    return cost if what is None or not private else without_epsilon(what)
+
+
+def without_epsilon(what: str, remedy: str = PUBLIC_TESTS) -> dict[str, Any]:
+    """That a choice by private records has no epsilon, as `selection_cost.cost_of_choosing` says it."""
+    text = f"no epsilon is stated for choosing among these runs, as they are compared by {what}; {remedy}"
+    return {"epsilon": None, "short": text, "statement": text}
 
 
 def read_records(folder: str | os.PathLike[str]) -> tuple[dict[str, Any], list[Record]]:

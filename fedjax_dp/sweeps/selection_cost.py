@@ -14,7 +14,8 @@ from fedjax_dp.experiments.console import Screen
 from fedjax_dp.privacy.client_events import client_events
 from fedjax_dp.privacy.terms import BY_NAME_ALONE
 from fedjax_dp.sweeps.preparation import PreparedPoint
-from fedjax_dp.sweeps.winners import UNRELEASED
+from fedjax_dp.sweeps.records import without_epsilon
+from fedjax_dp.tasks.measures import private_records
 
 # What may vary from trial to trial without changing what is released, where the trials at hand agree in that.
 FREE = {
@@ -48,12 +49,17 @@ FREE = {
     "local_weight_decay",
 }
 ByResults = Literal["growth", "halving", "search"]
+BY_PROBES = "A choice by a probe, such as the loss of clients' batches, has no epsilon."
 SIMULATED = "Points of this simulation share the noise of their seed; in earnest each would need noise of its own."
 SHOW_ROUNDS = (View.UPLOADS, View.SECURE_SUM, View.BROADCAST)  # views in which every round's model is released
 STOPPED = (
     "Runs that a rung stopped are counted to their planned end, which covers the fewer rounds: the stop follows from "
     "released models and the test records, which are taken as public. It is no random repetition, as trials stop each "
     "other."
+)
+UNSEEN = (
+    "no epsilon is stated, as {points} by what is not released: {what}, against {view}. The sum bounds the cost only "
+    "of what is released; {remedy} to have it stated"
 )
 SEARCHED = (
     "no epsilon is stated, as trials were chosen by the results of those before them: the sum bounds the cost only if "
@@ -76,19 +82,22 @@ def cost_of_choosing(
 
     drawn  the points were drawn at random: others might have been, of which nothing is known;
     law    from which their number was drawn, if it was. For a fixed grid a geometric one is shown for comparison.
-    by_results  what was decided by results of points before the sweep was complete, if anything.
+    by_results  what was decided by results of points, if anything.
         growth, search  which points there are. The sum of all is then no epsilon: theorems of composition want the
                         budget fixed before what is spent on is chosen (Rogers et al. 2016), and random repetition the
                         law.
         halving         where points stop. What is released then follows from the releases of all points to their end,
                         whose sum bounds it (post-processing), if the results do too.
-    Whatever was decided: points are compared by a metric, and where that looks at records that clients hold out, or at
-    models that nobody sees, no epsilon is stated.
     Seeds are part of a trial: a setting is judged by the mean over them.
     """
     private = [entry for entry in entries if math.isfinite(entry.guarantee.epsilon)]
     if not private:
         return None
+    tests = [entry.job.run.data for entry in entries]
+    if (what := private_records(any(data.test_clients is not None for data in tests))) is not None:
+        return without_epsilon(what)
+    if not all(_same(data.x_test, tests[0].x_test) for data in tests):  # of some they may be others' clients'
+        return without_epsilon("different test records, which others may train on", "test all on the same records")
     settings = len({str(sorted((n, v) for n, v in e.values.items() if n != "seed")) for e in private})
     terms = [entry.job.run.terms for entry in private]
     views = {(entry.guarantee.view, one.colluders) for entry, one in zip(private, terms)}
@@ -117,7 +126,7 @@ def cost_of_choosing(
     except (errors.ConfigurationError, NotCoveredError) as error:
         return _unknown(str(error))
     ((view, colluders),) = views
-    unstated = _unreleased(private, view, by_results) or {"growth": GROWN, "search": SEARCHED}.get(by_results or "")
+    unstated = {"growth": GROWN, "search": SEARCHED}.get(by_results or "") or _unseen(private, view, by_results)
     notes = [f"All against {view}" + (f" with {colluders} colluders." if colluders else ".")]
     mark = private[0].guarantee.mark
     if mark:
@@ -154,19 +163,22 @@ def cost_of_choosing(
         short += f"; {unstated}"
     if mark:
         short += f"; all of it if the points were trained in the {mark}"
-    return summary | {"short": short, "statement": " ".join([summary["statement"], *notes, SIMULATED])}
+    return summary | {"short": short, "statement": " ".join([summary["statement"], *notes, BY_PROBES, SIMULATED])}
 
 
-def _unreleased(entries: Sequence[PreparedPoint], view: View, by_results: ByResults | None) -> str | None:
-    """Why no sum over releases bounds a choice; None where what points are compared by follows from releases.
-
-    Whoever chooses looks at the last evaluation of a point, rungs of halving at those before as well.
-    """
-    if any(entry.job.run.data.test_clients is not None for entry in entries):
-        return UNRELEASED.format(what="records that clients hold out", remedy="test on public records")
+def _unseen(entries: Sequence[PreparedPoint], view: View, by_results: ByResults | None) -> str | None:
+    """Why no epsilon is stated where points are compared by models that nobody is given; None where all are."""
     if by_results == "halving" and view not in SHOW_ROUNDS:
-        return UNRELEASED.format(what=f"models of rounds, against {view}", remedy="leave out halving")
+        return UNSEEN.format(
+            points="rungs compared points", what="models of rounds", view=view, remedy="leave out halving"
+        )
+    if view is View.DEPLOYED and any(entry.job.run.algorithm.local.personal for entry in entries):
+        return UNSEEN.format(points="points are compared", what="shared models", view=view, remedy="take another view")
     return None
+
+
+def _same(one: Any, other: Any) -> bool:
+    return one is other or np.array_equal(one, other)
 
 
 def _words(epsilon: float) -> str:

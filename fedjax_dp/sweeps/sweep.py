@@ -17,7 +17,7 @@ from fedjax_dp.display import Card, displayed, plain, without_addresses
 from fedjax_dp.experiments import parameters
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.figures.tables.comparison import Comparison, compare
-from fedjax_dp.figures.tables.settings import metric_of, settings_of
+from fedjax_dp.figures.tables.settings import settings_of
 from fedjax_dp.folders import require_writable
 from fedjax_dp.models import Model, usual_model
 from fedjax_dp.privacy.guarantees import prepared
@@ -33,12 +33,12 @@ from fedjax_dp.sweeps.halving import Halving
 from fedjax_dp.sweeps.parameter_paths import RUN_AXES, integer_axes, made
 from fedjax_dp.sweeps.plan import SweepConfig, collect, digest, expand, law_of, require_plain_search, to_toml
 from fedjax_dp.sweeps.preparation import PreparedPoint, Sources, build, find_noise, refuse_halting
-from fedjax_dp.sweeps.records import ABOUT, Record, read_records
+from fedjax_dp.sweeps.records import ABOUT, SELECTION, Record, choosing, read_records
 from fedjax_dp.sweeps.runner import Keep, Plan, Trained, announce, execute, execute_rungs, planned
 from fedjax_dp.sweeps.search import P, Search, search_of
 from fedjax_dp.sweeps.selection_cost import ByResults, cost_of_choosing
 from fedjax_dp.sweeps.table import Best, best, column, overview, summary, tidy
-from fedjax_dp.sweeps.winners import cost_by, winners
+from fedjax_dp.sweeps.winners import winners
 
 if TYPE_CHECKING:
     import pandas
@@ -59,7 +59,7 @@ class Sweep:
     name: str
     axes: tuple[str, ...]
     records: tuple[Record, ...]
-    choosing: Mapping[str, Any] | None = None  # what choosing by the test set costs in privacy, see `cost_of_choosing`
+    choosing: Mapping[str, Any] | None = None  # what choosing the best costs in privacy, see `cost_of_choosing`
     plan: Plan | None = None  # of what is left, where nothing else was wanted
     folder: pathlib.Path | None = None  # that it lives in
 
@@ -108,10 +108,6 @@ class Sweep:
         Raises: ConfigurationError for one that does not hold these, see `fedjax-dp compare --help`.
         """
         return compare(self.records, self.axes)
-
-    def cost_by(self, metric: str | None = None) -> Mapping[str, Any] | None:
-        """What choosing the best by this metric costs: `choosing`, or no epsilon for what only the simulator sees."""
-        return cost_by(metric_of(self.records, metric), self.choosing)
 
     @property
     def points(self) -> tuple[Record, ...]:
@@ -167,7 +163,7 @@ def open_sweep(folder: str | os.PathLike[str]) -> Sweep:
     """
     path = pathlib.Path(folder)
     about, records = read_records(path)
-    return Sweep(about["name"], tuple(about["axes"]), tuple(records), folders.choosing(path), folder=path)
+    return Sweep(about["name"], tuple(about["axes"]), tuple(records), choosing(path, records), folder=path)
 
 
 def sweep(
@@ -412,7 +408,7 @@ def _in_folder(
         errors.require_installed(package, "tables", "for the tables of a sweep")
     with folders.opened(out, about, places, text, screen) as (begun, held):
         finished = len(_finished(held)) == begun["points"]
-        priced = folders.choosing(out) if price is not None or about.get("halving") else True
+        priced = (out / SELECTION).is_file() if price is not None or about.get("halving") else True
         everything = [] if finished and priced else entries()
         if held:
             stopped = sum(record["status"] == "stopped" for record in held)

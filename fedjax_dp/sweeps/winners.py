@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from fedjax_dp import errors
@@ -28,11 +28,6 @@ from fedjax_dp.tasks.measures import Measure
 USUAL = ("epsilon", "algorithm")
 LATEX = str.maketrans({c: f"\\{c}" for c in "_%&#${}"} | {"∞": r"$\infty$", "–": "--"})
 NOTHING = "–"
-
-UNRELEASED = (
-    "no epsilon is stated, as points are compared by what is not released: {what}. The sum bounds the cost only of "
-    "what is released; {remedy} to have it stated"
-)
 
 
 class Winner(NamedTuple):
@@ -220,11 +215,3 @@ def _proved(setting: Setting | None) -> str:
 def title(found: Winners) -> str:
     """`the best of each epsilon and algorithm, of 24 settings`."""
     return f"the best of each {' and '.join(found.by)}, of {count(sum(row.settings for row in found.rows), 'setting')}"
-
-
-def cost_by(measure: Measure, cost: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """The cost of choosing by a metric: that of `cost_of_choosing` where it is of the test set, else not known."""
-    if cost is None or not measure.probe:
-        return cost
-    reason = UNRELEASED.format(what=f"{measure.words}, which only the simulator sees", remedy="choose by the test set")
-    return {"epsilon": None, "short": reason, "statement": reason}

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from fedjax_dp import errors
 
 TEST = "test_"  # begins the name of a metric in a history
+PUBLIC_TESTS = "choose by a test set that is no client's (leave out holdout and test_clients)"
 
 
 class Measure(NamedTuple):
@@ -54,6 +55,18 @@ class Measure(NamedTuple):
     def reached(self, number: float | None, target: float) -> bool:
         """Whether a number is as good as the target, in the direction of the metric."""
         return number is not None and self.better * (number - target) >= 0
+
+
+def private_records(clients_hold_tests: bool, measure: Measure | None = None) -> str | None:
+    """The private records that a metric looks at, in words; None where whatever follows from it is free.
+
+    The one question to ask before a metric decides anything: which points or rounds there are, where a run ends, which
+    model is the best. A choice by private records is a release of them that no noise hides, so it has no epsilon.
+    measure  any of the test set, unless given.
+    """
+    if measure is not None and measure.probe:
+        return f"{measure.words}, a probe of clients' private records"
+    return "records that clients hold out" if clients_hold_tests else None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,76 +1,207 @@
-"""What choosing among points costs: a number only where all that the points are compared by is released or public."""
+"""Whatever is chosen by private records has no epsilon, in one line with the remedy; by public ones it is as it was."""
 
 import json
 
 import numpy as np
 import pytest
-from helpers import quick, ragged_data
-from sweep_points import point
+from helpers import CLASSES
+from sweep_points import point, sweep_folder
 
 import fedjax_dp as fdp
 from fedjax_dp import cli
-from fedjax_dp.pytrees import changed
-from fedjax_dp.sweeps.winners import cost_by
-from fedjax_dp.tasks.measures import Measure
+from fedjax_dp.accounting import NegativeBinomialTrials
+from fedjax_dp.experiments.console import Screen
+from fedjax_dp.models import logistic_regression
+from fedjax_dp.privacy.guarantees import guaranteed
+from fedjax_dp.privacy.planned_run import plan_run
+from fedjax_dp.privacy.steering import Choices
+from fedjax_dp.privacy.terms import PrivacyTerms
+from fedjax_dp.reports.sweeps import _choosing
+from fedjax_dp.sweeps.engine import Job
+from fedjax_dp.sweeps.preparation import PreparedPoint
+from fedjax_dp.sweeps.records import read_records
+from fedjax_dp.sweeps.selection_cost import cost_of_choosing
+from fedjax_dp.tasks.measures import PUBLIC_TESTS, measures_of, private_records
 
-PRIVATE = {"cohort_size": 2, "batch_size": 4, "local_steps": 1, "learning_rate": 0.1, "clip_norm": 1.0}
-RATES = {"learning_rate": [0.05, 0.1, 0.2]}
+RNG = np.random.default_rng(0)
+X, Y = RNG.normal(size=(60, 3)).astype(np.float32), RNG.integers(0, 3, 60)
+
+
+def federated(tests=slice(40, 60), held=False):
+    dataset = fdp.dataset(X[:40], Y[:40], X[tests], Y[tests], classes=3, name="own")
+    owners = np.arange(len(X[tests])) % 5 if held else None
+    return fdp.federate(dataset, np.array_split(np.arange(40), 5), test_clients=owners)
+
+
+PUBLIC, HELD = federated(), federated(held=True)
+MODEL = logistic_regression((3,), 3)
+
+
+def algorithm(rate=0.3, entry=fdp.dpnfl):
+    numbers = {"learning_rate": rate, "clip_norm": 1.0, "noise_multiplier": 4.0}
+    return entry(cohort_size=None, batch_size=4, local_steps=1, **numbers)
+
+
+def entries(*datas, entry=fdp.dpnfl, **terms):
+    """Points with rates 0.1, 0.2, ... and one seed, on these data."""
+    made = []
+    for at, data in enumerate(datas):
+        rate, counted = 0.1 * (at + 1), PrivacyTerms(delta=1e-2, **terms)
+        run = plan_run(algorithm(rate, entry), data, rounds=2, terms=counted, model=MODEL)
+        values = {"learning_rate": rate, "seed": 0}
+        made.append(PreparedPoint(at, str(at), values, {}, Job(run, None, False, None), guaranteed(run)))
+    return made
+
+
+def cost(*datas, drawn=False, law=None, by_results=None, **terms):
+    return cost_of_choosing(entries(*datas, **terms), drawn, law, Screen(quiet=True), by_results)
+
+
 WAYS = {
-    "grid": {"axes": RATES},
-    "halving": {"axes": RATES, "halving": 3},
-    "random": {"axes": {"learning_rate": {"log": [0.01, 1.0]}}, "trials": 3},
-    "tpe": {"axes": {"learning_rate": {"log": [0.01, 1.0]}}, "trials": 3, "search": "tpe"},
+    "grid": {},
+    "random": {"drawn": True},
+    "random number of trials": {"drawn": True, "law": NegativeBinomialTrials.of_mean(2)},
+    "growing": {"by_results": "growth"},
+    "halving": {"by_results": "halving"},
+    "tpe": {"drawn": True, "by_results": "search"},
+}
+FREE = ("grid", "random", "random number of trials", "halving")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_no_way_of_choosing_by_held_out_records_has_an_epsilon(way):
+    for datas in ((HELD, HELD), (PUBLIC, HELD), (HELD, PUBLIC)):
+        found = cost(*datas, **WAYS[way])
+        assert found["epsilon"] is None
+        assert not any("epsilon_" in name for name in found)
+        for line in (found["short"], found["statement"]):
+            assert line.startswith("no epsilon is stated")
+            assert "records that clients hold out" in line
+            assert line.endswith(PUBLIC_TESTS)
+            assert "\n" not in line
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_by_a_public_test_set_a_choice_costs_what_it_did(way):
+    found = cost(PUBLIC, PUBLIC, **WAYS[way])
+    assert found["epsilon_composition"] > found["epsilon_single"] > 0
+    assert (found["epsilon"] is not None) is (way in FREE)
+    assert "records that clients hold out" not in found["statement"]
+
+
+def test_test_records_of_one_point_may_be_training_records_of_another():
+    """As where each seed splits its own: one point's public records are then the other's clients'."""
+    found = cost(PUBLIC, federated(slice(20, 40)))
+    assert found["epsilon"] is None
+    assert "different test records" in found["short"]
+    assert cost(PUBLIC, federated())["epsilon"] is not None  # the same records once more
+
+
+def test_shared_models_that_nobody_is_given_are_no_release_to_choose_by():
+    for entry, view, seen in (
+        (fdp.mr_mtl, "deployed", False),
+        (fdp.mr_mtl, "owner", True),
+        (fdp.dpnfl, "uploads", True),
+        (fdp.dpnfl, "final_model", True),
+    ):
+        found = cost(PUBLIC, PUBLIC, entry=entry, view=view)
+        assert (found["epsilon"] is not None) is seen
+        assert ("shared models, against everybody" in found["short"]) is not seen
+
+
+def test_every_metric_but_those_of_a_public_test_set_looks_at_private_records():
+    """Losses of batches, fractions clipped, objectives, clients one by one, their own models, spreads over them."""
+    for name, measure in measures_of(CLASSES).by_name.items():
+        assert private_records(True, measure) is not None
+        assert (private_records(False, measure) is None) is name.startswith("test_"), name
+    assert (private_records(True) is None, private_records(False)) == (False, None)
+
+
+def folder_of(**more):
+    """A finished sweep whose file states a finite cost, as earlier versions wrote it."""
+    values = [("dpnfl", 0.1), ("dpnfl", 0.3), ("addpnfl", 0.1), ("addpnfl", 0.3)]
+    records = [
+        point(
+            at,
+            {"algorithm": name, "learning_rate": rate, "seed": 0},
+            (0.5, 0.6 + at / 100),
+            config={"algorithm": name, "learning_rate": rate, "seed": 0},
+            train_loss=0.5,
+            objective=0.4,
+        )
+        | more
+        for at, (name, rate) in enumerate(values)
+    ]
+    folder = sweep_folder(records, ["algorithm", "learning_rate"])
+    content = {"epsilon": 2.253, "short": "seeing these costs epsilon 2.253", "statement": "it costs epsilon 2.253"}
+    (folder / "selection.json").write_text(json.dumps(content))
+    return folder
+
+
+CLIENTS = {"clients": {"own": False, "values": [0.5, 0.7], "records": [3, 4]}}
+DOORS = {
+    "best": ["best", "sweep"],
+    "best as JSON": ["best", "sweep", "--json"],
+    "best of each": ["best", "sweep", "--by", "algorithm"],
+    "best of each as JSON": ["best", "sweep", "--by", "algorithm", "--json"],
+    "best of each for LaTeX": ["best", "sweep", "--table", "latex"],
 }
 
 
-def swept(held_out, **way):
-    data = ragged_data([12, 9, 11])
-    if held_out:
-        data = changed(data, test_clients=np.arange(len(data.x_test)) % 3)
-    algorithm = fdp.dpnfl(**PRIVATE, noise_multiplier=2.0)
-    return fdp.sweep(algorithm, data, rounds=3, evaluate_every=1, delta=1e-3, **way)
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize(
+    ("more", "metric", "free"),
+    [
+        ({}, [], True),
+        ({}, ["--metric", "test_loss"], True),
+        ({}, ["--metric", "train_loss"], False),
+        ({}, ["--metric", "objective"], False),
+        (CLIENTS, [], False),
+        (CLIENTS, ["--metric", "test_loss"], False),
+    ],
+)
+def test_the_best_asks_by_what_it_was_chosen(door, more, metric, free, capsys):
+    folder_of(**more)
+    assert cli.main([*DOORS[door], *metric]) == 0
+    printed = capsys.readouterr()
+    text = printed.out + printed.err
+    assert ("epsilon 2.253" in text) is free
+    assert ("no epsilon is stated for choosing among these runs" in text) is not free
 
 
-@pytest.mark.parametrize("way", quick(WAYS, ("grid",)))
-def test_a_choice_by_records_that_clients_hold_out_has_no_epsilon(way):
-    """One held-out label may decide who wins, and no released model says which."""
-    cost = swept(True, **WAYS[way]).choosing
-    assert cost["epsilon"] is None
-    assert "records that clients hold out" in cost["short"]
-    assert "test on public records" in cost["statement"]
+@pytest.mark.parametrize("more", [{}, CLIENTS], ids=["public", "held out"])
+def test_an_opened_sweep_and_its_report_ask_it_too(more):
+    folder, free = folder_of(**more), not more
+    assert (fdp.open_sweep(folder).choosing["epsilon"] is not None) is free
+    text = repr(_choosing(folder, read_records(folder)[1], finished=True))
+    assert ("epsilon 2.253" in text) is free
+
+
+def test_a_choice_among_runs_without_privacy_has_none_to_state():
+    folder = folder_of(guarantee={"epsilon": None, "statement": "no privacy"}, **CLIENTS)
+    (folder / "selection.json").write_text(json.dumps({"epsilon": None, "short": "no point is private"}))
+    assert fdp.open_sweep(folder).choosing["short"] == "no point is private"
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_stops_and_own_choices_of_a_run_ask_it_too(held):
+    data, seen = (HELD if held else PUBLIC), []
+    stopped = plan_run(algorithm(), data, rounds=4, terms=PrivacyTerms(delta=1e-2, stop="accuracy=0.5"), model=MODEL)
+    assert (guaranteed(stopped).reason is not None) is held
+    assert ("records that clients hold out" in (guaranteed(stopped).reason or "")) is held
+    terms = PrivacyTerms(delta=1e-2, budget=9.0, accountant="rdp")
+    run = plan_run(algorithm(), data, rounds=4, terms=terms, model=MODEL)
+    choices = Choices(run, guaranteed(run), lambda now: seen.append(now) or 4.0)
+    evaluation = fdp.rounds.metrics.Evaluation(1, {"accuracy": 0.7}, 0.5)
+    choices.choose(run.algorithm, 0, 1, {}, evaluation)
+    assert dict(seen[0].metrics) == ({} if held else {"accuracy": 0.7, "loss": 0.5})
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["grid", "halving", "random"])
-def test_a_choice_by_public_records_costs_what_all_points_release(way):
-    cost = swept(False, **WAYS[way]).choosing
-    assert cost["epsilon"] == cost["epsilon_composition"] > cost["epsilon_single"]
-
-
-@pytest.mark.slow
-def test_a_grown_sweep_on_held_out_records_says_what_it_was_compared_by(tmp_path):
-    for rates in ([0.05, 0.1], [0.05, 0.1, 0.2]):
-        found = swept(True, axes={"learning_rate": rates}, out=tmp_path / "sweep")
-    assert found.choosing["epsilon"] is None
-    assert "records that clients hold out" in found.choosing["short"]
-
-
-@pytest.mark.parametrize(("probe", "known"), [(False, True), (True, False)])
-def test_a_metric_that_only_the_simulator_sees_has_no_cost_that_is_known(probe, known):
-    cost = cost_by(Measure("name", "objective", -1, probe=probe), {"epsilon": 2.0, "short": "s", "statement": "s"})
-    assert (cost["epsilon"] is not None) == known
-    assert known or "objective, which only the simulator sees" in cost["short"]
-    assert cost_by(Measure("name", "objective", -1, probe=probe), None) is None
-
-
-def test_best_states_no_epsilon_for_a_choice_by_training_records(tmp_path, capsys):
-    records = [point(at, {"learning_rate": rate, "seed": 0}, objective=at) for at, rate in enumerate((0.1, 0.2))]
-    (tmp_path / "points.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    about = {"name": "sweep", "axes": ["learning_rate"], "points": 2}
-    (tmp_path / "sweep.json").write_text(json.dumps(about))
-    (tmp_path / "selection.json").write_text(json.dumps({"short": "choosing costs epsilon 2", "epsilon": 2.0}))
-    for metric, words in (("test_accuracy", "choosing costs epsilon 2"), ("objective", "no epsilon is stated")):
-        assert cli.main(["best", str(tmp_path), "--json", "--metric", metric]) == 0
-        statement = json.loads(capsys.readouterr().out)["statement"]
-        assert words in statement
-        assert fdp.open_sweep(tmp_path).cost_by(metric)["short"] in statement
+@pytest.mark.parametrize("held", [True, False])
+def test_a_sweep_states_it_as_soon_as_it_is_complete(held, tmp_path):
+    data = HELD if held else PUBLIC
+    words = {"rounds": 1, "axes": {"learning_rate": [0.1, 0.3]}, "delta": 1e-2, "model": MODEL, "progress": False}
+    for out in (None, tmp_path / "s"):
+        found = fdp.sweep(algorithm(), data, out=out, **words)
+        assert (found.choosing["epsilon"] is None) is held
