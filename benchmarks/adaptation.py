@@ -59,7 +59,8 @@ def main():
     algorithm = fdp.dpnfl(clip_norm=0.5, cohort_size=10, batch_size=60, local_steps=10, learning_rate=RATES[0])
     rows = []
     for name, asked in WAYS.items():
-        model = whole if asked is None else fdp.models.freeze(whole, start=start, fresh="head", **asked)
+        public = {"start": start, "start_private": False, "fresh": "head"}  # letters, not digits
+        model = whole if asked is None else fdp.models.freeze(whole, **public, **asked)
         common = {"rounds": ROUNDS, "model": model, "delta": DELTA, "evaluate_every": ROUNDS}
         tried = fdp.sweep(
             algorithm, data, axes={"learning_rate": RATES, "epsilon": EPSILONS[::3]}, seeds=[99], **common

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedjax_dp import errors
+from fedjax_dp.data.names import SOURCES
 from fedjax_dp.data.reading import COLUMNS, CSV, CUT, NAMES, TABLES, TEXT, Reading
 from fedjax_dp.data.table_files import is_several
 from fedjax_dp.options import of_class, require
@@ -126,7 +127,10 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None, seed: int = 
     if colon and reader.suffix is None:
         raise errors.refuse("dataset", repr(name), f"{kind} without a path", "npz:PATH reads your own arrays")
     check_reading(kind, reading)
-    return reader.read(rest if reader.suffix else kind, data_dir, seed, reading)
+    dataset = reader.read(rest if reader.suffix else kind, data_dir, seed, reading)
+    if reader.suffix is not None and dataset.name in SOURCES:  # the name of a file makes no shipped data set
+        dataset = dataset._replace(name=f"{kind}:{dataset.name}")
+    return dataset
 
 
 def names_clients(name: str, client_column: str | None = None) -> bool:

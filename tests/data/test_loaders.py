@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedjax_dp import data, errors
+from fedjax_dp.data import names
 
 
 @pytest.mark.parametrize(
@@ -74,3 +75,19 @@ def test_idx_files_come_back_byte_by_byte(records, height, width, seed, packed):
 
 def test_every_refusal_of_a_loader_is_a_value_error():
     assert issubclass(errors.ConfigurationError, ValueError)
+
+
+def test_the_name_of_a_file_makes_no_shipped_data_set(tmp_path):
+    """By such a name alone a start on the same records would be of others."""
+    x, y = np.zeros((6, 4), np.float32), np.arange(6) % 2
+    for name, called in (("mnist", "npz:mnist"), ("mine", "mine")):
+        np.savez(tmp_path / f"{name}.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+        found = data.load(f"npz:{tmp_path / name}.npz").name
+        assert found == called
+        assert not names.share_no_records(found, "cifar10")
+    assert names.share_no_records(data.load("digits").name, "cifar10")
+
+
+def test_every_shipped_data_set_has_a_source():
+    shipped = {name for name, reader in data.DATASETS.items() if reader.suffix is None}
+    assert shipped == set(names.SOURCES)
