@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from fedjax_dp import errors, folders
 from fedjax_dp.accounting import ACCOUNTANTS, FullBatch
 from fedjax_dp.accounting.events import AnyOf, joined, repeated
-from fedjax_dp.deployments.description import Deployment, Records, Weights, lacking
+from fedjax_dp.deployments.description import UNKNOWN, Deployment, Records, Weights, lacking
 from fedjax_dp.deployments.mechanism import (
     VIEWS,
     Drawn,
@@ -107,6 +107,7 @@ def mechanism_of_log(
     """
     if deployment.noise.law == "laplace":
         raise errors.refuse("noise.law", "laplace", "gaussian for a log", "leave --log out")
+    _require_priced_by_rows(deployment)
     reader = _Reader(pathlib.Path(path))
     seen = set() if seen is None else seen
     kinds: dict[tuple[str, ...], Kind] = {}
@@ -242,6 +243,18 @@ def _kind(deployment: Deployment, values: Values, where: str, seen: set[str]) ->
     z = multiplier(one)
     cost = None if z == 0 else noisy(one, releases(one))
     return Kind(cost, values, z, drawn_of(one))
+
+
+def _require_priced_by_rows(deployment: Deployment) -> None:
+    """Refuse draws of which no row says what they cost."""
+    records, law = deployment.records, deployment.clients.law
+    if records is not None and records.law == "once" and deployment.clip.of == "record":
+        wanted = "drawn anew in each step, as rows are priced one by one"
+        raise errors.refuse("records.law", "once", wanted, "leave --log out: one draw is kept for the whole run")
+    twice = law in ("with-replacement", UNKNOWN) and deployment.noise.by == "server" and deployment.noise.on == "sum"
+    if twice:
+        wanted = "one by which a client comes once a round, for a log of sums"
+        raise errors.refuse("clients.law", law, wanted, "leave --log out")
 
 
 def _with_row(deployment: Deployment, values: Values) -> Deployment:

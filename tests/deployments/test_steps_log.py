@@ -146,6 +146,24 @@ def test_rows_that_cannot_be_true_are_refused_in_a_line_that_says_where(text, wh
     assert len(str(refusal.value).splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("facts", "changes", "name"),
+    [
+        (RECORD, {"records": {"law": "once", "rate": 0.1, "steps": 5}}, "records.law"),
+        *(
+            (CENTRAL, {"clients__law": law, "noise__on": "sum"}, "clients.law")
+            for law in ("with-replacement", "unknown")
+        ),
+    ],
+)
+def test_draws_that_no_row_prices_are_refused(facts, changes, name, written):
+    """A draw that is kept would count anew in each row, and a client that comes twice only once."""
+    text = "round,client,steps\n0,a,5\n1,a,5\n" if facts is RECORD else "round,replies\n0,10\n1,10\n"
+    with pytest.raises(errors.ConfigurationError, match=name.replace(".", r"\.")) as refusal:
+        check(changed(facts, **changes), log=written([], text))
+    assert "leave --log out" in str(refusal.value)
+
+
 def test_a_long_log_is_read_row_by_row(written):
     """20,000 rows of three kinds: what is kept is the kinds and how often each client has them."""
     rows = ((r, c, (0.5, 0.25, 0.25)[(r + c) % 3]) for r in range(5_000) for c in range(3))
