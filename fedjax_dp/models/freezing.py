@@ -16,7 +16,6 @@ from fedjax_dp.models.adaptation import Adaptation, Frozen, FrozenValues
 from fedjax_dp.models.low_rank import LowRank
 from fedjax_dp.models.model import NetworkModel
 from fedjax_dp.models.networks import named
-from fedjax_dp.models.origins import Origin
 from fedjax_dp.models.selection import HEAD, chosen, listed, matching
 from fedjax_dp.models.starts import Start, start_of, stated_pair, with_clients, with_stated
 from fedjax_dp.prng import role_key
@@ -76,6 +75,7 @@ def freeze(
     before, model = model.origins, model.base  # what the model that is given brings
     tree = jax.eval_shape(model.init, jax.random.key(0))
     shapes = {name: shape for name, shape in named(tree).items() if name not in already}
+    kept = {name: shape for name, shape in named(tree).items() if model.is_constant(name)}
     plan = plan_of(model, "scores", tree, (model.blank,))
     trained = _trained(words, plan, shapes)
     adapters = _low_rank(words, plan, shapes, trained, rank, targets)
@@ -89,10 +89,11 @@ def freeze(
         start = start_of(start, trained_on=start_data, public=public)
         start = with_stated(start, stated_pair(start_epsilon, start_delta))
         start = with_clients(start, start_clients)
-    anew = set() if fresh is None else chosen("fresh", listed("fresh", fresh), plan, shapes)
-    begun = {} if start is None else _begun(start, shapes, anew)
+    anew = set() if fresh is None else chosen("fresh", listed("fresh", fresh), plan, shapes | kept)
+    begun = {} if start is None else _begun(start, shapes | kept, anew)
     drawn = named(model.init(role_key(key, "init"))) if set(shapes) - set(begun) - set(trained) else {}
     values = {name: jnp.asarray(begun.get(name, drawn.get(name))) for name in shapes if name not in trained} | already
+    values |= {name: jnp.asarray(begun[name]) for name in kept if name in begun}
     if adapters is not None and not adapters.both:
         kernels = low_rank.kernels_of(plan)
         for name in adapters.names:
@@ -109,17 +110,11 @@ def freeze(
             jnp.float32(1.0 if alpha is None else alpha / rank),
         )
     )
-    origins = [*(before if already or set(shapes) - set(begun) else ()), *(() if start is None else (start.origin,))]
+    others = bool(set(already) - set(kept) or set(shapes) - set(begun))
+    origins = [*(before if others else ()), *(() if start is None else (start.origin,))]
     return dataclasses.replace(
         model, adaptation=Adaptation(trained, adapters, tuple(origins), held.checksum), held=held
     )
-
-
-def with_frozen(model: NetworkModel, values: Mapping[str, Any], origins: tuple[Origin, ...] = ()) -> NetworkModel:
-    """The model with these values, by path, of parameters that are never trained."""
-    trained = tuple(name for name in named(jax.eval_shape(model.init, jax.random.key(0))) if name not in values)
-    held = Frozen(FrozenValues({name: jnp.asarray(value) for name, value in values.items()}, {}, jnp.float32(1.0)))
-    return dataclasses.replace(model, adaptation=Adaptation(trained, None, origins, held.checksum), held=held)
 
 
 def _trained(words: Sequence[str], plan: GradientPlan, shapes: Mapping[str, Any]) -> tuple[str, ...]:

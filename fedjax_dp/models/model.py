@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import re
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -84,7 +84,12 @@ class NetworkModel:
         if not self.network.stands:
             return ()
         values = named(self.network.init(jax.random.key(0), jnp.zeros(self.blank.shape, self.blank.dtype)))
+        values |= getattr(self.network, "statistics", {})
         return (Origin(f"{self.network.name} as it was given", values_digest(values)),)
+
+    def is_constant(self, name: str) -> bool:
+        """Whether this is no parameter of the network but what it keeps beside them, such as running statistics."""
+        return name.partition("/")[0] in getattr(self.network, "constants", ())
 
     @property
     def base(self) -> "NetworkModel":
@@ -266,12 +271,32 @@ def model(
             wanted = "the data, features of one record, or their shape"
             raise errors.refuse("example", validation.described(example), wanted) from None
         shape, tokens = tuple(example.shape), bool(jnp.issubdtype(example.dtype, jnp.integer))
-    made = NetworkModel(network_of(network, trained), shape, cross_entropy, tokens, dtype)
+    made = _with_constants(NetworkModel(network_of(network, trained), shape, cross_entropy, tokens, dtype))
     made = made.for_data(example) if hasattr(example, "task") else made
     made = made if task is None else made.for_task(task)
     made = made if loss is None else dataclasses.replace(made, loss_of=loss)
-    _check_batch(made)
+    _check_batch(made.base)
     return made
+
+
+def with_frozen(model: NetworkModel, values: Mapping[str, Any], origins: tuple[Origin, ...] = ()) -> NetworkModel:
+    """The model with these values, by path, of parameters that are never trained."""
+    trained = tuple(name for name in named(jax.eval_shape(model.init, jax.random.key(0))) if name not in values)
+    held = Frozen(FrozenValues({name: jnp.asarray(value) for name, value in values.items()}, {}, jnp.float32(1.0)))
+    return dataclasses.replace(model, adaptation=Adaptation(trained, None, origins, held.checksum), held=held)
+
+
+def _with_constants(made: NetworkModel) -> NetworkModel:
+    """The model of a network that keeps more than parameters, such as running statistics, with that frozen."""
+    look = getattr(made.network, "with_constants", None)
+    if look is None:
+        return made
+    blank = jnp.zeros(made.blank.shape, made.blank.dtype)
+    made = dataclasses.replace(made, network=made._user_code(lambda: look(jax.random.key(0), blank)))
+    if not made.network.constants:
+        return made
+    values = {name: value for name, value in named(made.init(jax.random.key(0))).items() if made.is_constant(name)}
+    return with_frozen(made, values)
 
 
 def explain_gradients(model: NetworkModel, target: Any = None) -> Explanation:
@@ -351,8 +376,13 @@ def _check_batch(made: NetworkModel) -> None:
     if not made.network.for_batches:
         jax.eval_shape(made.scores, params, made.blank)
         return
-    name, run = made.network.name, made.network.run
-    require_records_apart(name, lambda params, x: made._user_code(lambda: run(params, x, None)), params, made.blank)
+    name, run, key = made.network.name, made.network.run, jax.random.key(0)
+    for mode in (None, key):  # as it is looked at, and as it is trained
+
+        def call(params: Params, x: Any, mode: jax.Array | None = mode) -> Any:
+            return made._user_code(lambda: run(params, x, mode))
+
+        require_records_apart(name, call, params, made.blank)
 
 
 def _wide(a: jax.Array) -> jax.Array:

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-import flax.errors
 import jax
 import numpy as np
 from flax import linen as nn
@@ -46,34 +45,35 @@ class Linen:
 
     module: nn.Module
     mode: str | None = None  # the name of its flag, see MODES
+    constants: tuple[str, ...] = ()  # collections beside its parameters, which no call may change
     for_batches, stands = True, False
 
     @property
     def name(self) -> str:
         return type(self.module).__name__
 
+    def with_constants(self, key: jax.Array, blank: jax.Array) -> "Linen":
+        """The same, which has its statistics, or whatever it keeps, among its values."""
+        kept = set(jax.eval_shape(self._variables, key, blank)) - {"params", "intermediates"}
+        return dataclasses.replace(self, constants=tuple(sorted(kept)))
+
     def init(self, key: jax.Array, blank: jax.Array) -> Any:
-        variables = self.module.init(key, blank[None], **_flag(self.mode, False))
-        if set(variables) - {"params", "intermediates"}:
-            self._apply(variables, blank[None], key)  # refuses a module that changes what it keeps
-        return variables.get("params", {})
+        variables = self._variables(key, blank)
+        return variables.get("params", {}) | {name: variables[name] for name in self.constants}
+
+    def _variables(self, key: jax.Array, blank: jax.Array) -> Any:
+        return self.module.init(key, blank[None], **_flag(self.mode, False))
 
     def run(self, params: Any, x: jax.Array, key: jax.Array | None) -> Any:
-        try:
-            return self._apply({"params": params}, x, key)
-        except (flax.errors.ScopeCollectionNotFound, flax.errors.ScopeVariableNotFoundError):  # it keeps something
-            with jax.ensure_compile_time_eval():
-                blank = np.zeros((1, *x.shape[1:]), x.dtype)
-                kept = self.module.init(jax.random.key(0), blank, **_flag(self.mode, False))
-            return self._apply({**kept, "params": params}, x, key)
-
-    def _apply(self, variables: Mapping[str, Any], x: jax.Array, key: jax.Array | None) -> Any:
-        """What the module makes, which may read what it keeps, such as running statistics, and not change it."""
         rngs = None if key is None else {"params": jax.random.fold_in(key, 0), "dropout": jax.random.fold_in(key, 1)}
-        try:
-            return self.module.apply(variables, x, rngs=rngs, **_flag(self.mode, key is not None))
-        except flax.errors.ModifyScopeVariableError:
-            raise _keeps(self.name, "statistics that its training changes") from None
+        options: dict[str, Any] = {"rngs": rngs, **_flag(self.mode, key is not None)}
+        if not self.constants:
+            return self.module.apply({"params": params}, x, **options)
+        before = {name: params[name] for name in self.constants}
+        own = {name: value for name, value in params.items() if name not in before}
+        made, after = self.module.apply({"params": own, **before}, x, mutable=list(before), **options)
+        _require_constant(self.name, before, dict(after))
+        return made
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -92,9 +92,15 @@ class Nnx:
     def name(self) -> str:
         return type(self._example).__name__
 
-    @property
+    @functools.cached_property
     def stands(self) -> bool:
-        return isinstance(self.build, _Made)
+        kept = map(np.ravel, self.statistics.values())
+        return isinstance(self.build, _Made) or not all(np.all(a == a[:1]) for a in kept)
+
+    @property
+    def statistics(self) -> dict[str, Any]:
+        """What it keeps beside parameters and keys, which no call may change."""
+        return _statistics(self._parts[2])
 
     @functools.cached_property
     def _example(self) -> Any:
@@ -124,14 +130,10 @@ class Nnx:
             streams = {part.key.tag for _, part in nnx.iter_graph(module) if isinstance(part, nnx.RngStream)}
             keys: dict[str, Any] = {tag: jax.random.fold_in(key, at) for at, tag in enumerate(sorted(streams))}
             nnx.reseed(module, policy="match_shape", **keys)
-        # neither parameters nor states of random number generators: statistics, a cache
-        kept = [part for _, part in nnx.iter_graph(module) if isinstance(part, nnx.BatchStat | nnx.Cache)]
-        before = [part.get_value() for part in kept]
-        scores = module(x, **_flag(self.mode, key is not None))
-        for part, value in zip(kept, before, strict=True):
-            if part.get_value() is not value:
-                raise _keeps(self.name, f"{type(part).__name__} that its training changes")
-        return scores
+        before = _statistics(nnx.state(module))
+        made = module(x, **_flag(self.mode, key is not None))
+        _require_constant(self.name, before, _statistics(nnx.state(module)))
+        return made
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -332,10 +334,25 @@ def unnamed(leaves: Mapping[str, Any], structure: Any) -> Any:
     return jax.tree.unflatten(structure, [leaves[path] for path in paths])
 
 
+def _statistics(state: Any) -> dict[str, Any]:
+    """The arrays of an nnx state that are neither parameters nor keys: running statistics, a cache."""
+    from flax import nnx
+
+    kept: Any = nnx.filter_state(state, nnx.Any(nnx.BatchStat, nnx.Cache))
+    return named(kept)
+
+
+def _require_constant(name: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+    """Refuse a call that writes what is kept, be it the same numbers: the traced arrays themselves must have stayed."""
+    kept, left = named(before), named(after)
+    if kept.keys() != left.keys() or any(kept[path] is not left[path] for path in kept):
+        raise _keeps(name, ", ".join(before))
+
+
 def _keeps(name: str, what: str) -> errors.ConfigurationError:
     return errors.refuse(
         "model",
-        f"{name} with {what}",
-        "a module that changes nothing, so that records do not mix",
+        f"{name} with {what}, which it changes by the records that it sees",
+        "a module whose parameters alone change, so that records do not mix",
         "use GroupNorm or LayerNorm instead of BatchNorm, or its running statistics alone (use_running_average=True)",
     )

@@ -10,8 +10,7 @@ from flax import linen as nn
 from jax import lax
 
 from fedjax_dp import errors
-from fedjax_dp.models.freezing import with_frozen
-from fedjax_dp.models.model import NetworkModel, require_sizes
+from fedjax_dp.models.model import NetworkModel, require_sizes, with_frozen
 from fedjax_dp.models.networks import Linen
 from fedjax_dp.models.origins import Origin, values_digest
 from fedjax_dp.numpy_streams import numpy_stream

@@ -352,7 +352,7 @@ def test_a_module_that_changes_its_statistics_is_refused_and_one_that_reads_them
             call()
         return
     total = call().total
-    assert sorted(total) == ["BatchNorm_0", "Dense_0"]
+    assert {name.partition("/")[0] for name in total} == {"BatchNorm_0", "Dense_0"}
     assert all(jnp.abs(leaf).max() > 0 for leaf in jax.tree.leaves(total))
 
 

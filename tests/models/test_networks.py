@@ -545,7 +545,13 @@ def test_a_module_that_stands_starts_with_its_own_numbers_and_another_with_those
 @pytest.mark.parametrize(
     ("network", "words"),
     [
-        (lambda: lambda key: BatchNormed(nnx.Rngs(key)), "BatchNormed with BatchStat"),
+        (
+            lambda: lambda key: BatchNormed(nnx.Rngs(key)),
+            "BatchNormed with norm/mean/value, norm/var/value, which it ch",
+        ),
+        (lambda: RunningStatistics(fixed=False), "RunningStatistics with batch_stats, which it changes"),
+        (lambda: RunningStatistics(fixed=False, turned=True), "RunningStatistics with batch_stats, which it changes"),
+        (lambda: MeanInTraining(), "runs over the records of a batch"),
         (
             lambda: hk.transform_with_state(lambda x: hk.BatchNorm(True, True, 0.9)(x, True)),
             "Haiku function with a state",
@@ -572,6 +578,100 @@ class BatchNormed(nnx.Module):
 
     def __call__(self, x):
         return self.norm(x)
+
+
+class RunningStatistics(nn.Module):
+    """Batch normalisation by running statistics: always, or where it is not trained (turned: where it is)."""
+
+    fixed: bool = True
+    turned: bool = False
+
+    @nn.compact
+    def __call__(self, x, train=False):
+        x = nn.BatchNorm(use_running_average=self.fixed or train == self.turned)(nn.Dense(4)(x))
+        return nn.Dense(3)(x)
+
+
+class MeanInTraining(nn.Module):
+    @nn.compact
+    def __call__(self, x, train=False):
+        return nn.Dense(3)(x - x.mean(0) if train else x)
+
+
+class Pretrained(nnx.Module):
+    def __init__(self, rngs):
+        self.dense = nnx.Linear(5, 3, rngs=rngs)
+        self.norm = nnx.BatchNorm(3, use_running_average=True, rngs=rngs)
+
+    def __call__(self, x):
+        return self.norm(self.dense(x))
+
+
+STATISTICS = {"mean": np.float32([0.5, -1.0, 2.0, 0.0]), "var": np.float32([4.0, 0.25, 1.0, 9.0])}
+
+
+@pytest.mark.parametrize("entry", ["dpnfl", "fedavg"])
+def test_running_statistics_alone_are_constants_of_a_model(entry):
+    """Those of a start are used, and neither trained nor written; a start without them is refused."""
+    data, network = ragged_data([20, 30], shape=(5,)), RunningStatistics()
+    model = fdp.model(network, data)
+    assert set(model.init(jax.random.key(0))) == {
+        f"{at}/{name}" for at in ("BatchNorm_0", "Dense_0", "Dense_1") for name in ("bias", "kernel", "scale")
+    } - {"BatchNorm_0/kernel", "Dense_0/scale", "Dense_1/scale"}
+    begun = model.init(jax.random.key(1))
+    with pytest.raises(errors.ConfigurationError, match="no batch_stats/BatchNorm_0/mean"):
+        fdp.models.freeze(model, start=begun, start_private=False)
+    pretrained = {f"batch_stats/BatchNorm_0/{name}": value for name, value in STATISTICS.items()}
+    model = fdp.models.freeze(model, start=begun | pretrained, start_private=False)
+    result = fdp.run(
+        getattr(fdp, entry)(
+            **{"cohort_size": 2, "batch_size": 4, "local_steps": 2, "learning_rate": 0.1},
+            **({"clip_norm": 1.0, "noise_multiplier": 1.0} if entry == "dpnfl" else {}),
+        ),
+        data,
+        rounds=2,
+        delta=1e-2,
+        model=model,
+    )
+    variables = {"params": unnamed_flax(result.params), "batch_stats": {"BatchNorm_0": STATISTICS}}
+    wanted = network.apply(variables, np.asarray(data.x[:3]))
+    got = jax.vmap(lambda x: model.scores(result.params, x))(data.x[:3])
+    np.testing.assert_allclose(got, wanted, rtol=1e-5)
+    whole = model.whole(result.params)
+    np.testing.assert_array_equal(whole["batch_stats"]["BatchNorm_0"]["mean"], STATISTICS["mean"])
+    x, y, on = data.x[:6], data.y[:6], np.ones(6, bool)
+    summed = gradients.clipped_sum(model, result.params, x, y, on, 0.3)
+    each = jax.vmap(lambda x, y: jax.grad(model.loss)(result.params, x, y))(x, y)
+    norms = np.sqrt(sum(np.sum(np.square(a), tuple(range(1, a.ndim))) for a in jax.tree.leaves(each)))
+    factors = np.minimum(1, 0.3 / norms)
+    for got, one in zip(jax.tree.leaves(summed.total), jax.tree.leaves(each), strict=True):
+        np.testing.assert_allclose(got, np.tensordot(factors, one, 1), atol=1e-6)
+
+
+def unnamed_flax(params):
+    tree = {}
+    for path, value in params.items():
+        at, name = path.split("/")
+        tree.setdefault(at, {})[name] = value
+    return tree
+
+
+def test_running_statistics_of_an_nnx_module_count_as_values_that_it_came_with():
+    made = Pretrained(nnx.Rngs(0))
+    made.norm.mean[...] = jnp.array([1.0, 2.0, 3.0])
+    model = fdp.model(made, (5,))
+    x = np.arange(5.0, dtype=np.float32)
+    np.testing.assert_allclose(model.scores(model.init(jax.random.key(0)), x), made(x[None])[0], rtol=1e-6)
+
+    def built(key):
+        module = Pretrained(nnx.Rngs(key))
+        module.norm.mean[...] = jnp.array([1.0, 2.0, 3.0])
+        return module
+
+    assert len(fdp.model(built, (5,)).origins) == 1
+    assert fdp.model(lambda key: Pretrained(nnx.Rngs(key)), (5,)).origins == ()
+    other = Pretrained(nnx.Rngs(0))
+    assert fdp.model(other, (5,)).origins != model.origins
 
 
 class Mean(nnx.Module):

