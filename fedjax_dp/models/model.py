@@ -293,7 +293,7 @@ def _with_constants(made: NetworkModel) -> NetworkModel:
         return made
     blank = jnp.zeros(made.blank.shape, made.blank.dtype)
     made = dataclasses.replace(made, network=made._user_code(lambda: look(jax.random.key(0), blank)))
-    if not made.network.constants:
+    if not getattr(made.network, "constants", ()):
         return made
     values = {name: value for name, value in named(made.init(jax.random.key(0))).items() if made.is_constant(name)}
     return with_frozen(made, values)
