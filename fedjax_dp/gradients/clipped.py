@@ -25,9 +25,12 @@ class BatchGradient(NamedTuple):
     """A sum over the records of a batch, and what only the simulator may look at."""
 
     total: Any  # pytree like the parameters
-    losses: jax.Array  # (records,) probe; zero on padding, NaN where the record's gradient is not finite
+    losses: jax.Array  # (records,) probe; zero on padding
     clipped: jax.Array  # (records,) bool, probe: was the record's gradient scaled down
     norms: jax.Array  # (records,) probe: of the gradients before they are clipped; zero where they are not looked at
+    lost: jax.Array | bool = (
+        False  # (records,) bool, probe: was the record's gradient not finite, so that it is left out
+    )
 
 
 def clip_factors(squared_norms: jax.Array, mask: jax.Array, clip_norm: jax.Array | float) -> jax.Array:
@@ -122,8 +125,8 @@ def _part(
             totals[at] = totals[at] + part if at in totals else part
     found = [totals[at].astype(leaf.dtype) if at in totals else jnp.zeros_like(leaf) for at, leaf in enumerate(leaves)]
     before = jnp.sqrt(jnp.where(mask, squared, 0.0))
-    seen = jnp.where(mask, jnp.where(jnp.isfinite(squared), losses, jnp.nan), 0.0)
-    return BatchGradient(jax.tree.unflatten(structure, found), seen, mask & (factors < 1), before)
+    gradient = jax.tree.unflatten(structure, found)
+    return BatchGradient(gradient, jnp.where(mask, losses, 0.0), mask & (factors < 1), before, mask & (factors == 0))
 
 
 def plain_sum(

@@ -27,7 +27,7 @@ class StepReport(NamedTuple):
     """Probes of one local step: what the simulator sees and nobody else may."""
 
     loss: jax.Array  # mean over the batch's records
-    clipped: jax.Array  # fraction of the batch's records whose gradient was scaled down
+    clipped: jax.Array  # fraction of the batch's records whose gradient was scaled down; NaN where one was left out
     signal: jax.Array | float = 0.0  # squared norm of the bounded mean gradient; 0 where it is not looked at
     noise: jax.Array | float = 0.0  # expected squared norm of the noise on it
 
@@ -206,7 +206,8 @@ class ClipTensorsAtMedian(Bound):
 
 def report_of(batch: gradients.BatchGradient, records: Records) -> StepReport:
     present = jnp.maximum(records.mask.sum(), 1)
-    return StepReport(batch.losses.sum() / present, batch.clipped.sum() / present)
+    clipped = jnp.where(batch.lost, jnp.nan, batch.clipped)  # who looks sees that records are left out
+    return StepReport(batch.losses.sum() / present, clipped.sum() / present)
 
 
 def _mean(

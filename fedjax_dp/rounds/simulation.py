@@ -421,9 +421,12 @@ def simulate(
                 if not math.isfinite(history[-1].test_loss):
                     unscored.require_scores(whole, records, run.key)
                     raise errors.DivergedError(done - 1, [])
-                if not noticed and history[-1].train_loss is None and np.asarray(report.present).any() and not on_host:
+                newest = history[-1]
+                lost = newest.train_loss is None or (newest.clipped is None and algorithm.upload.unit is None)
+                if lost and not noticed and np.asarray(report.present).any() and not on_host:
                     noticed = True
-                    notice(unscored.line_on(params, whole, records, run.key, done))
+                    if (line := unscored.line_on(params, whole, records, run.key, done)) is not None:
+                        notice(line)
                 run, rounds = steered(history[-1])
             if on_pause:
                 on_pause(state, history)

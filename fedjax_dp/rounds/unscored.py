@@ -38,8 +38,8 @@ def require_scores(model: Model, data: FederatedData, key: jax.Array, tolerated:
     return lost
 
 
-def line_on(params: Any, model: Model, data: FederatedData, key: jax.Array, rounds: int) -> str:
-    """What to say of training records whose gradients are not finite, at the values after so many rounds.
+def line_on(params: Any, model: Model, data: FederatedData, key: jax.Array, rounds: int) -> str | None:
+    """What to say of training records without a finite loss, at the start or at the values after so many rounds.
 
     Raises: as `require_scores`.
     """
@@ -50,9 +50,11 @@ def line_on(params: Any, model: Model, data: FederatedData, key: jax.Array, roun
             f"they count as nothing {PROBE}"
         )
     now = int(metrics.unscored(params, data, model=model)[0])
+    if not now:
+        return None
     return (
-        f"{now or 'some':} training records have no finite {'loss' if now else 'gradient'} after round {rounds}, and "
-        f"count as nothing; before the first round all losses were finite: lower the learning rate {PROBE}"
+        f"{now:,} training records have no finite loss after round {rounds}, and count as nothing; before the first "
+        f"round all losses were finite: lower the learning rate {PROBE}"
     )
 
 
