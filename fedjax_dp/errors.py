@@ -180,13 +180,19 @@ ELSEWHERE = {  # what Opacus, Flower, TensorFlow, FedJAX and papers call an opti
         "server_optimizer": "server",
     },
 }
+RETIRED: dict[str, str] = {}  # names of before, of an option, a choice or a key, and the remedy: what takes their place
+
+
+def _plain(word: str) -> str:
+    """A name as code spells it, of one that a flag or a file may spell otherwise."""
+    return word.lstrip("-").replace("-", "_").lower()
 
 
 def nearest(word: str, names: Iterable[str]) -> list[str]:
     """The name that was probably meant, if any: one of other tools, one that begins so, else one spelt alike."""
     names = list(names)
-    known = ELSEWHERE.get(word.lstrip("-").replace("-", "_").lower())
-    same = [name for name in names if known and name.lstrip("-").replace("-", "_") == known]
+    known = ELSEWHERE.get(_plain(word))
+    same = [name for name in names if known and _plain(name) == known]
     if same:
         return same
     begins = [name for name in names if len(word) > 1 and name.startswith(word)]
@@ -195,6 +201,8 @@ def nearest(word: str, names: Iterable[str]) -> list[str]:
 
 def suggested(word: str, names: Iterable[str], otherwise: str = "") -> str:
     """The remedy for a name that is none of `names`: `did you mean ...?`, or something else where none is near."""
+    if (instead := RETIRED.get(_plain(word))) is not None:
+        return instead
     near = nearest(word, names)
     return f"did you mean {near[0]}?" if near else otherwise
 
