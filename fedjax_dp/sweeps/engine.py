@@ -29,7 +29,7 @@ from fedjax_dp.parts.batches import Batches
 from fedjax_dp.parts.facts import of_the_project
 from fedjax_dp.privacy.planned_run import PlannedRun
 from fedjax_dp.pytrees import changed
-from fedjax_dp.rounds import metrics
+from fedjax_dp.rounds import metrics, unscored
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.final import final_model
 from fedjax_dp.rounds.metrics import Evaluation, Measured
@@ -456,16 +456,27 @@ def _outcome(job: Job, history: list[Evaluation], seen: Observation, until: int)
     task = task_of(job.run.model, job.run.data)
     for at in range(min(len(job.marks), until) - len(history)):
         done, look, report = jax.tree.map(lambda a: a[at], seen)  # noqa: B023
-        for lost, error in ((~report.finite, errors.DivergedError), (report.overflow, errors.RingOverflowError)):
-            if lost.any():
-                reason = str(error(int(done) - 1, report.clients[lost].tolist(), job.run.data.called))
-                return PointEnd(history, reason, True, 0.0)
-        if not math.isfinite(look.test.sums["loss"]):
-            return PointEnd(history, str(errors.DivergedError(int(done) - 1, [])), True, 0.0)
+        clients = report.clients[~report.finite].tolist()
+        if clients or not math.isfinite(look.test.sums["loss"]):
+            return PointEnd(history, _divergence(job, int(done) - 1, clients), True, 0.0)
+        if report.overflow.any():
+            swamped = report.clients[report.overflow].tolist()
+            reason = str(errors.RingOverflowError(int(done) - 1, swamped, job.run.data.called))
+            return PointEnd(history, reason, True, 0.0)
         history.append(metrics.evaluation(int(done), look, report, job.run.data, task))
     if until < len(job.marks):
         return PointEnd(history, f"after {history[-1].round} of {job.run.rounds} rounds", False, 0.0)
     return PointEnd(history, None, False, 0.0, clients=_clients(job, look))
+
+
+def _divergence(job: Job, done: int, clients: list[int]) -> str:
+    """Why a loss or an update is not finite: data and model made it so before the first round, or training did."""
+    run = job.run
+    try:
+        unscored.require_scores(run.model, run.data, run_key(run.draw_seed), tolerated=not clients)
+    except errors.ConfigurationError as error:
+        return str(error)
+    return str(errors.DivergedError(done, clients, run.data.called))
 
 
 def _clients(job: Job, look: Measured) -> dict[str, Any] | None:

@@ -206,7 +206,10 @@ def test_a_test_loss_that_is_not_finite_ends_a_point(data):
     spoiled = dataclasses.replace(data, x_test=np.full_like(np.asarray(data.x_test), np.nan))
     (found,) = outcomes([job_of(GRID[0], spoiled, MODEL, 2, 0, 1)])
     assert (found.status, found.history) == ("diverged", [])
-    assert "the test set" in found.reason
+    with pytest.raises(errors.ConfigurationError) as caught:
+        fdp.simulate(GRID[0], spoiled, model=MODEL, rounds=2)
+    assert found.reason == str(caught.value)
+    assert "test records without one before the first round" in found.reason
 
 
 @pytest.mark.slow
