@@ -12,8 +12,7 @@ from typing import Any
 
 import lazy_loader
 
-from fedjax_dp import devices
-from fedjax_dp import papers as papers  # fills the hooks of `privacy`
+from fedjax_dp import devices, hooks
 
 __version__ = "0.2.0"
 
@@ -38,4 +37,15 @@ def _home(name: str) -> str:
     return ""
 
 
+hooks.plot_run.connect("fedjax_dp.figures.runs:plot_run")
+hooks.plot_sweep.connect("fedjax_dp.figures.sweeps:plot_sweep")
+hooks.claims_about.connect("fedjax_dp.papers.claims:claims_about")
+hooks.prescribed_noise.connect("fedjax_dp.papers.noise:prescribed")
+hooks.NOISE_RULES += (
+    "dpnfl",
+    "cpfed",
+    "acs_pldp",
+    "dp_fedavg_output",
+    "mr_mtl",
+)  # whose theorem or code says the noise
 devices.use_all_cores()  # before JAX makes its devices

@@ -19,6 +19,7 @@ from . import rounds as rounds
 from . import sweeps as sweeps
 from . import tasks as tasks
 from . import testing as testing
+from . import trackers as trackers
 from .algorithms import CATALOGUE as CATALOGUE
 from .algorithms import acs_pldp as acs_pldp
 from .algorithms import addpnfl as addpnfl

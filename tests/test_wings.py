@@ -12,26 +12,28 @@ import pytest
 import fedjax_dp
 
 ROOT = pathlib.Path(fedjax_dp.__file__).parent
-FLOORS = [  # of wings, and of the few modules that stand beside them
-    {"devices", "display", "errors", "numpy_streams", "prng", "schedules", "small_reductions"},
+CORE = [  # wings, and the few modules that stand beside them, from the ground up
+    {"devices", "display", "errors", "hooks", "numpy_streams", "prng", "schedules", "small_reductions"},
     {"validation", "folders", "own_code"},
     {"accounting"},
     {"options", "pytrees"},
-    {"data", "deployments", "execution", "gradients"},
+    {"data", "execution", "gradients"},
     {"tasks"},
     {"models"},
     {"parts"},
     {"rounds"},
     {"algorithms", "inspection"},
     {"privacy"},
-    {"figures"},
     {"experiments"},
     {"sweeps"},
-    {"audits", "papers"},
+]
+TOOLS = [
+    {"figures", "deployments"},
+    {"audits", "papers", "trackers"},
     {"forecast", "reports"},
     {"cli", "testing"},
-    {"__main__", "__init__"},
 ]
+FLOORS = [*CORE, *TOOLS, {"__main__", "__init__"}]
 FLOOR_OF = {name: height for height, names in enumerate(FLOORS) for name in names}
 
 

@@ -140,7 +140,7 @@ class Guarantee:
     view: View
     accountant: str | None
     assumptions: tuple[str, ...]
-    claims: tuple[Claim, ...] = ()
+    claims: Sequence[Claim] = ()
     warnings: tuple[str, ...] = ()
     reason: str | None = None  # why epsilon is infinite, where it is
     elsewhere: "tuple[Guarantee, ...]" = ()  # of the same run, against others than its own view's adversary

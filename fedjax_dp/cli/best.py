@@ -13,10 +13,10 @@ from fedjax_dp.cli.output import columns, page
 from fedjax_dp.display import finite
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.experiments.groups import options_of
-from fedjax_dp.figures.tables.settings import bounds, metric_of
 from fedjax_dp.options import about
 from fedjax_dp.sweeps import table
 from fedjax_dp.sweeps.records import SELECTION, Record, choosing, read_records
+from fedjax_dp.sweeps.settings import bounds, metric_of
 from fedjax_dp.sweeps.table import Best
 from fedjax_dp.sweeps.winners import title, winners
 from fedjax_dp.tasks.measures import Measure

@@ -11,12 +11,12 @@ from fedjax_dp.cli.latest import SWEEPS, named_or_latest
 from fedjax_dp.cli.options import Detail, LookOptions, PrintOptions, look_of, parse
 from fedjax_dp.cli.output import columns, page, show_lines
 from fedjax_dp.display import finite
-from fedjax_dp.figures.tables.settings import bounds
 from fedjax_dp.options import about
+from fedjax_dp.sweeps.settings import bounds
 
 if TYPE_CHECKING:
-    from fedjax_dp.figures.tables.comparison import Comparison, ComparisonRow
-    from fedjax_dp.figures.tables.settings import Interval
+    from fedjax_dp.sweeps.comparison import Comparison, ComparisonRow
+    from fedjax_dp.sweeps.settings import Interval
 
 DESCRIPTION = """Clients' own models against training alone and one shared model, at the same epsilon.
 
@@ -60,9 +60,9 @@ def compare_command(arguments: list[str]) -> int:
     )
     where = str(named)
     from fedjax_dp.cli.sweep import run_file
-    from fedjax_dp.figures.tables.comparison import require_comparable
-    from fedjax_dp.figures.tables.settings import deployment_mark
+    from fedjax_dp.sweeps.comparison import require_comparable
     from fedjax_dp.sweeps.plan import read_sweep
+    from fedjax_dp.sweeps.settings import deployment_mark
     from fedjax_dp.sweeps.sweep import open_sweep
 
     is_file = named.is_file()

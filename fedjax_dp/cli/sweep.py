@@ -16,10 +16,10 @@ from fedjax_dp.cli.options import Detail, Device, PrintOptions, Switch, parse
 from fedjax_dp.cli.output import columns, page, show_lines
 from fedjax_dp.display import count
 from fedjax_dp.experiments.console import Screen
-from fedjax_dp.figures.tables.settings import Setting, bounds, measures_of_records, settings_of
 from fedjax_dp.options import about
 from fedjax_dp.sweeps.plan import read_sweep
 from fedjax_dp.sweeps.records import ABOUT, STATUSES
+from fedjax_dp.sweeps.settings import Setting, bounds, measures_of_records, settings_of
 from fedjax_dp.sweeps.winners import USUAL
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from fedjax_dp import errors, folders
 from fedjax_dp.options import about
 
 if TYPE_CHECKING:
-    from fedjax_dp.experiments.trackers.mlflow import MLflow
-    from fedjax_dp.experiments.trackers.tensorboard import TensorBoard
-    from fedjax_dp.experiments.trackers.wandb import Wandb
+    from fedjax_dp.trackers.mlflow import MLflow
+    from fedjax_dp.trackers.tensorboard import TensorBoard
+    from fedjax_dp.trackers.wandb import Wandb
 
     Tracker = TensorBoard | MLflow | Wandb
 TRACKERS = ("tensorboard", "mlflow", "wandb")
@@ -40,9 +40,9 @@ def trackers_of(options: TrackOptions) -> "list[Tracker]":
     Raises: ConfigurationError for unknown ones, and for those that are not installed.
     """
     from fedjax_dp.execution import distributed  # loads JAX
-    from fedjax_dp.experiments.trackers.mlflow import MLflow
-    from fedjax_dp.experiments.trackers.tensorboard import TensorBoard
-    from fedjax_dp.experiments.trackers.wandb import Wandb
+    from fedjax_dp.trackers.mlflow import MLflow
+    from fedjax_dp.trackers.tensorboard import TensorBoard
+    from fedjax_dp.trackers.wandb import Wandb
 
     made: dict[str, Callable[[str | None], Tracker]] = {
         "tensorboard": TensorBoard,

@@ -7,8 +7,5 @@ from .run import resume as resume
 from .run import run as run
 from .saved_run import SavedRun as SavedRun
 from .saved_run import open_run as open_run
-from .trackers.mlflow import MLflow as MLflow
-from .trackers.tensorboard import TensorBoard as TensorBoard
-from .trackers.wandb import Wandb as Wandb
 from .training import Callback as Callback
 from .training import Result as Result

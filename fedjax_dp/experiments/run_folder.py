@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_dp import errors, figures, folders
+from fedjax_dp import errors, folders, hooks
 from fedjax_dp.accounting.ledger import phases_in
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.execution import distributed
@@ -69,7 +69,7 @@ class RunFolder:
         content, ready = summary.of_run(result), result.ready
         if distributed.first():
             with self._storing():
-                figures.plot_run(result.history, result.guarantee, ready.title, self.path / "run.png", task=ready.task)
+                hooks.plot_run(result.history, result.guarantee, ready.title, self.path / "run.png", task=ready.task)
                 write_tables(self.path, ready)
                 folders.write_json(self.path / RESULT, content)  # last: it says that the run is finished
 

@@ -9,8 +9,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fedjax_dp.figures import canvas, elements, styles
-from fedjax_dp.figures.tables.comparison import Comparison
-from fedjax_dp.figures.tables.settings import interval
+from fedjax_dp.sweeps.comparison import Comparison
+from fedjax_dp.sweeps.settings import interval
 
 GOLDEN = 0.6180339887  # multiples of it, without their whole parts, spread evenly
 

@@ -17,7 +17,7 @@ from fedjax_dp.figures.canvas import letters
 from fedjax_dp.figures.points import CROSS, RING, best_over, finish, legend_head, ring, title
 from fedjax_dp.figures.scales import AxisScale, Line
 from fedjax_dp.figures.tables import sweeps as tables
-from fedjax_dp.figures.tables.settings import Interval, Setting, by_value, pick, ranked, reached, varying
+from fedjax_dp.sweeps.settings import Interval, Setting, by_value, pick, ranked, reached, varying
 from fedjax_dp.tasks.measures import Measure
 
 CURVES = 8  # settings whose learning curves stand out

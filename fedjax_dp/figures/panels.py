@@ -17,7 +17,7 @@ from matplotlib.ticker import LogLocator, NullLocator
 from fedjax_dp.figures import elements, scales, styles
 from fedjax_dp.figures.points import Placed, best_over, coloured, finish, intervals, legend_head, level, title
 from fedjax_dp.figures.tables import sweeps as tables
-from fedjax_dp.figures.tables.settings import (
+from fedjax_dp.sweeps.settings import (
     Record,
     Setting,
     by_value,

@@ -12,7 +12,7 @@ from matplotlib.cm import ScalarMappable
 from fedjax_dp.figures import elements, scales, styles
 from fedjax_dp.figures.canvas import letters, wrapped
 from fedjax_dp.figures.scales import Line
-from fedjax_dp.figures.tables.settings import Setting, judged_by, pick, same
+from fedjax_dp.sweeps.settings import Setting, judged_by, pick, same
 from fedjax_dp.tasks.measures import Measure
 
 Placed = tuple[float, Setting | None]  # where it stands, and the setting, perhaps a stopped one; None: all failed

@@ -11,7 +11,7 @@ from matplotlib.ticker import NullLocator
 
 from fedjax_dp.figures import styles
 from fedjax_dp.figures.styles import ORDER, PALETTE
-from fedjax_dp.figures.tables.settings import Setting, by_value, same
+from fedjax_dp.sweeps.settings import Setting, by_value, same
 from fedjax_dp.tasks.measures import Measure
 
 AXES = {

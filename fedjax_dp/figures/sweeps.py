@@ -25,8 +25,8 @@ from fedjax_dp import errors
 from fedjax_dp.accounting.guarantee import marked
 from fedjax_dp.figures import canvas, comparison, curves, panels
 from fedjax_dp.figures.canvas import Look
-from fedjax_dp.figures.tables.comparison import comparable, compare
-from fedjax_dp.figures.tables.settings import (
+from fedjax_dp.sweeps.comparison import comparable, compare
+from fedjax_dp.sweeps.settings import (
     Record,
     Setting,
     by_value,
@@ -100,6 +100,25 @@ def drawings(
         able = ", ".join(name for name, drawn in found.items() if drawn)
         raise errors.refuse("kind", kind, f"one that this sweep has points for: {able}")
     return {name: draw for one in (found if kind == "all" else [kind]) for name, draw in found[one].items()}
+
+
+def plot_sweep(
+    records: Sequence[Record],
+    axes: Sequence[str],
+    title: str,
+    path: Path = None,
+    kind: str = "overview",
+    *,
+    metric: str | None = None,
+    x: str | None = None,
+    y: str | None = None,
+    by: str | None = None,
+    **look: Unpack[Look],
+) -> Figure:
+    """One picture, see `drawings`."""
+    if kind == "all":
+        raise errors.refuse("kind", kind, "one picture: " + ", ".join(KINDS[1:]))
+    return next(iter(drawings(records, axes, title, kind, metric, x, y, by).values()))(path=path, **look)
 
 
 def overview(

@@ -7,7 +7,7 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from fedjax_dp import accounting, errors, inspection
+from fedjax_dp import accounting, errors, hooks, inspection
 from fedjax_dp.accounting import Event, Guarantee, Unit, View
 from fedjax_dp.accounting.composed_phases import about, with_past
 from fedjax_dp.accounting.events import distinct, each
@@ -38,7 +38,6 @@ from fedjax_dp.privacy.client_events import (
     with_stop,
 )
 from fedjax_dp.privacy.halting import halted, require_halting
-from fedjax_dp.privacy.hooks import CLAIMS, NOISE_RULES
 from fedjax_dp.privacy.individual import with_filter
 from fedjax_dp.privacy.planned_run import PlannedRun, plan_run
 from fedjax_dp.privacy.protection import noise_of, unit_of, views_of
@@ -75,7 +74,7 @@ def calibrate(
     terms = PrivacyTerms(**privacy)
     run = plan_run(algorithm, data, rounds=rounds, seed=seed, model=model, terms=terms, evaluate_every=evaluate_every)
     noised = calibrated(run, progress)
-    if run.terms.sigma_mode not in NOISE_RULES:
+    if run.terms.sigma_mode not in hooks.NOISE_RULES:
         _require_believable(noised)
     return noised.algorithm
 
@@ -108,11 +107,12 @@ def _with_least_noise(run: PlannedRun, progress: Callable[[int, int], None] | No
         wanted = "left out beside a filter for each client, whose budget is the claim"
         raise errors.refuse("epsilon", terms.epsilon, wanted, "give noise_multiplier")
     reason = run.no_epsilon_reason
-    if terms.sigma_mode in NOISE_RULES and len(run.noise_levels.factors) > 1:
+    if terms.sigma_mode in hooks.NOISE_RULES and len(run.noise_levels.factors) > 1:
         wanted = "per_client or common_worst where the noise differs from round to round"
         raise errors.refuse("sigma_mode", terms.sigma_mode, wanted, "the theorem is of noise that stays")
-    if terms.sigma_mode in NOISE_RULES:
-        return run.with_noise(NOISE_RULES[terms.sigma_mode](algorithm, data, run.rounds, budgets, delta))
+    if terms.sigma_mode in hooks.NOISE_RULES:
+        rule = (terms.sigma_mode, algorithm, data, run.rounds, budgets, delta)
+        return run.with_noise(hooks.prescribed_noise(*rule))
     if reason:
         got = f"{min(budgets):.4g}" + (f" to {max(budgets):.4g}" if min(budgets) < max(budgets) else "")
         raise errors.refuse("epsilon", got, "left out where no noise gives one", reason)
@@ -333,7 +333,7 @@ def stated(run: PlannedRun, progress: Callable[[int, int], None] | None = None) 
             *_words(run),
             FLOAT_NOISE,
         ),
-        tuple(claim for claims in CLAIMS for claim in claims(run, delta, epsilons, ledger))
+        hooks.Deferred(hooks.claims_about, run, delta, epsilons, ledger)
         if not (terms.deployment or unit.of_records or run.departures is not None or before or terms.stop_noise)
         else (),
         (
@@ -622,6 +622,6 @@ def over_budget(promise: Guarantee, terms: PrivacyTerms) -> Guarantee:
         return promise
     mode = terms.sigma_mode
     words = f"the worst client has epsilon {spent:.4g}, above the budget {budget:g}"
-    if mode in NOISE_RULES:
+    if mode in hooks.NOISE_RULES:
         words += f": noise was found by {mode}"
     return dataclasses.replace(promise, warnings=(*promise.warnings, words))

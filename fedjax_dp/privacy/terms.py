@@ -6,9 +6,8 @@ from typing import Annotated, TypedDict
 
 import numpy as np
 
-from fedjax_dp import errors, validation
+from fedjax_dp import errors, hooks, validation
 from fedjax_dp.options import about, of_class
-from fedjax_dp.privacy.hooks import NOISE_RULES
 
 # Names of tables which load SciPy.
 ACCOUNTANTS = ("pld", "rdp", "gaussian", "zcdp", "tcdp")
@@ -19,7 +18,7 @@ BY_NAME_ALONE = {  # what a Guarantee of such terms is about, said first in it
     "expected": "for the mean number of rounds, which is no guarantee for clients that are drawn more often",
     "once": "for a single round, which is no guarantee for the run",
 }
-SIGMA_MODES = ("per_client", "common_worst", *NOISE_RULES)
+SIGMA_MODES = ("per_client", "common_worst", *hooks.NOISE_RULES)
 WITHOUT = "for no privacy take an algorithm without noise, such as fedavg"
 Budget = float | Sequence[float] | np.ndarray  # epsilon of every client, or one for each
 

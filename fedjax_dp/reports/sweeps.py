@@ -10,18 +10,6 @@ from fedjax_dp import errors
 from fedjax_dp.accounting.guarantee import marked
 from fedjax_dp.display import count, duration
 from fedjax_dp.figures.tables import sweeps as tables
-from fedjax_dp.figures.tables.comparison import compare
-from fedjax_dp.figures.tables.settings import (
-    CONFIDENCE,
-    Setting,
-    by_value,
-    deployment_mark,
-    measures_of_records,
-    ranked,
-    same,
-    settings_of,
-    values_of,
-)
 from fedjax_dp.reports import charts, shared
 from fedjax_dp.reports.contents import (
     Block,
@@ -38,7 +26,19 @@ from fedjax_dp.reports.contents import (
     in_words,
     percent,
 )
+from fedjax_dp.sweeps.comparison import compare
 from fedjax_dp.sweeps.records import Record, choosing, read_records
+from fedjax_dp.sweeps.settings import (
+    CONFIDENCE,
+    Setting,
+    by_value,
+    deployment_mark,
+    measures_of_records,
+    ranked,
+    same,
+    settings_of,
+    values_of,
+)
 from fedjax_dp.sweeps.winners import USUAL, title, winners
 from fedjax_dp.tasks.measures import Measure
 

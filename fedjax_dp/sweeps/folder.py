@@ -11,7 +11,7 @@ import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from fedjax_dp import errors, folders
+from fedjax_dp import errors, folders, hooks
 from fedjax_dp.experiments import environment, parameters
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.sweeps.axes import Values, in_words
@@ -161,13 +161,12 @@ def recount(folder: pathlib.Path, points: int) -> None:
 
 def finish(folder: pathlib.Path, cost: dict[str, Any] | None, screen: Screen) -> None:
     """Tables, pictures, and what choosing among a sweep's points costs."""
-    from fedjax_dp.figures import sweeps as figures
-    from fedjax_dp.sweeps import table  # slow to import, like the next
+    from fedjax_dp.sweeps import table  # slow to import
 
     held, records = read_records(folder)
     no_privacy = "no point is private, so choosing has no epsilon"
     with _storing(folder):
         table.write(table.tidy(records, held["axes"]), folder)
         if any(record["status"] == "done" for record in records):
-            figures.overview(records, held["axes"], None, held["name"], folder / "sweep.png")
+            hooks.plot_sweep(records, held["axes"], held["name"], folder / "sweep.png")
         folders.write_json(folder / SELECTION, cost or {"epsilon": None, "short": no_privacy, "statement": no_privacy})

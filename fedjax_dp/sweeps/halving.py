@@ -17,8 +17,8 @@ from typing import Any, NamedTuple, Self
 
 from fedjax_dp import errors
 from fedjax_dp.display import count
-from fedjax_dp.figures.tables.settings import Record, metric_of, ranked, same, settings_of
 from fedjax_dp.sweeps.axes import Values, varied
+from fedjax_dp.sweeps.settings import Record, metric_of, ranked, same, settings_of
 from fedjax_dp.sweeps.winners import USUAL
 
 Key = tuple[str, ...]  # of a setting, or of those that are compared with each other

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedjax_dp import errors, folders
-from fedjax_dp.figures.tables.settings import Record as Record
-from fedjax_dp.figures.tables.settings import metric_of, proved
+from fedjax_dp.sweeps.settings import Record as Record
+from fedjax_dp.sweeps.settings import metric_of, proved
 from fedjax_dp.tasks.measures import PUBLIC_TESTS, Measure, private_records
 
 ABOUT, POINTS, SELECTION = "sweep.json", "points.jsonl", "selection.json"

@@ -11,7 +11,6 @@ from fedjax_dp import own_code
 from fedjax_dp.display import count, duration
 from fedjax_dp.experiments import parameters, phases
 from fedjax_dp.experiments.console import Screen
-from fedjax_dp.figures.tables.settings import measures_of_records
 from fedjax_dp.models import task_of
 from fedjax_dp.sweeps.axes import Values, in_words
 from fedjax_dp.sweeps.engine import JobGroup, PointEnd, RecordCache, Sample, fastest, grouped, structure
@@ -19,6 +18,7 @@ from fedjax_dp.sweeps.halving import Halving, key_of, reached
 from fedjax_dp.sweeps.plan import refuse_points
 from fedjax_dp.sweeps.preparation import PreparedPoint
 from fedjax_dp.sweeps.records import Record
+from fedjax_dp.sweeps.settings import measures_of_records
 from fedjax_dp.tasks import describe_task
 from fedjax_dp.tasks.measures import Measure
 

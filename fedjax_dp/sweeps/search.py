@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from fedjax_dp import errors
-from fedjax_dp.figures.tables.settings import Record, goodness, metric_of, settings_of
 from fedjax_dp.sweeps.axes import Axis, Choices, Values
 from fedjax_dp.sweeps.plan import Point, SweepConfig, points_of
 from fedjax_dp.sweeps.preparation import PreparedPoint
+from fedjax_dp.sweeps.settings import Record, goodness, metric_of, settings_of
 
 P = TypeVar("P", Point, PreparedPoint)
 

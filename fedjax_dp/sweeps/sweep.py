@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING, Any, Unpack
 import jax
 import numpy as np
 
-from fedjax_dp import devices, errors
+from fedjax_dp import devices, errors, hooks
 from fedjax_dp.data.store import FederatedData, require_clients
 from fedjax_dp.display import Card, displayed, plain, without_addresses
 from fedjax_dp.experiments import parameters
 from fedjax_dp.experiments.console import Screen
-from fedjax_dp.figures.tables.comparison import Comparison, compare
-from fedjax_dp.figures.tables.settings import settings_of
 from fedjax_dp.folders import require_writable
 from fedjax_dp.models import Model, usual_model
 from fedjax_dp.privacy.guarantees import prepared
@@ -28,6 +26,7 @@ from fedjax_dp.sweeps import axes as spans
 from fedjax_dp.sweeps import cluster
 from fedjax_dp.sweeps import folder as folders
 from fedjax_dp.sweeps.axes import Values
+from fedjax_dp.sweeps.comparison import Comparison, compare
 from fedjax_dp.sweeps.engine import Job, marks_of
 from fedjax_dp.sweeps.halving import Halving
 from fedjax_dp.sweeps.parameter_paths import RUN_AXES, integer_axes, made
@@ -37,14 +36,13 @@ from fedjax_dp.sweeps.records import ABOUT, SELECTION, Record, choosing, read_re
 from fedjax_dp.sweeps.runner import Keep, Plan, Trained, announce, execute, execute_rungs, planned
 from fedjax_dp.sweeps.search import P, Search, search_of
 from fedjax_dp.sweeps.selection_cost import ByResults, cost_of_choosing
+from fedjax_dp.sweeps.settings import settings_of
 from fedjax_dp.sweeps.table import Best, best, column, overview, summary, tidy
 from fedjax_dp.sweeps.winners import winners
 
 if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
-
-    from fedjax_dp.figures.canvas import Look
 
 
 # Called with points, records of some of them, what keeps others, and the parts in which a cohort is added up.
@@ -140,7 +138,7 @@ class Sweep:
         x: str | None = None,
         y: str | None = None,
         by: str | None = None,
-        **look: "Unpack[Look]",
+        **look: Any,
     ) -> "Figure":
         """One picture, as `fedjax-dp plot` draws it: overview, axis (along x), privacy, heat, curves, parallel or
         personalisation.
@@ -148,12 +146,10 @@ class Sweep:
         It is written to `path`, if there is one, as PNG, PDF or SVG by the ending of its name; `look` is ax, size and
         style, see `fedjax_dp.figures.Look`.
         """
-        from fedjax_dp.figures import sweeps as figures  # slow to import
-
-        if kind == "all":
-            raise errors.refuse("kind", kind, "one picture: " + ", ".join(figures.KINDS[1:]))
-        drawn = figures.drawings(self.records, self.axes, self.name, kind, metric, x, y, by)
-        return next(iter(drawn.values()))(path=path, **look)
+        figure: Figure = hooks.plot_sweep(
+            self.records, self.axes, self.name, path, kind, metric=metric, x=x, y=y, by=by, **look
+        )
+        return figure
 
 
 def open_sweep(folder: str | os.PathLike[str]) -> Sweep:

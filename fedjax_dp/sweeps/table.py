@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fedjax_dp import errors, folders
 from fedjax_dp.accounting.guarantee import mark_of, marked
 from fedjax_dp.display import Table, words
-from fedjax_dp.figures.tables.settings import (
+from fedjax_dp.sweeps.records import Record
+from fedjax_dp.sweeps.settings import (
     Setting,
     deployment_mark,
     measures_of_records,
@@ -25,7 +26,6 @@ from fedjax_dp.figures.tables.settings import (
     proved,
     settings_of,
 )
-from fedjax_dp.sweeps.records import Record
 from fedjax_dp.tasks.measures import Measure
 
 if TYPE_CHECKING:

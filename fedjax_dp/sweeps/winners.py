@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 from fedjax_dp import errors
 from fedjax_dp.accounting.guarantee import marked
 from fedjax_dp.display import comma_separated, count, words
-from fedjax_dp.figures.tables.settings import (
+from fedjax_dp.sweeps.records import Record
+from fedjax_dp.sweeps.settings import (
     OWN,
     Interval,
     Setting,
@@ -21,7 +22,6 @@ from fedjax_dp.figures.tables.settings import (
     values_of,
     varying,
 )
-from fedjax_dp.sweeps.records import Record
 from fedjax_dp.sweeps.table import STOPPED, choose, excluded_in_words
 from fedjax_dp.tasks.measures import Measure
 

@@ -13,8 +13,8 @@ from sweep_points import point, sweep_folder, textbook_interval
 from fedjax_dp import cli, errors
 from fedjax_dp.figures import curves, panels, scales, styles
 from fedjax_dp.figures import sweeps as figures
-from fedjax_dp.figures.tables.settings import settings_of
 from fedjax_dp.rounds.metrics import PROBES
+from fedjax_dp.sweeps.settings import settings_of
 
 AXES = ["epsilon", "algorithm", "clip_norm"]
 

@@ -7,9 +7,9 @@ import pytest
 from helpers import ragged_data
 
 import fedjax_dp as fdp
+from fedjax_dp import hooks
 from fedjax_dp.papers.noise import PRESCRIBED
-from fedjax_dp.privacy import guarantees, planned_run
-from fedjax_dp.privacy.hooks import NOISE_RULES
+from fedjax_dp.privacy import planned_run
 from fedjax_dp.privacy.terms import PrivacyOptions, PrivacyTerms
 
 DATA = ragged_data([20] * 6)
@@ -20,7 +20,7 @@ ALGORITHM = fdp.dpnfl(
 
 def test_keyword_arguments_are_the_fields_of_the_value():
     assert set(PrivacyOptions.__annotations__) == {field.name for field in dataclasses.fields(PrivacyTerms)}
-    assert tuple(PRESCRIBED) == tuple(NOISE_RULES)
+    assert tuple(PRESCRIBED) == tuple(hooks.NOISE_RULES)
 
 
 @pytest.mark.parametrize("function", [fdp.run, fdp.calibrate, fdp.guarantee, fdp.audit])
@@ -49,7 +49,7 @@ def test_unknown_terms_are_refused():
 def test_no_epsilon_rests_on_what_papers_claim(monkeypatch):
     known = fdp.guarantee(ALGORITHM, DATA, rounds=2, delta=1e-3)
     assert known.claims
-    monkeypatch.setattr(guarantees, "CLAIMS", [])
+    monkeypatch.setattr(hooks, "claims_about", lambda *_: ())
     assert fdp.guarantee(ALGORITHM, DATA, rounds=2, delta=1e-3) == dataclasses.replace(known, claims=())
 
 

@@ -12,9 +12,9 @@ import fedjax_dp as fdp
 from fedjax_dp import cli, errors
 from fedjax_dp.accounting.guarantee import no_privacy
 from fedjax_dp.figures.tables import sweeps as tables
-from fedjax_dp.figures.tables.settings import settings_of
 from fedjax_dp.reports import charts, kinds
 from fedjax_dp.reports.page import page, payload
+from fedjax_dp.sweeps.settings import settings_of
 
 
 def refused(capsys, *words):

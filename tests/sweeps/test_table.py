@@ -15,9 +15,9 @@ from sweep_points import point, sweep_folder, textbook_interval
 
 from fedjax_dp import cli, errors
 from fedjax_dp.experiments import config
-from fedjax_dp.figures.tables.settings import pick, settings_of
 from fedjax_dp.sweeps import table
 from fedjax_dp.sweeps.records import read_records
+from fedjax_dp.sweeps.settings import pick, settings_of
 
 
 def grid(rates, seeds, accuracy):

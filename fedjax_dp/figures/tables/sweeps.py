@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedjax_dp.display import finite
-from fedjax_dp.figures.tables.settings import Interval, Setting, goodness, interval, reached
+from fedjax_dp.sweeps.settings import Interval, Setting, goodness, interval, reached
 from fedjax_dp.tasks.measures import Measure
 
 Rows = list[dict[str, Any]]

@@ -5,11 +5,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fedjax_dp.figures.tables.settings import interval, proved
 from fedjax_dp.papers.reproductions.cells import Cell, CellKey, Reading
 from fedjax_dp.papers.reproductions.measures import MEASURES
 from fedjax_dp.papers.reproductions.recipe import READINGS, Recipe, RecipeScale, matching
 from fedjax_dp.sweeps.records import Record
+from fedjax_dp.sweeps.settings import interval, proved
 
 NOT_REACHED = "not reached"
 NOT_COMPARED = "not compared: another setting at this scale"

@@ -9,9 +9,9 @@ from sweep_points import textbook_interval
 import fedjax_dp as fdp
 from fedjax_dp import cli
 from fedjax_dp.errors import ConfigurationError
-from fedjax_dp.figures.tables.comparison import compare
 from fedjax_dp.reports.sweeps import comparison_section
 from fedjax_dp.rounds.comparison import gain, standing
+from fedjax_dp.sweeps.comparison import compare
 from fedjax_dp.tasks import Classes, describe_task
 
 TASK = describe_task(Classes())

@@ -7,11 +7,11 @@ from typing import Any
 
 from fedjax_dp import errors, folders
 from fedjax_dp.experiments.parameters import by_name
-from fedjax_dp.experiments.trackers import fields
-from fedjax_dp.experiments.trackers.fields import Memory
 from fedjax_dp.experiments.training import PreparedRun, Result
 from fedjax_dp.rounds.simulation import Evaluation
 from fedjax_dp.tasks import measures_of_task
+from fedjax_dp.trackers import fields
+from fedjax_dp.trackers.fields import Memory
 
 
 class TensorBoard:

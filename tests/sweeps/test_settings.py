@@ -8,7 +8,7 @@ from helpers import MEASURES
 from scipy import stats
 from sweep_points import point, textbook_interval
 
-from fedjax_dp.figures.tables.settings import bounds, interval, same
+from fedjax_dp.sweeps.settings import bounds, interval, same
 
 
 @pytest.mark.parametrize("seeds", [2, 3, 5, 30])

@@ -10,8 +10,8 @@ import numpy as np
 from fedjax_dp import errors
 from fedjax_dp.accounting import View
 from fedjax_dp.display import finite
-from fedjax_dp.figures.tables.settings import Interval, Record, Setting, interval, measures_of_records, settings_of
 from fedjax_dp.rounds.comparison import Gain, Standing, gain, standing
+from fedjax_dp.sweeps.settings import Interval, Record, Setting, interval, measures_of_records, settings_of
 from fedjax_dp.tasks.measures import Measure
 
 ALONE = "local"  # the entry whose clients share nothing

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fedjax_dp import errors
-from fedjax_dp.experiments.trackers import fields
-from fedjax_dp.experiments.trackers.fields import Memory
 from fedjax_dp.experiments.training import PreparedRun, Result
 from fedjax_dp.rounds.simulation import Evaluation
+from fedjax_dp.trackers import fields
+from fedjax_dp.trackers.fields import Memory
 
 # MLflow tries again for four minutes, and training would wait for it; and it prints where its runs are.
 PATIENCE = {

@@ -4,10 +4,10 @@ import os
 from typing import Any
 
 from fedjax_dp import errors
-from fedjax_dp.experiments.trackers import fields
-from fedjax_dp.experiments.trackers.fields import Memory
 from fedjax_dp.experiments.training import PreparedRun, Result
 from fedjax_dp.rounds.simulation import Evaluation
+from fedjax_dp.trackers import fields
+from fedjax_dp.trackers.fields import Memory
 
 INTERRUPTED, FAILED = 130, 1  # exit codes that W&B shows
 
