@@ -180,7 +180,18 @@ ELSEWHERE = {  # what Opacus, Flower, TensorFlow, FedJAX and papers call an opti
         "server_optimizer": "server",
     },
 }
-RETIRED: dict[str, str] = {}  # names of before, of an option, a choice or a key, and the remedy: what takes their place
+RETIRED: dict[str, str] = {  # names of before, of an option, a choice or a key, and the remedy: what takes their place
+    "adapt": "noise is fixed before the first round: noise_schedule lets it differ by round; accounting.filter_for "
+    "is the filter for code of your own",
+    "individual": "stop_at_epsilon ends a run for all; accounting.IndividualFilter is the filter of each client for "
+    "code of your own",
+    "stop_noise": "stop by a public test set, which is free, or fix the rounds; accounting.with_looks prices noised "
+    "looks for code of your own",
+    "budget": "stop_at_epsilon, as it is called now, ends a run before it would pass that epsilon; epsilon finds the "
+    "noise for all its rounds",
+    "budget_high": "stop_at_epsilon is one number, which ends the run for all; epsilon with epsilon_high finds noise "
+    "for a budget of each client",
+}
 
 
 def _plain(word: str) -> str:

@@ -26,10 +26,6 @@ def answering(ids, drawn=None, invited=None):
     return Members(ids, invited.astype(jnp.float32) if drawn is None else drawn, jnp.zeros_like(ids), invited)
 
 
-def everybody_stays(self, round_index, shares):
-    return shares
-
-
 def lying(part, **members):
     """A subclass that restates all facts, but for these members."""
     kind = type(part)
@@ -76,11 +72,6 @@ class Shuffled:
     def log(self, num_clients):
         return None
 
-    remaining = everybody_stays
-
-    def among(self, keys, round_index, left, num_clients):
-        raise NotImplementedError
-
     def resized(self, size):
         return type(self)(size=size)
 
@@ -126,11 +117,6 @@ class Coins:
     def log(self, num_clients):
         return None
 
-    remaining = everybody_stays
-
-    def among(self, keys, round_index, left, num_clients):
-        raise NotImplementedError
-
     def resized(self, size):
         raise NotImplementedError
 
@@ -174,11 +160,6 @@ class Halves:
 
     def log(self, num_clients):
         return None
-
-    remaining = everybody_stays
-
-    def among(self, keys, round_index, left, num_clients):
-        raise NotImplementedError
 
     def resized(self, size):
         raise NotImplementedError

@@ -3,9 +3,8 @@
 A round's line says what was released of whom, and what that and all before it cost. `events` are what the round
 releases of the clients that `clients` name (ids, or pairs of first and last), each by its place; where `so_far` is true
 they stand for everything up to the round instead, as for noise that is correlated over rounds. `as_round` stands for
-events and clients that are those of another round; `leave` names clients whose own budgets end with the round. Each
-line has the checksum of itself and the line before, the first of the run's phase; a line that a kill cut off does not
-count.
+events and clients that are those of another round. Each line has the checksum of itself and the line before, the first
+of the run's phase; a line that a kill cut off does not count.
 """
 
 import dataclasses
@@ -75,6 +74,7 @@ FIELDS: dict[str, tuple[type, ...]] = {
     "halt": (str, type(None)),
     "deployment": (dict, type(None)),
 }
+LAW = ("participation", "stop")  # what a line may say of how rounds are counted
 Line = Mapping[str, Any]
 MALFORMED = (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError)  # of JSON that no run wrote
 
@@ -224,8 +224,8 @@ class Ledger:
 
     @property
     def follows_results(self) -> bool:
-        """Whether results may end the run, or choose its noise: what its rounds would cost as a plan bounds nothing."""
-        return bool(self.lines) and not {"stop", "filter"}.isdisjoint(self.lines[0].get("law", {}))
+        """Whether results may end the run: what its rounds would cost as a plan bounds nothing."""
+        return bool(self.lines) and "stop" in self.lines[0].get("law", {})
 
     def events(self, rounds: int | None = None) -> list[Event]:
         """What the first `rounds` rounds (default: all) release of each client.
@@ -262,8 +262,8 @@ class Ledger:
         Raises: ConfigurationError for a run without an epsilon, and for one that follows results.
         """
         if self.follows_results:
-            wanted, remedy = "of one whose rounds and noise were planned", "its Guarantee has its epsilon"
-            raise errors.refuse("ledger", "one of a run that results may end or change", wanted, remedy)
+            wanted, remedy = "of one whose rounds were planned", "its Guarantee has its epsilon"
+            raise errors.refuse("ledger", "one of a run that results may end", wanted, remedy)
         if not self.lines:
             raise errors.refuse("ledger", "no rounds", "of a run that has done some", "it grows as the run goes on")
         if not self.lines[0]["events"]:
@@ -313,6 +313,8 @@ def _require_whole(line: Line, number: int, before: str, lines: Sequence[Line]) 
     for name, kinds in FIELDS.items():
         if type(line.get(name)) not in kinds or (isinstance(line[name], float) and not math.isfinite(line[name])):
             raise ValueError(f"{name} {str(line.get(name))[:40]!r}")
+    for name in line.get("law", ()):
+        errors.require_choice("a law of the ledger", name, LAW)
     if line["round"] != number:
         raise ValueError(f"round {line['round']}")
     as_round = line.get("as_round")

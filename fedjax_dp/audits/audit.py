@@ -88,9 +88,11 @@ def audit(
     options, began = {**locals(), **privacy}, time.perf_counter()
     require_sane(canary, claim, significance, trials=trials, lanes=lanes)
     own = model if model is not None else usual_model(data)
-    if privacy.get("budget") is not None:
+    if privacy.get("stop_at_epsilon") is not None:
         remedy = "audit the rounds that it left of a run: result.ready.rounds"
-        raise errors.refuse("budget", privacy["budget"], "left out, as an audit takes all its rounds", remedy)
+        raise errors.refuse(
+            "stop_at_epsilon", privacy["stop_at_epsilon"], "left out, as an audit takes all its rounds", remedy
+        )
     run = plan_run(algorithm, data, rounds=rounds, seed=seed, model=own, terms=PrivacyTerms(**privacy))
     run, setup = prepare(run, canary=canary, client=client, record=record, one_run=one_run, parameters=parameters)
     algorithm, accountant = run.algorithm, run.terms.accountant

@@ -27,7 +27,6 @@ from fedjax_dp.audits.one_run import LEAST
 from fedjax_dp.audits.wrappers import linear_model
 from fedjax_dp.data.client_names import number_of
 from fedjax_dp.data.store import FederatedData
-from fedjax_dp.parts.client_privacy import counts_individually
 from fedjax_dp.privacy import guarantees
 from fedjax_dp.privacy.client_events import client_events, counted_as
 from fedjax_dp.privacy.planned_run import PlannedRun
@@ -37,7 +36,6 @@ from fedjax_dp.rounds.clients import draw_cohort
 from fedjax_dp.rounds.simulation import run_key
 
 CANARY_NAMES = ("gradient", *CANARIES)
-LOOKS = "of the training alone, not of the looks at records that clients hold out by which it may stop"
 PLAYED = ("schedule", "worst")  # participation of which a run of one seed can be a counterexample
 
 
@@ -68,12 +66,6 @@ def prepare(
             "left out of an audit, which attacks what a run itself releases, with less noise than its deployment has",
             "find the noise with it (fedjax_dp.calibrate), and audit that algorithm without it",
         )
-    if counts_individually(run.algorithm.upload):
-        wanted = "left out of an audit, whose canary is not there or another, where this puts zeros in its place"
-        raise errors.refuse("individual", True, wanted, "audit the same run without it")
-    unattacked = LOOKS if run.terms.stop_noise is not None else None
-    if unattacked:
-        run = run.counted(stop=None, stop_noise=None)
     if counted_as(run) not in PLAYED:
         raise errors.refuse(
             "participation of an audit",
@@ -98,7 +90,6 @@ def prepare(
     known, terms = {"beginning": run.beginning.unattacked}, dataclasses.replace(run.terms, view=run.view.value)
     counted = dataclasses.replace(run, data=store, model=played, seed=seed, terms=terms, _drawn=known)
     promise = guarantees.stated(counted)
-    promise = dataclasses.replace(promise, caveat="; ".join(filter(None, (promise.caveat, unattacked))) or None)
     if math.isinf(promise.epsilon) or promise.delta is None:
         raise errors.refuse(
             "algorithm",

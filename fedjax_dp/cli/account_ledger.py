@@ -7,10 +7,8 @@ import pathlib
 from typing import TYPE_CHECKING, Annotated
 
 from fedjax_dp import errors
-from fedjax_dp.accounting import ACCOUNTANTS, Adjacency, Guarantee, Unit, View, epsilons_of, filter_for
-from fedjax_dp.accounting.events import distinct
+from fedjax_dp.accounting import ACCOUNTANTS, Adjacency, Guarantee, Unit, View, epsilons_of
 from fedjax_dp.accounting.guarantee import Deployment, infinite, marked
-from fedjax_dp.accounting.ledger import ids_of
 from fedjax_dp.cli.options import PlotOption, PrintOptions, Switch, parse, picture_of
 from fedjax_dp.cli.output import page
 from fedjax_dp.display import count
@@ -69,26 +67,23 @@ def account_ledger(arguments: list[str]) -> int:
     if options.rounds is not None:
         errors.require_integer("rounds", options.rounds, 1, ledger.rounds, "these are done")
     promise = _promise(ledger, options)
-    notes = [*_own(ledger, options, promise), *_budget(ledger, promise, options.rounds)]
+    notes = [*_own(ledger, options, promise), *_budget(ledger, promise)]
     if ledger.before and not promise.phases:
         notes.append(f"what {count(len(ledger.before), 'phase')} before cost is counted too")
     if ledger.cut:
         notes.append("the file ends in the middle of a line, which does not count")
     if options.plot and ledger.follows_results:
-        raise errors.refuse("plot", options.plot, "left out where results end the run or choose its noise")
+        raise errors.refuse("plot", options.plot, "left out where results end the run")
     if options.plot:
         from fedjax_dp.figures.runs import plot_spending  # takes half a second to load
         from fedjax_dp.reports.shared import thinned
 
-        leaving = _leaving(ledger, options.rounds)
-        drawn = thinned(range(1, 1 + (options.rounds or ledger.rounds)), DRAWN)
-        rounds = sorted({*drawn, *(done for done, _ in leaving)})
+        rounds = thinned(range(1, 1 + (options.rounds or ledger.rounds)), DRAWN)
         curve = {"worst client": [max(ledger.epsilons(options.delta, options.accountant, at)) for at in rounds]}
         if options.delta is None and all(line["epsilon_at_any_time"] is not None for line in ledger.lines):
             curve["at any time"] = [ledger.lines[at - 1]["epsilon_at_any_time"] for at in rounds]
         title = marked(f"{ledger.phase['algorithm']} on {ledger.phase['dataset']}", promise.mark)
-        points = sorted({(done, promise.epsilons[client]) for done, client in leaving})
-        plot_spending(rounds, curve, title, str(promise), options.plot, ledger.lines[-1]["budget"], points, **look)
+        plot_spending(rounds, curve, title, str(promise), options.plot, ledger.lines[-1]["budget"], **look)
     if options.json:
         content = promise.to_dict() | {"rounds": options.rounds or ledger.rounds, "notes": notes}
         print(json.dumps(content, allow_nan=False))
@@ -141,7 +136,7 @@ def _check_terms(ledger: "Ledger", options: LedgerOptions) -> None:
     """Refuse other terms where the epsilon of a run is known on its own terms alone."""
     whose = "a run that stands for a deployment" if ledger.phase.get("deployment") is not None else ""
     if ledger.follows_results:
-        whose = "a run that results may end or change, of which its first rounds bound nothing"
+        whose = "a run that results may end, of which its first rounds bound nothing"
     if whose:
         errors.require_left_out(options, ("delta", "accountant", "rounds"), f"for {whose}")
 
@@ -151,7 +146,6 @@ def _promise(ledger: "Ledger", options: LedgerOptions) -> Guarantee:
     last = ledger.lines[-1]
     if ledger.follows_results:  # what its rounds would have cost if they had been planned bounds nothing
         epsilons = [infinite(epsilon) for epsilon, clients in ledger.phase["epsilons"] for _ in range(clients)]
-        _require_filtered(ledger)
     else:
         epsilons = ledger.epsilons(options.delta, options.accountant, options.rounds)
     accountant = ACCOUNTANTS[options.accountant or last["accountant"]].about
@@ -163,20 +157,6 @@ def _promise(ledger: "Ledger", options: LedgerOptions) -> Guarantee:
     deployment = Deployment(**last["deployment"])._replace(rounds=ledger.rounds)
     own = infinite(ledger.phase["epsilon"])  # of all its rounds
     return dataclasses.replace(promise, deployment=deployment, own=own)
-
-
-def _require_filtered(ledger: "Ledger") -> None:
-    """Refuse the ledger of a run within a filter whose rounds have passed it, or cost another sum than it says."""
-    last = ledger.lines[-1]
-    if "filter" not in last["law"]:
-        return
-    stated = last["law"]["filter"]
-    within = filter_for(last["accountant"], last["budget"], last["delta"], stated["order"])
-    used = max((within.cost(event) for event in distinct(ledger.events())), default=0.0)
-    if not (used <= within.budget * (1 + EQUAL) and math.isclose(used, stated["used"], rel_tol=1e-6)):
-        got = f"{used:.6g} by its rounds"
-        wanted = f"{stated['used']:.6g}, within {within.budget:.6g}"
-        raise errors.refuse("what a ledger has used of its filter", got, wanted, "it was edited")
 
 
 def _with_phases(ledger: "Ledger", options: LedgerOptions, promise: Guarantee) -> Guarantee:
@@ -199,11 +179,7 @@ def _own(ledger: "Ledger", options: LedgerOptions, promise: Guarantee) -> list[s
     """
     phase = ledger.phase
     if ledger.follows_results:
-        law = ledger.lines[-1]["law"]
-        how = f"results may end it: stop {law['stop']}" if "stop" in law else "results choose its noise within a filter"
-        if law.get("stop_noise") is not None:
-            how += f", with noise of standard deviation {law['stop_noise']:g} on the number of right answers"
-        return [f"as its run promised: {how}"]
+        return [f"as its run promised: results may end it: stop {ledger.lines[-1]['law']['stop']}"]
     others = (options.delta, options.accountant, options.rounds)
     if any(value is not None for value in others) or ledger.rounds != phase["rounds"]:
         return []
@@ -214,28 +190,12 @@ def _own(ledger: "Ledger", options: LedgerOptions, promise: Guarantee) -> list[s
     return ["equal to what the run promised"]
 
 
-def _leaving(ledger: "Ledger", rounds: int | None) -> list[tuple[int, int]]:
-    """Clients that leave for good in the first rounds, with how many they were there for."""
-    leaving = [
-        (line["round"] + 1, ids_of(line["leave"], ledger.num_clients))
-        for line in ledger.lines[:rounds]
-        if "leave" in line
-    ]
-    return [(done, client) for done, ids in leaving for client in ids.tolist()]
-
-
-def _budget(ledger: "Ledger", promise: Guarantee, rounds: int | None) -> list[str]:
+def _budget(ledger: "Ledger", promise: Guarantee) -> list[str]:
     """What is left of the budget, and why the run ended."""
     last = ledger.lines[-1]
     lines = []
-    if "filter" in last.get("law", {}):
-        used, of = (last["law"]["filter"][name] for name in ("used", "of"))
-        lines.append(f"budget {last['budget']:g}, of whose filter {used / of:.1%} is used")
-    elif last["budget"] is not None:
+    if last["budget"] is not None:
         lines.append(f"budget {last['budget']:g}, of which {round(last['budget'] - promise.epsilon, 6):.4g} is left")
-    leaving = _leaving(ledger, rounds)
-    if leaving:
-        lines.append(f"{count(len(leaving), 'client')} left when their own budgets were used up")
     by = {"budget": "the budget", "rule": "results"}.get(last["halt"])
     if by is not None:
         lines.append(f"halted by {by} after round {last['round'] + 1}")

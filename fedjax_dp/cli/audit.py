@@ -147,7 +147,6 @@ def _audited(
             participation=terms.participation,
             colluders=terms.colluders,
             stop=terms.stop,
-            stop_noise=terms.stop_noise,
             progress=lambda done, total: show(done, ""),
             **attack,
         )
@@ -198,8 +197,6 @@ def _own_statement(result: "Audit", promise: Guarantee, terms: PrivacyTerms) -> 
     whose = f"its own model and participation {terms.participation}"
     if promise.phases:
         whose += ", with the phases before it"
-    if terms.stop_noise is not None:
-        whose += ", with the looks by which it may stop"
     return [("", f"{INDENT}the run itself states {own:.4g} of client {result.name}, for {whose}")]
 
 

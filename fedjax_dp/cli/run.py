@@ -165,15 +165,15 @@ def _print_result(
 
 
 def _halt(result: dict[str, Any]) -> list[tuple[str, str]]:
-    """What a budget did."""
+    """What ended the run before its time."""
     from fedjax_dp.experiments.training import ended_early  # loads JAX
 
     spending = result.get("spending")  # folders of before have none
     if spending is None:
         return []
     done, wanted = result["history"][-1]["round"], spending["rounds_wanted"]
-    words = ended_early(done, wanted, spending["halt"], spending["budget"], spending.get("departures"))
-    return [("halted" if done < wanted else "clients", words)] if words else []
+    words = ended_early(done, wanted, spending["halt"], spending["budget"])
+    return [("halted", words)] if words else []
 
 
 def _spending(result: dict[str, Any], place: str) -> list[tuple[str, str]]:

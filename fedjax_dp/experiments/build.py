@@ -182,8 +182,7 @@ def planned_of(config: RunSpec, data: FederatedData, *, goes_on: bool = False) -
     model, algorithm = build_model(config, data), build_algorithm(config, data)
     rounds, seed, terms = config.training.rounds, config.data.seed, terms_of(config, data)
     algorithm = algorithm.prefix(rounds) if goes_on else algorithm
-    every = config.output.evaluate_every
-    return plan_run(algorithm, data, rounds=rounds, seed=seed, model=model, terms=terms, evaluate_every=every)
+    return plan_run(algorithm, data, rounds=rounds, seed=seed, model=model, terms=terms)
 
 
 def build_algorithm(config: RunSpec, data: FederatedData) -> Algorithm:

@@ -50,9 +50,7 @@ OF_PRIVATE = (
     "epsilon_high",
     "unit",
     "delta",
-    "budget",
-    "budget_high",
-    "individual",
+    "stop_at_epsilon",
     "deployment_cohort",
     "deployment_population",
 )
@@ -163,7 +161,7 @@ class RunSpec:
             return found
         from fedjax_dp.accounting import ParticipationLog  # loads SciPy
 
-        rounds = training.rounds if self.privacy.budget is None else None  # which may end it before its log
+        rounds = training.rounds if self.privacy.stop_at_epsilon is None else None  # which may end it before its log
         return found | {log: ParticipationLog.read(log).digest(rounds)[:16]}
 
     def flat(self) -> dict[str, Any]:

@@ -73,7 +73,7 @@ def _to_resume(
     path: pathlib.Path, overrides: dict[str, Any], screen: Screen
 ) -> tuple[dict[str, Any], RunSpec, int, dict[str, Any] | None]:
     """What a folder says of its run, its configuration, the rounds to go to, and the result if they are done."""
-    about = run_folder.to_resume(path)
+    about = run_folder.begun(path)
     if about["made of"] != CONFIGURED:
         remedy = "fedjax_dp.resume(folder, algorithm, data) goes on with it"
         raise errors.refuse("resume", f"{path}, a run of values of Python", "a run of a configuration", remedy)
@@ -131,7 +131,7 @@ def _ready(config: RunSpec, screen: Screen, goes_on: bool = False) -> PreparedRu
         again = build.build_algorithm(config.with_rounds(ready.rounds), data)
         if not same(again, planned.algorithm):
             reason = "its algorithm is another for fewer rounds: give them as rounds"
-            raise errors.refuse("budget", config.privacy.budget, "left out", reason)
+            raise errors.refuse("stop_at_epsilon", config.privacy.stop_at_epsilon, "left out", reason)
     for line in (
         *population.notes(config.data, data),
         *_assumed(config),

@@ -4,8 +4,6 @@ import dataclasses
 import functools
 from typing import Annotated, Any
 
-import numpy as np
-
 from fedjax_dp import errors, own_code
 from fedjax_dp.algorithms import CATALOGUE, Entry
 from fedjax_dp.data.loaders import DATASETS
@@ -145,34 +143,25 @@ class PrivacyConfig(PrivacyTerms):
     Args:
         epsilon: budget per client; finds the noise
         epsilon_high: budgets are uniform from epsilon to this, one per client
-        budget: epsilon that ends the run, beside noise_multiplier: it takes as many rounds as it allows, known before
-            the first
-        budget_high: budgets are uniform from budget to this, one per client, who leaves when its own is used up
     """
 
     epsilon: float | None = None
     epsilon_high: float | None = None
-    budget: float | None = None
-    budget_high: float | None = None
 
     def terms(self, num_clients: int, seed: int) -> PrivacyTerms:
-        """The same with the budgets of a population, drawn by the seed where they differ."""
+        """The same with the epsilons of a population, drawn by the seed where they differ."""
+        low, high = self.epsilon, self.epsilon_high
+        shared = {name: value for name, value in vars(self).items() if name != "epsilon_high"}
+        if low is None or high is None:
+            return PrivacyTerms(**shared)
         from fedjax_dp.accounting.calibrate import require_budget  # loads SciPy
 
-        def drawn(name: str) -> float | np.ndarray | None:
-            low, high = getattr(self, name), getattr(self, f"{name}_high")
-            if low is None or high is None:
-                return low
-            for ending, budget in (("", low), ("_high", high)):
-                require_budget(f"{name}{ending}", budget, WITHOUT)
-            if not high >= low:
-                raise errors.refuse(f"{name}_high", high, f"at least {name}, {low:g}")
-            return numpy_stream(f"{name} of clients", seed).uniform(low, high, num_clients)
-
-        if self.budget_high is not None:
-            errors.require_given("budget", self.budget, "it belongs to budget_high")
-        shared = {name: value for name, value in vars(self).items() if not name.endswith("_high")}
-        return PrivacyTerms(**shared | {"epsilon": drawn("epsilon"), "budget": drawn("budget")})
+        for name, budget in (("epsilon", low), ("epsilon_high", high)):
+            require_budget(name, budget, WITHOUT)
+        if not high >= low:
+            raise errors.refuse("epsilon_high", high, f"at least epsilon, {low:g}")
+        drawn = numpy_stream("epsilon of clients", seed).uniform(low, high, num_clients)
+        return PrivacyTerms(**shared | {"epsilon": drawn})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -33,14 +33,11 @@ def ledger_of(
     checksum: str | None = None,
     *,
     in_sweep: bool = False,
-    chosen: str | None = None,
 ) -> str:
     """The ledger of a run: the phases of what it began with, then its own.
 
     checksum  of the records, by which clients of a run on the same ones are known again;
-    in_sweep  whether it is one of several runs, among which somebody may have chosen by what they released;
-    chosen    of a run whose noise results chose, so that its epsilon and delta alone are known: what tells it from
-              others that chose otherwise.
+    in_sweep  whether it is one of several runs, among which somebody may have chosen by what they released.
     """
     data = planned.data
     known = who_is_in(data, checksum, guarantee.unit is not Unit.CLIENT)
@@ -56,8 +53,7 @@ def ledger_of(
         "accountant": guarantee.accountant,
         "delta": guarantee.delta,
         **_cost(planned, guarantee),
-        **({} if chosen is None else {"spent": None}),
-        "made of": _digest(made_of(planned.algorithm, planned.model) | ({} if chosen is None else {"chosen": chosen})),
+        "made of": _digest(made_of(planned.algorithm, planned.model)),
         "draws": draws_of(planned.draw_seed),
         "clients": known["clients"],
         "records": known["records"],

@@ -143,7 +143,6 @@ CLIENT_COLUMNS = (
     "epsilon",
     "budget",
     "left",
-    "left_after_round",
     "deployment",
 )
 
@@ -153,21 +152,17 @@ def clients_table(ready: "PreparedRun") -> list[dict[str, Any]]:
     planned, guarantee = ready.planned, ready.guarantee
     num_clients, sizes = planned.data.num_clients, np.asarray(planned.data.sizes).tolist()
     private = ready.spending.private
-    chosen = ready.steering is not None and ready.steering.chosen is not None  # then noise differs by round
-    noise = noise_of(planned.algorithm) if private and not chosen else None
+    noise = noise_of(planned.algorithm) if private else None
     noises = [None] * num_clients if noise is None else np.broadcast_to(np.asarray(noise, float), num_clients).tolist()
     events = client_events(planned) if private else [None] * num_clients
     releases = {id(event): sum(count for _, count in event.leaves()) for event in events if event is not None}
     rounds = ready.spending.counts(ready.end[0]).tolist()
     known = planned.terms.any_budget is not None
     budgets = planned.terms.budgets(num_clients) if known else [None] * num_clients
-    ends = np.full(num_clients, np.inf) if planned.leaves_after is None else planned.leaves_after
-    after = [int(end) if np.isfinite(end) else None for end in ends.tolist()]
     rows = []
     for client, (records, z, event, budget) in enumerate(zip(sizes, noises, events, budgets, strict=True)):
         epsilon = guarantee.epsilons[client] if private else None
         left = None if budget is None or epsilon is None else budget - epsilon
-        released = None if chosen else releases.get(id(event))
-        spent = (rounds[client], released, epsilon, budget, left, after[client])
+        spent = (rounds[client], releases.get(id(event)), epsilon, budget, left)
         rows.append(dict(zip(CLIENT_COLUMNS, (client, records, z, *spent, guarantee.mark), strict=True)))
     return rows

@@ -20,7 +20,6 @@ from fedjax_dp.experiments.saved_run import SavedRun, open_run
 from fedjax_dp.experiments.training import Callbacks, PreparedRun, Result, prepare, train
 from fedjax_dp.models import ARCHITECTURES, Model, NetworkModel, usual_model
 from fedjax_dp.privacy.planned_run import plan_run
-from fedjax_dp.privacy.steering import Choice
 from fedjax_dp.privacy.terms import PrivacyOptions
 from fedjax_dp.rounds.algorithm import Algorithm
 
@@ -41,7 +40,6 @@ def run(
     checkpoint_every: int | None = None,
     progress: bool = False,
     callbacks: Sequence[Any] = (),
-    adapt: Choice | None = None,
     **privacy: Unpack[PrivacyOptions],
 ) -> Result:
     """Train `algorithm` on `data` and say what it promises.
@@ -55,12 +53,9 @@ def run(
                       after a stop, `open_run` reads it;
     checkpoint_every  rounds between checkpoints in it (default: rounds / 5);
     progress          bars on stderr, or in the notebook;
-    callbacks         are called at every evaluation, see `experiments.Callback`;
-    adapt             a function of `privacy.steering.Released`, called before the first round and at every evaluation:
-                      the noise multiplier of the rounds to the next, or None to end the run. `budget` is then the
-                      claim, of a filter in the currency of `accountant`: gaussian (unsampled), zcdp or rdp.
-    How else privacy is counted (accountant, participation, unit, view, budget, ...) are keyword arguments too: see
-    `fedjax_dp.privacy.PrivacyTerms`; for the others see `fedjax_dp.simulate`.
+    callbacks         are called at every evaluation, see `experiments.Callback`.
+    How else privacy is counted (accountant, participation, unit, view, stop_at_epsilon, ...) are keyword arguments too:
+    see `fedjax_dp.privacy.PrivacyTerms`; for the others see `fedjax_dp.simulate`.
     Raises: ConfigurationError before anything is compiled or written; errors.DivergedError with round and clients.
     """
     observers, path = Callbacks(callbacks), None if out is None else pathlib.Path(out)
@@ -79,7 +74,7 @@ def run(
     }
 
     def checked() -> PreparedRun:
-        return _ready(algorithm, data, _model(model, data), execution, overrides, path is not None, adapt)
+        return _ready(algorithm, data, _model(model, data), execution, overrides, path is not None)
 
     if path is None:
         return train(checked(), screen, observers)
@@ -110,11 +105,10 @@ def resume(
     rounds                  more than before, where the run would have begun alike: the Guarantee is computed anew, by
                             a log of who takes part that goes on too;
     A finished run stays as it is.
-    Raises: ConfigurationError where folder, configuration, values or data have changed since, and for a run whose noise
-            a function chose (`adapt`).
+    Raises: ConfigurationError where folder, configuration, values or data have changed since.
     """
     path, observers, screen = pathlib.Path(folder), Callbacks(callbacks), Screen(quiet=not progress)
-    about = run_folder.to_resume(path)
+    about = run_folder.begun(path)
     if about["made of"] == CONFIGURED:
         if any(value is not None for value in (algorithm, data, model, execution)):
             raise errors.refuse("algorithm, data, model and execution", "one of them", f"left out: {path} says them")
@@ -144,7 +138,7 @@ def resume(
         return _ready(own, data, used, execution, kept | {"rounds": to}, kept=True)
 
     with run_folder.folder_to_resume(path, screen) as lock:
-        about = run_folder.to_resume(path)
+        about = run_folder.begun(path)
         if not finished():  # by another process, until just now
             run_folder.go_on(path, lock, about, rounds, prepared, screen, observers)
     return open_run(path, model=model)
@@ -162,7 +156,6 @@ def _ready(
     execution: Execution | None,
     overrides: Mapping[str, Any],
     kept: bool,
-    adapt: Choice | None = None,
 ) -> PreparedRun:
     """A run of values; `kept`: in a folder, for which values get checksums."""
     spec = RunSpec.of_values(
@@ -171,14 +164,13 @@ def _ready(
         dataset=data.name or "data",
         model=_architecture(model, data),
     )
-    rounds, seed, terms, every = spec.training.rounds, spec.data.seed, spec.privacy, spec.output.evaluate_every
+    rounds, seed, terms = spec.training.rounds, spec.data.seed, spec.privacy
     ready = prepare(
         spec,
-        plan_run(algorithm, data, rounds=rounds, seed=seed, model=model, terms=terms, evaluate_every=every),
+        plan_run(algorithm, data, rounds=rounds, seed=seed, model=model, terms=terms),
         execution or all_devices(),
         on_host=spec.execution.records == "host",
-        checksums=_checksums(algorithm, data, model) | ({"adapt": "a function"} if adapt else {}) if kept else {},
-        adapt=adapt,
+        checksums=_checksums(algorithm, data, model) if kept else {},
     )
     described = dataclasses.replace(ready.spec, algorithm=_shortened(ready.planned.algorithm))
     return dataclasses.replace(ready, spec=described)

@@ -36,7 +36,7 @@ ABOUT, CONFIG, METRICS, RESULT, GUARANTEE = "run.json", "config.toml", "metrics.
 BEGINNING = (GUARANTEE, LEDGER, ABOUT)  # in the order of writing: the last makes it a run folder
 FOR_PEOPLE = f"# For people and for new runs. This one goes on by {ABOUT}, whatever is edited here.\n"
 FREE = ("devices", "model_devices")  # what a run may change on its way
-FORMAT = 1  # raise it whenever a file of the folder gets, loses or renames a field
+FORMAT = 2  # raise it whenever a file of the folder gets, loses or renames a field
 KEYS = {"made of", "config", "checksums", "seal", "versions", "devices", "model_devices", "task"}
 MATTER = ("fedjax-dp", "jax", "jaxlib", "flax")  # other versions of these are reported
 START_ANEW = "put it back, or start a new run"
@@ -298,19 +298,6 @@ def begun(path: pathlib.Path) -> dict[str, Any]:
         raise errors.refuse("run folder", f"{path}, of another version", "written by this version", remedy)
     if about["seal"] != seal(about):
         raise errors.refuse(str(path / ABOUT), "one that was changed since", "as the run wrote it", START_ANEW)
-    return about
-
-
-def to_resume(path: pathlib.Path) -> dict[str, Any]:
-    """The same of a run that can go on.
-
-    Raises: ConfigurationError too where noise was chosen from what was released: what chose it stands in no folder, and
-            may remember all that it was called with.
-    """
-    about = begun(path)
-    if "adapt" in about["checksums"]:
-        got, wanted = f"{path}, whose noise a function chose from results", "a run whose noise is fixed beforehand"
-        raise errors.refuse("resume", got, wanted, "fedjax_dp.open_run(folder) reads what it has; start a new run")
     return about
 
 

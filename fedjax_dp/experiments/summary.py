@@ -24,7 +24,6 @@ def spending_of(ready: PreparedRun) -> dict[str, Any]:
         "left": None if budget is None or epsilon is None else budget - epsilon,
         "halt": ready.end[1],
         "rounds_wanted": ready.halted_of or ready.rounds,
-        "departures": ready.planned.departures,
     }
 
 

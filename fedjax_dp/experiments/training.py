@@ -21,17 +21,17 @@ from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.experiments import parameters, phases
 from fedjax_dp.experiments.config import CONFIGURED, RunSpec
 from fedjax_dp.experiments.console import Screen
+from fedjax_dp.experiments.stopping import StopRule
 from fedjax_dp.models import Model, Origin, Start, task_of
 from fedjax_dp.models.origins import values_digest
-from fedjax_dp.privacy.guarantees import guaranteed, prepared, stated, with_attack
+from fedjax_dp.privacy.guarantees import prepared, with_attack
 from fedjax_dp.privacy.planned_run import PlannedRun
 from fedjax_dp.privacy.spending import Spending
-from fedjax_dp.privacy.steering import Choice, Choices, StopRule, claim_of
 from fedjax_dp.rounds import metrics, prefetch
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.final import final_model
 from fedjax_dp.rounds.metrics import main_of
-from fedjax_dp.rounds.simulation import Evaluation, Simulation, Steer, Timing, numbers, simulate
+from fedjax_dp.rounds.simulation import Evaluation, Simulation, Timing, numbers, simulate
 from fedjax_dp.rounds.state import ServerState
 from fedjax_dp.tasks import Task, measures_of_task
 from fedjax_dp.tasks.measures import TEST, target_of
@@ -102,7 +102,7 @@ class PreparedRun:
     planned    the run itself: algorithm, with its noise, data, model
     checksums  of what decides it beside: data, code, values that only Python has, by name
     halted_of  rounds that were wanted, where a budget ends it before them
-    steering   what chooses noise or end of the run from what it releases, if anything does
+    stop       what ends it by a metric, if anything does
     folder     that it is kept in, if any
     history    the evaluations before it was stopped, where it goes on
     """
@@ -114,7 +114,7 @@ class PreparedRun:
     on_host: bool
     checksums: Mapping[str, str]
     halted_of: int | None = None
-    steering: Choices | StopRule | None = None
+    stop: StopRule | None = None
     folder: pathlib.Path | None = None
     history: tuple[Evaluation, ...] = ()
 
@@ -143,20 +143,18 @@ class PreparedRun:
         """What its parameters carry with them."""
         data = self.planned.data
         checksum = self.checksums.get("data") or data.checksum
-        choices = None if self.steering is None else self.steering.chosen
-        chosen = None if choices is None else choices.name
-        return phases.ledger_of(self.name, self.planned, self.guarantee, checksum, chosen=chosen)
+        return phases.ledger_of(self.name, self.planned, self.guarantee, checksum)
 
     @functools.cached_property
     def spending(self) -> Spending:
         """Epsilon by round."""
-        return Spending(self.planned, self.guarantee, None if self.steering is None else self.steering.chosen)
+        return Spending(self.planned, self.guarantee)
 
     @property
     def end(self) -> tuple[int, str]:
         """The round at which it ends, as far as is known, and what ends it there: rounds, budget or rule."""
-        if self.steering is not None and self.steering.end is not None:
-            return self.steering.end, self.steering.why
+        if self.stop is not None and self.stop.end is not None:
+            return self.stop.end, "rule"
         return self.rounds, "rounds" if self.halted_of is None else "budget"
 
     @property
@@ -166,10 +164,10 @@ class PreparedRun:
 
     @property
     def halt(self) -> str | None:
-        """What budgets or results end before its time, in words."""
+        """What ends it before its time, in words."""
         (done, why), wanted = self.end, self.halted_of or self.rounds
-        words = ended_early(done, wanted, why, self.planned.terms.common_budget, self.planned.departures)
-        return f"halted {words}" if words and done < wanted else words
+        words = ended_early(done, wanted, why, self.planned.terms.common_budget)
+        return f"halted {words}" if words else None
 
     @property
     def title(self) -> str:
@@ -181,13 +179,10 @@ class PreparedRun:
         return Card(self.title, {"rounds": str(self.rounds), "privacy": str(self.guarantee)})
 
 
-def ended_early(done: int, wanted: int, why: str, budget: float | None, departures: int | None) -> str | None:
-    """What ended before its time, if anything: the run, after `done` of the rounds wanted, or those of some clients."""
+def ended_early(done: int, wanted: int, why: str, budget: float | None) -> str | None:
+    """What ended the run before its time, after `done` of the rounds wanted, if anything did."""
     by = {"rule": "results", "budget": "the budget" if budget is None else f"the budget {budget:g}"}.get(why, "")
-    words = [f"by {by} after {done:,} of {wanted:,} rounds"] if done < wanted else []
-    if departures:
-        words.append(f"{count(departures, 'client')} left when their own budgets were used up")
-    return "; ".join(words) or None
+    return f"by {by} after {done:,} of {wanted:,} rounds" if done < wanted else None
 
 
 def prepare(
@@ -198,11 +193,8 @@ def prepare(
     on_host: bool,
     checksums: Mapping[str, str],
     progress: Callable[[int, int], None] | None = None,
-    adapt: Choice | None = None,
 ) -> PreparedRun:
     """A run with the noise that it needs, of the rounds that its budget allows.
-
-    adapt  chooses noise and end of the run from what it releases, within its budget.
 
     Raises: ConfigurationError for a target of a metric that the task has not, for records on the host where they are
             needed elsewhere, and for a budget that cannot be met.
@@ -210,27 +202,19 @@ def prepare(
     output, measures = spec.output, measures_of_task(task_of(planned.model, planned.data))
     if output.target is not None:
         target_of(output.target, measures)
-    stop = None if planned.terms.stop is None else StopRule(planned, measures)
+    target = None if planned.terms.stop is None else target_of(planned.terms.stop, measures, "stop")
     if on_host:
         prefetch.check(planned.algorithm, bool(output.train_metrics))
-    wanted, choices = planned.rounds, None
-    if adapt is None:
-        planned, guarantee = prepared(planned, progress)
-        guarantee = with_attack(planned, guarantee)
-    else:
-        choices = Choices(planned, stated(planned), adapt)
-        guarantee = claim_of(guaranteed(planned.counted(budget=None)), choices)
-    halted_of = wanted if planned.rounds < wanted else None
+    wanted = planned.rounds
+    planned, guarantee = prepared(planned, progress)
     spec = spec.with_rounds(planned.rounds)
-    if planned.terms.stop_noise is not None:  # its evaluations are counted, so they stay where they were planned
-        spec = spec.replace(evaluate_every=planned.evaluate_every)
     return PreparedRun(
         spec=spec,
         planned=planned,
-        halted_of=halted_of,
-        steering=stop or choices,
+        halted_of=wanted if planned.rounds < wanted else None,
+        stop=None if target is None else StopRule(target, spec.output.evaluate_every or 1),
         execution=execution,
-        guarantee=guarantee,
+        guarantee=with_attack(planned, guarantee),
         on_host=on_host,
         checksums=checksums,
     )
@@ -333,7 +317,9 @@ def _trained(
 ) -> Result:
     first, output = 0 if start is None else int(start.round), ready.spec.output
     run, began, reported = ready.planned, time.perf_counter(), 0
-    rounds, algorithm = run.rounds, numbers(run.algorithm)
+    rounds, algorithm, stop = run.rounds, numbers(run.algorithm), ready.stop
+    if stop is not None and ready.history and ready.history[-1].round == first and stop.reached(ready.history[-1]):
+        rounds = first  # a kill came after the evaluation that ends it
     with screen.bar("training", total=rounds, done=first) as show:
 
         def on_pause(state: ServerState, new: list[Evaluation]) -> None:
@@ -360,7 +346,7 @@ def _trained(
             pause_every=None if keeper is None else output.checkpoint_every,
             on_pause=on_pause,
             on_host=ready.on_host,
-            steer=_steered_by(ready),
+            stop=None if stop is None else stop.reached,
             checked=True,
             notice=_warn if screen.console.quiet else screen.say,
         )
@@ -369,24 +355,6 @@ def _trained(
     if keeper is not None:
         keeper.finish(result)
     return result
-
-
-def _steered_by(ready: PreparedRun) -> Steer | None:
-    """The choice before each stretch of rounds, by released values alone."""
-    steering, algorithm = ready.steering, ready.planned.algorithm
-    if steering is None:
-        return None
-
-    def steer(state: ServerState, seen: Evaluation | None, until: int) -> tuple[Algorithm, int]:
-        nonlocal algorithm
-        done = int(state.round)
-        if seen is None and ready.history and ready.history[-1].round == done:
-            seen = ready.history[-1]
-        params = jax.tree.map(np.asarray, final_model(algorithm, state))
-        algorithm = steering.choose(algorithm, done, until, params, seen)
-        return algorithm, ready.end[0]
-
-    return steer
 
 
 def _pace(history: list[Evaluation], rounds: int, seconds: float) -> str:

@@ -133,13 +133,9 @@ def plot_spending(
     promise: str,
     path: str | os.PathLike[str] | None = None,
     budget: float | None = None,
-    leaving: Sequence[tuple[int, float]] = (),
     **look: Unpack[canvas.Look],
 ) -> Figure:
-    """Epsilon after each of these rounds, a curve for each way to count it, with the budget; `promise` underneath.
-
-    leaving  the last round and the epsilon of each client whose own budget ends its part in the run.
-    """
+    """Epsilon after each of these rounds, a curve for each way to count it, with the budget; `promise` underneath."""
     with canvas.page(path, look, (8.2, 4.6)) as page:
         (panel,) = page.panels
         for rank, (name, epsilons) in enumerate(curves.items()):
@@ -147,8 +143,6 @@ def plot_spending(
             panel.plot(rounds, epsilons, label=name, **line)
         if budget is not None:
             panel.axhline(budget, color=styles.ink(), lw=0.8, ls="--", label=f"budget {budget:g}")
-        if leaving:
-            panel.plot(*zip(*leaving), "x", color=styles.ink(), label="a client leaves", zorder=3)
         panel.set(xlabel="round", ylabel="epsilon (nats)")
         elements.begin_at_zero(panel)
         panel.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -208,11 +208,11 @@ def _clean(
     stores: list[Taint] = [
         stored() if name in ("x", "y") else "" for name in sorted(records) for _ in jax.tree.leaves(records[name])
     ]
-    kept = [rows and _by_client(path) for path, _ in jax.tree_util.tree_flatten_with_path(others)[0]]
+    kept = [rows and "clients" in _fields(path) for path, _ in jax.tree_util.tree_flatten_with_path(others)[0]]
     inputs = stores + ["" if own else None for own in kept]
     outputs = output_taints(traced.jaxpr, inputs, marks)
     for (path, shape), where in zip(jax.tree_util.tree_flatten_with_path(shapes)[0], outputs, strict=True):
-        if where is not None and shape.size and not (rows and _by_client(path)):
+        if where is not None and shape.size and not (rows and "clients" in _fields(path)):
             raise errors.refuse(
                 "algorithm",
                 f"records that reach {_named(path)} {when}{where if isinstance(where, str) else ''}, past what is "
@@ -227,10 +227,6 @@ def _clean(
 
 def _fields(path: Any) -> list[str]:
     return [str(getattr(entry, "name", getattr(entry, "idx", getattr(entry, "key", "")))) for entry in path]
-
-
-def _by_client(path: Any) -> bool:
-    return not {"clients", "uploads"}.isdisjoint(_fields(path))
 
 
 def _named(path: Any) -> str:

@@ -26,7 +26,6 @@ from .client_privacy import AdaptiveClientGaussian as AdaptiveClientGaussian
 from .client_privacy import ClientGaussian as ClientGaussian
 from .client_privacy import ClientPrivacy as ClientPrivacy
 from .client_privacy import ClientSkellam as ClientSkellam
-from .client_privacy import IndividualPrivacy as IndividualPrivacy
 from .client_privacy import MessageEncoding as MessageEncoding
 from .client_privacy import Participation as Participation
 from .client_privacy import PlainUpload as PlainUpload
@@ -76,7 +75,6 @@ from .feature_matching import FeatureMatching as FeatureMatching
 from .feature_matching import FeatureRelease as FeatureRelease
 from .feature_matching import NoisyFeatures as NoisyFeatures
 from .feature_matching import PlainFeatures as PlainFeatures
-from .individual_filter import IndividualGaussian as IndividualGaussian
 from .local_rules import LOCAL_RULES as LOCAL_RULES
 from .local_rules import LocalRule as LocalRule
 from .local_rules import adam as adam

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_dp import errors, prng
-from fedjax_dp.parts.cohorts import Array, Cohort, CohortKeys, Members, no_law_among_fewer, prefix_of
+from fedjax_dp.parts.cohorts import Array, Cohort, CohortKeys, Members, prefix_of
 from fedjax_dp.parts.facts import restates
 from fedjax_dp.prng import role_key
 from fedjax_dp.pytrees import changed, of_clients, structure, value
@@ -36,14 +36,10 @@ class Answers:
     min_separation = _of_cohort("min_separation")
     rounds_per_pass = _of_cohort("rounds_per_pass")
     log = _of_cohort("log")
-    remaining = _of_cohort("remaining")
 
     def prefix(self, rounds: int) -> Cohort:
         shorter: Any = changed(self, cohort=prefix_of(self.cohort, rounds))
         return shorter
-
-    def among(self, keys: CohortKeys, round_index: jax.Array, left: jax.Array, num_clients: int) -> Members:
-        raise no_law_among_fewer(self)
 
 
 @value

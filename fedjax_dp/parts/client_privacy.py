@@ -142,26 +142,9 @@ class SharedNoise(ClientPrivacy, Protocol):
         ...
 
 
-class IndividualPrivacy(ClientPrivacy, Protocol):
-    """A `ClientPrivacy` that knows something of each client, which decides what of its update counts."""
-
-    def init_clients(self, num_clients: int) -> Any:
-        """What it knows before round 0: a pytree of arrays `(num_clients, ...)`, which is data and is not shown."""
-        ...
-
-    def counted(self, update: jax.Array, row: Any) -> tuple[jax.Array, Any]:
-        """Of a client's `message` what joins the sum, and the client's new row; traced."""
-        ...
-
-
 def hides_clients(upload: UpdatePrivatizer) -> TypeGuard[ClientPrivacy]:
     """Whether an upload says that it hides whole clients."""
     return upload.unit is Unit.CLIENT
-
-
-def counts_individually(upload: UpdatePrivatizer) -> TypeGuard[IndividualPrivacy]:
-    """Whether what each client has sent decides what of it counts."""
-    return getattr(upload, "counted", None) is not None
 
 
 def released_noise(upload: ClientPrivacy) -> float:
@@ -505,13 +488,6 @@ def clipped(update: jax.Array, clip_norm: jax.Array | float, sizes: Sequence[int
         parts.append(jnp.where(factor > 0, part, 0.0) * factor)
         within &= norm <= bound
     return parts[0] if len(parts) == 1 else jnp.concatenate(parts), within
-
-
-def is_plain(upload: UpdatePrivatizer) -> TypeGuard[ClientGaussian]:
-    """Whether this adds white noise of one size to updates that are clipped to one norm."""
-    if type(upload) is not ClientGaussian or upload.source != WhiteNoise() or upload.noise_ratio != 1:
-        return False
-    return upload.noise_by_round is None and upload.clip_by_round is None
 
 
 def server_noise(source: NoiseSource, key: jax.Array, round_index: jax.Array, size: int) -> jax.Array:

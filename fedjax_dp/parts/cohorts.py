@@ -144,14 +144,6 @@ class Cohort(Protocol):
         """Fact that follows. Who takes part when, where that is written down beforehand; None: it is not."""
         return None
 
-    def among(self, keys: CohortKeys, round_index: jax.Array, left: jax.Array, num_clients: int) -> Members:
-        """The same law among the first `left` of the clients, a traced number: for those whom no budget has ended."""
-        raise no_law_among_fewer(self)
-
-    def remaining(self, round_index: jax.Array, shares: jax.Array) -> jax.Array:
-        """Shares in the objective of a round, traced: 0 for clients that have left for good by then."""
-        return shares
-
     def check(self, num_clients: int) -> None:
         """Raise ConfigurationError, in one line, where so many clients cannot be drawn from so."""
         return None
@@ -161,12 +153,6 @@ def prefix_of(cohort: Cohort, rounds: int) -> Cohort:
     """Those of a run of its first `rounds` rounds; a cohort that is written down for more has a member `prefix`."""
     shorter: Callable[[int], Cohort] | None = getattr(cohort, "prefix", None)
     return cohort if shorter is None else shorter(rounds)
-
-
-def no_law_among_fewer(cohort: Any) -> errors.ConfigurationError:
-    """A cohort that clients cannot leave one by one."""
-    wanted = f"one number for {type(cohort).__name__}, which states no law among fewer clients"
-    return errors.refuse("budget", "one for each client", wanted, "use uniform, poisson or all clients")
 
 
 def _everyone_answers(ids: jax.Array) -> Members:
@@ -187,10 +173,6 @@ class AllClients(Cohort):
 
     def sample(self, keys: CohortKeys, round_index: jax.Array, shares: jax.Array) -> Members:
         return _everyone_answers(jnp.arange(shares.shape[0], dtype=jnp.int32))
-
-    def among(self, keys: CohortKeys, round_index: jax.Array, left: jax.Array, num_clients: int) -> Members:
-        ids = jnp.arange(num_clients, dtype=jnp.int32)
-        return Members(ids, (ids < left).astype(jnp.float32), jnp.zeros_like(ids), ids < left)
 
     def rates(self, shares: Array) -> Any:
         return 1.0 + 0.0 * shares
@@ -214,11 +196,8 @@ class UniformCohort(Cohort):
         return self.size
 
     def sample(self, keys: CohortKeys, round_index: jax.Array, shares: jax.Array) -> Members:
-        return self.among(keys, round_index, jnp.int32(shares.shape[0]), shares.shape[0])
-
-    def among(self, keys: CohortKeys, round_index: jax.Array, left: jax.Array, num_clients: int) -> Members:
         first, second = prng.words(keys.round, 0, self.size)
-        return _everyone_answers(prng.without_replacement(first ^ second, left, second))
+        return _everyone_answers(prng.without_replacement(first ^ second, jnp.int32(shares.shape[0]), second))
 
     def rates(self, shares: Array) -> Any:
         return self.size / shares.shape[0] + 0.0 * shares
@@ -258,11 +237,9 @@ class PoissonCohort(Cohort):
         return self.size
 
     def sample(self, keys: CohortKeys, round_index: jax.Array, shares: jax.Array) -> Members:
-        return self.among(keys, round_index, jnp.int32(shares.shape[0]), shares.shape[0])
-
-    def among(self, keys: CohortKeys, round_index: jax.Array, left: jax.Array, num_clients: int) -> Members:
+        num_clients = shares.shape[0]
         words = prng.words(keys.round, 0, self.capacity(num_clients))
-        ids, drawn = prng.independent(words, left, self.size)
+        ids, drawn = prng.independent(words, jnp.int32(num_clients), self.size)
         return Members(ids, drawn.astype(jnp.float32), jnp.zeros_like(ids), drawn)
 
     def rates(self, shares: Array) -> Any:

@@ -12,19 +12,16 @@ import numpy as np
 from fedjax_dp import errors
 from fedjax_dp.accounting import (
     Adjacency,
-    AnyOf,
     Composed,
     Event,
     FullBatch,
     GaussianSteps,
     NotCoveredError,
-    Past,
     Poisson,
     RandomParticipation,
     Sampling,
     Unit,
     View,
-    looks_event,
     repeated,
     squared_mu,
 )
@@ -54,7 +51,7 @@ def client_events(run: PlannedRun) -> list[Event]:
 
 def own_events(run: PlannedRun) -> list[Event]:
     """The same of the run alone."""
-    return with_stop(run, with_paid(run.algorithm, training_of(run)))
+    return with_paid(run.algorithm, training_of(run))
 
 
 def with_before(run: PlannedRun, events: list[Event]) -> list[Event]:
@@ -76,29 +73,6 @@ def with_paid(algorithm: Algorithm, training: list[Event]) -> list[Event]:
     if paid is None:
         return training
     return each(training, lambda event: Composed((paid, event)))
-
-
-def with_stop(run: PlannedRun, training: list[Event]) -> list[Event]:
-    """The events with the noised counts of right answers by which the run may stop, of who holds test records.
-
-    A client has all of them, beside its training. A record is trained on or held out, and pays for that alone: the
-    models of which the counts are taken are released already.
-    """
-    noise = run.terms.stop_noise
-    if noise is None:
-        return training
-    adjacency = adjacency_of(training) or adjacency_of(training_of(run, at_least=1)) or Adjacency.REPLACE_ONE
-    by_client = run.unit is Unit.CLIENT
-    held_out = run.held_out if by_client else run.held_out.clip(max=1)
-
-    @functools.cache
-    def looked_at(event: Event, records: int) -> Event:
-        if not records:
-            return event
-        looks = Past((looks_event(run.looks, noise, adjacency, run.unit, records),))
-        return Composed((event, looks)) if by_client else AnyOf((event, looks))
-
-    return list(map(looked_at, training, held_out.tolist()))
 
 
 def counted_as(run: PlannedRun) -> str:

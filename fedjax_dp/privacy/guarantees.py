@@ -9,7 +9,7 @@ import numpy as np
 
 from fedjax_dp import accounting, errors, hooks, inspection
 from fedjax_dp.accounting import Event, Guarantee, Unit, View
-from fedjax_dp.accounting.composed_phases import about, with_past
+from fedjax_dp.accounting.composed_phases import about
 from fedjax_dp.accounting.events import distinct, each
 from fedjax_dp.accounting.guarantee import (
     FLOAT_NOISE,
@@ -25,7 +25,6 @@ from fedjax_dp.data.store import FederatedData
 from fedjax_dp.inspection import constants, flow
 from fedjax_dp.models import Model
 from fedjax_dp.parts import facts
-from fedjax_dp.parts.client_privacy import counts_individually
 from fedjax_dp.parts.noise import correlated_source
 from fedjax_dp.privacy.client_events import (
     adjacency_of,
@@ -35,10 +34,8 @@ from fedjax_dp.privacy.client_events import (
     training_of,
     with_before,
     with_paid,
-    with_stop,
 )
 from fedjax_dp.privacy.halting import halted, require_halting
-from fedjax_dp.privacy.individual import with_filter
 from fedjax_dp.privacy.planned_run import PlannedRun, plan_run
 from fedjax_dp.privacy.protection import noise_of, unit_of, views_of
 from fedjax_dp.privacy.terms import BY_NAME_ALONE, PrivacyOptions, PrivacyTerms
@@ -46,7 +43,6 @@ from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.simulation import check
 
 MOST_NAMES = 1000  # of clients in a Guarantee
-MOST_DEPARTURES = 6  # rounds in it after which clients leave
 SEE_THE_MODEL = ("local", "privatizer", "bound", "correction", "upload")
 
 
@@ -57,7 +53,6 @@ def calibrate(
     rounds: int,
     seed: int = 0,
     model: Model | None = None,
-    evaluate_every: int | None = None,
     progress: Callable[[int, int], None] | None = None,
     **privacy: Unpack[PrivacyOptions],
 ) -> Algorithm:
@@ -67,12 +62,11 @@ def calibrate(
     With one budget per client, noise on records differs from client to client; noise on whole clients is common, so the
     smallest budget decides.
     privacy   `epsilon`, `delta`, ...: the fields of `PrivacyTerms`;
-    evaluate_every  rounds between looks at a metric that may end the run (`stop_noise`); default: each is one;
     progress  called with (client kinds done, client kinds in all).
     Raises:   ConfigurationError if the budget is unreachable or the combination has no accountant.
     """
     terms = PrivacyTerms(**privacy)
-    run = plan_run(algorithm, data, rounds=rounds, seed=seed, model=model, terms=terms, evaluate_every=evaluate_every)
+    run = plan_run(algorithm, data, rounds=rounds, seed=seed, model=model, terms=terms)
     noised = calibrated(run, progress)
     if run.terms.sigma_mode not in hooks.NOISE_RULES:
         _require_believable(noised)
@@ -103,9 +97,6 @@ def _with_least_noise(run: PlannedRun, progress: Callable[[int, int], None] | No
             "left out for an algorithm without privacy",
             "choose a private algorithm such as dpnfl",
         )
-    if counts_individually(algorithm.upload):
-        wanted = "left out beside a filter for each client, whose budget is the claim"
-        raise errors.refuse("epsilon", terms.epsilon, wanted, "give noise_multiplier")
     reason = run.no_epsilon_reason
     if terms.sigma_mode in hooks.NOISE_RULES and len(run.noise_levels.factors) > 1:
         wanted = "per_client or common_worst where the noise differs from round to round"
@@ -126,7 +117,7 @@ def _with_least_noise(run: PlannedRun, progress: Callable[[int, int], None] | No
         wanted, remedy = "one in which records are released", "use view deployed, or give noise_multiplier"
         raise errors.refuse("view", run.view.value, wanted, remedy)
     _require_left(run, ledger, budgets, delta)
-    ledger = with_before(run, with_stop(run, ledger))
+    ledger = with_before(run, ledger)
     numbers = {event: number for number, event in enumerate(distinct(ledger))}
     kinds = list(zip(each(ledger, numbers.__getitem__), budgets, strict=True))
     events, noise = list(numbers), dict.fromkeys(kinds, 0.0)
@@ -172,22 +163,18 @@ def _require_believable(run: PlannedRun) -> None:
 
 
 def _require_left(run: PlannedRun, training: list[Event], budgets: list[float], delta: float) -> None:
-    """Refuse budgets that are spent by what no noise of the run changes: phases before, and looks by which it stops."""
-    past, names = run.past(adjacency_of(training)), [about(one.phase) for one in run.beginning.before]
-    if past and max(sum(step.lost * count for step, count in event.leaves()) for event in distinct(past)) >= delta:
-        raise errors.refuse("delta", delta, "one at which the phases before have an epsilon", _unresolved(run))
-    remedies = ["raise it"] + ["begin with another start"] * bool(names)
-    if run.terms.stop_noise is not None:
-        names.append(f"{run.looks:,} evaluations of {run.terms.stop}")
-        remedies.append("raise stop_noise")
-    if not names:
+    """Refuse budgets that are spent by phases before, which no noise of the run changes."""
+    past = run.past(adjacency_of(training))
+    if not past:
         return
-    fixed = with_past(past, with_stop(run, [accounting.Composed(())] * len(training)))
-    spent = accounting.epsilons_of(fixed, delta, run.terms.accountant)
+    if max(sum(step.lost * count for step, count in event.leaves()) for event in distinct(past)) >= delta:
+        raise errors.refuse("delta", delta, "one at which the phases before have an epsilon", _unresolved(run))
+    spent = accounting.epsilons_of(past, delta, run.terms.accountant)
     budget, most = min(zip(budgets, spent, strict=True), key=lambda pair: pair[0] - pair[1])
     if not budget > most:
-        wanted = f"above {most:.4g}, which {', '.join(names)} cost already at delta {delta:g}"
-        raise errors.refuse("epsilon", budget, wanted, ", or ".join(remedies))
+        names = ", ".join(about(one.phase) for one in run.beginning.before)
+        wanted = f"above {most:.4g}, which {names} cost already at delta {delta:g}"
+        raise errors.refuse("epsilon", budget, wanted, "raise it, or begin with another start")
 
 
 def _unresolved(run: PlannedRun) -> str:
@@ -215,7 +202,6 @@ def guarantee(
     rounds: int,
     seed: int = 0,
     model: Model | None = None,
-    evaluate_every: int | None = None,
     progress: Callable[[int, int], None] | None = None,
     **privacy: Unpack[PrivacyOptions],
 ) -> Guarantee:
@@ -226,8 +212,7 @@ def guarantee(
     model     needed where its size matters (integer noise), and for parts of one's own that work on models; default
               logistic regression;
     privacy   `delta`, `view`, ...: the fields of `PrivacyTerms`. As in `run`, an `epsilon` finds the noise first, and a
-              `budget` ends the run: the Guarantee is of that noise, and of the rounds that the budget allows;
-    evaluate_every  rounds between looks at a metric that may end the run (`stop_noise`); default: each is one;
+              `stop_at_epsilon` ends the run: the Guarantee is of that noise, and of the rounds within it;
     progress  called with (distinct clients done, distinct clients in all).
     Parts that are not the project's own are believed only as far as nothing contradicts them: see `parts.facts` and
     `inspection`. The assumptions name them.
@@ -235,7 +220,7 @@ def guarantee(
             is not so, and for a budget that cannot be met.
     """
     terms = PrivacyTerms(**privacy)
-    run = plan_run(algorithm, data, rounds=rounds, seed=seed, model=model, terms=terms, evaluate_every=evaluate_every)
+    run = plan_run(algorithm, data, rounds=rounds, seed=seed, model=model, terms=terms)
     return with_attack(*prepared(run, progress))
 
 
@@ -281,9 +266,9 @@ def prepared(run: PlannedRun, progress: Callable[[int, int], None] | None = None
     """
     if noise_of(run.algorithm) is not None and run.terms.delta is None:
         raise errors.refuse("delta", "none", "given for a private algorithm", "delta below 1 / records is usual")
-    if run.terms.budget is not None:
+    if run.terms.stop_at_epsilon is not None:
         require_halting(run)
-        run = with_filter(run) if run.terms.individual else halted(run, stated(run))
+        run = halted(run, stated(run))
     if run.terms.epsilon is not None:
         run, progress = calibrated(run, progress), None
     return run, guaranteed(run, progress)
@@ -300,7 +285,7 @@ def stated(run: PlannedRun, progress: Callable[[int, int], None] | None = None) 
         raise errors.refuse("delta", "none", "given for a private algorithm", "delta below 1 / records is usual")
     errors.require_delta(delta)
     training = training_of(run)
-    alone = with_stop(run, with_paid(algorithm, training))
+    alone = with_paid(algorithm, training)
     ledger = with_before(run, alone)
     steps = [step for event in distinct(training) for step, _ in event.leaves()]
     noise = noise_of(algorithm)
@@ -326,7 +311,6 @@ def stated(run: PlannedRun, progress: Callable[[int, int], None] | None = None) 
         accounting.ACCOUNTANTS[terms.accountant].about,
         (
             *_assumptions(run, steps),
-            *_departures(run),
             *_stop(run),
             *run.beginning.assumptions,
             *(phase.left for phase in before if phase.left),
@@ -334,7 +318,7 @@ def stated(run: PlannedRun, progress: Callable[[int, int], None] | None = None) 
             FLOAT_NOISE,
         ),
         hooks.Deferred(hooks.claims_about, run, delta, epsilons, ledger)
-        if not (terms.deployment or unit.of_records or run.departures is not None or before or terms.stop_noise)
+        if not (terms.deployment or unit.of_records or before)
         else (),
         (
             *epsilon_warnings(max(epsilons)),
@@ -401,34 +385,10 @@ def _names(data: FederatedData, unit: Unit) -> tuple[str, ...]:
     return data.names.listed if data.names is not None and few and unit is Unit.RECORD else ()
 
 
-def _departures(run: PlannedRun) -> list[str]:
-    """That clients leave when their own budgets are used up, and when."""
-    if run.leaves_after is None:
-        return []
-    after, rounds = np.unique(run.leaves_after[np.isfinite(run.leaves_after)], return_counts=True)
-    ended = [f"after {at:.0f}" if at else "before the first" for at in after.tolist()]
-    when = [f"{count:,} {end}" for count, end in zip(rounds.tolist(), ended)]
-    if len(when) > MOST_DEPARTURES:
-        when = [f"{rounds.sum():,} after {after[0]:.0f} to {after[-1]:.0f} (clients.csv of a run's folder has each)"]
-    listed = f"of {run.rounds:,} rounds {', '.join(when)}" if when else "nobody before the end"
-    return [
-        "clients leave for good when their own budgets are used up, after rounds that are public and were known before "
-        f"the first: {listed}; cohorts, shares and divisors are then those of the clients that are left"
-    ]
-
-
 def _stop(run: PlannedRun) -> list[str]:
-    """That a result may end the run, and what that costs; nothing where no client has the test records."""
+    """That a result may end the run."""
     if run.terms.stop is None:
         return []
-    if run.terms.stop_noise is not None:
-        whose = "a client pays for its own too" if run.unit is Unit.CLIENT else "records pay for these or for training"
-        return [
-            f"the run ends where {run.terms.stop} is reached by the right answers on records that clients hold out, "
-            f"whose number has noise of standard deviation {run.terms.stop_noise:g} at each of {run.looks:,} "
-            f"evaluations: {whose}, and the run is counted with all its rounds; how many records each holds out is "
-            "public"
-        ]
     return [
         f"the run ends where {run.terms.stop} is reached on a test set of no client's records, which nothing protects, "
         "and is counted with all its rounds"
@@ -491,7 +451,6 @@ def _assumptions(
             f"clients by {steps[0].sampling}, and nobody sees which take part" if hidden else cohorts[participation],
             *_kept(run, hidden),
             *_known_members(run, hidden),
-            *_individual(algorithm),
             "the number of clients, their shares and all divisors are public",
             "the server sums, clips nothing itself and adds the noise honestly"
             if not algorithm.upload.shared_noise
@@ -592,16 +551,6 @@ def _known_members(run: PlannedRun, hidden: bool) -> list[str]:
     return [
         "nothing is known of who is drawn in the eyes of members of a cohort: their draw is counted as public, so that "
         "it hides nothing (view final_model has no such members)"
-    ]
-
-
-def _individual(algorithm: Algorithm) -> list[str]:
-    """Of whom a filter by client is proved."""
-    if not counts_individually(algorithm.upload):
-        return []
-    return [
-        "each client counts while its own updates cost less than the budget, and who does is seen by nobody",
-        "neighbours have zeros in the place of what a client contributes; its place in cohorts stays",
     ]
 
 

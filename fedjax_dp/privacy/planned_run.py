@@ -15,21 +15,20 @@ from fedjax_dp.accounting import Adjacency, Event, Unit, View
 from fedjax_dp.accounting.composed_phases import kind_of, past_of
 from fedjax_dp.accounting.views import helpers_of
 from fedjax_dp.data.store import FederatedData, UnitBound
-from fedjax_dp.models import Model, task_of, usual_model
+from fedjax_dp.models import Model, usual_model
 from fedjax_dp.parts.aggregation import separate
 from fedjax_dp.parts.by_round import changes_of
-from fedjax_dp.parts.cohorts import Cohort, Members
+from fedjax_dp.parts.cohorts import Members
 from fedjax_dp.parts.facts import of_the_project
 from fedjax_dp.parts.record_privacy import require_clip_norms
 from fedjax_dp.privacy.beginning import Beginning, beginning_of
 from fedjax_dp.privacy.deployment import Clients, clients_of, standing_for
 from fedjax_dp.privacy.protection import noise_of, noised, unit_of, unprotected, view_of, with_noise
 from fedjax_dp.privacy.terms import PrivacyOptions, PrivacyTerms
-from fedjax_dp.pytrees import changed
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.clients import draw_cohorts
 from fedjax_dp.rounds.simulation import check, run_key
-from fedjax_dp.tasks.measures import private_records, split_target
+from fedjax_dp.tasks.measures import private_records
 
 BOUNDED_BY = {  # how one comes to know how many records a unit has
     Unit.USER: "give --user-column and --records-per-user of a table (Dataset.unit_ids and bounds)",
@@ -53,7 +52,6 @@ class PlannedRun:
     model: Model  # its size matters to noise of integers
     seed: int = 0
     model_given: bool = True  # else it need not be the one that is trained
-    evaluate_every: int | None = None  # rounds between evaluations; None: nobody says, so that each may be one
     _drawn: dict[Any, Any] = dataclasses.field(default_factory=dict, compare=False, repr=False)
 
     def _once(self, name: Any, make: Callable[[], T]) -> T:
@@ -100,52 +98,25 @@ class PlannedRun:
         """Members of a cohort of theirs that help the adversary, see `helpers_of`."""
         return helpers_of(self.promised.cohort.capacity(self.promised.num_clients), self.view, self.terms.colluders)
 
-    @property
-    def leaves_after(self) -> np.ndarray | None:
-        """Rounds after which each client leaves for good, infinite for who stays; None where budgets end nobody's."""
-        until = getattr(self.algorithm.cohort, "until", None)
-        return None if until is None else np.asarray(until, float)
-
-    @property
-    def departures(self) -> int | None:
-        """How many clients leave after a first round and before the end; None without budgets of their own."""
-        after = self.leaves_after
-        return None if after is None else int(((after > 0) & np.isfinite(after)).sum())
-
     @functools.cached_property
     def no_epsilon_reason(self) -> str | None:
         """Why no epsilon exists, where none does."""
-        reason = unprotected(self.algorithm, self.view) or self.beginning.reason or self._unnoised_stop
+        reason = unprotected(self.algorithm, self.view) or self.beginning.reason or self._stop_by_private_records
         if reason is None and self.terms.deployment is not None and self.beginning.before:
             return "nobody knows which members of a deployment were in the phase before"
         return reason or self.beginning.counted_with_fewer(self.terms.colluders)
 
     @property
-    def _unnoised_stop(self) -> str | None:
+    def _stop_by_private_records(self) -> str | None:
         """That its end tells of records that clients hold out."""
-        if self.terms.stop is None or self.terms.stop_noise is not None or self.private_tests is None:
+        if self.terms.stop is None or self.private_tests is None:
             return None
-        return (
-            f"the run stops by {self.private_tests}, without noise: add stop_noise, use a public test set, or fix the "
-            "rounds"
-        )
+        return f"the run stops by {self.private_tests}, without noise: use a public test set, or fix the rounds"
 
     @property
     def private_tests(self) -> str | None:
         """What a choice by a metric of the test set looks at, where that is private."""
         return private_records(self.data.test_clients is not None)
-
-    @property
-    def looks(self) -> int:
-        """Evaluations by which it may stop; that of the last round counts too, though it ends nothing."""
-        return -(-self.rounds // (self.evaluate_every or 1))
-
-    @property
-    def held_out(self) -> np.ndarray:
-        """Test records of each client by whose noised right answers the run may stop `(num_clients,)`; else 0."""
-        if self.private_tests is None or self.terms.stop_noise is None:
-            return np.zeros(self.data.num_clients, int)
-        return np.bincount(np.asarray(self.data.test_clients), minlength=self.data.num_clients)
 
     def earlier(self, adjacency: Adjacency | None) -> list[list[Event]]:
         """What each phase before releases of each client, in neighbours that are the run's; None: it releases nothing.
@@ -258,11 +229,6 @@ class PlannedRun:
             known[RATES] = self.last_rates[:rounds]
         return dataclasses.replace(self, rounds=rounds, _drawn=known)
 
-    def with_cohort(self, cohort: Cohort) -> "PlannedRun":
-        """The same run with other cohorts, which are drawn anew."""
-        known = {name: self._drawn[name] for name in (BEGINNING, RATES) if name in self._drawn}
-        return dataclasses.replace(self, algorithm=changed(self.algorithm, cohort=cohort), _drawn=known)
-
     def with_noise(self, noise_multiplier: float | np.ndarray) -> "PlannedRun":
         """The same run with other noise."""
         return dataclasses.replace(self, algorithm=with_noise(self.algorithm, noise_multiplier))
@@ -276,7 +242,6 @@ def plan_run(
     terms: PrivacyTerms,
     seed: int = 0,
     model: Model | None = None,
-    evaluate_every: int | None = None,
 ) -> PlannedRun:
     """The run, of logistic regression unless said, after everything that can be refused without accounting.
 
@@ -285,8 +250,6 @@ def plan_run(
     run_key(seed)  # refuses what is none
     check(algorithm, data, rounds, model)
     terms.check()
-    if evaluate_every is not None:
-        errors.require_count("evaluate_every", evaluate_every)
     planned = PlannedRun(
         algorithm=standing_for(algorithm, data, terms),
         data=data,
@@ -295,46 +258,18 @@ def plan_run(
         model=usual_model(data) if model is None else model,
         seed=seed,
         model_given=model is not None,
-        evaluate_every=evaluate_every,
     )
     _check_unit(planned)
-    _check_stop(planned)
     _check_log(planned)
     return planned
 
 
 def _check_log(run: PlannedRun) -> None:
-    """Refuse a log that goes on where the run ends, unless a budget ends it."""
+    """Refuse a log that goes on where the run ends, unless an epsilon ends it."""
     log = run.algorithm.cohort.log(run.data.num_clients)
-    if log is not None and log.num_rounds > run.rounds and (run.terms.budget is None or run.terms.individual):
+    if log is not None and log.num_rounds > run.rounds and run.terms.stop_at_epsilon is None:
         got = f"round {log.num_rounds - 1:,}"
         raise errors.refuse("participation log", got, f"of rounds 0 to {run.rounds - 1:,}, those of the run")
-
-
-def _check_stop(run: PlannedRun) -> None:
-    """Refuse noise on a stop where it is not needed, or not known to be enough."""
-    terms, local = run.terms, run.algorithm.local
-    if terms.stop_noise is None or terms.stop is None:
-        return
-    stop, metrics = split_target(terms.stop, "stop")[0], task_of(run.model, run.data).metrics
-    counts = [metric.name for metric in metrics if metric.right_answers]
-    for uncovered, wanted, remedy in (
-        (run.private_tests is None, "left out with a public test set, by which a stop is free", "drop it"),
-        (
-            run.unit.of_records,
-            f"left out for unit {run.unit.value}, as nobody bounds how many records one holds out",
-            "use a public test set, or unit record",
-        ),
-        (terms.deployment is not None, "left out where a run stands for a deployment", "fix the rounds"),
-        (local.personal or not local.sends_steps, "left out where clients have models of their own", "fix the rounds"),
-        (
-            stop not in counts,
-            f"left out of a stop by {stop}, which counts no right answers",
-            f"stop by {counts[0]}" if counts else "use a public test set, or fix the rounds",
-        ),
-    ):
-        if uncovered:
-            raise errors.refuse("stop_noise", terms.stop_noise, wanted, remedy)
 
 
 def _check_unit(run: PlannedRun) -> None:

@@ -2,13 +2,12 @@
 
 import functools
 from collections.abc import Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedjax_dp.accounting import (
     Event,
-    Filter,
     GaussianOdometer,
     Guarantee,
     NotCoveredError,
@@ -17,7 +16,7 @@ from fedjax_dp.accounting import (
     squared_mu,
 )
 from fedjax_dp.accounting.events import distinct, numbered
-from fedjax_dp.accounting.ledger import ROUND, VERSION, chained, listed, ranges
+from fedjax_dp.accounting.ledger import ROUND, VERSION, chained, listed
 from fedjax_dp.display import finite
 from fedjax_dp.privacy.client_events import client_events, counted_as, training_of, with_paid
 from fedjax_dp.privacy.planned_run import PlannedRun
@@ -42,37 +41,20 @@ class Rounds(NamedTuple):
     events: list[Event]
 
 
-class Chosen(Protocol):
-    """Of a run whose noise and end are chosen from what it releases, see `privacy.steering`."""
-
-    filter: Filter
-
-    def of_round(self, index: int) -> Rounds:
-        """What the round releases."""
-        ...
-
-    def used(self, rounds: int) -> float:
-        """What the first rounds have cost the client that has used most, in the filter's currency."""
-        ...
-
-
 def of_a_round(run: PlannedRun) -> Rounds:
     kinds, kind = numbered(with_paid(run.algorithm, training_of(run.prefix(1), at_least=1)))
     return Rounds(kind, kinds)
 
 
 class Spending:
-    """Of a planned run with its noise and its Guarantee; or, with `chosen`, of one whose rounds results choose.
-
-    What the first rounds of the latter would cost if they had been planned bounds nothing, so no epsilon of them is
-    there: the budget of the filter is.
+    """Of a planned run with its noise and its Guarantee.
 
     A client's epsilon never falls from a round to the next, so where it would take long to know it for every round, the
     epsilon of a later one stands for it: an upper bound, with the round that it is of.
     """
 
-    def __init__(self, run: PlannedRun, guarantee: Guarantee, chosen: Chosen | None = None) -> None:
-        self.run, self.guarantee, self._chosen = run, guarantee, chosen
+    def __init__(self, run: PlannedRun, guarantee: Guarantee) -> None:
+        self.run, self.guarantee = run, guarantee
         self.private = bool(np.isfinite(guarantee.epsilon))
         self._counted: tuple[int, np.ndarray] = (0, np.zeros(run.data.num_clients, int))
         self._before: tuple[int, list[Any]] = (-1, [])  # events up to a round, of the line that was made last
@@ -85,8 +67,6 @@ class Spending:
     @functools.cached_property
     def priced(self) -> list[int]:
         """Numbers of rounds of which the epsilon is worked out: all, where that is cheap, else powers of two."""
-        if self._chosen is not None:
-            return []
         rounds = self.run.rounds
         kinds = max(len(self._kinds(rounds)), 1) if self.private else 1
         if self._closed and kinds * rounds <= EXACT and self.run.data.num_clients * rounds <= COUNTS:
@@ -105,9 +85,9 @@ class Spending:
     def at_any_time(self, rounds: int) -> float | None:
         """See `GaussianOdometer`, for the worst client; None where noise is not Gaussian or sums are sampled.
 
-        Of as many rounds as `planned` is of. Nor is there one beside a filter, whose budget holds at any time.
+        Of as many rounds as `planned` is of.
         """
-        if self._odometer is None or self.run.terms.individual:
+        if self._odometer is None:
             return None
         return self._odometer.epsilon(max(map(squared_mu, self._kinds(self.planned(rounds).priced_at)), default=0.0))
 
@@ -175,19 +155,14 @@ class Spending:
             before = line["checksum"]
             yield line
 
-    def _law(self, index: int) -> dict[str, Any]:
+    def _law(self) -> dict[str, Any]:
         """How rounds are counted, and what of the run follows results."""
-        law: dict[str, Any] = {"participation": counted_as(self.run)}
-        if self.run.terms.stop is not None:
-            law |= {"stop": self.run.terms.stop, "stop_noise": self.run.terms.stop_noise}
-        if self._chosen is not None:
-            one, used = self._chosen.filter, self._chosen.used(index + 1)
-            law["filter"] = {"order": getattr(one, "order", None), "used": used, "of": one.budget}
-        return law
+        stop = {} if self.run.terms.stop is None else {"stop": self.run.terms.stop}
+        return {"participation": counted_as(self.run), **stop}
 
     def _line(self, phase: str, index: int, end: int, halt: str) -> dict[str, Any]:
         guarantee, terms = self.guarantee, self.run.terms
-        spent = self.planned(index + 1) if self.private and self._chosen is None else None
+        spent = self.planned(index + 1) if self.private else None
         budget = terms.common_budget
         return {
             "ledger": VERSION,
@@ -195,7 +170,6 @@ class Spending:
             "round": index,
             "phase": phase,
             **self._released(index),
-            **self._leaving(index),
             "unit": guarantee.unit.value,
             "adjacency": None if guarantee.adjacency is None else guarantee.adjacency.value,
             "view": guarantee.view.value,
@@ -204,28 +178,22 @@ class Spending:
             "accountant": terms.accountant,
             "epsilon_planned": None if spent is None else finite(spent.epsilon),
             "priced_at": None if spent is None else spent.priced_at,
-            "epsilon_at_any_time": None if self._chosen is not None else self.at_any_time(index + 1),
+            "epsilon_at_any_time": self.at_any_time(index + 1),
             "budget": budget,
             "left": None if budget is None or spent is None else budget - spent.epsilon,
             "halt": halt if index + 1 == end else None,
-            "law": self._law(index) if self.private else {},
+            "law": self._law() if self.private else {},
             "deployment": None if guarantee.deployment is None else guarantee.deployment._asdict(),
         }
-
-    def _leaving(self, index: int) -> dict[str, Any]:
-        """Who leaves for good after the round, where somebody does."""
-        after = self.run.leaves_after
-        ids = np.zeros(0, int) if after is None else np.flatnonzero(after == index + 1)
-        return {"leave": ranges(ids)} if ids.size else {}
 
     def _released(self, index: int) -> dict[str, Any]:
         nobody: dict[str, Any] = {"events": [], "clients": [], "so_far": False}
         if not self.private:
             return nobody if index == 0 else {"as_round": 0}
-        by_round = self.by_round if self._chosen is None else self._chosen.of_round(index)
+        by_round = self.by_round
         if by_round is None:
             return self._so_far(index)
-        if not self.scheduled and self._chosen is None and index:
+        if not self.scheduled and index:
             return {"as_round": 0}
         often = self.times_in(index)
         line = listed(by_round.events, by_round.kind, np.flatnonzero(often)) | {"so_far": False}

@@ -44,14 +44,9 @@ class PrivacyTerms:
             every message, so sampling clients amplifies nothing; in the others the others' noise helps where it is
             known to add up
         colluders: clients of each cohort that help the adversary, in views other than uploads
-        budget: epsilon that ends the run, beside noise_multiplier: it takes as many of its rounds as it allows every
-            client; of one for each client, each leaves when its own is used up, and the others go on. All of it is
-            known before the first round
-        individual: every client counts while its own updates have cost less than the budget, then no more, and the run
-            takes all its rounds; for noise on whole clients
+        stop_at_epsilon: epsilon that ends the run for all, beside noise_multiplier: it takes as many of its rounds as
+            no client's epsilon passes it in, which is known before the first
         stop: value of a metric of the test set, such as accuracy=0.9, that ends the run; the Guarantee is of all rounds
-        stop_noise: standard deviation of the noise on the number of right answers by which a run stops whose clients
-            hold the test records; every evaluation is counted
         deployment_cohort: clients of a cohort in the deployment that the run stands for; its noise is found and
             counted, and the run has its noise on the mean
         deployment_population: clients of that deployment
@@ -65,22 +60,15 @@ class PrivacyTerms:
     unit: Annotated[str | None, about("", choices=UNITS, default="the noise's, or what the data bound")] = None
     view: Annotated[str | None, about("", choices=VIEWS, default="the algorithm's")] = None
     colluders: int = 0
-    budget: Budget | None = None
-    individual: bool = False
+    stop_at_epsilon: float | None = None
     stop: Annotated[str | None, about("", metavar="METRIC=VALUE")] = None
-    stop_noise: float | None = None
     deployment_cohort: Annotated[int | None, about("", default="the run itself")] = None
     deployment_population: Annotated[int | None, about("", default="the run itself")] = None
 
     def check(self) -> None:
-        """Refuse names that are none of their choices, half of a deployment, and noise on a stop that is none."""
+        """Refuse names that are none of their choices, and half of a deployment."""
         for name, option in of_class(PrivacyTerms).items():
             option.check(getattr(self, name))
-        if self.individual:
-            errors.require_given("budget", self.budget, "it belongs to individual, and is the claim")
-        if self.stop_noise is not None:
-            errors.require_given("stop", self.stop, "it belongs to stop_noise")
-            errors.require_positive("stop_noise", self.stop_noise, "leave it out to stop by public records")
         pair = ("deployment_cohort", "deployment_population")
         for name, other in (pair, pair[::-1]):
             if getattr(self, other) is not None:
@@ -96,18 +84,12 @@ class PrivacyTerms:
     @property
     def any_budget(self) -> Budget | None:
         """Epsilon that clients may have, be it that noise is found for it or that it ends the run."""
-        return self.epsilon if self.budget is None else self.budget
+        return self.epsilon if self.stop_at_epsilon is None else self.stop_at_epsilon
 
     @property
     def common_budget(self) -> float | None:
-        """The same, where it is one number."""
+        """The same, where it is one number for all."""
         return float(self.any_budget) if isinstance(self.any_budget, int | float) else None
-
-    @property
-    def range_of_budgets(self) -> str:
-        """The same in words."""
-        each = np.ravel(np.asarray(self.any_budget, object))
-        return f"{each[0]}" if len(each) == 1 else f"{min(each)} to {max(each)}, one for each client"
 
     def budgets(self, num_clients: int) -> list[float]:
         """Epsilon of every client.
@@ -116,7 +98,7 @@ class PrivacyTerms:
         """
         from fedjax_dp.accounting.calibrate import require_budget  # loads SciPy
 
-        name = "epsilon" if self.budget is None else "budget"
+        name = "epsilon" if self.stop_at_epsilon is None else "stop_at_epsilon"
         try:
             budgets = np.asarray(self.any_budget, float)
         except (TypeError, ValueError):
@@ -140,9 +122,7 @@ class PrivacyOptions(TypedDict, total=False):
     unit: str | None
     view: str | None
     colluders: int
-    budget: Budget | None
-    individual: bool
+    stop_at_epsilon: float | None
     stop: str | None
-    stop_noise: float | None
     deployment_cohort: int | None
     deployment_population: int | None

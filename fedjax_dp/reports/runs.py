@@ -97,7 +97,7 @@ def _result(
     of = f"after {count(done, 'round')}" if finished else f"after {done:,} of {rounds:,} rounds"
     main, loss = measures.main, measures["test_loss"]
     items = [(main.words, shared.number(main, tables.latest(history, main.name)), of)]
-    items += shared.tiles(guarantee, config.get("budget") or config.get("epsilon"))
+    items += shared.tiles(guarantee, config.get("stop_at_epsilon") or config.get("epsilon"))
     for name, one in measures.tested.items():
         if name not in (main.name, loss.name):
             items.append((one.words, shared.number(one, tables.latest(history, name)), "public test data"))
@@ -130,7 +130,7 @@ def _what(config: Mapping[str, Any]) -> list[tuple[str, Any]]:
         "clip_norm": "clip norm",
         "noise_multiplier": "noise multiplier",
         "epsilon": "budget (epsilon)",
-        "budget": "budget beside noise (epsilon)",
+        "stop_at_epsilon": "stop at epsilon",
         "holdout": "held out for tests",
         "seed": "seed",
     }
@@ -245,8 +245,7 @@ def _figure(
 
 def _budget(config: Mapping[str, Any]) -> float | None:
     """Epsilon that every client may have, where it is one number."""
-    name = "epsilon" if config.get("budget") is None else "budget"
-    budget = None if config.get(f"{name}_high") else config.get(name)
+    budget = config.get("stop_at_epsilon") or (None if config.get("epsilon_high") else config.get("epsilon"))
     return float(budget) if isinstance(budget, int | float) else None
 
 

@@ -5,7 +5,7 @@ import numpy as np
 from fedjax_dp import errors
 from fedjax_dp.display import Card, displayed, facts_of
 from fedjax_dp.parts.aggregation import Aggregate, separate
-from fedjax_dp.parts.client_privacy import PlainUpload, UpdatePrivatizer, counts_individually, shares_noise
+from fedjax_dp.parts.client_privacy import PlainUpload, UpdatePrivatizer, shares_noise
 from fedjax_dp.parts.cohorts import Cohort, prefix_of
 from fedjax_dp.parts.facts import of_the_project
 from fedjax_dp.parts.local_training import LocalTraining
@@ -93,8 +93,6 @@ def check_fit(algorithm: Algorithm, shares: np.ndarray) -> None:
             else "one that draws a client at most once a round for noise on whole clients",
             "use a uniform cohort, or Poisson with the bounded mean",
         )
-    if counts_individually(upload):
-        _check_individual(algorithm)
     if not shares_noise(upload):
         return
     if not (cohort.fixed and algorithm.transport.secret and aggregate.alike):
@@ -105,17 +103,3 @@ def check_fit(algorithm: Algorithm, shares: np.ndarray) -> None:
             "else the shares do not add up",
         )
     upload.check_resolution(algorithm.transport.resolution, positions)
-
-
-def _check_individual(algorithm: Algorithm) -> None:
-    """Refuse parts through which who counts, which is data, would act on more than the noised mean."""
-    aggregate, transport, cohort = algorithm.aggregate, algorithm.transport, algorithm.cohort
-    if aggregate.needs_loss or aggregate.extra:
-        wanted = "one whose weights and divisor are public under a filter for each client"
-        raise errors.refuse("estimator", type(aggregate).__name__, wanted, "use mean, wor_delta or a bounded mean")
-    if transport.secret or transport.resolution:
-        wanted = "a plain sum under a filter for each client, which knows no cost of rounding"
-        raise errors.refuse("transport", type(transport).__name__, wanted, "leave secure out")
-    if cohort.prior_event is not None:
-        wanted = "drawn without what clients sent of their records under a filter for each client"
-        raise errors.refuse("cohort", type(cohort).__name__, wanted, "use uniform, poisson or all clients")

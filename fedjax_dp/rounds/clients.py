@@ -10,7 +10,7 @@ from fedjax_dp import gradients
 from fedjax_dp.data.store import Client, FederatedData
 from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.models import Model, mean_loss
-from fedjax_dp.parts.client_privacy import MessageEncoding, counts_individually
+from fedjax_dp.parts.client_privacy import MessageEncoding
 from fedjax_dp.parts.cohorts import Cohort, CohortKeys, Members
 from fedjax_dp.parts.contexts import ClientContext, LocalResult, LocalState, Received
 from fedjax_dp.prng import role_key
@@ -62,7 +62,6 @@ class Member(NamedTuple):
     present: jax.Array
     weight: jax.Array
     own: Any  # its row of what clients keep
-    row: Any  # of what the upload knows of clients
     extra: Any  # what it alone receives
 
 
@@ -119,24 +118,21 @@ def assembled(
 ) -> Round:
     """The cohort of a round, what its members hold, and the shape of what they will send."""
     model, frozen = gradients.split(model)
-    data = changed(data, shares=algorithm.cohort.remaining(state.round, data.shares))
     members = execution.everywhere(draw_cohort(algorithm.cohort, key, state.round, data.shares))
     clients, places = data.client(members.ids), members.ids
     if block is not None:
         clients = clients._replace(offset=block.offsets[state.round - block.first])
         places = places if block.places is None else block.places[state.round - block.first]
-    own, row = jax.tree.map(lambda table: table[places], state.tables)
     everyone = Member(
         jnp.arange(members.ids.shape[0], dtype=jnp.int32),
         clients,
         members.turn,
         members.present,
         algorithm.aggregate.weights(members, data.shares, algorithm.cohort.rates(data.shares)),
-        own,
-        row,
+        jax.tree.map(lambda table: table[places], state.clients),
         algorithm.local.send(LocalState(state.shared, state.clients), members),
     )
-    light = state._replace(optimizer=()).with_tables(((), ()))
+    light = state._replace(optimizer=(), clients=())
     shared = Shared(algorithm, data, key, light, frozen, members.ids, members.invited)
 
     def first() -> Any:
@@ -158,9 +154,8 @@ def visit(
     member: Member,
     shard: Callable[[jax.Array], jax.Array] = lambda flat: flat,
     signal: bool = True,
-) -> tuple[Any, LocalResult, Any]:
-    """A client's round: the parts of its message (its contribution to the mean, and what else is summed), the rest of
-    its result, and what the upload then knows of it."""
+) -> tuple[Any, LocalResult]:
+    """A client's round: the parts of its message (its contribution to the mean, and what else is summed), and more."""
     algorithm, data, key, state, frozen, ids, _ = shared
     model = gradients.joined(structure, frozen)
     local_key = jax.random.fold_in(role_key(key, "local"), state.round)
@@ -176,9 +171,6 @@ def visit(
     sizes = Part(tensor_sizes(state.params), algorithm.local.sent_tensors(model)).sizes
     encoding = MessageEncoding(count, transport.resolution, transport.limit(count))
     update, extra = algorithm.upload.message(role_key(own_key, "upload"), result.update, sizes, state.upload, encoding)
-    row = member.row
-    if counts_individually(algorithm.upload):
-        update, row = algorithm.upload.counted(update, row)
     if algorithm.upload.unit is not None:
         shorter = algorithm.upload.scales_down(result.update, sizes, state.upload, encoding)
         of_updates = jnp.float32(jnp.nan) if shorter is None else shorter.astype(jnp.float32)
@@ -187,4 +179,4 @@ def visit(
     rate = algorithm.local.rates(state.round, data.largest)[0]
     contribution = algorithm.aggregate.contribution(member.weight, update, loss, rate)
     beside = jax.tree.map(lambda a: jnp.where(member.present, a, 0.0), (extra, result.auxiliary))
-    return (contribution, beside), result, row
+    return (contribution, beside), result

@@ -136,11 +136,11 @@ class Prefetcher:
 
 
 def over_tables(state: ServerState, change: Callable[[Any], Any]) -> ServerState:
-    return state.with_tables(jax.tree.map(change, state.tables))
+    return state._replace(clients=jax.tree.map(change, state.clients))
 
 
 def tables_of(state: ServerState) -> list[HostTable]:
-    return [leaf for leaf in jax.tree.leaves(state.tables) if isinstance(leaf, HostTable)]
+    return [leaf for leaf in jax.tree.leaves(state.clients) if isinstance(leaf, HostTable)]
 
 
 def load_rows(state: ServerState, block: RoundsBlock, execution: Execution) -> ServerState:

@@ -11,7 +11,6 @@ from fedjax_dp.data.store import FederatedData
 from fedjax_dp.execution.mesh import Execution, sum_over_clients
 from fedjax_dp.models import Model
 from fedjax_dp.parts.aggregation import separate
-from fedjax_dp.parts.client_privacy import counts_individually
 from fedjax_dp.parts.cohorts import Members
 from fedjax_dp.parts.contexts import LocalState
 from fedjax_dp.parts.corrections import kept
@@ -47,7 +46,7 @@ def run_round(
 
 
 def _train(now: Round) -> tuple[Any, Any, RoundReport]:
-    """The cohort trains: its messages as they travel, one by one or summed, and new rows of tables."""
+    """The cohort trains: its messages as they travel, one by one or summed, and new rows of what clients keep."""
     algorithm, members = now.shared.algorithm, now.members
     alone = separate(algorithm.aggregate)
     noised = algorithm.upload.unit is not None or getattr(algorithm.local.privatizer, "no_epsilon_reason", None) is None
@@ -55,7 +54,7 @@ def _train(now: Round) -> tuple[Any, Any, RoundReport]:
     def client(shared: Any, member: Member) -> tuple[Any, Any]:
         shared = shared if now.block is None else holding(*shared)
         algorithm, _, key, state, _, ids, invited = shared
-        parts, result, row = visit(now.model, shared, member, now.execution.shard, now.execution.takes_signal)
+        parts, result = visit(now.model, shared, member, now.execution.shard, now.execution.takes_signal)
         message = ravel_numbers(parts)
         observed: Any = ()
         if now.observe is not None:
@@ -71,11 +70,7 @@ def _train(now: Round) -> tuple[Any, Any, RoundReport]:
         # as portions that are skipped are zeros.
         broken = ~sound & member.present
         summed, stacked = ((), words) if alone else (words, ())
-        return summed, (
-            stacked,
-            (result.client_state, row),
-            (result.report, broken, overflow & member.present, observed),
-        )
+        return summed, (stacked, result.client_state, (result.report, broken, overflow & member.present, observed))
 
     summed, (stacked, rows, (probes, broken, overflow, observed)) = sum_over_clients(
         in_pieces(client) if now.execution.in_pieces else client,
@@ -120,8 +115,6 @@ def _aggregate(now: Round, words: Any, report: RoundReport) -> tuple[_Mean, Roun
     sensitivity = algorithm.aggregate.sensitivity(data.shares, rates, members.ids.shape[0])
     std = algorithm.upload.noise_std(state.upload, sensitivity, state.round)
     if std is not None:
-        if counts_individually(algorithm.upload):
-            std = jnp.nan  # how large the mean is would tell how many count
         power = jnp.stack([jnp.vdot(update, update), std**2 * update.size])
         signal, noise = jnp.broadcast_to(power[:, None], (2, members.ids.shape[0]))
         report = report._replace(signal=signal, noise=noise)
@@ -151,11 +144,11 @@ def _move(now: Round, mean: _Mean, rows: Any) -> ServerState:
         algorithm.server.move(state.round, unravel(mean.update), variance, state.optimizer, state.params)
     )
     shared = execution.keep_models(algorithm.local.absorb(state.shared, mean.terms, data.num_clients))
-    clients, uploads = execution.keep_tables(
-        jax.tree.map(lambda table, row: kept(table, now.places, now.members.present, row), state.tables, rows)
+    clients = execution.keep_tables(
+        jax.tree.map(lambda table, row: kept(table, now.places, now.members.present, row), state.clients, rows)
     )
     memory = _exchange(now, params, LocalState(shared, clients))
-    return ServerState(params, optimizer, state.round + 1, mean.upload, memory.server, memory.clients, uploads)
+    return ServerState(params, optimizer, state.round + 1, mean.upload, memory.server, memory.clients)
 
 
 def _exchange(now: Round, params: Any, memory: LocalState) -> LocalState:

@@ -43,10 +43,6 @@ MOST_ON_DEVICES = 2**31 - 1  # rows are numbered by int32 there
 MOST_STEPS = 10**8  # of a client in all rounds: rates and cohorts of every round are looked at before the first
 
 
-# The algorithm of the rounds to come, and the last of the run, of (state, last evaluation, round of the next).
-Steer = Callable[[ServerState, Evaluation | None, int], tuple[Algorithm, int]]
-
-
 class Timing(NamedTuple):
     """Seconds. `compile_s` is the first round, compilation included, less a usual round."""
 
@@ -218,10 +214,6 @@ class Rounds:
             if done >= until or done < end or not np.all(np.asarray(report.finite) & ~np.asarray(report.overflow)):
                 return state, report
 
-    def with_numbers(self, algorithm: Algorithm) -> "Rounds":
-        """The same rounds of an algorithm that differs in numbers alone, so that nothing compiles again."""
-        return dataclasses.replace(self, algorithm=self.execution.place(numbers(algorithm)))
-
     def close(self) -> None:
         """No more records will be needed."""
         if self.prefetcher is not None:
@@ -334,7 +326,7 @@ def simulate(
     start: ServerState | None = None,
     pause_every: int | None = None,
     on_pause: Callable[[ServerState, list[Evaluation]], None] | None = None,
-    steer: Steer | None = None,
+    stop: Callable[[Evaluation], bool] | None = None,
     on_host: bool = False,
     checked: bool = False,
     notice: Callable[[str], None] = _warn,
@@ -349,9 +341,7 @@ def simulate(
                    (on accelerators where the same number of clients fits at once, see `chunk_size`);
     on_pause       called with the state and this call's evaluations at each evaluation and every `pause_every` rounds,
                    for progress and checkpoints; the state is valid during the call only;
-    steer          called before the first of these rounds, and after each evaluation but the last, with the state, the
-                   evaluation (None before the first) and the round of the next: returns the algorithm of the rounds
-                   to come, other than before in numbers alone, and the round at which the run ends;
+    stop           called with each evaluation but the last; the run ends after the first of which it is true;
     on_host        leave the records where they are, in memory or on disk, and copy those of the next cohorts to the
                    devices while they compute; the result is the same bit for bit;
     checked        what `check` refuses has been refused already;
@@ -377,14 +367,6 @@ def simulate(
     history: list[Evaluation] = []
     first_round_s, later = 0.0, []
     with contextlib.closing(run):
-
-        def steered(seen: Evaluation | None) -> tuple[Rounds, int]:
-            if steer is None or done >= rounds:
-                return run, rounds
-            chosen, end = steer(state, seen, min(_next_multiple(done, every), rounds))
-            return run.with_numbers(chosen), min(rounds, end)
-
-        run, rounds = steered(None)
         while done < rounds:
             until = min(rounds, _next_multiple(done, every), _next_multiple(done, pause_every or every))
             if done == first:
@@ -427,7 +409,8 @@ def simulate(
                     noticed = True
                     if (line := unscored.line_on(params, whole, records, run.key, done)) is not None:
                         notice(line)
-                run, rounds = steered(history[-1])
+                if stop is not None and done < rounds and stop(newest):
+                    rounds = done
             if on_pause:
                 on_pause(state, history)
     usual = statistics.median(later) if later else first_round_s

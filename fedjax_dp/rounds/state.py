@@ -9,7 +9,6 @@ import jax.numpy as jnp
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.models import Model
-from fedjax_dp.parts.client_privacy import counts_individually
 from fedjax_dp.parts.contexts import InitContext
 from fedjax_dp.prng import role_key
 from fedjax_dp.pytrees import ravel
@@ -25,20 +24,12 @@ class ServerState(NamedTuple):
     upload: Any  # a clip norm that is learnt
     shared: Any  # what the server keeps for local steps, and every client receives
     clients: Any  # what each client keeps: tables (num_clients, ...)
-    uploads: Any = ()  # what the upload knows of each client: tables, too
-
-    @property
-    def tables(self) -> tuple[Any, Any]:
-        return self.clients, self.uploads
-
-    def with_tables(self, tables: tuple[Any, Any]) -> "ServerState":
-        return self._replace(clients=tables[0], uploads=tables[1])
 
 
 def place(state: ServerState, execution: Execution) -> ServerState:
     """A copy of the state where a run of `execution` wants it; tables on the host stay there."""
-    light = execution.place_models(state.with_tables(((), ())))
-    return light.with_tables(execution.place_tables(state.tables))
+    light = execution.place_models(state._replace(clients=()))
+    return light._replace(clients=execution.place_tables(state.clients))
 
 
 def initial_state(algorithm: Algorithm, model: Model, data: FederatedData, key: jax.Array) -> ServerState:
@@ -55,10 +46,8 @@ def initial_state(algorithm: Algorithm, model: Model, data: FederatedData, key: 
 
     size, models_key = ravel(params)[0].size, role_key(key, "models")
     memory = algorithm.local.init(InitContext(model, data, params, size, map_clients, key=models_key))
-    upload = algorithm.upload
-    uploads = upload.init_clients(data.num_clients) if counts_individually(upload) else ()
     return ServerState(
-        params, algorithm.server.init(params), jnp.int32(0), upload.init(), memory.server, memory.clients, uploads
+        params, algorithm.server.init(params), jnp.int32(0), algorithm.upload.init(), memory.server, memory.clients
     )
 
 

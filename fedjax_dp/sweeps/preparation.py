@@ -81,7 +81,7 @@ def build(points: Sequence[Point], sources: Sources) -> list[PlannedRun]:
 def refuse_halting(terms: PrivacyTerms) -> None:
     """Points of a sweep take as many rounds as they say."""
     where, remedy = "in a sweep, whose points take all their rounds", "give rounds, as an axis if need be, or epsilon"
-    errors.require_left_out(terms, ("stop",) if terms.individual else ("budget", "stop"), where, remedy)
+    errors.require_left_out(terms, ("stop_at_epsilon", "stop"), where, remedy)
 
 
 def find_noise(points: Sequence[Point], runs: Sequence[PlannedRun], screen: Screen) -> list[PreparedPoint]:

@@ -30,7 +30,7 @@ class Classes:
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
-        first = Metric("accuracy", "accuracy", 1, ratio("right"), share=True, right_answers=True)
+        first = Metric("accuracy", "accuracy", 1, ratio("right"), share=True)
         return first, *_among(self.top_k, first, "among_likeliest")
 
     def scores(self, target_shape: tuple[int, ...], outputs: int) -> tuple[int, ...]:
@@ -215,7 +215,7 @@ class Binary:
     loss_words = NATS
     keeps_scores = True
     metrics = (
-        Metric("accuracy", "accuracy", 1, ratio("right"), share=True, right_answers=True),
+        Metric("accuracy", "accuracy", 1, ratio("right"), share=True),
         Metric("auc", "area under the ROC curve", 1, _of_logits(area_under_curve), share=True),
         Metric("ap", "average precision", 1, _of_logits(average_precision), share=True),
     )

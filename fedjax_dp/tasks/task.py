@@ -38,10 +38,6 @@ class Metric(NamedTuple):
     share: bool = False  # lies between 0 and 1
     unit: str = ""
     signed: bool = False  # may be below 0
-    right_answers: bool = False  # the share of records that are answered rightly: one record, one answer
-
-
-NOT_DESCRIBED = ("of", "right_answers")  # in files
 
 
 class LossWords(NamedTuple):
@@ -105,9 +101,7 @@ def quotient(over: np.ndarray, under: np.ndarray) -> np.ndarray:
 
 def describe_task(task: Task) -> dict[str, Any]:
     """The task as files describe it: JSON, from which `measures_of` makes its measures."""
-    metrics = [
-        {name: value for name, value in one._asdict().items() if name not in NOT_DESCRIBED} for one in task.metrics
-    ]
+    metrics = [{name: value for name, value in one._asdict().items() if name != "of"} for one in task.metrics]
     return {"name": task.name, "loss": task.loss_words._asdict(), "metrics": metrics}
 
 

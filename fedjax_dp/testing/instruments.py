@@ -24,7 +24,7 @@ from fedjax_dp.inspection.trials import QUICK
 from fedjax_dp.models import Model
 from fedjax_dp.parts.aggregation import ESTIMATORS
 from fedjax_dp.parts.batches import Batch, Batches, divisors_of
-from fedjax_dp.parts.client_privacy import PlainUpload, counts_individually, hides_clients
+from fedjax_dp.parts.client_privacy import PlainUpload, hides_clients
 from fedjax_dp.parts.cohorts import AllClients
 from fedjax_dp.parts.local_rules import LocalRule
 from fedjax_dp.parts.noise import NoiseSource, correlated_source
@@ -204,13 +204,10 @@ _observe = JitOfModel(unjitted, ("rounds", "execution"), compiler_options=QUICK)
 
 
 def require_private(algorithm: Algorithm) -> None:
-    """Refuse an algorithm that claims nothing, and one that without noise sends nothing."""
+    """Refuse an algorithm that claims nothing."""
     reason = unprotected(algorithm, natural_view(algorithm))
     if reason or noise_of(algorithm) is None:
         raise errors.refuse("algorithm", reason or "one without noise", "one that has an epsilon, for this check")
-    if counts_individually(algorithm.upload):
-        wanted, remedy = "one that does not filter by client, for this check", "check it with ClientGaussian"
-        raise errors.refuse("upload", type(algorithm.upload).__name__, wanted, remedy)
 
 
 class StatedNoise(NamedTuple):

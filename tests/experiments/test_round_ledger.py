@@ -78,24 +78,6 @@ def test_a_stopped_run_goes_on_with_its_ledger_also_where_a_line_was_cut_off(run
 
 
 @pytest.mark.slow
-def test_a_run_that_is_killed_while_clients_leave_one_by_one_goes_on_as_if_it_had_not_been(tmp_path, data):
-    budgets = np.linspace(0.7, 1.1, 10)
-    words = {"rounds": 20, "evaluate_every": 1, "checkpoint_every": 2, "delta": 1e-3, "budget": budgets}
-    whole = fdp.run(dpnfl(), data, out=tmp_path / "whole", **words)
-    assert whole.ready.rounds < 20
-    assert whole.ready.planned.departures
-    run_killed(data, tmp_path / "stopped", **words)
-    resumed = fdp.resume(tmp_path / "stopped", dpnfl(), data)
-    np.testing.assert_array_equal(*(np.ravel(one.params["Dense_0"]["kernel"]) for one in (whole, resumed)))
-    for name in ("ledger.jsonl", "clients.csv"):
-        assert (tmp_path / "stopped" / name).read_text() == (tmp_path / "whole" / name).read_text()
-    rows = list(csv.DictReader((tmp_path / "whole" / "clients.csv").read_text().splitlines()))
-    assert all(float(row["epsilon"]) <= float(row["budget"]) for row in rows)
-    left = [int(row["left_after_round"]) for row in rows if row["left_after_round"]]
-    assert len(left) == whole.ready.planned.departures
-
-
-@pytest.mark.slow
 def test_more_rounds_carry_on_what_was_written(runs, tmp_path, data):
     folder = copied(runs, "whole", tmp_path)
     before = read_ledger(folder)
@@ -189,7 +171,7 @@ def test_a_halted_run_equals_the_run_of_so_many_rounds_bit_for_bit_and_goes_on_a
     words = {"evaluate_every": 1, "checkpoint_every": 1, "delta": 1e-3}
     budget = fdp.guarantee(dpnfl(), data, rounds=3, delta=1e-3).epsilon * 1.0001
     with pytest.raises(Stopped):
-        fdp.run(dpnfl(), data, rounds=50, budget=budget, out=tmp_path / "a", callbacks=[stop_at(2)], **words)
+        fdp.run(dpnfl(), data, rounds=50, stop_at_epsilon=budget, out=tmp_path / "a", callbacks=[stop_at(2)], **words)
     resumed = fdp.resume(tmp_path / "a", dpnfl(), data)
     rounds = resumed.config["rounds"]
     whole = fdp.run(dpnfl(), data, rounds=rounds, out=tmp_path / "b", **words)

@@ -17,7 +17,6 @@ from fedjax_dp.accounting import ParticipationLog
 from fedjax_dp.algorithms import CATALOGUE
 from fedjax_dp.inspection import flow
 from fedjax_dp.parts import facts
-from fedjax_dp.parts.departures import Departures
 from fedjax_dp.pytrees import changed
 from fedjax_dp.testing import check_algorithm
 
@@ -86,7 +85,6 @@ EXAMPLES = {
             cohort=parts.FirstResponders(cohort=parts.UniformCohort(size=4), size=3),
         ),
     ),
-    "Departures": with_cohort(Departures(cohort=parts.AllClients(), until=np.full(6, np.inf, np.float32))),
     "FixedBatches": (local(RECORD, batches=parts.FixedBatches(size=2)),),
     "ReplacementBatches": (local(RECORD, batches=parts.ReplacementBatches(size=2)),),
     "PoissonBatches": (local(RECORD, batches=parts.PoissonBatches(size=2)),),
@@ -113,7 +111,6 @@ EXAMPLES = {
     "ClientGaussian": (CLIENT, changed(CLIENT, upload=changed(CLIENT.upload, by_tensor=True))),
     "AdaptiveClientGaussian": (entry("dp_fedavg", adaptive_clip=True, bit_noise=3.0),),
     "ClientSkellam": (entry("dp_fedavg", cohort="uniform", noise="shared", secure=True, fractional_bits=6),),
-    "IndividualGaussian": (changed(CLIENT, upload=parts.IndividualGaussian(**CLIP, budget_mu=0.8)),),
     "Estimator": tuple(
         changed(of, aggregate=parts.ESTIMATORS[name]) for of in (RECORD, CLIENT) for name in ("mean", "wor_delta")
     ),
@@ -153,7 +150,6 @@ OWN_ALONE = {
     "OutputGaussian": "understood of OutputGaussian alone",
     "AdaptiveClientGaussian": "understood of the project's alone",
     "ClientSkellam": "understood of the project's alone",
-    "IndividualGaussian": "understood of the project's alone",
 }
 
 
@@ -236,7 +232,7 @@ def test_what_has_no_epsilon_says_so(name):
 
 
 @pytest.mark.exhaustive  # all checks of one take half a minute; CI has them in tests/testing
-@pytest.mark.parametrize("name", [name for name in EXAMPLES if name not in (*ASSUMING, "IndividualGaussian")])
+@pytest.mark.parametrize("name", [name for name in EXAMPLES if name not in ASSUMING])
 def test_every_part_passes_the_conformance_suite(name):
     check_algorithm(EXAMPLES[name][0], DATA, model=MODEL if name in FEATURES else None)
 

@@ -1,6 +1,5 @@
 """An epsilon is of the training alone: what that begins with is known, or the Guarantee says first that it is not."""
 
-import dataclasses
 import json
 import os
 import pathlib
@@ -26,7 +25,6 @@ from fedjax_dp.models.origins import phases_of
 from fedjax_dp.privacy.client_events import client_events
 from fedjax_dp.privacy.guarantees import guaranteed, prepared
 from fedjax_dp.privacy.planned_run import plan_run
-from fedjax_dp.privacy.steering import Choices
 from fedjax_dp.privacy.terms import PrivacyTerms
 from fedjax_dp.pytrees import changed
 
@@ -124,7 +122,7 @@ def test_noise_is_found_for_what_the_first_phase_leaves(made):
         assert fdp.guarantee(quieter, DATA, **words).epsilon > budget
     with pytest.raises(errors.ConfigurationError, match=f"above {first:.4g}, which algorithm on first, 1 round cost"):
         fdp.calibrate(private(), DATA, epsilon=first * 0.9, **words)
-    run = plan_run(private(), DATA, rounds=2, terms=PrivacyTerms(delta=1e-3, budget=first * 0.9), model=model)
+    run = plan_run(private(), DATA, rounds=2, terms=PrivacyTerms(delta=1e-3, stop_at_epsilon=first * 0.9), model=model)
     with pytest.raises(errors.ConfigurationError, match="which the first round costs"):
         prepared(run)
 
@@ -233,23 +231,6 @@ def test_runs_of_equal_cost_that_release_something_else_are_two_phases_and_may_n
         assert "whose noise may be the same numbers" in found.reason
     assert cli.main(["account", "--ledger", f"{a},{again}", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["phases"]) == 1
-    chosen = [
-        phases_of(read_start(begun(tmp_path / f"{name}.npz", DATA, chosen=name)).origin.ledger, "x") for name in "xy"
-    ]
-    assert chosen[0][-1]["phase"] != chosen[1][-1]["phase"]
-
-
-def test_a_phase_whose_noise_was_chosen_is_known_by_its_claim_alone(tmp_path):
-    start = begun(tmp_path / "a.npz", DATA, chosen="by a function")
-    assert json.loads(read_start(start).origin.ledger.splitlines()[-1])["spent"] is None
-    pair = [StatedPrivacy(PLAIN.epsilon, 1e-3, Adjacency.REPLACE_ONE)] * 10
-    found = fdp.guarantee(private(), DATA, rounds=1, delta=2e-3, model=freeze(NETWORK, start=start))
-    expected = epsilons_of([Composed(each) for each in zip(pair, events(1), strict=True)], 2e-3)
-    np.testing.assert_allclose(found.epsilons, expected, rtol=1e-9)
-    terms = PrivacyTerms(delta=1e-3, budget=9.0, accountant="rdp")
-    run = plan_run(private(), DATA, rounds=2, terms=terms, model=freeze(NETWORK, start=begun(tmp_path / "b.npz", DATA)))
-    with pytest.raises(errors.ConfigurationError, match="goes on from a private phase"):
-        Choices(run, guaranteed(run), lambda seen: 4.0)
 
 
 def named(*clients):
@@ -317,16 +298,6 @@ def test_an_audit_of_a_second_phase_tests_what_it_attacks(tmp_path):
     verdict = judged(setup, SILENT, "pld", claim=None, **WORDS).verdict
     assert f"epsilon {setup.epsilon:.4g} is stated of the training alone at delta 0.001" in verdict
     assert "epsilon 3 is claimed at delta" in judged(setup, SILENT, "pld", claim=3.0, **WORDS).verdict
-
-
-def test_an_audit_of_a_run_that_stops_by_held_out_records_tests_its_training():
-    data = dataclasses.replace(DATA, test_clients=np.arange(len(DATA.y_test), dtype=np.int32) % 10)
-    terms = PrivacyTerms(delta=1e-3, stop="accuracy=0.9", stop_noise=0.5)
-    run = plan_run(private(), data, rounds=2, terms=terms, model=NETWORK)
-    _, setup = prepare(run, **ATTACK)
-    assert setup.guarantee.epsilons == PLAIN.epsilons
-    assert guaranteed(run).epsilon > 2 * PLAIN.epsilon
-    assert "not of the looks at records that clients hold out" in str(setup.guarantee)
 
 
 def test_where_nobody_knows_who_was_who_every_client_is_the_worst(made, tmp_path):

@@ -169,18 +169,6 @@ def test_options_that_do_not_fit_are_refused_in_one_line(options, line):
         planned(fdp.dp_fedavg(**COMMON, **options))
 
 
-@pytest.mark.parametrize(
-    ("options", "line"),
-    [
-        ({"budget": [3.0] * 6}, "which states no law among fewer clients"),
-        ({"budget": 9.0, "adapt": lambda seen: 2.0, "accountant": "pld"}, "where rounds do not count one by one"),
-    ],
-)
-def test_what_counts_rounds_one_by_one_is_refused(options, line):
-    with pytest.raises(errors.ConfigurationError, match=line):
-        fdp.run(of_clients("allocation"), DATA, rounds=9, delta=1e-3, **options)
-
-
 def drawn_by_round(self, keys, round_index, shares):
     return type(self).__mro__[1].sample(self, keys._replace(run=keys.round), round_index, shares)
 

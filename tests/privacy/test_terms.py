@@ -1,13 +1,14 @@
 """How privacy is counted is said once, and what is found of a run is found once."""
 
 import dataclasses
+import re
 
 import numpy as np
 import pytest
 from helpers import ragged_data
 
 import fedjax_dp as fdp
-from fedjax_dp import hooks
+from fedjax_dp import cli, hooks
 from fedjax_dp.papers.noise import PRESCRIBED
 from fedjax_dp.privacy import planned_run
 from fedjax_dp.privacy.terms import PrivacyOptions, PrivacyTerms
@@ -76,13 +77,11 @@ ARGUMENTS = {
     "one for each client": {"epsilon": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]},
     "one for too few": {"epsilon": [1.0, 2.0]},
     "a paper's rule": {"epsilon": 3.0, "sigma_mode": "dpnfl"},
-    "a budget for rounds": {"budget": 2.2},
-    "one that all rounds meet": {"budget": 200.0},
-    "one that no round meets": {"budget": 0.01},
-    "rounds for each client": {"budget": [2.2] * 5 + [100.0]},
-    "both": {"epsilon": 3.0, "budget": 2.0},
-    "a filter where none can be": {"budget": 2.0, "individual": True},
-    "a filter of no budget": {"individual": True},
+    "a budget for rounds": {"stop_at_epsilon": 2.2},
+    "one that all rounds meet": {"stop_at_epsilon": 200.0},
+    "one that no round meets": {"stop_at_epsilon": 0.01},
+    "rounds for each client": {"stop_at_epsilon": [2.2] * 5 + [100.0]},
+    "both": {"epsilon": 3.0, "stop_at_epsilon": 2.0},
     "no delta": {"delta": None},
     "a delta of 0": {"delta": 0.0},
     "a tiny delta": {"delta": 1e-18},
@@ -90,17 +89,15 @@ ARGUMENTS = {
     "one without a theorem": {"accountant": "gaussian"},
     "one beyond its conditions": {"accountant": "tcdp", "epsilon": 50.0},
     "all clients worst": {"participation": "worst"},
-    "a mean": {"participation": "expected", "budget": 2.0},
+    "a mean": {"participation": "expected", "stop_at_epsilon": 2.0},
     "a view": {"view": "final_model"},
     "a view that nobody has": {"view": "deployed"},
     "a unit that nobody bounds": {"unit": "user"},
     "a deployment of records": {"deployment_cohort": 30, "deployment_population": 600},
-    "noise on a public stop": {"stop": "accuracy=0.9", "stop_noise": 3.0},
 }
 CLIENTS = {
     "clients": {},
-    "clients, a budget": {"budget": 3.0},
-    "clients, a filter": {"budget": 1.0, "individual": True},
+    "clients, a budget": {"stop_at_epsilon": 3.0},
     "clients, a deployment": {"deployment_cohort": 30, "deployment_population": 600},
     "clients, noise": {"epsilon": 2.0},
 }
@@ -157,3 +154,31 @@ def test_noise_does_not_change_the_schedule_and_terms_do_not_change_the_run():
     assert run.with_noise(7.0).attended is run.attended
     assert run.counted(participation="worst").attended is run.attended
     np.testing.assert_array_equal(run.schedule, fdp.privacy.participations(ALGORITHM, DATA, 5, 3))
+
+
+RETIRED = {  # names of before, a value, and what the line says takes their place
+    "budget": (3.0, "stop_at_epsilon, as it is called now, ends a run .*; epsilon finds the noise"),
+    "budget_high": (3.0, "stop_at_epsilon is one number, which ends the run for all"),
+    "individual": (True, "accounting.IndividualFilter is the filter of each client"),
+    "stop_noise": (3.0, "accounting.with_looks prices noised looks"),
+    "adapt": (1.0, "noise_schedule lets it differ by round; accounting.filter_for"),
+}
+
+
+@pytest.mark.parametrize("name", RETIRED)
+def test_an_option_of_before_is_refused_by_what_takes_its_place_whichever_way_it_comes(name, tmp_path, capsys):
+    value, words = RETIRED[name]
+    out, file, sweep = tmp_path / "out", tmp_path / "run.toml", tmp_path / "sweep.toml"
+    with pytest.raises(fdp.ConfigurationError, match=f"got '{name}'; .*{words}") as error:
+        fdp.run(ALGORITHM, DATA, rounds=2, delta=1e-3, out=out, **{name: value})
+    assert "\n" not in str(error.value)
+    set_to = f"{name} = {str(value).lower()}\n"
+    file.write_text(f"rounds = 2\n{set_to}")
+    sweep.write_text(f"[base]\nrounds = 2\n{set_to}[axes]\nclip_norm = [1.0]\n")
+    flag = f"--{name.replace('_', '-')}"
+    for command in (["run", "--rounds", "2", flag, "3"], ["run", str(file)], ["sweep", str(sweep)]):
+        assert cli.main([*command, "--out", str(out)]) == 2
+        line = capsys.readouterr().err
+        assert re.search(words, line)
+        assert line.count("\n") == 1
+    assert not out.exists()

@@ -14,7 +14,6 @@ from fedjax_dp.experiments.console import Screen
 from fedjax_dp.models import logistic_regression
 from fedjax_dp.privacy.guarantees import guaranteed
 from fedjax_dp.privacy.planned_run import plan_run
-from fedjax_dp.privacy.steering import Choices
 from fedjax_dp.privacy.terms import PrivacyTerms
 from fedjax_dp.reports.sweeps import _choosing
 from fedjax_dp.sweeps.engine import Job
@@ -184,17 +183,11 @@ def test_a_choice_among_runs_without_privacy_has_none_to_state():
 
 
 @pytest.mark.parametrize("held", [True, False])
-def test_stops_and_own_choices_of_a_run_ask_it_too(held):
-    data, seen = (HELD if held else PUBLIC), []
-    stopped = plan_run(algorithm(), data, rounds=4, terms=PrivacyTerms(delta=1e-2, stop="accuracy=0.5"), model=MODEL)
-    assert (guaranteed(stopped).reason is not None) is held
-    assert ("records that clients hold out" in (guaranteed(stopped).reason or "")) is held
-    terms = PrivacyTerms(delta=1e-2, budget=9.0, accountant="rdp")
-    run = plan_run(algorithm(), data, rounds=4, terms=terms, model=MODEL)
-    choices = Choices(run, guaranteed(run), lambda now: seen.append(now) or 4.0)
-    evaluation = fdp.rounds.metrics.Evaluation(1, {"accuracy": 0.7}, 0.5)
-    choices.choose(run.algorithm, 0, 1, {}, evaluation)
-    assert dict(seen[0].metrics) == ({} if held else {"accuracy": 0.7, "loss": 0.5})
+def test_a_stop_of_a_run_asks_it_too(held):
+    terms = PrivacyTerms(delta=1e-2, stop="accuracy=0.5")
+    promise = guaranteed(plan_run(algorithm(), HELD if held else PUBLIC, rounds=4, terms=terms, model=MODEL))
+    assert (promise.reason is not None) is held
+    assert ("records that clients hold out" in (promise.reason or "")) is held
 
 
 @pytest.mark.slow
