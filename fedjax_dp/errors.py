@@ -180,7 +180,10 @@ ELSEWHERE = {  # what Opacus, Flower, TensorFlow, FedJAX and papers call an opti
         "server_optimizer": "server",
     },
 }
-RETIRED: dict[str, str] = {}  # names of before, of an option, a choice or a key, and the remedy: what takes their place
+RETIRED: dict[str, str] = {  # names of before, of an option, a choice or a key, and the remedy: what takes their place
+    "start_clients": "drop it: equal names or equal records say who is who, else every client pays for the dearest",
+    "no_hashes": "drop it: of records and names a ledger has one digest of all",
+}
 
 
 def _plain(word: str) -> str:

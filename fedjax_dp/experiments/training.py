@@ -143,8 +143,7 @@ class PreparedRun:
         """What its parameters carry with them."""
         data = self.planned.data
         checksum = self.checksums.get("data") or data.checksum
-        choices = None if self.steering is None else self.steering.chosen
-        chosen = None if choices is None else choices.name
+        chosen = self.steering is not None and self.steering.chosen is not None
         return phases.ledger_of(self.name, self.planned, self.guarantee, checksum, chosen=chosen)
 
     @functools.cached_property

@@ -173,7 +173,7 @@ def _require_believable(run: PlannedRun) -> None:
 
 def _require_left(run: PlannedRun, training: list[Event], budgets: list[float], delta: float) -> None:
     """Refuse budgets that are spent by what no noise of the run changes: phases before, and looks by which it stops."""
-    past, names = run.past(adjacency_of(training)), [about(one.phase) for one in run.beginning.before]
+    past, names = run.past(adjacency_of(training)), [about(one.phase) for one in run.prior_runs]
     if past and max(sum(step.lost * count for step, count in event.leaves()) for event in distinct(past)) >= delta:
         raise errors.refuse("delta", delta, "one at which the phases before have an epsilon", _unresolved(run))
     remedies = ["raise it"] + ["begin with another start"] * bool(names)
@@ -191,7 +191,7 @@ def _require_left(run: PlannedRun, training: list[Event], budgets: list[float], 
 
 
 def _unresolved(run: PlannedRun) -> str:
-    names = ", ".join(about(one.phase) for one in run.beginning.before)
+    names = ", ".join(about(one.phase) for one in run.prior_runs)
     return f"{names} has no epsilon at this delta; where epsilon and delta alone are known, delta must be above theirs"
 
 
@@ -312,10 +312,10 @@ def stated(run: PlannedRun, progress: Callable[[int, int], None] | None = None) 
     if any(step.reveals_everything for step in steps):
         return no_privacy(num_clients, "some clients add no noise: their noise_multiplier is 0", run.view)
     epsilons = tuple(accounting.epsilons_of(ledger, delta, terms.accountant, progress))
-    if run.beginning.before and math.isinf(max(epsilons)) and not math.isinf(max(_alone(run, alone))):
+    if run.prior_runs and math.isinf(max(epsilons)) and not math.isinf(max(_alone(run, alone))):
         return no_privacy(num_clients, _unresolved(run), run.view)
     adjacency = steps[0].adjacency if steps else accounting.Adjacency.REPLACE_ONE
-    before = _phases(run, alone, delta)
+    before = _phases(run, alone, delta) if run.prior_runs else ()
     members = [run.promised.num_clients] if unit is Unit.CLIENT else np.asarray(data.sizes).tolist()
     return Guarantee(
         epsilons,
@@ -328,8 +328,7 @@ def stated(run: PlannedRun, progress: Callable[[int, int], None] | None = None) 
             *_assumptions(run, steps),
             *_departures(run),
             *_stop(run),
-            *run.beginning.assumptions,
-            *(phase.left for phase in before if phase.left),
+            *run.initialization.assumptions,
             *_words(run),
             FLOAT_NOISE,
         ),
@@ -339,12 +338,12 @@ def stated(run: PlannedRun, progress: Callable[[int, int], None] | None = None) 
         (
             *epsilon_warnings(max(epsilons)),
             *delta_warnings(delta, members, unit),
-            *run.beginning.warnings,
+            *run.initialization.warnings,
             *_shared_parts(data, unit),
             *_learnt(data),
             *_stale(run),
         ),
-        caveat="; ".join(filter(None, (BY_NAME_ALONE.get(counted_as(run)), run.beginning.caveat))) or None,
+        caveat="; ".join(filter(None, (BY_NAME_ALONE.get(counted_as(run)), run.initialization.caveat))) or None,
         noise=None if noise is None else NoiseMultipliers.of(np.ravel(np.asarray(noise, float)).tolist()),
         names=_names(data, unit),
         deployment=_deployment(run, steps),
@@ -356,11 +355,9 @@ def stated(run: PlannedRun, progress: Callable[[int, int], None] | None = None) 
 
 def _phases(run: PlannedRun, training: list[Event], delta: float) -> tuple[EarlierPhase, ...]:
     phases, adjacency, accountant = [], adjacency_of(training), run.terms.accountant
-    for one, events in zip(run.beginning.before, run.earlier(adjacency), strict=True):
+    for one, events in zip(run.prior_runs, run.earlier(adjacency), strict=True):
         epsilon = max(accounting.epsilons_of(events, delta, accountant))
-        left = one.left(delta, accountant, (run.unit, adjacency or accounting.Adjacency.REPLACE_ONE))
-        name, view = one.phase["phase"], one.phase.get("view")
-        phases.append(EarlierPhase(name, about(one.phase), epsilon, view, one.match.members, left))
+        phases.append(EarlierPhase(about(one.phase), epsilon, one.phase.get("view"), one.members))
     return tuple(phases)
 
 

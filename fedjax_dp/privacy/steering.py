@@ -191,7 +191,7 @@ def _require_covered(run: PlannedRun, promise: Guarantee) -> None:
         (promise.reason is not None, "left out where epsilon is infinite", promise.reason or ""),
         (local.personal or not local.sends_steps, "left out where clients have models of their own", "use one model"),
         (
-            bool(run.beginning.before),
+            bool(run.prior_runs),
             "left out where the run goes on from a private phase",
             "begin with a public start",
         ),

@@ -135,17 +135,17 @@ def test_leaving_is_announced_in_the_guarantee_and_the_ledger(leaving):
     run, promise = leaving
     (line,) = [line for line in promise.assumptions if "leave for good" in line]
     assert all(f"1 after {after:.0f}" in line for after in run.leaves_after[np.isfinite(run.leaves_after)])
-    lines = list(Spending(run, promise).lines("phase", "before", 0, run.rounds, run.rounds, "budget"))
+    lines = list(Spending(run, promise).lines(0, run.rounds, run.rounds, "budget"))
     announced = {client: line["round"] + 1 for line in lines for client in line.get("leave", [])}
     assert announced == {client: after for client, after in enumerate(run.leaves_after) if np.isfinite(after)}
-    again = Ledger({"phase": "phase", "clients": {"count": 6}}, tuple(lines))
+    again = Ledger({"clients": {"count": 6}}, tuple(lines))
     assert again.epsilons() == pytest.approx(list(promise.epsilons), rel=1e-9)
 
 
 def test_a_client_whose_budget_no_round_is_within_takes_no_part_and_is_none_that_leaves():
     run, promise = prepared(planned(budget=[0.1, *OWN[1:]]))
     assert run.leaves_after[0] == promise.epsilons[0] == 0
-    lines = Spending(run, promise).lines("phase", "before", 0, run.rounds, run.rounds, "budget")
+    lines = Spending(run, promise).lines(0, run.rounds, run.rounds, "budget")
     assert run.departures == sum(len(line.get("leave", [])) for line in lines)
     assert any("1 before the first, 1 after" in line for line in promise.assumptions)
 
