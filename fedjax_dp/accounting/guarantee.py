@@ -75,12 +75,10 @@ class NoiseMultipliers(NamedTuple):
 class EarlierPhase(NamedTuple):
     """A phase that a Guarantee is of beside the run itself."""
 
-    phase: str  # its name in ledgers
     about: str  # what it was
     epsilon: float  # of it alone, of the worst of the run's clients, at the delta of the Guarantee
     view: str | None  # in which its releases are counted; None: nobody says
-    members: str = ""  # which of its clients are the run's
-    left: str = ""  # which are not, and what they keep
+    members: str = ""  # how its clients are the run's
 
     def in_words(self, view: View | None = None) -> str:
         """As a part of a sentence; against whom where that is another than `view`."""

@@ -3,12 +3,10 @@
 A round's line says what was released of whom, and what that and all before it cost. `events` are what the round
 releases of the clients that `clients` name (ids, or pairs of first and last), each by its place; where `so_far` is true
 they stand for everything up to the round instead, as for noise that is correlated over rounds. `as_round` stands for
-events and clients that are those of another round. Each line has the checksum of itself and the line before, the first
-of the run's phase; a line that a kill cut off does not count.
+events and clients that are those of another round. A line that a kill cut off does not count.
 """
 
 import dataclasses
-import hashlib
 import json
 import math
 from collections import Counter
@@ -18,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_dp import errors
-from fedjax_dp.accounting.accountants import epsilons_of
+from fedjax_dp.accounting.accountants import ACCOUNTANTS, epsilons_of
 from fedjax_dp.accounting.events import AnyOf, Composed, Event, Past, RandomParticipation, joined, repeated
 from fedjax_dp.accounting.neighbours import Adjacency, Unit
 from fedjax_dp.accounting.releases import BoundedRange, GaussianSteps, SkellamSums, StatedPrivacy
@@ -34,8 +32,9 @@ from fedjax_dp.accounting.sampling import (
     WithoutReplacement,
     WithReplacement,
 )
+from fedjax_dp.accounting.views import View
 
-VERSION = 1
+VERSION = 2
 ROUND = "round"  # the kind of a round's line; others are phases
 KINDS: dict[str, type[Any]] = {
     "gaussian": GaussianSteps,
@@ -72,6 +71,7 @@ FIELDS: dict[str, tuple[type, ...]] = {
     "budget": (float, int, type(None)),
     "left": (float, int, type(None)),
     "halt": (str, type(None)),
+    "law": (dict,),
     "deployment": (dict, type(None)),
 }
 LAW = ("participation", "stop")  # what a line may say of how rounds are counted
@@ -158,12 +158,6 @@ def as_json(content: Mapping[str, Any]) -> str:
     return json.dumps(content, separators=(",", ":"), allow_nan=False)
 
 
-def chained(before: str, content: Line) -> dict[str, Any]:
-    """A line with the checksum of itself and of the line before, whose own is `before`."""
-    plain = {name: value for name, value in content.items() if name != "checksum"}
-    return plain | {"checksum": hashlib.sha256((before + as_json(plain)).encode()).hexdigest()}
-
-
 def text_of(lines: Iterable[Line]) -> str:
     """Lines as they stand in the file."""
     return "".join(f"{as_json(line)}\n" for line in lines)
@@ -175,10 +169,12 @@ def read_line(text: str) -> dict[str, Any]:
     Raises: ValueError for what is none.
     """
 
-    def refused(name: str) -> float:
-        raise ValueError(f"{name}, which is no number of JSON")
+    def finite(number: str) -> float:
+        if not math.isfinite(float(number)):  # as NaN, or 1e999
+            raise ValueError(f"{number[:40]}, which is no number of JSON")
+        return float(number)
 
-    line = json.loads(text, parse_constant=refused)
+    line = json.loads(text, parse_constant=finite, parse_float=finite)
     if not isinstance(line, dict) or not isinstance(line.get("ledger"), int):
         raise ValueError("no phase")
     return line
@@ -218,11 +214,6 @@ class Ledger:
         return len(self.lines)
 
     @property
-    def checksum(self) -> str:
-        """Of its last line, or of the phase before the first."""
-        return self.lines[-1]["checksum"] if self.lines else self.phase["phase"]
-
-    @property
     def follows_results(self) -> bool:
         """Whether results may end the run: what its rounds would cost as a plan bounds nothing."""
         return bool(self.lines) and "stop" in self.lines[0].get("law", {})
@@ -230,9 +221,12 @@ class Ledger:
     def events(self, rounds: int | None = None) -> list[Event]:
         """What the first `rounds` rounds (default: all) release of each client.
 
-        Raises: ConfigurationError for events that are not known here.
+        Raises: ConfigurationError for events that are not known here, and for what no run wrote.
         """
-        lines = self.lines[:rounds]
+        with errors.refusing("ledger", _edited, "as the run wrote it", "put it back", MALFORMED):
+            return self._events(self.lines[:rounds])
+
+    def _events(self, lines: Sequence[Line]) -> list[Event]:
         places: dict[Event, int] = {}
         counts: list[np.ndarray] = []
         latest = np.full(self.num_clients, -1)
@@ -283,11 +277,11 @@ def _sum(events: Sequence[Event], column: np.ndarray) -> Event:
 def read_rounds(text: str, phase: Mapping[str, Any], where: str) -> Ledger:
     """The rounds in the text of a ledger, whose own phase is known.
 
-    Raises: ConfigurationError in one line for lines that were edited, left out, of another run or of a later version.
+    Raises: ConfigurationError in one line for lines that are none, were left out or are of another version.
     """
     rest = text[len(phases_in(text)) :]
     *whole, cut = rest.split("\n")
-    before, lines = phase["phase"], list[Line]()
+    lines: list[Line] = []
     for number, words in enumerate(whole):
         at = f"{where}: the line of round {number}"
         with errors.refusing(at, _edited, "as the run wrote it", "put it back", MALFORMED):
@@ -295,10 +289,7 @@ def read_rounds(text: str, phase: Mapping[str, Any], where: str) -> Ledger:
             if line["ledger"] != VERSION:
                 got, wanted = f"of version {str(line['ledger'])[:20]}", f"of version {VERSION}, which is known here"
                 raise errors.refuse(at, got, wanted, "read it with the version that wrote it")
-            if line.get("kind") == ROUND and line.get("phase") != phase["phase"]:
-                raise errors.refuse(at, "of another run", "of the run whose phase stands before it", "put it back")
-            _require_whole(line, number, before, lines)
-        before = line["checksum"]
+            _require_whole(line, number, lines)
         lines.append(line)
     return Ledger(phase, tuple(lines), bool(cut))
 
@@ -307,9 +298,9 @@ def _edited(error: Exception) -> str:
     return f"edited since ({' '.join(str(error).split())[:60]})"
 
 
-def _require_whole(line: Line, number: int, before: str, lines: Sequence[Line]) -> None:
-    if line.get("kind") != ROUND or chained(before, line)["checksum"] != line.get("checksum"):
-        raise ValueError("its checksum does not follow from the line before")
+def _require_whole(line: Line, number: int, lines: Sequence[Line]) -> None:
+    if line.get("kind") != ROUND:
+        raise ValueError(f"kind {str(line.get('kind'))[:40]!r}")
     for name, kinds in FIELDS.items():
         if type(line.get(name)) not in kinds or (isinstance(line[name], float) and not math.isfinite(line[name])):
             raise ValueError(f"{name} {str(line.get(name))[:40]!r}")
@@ -317,6 +308,9 @@ def _require_whole(line: Line, number: int, before: str, lines: Sequence[Line]) 
         errors.require_choice("a law of the ledger", name, LAW)
     if line["round"] != number:
         raise ValueError(f"round {line['round']}")
+    Unit(line["unit"]), View(line["view"]), Adjacency(line["adjacency"] or Adjacency.ADD_REMOVE)
+    if line["accountant"] not in ACCOUNTANTS or not 0 < (line["delta"] or 0.5) < 1:
+        raise ValueError(f"accountant {line['accountant'][:40]!r} at delta {line['delta']}")
     as_round = line.get("as_round")
     if as_round is None:
         if not all(isinstance(line[name], list) for name in ("events", "clients")) or type(line["so_far"]) is not bool:

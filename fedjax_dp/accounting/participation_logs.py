@@ -9,7 +9,6 @@ import functools
 import hashlib
 import os
 import pathlib
-from collections.abc import Sequence
 from typing import Self
 
 import numpy as np
@@ -19,8 +18,8 @@ from fedjax_dp import errors
 COLUMNS = ["round", "client"]
 
 
-def read_csv(what: str, path: str | os.PathLike[str], columns: Sequence[str]) -> list[tuple[int, list[str]]]:
-    """The lines of a CSV file below a header of these columns, each with its number; cells without spaces around.
+def _read_csv(path: str | os.PathLike[str]) -> list[tuple[int, list[str]]]:
+    """The lines of a CSV file below its header, each with its number; cells without spaces around.
 
     Raises: ConfigurationError for what cannot be read, and for another header.
     """
@@ -29,10 +28,11 @@ def read_csv(what: str, path: str | os.PathLike[str], columns: Sequence[str]) ->
         with file.open(newline="") as lines:
             header, *rows = [[cell.strip() for cell in row] for row in csv.reader(lines)] or [[]]
     except (OSError, ValueError, csv.Error) as error:
-        raise errors.refuse(what, str(file), "a CSV file that can be read", " ".join(str(error).split())) from None
-    if header != list(columns):
-        wanted = f"a CSV with the header {','.join(columns)}"
-        raise errors.refuse(f"{what} {file}", f"the header {','.join(header)[:60]!r}", wanted)
+        reason = " ".join(str(error).split())
+        raise errors.refuse("participation log", str(file), "a CSV file that can be read", reason) from None
+    if header != COLUMNS:
+        wanted = f"a CSV with the header {','.join(COLUMNS)}"
+        raise errors.refuse(f"participation log {file}", f"the header {','.join(header)[:60]!r}", wanted)
     return [(number, row) for number, row in enumerate(rows, 2) if row]
 
 
@@ -72,7 +72,7 @@ class ParticipationLog:
         Without numbers of rounds and clients they are those that the log names.
         """
         what, pairs = f"participation log {path}", []
-        for number, row in read_csv("participation log", path, COLUMNS):
+        for number, row in _read_csv(path):
             if len(row) != 2 or not all(word.isdecimal() and len(word) < 10 for word in row):
                 raise errors.refuse(f"{what}: line {number}", ",".join(row)[:60], "a round and a client, whole numbers")
             pairs.append([int(word) for word in row])

@@ -29,7 +29,7 @@ from fedjax_dp.data.client_names import number_of
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.privacy import guarantees
 from fedjax_dp.privacy.client_events import client_events, counted_as
-from fedjax_dp.privacy.planned_run import PlannedRun
+from fedjax_dp.privacy.planned_run import INITIALIZATION, PlannedRun
 from fedjax_dp.privacy.protection import unit_of
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.clients import draw_cohort
@@ -87,7 +87,7 @@ def prepare(
         played = linear_model(tensors_of(parameters))
         store = linear_data(data, np.zeros((1, parameters)), np.zeros(1))
     # Of what is trained, not of phases before; clients that are played are as many, of the same sizes.
-    known, terms = {"beginning": run.beginning.unattacked}, dataclasses.replace(run.terms, view=run.view.value)
+    known, terms = {INITIALIZATION: run.initialization.unattacked}, dataclasses.replace(run.terms, view=run.view.value)
     counted = dataclasses.replace(run, data=store, model=played, seed=seed, terms=terms, _drawn=known)
     promise = guarantees.stated(counted)
     if math.isinf(promise.epsilon) or promise.delta is None:

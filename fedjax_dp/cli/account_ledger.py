@@ -26,13 +26,13 @@ class LedgerOptions(PrintOptions, PlotOption):
     """Which rounds are accounted for, and how.
 
     Args:
-        ledger: ledger.jsonl of a run, its folder, or exports; several: together
+        ledger: ledger.jsonl of a run, or its folder
         delta: delta of the epsilon
         rounds: only the first rounds
         quiet: print the statement alone
     """
 
-    ledger: Annotated[str, about("", metavar="FILE,...")]
+    ledger: Annotated[str, about("", metavar="FILE")]
     delta: Annotated[float | None, about("", default="the run's")] = None
     accountant: Annotated[str | None, about("", choices=tuple(ACCOUNTANTS), default="the run's")] = None
     rounds: Annotated[int | None, about("", default="all that are done")] = None
@@ -55,13 +55,9 @@ def account_ledger(arguments: list[str]) -> int:
         errors.require_choice("accountant", options.accountant, ACCOUNTANTS)
     from fedjax_dp.experiments.round_ledger import read_ledger  # loads JAX
 
-    paths = [options.ledger] if pathlib.Path(options.ledger).exists() else options.ledger.split(",")
-    for one in paths:
-        if not pathlib.Path(one).exists():
-            raise errors.refuse("ledger", one, "ledger.jsonl of a run, its folder, or what it exported")
-    path = pathlib.Path(paths[0])
-    if len(paths) > 1 or not (path.is_dir() or path.suffix == ".jsonl"):
-        return _account_union(paths, options)
+    path = pathlib.Path(options.ledger)
+    if not path.exists():
+        raise errors.refuse("ledger", options.ledger, "ledger.jsonl of one run, or its folder")
     ledger = read_ledger(path)
     _check_terms(ledger, options)
     if options.rounds is not None:
@@ -93,43 +89,6 @@ def account_ledger(arguments: list[str]) -> int:
     for note in [] if options.quiet else notes:
         console.print(note)
     return 0
-
-
-def _account_union(paths: list[str], options: LedgerOptions) -> int:
-    """One epsilon of everything that several runs released, with what they began with."""
-    from fedjax_dp.accounting.composed_phases import union_of
-    from fedjax_dp.experiments.round_ledger import phases_at  # loads JAX
-
-    where = "for an account of several phases"
-    errors.require_left_out(options, ("rounds", "plot"), where, "give the ledger of one run")
-    ledgers = [phases_at(pathlib.Path(path)) for path in paths]
-    last = [phases[-1] for phases in ledgers]
-    delta = options.delta if options.delta is not None else _common("delta", [phase.get("delta") for phase in last])
-    by_words = {known.about: name for name, known in ACCOUNTANTS.items()}
-    counted = {by_words.get(str(phase.get("accountant"))) for phase in last}
-    accountant = options.accountant or ((counted.pop() if len(counted) == 1 else None) or "pld")
-    union = union_of(ledgers, delta, accountant)
-    views = [View(phase.view) for phase in union.phases if phase.view is not None]
-    view = views[0]
-    for other in views:
-        view = other if other.sees_more_than(view) else view
-    promise = Guarantee(
-        (union.epsilon,), delta, *union.kind, view, ACCOUNTANTS[accountant].about, (), phases=union.phases
-    )
-    if options.json:
-        print(json.dumps(promise.to_dict(), allow_nan=False))
-        return 0
-    page().print(f"after all rounds of all phases, for the worst of their members: {promise}")
-    return 0
-
-
-def _common(name: str, values: list[float | None]) -> float:
-    """What all ledgers have that have one."""
-    known = dict.fromkeys(value for value in values if value is not None)
-    if len(known) != 1:
-        got = ", ".join(map(str, known)) or "none"
-        raise errors.refuse(f"{name} of the ledgers", got, "one", f"give the one to count at with --{name}")
-    return next(iter(known))
 
 
 def _check_terms(ledger: "Ledger", options: LedgerOptions) -> None:

@@ -9,15 +9,14 @@ from fedjax_dp.options import about
 
 DESCRIPTION = """Write the parameters of a run to a file that other programs read.
 
-usage: fedjax-dp export [--merged] [--no-hashes] RUN FILE.safetensors|FILE.npz
+usage: fedjax-dp export [--merged] RUN FILE.safetensors|FILE.npz
 
 RUN is the folder of a run; its newest checkpoint is taken, however many devices wrote it. Parameters are named by their
 paths in the model, such as Dense_0/kernel. A .safetensors file also holds configuration, rounds and Guarantee.
 Of a model of which a part is frozen they are those that were trained; --merged writes all, low-rank terms added.
 
 Every file carries the run's ledger, so that a run that begins with it knows what it was trained on. It holds a checksum
-of all records and digests of clients' names, by which clients are known again; --no-hashes leaves them out, and every
-client of a run that begins with the file then counts as the one that has paid most."""
+of all records and a digest of all clients' names, by which another run's are known to be the same."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,13 +27,11 @@ class ExportOptions:
         folder: of a run
         file: .safetensors or .npz
         merged: write all parameters of a model of which a part is frozen, low-rank terms added
-        no_hashes: leave the checksum of the records and digests of clients' names out of the ledger in the file
     """
 
     folder: Annotated[str | None, about("", positional=True)] = None
     file: Annotated[str | None, about("", positional=True)] = None
     merged: Annotated[bool, about("", switch=True)] = False
-    no_hashes: Annotated[bool, about("", switch=True)] = False
 
 
 def export_command(arguments: list[str]) -> int:
@@ -48,6 +45,6 @@ def export_command(arguments: list[str]) -> int:
     from fedjax_dp.experiments.saved_run import open_run  # loads JAX
 
     run = open_run(options.folder)
-    where = run.export(options.file, merged=options.merged, hashes=not options.no_hashes)
+    where = run.export(options.file, merged=options.merged)
     print(f"parameters after round {run.round} of {options.folder} are in {where}")
     return 0

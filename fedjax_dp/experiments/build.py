@@ -69,7 +69,6 @@ _OF_PARTS = (
     "start_private",
     "start_epsilon",
     "start_delta",
-    "start_clients",
     "fresh",
     "lora_rank",
     "lora_alpha",

@@ -156,7 +156,7 @@ class RunSpec:
         from fedjax_dp.models.starts import start_files  # loads JAX
 
         training, log = self.training, self.options.get("participation_log")
-        found = start_files(training.start, training.start_names, training.start_clients)
+        found = start_files(training.start, training.start_names)
         if log is None or not pathlib.Path(log).exists():
             return found
         from fedjax_dp.accounting import ParticipationLog  # loads SciPy

@@ -105,8 +105,6 @@ class TrainingConfig:
             first is known; false: on your word it holds none
         start_epsilon: of the training of a checkpoint that no run of ours wrote, for the same unit and neighbours
         start_delta: of that training
-        start_clients: CSV of first,second: clients of the run that wrote the checkpoint, and of this one, by name or
-            number; beside one that is in one of them alone the other cell is empty
         fresh: head or patterns: parameters that begin at random, not with the checkpoint's
         lora_rank: r of low-rank terms
         lora_alpha: their factor is alpha / r
@@ -129,7 +127,6 @@ class TrainingConfig:
     start_private: bool | None = None
     start_epsilon: float | None = None
     start_delta: float | None = None
-    start_clients: Annotated[str | None, about("", metavar="FILE")] = None
     fresh: Annotated[str | None, about("", metavar="PATTERN,...")] = None
     lora_rank: Annotated[int | None, about("", default="4")] = None
     lora_alpha: Annotated[float | None, about("", default="the rank")] = None

@@ -1,7 +1,6 @@
 """What the parameters of a run carry with them wherever they are written: its ledger."""
 
 import dataclasses
-import hashlib
 import json
 import math
 from collections import Counter
@@ -13,10 +12,10 @@ import numpy as np
 
 from fedjax_dp import own_code
 from fedjax_dp.accounting import Guarantee, Unit
-from fedjax_dp.accounting.composed_phases import draws_of, is_own_code, spent
+from fedjax_dp.accounting.composed_phases import is_own_code, spent
 from fedjax_dp.display import finite, without_addresses
 from fedjax_dp.models import Model
-from fedjax_dp.models.origins import FREE, RUN, values_digest, who_is_in, with_phase
+from fedjax_dp.models.origins import RUN, before_last, clients_in, longest_lines, phases_of, values_digest, with_phase
 from fedjax_dp.privacy.client_events import own_events
 from fedjax_dp.privacy.planned_run import PlannedRun
 from fedjax_dp.privacy.terms import BY_NAME_ALONE
@@ -39,9 +38,9 @@ def ledger_of(
     checksum  of the records, by which clients of a run on the same ones are known again;
     in_sweep  whether it is one of several runs, among which somebody may have chosen by what they released.
     """
-    data = planned.data
-    known = who_is_in(data, checksum, guarantee.unit is not Unit.CLIENT)
-    mapped = {one.phase["phase"]: one.match.mapped for one in planned.beginning.before if one.match.mapped is not None}
+    data, before = planned.data, "".join(longest_lines(getattr(planned.model, "origins", ())))
+    known = clients_in(data, checksum, guarantee.unit is not Unit.CLIENT)
+    prior, phases = [one.phase for one in planned.initialization.prior_runs], phases_of(before, "ledger")
     facts = {
         "kind": RUN,
         "algorithm": algorithm,
@@ -53,15 +52,12 @@ def ledger_of(
         "accountant": guarantee.accountant,
         "delta": guarantee.delta,
         **_cost(planned, guarantee),
-        "made of": _digest(made_of(planned.algorithm, planned.model)),
-        "draws": draws_of(planned.draw_seed),
         "clients": known["clients"],
         "records": known["records"],
-        "continues": [phase.phase for phase in guarantee.phases],
+        "continues": [len(phases) - place for place, phase in enumerate(phases) if phase in prior],
         **({"in_sweep": True} if in_sweep else {}),
-        **({"mapped": mapped} if mapped else {}),
     }
-    return with_phase("".join(dict.fromkeys(origin.lines for origin in getattr(planned.model, "origins", ()))), facts)
+    return with_phase(before, facts)
 
 
 def made_of(algorithm: Algorithm, model: Model) -> dict[str, str]:
@@ -74,27 +70,31 @@ def made_of(algorithm: Algorithm, model: Model) -> dict[str, str]:
     return {"algorithm": f"{shape}{checksum_of(leaves)}", "model": looks, **code}
 
 
-def _digest(facts: Mapping[str, str]) -> str:
-    """By which runs that release something else are two phases, though they cost the same."""
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+def exported(ledger: str, values: Mapping[str, Any], round_done: int) -> str:
+    """The ledger beside these arrays: its last line names them, and the round they are of."""
+    facts = _last(ledger) | {"round": round_done, "parameters": values_digest(values)}
+    return with_phase(before_last(ledger), facts)
 
 
-def exported(ledger: str, values: Mapping[str, Any], round_done: int, hashes: bool = True) -> str:
-    """The ledger beside these arrays: its last line names them, and the round they are of.
-
-    hashes  the checksum of the run's records and digests of its clients' names stay in it.
-    """
-    before, facts = _apart(ledger)
-    if not hashes:
-        facts["records"] = facts["records"] | {"checksum": None}
-        facts["clients"] = facts["clients"] | {"names": None}
-    return with_phase(before, facts | {"round": round_done, "parameters": values_digest(values)})
+def without_digests(ledger: str) -> str:
+    """The ledger without the checksums of records and the digests of clients' names."""
+    text = ""
+    for phase in phases_of(ledger, "ledger"):
+        kept = (
+            {
+                "clients": {"count": phase["clients"]["count"]},
+                "records": phase["records"] | {"checksum": None},
+            }
+            if phase["kind"] == RUN
+            else {}
+        )
+        text = with_phase(text, {**phase, **kept})
+    return text
 
 
 def longer(ledger: str, planned: PlannedRun, guarantee: Guarantee) -> str:
     """The ledger of a run that goes on to more rounds, with another Guarantee."""
-    before, facts = _apart(ledger)
-    return with_phase(before, facts | _cost(planned, guarantee))
+    return with_phase(before_last(ledger), _last(ledger) | _cost(planned, guarantee))
 
 
 def _cost(planned: PlannedRun, guarantee: Guarantee) -> dict[str, Any]:
@@ -121,11 +121,10 @@ def _epsilons(guarantee: Guarantee) -> dict[str, Any]:
     return {"epsilon": finite(own), "epsilons": _kinds(itself), "deployment": promised}
 
 
-def _apart(ledger: str) -> tuple[str, dict[str, Any]]:
-    """The lines before the last, and the facts of that."""
-    *before, last = ledger.splitlines(keepends=True)
-    facts = json.loads(last)
-    return "".join(before), {name: facts[name] for name in facts if name not in ("ledger", "parent", *FREE)}
+def _last(ledger: str) -> dict[str, Any]:
+    """The facts of its last line."""
+    facts: dict[str, Any] = json.loads(ledger.splitlines()[-1])
+    return facts
 
 
 def _kinds(guarantee: Guarantee) -> list[list[Any]]:

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedjax_dp import errors, folders
-from fedjax_dp.accounting.composed_phases import Phase, counted_with
-from fedjax_dp.accounting.ledger import Ledger, chained, phases_in, read_rounds, text_of
+from fedjax_dp.accounting.composed_phases import counted_with
+from fedjax_dp.accounting.ledger import Ledger, phases_in, read_rounds, text_of
 from fedjax_dp.display import comma_separated, finite
 from fedjax_dp.experiments import phases
-from fedjax_dp.models import read_start
 from fedjax_dp.models.origins import LEDGER, RUN, phases_of
 from fedjax_dp.privacy.client_events import client_events
 from fedjax_dp.privacy.protection import noise_of
@@ -42,7 +41,7 @@ def read_text(file: pathlib.Path) -> str:
 def read_ledger(path: pathlib.Path) -> Ledger:
     """The rounds in a ledger file, or in that of a run's folder.
 
-    Raises: ConfigurationError in one line for what is none, was edited, or is of a later version.
+    Raises: ConfigurationError in one line for what is none, or is of another version.
     """
     file = path / LEDGER if path.is_dir() else path
     text = read_text(file)
@@ -50,20 +49,6 @@ def read_ledger(path: pathlib.Path) -> Ledger:
     if phase["kind"] != RUN:
         raise errors.refuse(str(file), f"a ledger that ends with {phase['kind']}", "that of a run", PUT_BACK)
     return dataclasses.replace(read_rounds(text, phase, str(file)), before=counted_with(every))
-
-
-def phases_at(path: pathlib.Path) -> tuple[Phase, ...]:
-    """The phases in a ledger file, of a run's folder, or of a file of parameters that a run wrote.
-
-    Raises: ConfigurationError in one line for what has none.
-    """
-    if path.suffix == ".jsonl" or (path / LEDGER).is_file():
-        file = path / LEDGER if path.is_dir() else path
-        return phases_of(read_text(file), str(file))
-    origin = read_start(path).origin
-    if not origin.ledger:
-        raise errors.refuse(str(path), "one without a ledger", "what a run of ours wrote", "nothing is known of it")
-    return origin.phases
 
 
 def require_own(folder: pathlib.Path, ready: "PreparedRun") -> None:
@@ -96,12 +81,10 @@ def carry_on(file: pathlib.Path, ready: "PreparedRun") -> None:
     """
     text, held = read_text(file), read_ledger(file)
     before = phases.longer(phases_in(text), ready.planned, ready.guarantee)
-    phase = phases_of(before, str(file))[-1]["phase"]
-    lines, last = [], phase
+    lines = []
     for line in held.lines:
         ends = line["halt"] if line["halt"] == "rule" or line["round"] + 1 == ready.rounds else None
-        lines.append(chained(last, dict(line) | {"phase": phase, "halt": ends}))
-        last = lines[-1]["checksum"]
+        lines.append(dict(line) | {"halt": ends})
     made = before + text_of(lines)
     if made != text:
         folders.write_atomically(file, made)
@@ -112,17 +95,15 @@ class RoundLedger:
 
     def __init__(self, folder: pathlib.Path, ready: "PreparedRun") -> None:
         self._file, self._ready = folder / LEDGER, ready
-        held = read_ledger(folder)
-        self._phase, self._before, self._next = held.phase["phase"], held.checksum, held.rounds
+        self._next = read_ledger(folder).rounds
 
     def write(self, done: int) -> None:
         """The lines of all rounds up to `done` that are not there yet."""
         if done <= self._next:
             return
-        lines = list(self._ready.spending.lines(self._phase, self._before, self._next, done, *self._ready.end))
         with self._file.open("a") as opened:
-            opened.write(text_of(lines))
-        self._before, self._next = lines[-1]["checksum"], done
+            opened.write(text_of(self._ready.spending.lines(self._next, done, *self._ready.end)))
+        self._next = done
 
 
 def write_tables(folder: pathlib.Path, ready: "PreparedRun") -> None:

@@ -132,19 +132,17 @@ class SavedRun:
         ledger = phases.exported(self._ledger, values, self.round)
         return Start(values, Origin(self.folder.name, values_digest(values), ledger=ledger))
 
-    def export(self, path: str | os.PathLike[str], *, merged: bool = False, hashes: bool = True) -> pathlib.Path:
+    def export(self, path: str | os.PathLike[str], *, merged: bool = False) -> pathlib.Path:
         """Write the parameters to a new file, named by their paths, such as Dense_0/kernel, and their ledger.
 
         path    ends in .safetensors, which also holds configuration and Guarantee, or in .npz;
-        merged  all parameters of the network, see `whole`; else those that were trained;
-        hashes  the ledger holds a checksum of the records and digests of clients' names, by which clients are known
-                again. Without them every client of a run that begins with the file counts as the one that paid most.
+        merged  all parameters of the network, see `whole`; else those that were trained.
         Raises: ConfigurationError for other endings, for a file that exists and for one that cannot be written.
         """
         path = pathlib.Path(path)
         described = {"config": json.dumps(self.config), "round": str(self.round), "privacy": str(self.guarantee)}
         params = self.whole if merged else self.params
-        ledger = phases.exported(self._ledger, parameters.by_name(params), self.round, hashes)
+        ledger = phases.exported(self._ledger, parameters.by_name(params), self.round)
         parameters.write(path, params, ledger, described, new=True)
         return path
 

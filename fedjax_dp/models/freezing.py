@@ -1,7 +1,6 @@
 """Training a part of a model: its head, its biases, low-rank adapters, or what patterns name."""
 
 import dataclasses
-import os
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -17,7 +16,7 @@ from fedjax_dp.models.low_rank import LowRank
 from fedjax_dp.models.model import NetworkModel
 from fedjax_dp.models.networks import named
 from fedjax_dp.models.selection import HEAD, chosen, listed, matching
-from fedjax_dp.models.starts import Start, start_of, stated_pair, with_clients, with_stated
+from fedjax_dp.models.starts import Start, start_of, stated_pair, with_stated
 from fedjax_dp.prng import role_key
 
 ALL, BIAS, LORA, FFA_LORA, DENSE = "all", "bias", "lora", "ffa-lora", "dense"
@@ -34,7 +33,6 @@ def freeze(
     start_private: bool | None = None,
     start_epsilon: float | None = None,
     start_delta: float | None = None,
-    start_clients: str | os.PathLike[str] | None = None,
     fresh: str | None = None,
     rank: int = RANK,
     alpha: float | None = None,
@@ -55,9 +53,6 @@ def freeze(
     start_private  whether they hold records of the clients that will be trained on: there is no epsilon then, unless
                that of their own training is known, from a run's ledger or as
     start_epsilon, start_delta  what that training promised, for the unit and neighbours of the run that follows;
-    start_clients  a CSV of `first,second`: clients of the run that wrote `start`, and of the run that follows, by name
-               or number, where neither records nor names say who is who; each once, beside an empty cell if it is in
-               one of them alone;
     fresh      patterns, or `head`, of parameters that begin at random, not with those of `start`;
     rank, alpha  r, and the factor alpha / r of low-rank terms; alpha is r unless given. A begins uniform within
                1 / sqrt(k), B at zero, so that the model begins as it is without them;
@@ -80,7 +75,7 @@ def freeze(
     trained = _trained(words, plan, shapes)
     adapters = _low_rank(words, plan, shapes, trained, rank, targets)
     of_start = {"start_private": start_private, "start_epsilon": start_epsilon, "start_delta": start_delta}
-    of_files = {"fresh": fresh, "start_data": start_data, "start_clients": start_clients}
+    of_files = {"fresh": fresh, "start_data": start_data}
     for name, value in {**of_files, **of_start}.items():
         if start is None and value is not None:
             raise errors.refuse(name, value, "left out where training begins at random", "give start, or drop it")
@@ -88,7 +83,6 @@ def freeze(
         public = None if start_private is None else not start_private
         start = start_of(start, trained_on=start_data, public=public)
         start = with_stated(start, stated_pair(start_epsilon, start_delta))
-        start = with_clients(start, start_clients)
     anew = set() if fresh is None else chosen("fresh", listed("fresh", fresh), plan, shapes | kept)
     begun = {} if start is None else _begun(start, shapes | kept, anew)
     drawn = named(model.init(role_key(key, "init"))) if set(shapes) - set(begun) - set(trained) else {}

@@ -1,22 +1,20 @@
 """Where the values come from that training begins with: whose word, or the ledger that came with them.
 
-A ledger is lines of JSON, one for each phase of training, the first first; each names the one before it, or none. That
-of a run's folder has a line for each round after them (`accounting.ledger`), which stays there. A phase is a run, with
-its data and its Guarantee, or values from elsewhere, with what is known of them.
+A ledger is lines of JSON, one for each phase of training, the first first. That of a run's folder has a line for each
+round after them (`accounting.ledger`), which stays there. A phase is a run, with its data and its Guarantee, or values
+from elsewhere, with what is known of them. Beside parameters its last line names them (`parameters`).
 Lines are never written anew: a run that begins with an export has its lines before its own.
 """
 
 import dataclasses
 import hashlib
-import itertools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from fedjax_dp import errors
-from fedjax_dp.accounting.client_maps import ClientPairs
-from fedjax_dp.accounting.composed_phases import FILE, Phase, names_of
+from fedjax_dp.accounting.composed_phases import FILE, Phase, digest_of_names
 from fedjax_dp.accounting.ledger import VERSION, as_json, phases_in, read_line
 from fedjax_dp.data.store import FederatedData
 
@@ -24,7 +22,6 @@ LEDGER = "ledger.jsonl"  # the file beside the arrays of a folder, and the run's
 KEY, ARRAY = "ledger", "__ledger__"  # its name in the metadata of safetensors, and among the arrays of an npz
 LARGEST = 64 * 2**20  # bytes of a ledger that is read
 RUN = "run"  # a kind of phases; the other is FILE
-FREE = ("phase", "round", "parameters")  # may differ between exports of one run: they are not in its phase's name
 FIELDS: dict[str, dict[str, Any]] = {
     RUN: {
         "algorithm": str,
@@ -36,8 +33,6 @@ FIELDS: dict[str, dict[str, Any]] = {
         "records": dict,
         "spent": (dict, type(None)),
         "continues": (list, type(None)),
-        "mapped": (dict, type(None)),
-        "beside": (list, type(None)),
         "colluders": (int, type(None)),
         "in_sweep": (bool, type(None)),
     },
@@ -60,7 +55,6 @@ class Origin:
     trained_on  what it was trained on, in words, as its user says; None: it is not said;
     public    whether it holds nothing of these clients, as its user says;
     ledger    that came with it; empty: none did;
-    clients   which of them are which of the run that wrote it, as its user says, see `accounting.client_maps`;
     stated    epsilon and delta of the training that made it, as its user says: of what clients hide in this one too;
     foreign   whether it is a file that no run of ours wrote.
     """
@@ -72,7 +66,6 @@ class Origin:
     ledger: str = dataclasses.field(default="", repr=False)
     stated: tuple[float, float] | None = None
     foreign: bool = False
-    clients: ClientPairs | None = dataclasses.field(default=None, repr=False)
 
     def __str__(self) -> str:
         text = f"{self.name} (sha256 {self.sha256[:12]})"
@@ -92,38 +85,34 @@ class Origin:
         return self.ledger or with_phase("", known)
 
 
-def who_is_in(data: FederatedData, checksum: str | None, public: bool) -> dict[str, Any]:
+def longest_lines(origins: Iterable[Origin]) -> list[str]:
+    """The ledgers of these values, without those with which another one begins."""
+    ledgers = list(dict.fromkeys(origin.lines for origin in origins))
+    return [one for one in ledgers if not any(other != one and other.startswith(one) for other in ledgers)]
+
+
+def clients_in(data: FederatedData, checksum: str | None, public: bool) -> dict[str, Any]:
     """What a run's phase has of its clients and their records, by which another one's are known to be the same.
 
-    checksum  of the records;
+    checksum  of the records and of who has them;
     public    whether it is public which clients take part: else nothing is kept of their names.
     """
-    sizes = np.asarray(data.sizes, "<i8")
     names = None if data.names is None or not public else data.names.listed
     return {
-        "clients": {
-            "count": data.num_clients,
-            "sizes": hashlib.sha256(sizes.tobytes()).hexdigest(),
-            "names": names_of(names),
-        },
-        "records": {"count": int(sizes.sum()), "checksum": checksum},
+        "clients": {"count": data.num_clients, "names": digest_of_names(names)},
+        "records": {"count": int(np.asarray(data.sizes).sum()), "checksum": checksum},
     }
 
 
 def with_phase(ledger: str, facts: Mapping[str, Any]) -> str:
-    """The ledger with one more phase. Its name is the sha256 of its facts and of the phases that it begins with: its
-    parent, and those beside it where there are several."""
-    before = phases_of(ledger, "ledger")
-    pairs = itertools.zip_longest(before, before[1:])
-    *beside, parent = [one["phase"] for one, after in pairs if after is None or after["parent"] is None] or [None]
-    line = {"ledger": VERSION, "parent": parent, **({"beside": beside} if beside else {}), **facts}
-    return f"{ledger}{as_json({'phase': _name(line), **line})}\n"
+    """The ledger with one more phase."""
+    return f"{ledger}{as_json({'ledger': VERSION, **facts})}\n"
 
 
 def phases_of(ledger: str, where: str) -> tuple[Phase, ...]:
     """The phases of a ledger; lines of rounds after them are passed over.
 
-    Raises: ConfigurationError in one line for what is none, was edited, is of a later version or too large.
+    Raises: ConfigurationError in one line for what is none, is of another version or too large.
     """
     ledger = phases_in(ledger)
     if len(ledger) > LARGEST:
@@ -135,10 +124,10 @@ def phases_of(ledger: str, where: str) -> tuple[Phase, ...]:
             if line["ledger"] != VERSION:
                 got, wanted = f"version {str(line['ledger'])[:20]}", f"version {VERSION}, which is known here"
                 raise errors.refuse(f"ledger of {where}", got, wanted, "export it again")
-            _require_fields(line, [phase["phase"] for phase in found])
+            _require_fields(line, len(found))
         except errors.ConfigurationError:
             raise
-        except (ValueError, RecursionError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             got = f"line {number} with {' '.join(str(error).split())[:80]}"
             raise errors.refuse(f"ledger of {where}", got, "as a run wrote it", "export it again") from None
         found.append(line)
@@ -155,29 +144,35 @@ def values_digest(values: Mapping[str, Any]) -> str:
     return whole.hexdigest()
 
 
-def require_own(ledger: str, values: Mapping[str, Any], where: str, exported: bool) -> None:
-    """Refuse arrays of which a ledger that came with them is not; what was exported names them."""
+def with_parameters(ledger: str, values: Mapping[str, Any], where: str, exported: bool) -> str:
+    """A ledger that came with these arrays, whose last line names them.
+
+    exported  whether it names them already, as what is exported does; that of a run's folder does not.
+    Raises:   ConfigurationError where the ledger is of other arrays.
+    """
     if not ledger.strip():
         raise errors.refuse(f"ledger of {where}", "an empty one", "as a run wrote it", "export it again")
-    digest = phases_of(ledger, where)[-1].get("parameters")
-    if (exported or digest is not None) and digest != values_digest(values):
+    phase, digest = dict(phases_of(ledger, where)[-1]), values_digest(values)
+    if phase.get("parameters", None if exported else digest) != digest:
         remedy = "export it again, or write the arrays without the ledger and say what they are with start_data"
         raise errors.refuse(f"ledger of {where}", "one of other parameters", "of those beside it", remedy)
+    return ledger if exported else with_phase(before_last(ledger), phase | {"parameters": digest})
 
 
-def _require_fields(line: dict[str, Any], before: list[str]) -> None:
+def before_last(ledger: str) -> str:
+    """The lines of all phases before the last."""
+    return "".join(ledger.splitlines(keepends=True)[:-1])
+
+
+def _require_fields(line: dict[str, Any], before: int) -> None:
+    """Refuse a line that is no phase; `before`: lines that stand before it."""
     kind = line.get("kind")
     if not isinstance(kind, str) or kind not in FIELDS:
         raise ValueError(f"kind {str(kind)[:40]!r}")
     for name, kinds in FIELDS[kind].items():
         if type(line.get(name)) not in (kinds if isinstance(kinds, tuple) else (kinds,)):  # a truth value is no number
             raise ValueError(f"{name} {str(line.get(name))[:40]!r}")
-    if line.get("phase") != _name(line) or line.get("parent") not in (None, *before[-1:]):
-        raise ValueError("other facts than were written")
-    if not all(name in before for named in ("beside", "continues") for name in line.get(named) or ()):
-        raise ValueError("a phase that it names left out")
-
-
-def _name(line: Mapping[str, Any]) -> str:
-    """What a phase is known by."""
-    return hashlib.sha256(as_json({name: line[name] for name in sorted(line) if name not in FREE}).encode()).hexdigest()
+    if kind == RUN and (type(count := line["clients"].get("count")) is not int or count < 1):
+        raise ValueError(f"{str(count)[:40]} clients")
+    if not all(type(back) is int and 0 < back <= before for back in line.get("continues") or ()):
+        raise ValueError("a phase that it goes on from left out")

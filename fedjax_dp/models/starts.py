@@ -19,7 +19,6 @@ import jax
 import numpy as np
 
 from fedjax_dp import errors, folders
-from fedjax_dp.accounting.client_maps import read_pairs
 from fedjax_dp.accounting.ledger import phases_in
 from fedjax_dp.data.files import damaged, read_npz
 from fedjax_dp.models import origins
@@ -70,7 +69,7 @@ def read_start(
         raise errors.refuse("start", str(path), f"{WANTED} that exists", folders.where_looked(path))
     found, ledger = _read(path)
     if ledger is not None:
-        origins.require_own(ledger, found, path.name, exported=not path.is_dir())
+        ledger = origins.with_parameters(ledger, found, path.name, exported=not path.is_dir())
     if isinstance(names, str | os.PathLike):
         names = folders.read_toml("start_names", names)
     if names is not None:
@@ -95,19 +94,6 @@ def with_stated(start: Start, stated: tuple[float, float] | None) -> Start:
     if start.origin.public:
         raise errors.refuse("start_epsilon", epsilon, "left out of a public start", "drop it, or start_private false")
     return dataclasses.replace(start, origin=dataclasses.replace(start.origin, stated=(float(epsilon), float(delta))))
-
-
-def with_clients(start: Start, file: str | os.PathLike[str] | None) -> Start:
-    """The start of a run of which a file says which of its clients are which of those that go on.
-
-    Raises: ConfigurationError for a file that is none, and of values that no run wrote or that are public.
-    """
-    if file is None:
-        return start
-    if start.origin.public or start.origin.phases[-1]["kind"] != origins.RUN:
-        wanted = "left out of a public start, and of one that no run wrote"
-        raise errors.refuse("start_clients", os.fspath(file), wanted, "drop it")
-    return dataclasses.replace(start, origin=dataclasses.replace(start.origin, clients=read_pairs(file)))
 
 
 def stated_pair(epsilon: float | None, delta: float | None) -> tuple[float, float] | None:

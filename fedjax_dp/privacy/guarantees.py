@@ -172,13 +172,13 @@ def _require_left(run: PlannedRun, training: list[Event], budgets: list[float], 
     spent = accounting.epsilons_of(past, delta, run.terms.accountant)
     budget, most = min(zip(budgets, spent, strict=True), key=lambda pair: pair[0] - pair[1])
     if not budget > most:
-        names = ", ".join(about(one.phase) for one in run.beginning.before)
+        names = ", ".join(about(one.phase) for one in run.prior_runs)
         wanted = f"above {most:.4g}, which {names} cost already at delta {delta:g}"
         raise errors.refuse("epsilon", budget, wanted, "raise it, or begin with another start")
 
 
 def _unresolved(run: PlannedRun) -> str:
-    names = ", ".join(about(one.phase) for one in run.beginning.before)
+    names = ", ".join(about(one.phase) for one in run.prior_runs)
     return f"{names} has no epsilon at this delta; where epsilon and delta alone are known, delta must be above theirs"
 
 
@@ -297,10 +297,10 @@ def stated(run: PlannedRun, progress: Callable[[int, int], None] | None = None) 
     if any(step.reveals_everything for step in steps):
         return no_privacy(num_clients, "some clients add no noise: their noise_multiplier is 0", run.view)
     epsilons = tuple(accounting.epsilons_of(ledger, delta, terms.accountant, progress))
-    if run.beginning.before and math.isinf(max(epsilons)) and not math.isinf(max(_alone(run, alone))):
+    if run.prior_runs and math.isinf(max(epsilons)) and not math.isinf(max(_alone(run, alone))):
         return no_privacy(num_clients, _unresolved(run), run.view)
     adjacency = steps[0].adjacency if steps else accounting.Adjacency.REPLACE_ONE
-    before = _phases(run, alone, delta)
+    before = _phases(run, alone, delta) if run.prior_runs else ()
     members = [run.promised.num_clients] if unit is Unit.CLIENT else np.asarray(data.sizes).tolist()
     return Guarantee(
         epsilons,
@@ -312,8 +312,7 @@ def stated(run: PlannedRun, progress: Callable[[int, int], None] | None = None) 
         (
             *_assumptions(run, steps),
             *_stop(run),
-            *run.beginning.assumptions,
-            *(phase.left for phase in before if phase.left),
+            *run.initialization.assumptions,
             *_words(run),
             FLOAT_NOISE,
         ),
@@ -323,12 +322,12 @@ def stated(run: PlannedRun, progress: Callable[[int, int], None] | None = None) 
         (
             *epsilon_warnings(max(epsilons)),
             *delta_warnings(delta, members, unit),
-            *run.beginning.warnings,
+            *run.initialization.warnings,
             *_shared_parts(data, unit),
             *_learnt(data),
             *_stale(run),
         ),
-        caveat="; ".join(filter(None, (BY_NAME_ALONE.get(counted_as(run)), run.beginning.caveat))) or None,
+        caveat="; ".join(filter(None, (BY_NAME_ALONE.get(counted_as(run)), run.initialization.caveat))) or None,
         noise=None if noise is None else NoiseMultipliers.of(np.ravel(np.asarray(noise, float)).tolist()),
         names=_names(data, unit),
         deployment=_deployment(run, steps),
@@ -340,11 +339,9 @@ def stated(run: PlannedRun, progress: Callable[[int, int], None] | None = None) 
 
 def _phases(run: PlannedRun, training: list[Event], delta: float) -> tuple[EarlierPhase, ...]:
     phases, adjacency, accountant = [], adjacency_of(training), run.terms.accountant
-    for one, events in zip(run.beginning.before, run.earlier(adjacency), strict=True):
+    for one, events in zip(run.prior_runs, run.earlier(adjacency), strict=True):
         epsilon = max(accounting.epsilons_of(events, delta, accountant))
-        left = one.left(delta, accountant, (run.unit, adjacency or accounting.Adjacency.REPLACE_ONE))
-        name, view = one.phase["phase"], one.phase.get("view")
-        phases.append(EarlierPhase(name, about(one.phase), epsilon, view, one.match.members, left))
+        phases.append(EarlierPhase(about(one.phase), epsilon, one.phase.get("view"), one.members))
     return tuple(phases)
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import hashlib
+import json
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar, Unpack
 
@@ -21,8 +22,8 @@ from fedjax_dp.parts.by_round import changes_of
 from fedjax_dp.parts.cohorts import Members
 from fedjax_dp.parts.facts import of_the_project
 from fedjax_dp.parts.record_privacy import require_clip_norms
-from fedjax_dp.privacy.beginning import Beginning, beginning_of
 from fedjax_dp.privacy.deployment import Clients, clients_of, standing_for
+from fedjax_dp.privacy.initialization import Initialization, PriorRun, initialization_of
 from fedjax_dp.privacy.protection import noise_of, noised, unit_of, unprotected, view_of, with_noise
 from fedjax_dp.privacy.terms import PrivacyOptions, PrivacyTerms
 from fedjax_dp.rounds.algorithm import Algorithm
@@ -38,7 +39,7 @@ BOUNDED_BY = {  # how one comes to know how many records a unit has
 
 
 T = TypeVar("T")
-BEGINNING, COHORTS, RATES = "beginning", "cohorts", "rates"
+INITIALIZATION, COHORTS, RATES = "initialization", "cohorts", "rates"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,13 +63,13 @@ class PlannedRun:
 
     @functools.cached_property
     def view(self) -> View:
-        """Who must learn nothing: unless it is given, no weaker adversary than those of the phases before."""
+        """Who must learn nothing: unless it is given, no weaker adversary than those of the prior runs."""
         view = view_of(self.algorithm, self.terms.view)
-        if self.terms.view is not None or unprotected(self.algorithm, view):
+        if self.terms.view is not None or not self.prior_runs or unprotected(self.algorithm, view):
             return view
-        for before in self.beginning.views:
-            if before.sees_more_than(view) and unprotected(self.algorithm, before) is None:
-                view = before
+        for prior in self.initialization.views:
+            if prior.sees_more_than(view) and unprotected(self.algorithm, prior) is None:
+                view = prior
         return view
 
     @property
@@ -101,10 +102,12 @@ class PlannedRun:
     @functools.cached_property
     def no_epsilon_reason(self) -> str | None:
         """Why no epsilon exists, where none does."""
-        reason = unprotected(self.algorithm, self.view) or self.beginning.reason or self._stop_by_private_records
-        if reason is None and self.terms.deployment is not None and self.beginning.before:
+        reason = unprotected(self.algorithm, self.view) or self.initialization.reason or self._stop_by_private_records
+        if reason is not None or not self.prior_runs:
+            return reason
+        if self.terms.deployment is not None:
             return "nobody knows which members of a deployment were in the phase before"
-        return reason or self.beginning.counted_with_fewer(self.terms.colluders)
+        return self.initialization.collusion_reason(self.terms.colluders)
 
     @property
     def _stop_by_private_records(self) -> str | None:
@@ -119,27 +122,34 @@ class PlannedRun:
         return private_records(self.data.test_clients is not None)
 
     def earlier(self, adjacency: Adjacency | None) -> list[list[Event]]:
-        """What each phase before releases of each client, in neighbours that are the run's; None: it releases nothing.
+        """What each prior run releases of each client, in neighbours that are the run's; None: it releases nothing.
 
-        Raises: ConfigurationError where phases are of another unit or other neighbours.
+        Raises: ConfigurationError where they are of another unit or other neighbours.
         """
 
         def events() -> list[list[Event]]:
-            before = self.beginning.before
-            others = [kind[1] for one in before if (kind := kind_of(one.phase)) is not None]
+            others = [kind[1] for one in self.prior_runs if (kind := kind_of(one.phase)) is not None]
             kind = self.unit, adjacency or next(iter(others), Adjacency.REPLACE_ONE)
-            return [one.events(kind, self.data.num_clients) for one in before]
+            return [one.events(kind, self.data.num_clients) for one in self.prior_runs]
 
         return self._once(("earlier", adjacency), events)
 
     def past(self, adjacency: Adjacency | None) -> list[Event] | None:
         """The same of all of them together; None without any."""
+        if not self.prior_runs:
+            return None
         return self._once(("past", adjacency), lambda: past_of(self.earlier(adjacency)))
 
     @property
-    def beginning(self) -> Beginning:
+    def initialization(self) -> Initialization:
         """What is known of the values that training begins with; looked up once, as it may read all records."""
-        return self._once(BEGINNING, lambda: beginning_of(getattr(self.model, "origins", ()), self.data, self.unit))
+        origins = getattr(self.model, "origins", ())
+        return self._once(INITIALIZATION, lambda: initialization_of(origins, self.data, self.unit))
+
+    @property
+    def prior_runs(self) -> tuple[PriorRun, ...]:
+        """Runs that are over, which the Guarantee is of too."""
+        return self.initialization.prior_runs
 
     @functools.cached_property
     def noise_levels(self) -> "NoiseLevels":
@@ -178,10 +188,10 @@ class PlannedRun:
     def draw_seed(self) -> int:
         """Of cohorts, batches and noise: `seed`, unless the run goes on from private phases. Then it is one made of
         both, as the same draws in two phases would cancel where their releases are compared."""
-        names = sorted(one.phase["phase"] for one in self.beginning.before)
-        if not names:
+        if not self.prior_runs:
             return self.seed
-        return int.from_bytes(hashlib.sha256(" ".join([str(self.seed), *names]).encode()).digest()[:4])
+        prior = json.dumps([self.seed, *(one.phase for one in self.prior_runs)])
+        return int.from_bytes(hashlib.sha256(prior.encode()).digest()[:4])
 
     @property
     def cohorts(self) -> tuple[np.ndarray, np.ndarray]:
@@ -222,7 +232,7 @@ class PlannedRun:
     def prefix(self, rounds: int) -> "PlannedRun":
         """The same algorithm, planned for its first `rounds` rounds."""
         known = {name: value for name, value in self._drawn.items() if name != "attended"}
-        known[BEGINNING] = self.beginning
+        known[INITIALIZATION] = self.initialization
         if COHORTS in known:
             known[COHORTS] = tuple(drawn[:rounds] for drawn in self.cohorts)
         if RATES in known:

@@ -16,7 +16,7 @@ from fedjax_dp.accounting import (
     squared_mu,
 )
 from fedjax_dp.accounting.events import distinct, numbered
-from fedjax_dp.accounting.ledger import ROUND, VERSION, chained, listed
+from fedjax_dp.accounting.ledger import ROUND, VERSION, listed
 from fedjax_dp.display import finite
 from fedjax_dp.privacy.client_events import client_events, counted_as, training_of, with_paid
 from fedjax_dp.privacy.planned_run import PlannedRun
@@ -142,25 +142,20 @@ class Spending:
         alike = alike and not any(step.sampling.kept for event in kinds for step, _ in event.leaves())
         return Rounds(kind, kinds) if alike else None
 
-    def lines(
-        self, phase: str, before: str, first: int, until: int, end: int | None = None, halt: str = "rounds"
-    ) -> Iterator[dict[str, Any]]:
+    def lines(self, first: int, until: int, end: int | None = None, halt: str = "rounds") -> Iterator[dict[str, Any]]:
         """Lines of the rounds from `first` up to `until`, for a ledger.
 
-        phase, before  name of the run's phase, and checksum of the line that stands before;
-        end, halt      the round at which the run ends (default: its last), and what ends it: rounds, budget or rule.
+        end, halt  the round at which the run ends (default: its last), and what ends it: rounds, budget or rule.
         """
         for index in range(first, until):
-            line = chained(before, self._line(phase, index, self.run.rounds if end is None else end, halt))
-            before = line["checksum"]
-            yield line
+            yield self._line(index, self.run.rounds if end is None else end, halt)
 
     def _law(self) -> dict[str, Any]:
         """How rounds are counted, and what of the run follows results."""
         stop = {} if self.run.terms.stop is None else {"stop": self.run.terms.stop}
         return {"participation": counted_as(self.run), **stop}
 
-    def _line(self, phase: str, index: int, end: int, halt: str) -> dict[str, Any]:
+    def _line(self, index: int, end: int, halt: str) -> dict[str, Any]:
         guarantee, terms = self.guarantee, self.run.terms
         spent = self.planned(index + 1) if self.private else None
         budget = terms.common_budget
@@ -168,7 +163,6 @@ class Spending:
             "ledger": VERSION,
             "kind": ROUND,
             "round": index,
-            "phase": phase,
             **self._released(index),
             "unit": guarantee.unit.value,
             "adjacency": None if guarantee.adjacency is None else guarantee.adjacency.value,

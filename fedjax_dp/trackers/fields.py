@@ -78,7 +78,8 @@ def files_of(result: Result) -> Iterator[list[pathlib.Path]]:
     Nothing in them is computed from single records: the ledger of the parameters is without their checksum.
     """
     ready, privacy = result.ready, privacy_of(result.guarantee)
-    ledger = phases.exported(ready.ledger, parameters.by_name(result.params), result.history[-1].round, hashes=False)
+    known = phases.without_digests(ready.ledger)
+    ledger = phases.exported(known, parameters.by_name(result.params), result.history[-1].round)
     described = {"config": json.dumps(config_of(ready)), "privacy": str(privacy["privacy/statement"])}
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)

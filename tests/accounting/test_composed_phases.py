@@ -36,20 +36,15 @@ from fedjax_dp.accounting import (
 )
 from fedjax_dp.accounting.accountants import total
 from fedjax_dp.accounting.calibrate import UnreachableError
-from fedjax_dp.accounting.client_maps import read_pairs
 from fedjax_dp.accounting.composed_phases import (
-    Matched,
     counted_with,
-    draws_of,
+    digest_of_names,
     events_for,
     events_of,
     is_private,
-    mapped,
-    matched,
-    names_of,
     past_of,
+    same_clients,
     spent,
-    union_of,
     with_past,
     worst_of,
 )
@@ -225,12 +220,11 @@ def test_of_what_nobody_knows_exactly_the_worst_counts_under_every_accountant():
     np.testing.assert_allclose(curve(rates), trade_off(A)(rates), rtol=1e-3)
 
 
-def phase(name, events=None, *, records="aa", names=None, sizes="s", **changes):
+def phase(events=None, *, records="aa", names=None, **changes):
     """The facts of a run's phase, with these events of its clients."""
     count = 3 if events is None else len(events)
     known = None if events is None else json.loads(json.dumps(spent(events)))
     return {
-        "phase": name,
         "kind": "run",
         "algorithm": "dpnfl",
         "dataset": "digits",
@@ -241,128 +235,74 @@ def phase(name, events=None, *, records="aa", names=None, sizes="s", **changes):
         "delta": 1e-5,
         "epsilon": 1.0,
         "spent": known,
-        "clients": {"count": count, "sizes": sizes, "names": None if names is None else names_of(names)},
+        "clients": {"count": count, "names": digest_of_names(names)},
         "records": {"checksum": records},
     } | changes
 
 
 A, B, C = drawn(4.0, 5, 40, 10), drawn(4.0, 5, 50, 10), drawn(4.0, 5, 60, 10)
+D = drawn(2.0, 5, 40, 10)
 
 
 def test_events_of_clients_are_what_was_written():
-    first = phase("1", [A, B, A])
+    first = phase([A, B, A])
     assert events_of(first, RECORD) == [A, B, A]
     assert len(first["spent"]["events"]) == 2
 
 
-def test_clients_are_matched_by_records_else_by_names_else_the_worst_counts():
-    first = phase("1", [A, B, C], names=["x", "y", "z"])
-    same = matched(first, phase("2", [A, A, A]))
-    assert events_for(first, same, RECORD, 3) == [A, B, C]
-    named = matched(first, phase("2", [A] * 4, records="bb", names=["z", "new", "x", "x2"]))
-    assert events_for(first, named, RECORD, 4) == [C, B, A, B]
-    assert named.left.tolist() == [1]
-    assert "2 with new names are taken for the worst of those that left" in named.members
-    everyone = matched(first, phase("2", [A] * 4, records="bb", names=["z", "new", "x", "y"]))
-    assert events_for(first, everyone, RECORD, 4) == [C, Composed(()), A, B]
-    assert "1 that are new" in everyone.members
-    for other in (
-        phase("2", [A] * 3, records="bb"),
-        phase("2", [A] * 3, records=None, names=["u", "v", "w"]),
-        phase("2", [A] * 3, sizes="t"),
-        phase("2", [A] * 2, names=["x", "x"], records=None),
+ABC = [A, B, C]
+OTHERS = {
+    "other records and no names": (phase(ABC), phase(ABC, records="bb")),
+    "no checksum and no names": (phase(ABC, records=None), phase(ABC, records=None)),
+    "other names": (phase(ABC, names="xyz"), phase(ABC, records="bb", names="xyw")),
+    "names in another order": (phase(ABC, names="xyz"), phase(ABC, records="bb", names="xzy")),
+    "a name more": (phase(ABC, names="xyz"), phase([A] * 4, records="bb", names="xyzw")),
+    "a name less": (phase(ABC, names="xyz"), phase([A] * 2, records="bb", names="xy")),
+    "a name twice": (phase(ABC, names="xxz"), phase(ABC, records="bb", names="xxz")),
+    "names and no checksum in one alone": (phase(ABC, names="xyz", records=None), phase(ABC)),
+    "a checksum of another number of clients": (phase(ABC), phase([A] * 2)),
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_where_clients_are_not_known_to_be_the_same_each_pays_for_the_dearest(kind):
+    first, later = OTHERS[kind]
+    assert same_clients(first, later) is None
+    count = later["clients"]["count"]
+    assert events_for(first, False, RECORD, count) == [worst_of(ABC)] * count
+    costs = [epsilon_of(Composed((D, one)), 1e-4) for one in (worst_of(ABC), *ABC)]
+    assert costs[0] >= max(costs[1:])
+
+
+def test_clients_of_equal_records_or_of_equal_names_are_the_same_and_pay_for_themselves():
+    for first, later, words in (
+        (phase(ABC), phase([D] * 3), "as both have the same records"),
+        (phase(ABC, names="xyz"), phase([D] * 3, names="uvw"), "as both have the same records"),
+        (phase(ABC, names="xyz"), phase([D] * 3, names="xyz", records="bb"), "by their names, taking every record to"),
     ):
-        match = matched(first, other)
-        assert match.places is None
-        assert events_for(first, match, RECORD, 3) == [worst_of([A, B, C])] * 3
-    assert matched(phase("1", [A], records=None), phase("2", [A], records=None)).places is None
-
-
-def test_a_client_by_another_name_pays_what_any_that_left_has_spent():
-    """Of a phase with events, and of one of which epsilon and delta alone are known."""
-    first, later = (phase(name, [A, B, C], records=name, names=names) for name, names in (("1", "xyz"), ("2", "xuv")))
-    match = matched(first, later)
-    assert events_for(first, match, RECORD, 3) == [A, worst_of([B, C]), worst_of([B, C])]
-    known = events_for(first | {"spent": None}, match, RECORD, 3)
-    assert known == [StatedPrivacy(1.0, 1e-5, REPLACE)] * 3
-    by_map = later | {"mapped": {"1": mapped((("x", "x"), ("y", ""), ("", "u"), ("z", "v")), first, later)}}
-    assert events_for(first, matched(first, by_map), RECORD, 3) == [A, Composed(()), C]
-
-
-PAIRS = (("z", "0"), ("", "1"), ("x", "new"), ("1", ""))  # of x, y, z and of three clients, of which one is called so
-
-
-def test_clients_are_matched_as_their_user_says_by_names_or_numbers():
-    first, second = (
-        phase("1", [A, B, C], names=["x", "y", "z"]),
-        phase("2", [A] * 3, records="bb", names=["u", "v", "new"]),
-    )
-    assert matched(first, second).places is None
-    second["mapped"] = {"1": mapped(PAIRS, first, second)}
-    match = matched(first, second)
-    assert match.mapped == match.places.tolist() == [2, -1, 0]
-    assert events_for(first, match, RECORD, 3) == [C, Composed(()), A]
-    assert match.left.tolist() == [1]
-    assert "1 that are new" in match.members
-    assert matched(phase("3", [A, B, C], records="cc"), second).places is None  # another phase than the map is of
-    same = second | {"records": first["records"], "clients": first["clients"]}
-    with pytest.raises(errors.ConfigurationError, match="left out, or each client beside itself"):
-        matched(first, same)
-    assert matched(first, same | {"mapped": {"1": [0, 1, 2]}}).mapped is None
-
-
-@pytest.mark.parametrize(
-    ("pairs", "words"),
-    [
-        (PAIRS[:3], "no line of client 1 of dpnfl on d"),
-        (PAIRS[:2] + PAIRS[3:], "no line of client 0 of dpnfl on d"),
-        ((*PAIRS, ("y", "")), "client y of dpnfl on digits, 2 rounds twice"),
-        ((*PAIRS, ("", "2")), "client 2 of this run twice"),
-        ((*PAIRS, ("w", "")), "one of the 3 clients of dpnfl on d.*got 'w'"),
-        ((*PAIRS, ("", "3")), "one of the 3 clients of this run.*got '3'"),
-        ((*PAIRS, ("-1", "")), "got '-1'"),
-    ],
-)
-def test_a_map_of_clients_that_leaves_room_for_doubt_is_refused_in_one_line(pairs, words):
-    first, second = phase("1", [A, B, C], names=["x", "y", "z"]), phase("2", [A] * 3, names=["u", "v", "new"])
-    with pytest.raises(errors.ConfigurationError, match=words) as caught:
-        mapped(pairs, first, second)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("first\nx\n", "a CSV with the header first,second, got the header 'first'"),
-        ("first,second\nx,0,1\n", "line 2 must be two clients"),
-        ("first,second\n\n ,\n", "line 3 must be two clients"),
-        (None, "a CSV file that can be read"),
-    ],
-)
-def test_a_file_that_is_no_map_of_clients_is_refused_in_one_line(tmp_path, text, words):
-    file = tmp_path / "clients.csv"
-    if text is not None:
-        file.write_text(text)
-    with pytest.raises(errors.ConfigurationError, match=words) as caught:
-        read_pairs(file)
-    assert "\n" not in str(caught.value)
-    file.write_text("first, second\nz,0\n,1\n\n x , new\n1,\n")
-    assert read_pairs(file) == PAIRS
+        assert words in same_clients(first, later)
+        assert events_for(first, True, RECORD, 3) == ABC
 
 
 def test_where_epsilon_and_delta_alone_are_known_every_client_has_them():
-    own = phase("1", [A, B, A])
+    own = phase([A, B, A])
     own["spent"]["events"][0] = {"kind": "own", "name": "Mine"}
     known = StatedPrivacy(1.0, 1e-5, REPLACE)
-    for first in (phase("1"), own):
-        assert events_for(first, matched(first, phase("2", [A] * 3)), RECORD, 3) == [known] * 3
-        gone = Matched("", np.array([-1, 0]))
-        assert events_for(first, gone, RECORD, 2) == [Composed(()), known]
-    file = {"phase": "f", "kind": "file", "name": "w.npz", "stated": [0.5, 1e-6]}
+    for first, by_client in itertools.product((phase(), own), (True, False)):
+        assert events_for(first, by_client, RECORD, 3) == [known] * 3
+    file = {"kind": "file", "name": "w.npz", "stated": [0.5, 1e-6]}
     assert is_private(file)
     assert not is_private(file | {"stated": None})
-    event = events_for(file, matched(file, own), (Unit.USER, ADD), 1)[0]
+    assert same_clients(file, own) is None
+    (event,) = events_for(file, False, (Unit.USER, ADD), 1)
     assert event == StatedPrivacy(0.5, 1e-6, ADD, unit=Unit.USER)
+
+
+def test_phases_that_a_run_goes_on_from_are_so_many_lines_back():
+    first, between = phase(ABC), phase(ABC, records="bb")
+    assert counted_with([first, between, phase(ABC, continues=[2])]) == (first,)
+    assert counted_with([first, between, phase(ABC, continues=[2, 1])]) == (first, between)
+    assert counted_with([first, phase(ABC)]) == ()
 
 
 HOSTILE = {
@@ -379,58 +319,17 @@ HOSTILE = {
 
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_events_that_no_run_wrote_are_refused_in_one_line(kind):
-    first = phase("1", [A, B, C]) | {"spent": HOSTILE[kind]}
+    first = phase(ABC) | {"spent": HOSTILE[kind]}
     with pytest.raises(errors.ConfigurationError) as caught:
         events_of(first, RECORD)
     assert "\n" not in str(caught.value)
 
 
-def test_of_branches_of_one_start_the_common_phase_counts_once():
-    first = phase("1", [A, B, A])
-    left, right = (phase(name, [B, C, C], continues=["1"]) for name in ("2", "3"))
-    union = union_of([[first, left], [first, right]], 1e-4, "pld")
-    assert [one.phase for one in union.phases] == ["1", "2", "3"]
-    once = max(epsilon_of(Composed((a, b, b)), 1e-4) for a, b in zip([A, B, A], [B, C, C], strict=True))
-    assert union.epsilon == pytest.approx(once, rel=1e-9)
-    assert union.epsilon < epsilon_of(Composed((A, A, B, B)), 1e-4)
-    assert counted_with([first, left]) == (first,)
-    apart = union_of([[first, phase("2", [B, C, C])]], 1e-4, "pld")  # which took the start as public
-    assert [one.phase for one in apart.phases] == ["2"]
-
-
-def test_members_of_one_branch_alone_pay_for_that():
-    one = phase("1", [A, A], names=["x", "y"])
-    other = phase("2", [A, C], records="bb", names=["y", "z"])
-    union = union_of([[one], [other]], 1e-4, "pld")
-    assert union.epsilon == pytest.approx(epsilon_of(Composed((A, A)), 1e-4), rel=1e-9)
-
-
-def test_phases_that_do_not_add_up_are_refused():
-    first = phase("1", [A, B, A], view="secure_sum", colluders=0)
-    for other, words in (
-        (phase("2", [A] * 3, unit="client"), "one unit and neighbours"),
-        (phase("2", [A] * 3, view="secure_sum", colluders=2), "colluders of the ledgers must be one number, got 0, 2"),
-        (phase("2", None, epsilon=None), "had no privacy"),
-        (phase("2", [A] * 3, in_sweep=True), "chosen among others"),
-    ):
-        with pytest.raises(errors.ConfigurationError, match=words):
-            union_of([[first], [other]], 1e-4, "pld")
-
-
-def test_seeds_of_one_digest_are_refused_and_never_composed():
-    """Equal seeds always have one; two that collide need another seed, and cost nobody any epsilon."""
-    digests = [draws_of(seed) for seed in range(2_000)]
-    assert digests == [draws_of(seed) for seed in range(2_000)]
-    one, other = next((digests.index(each), at) for at, each in enumerate(digests) if digests.index(each) < at)
-    phases = [[phase(name, [A], draws=draws_of(seed))] for name, seed in (("1", one), ("2", other))]
-    with pytest.raises(errors.ConfigurationError, match="seeds of the ledgers must be one for each run"):
-        union_of(phases, 1e-4, "pld")
-
-
-def test_names_are_known_again_and_cannot_be_read():
-    kept = names_of(["anna", "bert"])
-    assert kept == names_of(["anna", "bert"]) != names_of(["bert", "anna"])
-    assert names_of(None) is names_of(["x", "x"]) is names_of([str(n) for n in range(10_001)]) is None
+def test_names_are_known_again_as_a_whole_and_cannot_be_read():
+    kept = digest_of_names(["anna", "bert"])
+    assert kept == digest_of_names(["anna", "bert"]) != digest_of_names(["bert", "anna"])
+    assert len({digest_of_names(names) for names in (["ab", "c"], ["a", "bc"], ["abc"])}) == 3
+    assert digest_of_names(None) is digest_of_names(["x", "x"]) is None
 
 
 def test_an_attack_on_both_phases_allows_the_epsilon_of_both_and_refutes_that_of_the_second_alone():

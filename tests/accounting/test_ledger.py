@@ -30,7 +30,7 @@ from fedjax_dp.accounting import (
     repeated,
 )
 from fedjax_dp.accounting.ledger import (
-    chained,
+    VERSION,
     decoded,
     encoded,
     ids_of,
@@ -41,7 +41,7 @@ from fedjax_dp.accounting.ledger import (
 )
 from fedjax_dp.errors import ConfigurationError
 
-REPLACE, PHASE = Adjacency.REPLACE_ONE, {"phase": "a" * 64, "clients": {"count": 5}}
+REPLACE, PHASE = Adjacency.REPLACE_ONE, {"clients": {"count": 5}}
 
 
 FIVE = WithoutReplacement(5, 40)
@@ -103,10 +103,9 @@ def test_ids_are_short_where_they_follow_one_another():
 
 def line(index, **more):
     made = {
-        "ledger": 1,
+        "ledger": VERSION,
         "kind": "round",
         "round": index,
-        "phase": PHASE["phase"],
         "events": [encoded(steps(1.5)), encoded(steps(2.5))],
         "clients": [[[0, 2], 0], [[3], 1]],
         "so_far": False,
@@ -122,17 +121,14 @@ def line(index, **more):
         "budget": None,
         "left": None,
         "halt": None,
+        "law": {},
         "deployment": None,
     } | more
     return {name: value for name, value in made.items() if value is not ...}
 
 
 def text(*lines):
-    made, before = [], PHASE["phase"]
-    for one in lines:
-        made.append(chained(before, one))
-        before = made[-1]["checksum"]
-    return text_of(made)
+    return text_of(lines)
 
 
 SAME = {"events": ..., "clients": ..., "so_far": ...}
@@ -168,19 +164,21 @@ def test_the_last_whole_line_counts():
 
 
 def test_phases_stand_before_rounds():
-    phases = '{"phase":"aa","ledger":1,"kind":"run"}\n'
+    phases = '{"ledger":2,"kind":"run"}\n'
     assert phases_in(phases + text(line(0))) == phases
     assert read_rounds(phases + text(line(0)), PHASE, "x").rounds == 1
 
 
 WHOLE = text(line(0), line(1), line(2))
 BAD = {
-    "edited": (WHOLE.replace('"priced_at":2', '"priced_at":20'), "round 1 must be as the run wrote it, got edited"),
-    "less": (WHOLE.replace('"noise_multiplier":1.5', '"noise_multiplier":15.0', 1), "round 0 must be as the run wrote"),
     "left out": ("".join(WHOLE.splitlines(keepends=True)[::2]), "round 1 must be as the run wrote it"),
-    "later": (WHOLE.replace('"ledger":1', '"ledger":2', 1), "must be of version 1, .* got of version 2; read it with"),
-    "foreign": (text(line(0, phase="b" * 64)), "must be of the run whose phase stands before it, got of another run"),
+    "of before": (text(line(0, ledger=1)), "must be of version 2, .* got of version 1; read it with"),
+    "a phase": (text(line(0), line(1, kind="run")), "kind 'run'"),
+    "another view": (text(line(0, view="all")), "'all' is not a valid View"),
+    "another accountant": (text(line(0, accountant="x")), "accountant 'x'"),
+    "no delta": (text(line(0, delta=2.0)), "at delta 2.0"),
     "not a number": (text(line(0)).replace("1.5", "NaN", 1), "no number of JSON"),
+    "beyond numbers": (text(line(0)).replace("1.5", "1e999", 1), "1e999, which is no number"),
     "other rounds": (text(line(1)), "round 1"),
     "no epsilon": (text(line(0, epsilon_planned="1")), "epsilon_planned '1'"),
     "no events": (text(line(0, events=...)), "edited"),
@@ -203,6 +201,7 @@ def test_lines_that_are_not_as_a_run_wrote_them_are_refused_in_one_line(kind):
     [
         ({"kind": "own", "name": "Laplace"}, "of the package, got Laplace, code of its user"),
         ({"kind": "truncated"}, "kind of an event of the ledger must be one of gaussian"),
+        ({"kind": "composed", "parts": 7}, "ledger must be as the run wrote it, got edited since"),
         (
             {"kind": "gaussian", "noise_multiplier": -1.0, "sampling": {"kind": "none"}, "count": 1, "group": 1},
             "noise_multiplier",

@@ -8,7 +8,16 @@ import pytest
 
 from fedjax_dp import errors
 from fedjax_dp.models import read_start
-from fedjax_dp.models.origins import ARRAY, RUN, Origin, phases_of, values_digest, with_phase
+from fedjax_dp.models.origins import (
+    ARRAY,
+    RUN,
+    Origin,
+    longest_lines,
+    phases_of,
+    values_digest,
+    with_parameters,
+    with_phase,
+)
 
 FACTS = {
     "kind": RUN,
@@ -32,34 +41,27 @@ def saved(path, told):
     return path
 
 
-def test_phases_are_chained_and_their_lines_stay_as_they_are():
+def test_lines_of_phases_stay_as_they_are():
     first = ledger()
-    second = with_phase(first, FACTS | {"dataset": "others"})
+    second = with_phase(first, FACTS | {"dataset": "others", "continues": [1]})
     assert second.startswith(first)
     before, after = phases_of(second, "x")
-    assert (before["parent"], after["parent"]) == (None, before["phase"])
-    assert {len(phase["phase"]) for phase in (before, after)} == {64}
-    with pytest.raises(errors.ConfigurationError, match="other facts"):
+    assert (before["dataset"], after["dataset"]) == ("digits", "others")
+    with pytest.raises(errors.ConfigurationError, match="a phase that it goes on from left out"):
         phases_of(second.splitlines()[1], "x")
 
 
-def test_of_several_starts_no_phase_can_be_left_out():
-    """Be it one that the Guarantee is of too, or one that whoever begins with the parameters is to compare with."""
-    one, other = ledger(), ledger(dataset="others")
-    for counted in ([], [phases_of(one, "x")[0]["phase"]]):
-        both = with_phase(one + other, FACTS | {"continues": counted})
-        *before, last = phases_of(both, "x")
-        assert [*last["beside"], last["parent"]] == [phase["phase"] for phase in before]
-        for left_out in range(2):
-            lines = both.splitlines(keepends=True)
-            del lines[left_out]
-            with pytest.raises(errors.ConfigurationError, match=r"left out|other facts"):
-                phases_of("".join(lines), "x")
+def test_a_ledger_with_which_another_begins_stands_in_that_alone():
+    first, other = (Origin("a", "ab", ledger=ledger(dataset=name)) for name in ("digits", "others"))
+    second = Origin("b", "ab", ledger=with_phase(first.ledger, FACTS))
+    assert longest_lines([first, second, other, first]) == [second.lines, other.lines]
 
 
-def test_another_round_of_a_run_is_of_the_same_phase_and_another_fact_is_not():
-    names = [phases_of(ledger(**more), "x")[0]["phase"] for more in ({}, {"round": 2}, {"rounds": 4})]
-    assert names[0] == names[1] != names[2]
+def test_a_ledger_of_a_folder_gets_the_name_of_its_parameters():
+    known, bare = ledger(), with_phase("", FACTS)
+    assert with_parameters(known, VALUES, "x", exported=True) == known
+    (phase,) = phases_of(with_parameters(bare, VALUES, "x", exported=False), "x")
+    assert phase["parameters"] == values_digest(VALUES)
 
 
 def test_values_without_a_ledger_are_a_phase_of_which_words_are_known():
@@ -78,16 +80,16 @@ HOSTILE = {
     "a list": "[]",
     "a number": "7",
     "deep": "[" * 200_000,
-    "deep within": '{"ledger":1,"kind":"run","clients":' + '{"a":' * 900 + "1" + "}" * 901,
+    "deep within": '{"ledger":2,"kind":"run","clients":' + '{"a":' * 900 + "1" + "}" * 901,
     "cut": ledger()[:-20],
     "cut in the second line": with_phase(ledger(), FACTS)[:-20],
     "what was spent as text": ledger(spent="all"),
     "NaN": ledger().replace("1.5", "NaN"),
     "infinite": ledger().replace("1.5", "1e999"),
     "many digits": ledger().replace('"rounds":3', '"rounds":' + "9" * 5000),
-    "later": changed(ledger=2),
+    "later": changed(ledger=3),
+    "of before": changed(ledger=1),
     "no version": changed(ledger=None),
-    "edited": changed(epsilon=0.1),
     "text for a number": changed(epsilon="0.1"),
     "truth for a number": changed(rounds=True),
     "no records": changed(records=None),
@@ -95,8 +97,10 @@ HOSTILE = {
     "kind of none": changed(kind=["run"]),
     "other parameters": ledger(parameters="0" * 64),
     "of a folder, which names none": ledger(parameters=None),
-    "going on from what is not there": ledger(continues=["0" * 64]),
-    "beside no name": ledger(beside=[{}]),
+    "no number of clients": ledger(clients={}),
+    "going on from what is not there": ledger(continues=[1]),
+    "going on from itself": ledger(continues=[0]),
+    "going on from a name": ledger(continues=["0" * 64]),
     "no text": b"\xff\xfe",
 }
 

@@ -190,8 +190,8 @@ def test_where_no_client_is_known_to_be_the_dearest_there_is_no_epsilon():
 def test_the_ledger_of_users_at_several_clients_gives_their_guarantee():
     run = fdp.privacy.plan_run(algorithm(), several(), rounds=3, terms=PrivacyTerms(delta=DELTA))
     spending = Spending(run, guaranteed(run))
-    phase = {"phase": "a" * 64, "clients": {"count": 3}}
-    lines = spending.lines(phase["phase"], phase["phase"], 0, 3)
+    phase = {"clients": {"count": 3}}
+    lines = spending.lines(0, 3)
     ledger = read_rounds(text_of(lines), phase, "ledger")
     assert ledger.epsilons() == pytest.approx(spending.guarantee.epsilons, abs=1e-9)
 

@@ -15,7 +15,7 @@ from helpers import quick, usual
 import fedjax_dp as fdp
 from fedjax_dp import cli, errors
 from fedjax_dp.accounting import Adjacency, Composed, Guarantee, StatedPrivacy, composed_phases, epsilons_of
-from fedjax_dp.accounting.composed_phases import matched, worst_of
+from fedjax_dp.accounting.composed_phases import same_clients, worst_of
 from fedjax_dp.audits.setup import prepare
 from fedjax_dp.audits.verdict import judged
 from fedjax_dp.experiments import parameters, phases
@@ -67,6 +67,13 @@ def together(*phases):
     return epsilons_of([Composed(each) for each in zip(*phases, strict=True)], 1e-3)
 
 
+def bare(run, path):
+    """An export whose ledger has no checksum and no names, as trackers get it."""
+    start = run.as_start()
+    parameters.write(path, start.values, phases.without_digests(start.origin.ledger), {})
+    return path
+
+
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     """Runs on DATA, without privacy and with, and what they write, by name."""
@@ -79,7 +86,7 @@ def made(tmp_path_factory):
         copy = shutil.copytree(checkpoint, folder / f"{name}-copy")
         doors = {"result": result, "opened": run, "folder": folder / name, "checkpoint": checkpoint, "copy": copy}
         found |= {f"{name} {door}": start for door, start in (doors | files).items()}
-        found[f"{name} bare"] = run.export(folder / f"{name}-bare.npz", hashes=False)
+        found[f"{name} bare"] = bare(run, folder / f"{name}-bare.npz")
     model = freeze(NETWORK, start=found["private npz"])
     fdp.run(private(), DATA, rounds=2, out=folder / "second", delta=1e-3, model=model)
     return found | {"second": folder / "second"}
@@ -174,31 +181,29 @@ def test_a_second_phase_keeps_the_ledger_of_the_first_and_has_one_epsilon_of_bot
     np.testing.assert_allclose(third.epsilons, together(events(1), events(2), events(1)), rtol=1e-9)
 
 
-def test_an_account_of_branches_counts_the_common_phase_once(made, capsys):
-    paths = ",".join(str(made[name]) for name in ("private npz", "second", "private folder"))
-    assert cli.main(["account", "--ledger", paths, "--json"]) == 0
-    content = json.loads(capsys.readouterr().out)
-    assert content["epsilon"] == pytest.approx(max(together(events(1), events(2))), rel=1e-9)
-    assert len(content["phases"]) == 2
-    for words, told in (
-        ([str(made["open folder"]) + "," + str(made["second"])], "had no privacy"),
-        ([paths, "--rounds", "1"], "left out for an account of several phases"),
-        ([paths + ",nowhere"], "ledger must be"),
-    ):
-        assert cli.main(["account", "--ledger", *words]) == 2
-        assert told in capsys.readouterr().err
+def test_several_ledgers_are_no_ledger(made, capsys):
+    for words in (f"{made['private folder']},{made['second']}", "nowhere", str(made["private npz"])):
+        assert cli.main(["account", "--ledger", words]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert "ledger.jsonl of one run" in line or "the ledger of a run" in line
 
 
-def begun(path, data, algorithm=None, **facts):
+def numbers(key):
+    """Of the network, as if another run had made them."""
+    return jax.tree.map(lambda value: jnp.full_like(value, key), NETWORK.init(jax.random.key(0)))
+
+
+def begun(path, data, algorithm=None, start=None, key=0, **facts):
     """A file of parameters of a private run on these data that nobody had to train."""
-    run = plan_run(algorithm or private(), data, rounds=2, terms=PrivacyTerms(delta=1e-3), model=NETWORK)
+    model = start if hasattr(start, "origins") else NETWORK if start is None else freeze(NETWORK, start=start)
+    run = plan_run(algorithm or private(), data, rounds=2, terms=PrivacyTerms(delta=1e-3), model=model)
     ledger = phases.ledger_of("dpnfl", run, guaranteed(run), data.checksum, **facts)
-    params = NETWORK.init(jax.random.key(0))
+    params = numbers(key)
     parameters.write(path, params, phases.exported(ledger, parameters.by_name(params), 2), {})
     return path
 
 
-def test_a_second_phase_draws_noise_of_its_own_under_the_same_seed(made, tmp_path, capsys):
+def test_a_second_phase_draws_noise_of_its_own_under_the_same_seed(made):
     """Else what both add would cancel where their releases are compared."""
 
     def planned(start, seed=0):
@@ -210,66 +215,89 @@ def test_a_second_phase_draws_noise_of_its_own_under_the_same_seed(made, tmp_pat
     others = planned(made["second"]), planned(made["private npz"], 1)
     assert len({run.draw_seed for run in (first, second, *others)}) == 4
     assert planned(made["private folder"]).draw_seed == planned(made["private folder"]).draw_seed != 0
-    begun(tmp_path / "again.npz", OTHER)
-    assert cli.main(["account", "--ledger", f"{made['private folder']},{tmp_path / 'again.npz'}"]) == 2
-    assert "seeds of the ledgers must be one for each run" in capsys.readouterr().err
 
 
-def test_runs_of_equal_cost_that_release_something_else_are_two_phases_and_may_not_share_draws(tmp_path, capsys):
-    """With one seed their noise cancels: 4 b - a, of clip norms 1 and 1/4, has none of it."""
-    a, again = begun(tmp_path / "a.npz", DATA), begun(tmp_path / "again.npz", DATA)
+def test_two_private_starts_have_no_epsilon_as_their_noise_may_cancel(tmp_path):
+    """With one seed it does: 4 b - a, of clip norms 1 and 1/4, has none of it. Runs that cost the same are two."""
+    a = begun(tmp_path / "a.npz", DATA)
     others = {
         "clip norm": fdp.dpnfl(clip_norm=0.25, noise_multiplier=4.0, **LOCAL),
         "rate": fdp.dpnfl(clip_norm=1.0, noise_multiplier=4.0, **(LOCAL | {"learning_rate": 0.1})),
     }
     for name, algorithm in others.items():
-        b = begun(tmp_path / f"{name}.npz", DATA, algorithm)
-        assert cli.main(["account", "--ledger", f"{a},{b}"]) == 2
-        assert "seeds of the ledgers must be one for each run" in capsys.readouterr().err
+        b = begun(tmp_path / f"{name}.npz", DATA, algorithm, key=1)
         both = freeze(freeze(NETWORK, start=a, trainable="**kernel"), start=b)
         found = fdp.guarantee(private(), DATA, rounds=1, delta=1e-3, model=both)
-        assert "whose noise may be the same numbers" in found.reason
-    assert cli.main(["account", "--ledger", f"{a},{again}", "--json"]) == 0
-    assert len(json.loads(capsys.readouterr().out)["phases"]) == 1
+        assert np.isinf(found.epsilon)
+        assert "private runs of which none began with the other" in found.reason
+        assert "\n" not in str(found)
+    stated = freeze(freeze(NETWORK, start=a, trainable="**kernel"), start=numbers(1), start_epsilon=1, start_delta=0)
+    assert np.isinf(fdp.guarantee(private(), DATA, rounds=1, delta=1e-3, model=stated).epsilon)
 
 
-def named(*clients):
-    """Clients by these names, of 100 records each."""
-    dataset = fdp.dataset(DIGITS.x_train, DIGITS.y_train, DIGITS.x_test, DIGITS.y_test, classes=10, name="named")
-    return fdp.federate(dataset, {f"client {one}": np.arange(100 * one, 100 * one + 90 + one) for one in clients})
+def test_a_start_and_what_began_with_it_are_one_row_of_phases(made):
+    first = freeze(NETWORK, "**kernel", start=made["private npz"])
+    again = freeze(first, start=made["second"])
+    assert len(again.origins) == 2
+    found = fdp.guarantee(private(), DATA, rounds=1, delta=1e-3, model=again)
+    np.testing.assert_allclose(found.epsilons, together(events(1), events(2), events(1)), rtol=1e-9)
 
 
-def test_clients_that_come_and_go_pay_for_what_they_are_in(tmp_path):
-    everyone = fdp.dpnfl(clip_norm=1.0, noise_multiplier=4.0, **LOCAL | {"cohort_size": None})
-    before, now = named(0, 1, 2, 3), named(3, 4, 1)
-    model = freeze(NETWORK, start=begun(tmp_path / "a.npz", before, everyone))
-    found = fdp.guarantee(everyone, now, rounds=1, delta=1e-3, model=model)
-    first, second = events(2, everyone, before), events(1, everyone, now)
-    expected = together([first[3], worst_of([first[0], first[2]]), first[1]], second)
-    np.testing.assert_allclose(found.epsilons, expected, rtol=1e-9)
-    (left,) = (line for line in found.assumptions if "are in it alone" in line)
-    assert "clients 0, 2 of dpnfl on named, 2 rounds" in left
-    assert f"{max(together([first[0], first[2]])):.4g}" in left
-    assert any("1 with new names are taken for the worst of those that left" in line for line in found.assumptions)
+def test_runs_of_one_start_that_come_back_in_one_ledger_have_no_epsilon(tmp_path):
+    """Both draw by their seed and the same start; that a run without privacy merged them hides neither."""
+    a = begun(tmp_path / "a.npz", DATA)
+    b, c = (begun(tmp_path / f"{key}.npz", DATA, start=a, key=key) for key in (1, 2))
+    both = freeze(freeze(NETWORK, start=b, trainable="**kernel"), start=c)
+    merged = begun(tmp_path / "d.npz", OTHER, fdp.fedavg(**LOCAL), start=both, key=3)
+    assert len(read_start(merged).origin.phases) == 5
+    found = promise(merged, start_private=False)
+    assert "private runs of which none began with the other" in found.reason
 
 
-def test_clients_that_a_file_names_pay_for_what_they_are_in(tmp_path):
-    everyone = fdp.dpnfl(clip_norm=1.0, noise_multiplier=4.0, **LOCAL | {"cohort_size": None})
-    before, now = named(0, 1, 2, 3), named(5, 4, 6)  # other records, by other names
-    start, file = begun(tmp_path / "a.npz", before, everyone), tmp_path / "clients.csv"
-    file.write_text("first,second\nclient 3,client 5\n1,2\n,client 4\n0,\nclient 2,\n")
-    model = freeze(NETWORK, start=start, start_clients=file)
-    found = fdp.guarantee(everyone, now, rounds=1, delta=1e-3, model=model)
-    first, second = events(2, everyone, before), events(1, everyone, now)
-    np.testing.assert_allclose(found.epsilons, together([first[3], Composed(()), first[1]], second), rtol=1e-9)
-    assert any("clients 0, 2 of dpnfl on named, 2 rounds" in line for line in found.assumptions)
-    assert any("by what their user says (start_clients)" in line for line in found.assumptions)
-    run = plan_run(everyone, now, rounds=1, terms=PrivacyTerms(delta=1e-3), model=model)
+def named(*clients, name="named"):
+    """Clients by these names, of about 100 records each."""
+    dataset = fdp.dataset(DIGITS.x_train, DIGITS.y_train, DIGITS.x_test, DIGITS.y_test, classes=10, name=name)
+    return fdp.federate(dataset, {f"client {one}": np.arange(100 * at, 100 * at + 90 + one) for at, one in clients})
+
+
+@pytest.mark.parametrize(
+    ("now", "same"),
+    [
+        (named((4, 1), (6, 2), (3, 3)), True),  # other records at the clients of these names
+        (named((1, 1), (3, 3), (2, 2)), False),
+        (named((1, 1), (2, 2)), False),
+        (named((1, 1), (2, 2), (3, 4)), False),
+        (federated(*(array[:290] for array in (DIGITS.x_train, DIGITS.y_train)), "no names"), False),
+    ],
+    ids=["names", "another order", "one fewer", "another name", "no names"],
+)
+def test_clients_of_the_same_names_pay_for_themselves_and_all_others_for_the_dearest(tmp_path, now, same):
+    before = named((1, 1), (2, 2), (3, 3))
+    start = begun(tmp_path / "a.npz", before)
+    model = freeze(NETWORK, start=start)
+    found = fdp.guarantee(private(), now, rounds=1, delta=1e-3, model=model)
+    first, second = events(2, data=before), events(1, data=now)
+    assert len(set(first)) == 3
+    paid = first if same else [worst_of(first)] * now.num_clients
+    np.testing.assert_allclose(found.epsilons, together(paid, second), rtol=1e-9)
+    assert ("by their names" if same else "taken for the worst") in found.phases[0].members
+    run = plan_run(private(), now, rounds=1, terms=PrivacyTerms(delta=1e-3), model=model)
     earlier, own = phases_of(phases.ledger_of("dpnfl", run, found, now.checksum), "ledger")
-    assert matched(earlier, own).places.tolist() == [3, -1, 1]  # whoever reads the ledger matches as the run did
-    for words, values in (({"start_private": False}, start), ({}, NETWORK.init(jax.random.key(0)))):
-        with pytest.raises(fdp.ConfigurationError, match="left out of a public start, and of one that no run wrote"):
-            freeze(NETWORK, start=values, start_clients=file, **words)
+    assert (same_clients(earlier, own) is not None) is same  # whoever reads the ledger composes as the run did
+    assert own["continues"] == [1]
+
+
+def test_retired_options_of_starts_are_named_with_what_takes_their_place(capsys):
+    for words, told in (
+        (["run", "--rounds", "1", "--start", "a.npz", "--start-clients", "c.csv"], "who is who"),
+        (["run", "t.toml"], "who is who"),
+        (["export", "--no-hashes", "a", "a.npz"], "one digest of all"),
+    ):
+        pathlib.Path("t.toml").write_text('rounds = 1\nstart = "a.npz"\nstart_clients = "c.csv"\n')
+        assert cli.main([*words]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert told in line
+        assert sorted(path.name for path in pathlib.Path().iterdir()) == ["t.toml"]
 
 
 ATTACK = {"canary": "gradient", "client": None, "record": 0, "one_run": None, "parameters": 10}
@@ -307,7 +335,7 @@ def test_where_nobody_knows_who_was_who_every_client_is_the_worst(made, tmp_path
     assert found.phases[0].epsilon == pytest.approx(worst, rel=1e-9)
     assert min(found.epsilons) >= worst
     assert any("taken for the worst" in line for line in found.assumptions)
-    assert promise(made["private bare"], OTHER).phases  # without hashes: nobody knows that they are others
+    assert promise(made["private bare"], OTHER).phases  # without digests: nobody knows that they are others
 
 
 def test_the_stronger_view_of_both_counts(tmp_path):
@@ -539,9 +567,9 @@ def test_merged_exports_of_low_rank_terms_carry_the_ledger(tmp_path):
     result = fdp.run(private(), DATA, rounds=1, delta=1e-3, model=model, out=tmp_path / "r")
     run = fdp.open_run(tmp_path / "r", model=model)
     merged, trained = (run.export(tmp_path / f"{merged}.npz", merged=merged) for merged in (True, False))
-    assert [read_start(path).origin.phases[-1]["phase"] for path in (merged, trained)] == [
-        phases_of((tmp_path / "r" / "ledger.jsonl").read_text(), "r")[-1]["phase"]
-    ] * 2
+    (own,) = phases_of((tmp_path / "r" / "ledger.jsonl").read_text(), "r")
+    for path in (merged, trained):
+        assert own.items() <= read_start(path).origin.phases[-1].items()
     for start in (merged, result, run):
         whole = freeze(network, start=start)
         assert len(fdp.guarantee(private(), DATA, rounds=2, delta=1e-3, model=whole).phases) == 1
@@ -555,7 +583,7 @@ def test_the_command_line_closes_the_doors_too(capsys):
     """A run on digits as the start of another one, by flags and by TOML; the words of the options are heard."""
     assert cli.main(["run", *QUICK, "--out", "a"]) == 0
     assert cli.main(["export", "a", "a.npz"]) == 0
-    assert cli.main(["export", "--no-hashes", "a", "bare.npz"]) == 0
+    bare(fdp.open_run("a"), "bare.npz")
     np.savez("w.npz", **{name: value for name, value in np.load("a.npz").items() if name != "__ledger__"})
     capsys.readouterr()
     for number, (start, more, told) in enumerate(
@@ -592,7 +620,7 @@ def test_words_about_a_start_need_a_start():
 
 
 @pytest.mark.exhaustive
-def test_points_of_a_sweep_carry_a_ledger_without_hashes(tmp_path):
+def test_points_of_a_sweep_carry_a_ledger_without_a_checksum(tmp_path):
     network = {"data": DATA, "model": NETWORK, "rounds": 1, "delta": 1e-3}
     found = fdp.sweep(private(), axes={"local.learning_rate": [0.1, 0.3]}, out=tmp_path / "s", **network)
     file = next((tmp_path / "s" / "params").glob("*.safetensors"))

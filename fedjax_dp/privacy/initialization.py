@@ -1,0 +1,239 @@
+"""What the values that training begins with hold of the clients' records, as far as it is known.
+
+A phase of training counts: the Guarantee is of it and of the run together, and there is none where that phase had no
+privacy, or nobody says how much. It does not count where its records are others by name, both data sets being shipped
+ones that share none, or where somebody denies it; the Guarantee then names the start. Records are not compared, as
+those of a data set may have been cropped, mirrored, scaled or relabelled.
+"""
+
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from fedjax_dp import errors
+from fedjax_dp.accounting import Event, Unit, View
+from fedjax_dp.accounting.composed_phases import (
+    ANY_CLIENT,
+    Kind,
+    Phase,
+    about,
+    events_for,
+    is_private,
+    kind_of,
+    same_clients,
+    without_price,
+)
+from fedjax_dp.data.names import share_no_records
+from fedjax_dp.data.store import FederatedData
+from fedjax_dp.models import Origin
+from fedjax_dp.models.origins import RUN, clients_in, longest_lines
+
+OF = "of the training alone, which begins with"
+SAY_SO = "say that it holds none of these clients' records (start_private false) if that is so"
+
+
+class PriorRun(NamedTuple):
+    """A phase that is over, whose releases are of the clients too.
+
+    known_by  how its clients are known to be the run's, client by client; None: nobody knows which is which.
+    """
+
+    phase: Phase
+    known_by: str | None
+
+    @property
+    def members(self) -> str:
+        """How what it releases of its clients counts for the run's."""
+        return self.known_by or ANY_CLIENT
+
+    def events(self, kind: Kind, num_clients: int) -> list[Event]:
+        """What it releases of each client.
+
+        An add-remove price is not always one for a zero in the place (as of an individual filter): where a sum is
+        divided by who is drawn (`BoundedMean` with `least`), a client without its contribution still counts in the
+        divisor, and one that is gone does not; sampling then hides it less, and no ledger says what was divided by.
+        Raises: ConfigurationError where it is of another unit or other neighbours.
+        """
+        if (own := kind_of(self.phase)) is not None and own != kind:
+            of_that, of_this = (f"one {unit} ({adjacency.value} neighbours)" for unit, adjacency in (own, kind))
+            got = f"{about(self.phase)}, whose epsilon {self.phase['epsilon']:.4g} is for {of_that}"
+            remedy = "these are two guarantees, which do not add up: each holds by itself"
+            raise errors.refuse("the phase before", got, f"for {of_this}, as this run is", remedy)
+        return events_for(self.phase, self.known_by is not None, kind, num_clients)
+
+
+class Initialization(NamedTuple):
+    """What a Guarantee says of the values that training begins with."""
+
+    reason: str | None = None  # why there is no epsilon
+    caveat: str | None = None  # what has to be read before the number
+    assumptions: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    prior_runs: tuple[PriorRun, ...] = ()  # that the Guarantee is of too
+
+    @property
+    def views(self) -> list[View]:
+        """In which the prior runs are counted, as far as it is known."""
+        views = (one.phase.get("view") for one in self.prior_runs)
+        return [View(view) for view in views if view in {known.value for known in View}]
+
+    @property
+    def unattacked(self) -> "Initialization":
+        """The same for a Guarantee of what follows the prior runs, where nobody attacks their own releases."""
+        if not self.prior_runs:
+            return self
+        listed = ", ".join(about(one.phase) for one in self.prior_runs)
+        caveat = f"{OF} the model of {listed}, whose own releases are not attacked"
+        return self._replace(caveat="; ".join(filter(None, (self.caveat, caveat))), assumptions=(), prior_runs=())
+
+    def collusion_reason(self, colluders: int) -> str | None:
+        """That a prior run is counted against fewer helpers of the adversary than these, where some would matter."""
+        for phase in (one.phase for one in self.prior_runs):
+            known = phase.get("colluders")
+            if known is not None and known < colluders and phase.get("view") != View.UPLOADS.value:
+                return f"{about(phase)} before it is counted with {known} colluders: count both with as many"
+        return None
+
+
+RANDOM = Initialization()
+
+
+class _Sign(NamedTuple):
+    """What speaks for a start being made of these clients' records, and whether a word to the contrary outweighs it."""
+
+    reason: str
+    deniable: bool = True
+
+
+def initialization_of(origins: Sequence[Origin], data: FederatedData, unit: Unit) -> Initialization:
+    """What is known of all of these values: the first reason against an epsilon, or all that the Guarantee has to name.
+
+    unit  of the Guarantee: of a client it is not public who takes part, so that none is known by its name.
+    """
+    if not origins:
+        return RANDOM
+    parts = [_of_one(origin, data, unit) for origin in origins]
+    reasons = [part.reason for part in parts if part.reason]
+    prior_runs = list[PriorRun]()
+    for one in (one for part in parts for one in part.prior_runs):
+        prior_runs += [one] if one not in prior_runs else []
+    private = [origin for origin, part in zip(origins, parts, strict=True) if part.prior_runs]
+    if private and (apart := _apart(private, [one.phase for one in prior_runs])) is not None:
+        reasons.append(
+            f"training begins with {apart}, private runs of which none began with the other, so that their noise may "
+            "be the same numbers: begin with one of them"
+        )
+    return Initialization(
+        next(iter(reasons), None),
+        "; ".join(part.caveat for part in parts if part.caveat) or None,
+        tuple(line for part in parts for line in part.assumptions),
+        tuple(line for part in parts for line in part.warnings),
+        tuple(prior_runs),
+    )
+
+
+def _apart(private: Sequence[Origin], counted: Sequence[Phase]) -> str | None:
+    """Two of the counted phases that do not follow one another, in words: each draws noise by those that it goes on
+    from, and of others nobody knows by what."""
+    if len(longest_lines(private)) > 1:
+        return " and ".join(origin.name for origin in private)
+    phases = max((origin.phases for origin in private), key=len)
+    places = [place for place, phase in enumerate(phases) if phase in counted]
+    for earlier, later in itertools.combinations(places, 2):
+        if later - earlier not in (phases[later].get("continues") or ()):
+            return f"{about(phases[earlier])} and {about(phases[later])}"
+    return None
+
+
+def _of_one(origin: Origin, data: FederatedData, unit: Unit) -> Initialization:
+    """What is known of one start. All that denies is a word; all that composes, a run's ledger or an epsilon."""
+    phases = origin.phases
+    signs = {place: sign for place, phase in enumerate(phases) if (sign := _sign(phase, origin, data))}
+    if origin.ledger and origin.trained_on is not None and _names(origin.trained_on, data.name):
+        sign = _Sign(f"said to be trained on {origin.trained_on}, as these clients' data are called")
+        signs = {place: signs.get(place, sign) for place in range(len(phases))}
+    if origin.public is False or origin.stated is not None:
+        sign = _Sign("which was trained on records of these clients", deniable=False)
+        known = [place for place, phase in enumerate(phases) if phase["kind"] == RUN or is_private(phase)]
+        signs |= dict.fromkeys(known or range(len(phases)), sign)
+    counted = {place: sign for place, sign in sorted(signs.items()) if not (origin.public and sign.deniable)}
+    for place, sign in counted.items():
+        if not is_private(phases[place]):
+            remedy = f": {SAY_SO}" if sign.deniable else ""
+            why = f": {without_price(phases[place])}" if phases[place]["kind"] == RUN else ""
+            return Initialization(f"training begins with {origin.name}, {sign.reason}{why}{remedy}")
+    facts = clients_in(data, data.checksum, unit is not Unit.CLIENT) if counted else {}
+    prior_runs = tuple(PriorRun(phases[place], same_clients(phases[place], facts)) for place in counted)
+    denied = next((sign for place, sign in signs.items() if place not in counted), None)
+    by_name = bool(origin.ledger) and origin.public is None
+    word = "treated as public" if by_name else "public on the word of whoever runs it"
+    if denied is not None:
+        return Initialization(caveat=f"{OF} {origin}, {word} although {denied.reason}", prior_runs=prior_runs)
+    if (unknown := _unknown(origin, phases)) is not None:
+        return unknown._replace(prior_runs=prior_runs)
+    if prior_runs:
+        return Initialization(assumptions=(_composed(origin, prior_runs, counted),), prior_runs=prior_runs)
+    made_of = "" if origin.trained_on else ", ".join(filter(None, map(_made_of, phases)))
+    made_of = f", made by {made_of}," if made_of else ","
+    apart = ", as its data set shares no record with these clients'" if by_name else ""
+    return Initialization(assumptions=(f"training begins with {origin}{made_of} which is {word}{apart}",))
+
+
+def _unknown(origin: Origin, phases: Sequence[Phase]) -> Initialization | None:
+    """That nobody says what some of the values were trained on; None where somebody does."""
+    files = (phase for phase in phases if phase["kind"] != RUN)
+    unnamed = next((one["name"] for one in files if one["trained_on"] is None and one.get("stated") is None), None)
+    if unnamed is None or origin.trained_on is not None or origin.public is not None:
+        return None
+    words = f"parameters of unknown origin, {origin}"
+    if origin.foreign:
+        reason = f"training begins with {words}, that may hold records of these clients"
+        return Initialization(f"{reason}: say what they were trained on (start_data), or {SAY_SO}")
+    through = "" if unnamed == origin.name else f", through {unnamed}"
+    return Initialization(
+        caveat=f"{OF} {words}{through}, that may hold records of these clients",
+        warnings=(
+            f"nobody says what {unnamed} was trained on: start_data names it, start_private says whether these "
+            "clients' records are in it; a network that is to begin at random is given as a function of a key",
+        ),
+    )
+
+
+def _composed(origin: Origin, prior_runs: Sequence[PriorRun], signs: Mapping[int, _Sign]) -> str:
+    lines = [f"training begins with {origin}"]
+    for one, sign in zip(prior_runs, signs.values(), strict=True):
+        lines += [f"of {about(one.phase)}, {one.members}", *([sign.reason] if sign.deniable else [])]
+    return "; ".join(lines)
+
+
+def _sign(phase: Phase, origin: Origin, data: FederatedData) -> _Sign | None:
+    """What speaks for a phase of training having seen these clients' records."""
+    name = data.name
+    if phase["kind"] != RUN:
+        if phase.get("stated") is not None:
+            return _Sign(f"made of {phase['name']}, which was trained on records of its clients")
+        words = phase["trained_on"]
+        named = words is not None and _names(words, name)
+        through = f"made of {phase['name']}, " if origin.ledger else ""
+        return _Sign(f"{through}said to be trained on {words}, as these clients' data are called") if named else None
+    if share_no_records(phase["dataset"], name):
+        return None
+    made_by = f"made by {_made_of(phase)}"
+    if phase["records"].get("checksum") == data.checksum:
+        return _Sign(f"{made_by}, of these very records", deniable=False)
+    if name and phase["dataset"] == name:
+        return _Sign(f"{made_by}, as these clients' data are called")
+    return _Sign(f"{made_by}, whose records may be these clients' in another form")
+
+
+def _made_of(phase: Phase) -> str:
+    if phase["kind"] == RUN:
+        return f"a run on {phase['dataset'] or 'data without a name'}"
+    return f"{phase['name']}, trained on {phase['trained_on']}" if phase["trained_on"] else ""
+
+
+def _names(words: str, name: str) -> bool:
+    """Whether words speak of a data set by its name, or by the last part of it."""
+    parts = {name, name.rpartition(":")[2], name.rpartition("/")[2]} - {""}
+    return any(re.search(rf"(?<![\w:]){re.escape(part)}(?![\w:])", words, re.IGNORECASE) for part in parts)
