@@ -180,7 +180,9 @@ ELSEWHERE = {  # what Opacus, Flower, TensorFlow, FedJAX and papers call an opti
         "server_optimizer": "server",
     },
 }
-RETIRED: dict[str, str] = {}  # names of before, of an option, a choice or a key, and the remedy: what takes their place
+RETIRED: dict[str, str] = {  # names of before, of an option, a choice or a key, and the remedy: what takes their place
+    "completion": "fedjax-dp --install-completion takes its place",
+}
 
 
 def _plain(word: str) -> str:

@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Sequence
 
 from fedjax_dp import __version__, errors, folders, own_code
-from fedjax_dp.cli.commands import COMMANDS, command_of
+from fedjax_dp.cli.commands import COMMANDS, INSTALL, command_of, install_completion
 from fedjax_dp.cli.supervisor import watched
 
 USAGE = """usage: fedjax-dp run [CONFIG.toml] [OPTIONS]
@@ -22,9 +22,9 @@ commands:
 {more}
 """
 MORE = """fedjax-dp COMMAND --help, or fedjax-dp help COMMAND, shows every option with its default; --version prints the
-version.
+version, --install-completion lets your shell complete commands and options.
 
---json prints one JSON object on stdout and nothing else (all but new, export, plot, report, completion); --quiet prints
+--json prints one JSON object on stdout and nothing else (all but new, export, plot, report); --quiet prints
 the result alone (run, audit, account, calibrate), --verbose all that is known of it (run, audit).
 
 exit codes: 0 done; 1 an audit found a violation, training diverged or a secure sum overflowed; 2 bad input, or code of
@@ -66,6 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _done(command: str, rest: list[str]) -> int:
     """The exit code of a command."""
     try:
+        if command == INSTALL:
+            return install_completion(rest)
         errors.require_choice("command", command, COMMANDS)
         code = command_of(command)(rest)
         sys.stdout.flush()  # where its disk is full it fails here, and not after everything
