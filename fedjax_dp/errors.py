@@ -182,6 +182,7 @@ ELSEWHERE = {  # what Opacus, Flower, TensorFlow, FedJAX and papers call an opti
 }
 RETIRED: dict[str, str] = {  # names of before, of an option, a choice or a key, and the remedy: what takes their place
     "completion": "fedjax-dp --install-completion takes its place",
+    **dict.fromkeys(("serve", "port"), "fedjax-dp run --track shows a run that is under way in an experiment tracker"),
 }
 
 

@@ -23,7 +23,7 @@ COMMANDS = {
     "best": "the winner of a sweep as a configuration for run",
     "compare": "clients' own models against local and shared ones at the same epsilon, of a sweep over algorithms",
     "plot": "pictures of a run or of a sweep",
-    "report": "one HTML file about a run, a sweep, an audit or a reproduction; or one that is under way, in a browser",
+    "report": "one HTML file about a run, a sweep, an audit or a reproduction",
     "reproduce": "the tables and figures of the papers: published, literal, correct, and what each proves",
     "audit": "attack a run thousands of times and prove a lower bound; exit code 1 if its epsilon is violated",
     "bench": "where the time of a round goes, and the least that it could take",
