@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 from fedjax_dp import __version__, errors, folders, own_code
 from fedjax_dp.cli.commands import COMMANDS, INSTALL, command_of, install_completion
-from fedjax_dp.cli.supervisor import watched
 
 USAGE = """usage: fedjax-dp run [CONFIG.toml] [OPTIONS]
        fedjax-dp COMMAND [OPTIONS]
@@ -57,10 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if arguments[0] == "help":  # help, help COMMAND
         return main([*arguments[1:2], "--help", *arguments[2:]])
-    command, rest = arguments[0], arguments[1:]
-    if command == "run" and any(word.partition("=")[0] == "--coordinator" for word in rest):
-        return watched(lambda: _done(command, rest))
-    return _done(command, rest)
+    return _done(arguments[0], arguments[1:])
 
 
 def _done(command: str, rest: list[str]) -> int:
