@@ -193,6 +193,8 @@ RETIRED: dict[str, str] = {  # names of before, of an option, a choice or a key,
     "for a budget of each client",
     "start_clients": "drop it: equal names or equal records say who is who, else every client pays for the dearest",
     "no_hashes": "drop it: of records and names a ledger has one digest of all",
+    "completion": "fedjax-dp --install-completion takes its place",
+    **dict.fromkeys(("serve", "port"), "fedjax-dp run --track shows a run that is under way in an experiment tracker"),
 }
 
 

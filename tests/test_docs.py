@@ -15,8 +15,7 @@ from helpers import usual
 import fedjax_dp as fdp
 from fedjax_dp import cli
 from fedjax_dp.accounting import Adjacency, GaussianSteps, Poisson, WithoutReplacement, epsilon_of
-from fedjax_dp.cli.commands import COMMANDS
-from fedjax_dp.cli.completion import options_of_command
+from fedjax_dp.cli.commands import COMMANDS, options_of_command
 from fedjax_dp.cli.options import HELP
 from fedjax_dp.sweeps.plan import expand, read_sweep
 

@@ -9,7 +9,6 @@ from helpers import ragged_data, refusal
 
 import fedjax_dp as fdp
 from fedjax_dp.data import idx
-from fedjax_dp.data.formats import arrow_streams
 from fedjax_dp.reports import page
 from fedjax_dp.sweeps import table
 
@@ -21,8 +20,8 @@ def _csv(folder):
 
 USES = {  # of packages that an extra brings
     "csv": ("pandas", "tables", _csv),
-    "parquet": ("pyarrow", "tables", lambda folder: lambda: arrow_streams.read_parquet(folder / "a.parquet")),
-    "stream": ("pyarrow", "tables", lambda folder: lambda: arrow_streams.read_stream(folder / "a.arrow")),
+    "parquet": ("pyarrow", "tables", lambda folder: lambda: fdp.load(f"parquet:{folder / 'a.parquet'}")),
+    "hf": ("pyarrow", "tables", lambda folder: lambda: fdp.load(f"hf:{folder}")),
     "store": ("pyarrow", "tables", lambda folder: lambda: fdp.data.save_store(ragged_data([3, 4]), folder / "store")),
     "table": ("pandas", "tables", lambda folder: lambda: table.tidy([], [])),
     "summary": ("pandas", "tables", lambda folder: lambda: table.summary([], [])),

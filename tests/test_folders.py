@@ -161,7 +161,7 @@ def test_only_what_the_file_system_refuses_is_told_as_such():
 @pytest.mark.skipif(not pathlib.Path("/dev/full").exists(), reason="no such device here")
 def test_an_output_that_is_full_ends_in_3_with_one_line():
     with open("/dev/full", "w") as nowhere:
-        words = [sys.executable, "-m", "fedjax_dp", "completion", "fish"]
+        words = [sys.executable, "-m", "fedjax_dp", "catalogue"]
         done = subprocess.run(words, stdout=nowhere, stderr=subprocess.PIPE, text=True)
     assert (done.returncode, done.stderr.count("\n")) == (3, 1)
     assert "the output could not be written: no space left on device" in done.stderr

@@ -10,8 +10,7 @@ import traceback
 from collections.abc import Sequence
 
 from fedjax_dp import __version__, errors, folders, own_code
-from fedjax_dp.cli.commands import COMMANDS, command_of
-from fedjax_dp.cli.supervisor import watched
+from fedjax_dp.cli.commands import COMMANDS, INSTALL, command_of, install_completion
 
 USAGE = """usage: fedjax-dp run [CONFIG.toml] [OPTIONS]
        fedjax-dp COMMAND [OPTIONS]
@@ -22,9 +21,9 @@ commands:
 {more}
 """
 MORE = """fedjax-dp COMMAND --help, or fedjax-dp help COMMAND, shows every option with its default; --version prints the
-version.
+version, --install-completion lets your shell complete commands and options.
 
---json prints one JSON object on stdout and nothing else (all but new, export, plot, report, completion); --quiet prints
+--json prints one JSON object on stdout and nothing else (all but new, export, plot, report); --quiet prints
 the result alone (run, audit, account, calibrate), --verbose all that is known of it (run, audit).
 
 exit codes: 0 done; 1 an audit found a violation, training diverged or a secure sum overflowed; 2 bad input, or code of
@@ -57,15 +56,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if arguments[0] == "help":  # help, help COMMAND
         return main([*arguments[1:2], "--help", *arguments[2:]])
-    command, rest = arguments[0], arguments[1:]
-    if command == "run" and any(word.partition("=")[0] == "--coordinator" for word in rest):
-        return watched(lambda: _done(command, rest))
-    return _done(command, rest)
+    return _done(arguments[0], arguments[1:])
 
 
 def _done(command: str, rest: list[str]) -> int:
     """The exit code of a command."""
     try:
+        if command == INSTALL:
+            return install_completion(rest)
         errors.require_choice("command", command, COMMANDS)
         code = command_of(command)(rest)
         sys.stdout.flush()  # where its disk is full it fails here, and not after everything

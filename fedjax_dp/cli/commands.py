@@ -6,7 +6,14 @@ dataclass `NameOptions` of its own options (`calibrate` stands beside `account`)
 
 import importlib
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import cyclopts
+
+from fedjax_dp import errors
+
+if TYPE_CHECKING:
+    from fedjax_dp.options import Options
 
 COMMANDS = {
     "run": "train a federated algorithm and say what privacy it gives; with no argument a private run on digits",
@@ -16,7 +23,7 @@ COMMANDS = {
     "best": "the winner of a sweep as a configuration for run",
     "compare": "clients' own models against local and shared ones at the same epsilon, of a sweep over algorithms",
     "plot": "pictures of a run or of a sweep",
-    "report": "one HTML file about a run, a sweep, an audit or a reproduction; or one that is under way, in a browser",
+    "report": "one HTML file about a run, a sweep, an audit or a reproduction",
     "reproduce": "the tables and figures of the papers: published, literal, correct, and what each proves",
     "audit": "attack a run thousands of times and prove a lower bound; exit code 1 if its epsilon is violated",
     "bench": "where the time of a round goes, and the least that it could take",
@@ -29,8 +36,8 @@ COMMANDS = {
     "data": (
         "how a partition spreads a data set over clients: sizes, labels, heterogeneity, a picture; or writes a store"
     ),
-    "completion": "a script for bash, zsh or fish that completes commands, options and names",
 }
+INSTALL = "--install-completion"  # as cyclopts names its command
 CONFIGURED = ("run", "audit", "bench")  # take the options of a run too
 
 
@@ -46,3 +53,35 @@ def options_class(name: str) -> type[Any]:
 
 def _in_module(name: str, what: str) -> Any:
     return getattr(importlib.import_module(f"fedjax_dp.cli.{'account' if name == 'calibrate' else name}"), what)
+
+
+def options_of_command(name: str) -> "Options":
+    """All that a command takes."""
+    from fedjax_dp.cli.run_options import FILE
+    from fedjax_dp.experiments.groups import options_of
+    from fedjax_dp.options import of_class
+
+    return (FILE | options_of() if name in CONFIGURED else {}) | of_class(options_class(name))
+
+
+def install_completion(arguments: list[str]) -> int:
+    """cyclopts' own command, of one application with all commands: they, their flags and choices complete.
+
+    Raises: ConfigurationError for other words than `--shell SHELL` and `--output FILE`.
+    """
+    from fedjax_dp.cli.options import app_of
+
+    whole = cyclopts.App(name="fedjax-dp", help_format="plaintext", result_action="return_value")
+    for name, text in COMMANDS.items():
+        whole.command(app_of(name, {name: options_of_command(name)}, text), name=name)
+    whole.register_install_completion_command()
+    try:
+        whole([INSTALL, *arguments], exit_on_error=False, print_error=False)
+    except cyclopts.CycloptsError as error:
+        got = repr(" ".join(arguments))
+        raise errors.refuse(
+            INSTALL, got, "followed by --shell SHELL, --output FILE", " ".join(str(error).split())
+        ) from None
+    except SystemExit:  # it sees no shell, and has said so
+        return 2
+    return 0

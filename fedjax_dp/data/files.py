@@ -24,6 +24,7 @@ DATA_VARIABLE = "FEDJAX_DP_DATA"
 EXPANSION, FREE = 200, 1 << 26  # expanded bytes for each stored one, and those that need no stored ones
 PIECE = 1 << 20
 DICTIONARY = 1 << 29  # bytes that the decoder of an xz file may take; the largest preset takes a fifth of that
+ARROW_EXTENSION = b"ARROW:extension:name"  # as a schema has it; a library that knows the type may unpickle more of it
 LONGEST_ID = 256  # characters: an array of text takes four bytes for each, in every record
 
 

@@ -1,5 +1,6 @@
 """Tables in files: CSV and Parquet, one with a column of clients, or several, each the records of a client."""
 
+import binascii
 import io
 import pathlib
 import re
@@ -9,8 +10,7 @@ from typing import Any
 from fedjax_dp import errors, folders
 from fedjax_dp.accounting.neighbours import Unit
 from fedjax_dp.data.columns import LABEL, Columns, Table, from_tables, holds_numbers, missing_in
-from fedjax_dp.data.files import check_file, check_id, damaged, no_text, unpacked
-from fedjax_dp.data.formats.arrow_streams import read_parquet
+from fedjax_dp.data.files import ARROW_EXTENSION, check_file, check_growth, check_id, damaged, no_text, unpacked
 from fedjax_dp.data.formats.splits import reshaped
 from fedjax_dp.data.reading import Reading
 from fedjax_dp.data.store import Dataset, UnitBound
@@ -154,7 +154,7 @@ def _number(frames: list[Any], client: str) -> None:
 
 
 def _read(path: pathlib.Path, kind: str, columns: Columns, no_header: bool | None) -> Any:
-    return _read_csv(path, columns, no_header) if kind == "csv" else read_parquet(path)
+    return _read_csv(path, columns, no_header) if kind == "csv" else _read_parquet(path)
 
 
 def _read_csv(path: pathlib.Path, columns: Columns, no_header: bool | None) -> Any:
@@ -211,6 +211,42 @@ def _read_csv(path: pathlib.Path, columns: Columns, no_header: bool | None) -> A
     if named and len(again):  # it would be read by another name, and be a feature whatever it is
         raise damaged(f"{path}: columns", f"{again.iloc[0][:40]} twice", "of different names", "drop or rename one")
     return frame
+
+
+def _read_parquet(path: pathlib.Path) -> Any:
+    """The table, of plain types."""
+    for package in ("pyarrow", "pandas"):
+        errors.require_installed(package, "tables", f"to read {path.name}")
+    import pyarrow.parquet
+
+    size = check_file("parquet", path)
+    if _extended(path, size):
+        raise damaged(path, "a column of an extension type", "a Parquet file of plain types")
+    try:
+        file = pyarrow.parquet.ParquetFile(path)
+        about = file.metadata
+        check_growth(path, size, sum(about.row_group(at).total_byte_size for at in range(about.num_row_groups)))
+        table = file.read()
+        table.validate(full=True)  # text is text
+        return table.to_pandas()
+    except errors.ConfigurationError:
+        raise
+    except Exception as error:  # pandas and pyarrow have many, without a common base
+        raise damaged(path, "something else", "a readable parquet file", folders.reason(error)[:120]) from None
+
+
+def _extended(path: pathlib.Path, size: int) -> bool:
+    """Whether the footer holds a schema of Arrow, packed as base64, that names an extension type.
+
+    Any other way of asking would make the schema, and its types, already.
+    """
+    with open(path, "rb") as file:
+        file.seek(max(0, size - 8))
+        length = int.from_bytes(file.read(4), "little")
+        file.seek(max(0, size - 8 - length))
+        footer = file.read(length)
+    packed = (run[at:] for run in re.findall(rb"[A-Za-z0-9+/]{24,}", footer) for at in range(4))
+    return any(ARROW_EXTENSION in binascii.a2b_base64(part[: len(part) // 4 * 4]) for part in packed)
 
 
 def _check_first_line(path: pathlib.Path, line: list[str], frame: Any, columns: Columns, named: bool) -> None:

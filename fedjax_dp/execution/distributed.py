@@ -7,8 +7,10 @@ round passes between them while it computes.
 import contextlib
 import errno
 import json
+import os
 import pathlib
 import socket
+import sys
 import warnings
 import zlib
 from collections.abc import Callable, Iterator
@@ -74,7 +76,8 @@ def joined(group: ProcessGroup | None) -> Iterator[None]:
         return
     _join(group)
     try:
-        yield
+        with _own_stdout():
+            yield
     except (errors.ConfigurationError, errors.DivergedError, errors.RingOverflowError):
         jax.distributed.shutdown()  # all have stopped alike; who leaves without waiting takes the others along
         raise
@@ -116,6 +119,20 @@ def _join(group: ProcessGroup) -> None:
             raise
         got, wanted = "auto where JAX finds no cluster", "HOST:PORT, with --processes and --process"
         raise errors.refuse("coordinator", got, wanted, " ".join(f"{type(error).__name__}: {error}".split())) from None
+
+
+@contextlib.contextmanager
+def _own_stdout() -> Iterator[None]:
+    """What Python prints goes where it went; what libraries print beside it, as Gloo does, goes to stderr."""
+    sys.stdout.flush()
+    held = os.dup(1)
+    with os.fdopen(held, "w", buffering=1) as out, contextlib.redirect_stdout(out):
+        os.dup2(2, 1)
+        try:
+            yield
+        finally:
+            out.flush()
+            os.dup2(held, 1)
 
 
 def first() -> bool:

@@ -1,4 +1,4 @@
-"""Reports: one self-contained HTML file about a run, a sweep, an audit or a reproduction, or the same followed live."""
+"""Reports: one self-contained HTML file about a run, a sweep, an audit or a reproduction."""
 
 from .contents import Report as Report
 from .contents import Section as Section

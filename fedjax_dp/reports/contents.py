@@ -14,10 +14,7 @@ PROBE_MEANS = "the simulator's own view, released to nobody"
 
 
 class Block(Protocol):
-    """A part of a section. `fixed` says whether its HTML stays as it is while a run goes on."""
-
-    @property
-    def fixed(self) -> bool: ...
+    """A part of a section."""
 
     def html(self) -> str:
         """One element."""
@@ -31,11 +28,9 @@ class Section(NamedTuple):
 class Report(NamedTuple):
     """All of a report.
 
-    kind      what it is about: a run, a sweep, an audit, a reproduction
-    lead      what was run, in one line
-    progress  how far it is, in one line
-    finished  whether nothing more will come
-    data      the rows of figures, by name
+    kind  what it is about: a run, a sweep, an audit, a reproduction
+    lead  what was run, in one line
+    data  the rows of figures, by name
     """
 
     kind: str
@@ -43,8 +38,6 @@ class Report(NamedTuple):
     lead: str
     sections: Sequence[Section]
     data: Mapping[str, Rows]
-    progress: str = "finished"
-    finished: bool = True
 
 
 class Markup(str):
@@ -111,7 +104,6 @@ class Tiles(NamedTuple):
     """The few numbers that a reader came for: label, value, and what it is of."""
 
     items: Sequence[tuple[str, str, str]]
-    fixed: bool = False
 
     def html(self) -> str:
         cells = (
@@ -126,7 +118,6 @@ class Facts(NamedTuple):
 
     items: Sequence[tuple[str, Any]]
     wide: bool = False
-    fixed: bool = False
 
     def html(self) -> str:
         cells = (tag("div", tag("dt", label), tag("dd", in_words(value))) for label, value in self.items)
@@ -138,7 +129,6 @@ class Prose(NamedTuple):
 
     lines: Sequence[str]
     tone: str = ""
-    fixed: bool = False
 
     def html(self) -> str:
         mark = [tag("strong", f"{self.tone}:"), " "] if self.tone else []
@@ -149,7 +139,6 @@ class Listing(NamedTuple):
     """Lines of equal rank."""
 
     lines: Sequence[str]
-    fixed: bool = False
 
     def html(self) -> str:
         return tag("ul", *(tag("li", line) for line in self.lines))
@@ -167,7 +156,6 @@ class Grid(NamedTuple):
     rows: Sequence[Sequence[Any]]
     keys: Sequence[int] = ()
     folded: bool = False
-    fixed: bool = False
 
     def html(self) -> str:
         first = self.rows[0] if self.rows else self.columns
@@ -208,7 +196,6 @@ class Figure(NamedTuple):
     spec: Mapping[str, Any]
     table: str
     probes: bool = False
-    fixed: bool = True
 
     def html(self) -> str:
         badge = [tag("span", PROBE, class_="badge", title=PROBE_MEANS)] if self.probes else []
@@ -231,7 +218,6 @@ class Picture(NamedTuple):
     title: str
     about: str
     address: str  # data:image/png;base64,...
-    fixed: bool = True
 
     def html(self) -> str:
         return tag("figure", tag("figcaption", tag("h3", self.title)), tag("img", alt=self.about, src=self.address))
@@ -241,7 +227,6 @@ class Filters(NamedTuple):
     """A box for every value of every axis, by which a sweep's settings are chosen."""
 
     axes: Mapping[str, Sequence[str]]  # what values are called
-    fixed: bool = True
 
     def html(self) -> str:
         def box(axis: int, place: int, value: str) -> Markup:

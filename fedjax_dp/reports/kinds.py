@@ -2,13 +2,12 @@
 
 import json
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from fedjax_dp import errors, folders
-from fedjax_dp.experiments.console import Screen
 from fedjax_dp.reports import audits, reproductions, runs, sweeps
-from fedjax_dp.reports.contents import Report, Rows
+from fedjax_dp.reports.contents import Report
 
 WANTED = "a run, a sweep, a reproduction or an audit"
 # Kinds of folders, known by the file FOLDER in them, and of JSON files, known by the KEYS that their object has.
@@ -17,11 +16,10 @@ FILES = (runs, audits, reproductions)
 REMEDY = "give the folder of a run, sweep or reproduction, or the JSON of fedjax-dp audit --json"
 
 
-def read_report(path: pathlib.Path, spending: runs.Spending | None = None) -> Report:
+def read_report(path: pathlib.Path) -> Report:
     """The report of what a path holds.
 
-    spending  gives epsilon by round of a run (default: from its configuration, which loads its data)
-    Raises:   ConfigurationError for a path that holds nothing known, or something damaged.
+    Raises: ConfigurationError for a path that holds nothing known, or something damaged.
     """
     name = folders.shown(str(path))
     if not path.exists():
@@ -30,21 +28,13 @@ def read_report(path: pathlib.Path, spending: runs.Spending | None = None) -> Re
         kind: Any = next((kind for kind in FOLDERS if (path / kind.FOLDER).is_file()), None)
         if kind is None:
             raise errors.refuse("path", name, f"the folder of {WANTED}", REMEDY)
-        more = (spending or epsilon_by_round,) if kind is runs else ()
-        return _whole(name, lambda: kind.of_folder(path, *more))
+        return _whole(name, lambda: kind.of_folder(path))
     content = folders.read_json(path)
     keys = content.keys() if isinstance(content, dict) else set()
     kind = next((kind for kind in FILES if keys >= kind.KEYS), None)
     if kind is None:
         raise errors.refuse("path", name, f"the JSON of {WANTED}", REMEDY)
     return _whole(name, lambda: kind.of_content(content))
-
-
-def epsilon_by_round(path: pathlib.Path, about: Mapping[str, Any], epsilon: float) -> Rows:
-    """Epsilon by round from the configuration, with progress on stderr."""
-    from fedjax_dp.reports.spending import spent  # loads JAX
-
-    return spent(path, about, epsilon, Screen())
 
 
 def _whole(name: str, read: Callable[[], Report]) -> Report:

@@ -1,10 +1,9 @@
 "use strict";
-// Draws the figures of a report from the rows beside them, filters a sweep, and follows a live one.
+// Draws the figures of a report from the rows beside them and filters a sweep.
 (() => {
   const root = document.documentElement;
   const report = JSON.parse(document.getElementById("report").textContent);
   const views = {}; // by the name of a figure
-  const EVERY = 2000; // milliseconds between questions for news
 
   const THEMES = {
     light: { ink: "#1b2430", soft: "#55606e", line: "#dfe4ea", paper: "#ffffff",
@@ -157,48 +156,7 @@
     window.report.ready = everything();
   });
 
-  // What is new since the page was made.
-  const state = document.getElementById("state");
-
-  async function adopt(news) {
-    if (news.structure !== report.structure) {
-      location.reload();
-      return;
-    }
-    for (const [name, html] of Object.entries(news.blocks)) {
-      if (html !== report.blocks[name]) document.querySelector(`[data-block="${name}"]`).innerHTML = html;
-    }
-    const changed = JSON.stringify(news.data) !== JSON.stringify(report.data);
-    Object.assign(report, news);
-    if (changed) {
-      Object.assign(shown, report.data);
-      await filtered();
-    }
-  }
-
-  function say(words) {
-    if (state.textContent !== words) state.textContent = words;
-  }
-
-  async function follow() {
-    try {
-      const answer = await fetch(`data${location.search}`, { cache: "no-store" });
-      if (!answer.ok) throw new Error(String(answer.status));
-      const news = await answer.json();
-      await adopt(news);
-      say(news.finished ? news.progress : `live: ${news.progress}`);
-      if (news.finished) return;
-    } catch {
-      say("the server does not answer: what is shown is what was known last");
-    }
-    setTimeout(follow, EVERY);
-  }
-
   dress();
   filter();
   window.report = { views, report, shown, ready: everything() };
-  if (!state.hidden && !report.finished) {
-    say(`live: ${report.progress}`);
-    setTimeout(follow, EVERY);
-  }
 })();

@@ -11,30 +11,25 @@ from typing import Any
 from fedjax_dp import __version__, errors
 from fedjax_dp.reports.contents import PROBE, Block, Figure, Markup, Report, tag, text
 
-POLICY = (
-    "default-src 'none'; script-src {scripts}; style-src 'unsafe-inline'; img-src data:; connect-src {connect}; {rest}"
-)
+POLICY = "default-src 'none'; script-src {scripts}; style-src 'unsafe-inline'; img-src data:; {rest}"
 MARK = "written by fedjax-dp report"  # near the head of every file, which may be written anew
-REST = "base-uri 'none'; form-action 'none'"
+REST = "connect-src 'none'; base-uri 'none'; form-action 'none'"
 
 
-def page(report: Report, *, live: bool = False) -> str:
-    """The whole page, in ASCII; the same report makes the same page.
-
-    live  it asks the server that it came from for news
-    """
+def page(report: Report) -> str:
+    """The whole page, in ASCII; the same report makes the same page."""
     drawn = any(isinstance(block, Figure) for section in report.sections for block in section.blocks)
-    scripts = [*([_library()] if drawn or live else []), _resource("page.js")]
-    policy = policy_of(scripts, live)
+    scripts = [*([_library()] if drawn else []), _resource("page.js")]
+    policy = policy_of(scripts)
     sections = "".join(_section(number, *section) for number, section in enumerate(report.sections))
     links = "".join(
         tag("li", tag("a", section.title, href=f"#section-{number}")) for number, section in enumerate(report.sections)
     )
     programs = "".join(f"<script>{script}</script>\n" for script in scripts)
     title = text(report.title)
-    licences = f"<!--\n{_resource('library.txt')}-->\n" if drawn or live else ""
+    licences = f"<!--\n{_resource('library.txt')}-->\n" if drawn else ""
     probes = ""
-    if drawn or live:
+    if drawn:
         badge = tag("span", PROBE, class_="badge")
         probes = f"What is marked {badge} is the simulator's own view, released to nobody. "
     return f"""<!doctype html>
@@ -57,7 +52,6 @@ def page(report: Report, *, live: bool = False) -> str:
 <button type="button" id="theme" aria-pressed="false">Dark</button></div>
 <h1>{title}</h1>
 <p class="lead">{text(report.lead)}</p>
-<p class="state" role="status" aria-live="polite" id="state"{"" if live else " hidden"}>{text(report.progress)}</p>
 <nav aria-label="Sections"><ol>{links}</ol></nav>
 </header>
 <main id="main" tabindex="-1">
@@ -72,26 +66,10 @@ def page(report: Report, *, live: bool = False) -> str:
 
 
 def payload(report: Report) -> dict[str, Any]:
-    """What the page draws, and what a page that follows a run asks for again.
-
-    `structure` is equal as long as only numbers have changed.
-    """
-    blocks = {
-        _name(at, place): block
-        for at, section in enumerate(report.sections)
-        for place, block in enumerate(section.blocks)
-    }
-    figures = {block.name: block.spec for block in blocks.values() if isinstance(block, Figure)}
-    lasting = [report.title, report.lead, [section.title for section in report.sections], sorted(blocks), figures]
-    lasting += [block.html() for block in blocks.values() if block.fixed]
-    return {
-        "structure": hashlib.sha256(json.dumps(lasting, sort_keys=True).encode()).hexdigest()[:16],
-        "progress": report.progress,
-        "finished": report.finished,
-        "figures": figures,
-        "data": dict(report.data),
-        "blocks": {name: block.html() for name, block in blocks.items() if not block.fixed},
-    }
+    """What the page draws."""
+    blocks = (block for section in report.sections for block in section.blocks)
+    figures = {block.name: block.spec for block in blocks if isinstance(block, Figure)}
+    return {"figures": figures, "data": dict(report.data)}
 
 
 def embedded(content: Any) -> str:
@@ -102,26 +80,19 @@ def embedded(content: Any) -> str:
     return written
 
 
-def policy_of(scripts: list[str], live: bool) -> str:
+def policy_of(scripts: list[str]) -> str:
     """The page runs the programs that it came with, and no others."""
     digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
     allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
-    return POLICY.format(scripts=allowed, connect="'self'" if live else "'none'", rest=REST)
+    return POLICY.format(scripts=allowed, rest=REST)
 
 
 def _section(number: int, title: str, blocks: Sequence[Block]) -> Markup:
-    inside = []
-    for place, block in enumerate(blocks):
-        made = Markup(block.html())
-        inside.append(Markup(f"\n{made if block.fixed else tag('div', made, data_block=_name(number, place))}"))
+    inside = [Markup(f"\n{block.html()}") for block in blocks]
     if sum(isinstance(block, Figure) for block in blocks) > 1:
         inside = [tag("div", *inside, class_="figures")]
     head = tag("h2", title, id=f"head-{number}")
     return tag("section", head, *inside, "\n", id=f"section-{number}", aria_labelledby=f"head-{number}")
-
-
-def _name(section: int, place: int) -> str:
-    return f"{section}-{place}"
 
 
 def _resource(name: str) -> str:

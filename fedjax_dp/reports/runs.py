@@ -1,13 +1,14 @@
 """The report of a run: its folder, finished or not, or the JSON object that it printed."""
 
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedjax_dp import errors, folders
 from fedjax_dp.accounting import Unit
 from fedjax_dp.accounting.guarantee import mark_of, marked
 from fedjax_dp.display import count, duration, size
+from fedjax_dp.experiments.console import Screen
 from fedjax_dp.figures.tables import runs as tables
 from fedjax_dp.reports import charts, shared
 from fedjax_dp.reports.contents import Block, Facts, Figure, Prose, Report, Rows, Section, Tiles, in_words
@@ -15,18 +16,17 @@ from fedjax_dp.tasks.measures import Measures, measures_of, plural
 
 KIND, FOLDER, KEYS = "run", "run.json", frozenset({"algorithm", "history", "guarantee", "config", "rounds"})
 COMING = "datum.state === 'to come'"
-Spending = Callable[[pathlib.Path, Mapping[str, Any], float], Rows]
 
 
-def of_folder(path: pathlib.Path, spending: Spending) -> Report:
-    """The report of a run folder. `spending` gives epsilon by round, which takes a while."""
+def of_folder(path: pathlib.Path) -> Report:
+    """The report of a run folder."""
     from fedjax_dp.experiments import run_folder  # loads JAX
 
     about = run_folder.begun(path)
     result = run_folder.result_of(path, about)
     history = folders.read_json(path / run_folder.METRICS) if (path / run_folder.METRICS).is_file() else []
     guarantee = run_folder.promise_of(path, about)
-    spent, missing = _spent(path, about, guarantee, spending)
+    spent, missing = _spent(path, about, guarantee)
     return _report(about["config"], history, guarantee, result or {}, about, spent, missing, result is not None)
 
 
@@ -37,14 +37,14 @@ def of_content(content: Mapping[str, Any]) -> Report:
     return _report(config, content["history"], content["guarantee"], content, content, [], missing, True)
 
 
-def _spent(
-    path: pathlib.Path, about: Mapping[str, Any], guarantee: Mapping[str, Any], spending: Spending
-) -> tuple[Rows, str]:
-    """Epsilon by round, or why it is not known."""
+def _spent(path: pathlib.Path, about: Mapping[str, Any], guarantee: Mapping[str, Any]) -> tuple[Rows, str]:
+    """Epsilon by round, with progress on stderr, or why it is not known."""
     if guarantee["epsilon"] is None:
         return [], ""
+    from fedjax_dp.reports.spending import spent  # loads JAX
+
     try:
-        return spending(path, about, guarantee["epsilon"]), ""
+        return spent(path, about, guarantee["epsilon"], Screen()), ""
     except errors.ConfigurationError as error:
         return [], str(error)
 
@@ -59,7 +59,7 @@ def _report(
     missing: str,
     finished: bool,
 ) -> Report:
-    done, rounds = (history[-1]["round"] if history else 0), config["rounds"]
+    done = history[-1]["round"] if history else 0
     rows = shared.thinned(history)
     data: dict[str, Rows] = {"history": rows}
     measures = measures_of(about["task"])
@@ -79,9 +79,8 @@ def _report(
         if (config.get("num_clients"))
         else f"A run, seed {config['seed']}"
     )
-    progress = "finished" if finished else f"round {done:,} of {rounds:,}"
     title = marked(f"{config['algorithm']} on {config['dataset']}", mark_of(guarantee))
-    return Report(KIND, title, lead, sections, data, progress, finished)
+    return Report(KIND, title, lead, sections, data)
 
 
 def _result(

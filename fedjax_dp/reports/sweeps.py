@@ -65,7 +65,6 @@ def of_folder(path: pathlib.Path) -> Report:
     about, records = read_records(path)
     axes, planned = [str(name) for name in about["axes"]], about.get("points", len(records))
     settings, main = settings_of(records, axes), measures_of_records(records).main
-    finished = len(records) >= planned
     rows, group = _rows(settings, axes, main)
     data: dict[str, Rows] = {"settings": rows, "front": tables.front(rows), "by_round": _by_round(settings, rows, main)}
     sections = [
@@ -81,16 +80,13 @@ def of_folder(path: pathlib.Path) -> Report:
     for statuses, heading, line in ENDS:
         if ended := [record for record in records if record["status"] in statuses]:
             sections.append(_ended(ended, axes, heading, f"{count(len(ended), 'point')} {line}"))
-    sections += [_choosing(path, records, finished), *_promise(records), _cost(records)]
+    sections += [_choosing(path, records, len(records) >= planned), *_promise(records), _cost(records)]
     common = shared.common([record["config"] for record in records])
     sections.append(shared.setting(common, about, "Fields that all points share"))
     lead = f"A sweep over {', '.join(axes) or 'nothing but seeds'}: {count(planned, 'point')}"
     lead = marked(lead, deployment_mark(records))
-    progress = "finished" if finished else f"{len(records):,} of {planned:,} points"
     name = str(about.get("name", path.name))
-    return Report(
-        KIND, name if name.lower().startswith(KIND) else f"Sweep {name}", lead, sections, data, progress, finished
-    )
+    return Report(KIND, name if name.lower().startswith(KIND) else f"Sweep {name}", lead, sections, data)
 
 
 def comparison_section(records: Sequence[Record], axes: Sequence[str]) -> list[Section]:

@@ -163,38 +163,6 @@ def test_the_checksum_of_the_code_tells_changes(tmp_path, monkeypatch):
     assert distributed.code() != before
 
 
-WATCHED = """
-import os, signal, sys
-from fedjax_dp.cli.supervisor import watched
-def work():
-    os.write(1, b"from C++"), os.write(2, {log!r}.encode())
-    print("to stdout"); print("to stderr", file=sys.stderr)
-    {end}
-sys.exit(watched(work))
-"""
-FATAL = "Terminating process because the JAX distributed service detected fatal errors. absl::Status: "
-ENDS = {
-    "done": ("", "return 0", 0, ""),
-    "refused": ("", "return 2", 2, ""),
-    "killed": ("", "os.kill(os.getpid(), signal.SIGKILL)", 1, "this process was stopped by SIGKILL"),
-    "others": (FATAL + "UNAVAILABLE", "os.abort()", 1, "another of its processes is gone"),
-    "late": (FATAL + "DEADLINE_EXCEEDED RegisterTask", "os.abort()", 2, "processes must be all started"),
-    "unwanted": (FATAL + "INVALID: task\nRegisterTask", "os.abort()", 2, "one of --processes, got one that"),
-}
-
-
-@pytest.mark.parametrize("name", ENDS)
-def test_whatever_ends_a_process_is_told_in_one_line(name):
-    log, end, code, line = ENDS[name]
-    found, out, told = ended(begin(["-c", WATCHED.format(log=log, end=end)]))
-    assert found == code
-    assert out == "to stdout\n", "what libraries print must not reach stdout"
-    lines = told.splitlines()
-    assert lines[0] == "to stderr"
-    assert len(lines) == 1 + bool(line)
-    assert line in lines[-1]
-
-
 @pytest.mark.parametrize(
     "error", [ValueError, RuntimeError, KeyError, OSError, type("ConfigException", (Exception,), {})]
 )
@@ -272,7 +240,8 @@ def test_one_process_is_two(name, start, tmp_path):
     run_alone([*words, "--out", str(tmp_path / "one")], devices=2)
     (code, out, told), other = start([*words, "--out", str(tmp_path / "two")])
     assert code == 0, told
-    assert other == (0, "", ""), "only the first process speaks"
+    assert other[:2] == (0, "")
+    assert all("peer ranks" in line for line in other[2].splitlines()), "only the first process speaks"
     assert "in 2 processes" in told
     assert "test accuracy" in out
     assert metrics(tmp_path / "one") == metrics(tmp_path / "two")
@@ -287,7 +256,7 @@ def test_a_fixed_order_gives_the_same_bits_on_any_processes_and_stdout_is_clean(
         out = tmp_path / f"{count} {devices}"
         first, *others = run_together([*words, "--out", str(out)], count, lambda index, n=devices: {"devices": n})
         assert json.loads(first[1])["history"] == alone["history"]
-        assert all(other == (0, "", "") for other in others)
+        assert all(other[:2] == (0, "") for other in others)
 
 
 PROGRAM = """
@@ -363,15 +332,14 @@ def shorten(out, rounds):
 @pytest.mark.parametrize(
     ("victim", "how"), [(0, signal.SIGKILL), pytest.param(1, signal.SIGTERM, marks=pytest.mark.exhaustive)]
 )
-def test_a_killed_process_ends_the_run_with_one_line_and_others_continue_it(victim, how, tmp_path):
+def test_a_killed_process_ends_the_run_and_others_continue_it(victim, how, tmp_path):
     out = tmp_path / "run"
     started = started_long(out, free_port())
     started[victim].send_signal(how)
     code, printed, told = ended(started[1 - victim])
-    assert (code, printed) == (1, ""), told
-    assert told.splitlines()[-1].startswith("fedjax-dp: the run has ended: another of its processes is gone; fedjax-dp")
-    assert "Traceback" not in told
-    assert ended(started[victim])[0] in (1, -how)
+    assert code != 0, "JAX ends it, in its own words"
+    assert printed == ""
+    assert ended(started[victim])[0] == -how
     rounds = max(int(step.name) for step in (out / "checkpoints").iterdir() if step.name.isdecimal()) + 7
     shorten(out, rounds)
     shutil.copytree(out, tmp_path / "again")

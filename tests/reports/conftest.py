@@ -8,7 +8,7 @@ import shutil
 import pytest
 from report_inputs import write_sweep
 
-from fedjax_dp import cli
+from fedjax_dp import cli, errors
 
 HERE = pathlib.Path(__file__).parent
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
@@ -30,6 +30,16 @@ def run_folder(tmp_path_factory):
     words = ["--rounds", "6", "--evaluate-every", "2", "--holdout", "0.2", "--train-metrics", "true", "--quiet"]
     assert cli.main(["run", *words, "--out", str(folder)]) == 0
     return folder
+
+
+@pytest.fixture
+def unspent(monkeypatch):
+    """Epsilon by round is left out, where a test is about something else."""
+
+    def spent(*_):
+        raise errors.ConfigurationError("not looked for")
+
+    monkeypatch.setattr("fedjax_dp.reports.spending.spent", spent)
 
 
 @pytest.fixture

@@ -1,14 +1,10 @@
-"""A sweep written as the program writes one, a server of a report, and a name that a user should not give."""
+"""A sweep written as the program writes one, and a name that a user should not give."""
 
-import contextlib
 import itertools
 import json
-import threading
 
 import numpy as np
 from helpers import CLASSES
-
-from fedjax_dp.reports.server import ReportServer
 
 HOSTILE = "</script><img src=x onerror=document.title='broken'>&amp;\u2028'\"${1}"
 
@@ -69,15 +65,3 @@ def write_sweep(folder, axes, clip_norms=(0.5, 2.0), lost=(7, 31)):
     (folder / "points.jsonl").write_text("\n".join(lines) + "\n")
     (folder / "selection.json").write_text(json.dumps({"short": "choosing costs", "statement": "choosing costs much"}))
     return folder
-
-
-@contextlib.contextmanager
-def serving(path):
-    with ReportServer(path, 0) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()

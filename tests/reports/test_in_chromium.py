@@ -2,11 +2,10 @@
 
 import itertools
 import json
-import time
 
 import numpy as np
 import pytest
-from report_inputs import HOSTILE, serving, write_sweep
+from report_inputs import HOSTILE, write_sweep
 
 from fedjax_dp import cli
 from fedjax_dp.reports import kinds
@@ -48,19 +47,18 @@ def opened(browser, tmp_path):
     """Opens the report of a path; what the browser complains of, and what it asks a network for, is wrong."""
     complaints, pages = [], []
 
-    def open_(path, size="desk", scheme="light", address=None):
+    def open_(path, size="desk", scheme="light"):
         context = browser.new_context(
-            viewport=dict(zip(("width", "height"), SIZES[size])), color_scheme=scheme, offline=address is None
+            viewport=dict(zip(("width", "height"), SIZES[size])), color_scheme=scheme, offline=True
         )
         made = context.new_page()
         made.on("console", lambda message: complaints.append((message.type, message.text)))
         made.on("pageerror", lambda error: complaints.append(("error", str(error))))
         file = tmp_path / f"{len(pages)}.html"
-        allowed = (address.split("?")[0] if address else file.as_uri(), "data:")
+        allowed = (file.as_uri(), "data:")
         made.on("request", lambda asked: asked.url.startswith(allowed) or complaints.append(("asked", asked.url)))
-        if address is None:
-            file.write_text(page(kinds.read_report(path)))
-        made.goto(address or file.as_uri())
+        file.write_text(page(kinds.read_report(path)))
+        made.goto(file.as_uri())
         made.evaluate(DRAWN)
         pages.append(context)
         return made
@@ -232,42 +230,6 @@ def test_names_of_users_stay_text_in_the_browser(tmp_path, opened):
     made.locator("#figure-front .chart svg [aria-roledescription='point']").first.hover(force=True)
     assert "onerror" in made.locator("#vg-tooltip-element").inner_text()
     assert made.locator("img").count() == 0
-
-
-def until(made, words):
-    """Waits, without `eval`, which the page forbids, until its state is in these words."""
-    deadline = time.monotonic() + 20
-    while made.inner_text("#state") != words:
-        assert time.monotonic() < deadline, made.inner_text("#state")
-        time.sleep(0.05)
-
-
-@pytest.mark.slow
-def test_a_live_page_follows_a_sweep_in_place_until_it_is_finished(sweep_folder, opened):
-    points = (sweep_folder / "points.jsonl").read_text().splitlines(keepends=True)
-    file = sweep_folder / "points.jsonl"
-    file.write_text("".join(points[:58]))
-    with serving(sweep_folder) as server:
-        made = opened(sweep_folder, address=server.address)
-        assert made.inner_text("#state") == "live: 58 of 60 points"
-        made.evaluate("window.same = true")
-        made.locator(".filters input").first.uncheck()
-        file.write_text("".join(points[:59]))
-        until(made, "live: 59 of 60 points")
-        assert made.evaluate("window.same")
-        assert made.inner_text("#count").startswith("6 of 12 settings")
-        file.write_text("".join(points))
-        until(made, "finished")
-
-
-@pytest.mark.slow
-def test_a_live_page_says_that_its_server_is_gone(tmp_path, browser):
-    with serving(tmp_path / "nothing") as server:
-        made = browser.new_page()
-        made.goto(server.address)
-        assert "waiting" in made.inner_text("#state")
-    until(made, "the server does not answer: what is shown is what was known last")
-    made.close()
 
 
 @pytest.mark.exhaustive

@@ -4,7 +4,6 @@ import dataclasses
 import json
 
 import pytest
-from test_reports import unspent
 
 from fedjax_dp import cli
 from fedjax_dp.accounting.guarantee import no_privacy
@@ -14,12 +13,13 @@ from fedjax_dp.reports import kinds, shared
 from fedjax_dp.reports.page import page
 
 
+@pytest.mark.usefixtures("unspent")
 def test_a_report_and_plain_print_the_bounds_of_the_curve(run_folder, capsys):
     held = json.loads((run_folder / "guarantee.json").read_text())["attack"]
     assert held["of_curve"]
     assert 0.5 < held["right"] < 1
     sentence = f"right in at most {at_most(held['right'])} of cases"
-    made = page(kinds.read_report(run_folder, unspent))
+    made = page(kinds.read_report(run_folder))
     assert "In plain words:" in made
     assert sentence in made
     capsys.readouterr()
@@ -65,10 +65,11 @@ def test_clients_that_differ_in_no_digit_have_one_number():
     assert "smallest" in shared.spread(apart | {"epsilon_min": 7.9})
 
 
+@pytest.mark.usefixtures("unspent")
 def test_a_badge_is_for_figures_of_probes_alone(run_folder):
     figures = {
         block.name: block.probes
-        for section in kinds.read_report(run_folder, unspent).sections
+        for section in kinds.read_report(run_folder).sections
         for block in section.blocks
         if hasattr(block, "probes")
     }

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_dp import errors, folders
-from fedjax_dp.data.files import check_id, damaged
-from fedjax_dp.data.formats.arrow_streams import is_text, numbers_of, read_stream, require_whole
+from fedjax_dp.data.files import ARROW_EXTENSION, check_file, check_growth, check_id, damaged, readable
 from fedjax_dp.data.formats.json_files import list_of, object_of, read_json
 from fedjax_dp.data.formats.pictures import decoded
 from fedjax_dp.data.formats.splits import Split, as_task, data_set, numbered_labels, reshaped, whole
@@ -19,6 +18,7 @@ from fedjax_dp.data.formats.words import CLASSIFIED_OPTIONS, SENTENCE_OPTIONS, c
 from fedjax_dp.data.reading import COLUMNS, Reading
 from fedjax_dp.data.store import Dataset
 
+END = b"\xff\xff\xff\xff" + bytes(4)  # of a stream; without it pyarrow takes one that is cut short for a whole one
 TEST = ("test", "validation")  # the first that is there is tested on
 
 
@@ -45,6 +45,7 @@ def hugging_face(path: pathlib.Path, reading: Reading) -> Dataset:
     """
     if not os.path.isdir(path):  # unlike a path's own question, also of names that no folder can have
         raise errors.refuse("hf folder", folders.shown(str(path)), "an existing folder", "save_to_disk writes one")
+    errors.require_installed("pyarrow", "tables", "to read hf folders")
     folders_of, notes = _splits(path)
     tables, columns = dict[str, Any](), dict[str, Column]()
     for name, folder in folders_of.items():
@@ -53,7 +54,7 @@ def hugging_face(path: pathlib.Path, reading: Reading) -> Dataset:
             raise damaged(folder, "other columns", "those of the split train")
         columns = present
     where, roles = str(path), _roles(str(path), columns, reading)
-    of_text = [columns[name].kind for name in roles.features] == ["Value"] and is_text(
+    of_text = [columns[name].kind for name in roles.features] == ["Value"] and _is_text(
         tables["train"][roles.features[0]]
     )
     if roles.label is None and not of_text:
@@ -66,7 +67,7 @@ def hugging_face(path: pathlib.Path, reading: Reading) -> Dataset:
         owners = None if roles.client is None else _ids(f"{where}: {roles.client}", table[roles.client])
         features = [table[feature] for feature in roles.features]
         if of_text:
-            require_whole(f"{where}: {roles.features[0]}", features[0])
+            _require_whole(f"{where}: {roles.features[0]}", features[0])
             column = {"tokens" if roles.label is None else "text": features[0].to_pylist()}
         else:
             column = {"x": _numbers(where, [columns[feature] for feature in roles.features], features)}
@@ -120,7 +121,7 @@ def _table(folder: pathlib.Path) -> tuple[Any, dict[str, Column]]:
         files.append(folder / _plain(folder / "state.json", name))
     if not files:
         raise damaged(folder / "state.json", "no file", "Arrow files in _data_files")
-    tables = [read_stream(file) for file in files]
+    tables = [_read_stream(file) for file in files]
     if other := next((file for file, table in zip(files, tables) if table.schema != tables[0].schema), None):
         raise damaged(other, "other columns", f"those of {files[0].name}")
     table = pa.concat_tables(tables)
@@ -131,6 +132,31 @@ def _table(folder: pathlib.Path) -> tuple[Any, dict[str, Column]]:
     if sorted(features) != sorted(table.column_names):
         raise damaged(f"{described}: features", ", ".join(features)[:100], ", ".join(table.column_names)[:100])
     return table, {name: _described(f"{described}: {name}", name, features[name]) for name in table.column_names}
+
+
+def _read_stream(path: pathlib.Path) -> Any:
+    """The table of a stream's record batches, all looked at: offsets lie within their buffers."""
+    import pyarrow as pa
+
+    size, wanted = check_file("Arrow", path), "an Arrow stream, as save_to_disk writes it"
+    kinds = (pa.ArrowException, OSError, MemoryError, ValueError, EOFError)
+    with readable(path, wanted, kinds), pa.memory_map(str(path)) as source:
+        if (
+            ARROW_EXTENSION in pa.ipc.read_message(source).metadata.to_pybytes()
+        ):  # the schema, before its types are made
+            raise damaged(path, "a column of an extension type", "an Arrow stream of plain types")
+        source.seek(max(0, size - len(END)))
+        if source.read() != END:
+            raise damaged(path, "an end within the stream", wanted)
+        source.seek(0)
+        with pa.ipc.open_stream(source) as reader:
+            batches, read = [], 0
+            for batch in reader:
+                batch.validate(full=True)
+                read += batch.nbytes
+                check_growth(path, size, read)  # bodies may be packed
+                batches.append(batch)
+            return pa.Table.from_batches(batches, reader.schema)
 
 
 def _described(where: str, name: str, feature: Any) -> Column:
@@ -185,10 +211,10 @@ def _roles(where: str, columns: dict[str, Column], reading: Reading) -> Roles:
 
 def _ids(where: str, column: Any) -> np.ndarray:
     """Clients: integers, or text."""
-    require_whole(where, column)
-    if is_text(column):
+    _require_whole(where, column)
+    if _is_text(column):
         return np.array([check_id(where, name) for name in column.to_pylist()], str)
-    ids = numbers_of(where, column)
+    ids = _numbers_of(where, column)
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
         raise damaged(where, f"{column.type}"[:60], "integers or text")
     return ids
@@ -200,13 +226,13 @@ def _targets(
     """Targets of every split, and the fields of the data set that follow."""
     where = f"{where}: {about.name}"
     if task in ("binary", "regression") or (task == "multi_label" and not about.names):
-        return {name: as_task(where, numbers_of(where, column), task) for name, column in columns.items()}, {
+        return {name: as_task(where, _numbers_of(where, column), task) for name, column in columns.items()}, {
             "task": task
         }
     if task not in (None, "multi_label" if about.kind == "List" else "classes"):
         raise errors.refuse("task", task, f"another for the column {about.name}, of {about.kind}")
     if about.kind == "ClassLabel":
-        labels = {name: numbers_of(where, column) for name, column in columns.items()}
+        labels = {name: _numbers_of(where, column) for name, column in columns.items()}
         for y in labels.values():
             if y.ndim != 1 or y.dtype.kind not in "iu" or y.min() < 0 or y.max() >= len(about.names):
                 got = f"{y.dtype} {y.shape}" if y.ndim != 1 or y.dtype.kind not in "iu" else f"{y.min()} to {y.max()}"
@@ -217,13 +243,13 @@ def _targets(
         return {name: _marked(where, column, len(about.names)) for name, column in columns.items()}, {
             "task": "multi_label"
         }
-    if all(is_text(column) for column in columns.values()):
+    if all(_is_text(column) for column in columns.values()):
         for column in columns.values():
-            require_whole(where, column)
+            _require_whole(where, column)
         y, classes, notes = numbered_labels(np.concatenate([column.to_pylist() for column in columns.values()]))
         ends = np.cumsum([len(column) for column in columns.values()])[:-1]
         return dict(zip(columns, np.split(y, ends))), {"classes": classes, "notes": notes}
-    numbers = {name: numbers_of(where, column) for name, column in columns.items()}
+    numbers = {name: _numbers_of(where, column) for name, column in columns.items()}
     if all(y.ndim == 1 and y.dtype.kind in "iu" for y in numbers.values()):
         most = max(int(y.max()) for y in numbers.values())
         return numbers, {"classes": None if most else 2}
@@ -233,7 +259,7 @@ def _targets(
 
 def _marked(where: str, column: Any, classes: int) -> np.ndarray:
     """Lists of classes as 0 and 1, `(records, classes)`."""
-    require_whole(where, column)
+    _require_whole(where, column)
     marks = np.zeros((len(column), classes), np.uint8)
     for row, listed in zip(marks, column.to_pylist()):
         if not all(isinstance(one, int) and 0 <= one < classes for one in listed):
@@ -249,12 +275,56 @@ def _numbers(where: str, columns: list[Column], held: list[Any]) -> np.ndarray:
         return decoded(f"{where}: {columns[0].name}", (c.get("bytes") if isinstance(c, dict) else None for c in cells))
     arrays = []
     for column, values in zip(columns, held):
-        if column.kind == "Image" or is_text(values):
+        if column.kind == "Image" or _is_text(values):
             got = ("pictures" if column.kind == "Image" else "text") + " among other features"
             raise damaged(f"{where}: {column.name}", got, "numbers", "name the features with --feature-columns")
-        arrays.append(numbers_of(f"{where}: {column.name}", values))
+        arrays.append(_numbers_of(f"{where}: {column.name}", values))
     x = arrays[0]
     if len(arrays) > 1 or x.ndim == 1:
         x = np.concatenate([a.reshape(len(a), -1) for a in arrays], axis=1)
     with np.errstate(over="ignore"):  # infinity is refused later
         return x if x.dtype == np.uint8 else x.astype(np.float32)
+
+
+def _require_whole(where: str, column: Any) -> None:
+    """Refuse a column in which something is missing, also within its lists."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    inner = column
+    while True:
+        if inner.null_count:
+            raise damaged(where, f"nothing in {inner.null_count:,} places", "given in every record", "drop the records")
+        if not _is_list(pa, inner.type):
+            return
+        inner = pc.list_flatten(inner)
+
+
+def _numbers_of(where: str, column: Any) -> np.ndarray:
+    """A column of numbers or of lists of them, all of one length, as `(records, ...)`; truth values are 0 and 1."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    _require_whole(where, column)
+    shape: list[int] = [len(column)]
+    while _is_list(pa, column.type):
+        lengths = pc.unique(pc.list_value_length(column)).to_pylist()
+        if len(lengths) != 1:
+            raise damaged(where, f"lists of {sorted(lengths)[0]} and {sorted(lengths)[-1]}", "lists of one length")
+        shape.append(lengths[0])
+        column = pc.list_flatten(column)
+    if pa.types.is_boolean(column.type):
+        column = column.cast(pa.uint8())
+    if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
+        raise damaged(where, f"{column.type}"[:60], "numbers, or lists of them")
+    return column.to_numpy().reshape(shape)
+
+
+def _is_text(column: Any) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_string(column.type) or pa.types.is_large_string(column.type))
+
+
+def _is_list(pa: Any, kind: Any) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
