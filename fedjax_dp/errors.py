@@ -180,7 +180,12 @@ ELSEWHERE = {  # what Opacus, Flower, TensorFlow, FedJAX and papers call an opti
         "server_optimizer": "server",
     },
 }
-RETIRED: dict[str, str] = {}  # names of before, of an option, a choice or a key, and the remedy: what takes their place
+RETIRED: dict[str, str] = {  # names of before, of an option, a choice or a key, and the remedy: what takes their place
+    **dict.fromkeys(
+        ("compile_for", "--price"),  # the latter as a flag alone: data have columns of that name
+        "python benchmarks/compiled.py --help says how to plan for an accelerator that is not here",
+    ),
+}
 
 
 def _plain(word: str) -> str:
@@ -201,7 +206,7 @@ def nearest(word: str, names: Iterable[str]) -> list[str]:
 
 def suggested(word: str, names: Iterable[str], otherwise: str = "") -> str:
     """The remedy for a name that is none of `names`: `did you mean ...?`, or something else where none is near."""
-    if (instead := RETIRED.get(_plain(word))) is not None:
+    if instead := RETIRED.get(word) or RETIRED.get(_plain(word)):
         return instead
     near = nearest(word, names)
     return f"did you mean {near[0]}?" if near else otherwise

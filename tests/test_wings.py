@@ -28,7 +28,7 @@ FLOORS = [  # of wings, and of the few modules that stand beside them
     {"experiments"},
     {"sweeps"},
     {"audits", "papers"},
-    {"forecast", "reports"},
+    {"latency", "reports"},
     {"cli", "testing"},
     {"__main__", "__init__"},
 ]
