@@ -228,7 +228,7 @@ def differences(name, counts, wanted, measured):
     for kind, expected in wanted.items():
         slack = TIME_SLACK if kind == "predicted_ms" else SLACK
         if expected is not None and abs(counts.get(kind, 0) - expected) > slack * expected:
-            found.append(f"{name}: {kind} {counts[kind]:,.5g}, expected {expected:,.5g}")
+            found.append(f"{name}: {kind} {counts.get(kind, 0):,.5g}, expected {expected:,.5g}")
     if measured and abs(counts["predicted_ms"] / measured - 1) > kernels.OTHERS_WITHIN:
         found.append(f"{name}: predicted {counts['predicted_ms']:.3g} ms, measured {measured:.3g}")
     return found
