@@ -17,7 +17,7 @@ from fedjax_dp.privacy.client_events import client_events
 from fedjax_dp.privacy.protection import noise_of
 
 if TYPE_CHECKING:
-    from fedjax_dp.experiments.training import PreparedRun
+    from fedjax_dp.experiments.training import Experiment
 
 BY_ROUND, BY_CLIENT = "ledger.csv", "clients.csv"
 COLUMNS = ("round", "epsilon_planned", "priced_at", "epsilon_at_any_time", "budget", "left", "halt")  # and deployment
@@ -66,7 +66,7 @@ def phases_at(path: pathlib.Path) -> tuple[Phase, ...]:
     return origin.phases
 
 
-def require_own(folder: pathlib.Path, ready: "PreparedRun") -> None:
+def require_own(folder: pathlib.Path, ready: "Experiment") -> None:
     """Refuse a ledger that was edited, or is another run's.
 
     It may be of fewer rounds: a kill may come while a run goes on to more.
@@ -89,7 +89,7 @@ def require_own(folder: pathlib.Path, ready: "PreparedRun") -> None:
             raise errors.refuse(str(folder / LEDGER), got, f"this run's, with {name} {value}", PUT_BACK)
 
 
-def carry_on(file: pathlib.Path, ready: "PreparedRun") -> None:
+def carry_on(file: pathlib.Path, ready: "Experiment") -> None:
     """The file as the run goes on with it: without what a kill cut off, and with the number of rounds it goes to.
 
     What rounds that are done have cost is not worked out again.
@@ -110,7 +110,7 @@ def carry_on(file: pathlib.Path, ready: "PreparedRun") -> None:
 class RoundLedger:
     """Adds the lines of rounds to the ledger of a run that is trained in a folder."""
 
-    def __init__(self, folder: pathlib.Path, ready: "PreparedRun") -> None:
+    def __init__(self, folder: pathlib.Path, ready: "Experiment") -> None:
         self._file, self._ready = folder / LEDGER, ready
         held = read_ledger(folder)
         self._phase, self._before, self._next = held.phase["phase"], held.checksum, held.rounds
@@ -125,7 +125,7 @@ class RoundLedger:
         self._before, self._next = lines[-1]["checksum"], done
 
 
-def write_tables(folder: pathlib.Path, ready: "PreparedRun") -> None:
+def write_tables(folder: pathlib.Path, ready: "Experiment") -> None:
     """The same for people: `ledger.csv` by round, of the worst client, and `clients.csv`."""
     lines = read_ledger(folder).lines
     by_round = [[*(line[name] for name in COLUMNS), ready.guarantee.mark] for line in lines]
@@ -148,7 +148,7 @@ CLIENT_COLUMNS = (
 )
 
 
-def clients_table(ready: "PreparedRun") -> list[dict[str, Any]]:
+def clients_table(ready: "Experiment") -> list[dict[str, Any]]:
     """What each client has been promised, a row for each."""
     planned, guarantee = ready.planned, ready.guarantee
     num_clients, sizes = planned.data.num_clients, np.asarray(planned.data.sizes).tolist()

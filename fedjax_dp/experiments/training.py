@@ -1,4 +1,4 @@
-"""A run that is ready, and its training: progress, callbacks, and a folder if there is one."""
+"""An experiment, and its training: progress, callbacks, and a folder if there is one."""
 
 import dataclasses
 import functools
@@ -23,7 +23,7 @@ from fedjax_dp.experiments.config import CONFIGURED, RunSpec
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.models import Model, Origin, Start, task_of
 from fedjax_dp.models.origins import values_digest
-from fedjax_dp.privacy.guarantees import guaranteed, prepared, stated, with_attack
+from fedjax_dp.privacy.guarantees import PreparedRun, guaranteed, prepare, stated, with_attack
 from fedjax_dp.privacy.planned_run import PlannedRun
 from fedjax_dp.privacy.spending import Spending
 from fedjax_dp.privacy.steering import Choice, Choices, StopRule, claim_of
@@ -44,7 +44,7 @@ class Result(NamedTuple):
     algorithm: Algorithm  # as it ran, with the calibrated noise
     simulation: Simulation
     guarantee: Guarantee
-    ready: "PreparedRun"  # what was run
+    ready: "Experiment"  # what was run
 
     @property
     def params(self) -> Any:
@@ -95,11 +95,11 @@ class Result(NamedTuple):
 
 @displayed
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PreparedRun:
-    """A run with everything built, checked and its noise found; nothing is trained.
+class Experiment:
+    """A prepared run, and how it is carried out and kept; nothing is trained.
 
     spec       what decides the run, as far as it can be written down
-    planned    the run itself: algorithm, with its noise, data, model
+    run        algorithm, with its noise, data, model; and its Guarantee
     checksums  of what decides it beside: data, code, values that only Python has, by name
     halted_of  rounds that were wanted, where a budget ends it before them
     steering   what chooses noise or end of the run from what it releases, if anything does
@@ -108,15 +108,24 @@ class PreparedRun:
     """
 
     spec: RunSpec
-    planned: PlannedRun
+    run: PreparedRun
     execution: Execution
-    guarantee: Guarantee
     on_host: bool
     checksums: Mapping[str, str]
     halted_of: int | None = None
     steering: Choices | StopRule | None = None
     folder: pathlib.Path | None = None
     history: tuple[Evaluation, ...] = ()
+
+    @property
+    def planned(self) -> PlannedRun:
+        """Of the run, with its noise and of as many rounds as it takes."""
+        return self.run.planned
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """Of the run."""
+        return self.run.guarantee
 
     @property
     def name(self) -> str:
@@ -190,7 +199,7 @@ def ended_early(done: int, wanted: int, why: str, budget: float | None, departur
     return "; ".join(words) or None
 
 
-def prepare(
+def prepare_experiment(
     spec: RunSpec,
     planned: PlannedRun,
     execution: Execution,
@@ -199,7 +208,7 @@ def prepare(
     checksums: Mapping[str, str],
     progress: Callable[[int, int], None] | None = None,
     adapt: Choice | None = None,
-) -> PreparedRun:
+) -> Experiment:
     """A run with the noise that it needs, of the rounds that its budget allows.
 
     adapt  chooses noise and end of the run from what it releases, within its budget.
@@ -215,7 +224,7 @@ def prepare(
         prefetch.check(planned.algorithm, bool(output.train_metrics))
     wanted, choices = planned.rounds, None
     if adapt is None:
-        planned, guarantee = prepared(planned, progress)
+        planned, guarantee = prepare(planned, progress)
         guarantee = with_attack(planned, guarantee)
     else:
         choices = Choices(planned, stated(planned), adapt)
@@ -224,13 +233,12 @@ def prepare(
     spec = spec.with_rounds(planned.rounds)
     if planned.terms.stop_noise is not None:  # its evaluations are counted, so they stay where they were planned
         spec = spec.replace(evaluate_every=planned.evaluate_every)
-    return PreparedRun(
+    return Experiment(
         spec=spec,
-        planned=planned,
+        run=PreparedRun(planned, guarantee),
         halted_of=halted_of,
         steering=stop or choices,
         execution=execution,
-        guarantee=guarantee,
         on_host=on_host,
         checksums=checksums,
     )
@@ -242,7 +250,7 @@ class Callback(Protocol):
     What a callback raises becomes a warning, and it is not called again: the run goes on.
     """
 
-    def on_start(self, run: PreparedRun) -> None:
+    def on_start(self, run: Experiment) -> None:
         """Before the first round of this process; `run.history` are the evaluations of those before it."""
 
     def on_evaluation(self, evaluation: Evaluation) -> None:
@@ -308,7 +316,7 @@ class Keeper(Protocol):
 
 
 def train(
-    ready: PreparedRun,
+    ready: Experiment,
     screen: Screen,
     callbacks: Callbacks,
     *,
@@ -329,7 +337,7 @@ def train(
 
 
 def _trained(
-    ready: PreparedRun, screen: Screen, callbacks: Callbacks, keeper: Keeper | None, start: ServerState | None
+    ready: Experiment, screen: Screen, callbacks: Callbacks, keeper: Keeper | None, start: ServerState | None
 ) -> Result:
     first, output = 0 if start is None else int(start.round), ready.spec.output
     run, began, reported = ready.planned, time.perf_counter(), 0
@@ -371,7 +379,7 @@ def _trained(
     return result
 
 
-def _steered_by(ready: PreparedRun) -> Steer | None:
+def _steered_by(ready: Experiment) -> Steer | None:
     """The choice before each stretch of rounds, by released values alone."""
     steering, algorithm = ready.steering, ready.planned.algorithm
     if steering is None:

@@ -13,7 +13,7 @@ from fedjax_dp.accounting.ledger import Ledger
 from fedjax_dp.data.store import UnitBound
 from fedjax_dp.parts.cohorts import AllClients, CyclicCohort
 from fedjax_dp.privacy.client_events import client_events
-from fedjax_dp.privacy.guarantees import guaranteed, prepared
+from fedjax_dp.privacy.guarantees import guaranteed, prepare
 from fedjax_dp.privacy.spending import Spending
 from fedjax_dp.privacy.terms import PrivacyTerms
 from fedjax_dp.pytrees import changed
@@ -39,7 +39,7 @@ def epsilon_of_first(run, rounds):
 def test_the_last_round_is_within_the_budget_and_one_more_is_not(terms):
     """A budget that is looked at after the round is the wrong program that runs that one more."""
     run = planned(**terms)
-    halted, promise = prepared(run)
+    halted, promise = prepare(run)
     assert 0 < halted.rounds < 40
     assert promise.epsilon <= 8.0 < guaranteed(run.prefix(halted.rounds + 1)).epsilon
     assert not any("above the budget" in line for line in promise.warnings)
@@ -47,15 +47,15 @@ def test_the_last_round_is_within_the_budget_and_one_more_is_not(terms):
 
 def test_a_halted_run_is_the_run_that_was_planned_for_so_many_rounds():
     run = planned()
-    halted, promise = prepared(run)
+    halted, promise = prepare(run)
     assert promise.epsilon == pytest.approx(epsilon_of_first(run, halted.rounds), rel=1e-12)
     np.testing.assert_array_equal(halted.schedule, fdp.privacy.participations(run.algorithm, DATA, halted.rounds, 0))
-    again, _ = prepared(dataclasses.replace(halted))
+    again, _ = prepare(dataclasses.replace(halted))
     assert again.rounds == halted.rounds
 
 
 def test_a_budget_that_all_rounds_meet_ends_nothing():
-    assert prepared(planned(rounds=2, budget=100.0))[0].rounds == 2
+    assert prepare(planned(rounds=2, budget=100.0))[0].rounds == 2
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_a_budget_that_all_rounds_meet_ends_nothing():
 )
 def test_a_budget_that_cannot_end_a_run_is_refused_in_one_line(terms, words):
     with pytest.raises(fdp.ConfigurationError, match=words) as error:
-        prepared(planned(**terms))
+        prepare(planned(**terms))
     assert "\n" not in str(error.value)
 
 
@@ -83,7 +83,7 @@ def test_clients_leave_no_cohort_whose_draws_among_fewer_nobody_examines():
         with pytest.raises(
             fdp.ConfigurationError, match=f"one number for {type(cohort).__name__}, which states no law"
         ):
-            prepared(run.with_cohort(cohort))
+            prepare(run.with_cohort(cohort))
 
 
 def test_where_a_user_is_at_several_clients_none_has_a_budget_of_its_own():
@@ -93,10 +93,10 @@ def test_where_a_user_is_at_several_clients_none_has_a_budget_of_its_own():
         data = changed(ragged_data([20] * 6), bounds=(UnitBound(Unit.USER, 1, clients),))
         several = dataclasses.replace(run, data=data, _drawn={})
         if clients == 1:
-            assert not any("above the budget" in line for line in prepared(several)[1].warnings)
+            assert not any("above the budget" in line for line in prepare(several)[1].warnings)
             continue
         with pytest.raises(fdp.ConfigurationError, match="one for each client, where a user may be at several"):
-            prepared(several)
+            prepare(several)
 
 
 OWN = [4.0, 6.0, 8.0, 10.0, 5.0, 3.0]
@@ -105,7 +105,7 @@ OWN = [4.0, 6.0, 8.0, 10.0, 5.0, 3.0]
 @pytest.fixture(scope="module")
 def leaving():
     """A run whose clients leave one by one, and what it promises."""
-    return prepared(planned(budget=OWN))
+    return prepare(planned(budget=OWN))
 
 
 def test_each_client_leaves_when_one_more_of_its_rounds_would_pass_its_own_budget(leaving):
@@ -143,7 +143,7 @@ def test_leaving_is_announced_in_the_guarantee_and_the_ledger(leaving):
 
 
 def test_a_client_whose_budget_no_round_is_within_takes_no_part_and_is_none_that_leaves():
-    run, promise = prepared(planned(budget=[0.1, *OWN[1:]]))
+    run, promise = prepare(planned(budget=[0.1, *OWN[1:]]))
     assert run.leaves_after[0] == promise.epsilons[0] == 0
     lines = Spending(run, promise).lines("phase", "before", 0, run.rounds, run.rounds, "budget")
     assert run.departures == sum(len(line.get("leave", [])) for line in lines)
@@ -160,8 +160,8 @@ def test_an_audit_of_a_run_that_clients_leave_is_consistent_with_what_it_promise
 
 def test_equal_budgets_of_all_clients_end_a_run_of_everybody_as_one_does():
     everybody = planned().with_cohort(AllClients())
-    halted, promise = prepared(everybody)
-    leaving = prepared(everybody.counted(budget=[8.0] * 6))[0]
+    halted, promise = prepare(everybody)
+    leaving = prepare(everybody.counted(budget=[8.0] * 6))[0]
     assert leaving.leaves_after.min() == leaving.leaves_after[np.argmax(promise.epsilons)] == halted.rounds
 
 

@@ -12,7 +12,7 @@ from fedjax_dp.accounting import FullBatch, epsilon_of
 from fedjax_dp.cli import main
 from fedjax_dp.parts.individual_filter import ADJACENCY
 from fedjax_dp.privacy.client_events import client_events
-from fedjax_dp.privacy.guarantees import prepared
+from fedjax_dp.privacy.guarantees import prepare
 from fedjax_dp.privacy.spending import Spending
 from fedjax_dp.privacy.terms import PrivacyTerms
 from fedjax_dp.pytrees import changed
@@ -42,7 +42,7 @@ def simulated(run, rounds=ROUNDS, **options):
 @pytest.fixture(scope="module")
 def filtered():
     """A run whose budget some clients use up, what it promises, and how it went."""
-    run, promise = prepared(planned())
+    run, promise = prepare(planned())
     return run, promise, simulated(run)
 
 
@@ -87,8 +87,8 @@ def test_the_ledger_has_the_lesser_of_both_by_round(filtered):
 
 def test_sampling_hides_nobody():
     """Who takes part is taken as seen, whatever the cohort, though nobody sees it without a filter."""
-    run, promise = prepared(planned(budget=500.0))
-    unfiltered = prepared(planned(budget=None, individual=False))[1]
+    run, promise = prepare(planned(budget=500.0))
+    unfiltered = prepare(planned(budget=None, individual=False))[1]
     assert promise.epsilon > unfiltered.epsilon
     steps = [step for event in client_events(run) for step, _ in event.leaves()]
     assert {type(step.sampling) for step in steps} == {FullBatch}
@@ -96,7 +96,7 @@ def test_sampling_hides_nobody():
 
 @pytest.mark.parametrize("accountant", ["gaussian", "rdp", "zcdp"])
 def test_the_budget_is_kept_by_every_accountant(accountant):
-    promise = prepared(planned(accountant=accountant))[1]
+    promise = prepare(planned(accountant=accountant))[1]
     assert promise.epsilon == pytest.approx(3.0, rel=1e-3)
     assert promise.epsilon <= 3.0
 
@@ -104,7 +104,7 @@ def test_the_budget_is_kept_by_every_accountant(accountant):
 def test_a_budget_that_nobody_uses_up_leaves_the_run_bit_for_bit(filtered):
     _, _, found = filtered
     before = simulation.advance._cache_size()
-    loose = simulated(prepared(planned(budget=500.0))[0])
+    loose = simulated(prepare(planned(budget=500.0))[0])
     assert simulation.advance._cache_size() == before  # another budget is another number of the same program
     usual = fdp.simulate(algorithm_of(), DATA, rounds=ROUNDS, evaluate_every=4)
     assert equal(loose.params, usual.params)
@@ -175,12 +175,12 @@ def test_what_is_measured_tells_nothing_of_who_counts(filtered):
 )  # fmt: skip
 def test_what_has_no_filter_is_refused_in_one_line(changes, terms, words):
     with pytest.raises(fdp.ConfigurationError, match=words) as error:
-        prepared(planned(algorithm_of(**changes), **terms))
+        prepare(planned(algorithm_of(**changes), **terms))
     assert "\n" not in str(error.value)
 
 
 def test_parts_of_ones_own_that_see_who_counts_are_refused():
-    run = prepared(planned())[0]
+    run = prepare(planned())[0]
     for slot, part, words in (
         ("aggregate", lying(parts.BoundedMean(), needs_loss=True), "estimator must be one whose weights and divisor"),
         ("cohort", lying(parts.AllClients(), prior_event=client_events(run)[0]), "drawn without what clients sent"),

@@ -21,7 +21,7 @@ from fedjax_dp.data.store import UnitBound
 from fedjax_dp.experiments import run_folder
 from fedjax_dp.experiments.round_ledger import read_ledger
 from fedjax_dp.privacy.client_events import adjacency_of, client_events, own_events
-from fedjax_dp.privacy.guarantees import calibrated, guaranteed, prepared, stated
+from fedjax_dp.privacy.guarantees import calibrated, guaranteed, prepare, stated
 from fedjax_dp.privacy.planned_run import plan_run
 from fedjax_dp.privacy.protection import with_noise
 from fedjax_dp.privacy.spending import Spending, of_a_round
@@ -78,7 +78,7 @@ def test_a_run_ends_before_the_round_that_would_pass_the_budget_whatever_is_chos
 def test_constant_noise_takes_no_more_rounds_than_a_run_that_was_planned(accountant):
     run, choices = choices_of(lambda seen: 8.0, dpnfl(8.0), budget=4.0, accountant=accountant)
     steered(choices, run)
-    assert choices.end <= prepared(run)[0].rounds
+    assert choices.end <= prepare(run)[0].rounds
 
 
 def test_what_adaptively_chosen_rounds_would_have_cost_if_planned_is_no_claim():
