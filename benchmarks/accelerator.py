@@ -26,8 +26,8 @@ from provenance import made_with
 from round_latency import RESULTS, ours, quiet, relatives, timed, workloads
 
 import fedjax_dp as fdp
-from fedjax_dp.forecast import latency
-from fedjax_dp.forecast.floor import floor_of, speeds
+from fedjax_dp.latency.floor import floor_of, speeds
+from fedjax_dp.latency.measurement import DISTURBED
 from fedjax_dp.privacy import PrivacyTerms
 from fedjax_dp.privacy.planned_run import plan_run
 from fedjax_dp.sweeps.engine import Job, JobGroup, RecordCache
@@ -89,7 +89,7 @@ def round_of(w, repeats, quick):
         "floor": floor._asdict(),
         "floor_ms": floor.ms,
         "kernels": kernels_of(runs["ours"]),
-        "disturbed": max(spreads.values()) > latency.DISTURBED,
+        "disturbed": max(spreads.values()) > DISTURBED,
     }
 
 

@@ -2,12 +2,14 @@
 
     python benchmarks/compiled.py                                   # all, 10 minutes; writes compiled.json, .md, .png
     python benchmarks/compiled.py --targets h200 --workloads W1 --cohorts 10 1000
+    python benchmarks/compiled.py --run config.toml --targets h200      # a round of a configuration of your own; prints
+    python benchmarks/compiled.py --sweep sweep.toml --targets h200 --price 3.5       # hours, money of your own sweep
     python benchmarks/compiled.py --guard                           # a few against compiled_guard.json, for CI
     python benchmarks/compiled.py --guard --update                  # after a change that is meant
 
-Nothing runs on an accelerator: what is told is read off the programs that XLA makes, see `fedjax_dp.forecast.compiled`,
-beside what results/h200 measured of the same rounds. Needs the extra `accelerators`; without it the guard says so and
-passes.
+Nothing runs on an accelerator: what is told is read off the programs that XLA makes, see `forecast/compiled.py`
+here, beside what results/h200 measured of the same rounds. Needs the extra `accelerators`; without it the guard says so
+and passes.
 """
 
 import argparse
@@ -27,14 +29,18 @@ import h200
 import jax
 import jaxlib
 import numpy as np
+from forecast import compiled, kernels, targets
+from forecast.compiled import STEP, compiled_audit, compiled_sweep
+from forecast.program_text import Program
+from forecast.sweeps import forecast_sweep
 from provenance import commit
 from round_latency import RESULTS, ours, workloads
 
 import fedjax_dp as fdp
-from fedjax_dp.experiments import environment
-from fedjax_dp.forecast import compiled, kernels, targets
-from fedjax_dp.forecast.compiled import STEP, compiled_audit, compiled_sweep
-from fedjax_dp.forecast.program_text import Program
+from fedjax_dp.cli.sweep import run_file
+from fedjax_dp.experiments import build, environment
+from fedjax_dp.experiments.config import RunSpec, read
+from fedjax_dp.experiments.population import build_data
 from fedjax_dp.pytrees import changed
 
 COHORTS = (10, 100, 1000)
@@ -137,6 +143,38 @@ def row_of(case, target):
     return {"name": case.name, **case._asdict(), **found.to_dict(), **more}
 
 
+def own_round(file, target):
+    """What the compiler makes of a round of a user's configuration, with records on the devices."""
+    config = RunSpec.of(read(file))
+    data = build_data(config.data)
+    algorithm, execution = build.build_algorithm(config, data), config.execution
+    build.check_execution(execution, algorithm, data)
+    if build.records_on_host(config, algorithm):
+        raise fdp.errors.refuse("records", "host", "devices, as no other round is compiled", 'set records = "devices"')
+    found = compiled.compiled_round(
+        algorithm,
+        data,
+        build.build_model(config, data),
+        target=target,
+        devices=1 if execution.devices == "auto" else int(execution.devices),
+        model_devices=execution.model_devices,
+        chunk_size=execution.chunk_size,
+        parts=execution.deterministic,
+    )
+    name = f"{config.algorithm} on {config.data.dataset}"
+    return {"name": name, "points": 0, "measured_ms": None, **found.to_dict()}
+
+
+def own_sweep(file, target, price):
+    """What a user's sweep takes on one device, in words."""
+    targets.target_of(target)  # refused before anything is compiled
+    plan = run_file(str(file), only_plan=True)[0].plan
+    lines = forecast_sweep(plan, target, price).lines()
+    if lines and plan.halving:
+        lines.append("these hours are of all points to their end; halving takes less")
+    return [*plan.lines(), *lines]
+
+
 def large_slices(text):
     """Kernels of a GPU's local step that do no more than take a vector apart or put one together, and write much."""
     return sum(4 * math.prod(map(int, shape.split(","))) > LARGE for shape in TAKEN.findall(text))
@@ -190,7 +228,7 @@ def differences(name, counts, wanted, measured):
     for kind, expected in wanted.items():
         slack = TIME_SLACK if kind == "predicted_ms" else SLACK
         if expected is not None and abs(counts.get(kind, 0) - expected) > slack * expected:
-            found.append(f"{name}: {kind} {counts[kind]:,.5g}, expected {expected:,.5g}")
+            found.append(f"{name}: {kind} {counts.get(kind, 0):,.5g}, expected {expected:,.5g}")
     if measured and abs(counts["predicted_ms"] / measured - 1) > kernels.OTHERS_WITHIN:
         found.append(f"{name}: predicted {counts['predicted_ms']:.3g} ms, measured {measured:.3g}")
     return found
@@ -308,6 +346,10 @@ def draw(rows, path):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    own = parser.add_mutually_exclusive_group()
+    own.add_argument("--run", type=pathlib.Path, help="the configuration file of a run")
+    own.add_argument("--sweep", type=pathlib.Path, help="the file of a sweep")
+    parser.add_argument("--price", type=float, help="of a device for an hour, in any money")
     parser.add_argument("--targets", nargs="+", choices=tuple(targets.TARGETS), default=["h200", "v5e"])
     workloads_known = tuple(dict.fromkeys(case.workload for case in CASES))
     parser.add_argument("--workloads", nargs="+", choices=workloads_known, default=workloads_known)
@@ -320,6 +362,15 @@ def main():
     jax.config.update("jax_platforms", "cpu")  # nothing runs on what else may be here
     if options.guard:
         guard(options.update)
+        return
+    try:
+        for target in options.targets if options.sweep else ():
+            print("\n".join(own_sweep(options.sweep, target, options.price)))
+        if options.run:
+            print(table([own_round(options.run, target) for target in options.targets]))
+    except fdp.ConfigurationError as error:
+        parser.error(str(error))
+    if options.run or options.sweep:
         return
     chosen = [
         case

@@ -26,7 +26,7 @@ from provenance import made_with
 import fedjax_dp as fdp
 from fedjax_dp import devices
 from fedjax_dp.data import Dataset, federate, open_store, save_store
-from fedjax_dp.forecast import latency
+from fedjax_dp.latency.measurement import DISTURBED
 from fedjax_dp.models import logistic_regression
 from fedjax_dp.rounds import simulation
 
@@ -137,7 +137,7 @@ def measure(clients, repeats, work):
     for row in rows.values():
         times = row.pop("ms")
         row |= {"round_ms": float(np.median(times)), "spread": quiet.spread(times)}
-        row["disturbed"] = row["spread"] > latency.DISTURBED
+        row["disturbed"] = row["spread"] > DISTURBED
     return {"memory": rows["memory"], "disk": rows["disk"], "time_over_memory": ratio}
 
 

@@ -3,7 +3,7 @@
     python benchmarks/plan.py                          # 1e9 clients, cohorts of 1e5, 1e7 parameters, 256 devices
     python benchmarks/plan.py --clients 1e6 --cohort 1e3 --out DIR
 
-What this project costs is measured here; what an accelerator gives is that of an H200 in `fedjax_dp.forecast`, its
+What this project costs is measured here; what an accelerator gives is that of an H200 in `forecast`, its
 links and price are assumed, and said so. The least time of a round is counted as `fedjax-dp bench` counts it, in
 products, bytes and normals; the share of it that rounds reach at 1e7 parameters is measured on this machine, and taken
 over.
@@ -20,14 +20,15 @@ import time
 
 import jax
 import numpy as np
+from forecast import kernels
+from forecast.targets import TARGETS
 from provenance import made_with
 
 import fedjax_dp as fdp
 from fedjax_dp.data import Dataset, federate
 from fedjax_dp.experiments import environment
-from fedjax_dp.forecast import kernels, latency
-from fedjax_dp.forecast.floor import floor_of
-from fedjax_dp.forecast.targets import TARGETS
+from fedjax_dp.latency.floor import floor_of
+from fedjax_dp.latency.measurement import DISTURBED
 from fedjax_dp.models import mlp
 from fedjax_dp.rounds import simulation
 from fedjax_dp.rounds.prefetch import Prefetcher
@@ -263,7 +264,7 @@ def main():
     if not o.out.is_dir() or min(o.clients, o.cohort, o.parameters, o.devices, o.steps, o.rounds) < 1:
         parser.error("--out must be an existing folder, and every number at least 1")
     m = measure()
-    if m["spread"] > latency.DISTURBED:
+    if m["spread"] > DISTURBED:
         sys.exit(f"plan: disturbed: rounds spread by {m['spread']:.0%}; run it again on a quiet machine")
     rows = plan(o, m)
     options = {name: value for name, value in vars(o).items() if name not in ("out", "store")}

@@ -24,7 +24,7 @@ from provenance import made_with
 import fedjax_dp as fdp
 from fedjax_dp import gradients, prng
 from fedjax_dp.devices import COMPILER_OPTIONS
-from fedjax_dp.forecast.floor import floor_of
+from fedjax_dp.latency.floor import floor_of
 from fedjax_dp.models import mlp
 from fedjax_dp.rounds import simulation
 

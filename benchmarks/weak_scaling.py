@@ -23,7 +23,7 @@ from round_latency import RESULTS, ours, quiet, timed, workloads
 import fedjax_dp as fdp
 from fedjax_dp import devices, folders
 from fedjax_dp.execution.mesh import AXIS
-from fedjax_dp.forecast import latency
+from fedjax_dp.latency.measurement import DISTURBED
 
 
 def counts_of(available):
@@ -91,7 +91,7 @@ def measure(w, clients, repeats):
             "ms": float(np.median(ms)),
             "spread": quiet.spread(ms),
             "efficiency": float(np.median(one / np.array(ms))),
-            "disturbed": quiet.spread(ms) > latency.DISTURBED,
+            "disturbed": quiet.spread(ms) > DISTURBED,
         }
         for (n, kind), ms in times.items()
     ]

@@ -8,8 +8,8 @@ from . import deployments as deployments
 from . import execution as execution
 from . import experiments as experiments
 from . import figures as figures
-from . import forecast as forecast
 from . import gradients as gradients
+from . import latency as latency
 from . import models as models
 from . import papers as papers
 from . import parts as parts

@@ -195,6 +195,10 @@ RETIRED: dict[str, str] = {  # names of before, of an option, a choice or a key,
     "no_hashes": "drop it: of records and names a ledger has one digest of all",
     "completion": "fedjax-dp --install-completion takes its place",
     **dict.fromkeys(("serve", "port"), "fedjax-dp run --track shows a run that is under way in an experiment tracker"),
+    **dict.fromkeys(
+        ("compile_for", "--price"),  # the latter as a flag alone: data have columns of that name
+        "python benchmarks/compiled.py --help says how to plan for an accelerator that is not here",
+    ),
 }
 
 
@@ -216,7 +220,7 @@ def nearest(word: str, names: Iterable[str]) -> list[str]:
 
 def suggested(word: str, names: Iterable[str], otherwise: str = "") -> str:
     """The remedy for a name that is none of `names`: `did you mean ...?`, or something else where none is near."""
-    if (instead := RETIRED.get(_plain(word))) is not None:
+    if instead := RETIRED.get(word) or RETIRED.get(_plain(word)):
         return instead
     near = nearest(word, names)
     return f"did you mean {near[0]}?" if near else otherwise

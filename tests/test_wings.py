@@ -30,7 +30,7 @@ CORE = [  # wings, and the few modules that stand beside them, from the ground u
 TOOLS = [
     {"figures", "deployments"},
     {"audits", "papers", "trackers"},
-    {"forecast", "reports"},
+    {"latency", "reports"},
     {"cli", "testing"},
 ]
 FLOORS = [*CORE, *TOOLS, {"__main__", "__init__"}]

@@ -17,14 +17,14 @@ from fedjax_dp.audits.attacks import Attack, LikelihoodRatio, Summed, Weighed
 from fedjax_dp.audits.game import Game
 from fedjax_dp.audits.hypothesis_test import LEAST_PILOT, PILOT, Outcome, counted_trials, run_hypothesis_test
 from fedjax_dp.audits.one_run import Guesses, guess
-from fedjax_dp.audits.setup import CANARY_NAMES, AuditSetup, prepare
+from fedjax_dp.audits.setup import CANARY_NAMES, AuditSetup, set_up
 from fedjax_dp.audits.trials import TrialRunner
 from fedjax_dp.audits.verdict import Audit, judged
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.models import Model, usual_model
 from fedjax_dp.options import of_class
 from fedjax_dp.privacy.guarantees import contradiction
-from fedjax_dp.privacy.planned_run import plan_run
+from fedjax_dp.privacy.planned_run import PlannedRun, plan_run
 from fedjax_dp.privacy.protection import noise_of, with_noise
 from fedjax_dp.privacy.terms import PrivacyOptions, PrivacyTerms
 from fedjax_dp.prng import role_key
@@ -85,7 +85,7 @@ def audit(
     Raises: ConfigurationError for an algorithm without epsilon, too few trials to prove anything, and a canary that
             leaves no trace.
     """
-    options, began = {**locals(), **privacy}, time.perf_counter()
+    options = {**locals(), **privacy}
     require_sane(canary, claim, significance, trials=trials, lanes=lanes)
     own = model if model is not None else usual_model(data)
     if privacy.get("stop_at_epsilon") is not None:
@@ -94,13 +94,49 @@ def audit(
             "stop_at_epsilon", privacy["stop_at_epsilon"], "left out, as an audit takes all its rounds", remedy
         )
     run = plan_run(algorithm, data, rounds=rounds, seed=seed, model=own, terms=PrivacyTerms(**privacy))
-    run, setup = prepare(run, canary=canary, client=client, record=record, one_run=one_run, parameters=parameters)
+    return audit_run(
+        run,
+        canary=canary,
+        client=client,
+        record=record,
+        trials=trials,
+        one_run=one_run,
+        significance=significance,
+        claim=claim,
+        parameters=parameters,
+        lanes=lanes,
+        progress=progress,
+        repeat=_call(audit, options),
+    )
+
+
+def audit_run(
+    run: PlannedRun,
+    *,
+    canary: str,
+    client: int | str | None,
+    record: int,
+    trials: int,
+    one_run: int | None,
+    significance: float,
+    claim: float | None,
+    parameters: int,
+    lanes: int | None,
+    progress: Callable[[int, int], None],
+    repeat: str,
+) -> Audit:
+    """The audit of a planned run, with the noise of its epsilon if it has one; `repeat` is what makes it again.
+
+    The other options are those of `audit`, and so is what is refused, but for what `require_sane` refuses before.
+    """
+    began = time.perf_counter()
+    run, setup = set_up(run, canary=canary, client=client, record=record, one_run=one_run, parameters=parameters)
     algorithm, accountant = run.algorithm, run.terms.accountant
     curve = _tested(setup, claim, accountant)
     if one_run is None:
         _require_trials(trials, len(setup.games), curve, setup.epsilon if claim is None else claim, significance)
     contradicted = contradiction(run)
-    runner = TrialRunner(next(iter(setup.games.values())), seed, lanes, setup.bits)
+    runner = TrialRunner(next(iter(setup.games.values())), run.seed, lanes, setup.bits)
     traces = {name: _trace(runner, game) for name, game in setup.games.items()}
     times = np.any(list(traces.values()), axis=0)
     short = next(iter(setup.games.values())).observation.short(runner.numbers)
@@ -115,7 +151,7 @@ def audit(
     if one_run is None:
         outcome = run_hypothesis_test(
             {name: functools.partial(runner.run, game) for name, game in setup.games.items() if traces[name].any()},
-            _attacks(algorithm, data, setup, times, short),
+            _attacks(algorithm, run.data, setup, times, short),
             curve,
             trials=trials,
             significance=significance,
@@ -124,7 +160,8 @@ def audit(
     else:
         name, game = next(iter(setup.games.items()))
         progress(0, 1)
-        outcome = guess(runner, game, name, setup.epsilon if claim is None else claim, setup.delta, seed, significance)
+        tested = setup.epsilon if claim is None else claim
+        outcome = guess(runner, game, name, tested, setup.delta, run.seed, significance)
     return judged(
         setup,
         outcome,
@@ -133,9 +170,9 @@ def audit(
         canary=canary,
         trials=trials if one_run is None else 1,
         significance=significance,
-        seed=seed,
+        seed=run.seed,
         seconds=time.perf_counter() - began,
-        repeat=_call(audit, options),
+        repeat=repeat,
         contradiction=contradicted,
     )
 

@@ -52,7 +52,7 @@ class AuditSetup(NamedTuple):
     bits: tuple[int, ...]  # shape of the coins of a run: () for one canary, else (canaries,)
 
 
-def prepare(
+def set_up(
     run: PlannedRun, *, canary: str, client: int | str | None, record: int, one_run: int | None, parameters: int
 ) -> tuple[PlannedRun, AuditSetup]:
     """A run with the noise of its budget, and what of it is audited; see `audit` for the options."""

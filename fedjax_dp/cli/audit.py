@@ -84,8 +84,7 @@ def audit_command(arguments: list[str]) -> int:
     config = RunSpec.of(overrides)
     _require_released(config, options.own)
     with config.naming_defaults():
-        result, promise = _audited(config, path, options, screen)
-    result = dataclasses.replace(result, repeat=_again(arguments))
+        result, promise = _audited(config, path, options, screen, _again(arguments))
     if options.plot:
         from fedjax_dp.figures.audits import plot_audit  # slow to import, and only needed here
 
@@ -118,38 +117,24 @@ def _require_released(config: RunSpec, own: bool) -> None:
 
 
 def _audited(
-    config: RunSpec, path: pathlib.Path | None, options: AuditOptions, screen: Screen
+    config: RunSpec, path: pathlib.Path | None, options: AuditOptions, screen: Screen, repeat: str
 ) -> "tuple[Audit, Guarantee]":
     """The audit of a configuration, from a path or without one, and the Guarantee of its run."""
-    from fedjax_dp.audits.audit import audit
+    from fedjax_dp.audits.audit import audit_run
     from fedjax_dp.experiments import run_folder
     from fedjax_dp.experiments.build import planned_of
     from fedjax_dp.experiments.population import build_data
-    from fedjax_dp.privacy.guarantees import prepared
+    from fedjax_dp.privacy.guarantees import prepare
 
     data = build_data(config.data)
     if path is not None and path.is_dir():
         run_folder.require_own_data(path, config, data)
     with screen.counter("calibrating noise") as count:
-        planned, promise = prepared(planned_of(config, data), count)
-    terms = planned.terms
+        planned, promise = prepare(planned_of(config, data), count)
     attack = {name: value for name, value in vars(options).items() if name not in (*OUTPUT, "own")}
     with screen.bar("auditing", total=options.trials if options.one_run is None else 1) as show:
-        result = audit(
-            planned.algorithm,
-            data,
-            rounds=planned.rounds,
-            seed=planned.seed,
-            model=planned.model,
-            delta=terms.delta,
-            accountant=terms.accountant,
-            view=terms.view,
-            participation=terms.participation,
-            colluders=terms.colluders,
-            stop=terms.stop,
-            progress=lambda done, total: show(done, ""),
-            **attack,
-        )
+        released = planned.by_itself.counted(epsilon=None)  # its noise is known
+        result = audit_run(released, progress=lambda done, total: show(done, ""), repeat=repeat, **attack)
     return result, promise
 
 

@@ -29,7 +29,6 @@ T = TypeVar("T")
 HELP = ("-h", "--help", "--help-all")
 WIDEST = 120  # letters of a line of help
 Switch = Annotated[bool, about("", group="output", switch=True)]
-Device = Literal["h200", "h100", "a100", "v5e", "v5p", "v6e"]  # that is compiled for
 _METAVARS: dict[type, str] = {int: "INT", float: "FLOAT", str: "STR", bool: "true|false"}
 
 

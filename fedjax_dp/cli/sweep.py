@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from fedjax_dp import errors, folders
 from fedjax_dp.accounting import Unit, View
 from fedjax_dp.accounting.guarantee import mark_of, marked
-from fedjax_dp.cli.options import Detail, Device, PrintOptions, Switch, parse
+from fedjax_dp.cli.options import Detail, PrintOptions, Switch, parse
 from fedjax_dp.cli.output import columns, page, show_lines
 from fedjax_dp.display import count
 from fedjax_dp.experiments.console import Screen
@@ -54,8 +54,6 @@ class SweepOptions(PrintOptions):
     Args:
         file: SWEEP.toml, or the folder of a sweep
         plan: print what would run, its seconds and memory, and stop there
-        compile_for: with --plan, also compile for one of these: memory, and of an h200 the hours
-        price: of that device for an hour, in any money
         out: folder of the sweep, new or of this sweep
         halving: stop lost points early: at each rung the best 1/HALVING of the settings of a budget and algorithm go on
         search: how trials are chosen: tpe, by Optuna, learns from those before
@@ -67,8 +65,6 @@ class SweepOptions(PrintOptions):
 
     file: Annotated[str | None, about("", positional=True)] = None
     plan: Annotated[bool, about("", switch=True)] = False
-    compile_for: Annotated[Device | None, about("", default="none")] = None
-    price: Annotated[float | None, about("", default="no money")] = None
     out: Annotated[str | None, about("", default="sweeps/ and the file's name", metavar="DIR")] = None
     halving: Annotated[int | None, about("", default="all points to their end")] = None
     search: Annotated[Literal["random", "tpe"] | None, about("", default="random, where there are trials")] = None
@@ -88,44 +84,18 @@ def sweep_command(arguments: list[str]) -> int:
     if path is None:
         raise errors.refuse("sweep file", "none", "given", "fedjax-dp sweep SWEEP.toml; see fedjax-dp sweep --help")
     errors.require_count("ray_cpus", options.ray_cpus)
-    _require_plan(options)
     how: dict[str, Any] = {"only_plan": options.plan, "ray": options.ray, "ray_cpus": options.ray_cpus}
     written = {name: getattr(options, name) for name in ("halving", "search", "trials")}
     keys = {name: value for name, value in written.items() if value is not None}
     result, out = run_file(path, options.out, Screen(quiet=options.quiet), keys, **how)
-    forecast = None
-    if options.compile_for and result.plan is not None:
-        from fedjax_dp.forecast.sweeps import forecast_sweep
-
-        with Screen(quiet=options.quiet).bar(f"compiling for {options.compile_for}", total=1):
-            forecast = forecast_sweep(result.plan, options.compile_for, options.price)
     if options.json:
-        print(json.dumps(_summary(result, out) | {"forecast": forecast and forecast.to_dict()}, allow_nan=False))
+        print(json.dumps(_summary(result, out), allow_nan=False))
     elif result.plan is not None:
-        whole = ["these hours are of all points to their end; halving takes less"]
-        ahead = [*forecast.lines(), *(whole if result.plan.halving else ())] if forecast else []
-        for line in [*result.plan.lines(), *ahead]:
+        for line in result.plan.lines():
             page().print(line)
     else:
         _print(result, out)
     return 0
-
-
-def _require_plan(options: SweepOptions) -> None:
-    """Refuse what only a plan has a use for, and a target without its compiler before anything else is compiled."""
-    if options.compile_for is not None and not options.plan:
-        raise errors.refuse("compile_for", options.compile_for, "left out without --plan", "add --plan")
-    if options.price is not None:
-        errors.require_positive("price", options.price)
-        if options.compile_for is None:
-            raise errors.refuse("price", options.price, "left out without --compile-for", "add --compile-for h200")
-    if options.compile_for is not None:
-        import jax
-
-        from fedjax_dp.forecast.targets import target_of
-
-        target_of(options.compile_for)
-        jax.config.update("jax_platforms", "cpu")  # seconds are of this machine's cores
 
 
 def run_file(

@@ -23,7 +23,7 @@ from fedjax_dp.experiments import config as configs
 from fedjax_dp.experiments.communication import traffic
 from fedjax_dp.experiments.config import CONFIGURED, RunSpec
 from fedjax_dp.experiments.console import Screen
-from fedjax_dp.experiments.training import Callbacks, PreparedRun, prepare
+from fedjax_dp.experiments.training import Callbacks, Experiment, prepare_experiment
 from fedjax_dp.privacy.planned_run import PlannedRun
 from fedjax_dp.privacy.protection import clips_records, noise_of, unit_of
 from fedjax_dp.pytrees import same
@@ -35,14 +35,14 @@ BROUGHT = ("schedule", "per_step", "l2", "estimator")  # options whose defaults 
 def start(config: RunSpec, screen: Screen, callbacks: Callbacks | None = None) -> tuple[dict[str, Any], pathlib.Path]:
     """What `result.json` holds of a new run, and its folder, which has nothing but its lock until all is checked."""
 
-    def checked() -> PreparedRun:
+    def prepare() -> Experiment:
         with config.naming_defaults():
-            return _ready(config, screen)
+            return _prepare(config, screen)
 
     named = None if config.output.out is None else pathlib.Path(config.output.out)
     usual = f"{config.data.dataset.partition(':')[0]}-{config.entry.name}-s{config.data.seed}"
     with run_folder.new_folder(named, usual, lambda path: f"or --resume {path}", screen) as (path, lock):
-        ready = distributed.together(checked, lambda made: run_folder.facts(path, made))
+        ready = distributed.together(prepare, lambda made: run_folder.facts(path, made))
         return summary.of_run(run_folder.start(ready, path, lock, screen, callbacks or Callbacks())), path
 
 
@@ -62,10 +62,10 @@ def resume(
         if finished is not None:  # by another process, until just now
             return finished, path
 
-        def prepared(to: int, screen: Screen) -> PreparedRun:
-            return _ready(config.replace(rounds=to), screen, goes_on=to < rounds)
+        def prepare(to: int, screen: Screen) -> Experiment:
+            return _prepare(config.replace(rounds=to), screen, goes_on=to < rounds)
 
-        done = run_folder.go_on(path, lock, about, rounds, prepared, screen, callbacks or Callbacks())
+        done = run_folder.go_on(path, lock, about, rounds, prepare, screen, callbacks or Callbacks())
         return summary.of_run(done), path
 
 
@@ -103,7 +103,7 @@ def _continued(about: dict[str, Any], overrides: dict[str, Any]) -> tuple[RunSpe
     return config, config.training.rounds if rounds is None else rounds
 
 
-def _ready(config: RunSpec, screen: Screen, goes_on: bool = False) -> PreparedRun:
+def _prepare(config: RunSpec, screen: Screen, goes_on: bool = False) -> Experiment:
     data = population.build_data(config.data)
     planned = build.planned_of(config, data, goes_on=goes_on)
     execution = build.build_execution(config, planned.algorithm, data)
@@ -119,7 +119,7 @@ def _ready(config: RunSpec, screen: Screen, goes_on: bool = False) -> PreparedRu
             kinds = total
             show(done / total, f"{done} of {total} kinds of clients")
 
-        ready = prepare(
+        ready = prepare_experiment(
             config,
             planned,
             execution,
@@ -166,7 +166,7 @@ def _brought(config: RunSpec) -> list[str]:
     return [f"{config.entry.name} brings {listed}, of its paper: say otherwise for plain steps"] if listed else []
 
 
-def _about(config: RunSpec, ready: PreparedRun) -> list[str]:
+def _about(config: RunSpec, ready: Experiment) -> list[str]:
     """What a reader of the log wants to know before the first round."""
     run, options = ready.planned, config.options
     data, algorithm = run.data, run.algorithm
@@ -214,7 +214,7 @@ def _clients(data: FederatedData) -> str:
     return f"{count(data.num_clients, 'client')} with {records}{' each' * (least == most and data.num_clients > 1)}"
 
 
-def _rounds(config: RunSpec, ready: PreparedRun) -> str:
+def _rounds(config: RunSpec, ready: Experiment) -> str:
     """Who does what in a round, as far as the options say it."""
     options, planned = config.options, ready.planned
     cohort = planned.algorithm.cohort

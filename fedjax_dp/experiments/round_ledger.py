@@ -16,7 +16,7 @@ from fedjax_dp.privacy.client_events import client_events
 from fedjax_dp.privacy.protection import noise_of
 
 if TYPE_CHECKING:
-    from fedjax_dp.experiments.training import PreparedRun
+    from fedjax_dp.experiments.training import Experiment
 
 BY_ROUND, BY_CLIENT = "ledger.csv", "clients.csv"
 COLUMNS = ("round", "epsilon_planned", "priced_at", "epsilon_at_any_time", "budget", "left", "halt")  # and deployment
@@ -51,7 +51,7 @@ def read_ledger(path: pathlib.Path) -> Ledger:
     return dataclasses.replace(read_rounds(text, phase, str(file)), before=counted_with(every))
 
 
-def require_own(folder: pathlib.Path, ready: "PreparedRun") -> None:
+def require_own(folder: pathlib.Path, ready: "Experiment") -> None:
     """Refuse a ledger that was edited, or is another run's.
 
     It may be of fewer rounds: a kill may come while a run goes on to more.
@@ -74,7 +74,7 @@ def require_own(folder: pathlib.Path, ready: "PreparedRun") -> None:
             raise errors.refuse(str(folder / LEDGER), got, f"this run's, with {name} {value}", PUT_BACK)
 
 
-def carry_on(file: pathlib.Path, ready: "PreparedRun") -> None:
+def carry_on(file: pathlib.Path, ready: "Experiment") -> None:
     """The file as the run goes on with it: without what a kill cut off, and with the number of rounds it goes to.
 
     What rounds that are done have cost is not worked out again.
@@ -93,7 +93,7 @@ def carry_on(file: pathlib.Path, ready: "PreparedRun") -> None:
 class RoundLedger:
     """Adds the lines of rounds to the ledger of a run that is trained in a folder."""
 
-    def __init__(self, folder: pathlib.Path, ready: "PreparedRun") -> None:
+    def __init__(self, folder: pathlib.Path, ready: "Experiment") -> None:
         self._file, self._ready = folder / LEDGER, ready
         self._next = read_ledger(folder).rounds
 
@@ -106,7 +106,7 @@ class RoundLedger:
         self._next = done
 
 
-def write_tables(folder: pathlib.Path, ready: "PreparedRun") -> None:
+def write_tables(folder: pathlib.Path, ready: "Experiment") -> None:
     """The same for people: `ledger.csv` by round, of the worst client, and `clients.csv`."""
     lines = read_ledger(folder).lines
     by_round = [[*(line[name] for name in COLUMNS), ready.guarantee.mark] for line in lines]
@@ -128,7 +128,7 @@ CLIENT_COLUMNS = (
 )
 
 
-def clients_table(ready: "PreparedRun") -> list[dict[str, Any]]:
+def clients_table(ready: "Experiment") -> list[dict[str, Any]]:
     """What each client has been promised, a row for each."""
     planned, guarantee = ready.planned, ready.guarantee
     num_clients, sizes = planned.data.num_clients, np.asarray(planned.data.sizes).tolist()

@@ -17,7 +17,7 @@ from fedjax_dp.experiments import configured, phases, run_folder
 from fedjax_dp.experiments.config import CONFIGURED, RunSpec
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.experiments.saved_run import SavedRun, open_run
-from fedjax_dp.experiments.training import Callbacks, PreparedRun, Result, prepare, train
+from fedjax_dp.experiments.training import Callbacks, Experiment, Result, prepare_experiment, train
 from fedjax_dp.models import ARCHITECTURES, Model, NetworkModel, usual_model
 from fedjax_dp.privacy.planned_run import plan_run
 from fedjax_dp.privacy.terms import PrivacyOptions
@@ -73,17 +73,17 @@ def run(
         **privacy,
     }
 
-    def checked() -> PreparedRun:
-        return _ready(algorithm, data, _model(model, data), execution, overrides, path is not None)
+    def prepare() -> Experiment:
+        return _prepare(algorithm, data, _model(model, data), execution, overrides, path is not None)
 
     if path is None:
-        return train(checked(), screen, observers)
+        return train(prepare(), screen, observers)
 
     def otherwise(path: pathlib.Path) -> str:
         return f"or go on with it: resume({str(path)!r}, algorithm, data)"
 
     with run_folder.new_folder(path, "", otherwise, screen) as (where, lock):
-        ready = distributed.together(checked, lambda made: run_folder.facts(where, made))
+        ready = distributed.together(prepare, lambda made: run_folder.facts(where, made))
         return run_folder.start(ready, where, lock, screen, observers)
 
 
@@ -133,14 +133,14 @@ def resume(
         return open_run(path, model=model)
     kept = {name: value for name, value in about["config"].items() if name not in ("algorithm", "dataset", "model")}
 
-    def prepared(to: int, screen: Screen) -> PreparedRun:
+    def prepare(to: int, screen: Screen) -> Experiment:
         own = algorithm if to == rounds else algorithm.prefix(to)
-        return _ready(own, data, used, execution, kept | {"rounds": to}, kept=True)
+        return _prepare(own, data, used, execution, kept | {"rounds": to}, kept=True)
 
     with run_folder.folder_to_resume(path, screen) as lock:
         about = run_folder.begun(path)
         if not finished():  # by another process, until just now
-            run_folder.go_on(path, lock, about, rounds, prepared, screen, observers)
+            run_folder.go_on(path, lock, about, rounds, prepare, screen, observers)
     return open_run(path, model=model)
 
 
@@ -149,14 +149,14 @@ def _model(model: Model | None, data: FederatedData) -> Model:
     return usual_model(data) if model is None else model
 
 
-def _ready(
+def _prepare(
     algorithm: Algorithm,
     data: FederatedData,
     model: Model,
     execution: Execution | None,
     overrides: Mapping[str, Any],
     kept: bool,
-) -> PreparedRun:
+) -> Experiment:
     """A run of values; `kept`: in a folder, for which values get checksums."""
     spec = RunSpec.of_values(
         overrides,
@@ -165,7 +165,7 @@ def _ready(
         model=_architecture(model, data),
     )
     rounds, seed, terms = spec.training.rounds, spec.data.seed, spec.privacy
-    ready = prepare(
+    ready = prepare_experiment(
         spec,
         plan_run(algorithm, data, rounds=rounds, seed=seed, model=model, terms=terms),
         execution or all_devices(),

@@ -23,7 +23,7 @@ from fedjax_dp.experiments import config as configs
 from fedjax_dp.experiments import environment, population, summary
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.experiments.round_ledger import RoundLedger, carry_on, read_text, require_own, write_tables
-from fedjax_dp.experiments.training import Callbacks, PreparedRun, Result, train
+from fedjax_dp.experiments.training import Callbacks, Experiment, Result, train
 from fedjax_dp.folders import FolderLock
 from fedjax_dp.models.origins import LEDGER, RUN, phases_of
 from fedjax_dp.pytrees import checksum, same
@@ -46,7 +46,7 @@ RUNS = pathlib.Path("runs")  # where runs go of which no folder is named
 class RunFolder:
     """The folder of one run, while it is trained."""
 
-    def __init__(self, path: pathlib.Path, lock: FolderLock | None, ready: PreparedRun) -> None:
+    def __init__(self, path: pathlib.Path, lock: FolderLock | None, ready: Experiment) -> None:
         self.path, self._lock = path, lock
         self._ledger = RoundLedger(path, ready) if distributed.first() else None
         with self._storing():
@@ -73,7 +73,7 @@ class RunFolder:
                 write_tables(self.path, ready)
                 folders.write_json(self.path / RESULT, content)  # last: it says that the run is finished
 
-    def state(self, ready: PreparedRun) -> ServerState | None:
+    def state(self, ready: Experiment) -> ServerState | None:
         """The newest checkpoint, on the devices of the run; None before the first."""
         if self._checkpoints.latest() is None:
             return None
@@ -149,7 +149,7 @@ def _note(lock: FolderLock | None, screen: Screen) -> None:
 
 
 @contextmanager
-def opened(path: pathlib.Path, lock: FolderLock | None, ready: PreparedRun) -> Iterator[RunFolder]:
+def opened(path: pathlib.Path, lock: FolderLock | None, ready: Experiment) -> Iterator[RunFolder]:
     """The folder, until the training in it ends."""
     folder = RunFolder(path, lock, ready)
     try:
@@ -162,7 +162,7 @@ def opened(path: pathlib.Path, lock: FolderLock | None, ready: PreparedRun) -> I
 
 
 def start(
-    ready: PreparedRun, path: pathlib.Path, lock: FolderLock | None, screen: Screen, callbacks: Callbacks
+    ready: Experiment, path: pathlib.Path, lock: FolderLock | None, screen: Screen, callbacks: Callbacks
 ) -> Result:
     """Train a run in a new folder."""
     distributed.together(lambda: _begin(path, lock, ready), lambda made: {})
@@ -176,37 +176,37 @@ def go_on(
     lock: FolderLock | None,
     about: dict[str, Any],
     rounds: int,
-    prepared: Callable[[int, Screen], PreparedRun],
+    prepare: Callable[[int, Screen], Experiment],
     screen: Screen,
     callbacks: Callbacks,
 ) -> Result:
     """Train a run from the newest checkpoint of its folder to its end, or to more `rounds` than it began with.
 
-    about     as `begun` read it;
-    prepared  prepares the run again, for a number of rounds.
+    about    as `begun` read it;
+    prepare  prepares the run again, for a number of rounds.
     Raises: ConfigurationError where what decides the run has changed, or more rounds would have begun otherwise.
     """
 
-    def checked() -> tuple[PreparedRun, dict[str, Any]]:
+    def prepare_again() -> tuple[Experiment, dict[str, Any]]:
         before = about["config"]["rounds"]
-        ready = prepared(before, screen if rounds == before else Screen(quiet=True))
+        ready = prepare(before, screen if rounds == before else Screen(quiet=True))
         require_same(about, ready.checksums)
         if distributed.first():
             require_own(path, ready)
         if rounds == before:
             return dataclasses.replace(ready, halted_of=about.get("halted_of")), about
-        longer = prepared(rounds, screen)
+        longer = prepare(rounds, screen)
         if longer.rounds == before:
             wanted = f"{before}, after which the budget is spent"
             raise errors.refuse("rounds of the resumed run", rounds, wanted, "start a new run with another budget")
         _require_alike(ready, longer)
         return longer, extend(path, about, longer)
 
-    ready, about = distributed.together(checked, lambda made: facts(path, made[0]))
+    ready, about = distributed.together(prepare_again, lambda made: facts(path, made[0]))
     return _trained(ready, path, lock, about, screen, callbacks)
 
 
-def _require_alike(before: PreparedRun, after: PreparedRun) -> None:
+def _require_alike(before: Experiment, after: Experiment) -> None:
     """Refuse more rounds where they would have been begun with other noise, weights or sizes of cohorts."""
     reason, whole = None, after.planned.algorithm
     cohorts, shares = (before.planned.algorithm.cohort, whole.cohort), np.asarray(after.planned.data.shares)
@@ -225,7 +225,7 @@ def _require_alike(before: PreparedRun, after: PreparedRun) -> None:
 
 
 def _trained(
-    ready: PreparedRun,
+    ready: Experiment,
     path: pathlib.Path,
     lock: FolderLock | None,
     about: Mapping[str, Any],
@@ -267,7 +267,7 @@ def check_new(path: pathlib.Path, otherwise: str) -> None:
     folders.require_new("out", path, remedy, () if begun else BEGINNING)
 
 
-def facts(path: pathlib.Path, ready: PreparedRun) -> dict[str, str]:
+def facts(path: pathlib.Path, ready: Experiment) -> dict[str, str]:
     """What must be the same in all processes, and is not in the configuration."""
     return {
         "out": str(path),
@@ -340,7 +340,7 @@ def files_of(config: configs.RunSpec) -> dict[str, str]:
     return result | {f"content of {file}": digest for file, digest in config.files.items()}
 
 
-def extend(path: pathlib.Path, about: dict[str, Any], ready: PreparedRun) -> dict[str, Any]:
+def extend(path: pathlib.Path, about: dict[str, Any], ready: Experiment) -> dict[str, Any]:
     """Note that the run goes on to more rounds, with another Guarantee."""
     before = about["config"]
     about |= {"config": ready.spec.flat(), "checksums": dict(ready.checksums), "halted_of": ready.halted_of}
@@ -421,7 +421,7 @@ def require_one_run(path: pathlib.Path, about: Mapping[str, Any]) -> None:
             raise errors.refuse("run folder", got, "of one run", START_ANEW)
 
 
-def _begin(path: pathlib.Path, lock: FolderLock | None, ready: PreparedRun) -> None:
+def _begin(path: pathlib.Path, lock: FolderLock | None, ready: Experiment) -> None:
     """What a run folder begins with, by the first process, which has the lock."""
     if lock is None:
         return

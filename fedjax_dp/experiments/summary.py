@@ -5,13 +5,13 @@ from typing import Any
 from fedjax_dp.display import finite
 from fedjax_dp.experiments import environment
 from fedjax_dp.experiments.communication import traffic
-from fedjax_dp.experiments.training import PreparedRun, Result
+from fedjax_dp.experiments.training import Experiment, Result
 from fedjax_dp.rounds import metrics
 from fedjax_dp.tasks import describe_task, measures_of_task
 from fedjax_dp.tasks.measures import TEST, target_of
 
 
-def spending_of(ready: PreparedRun) -> dict[str, Any]:
+def spending_of(ready: Experiment) -> dict[str, Any]:
     """Epsilon by round, as the run's ledger has it, and what ended the run."""
     spending, budget = ready.spending, ready.planned.terms.common_budget
     known = spending.priced if spending.private else []

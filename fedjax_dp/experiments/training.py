@@ -1,4 +1,4 @@
-"""A run that is ready, and its training: progress, callbacks, and a folder if there is one."""
+"""An experiment, and its training: progress, callbacks, and a folder if there is one."""
 
 import dataclasses
 import functools
@@ -24,7 +24,7 @@ from fedjax_dp.experiments.console import Screen
 from fedjax_dp.experiments.stopping import StopRule
 from fedjax_dp.models import Model, Origin, Start, task_of
 from fedjax_dp.models.origins import values_digest
-from fedjax_dp.privacy.guarantees import prepared, with_attack
+from fedjax_dp.privacy.guarantees import PreparedRun, prepare, with_attack
 from fedjax_dp.privacy.planned_run import PlannedRun
 from fedjax_dp.privacy.spending import Spending
 from fedjax_dp.rounds import metrics, prefetch
@@ -44,7 +44,7 @@ class Result(NamedTuple):
     algorithm: Algorithm  # as it ran, with the calibrated noise
     simulation: Simulation
     guarantee: Guarantee
-    ready: "PreparedRun"  # what was run
+    ready: "Experiment"  # what was run
 
     @property
     def params(self) -> Any:
@@ -95,11 +95,11 @@ class Result(NamedTuple):
 
 @displayed
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PreparedRun:
-    """A run with everything built, checked and its noise found; nothing is trained.
+class Experiment:
+    """A prepared run, and how it is carried out and kept; nothing is trained.
 
     spec       what decides the run, as far as it can be written down
-    planned    the run itself: algorithm, with its noise, data, model
+    run        algorithm, with its noise, data, model; and its Guarantee
     checksums  of what decides it beside: data, code, values that only Python has, by name
     halted_of  rounds that were wanted, where a budget ends it before them
     stop       what ends it by a metric, if anything does
@@ -108,15 +108,24 @@ class PreparedRun:
     """
 
     spec: RunSpec
-    planned: PlannedRun
+    run: PreparedRun
     execution: Execution
-    guarantee: Guarantee
     on_host: bool
     checksums: Mapping[str, str]
     halted_of: int | None = None
     stop: StopRule | None = None
     folder: pathlib.Path | None = None
     history: tuple[Evaluation, ...] = ()
+
+    @property
+    def planned(self) -> PlannedRun:
+        """Of the run, with its noise and of as many rounds as it takes."""
+        return self.run.planned
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """Of the run."""
+        return self.run.guarantee
 
     @property
     def name(self) -> str:
@@ -185,7 +194,7 @@ def ended_early(done: int, wanted: int, why: str, budget: float | None) -> str |
     return f"by {by} after {done:,} of {wanted:,} rounds" if done < wanted else None
 
 
-def prepare(
+def prepare_experiment(
     spec: RunSpec,
     planned: PlannedRun,
     execution: Execution,
@@ -193,7 +202,7 @@ def prepare(
     on_host: bool,
     checksums: Mapping[str, str],
     progress: Callable[[int, int], None] | None = None,
-) -> PreparedRun:
+) -> Experiment:
     """A run with the noise that it needs, of the rounds that its budget allows.
 
     Raises: ConfigurationError for a target of a metric that the task has not, for records on the host where they are
@@ -206,15 +215,14 @@ def prepare(
     if on_host:
         prefetch.check(planned.algorithm, bool(output.train_metrics))
     wanted = planned.rounds
-    planned, guarantee = prepared(planned, progress)
+    planned, guarantee = prepare(planned, progress)
     spec = spec.with_rounds(planned.rounds)
-    return PreparedRun(
+    return Experiment(
         spec=spec,
-        planned=planned,
+        run=PreparedRun(planned, with_attack(planned, guarantee)),
         halted_of=wanted if planned.rounds < wanted else None,
         stop=None if target is None else StopRule(target, spec.output.evaluate_every or 1),
         execution=execution,
-        guarantee=with_attack(planned, guarantee),
         on_host=on_host,
         checksums=checksums,
     )
@@ -226,7 +234,7 @@ class Callback(Protocol):
     What a callback raises becomes a warning, and it is not called again: the run goes on.
     """
 
-    def on_start(self, run: PreparedRun) -> None:
+    def on_start(self, run: Experiment) -> None:
         """Before the first round of this process; `run.history` are the evaluations of those before it."""
 
     def on_evaluation(self, evaluation: Evaluation) -> None:
@@ -292,7 +300,7 @@ class Keeper(Protocol):
 
 
 def train(
-    ready: PreparedRun,
+    ready: Experiment,
     screen: Screen,
     callbacks: Callbacks,
     *,
@@ -313,7 +321,7 @@ def train(
 
 
 def _trained(
-    ready: PreparedRun, screen: Screen, callbacks: Callbacks, keeper: Keeper | None, start: ServerState | None
+    ready: Experiment, screen: Screen, callbacks: Callbacks, keeper: Keeper | None, start: ServerState | None
 ) -> Result:
     first, output = 0 if start is None else int(start.round), ready.spec.output
     run, began, reported = ready.planned, time.perf_counter(), 0

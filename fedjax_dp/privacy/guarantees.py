@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 
@@ -221,7 +221,7 @@ def guarantee(
     """
     terms = PrivacyTerms(**privacy)
     run = plan_run(algorithm, data, rounds=rounds, seed=seed, model=model, terms=terms)
-    return with_attack(*prepared(run, progress))
+    return with_attack(*prepare(run, progress))
 
 
 def guaranteed(run: PlannedRun, progress: Callable[[int, int], None] | None = None) -> Guarantee:
@@ -259,10 +259,18 @@ def _with_attack(run: PlannedRun, promise: Guarantee) -> Guarantee:
     return dataclasses.replace(promise, attack=AttackBounds(right, recognised, all(one.of_curve for one in bounds)))
 
 
-def prepared(run: PlannedRun, progress: Callable[[int, int], None] | None = None) -> tuple[PlannedRun, Guarantee]:
-    """The run with the noise that meets its epsilon, or as many of its rounds as its budget allows, and its Guarantee.
+class PreparedRun(NamedTuple):
+    """A run with the noise that meets its epsilon, or of the rounds that its budget allows, and its Guarantee."""
 
-    All of it before any training.
+    planned: PlannedRun
+    guarantee: Guarantee
+
+
+def prepare(run: PlannedRun, progress: Callable[[int, int], None] | None = None) -> PreparedRun:
+    """Find the noise of a run, or the end of its rounds, and its Guarantee: all before any training.
+
+    progress  called with (kinds of clients done, kinds in all).
+    Raises:   ConfigurationError without a delta, for a budget that cannot be met, for parts that say what is not so.
     """
     if noise_of(run.algorithm) is not None and run.terms.delta is None:
         raise errors.refuse("delta", "none", "given for a private algorithm", "delta below 1 / records is usual")
@@ -271,7 +279,7 @@ def prepared(run: PlannedRun, progress: Callable[[int, int], None] | None = None
         run = halted(run, stated(run))
     if run.terms.epsilon is not None:
         run, progress = calibrated(run, progress), None
-    return run, guaranteed(run, progress)
+    return PreparedRun(run, guaranteed(run, progress))
 
 
 def stated(run: PlannedRun, progress: Callable[[int, int], None] | None = None) -> Guarantee:

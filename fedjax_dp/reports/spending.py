@@ -22,7 +22,7 @@ from fedjax_dp.experiments.population import build_data, checksum
 from fedjax_dp.experiments.round_ledger import read_ledger
 from fedjax_dp.models.origins import LEDGER
 from fedjax_dp.own_code import is_own
-from fedjax_dp.privacy.guarantees import prepared, stated
+from fedjax_dp.privacy.guarantees import prepare, stated
 from fedjax_dp.reports import shared
 from fedjax_dp.reports.contents import Rows
 
@@ -55,7 +55,7 @@ def spent(path: pathlib.Path, about: Mapping[str, Any], epsilon: float, screen: 
     run_folder.require_same(about, {"data": checksum(config.data, data)})
     rounds = config.training.rounds
     with screen.counter("finding the noise again") as count:
-        planned, promise = prepared(planned_of(config, data), count)
+        planned, promise = prepare(planned_of(config, data), count)
     if not math.isclose(promise.epsilon, epsilon, rel_tol=SAME):
         raise errors.ConfigurationError(
             f"this version finds {promise.epsilon:.6g} for all rounds, the folder says {epsilon:.6g}"

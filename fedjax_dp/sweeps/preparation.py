@@ -16,7 +16,7 @@ from fedjax_dp.experiments.config import RunSpec
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.experiments.groups import PopulationConfig
 from fedjax_dp.experiments.population import build_data
-from fedjax_dp.privacy.guarantees import prepared
+from fedjax_dp.privacy.guarantees import prepare
 from fedjax_dp.privacy.planned_run import PlannedRun
 from fedjax_dp.privacy.terms import PrivacyTerms
 from fedjax_dp.pytrees import changed
@@ -92,7 +92,7 @@ def find_noise(points: Sequence[Point], runs: Sequence[PlannedRun], screen: Scre
             show(at, "")
             refuse_halting(runs[at].terms)
             with points[at].config.naming_defaults():
-                return with_noise(points[at], *prepared(runs[at]))
+                return with_noise(points[at], *prepare(runs[at]))
 
         found = collect([point.values for point in points], noised)
         show(len(points), "")

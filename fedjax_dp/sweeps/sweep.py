@@ -18,7 +18,7 @@ from fedjax_dp.experiments import parameters
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.folders import require_writable
 from fedjax_dp.models import Model, usual_model
-from fedjax_dp.privacy.guarantees import prepared
+from fedjax_dp.privacy.guarantees import prepare
 from fedjax_dp.privacy.planned_run import plan_run
 from fedjax_dp.privacy.terms import PrivacyOptions, PrivacyTerms
 from fedjax_dp.rounds.algorithm import Algorithm
@@ -229,7 +229,7 @@ def sweep(
     datas = {seed: sources.share(each) for seed, each in datas.items()}
     digests = {seed: own.checksum for seed, own in datas.items()} if out is not None else {}
 
-    def ready(index: int) -> PreparedPoint:
+    def prepare_point(index: int) -> PreparedPoint:
         values = points[index]
         own, seed = datas[values["seed"]], values["seed"]
         run_options = common | {key: value for key, value in values.items() if key in RUN_AXES}
@@ -239,7 +239,7 @@ def sweep(
         counted = dataclasses.replace(terms, epsilon=run_options["epsilon"], delta=run_options["delta"])
         used, rounds = model or usual_model(own), run_options["rounds"]
         planned_run = plan_run(made(algorithm, varied), own, rounds=rounds, seed=seed, model=used, terms=counted)
-        run, promise = prepared(planned_run)
+        run, promise = prepare(planned_run)
         job = Job(run, evaluate_every, train_metrics, chunk_size)
         identity = str(index) if out is None else _identity(values, job, digests[seed])
         return PreparedPoint(index, identity, values, run_options, job, promise)
@@ -247,7 +247,7 @@ def sweep(
     def pointed(drawn: Sequence[Values], first: int = 0) -> list[PreparedPoint]:
         points[first:] = spans.with_seeds(drawn, chosen)
         refusals = (TypeError, ValueError)  # also values of a kind that their place cannot take
-        return collect(points[first:], lambda at: ready(first + at), refusals)
+        return collect(points[first:], lambda at: prepare_point(first + at), refusals)
 
     if halving is not None:
         errors.require_integer("halving", halving, 2, spans.LARGEST, "3 keeps the best third")
@@ -329,7 +329,7 @@ def run_sweep(
     places = {point.id: (point.index, point.values) for point in order}
     prepared_points: list[PreparedPoint] = []
 
-    def prepare() -> list[PreparedPoint]:
+    def prepare_points() -> list[PreparedPoint]:
         prepared_points[:] = find_noise(order, runs, screen)
         return prepared_points
 
@@ -343,7 +343,7 @@ def run_sweep(
 
     if only_plan:
         _, held = folders.held(out, about, places)
-        left = prepare() if rungs else _unfinished(prepare(), held)
+        left = prepare_points() if rungs else _unfinished(prepare_points(), held)
         plan = planned(left, screen)._replace(halving=rungs, search=search.line() if search else None)
         return Sweep(name, names, tuple(held), plan=plan)
     run = _local(screen, rungs) if ray is None else on_cluster
@@ -351,7 +351,7 @@ def run_sweep(
         run = _by_search(
             search, prepared_points, lambda new: find_noise(new, build(new, sources), screen), run, screen, out
         )
-    return _in_folder(out, about, places, to_toml(sweep), prepare, None if bare else price, screen, run)
+    return _in_folder(out, about, places, to_toml(sweep), prepare_points, None if bare else price, screen, run)
 
 
 def _held(folder: pathlib.Path | None) -> dict[str, Record]:
@@ -363,7 +363,7 @@ def _held(folder: pathlib.Path | None) -> dict[str, Record]:
 def _by_search(
     search: Search[P],
     entries: list[PreparedPoint],
-    prepare: Callable[[list[P]], list[PreparedPoint]],
+    prepare_points: Callable[[list[P]], list[PreparedPoint]],
     run: Run,
     screen: Screen,
     folder: pathlib.Path | None,
@@ -380,7 +380,7 @@ def _by_search(
         while left := search.left(found):
             screen.say(search.line())
             ready = {entry.id for entry in entries}
-            entries.extend(prepare([point for point in left if point.id not in ready]))
+            entries.extend(prepare_points([point for point in left if point.id not in ready]))
             ids = {point.id for point in left}
             run([entry for entry in entries if entry.id in ids], [], kept, parts)
         if folder is not None:

@@ -17,7 +17,7 @@ from typing import Any
 from fedjax_dp import figures, folders
 from fedjax_dp.accounting import Guarantee
 from fedjax_dp.experiments import environment, parameters, phases
-from fedjax_dp.experiments.training import PreparedRun, Result
+from fedjax_dp.experiments.training import Experiment, Result
 from fedjax_dp.rounds.metrics import PROBES
 from fedjax_dp.rounds.simulation import Evaluation
 
@@ -25,7 +25,7 @@ MEMORY, PICTURE = "trackers.json", "run.png"
 OF_PRIVACY = ("epsilon", "delta", "unit", "adjacency", "view", "accountant", "statement")
 
 
-def config_of(run: PreparedRun) -> dict[str, Any]:
+def config_of(run: Experiment) -> dict[str, Any]:
     """The configuration as scalars, and the versions that it runs on."""
     scalars = {
         name: value if isinstance(value, str | bool | int | float) else json.dumps(value)
@@ -51,7 +51,7 @@ def numbers_of_privacy(guarantee: Guarantee) -> dict[str, float]:
     return {name: value for name, value in privacy_of(guarantee).items() if isinstance(value, float)}
 
 
-def numbers_of(evaluation: Evaluation, run: PreparedRun) -> dict[str, float]:
+def numbers_of(evaluation: Evaluation, run: Experiment) -> dict[str, float]:
     """All of an evaluation but its round, and the epsilon so far.
 
     That is at most: of a run that was planned to stop there, or a little later (`Spending.planned`).
@@ -99,7 +99,7 @@ class Memory:
     where   the tracker keeps it: what was written elsewhere does not count
     """
 
-    def __init__(self, tracker: str, run: PreparedRun, where: str) -> None:
+    def __init__(self, tracker: str, run: Experiment, where: str) -> None:
         self._tracker, self._file = tracker, None if run.folder is None else run.folder / MEMORY
         held = self._all().get(tracker, {})
         known = held if held.get("where") == where else {}

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fedjax_dp import errors
-from fedjax_dp.experiments.training import PreparedRun, Result
+from fedjax_dp.experiments.training import Experiment, Result
 from fedjax_dp.rounds.simulation import Evaluation
 from fedjax_dp.trackers import fields
 from fedjax_dp.trackers.fields import Memory
@@ -40,7 +40,7 @@ class MLflow:
         self._uri, self._experiment = uri, experiment
         self.place = ""  # where to see it, once it is there
 
-    def on_start(self, run: PreparedRun) -> None:
+    def on_start(self, run: Experiment) -> None:
         self._followed = run
         with _patiently():
             import mlflow
@@ -54,7 +54,7 @@ class MLflow:
         for evaluation in run.history:
             self.on_evaluation(evaluation)
 
-    def _begin(self, run: PreparedRun) -> None:
+    def _begin(self, run: Experiment) -> None:
         config, privacy = fields.config_of(run), fields.privacy_of(run.guarantee)
         if self._memory.id is None:
             name = run.title if run.folder is None else run.folder.name

@@ -7,7 +7,7 @@ from typing import Any
 
 from fedjax_dp import errors, folders
 from fedjax_dp.experiments.parameters import by_name
-from fedjax_dp.experiments.training import PreparedRun, Result
+from fedjax_dp.experiments.training import Experiment, Result
 from fedjax_dp.rounds.simulation import Evaluation
 from fedjax_dp.tasks import measures_of_task
 from fedjax_dp.trackers import fields
@@ -27,7 +27,7 @@ class TensorBoard:
         self._file: Any = None
         self.place = ""  # how to see it, once it is there
 
-    def on_start(self, run: PreparedRun) -> None:
+    def on_start(self, run: Experiment) -> None:
         self._followed = run
         with fields.aside():
             from tensorboardX import summary
@@ -39,7 +39,7 @@ class TensorBoard:
         for evaluation in run.history:
             self.on_evaluation(evaluation)
 
-    def _begin(self, run: PreparedRun, opened: Any) -> None:
+    def _begin(self, run: Experiment, opened: Any) -> None:
         gathered = self._gathered or run.folder or pathlib.Path("tensorboard")
         within = gathered == run.folder
         self._memory = Memory("tensorboard", run, "" if within else str(gathered.absolute()))

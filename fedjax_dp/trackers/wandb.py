@@ -4,7 +4,7 @@ import os
 from typing import Any
 
 from fedjax_dp import errors
-from fedjax_dp.experiments.training import PreparedRun, Result
+from fedjax_dp.experiments.training import Experiment, Result
 from fedjax_dp.rounds.simulation import Evaluation
 from fedjax_dp.trackers import fields
 from fedjax_dp.trackers.fields import Memory
@@ -26,7 +26,7 @@ class Wandb:
         self._folder, self._project = None if folder is None else os.fspath(folder), project
         self.place = ""  # how to see it, once it is there
 
-    def on_start(self, run: PreparedRun) -> None:
+    def on_start(self, run: Experiment) -> None:
         self._followed = run
         with fields.aside():
             import wandb
@@ -38,7 +38,7 @@ class Wandb:
         for evaluation in run.history:
             self.on_evaluation(evaluation)
 
-    def _begin(self, run: PreparedRun, wandb: Any, project: str, mode: str) -> None:
+    def _begin(self, run: Experiment, wandb: Any, project: str, mode: str) -> None:
         privacy = fields.privacy_of(run.guarantee)
         folder = os.path.abspath(self._folder or os.environ.get("WANDB_DIR") or os.getcwd())
         if self._folder is not None:

@@ -30,7 +30,7 @@ from fedjax_dp.audits.attacks import LikelihoodRatio, Summed, Weighed
 from fedjax_dp.audits.audit import audit, audit_mechanism
 from fedjax_dp.audits.canaries import OPPOSITE
 from fedjax_dp.audits.hypothesis_test import counted_trials, pilot_trials, run_hypothesis_test
-from fedjax_dp.audits.setup import prepare
+from fedjax_dp.audits.setup import set_up
 from fedjax_dp.audits.trials import TrialRunner
 from fedjax_dp.gradients import norms
 from fedjax_dp.models import logistic_regression
@@ -63,7 +63,7 @@ def setup_of(algorithm, data, rounds, **options):
     model = logistic_regression(data.record_shape, data.classes)
     terms = fdp.privacy.PrivacyTerms(**{"delta": DELTA, **counted})
     run = fdp.privacy.plan_run(algorithm, data, rounds=rounds, seed=options.get("seed", 0), model=model, terms=terms)
-    return prepare(run, **attack)[1]
+    return set_up(run, **attack)[1]
 
 
 # What is played

@@ -22,9 +22,9 @@ from fedjax_dp.audits.verdict import Audit
 from fedjax_dp.cli import bench
 from fedjax_dp.cli.options import PlotOption, picture_of
 from fedjax_dp.figures import canvas, elements, styles
-from fedjax_dp.forecast import plots as forecast_plots
-from fedjax_dp.forecast.floor import Floor
-from fedjax_dp.forecast.latency import PARTS, Latency
+from fedjax_dp.latency import plots as latency_plots
+from fedjax_dp.latency.floor import Floor
+from fedjax_dp.latency.measurement import PARTS, Latency
 from fedjax_dp.papers import plots as paper_plots
 from fedjax_dp.papers.reproductions import figure as reproduction_figure
 from fedjax_dp.papers.reproductions.cells import CellKey
@@ -38,7 +38,7 @@ from fedjax_dp.tasks import Classes, describe_task
 
 PLOTS = (
     "figures.runs",
-    "forecast.plots",
+    "latency.plots",
     "figures.audits",
     "figures.sweeps",
     "papers.plots",
@@ -172,7 +172,7 @@ DRAWN = {  # panels, and how it is drawn
     "claims": (1, lambda **k: paper_plots.plot_claims(claims(), **k)),
     "bubbles": (2, lambda **k: figures.plot_clients(SHARES[:10], "a title", **k)),
     "clients": (2, lambda **k: figures.plot_clients(SHARES, "a title", **k)),
-    "latency": (1, lambda **k: forecast_plots.plot_latency(LATENCY, "a title", **k)),
+    "latency": (1, lambda **k: latency_plots.plot_latency(LATENCY, "a title", **k)),
     "audit": (3, lambda **k: unchecked(figures.plot_audit)(audit(), **k)),
     "overview": (4, lambda **k: SWEEP.plot(**k)),
     "axis": (1, lambda **k: SWEEP.plot(kind="axis", x="clip_norm", by="algorithm", **k)),
@@ -292,7 +292,7 @@ def test_sixty_claims_are_a_few_rows_with_a_dot_for_each_setting():
 
 
 def test_a_measurement_has_the_same_numbers_in_print_and_on_its_picture(capsys):
-    figure = forecast_plots.plot_latency(LATENCY, "x")
+    figure = latency_plots.plot_latency(LATENCY, "x")
     (panel,) = figure.axes
     shown = dict(zip([label.get_text() for label in panel.get_yticklabels()], [t.get_text() for t in panel.texts]))
     how = SimpleNamespace(summary="", table=(), cost=lambda batch: 0)
@@ -316,7 +316,7 @@ def test_a_measurement_has_the_same_numbers_in_print_and_on_its_picture(capsys):
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e5])
 def test_no_bar_lies_on_an_axis_without_a_zero(scale):
     parts = {name: scale * ms for name, ms in LATENCY.parts.items()}
-    figure = forecast_plots.plot_latency(LATENCY._replace(round_ms=scale * LATENCY.round_ms, parts=parts), "x")
+    figure = latency_plots.plot_latency(LATENCY._replace(round_ms=scale * LATENCY.round_ms, parts=parts), "x")
     assert figure.axes[0].get_xscale() == "linear"
     assert not paper_plots.plot_claims(claims()).axes[0].patches
 
@@ -342,7 +342,7 @@ def test_no_bar_lies_on_an_axis_without_a_zero(scale):
 )
 def test_looks_that_are_none_end_in_one_line(look, told):
     with pytest.raises(ConfigurationError) as refused:
-        forecast_plots.plot_latency(LATENCY, "x", **look)
+        latency_plots.plot_latency(LATENCY, "x", **look)
     assert told in str(refused.value)
     assert "\n" not in str(refused.value)
 
@@ -379,7 +379,7 @@ def test_in_a_paper_no_word_is_cut_and_most_of_the_width_is_drawn_in(name):
 def test_axes_in_a_part_of_a_figure_return_the_whole():
     figure = Figure()
     left, _ = figure.subfigures(1, 2)
-    assert forecast_plots.plot_latency(LATENCY, "x", ax=left.subplots()) is figure
+    assert latency_plots.plot_latency(LATENCY, "x", ax=left.subplots()) is figure
 
 
 def test_words_of_flags_are_the_same_look():

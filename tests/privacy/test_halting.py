@@ -7,7 +7,7 @@ import pytest
 from helpers import ragged_data
 
 import fedjax_dp as fdp
-from fedjax_dp.privacy.guarantees import guaranteed, prepared
+from fedjax_dp.privacy.guarantees import guaranteed, prepare
 from fedjax_dp.privacy.terms import PrivacyTerms
 
 DATA = ragged_data([20, 20, 7, 40, 40, 20])
@@ -31,7 +31,7 @@ def epsilon_of_first(run, rounds):
 def test_the_last_round_is_within_the_budget_and_one_more_is_not(terms):
     """A budget that is looked at after the round is the wrong program that runs that one more."""
     run = planned(**terms)
-    halted, promise = prepared(run)
+    halted, promise = prepare(run)
     assert 0 < halted.rounds < 40
     assert promise.epsilon <= 8.0 < guaranteed(run.prefix(halted.rounds + 1)).epsilon
     assert not any("above the budget" in line for line in promise.warnings)
@@ -39,15 +39,15 @@ def test_the_last_round_is_within_the_budget_and_one_more_is_not(terms):
 
 def test_a_halted_run_is_the_run_that_was_planned_for_so_many_rounds():
     run = planned()
-    halted, promise = prepared(run)
+    halted, promise = prepare(run)
     assert promise.epsilon == pytest.approx(epsilon_of_first(run, halted.rounds), rel=1e-12)
     np.testing.assert_array_equal(halted.schedule, fdp.privacy.participations(run.algorithm, DATA, halted.rounds, 0))
-    again, _ = prepared(dataclasses.replace(halted))
+    again, _ = prepare(dataclasses.replace(halted))
     assert again.rounds == halted.rounds
 
 
 def test_a_budget_that_all_rounds_meet_ends_nothing():
-    assert prepared(planned(rounds=2, budget=100.0))[0].rounds == 2
+    assert prepare(planned(rounds=2, budget=100.0))[0].rounds == 2
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_a_budget_that_all_rounds_meet_ends_nothing():
 )
 def test_a_budget_that_cannot_end_a_run_is_refused_in_one_line(terms, words):
     with pytest.raises(fdp.ConfigurationError, match=words) as error:
-        prepared(planned(**terms))
+        prepare(planned(**terms))
     assert "\n" not in str(error.value)
 
 

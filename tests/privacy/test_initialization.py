@@ -16,14 +16,14 @@ import fedjax_dp as fdp
 from fedjax_dp import cli, errors
 from fedjax_dp.accounting import Adjacency, Composed, Guarantee, StatedPrivacy, composed_phases, epsilons_of
 from fedjax_dp.accounting.composed_phases import same_clients, worst_of
-from fedjax_dp.audits.setup import prepare
+from fedjax_dp.audits.setup import set_up
 from fedjax_dp.audits.verdict import judged
 from fedjax_dp.experiments import parameters, phases
 from fedjax_dp.experiments.round_ledger import read_ledger
 from fedjax_dp.models import freeze, logistic_regression, read_start
 from fedjax_dp.models.origins import phases_of
 from fedjax_dp.privacy.client_events import client_events
-from fedjax_dp.privacy.guarantees import guaranteed, prepared
+from fedjax_dp.privacy.guarantees import guaranteed, prepare
 from fedjax_dp.privacy.planned_run import plan_run
 from fedjax_dp.privacy.terms import PrivacyTerms
 from fedjax_dp.pytrees import changed
@@ -131,7 +131,7 @@ def test_noise_is_found_for_what_the_first_phase_leaves(made):
         fdp.calibrate(private(), DATA, epsilon=first * 0.9, **words)
     run = plan_run(private(), DATA, rounds=2, terms=PrivacyTerms(delta=1e-3, stop_at_epsilon=first * 0.9), model=model)
     with pytest.raises(errors.ConfigurationError, match="which the first round costs"):
-        prepared(run)
+        prepare(run)
 
 
 def test_where_epsilon_and_delta_alone_are_known_they_compose(made):
@@ -317,7 +317,7 @@ def test_an_audit_of_a_second_phase_tests_what_it_attacks(tmp_path):
     few = fdp.dpnfl(clip_norm=1.0, noise_multiplier=4.0, **LOCAL | {"cohort_size": 4})
     model, words = freeze(NETWORK, start=begun(tmp_path / "a.npz", DATA, few)), {"rounds": 2, "delta": 1e-3}
     run = plan_run(few, DATA, rounds=2, terms=PrivacyTerms(delta=1e-3), model=model)
-    _, setup = prepare(run, **ATTACK)
+    _, setup = set_up(run, **ATTACK)
     alone = fdp.guarantee(few, DATA, seed=run.draw_seed, **words)
     assert setup.guarantee.epsilons == alone.epsilons != fdp.guarantee(few, DATA, **words).epsilons
     assert setup.epsilon == guaranteed(run).alone < guaranteed(run).epsilon

@@ -124,7 +124,7 @@ def test_records_are_counted_by_the_rounds_of_their_client():
 
 
 def test_a_budget_may_end_a_run_before_its_log():
-    run, stated = fdp.privacy.guarantees.prepared(planned(logged(client_level(), IN_TURN), stop_at_epsilon=2.4))
+    run, stated = fdp.privacy.guarantees.prepare(planned(logged(client_level(), IN_TURN), stop_at_epsilon=2.4))
     assert 0 < run.rounds < ROUNDS
     assert stated.epsilon <= 2.4
 

@@ -18,7 +18,7 @@ from fedjax_dp.papers.reproductions.measures import BYTES, MEASURES, SEPARATION,
 from fedjax_dp.papers.reproductions.recipe import SCALES, Recipe, RecipeScale, read_recipe
 from fedjax_dp.papers.reproductions.reproduction import Reproduction
 from fedjax_dp.papers.reproductions.rows import ResultRow, abouts, claims_of, rows_of
-from fedjax_dp.privacy.guarantees import calibrated, prepared, stated
+from fedjax_dp.privacy.guarantees import calibrated, prepare, stated
 from fedjax_dp.privacy.planned_run import PlannedRun
 from fedjax_dp.privacy.protection import noise_of
 from fedjax_dp.sweeps.plan import SweepConfig, identity
@@ -193,7 +193,7 @@ def _of_a_round(cells: Sequence[Cell], planned: Planned) -> dict[Reading, float 
     for cell, point in budgeted:
         if point not in known:
             run = planned(cell, 0)
-            known[point] = None if noise_of(run.algorithm) is None else prepared(run)[1].epsilon
+            known[point] = None if noise_of(run.algorithm) is None else prepare(run).guarantee.epsilon
     return {cell.key: known[point] for cell, point in budgeted}
 
 

@@ -12,8 +12,8 @@ import fedjax_dp as fdp
 from fedjax_dp import prng
 from fedjax_dp.cli import bench, main
 from fedjax_dp.data import Dataset, federate
-from fedjax_dp.forecast import latency, plots
-from fedjax_dp.forecast.floor import Floor, floor_of
+from fedjax_dp.latency import measurement, plots
+from fedjax_dp.latency.floor import Floor, floor_of
 from fedjax_dp.models import logistic_regression
 from fedjax_dp.parts.batches import FixedBatches
 from fedjax_dp.parts.clipping import Unbounded
@@ -47,47 +47,47 @@ def model():
 
 @pytest.fixture(scope="module")
 def found(data, model):
-    return latency.latency(private(), data, model, evaluate_every=10, turns=3)
+    return measurement.measure_round(private(), data, model, evaluate_every=10, turns=3)
 
 
-TOLD = latency.Latency(
+TOLD = measurement.Latency(
     round_ms=9.0,
     spread=0.1,
-    parts=dict.fromkeys(latency.PARTS, 1.25),
+    parts=dict.fromkeys(measurement.PARTS, 1.25),
     compile_s=2.0,
     turns=3,
     devices=2,
     floor=Floor(1e6, 1e5, 1e4, 1.0, 2.0, 3.0),
-    changes=[latency.Change("evaluate_every", "20 instead of 10", 0.5)],
+    changes=[measurement.Change("evaluate_every", "20 instead of 10", 0.5)],
 )
 
 
 def test_each_variant_lacks_one_more_part(model):
-    ladder = latency.variants(private(), model)
+    ladder = measurement.variants(private(), model)
     assert list(ladder) == ["whole", "clipping", "noise", "sampling", "gradient", "gather"]
     assert isinstance(ladder["clipping"][0].local.privatizer.bound, Unbounded)
-    assert not isinstance(ladder["clipping"][0].local.privatizer.source, latency.Silence)
-    assert isinstance(ladder["noise"][0].local.privatizer.source, latency.Silence)
+    assert not isinstance(ladder["clipping"][0].local.privatizer.source, measurement.Silence)
+    assert isinstance(ladder["noise"][0].local.privatizer.source, measurement.Silence)
     assert isinstance(ladder["noise"][0].local.batches, FixedBatches)
-    assert isinstance(ladder["sampling"][0].local.batches, latency.GivenBatches)
-    assert ladder["gradient"][1] == latency.Idle(model, reads=True)
-    assert ladder["gather"][1] == latency.Idle(model, reads=False)
+    assert isinstance(ladder["sampling"][0].local.batches, measurement.GivenBatches)
+    assert ladder["gradient"][1] == measurement.Idle(model, reads=True)
+    assert ladder["gather"][1] == measurement.Idle(model, reads=False)
 
 
 def test_what_is_not_there_is_not_left_out(model):
     common = {"cohort_size": COHORT, "local_steps": STEPS, "learning_rate": 0.1}
-    assert list(latency.variants(fdp.fedavg(**common, batch_size=BATCH), model)) == [
+    assert list(measurement.variants(fdp.fedavg(**common, batch_size=BATCH), model)) == [
         "whole",
         "sampling",
         "gradient",
         "gather",
     ]
     client = fdp.dp_fedavg(**common, batch_size=BATCH, clip_norm=1.0, noise_multiplier=1.0)
-    assert "noise" in latency.variants(client, model)
+    assert "noise" in measurement.variants(client, model)
 
 
 def test_batches_that_are_counted_off_have_the_shapes_of_drawn_ones():
-    drawn, given = FixedBatches(size=BATCH), latency.GivenBatches(base=FixedBatches(size=BATCH))
+    drawn, given = FixedBatches(size=BATCH), measurement.GivenBatches(base=FixedBatches(size=BATCH))
     key, records = jax.random.key(0), jnp.int32(RECORDS)
     for a, b in zip(
         drawn.sample(key, records, STEPS, RECORDS, RECORDS),
@@ -101,7 +101,7 @@ def test_batches_that_are_counted_off_have_the_shapes_of_drawn_ones():
 @pytest.mark.slow
 def test_a_round_without_noise_moves_as_a_plain_one_does(data, model):
     """What is left after clipping and noise are out is the gradient of the batch, step by step."""
-    silent = latency.variants(private(l2=0.0, schedule="constant"), model)["noise"][0]
+    silent = measurement.variants(private(l2=0.0, schedule="constant"), model)["noise"][0]
     plain = private(l2=0.0, schedule="constant")
     plain = dataclasses.replace(plain, local=dataclasses.replace(plain.local, privatizer=fdp.parts.NonPrivate()))
     ends = [fdp.simulate(algorithm, data, rounds=3, model=model).params for algorithm in (silent, plain)]
@@ -111,7 +111,7 @@ def test_a_round_without_noise_moves_as_a_plain_one_does(data, model):
 
 @pytest.mark.exhaustive
 def test_parts_add_up_to_the_round_and_its_share_of_an_evaluation(found):
-    assert tuple(found.parts) == latency.PARTS
+    assert tuple(found.parts) == measurement.PARTS
     assert found.total_ms == pytest.approx(found.round_ms + found.parts["evaluation"], rel=1e-9)
     assert found.parts["evaluation"] > 0
     assert [change.saves_ms for change in found.changes] == sorted((c.saves_ms for c in found.changes), reverse=True)
@@ -191,7 +191,7 @@ def with_slow_batches(local):
 def test_the_part_that_is_made_slow_is_named_and_no_other(part, slowed, data, model):
     algorithm = private()
     slow = dataclasses.replace(algorithm, local=slowed(algorithm.local))
-    seen = latency.latency(slow, data, model, evaluate_every=10, turns=3)
+    seen = measurement.measure_round(slow, data, model, evaluate_every=10, turns=3)
     assert max(seen.parts, key=seen.parts.get) == part
 
 
@@ -209,7 +209,7 @@ def test_people_read_parts_floor_and_changes(capsys):
     bench._print(TOLD, HOW, 20, "dpnfl on digits")
     out = capsys.readouterr().out
     assert all(
-        part in out for part in (*latency.PARTS, "floor", "change", "ms a round", "Dense_0/kernel", "bytes a batch")
+        part in out for part in (*measurement.PARTS, "floor", "change", "ms a round", "Dense_0/kernel", "bytes a batch")
     )
 
 
@@ -223,7 +223,10 @@ def test_command_measures_and_draws(tmp_path, capsys):
     assert (tmp_path / "bench.png").stat().st_size > 5000
 
 
-@pytest.mark.parametrize("bad", [["--turns", "0"], ["--plot", "x.gif"], ["--cohort-size", "0"], ["--turn", "3"]])
+@pytest.mark.parametrize(
+    "bad",
+    [["--turns", "0"], ["--plot", "x.gif"], ["--cohort-size", "0"], ["--turn", "3"], ["--compile-for", "h200"]],
+)
 def test_bad_input_is_one_line(bad, capsys):
     assert main(["bench", *bad]) == 2
     captured = capsys.readouterr()

@@ -18,14 +18,11 @@ from jax.sharding import PartitionSpec as P
 
 from fedjax_dp import errors, gradients
 from fedjax_dp.audits import trials as games
-from fedjax_dp.audits.setup import prepare
+from fedjax_dp.audits.setup import set_up
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.execution.memory import fitting, most_at_once, no_room
 from fedjax_dp.execution.mesh import Execution
-from fedjax_dp.forecast.floor import Work, work_of
-from fedjax_dp.forecast.kernels import CALIBRATED, OTHERS_WITHIN, PROFILED_WITHIN, Traffic, traffic
-from fedjax_dp.forecast.program_text import OTHER, Collective, Program, counted
-from fedjax_dp.forecast.targets import Accelerator, compiled_for, devices_of, execution_on, target_of
+from fedjax_dp.latency.floor import Work, work_of
 from fedjax_dp.models import Model, usual_model
 from fedjax_dp.models.model import size_of
 from fedjax_dp.privacy.planned_run import plan_run
@@ -36,6 +33,9 @@ from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.state import initial_state, place
 from fedjax_dp.sweeps import program as programs
 from fedjax_dp.sweeps.record_cache import records_of
+from forecast.kernels import CALIBRATED, OTHERS_WITHIN, PROFILED_WITHIN, Traffic, traffic
+from forecast.program_text import OTHER, Collective, Program, counted
+from forecast.targets import Accelerator, compiled_for, devices_of, execution_on, target_of
 
 STEP = "local_step"
 PARTS = ("cohort_draw", "batch_draw", STEP, "client_sum", "aggregation", "server_move")  # named scopes of a round
@@ -61,15 +61,6 @@ class Compiled(NamedTuple):
     work: Work  # of all runs
     traffic: Traffic | None  # of a GPU's kernels, once through
     text: str  # of the program
-
-    def __repr__(self) -> str:
-        """In a line, without the program."""
-        launches, mib = sum(self.launches.values()), self.needed_bytes / 2**20
-        predicted = "" if self.predicted_ms is None else f", predicted={self.predicted_ms:.3g} ms, most by {self.bound}"
-        return (
-            f"Compiled({self.target.name} x {self.devices}, runs={self.runs}, launches={launches}, "
-            f"memory={mib:.1f} MiB{predicted})"
-        )
 
     @property
     def needed_bytes(self) -> int:
@@ -242,7 +233,7 @@ def compiled_audit(
             errors.require_count(name, count)
     chosen = target_of(target)
     run = plan_run(algorithm, data, rounds=rounds, seed=seed, model=model, terms=PrivacyTerms(**privacy))
-    _, setup = prepare(run, canary=canary, client=None, record=0, one_run=None, parameters=parameters)
+    _, setup = set_up(run, canary=canary, client=None, record=0, one_run=None, parameters=parameters)
     mesh, members = Mesh(devices_of(chosen, devices), (games.AXIS,)), algorithm.cohort.capacity(data.num_clients)
     game = next(iter(setup.games.values()))
     there = execution_on(chosen)

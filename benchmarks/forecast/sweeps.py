@@ -1,12 +1,12 @@
 """What a planned sweep takes on one accelerator that is not here: memory, hours and money, by its compiled programs."""
 
 import warnings
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fedjax_dp.display import count, duration
-from fedjax_dp.forecast.compiled import Compiled, compiled_sweep
-from fedjax_dp.forecast.targets import target_of
 from fedjax_dp.sweeps.runner import Plan
+from forecast.compiled import Compiled, compiled_sweep
+from forecast.targets import target_of
 
 LEFT_OUT = "start, compilation and evaluations are not in it"
 
@@ -46,26 +46,6 @@ class SweepForecast(NamedTuple):
         money = "" if self.cost is None else f", {self.cost:,.2f} at {self.price:g} an hour"
         time = f"about {duration(3600 * self.hours)} ({self.hours:.3g} device hours){money}"
         return [f"one {self.target}: {time}; {memory}", f"{most.about_time}; {LEFT_OUT}"]
-
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        programs = [
-            {
-                "points": one.runs,
-                "at_once": one.runs_at_once,
-                "rounds": rounds,
-                "bytes": one.needed_bytes,
-                "predicted_ms": one.predicted_ms,
-            }
-            for one, rounds in zip(self.programs, self.rounds, strict=True)
-        ]
-        return {
-            "target": self.target,
-            "programs": programs,
-            "device_hours": self.hours,
-            "price": self.price,
-            "cost": self.cost,
-        }
 
 
 def forecast_sweep(plan: Plan, target: str, price: float | None = None) -> SweepForecast:

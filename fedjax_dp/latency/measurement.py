@@ -24,7 +24,7 @@ from fedjax_dp.accounting import FullBatch
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.devices import COMPILER_OPTIONS
 from fedjax_dp.execution.mesh import Execution, all_devices
-from fedjax_dp.forecast.floor import Floor, floor_of, repeated
+from fedjax_dp.latency.floor import Floor, floor_of, repeated
 from fedjax_dp.models import Model, usual_model
 from fedjax_dp.models.model import size_of
 from fedjax_dp.parts.batches import Batch, Batches
@@ -168,7 +168,7 @@ def milliseconds(ms: float) -> str:
 Show = Callable[[float, str], None]
 
 
-def latency(
+def measure_round(
     algorithm: Algorithm,
     data: FederatedData,
     model: Model | None = None,

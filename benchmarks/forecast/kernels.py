@@ -12,7 +12,7 @@ import re
 from collections import defaultdict
 from typing import NamedTuple
 
-from fedjax_dp.forecast.program_text import FREE, Operation, Program
+from forecast.program_text import FREE, Operation, Program
 
 CALIBRATED = "h200"
 PROFILED_WITHIN, OTHERS_WITHIN = 0.08, 0.35  # of the seven rounds; of others that were measured

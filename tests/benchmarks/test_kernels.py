@@ -5,10 +5,9 @@ import pathlib
 import tarfile
 
 import pytest
+from forecast import kernels
+from forecast.program_text import FREE, Program
 from helpers import benchmark
-
-from fedjax_dp.forecast import kernels
-from fedjax_dp.forecast.program_text import FREE, Program
 
 BENCHMARKS = pathlib.Path(__file__).parent.parent.parent / "benchmarks"
 RESULTS = BENCHMARKS / "results"
@@ -142,8 +141,7 @@ def test_a_kernel_takes_at_least_what_its_slowest_part_takes_and_less_than_all_o
     assert sum(parts.values()) > 2000
 
 
-def test_the_guard_holds_predictions_to_measurements(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
+def test_the_guard_holds_predictions_to_measurements():
     guard = benchmark("compiled")
     wanted = {"launches": 100, "predicted_ms": 1.0}
     same = {"launches": 101, "predicted_ms": 1.04}
@@ -197,8 +195,7 @@ CODE = """.visible .entry NAME(
 """
 
 
-def test_the_code_of_the_update_is_that_of_the_kernel_that_draws(monkeypatch, tmp_path):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
+def test_the_code_of_the_update_is_that_of_the_kernel_that_draws(tmp_path):
     guard = benchmark("compiled")
     assert guard.exact_products(UPDATE) == 1
     for name in ("loop_negate", "loop_add_1"):
