@@ -583,7 +583,7 @@ def test_the_command_line_closes_the_doors_too(capsys):
     """A run on digits as the start of another one, by flags and by TOML; the words of the options are heard."""
     assert cli.main(["run", *QUICK, "--out", "a"]) == 0
     assert cli.main(["export", "a", "a.npz"]) == 0
-    bare(fdp.open_run("a"), "bare.npz")
+    bare(fdp.open_run("a"), pathlib.Path("bare.npz"))
     np.savez("w.npz", **{name: value for name, value in np.load("a.npz").items() if name != "__ledger__"})
     capsys.readouterr()
     for number, (start, more, told) in enumerate(
