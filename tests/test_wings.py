@@ -83,6 +83,13 @@ def test_no_modules_import_one_another():
     assert not left, f"in circles, or above one: {sorted(left)}"
 
 
+def test_nothing_of_data_knows_the_formats_of_others():
+    """Each format is loaded by its name where it is read; what several need stands beside the store."""
+    for name, path in MODULES.items():
+        if wing_of(name) == "data" and not name.startswith("data.formats"):
+            assert not [other for other in imports_of(path) if other.startswith("data.formats")], name
+
+
 def test_accounting_knows_neither_jax_nor_the_simulator():
     for path in (ROOT / "accounting").glob("*.py"):
         assert set(map(wing_of, imports_of(path))) <= {"accounting", "display", "errors"}, path.name

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_dp import errors
-from fedjax_dp.data.formats.splits import as_task, data_set, numbered_labels
 from fedjax_dp.data.holdout import split_rows
 from fedjax_dp.data.partition import natural
+from fedjax_dp.data.records import as_task, data_set, numbered_labels
 from fedjax_dp.data.store import Dataset
 from fedjax_dp.data.targets import native
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fedjax_dp import errors
 from fedjax_dp.data.names import SOURCES
 from fedjax_dp.data.reading import COLUMNS, CSV, CUT, NAMES, TABLES, TEXT, Reading
-from fedjax_dp.data.table_files import is_several
 from fedjax_dp.options import of_class, require
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ def _table(kind: str) -> Reader:
         lambda path, data_dir, seed, reading: _of("tables").from_files(path, kind, reading),
         "PATH",
         (*COLUMNS, *TABLES, *(CSV if kind == "csv" else ())),
-        lambda rest, column: column is not None or is_several(rest),
+        lambda rest, column: column is not None or _of("tables").is_several(rest),
     )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from fedjax_dp import errors
 from fedjax_dp.data.columns import LABEL, Columns, Table, from_tables
 from fedjax_dp.data.files import check_keys, read_npz
-from fedjax_dp.data.formats.splits import data_set
+from fedjax_dp.data.records import data_set
 from fedjax_dp.data.store import Dataset
 from fedjax_dp.data.targets import OWN, Vocabulary, as_arrays, check_vocabulary, native
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedjax_dp import errors
 from fedjax_dp.data.files import damaged
-from fedjax_dp.data.formats.json_files import list_of, object_of, read_json
+from fedjax_dp.data.json_files import list_of, object_of, read_json
 from fedjax_dp.data.partition import group, natural, rows_by_owner
 from fedjax_dp.data.store import Dataset
 from fedjax_dp.data.targets import rows_of

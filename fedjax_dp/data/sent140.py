@@ -7,9 +7,9 @@ import pathlib
 import numpy as np
 
 from fedjax_dp.data.files import damaged, require_file, search_folders
-from fedjax_dp.data.formats.sequences import cut_words, most_frequent, of_words, words_of
 from fedjax_dp.data.holdout import of_rows, split_rows
 from fedjax_dp.data.partition import natural
+from fedjax_dp.data.sequences import cut_words, most_frequent, of_words, words_of
 from fedjax_dp.data.store import Dataset
 
 FILE = "sent140_subset.csv"

@@ -1,7 +1,9 @@
 """Tables in files: CSV and Parquet, one with a column of clients, or several, each the records of a client."""
 
 import binascii
+import glob
 import io
+import os
 import pathlib
 import re
 import warnings
@@ -11,11 +13,12 @@ from fedjax_dp import errors, folders
 from fedjax_dp.accounting.neighbours import Unit
 from fedjax_dp.data.columns import LABEL, Columns, Table, from_tables, holds_numbers, missing_in
 from fedjax_dp.data.files import ARROW_EXTENSION, check_file, check_growth, check_id, damaged, no_text, unpacked
-from fedjax_dp.data.formats.splits import reshaped
 from fedjax_dp.data.reading import Reading
+from fedjax_dp.data.records import reshaped
 from fedjax_dp.data.store import Dataset, UnitBound
-from fedjax_dp.data.table_files import PACKED, files_of, is_several, name_of, stem_of
 
+PACKED = (".gz", ".bz2", ".xz", ".zip")  # a CSV file may be
+ENDINGS = {"csv": (".csv", *(f".csv{packed}" for packed in PACKED)), "parquet": (".parquet",)}
 OTHER_SEPARATORS = ";\t|"
 UNKNOWN = ("?", "NA", "N/A", "NaN", "nan", "null", "NULL", "None")  # as names of columns never are
 VALUE = re.compile(  # a number, or a date
@@ -29,7 +32,7 @@ def from_files(named: str, kind: str, reading: Reading) -> Dataset:
 
     named  a file, several with commas between, a pattern such as `hospital_*.csv`, or a folder.
     """
-    paths, bounds = files_of(kind, named), _bounds(reading)
+    paths, bounds = _files_of(kind, named), _bounds(reading)
     columns = _columns(kind, paths, reading)
     frames = [_read(path, kind, columns, reading.no_header) for path in paths]
     owners: list[str | None] = [None] * len(paths)
@@ -41,9 +44,68 @@ def from_files(named: str, kind: str, reading: Reading) -> Dataset:
             _number(frames, reading.client_column)
     tables = [Table(f"{path.name}: ", frame, owner) for path, frame, owner in zip(paths, frames, owners)]
     where = paths[0].name if len(paths) == 1 else folders.shown(named)
-    made = from_tables(name_of(named, paths), where, tables, columns)
+    made = from_tables(_name_of(named, paths), where, tables, columns)
     x_train, x_test = (reshaped(where, x, reading.record_shape) for x in (made.x_train, made.x_test))
     return made._replace(x_train=x_train, x_test=x_test, bounds=bounds)
+
+
+def is_several(named: str) -> bool:
+    """Whether the files are clients: not one file, but a list, a pattern or a folder."""
+    return not os.path.isfile(named) and (os.path.isdir(named) or "," in named or glob.has_magic(named))
+
+
+def _files_of(kind: str, named: str) -> list[pathlib.Path]:
+    """The files in the order of the list, those of a pattern or a folder sorted by name.
+
+    Raises: ConfigurationError where there is none, or one twice.
+    """
+    if not is_several(named):
+        return [pathlib.Path(named)]
+    names = []
+    for word in [named] if os.path.isdir(named) else named.split(","):
+        if os.path.isdir(word):
+            inside = sorted(entry.path for entry in os.scandir(word) if entry.name.endswith(ENDINGS[kind]))
+            if not inside:
+                wanted = f"a folder with files that end in {' or '.join(ENDINGS[kind][:2])}"
+                raise errors.refuse(folders.shown(word), "no table in it", wanted, "name the folder of the files")
+            names += inside
+        elif glob.has_magic(word) and not os.path.isfile(word):
+            matches = sorted(glob.glob(word))
+            if not matches:
+                raise errors.refuse(
+                    "files", folders.shown(word), "existing ones", folders.where_looked(pathlib.Path(word))
+                )
+            names += matches
+        else:
+            names.append(word)
+    paths = [pathlib.Path(name) for name in names]
+    seen: set[str] = set()
+    for path in paths:
+        real = os.path.realpath(path)
+        if real in seen:
+            raise errors.refuse("files", f"{path.name} twice", "different ones", "name each once")
+        seen.add(real)
+    return paths
+
+
+def _stem_of(path: pathlib.Path) -> str:
+    """The name of a file without what says its kind."""
+    name = path.name
+    for ending in (*ENDINGS["csv"], *ENDINGS["parquet"]):
+        if name.endswith(ending):
+            return name.removesuffix(ending)
+    return path.stem
+
+
+def _name_of(named: str, paths: list[pathlib.Path]) -> str:
+    """What a data set of these files is called: the folder, the file, or what the names of the files begin with."""
+    if not is_several(named):
+        return _stem_of(paths[0])
+    if os.path.isdir(named):
+        return pathlib.Path(named).absolute().name
+    stems = [_stem_of(path) for path in paths]
+    shared = next((at for at, letters in enumerate(zip(*stems)) if len(set(letters)) > 1), min(map(len, stems)))
+    return stems[0][:shared].rstrip("_- .") or "tables"
 
 
 def _bounds(reading: Reading) -> tuple[UnitBound, ...]:
@@ -122,7 +184,7 @@ def _names_of(paths: list[pathlib.Path]) -> list[str]:
     """Names of clients, those of their files."""
     names: dict[str, pathlib.Path] = {}
     for path in paths:
-        name = check_id(path.name, stem_of(path))
+        name = check_id(path.name, _stem_of(path))
         if name in names:
             raise errors.refuse(
                 "names of files", f"{names[name]} and {path}", "different, as clients are", "rename one"

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedjax_dp import errors
 from fedjax_dp.data.files import check_labels, damaged, search_folders
-from fedjax_dp.data.formats.pictures import decoded
+from fedjax_dp.data.pictures import decoded
 from fedjax_dp.data.store import Dataset
 
 BLOCK = 4096  # records that are read at once

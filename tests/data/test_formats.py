@@ -15,8 +15,8 @@ import fedjax_dp as fdp
 from fedjax_dp import cli
 from fedjax_dp.accounting import Unit
 from fedjax_dp.data import UnitBound, Vocabulary, federate, load, natural_parts, open_store
-from fedjax_dp.data.formats.sequences import LEAF_CHARACTERS
 from fedjax_dp.data.owners import given_parts
+from fedjax_dp.data.sequences import LEAF_CHARACTERS
 
 PIXELS = np.linspace(0, 1, 784, dtype=np.float32)
 

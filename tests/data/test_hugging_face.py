@@ -56,7 +56,7 @@ def test_pictures_of_two_sizes_or_without_end(tmp_path, monkeypatch):
     Image = pytest.importorskip("PIL.Image")
     import io
 
-    from fedjax_dp.data.formats import pictures
+    from fedjax_dp.data import pictures
 
     def png(*size, mode="L"):
         buffer = io.BytesIO()

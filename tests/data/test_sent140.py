@@ -5,7 +5,7 @@ import pytest
 from helpers import refusal
 
 from fedjax_dp import data
-from fedjax_dp.data.formats.sequences import cut_words, most_frequent, of_words, words_of
+from fedjax_dp.data.sequences import cut_words, most_frequent, of_words, words_of
 
 
 def write_messages(folder, rows, header="user,positive,text"):

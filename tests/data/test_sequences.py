@@ -5,7 +5,7 @@ import pytest
 from client_files import POSTS, SNIPPETS, database, example, hdf5
 
 from fedjax_dp.data import Vocabulary, load
-from fedjax_dp.data.formats.sequences import LEAF_CHARACTERS, TFF_CHARACTERS, numbered, rows_of_text
+from fedjax_dp.data.sequences import LEAF_CHARACTERS, TFF_CHARACTERS, numbered, rows_of_text
 
 
 def everything(found):

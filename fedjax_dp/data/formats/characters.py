@@ -7,7 +7,9 @@ import numpy as np
 from fedjax_dp import errors
 from fedjax_dp.accounting.neighbours import Unit
 from fedjax_dp.data.files import damaged
-from fedjax_dp.data.formats.sequences import (
+from fedjax_dp.data.reading import CUT, Reading
+from fedjax_dp.data.records import TEST_FRACTION, Split, data_set, whole
+from fedjax_dp.data.sequences import (
     LEAF_CHARACTERS,
     TFF_CHARACTERS,
     check_cut,
@@ -17,8 +19,6 @@ from fedjax_dp.data.formats.sequences import (
     rows_of_text,
     smallest,
 )
-from fedjax_dp.data.formats.splits import TEST_FRACTION, Split, data_set, whole
-from fedjax_dp.data.reading import CUT, Reading
 from fedjax_dp.data.store import Dataset, UnitBound
 from fedjax_dp.data.targets import Vocabulary
 

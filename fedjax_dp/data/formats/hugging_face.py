@@ -11,11 +11,11 @@ import numpy as np
 
 from fedjax_dp import errors, folders
 from fedjax_dp.data.files import ARROW_EXTENSION, check_file, check_growth, check_id, damaged, readable
-from fedjax_dp.data.formats.json_files import list_of, object_of, read_json
-from fedjax_dp.data.formats.pictures import decoded
-from fedjax_dp.data.formats.splits import Split, as_task, data_set, numbered_labels, reshaped, whole
 from fedjax_dp.data.formats.words import CLASSIFIED_OPTIONS, SENTENCE_OPTIONS, classified, sentences
+from fedjax_dp.data.json_files import list_of, object_of, read_json
+from fedjax_dp.data.pictures import decoded
 from fedjax_dp.data.reading import COLUMNS, Reading
+from fedjax_dp.data.records import Split, as_task, data_set, numbered_labels, reshaped, whole
 from fedjax_dp.data.store import Dataset
 
 END = b"\xff\xff\xff\xff" + bytes(4)  # of a stream; without it pyarrow takes one that is cut short for a whole one

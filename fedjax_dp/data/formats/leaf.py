@@ -16,10 +16,10 @@ import numpy as np
 from fedjax_dp import errors, folders
 from fedjax_dp.data.files import check_id, damaged
 from fedjax_dp.data.formats.characters import WINDOW_OPTIONS, windows
-from fedjax_dp.data.formats.json_files import kind_of, list_of, object_of, read_json
-from fedjax_dp.data.formats.splits import NumberColumn, Split, as_task, data_set, reshaped, whole
 from fedjax_dp.data.formats.words import CLASSIFIED_OPTIONS, ROW_OPTIONS, classified, token_rows
+from fedjax_dp.data.json_files import kind_of, list_of, object_of, read_json
 from fedjax_dp.data.reading import Reading
+from fedjax_dp.data.records import NumberColumn, Split, as_task, data_set, reshaped, whole
 from fedjax_dp.data.store import Dataset
 
 FEMNIST = (784, 62)  # numbers of an image, classes

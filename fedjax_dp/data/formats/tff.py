@@ -15,10 +15,10 @@ from fedjax_dp import errors
 from fedjax_dp.data.files import check_file, check_growth, check_id, check_labels, damaged
 from fedjax_dp.data.formats import database, hdf5
 from fedjax_dp.data.formats.characters import SNIPPET_OPTIONS, snippets
-from fedjax_dp.data.formats.splits import NumberColumn, Split, data_set, reshaped, whole
 from fedjax_dp.data.formats.tf_example import ExampleError, features_of
 from fedjax_dp.data.formats.words import SENTENCE_OPTIONS, sentences
 from fedjax_dp.data.reading import NAMES, Reading
+from fedjax_dp.data.records import NumberColumn, Split, data_set, reshaped, whole
 from fedjax_dp.data.store import Dataset
 
 EXAMPLES = ("split_name", "client_id", "serialized_example_proto")

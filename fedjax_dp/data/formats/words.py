@@ -8,7 +8,9 @@ import numpy as np
 
 from fedjax_dp import errors
 from fedjax_dp.data.files import damaged
-from fedjax_dp.data.formats.sequences import (
+from fedjax_dp.data.reading import Reading
+from fedjax_dp.data.records import Split, data_set, whole
+from fedjax_dp.data.sequences import (
     CONVENTIONS,
     MOST_WORDS,
     WORDS,
@@ -22,8 +24,6 @@ from fedjax_dp.data.formats.sequences import (
     sentence,
     words_of,
 )
-from fedjax_dp.data.formats.splits import Split, data_set, whole
-from fedjax_dp.data.reading import Reading
 from fedjax_dp.data.store import Dataset
 
 CLASSIFIED_OPTIONS = ("length", "vocabulary", "vocabulary_size", "oov_buckets")

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedjax_dp import errors
 from fedjax_dp.data.files import check_file, damaged
-from fedjax_dp.data.formats.splits import data_set
+from fedjax_dp.data.records import data_set
 from fedjax_dp.data.store import Dataset
 from fedjax_dp.data.targets import Vocabulary
 
