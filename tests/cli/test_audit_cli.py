@@ -6,6 +6,7 @@ import json
 import math
 import pathlib
 import shlex
+import sys
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -246,3 +247,18 @@ def test_a_bound_in_l1_is_audited_by_a_canary_of_one_parameter(capsys):
     code, told = asked(capsys, *words)
     assert code == 0
     assert told["others"].endswith(", the canary of one parameter")
+
+
+@pytest.mark.slow
+def test_the_run_that_was_prepared_is_audited_without_another_plan_of_it(monkeypatch, capsys):
+    def planned(*_, **__):
+        raise AssertionError("planned again")
+
+    def ended(run, **_):
+        raise fdp.ConfigurationError(f"{run.rounds} rounds, epsilon {run.terms.epsilon}")
+
+    module = sys.modules["fedjax_dp.audits.audit"]
+    monkeypatch.setattr(module, "plan_run", planned)
+    monkeypatch.setattr(module, "set_up", ended, raising=False)
+    assert cli.main(["audit", *SMALL]) == 2
+    assert "2 rounds, epsilon None" in capsys.readouterr().err
