@@ -196,7 +196,7 @@ RETIRED: dict[str, str] = {  # names of before, of an option, a choice or a key,
     "completion": "fedjax-dp --install-completion takes its place",
     **dict.fromkeys(("serve", "port"), "fedjax-dp run --track shows a run that is under way in an experiment tracker"),
     **dict.fromkeys(
-        ("compile_for", "--price"),  # the latter as a flag alone: data have columns of that name
+        ("compile_for", "price"),
         "python benchmarks/compiled.py --help says how to plan for an accelerator that is not here",
     ),
 }
@@ -220,17 +220,20 @@ def nearest(word: str, names: Iterable[str]) -> list[str]:
 
 def suggested(word: str, names: Iterable[str], otherwise: str = "") -> str:
     """The remedy for a name that is none of `names`: `did you mean ...?`, or something else where none is near."""
-    if instead := RETIRED.get(word) or RETIRED.get(_plain(word)):
-        return instead
     near = nearest(word, names)
     return f"did you mean {near[0]}?" if near else otherwise
+
+
+def replacement(word: str) -> str:
+    """The remedy for an option, a choice or a key of before; empty for any other name."""
+    return RETIRED.get(_plain(word), "")
 
 
 def require_choice(what: str, value: str, choices: Iterable[str]) -> None:
     """One of `choices`; the nearest name is offered."""
     names = list(choices)
     if not isinstance(value, str) or value not in names:
-        remedy = suggested(value, names) if isinstance(value, str) else ""
+        remedy = replacement(value) or suggested(value, names) if isinstance(value, str) else ""
         listed = f"one of {len(names)} names" if remedy and len(names) > 30 else "one of " + ", ".join(names)
         raise refuse(what, repr(value), listed, remedy)
 
