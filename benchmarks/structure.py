@@ -21,7 +21,7 @@ from typing import Any
 import fedjax_dp as fdp
 
 PACKAGE = pathlib.Path(fdp.__file__).parent
-TOOLS = ("audits", "cli", "deployments", "figures", "papers", "reports", "testing", "tools", "trackers")
+TOOLS = ("audits", "cli", "deployments", "figures", "latency", "papers", "reports", "testing", "tools", "trackers")
 
 
 def executed(call: Callable[[], Any]) -> collections.Counter[tuple[str, str]]:

@@ -12,7 +12,7 @@ from typing import Self, TypeVar
 import numpy as np
 
 from fedjax_dp import errors
-from fedjax_dp.accounting.neighbours import NotCoveredError, Unit
+from fedjax_dp.accounting.neighbours import Adjacency, NotCoveredError, Unit
 from fedjax_dp.accounting.releases import GaussianSteps, Release
 
 T = TypeVar("T")
@@ -132,6 +132,11 @@ def of_group(event: Event, unit: Unit, group: int) -> Event:
 def joined(events: Sequence[Event]) -> Event:
     """One after the other."""
     return events[0] if len(events) == 1 else Composed(tuple(events))
+
+
+def adjacency_of(events: Iterable[Event]) -> Adjacency | None:
+    """Of whatever is released; None where nothing is."""
+    return next((step.adjacency for event in distinct(events) for step, _ in event.leaves()), None)
 
 
 def distinct(ledger: Iterable[Event]) -> list[Event]:

@@ -23,7 +23,7 @@ from fedjax_dp.audits.verdict import Audit, judged
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.models import Model, usual_model
 from fedjax_dp.options import of_class
-from fedjax_dp.privacy.guarantees import contradiction
+from fedjax_dp.privacy.guarantees import verification_error
 from fedjax_dp.privacy.planned_run import PlannedRun, plan_run
 from fedjax_dp.privacy.protection import noise_of, with_noise
 from fedjax_dp.privacy.terms import PrivacyOptions, PrivacyTerms
@@ -135,7 +135,7 @@ def audit_run(
     curve = _tested(setup, claim, accountant)
     if one_run is None:
         _require_trials(trials, len(setup.games), curve, setup.epsilon if claim is None else claim, significance)
-    contradicted = contradiction(run)
+    contradicted = verification_error(run)
     runner = TrialRunner(next(iter(setup.games.values())), run.seed, lanes, setup.bits)
     traces = {name: _trace(runner, game) for name, game in setup.games.items()}
     times = np.any(list(traces.values()), axis=0)

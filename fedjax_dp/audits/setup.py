@@ -89,7 +89,7 @@ def set_up(
     # Of what is trained, not of phases before; clients that are played are as many, of the same sizes.
     known, terms = {INITIALIZATION: run.initialization.unattacked}, dataclasses.replace(run.terms, view=run.view.value)
     counted = dataclasses.replace(run, data=store, model=played, seed=seed, terms=terms, _drawn=known)
-    promise = guarantees.stated(counted)
+    promise = guarantees.unverified_guarantee(counted)
     if math.isinf(promise.epsilon) or promise.delta is None:
         raise errors.refuse(
             "algorithm",

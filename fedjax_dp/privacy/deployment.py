@@ -6,18 +6,25 @@ model moves as noisily as the deployment's would, and its mean over clients vari
 released by the run itself has r / R of the noise that the promise is of.
 """
 
-from typing import NamedTuple
+import dataclasses
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from fedjax_dp import errors
-from fedjax_dp.accounting import Unit
+from fedjax_dp.accounting import FullBatch, Unit
+from fedjax_dp.accounting.events import distinct
+from fedjax_dp.accounting.guarantee import Deployment
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.parts.cohorts import Cohort
 from fedjax_dp.privacy.protection import noise_of, unit_of
+from fedjax_dp.privacy.qualifiers import Account, Qualifier
 from fedjax_dp.privacy.terms import PrivacyTerms
 from fedjax_dp.pytrees import changed
 from fedjax_dp.rounds.algorithm import Algorithm
+
+if TYPE_CHECKING:
+    from fedjax_dp.privacy.planned_run import PlannedRun
 
 BY_SCHEDULE = ("worst", "expected", "once")  # participation that counts rounds of the simulated clients
 
@@ -33,13 +40,55 @@ class Clients(NamedTuple):
         return self.cohort.expected_size(self.num_clients)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Deployed(Qualifier):
+    """A qualifier: the Guarantee is of the deployment, the run's own epsilon stands beside it."""
+
+    run: "PlannedRun"
+
+    def fields(self, account: Account) -> dict[str, Any]:
+        run, step = self.run, next(step for event in distinct(account.events) for step, _ in event.leaves())
+        size, population = run.promised.size, run.promised.num_clients
+        sampler = str(step.sampling)
+        if isinstance(step.sampling, FullBatch):
+            often = f"each client in at most {step.count:,} of them"
+            sampler = f"who takes part is public, {often if step.count < run.rounds else 'every client in all'}"
+        deployment = Deployment(
+            cohort_size=size,
+            population=population,
+            rounds=run.rounds,
+            sampler=sampler,
+            noise_ratio=float(run.algorithm.upload.noise_ratio or 1.0),
+            simulated_cohort=run.algorithm.cohort.expected_size(run.data.num_clients),
+            simulated_population=run.data.num_clients,
+        )
+        return {"deployment": deployment, "own": account.guarantee_of(run.by_itself).epsilon}
+
+
+def of_deployment(run: "PlannedRun") -> Deployed:
+    """The qualifier of a run that stands for a deployment."""
+    stale: tuple[str, ...] = ()
+    if run.algorithm.local.has_client_state:  # it is another in the simulation, though noise is alike
+        apart = run.promised.num_clients / run.promised.size
+        stale = (
+            "what clients keep is as old as rounds of the simulated clients make it; in the deployment a client is "
+            f"drawn once in {apart:.4g} rounds",
+        )
+    lines = (
+        "the deployment trains by the same algorithm on clients whose weights are bounded as here, and its cohorts "
+        "are drawn as stated",
+        "noise on the mean is the deployment's, but a mean of so few clients varies more than one of its cohorts: "
+        "results are pessimistic",
+    )
+    return Deployed(run=run, assumptions=lines, warnings=stale)
+
+
 def standing_for(algorithm: Algorithm, data: FederatedData, terms: PrivacyTerms) -> Algorithm:
-    """The algorithm with r / R of its noise, where the terms speak of a deployment.
+    """The algorithm with r / R of its noise, for terms that speak of a deployment.
 
     Raises: ConfigurationError for what cannot stand for one.
     """
-    if terms.deployment is None:
-        return algorithm
+    assert terms.deployment is not None
     size, population = terms.deployment
     simulated = Clients(algorithm.cohort, data.num_clients)
     _check_algorithm(algorithm, size, terms)
@@ -51,7 +100,7 @@ def standing_for(algorithm: Algorithm, data: FederatedData, terms: PrivacyTerms)
         raise errors.refuse("deployment_population", population, wanted, "simulate fewer clients")
     if size > population:
         raise errors.refuse("deployment_cohort", size, f"at most the deployment_population of {population}")
-    deployed = clients_of(algorithm, terms, data.num_clients)
+    deployed = clients_of(algorithm, terms)
     deployed.cohort.check(population)
     if deployed.size != size:
         wanted = f"{deployed.size}, as {type(deployed.cohort).__name__} takes so many of {population}"
@@ -59,10 +108,9 @@ def standing_for(algorithm: Algorithm, data: FederatedData, terms: PrivacyTerms)
     return changed(algorithm, upload=changed(algorithm.upload, noise_ratio=simulated.size / size))
 
 
-def clients_of(algorithm: Algorithm, terms: PrivacyTerms, num_clients: int) -> Clients:
-    """Whom the Guarantee is of: the deployment's clients, or those that are simulated."""
-    if terms.deployment is None:
-        return Clients(algorithm.cohort, num_clients)
+def clients_of(algorithm: Algorithm, terms: PrivacyTerms) -> Clients:
+    """The deployment's clients."""
+    assert terms.deployment is not None
     size, population = terms.deployment
     return Clients(algorithm.cohort.resized(size), population)
 

@@ -3,18 +3,15 @@
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, Unpack
+from typing import NamedTuple, Unpack
 
 import numpy as np
 
 from fedjax_dp import accounting, errors, hooks, inspection
-from fedjax_dp.accounting import Event, Guarantee, Unit, View
-from fedjax_dp.accounting.composed_phases import about
+from fedjax_dp.accounting import Guarantee, Unit
 from fedjax_dp.accounting.events import distinct, each
 from fedjax_dp.accounting.guarantee import (
     FLOAT_NOISE,
-    Deployment,
-    EarlierPhase,
     NoiseMultipliers,
     delta_warnings,
     no_privacy,
@@ -25,19 +22,12 @@ from fedjax_dp.data.store import FederatedData
 from fedjax_dp.inspection import constants, flow
 from fedjax_dp.models import Model
 from fedjax_dp.parts import facts
-from fedjax_dp.parts.noise import correlated_source
-from fedjax_dp.privacy.client_events import (
-    adjacency_of,
-    client_events,
-    counted_as,
-    remembers,
-    training_of,
-    with_before,
-    with_paid,
-)
+from fedjax_dp.privacy.assumptions import assumptions
+from fedjax_dp.privacy.client_events import client_events, counted_as, own_events, qualified, training_of
 from fedjax_dp.privacy.halting import halted, require_halting
 from fedjax_dp.privacy.planned_run import PlannedRun, plan_run
 from fedjax_dp.privacy.protection import noise_of, unit_of, views_of
+from fedjax_dp.privacy.qualifiers import Account, Target
 from fedjax_dp.privacy.terms import BY_NAME_ALONE, PrivacyOptions, PrivacyTerms
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.simulation import check
@@ -69,7 +59,7 @@ def calibrate(
     run = plan_run(algorithm, data, rounds=rounds, seed=seed, model=model, terms=terms)
     noised = calibrated(run, progress)
     if run.terms.sigma_mode not in hooks.NOISE_RULES:
-        _require_believable(noised)
+        verify_custom_parts(noised)
     return noised.algorithm
 
 
@@ -108,18 +98,15 @@ def _with_least_noise(run: PlannedRun, progress: Callable[[int, int], None] | No
         got = f"{min(budgets):.4g}" + (f" to {max(budgets):.4g}" if min(budgets) < max(budgets) else "")
         raise errors.refuse("epsilon", got, "left out where no noise gives one", reason)
     unit_noise = run.with_noise(1.0)
-    paid = algorithm.cohort.prior_event
-    if paid is not None:  # noise that is already fixed: take a tenth of delta, and its epsilon, off the budget
-        spent = accounting.epsilon_of(paid, delta / 10, terms.accountant)
-        budgets, delta = [_left(budget, spent) for budget in budgets], 0.9 * delta
-    ledger = training_of(unit_noise, at_least=1)
-    if not any(True for event in distinct(ledger) for _ in event.leaves()):
+    target = Target(training_of(unit_noise, at_least=1), budgets, delta)
+    if not any(True for event in distinct(target.events) for _ in event.leaves()):
         wanted, remedy = "one in which records are released", "use view deployed, or give noise_multiplier"
         raise errors.refuse("view", run.view.value, wanted, remedy)
-    _require_left(run, ledger, budgets, delta)
-    ledger = with_before(run, ledger)
+    for one in run.qualifiers:
+        target = one.target(target, terms.accountant)
+    ledger, delta = target.events, target.delta
     numbers = {event: number for number, event in enumerate(distinct(ledger))}
-    kinds = list(zip(each(ledger, numbers.__getitem__), budgets, strict=True))
+    kinds = list(zip(each(ledger, numbers.__getitem__), target.budgets, strict=True))
     events, noise = list(numbers), dict.fromkeys(kinds, 0.0)
     for done, (number, budget) in enumerate(noise):
         noise[number, budget] = accounting.noise_factor_for(events[number], budget, delta, terms.accountant)
@@ -134,16 +121,16 @@ def _with_least_noise(run: PlannedRun, progress: Callable[[int, int], None] | No
     return run.with_noise(float(multipliers[0]) if common else multipliers)
 
 
-def contradiction(run: PlannedRun) -> str | None:
+def verification_error(run: PlannedRun) -> str | None:
     """What speaks against the statements of its parts without running it, or None: see `guarantee`."""
     try:
-        _require_believable(run)
+        verify_custom_parts(run)
     except errors.ConfigurationError as contradicted:
         return str(contradicted)
     return None
 
 
-def _require_believable(run: PlannedRun) -> None:
+def verify_custom_parts(run: PlannedRun) -> None:
     """Refuse parts that leave a fact unsaid, and parts other than the project's own that say what is not so."""
     facts.require_facts(run.algorithm)
     if constants.words_of(run.model) or getattr(run.model, "frozen", None) is not None:
@@ -160,39 +147,6 @@ def _require_believable(run: PlannedRun) -> None:
             )
     flow.require_accounted(run.algorithm, run.data, run.model)
     inspection.require_true(run.algorithm, run.data, run.model, run.rounds, run.draw_seed)
-
-
-def _require_left(run: PlannedRun, training: list[Event], budgets: list[float], delta: float) -> None:
-    """Refuse budgets that are spent by phases before, which no noise of the run changes."""
-    past = run.past(adjacency_of(training))
-    if not past:
-        return
-    if max(sum(step.lost * count for step, count in event.leaves()) for event in distinct(past)) >= delta:
-        raise errors.refuse("delta", delta, "one at which the phases before have an epsilon", _unresolved(run))
-    spent = accounting.epsilons_of(past, delta, run.terms.accountant)
-    budget, most = min(zip(budgets, spent, strict=True), key=lambda pair: pair[0] - pair[1])
-    if not budget > most:
-        names = ", ".join(about(one.phase) for one in run.prior_runs)
-        wanted = f"above {most:.4g}, which {names} cost already at delta {delta:g}"
-        raise errors.refuse("epsilon", budget, wanted, "raise it, or begin with another start")
-
-
-def _unresolved(run: PlannedRun) -> str:
-    names = ", ".join(about(one.phase) for one in run.prior_runs)
-    return f"{names} has no epsilon at this delta; where epsilon and delta alone are known, delta must be above theirs"
-
-
-def _alone(run: PlannedRun, training: list[Event]) -> list[float]:
-    assert run.terms.delta is not None
-    return accounting.epsilons_of(training, run.terms.delta, run.terms.accountant)
-
-
-def _left(budget: float, spent: float) -> float:
-    if not budget > spent:
-        raise errors.refuse(
-            "epsilon", budget, f"above the {spent:.4g} that the sampling probabilities cost", "raise norm_noise"
-        )
-    return budget - spent
 
 
 def guarantee(
@@ -224,13 +178,14 @@ def guarantee(
     return with_attack(*prepare(run, progress))
 
 
-def guaranteed(run: PlannedRun, progress: Callable[[int, int], None] | None = None) -> Guarantee:
-    promise = stated(run, progress=progress)
+def verified_guarantee(run: PlannedRun, progress: Callable[[int, int], None] | None = None) -> Guarantee:
+    promise = unverified_guarantee(run, progress=progress)
     if not promise.reason:
-        _require_believable(run)
+        verify_custom_parts(run)
     if run.terms.view is None:
         others = [view for view in views_of(run.algorithm) if view is not run.view]
-        elsewhere = tuple(stated(run.counted(view=view.value, epsilon=None, colluders=0)) for view in others)
+        runs = (run.counted(view=view.value, epsilon=None, colluders=0) for view in others)
+        elsewhere = tuple(map(unverified_guarantee, runs))
         promise = dataclasses.replace(promise, elsewhere=elsewhere)
     return promise if run.terms.any_budget is None else over_budget(promise, run.terms)
 
@@ -276,13 +231,13 @@ def prepare(run: PlannedRun, progress: Callable[[int, int], None] | None = None)
         raise errors.refuse("delta", "none", "given for a private algorithm", "delta below 1 / records is usual")
     if run.terms.stop_at_epsilon is not None:
         require_halting(run)
-        run = halted(run, stated(run))
+        run = halted(run, unverified_guarantee(run))
     if run.terms.epsilon is not None:
         run, progress = calibrated(run, progress), None
-    return PreparedRun(run, guaranteed(run, progress))
+    return PreparedRun(run, verified_guarantee(run, progress))
 
 
-def stated(run: PlannedRun, progress: Callable[[int, int], None] | None = None) -> Guarantee:
+def unverified_guarantee(run: PlannedRun, progress: Callable[[int, int], None] | None = None) -> Guarantee:
     """The same from what the parts state, which is not looked into: for those who try to break it, as audits do."""
     algorithm, data, terms = run.algorithm, run.data, run.terms
     num_clients, unit, delta = data.num_clients, run.unit, terms.delta
@@ -293,8 +248,6 @@ def stated(run: PlannedRun, progress: Callable[[int, int], None] | None = None) 
         raise errors.refuse("delta", "none", "given for a private algorithm", "delta below 1 / records is usual")
     errors.require_delta(delta)
     training = training_of(run)
-    alone = with_paid(algorithm, training)
-    ledger = with_before(run, alone)
     steps = [step for event in distinct(training) for step, _ in event.leaves()]
     noise = noise_of(algorithm)
     if terms.deployment is None and algorithm.upload.noise_ratio is not None:
@@ -304,84 +257,44 @@ def stated(run: PlannedRun, progress: Callable[[int, int], None] | None = None) 
         return no_privacy(num_clients, f"{what} are clipped but noise_multiplier is 0", run.view)
     if any(step.reveals_everything for step in steps):
         return no_privacy(num_clients, "some clients add no noise: their noise_multiplier is 0", run.view)
-    epsilons = tuple(accounting.epsilons_of(ledger, delta, terms.accountant, progress))
-    if run.prior_runs and math.isinf(max(epsilons)) and not math.isinf(max(_alone(run, alone))):
-        return no_privacy(num_clients, _unresolved(run), run.view)
-    adjacency = steps[0].adjacency if steps else accounting.Adjacency.REPLACE_ONE
-    before = _phases(run, alone, delta) if run.prior_runs else ()
+    events = qualified(run, training)
+    epsilons = tuple(accounting.epsilons_of(events, delta, terms.accountant, progress))
+    account = Account(own_events(run, training), delta, terms.accountant, unverified_guarantee)
+    if math.isinf(max(epsilons)):
+        for one in run.qualifiers:
+            if (reason := one.infinite_reason(account)) is not None:
+                return no_privacy(num_clients, reason, run.view)
     members = [run.promised.num_clients] if unit is Unit.CLIENT else np.asarray(data.sizes).tolist()
+    caveats = [BY_NAME_ALONE.get(counted_as(run)), *(one.caveat for one in run.qualifiers)]
+    further = [one.fields(account) for one in run.qualifiers]
     return Guarantee(
         epsilons,
         delta,
         unit,
-        adjacency,
-        run.view,
-        accounting.ACCOUNTANTS[terms.accountant].about,
-        (
-            *_assumptions(run, steps),
-            *_stop(run),
-            *run.initialization.assumptions,
-            *_words(run),
+        adjacency=steps[0].adjacency if steps else accounting.Adjacency.REPLACE_ONE,
+        view=run.view,
+        accountant=accounting.ACCOUNTANTS[terms.accountant].about,
+        assumptions=(
+            *assumptions(run, steps),
+            *(line for one in run.qualifiers for line in one.assumptions),
+            *_trusted(run),
             FLOAT_NOISE,
         ),
-        hooks.Deferred(hooks.claims_about, run, delta, epsilons, ledger)
-        if not (terms.deployment or unit.of_records or before)
+        claims=hooks.Deferred(hooks.claims_about, run, delta, epsilons, events)
+        if all(one.published for one in run.qualifiers)
         else (),
-        (
+        warnings=(
             *epsilon_warnings(max(epsilons)),
             *delta_warnings(delta, members, unit),
-            *run.initialization.warnings,
+            *(line for one in run.qualifiers for line in one.warnings),
             *_shared_parts(data, unit),
             *_learnt(data),
-            *_stale(run),
         ),
-        caveat="; ".join(filter(None, (BY_NAME_ALONE.get(counted_as(run)), run.initialization.caveat))) or None,
+        caveat="; ".join(filter(None, caveats)) or None,
         noise=None if noise is None else NoiseMultipliers.of(np.ravel(np.asarray(noise, float)).tolist()),
         names=_names(data, unit),
-        deployment=_deployment(run, steps),
-        own=None if terms.deployment is None else stated(run.by_itself).epsilon,
-        phases=before,
-        alone=max(_alone(run, alone)) if before else None,
+        **{name: value for fields in further for name, value in fields.items()},
     )
-
-
-def _phases(run: PlannedRun, training: list[Event], delta: float) -> tuple[EarlierPhase, ...]:
-    phases, adjacency, accountant = [], adjacency_of(training), run.terms.accountant
-    for one, events in zip(run.prior_runs, run.earlier(adjacency), strict=True):
-        epsilon = max(accounting.epsilons_of(events, delta, accountant))
-        phases.append(EarlierPhase(about(one.phase), epsilon, one.phase.get("view"), one.members))
-    return tuple(phases)
-
-
-def _deployment(run: PlannedRun, steps: list[Any]) -> Deployment | None:
-    """What the Guarantee is of, where it is not of the run itself."""
-    if run.terms.deployment is None:
-        return None
-    size, population = run.terms.deployment
-    sampled = not isinstance(steps[0].sampling, accounting.FullBatch)
-    turns = (
-        f"each client in at most {steps[0].count:,} of them" if steps[0].count < run.rounds else "every client in all"
-    )
-    return Deployment(
-        cohort_size=size,
-        population=population,
-        rounds=run.rounds,
-        sampler=str(steps[0].sampling) if sampled else f"who takes part is public, {turns}",
-        noise_ratio=float(run.algorithm.upload.noise_ratio or 1.0),
-        simulated_cohort=run.algorithm.cohort.expected_size(run.data.num_clients),
-        simulated_population=run.data.num_clients,
-    )
-
-
-def _stale(run: PlannedRun) -> list[str]:
-    """What is another in the simulation than in its deployment, though noise is alike."""
-    if run.terms.deployment is None or not run.algorithm.local.has_client_state:
-        return []
-    size, population = run.terms.deployment
-    return [
-        "what clients keep is as old as rounds of the simulated clients make it; in the deployment a client is drawn "
-        f"once in {population / size:.4g} rounds"
-    ]
 
 
 def _names(data: FederatedData, unit: Unit) -> tuple[str, ...]:
@@ -390,17 +303,7 @@ def _names(data: FederatedData, unit: Unit) -> tuple[str, ...]:
     return data.names.listed if data.names is not None and few and unit is Unit.RECORD else ()
 
 
-def _stop(run: PlannedRun) -> list[str]:
-    """That a result may end the run."""
-    if run.terms.stop is None:
-        return []
-    return [
-        f"the run ends where {run.terms.stop} is reached on a test set of no client's records, which nothing protects, "
-        "and is counted with all its rounds"
-    ]
-
-
-def _words(run: PlannedRun) -> list[str]:
+def _trusted(run: PlannedRun) -> list[str]:
     """What rests on somebody's word."""
     words = [*inspection.words_of(run.algorithm), *constants.words_of(run.model)]
     return [*words, "the test set is public"] if words and run.private_tests is None else words
@@ -424,148 +327,6 @@ def _learnt(data: FederatedData) -> list[str]:
             "epsilon does not cover what is measured on records that clients hold out, without noise, nor choices by it"
         )
     return lines
-
-
-def _assumptions(
-    run: PlannedRun,
-    steps: list[Any],
-) -> list[str]:
-    algorithm, colluders = run.algorithm, run.terms.colluders
-    participation = counted_as(run)
-    cohorts = {
-        "schedule": "which clients take part is drawn from the seed, independent of all data, and may be public",
-        "law": "cohorts are drawn by their law, independent of all data; delta is an average over the draw: once that "
-        "is known, a client drawn often may have more than epsilon",
-        "worst": "every client is accounted for all rounds",
-        "expected": "every client is accounted for the mean number of rounds",
-        "once": "a single round of the run is accounted for, whichever it is",
-    }
-    if participation != run.terms.participation:
-        cohorts[participation] += f"; for participation {run.terms.participation} no less is known here"
-    if algorithm.cohort.log(run.data.num_clients) is not None:
-        cohorts["schedule"] = (
-            "who takes part stands in a log, which is public and knows no records on the word of who wrote it"
-        )
-    unit, local = unit_of(algorithm), algorithm.local
-    if not steps:
-        return [cohorts[participation]]
-    if unit is Unit.CLIENT:
-        hidden = not isinstance(steps[0].sampling, accounting.FullBatch)
-        lines = [
-            *_changing(run),
-            f"clients by {steps[0].sampling}, and nobody sees which take part" if hidden else cohorts[participation],
-            *_kept(run, hidden),
-            *_known_members(run, hidden),
-            "the number of clients, their shares and all divisors are public",
-            "the server sums, clips nothing itself and adds the noise honestly"
-            if not algorithm.upload.shared_noise
-            else f"every client of a cohort adds its share of the noise, {colluders} of them help the adversary",
-        ]
-        if run.terms.deployment is not None:
-            lines += [
-                "the deployment trains by the same algorithm on clients whose weights are bounded as here, and its "
-                "cohorts are drawn as stated",
-                "noise on the mean is the deployment's, but a mean of so few clients varies more than one of its "
-                "cohorts: results are pessimistic",
-            ]
-        if correlated_source(algorithm.upload) is not None:
-            lines.append("noise is correlated over rounds and counted as one release of the whole run")
-        return lines
-    if algorithm.cohort.prior_event is not None:
-        cohorts["worst"] = (
-            "cohorts follow what clients sent of their records, a release that is counted; therefore every client is "
-            "accounted for all rounds"
-        )
-    if algorithm.cohort is not algorithm.cohort.base:
-        cohorts[participation] += "; who of them answers does not depend on records"
-    lines = [cohorts[participation], f"each local step uses fresh randomness: {_sampling_words(steps)}"]
-    if correlated_source(local.privatizer) is not None:
-        lines[1] = "noise is correlated over a round's steps, which are counted as one release without sampling"
-    lines.append(
-        "the numbers of records of all clients are public"
-        if steps[0].adjacency is not accounting.Adjacency.ADD_REMOVE
-        else "each client's sampling rate, divisor and number of steps are public constants, whoever joins or leaves"
-    )
-    lines += _kept_of_units(run)
-    lines += [*_changing(run), *local.privatizer.assumptions]
-    if local.initial_release:
-        lines.append("every client's warm start is counted, once")
-    if run.view is not View.UPLOADS:
-        gains = run.gains
-        if np.all(gains == 1):
-            lines.append("a client's own noise alone is counted: a cohort's adds up for one plain local step only")
-        else:
-            low, high = (f"{gain:.3g}" for gain in (gains.min(), gains.max()))
-            between = low if low == high else f"{low} to {high}"
-            lines.append(
-                f"what is seen carries {between} times the variance of a client's own noise, with "
-                f"{colluders} of a cohort helping the adversary"
-            )
-            if algorithm.transport.resolution:
-                lines.append(
-                    "no message overflows the secure sum: it would stop the run, "
-                    "which then has the epsilon of view uploads"
-                )
-    return lines
-
-
-def _kept_of_units(run: PlannedRun) -> list[str]:
-    """How many records the unit has, and by what rule."""
-    unit, bound = run.unit, run.bound
-    if unit is Unit.TOKEN:
-        return [f"a token stands in at most {bound.records} records, all at one client, by how texts are cut"]
-    if not unit.of_records:
-        return []
-    by_rule = "by a rule that knows ids alone"
-    if bound.clients == 1:
-        first = "the first in the order of the data, at the first client that has some"
-        return [f"a {unit.value} has at most {bound.records} records, all at one client: {first}, {by_rule}"]
-    return [
-        f"a {unit.value} has at most {bound.records} records at each of at most {bound.clients} clients: the first in "
-        f"the order of the data, {by_rule}; beside each client it may have the dearest others"
-    ]
-
-
-def _changing(run: PlannedRun) -> list[str]:
-    """That noise differs from round to round."""
-    factors = run.noise_levels.factors
-    if len(factors) == 1:
-        return []
-    between = f"{factors.min():.4g} to {factors.max():.4g}"
-    by_round = f"noise multipliers are of round 0; by round they are {between} times as large, fixed beforehand"
-    return [f"{by_round}, and every round is counted with its own"]
-
-
-def _kept(run: PlannedRun, hidden: bool) -> list[str]:
-    """What clients that keep something are counted by, under noise on whole clients."""
-    if not remembers(run.algorithm):
-        return []
-    if hidden:
-        return ["what a client keeps changes in its own rounds alone, by its own records and what was released"]
-    public = "clients keep what acts on later updates: their draw is counted as public, so that it hides nothing"
-    return [public] if run.algorithm.cohort.drawn else []
-
-
-def _known_members(run: PlannedRun, hidden: bool) -> list[str]:
-    """That the draw would hide a client from who takes no part itself."""
-    cohort, num_clients = run.promised
-    if hidden or remembers(run.algorithm) or isinstance(cohort.amplified(num_clients, 0)[0], accounting.FullBatch):
-        return []
-    if not isinstance(cohort.amplified(num_clients, run.helpers)[0], accounting.FullBatch):
-        return []
-    return [
-        "nothing is known of who is drawn in the eyes of members of a cohort: their draw is counted as public, so that "
-        "it hides nothing (view final_model has no such members)"
-    ]
-
-
-def _sampling_words(steps: list[Any]) -> str:
-    kinds = list(dict.fromkeys(step.sampling for step in steps))
-    sampled = [str(kind) for kind in kinds if not isinstance(kind, accounting.FullBatch)]
-    if not sampled:
-        return "all records in every step"
-    words = f"records by {sampled[0]}" + (f" and {len(sampled) - 1} more sizes" if len(sampled) > 1 else "")
-    return words + ", all records of clients with no more than a batch" * (len(sampled) < len(kinds))
 
 
 def over_budget(promise: Guarantee, terms: PrivacyTerms) -> Guarantee:

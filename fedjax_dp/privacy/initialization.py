@@ -6,13 +6,15 @@ ones that share none, or where somebody denies it; the Guarantee then names the 
 those of a data set may have been cropped, mirrored, scaled or relabelled.
 """
 
+import dataclasses
 import itertools
+import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fedjax_dp import errors
-from fedjax_dp.accounting import Event, Unit, View
+from fedjax_dp.accounting import Adjacency, Event, Unit, View, epsilons_of
 from fedjax_dp.accounting.composed_phases import (
     ANY_CLIENT,
     Kind,
@@ -21,13 +23,19 @@ from fedjax_dp.accounting.composed_phases import (
     events_for,
     is_private,
     kind_of,
+    past_of,
     same_clients,
+    with_past,
     without_price,
 )
+from fedjax_dp.accounting.events import adjacency_of, distinct
+from fedjax_dp.accounting.guarantee import EarlierPhase
 from fedjax_dp.data.names import share_no_records
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.models import Origin
 from fedjax_dp.models.origins import RUN, clients_in, longest_lines
+from fedjax_dp.privacy.qualifiers import Account, Qualifier, Target
+from fedjax_dp.privacy.terms import PrivacyTerms
 
 OF = "of the training alone, which begins with"
 SAY_SO = "say that it holds none of these clients' records (start_private false) if that is so"
@@ -63,14 +71,25 @@ class PriorRun(NamedTuple):
         return events_for(self.phase, self.known_by is not None, kind, num_clients)
 
 
-class Initialization(NamedTuple):
-    """What a Guarantee says of the values that training begins with."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Initialization(Qualifier):
+    """A qualifier: the values that training begins with, and the runs before that the Guarantee is of too.
 
-    reason: str | None = None  # why there is no epsilon
-    caveat: str | None = None  # what has to be read before the number
-    assumptions: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
-    prior_runs: tuple[PriorRun, ...] = ()  # that the Guarantee is of too
+    unit, num_clients  of the run
+    """
+
+    prior_runs: tuple[PriorRun, ...] = ()
+    unit: Unit = Unit.RECORD
+    num_clients: int = 0
+    own: bool = False
+    _events: dict[Adjacency | None, list[list[Event]]] = dataclasses.field(
+        default_factory=dict, compare=False, repr=False
+    )
+
+    @property
+    def listed(self) -> str:
+        """The prior runs in words."""
+        return ", ".join(about(one.phase) for one in self.prior_runs)
 
     @property
     def views(self) -> list[View]:
@@ -83,11 +102,20 @@ class Initialization(NamedTuple):
         """The same for a Guarantee of what follows the prior runs, where nobody attacks their own releases."""
         if not self.prior_runs:
             return self
-        listed = ", ".join(about(one.phase) for one in self.prior_runs)
-        caveat = f"{OF} the model of {listed}, whose own releases are not attacked"
-        return self._replace(caveat="; ".join(filter(None, (self.caveat, caveat))), assumptions=(), prior_runs=())
+        caveat = f"{OF} the model of {self.listed}, whose own releases are not attacked"
+        words = "; ".join(filter(None, (self.caveat, caveat)))
+        return dataclasses.replace(self, caveat=words, assumptions=(), published=True, prior_runs=())
 
-    def collusion_reason(self, colluders: int) -> str | None:
+    def on(self, terms: PrivacyTerms) -> "Initialization":
+        """The qualifier of a run on these terms: with the reason that they add, if they do."""
+        if self.reason is not None or not self.prior_runs:
+            return self
+        reason = self._collusion(terms.colluders)
+        if terms.deployment is not None:
+            reason = "nobody knows which members of a deployment were in the phase before"
+        return dataclasses.replace(self, reason=reason)
+
+    def _collusion(self, colluders: int) -> str | None:
         """That a prior run is counted against fewer helpers of the adversary than these, where some would matter."""
         for phase in (one.phase for one in self.prior_runs):
             known = phase.get("colluders")
@@ -95,8 +123,61 @@ class Initialization(NamedTuple):
                 return f"{about(phase)} before it is counted with {known} colluders: count both with as many"
         return None
 
+    def releases(self, events: list[Event]) -> list[Event]:
+        """With those of the prior runs.
 
-RANDOM = Initialization()
+        Raises: ConfigurationError where these are of another unit or other neighbours.
+        """
+        return with_past(past_of(self._earlier(adjacency_of(events))), events)
+
+    def target(self, target: Target, accountant: str) -> Target:
+        """Refuse budgets that the prior runs have spent, which no noise of the run changes."""
+        past = past_of(self._earlier(adjacency_of(target.events)))
+        if past is None:
+            return target
+        if max(sum(step.lost * count for step, count in event.leaves()) for event in distinct(past)) >= target.delta:
+            wanted = "one at which the phases before have an epsilon"
+            raise errors.refuse("delta", target.delta, wanted, self._unresolved)
+        costs = epsilons_of(past, target.delta, accountant)
+        budget, most = min(zip(target.budgets, costs, strict=True), key=lambda pair: pair[0] - pair[1])
+        if not budget > most:
+            wanted = f"above {most:.4g}, which {self.listed} cost already at delta {target.delta:g}"
+            raise errors.refuse("epsilon", budget, wanted, "raise it, or begin with another start")
+        return target._replace(events=with_past(past, target.events))
+
+    def infinite_reason(self, account: Account) -> str | None:
+        """That the prior runs have no epsilon at this delta, where the run by itself has one."""
+        if not self.prior_runs or math.isinf(max(epsilons_of(account.events, account.delta, account.accountant))):
+            return None
+        return self._unresolved
+
+    def fields(self, account: Account) -> dict[str, Any]:
+        if not self.prior_runs:
+            return {}
+        phases = []
+        for one, events in zip(self.prior_runs, self._earlier(adjacency_of(account.events)), strict=True):
+            epsilon = max(epsilons_of(events, account.delta, account.accountant))
+            phases.append(EarlierPhase(about(one.phase), epsilon, one.phase.get("view"), one.members))
+        alone = max(epsilons_of(account.events, account.delta, account.accountant))
+        return {"phases": tuple(phases), "alone": alone}
+
+    @property
+    def _unresolved(self) -> str:
+        return (
+            f"{self.listed} has no epsilon at this delta; where epsilon and delta alone are known, delta must be above "
+            "theirs"
+        )
+
+    def _earlier(self, adjacency: Adjacency | None) -> list[list[Event]]:
+        """What each prior run releases of each client, in neighbours that are the run's; None: it releases nothing."""
+        if adjacency not in self._events:
+            others = [kind[1] for one in self.prior_runs if (kind := kind_of(one.phase)) is not None]
+            kind = self.unit, adjacency or next(iter(others), Adjacency.REPLACE_ONE)
+            self._events[adjacency] = [one.events(kind, self.num_clients) for one in self.prior_runs]
+        return self._events[adjacency]
+
+
+RANDOM = Initialization(published=True)
 
 
 class _Sign(NamedTuple):
@@ -125,11 +206,14 @@ def initialization_of(origins: Sequence[Origin], data: FederatedData, unit: Unit
             "be the same numbers: begin with one of them"
         )
     return Initialization(
-        next(iter(reasons), None),
-        "; ".join(part.caveat for part in parts if part.caveat) or None,
-        tuple(line for part in parts for line in part.assumptions),
-        tuple(line for part in parts for line in part.warnings),
-        tuple(prior_runs),
+        reason=next(iter(reasons), None),
+        caveat="; ".join(part.caveat for part in parts if part.caveat) or None,
+        assumptions=tuple(line for part in parts for line in part.assumptions),
+        warnings=tuple(line for part in parts for line in part.warnings),
+        published=not prior_runs,
+        prior_runs=tuple(prior_runs),
+        unit=unit,
+        num_clients=data.num_clients,
     )
 
 
@@ -162,7 +246,7 @@ def _of_one(origin: Origin, data: FederatedData, unit: Unit) -> Initialization:
         if not is_private(phases[place]):
             remedy = f": {SAY_SO}" if sign.deniable else ""
             why = f": {without_price(phases[place])}" if phases[place]["kind"] == RUN else ""
-            return Initialization(f"training begins with {origin.name}, {sign.reason}{why}{remedy}")
+            return Initialization(reason=f"training begins with {origin.name}, {sign.reason}{why}{remedy}")
     facts = clients_in(data, data.checksum, unit is not Unit.CLIENT) if counted else {}
     prior_runs = tuple(PriorRun(phases[place], same_clients(phases[place], facts)) for place in counted)
     denied = next((sign for place, sign in signs.items() if place not in counted), None)
@@ -171,7 +255,7 @@ def _of_one(origin: Origin, data: FederatedData, unit: Unit) -> Initialization:
     if denied is not None:
         return Initialization(caveat=f"{OF} {origin}, {word} although {denied.reason}", prior_runs=prior_runs)
     if (unknown := _unknown(origin, phases)) is not None:
-        return unknown._replace(prior_runs=prior_runs)
+        return dataclasses.replace(unknown, prior_runs=prior_runs)
     if prior_runs:
         return Initialization(assumptions=(_composed(origin, prior_runs, counted),), prior_runs=prior_runs)
     made_of = "" if origin.trained_on else ", ".join(filter(None, map(_made_of, phases)))
@@ -189,7 +273,7 @@ def _unknown(origin: Origin, phases: Sequence[Phase]) -> Initialization | None:
     words = f"parameters of unknown origin, {origin}"
     if origin.foreign:
         reason = f"training begins with {words}, that may hold records of these clients"
-        return Initialization(f"{reason}: say what they were trained on (start_data), or {SAY_SO}")
+        return Initialization(reason=f"{reason}: say what they were trained on (start_data), or {SAY_SO}")
     through = "" if unnamed == origin.name else f", through {unnamed}"
     return Initialization(
         caveat=f"{OF} {words}{through}, that may hold records of these clients",

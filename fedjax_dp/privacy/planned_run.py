@@ -12,8 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_dp import errors
-from fedjax_dp.accounting import Adjacency, Event, Unit, View
-from fedjax_dp.accounting.composed_phases import kind_of, past_of
+from fedjax_dp.accounting import Unit, View
 from fedjax_dp.accounting.views import helpers_of
 from fedjax_dp.data.store import FederatedData, UnitBound
 from fedjax_dp.models import Model, usual_model
@@ -22,21 +21,18 @@ from fedjax_dp.parts.by_round import changes_of
 from fedjax_dp.parts.cohorts import Members
 from fedjax_dp.parts.facts import of_the_project
 from fedjax_dp.parts.record_privacy import require_clip_norms
-from fedjax_dp.privacy.deployment import Clients, clients_of, standing_for
-from fedjax_dp.privacy.initialization import Initialization, PriorRun, initialization_of
+from fedjax_dp.privacy.deployment import Clients, clients_of, of_deployment, standing_for
+from fedjax_dp.privacy.early_stops import of_stop
+from fedjax_dp.privacy.groups import of_groups, require_bound
+from fedjax_dp.privacy.initialization import RANDOM, Initialization, PriorRun, initialization_of
 from fedjax_dp.privacy.protection import noise_of, noised, unit_of, unprotected, view_of, with_noise
+from fedjax_dp.privacy.qualifiers import Qualifier
+from fedjax_dp.privacy.setup_release import SetupRelease
 from fedjax_dp.privacy.terms import PrivacyOptions, PrivacyTerms
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.clients import draw_cohorts
 from fedjax_dp.rounds.simulation import check, run_key
 from fedjax_dp.tasks.measures import private_records
-
-BOUNDED_BY = {  # how one comes to know how many records a unit has
-    Unit.USER: "give --user-column and --records-per-user of a table (Dataset.unit_ids and bounds)",
-    Unit.TEXT: "give --windows-per-text of texts that are cut into windows (Dataset.unit_ids and bounds)",
-    Unit.TOKEN: "use texts that are cut into windows, each text at one client",
-}
-
 
 T = TypeVar("T")
 INITIALIZATION, COHORTS, RATES = "initialization", "cohorts", "rates"
@@ -92,7 +88,25 @@ class PlannedRun:
     @functools.cached_property
     def promised(self) -> Clients:
         """Whom the Guarantee is of: the clients of the data, or those of the deployment that they stand for."""
-        return clients_of(self.algorithm, self.terms, self.data.num_clients)
+        if self.terms.deployment is not None:
+            return clients_of(self.algorithm, self.terms)
+        return Clients(self.algorithm.cohort, self.data.num_clients)
+
+    @functools.cached_property
+    def qualifiers(self) -> tuple[Qualifier, ...]:
+        """What features beside its plain rounds change of its Guarantee, in the order in which they are counted."""
+        setup, result = self.algorithm.cohort.prior_event, list[Qualifier]()
+        if self.unit.of_records:
+            result.append(of_groups(self.bound, self.data))
+        if setup is not None:
+            result.append(SetupRelease(event=setup))
+        if self.terms.deployment is not None:
+            result.append(of_deployment(self))
+        if self.terms.stop is not None:
+            result.append(of_stop(self.terms.stop, self.private_tests))
+        if self.initialization is not RANDOM:
+            result.append(self.initialization.on(self.terms))
+        return tuple(result)
 
     @property
     def helpers(self) -> int:
@@ -102,43 +116,13 @@ class PlannedRun:
     @functools.cached_property
     def no_epsilon_reason(self) -> str | None:
         """Why no epsilon exists, where none does."""
-        reason = unprotected(self.algorithm, self.view) or self.initialization.reason or self._stop_by_private_records
-        if reason is not None or not self.prior_runs:
-            return reason
-        if self.terms.deployment is not None:
-            return "nobody knows which members of a deployment were in the phase before"
-        return self.initialization.collusion_reason(self.terms.colluders)
-
-    @property
-    def _stop_by_private_records(self) -> str | None:
-        """That its end tells of records that clients hold out."""
-        if self.terms.stop is None or self.private_tests is None:
-            return None
-        return f"the run stops by {self.private_tests}, without noise: use a public test set, or fix the rounds"
+        reasons = (one.reason for one in self.qualifiers if one.reason is not None)
+        return unprotected(self.algorithm, self.view) or next(reasons, None)
 
     @property
     def private_tests(self) -> str | None:
         """What a choice by a metric of the test set looks at, where that is private."""
         return private_records(self.data.test_clients is not None)
-
-    def earlier(self, adjacency: Adjacency | None) -> list[list[Event]]:
-        """What each prior run releases of each client, in neighbours that are the run's; None: it releases nothing.
-
-        Raises: ConfigurationError where they are of another unit or other neighbours.
-        """
-
-        def events() -> list[list[Event]]:
-            others = [kind[1] for one in self.prior_runs if (kind := kind_of(one.phase)) is not None]
-            kind = self.unit, adjacency or next(iter(others), Adjacency.REPLACE_ONE)
-            return [one.events(kind, self.data.num_clients) for one in self.prior_runs]
-
-        return self._once(("earlier", adjacency), events)
-
-    def past(self, adjacency: Adjacency | None) -> list[Event] | None:
-        """The same of all of them together; None without any."""
-        if not self.prior_runs:
-            return None
-        return self._once(("past", adjacency), lambda: past_of(self.earlier(adjacency)))
 
     @property
     def initialization(self) -> Initialization:
@@ -261,7 +245,7 @@ def plan_run(
     check(algorithm, data, rounds, model)
     terms.check()
     planned = PlannedRun(
-        algorithm=standing_for(algorithm, data, terms),
+        algorithm=algorithm if terms.deployment is None else standing_for(algorithm, data, terms),
         data=data,
         rounds=rounds,
         terms=terms,
@@ -291,13 +275,8 @@ def _check_unit(run: PlannedRun) -> None:
         wanted = "client, or left out, for noise on whole clients" if natural is Unit.CLIENT else "of records here"
         remedy = "use dp_fedavg, or noise_on clients where an algorithm has it" if unit is Unit.CLIENT else ""
         raise errors.refuse("unit", unit.value, wanted, remedy)
-    if not unit.of_records:
-        return
-    if data.bound_of(unit) is None:
-        raise errors.refuse("unit", unit.value, "one whose records the data bound", BOUNDED_BY[unit])
-    if data.learnt:
-        wanted = "record where features were made with training records"
-        raise errors.refuse("unit", unit.value, wanted, f"these were: {data.learnt[0]}")
+    if unit.of_records:
+        require_bound(unit, data)
 
 
 class NoiseLevels(NamedTuple):

@@ -18,7 +18,7 @@ from fedjax_dp.accounting import (
 from fedjax_dp.accounting.events import distinct, numbered
 from fedjax_dp.accounting.ledger import ROUND, VERSION, listed
 from fedjax_dp.display import finite
-from fedjax_dp.privacy.client_events import client_events, counted_as, training_of, with_paid
+from fedjax_dp.privacy.client_events import client_events, counted_as, own_events, training_of
 from fedjax_dp.privacy.planned_run import PlannedRun
 
 EVALUATIONS = 24  # of loss distributions that a run may spend on epsilons of its rounds: a fiftieth of a second each
@@ -42,7 +42,7 @@ class Rounds(NamedTuple):
 
 
 def of_a_round(run: PlannedRun) -> Rounds:
-    kinds, kind = numbered(with_paid(run.algorithm, training_of(run.prefix(1), at_least=1)))
+    kinds, kind = numbered(own_events(run, training_of(run.prefix(1), at_least=1)))
     return Rounds(kind, kinds)
 
 

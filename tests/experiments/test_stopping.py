@@ -13,7 +13,7 @@ from fedjax_dp.accounting.ledger import chained, text_of
 from fedjax_dp.experiments import run_folder
 from fedjax_dp.experiments.round_ledger import read_ledger
 from fedjax_dp.experiments.stopping import StopRule
-from fedjax_dp.privacy.guarantees import guaranteed
+from fedjax_dp.privacy.guarantees import verified_guarantee
 from fedjax_dp.privacy.planned_run import plan_run
 from fedjax_dp.privacy.terms import PrivacyTerms
 from fedjax_dp.rounds.simulation import Evaluation
@@ -48,7 +48,7 @@ def account(capsys, *words):
 
 def test_a_stop_by_public_records_is_free_and_its_claim_is_that_of_all_rounds(stopped, capsys):
     folder, result = stopped
-    whole = guaranteed(plan_run(dpnfl(), DATA, rounds=12, terms=PrivacyTerms(delta=DELTA)))
+    whole = verified_guarantee(plan_run(dpnfl(), DATA, rounds=12, terms=PrivacyTerms(delta=DELTA)))
     assert result.history[-1].round == 2
     assert result.guarantee.epsilons == whole.epsilons
     ledger = read_ledger(folder)
@@ -99,8 +99,8 @@ def test_a_run_that_is_killed_when_a_target_has_ended_it_does_not_go_on(stopped,
 def test_a_stop_by_records_of_members_has_no_epsilon_and_ends_the_run_all_the_same():
     data = target_data("classes", tested=True)
     run = plan_run(dpnfl(), data, rounds=4, terms=PrivacyTerms(delta=0.1, stop="accuracy=0.5"))
-    assert np.isinf(guaranteed(run).epsilon)
-    assert "clients hold out, without noise: use a public test set" in guaranteed(run).reason
+    assert np.isinf(verified_guarantee(run).epsilon)
+    assert "clients hold out, without noise: use a public test set" in verified_guarantee(run).reason
     with pytest.raises(fdp.ConfigurationError, match="clients hold out, without noise"):
         fdp.run(dpnfl(), data, rounds=4, stop="accuracy=0.5", epsilon=2.0, delta=0.1)
     held = dataclasses.replace(DATA, test_clients=np.arange(50, dtype=np.int32) % 6)

@@ -7,7 +7,7 @@ import pytest
 from helpers import ragged_data
 
 import fedjax_dp as fdp
-from fedjax_dp.privacy.guarantees import guaranteed, prepare
+from fedjax_dp.privacy.guarantees import prepare, verified_guarantee
 from fedjax_dp.privacy.terms import PrivacyTerms
 
 DATA = ragged_data([20, 20, 7, 40, 40, 20])
@@ -24,7 +24,7 @@ def planned(rounds=40, budget=8.0, noise=2.0, **terms):
 def epsilon_of_first(run, rounds):
     """Of a run that was planned for so many rounds."""
     shorter = dataclasses.replace(run, rounds=rounds, terms=PrivacyTerms(delta=1e-3), _drawn={})
-    return guaranteed(shorter).epsilon
+    return verified_guarantee(shorter).epsilon
 
 
 @pytest.mark.parametrize("terms", [{}, {"participation": "law"}], ids=["schedule", "law"])
@@ -33,7 +33,7 @@ def test_the_last_round_is_within_the_budget_and_one_more_is_not(terms):
     run = planned(**terms)
     halted, promise = prepare(run)
     assert 0 < halted.rounds < 40
-    assert promise.epsilon <= 8.0 < guaranteed(run.prefix(halted.rounds + 1)).epsilon
+    assert promise.epsilon <= 8.0 < verified_guarantee(run.prefix(halted.rounds + 1)).epsilon
     assert not any("above the budget" in line for line in promise.warnings)
 
 

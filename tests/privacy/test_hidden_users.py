@@ -20,7 +20,7 @@ from fedjax_dp.accounting import (
 from fedjax_dp.accounting.ledger import read_rounds, text_of
 from fedjax_dp.data.holdout import pooled
 from fedjax_dp.data.store import Dataset, UnitBound, of_units
-from fedjax_dp.privacy.guarantees import guaranteed
+from fedjax_dp.privacy.guarantees import verified_guarantee
 from fedjax_dp.privacy.spending import Spending
 from fedjax_dp.privacy.terms import PrivacyTerms
 from fedjax_dp.pytrees import changed
@@ -189,7 +189,7 @@ def test_where_no_client_is_known_to_be_the_dearest_there_is_no_epsilon():
 
 def test_the_ledger_of_users_at_several_clients_gives_their_guarantee():
     run = fdp.privacy.plan_run(algorithm(), several(), rounds=3, terms=PrivacyTerms(delta=DELTA))
-    spending = Spending(run, guaranteed(run))
+    spending = Spending(run, verified_guarantee(run))
     phase = {"clients": {"count": 3}}
     lines = spending.lines(0, 3)
     ledger = read_rounds(text_of(lines), phase, "ledger")

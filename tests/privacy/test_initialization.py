@@ -23,7 +23,7 @@ from fedjax_dp.experiments.round_ledger import read_ledger
 from fedjax_dp.models import freeze, logistic_regression, read_start
 from fedjax_dp.models.origins import phases_of
 from fedjax_dp.privacy.client_events import client_events
-from fedjax_dp.privacy.guarantees import guaranteed, prepare
+from fedjax_dp.privacy.guarantees import prepare, verified_guarantee
 from fedjax_dp.privacy.planned_run import plan_run
 from fedjax_dp.privacy.terms import PrivacyTerms
 from fedjax_dp.pytrees import changed
@@ -197,7 +197,7 @@ def begun(path, data, algorithm=None, start=None, key=0, **facts):
     """A file of parameters of a private run on these data that nobody had to train."""
     model = start if hasattr(start, "origins") else NETWORK if start is None else freeze(NETWORK, start=start)
     run = plan_run(algorithm or private(), data, rounds=2, terms=PrivacyTerms(delta=1e-3), model=model)
-    ledger = phases.ledger_of("dpnfl", run, guaranteed(run), data.checksum, **facts)
+    ledger = phases.ledger_of("dpnfl", run, verified_guarantee(run), data.checksum, **facts)
     params = numbers(key)
     parameters.write(path, params, phases.exported(ledger, parameters.by_name(params), 2), {})
     return path
@@ -320,7 +320,7 @@ def test_an_audit_of_a_second_phase_tests_what_it_attacks(tmp_path):
     _, setup = set_up(run, **ATTACK)
     alone = fdp.guarantee(few, DATA, seed=run.draw_seed, **words)
     assert setup.guarantee.epsilons == alone.epsilons != fdp.guarantee(few, DATA, **words).epsilons
-    assert setup.epsilon == guaranteed(run).alone < guaranteed(run).epsilon
+    assert setup.epsilon == verified_guarantee(run).alone < verified_guarantee(run).epsilon
     assert setup.guarantee.view is run.view
     assert "the model of dpnfl on first, 2 rounds, whose own releases are not attacked" in setup.guarantee.caveat
     verdict = judged(setup, SILENT, "pld", claim=None, **WORDS).verdict
@@ -632,14 +632,14 @@ def test_events_of_ones_own_that_are_counted_by_name_alone_have_no_price(monkeyp
     """Their schedule is known to nobody who begins with the model, and the epsilon of one round is none of the run."""
     terms = PrivacyTerms(delta=1e-3, participation="once")
     planned = plan_run(private(), DATA, rounds=2, terms=terms)
-    ledger = phases.ledger_of("dpnfl", planned, guaranteed(planned), None)
+    ledger = phases.ledger_of("dpnfl", planned, verified_guarantee(planned), None)
     assert json.loads(ledger.splitlines()[-1])["epsilon"] is not None
     released = {
         "events": [{"kind": "composed", "parts": [{"kind": "own", "name": "Mine"}]}],
         "clients": [[[[0, 9]], 0]],
     }
     monkeypatch.setattr(phases, "spent", lambda events: released)
-    facts = json.loads(phases.ledger_of("dpnfl", planned, guaranteed(planned), None).splitlines()[-1])
+    facts = json.loads(phases.ledger_of("dpnfl", planned, verified_guarantee(planned), None).splitlines()[-1])
     assert facts["epsilon"] is None
     assert not composed_phases.is_private(facts)
     assert composed_phases.without_price(facts) == "of whose epsilon not all is known"

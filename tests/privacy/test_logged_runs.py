@@ -11,7 +11,7 @@ from fedjax_dp import cli, errors, parts
 from fedjax_dp.accounting import ParticipationLog, gaussian_epsilon
 from fedjax_dp.accounting.ledger import read_rounds, text_of
 from fedjax_dp.experiments.config import RunSpec
-from fedjax_dp.privacy.guarantees import guaranteed
+from fedjax_dp.privacy.guarantees import verified_guarantee
 from fedjax_dp.privacy.spending import Spending
 from fedjax_dp.privacy.terms import PrivacyTerms
 from fedjax_dp.pytrees import changed, same
@@ -57,7 +57,7 @@ def test_each_client_is_counted_for_its_very_rounds(case):
     clients, rounds, pairs, z, column, epsilons = case
     source = None if column == [1.0] else banded(column, rounds)
     run = planned(logged(client_level(z, source), pairs, rounds, clients), ragged_data([8] * clients), rounds)
-    stated = guaranteed(run)
+    stated = verified_guarantee(run)
     assert stated.epsilons == pytest.approx(epsilons, rel=1e-4)  # the noise multiplier is a float32
     assert any("on the word of who wrote it" in line for line in stated.assumptions)
 
@@ -73,8 +73,8 @@ def test_counting_rounds_alone_would_say_too_little_where_noise_is_correlated():
 
 def test_the_very_rounds_cost_no_more_than_the_worst_of_their_kind():
     source = parts.BandedNoise(coefficients=fdp.accounting.inverse_root_bands(4))
-    cyclic = guaranteed(planned(client_level(source=source)))
-    own = guaranteed(planned(logged(client_level(source=source), IN_TURN)))
+    cyclic = verified_guarantee(planned(client_level(source=source)))
+    own = verified_guarantee(planned(logged(client_level(source=source), IN_TURN)))
     assert max(own.epsilons) == pytest.approx(cyclic.epsilon, rel=1e-9)  # the first two clients, at rounds 0, 3, 6, 9
     assert len(set(own.epsilons)) == 3
     for z in (2.0, 9.0):
@@ -99,7 +99,7 @@ def test_a_run_by_the_log_of_a_law_is_the_run_by_the_law_bit_for_bit():
 def test_the_ledger_of_a_log_gives_its_guarantee(source):
     pairs = [[0, 0], [0, 1], [1, 2], [2, 0], [3, 1], [4, 0], [5, 2], [7, 0]]
     run = planned(logged(client_level(source=source), pairs, 8), rounds=8)
-    spending = Spending(run, guaranteed(run))
+    spending = Spending(run, verified_guarantee(run))
     phase = {"clients": {"count": N}}
     lines = list(spending.lines(0, 8))
     assert [line["so_far"] for line in lines] == [source is not None] * 8
@@ -111,14 +111,14 @@ def test_the_ledger_of_a_log_gives_its_guarantee(source):
 
 def test_records_are_counted_by_the_rounds_of_their_client():
     counts = ParticipationLog.of(IN_TURN, ROUNDS, N).counts
-    of = {rounds: guaranteed(planned(fdp.dpnfl(**COMMON, noise_multiplier=3.0), rounds=rounds)) for rounds in (1,)}
+    of = {1: verified_guarantee(planned(fdp.dpnfl(**COMMON, noise_multiplier=3.0), rounds=1))}
     assert counts.tolist() == [4] * N
     assert of[1].unit is fdp.accounting.Unit.RECORD
     once = logged(fdp.dpnfl(**COMMON, noise_multiplier=3.0), [[t, t % 3] for t in range(3)], 3)
-    stated = guaranteed(planned(once, rounds=3))
+    stated = verified_guarantee(planned(once, rounds=3))
     assert stated.epsilons[0] == pytest.approx(max(of[1].epsilons), rel=1e-9)
     assert stated.epsilons[3:] == (0.0, 0.0, 0.0)
-    law = guaranteed(planned(once, rounds=3, participation="law"))
+    law = verified_guarantee(planned(once, rounds=3, participation="law"))
     assert law.epsilon > stated.epsilon  # a log has no law: every round counts
     assert any("no less is known" in line for line in law.assumptions)
 
@@ -147,7 +147,7 @@ SHORT = [[t, 0] for t in range(5)]
 )
 def test_what_no_log_can_be_of_is_refused_in_one_line(algorithm, words):
     with pytest.raises(errors.ConfigurationError, match=words) as error:
-        guaranteed(planned(algorithm))
+        verified_guarantee(planned(algorithm))
     assert "\n" not in str(error.value)
 
 

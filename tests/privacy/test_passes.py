@@ -23,7 +23,7 @@ from fedjax_dp.accounting import (
     epsilon_of,
 )
 from fedjax_dp.privacy.client_events import client_events
-from fedjax_dp.privacy.guarantees import guaranteed
+from fedjax_dp.privacy.guarantees import verified_guarantee
 from fedjax_dp.privacy.planned_run import participations
 from fedjax_dp.privacy.spending import Spending
 from fedjax_dp.privacy.terms import PrivacyTerms
@@ -55,7 +55,7 @@ def test_a_run_is_so_many_passes_of_which_a_partial_one_is_whole(name):
     run = planned(of_clients(name), rounds, view="final_model")
     event = GaussianSteps(2.0, sampling, adjacency, sums, Unit.CLIENT)
     assert client_events(run) == [event] * 6
-    assert guaranteed(run).epsilon == epsilon_of(event, 1e-3, "pld")
+    assert verified_guarantee(run).epsilon == epsilon_of(event, 1e-3, "pld")
 
 
 def sampling_of(algorithm):
@@ -68,19 +68,19 @@ def sampling_of(algorithm):
 def test_a_draw_that_is_seen_or_not_known_hides_nobody():
     assert sampling_of(of_clients("truncated")) == FullBatch()  # a member of the cohort tells of the others
     assert "members of a cohort" in " ".join(
-        guaranteed(planned(of_clients("truncated"), participation="worst")).assumptions
+        verified_guarantee(planned(of_clients("truncated"), participation="worst")).assumptions
     )
     changing = of_clients("allocation", noise_schedule="linear", noise_end=0.5, noise_rounds=9)
     assert sampling_of(changing) == FullBatch()
     whole = planned(changing, participation="worst")
-    by_round = Spending(whole, guaranteed(whole))
+    by_round = Spending(whole, verified_guarantee(whole))
     assert by_round.at_any_time(1) >= by_round.planned(1).epsilon  # of one noise, yet counted as in the whole run
     shuffled = fdp.dp_fedavg(**COMMON, cohort="shuffled", cohort_size=2)
     run = planned(shuffled)
     assert [event.releases for event in client_events(run)] == [3] * 6  # of 9 rounds, one in each pass of 3
     keeping = fdp.mr_mtl(**COMMON, **PASSES, cohort="allocation", noise_on="clients")
     assert sampling_of(keeping) == FullBatch()
-    assert guaranteed(planned(of_clients("allocation"), view="uploads")).reason
+    assert verified_guarantee(planned(of_clients("allocation"), view="uploads")).reason
 
 
 APART = {**COMMON, "cohort": "separated", "cohort_size": 1, "separation": 3}
@@ -107,7 +107,7 @@ def test_rests_amplify_nothing():
 
 
 def test_rounds_of_a_pass_do_not_add_up_one_by_one():
-    spending = Spending(run := planned(of_clients("bins")), guaranteed(run))
+    spending = Spending(run := planned(of_clients("bins")), verified_guarantee(run))
     assert spending.by_round is None
     assert [spending.epsilon(rounds) == spending.epsilon(rounds + 1) for rounds in (1, 3, 4, 5)] == [1, 1, 0, 1]
 
@@ -134,7 +134,7 @@ def test_allocated_records_are_counted_by_passes_and_kept_slots_as_one():
 )
 def test_what_splits_kept_slots_has_no_epsilon(options, terms):
     with pytest.raises(NotCoveredError, match="drawn afresh in each pass"):
-        guaranteed(planned(of_records(batches="bins", **options), **terms))
+        verified_guarantee(planned(of_records(batches="bins", **options), **terms))
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from helpers import ragged_data
 import fedjax_dp as fdp
 from fedjax_dp.accounting.ledger import read_rounds, text_of
 from fedjax_dp.algorithms import CATALOGUE
-from fedjax_dp.privacy.guarantees import guaranteed
+from fedjax_dp.privacy.guarantees import verified_guarantee
 from fedjax_dp.privacy.spending import EVALUATIONS, Spending
 from fedjax_dp.privacy.terms import PrivacyTerms
 
@@ -57,7 +57,7 @@ def spending():
             run = fdp.privacy.plan_run(
                 algorithm, DATA, rounds=ROUNDS, seed=3, terms=PrivacyTerms(**{"delta": 1e-3, **terms})
             )
-            made[name] = Spending(run, guaranteed(run))
+            made[name] = Spending(run, verified_guarantee(run))
         return made[name]
 
     return of
@@ -79,7 +79,7 @@ def test_planned_is_the_guarantee_of_a_run_of_so_many_rounds(spending, name):
     run = one.run
     for rounds in (2, 4):
         shorter = fdp.privacy.plan_run(run.algorithm, DATA, rounds=rounds, seed=3, terms=run.terms)
-        assert one.epsilon(rounds) == pytest.approx(guaranteed(shorter).epsilon, rel=1e-9)
+        assert one.epsilon(rounds) == pytest.approx(verified_guarantee(shorter).epsilon, rel=1e-9)
     ledger = read_rounds(text_of(one.lines(0, 4)), PHASE, "x")
     assert max(ledger.epsilons()) == pytest.approx(one.epsilon(4), rel=1e-9)
 
@@ -110,7 +110,7 @@ def test_few_rounds_are_worked_out_where_that_takes_long(spending):
 
 def test_a_run_without_privacy_has_lines_without_events():
     run = fdp.privacy.plan_run(CATALOGUE["fedavg"](**COMMON), DATA, rounds=2, terms=PrivacyTerms())
-    (first, second) = Spending(run, guaranteed(run)).lines(0, 2)
+    (first, second) = Spending(run, verified_guarantee(run)).lines(0, 2)
     assert (first["events"], first["epsilon_planned"], second["as_round"]) == ([], None, 0)
     assert not any(isinstance(value, float) and math.isinf(value) for value in first.values())
 

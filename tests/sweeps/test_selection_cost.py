@@ -12,7 +12,7 @@ from fedjax_dp import cli
 from fedjax_dp.accounting import NegativeBinomialTrials
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.models import logistic_regression
-from fedjax_dp.privacy.guarantees import guaranteed
+from fedjax_dp.privacy.guarantees import verified_guarantee
 from fedjax_dp.privacy.planned_run import plan_run
 from fedjax_dp.privacy.terms import PrivacyTerms
 from fedjax_dp.reports.sweeps import _choosing
@@ -48,7 +48,7 @@ def entries(*datas, entry=fdp.dpnfl, **terms):
         rate, counted = 0.1 * (at + 1), PrivacyTerms(delta=1e-2, **terms)
         run = plan_run(algorithm(rate, entry), data, rounds=2, terms=counted, model=MODEL)
         values = {"learning_rate": rate, "seed": 0}
-        made.append(PreparedPoint(at, str(at), values, {}, Job(run, None, False, None), guaranteed(run)))
+        made.append(PreparedPoint(at, str(at), values, {}, Job(run, None, False, None), verified_guarantee(run)))
     return made
 
 
@@ -185,7 +185,7 @@ def test_a_choice_among_runs_without_privacy_has_none_to_state():
 @pytest.mark.parametrize("held", [True, False])
 def test_a_stop_of_a_run_asks_it_too(held):
     terms = PrivacyTerms(delta=1e-2, stop="accuracy=0.5")
-    promise = guaranteed(plan_run(algorithm(), HELD if held else PUBLIC, rounds=4, terms=terms, model=MODEL))
+    promise = verified_guarantee(plan_run(algorithm(), HELD if held else PUBLIC, rounds=4, terms=terms, model=MODEL))
     assert (promise.reason is not None) is held
     assert ("records that clients hold out" in (promise.reason or "")) is held
 

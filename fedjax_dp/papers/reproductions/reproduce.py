@@ -18,7 +18,7 @@ from fedjax_dp.papers.reproductions.measures import BYTES, MEASURES, SEPARATION,
 from fedjax_dp.papers.reproductions.recipe import SCALES, Recipe, RecipeScale, read_recipe
 from fedjax_dp.papers.reproductions.reproduction import Reproduction
 from fedjax_dp.papers.reproductions.rows import ResultRow, abouts, claims_of, rows_of
-from fedjax_dp.privacy.guarantees import calibrated, prepare, stated
+from fedjax_dp.privacy.guarantees import calibrated, prepare, unverified_guarantee
 from fedjax_dp.privacy.planned_run import PlannedRun
 from fedjax_dp.privacy.protection import noise_of
 from fedjax_dp.sweeps.plan import SweepConfig, identity
@@ -207,7 +207,7 @@ def _of_the_schedule(cells: Sequence[Cell], seeds: Sequence[int], planned: Plann
                 continue
             if run.terms.epsilon is not None:
                 run = calibrated(run)
-            epsilon = stated(run.counted(participation="schedule", epsilon=None)).epsilon
+            epsilon = unverified_guarantee(run.counted(participation="schedule", epsilon=None)).epsilon
             epsilons[cell.key] = max(epsilon, epsilons.get(cell.key, 0.0))
     return epsilons
 

@@ -1,0 +1,128 @@
+"""What the epsilon of a run's rounds rests on, in sentences; what is beside the rounds has its own (`qualifiers`)."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fedjax_dp import accounting
+from fedjax_dp.accounting import Unit, View
+from fedjax_dp.parts.noise import correlated_source
+from fedjax_dp.privacy.client_events import counted_as, remembers
+from fedjax_dp.privacy.planned_run import PlannedRun
+from fedjax_dp.privacy.protection import unit_of
+
+
+def assumptions(run: PlannedRun, steps: Sequence[Any]) -> list[str]:
+    """The sentences, of a run whose rounds release these steps."""
+    algorithm, colluders = run.algorithm, run.terms.colluders
+    participation = counted_as(run)
+    cohorts = {
+        "schedule": "which clients take part is drawn from the seed, independent of all data, and may be public",
+        "law": "cohorts are drawn by their law, independent of all data; delta is an average over the draw: once that "
+        "is known, a client drawn often may have more than epsilon",
+        "worst": "every client is accounted for all rounds",
+        "expected": "every client is accounted for the mean number of rounds",
+        "once": "a single round of the run is accounted for, whichever it is",
+    }
+    if participation != run.terms.participation:
+        cohorts[participation] += f"; for participation {run.terms.participation} no less is known here"
+    if algorithm.cohort.log(run.data.num_clients) is not None:
+        cohorts["schedule"] = (
+            "who takes part stands in a log, which is public and knows no records on the word of who wrote it"
+        )
+    unit, local = unit_of(algorithm), algorithm.local
+    if not steps:
+        return [cohorts[participation]]
+    if unit is Unit.CLIENT:
+        hidden = not isinstance(steps[0].sampling, accounting.FullBatch)
+        lines = [
+            *_changing(run),
+            f"clients by {steps[0].sampling}, and nobody sees which take part" if hidden else cohorts[participation],
+            *_kept(run, hidden),
+            *_known_members(run, hidden),
+            "the number of clients, their shares and all divisors are public",
+            "the server sums, clips nothing itself and adds the noise honestly"
+            if not algorithm.upload.shared_noise
+            else f"every client of a cohort adds its share of the noise, {colluders} of them help the adversary",
+        ]
+        if correlated_source(algorithm.upload) is not None:
+            lines.append("noise is correlated over rounds and counted as one release of the whole run")
+        return lines
+    if algorithm.cohort.prior_event is not None:
+        cohorts["worst"] = (
+            "cohorts follow what clients sent of their records, a release that is counted; therefore every client is "
+            "accounted for all rounds"
+        )
+    if algorithm.cohort is not algorithm.cohort.base:
+        cohorts[participation] += "; who of them answers does not depend on records"
+    lines = [cohorts[participation], f"each local step uses fresh randomness: {_sampling_words(steps)}"]
+    if correlated_source(local.privatizer) is not None:
+        lines[1] = "noise is correlated over a round's steps, which are counted as one release without sampling"
+    lines.append(
+        "the numbers of records of all clients are public"
+        if steps[0].adjacency is not accounting.Adjacency.ADD_REMOVE
+        else "each client's sampling rate, divisor and number of steps are public constants, whoever joins or leaves"
+    )
+    lines += [*_changing(run), *local.privatizer.assumptions]
+    if local.initial_release:
+        lines.append("every client's warm start is counted, once")
+    if run.view is not View.UPLOADS:
+        gains = run.gains
+        if np.all(gains == 1):
+            lines.append("a client's own noise alone is counted: a cohort's adds up for one plain local step only")
+        else:
+            low, high = (f"{gain:.3g}" for gain in (gains.min(), gains.max()))
+            between = low if low == high else f"{low} to {high}"
+            lines.append(
+                f"what is seen carries {between} times the variance of a client's own noise, with "
+                f"{colluders} of a cohort helping the adversary"
+            )
+            if algorithm.transport.resolution:
+                lines.append(
+                    "no message overflows the secure sum: it would stop the run, "
+                    "which then has the epsilon of view uploads"
+                )
+    return lines
+
+
+def _changing(run: PlannedRun) -> list[str]:
+    """That noise differs from round to round."""
+    factors = run.noise_levels.factors
+    if len(factors) == 1:
+        return []
+    between = f"{factors.min():.4g} to {factors.max():.4g}"
+    by_round = f"noise multipliers are of round 0; by round they are {between} times as large, fixed beforehand"
+    return [f"{by_round}, and every round is counted with its own"]
+
+
+def _kept(run: PlannedRun, hidden: bool) -> list[str]:
+    """What clients that keep something are counted by, under noise on whole clients."""
+    if not remembers(run.algorithm):
+        return []
+    if hidden:
+        return ["what a client keeps changes in its own rounds alone, by its own records and what was released"]
+    public = "clients keep what acts on later updates: their draw is counted as public, so that it hides nothing"
+    return [public] if run.algorithm.cohort.drawn else []
+
+
+def _known_members(run: PlannedRun, hidden: bool) -> list[str]:
+    """That the draw would hide a client from who takes no part itself."""
+    cohort, num_clients = run.promised
+    if hidden or remembers(run.algorithm) or isinstance(cohort.amplified(num_clients, 0)[0], accounting.FullBatch):
+        return []
+    if not isinstance(cohort.amplified(num_clients, run.helpers)[0], accounting.FullBatch):
+        return []
+    return [
+        "nothing is known of who is drawn in the eyes of members of a cohort: their draw is counted as public, so that "
+        "it hides nothing (view final_model has no such members)"
+    ]
+
+
+def _sampling_words(steps: Sequence[Any]) -> str:
+    kinds = list(dict.fromkeys(step.sampling for step in steps))
+    sampled = [str(kind) for kind in kinds if not isinstance(kind, accounting.FullBatch)]
+    if not sampled:
+        return "all records in every step"
+    words = f"records by {sampled[0]}" + (f" and {len(sampled) - 1} more sizes" if len(sampled) > 1 else "")
+    return words + ", all records of clients with no more than a batch" * (len(sampled) < len(kinds))
