@@ -29,15 +29,14 @@ from fedjax_dp.parts.noise import correlated_source
 from fedjax_dp.privacy.client_events import (
     adjacency_of,
     client_events,
-    counted_as,
-    remembers,
-    training_of,
+    training_events,
     with_before,
     with_paid,
 )
 from fedjax_dp.privacy.halting import halted, require_halting
 from fedjax_dp.privacy.planned_run import PlannedRun, plan_run
 from fedjax_dp.privacy.protection import noise_of, unit_of, views_of
+from fedjax_dp.privacy.release_table import participation_mode, remembers
 from fedjax_dp.privacy.terms import BY_NAME_ALONE, PrivacyOptions, PrivacyTerms
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.simulation import check
@@ -112,7 +111,7 @@ def _with_least_noise(run: PlannedRun, progress: Callable[[int, int], None] | No
     if paid is not None:  # noise that is already fixed: take a tenth of delta, and its epsilon, off the budget
         spent = accounting.epsilon_of(paid, delta / 10, terms.accountant)
         budgets, delta = [_left(budget, spent) for budget in budgets], 0.9 * delta
-    ledger = training_of(unit_noise, at_least=1)
+    ledger = training_events(unit_noise, at_least=1)
     if not any(True for event in distinct(ledger) for _ in event.leaves()):
         wanted, remedy = "one in which records are released", "use view deployed, or give noise_multiplier"
         raise errors.refuse("view", run.view.value, wanted, remedy)
@@ -127,7 +126,7 @@ def _with_least_noise(run: PlannedRun, progress: Callable[[int, int], None] | No
             progress(done + 1, len(noise))
     needed = [noise[kind] for kind in kinds]
     common = unit_of(algorithm) is Unit.CLIENT
-    together = unit_noise.bound.clients > 1 or np.any(unit_noise.gains > 1)
+    together = unit_noise.bound.clients > 1 or np.any(unit_noise.noise_amplification > 1)
     if common or terms.sigma_mode == "common_worst" or together:
         needed = [max(needed)] * len(needed)  # the others' noise was counted as equal to one's own, so it has to be
     multipliers = np.nextafter(np.array(needed, np.float32), np.float32(np.inf))
@@ -292,7 +291,7 @@ def stated(run: PlannedRun, progress: Callable[[int, int], None] | None = None) 
     if delta is None:
         raise errors.refuse("delta", "none", "given for a private algorithm", "delta below 1 / records is usual")
     errors.require_delta(delta)
-    training = training_of(run)
+    training = training_events(run)
     alone = with_paid(algorithm, training)
     ledger = with_before(run, alone)
     steps = [step for event in distinct(training) for step, _ in event.leaves()]
@@ -335,7 +334,7 @@ def stated(run: PlannedRun, progress: Callable[[int, int], None] | None = None) 
             *_learnt(data),
             *_stale(run),
         ),
-        caveat="; ".join(filter(None, (BY_NAME_ALONE.get(counted_as(run)), run.initialization.caveat))) or None,
+        caveat="; ".join(filter(None, (BY_NAME_ALONE.get(participation_mode(run)), run.initialization.caveat))) or None,
         noise=None if noise is None else NoiseMultipliers.of(np.ravel(np.asarray(noise, float)).tolist()),
         names=_names(data, unit),
         deployment=_deployment(run, steps),
@@ -431,7 +430,7 @@ def _assumptions(
     steps: list[Any],
 ) -> list[str]:
     algorithm, colluders = run.algorithm, run.terms.colluders
-    participation = counted_as(run)
+    participation = participation_mode(run)
     cohorts = {
         "schedule": "which clients take part is drawn from the seed, independent of all data, and may be public",
         "law": "cohorts are drawn by their law, independent of all data; delta is an average over the draw: once that "
@@ -491,7 +490,7 @@ def _assumptions(
     if local.initial_release:
         lines.append("every client's warm start is counted, once")
     if run.view is not View.UPLOADS:
-        gains = run.gains
+        gains = run.noise_amplification
         if np.all(gains == 1):
             lines.append("a client's own noise alone is counted: a cohort's adds up for one plain local step only")
         else:
