@@ -28,9 +28,10 @@ from fedjax_dp.audits.wrappers import linear_model
 from fedjax_dp.data.client_names import number_of
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.privacy import guarantees
-from fedjax_dp.privacy.client_events import client_events, counted_as
+from fedjax_dp.privacy.client_events import client_events
 from fedjax_dp.privacy.planned_run import INITIALIZATION, PlannedRun
 from fedjax_dp.privacy.protection import unit_of
+from fedjax_dp.privacy.release_table import participation_mode
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.clients import draw_cohort
 from fedjax_dp.rounds.simulation import run_key
@@ -66,7 +67,7 @@ def set_up(
             "left out of an audit, which attacks what a run itself releases, with less noise than its deployment has",
             "find the noise with it (fedjax_dp.calibrate), and audit that algorithm without it",
         )
-    if counted_as(run) not in PLAYED:
+    if participation_mode(run) not in PLAYED:
         raise errors.refuse(
             "participation of an audit",
             run.terms.participation,
@@ -88,7 +89,7 @@ def set_up(
         store = linear_data(data, np.zeros((1, parameters)), np.zeros(1))
     # Of what is trained, not of phases before; clients that are played are as many, of the same sizes.
     known, terms = {INITIALIZATION: run.initialization.unattacked}, dataclasses.replace(run.terms, view=run.view.value)
-    counted = dataclasses.replace(run, data=store, model=played, seed=seed, terms=terms, _drawn=known)
+    counted = dataclasses.replace(run, data=store, model=played, seed=seed, terms=terms, _cache=known)
     promise = guarantees.unverified_guarantee(counted)
     if math.isinf(promise.epsilon) or promise.delta is None:
         raise errors.refuse(

@@ -10,7 +10,7 @@ from fedjax_dp.accounting.events import distinct, each
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.papers import theorems
 from fedjax_dp.papers.noise import acs_pldp_theorem1, draws_batches, has_acs_pldp_theorem1, noises_uploads
-from fedjax_dp.privacy.client_events import training_of
+from fedjax_dp.privacy.client_events import training_events
 from fedjax_dp.privacy.planned_run import PlannedRun, last_rates
 from fedjax_dp.privacy.protection import clips_records, noises_steps, unit_of
 from fedjax_dp.rounds.algorithm import Algorithm
@@ -38,7 +38,7 @@ class Subject(NamedTuple):
 
     def training(self, participation: str = "schedule") -> list[Event]:
         """What rounds release to a server that sees every upload."""
-        return training_of(self.run.counted(participation=participation, view="uploads", colluders=0))
+        return training_events(self.run.counted(participation=participation, view="uploads", colluders=0))
 
 
 def claims_about(run: PlannedRun, delta: float, epsilons: tuple[float, ...], ledger: list[Event]) -> tuple[Claim, ...]:

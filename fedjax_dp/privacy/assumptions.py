@@ -8,15 +8,15 @@ import numpy as np
 from fedjax_dp import accounting
 from fedjax_dp.accounting import Unit, View
 from fedjax_dp.parts.noise import correlated_source
-from fedjax_dp.privacy.client_events import counted_as, remembers
 from fedjax_dp.privacy.planned_run import PlannedRun
 from fedjax_dp.privacy.protection import unit_of
+from fedjax_dp.privacy.release_table import participation_mode, remembers
 
 
 def assumptions(run: PlannedRun, steps: Sequence[Any]) -> list[str]:
     """The sentences, of a run whose rounds release these steps."""
     algorithm, colluders = run.algorithm, run.terms.colluders
-    participation = counted_as(run)
+    participation = participation_mode(run)
     cohorts = {
         "schedule": "which clients take part is drawn from the seed, independent of all data, and may be public",
         "law": "cohorts are drawn by their law, independent of all data; delta is an average over the draw: once that "
@@ -68,7 +68,7 @@ def assumptions(run: PlannedRun, steps: Sequence[Any]) -> list[str]:
     if local.initial_release:
         lines.append("every client's warm start is counted, once")
     if run.view is not View.UPLOADS:
-        gains = run.gains
+        gains = run.noise_amplification
         if np.all(gains == 1):
             lines.append("a client's own noise alone is counted: a cohort's adds up for one plain local step only")
         else:

@@ -23,11 +23,12 @@ from fedjax_dp.inspection import constants, flow
 from fedjax_dp.models import Model
 from fedjax_dp.parts import facts
 from fedjax_dp.privacy.assumptions import assumptions
-from fedjax_dp.privacy.client_events import client_events, counted_as, own_events, qualified, training_of
+from fedjax_dp.privacy.client_events import client_events, own_events, qualified, training_events
 from fedjax_dp.privacy.halting import halted, require_halting
 from fedjax_dp.privacy.planned_run import PlannedRun, plan_run
 from fedjax_dp.privacy.protection import noise_of, unit_of, views_of
 from fedjax_dp.privacy.qualifiers import Account, Target
+from fedjax_dp.privacy.release_table import participation_mode
 from fedjax_dp.privacy.terms import BY_NAME_ALONE, PrivacyOptions, PrivacyTerms
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.simulation import check
@@ -98,7 +99,7 @@ def _with_least_noise(run: PlannedRun, progress: Callable[[int, int], None] | No
         got = f"{min(budgets):.4g}" + (f" to {max(budgets):.4g}" if min(budgets) < max(budgets) else "")
         raise errors.refuse("epsilon", got, "left out where no noise gives one", reason)
     unit_noise = run.with_noise(1.0)
-    target = Target(training_of(unit_noise, at_least=1), budgets, delta)
+    target = Target(training_events(unit_noise, at_least=1), budgets, delta)
     if not any(True for event in distinct(target.events) for _ in event.leaves()):
         wanted, remedy = "one in which records are released", "use view deployed, or give noise_multiplier"
         raise errors.refuse("view", run.view.value, wanted, remedy)
@@ -114,7 +115,7 @@ def _with_least_noise(run: PlannedRun, progress: Callable[[int, int], None] | No
             progress(done + 1, len(noise))
     needed = [noise[kind] for kind in kinds]
     common = unit_of(algorithm) is Unit.CLIENT
-    together = unit_noise.bound.clients > 1 or np.any(unit_noise.gains > 1)
+    together = unit_noise.bound.clients > 1 or np.any(unit_noise.noise_amplification > 1)
     if common or terms.sigma_mode == "common_worst" or together:
         needed = [max(needed)] * len(needed)  # the others' noise was counted as equal to one's own, so it has to be
     multipliers = np.nextafter(np.array(needed, np.float32), np.float32(np.inf))
@@ -247,7 +248,7 @@ def unverified_guarantee(run: PlannedRun, progress: Callable[[int, int], None] |
     if delta is None:
         raise errors.refuse("delta", "none", "given for a private algorithm", "delta below 1 / records is usual")
     errors.require_delta(delta)
-    training = training_of(run)
+    training = training_events(run)
     steps = [step for event in distinct(training) for step, _ in event.leaves()]
     noise = noise_of(algorithm)
     if terms.deployment is None and algorithm.upload.noise_ratio is not None:
@@ -265,7 +266,7 @@ def unverified_guarantee(run: PlannedRun, progress: Callable[[int, int], None] |
             if (reason := one.infinite_reason(account)) is not None:
                 return no_privacy(num_clients, reason, run.view)
     members = [run.promised.num_clients] if unit is Unit.CLIENT else np.asarray(data.sizes).tolist()
-    caveats = [BY_NAME_ALONE.get(counted_as(run)), *(one.caveat for one in run.qualifiers)]
+    caveats = [BY_NAME_ALONE.get(participation_mode(run)), *(one.caveat for one in run.qualifiers)]
     further = [one.fields(account) for one in run.qualifiers]
     return Guarantee(
         epsilons,

@@ -35,7 +35,7 @@ from fedjax_dp.rounds.simulation import check, run_key
 from fedjax_dp.tasks.measures import private_records
 
 T = TypeVar("T")
-INITIALIZATION, COHORTS, RATES = "initialization", "cohorts", "rates"
+INITIALIZATION, COHORTS, ATTENDANCE, RATES = "initialization", "cohorts", "attendance", "rates"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,13 +49,13 @@ class PlannedRun:
     model: Model  # its size matters to noise of integers
     seed: int = 0
     model_given: bool = True  # else it need not be the one that is trained
-    _drawn: dict[Any, Any] = dataclasses.field(default_factory=dict, compare=False, repr=False)
+    _cache: dict[Any, Any] = dataclasses.field(default_factory=dict, compare=False, repr=False)
 
-    def _once(self, name: Any, make: Callable[[], T]) -> T:
+    def _compute_once(self, name: Any, make: Callable[[], T]) -> T:
         """What no noise changes, worked out once for this run and all that are made of it by other noise or terms."""
-        if name not in self._drawn:
-            self._drawn[name] = make()
-        return self._drawn[name]
+        if name not in self._cache:
+            self._cache[name] = make()
+        return self._cache[name]
 
     @functools.cached_property
     def view(self) -> View:
@@ -128,7 +128,7 @@ class PlannedRun:
     def initialization(self) -> Initialization:
         """What is known of the values that training begins with; looked up once, as it may read all records."""
         origins = getattr(self.model, "origins", ())
-        return self._once(INITIALIZATION, lambda: initialization_of(origins, self.data, self.unit))
+        return self._compute_once(INITIALIZATION, lambda: initialization_of(origins, self.data, self.unit))
 
     @property
     def prior_runs(self) -> tuple[PriorRun, ...]:
@@ -157,7 +157,7 @@ class PlannedRun:
         return NoiseLevels(levels, of_round, float(factors[-1]))
 
     @property
-    def attended(self) -> np.ndarray:
+    def attendance(self) -> np.ndarray:
         """Rounds of each noise level that each client is drawn for `(num_clients, levels)`."""
 
         def counts() -> np.ndarray:
@@ -166,7 +166,7 @@ class PlannedRun:
             places = ids.astype(np.int64) * kinds + levels.of_round.reshape(-1, *[1] * (ids.ndim - 1))
             return np.bincount(places[drawn], minlength=self.data.num_clients * kinds).reshape(-1, kinds)
 
-        return self._once("attended", counts)
+        return self._compute_once(ATTENDANCE, counts)
 
     @property
     def draw_seed(self) -> int:
@@ -180,29 +180,24 @@ class PlannedRun:
     @property
     def cohorts(self) -> tuple[np.ndarray, np.ndarray]:
         """Ids, and who of them is invited, of all rounds `(rounds, members)`; drawn once, as no noise changes them."""
-        return self._once(COHORTS, lambda: cohorts_of(self.algorithm, self.data, self.rounds, self.draw_seed))
+        return self._compute_once(COHORTS, lambda: cohorts_of(self.algorithm, self.data, self.rounds, self.draw_seed))
 
-    @property
-    def schedule(self) -> np.ndarray:
-        """Rounds that each client is drawn for under the seed `(num_clients,)`."""
-        return self.drawn_in(slice(None))
-
-    def drawn_in(self, rounds: slice | int) -> np.ndarray:
-        """How often each client is drawn in these rounds `(num_clients,)`."""
+    def participation_counts(self, rounds: slice | int = slice(None)) -> np.ndarray:
+        """How often each client is drawn in these rounds, under the seed `(num_clients,)`."""
         ids, drawn = (of_rounds[rounds] for of_rounds in self.cohorts)
         return np.bincount(ids[drawn], minlength=self.data.num_clients)
 
     @property
     def last_rates(self) -> np.ndarray:
         """Learning rate of the last step of every round `(rounds,)`; worked out once, as no noise changes it."""
-        return self._once(RATES, lambda: last_rates(self.algorithm, self.data.largest, self.rounds))
+        return self._compute_once(RATES, lambda: last_rates(self.algorithm, self.data.largest, self.rounds))
 
     @functools.cached_property
-    def gains(self) -> np.ndarray:
-        """See `noise_gains`."""
+    def noise_amplification(self) -> np.ndarray:
+        """See the function of that name."""
         if self.bound.clients > 1:  # whose changes add up in a sum, where the releases of clients compose in squares
             return np.ones(self.data.num_clients)
-        return noise_gains(self.algorithm, self.data, self.view, self.terms.colluders, self.rounds)
+        return noise_amplification(self.algorithm, self.data, self.view, self.terms.colluders, self.rounds)
 
     @property
     def by_itself(self) -> "PlannedRun":
@@ -215,13 +210,13 @@ class PlannedRun:
 
     def prefix(self, rounds: int) -> "PlannedRun":
         """The same algorithm, planned for its first `rounds` rounds."""
-        known = {name: value for name, value in self._drawn.items() if name != "attended"}
+        known = {name: value for name, value in self._cache.items() if name != ATTENDANCE}
         known[INITIALIZATION] = self.initialization
         if COHORTS in known:
             known[COHORTS] = tuple(drawn[:rounds] for drawn in self.cohorts)
         if RATES in known:
             known[RATES] = self.last_rates[:rounds]
-        return dataclasses.replace(self, rounds=rounds, _drawn=known)
+        return dataclasses.replace(self, rounds=rounds, _cache=known)
 
     def with_noise(self, noise_multiplier: float | np.ndarray) -> "PlannedRun":
         """The same run with other noise."""
@@ -336,7 +331,9 @@ def last_rates(algorithm: Algorithm, largest: int, rounds: int) -> np.ndarray:
     return np.asarray(jax.vmap(lambda t: algorithm.local.rates(t, largest)[-1])(jnp.arange(rounds)), float)
 
 
-def noise_gains(algorithm: Algorithm, data: FederatedData, view: View, colluders: int, rounds: int = 1) -> np.ndarray:
+def noise_amplification(
+    algorithm: Algorithm, data: FederatedData, view: View, colluders: int, rounds: int = 1
+) -> np.ndarray:
     """How much more noise variance than its own each client's message is hidden under in `view`; `(num_clients,)`.
 
     After one plain local step, noises add up in the sum of a cohort. Client i's message has weight a_i, so relative to

@@ -18,8 +18,9 @@ from fedjax_dp.accounting import (
 from fedjax_dp.accounting.events import distinct, numbered
 from fedjax_dp.accounting.ledger import ROUND, VERSION, listed
 from fedjax_dp.display import finite
-from fedjax_dp.privacy.client_events import client_events, counted_as, own_events, training_of
+from fedjax_dp.privacy.client_events import client_events, training_events
 from fedjax_dp.privacy.planned_run import PlannedRun
+from fedjax_dp.privacy.release_table import participation_mode
 
 EVALUATIONS = 24  # of loss distributions that a run may spend on epsilons of its rounds: a fiftieth of a second each
 EXACT = 20_000  # of closed forms
@@ -34,16 +35,11 @@ class Spent(NamedTuple):
     priced_at: int
 
 
-class Rounds(NamedTuple):
+class OneRound(NamedTuple):
     """What a round releases of each client that is counted in it: the kind of each client, and the kinds' events."""
 
     kind: np.ndarray  # (num_clients,)
     events: list[Event]
-
-
-def of_a_round(run: PlannedRun) -> Rounds:
-    kinds, kind = numbered(own_events(run, training_of(run.prefix(1), at_least=1)))
-    return Rounds(kind, kinds)
 
 
 class Spending:
@@ -57,12 +53,19 @@ class Spending:
         self.run, self.guarantee = run, guarantee
         self.private = bool(np.isfinite(guarantee.epsilon))
         self._counted: tuple[int, np.ndarray] = (0, np.zeros(run.data.num_clients, int))
-        self._before: tuple[int, list[Any]] = (-1, [])  # events up to a round, of the line that was made last
+        self.events = functools.lru_cache(3)(self._events)
+
+    def _events(self, rounds: int) -> list[Event]:
+        """What the first rounds release of each client."""
+        return client_events(self.run.prefix(rounds))
 
     def planned(self, rounds: int) -> Spent:
         """Epsilon of the worst client after the first `rounds` rounds, or a bound on it."""
-        at = next(one for one in self.priced if one >= rounds)
+        at = self._priced_at(rounds)
         return Spent(self.epsilon(at), at)
+
+    def _priced_at(self, rounds: int) -> int:
+        return next(one for one in self.priced if one >= rounds)
 
     @functools.cached_property
     def priced(self) -> list[int]:
@@ -89,16 +92,19 @@ class Spending:
         """
         if self._odometer is None:
             return None
-        return self._odometer.epsilon(max(map(squared_mu, self._kinds(self.planned(rounds).priced_at)), default=0.0))
+        return self._odometer.epsilon(self._squared_mu(self._priced_at(rounds)))
 
     @functools.cached_property
     def _odometer(self) -> GaussianOdometer | None:
         try:
-            planned = max(map(squared_mu, self._kinds(self.run.rounds)), default=0.0) if self.private else 0.0
+            planned = self._squared_mu(self.run.rounds) if self.private else 0.0
         except NotCoveredError:
             return None
         delta = self.guarantee.delta
         return GaussianOdometer(planned, delta) if planned and delta is not None else None
+
+    def _squared_mu(self, rounds: int) -> float:
+        return max(map(squared_mu, self._kinds(rounds)), default=0.0)
 
     @property
     def _closed(self) -> bool:
@@ -107,12 +113,12 @@ class Spending:
 
     def _kinds(self, rounds: int) -> list[Event]:
         """Events of the first rounds that differ, of which the worst client has one."""
-        by_round = self.by_round
-        if by_round is None:
-            return distinct(client_events(self.run.prefix(rounds)))
-        most = np.zeros(len(by_round.events), int)  # more rounds of the same kind cost no less
-        np.maximum.at(most, by_round.kind, self.counts(rounds))
-        return [repeated(event, int(count)) for event, count in zip(by_round.events, most) if count]
+        one = self.one_round
+        if one is None:
+            return distinct(self.events(rounds))
+        most = np.zeros(len(one.events), int)  # more rounds of the same kind cost no less
+        np.maximum.at(most, one.kind, self.counts(rounds))
+        return [repeated(event, int(count)) for event, count in zip(one.events, most) if count]
 
     def counts(self, rounds: int) -> np.ndarray:
         """Rounds, of the first ones, that each client is counted for."""
@@ -120,27 +126,28 @@ class Spending:
         if not self.scheduled:
             return np.full(num_clients, rounds)
         done, counts = self._counted if self._counted[0] <= rounds else (0, np.zeros(num_clients, int))
-        self._counted = rounds, counts + self.run.drawn_in(slice(done, rounds))
+        self._counted = rounds, counts + self.run.participation_counts(slice(done, rounds))
         return self._counted[1]
 
     @functools.cached_property
     def scheduled(self) -> bool:
         """Whether each client is counted for the rounds that it is drawn for."""
-        return counted_as(self.run) == "schedule"
+        return participation_mode(self.run) == "schedule"
 
     @functools.cached_property
-    def by_round(self) -> Rounds | None:
+    def one_round(self) -> OneRound | None:
         """What each round releases, where these add up to what the Guarantee is of; else None.
 
         They do not for noise that is correlated over rounds, slots that are kept, or what is released once a run.
         """
         run = self.run
-        kind, kinds = of_a_round(run)
-        counts, whole = self.counts(run.rounds).tolist(), client_events(run)
-        same = {(at, count, id(event)): event for at, count, event in zip(kind.tolist(), counts, whole, strict=True)}
-        alike = all(repeated(kinds[at], count) == event for (at, count, _), event in same.items())
-        alike = alike and not any(step.sampling.kept for event in kinds for step, _ in event.leaves())
-        return Rounds(kind, kinds) if alike else None
+        kinds, kind = numbered(own_events(run, training_events(run.prefix(1), at_least=1)))
+        if any(step.sampling.kept for event in kinds for step, _ in event.leaves()):
+            return None
+        rows = zip(kind.tolist(), self.counts(run.rounds).tolist(), self.events(run.rounds), strict=True)
+        whole = {(at, count, id(event)): event for at, count, event in rows}
+        adds_up = all(repeated(kinds[at], count) == event for (at, count, _), event in whole.items())
+        return OneRound(kind, kinds) if adds_up else None
 
     def lines(self, first: int, until: int, end: int | None = None, halt: str = "rounds") -> Iterator[dict[str, Any]]:
         """Lines of the rounds from `first` up to `until`, for a ledger.
@@ -150,15 +157,13 @@ class Spending:
         for index in range(first, until):
             yield self._line(index, self.run.rounds if end is None else end, halt)
 
-    def _law(self) -> dict[str, Any]:
-        """How rounds are counted, and what of the run follows results."""
-        stop = {} if self.run.terms.stop is None else {"stop": self.run.terms.stop}
-        return {"participation": counted_as(self.run), **stop}
-
     def _line(self, index: int, end: int, halt: str) -> dict[str, Any]:
         guarantee, terms = self.guarantee, self.run.terms
         spent = self.planned(index + 1) if self.private else None
         budget = terms.common_budget
+        law = {"participation": participation_mode(self.run)} if self.private else {}
+        if self.private and terms.stop is not None:
+            law["stop"] = terms.stop
         return {
             "ledger": VERSION,
             "kind": ROUND,
@@ -176,37 +181,26 @@ class Spending:
             "budget": budget,
             "left": None if budget is None or spent is None else budget - spent.epsilon,
             "halt": halt if index + 1 == end else None,
-            "law": self._law() if self.private else {},
+            "law": law,
             "deployment": None if guarantee.deployment is None else guarantee.deployment._asdict(),
         }
 
     def _released(self, index: int) -> dict[str, Any]:
-        nobody: dict[str, Any] = {"events": [], "clients": [], "so_far": False}
-        if not self.private:
-            return nobody if index == 0 else {"as_round": 0}
-        by_round = self.by_round
-        if by_round is None:
-            return self._so_far(index)
-        if not self.scheduled and index:
+        """What the round releases of whom; where rounds do not add up, all up to it, of those for whom it has grown."""
+        num_clients, one = self.run.data.num_clients, self.one_round if self.private else None
+        if index and (not self.private or (one and not self.scheduled)):
             return {"as_round": 0}
-        often = self.times_in(index)
-        line = listed(by_round.events, by_round.kind, np.flatnonzero(often)) | {"so_far": False}
+        if not self.private:
+            return {"events": [], "clients": [], "so_far": False}
+        if one is None:
+            before = self.events(index) if index else [None] * num_clients
+            after = self.events(index + 1)
+            grown = [client for client, events in enumerate(zip(before, after, strict=True)) if events[0] != events[1]]
+            return listed(*numbered(after), np.array(grown, int)) | {"so_far": True}
+        often = self.run.participation_counts(index) if self.scheduled else np.ones(num_clients, int)
+        line = listed(one.events, one.kind, np.flatnonzero(often)) | {"so_far": False}
         for count in range(2, int(often.max(initial=1)) + 1):  # who trains twice is named twice
-            again = listed(by_round.events, by_round.kind, np.flatnonzero(often >= count))
+            again = listed(one.events, one.kind, np.flatnonzero(often >= count))
             places = [line["events"].index(event) for event in again["events"]]
             line["clients"] += [[ids, places[place]] for ids, place in again["clients"]]
         return line
-
-    def times_in(self, index: int) -> np.ndarray:
-        """How often each client is counted for the round `(num_clients,)`."""
-        return self.run.drawn_in(index) if self.scheduled else np.ones(self.run.data.num_clients, int)
-
-    def _so_far(self, index: int) -> dict[str, Any]:
-        """Everything up to the round, of the clients for which it has grown."""
-        done, before = self._before
-        if done != index:
-            before = client_events(self.run.prefix(index)) if index else [None] * self.run.data.num_clients
-        now = client_events(self.run.prefix(index + 1))
-        self._before = index + 1, now
-        grown = np.array([client for client, (new, old) in enumerate(zip(now, before)) if new != old], int)
-        return listed(*numbered(now), grown) | {"so_far": True}

@@ -31,7 +31,7 @@ from fedjax_dp.parts.noise import NoiseSource, correlated_source
 from fedjax_dp.parts.record_privacy import clips
 from fedjax_dp.parts.server_optimizers import Server
 from fedjax_dp.parts.transport import PlainSum
-from fedjax_dp.privacy.client_events import training_of
+from fedjax_dp.privacy.client_events import training_events
 from fedjax_dp.privacy.planned_run import PlannedRun
 from fedjax_dp.privacy.protection import natural_view, noise_of, unit_of, unprotected, with_noise
 from fedjax_dp.privacy.terms import PrivacyTerms
@@ -227,7 +227,7 @@ def claim_of(algorithm: Algorithm, data: FederatedData, rounds: int, model: Mode
     view = "uploads" if unit is Unit.RECORD else None
     once = 1 if unit is Unit.RECORD else rounds
     terms = PrivacyTerms(participation="worst", view=view)
-    events = training_of(PlannedRun(algorithm=algorithm, data=data, rounds=once, model=model, terms=terms))
+    events = training_events(PlannedRun(algorithm=algorithm, data=data, rounds=once, model=model, terms=terms))
     steps = [[step for step, _ in event.leaves()] for event in events]
     noise = np.array([min(step.noise_multiplier for step in each) for each in steps])
     first = steps[0][0]

@@ -173,7 +173,7 @@ def test_a_secure_sum_of_unequal_clients_counts_the_least_noisy_cohort_around_ea
     for estimator in ("wor_delta", "mean", "renorm"):
         value = dpnfl(cohort_size=3, local_steps=1, noise_multiplier=noise, estimator=estimator, secure=True)
         for colluders in (0, 1, 2):
-            gains = planned_run.noise_gains(value, data, View.SECURE_SUM, colluders)
+            gains = planned_run.noise_amplification(value, data, View.SECURE_SUM, colluders)
             weight = np.ones(5) if estimator == "mean" else np.asarray(data.shares)
             variance = (weight * noise) ** 2
             for i in range(5):
@@ -191,11 +191,11 @@ def test_nothing_is_gained_from_a_cohort_where_noise_does_not_add_up():
         {"batches": "epochs", "batch_size": 10},
     ):
         value = dpnfl(**{"local_steps": 1, "noise_multiplier": 1.0, "secure": True, **changes})
-        assert np.all(planned_run.noise_gains(value, data, View.SECURE_SUM, 0) == 1), changes
+        assert np.all(planned_run.noise_amplification(value, data, View.SECURE_SUM, 0) == 1), changes
     kept = fdp.dp_scaffold(
         cohort_size=2, batch_size=2, local_steps=1, learning_rate=0.1, clip_norm=1.0, noise_multiplier=1.0, secure=True
     )
-    assert np.all(planned_run.noise_gains(kept, data, View.SECURE_SUM, 0) == 1)
+    assert np.all(planned_run.noise_amplification(kept, data, View.SECURE_SUM, 0) == 1)
 
 
 def test_with_replacement_batches_have_a_guarantee_that_counts_the_multiplicity(data):
@@ -383,9 +383,9 @@ def test_a_budget_of_each_round_is_kept_by_one_round_and_exceeded_by_the_run(dat
 def test_noise_swallowed_by_the_ring_gains_nothing():
     data = ragged_data([50] * 6)
     value = dpnfl(local_steps=1, noise_multiplier=2.0, secure=True, learning_rate=0.1)
-    assert np.all(planned_run.noise_gains(value, data, View.SECURE_SUM, 0) > 1)
+    assert np.all(planned_run.noise_amplification(value, data, View.SECURE_SUM, 0) > 1)
     coarse = dpnfl(local_steps=1, noise_multiplier=2.0, secure=True, learning_rate=0.1, fractional_bits=4)
-    assert np.all(planned_run.noise_gains(coarse, data, View.SECURE_SUM, 0) == 1)
+    assert np.all(planned_run.noise_amplification(coarse, data, View.SECURE_SUM, 0) == 1)
 
 
 def test_an_l2_term_that_drives_models_apart_is_refused_with_noise_on_the_upload(data):

@@ -108,7 +108,7 @@ def test_rests_amplify_nothing():
 
 def test_rounds_of_a_pass_do_not_add_up_one_by_one():
     spending = Spending(run := planned(of_clients("bins")), verified_guarantee(run))
-    assert spending.by_round is None
+    assert spending.one_round is None
     assert [spending.epsilon(rounds) == spending.epsilon(rounds + 1) for rounds in (1, 3, 4, 5)] == [1, 1, 0, 1]
 
 

@@ -1,0 +1,216 @@
+"""What the rounds of a run release, given their cohorts: one table of client kind, noise level and rounds.
+
+A row is a client: its kind, and how often it is counted at each noise level. What one round releases of a kind at a
+level is worked out once, however many clients are alike.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
+
+import jax
+import numpy as np
+
+from fedjax_dp.accounting import (
+    Adjacency,
+    Composed,
+    Event,
+    FullBatch,
+    Poisson,
+    RandomParticipation,
+    Sampling,
+    Unit,
+    View,
+    repeated,
+)
+from fedjax_dp.accounting.events import joined
+from fedjax_dp.parts.by_round import changes_of
+from fedjax_dp.parts.client_privacy import ClientPrivacy, Participation, released_noise
+from fedjax_dp.parts.cohorts import SEEN
+from fedjax_dp.parts.facts import of_the_project
+from fedjax_dp.privacy.planned_run import PlannedRun, honest_of
+from fedjax_dp.privacy.protection import noised, unit_of
+from fedjax_dp.pytrees import Part, tensor_sizes
+from fedjax_dp.rounds.algorithm import Algorithm
+from fedjax_dp.rounds.simulation import run_key
+
+
+class ClientKind(NamedTuple):
+    """What clients have in common of which a round releases the same; all are alike where noise hides whole clients."""
+
+    noise_multiplier: float
+    records: int = 0
+    noise_amplification: float = 1.0
+
+
+class Attendance(NamedTuple):
+    """The rounds that a client is counted for."""
+
+    counts: tuple[float, ...]  # of each noise level
+    chance: float | None = None  # of taking part in each of them, by a public coin; None: it does
+    pattern: tuple[int, ...] | None = None  # the very rounds, where a log says them
+
+    def of(self, event: Event, count: float) -> Event:
+        """What so many rounds release that release this each."""
+        return repeated(event, count) if self.chance is None else RandomParticipation(event, self.chance, int(count))
+
+
+class ReleaseTable:
+    """Of a planned run, counted by its terms.
+
+    participation  how rounds are counted, see `participation_mode`;
+    rounds         of each noise level.
+    """
+
+    def __init__(self, run: PlannedRun) -> None:
+        self.run, self.levels = run, run.noise_levels
+        self.participation = participation_mode(run)
+        self.rounds = [1] if self.participation == "once" else self.levels.rounds
+        self.by_client = unit_of(run.algorithm) is Unit.CLIENT
+
+    def events(self, at_least: int = 0) -> list[Event]:
+        """What the rounds release of each client; `at_least` rounds count even of one that is never drawn."""
+        of_rounds = functools.cache(self._sums() if self.by_client else self._messages())
+        return [of_rounds(*row) for row in zip(self.kinds(), self.attendance(at_least), strict=True)]
+
+    def kinds(self) -> list[ClientKind]:
+        """Of each client."""
+        run, num_clients, upload = self.run, self.run.data.num_clients, cast(ClientPrivacy, self.run.algorithm.upload)
+        if self.by_client:
+            of_deployment = run.terms.deployment is not None
+            noise = float(np.float32(upload.noise_multiplier)) if of_deployment else released_noise(upload)
+            return [ClientKind(noise)] * num_clients
+        noises, sizes = run.algorithm.local.privatizer.client_noise(num_clients), np.asarray(run.data.sizes).tolist()
+        return [ClientKind(*one) for one in zip(noises, sizes, run.noise_amplification.tolist(), strict=True)]
+
+    def attendance(self, at_least: int = 0) -> list[Attendance]:
+        """Of each client."""
+        run, cohort, num_clients = self.run, self.run.algorithm.cohort, self.run.data.num_clients
+        if run.terms.deployment is not None:  # one noise level, or all rounds of each: more than there can be
+            apart = run.promised.cohort.min_separation(run.promised.num_clients)
+            counts = (-(-run.rounds // apart),) if len(self.rounds) == 1 else tuple(self.rounds)
+            return [Attendance(counts)] * num_clients
+        if self.participation == "schedule":
+            drawn = run.attendance.astype(float)
+            drawn[:, 0] += np.maximum(at_least - drawn.sum(1), 0)  # with the least noise
+            every = map(Attendance, map(tuple, drawn.tolist()))
+            log = cohort.log(num_clients) if self.by_client else None
+            if log is None:
+                return list(every)
+            within = (tuple(at for at in rounds if at < run.rounds) for rounds in log.patterns)
+            first = tuple(range(min(at_least, run.rounds)))
+            return [one._replace(pattern=rounds or first) for one, rounds in zip(every, within, strict=True)]
+        if self.participation in ("worst", "once"):
+            return [
+                Attendance(tuple(float(rounds * cohort.max_participations) for rounds in self.rounds))
+            ] * num_clients
+        shares = np.asarray(run.data.shares, float)
+        chance, draws = cohort.inclusion_probability(shares) if cohort.drawn else (cohort.base.rates(shares), 1)
+        chances = np.broadcast_to(chance, (num_clients,)).tolist()
+        if self.participation == "law":
+            counts = tuple(rounds * draws for rounds in self.rounds)
+            return [Attendance(counts, min(chance, 1.0)) for chance in chances]
+        return [Attendance((max(run.rounds * draws * chance, 1.0),)) for chance in chances]
+
+    def _messages(self) -> Callable[[ClientKind, Attendance], Event]:
+        """What is released of a client whose local steps are noised."""
+        local, levels, rates = self.run.algorithm.local, self.levels, self.run.last_rates
+        # Who sees uploads, or what is made of them, sees nothing of what acts on a client's own model alone.
+        whole = self.run.view is View.DEPLOYED
+        additional = [one for one in local.additional_releases if one.sent or whole]
+        rare = [one for one in additional if one.final or one.most is not None]  # nobody knows in which rounds
+
+        @functools.cache
+        def steps(noise: float, records: int, more: int) -> Event:
+            count = local.batches.count(local.steps, records) + more
+            return local.privatizer.event(noise, local.batches, records, count, rates)
+
+        @functools.cache
+        def one_round(kind: ClientKind, factor: float) -> Event:
+            noise, amplification = kind.noise_multiplier * factor, float(np.sqrt(kind.noise_amplification))
+            own = steps(noise, kind.records, local.extra_gradients).scaled(amplification)
+            others = [one.event(local, noise, kind.records, rates) for one in additional if one not in rare]
+            return joined([own, *others] if local.sends_steps or whole else others)
+
+        def of_rounds(kind: ClientKind, attendance: Attendance) -> Event:
+            noise, records, _ = kind
+            factors = levels.factors.astype(float).tolist()
+            counted = [one for one in zip(factors, attendance.counts, strict=True) if one[1]] or [(factors[0], 0.0)]
+            rounds = joined([attendance.of(one_round(kind, factor), count) for factor, count in counted])
+            seldom = [
+                repeated(
+                    one.event(local, noise * (levels.after if one.final else levels.least), records, rates),
+                    one.times(sum(attendance.counts)),
+                )
+                for one in rare
+            ]
+            event = Composed((rounds, *seldom)) if seldom else rounds
+            return Composed((steps(noise, records, 0), event)) if local.initial_release else event
+
+        return of_rounds
+
+    def _sums(self) -> Callable[[ClientKind, Attendance], Event]:
+        """What is released of a client that sums of updates hide."""
+        run, upload, transport = self.run, self.run.algorithm.upload, self.run.algorithm.transport
+        # who of those drawn does not answer, for reasons that know no data, pays no more than the others
+        cohort, num_clients = run.promised
+        sampling, adjacency = client_sampling(run)
+        of_pass = 1 if isinstance(sampling, FullBatch) else cohort.rounds_per_pass(num_clients)
+        tensors = tensor_sizes(jax.eval_shape(run.model.init, run_key(0)))
+        size = Part(tensors, run.algorithm.local.sent_tensors(run.model)).size
+        members = cohort.capacity(num_clients)
+        shared = upload.shared_noise
+        honest = honest_of(run.algorithm, run.data, run.view, min(run.helpers, members - 1)) if shared else members
+        apart = cohort.min_separation(num_clients)
+
+        def of_rounds(kind: ClientKind, attendance: Attendance) -> Event:
+            def at_level(factor: Any, rounds: int, times: float) -> Event:
+                sums = -(-rounds // of_pass) * sampling.steps_per_epoch
+                place = (apart, members, honest, transport.resolution, size, attendance.pattern)
+                participation = Participation(sampling, adjacency, sums, times, *place)
+                return upload.event(kind.noise_multiplier * float(factor), participation)
+
+            return joined(list(map(at_level, self.levels.factors, self.rounds, attendance.counts)))
+
+        return of_rounds
+
+
+def participation_mode(run: PlannedRun) -> str:
+    """How rounds are counted: as the terms say, or in the worst case where no less is known.
+
+    Cohorts that follow what clients sent of their records are one of the things that were released, and neighbours
+    would have had others: what these could have been at most holds for all of them. Hidden cohorts are amplified in
+    every round instead of counted. A law is known of records, and of cohorts that are drawn.
+    """
+    wanted, cohort, by_client = run.terms.participation, run.algorithm.cohort, unit_of(run.algorithm) is Unit.CLIENT
+    if run.terms.deployment is not None:  # whose schedule nobody knows
+        return "worst"
+    if wanted == "once":
+        return wanted
+    together = run.bound.clients > 1  # of whose clients one draw decides
+    lawless = wanted == "law" and (by_client or together or not cohort.drawn)
+    hidden = by_client and not isinstance(client_sampling(run)[0], FullBatch)
+    return "worst" if cohort.prior_event is not None or lawless or hidden else wanted
+
+
+def client_sampling(run: PlannedRun) -> tuple[Sampling, Adjacency]:
+    """How clients are drawn in the eyes of the adversary.
+
+    What a client keeps tells later how often it was drawn. That is no matter where every client has coins of its own:
+    all others' may be known, and their states with them (docs/epsilon.md has the proof). Where the draw of one decides
+    who else is drawn, nothing is known but that published cohorts hide no less than these; nor is more known of a pass
+    of rounds in which noise differs.
+    """
+    cohort, num_clients = run.promised
+    of_one_noise = cohort.rounds_per_pass(num_clients) == 1 or changes_of(noised(run.algorithm)) is None
+    if not (run.algorithm.upload.amplified and of_one_noise):
+        return SEEN
+    sampling, adjacency = cohort.amplified(num_clients, run.helpers)
+    return (sampling, adjacency) if isinstance(sampling, Poisson) or not remembers(run.algorithm) else SEEN
+
+
+def remembers(algorithm: Algorithm) -> bool:
+    """Whether what clients keep may act on what they send later; others than the project's parts are not believed."""
+    local = algorithm.local
+    known = all(map(of_the_project, (local, *(part for _, part in local.parts))))
+    return local.state_affects_messages if known else local.has_client_state
