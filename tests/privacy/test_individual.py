@@ -18,7 +18,7 @@ from fedjax_dp.privacy.terms import PrivacyTerms
 from fedjax_dp.pytrees import changed
 from fedjax_dp.rounds import simulation
 from fedjax_dp.rounds.checkpoint import Checkpoints
-from fedjax_dp.testing import check_sensitivity
+from fedjax_dp.testing import check_algorithm
 
 DATA = ragged_data([20, 20, 7, 40, 40, 20])
 ROUNDS = 12
@@ -210,8 +210,8 @@ def test_neither_audits_nor_the_checks_of_sensitivity_take_a_filter(filtered):
     run, _, _ = filtered
     with pytest.raises(fdp.ConfigurationError, match="individual must be left out of an audit"):
         fdp.audit(run.algorithm, DATA, rounds=ROUNDS, delta=1e-3, trials=200)
-    with pytest.raises(fdp.ConfigurationError, match="does not filter by client"):
-        check_sensitivity(run.algorithm, DATA)
+    with pytest.raises(fdp.ConfigurationError, match="it filters by client"):
+        check_algorithm(run.algorithm, DATA, only="sensitivity")
 
 
 @pytest.mark.slow
