@@ -23,7 +23,7 @@ from fedjax_dp.inspection import (
     steps,
     updates,
 )
-from fedjax_dp.inspection.trials import Effort, Place
+from fedjax_dp.inspection.trials import Place
 from fedjax_dp.inspection.verdict import CheckReport, recorded, require
 from fedjax_dp.models import Model
 from fedjax_dp.parts import facts
@@ -47,16 +47,15 @@ WORDS = {
 
 Check = Callable[[Any, Place], None]  # of a part, where it stands
 _IN_LOCAL_STEPS = ("batches", "bound", "privatizer", "correction", "local")
-THOROUGH = Effort(4_000, 4_000, all_laws=True)
 
 
 class Property(NamedTuple):
     """What is examined, as far as it applies: in single parts, by their slots, and in whole runs."""
 
+    of_runs: Callable[[Place], None]
     always: Mapping[str, Check] = {}
     of_records: Mapping[str, Check] = {}  # where noise hides records
     of_clients: Mapping[str, Check] = {}  # where it hides whole clients
-    of_runs: Callable[[Place], None] | None = None
     claimed: bool = False  # whole runs are compared with what the accountants count
 
 
@@ -82,33 +81,30 @@ def _statements(place: Place) -> None:
 # In their order: what goes wrong in an earlier one would show in a later one, under a name that says less.
 PROPERTIES = {
     "sampling": Property(
+        _drawn,
         always={"cohort": draws.examine_cohort},
         of_records={"batches": draws.examine_batches, "local": local_steps.examine_local},
-        of_runs=_drawn,
     ),
-    "statements": Property(of_runs=_statements, claimed=True),
+    "statements": Property(_statements, claimed=True),
     "sensitivity": Property(
+        neighbours_of_runs.examine_sensitivity,
         of_records={"bound": steps.examine_bound, "correction": steps.examine_correction},
         of_clients={"estimator": updates.examine_estimator, "transport": updates.examine_transport},
-        of_runs=neighbours_of_runs.examine_sensitivity,
         claimed=True,
     ),
     "noise": Property(
+        noise_of_runs.examine_law,
         always={"noise source": steps.examine_source},
         of_records={"privatizer": steps.examine_privatizer},
         of_clients={"upload": updates.examine_upload},
-        of_runs=noise_of_runs.examine_law,
         claimed=True,
     ),
     "masks": Property(
-        always={"transport": masks.examine_masks},
-        of_runs=lambda place: masks.examine_masks(place.algorithm.transport, place),
+        lambda place: masks.examine_masks(place.algorithm.transport, place), always={"transport": masks.examine_masks}
     ),
-    "keys": Property(of_runs=noise_of_runs.examine_keys),
-    "padding": Property(of_runs=invariance.examine_padding),
-    "order": Property(
-        of_clients=dict.fromkeys(_IN_LOCAL_STEPS, local_steps.examine_alone), of_runs=invariance.examine_order
-    ),
+    "keys": Property(noise_of_runs.examine_keys),
+    "padding": Property(invariance.examine_padding),
+    "order": Property(invariance.examine_order, of_clients=dict.fromkeys(_IN_LOCAL_STEPS, local_steps.examine_alone)),
 }
 
 
@@ -155,9 +151,7 @@ def examine(place: Place, names: Iterable[str] = PROPERTIES) -> list[CheckReport
     """
     with recorded() as reports:
         for name in names:
-            of_runs = PROPERTIES[name].of_runs
-            if of_runs is not None:
-                of_runs(place)
+            PROPERTIES[name].of_runs(place)
     return reports
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from fedjax_dp.accounting import FullBatch, ParticipationLog, Sampling
 from fedjax_dp.inspection.noise_scale import scale_names
 from fedjax_dp.inspection.sampling_law import examine_sampling, repetition
-from fedjax_dp.inspection.trials import QUICK, Place, drawn_cohorts, keys_of
+from fedjax_dp.inspection.trials import QUICK, RUNS, Place, drawn_cohorts, keys_of
 from fedjax_dp.inspection.verdict import count_deviate, largest_deviate, require, require_so, require_usual
 from fedjax_dp.parts.batches import Batches, divisors_of
 from fedjax_dp.parts.cohorts import Cohort, CohortKeys, Members
@@ -173,8 +173,7 @@ def examine_batches(batches: Batches, place: Place) -> None:
     local, data = place.algorithm.local, place.data
     steps = batches.count(local.steps, data.largest)
     distinct = np.unique(np.asarray(data.sizes))
-    trials = -(-place.effort.batches // steps) if place.effort.all_laws else place.effort.batches
-    count = max(min(trials, 2**22 // (steps * data.largest)), 50)
+    count = max(min(max(-(-place.effort.batches // steps), RUNS), 2**22 // (steps * data.largest)), 50)
     draw = jax.jit(
         jax.vmap(lambda key, records: batches.sample(key, records, steps, data.largest, data.smallest), (0, None)),
         compiler_options=QUICK,

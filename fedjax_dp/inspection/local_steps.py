@@ -16,7 +16,7 @@ from fedjax_dp.data.store import FederatedData
 from fedjax_dp.inspection.draws import examine_records
 from fedjax_dp.inspection.flow import stated_gradients
 from fedjax_dp.inspection.noise_law import uncorrelated
-from fedjax_dp.inspection.trials import BEFORE_A_RUN, TRIALS, Place, compiled, keys_of
+from fedjax_dp.inspection.trials import RUNS, TRIALS, Place, compiled, keys_of
 from fedjax_dp.inspection.verdict import require, require_so
 from fedjax_dp.models import Model
 from fedjax_dp.parts.clipping import Records, StepReport
@@ -84,7 +84,7 @@ def examine_batches_of_steps(local: Any, place: Place) -> None:
     met = _at_the_start(local, algorithm, data, model)
     for client in sorted({int(np.argmin(sizes)), int(np.argmax(sizes)), len(sizes) - 1}):
         records = int(sizes[client])
-        count = max(min(BEFORE_A_RUN.batches, NOTED // sum(stated_gradients(local, data.largest).values())), 20)
+        count = max(min(RUNS, NOTED // sum(stated_gradients(local, data.largest).values())), 20)
         tried = np.linspace(0, rounds - 1, count).astype(np.int32)  # the round of each trial
         gradients: list[Gradient] = []
         lock = threading.Lock()

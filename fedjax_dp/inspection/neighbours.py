@@ -160,31 +160,19 @@ def examine_function(
     """Sums of some records, of which one is exchanged for another, or left out."""
     rng = numpy_stream("neighbours of a function", seed)
     leaves, structure = jax.tree.flatten(jax.tree.map(np.asarray, records))
-    count = len(leaves[0])
+    each, count = np.arange(trials), len(leaves[0])
     at, drawn = rng.integers(0, count, (2, trials))
-
-    def pair_of(a: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Integers may be codes, so that none is made up."""
-        theirs = a[drawn]
-        return worst_records(rng, theirs, a) if np.issubdtype(a.dtype, np.floating) else (theirs, np.roll(theirs, 1, 0))
-
-    pairs = [pair_of(a) for a in leaves]
-
-    def stores(which: int) -> Any:
-        wide = [np.repeat(a[None], trials, 0) for a in leaves]
-        for a, pair in zip(wide, pairs):
-            a[np.arange(trials), at] = pair[which]
-        return jax.tree.unflatten(structure, wide)
-
-    run = jax.jit(jax.vmap(lambda records: flattened(function(records))))
-    base = stores(0)
-    if adjacency is Adjacency.REPLACE_ONE:
-        others = stores(1)
-    else:
-        keep = np.array([np.delete(np.arange(count), i) for i in at])
-        others = jax.tree.map(lambda a: a[np.arange(trials)[:, None], keep], base)
-    one, other = (np.asarray(run(some), float) for some in (base, others))
-    require_moved_within("the function", one, other, sensitivity, adjacency)
+    one, other = ([np.repeat(a[None], trials, 0) for a in leaves] for _ in range(2))
+    for a, *stores in zip(leaves, one, other, strict=True):
+        codes = a[drawn], np.roll(a[drawn], 1, 0)  # integers may be codes, so that none is made up
+        for store, exchanged in zip(stores, worst_records(rng, a[drawn], a) if a.dtype.kind == "f" else codes):
+            store[each, at] = exchanged
+    if adjacency is Adjacency.ADD_REMOVE:
+        kept = np.array([np.delete(np.arange(count), i) for i in at])
+        other = [a[each[:, None], kept] for a in one]
+    run = jax.jit(jax.vmap(lambda leaves: flattened(function(jax.tree.unflatten(structure, leaves)))))
+    before, after = (np.asarray(run(stores), float) for stores in (one, other))
+    require_moved_within("the function", before, after, sensitivity, adjacency)
 
 
 def flattened(tree: Any) -> jax.Array:

@@ -25,7 +25,7 @@ from fedjax_dp.rounds.state import initial_state
 DRAWS = 20_000  # numbers; 12,743 miss a standard deviation off by 5% once in a thousand times
 PAIRED = 1_500  # numbers that each pair of places is compared by
 SMOOTH = 50  # steps of the ring in a standard deviation, from which integer noise is compared with a normal law
-RUNS, ROUNDS = 4, 12  # whose noise is compared, and rounds of each
+SEEDS, ROUNDS = 4, 12  # whose noise is compared, and rounds of each
 CLOSE = 1e-3  # standard deviations within which two noise vectors count as one, in every coordinate, up to a factor
 COORDINATES = 64  # compared
 
@@ -38,9 +38,9 @@ def examine_law(place: Place) -> None:
     (_of_server if place.by_client else _of_steps)(place)
 
 
-def _trials(size: int) -> int:
-    """So that all numbers of noise are DRAWS, where each trial has `size` in a place."""
-    return max(math.ceil(PAIRED / size), 8)
+def _trials(size: int, places: int) -> int:
+    """So that all places have DRAWS numbers of noise together, and each pair of them PAIRED."""
+    return max(math.ceil(DRAWS / (size * places)), math.ceil(PAIRED / size), 8)
 
 
 def _steps_noise(place: Place, algorithm: Algorithm, data: Any, trials: int, rounds: int) -> np.ndarray:
@@ -67,7 +67,7 @@ def _of_steps(place: Place) -> None:
     claim = runs.claim_of(place, algorithm, data, rounds)
     wanted = runs.step_units(algorithm, data, rounds) * claim.noise[:, None]
     places = [(t, i, s) for t, i, s in np.ndindex(wanted.shape) if wanted[t, i, s] > 0]
-    trials = max(math.ceil(DRAWS / (size * len(places))), _trials(size))
+    trials = _trials(size, len(places))
     trials *= 1 if claim.release.normal else 2  # of another law two make a normal one
     noise = _steps_noise(place, algorithm, data, trials, rounds)
     source = correlated_source(algorithm.local.privatizer)
@@ -87,7 +87,7 @@ def _of_server(place: Place) -> None:
     rounds, size, upload = 3, size_of(place.model), place.algorithm.upload
     clip = runs.clip_of(place.algorithm)
     claim = runs.claim_of(place, place.algorithm, place.data, rounds)
-    noise, kept = _moves(place, max(math.ceil(DRAWS / (size * rounds)), _trials(size)), rounds)
+    noise, kept = _moves(place, _trials(size, rounds), rounds)
     learnt, multiplier, bits = getattr(kept, "clip_norm", None), claim.noise[0], getattr(upload, "bit_noise", None)
     if bits is not None:  # an adaptive clip norm pays its bits from the same budget
         multiplier = (multiplier**-2 - (2 * float(bits)) ** -2) ** -0.5
@@ -108,10 +108,10 @@ def examine_keys(place: Place) -> None:
     if multipliers is None or not np.any(np.asarray(multipliers) > 0):
         return  # there is nothing to be used again
     if place.by_client:
-        noise = _moves(place, RUNS, ROUNDS)[0]
+        noise = _moves(place, SEEDS, ROUNDS)[0]
         names = [f"run {r}, round {t}" for r, t in np.ndindex(noise.shape[:-1])]
     else:
-        noise = _steps_noise(place, *runs.subsampled(runs.without_server(place.algorithm), place.data), RUNS, ROUNDS)
+        noise = _steps_noise(place, *runs.subsampled(runs.without_server(place.algorithm), place.data), SEEDS, ROUNDS)
         names = [f"run {r}, round {t}, client {i}, step {s}" for r, t, i, s in np.ndindex(noise.shape[:-1])]
     size = noise.shape[-1]
     rows = noise.reshape(-1, size)[:, np.unique(np.linspace(0, size - 1, min(size, COORDINATES)).astype(int))]

@@ -12,7 +12,7 @@ from fedjax_dp.data.store import FederatedData
 from fedjax_dp.inspection import schedule_points
 from fedjax_dp.inspection.neighbours import BATCHES, DIVISOR, neighbouring_batches, require_bounded
 from fedjax_dp.inspection.noise_law import examine_noise
-from fedjax_dp.inspection.noise_scale import Names, scale_names
+from fedjax_dp.inspection.noise_scale import Names, require_public, scale_names
 from fedjax_dp.inspection.schedule_points import whitened
 from fedjax_dp.inspection.trials import NOISE_SLACK, QUICK, SLACK, Place, compiled, keys_of
 from fedjax_dp.inspection.verdict import require, require_so
@@ -191,14 +191,7 @@ def _scale_of_noise(of: Callable[..., jax.Array], usual: tuple[Any, ...]) -> tup
     inputs = {"divisor": jnp.int32(DIVISOR), "params": params, "records": tuple(records), **schedule_points.named()}
     (trace,) = scale_names(named, run_key(0), inputs)
     require_so(trace.noise, "the gradient", "no noise of its key", "noise", "the trace is exact")
-    for name, what in (("params", "the parameters"), ("records", "the records of its batch")):
-        require_so(
-            name not in trace.scale | trace.bits,
-            "the size of its noise",
-            f"one that may depend on {what}",
-            "one of public numbers: multiply noise by these alone, and add it last",
-            "the trace is exact",
-        )
+    require_public(trace.scale | trace.bits, {"params": "the parameters", "records": "the records of its batch"})
     return trace.scale, trace.bits
 
 

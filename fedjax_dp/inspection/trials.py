@@ -17,6 +17,7 @@ from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.clients import draw_cohort
 from fedjax_dp.rounds.simulation import run_key
 
+RUNS = 1_000  # of a client that are tried
 TRIALS = 64  # updates and rounds that are tried of each kind
 SLACK = 1e-3  # relative, for rounding
 NOISE_SLACK = 0.04  # relative, for the standard deviations of noise that are measured
@@ -27,11 +28,12 @@ class Effort(NamedTuple):
     """How much is tried."""
 
     cohorts: int  # that are drawn
-    batches: int  # of a client, for each of its steps
+    batches: int  # of a client that are drawn, at least, in no fewer than RUNS of its rounds
     all_laws: bool = False  # also that of cohorts which nobody counts on
 
 
 BEFORE_A_RUN = Effort(2_000, 1_000)
+THOROUGH = Effort(4_000, 4_000, all_laws=True)  # for a part's author
 
 
 class Place(NamedTuple):

@@ -12,7 +12,7 @@ from fedjax_dp.data.store import FederatedData
 from fedjax_dp.inspection import schedule_points
 from fedjax_dp.inspection.neighbours import SCALES
 from fedjax_dp.inspection.noise_law import examine_noise, examine_sizes, uncorrelated
-from fedjax_dp.inspection.noise_scale import Names, scale_names
+from fedjax_dp.inspection.noise_scale import Names, require_public, scale_names
 from fedjax_dp.inspection.trials import NOISE_SLACK, QUICK, SLACK, TRIALS, Place, compiled, drawn_cohorts, keys_of
 from fedjax_dp.inspection.verdict import require, require_so
 from fedjax_dp.numpy_streams import numpy_stream
@@ -122,9 +122,7 @@ def _scale_of_noise(upload: ClientPrivacy, size: int, reach: Any, expected: Any)
 
     inputs = {"now": jnp.int32(0), "mean": jnp.zeros(size), "kept": upload.init(), "numbers": (reach, expected)}
     (trace,) = scale_names(release, run_key(0), inputs)
-    measured = "one that may depend on the mean that it joins"
-    wanted = "one of public numbers: multiply noise by these alone, and add it last"
-    require_so("mean" not in trace.scale, "the size of its noise", measured, wanted, "the trace is exact")
+    require_public(trace.scale, {"mean": "the mean that it joins"})
     return trace.scale - {"numbers"}
 
 

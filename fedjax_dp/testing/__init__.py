@@ -34,11 +34,11 @@ from fedjax_dp.accounting import Adjacency, Event, Release
 from fedjax_dp.accounting.sampling import Sampling
 from fedjax_dp.audits.audit import audit, audit_mechanism
 from fedjax_dp.data.store import FederatedData
-from fedjax_dp.inspection import PROPERTIES, THOROUGH, examine, neighbours
+from fedjax_dp.inspection import PROPERTIES, examine, neighbours
 from fedjax_dp.inspection.noise_law import examine_noise
 from fedjax_dp.inspection.noise_of_runs import DRAWS
 from fedjax_dp.inspection.sampling_law import examine_sampling
-from fedjax_dp.inspection.trials import Place, keys_of
+from fedjax_dp.inspection.trials import THOROUGH, Place, keys_of
 from fedjax_dp.inspection.verdict import CheckReport, recorded, require
 from fedjax_dp.models import Model, usual_model
 from fedjax_dp.parts.client_privacy import counts_individually
@@ -205,9 +205,10 @@ def check_audit(
     run: Callable[..., Any]
     if isinstance(subject, Algorithm):
         run = functools.partial(audit, data=errors.require_given("data", data), rounds=rounds)
+    elif event is None:
+        raise errors.refuse("event", None, "given with a function", "state what it is to release")
     else:
-        stated: Event = errors.require_given("event", event, "state what the function is to release")
-        run = functools.partial(audit_mechanism, event=stated)
+        run = functools.partial(audit_mechanism, event=event)
     with recorded() as reports:
         result = run(subject, delta=delta, trials=trials, seed=seed, significance=SIGNIFICANCE, **options)
         require(
