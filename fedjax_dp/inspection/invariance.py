@@ -1,6 +1,5 @@
 """Nothing but the records, the clients and the keys may matter: neither padding nor any order."""
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -14,31 +13,15 @@ from fedjax_dp.inspection.runs import TrialInputs
 from fedjax_dp.inspection.trials import Place, keys_of
 from fedjax_dp.inspection.verdict import require
 from fedjax_dp.parts.batches import Batch
-from fedjax_dp.parts.cohorts import AllClients, Members
-from fedjax_dp.pytrees import Wrapper, changed, structure, value
+from fedjax_dp.parts.cohorts import Members
+from fedjax_dp.pytrees import changed
 from fedjax_dp.rounds.algorithm import Algorithm
 
 TRIALS = 4
 ROUNDING = 2e-5  # relative to the largest number
 
 
-@value
-class Rearranged(Wrapper):
-    """Batches, or a cohort, whose draws are laid out in another way."""
-
-    base: Any
-    layout: Callable[..., Any] = structure()  # of a draw, and of the arguments of `sample`
-
-    def sample(self, *arguments: Any) -> Any:
-        return self.layout(self.base.sample(*arguments), *arguments)
-
-
-def _with_batches(algorithm: Algorithm, layout: Callable[..., Batch]) -> Algorithm:
-    batches: Any = Rearranged(base=algorithm.local.batches, layout=layout)
-    return changed(algorithm, local=changed(algorithm.local, batches=batches))
-
-
-def _with_padding(batch: Batch, key: jax.Array, records: jax.Array, *rest: int) -> Batch:
+def _with_padding(batch: Batch, which: int, key: jax.Array, records: jax.Array, *rest: int) -> Batch:
     shape = (batch.positions.shape[0], 2)
     more = jnp.broadcast_to(jnp.asarray(records, batch.positions.dtype), shape)  # the row after the client's own
     return batch._replace(
@@ -100,7 +83,7 @@ def examine_padding(place: Place) -> None:
     setup = TrialInputs(keys_of(len(x), "runs", place.seed), x, y)
     seen = [
         runs.observe(runs.frozen_updates(twin, data), longer, place.model, setup).gradients
-        for twin in (algorithm, _with_batches(algorithm, _with_padding))
+        for twin in (algorithm, runs.with_batches(algorithm, _with_padding))
     ]
     _require_same("padding rows of a batch contribute nothing", *seen)
     if place.data.num_clients > 1:
@@ -115,9 +98,7 @@ def _examine_padded_cohort(place: Place) -> None:
         x[int(data.offsets[-1]) :] = np.nan
     spoiled, setup = changed(data, x=x), TrialInputs(keys_of(TRIALS, "runs", place.seed))
     one, other = (
-        runs.observe(
-            changed(algorithm, cohort=Rearranged(base=AllClients(), layout=layout)), spoiled, place.model, setup
-        ).params
+        runs.observe(runs.with_cohort(algorithm, layout), spoiled, place.model, setup).params
         for layout in (_all_but_last, _last_as_padding)
     )
     _require_same("padding of a cohort contributes nothing", one, other, _grain(algorithm, data))
@@ -133,11 +114,11 @@ def examine_order(place: Place) -> None:
     algorithm, data = runs.subsampled(runs.without_server(place.algorithm), place.data, most=3)
     seen = [
         runs.observe(runs.frozen_updates(twin, data), data, place.model, setup).gradients
-        for twin in (algorithm, _with_batches(algorithm, _turned))
+        for twin in (algorithm, runs.with_batches(algorithm, _turned))
     ]
     _require_same("the order of a batch's records changes only rounding", *seen)
     algorithm, data = runs.moved_by_updates(runs.without_noise(place.algorithm)), place.data
-    turned = changed(algorithm, cohort=Rearranged(base=algorithm.cohort, layout=_turned_members))
+    turned = runs.with_cohort(algorithm, _turned_members)
     whole, back, portions = (
         runs.observe(twin, data, place.model, setup, execution=execution).params
         for twin, execution in ((algorithm, None), (turned, None), (algorithm, Execution(chunk_size=2)))

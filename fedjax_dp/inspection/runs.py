@@ -25,13 +25,13 @@ from fedjax_dp.models import Model
 from fedjax_dp.parts.aggregation import ESTIMATORS
 from fedjax_dp.parts.batches import Batch, divisors_of
 from fedjax_dp.parts.client_privacy import PlainUpload, hides_clients
-from fedjax_dp.parts.cohorts import AllClients, CohortKeys, Members
+from fedjax_dp.parts.cohorts import AllClients, Members
 from fedjax_dp.parts.local_rules import LocalRule
 from fedjax_dp.parts.noise import NoiseSource, correlated_source
 from fedjax_dp.parts.record_privacy import clips
 from fedjax_dp.parts.server_optimizers import Server
 from fedjax_dp.parts.transport import PlainSum
-from fedjax_dp.pytrees import Wrapper, changed, ravel, value
+from fedjax_dp.pytrees import Wrapper, changed, ravel, structure, value
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.round import run_round
 from fedjax_dp.rounds.simulation import numbers
@@ -67,27 +67,34 @@ def recording(steps: int) -> Callable[[], optax.GradientTransformation]:
 
 
 @value
-class WithoutRecord(Wrapper):
-    """Batches from which the record at one position is taken, its neighbours staying as they are; -1 takes none."""
+class Rearranged(Wrapper):
+    """Batches, or a cohort, whose draws are laid out in another way."""
 
     base: Any
-    position: jax.Array
+    layout: Callable[..., Any] = structure()  # of a draw, of `which`, and of the arguments of `sample`
+    which: Any = -1  # of records or clients; -1: none
 
-    def sample(self, *arguments: Any) -> Batch:
-        batch = self.base.sample(*arguments)
-        return batch._replace(mask=batch.mask & (batch.positions != self.position.astype(jnp.int32)))
+    def sample(self, *arguments: Any) -> Any:
+        return self.layout(self.base.sample(*arguments), self.which, *arguments)
 
 
-@value
-class WithoutClient(Wrapper):
-    """Cohorts of which one client's message does not arrive; -1 for none."""
+def with_batches(algorithm: Algorithm, layout: Callable[..., Batch], which: Any = -1) -> Algorithm:
+    batches: Any = Rearranged(base=algorithm.local.batches, layout=layout, which=which)
+    return changed(algorithm, local=changed(algorithm.local, batches=batches))
 
-    base: Any
-    client: jax.Array
 
-    def sample(self, keys: CohortKeys, round_index: jax.Array, shares: jax.Array) -> Members:
-        members = self.base.sample(keys, round_index, shares)
-        return members._replace(drawn=jnp.where(members.ids == self.client, 0.0, members.drawn))
+def with_cohort(algorithm: Algorithm, layout: Callable[..., Members], which: Any = -1) -> Algorithm:
+    return changed(algorithm, cohort=Rearranged(base=algorithm.cohort, layout=layout, which=which))
+
+
+def _without_record(batch: Batch, position: jax.Array, *rest: Any) -> Batch:
+    """The neighbours of the record at that position stay as they are."""
+    return batch._replace(mask=batch.mask & (batch.positions != position.astype(jnp.int32)))
+
+
+def _without_client(members: Members, client: jax.Array, *rest: Any) -> Members:
+    """That one's message does not arrive."""
+    return members._replace(drawn=jnp.where(members.ids == client, 0.0, members.drawn))
 
 
 class TrialInputs(NamedTuple):
@@ -209,10 +216,9 @@ def _unjitted(
         if trial.x is not None:
             held = changed(held, x=trial.x, y=trial.y)
         if trial.record is not None:
-            batches = WithoutRecord(base=here.local.batches, position=trial.record)
-            here = changed(here, local=changed(here.local, batches=batches))
+            here = with_batches(here, _without_record, trial.record)
         if trial.client is not None:
-            here = changed(here, cohort=WithoutClient(base=here.cohort, client=trial.client))
+            here = with_cohort(here, _without_client, trial.client)
         state = initial_state(here, model, held, trial.key)
         if trial.params is not None:
             state = state._replace(params=ravel(state.params)[1](trial.params))
