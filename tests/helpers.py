@@ -272,10 +272,10 @@ class TwoLayerModel:
         return x
 
 
-def refusal(function, *arguments):
+def refusal(function, *arguments, **options):
     """The message of the refusal, which is one line."""
     with pytest.raises(errors.ConfigurationError) as caught:
-        function(*arguments)
+        function(*arguments, **options)
     message = str(caught.value)
     assert "\n" not in message
     return message

@@ -1,21 +1,32 @@
-"""Parts that are not the project's own are examined, on numbers, before an epsilon is printed.
+"""Is an algorithm what its parts state? One table of properties, each with its checks of parts and of whole runs.
 
-A fact is believed only as far as nothing contradicts it: the draws of a cohort or of batches are compared with the law
-that is stated, the noise with its standard deviation, neighbours with the sensitivity, weights with their reach. What
-no number shows (that a part holds no records itself) stands in the Guarantee as somebody's word. The project's own
-parts go through the same examiners in its tests instead.
+Parts that are not the project's own are examined before an epsilon is printed. A fact is believed only as far as
+nothing contradicts it: the draws of a cohort or of batches are compared with the law that is stated, the noise with its
+standard deviation, neighbours with the sensitivity, weights with their reach. What no number shows (that a part holds
+no records itself) stands in the Guarantee as somebody's word. The project's own parts go through the same checks in its
+tests, and whole runs, whoever wrote their parts, through those that `fedjax_dp.testing` calls.
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
 
 from fedjax_dp import errors
-from fedjax_dp.accounting import Unit
 from fedjax_dp.data.store import FederatedData
-from fedjax_dp.inspection import draws, local_steps, masks, steps, updates
+from fedjax_dp.inspection import (
+    draws,
+    flow,
+    invariance,
+    local_steps,
+    masks,
+    neighbours_of_runs,
+    noise_of_runs,
+    steps,
+    updates,
+)
+from fedjax_dp.inspection.trials import Place
+from fedjax_dp.inspection.verdict import CheckReport, recorded, require
 from fedjax_dp.models import Model
 from fedjax_dp.parts import facts
-from fedjax_dp.parts.transport import Transport
 from fedjax_dp.rounds.algorithm import Algorithm
 
 WORDS = {
@@ -34,23 +45,67 @@ WORDS = {
     "transport": "nobody sees more than it says",
 }
 
-OF_RECORDS: dict[str, Callable[..., None]] = {
-    "batches": draws.examine_batches,
-    "bound": steps.examine_bound,
-    "privatizer": steps.examine_privatizer,
-    "correction": steps.examine_correction,
-    "local": local_steps.examine_local,
+Check = Callable[[Any, Place], None]  # of a part, where it stands
+_IN_LOCAL_STEPS = ("batches", "bound", "privatizer", "correction", "local")
+
+
+class Property(NamedTuple):
+    """What is examined, as far as it applies: in single parts, by their slots, and in whole runs."""
+
+    of_runs: Callable[[Place], None]
+    always: Mapping[str, Check] = {}
+    of_records: Mapping[str, Check] = {}  # where noise hides records
+    of_clients: Mapping[str, Check] = {}  # where it hides whole clients
+    claimed: bool = False  # whole runs are compared with what the accountants count
+
+
+def _drawn(place: Place) -> None:
+    """All parts that draw, whoever wrote them."""
+    local = place.algorithm.local
+    draws.examine_cohort(place.algorithm.cohort, place)
+    draws.examine_batches(local.batches, place)
+    local_steps.examine_batches_of_steps(local, place)
+
+
+def _statements(place: Place) -> None:
+    """All that a Guarantee requires, and that nothing passes by what is accounted for, of the project's parts too."""
+    try:
+        facts.require_facts(place.algorithm)
+        flow.check(*place[:3])
+        require_true(*place[:5])
+    except errors.ConfigurationError as refusal:
+        raise AssertionError(str(refusal)) from None
+    require(True, "parts are what they state", "nothing against it", "so", "the trace of the round is exact")
+
+
+# In their order: what goes wrong in an earlier one would show in a later one, under a name that says less.
+PROPERTIES = {
+    "sampling": Property(
+        _drawn,
+        always={"cohort": draws.examine_cohort},
+        of_records={"batches": draws.examine_batches, "local": local_steps.examine_local},
+    ),
+    "statements": Property(_statements, claimed=True),
+    "sensitivity": Property(
+        neighbours_of_runs.examine_sensitivity,
+        of_records={"bound": steps.examine_bound, "correction": steps.examine_correction},
+        of_clients={"estimator": updates.examine_estimator, "transport": updates.examine_transport},
+        claimed=True,
+    ),
+    "noise": Property(
+        noise_of_runs.examine_law,
+        always={"noise source": steps.examine_source},
+        of_records={"privatizer": steps.examine_privatizer},
+        of_clients={"upload": updates.examine_upload},
+        claimed=True,
+    ),
+    "masks": Property(
+        lambda place: masks.examine_masks(place.algorithm.transport, place), always={"transport": masks.examine_masks}
+    ),
+    "keys": Property(noise_of_runs.examine_keys),
+    "padding": Property(invariance.examine_padding),
+    "order": Property(invariance.examine_order, of_clients=dict.fromkeys(_IN_LOCAL_STEPS, local_steps.examine_alone)),
 }
-
-
-def examine_transport(
-    transport: Transport, algorithm: Algorithm, data: FederatedData, rounds: int, seed: int, summed: bool
-) -> None:
-    """What arrives where the sum is `summed`, and what leaves each member where that is said to be secret."""
-    if summed:
-        updates.examine_transport(transport, algorithm, data, rounds, seed)
-    if transport.secret:
-        masks.examine_masks(transport, algorithm.cohort.capacity(data.num_clients))
 
 
 def _name_of(thing: Any) -> str:
@@ -81,24 +136,23 @@ def words_of(algorithm: Algorithm) -> list[str]:
     return list(dict.fromkeys(words))
 
 
-def examine(
-    slot: str, part: Any, algorithm: Algorithm, data: FederatedData, model: Model, rounds: int, seed: int
-) -> None:
+def examine_part(slot: str, part: Any, place: Place) -> None:
     """Raise AssertionError where some number contradicts what a part in this slot of the algorithm states of itself."""
-    by_client = algorithm.upload.unit is Unit.CLIENT
-    if slot == "cohort":
-        draws.examine_cohort(part, algorithm, data, rounds, seed)
-    elif slot == "noise source":
-        steps.examine_source(part, algorithm, data, model, rounds)
-    elif by_client and slot == "upload":
-        updates.examine_upload(part, algorithm, data, model, rounds)
-    elif slot == "transport":
-        examine_transport(part, algorithm, data, rounds, seed, by_client)
-    elif by_client and slot == "estimator":
-        updates.examine_estimator(part, algorithm, data, rounds, seed)
-    elif slot in OF_RECORDS:
-        of_records = local_steps.examine_alone if by_client else OF_RECORDS[slot]
-        of_records(part, algorithm, data, model, rounds)
+    for law in PROPERTIES.values():
+        for checks in (law.always, law.of_clients if place.by_client else law.of_records):
+            if slot in checks:
+                checks[slot](part, place)
+
+
+def examine(place: Place, names: Iterable[str] = PROPERTIES) -> list[CheckReport]:
+    """What holds of whole runs in this place, one report for each law that was measured.
+
+    Raises: AssertionError by the first that does not hold; ConfigurationError where a part cannot be examined.
+    """
+    with recorded() as reports:
+        for name in names:
+            PROPERTIES[name].of_runs(place)
+    return reports
 
 
 def require_true(algorithm: Algorithm, data: FederatedData, model: Model, rounds: int, seed: int) -> None:
@@ -113,6 +167,7 @@ def require_true(algorithm: Algorithm, data: FederatedData, model: Model, rounds
             "SecureSum for shares of noise",
             "what another one lets be seen is not known",
         )
+    place = Place(algorithm, data, model, rounds, seed)
     for slot, part in facts.parts_of(algorithm):
         weighed = slot == "estimator" and not facts.of_the_project(getattr(part, "weigh", part))
         if facts.of_the_project(part) and not weighed:
@@ -122,7 +177,7 @@ def require_true(algorithm: Algorithm, data: FederatedData, model: Model, rounds
             errors.refusing(name, _failed, "one that can be examined", "see its Protocol for shapes and types"),
             errors.refusing(name, str, "what it states of itself", "correct the part or its facts", AssertionError),
         ):
-            examine(slot, part, algorithm, data, model, rounds, seed)
+            examine_part(slot, part, place)
 
 
 def _failed(error: Exception) -> str:

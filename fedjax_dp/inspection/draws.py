@@ -5,16 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_dp.accounting import FullBatch, ParticipationLog, Sampling
-from fedjax_dp.data.store import FederatedData
 from fedjax_dp.inspection.noise_scale import scale_names
 from fedjax_dp.inspection.sampling_law import examine_sampling, repetition
-from fedjax_dp.inspection.trials import KEYS, QUICK, ROUNDS, drawn_cohorts, keys_of
+from fedjax_dp.inspection.trials import QUICK, RUNS, Place, drawn_cohorts, keys_of
 from fedjax_dp.inspection.verdict import count_deviate, largest_deviate, require, require_so, require_usual
-from fedjax_dp.models import Model
 from fedjax_dp.parts.batches import Batches, divisors_of
 from fedjax_dp.parts.cohorts import Cohort, CohortKeys, Members
 from fedjax_dp.prng import role_key
-from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.clients import draw_cohort
 from fedjax_dp.rounds.simulation import run_key
 
@@ -22,10 +19,9 @@ DISTINCT = 24  # sizes of clients that are tried
 RUN = 10  # rounds in a row that are taken together
 
 
-def examine_cohort(
-    cohort: Cohort, algorithm: Algorithm, data: FederatedData, rounds: int, seed: int, trials: int | None = None
-) -> None:
-    """The run's cohorts, and so many others; with `trials` also the law of a sampling that nobody counts on."""
+def examine_cohort(cohort: Cohort, place: Place) -> None:
+    """The run's cohorts, and others of other runs."""
+    algorithm, data, rounds, seed, effort = place.algorithm, place.data, place.rounds, place.seed, place.effort
     shares, num_clients = jnp.asarray(data.shares), data.num_clients
     drawn = jax.eval_shape(lambda: draw_cohort(cohort, run_key(0), jnp.int32(0), shares)).ids.shape[0]
     stated = cohort.capacity(num_clients)
@@ -33,7 +29,7 @@ def examine_cohort(
     of_pass = cohort.rounds_per_pass(num_clients)
     independent = cohort.drawn and of_pass > 1
     require_so(not independent, "draws of cohorts that are drawn by passes", "inclusion_probability", "none of a round")
-    count = max(min(trials or ROUNDS, 2**22 // max(num_clients, cohort.capacity(num_clients))), 50)
+    count = max(min(effort.cohorts, 2**22 // max(num_clients, cohort.capacity(num_clients))), 50)
     separation, log = cohort.min_separation(num_clients), cohort.log(num_clients)
     rounds = rounds if log is None else min(rounds, log.num_rounds)  # in others nobody takes part
     for first in range(0, rounds, count):
@@ -45,7 +41,7 @@ def examine_cohort(
     for first in range(0, max(rounds, count), count) if log is None else ():
         others = drawn_cohorts(cohort, role_key(run_key(seed), "scrutiny"), first + np.arange(count), shares)
         _examine_exactly("cohorts", cohort, others, num_clients)
-        _examine_law(cohort, others, shares, amplified=algorithm.upload.amplified or trials is not None)
+        _examine_law(cohort, others, shares, amplified=algorithm.upload.amplified or effort.all_laws)
     for known in range(1, stated):
         hidden, alone = cohort.amplified(num_clients, known)[0], cohort.amplified(num_clients, 0)[0]
         require_so(hidden.rate >= alone.rate, "clients hidden among fewer", "less sampled", "sampled as much")
@@ -172,14 +168,12 @@ def by_client(members: Members, num_clients: int) -> tuple[np.ndarray, np.ndarra
     return times.astype(int), counted
 
 
-def examine_batches(
-    batches: Batches, algorithm: Algorithm, data: FederatedData, model: Model, rounds: int, trials: int = KEYS
-) -> None:
-    """Batches of clients of every size, or of DISTINCT sizes, in so many trials."""
-    local, sizes = algorithm.local, np.asarray(data.sizes)
+def examine_batches(batches: Batches, place: Place) -> None:
+    """Batches of clients of every size, or of DISTINCT sizes."""
+    local, data = place.algorithm.local, place.data
     steps = batches.count(local.steps, data.largest)
-    distinct = np.unique(sizes)
-    count = max(min(trials, 2**22 // (steps * data.largest)), 50)
+    distinct = np.unique(np.asarray(data.sizes))
+    count = max(min(max(-(-place.effort.batches // steps), RUNS), 2**22 // (steps * data.largest)), 50)
     draw = jax.jit(
         jax.vmap(lambda key, records: batches.sample(key, records, steps, data.largest, data.smallest), (0, None)),
         compiler_options=QUICK,

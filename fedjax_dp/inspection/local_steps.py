@@ -16,7 +16,7 @@ from fedjax_dp.data.store import FederatedData
 from fedjax_dp.inspection.draws import examine_records
 from fedjax_dp.inspection.flow import stated_gradients
 from fedjax_dp.inspection.noise_law import uncorrelated
-from fedjax_dp.inspection.trials import KEYS, TRIALS, compiled, keys_of
+from fedjax_dp.inspection.trials import RUNS, TRIALS, Place, compiled, keys_of
 from fedjax_dp.inspection.verdict import require, require_so
 from fedjax_dp.models import Model
 from fedjax_dp.parts.clipping import Records, StepReport
@@ -32,14 +32,14 @@ from fedjax_dp.rounds.state import initial_state
 NOTED = 2**11  # gradients that are noted at most, at a tenth of a millisecond each
 
 
-def examine_local(local: Any, algorithm: Algorithm, data: FederatedData, model: Model, rounds: int) -> None:
+def examine_local(local: Any, place: Place) -> None:
     """Examines what the privatizer receives, and that updates of two clients and rounds differ in their noise."""
     if local.privatizer.on_upload:
         raise AssertionError("noise on the upload is understood of LocalSgd alone, with any batches and corrections")
     if local.initial_release:
         raise AssertionError("releases before the first round are understood of LocalSgd alone")
-    examine_batches_of_steps(local, algorithm, data, model, rounds)
-    _examine_updates(local, algorithm, data, model, rounds)
+    examine_batches_of_steps(local, place)
+    _examine_updates(local, place)
 
 
 class Gradient(NamedTuple):
@@ -77,13 +77,14 @@ class RecordingPrivatizer:
         return 0.0
 
 
-def examine_batches_of_steps(local: Any, algorithm: Algorithm, data: FederatedData, model: Model, rounds: int) -> None:
+def examine_batches_of_steps(local: Any, place: Place) -> None:
     """The privatizer receives the records that are drawn, and a key and step that are new each time."""
+    algorithm, data, model, rounds = place[:4]
     sizes = np.asarray(data.sizes)
     met = _at_the_start(local, algorithm, data, model)
     for client in sorted({int(np.argmin(sizes)), int(np.argmax(sizes)), len(sizes) - 1}):
         records = int(sizes[client])
-        count = max(min(KEYS, NOTED // sum(stated_gradients(local, data.largest).values())), 20)
+        count = max(min(RUNS, NOTED // sum(stated_gradients(local, data.largest).values())), 20)
         tried = np.linspace(0, rounds - 1, count).astype(np.int32)  # the round of each trial
         gradients: list[Gradient] = []
         lock = threading.Lock()
@@ -183,7 +184,8 @@ def _numbered(data: FederatedData, client: int) -> FederatedData:
     )
 
 
-def _examine_updates(local: Any, algorithm: Algorithm, data: FederatedData, model: Model, rounds: int) -> None:
+def _examine_updates(local: Any, place: Place) -> None:
+    algorithm, data, model, rounds = place[:4]
     met = _at_the_start(local, algorithm, data, model)
     pairs = [(i, t) for i in sorted({0, data.num_clients - 1}) for t in (0, max(rounds - 1, 1))]
 
@@ -204,8 +206,9 @@ def _examine_updates(local: Any, algorithm: Algorithm, data: FederatedData, mode
     uncorrelated("clients and rounds", overall, [f"client {i}, round {t}" for i, t in pairs], allowed=0.3)
 
 
-def examine_alone(part: Any, algorithm: Algorithm, data: FederatedData, model: Model, rounds: int) -> None:
+def examine_alone(part: Any, place: Place) -> None:
     """A client's round is the same whatever the records of others, who may even train beside it."""
+    algorithm, data, model, rounds = place[:4]
     sizes, local = np.asarray(data.sizes), algorithm.local
     some = np.unique(np.linspace(0, len(sizes) - 1, min(len(sizes), 4)).astype(np.int32))
     met, held = _at_the_start(local, algorithm, data, model), _subsampled(data, some)
@@ -220,10 +223,10 @@ def examine_alone(part: Any, algorithm: Algorithm, data: FederatedData, model: M
 
     for t in sorted({0, rounds - 1}):
         before = train(held, jnp.int32(t))
-        for place, client in enumerate(some):
+        for position, client in enumerate(some):
             after = train(_with_others(held, int(client)), jnp.int32(t))
             for one, other in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
-                one, other = (np.asarray(a[place], float) for a in (one, other))
+                one, other = (np.asarray(a[position], float) for a in (one, other))
                 alike = np.allclose(one, other, rtol=1e-6, atol=1e-7, equal_nan=True)
                 require_so(alike, "a client's round uses records", "others too", "its own")
 

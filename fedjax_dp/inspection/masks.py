@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_dp.inspection.trials import QUICK, keys_of
+from fedjax_dp.inspection.trials import QUICK, Place, keys_of
 from fedjax_dp.inspection.verdict import count_deviate, require, require_usual
 from fedjax_dp.parts.transport import Transport
 from fedjax_dp.pytrees import changed
@@ -12,9 +12,14 @@ from fedjax_dp.pytrees import changed
 KEYS, MEMBERS, SIZE = 256, 5, 16  # runs, members and coordinates that are tried
 
 
-def examine_masks(transport: Transport, members: int, seed: int = 0) -> None:
-    """Every bit that a member uploads is a fair coin: alone, added to another's, and less its own of another round."""
-    members = max(min(MEMBERS, members), 3)
+def examine_masks(transport: Transport, place: Place) -> None:
+    """Every bit that a member uploads is a fair coin: alone, added to another's, and less its own of another round.
+
+    So no two masks cancel, and who helps the server learns nothing by its own. Of a sum that is not secret: nothing.
+    """
+    if not transport.secret:
+        return
+    members, seed = max(min(MEMBERS, place.algorithm.cohort.capacity(place.data.num_clients)), 3), place.seed
     if getattr(transport, "neighbours", None) is not None:  # the same masks, between all of so few
         transport = changed(transport, neighbours=None)
     ids, invited = jnp.arange(members, dtype=jnp.int32), jnp.ones(members, bool)

@@ -1,14 +1,13 @@
-"""Neighbours that are meant to do the worst, and the bound on how far they may move what is noised.
-
-An examination of a bound tries batches of them, `testing.check_sensitivity` whole stores.
-"""
+"""Neighbours that are meant to do the worst, and the bound on how far they may move what is noised."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from fedjax_dp.accounting import Adjacency
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.inspection.trials import SLACK
 from fedjax_dp.inspection.verdict import require, require_so
@@ -17,6 +16,7 @@ from fedjax_dp.numpy_streams import numpy_stream
 from fedjax_dp.pytrees import ravel
 from fedjax_dp.rounds.simulation import run_key
 
+ROUNDING = 1e-4  # relative: float32 sums over a batch
 SCALES = np.array([1.0, 10.0, 1e3, 1e6, 1e19, 1e30, 0.0, 1e-3, 1e15, np.inf, np.nan])  # of features
 ROWS, DIVISOR = 6, 3  # of a batch of random size; of others, as many rows as the divisor
 BATCHES = 16 * SCALES.size  # that are tried
@@ -143,3 +143,38 @@ def require_bounded(
         "at most 1",
         f"a search; rounding may add {np.max(slack):.1g}",
     )
+
+
+def require_moved_within(
+    what: str, one: np.ndarray, other: np.ndarray, bound: Any, adjacency: Adjacency, order: int = 2
+) -> None:
+    """`require_bounded` with a slack of ROUNDING, and of the vectors' own in float32."""
+    law = f"{what} moves between {adjacency.value} neighbours by at most the sensitivity"
+    slack = ROUNDING + np.finfo(np.float32).eps * np.linalg.norm(one, ord=order, axis=-1) / bound
+    require_bounded(law, one, other, bound, order, slack)
+
+
+def examine_function(
+    function: Callable[[Any], Any], sensitivity: float, adjacency: Adjacency, records: Any, seed: int, trials: int
+) -> None:
+    """Sums of some records, of which one is exchanged for another, or left out."""
+    rng = numpy_stream("neighbours of a function", seed)
+    leaves, structure = jax.tree.flatten(jax.tree.map(np.asarray, records))
+    each, count = np.arange(trials), len(leaves[0])
+    at, drawn = rng.integers(0, count, (2, trials))
+    one, other = ([np.repeat(a[None], trials, 0) for a in leaves] for _ in range(2))
+    for a, *stores in zip(leaves, one, other, strict=True):
+        codes = a[drawn], np.roll(a[drawn], 1, 0)  # integers may be codes, so that none is made up
+        for store, exchanged in zip(stores, worst_records(rng, a[drawn], a) if a.dtype.kind == "f" else codes):
+            store[each, at] = exchanged
+    if adjacency is Adjacency.ADD_REMOVE:
+        kept = np.array([np.delete(np.arange(count), i) for i in at])
+        other = [a[each[:, None], kept] for a in one]
+    run = jax.jit(jax.vmap(lambda leaves: flattened(function(jax.tree.unflatten(structure, leaves)))))
+    before, after = (np.asarray(run(stores), float) for stores in (one, other))
+    require_moved_within("the function", before, after, sensitivity, adjacency)
+
+
+def flattened(tree: Any) -> jax.Array:
+    """All numbers of a pytree, one after another."""
+    return jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(tree)])

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_dp.gradients import equations
+from fedjax_dp.inspection.verdict import require_so
 
 Names = frozenset[str]
 NONE: Names = frozenset()
@@ -44,6 +45,14 @@ def scale_names(function: Callable[..., Any], key: Any, named: Mapping[str, Any]
     )
     inputs = [KEY, *(Trace(values=frozenset({name})) for name in names for _ in jax.tree.leaves(named[name]))]
     return _traces(traced.jaxpr, inputs)
+
+
+def require_public(names: Names, private: Mapping[str, str]) -> None:
+    """Refuse a noise of which the size depends on one of these inputs, which are given in words."""
+    for name, what in private.items():
+        measured = f"one that may depend on {what}"
+        wanted = "one of public numbers: multiply noise by these alone, and add it last"
+        require_so(name not in names, "the size of its noise", measured, wanted, "the trace is exact")
 
 
 def _traces(jaxpr: Any, inputs: list[Trace]) -> list[Trace]:

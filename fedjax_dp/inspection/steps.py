@@ -7,16 +7,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_dp.accounting import Adjacency, FullBatch, GaussianSteps, Release, Unit
+from fedjax_dp.accounting import Adjacency, FullBatch, GaussianSteps, Release
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.inspection import schedule_points
 from fedjax_dp.inspection.neighbours import BATCHES, DIVISOR, neighbouring_batches, require_bounded
 from fedjax_dp.inspection.noise_law import examine_noise
-from fedjax_dp.inspection.noise_scale import Names, scale_names
+from fedjax_dp.inspection.noise_scale import Names, require_public, scale_names
 from fedjax_dp.inspection.schedule_points import whitened
-from fedjax_dp.inspection.trials import NOISE_SLACK, QUICK, SLACK, compiled, keys_of
+from fedjax_dp.inspection.trials import NOISE_SLACK, QUICK, SLACK, Place, compiled, keys_of
 from fedjax_dp.inspection.verdict import require, require_so
-from fedjax_dp.models import Model
 from fedjax_dp.models.model import size_of
 from fedjax_dp.numpy_streams import numpy_stream
 from fedjax_dp.parts import facts
@@ -35,7 +34,7 @@ from fedjax_dp.rounds.simulation import run_key
 AGAIN = 24  # times as many draws of noise that seems too small
 
 
-def examine_source(source: NoiseSource, algorithm: Algorithm, data: FederatedData, model: Model, rounds: int) -> None:
+def examine_source(source: NoiseSource, place: Place) -> None:
     """Noise has the stated law at 12 steps of random clients and rounds, or everywhere if its size depends on them."""
     size, steps, trials = 48, 12, 200
 
@@ -57,13 +56,11 @@ def examine_source(source: NoiseSource, algorithm: Algorithm, data: FederatedDat
         lambda key, **at: source.draw(key, StepContext(**at), size), run_key(0), schedule_points.named()
     )
     depends = trace.values | trace.scale
-    by_client = algorithm.upload.unit is Unit.CLIENT
-    every = (
-        schedule_points.of_server(rounds)
-        if by_client
-        else schedule_points.of_clients(algorithm, data, rounds, depends | trace.bits)
-    )
-    schedule_points.examine(source.draw, every, bands, size_of(model), depends, trace.bits)
+    if place.by_client:
+        every = schedule_points.of_server(place.rounds)
+    else:
+        every = schedule_points.of_clients(place.algorithm, place.data, place.rounds, depends | trace.bits)
+    schedule_points.examine(source.draw, every, bands, size_of(place.model), depends, trace.bits)
 
 
 def _records(x: jax.Array, y: Any, mask: jax.Array, key: jax.Array) -> Records:
@@ -74,7 +71,9 @@ def _varies(algorithm: Algorithm) -> bool:
     return neighbours_of(algorithm.local.batches.sampling(2**31 - 1)) is Adjacency.ADD_REMOVE
 
 
-def examine_bound(bound: Bound, algorithm: Algorithm, data: FederatedData, model: Model, rounds: int) -> None:
+def examine_bound(bound: Bound, place: Place) -> None:
+    """Neighbouring batches move the mean by no more than its unit, which is public."""
+    algorithm, data, model = place[:3]
     privatizer = algorithm.local.privatizer
     if not clips(privatizer):
         return  # the privatizer is examined with it
@@ -106,10 +105,9 @@ def examine_bound(bound: Bound, algorithm: Algorithm, data: FederatedData, model
         require(longest <= clip * (1 + SLACK), "the length of the mean", f"{longest:.4g}", f"at most {clip:.4g}")
 
 
-def examine_privatizer(
-    privatizer: Privatizer, algorithm: Algorithm, data: FederatedData, model: Model, rounds: int
-) -> None:
+def examine_privatizer(privatizer: Privatizer, place: Place) -> None:
     """Its event is of all that clients do, and its noise as large as that says over what neighbours move."""
+    algorithm, data, model, rounds = place[:4]
     local, sizes = algorithm.local, np.asarray(data.sizes)
     if privatizer.on_upload:
         raise AssertionError("noise on the upload is understood of OutputGaussian alone, with any bound and source")
@@ -193,14 +191,7 @@ def _scale_of_noise(of: Callable[..., jax.Array], usual: tuple[Any, ...]) -> tup
     inputs = {"divisor": jnp.int32(DIVISOR), "params": params, "records": tuple(records), **schedule_points.named()}
     (trace,) = scale_names(named, run_key(0), inputs)
     require_so(trace.noise, "the gradient", "no noise of its key", "noise", "the trace is exact")
-    for name, what in (("params", "the parameters"), ("records", "the records of its batch")):
-        require_so(
-            name not in trace.scale | trace.bits,
-            "the size of its noise",
-            f"one that may depend on {what}",
-            "one of public numbers: multiply noise by these alone, and add it last",
-            "the trace is exact",
-        )
+    require_public(trace.scale | trace.bits, {"params": "the parameters", "records": "the records of its batch"})
     return trace.scale, trace.bits
 
 
@@ -260,10 +251,9 @@ def _kind(events: list[list[Release]]) -> Release:
     return next(iter(every.values()), GaussianSteps(1.0, FullBatch(), Adjacency.REPLACE_ONE, 1))
 
 
-def examine_correction(
-    correction: Correction, algorithm: Algorithm, data: FederatedData, model: Model, rounds: int
-) -> None:
+def examine_correction(correction: Correction, place: Place) -> None:
     """Where noise joins the upload: a step brings models no further apart than they are, but for their gradients."""
+    algorithm, data, model, rounds = place[:4]
     if not algorithm.local.privatizer.on_upload:
         return
     start, unravel = ravel(model.init(run_key(0)))

@@ -1,22 +1,57 @@
-"""What all examinations of parts share: how much is tried, and how it is compiled."""
+"""What all examinations share: where they look, how much is tried, and how it is compiled."""
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_dp.accounting import Release, Unit
+from fedjax_dp.data.store import FederatedData
+from fedjax_dp.models import Model
 from fedjax_dp.parts.cohorts import Cohort, Members
 from fedjax_dp.prng import role_key
+from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.clients import draw_cohort
 from fedjax_dp.rounds.simulation import run_key
 
-ROUNDS, KEYS, TRIALS = 2_000, 1_000, 64  # cohorts, batches and neighbours that are tried
+RUNS = 1_000  # of a client that are tried
+TRIALS = 64  # updates and rounds that are tried of each kind
 SLACK = 1e-3  # relative, for rounding
 NOISE_SLACK = 0.04  # relative, for the standard deviations of noise that are measured
 QUICK = {"xla_backend_optimization_level": 0}
+
+
+class Effort(NamedTuple):
+    """How much is tried."""
+
+    cohorts: int  # that are drawn
+    batches: int  # of a client that are drawn, at least, in no fewer than RUNS of its rounds
+    all_laws: bool = False  # also that of cohorts which nobody counts on
+
+
+BEFORE_A_RUN = Effort(2_000, 1_000)
+THOROUGH = Effort(4_000, 4_000, all_laws=True)  # for a part's author
+
+
+class Place(NamedTuple):
+    """The algorithm in which a part is examined, and a run of it."""
+
+    algorithm: Algorithm
+    data: FederatedData
+    model: Model
+    rounds: int
+    seed: int = 0
+    effort: Effort = BEFORE_A_RUN
+    # what the accountants count of each client in so many rounds; None: no whole run is examined
+    releases: Callable[[Algorithm, FederatedData, Model, int], list[list[Release]]] | None = None
+
+    @property
+    def by_client(self) -> bool:
+        """Whether noise hides whole clients."""
+        return self.algorithm.upload.unit is Unit.CLIENT
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:

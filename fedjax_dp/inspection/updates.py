@@ -12,10 +12,9 @@ from fedjax_dp.data.store import FederatedData
 from fedjax_dp.inspection import schedule_points
 from fedjax_dp.inspection.neighbours import SCALES
 from fedjax_dp.inspection.noise_law import examine_noise, examine_sizes, uncorrelated
-from fedjax_dp.inspection.noise_scale import Names, scale_names
-from fedjax_dp.inspection.trials import NOISE_SLACK, QUICK, SLACK, TRIALS, compiled, drawn_cohorts, keys_of
+from fedjax_dp.inspection.noise_scale import Names, require_public, scale_names
+from fedjax_dp.inspection.trials import NOISE_SLACK, QUICK, SLACK, TRIALS, Place, compiled, drawn_cohorts, keys_of
 from fedjax_dp.inspection.verdict import require, require_so
-from fedjax_dp.models import Model
 from fedjax_dp.numpy_streams import numpy_stream
 from fedjax_dp.parts import facts
 from fedjax_dp.parts.aggregation import Aggregate
@@ -39,8 +38,9 @@ from fedjax_dp.rounds.simulation import run_key
 HORIZON = 32  # rounds that are tried
 
 
-def examine_upload(upload: ClientPrivacy, algorithm: Algorithm, data: FederatedData, model: Model, rounds: int) -> None:
+def examine_upload(upload: ClientPrivacy, place: Place) -> None:
     """In every round the noise that joins the mean covers the longest message, and the mean passes as it is."""
+    algorithm, data, model, rounds = place[:4]
     if upload.shared_noise or upload.extra:
         raise AssertionError("shares of noise, and numbers beside an update, are understood of the project's alone")
     sizes = tensor_sizes(model.init(run_key(0)))
@@ -119,9 +119,7 @@ def _scale_of_noise(upload: ClientPrivacy, size: int, reach: Any, expected: Any)
 
     inputs = {"now": jnp.int32(0), "mean": jnp.zeros(size), "kept": upload.init(), "numbers": (reach, expected)}
     (trace,) = scale_names(release, run_key(0), inputs)
-    measured = "one that may depend on the mean that it joins"
-    wanted = "one of public numbers: multiply noise by these alone, and add it last"
-    require_so("mean" not in trace.scale, "the size of its noise", measured, wanted, "the trace is exact")
+    require_public(trace.scale, {"mean": "the mean that it joins"})
     return trace.scale - {"numbers"}
 
 
@@ -199,19 +197,18 @@ def _longest(upload: UpdatePrivatizer) -> float:
     return float(upload.clip_norm) if hides_clients(upload) else 1.0
 
 
-def _some_cohorts(
-    algorithm: Algorithm, data: FederatedData, rounds: int, seed: int, most: int
-) -> tuple[Members, np.ndarray]:
+def _some_cohorts(place: Place, most: int) -> tuple[Members, np.ndarray]:
     """Cohorts of the run, of all its rounds if these are no more than `most`, and which rounds they are of."""
-    tried = np.unique(np.linspace(0, rounds - 1, min(rounds, max(most, TRIALS))).astype(np.int32))
-    return drawn_cohorts(algorithm.cohort, run_key(seed), tried, jnp.asarray(data.shares)), tried
+    tried = np.unique(np.linspace(0, place.rounds - 1, min(place.rounds, max(most, TRIALS))).astype(np.int32))
+    shares = jnp.asarray(place.data.shares)
+    return drawn_cohorts(place.algorithm.cohort, run_key(place.seed), tried, shares), tried
 
 
-def examine_transport(transport: Transport, algorithm: Algorithm, data: FederatedData, rounds: int, seed: int) -> None:
+def examine_transport(transport: Transport, place: Place) -> None:
     """The sum that arrives is that of the messages, or its noise would be of another size than they."""
-    members, size = algorithm.cohort.capacity(data.num_clients), 8
-    clip = _longest(algorithm.upload)
-    schedule, tried = _some_cohorts(algorithm, data, rounds, seed, 2**20 // members**2)
+    members, size = place.algorithm.cohort.capacity(place.data.num_clients), 8
+    clip = _longest(place.algorithm.upload)
+    schedule, tried = _some_cohorts(place, 2**20 // members**2)
     at = jnp.arange(members, dtype=jnp.int32)
 
     def off(key: jax.Array, t: jax.Array, ids: jax.Array, here: jax.Array) -> jax.Array:
@@ -234,13 +231,14 @@ def examine_transport(transport: Transport, algorithm: Algorithm, data: Federate
     require(worst <= allowed, "what arrives less the sum of the messages", f"{worst:.3g}", f"{allowed:.3g}")
 
 
-def examine_estimator(aggregate: Aggregate, algorithm: Algorithm, data: FederatedData, rounds: int, seed: int) -> None:
+def examine_estimator(aggregate: Aggregate, place: Place) -> None:
     """The mean is linear in the messages, and one moves it by no more than is stated, in cohorts of the run."""
+    algorithm, data, _, rounds = place[:4]
     shares, local = jnp.asarray(data.shares), algorithm.local
     rates = algorithm.cohort.rates(shares)
     size, compared = 8, 24
     positions = algorithm.cohort.capacity(data.num_clients)
-    schedule, _ = _some_cohorts(algorithm, data, rounds, seed, 2**21 // (positions * min(positions, compared)))
+    schedule, _ = _some_cohorts(place, 2**21 // (positions * min(positions, compared)))
     clip = _longest(algorithm.upload)
     reach = float(aggregate.sensitivity(shares, rates, positions))
     least, most = extreme_rates(local, data.largest, rounds)

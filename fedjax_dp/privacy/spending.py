@@ -18,7 +18,7 @@ from fedjax_dp.accounting import (
 from fedjax_dp.accounting.events import distinct, numbered
 from fedjax_dp.accounting.ledger import ROUND, VERSION, listed
 from fedjax_dp.display import finite
-from fedjax_dp.privacy.client_events import client_events, training_events
+from fedjax_dp.privacy.client_events import client_events, own_events, training_events
 from fedjax_dp.privacy.planned_run import PlannedRun
 from fedjax_dp.privacy.release_table import participation_mode
 

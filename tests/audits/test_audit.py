@@ -10,7 +10,15 @@ from flax import linen as nn
 from helpers import ragged_data, usual
 from scipy.stats import binom
 from test_personal_audits import PERSONAL
-from wrong_programs import PUBLISHED
+from wrong_programs import (
+    PUBLISHED,
+    mutated_part,
+    reading_correction,
+    repeated_gradient,
+    undeclared_gradient,
+    unmasked_first,
+    unnoised_term,
+)
 
 import fedjax_dp as fdp
 from fedjax_dp import errors, parts
@@ -38,9 +46,6 @@ from fedjax_dp.parts.facts import restates
 from fedjax_dp.privacy.protection import with_noise
 from fedjax_dp.pytrees import changed, ravel, value
 from fedjax_dp.rounds.simulation import begin, numbers, run_key, simulate
-from fedjax_dp.testing.masks import unmasked_first
-from fedjax_dp.testing.mutation import mutated_part
-from fedjax_dp.testing.statements import reading_correction, repeated_gradient, undeclared_gradient, unnoised_term
 
 DELTA = 1e-5
 TEN = (10, 10, 10, 10)

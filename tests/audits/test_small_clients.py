@@ -2,11 +2,11 @@
 
 import pytest
 from helpers import ragged_data, usual
+from wrong_programs import mutated_part
 
 import fedjax_dp as fdp
 from fedjax_dp.audits.audit import audit
 from fedjax_dp.pytrees import changed
-from fedjax_dp.testing.mutation import mutated_part
 
 SIZES, BATCH = (1, 3, 12), 4
 RULES = ("without-replacement", "poisson", "epochs")

@@ -20,7 +20,7 @@ from fedjax_dp.data import Dataset, federate
 from fedjax_dp.gradients import clipped, norms
 from fedjax_dp.models import ARCHITECTURES, Linen, NetworkModel, cnn, group_norm_cnn, logistic_regression, lstm
 from fedjax_dp.pytrees import ravel
-from fedjax_dp.testing import check_sensitivity
+from fedjax_dp.testing import check_algorithm
 
 
 class Mlp(nn.Module):
@@ -778,7 +778,7 @@ def test_a_transformer_with_as_many_positions_as_records_keeps_its_sensitivity()
     value = fdp.dpnfl(
         cohort_size=2, batch_size=4, local_steps=2, learning_rate=0.1, clip_norm=0.5, noise_multiplier=1.0
     )
-    reports = check_sensitivity(value, data, model=fdp.model(Transformer(), data))
+    reports = check_algorithm(value, data, model=fdp.model(Transformer(), data), only="sensitivity")
     assert any("C under" in str(report) or "clip" in str(report) for report in reports), reports
 
 

@@ -187,7 +187,7 @@ def examined(name, algorithm):
         if type(part).__name__ == name:
             if slot != "correction" or algorithm.local.privatizer.on_upload:
                 facts.require_stated(slot, part)
-            inspection.examine(slot, part, algorithm, DATA, MODEL, ROUNDS, 0)
+            inspection.examine_part(slot, part, inspection.Place(algorithm, DATA, MODEL, ROUNDS))
 
 
 LONG = (
@@ -223,7 +223,7 @@ def test_every_part_is_what_it_states(name):
 
 def test_a_log_is_examined_in_the_rounds_that_it_has():
     logged = EXAMPLES["LoggedCohort"][1]
-    inspection.examine("cohort", logged.cohort, logged, DATA, MODEL, 2 * ROUNDS, 0)
+    inspection.examine_part("cohort", logged.cohort, inspection.Place(logged, DATA, MODEL, 2 * ROUNDS))
 
 
 @pytest.mark.parametrize("name", WITHOUT)

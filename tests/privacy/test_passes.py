@@ -190,8 +190,9 @@ def one_slot_for_all(self, keys, round_index, shares):
 @pytest.mark.slow
 def test_a_cohort_that_is_not_drawn_as_it_states_is_found_out(kind, members, line):
     algorithm = changed(of_clients("bins"), cohort=lying(kind(pass_rounds=4), **members))
+    place = inspection.Place(algorithm, DATA, fdp.logistic_regression((3,), 3), 12)
     with pytest.raises(AssertionError, match=line):
-        inspection.examine("cohort", algorithm.cohort, algorithm, DATA, fdp.logistic_regression((3,), 3), 12, 0)
+        inspection.examine_part("cohort", algorithm.cohort, place)
 
 
 @pytest.mark.slow

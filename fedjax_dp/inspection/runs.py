@@ -16,26 +16,22 @@ import optax
 from jax import lax
 
 from fedjax_dp import errors
-from fedjax_dp.accounting import Adjacency, Release, SkellamSums, Unit, correlated_sensitivity
+from fedjax_dp.accounting import Release, SkellamSums, correlated_sensitivity
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.gradients import JitOfModel
-from fedjax_dp.inspection.trials import QUICK
+from fedjax_dp.inspection.trials import QUICK, Place
 from fedjax_dp.models import Model
 from fedjax_dp.parts.aggregation import ESTIMATORS
-from fedjax_dp.parts.batches import Batch, Batches, divisors_of
+from fedjax_dp.parts.batches import Batch, divisors_of
 from fedjax_dp.parts.client_privacy import PlainUpload, hides_clients
-from fedjax_dp.parts.cohorts import AllClients
+from fedjax_dp.parts.cohorts import AllClients, Members
 from fedjax_dp.parts.local_rules import LocalRule
 from fedjax_dp.parts.noise import NoiseSource, correlated_source
 from fedjax_dp.parts.record_privacy import clips
 from fedjax_dp.parts.server_optimizers import Server
 from fedjax_dp.parts.transport import PlainSum
-from fedjax_dp.privacy.client_events import training_events
-from fedjax_dp.privacy.planned_run import PlannedRun
-from fedjax_dp.privacy.protection import natural_view, noise_of, unit_of, unprotected, with_noise
-from fedjax_dp.privacy.terms import PrivacyTerms
-from fedjax_dp.pytrees import Wrapper, changed, ravel, value
+from fedjax_dp.pytrees import Wrapper, changed, ravel, structure, value
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.round import run_round
 from fedjax_dp.rounds.simulation import numbers
@@ -62,9 +58,8 @@ def recording(steps: int) -> Callable[[], optax.GradientTransformation]:
         def update(
             gradient: jax.Array, noted: RecordedGradients, params: Any = None
         ) -> tuple[jax.Array, RecordedGradients]:
-            return jnp.zeros_like(gradient), RecordedGradients(
-                noted.gradients.at[noted.written].set(gradient), noted.written + 1
-            )
+            after = RecordedGradients(noted.gradients.at[noted.written].set(gradient), noted.written + 1)
+            return jnp.zeros_like(gradient), after
 
         return optax.GradientTransformation(init, update)
 
@@ -72,15 +67,34 @@ def recording(steps: int) -> Callable[[], optax.GradientTransformation]:
 
 
 @value
-class Without(Wrapper):
-    """Batches from which the record at one position is taken, its neighbours staying as they are; -1 takes none."""
+class Rearranged(Wrapper):
+    """Batches, or a cohort, whose draws are laid out in another way."""
 
-    base: Batches
-    position: jax.Array
+    base: Any
+    layout: Callable[..., Any] = structure()  # of a draw, of `which`, and of the arguments of `sample`
+    which: Any = -1  # of records or clients; -1: none
 
-    def sample(self, key: jax.Array, records: jax.Array, steps: int, largest: int, smallest: int) -> Batch:
-        batch = self.base.sample(key, records, steps, largest, smallest)
-        return batch._replace(mask=batch.mask & (batch.positions != self.position.astype(jnp.int32)))
+    def sample(self, *arguments: Any) -> Any:
+        return self.layout(self.base.sample(*arguments), self.which, *arguments)
+
+
+def with_batches(algorithm: Algorithm, layout: Callable[..., Batch], which: Any = -1) -> Algorithm:
+    batches: Any = Rearranged(base=algorithm.local.batches, layout=layout, which=which)
+    return changed(algorithm, local=changed(algorithm.local, batches=batches))
+
+
+def with_cohort(algorithm: Algorithm, layout: Callable[..., Members], which: Any = -1) -> Algorithm:
+    return changed(algorithm, cohort=Rearranged(base=algorithm.cohort, layout=layout, which=which))
+
+
+def _without_record(batch: Batch, position: jax.Array, *rest: Any) -> Batch:
+    """The neighbours of the record at that position stay as they are."""
+    return batch._replace(mask=batch.mask & (batch.positions != position.astype(jnp.int32)))
+
+
+def _without_client(members: Members, client: jax.Array, *rest: Any) -> Members:
+    """That one's message does not arrive."""
+    return members._replace(drawn=jnp.where(members.ids == client, 0.0, members.drawn))
 
 
 class TrialInputs(NamedTuple):
@@ -90,8 +104,8 @@ class TrialInputs(NamedTuple):
     x: Any = None  # features of the store
     y: Any = None
     params: Any = None  # flat parameters to begin with
-    without: Any = None  # position of a record that is missing
-    cohort: Any = None  # who takes part, as a value
+    record: Any = None  # position of a record that is missing
+    client: Any = None  # a client that is missing
 
 
 class TrialOutputs(NamedTuple):
@@ -102,47 +116,83 @@ class TrialOutputs(NamedTuple):
     upload: Any  # state of the upload before each round
 
 
-def subsample_clients(
-    algorithm: Algorithm, data: FederatedData, most: int = CLIENTS
-) -> tuple[Algorithm, FederatedData]:
+def noised(algorithm: Algorithm) -> Any:
+    """The part whose noise hides records, or clients."""
+    return algorithm.local.privatizer if algorithm.upload.unit is None else algorithm.upload
+
+
+def with_noise(algorithm: Algorithm, change: Callable[[np.ndarray], np.ndarray]) -> Algorithm:
+    """The algorithm with other noise multipliers, if it has any: one program, with other numbers."""
+    part = noised(algorithm)
+    if getattr(part, "noise_multiplier", None) is None:
+        return algorithm
+    part = changed(part, noise_multiplier=change(np.asarray(part.noise_multiplier, np.float32)))
+    if algorithm.upload.unit is not None:
+        return changed(algorithm, upload=part)
+    return changed(algorithm, local=changed(algorithm.local, privatizer=part))
+
+
+def without_noise(algorithm: Algorithm) -> Algorithm:
+    return with_noise(algorithm, np.zeros_like)
+
+
+def without_server(algorithm: Algorithm) -> Algorithm:
+    """The local steps with a plain mean around them: what a record's noise passes through before it is released."""
+    plain = changed(algorithm, upload=PlainUpload(), aggregate=ESTIMATORS["mean"], transport=PlainSum())
+    return moved_by_updates(plain)
+
+
+def moved_by_updates(algorithm: Algorithm) -> Algorithm:
+    """The new model is the old one plus the update."""
+    return changed(algorithm, server=Server(hyperparameters={"learning_rate": 1.0}, factory=optax.sgd))
+
+
+def frozen_updates(algorithm: Algorithm, data: FederatedData) -> Algorithm:
+    """An algorithm whose local steps are recorded and move nothing, and which leaves out what clients keep."""
+    local: Any = algorithm.local
+    steps = local.batches.count(local.steps, data.largest)
+    rule = LocalRule(hyperparameters={}, factory=recording(steps), keep=True)
+    passing = tuple(correction for correction in local.corrections if not correction.has_client_state)
+    return changed(algorithm, local=changed(local, rule=rule, corrections=passing))
+
+
+def subsampled(algorithm: Algorithm, data: FederatedData, most: int = CLIENTS) -> tuple[Algorithm, FederatedData]:
     """Algorithm and data of at most so many clients, from the smallest to the largest; all of them take part."""
-    sizes = np.asarray(data.sizes)
+    sizes, shares = np.asarray(data.sizes), np.asarray(data.shares)
     ids = np.argsort(sizes, kind="stable")[np.unique(np.linspace(0, len(sizes) - 1, min(most, len(sizes))).astype(int))]
-    noise = np.asarray(noise_of(algorithm))
-    if noise.ndim:
-        algorithm = with_noise(algorithm, noise[ids])
-    shares = np.asarray(data.shares)[ids]
-    data = dataclasses.replace(
+    algorithm = with_noise(algorithm, lambda noise: noise[ids] if noise.ndim else noise)
+    return changed(algorithm, cohort=AllClients()), dataclasses.replace(
         data,
         offsets=np.asarray(data.offsets)[ids],
         sizes=sizes[ids],
         largest=int(sizes[ids].max()),
         smallest=int(sizes[ids].min()),
-        shares=(shares / shares.sum()).astype(np.float32),
+        shares=(shares[ids] / shares[ids].sum()).astype(np.float32),
         test_clients=None,
     )
-    return changed(algorithm, cohort=AllClients()), data
 
 
-def without_server(algorithm: Algorithm) -> Algorithm:
-    """The local steps with a plain mean around them: what a record's noise passes through before it is released."""
+def own_records(data: FederatedData, records: int | None = None) -> FederatedData:
+    """A store of the records that clients hold alone, one client's after the other's, as the model sees them.
+
+    records  so many for every client: the first of its own, copied again where it has fewer.
+    """
+    starts, own = np.asarray(data.offsets), np.asarray(data.sizes)
+    sizes = own if records is None else np.full_like(own, records)
+    held = np.concatenate([start + np.arange(n) % has for start, n, has in zip(starts, sizes, own)])
+    rows = data.row_numbers[held]
     return changed(
-        algorithm, upload=PlainUpload(), aggregate=ESTIMATORS["mean"], transport=PlainSum(), server=additive_server()
+        data,
+        x=np.asarray(data.features(jnp.asarray(data.x[rows]))),
+        y=jax.tree.map(lambda a: np.asarray(a)[rows], data.y),
+        scale=1.0,
+        shift=0.0,
+        rows=np.arange(len(rows), dtype=np.int32),
+        offsets=(np.cumsum(sizes) - sizes).astype(np.int32),
+        sizes=sizes,
+        largest=int(sizes.max()),
+        smallest=int(sizes.min()),
     )
-
-
-def additive_server() -> Server:
-    """The new model is the old one plus the update."""
-    return Server(hyperparameters={"learning_rate": 1.0}, factory=optax.sgd)
-
-
-def frozen_updates(algorithm: Algorithm, data: FederatedData) -> Algorithm:
-    """An algorithm whose local steps are recorded and move nothing, and which leaves out what clients keep."""
-    steps = algorithm.local.batches.count(algorithm.local.steps, data.largest)
-    rule = LocalRule(hyperparameters={}, factory=recording(steps), keep=True)
-    local: Any = algorithm.local
-    passing = tuple(correction for correction in local.corrections if not correction.has_client_state)
-    return changed(algorithm, local=changed(local, rule=rule, corrections=passing))
 
 
 def observe(
@@ -153,25 +203,22 @@ def observe(
     rounds: int = 1,
     execution: Execution | None = None,
 ) -> TrialOutputs:
-    """Run every trial's rounds, all trials at once."""
+    """Run every trial's rounds, those of the simulator, all trials at once."""
     execution = execution or Execution()
     return jax.device_get(_observe(numbers(algorithm), data, setup, model=model, rounds=rounds, execution=execution))
 
 
-def unjitted(
+def _unjitted(
     algorithm: Algorithm, data: FederatedData, setup: TrialInputs, *, model: Model, rounds: int, execution: Execution
 ) -> TrialOutputs:
-    """What `observe` compiles; rounds are those of the simulator."""
-
     def one(trial: TrialInputs) -> TrialOutputs:
         here, held = algorithm, data
         if trial.x is not None:
             held = changed(held, x=trial.x, y=trial.y)
-        if trial.without is not None:
-            local = here.local
-            here = changed(here, local=changed(local, batches=Without(base=local.batches, position=trial.without)))
-        if trial.cohort is not None:
-            here = changed(here, cohort=trial.cohort)
+        if trial.record is not None:
+            here = with_batches(here, _without_record, trial.record)
+        if trial.client is not None:
+            here = with_cohort(here, _without_client, trial.client)
         state = initial_state(here, model, held, trial.key)
         if trial.params is not None:
             state = state._replace(params=ravel(state.params)[1](trial.params))
@@ -200,51 +247,38 @@ def _erased(clients: Any) -> Any:
     )
 
 
-_observe = JitOfModel(unjitted, ("rounds", "execution"), compiler_options=QUICK)
+_observe = JitOfModel(_unjitted, ("rounds", "execution"), compiler_options=QUICK)
 
 
-def require_private(algorithm: Algorithm) -> None:
-    """Refuse an algorithm that claims nothing."""
-    reason = unprotected(algorithm, natural_view(algorithm))
-    if reason or noise_of(algorithm) is None:
-        raise errors.refuse("algorithm", reason or "one without noise", "one that has an epsilon, for this check")
-
-
-class StatedNoise(NamedTuple):
+class Claim(NamedTuple):
     """What the accountants count of each client's noise."""
 
     noise: np.ndarray  # (num_clients,) noise multiplier of the white noise under it
-    adjacency: Adjacency
-    unit: Unit
-    release: Release  # one, which states the law and the norm
+    release: Release  # one, which states neighbours, law and norm
     resolution: float = 0.0  # of a ring, if the noise is of integers
     norm: float = 1.0  # bound on a member's vector over the clip norm; above 1 where it is rounded
 
 
-def claim_of(algorithm: Algorithm, data: FederatedData, rounds: int, model: Model) -> StatedNoise:
-    """Reads the ledger's events; of several releases of a round, the least noise."""
-    unit = unit_of(algorithm)
-    view = "uploads" if unit is Unit.RECORD else None
-    once = 1 if unit is Unit.RECORD else rounds
-    terms = PrivacyTerms(participation="worst", view=view)
-    events = training_events(PlannedRun(algorithm=algorithm, data=data, rounds=once, model=model, terms=terms))
-    steps = [[step for step, _ in event.leaves()] for event in events]
-    noise = np.array([min(step.noise_multiplier for step in each) for each in steps])
-    first = steps[0][0]
+def claim_of(place: Place, algorithm: Algorithm, data: FederatedData, rounds: int) -> Claim:
+    """Of several releases of a round, the least noise; `rounds` where whole clients are hidden."""
+    assert place.releases is not None
+    releases = place.releases(algorithm, data, place.model, rounds if place.by_client else 1)
+    noise = np.array([min(release.noise_multiplier for release in each) for each in releases])
+    first = releases[0][0]
     if isinstance(first, SkellamSums):
         resolution = algorithm.transport.resolution
         clip = clip_of(algorithm) / resolution
-        return StatedNoise(noise * first.l2 / clip, first.adjacency, unit, first, resolution, first.l2 / clip)
-    source = correlated_source(algorithm.local.privatizer if unit is Unit.RECORD else algorithm.upload)
+        return Claim(noise * first.l2 / clip, first, resolution, first.l2 / clip)
+    source = correlated_source(noised(algorithm))
     if source is not None:
         noise = noise * np.array([_reach(algorithm, data, source, n, rounds) for n in np.asarray(data.sizes)])
-    return StatedNoise(noise, first.adjacency, unit, first)
+    return Claim(noise, first)
 
 
 def _reach(algorithm: Algorithm, data: FederatedData, source: NoiseSource, records: int, rounds: int) -> float:
     """The factor by which correlation over releases raises the sensitivity that the event was divided by."""
     coefficients = np.asarray(source.bands, float)
-    if unit_of(algorithm) is Unit.CLIENT:
+    if algorithm.upload.unit is not None:
         apart = algorithm.cohort.min_separation(data.num_clients)
         return correlated_sensitivity(coefficients, rounds, -(-rounds // apart), apart)
     local = algorithm.local
@@ -296,44 +330,5 @@ def clip_of(algorithm: Algorithm) -> float:
 def mean_unit(algorithm: Algorithm, data: FederatedData, clip: Any) -> Any:
     """What a client whose update is at the clip norm can move the mean by joining."""
     shares = np.asarray(data.shares)
-    rates = algorithm.cohort.rates(shares)
     members = algorithm.cohort.capacity(data.num_clients)
-    return clip * float(algorithm.aggregate.sensitivity(shares, rates, members))
-
-
-def stated_multiplier(algorithm: Algorithm, claim: StatedNoise) -> Any:
-    """The noise on the updates alone: an adaptive clip norm pays its bits from the same budget."""
-    upload = algorithm.upload
-    bit_noise = getattr(upload, "bit_noise", None)
-    if bit_noise is not None:
-        return (claim.noise**-2 - (2 * float(bit_noise)) ** -2) ** -0.5
-    return claim.noise
-
-
-def without_noise(algorithm: Algorithm) -> Algorithm:
-    """The algorithm without noise: one program, with another number."""
-    noise = noise_of(algorithm)
-    return algorithm if noise is None else with_noise(algorithm, 0.0 * np.asarray(noise, np.float32))
-
-
-def own_records(data: FederatedData, records: int | None = None) -> FederatedData:
-    """A store of the records that clients hold alone, one client's after the other's, as the model sees them.
-
-    records  so many for every client: the first of its own, copied again where it has fewer.
-    """
-    starts, own = np.asarray(data.offsets), np.asarray(data.sizes)
-    sizes = own if records is None else np.full_like(own, records)
-    held = np.concatenate([start + np.arange(n) % has for start, n, has in zip(starts, sizes, own)])
-    rows = data.row_numbers[held]
-    return changed(
-        data,
-        x=np.asarray(data.features(jnp.asarray(data.x[rows]))),
-        y=jax.tree.map(lambda a: np.asarray(a)[rows], data.y),
-        scale=1.0,
-        shift=0.0,
-        rows=np.arange(len(rows), dtype=np.int32),
-        offsets=(np.cumsum(sizes) - sizes).astype(np.int32),
-        sizes=sizes,
-        largest=int(sizes.max()),
-        smallest=int(sizes.min()),
-    )
+    return clip * float(algorithm.aggregate.sensitivity(shares, algorithm.cohort.rates(shares), members))

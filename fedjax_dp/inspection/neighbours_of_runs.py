@@ -1,0 +1,93 @@
+"""How far neighbours can move what whole runs noise: searched for, with records that are meant to do the worst."""
+
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_dp.accounting import Adjacency
+from fedjax_dp.accounting.sampling import Refilled, WithReplacement
+from fedjax_dp.data.store import FederatedData
+from fedjax_dp.inspection import runs
+from fedjax_dp.inspection.neighbours import neighbouring_stores, require_moved_within, worst_models
+from fedjax_dp.inspection.runs import TrialInputs
+from fedjax_dp.inspection.trials import Place, keys_of
+from fedjax_dp.numpy_streams import numpy_stream
+from fedjax_dp.parts.batches import FixedBatches
+from fedjax_dp.pytrees import changed
+from fedjax_dp.rounds.algorithm import Algorithm
+
+NEIGHBOURS = 256
+
+
+def examine_sensitivity(place: Place) -> None:
+    """The mean gradient of every local step, or the mean of updates, at random models, of the same keys without noise.
+
+    A record that is drawn is exchanged, or left out of its batch, as the ledger's event says; clients have one record
+    more than a batch, so that it is drawn often, and once where batches are drawn with replacement. Of noise on the
+    upload, the whole update. Of whole clients, one's records are exchanged for the worst, or its message is missing.
+    """
+    (_of_clients if place.by_client else _of_records)(place)
+
+
+def _of_records(place: Place) -> None:
+    rng, trials, model = numpy_stream("neighbouring records", place.seed), NEIGHBOURS, place.model
+    algorithm, data = runs.subsampled(runs.without_server(place.algorithm), place.data, most=2)
+    release = runs.claim_of(place, algorithm, data, 1).release
+    local, batch = algorithm.local, getattr(algorithm.local.batches, "size", None)
+    if isinstance(local.batches.sampling(int(data.largest)), WithReplacement | Refilled):
+        # the event counts how often a record is drawn; the bound is that of a record that is drawn once
+        algorithm = changed(algorithm, local=changed(local, batches=FixedBatches(size=int(batch or 1))))
+    # what a record can do does not depend on how many others are not drawn
+    data = runs.own_records(data, None if batch is None else int(batch) + 1)
+    at = rng.integers(0, np.asarray(data.sizes).min(), trials)  # the same position of every client
+    params = worst_models(rng, model, trials)
+    theirs = np.zeros((trials, len(data.x)), bool)
+    theirs[np.arange(trials)[:, None], np.asarray(data.offsets)[None] + at[:, None]] = True
+    keys, stores = keys_of(trials, "runs", place.seed), neighbouring_stores(rng, data, theirs)
+    none, gone = np.full(trials, -1, np.float32), at.astype(np.float32)
+    if release.adjacency is not Adjacency.REPLACE_ONE:
+        setups = [TrialInputs(keys, *stores[0], params, missing) for missing in (none, gone)]
+    else:
+        setups = [TrialInputs(keys, *store, params, none) for store in stores]
+    quiet = runs.without_noise(algorithm)
+    if algorithm.local.privatizer.on_upload:
+        for twin in (changed(quiet, local=changed(quiet.local, steps=1)), quiet):
+            _examine_uploads(twin, data, place, setups, release.adjacency)
+        return
+    watched = runs.frozen_updates(quiet, data)
+    one, other = (np.asarray(runs.observe(watched, data, model, s).gradients[:, 0], float) for s in setups)
+    unit = release.adjacency.sensitivity * np.broadcast_to(runs.step_units(algorithm, data)[0], one.shape[:-1])
+    taken, what = unit > 0, "the mean gradient of a step"
+    require_moved_within(what, one[taken], other[taken], unit[taken], release.adjacency, release.norm)
+
+
+def _examine_uploads(
+    quiet: Algorithm, data: FederatedData, place: Place, setups: list[TrialInputs], adjacency: Adjacency
+) -> None:
+    """What dp_fedavg_output's upload moves by, over the clipped steps' reach, one client alone."""
+    alone = changed(data, offsets=data.offsets[:1], sizes=data.sizes[:1], shares=np.ones(1, np.float32))
+    one, other = (np.asarray(runs.observe(quiet, alone, place.model, s).params[:, 1], float) for s in setups)
+    rates = np.asarray(quiet.local.rates(jnp.int32(0), alone.largest), float)
+    reach = adjacency.sensitivity * runs.gradient_clip_of(quiet) * rates.sum()
+    require_moved_within(f"the upload of {rates.size} steps", one, other, reach, adjacency)
+
+
+def _of_clients(place: Place) -> None:
+    rng, model = numpy_stream("neighbouring clients", place.seed), place.model
+    claim, data = runs.claim_of(place, place.algorithm, place.data, 1), runs.own_records(place.data)
+    adjacency = claim.release.adjacency
+    trials = min(NEIGHBOURS, max(8, 2**24 // max(data.x.size, 1)))
+    largest = int(np.argmax(np.asarray(data.shares)))  # who can do most where shares are weights
+    client = np.where(np.arange(trials) % 2, largest, rng.integers(0, data.num_clients, trials))
+    params = worst_models(rng, model, trials)
+    owner = np.repeat(np.arange(data.num_clients), np.asarray(data.sizes))
+    keys, stores = keys_of(trials, "runs", place.seed), neighbouring_stores(rng, data, owner[None] == client[:, None])
+    nobody = np.full(trials, -1)
+    if adjacency is not Adjacency.REPLACE_ONE:
+        setups = [TrialInputs(keys, *stores[0], params, None, who) for who in (nobody, client)]
+    else:
+        setups = [TrialInputs(keys, *store, params, None, nobody) for store in stores]
+    quiet = runs.moved_by_updates(runs.without_noise(place.algorithm))
+    one, other = (np.asarray(runs.observe(quiet, data, model, s).params[:, 1], float) for s in setups)
+    clip = runs.clip_of(place.algorithm) * claim.norm
+    reach = adjacency.sensitivity * runs.mean_unit(place.algorithm, data, clip)
+    require_moved_within("the mean of the updates", one, other, reach, adjacency)
