@@ -41,8 +41,7 @@ from fedjax_dp.inspection.sampling_law import examine_sampling
 from fedjax_dp.inspection.trials import THOROUGH, Place, keys_of
 from fedjax_dp.inspection.verdict import CheckReport, recorded, require
 from fedjax_dp.models import Model, usual_model
-from fedjax_dp.parts.client_privacy import counts_individually
-from fedjax_dp.privacy.client_events import training_of
+from fedjax_dp.privacy.client_events import training_events
 from fedjax_dp.privacy.planned_run import PlannedRun
 from fedjax_dp.privacy.protection import natural_view, noise_of, unprotected
 from fedjax_dp.privacy.terms import PrivacyTerms
@@ -94,9 +93,7 @@ def check_algorithm(
     model = model or usual_model(data)
     check(algorithm, data, 1, model)
     reason = unprotected(algorithm, natural_view(algorithm))
-    if counts_individually(algorithm.upload):
-        reason = "it filters by client, as ClientGaussian does not"
-    elif reason is None and not np.any(np.asarray(noise_of(algorithm)) > 0):
+    if reason is None and not np.any(np.asarray(noise_of(algorithm)) > 0):
         reason = "its noise_multiplier is 0"
     apply = [name for name in PROPERTIES if not (reason and PROPERTIES[name].claimed)]
     if not algorithm.transport.secret:
@@ -115,7 +112,7 @@ def _releases(algorithm: Algorithm, data: FederatedData, model: Model, rounds: i
     """What the ledger counts of each client that takes part in all rounds."""
     view = "uploads" if algorithm.upload.unit is None else None
     terms = PrivacyTerms(participation="worst", view=view)
-    events = training_of(PlannedRun(algorithm=algorithm, data=data, rounds=rounds, model=model, terms=terms))
+    events = training_events(PlannedRun(algorithm=algorithm, data=data, rounds=rounds, model=model, terms=terms))
     return [[release for release, _ in event.leaves()] for event in events]
 
 
