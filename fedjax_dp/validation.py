@@ -20,6 +20,7 @@ from fedjax_dp import errors
 PAGES = "docs/extending"
 OPTIMIZER = 'fedjax_dp.parts.Server(factory=optax.adam, hyperparameters={"learning_rate": 0.01})'
 ALIEN = ("functools", "jax", "jaxlib", "numpy")
+_FITTING: set[tuple[type, type]] = set()  # classes whose every value is a part of a kind
 _METHODS = (types.FunctionType, staticmethod, classmethod)
 
 
@@ -45,6 +46,8 @@ def require_part(slot: str, part: Any, kind: type) -> None:
             raise errors.refuse(slot, described(part), wanted, advice(part))
         return
     cls = type(part)
+    if (cls, kind) in _FITTING:
+        return
     wanted = f"a value that follows {public_name(kind)}" if _is_protocol(kind) else f"{kind.__name__}(...)"
     page = page_of(kind)
     see = f"see {page}" if page else ""
@@ -53,6 +56,8 @@ def require_part(slot: str, part: Any, kind: type) -> None:
     if not written or advice(part):
         raise errors.refuse(slot, described(part), wanted, advice(part) or see)
     if is_value(part) and not wrong:
+        if not {field.name for field in dataclasses.fields(cls)} & set(members(kind)):  # else values of it may differ
+            _FITTING.add((cls, kind))
         return
     faults, todo = [], []
     if not is_value(part):

@@ -85,11 +85,17 @@ def own_names(cls: type) -> set[str]:
     return {*vars(cls), *inspect.get_annotations(cls)}
 
 
+@functools.cache
+def _missing(slot: str, cls: type) -> tuple[str, ...]:
+    """What the proof needs of a slot, and a class does not state itself."""
+    own = own_names(cls)
+    return tuple(name for name in FACTS[slot] if name not in own and not _follows(slot, cls, name))
+
+
 def require_stated(slot: str, part: Any) -> None:
     """Refuse a part whose exact class does not state what the proof needs of its slot."""
     cls = type(part)
-    missing = [name for name in FACTS[slot] if name not in own_names(cls) and not _follows(slot, cls, name)]
-    if missing:
+    if missing := _missing(slot, cls):
         inherited = [name for name in missing if hasattr(part, name)]
         why = " (what a base class states is not believed of its subclasses)" if inherited else ""
         raise errors.refuse(

@@ -1,13 +1,14 @@
 """How privacy is counted: the budget, against whom, by which accountant, for which rounds."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Annotated, TypedDict
 
 import numpy as np
 
 from fedjax_dp import errors, hooks, validation
-from fedjax_dp.options import about, of_class
+from fedjax_dp.options import Options, about, of_class
 
 # Names of tables which load SciPy.
 ACCOUNTANTS = ("pld", "rdp", "gaussian", "zcdp", "tcdp")
@@ -67,7 +68,7 @@ class PrivacyTerms:
 
     def check(self) -> None:
         """Refuse names that are none of their choices, and half of a deployment."""
-        for name, option in of_class(PrivacyTerms).items():
+        for name, option in _options().items():
             option.check(getattr(self, name))
         pair = ("deployment_cohort", "deployment_population")
         for name, other in (pair, pair[::-1]):
@@ -108,6 +109,11 @@ class PrivacyTerms:
         for budget in budgets.ravel():
             require_budget(name, budget, WITHOUT)
         return np.broadcast_to(budgets, (num_clients,)).tolist()
+
+
+@functools.cache
+def _options() -> Options:
+    return of_class(PrivacyTerms)
 
 
 class PrivacyOptions(TypedDict, total=False):
