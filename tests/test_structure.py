@@ -1,0 +1,40 @@
+"""The package does not grow back: what `benchmarks/structure.py` counts stays at or below what it is."""
+
+import importlib.util
+import pathlib
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[1]
+MOST = {
+    "functions of a plain guarantee": 210,
+    "files of a plain guarantee": 50,
+    "functions of a plain run": 310,
+    "files of a plain run": 67,
+    "keywords of fedavg": 59,
+    "keywords of dpnfl": 61,
+    "modules of the core that import tools": 0,
+    "public class names that stand twice": 10,
+    "lines of the core": 45_100,
+    "lines of tools": 16_400,
+    "lines of tests": 48_000,
+}
+
+
+@pytest.fixture(scope="module")
+def structure():
+    spec = importlib.util.spec_from_file_location("structure", ROOT / "benchmarks" / "structure.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_core_imports_no_tool(structure):
+    assert structure.imports_of_tools() == []
+
+
+@pytest.mark.slow
+def test_nothing_that_is_counted_grows(structure):
+    counted = structure.counted()
+    assert counted.keys() == MOST.keys()
+    assert {name: number for name, number in counted.items() if number > MOST[name]} == {}
