@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_dp import errors
-from fedjax_dp.data.holdout import split_rows
 from fedjax_dp.data.partition import natural
-from fedjax_dp.data.records import as_task, data_set, numbered_labels
+from fedjax_dp.data.records import Records, as_task, data_set, numbered_labels, split_rows
 from fedjax_dp.data.store import Dataset
 from fedjax_dp.data.targets import native
 
@@ -52,11 +51,14 @@ class Table(NamedTuple):
     owner: str | None = None  # the client whose they all are
 
 
-def from_tables(name: str, file: str, tables: Sequence[Table], columns: Columns, test: Any = None) -> Dataset:
+def from_tables(
+    name: str, file: str, tables: Sequence[Table], columns: Columns, test: Any = None, **about: Any
+) -> Dataset:
     """The data set of tables of the same columns; the name of the file, if any, begins what is refused of them all.
 
     test  another table, or a fraction of the records, of every client's where clients are known; None: a column says
-          it, else a fifth.
+          it, else a fifth;
+    about  what else `data_set` takes.
     """
     where = f"{file}: " if file else ""
     labels, client, task = columns.label.split(","), columns.client, columns.task
@@ -72,44 +74,41 @@ def from_tables(name: str, file: str, tables: Sequence[Table], columns: Columns,
     others = [column for column in first.columns if column not in aside and column not in columns.drop]
     features = columns.features or others
     _check_options(columns, aside, features, tables)
-    parts = [*tables, *tested]
-    for place, part in enumerate(parts):
+    everything = [*tables, *tested]
+    for place, part in enumerate(everything):
         _check_columns(part, tables[0], aside, features, columns.drop, of_test=place >= len(tables))
     if not features:
         raise errors.refuse(f"{where}columns", ", ".join(map(str, aside)), "more than these", "features are the others")
     kind = np.float32 if columns.standardise is None else np.float64
-    filled = [_filled(part, aside, features, columns) for part in parts]
+    filled = [_filled(part, aside, features, columns) for part in everything]
     x = np.concatenate([_features(part, features, columns.categories, kind) for part in filled])
     notes = _notes_on(filled[: len(tables)], features, columns)
-    ids = None
+    clients, classes = None, None
     if client is not None:
-        ids = np.concatenate([_names(part, client)[0] for part in filled])
+        clients = np.concatenate([_names(part, client)[0] for part in filled])
     elif tables[0].owner is not None:
-        ids = np.repeat([str(part.owner) for part in parts], [len(part.frame) for part in parts])
-    classes = None
+        clients = np.repeat([str(part.owner) for part in filled], [len(part.frame) for part in filled])
     if task in SEVERAL:
         y = as_task(file, np.concatenate([_numbers(part, labels, np.float32) for part in filled]), task)
     else:
-        found = [_names(part, labels[0]) for part in filled]
-        words = np.concatenate([values for values, _ in found])
-        y, classes, more = numbered_labels(words)
-        notes += more + ["labels written as 1.0 are whole numbers"] * any(floats for _, floats in found)
-        if _all_differ([values for values, _ in found]):
+        words, floats = zip(*(_names(part, labels[0]) for part in filled))
+        y, classes, more = numbered_labels(np.concatenate(words))
+        notes += more + ["labels written as 1.0 are whole numbers"] * any(floats)
+        if _all_differ(words):
             remedy = "name the column of labels" if file else "label= names the column of labels"
             raise errors.refuse(f"{where}column {labels[0]}", "another in every row, as ids are", "labels", remedy)
         if task == "binary" and classes != 2:
             raise errors.refuse(f"{where}labels", f"{classes}", "two, for task binary", "or take task classes")
         classes = 1 if task == "binary" else classes
     if tested:
-        rows = np.arange(len(y))
-        train, tests = np.split(rows, [sum(len(part.frame) for part in tables)])
+        train, tests = np.split(np.arange(len(y)), [sum(len(part.frame) for part in tables)])
     elif split is not None:
         train, tests = _by_column(where, filled, split)
     else:
         fraction = TEST_FRACTION if test is None else test
         errors.require_in_unit_interval(f"{where}test", fraction, "or give a DataFrame")
-        train, tests = split_rows([np.arange(len(y))] if ids is None else natural(ids), fraction, seed=0)
-        whose = "records" if ids is None else "every client's records"
+        train, tests = split_rows([np.arange(len(y))] if clients is None else natural(clients), fraction, seed=0)
+        whose = "records" if clients is None else "every client's records"
         notes.append(
             f'{fraction:.0%} of {whose}, drawn at random, are held out for testing; a column "{SPLIT}" would say which'
         )
@@ -119,12 +118,9 @@ def from_tables(name: str, file: str, tables: Sequence[Table], columns: Columns,
         x, learnt, more = _standardised(where, x, train, features, columns)
         notes += more
     notes += _far_apart(x, [one.removesuffix("=") for one in names], bool(file))
-    ours = (x[train], y[train], None if ids is None else ids[train])
-    theirs = (x[tests], y[tests], None if ids is None else ids[tests])
-    made = data_set(name, file, ours, theirs, notes, classes=classes, task=task, learnt=learnt)
-    if columns.user is None:
-        return made
-    return made._replace(unit_ids=np.concatenate([_names(part, columns.user)[0] for part in filled])[train])
+    users = None if columns.user is None else np.concatenate([_names(part, columns.user)[0] for part in filled])
+    parts = Records(clients, users, notes, x=x, y=y).split((train, tests))
+    return data_set(name, file, *parts, classes=classes, task=task, learnt=learnt, **about)
 
 
 def _remedy(table: Table, flag: str, argument: str) -> str:

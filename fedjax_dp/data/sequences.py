@@ -10,7 +10,7 @@ import numpy as np
 
 from fedjax_dp import errors
 from fedjax_dp.data.files import check_file, damaged
-from fedjax_dp.data.records import data_set
+from fedjax_dp.data.records import Records, data_set
 from fedjax_dp.data.store import Dataset
 from fedjax_dp.data.targets import Vocabulary
 
@@ -145,20 +145,13 @@ def check_cut(length: int, stride: int | None, most: int) -> None:
         errors.require_integer("stride", stride, 1, most, "rows further apart would leave tokens out")
 
 
-def next_tokens(
-    name: str,
-    where: str,
-    train: tuple[np.ndarray, Any],
-    test: tuple[np.ndarray, Any],
-    vocabulary: Vocabulary,
-    notes: list[str],
-    **about: Any,
-) -> Dataset:
-    """Rows of `length + 1` ids `(rows, length + 1)` as inputs and the tokens after them, and whose each row is."""
-    both = [
-        (smallest(ids[:, :-1], vocabulary.size), ids[:, 1:].astype(np.int32), owners) for ids, owners in (train, test)
-    ]
-    return data_set(name, where, both[0], both[1], notes, task="sequence", tokens=True, vocabulary=vocabulary, **about)
+def next_tokens(name: str, where: str, train: Records, test: Records, vocabulary: Vocabulary, **about: Any) -> Dataset:
+    """The data set of rows of ids, a column `ids` `(rows, length + 1)`: inputs, and the tokens after them."""
+    train, test = (
+        part.with_columns(x=smallest(part["ids"][:, :-1], vocabulary.size), y=part["ids"][:, 1:].astype(np.int32))
+        for part in (train, test)
+    )
+    return data_set(name, where, train, test, task="sequence", tokens=True, vocabulary=vocabulary, **about)
 
 
 def smallest(ids: np.ndarray, size: int) -> np.ndarray:

@@ -14,7 +14,6 @@ from fedjax_dp.accounting.neighbours import Unit
 from fedjax_dp.data.columns import LABEL, Columns, Table, from_tables, holds_numbers, missing_in
 from fedjax_dp.data.files import ARROW_EXTENSION, check_file, check_growth, check_id, damaged, no_text, unpacked
 from fedjax_dp.data.reading import Reading
-from fedjax_dp.data.records import reshaped
 from fedjax_dp.data.store import Dataset, UnitBound
 
 PACKED = (".gz", ".bz2", ".xz", ".zip")  # a CSV file may be
@@ -44,9 +43,8 @@ def from_files(named: str, kind: str, reading: Reading) -> Dataset:
             _number(frames, reading.client_column)
     tables = [Table(f"{path.name}: ", frame, owner) for path, frame, owner in zip(paths, frames, owners)]
     where = paths[0].name if len(paths) == 1 else folders.shown(named)
-    made = from_tables(_name_of(named, paths), where, tables, columns)
-    x_train, x_test = (reshaped(where, x, reading.record_shape) for x in (made.x_train, made.x_test))
-    return made._replace(x_train=x_train, x_test=x_test, bounds=bounds)
+    about: dict[str, Any] = {"record_shape": reading.record_shape, "bounds": bounds}
+    return from_tables(_name_of(named, paths), where, tables, columns, **about)
 
 
 def is_several(named: str) -> bool:

@@ -15,7 +15,7 @@ from fedjax_dp.data.formats.words import CLASSIFIED_OPTIONS, SENTENCE_OPTIONS, c
 from fedjax_dp.data.json_files import list_of, object_of, read_json
 from fedjax_dp.data.pictures import decoded
 from fedjax_dp.data.reading import COLUMNS, Reading
-from fedjax_dp.data.records import Split, as_task, data_set, numbered_labels, reshaped, whole
+from fedjax_dp.data.records import Records, as_task, data_set, numbered_labels
 from fedjax_dp.data.store import Dataset
 
 END = b"\xff\xff\xff\xff" + bytes(4)  # of a stream; without it pyarrow takes one that is cut short for a whole one
@@ -59,35 +59,32 @@ def hugging_face(path: pathlib.Path, reading: Reading) -> Dataset:
     )
     if roles.label is None and not of_text:
         raise errors.refuse("label_column", "nothing", f"one of {', '.join(columns)}", "name the column of targets")
-    targets, about, splits = dict[str, Any](), dict[str, Any](), dict[str, Split]()
+    targets, about, splits = dict[str, Any](), dict[str, Any](), dict[str, Records]()
     if roles.label is not None:
-        held = {name: table[roles.label] for name, table in tables.items()}
-        targets, about = _targets(where, columns[roles.label], held, reading.task)
+        labels = {name: table[roles.label] for name, table in tables.items()}
+        targets, about = _targets(where, columns[roles.label], labels, reading.task)
     for name, table in tables.items():
-        owners = None if roles.client is None else _ids(f"{where}: {roles.client}", table[roles.client])
+        clients = None if roles.client is None else _ids(f"{where}: {roles.client}", table[roles.client])
         features = [table[feature] for feature in roles.features]
         if of_text:
             _require_whole(f"{where}: {roles.features[0]}", features[0])
             column = {"tokens" if roles.label is None else "text": features[0].to_pylist()}
         else:
             column = {"x": _numbers(where, [columns[feature] for feature in roles.features], features)}
-        splits[name] = Split(owners, **column, **({"y": targets[name]} if targets else {}))
+        column |= {"y": targets[name]} if targets else {}
+        splits[name] = Records(clients, notes=[*notes, *about.get("notes", ())], **column)
     train, test = splits["train"], splits.get("test")
-    notes = [*notes, *about.pop("notes", ())]
+    about.pop("notes", None)
     if not of_text:
         reading.require_meant(COLUMNS, "columns of numbers and pictures")
-        parts, more = whole(where, train, test)
-        sides = [(reshaped(where, part["x"], reading.record_shape), part["y"], part.owners) for part in parts]
-        return data_set(path.name, where, sides[0], sides[1], [*notes, *more], **about)
+        return data_set(path.name, where, train, test, record_shape=reading.record_shape, **about)
     options = SENTENCE_OPTIONS if roles.label is None else CLASSIFIED_OPTIONS
     reading.require_meant({*COLUMNS, *options} - {"record_shape", "task"}, "a column of text")
     if roles.label is None:
-        made = sentences(path.name, where, train, test, reading)
-    elif "classes" in about:
-        made = classified(path.name, where, train, test, reading, about["classes"])
-    else:
+        return sentences(path.name, where, train, test, reading)
+    if "classes" not in about:
         raise errors.refuse("label_column", roles.label, "a column of classes beside text")
-    return made._replace(notes=(*notes, *made.notes))
+    return classified(path.name, where, train, test, reading, about["classes"])
 
 
 def _splits(path: pathlib.Path) -> tuple[dict[str, pathlib.Path], list[str]]:
