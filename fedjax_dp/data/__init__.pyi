@@ -13,7 +13,7 @@ from .labels import shards as shards
 from .loaders import DATASETS as DATASETS
 from .loaders import load as load
 from .loaders import names_clients as names_clients
-from .owners import given_parts as given_parts
+from .owners import file_parts as file_parts
 from .owners import grouped_parts as grouped_parts
 from .owners import natural_parts as natural_parts
 from .partition import continuous as continuous

@@ -1,4 +1,4 @@
-"""Columns of tables as features, targets and clients: what becomes what, and the notes on it."""
+"""Tables as records: which columns become features, targets, clients and units, and notes on what looks wrong."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -8,13 +8,13 @@ import numpy as np
 
 from fedjax_dp import errors
 from fedjax_dp.data.partition import natural
-from fedjax_dp.data.records import Records, as_task, data_set, numbered_labels, split_rows
+from fedjax_dp.data.records import Records, as_task, make_dataset, number_labels, split_rows
 from fedjax_dp.data.store import Dataset
 from fedjax_dp.data.targets import native
 
 LABEL = "label"  # the column of labels, where no other is named
 SPLIT = "split"  # a column that says train or test
-FAR_APART = 100  # sizes of columns, of which the run tells
+FAR_APART = 100  # ratio of the largest numbers of two columns, above which a note warns
 TEST_FRACTION = 0.2  # of a table that does not say which records are for testing
 SEVERAL = ("regression", "multi_label")  # tasks whose targets may stand in several columns
 OF_TABLES = ("classes", "binary", *SEVERAL)
@@ -27,7 +27,7 @@ NAMED_AS_IDS = re.compile(
 
 
 class Columns(NamedTuple):
-    """Of a table, by name."""
+    """Which columns of a table are what, by name, and how their cells are read."""
 
     label: str
     client: str | None = None
@@ -35,7 +35,7 @@ class Columns(NamedTuple):
     split: str | None = None  # that says train or test; None: `split`, where there is one
     features: list[str] | None = None  # None: all others
     task: str = "classes"
-    drop: Sequence[str] = ()  # that are nothing
+    drop: Sequence[str] = ()  # columns that are not used
     categories: Mapping[str, Sequence[Any]] = {}  # words of columns that become a feature for each, 0 or 1
     fill: Mapping[str, Any] | float | None = None  # constants for missing values, or one for all columns of numbers
     missing: Sequence[Any] = ()  # words and numbers that stand for a missing value, beside MISSING
@@ -44,7 +44,7 @@ class Columns(NamedTuple):
 
 
 class Table(NamedTuple):
-    """A part of the records."""
+    """A data frame of some of the records, all with the same columns."""
 
     where: str  # begins what is refused of it; "": a DataFrame, whose user reads Python's words
     frame: Any
@@ -58,7 +58,7 @@ def from_tables(
 
     test  another table, or a fraction of the records, of every client's where clients are known; None: a column says
           it, else a fifth;
-    about  what else `data_set` takes.
+    about  what else `make_dataset` takes.
     """
     where = f"{file}: " if file else ""
     labels, client, task = columns.label.split(","), columns.client, columns.task
@@ -92,7 +92,7 @@ def from_tables(
         y = as_task(file, np.concatenate([_numbers(part, labels, np.float32) for part in filled]), task)
     else:
         words, floats = zip(*(_names(part, labels[0]) for part in filled))
-        y, classes, more = numbered_labels(np.concatenate(words))
+        y, classes, more = number_labels(np.concatenate(words))
         notes += more + ["labels written as 1.0 are whole numbers"] * any(floats)
         if _all_differ(words):
             remedy = "name the column of labels" if file else "label= names the column of labels"
@@ -120,7 +120,7 @@ def from_tables(
     notes += _far_apart(x, [one.removesuffix("=") for one in names], bool(file))
     users = None if columns.user is None else np.concatenate([_names(part, columns.user)[0] for part in filled])
     parts = Records(clients, users, notes, x=x, y=y).split((train, tests))
-    return data_set(name, file, *parts, classes=classes, task=task, learnt=learnt, **about)
+    return make_dataset(name, file, *parts, classes=classes, task=task, learnt=learnt, **about)
 
 
 def _remedy(table: Table, flag: str, argument: str) -> str:
@@ -408,7 +408,7 @@ def _like_an_id(parts: Sequence[Table], column: str, client: str | None) -> str:
     steps = [np.diff(block.astype(np.float64)) for block in blocks]
     if client is not None:  # from one row to the next of the same client
         same = [part.frame[client].to_numpy() for part in parts]
-        steps = [step[own[1:] == own[:-1]] for step, own in zip(steps, same)]
+        steps = [step[ids[1:] == ids[:-1]] for step, ids in zip(steps, same)]
     rises = np.concatenate(steps)
     if len(rises) >= FEW and ((rises > 0).all() or (rises < 0).all()):
         return "as it goes one way from row to row"
@@ -425,10 +425,10 @@ def _all_differ(blocks: Sequence[np.ndarray]) -> bool:
 
 def _far_apart(x: np.ndarray, names: Sequence[str], of_file: bool) -> list[str]:
     bounds = np.abs(x).max(0, initial=0.0)
-    held = np.flatnonzero(bounds > 0)
-    if not held.size:
+    nonzero = np.flatnonzero(bounds > 0)
+    if not nonzero.size:
         return []
-    least, most = held[np.argmin(bounds[held])], held[np.argmax(bounds[held])]
+    least, most = nonzero[np.argmin(bounds[nonzero])], nonzero[np.argmax(bounds[nonzero])]
     if bounds[most] <= FAR_APART * bounds[least]:
         return []
     how = "--standardise or --drop, or" if of_file else "standardise= or drop=, or"

@@ -1,12 +1,12 @@
 """Records as readers return them, and the one function that makes a data set of them.
 
-A reader of files, arrays or tables -> `Records` of each split -> `data_set` -> `federate`.
+A reader of files, arrays or tables -> `Records` of each split -> `make_dataset` -> `federate`.
 Memory: a column of numbers is held once, as it will stand in the data set, and twice for as long as it takes to hold
 test records out.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
@@ -19,7 +19,7 @@ from fedjax_dp.data.files import damaged
 from fedjax_dp.data.partition import natural
 from fedjax_dp.data.reading import shape_of
 from fedjax_dp.data.store import Dataset, row_lists
-from fedjax_dp.data.targets import as_arrays, native, rows_of, stored
+from fedjax_dp.data.targets import as_arrays, as_stored, native, rows_of
 
 CHANNELS = (1, 3, 4)  # of images
 MANY = 100  # a pixel above it is no share
@@ -55,7 +55,7 @@ class NumberColumn:
 class Records:
     """A table of the records of one split: columns by name, and of each record its client and its unit.
 
-    Columns are arrays, or lists of anything; `data_set` takes those named x and y.
+    Columns are arrays, or lists of anything; `make_dataset` takes those named x and y.
     clients, units  text or integers `(records,)`; None: not known. A unit is a person or a text with several records
     notes           what the reader decided, for the user to know
     """
@@ -136,6 +136,16 @@ def split_rows(clients: Sequence[np.ndarray], fraction: float, seed: int) -> tup
     return np.concatenate(train), np.concatenate(test)
 
 
+def choose_test(splits: Collection[str], train: str, candidates: Sequence[str]) -> tuple[str | None, list[str]]:
+    """The split to test on, the first of the candidates that is there, and notes on it and on those that are left."""
+    test = next((name for name in candidates if name in splits), None)
+    rest = sorted({*splits} - {train, test})
+    notes = [f"splits that are not used: {', '.join(rest)}"[:200]] if rest else []
+    if test is not None and not test.endswith("test"):
+        notes.append(f"tested on the split {test}")
+    return test, notes
+
+
 def divide(where: str, train: Records, test: Records | None) -> tuple[Records, Records]:
     """The records to train on and to test on.
 
@@ -154,7 +164,7 @@ def divide(where: str, train: Records, test: Records | None) -> tuple[Records, R
 
 
 def as_task(where: str, y: np.ndarray, task: str) -> np.ndarray:
-    """Numbers `(records, ...)` as targets of a task; whether they are in its range is for `data_set`."""
+    """Numbers `(records, ...)` as targets of a task; whether they are in its range is for `make_dataset`."""
     if task == "regression":
         with np.errstate(over="ignore"):  # infinity is refused later
             return y.reshape(len(y), -1).astype(np.float32)
@@ -167,7 +177,7 @@ def as_task(where: str, y: np.ndarray, task: str) -> np.ndarray:
     return y.astype(np.int32)
 
 
-def numbered_labels(words: np.ndarray) -> tuple[np.ndarray, int, list[str]]:
+def number_labels(words: np.ndarray) -> tuple[np.ndarray, int, list[str]]:
     """Labels of any kind `(records,)` as numbers from 0 in sorted order, how many there are, and the note on it."""
     known, y = np.unique(words, return_inverse=True)
     if np.array_equal(known, np.arange(len(known))):
@@ -176,7 +186,7 @@ def numbered_labels(words: np.ndarray) -> tuple[np.ndarray, int, list[str]]:
     return y, len(known), [f"labels in sorted order are classes 0 to {len(known) - 1}: {shown}"]
 
 
-def reshaped(where: str, x: np.ndarray, record_shape: str | None) -> np.ndarray:
+def reshape_records(where: str, x: np.ndarray, record_shape: str | None) -> np.ndarray:
     """Features with their records in the shape of the option, if it is given."""
     if record_shape is None:
         return x
@@ -187,7 +197,7 @@ def reshaped(where: str, x: np.ndarray, record_shape: str | None) -> np.ndarray:
     return x.reshape(-1, *shape)
 
 
-def data_set(
+def make_dataset(
     name: str, where: str, train: Records, test: Records | None, *, record_shape: str | None = None, **about: Any
 ) -> Dataset:
     """The data set of records with columns x and y; `about`: its other fields.
@@ -199,7 +209,7 @@ def data_set(
     """
     train, test = divide(where, train, test)
     task, notes, prefix = about.get("task", "classes"), train.notes, f"{where}: " if where else ""
-    x_train, x_test = (reshaped(where, native(part["x"]), record_shape) for part in (train, test))
+    x_train, x_test = (reshape_records(where, native(part["x"]), record_shape) for part in (train, test))
     y_train, y_test = (as_arrays(part["y"]) for part in (train, test))
     if task == "regression":
         y_train, y_test = (y[:, None] if y.ndim == 1 else y for y in (y_train, y_test))
@@ -214,11 +224,11 @@ def data_set(
             notes.append(f"the test set is not divided: {strangers:,} of its clients have no training records")
     about = {"scale": 1 / 255 if x_train.dtype == np.uint8 else 1.0, "unit_ids": train.units, **about}
     about |= {"classes": outputs, "client_ids": clients, "test_client_ids": test_clients}
-    y_train, y_test = stored(task, y_train), stored(task, y_test)
-    return Dataset(name, x_train, y_train, x_test, y_test, notes=(*notes, *looks(x_train)), **about)
+    y_train, y_test = as_stored(task, y_train), as_stored(task, y_test)
+    return Dataset(name, x_train, y_train, x_test, y_test, notes=(*notes, *warnings_on(x_train)), **about)
 
 
-def looks(x: np.ndarray) -> list[str]:
+def warnings_on(x: np.ndarray) -> list[str]:
     """What features look like that networks would take for something else."""
     notes, shape = [], x.shape[1:]
     if len(shape) == 3 and shape[0] in CHANNELS and shape[2] not in CHANNELS:

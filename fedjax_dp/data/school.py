@@ -7,7 +7,7 @@ import numpy as np
 
 from fedjax_dp.data.files import damaged, read_mat, require_file, search_folders
 from fedjax_dp.data.partition import natural
-from fedjax_dp.data.records import Records, data_set, split_each
+from fedjax_dp.data.records import Records, make_dataset, split_each
 from fedjax_dp.data.store import Dataset
 
 FILE = "school.mat"
@@ -36,7 +36,7 @@ def school(name: str, data_dir: str | os.PathLike[str] | None, seed: int) -> Dat
     x, y = x.astype(np.float32), ((y - LOWEST) / (HIGHEST - LOWEST)).astype(np.float32)[:, None]
     learnt = ("mean and deviation of each feature of each school",)
     parts = Records(owners, x=x, y=y).split((np.concatenate(train), np.concatenate(test)))
-    return data_set(name, "", *parts, classes=1, learnt=learnt, task="regression")
+    return make_dataset(name, "", *parts, classes=1, learnt=learnt, task="regression")
 
 
 def _read(path: pathlib.Path) -> tuple[list[np.ndarray], list[np.ndarray]]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedjax_dp.data.files import damaged, require_file, search_folders
 from fedjax_dp.data.partition import natural
-from fedjax_dp.data.records import Records, data_set, split_rows
+from fedjax_dp.data.records import Records, make_dataset, split_rows
 from fedjax_dp.data.sequences import cut_words, most_frequent, of_words, words_of
 from fedjax_dp.data.store import Dataset
 
@@ -34,7 +34,7 @@ def sent140(name: str, data_dir: str | os.PathLike[str] | None) -> Dataset:
     x = cut_words(texts, of_words(most_frequent((texts[row] for row in train), VOCABULARY - 2)), LENGTH)
     learnt = ("a vocabulary of the most frequent words of all training messages",)
     parts = Records(users, x=x, y=labels).split(rows)
-    return data_set(name, "", *parts, classes=2, tokens=True, learnt=learnt)
+    return make_dataset(name, "", *parts, classes=2, tokens=True, learnt=learnt)
 
 
 def _read(path: pathlib.Path) -> tuple[np.ndarray, np.ndarray, list[list[str]]]:

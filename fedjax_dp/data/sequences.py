@@ -10,7 +10,7 @@ import numpy as np
 
 from fedjax_dp import errors
 from fedjax_dp.data.files import check_file, damaged
-from fedjax_dp.data.records import Records, data_set
+from fedjax_dp.data.records import Records, make_dataset
 from fedjax_dp.data.store import Dataset
 from fedjax_dp.data.targets import Vocabulary
 
@@ -37,7 +37,7 @@ class Ids(NamedTuple):
         return buckets[zlib.crc32(token.encode("utf-8", "surrogateescape")) % len(buckets)]
 
 
-def numbered(tokens: Sequence[str], convention: str, buckets: int = 1) -> Ids:
+def number_tokens(tokens: Sequence[str], convention: str, buckets: int = 1) -> Ids:
     """Ids of tokens and of what stands beside them, as others number them; 0 is padding.
 
     tff     tokens 1 to n, then the buckets of unknown ones, then BOS and EOS;
@@ -145,13 +145,26 @@ def check_cut(length: int, stride: int | None, most: int) -> None:
         errors.require_integer("stride", stride, 1, most, "rows further apart would leave tokens out")
 
 
-def next_tokens(name: str, where: str, train: Records, test: Records, vocabulary: Vocabulary, **about: Any) -> Dataset:
-    """The data set of rows of ids, a column `ids` `(rows, length + 1)`: inputs, and the tokens after them."""
+def next_tokens(
+    name: str,
+    where: str,
+    train: Records,
+    test: Records,
+    vocabulary: Vocabulary,
+    task: str = "sequence",
+    **about: Any,
+) -> Dataset:
+    """The data set of rows of ids, a column `ids` `(rows, length + 1)`: inputs, and the tokens after them.
+
+    Of task `classes` the token after a whole row alone is a target.
+    """
+    size, targets = vocabulary.size, -1 if task == "classes" else slice(1, None)
     train, test = (
-        part.with_columns(x=smallest(part["ids"][:, :-1], vocabulary.size), y=part["ids"][:, 1:].astype(np.int32))
+        part.with_columns(x=smallest(part["ids"][:, :-1], size), y=part["ids"][:, targets].astype(np.int32))
         for part in (train, test)
     )
-    return data_set(name, where, train, test, task="sequence", tokens=True, vocabulary=vocabulary, **about)
+    about |= {"task": task, "tokens": True, "vocabulary": vocabulary, "classes": size}
+    return make_dataset(name, where, train, test, **about)
 
 
 def smallest(ids: np.ndarray, size: int) -> np.ndarray:

@@ -8,16 +8,15 @@ from fedjax_dp import errors
 from fedjax_dp.accounting.neighbours import Unit
 from fedjax_dp.data.files import damaged
 from fedjax_dp.data.reading import CUT, Reading
-from fedjax_dp.data.records import TEST_FRACTION, Records, data_set, divide
+from fedjax_dp.data.records import TEST_FRACTION, Records, divide
 from fedjax_dp.data.sequences import (
     LEAF_CHARACTERS,
     TFF_CHARACTERS,
     check_cut,
     next_tokens,
-    numbered,
+    number_tokens,
     overlap_of,
     rows_of_text,
-    smallest,
 )
 from fedjax_dp.data.store import Dataset, UnitBound
 from fedjax_dp.data.targets import Vocabulary
@@ -72,13 +71,7 @@ def windows(name: str, where: str, train: Records, test: Records | None, reading
     train.notes += notes
     task = "sequence" if reading.task is None else reading.task
     errors.require_choice("task", task, ("sequence", "classes"))
-    if task == "classes":  # of the character after a window, as in LEAF's own models
-        train, test = (
-            part.with_columns(x=smallest(part["ids"][:, :-1], vocabulary.size), y=part["ids"][:, -1].astype(np.int32))
-            for part in (train, test)
-        )
-        return data_set(name, where, train, test, classes=vocabulary.size, tokens=True, vocabulary=vocabulary, **about)
-    return next_tokens(name, where, train, test, vocabulary, **about)
+    return next_tokens(name, where, train, test, vocabulary, task, **about)  # classes: as in LEAF's own models
 
 
 def snippets(name: str, where: str, train: Records, test: Records | None, reading: Reading) -> Dataset:
@@ -133,7 +126,7 @@ def _table(convention: str) -> tuple[np.ndarray, Vocabulary]:
         vocabulary, unknown = LEAF, -1
         known = {character: place for place, character in enumerate(LEAF_CHARACTERS)}
     else:
-        known, vocabulary = numbered(TFF_CHARACTERS, convention)
+        known, vocabulary = number_tokens(TFF_CHARACTERS, convention)
         unknown = vocabulary.oov[0]
     return np.array([known.get(chr(code), unknown) for code in range(256)], np.int32), vocabulary
 

@@ -16,10 +16,10 @@ import numpy as np
 from fedjax_dp import errors, folders
 from fedjax_dp.data.files import check_id, damaged
 from fedjax_dp.data.formats.characters import WINDOW_OPTIONS, windows
-from fedjax_dp.data.formats.words import CLASSIFIED_OPTIONS, ROW_OPTIONS, classified, token_rows
+from fedjax_dp.data.formats.words import CLASSIFIED_OPTIONS, ROW_OPTIONS, text_classes, token_rows
 from fedjax_dp.data.json_files import kind_of, list_of, object_of, read_json
 from fedjax_dp.data.reading import Reading
-from fedjax_dp.data.records import NumberColumn, Records, as_task, data_set, divide
+from fedjax_dp.data.records import NumberColumn, Records, as_task, divide, make_dataset
 from fedjax_dp.data.store import Dataset
 
 FEMNIST = (784, 62)  # numbers of an image, classes
@@ -144,7 +144,7 @@ def _numbers(name: str, where: str, train: Records, test: Records | None, readin
         targets, notes = _from_zero(where, targets)
         train.notes += notes
     train, test = (part.with_columns(x=part["x"], y=y) for part, y in zip((train, test), targets))
-    return data_set(name, where, train, test, record_shape=reading.record_shape, task=task, classes=classes)
+    return make_dataset(name, where, train, test, record_shape=reading.record_shape, task=task, classes=classes)
 
 
 def _from_zero(where: str, targets: list[np.ndarray]) -> tuple[list[np.ndarray], list[str]]:
@@ -244,7 +244,7 @@ LAYOUTS = (
         lambda x, y: _is_list_of(x, str) and isinstance(y, int),
         lambda: Records(text=[], y=[]),
         _messages,
-        functools.partial(classified, classes=2),
+        functools.partial(text_classes, classes=2),
         CLASSIFIED_OPTIONS,
     ),
     LeafLayout(

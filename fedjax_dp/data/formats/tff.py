@@ -18,7 +18,7 @@ from fedjax_dp.data.formats.characters import SNIPPET_OPTIONS, snippets
 from fedjax_dp.data.formats.tf_example import ExampleError, features_of
 from fedjax_dp.data.formats.words import SENTENCE_OPTIONS, sentences
 from fedjax_dp.data.reading import NAMES, Reading
-from fedjax_dp.data.records import NumberColumn, Records, data_set, divide
+from fedjax_dp.data.records import NumberColumn, Records, choose_test, divide, make_dataset
 from fedjax_dp.data.store import Dataset
 
 EXAMPLES = ("split_name", "client_id", "serialized_example_proto")
@@ -94,7 +94,7 @@ def _layout_of(where: str, fields: list[str]) -> TffLayout:
 def _from_hdf5(path: pathlib.Path) -> tuple[TffLayout, Records]:
     stored, read, split = path.stat().st_size, 0, Records()
     layout: TffLayout | None = None
-    with hdf5.opened(path) as group:
+    with hdf5.open_file(path) as group:
         for client in hdf5.clients_of(path, group):
             where = f"{path}: {client!r}"
             arrays = hdf5.fields_of(path, group, client)
@@ -123,7 +123,7 @@ def _from_database(path: pathlib.Path, subset: str | None) -> tuple[TffLayout, R
     layout: TffLayout | None = None
     splits: dict[str, Records] = {}
     counts: dict[tuple[str, str], int] = {}
-    with database.opened(path) as base:
+    with database.open_file(path) as base:
         for table, columns in (("examples", EXAMPLES), ("client_metadata", METADATA)):
             database.check_table(path, base, table, columns)
         announced = _announced(path, base)
@@ -198,12 +198,7 @@ def _splits_of(path: pathlib.Path, splits: set[str], subset: str | None) -> tupl
     if begin is None:
         wanted, got = " or ".join(f"{prefix}train" for prefix in subsets), ", ".join(sorted(splits))[:100]
         raise errors.refuse(f"{path}: splits", got or "none", f"with {wanted} among them", "name others by --subset")
-    test = next((f"{begin}{split}" for split in HELD_OUT if f"{begin}{split}" in splits), None)
-    rest = sorted(splits - {f"{begin}train", test})
-    notes = [f"splits that are not used: {', '.join(rest)}"[:200]] if rest else []
-    if test is not None and not test.endswith("test"):
-        notes.append(f"tested on the split {test}")
-    return f"{begin}train", test, notes
+    return f"{begin}train", *choose_test(splits, f"{begin}train", [f"{begin}{split}" for split in HELD_OUT])
 
 
 def _images(
@@ -214,7 +209,7 @@ def _images(
     for part in (train, test):
         check_labels(where, part["y"], most)
     few = most == EMNIST and max(train["y"].max(), test["y"].max()) < DIGITS
-    return data_set(name, where, train, test, record_shape=reading.record_shape, classes=DIGITS if few else most)
+    return make_dataset(name, where, train, test, record_shape=reading.record_shape, classes=DIGITS if few else most)
 
 
 def _emnist(name: str, where: str, train: Records, test: Records | None, reading: Reading) -> Dataset:

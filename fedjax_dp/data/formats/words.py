@@ -9,7 +9,7 @@ import numpy as np
 from fedjax_dp import errors
 from fedjax_dp.data.files import damaged
 from fedjax_dp.data.reading import Reading
-from fedjax_dp.data.records import Records, data_set, divide
+from fedjax_dp.data.records import Records, divide, make_dataset
 from fedjax_dp.data.sequences import (
     CONVENTIONS,
     MOST_WORDS,
@@ -18,7 +18,7 @@ from fedjax_dp.data.sequences import (
     cut_words,
     most_frequent,
     next_tokens,
-    numbered,
+    number_tokens,
     of_words,
     read_words,
     sentence,
@@ -41,7 +41,7 @@ def sentences(name: str, where: str, train: Records, test: Records | None, readi
     check_cut(length, None, 0)
     train, test = divide(where, train, test)
     words, learnt = _vocabulary(where, (text.split() for text in train["tokens"]), reading)
-    ids = numbered(words, reading.convention or "tff", _buckets(reading))
+    ids = number_tokens(words, reading.convention or "tff", _buckets(reading))
 
     def rows_of(texts: list[str]) -> np.ndarray:
         table = np.empty((len(texts), length + 1), np.int32)
@@ -58,7 +58,7 @@ def token_rows(name: str, where: str, train: Records, test: Records | None, read
     train, test = divide(where, train, test)
     plain = ([token for token in row if token not in SPECIAL and token != UNKNOWN] for row in train["rows"])
     words, learnt = _vocabulary(where, plain, reading)
-    ids = numbered(words, reading.convention or "tff", _buckets(reading))
+    ids = number_tokens(words, reading.convention or "tff", _buckets(reading))
     ids = ids._replace(known=ids.known | {token: getattr(ids.vocabulary, role) for token, role in SPECIAL.items()})
     train, test = (
         part.with_columns(ids=np.array([[*map(ids.of, row)] for row in part["rows"]], np.int32))
@@ -67,22 +67,25 @@ def token_rows(name: str, where: str, train: Records, test: Records | None, read
     return next_tokens(name, where, train, test, ids.vocabulary, learnt=learnt)
 
 
-def classified(name: str, where: str, train: Records, test: Records | None, reading: Reading, classes: int) -> Dataset:
+def text_classes(
+    name: str, where: str, train: Records, test: Records | None, reading: Reading, classes: int
+) -> Dataset:
     """Texts as words in lower case, `(length,)`, and their classes; 0 pads, 1 and on are unknown, words come then.
 
     A text without words is one unknown word.
     """
     length = MESSAGE if reading.length is None else reading.length
     check_cut(length, None, 0)
-    train, test = divide(where, train, test)
-    words, learnt = _vocabulary(where, map(words_of, train["text"]), reading)
+    parts = divide(where, train, test)
+    texts = [[*map(words_of, part["text"])] for part in parts]
+    words, learnt = _vocabulary(where, texts[0], reading)
     ids = of_words(words, _buckets(reading))
     train, test = (
-        part.with_columns(x=cut_words([*map(words_of, part["text"])], ids, length), y=np.array(part["y"], np.int32))
-        for part in (train, test)
+        part.with_columns(x=cut_words(text, ids, length), y=np.array(part["y"], np.int32))
+        for part, text in zip(parts, texts)
     )
     about: dict[str, Any] = {"tokens": True, "vocabulary": ids.vocabulary, "learnt": learnt}
-    return data_set(name, where, train, test, classes=classes, **about)
+    return make_dataset(name, where, train, test, classes=classes, **about)
 
 
 def _vocabulary(where: str, texts: Iterable[Sequence[str]], reading: Reading) -> tuple[list[str], tuple[str, ...]]:
