@@ -1,22 +1,19 @@
 """Data sets, partitions and the federated store."""
 
+from .arrays import dataset as dataset
 from .dirichlet_partitions import class_dirichlet as class_dirichlet
 from .dirichlet_partitions import dirichlet as dirichlet
 from .dirichlet_partitions import inner_dirichlet as inner_dirichlet
 from .disk import noted_checksum as noted_checksum
 from .disk import open_store as open_store
 from .disk import save_store as save_store
-from .holdout import hold_out as hold_out
-from .holdout import pooled as pooled
-from .holdout import split_each as split_each
 from .labels import labels_per_client as labels_per_client
 from .labels import pathological as pathological
 from .labels import shards as shards
 from .loaders import DATASETS as DATASETS
 from .loaders import load as load
 from .loaders import names_clients as names_clients
-from .own import dataset as dataset
-from .owners import given_parts as given_parts
+from .owners import file_parts as file_parts
 from .owners import grouped_parts as grouped_parts
 from .owners import natural_parts as natural_parts
 from .partition import continuous as continuous
@@ -26,6 +23,9 @@ from .partition import natural as natural
 from .partition import one_class_per_client as one_class_per_client
 from .partition import similarity as similarity
 from .reading import Reading as Reading
+from .records import hold_out as hold_out
+from .records import pooled as pooled
+from .records import split_each as split_each
 from .sizes import equal_sizes as equal_sizes
 from .sizes import exponential_sizes as exponential_sizes
 from .sizes import linear_sizes as linear_sizes

@@ -1,4 +1,4 @@
-"""Columns of tables as features, targets and clients: what becomes what, and the notes on it."""
+"""Tables as records: which columns become features, targets, clients and units, and notes on what looks wrong."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -7,15 +7,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_dp import errors
-from fedjax_dp.data.holdout import split_rows
 from fedjax_dp.data.partition import natural
-from fedjax_dp.data.records import as_task, data_set, numbered_labels
+from fedjax_dp.data.records import Records, as_task, make_dataset, number_labels, split_rows
 from fedjax_dp.data.store import Dataset
 from fedjax_dp.data.targets import native
 
 LABEL = "label"  # the column of labels, where no other is named
 SPLIT = "split"  # a column that says train or test
-FAR_APART = 100  # sizes of columns, of which the run tells
+FAR_APART = 100  # ratio of the largest numbers of two columns, above which a note warns
 TEST_FRACTION = 0.2  # of a table that does not say which records are for testing
 SEVERAL = ("regression", "multi_label")  # tasks whose targets may stand in several columns
 OF_TABLES = ("classes", "binary", *SEVERAL)
@@ -28,7 +27,7 @@ NAMED_AS_IDS = re.compile(
 
 
 class Columns(NamedTuple):
-    """Of a table, by name."""
+    """Which columns of a table are what, by name, and how their cells are read."""
 
     label: str
     client: str | None = None
@@ -36,7 +35,7 @@ class Columns(NamedTuple):
     split: str | None = None  # that says train or test; None: `split`, where there is one
     features: list[str] | None = None  # None: all others
     task: str = "classes"
-    drop: Sequence[str] = ()  # that are nothing
+    drop: Sequence[str] = ()  # columns that are not used
     categories: Mapping[str, Sequence[Any]] = {}  # words of columns that become a feature for each, 0 or 1
     fill: Mapping[str, Any] | float | None = None  # constants for missing values, or one for all columns of numbers
     missing: Sequence[Any] = ()  # words and numbers that stand for a missing value, beside MISSING
@@ -45,18 +44,21 @@ class Columns(NamedTuple):
 
 
 class Table(NamedTuple):
-    """A part of the records."""
+    """A data frame of some of the records, all with the same columns."""
 
     where: str  # begins what is refused of it; "": a DataFrame, whose user reads Python's words
     frame: Any
     owner: str | None = None  # the client whose they all are
 
 
-def from_tables(name: str, file: str, tables: Sequence[Table], columns: Columns, test: Any = None) -> Dataset:
+def from_tables(
+    name: str, file: str, tables: Sequence[Table], columns: Columns, test: Any = None, **about: Any
+) -> Dataset:
     """The data set of tables of the same columns; the name of the file, if any, begins what is refused of them all.
 
     test  another table, or a fraction of the records, of every client's where clients are known; None: a column says
-          it, else a fifth.
+          it, else a fifth;
+    about  what else `make_dataset` takes.
     """
     where = f"{file}: " if file else ""
     labels, client, task = columns.label.split(","), columns.client, columns.task
@@ -72,44 +74,41 @@ def from_tables(name: str, file: str, tables: Sequence[Table], columns: Columns,
     others = [column for column in first.columns if column not in aside and column not in columns.drop]
     features = columns.features or others
     _check_options(columns, aside, features, tables)
-    parts = [*tables, *tested]
-    for place, part in enumerate(parts):
+    everything = [*tables, *tested]
+    for place, part in enumerate(everything):
         _check_columns(part, tables[0], aside, features, columns.drop, of_test=place >= len(tables))
     if not features:
         raise errors.refuse(f"{where}columns", ", ".join(map(str, aside)), "more than these", "features are the others")
     kind = np.float32 if columns.standardise is None else np.float64
-    filled = [_filled(part, aside, features, columns) for part in parts]
+    filled = [_filled(part, aside, features, columns) for part in everything]
     x = np.concatenate([_features(part, features, columns.categories, kind) for part in filled])
     notes = _notes_on(filled[: len(tables)], features, columns)
-    ids = None
+    clients, classes = None, None
     if client is not None:
-        ids = np.concatenate([_names(part, client)[0] for part in filled])
+        clients = np.concatenate([_names(part, client)[0] for part in filled])
     elif tables[0].owner is not None:
-        ids = np.repeat([str(part.owner) for part in parts], [len(part.frame) for part in parts])
-    classes = None
+        clients = np.repeat([str(part.owner) for part in filled], [len(part.frame) for part in filled])
     if task in SEVERAL:
         y = as_task(file, np.concatenate([_numbers(part, labels, np.float32) for part in filled]), task)
     else:
-        found = [_names(part, labels[0]) for part in filled]
-        words = np.concatenate([values for values, _ in found])
-        y, classes, more = numbered_labels(words)
-        notes += more + ["labels written as 1.0 are whole numbers"] * any(floats for _, floats in found)
-        if _all_differ([values for values, _ in found]):
+        words, floats = zip(*(_names(part, labels[0]) for part in filled))
+        y, classes, more = number_labels(np.concatenate(words))
+        notes += more + ["labels written as 1.0 are whole numbers"] * any(floats)
+        if _all_differ(words):
             remedy = "name the column of labels" if file else "label= names the column of labels"
             raise errors.refuse(f"{where}column {labels[0]}", "another in every row, as ids are", "labels", remedy)
         if task == "binary" and classes != 2:
             raise errors.refuse(f"{where}labels", f"{classes}", "two, for task binary", "or take task classes")
         classes = 1 if task == "binary" else classes
     if tested:
-        rows = np.arange(len(y))
-        train, tests = np.split(rows, [sum(len(part.frame) for part in tables)])
+        train, tests = np.split(np.arange(len(y)), [sum(len(part.frame) for part in tables)])
     elif split is not None:
         train, tests = _by_column(where, filled, split)
     else:
         fraction = TEST_FRACTION if test is None else test
         errors.require_in_unit_interval(f"{where}test", fraction, "or give a DataFrame")
-        train, tests = split_rows([np.arange(len(y))] if ids is None else natural(ids), fraction, seed=0)
-        whose = "records" if ids is None else "every client's records"
+        train, tests = split_rows([np.arange(len(y))] if clients is None else natural(clients), fraction, seed=0)
+        whose = "records" if clients is None else "every client's records"
         notes.append(
             f'{fraction:.0%} of {whose}, drawn at random, are held out for testing; a column "{SPLIT}" would say which'
         )
@@ -119,12 +118,9 @@ def from_tables(name: str, file: str, tables: Sequence[Table], columns: Columns,
         x, learnt, more = _standardised(where, x, train, features, columns)
         notes += more
     notes += _far_apart(x, [one.removesuffix("=") for one in names], bool(file))
-    ours = (x[train], y[train], None if ids is None else ids[train])
-    theirs = (x[tests], y[tests], None if ids is None else ids[tests])
-    made = data_set(name, file, ours, theirs, notes, classes=classes, task=task, learnt=learnt)
-    if columns.user is None:
-        return made
-    return made._replace(unit_ids=np.concatenate([_names(part, columns.user)[0] for part in filled])[train])
+    users = None if columns.user is None else np.concatenate([_names(part, columns.user)[0] for part in filled])
+    parts = Records(clients, users, notes, x=x, y=y).split((train, tests))
+    return make_dataset(name, file, *parts, classes=classes, task=task, learnt=learnt, **about)
 
 
 def _remedy(table: Table, flag: str, argument: str) -> str:
@@ -412,7 +408,7 @@ def _like_an_id(parts: Sequence[Table], column: str, client: str | None) -> str:
     steps = [np.diff(block.astype(np.float64)) for block in blocks]
     if client is not None:  # from one row to the next of the same client
         same = [part.frame[client].to_numpy() for part in parts]
-        steps = [step[own[1:] == own[:-1]] for step, own in zip(steps, same)]
+        steps = [step[ids[1:] == ids[:-1]] for step, ids in zip(steps, same)]
     rises = np.concatenate(steps)
     if len(rises) >= FEW and ((rises > 0).all() or (rises < 0).all()):
         return "as it goes one way from row to row"
@@ -429,10 +425,10 @@ def _all_differ(blocks: Sequence[np.ndarray]) -> bool:
 
 def _far_apart(x: np.ndarray, names: Sequence[str], of_file: bool) -> list[str]:
     bounds = np.abs(x).max(0, initial=0.0)
-    held = np.flatnonzero(bounds > 0)
-    if not held.size:
+    nonzero = np.flatnonzero(bounds > 0)
+    if not nonzero.size:
         return []
-    least, most = held[np.argmin(bounds[held])], held[np.argmax(bounds[held])]
+    least, most = nonzero[np.argmin(bounds[nonzero])], nonzero[np.argmax(bounds[nonzero])]
     if bounds[most] <= FAR_APART * bounds[least]:
         return []
     how = "--standardise or --drop, or" if of_file else "standardise= or drop=, or"

@@ -71,13 +71,13 @@ def inner_dirichlet(
 
 def _takers(rng: np.random.Generator, sizes: np.ndarray) -> np.ndarray:
     """Who takes the first record, the second, ...: each time one of those with room, uniformly."""
-    room, found = sizes.astype(np.int64), []
+    room, blocks = sizes.astype(np.int64), []
     while room.any():
         some = rng.choice(np.flatnonzero(room), min(int(room.sum()), BLOCK))
         some = some[_rank(some, len(room)) < room[some]]  # to draw again where one is full has the same law as this
-        found.append(some)
+        blocks.append(some)
         room = room - np.bincount(some, minlength=len(room))
-    return np.concatenate([*found, np.empty(0, np.int64)])
+    return np.concatenate([*blocks, np.empty(0, np.int64)])
 
 
 def _classes(rng: np.random.Generator, wishes: np.ndarray, left: np.ndarray, clients: np.ndarray) -> np.ndarray:
@@ -92,9 +92,9 @@ def _classes(rng: np.random.Generator, wishes: np.ndarray, left: np.ndarray, cli
 def _rank(names: np.ndarray, count: int) -> np.ndarray:
     """How often each name, below `count`, stands before its place."""
     order = np.argsort(names, kind="stable")
-    held = np.bincount(names, minlength=count)
+    counts = np.bincount(names, minlength=count)
     rank = np.empty(len(names), np.int64)
-    rank[order] = np.arange(len(names)) - np.repeat(np.cumsum(held) - held, held)
+    rank[order] = np.arange(len(names)) - np.repeat(np.cumsum(counts) - counts, counts)
     return rank
 
 
@@ -115,11 +115,11 @@ def class_dirichlet(
     errors.require_count("num_clients", num_clients)
     errors.require_count("min_records", min_records)
     errors.require_positive("concentration", concentration)
-    rng, held, even = generator("class dirichlet", seed), np.bincount(labels.astype(int)), len(labels) / num_clients
+    rng, counts, even = generator("class dirichlet", seed), np.bincount(labels.astype(int)), len(labels) / num_clients
     smallest = 0
     for _ in range(ATTEMPTS if min_records <= even else 0):
-        table = np.zeros((num_clients, held.size), np.int64)
-        for label, records in enumerate(held):
+        table = np.zeros((num_clients, counts.size), np.int64)
+        for label, records in enumerate(counts):
             shares = rng.dirichlet(np.full(num_clients, concentration))
             if balance:
                 short = table.sum(1) < even
@@ -138,13 +138,13 @@ def class_dirichlet(
 
 
 def _wishes(
-    rng: np.random.Generator, held: np.ndarray, num_clients: int, concentration: float, scale: str
+    rng: np.random.Generator, counts: np.ndarray, num_clients: int, concentration: float, scale: str
 ) -> np.ndarray:
     """The class distribution that each client draws from `(num_clients, classes)`; of classes without records 0."""
     errors.require_positive("concentration", concentration)
     errors.require_choice("concentration_scale", scale, CONCENTRATION_SCALES)
-    present = np.flatnonzero(held)
-    wishes = np.zeros((num_clients, held.size))
+    present = np.flatnonzero(counts)
+    wishes = np.zeros((num_clients, counts.size))
     each = concentration / (present.size if scale == "hsu" else 1)
     wishes[:, present] = rng.dirichlet(np.full(present.size, each), num_clients)
     return wishes

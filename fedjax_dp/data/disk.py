@@ -96,7 +96,7 @@ def open_store(folder: str | os.PathLike[str]) -> FederatedData:
     shape = tuple(about["record_shape"])
     records, clients, test = (_read(folder / f"{name}.arrow") for name in ("records", "clients", "test"))
     aims, vocabulary = tuple(about["target_shape"]), _vocabulary(folder, about)
-    y, y_test = (found["y"].reshape(-1, *aims) for found in (records, test))
+    y, y_test = (columns["y"].reshape(-1, *aims) for columns in (records, test))
     counted = {"records": len(y), "clients": len(clients["sizes"]), "test_records": len(y_test)}
     for name, count in counted.items():
         if count != about[name]:
@@ -151,10 +151,10 @@ def _vocabulary(folder: pathlib.Path, about: dict[str, Any]) -> Vocabulary | Non
     """That of a store of sequences, once its task is known."""
     errors.require_choice(f"{folder}: task", about["task"], TARGETS)
     try:
-        found = vocabulary_of(about["vocabulary"])
+        vocabulary = vocabulary_of(about["vocabulary"])
     except (TypeError, KeyError) as error:
         raise errors.refuse(f"{folder}: vocabulary", "something else", "one that was written", str(error)) from None
-    return found if found is None else check_vocabulary(f"{folder}: vocabulary", found)
+    return vocabulary if vocabulary is None else check_vocabulary(f"{folder}: vocabulary", vocabulary)
 
 
 def _records(data: FederatedData, folder: pathlib.Path, show: Show) -> dict[str, np.ndarray]:
@@ -167,19 +167,19 @@ def _records(data: FederatedData, folder: pathlib.Path, show: Show) -> dict[str,
         for at in range(0, len(order), BLOCK):
             file.write(np.ascontiguousarray(x[order[at : at + BLOCK]]).data)
             show(min(1.0, (at + BLOCK) / len(order)), f"{min(at + BLOCK, len(order)):,} of {len(order):,} records")
-    held = np.memmap(folder / "x", x.dtype, mode="r", shape=(len(order), *x.shape[1:]))
-    return {"x": held, "y": y[order]}
+    x_on_disk = np.memmap(folder / "x", x.dtype, mode="r", shape=(len(order), *x.shape[1:]))
+    return {"x": x_on_disk, "y": y[order]}
 
 
 def _write(path: pathlib.Path, columns: dict[str, np.ndarray]) -> None:
     errors.require_installed("pyarrow", "tables", "to write stores")
     import pyarrow as pa
 
-    made = [  # rows of numbers as lists of a fixed length, not copied
+    arrays = [  # rows of numbers as lists of a fixed length, not copied
         pa.array(a) if a.ndim == 1 else pa.FixedSizeListArray.from_arrays(pa.array(a.reshape(-1)), a[0].size)
         for a in columns.values()
     ]
-    batch = pa.record_batch(made, names=list(columns))
+    batch = pa.record_batch(arrays, names=list(columns))
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, batch.schema) as writer:
         writer.write_batch(batch)
 
@@ -197,13 +197,13 @@ def _read(path: pathlib.Path) -> dict[str, np.ndarray]:
         raise errors.refuse(
             str(path), "damaged or missing", "an Arrow file of one batch", f"{REMEDY} ({reason})"
         ) from None
-    found = {}
+    columns = {}
     for name in batch.schema.names:
         column = batch.column(name)
         if pa.types.is_string(column.type):
             column.validate(full=True)
-            found[name] = np.array(column.to_pylist(), str)
+            columns[name] = np.array(column.to_pylist(), str)
             continue
         values = column.flatten() if pa.types.is_fixed_size_list(column.type) else column
-        found[name] = values.to_numpy(zero_copy_only=True)
-    return found
+        columns[name] = values.to_numpy(zero_copy_only=True)
+    return columns

@@ -97,7 +97,7 @@ def check_growth(what: pathlib.Path | str, stored: int, expanded: int) -> None:
         raise damaged(str(what), got, f"at most {EXPANSION} times as large when expanded", "get it from elsewhere")
 
 
-def unpacked(kind: str, path: pathlib.Path) -> bytes:
+def unpack(kind: str, path: pathlib.Path) -> bytes:
     """What stands in a file, of which .gz, .bz2, .xz and a .zip of one file are unpacked as far as that may grow.
 
     Raises: ConfigurationError for a file that is not there, damaged, or of another packing.
@@ -107,11 +107,11 @@ def unpacked(kind: str, path: pathlib.Path) -> bytes:
     with readable(path, f"a {path.suffix[1:]} of a {kind} file"), open(path, "rb") as file:
         if path.suffix not in UNPACKERS:
             return file.read()
-        held = bytearray()
+        content = bytearray()
         for piece in UNPACKERS[path.suffix](file):
-            held += piece
-            check_growth(path, size, len(held))
-        return bytes(held)
+            content += piece
+            check_growth(path, size, len(content))
+        return bytes(content)
 
 
 def _read_pieces(file: Any) -> Iterable[bytes]:
@@ -179,7 +179,7 @@ def read_npz(path: pathlib.Path) -> dict[str, np.ndarray]:
         with zipfile.ZipFile(path) as archive:
             check_growth(path, size, sum(member.file_size for member in archive.infolist()))
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:  # np.load leaks a bad file
-            names, found = arrays.files, {key: arrays[key] for key in arrays.files}
+            names, contents = arrays.files, {key: arrays[key] for key in arrays.files}
     except errors.ConfigurationError:
         raise
     except Exception as error:  # zipfile.BadZipFile, lzma.LZMAError and relatives have no common base
@@ -187,12 +187,12 @@ def read_npz(path: pathlib.Path) -> dict[str, np.ndarray]:
         pickled = "Object arrays" in reason
         remedy = "save numbers or text, not Python objects: .astype(...)" if pickled else reason
         raise errors.refuse("npz file", str(path), wanted, remedy) from None
-    if len(names) > len(found):
-        twice = next(key for key in found if names.count(key) > 1)
+    if len(names) > len(contents):
+        twice = next(key for key in contents if names.count(key) > 1)
         raise errors.refuse("npz file", f"{path} with {twice} twice", wanted, "each array under a name of its own")
-    if odd := [key for key, array in found.items() if not isinstance(array, np.ndarray)]:
+    if odd := [key for key, array in contents.items() if not isinstance(array, np.ndarray)]:
         raise errors.refuse("npz file", f"{path} with {odd[0]}", wanted, "np.savez writes one")
-    return found
+    return contents
 
 
 def read_mat(path: pathlib.Path, names: tuple[str, ...]) -> dict[str, np.ndarray]:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_dp import errors
-from fedjax_dp.data.files import check_labels, damaged, first_file, search_folders, unpacked
+from fedjax_dp.data.files import check_labels, damaged, first_file, search_folders, unpack
 from fedjax_dp.data.store import Dataset
 from fedjax_dp.devices import cache_folder
 
@@ -65,7 +65,7 @@ def images(name: str, data_dir: str | os.PathLike[str] | None) -> Dataset:
 
 def _read(path: pathlib.Path) -> np.ndarray:
     """An idx file of unsigned bytes, compressed or not."""
-    raw = unpacked("idx", path)
+    raw = unpack("idx", path)
     dimensions = raw[3] if len(raw) >= 4 and raw[:3] == b"\0\0\x08" else 0
     if not 1 <= dimensions <= 3 or len(raw) < 4 + 4 * dimensions:
         raise errors.refuse("data file", str(path), "an idx file of unsigned bytes", "get the file again")
@@ -91,8 +91,8 @@ def _folders(name: str, source: _Idx, data_dir: str | os.PathLike[str] | None) -
 def _find(name: str, source: _Idx, file: str, data_dir: str | os.PathLike[str] | None) -> pathlib.Path:
     """The file in the data folder or the cache, else a checked download."""
     folders = _folders(name, source, data_dir)
-    if found := first_file(folders, (f"{file}.gz", file)):
-        return found
+    if path := first_file(folders, (f"{file}.gz", file)):
+        return path
     errors.require_installed("pooch", "download", f"to download {file}, which is not in {folders[0]}")
     with warnings.catch_warnings():  # in notebooks it looks for a bar that is not wanted
         warnings.simplefilter("ignore")

@@ -8,7 +8,7 @@ import pathlib
 from typing import Any
 
 from fedjax_dp import folders
-from fedjax_dp.data.files import damaged, no_text, unpacked
+from fedjax_dp.data.files import damaged, no_text, unpack
 
 
 def read_json(path: pathlib.Path) -> Any:
@@ -16,7 +16,7 @@ def read_json(path: pathlib.Path) -> Any:
 
     Raises: ConfigurationError for a file that is not there, is cut short or is no JSON.
     """
-    content = unpacked("JSON", path)
+    content = unpack("JSON", path)
     try:
         return json.loads(content.decode("utf-8-sig"), object_pairs_hook=_object, parse_constant=_constant)
     except UnicodeDecodeError:

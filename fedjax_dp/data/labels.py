@@ -47,11 +47,11 @@ def pathological(
     labels = labels_of(labels)
     errors.require_count("num_clients", num_clients)
     errors.require_choice("assignment", assignment, ASSIGNMENTS)
-    rng, held = generator("pathological", seed), np.bincount(labels.astype(int))
-    present = np.flatnonzero(held)
+    rng, counts = generator("pathological", seed), np.bincount(labels.astype(int))
+    present = np.flatnonzero(counts)
     if not 1 <= count <= present.size:
         raise errors.refuse("labels_per_client", count, f"between 1 and the {present.size} labels")
-    table = np.zeros((num_clients, held.size), np.int64)
+    table = np.zeros((num_clients, counts.size), np.int64)
     for client in range(num_clients):
         chosen = rng.permutation(present.size)[:count]
         if assignment == "cyclic":
@@ -61,12 +61,12 @@ def pathological(
             chosen = np.array([client % present.size, *rng.permutation(others)[: count - 1]])
         table[client, present[chosen]] = 1
     for label, owners in ((label, np.flatnonzero(table[:, label])) for label in present):
-        if len(owners) > held[label]:
+        if len(owners) > counts[label]:
             wanted = (
-                f"few enough that the {held[label]} records of label {label} go round, not for {len(owners)} clients"
+                f"few enough that the {counts[label]} records of label {label} go round, not for {len(owners)} clients"
             )
             raise errors.refuse("num_clients", num_clients, wanted, "lower num_clients or labels_per_client")
-        table[owners, label] = even_sizes(held[label], len(owners)) if len(owners) else 0
+        table[owners, label] = even_sizes(counts[label], len(owners)) if len(owners) else 0
     return deal(labels, table, rng)
 
 

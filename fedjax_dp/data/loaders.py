@@ -72,10 +72,10 @@ DATASETS: dict[str, Reader] = {
     "femnist_digits": _files("femnist", "femnist_digits"),
     "sent140": _files("sent140", "sent140"),
     "npz": Reader(
-        lambda path, data_dir, seed, reading: _of("own").from_npz(pathlib.Path(path), reading.task),
+        lambda path, data_dir, seed, reading: _of("arrays").from_npz(pathlib.Path(path), reading.task),
         "PATH",
         ("task",),
-        owned=lambda path, column: _of("own").has_ids(pathlib.Path(path)),
+        owned=lambda path, column: _of("arrays").has_ids(pathlib.Path(path)),
     ),
     "csv": _table("csv"),
     "parquet": _table("parquet"),

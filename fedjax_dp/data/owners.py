@@ -1,4 +1,4 @@
-"""Clients that are given: by the data set's own ids, or by ids in a file."""
+"""Clients that a data set names itself, or that a file lists: which rows each of them holds."""
 
 import os
 import pathlib
@@ -69,7 +69,7 @@ def _parts(
     return dataset, clients, theirs[tested].astype(np.int32)
 
 
-def given_parts(path: str | os.PathLike[str], records: int) -> dict[str, np.ndarray]:
+def file_parts(path: str | os.PathLike[str], records: int) -> dict[str, np.ndarray]:
     """The rows of each client by its name, of all `records`, from a file; `federate` takes them.
 
     .json  lists of rows by client, as other libraries' partitioners have them (`partition_id_to_indices`); clients in
@@ -91,7 +91,7 @@ def _listed(path: pathlib.Path, records: int) -> dict[str, np.ndarray]:
     if not lists:
         raise damaged(path, "no client", "lists of rows, one for each client")
     numbered = all(len(name) < 20 and name.isdecimal() and name == str(int(name)) for name in lists)
-    seen, parts = np.zeros(records, bool), {}
+    used, parts = np.zeros(records, bool), {}
     for name in sorted(lists, key=int if numbered else None):
         where = f"{path}: {name[:40]!r}"
         rows = list_of(where, lists[name], int, "row numbers")
@@ -100,9 +100,9 @@ def _listed(path: pathlib.Path, records: int) -> dict[str, np.ndarray]:
         for row in rows:
             if not 0 <= row < records:
                 raise damaged(where, f"row {row}"[:40], f"rows 0 to {records - 1} of {records:,} records")
-            if seen[row]:
+            if used[row]:
                 raise damaged(where, f"row {row} again", "every row once, in all lists")
-            seen[row] = True
+            used[row] = True
         parts[name] = np.array(rows)
     return parts
 

@@ -14,7 +14,7 @@ MOST_PIXELS = 1 << 24
 DEEP = ("I", "F", "I;16", "I;16B", "I;16L")  # Pillow's names of pixels that are no bytes
 
 
-def decoded(where: str, cells: Iterable[Any], mode: str = "") -> np.ndarray:
+def decode(where: str, cells: Iterable[Any], mode: str = "") -> np.ndarray:
     """Bytes of pictures of one size as `(records, height, width)` or `(records, height, width, channels)`.
 
     mode  Pillow's name of the channels; else gray where the first picture is, RGB otherwise.

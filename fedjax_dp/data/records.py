@@ -1,23 +1,25 @@
-"""From what a file holds to a data set: columns that grow as they are read, clients, and records to test on.
+"""Records as readers return them, and the one function that makes a data set of them.
 
+A reader of files, arrays or tables -> `Records` of each split -> `make_dataset` -> `federate`.
 Memory: a column of numbers is held once, as it will stand in the data set, and twice for as long as it takes to hold
 test records out.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from fedjax_dp import errors
-from fedjax_dp.data.checks import check_data
+from fedjax_dp.accounting.neighbours import Unit
+from fedjax_dp.data.checks import check_data, generator
 from fedjax_dp.data.files import damaged
-from fedjax_dp.data.holdout import split_rows
 from fedjax_dp.data.partition import natural
 from fedjax_dp.data.reading import shape_of
-from fedjax_dp.data.store import Dataset
-from fedjax_dp.data.targets import as_arrays, native, stored
+from fedjax_dp.data.store import Dataset, row_lists
+from fedjax_dp.data.targets import as_arrays, as_stored, native, rows_of
 
 CHANNELS = (1, 3, 4)  # of images
 MANY = 100  # a pixel above it is no share
@@ -28,7 +30,7 @@ class NumberColumn:
     """Rows of numbers of one shape and type, one block behind the other."""
 
     def __init__(self, dtype: Any, shape: tuple[int, ...] | None = None):
-        self._dtype, self._shape, self._held = np.dtype(dtype), shape, bytearray()
+        self._dtype, self._shape, self._bytes = np.dtype(dtype), shape, bytearray()
 
     def add(self, where: str, rows: Any) -> None:
         """Take `(records, ...)`; the first block says the shape of a record where nothing else did."""
@@ -42,31 +44,49 @@ class NumberColumn:
         exact = self._dtype.kind == "f" or np.array_equal(kept, rows)
         if not exact or not np.isfinite(kept).all():
             raise damaged(where, "numbers outside of it", f"finite numbers that {self._dtype} holds")
-        self._held += kept.tobytes()
+        self._bytes += kept.tobytes()
 
     @property
     def array(self) -> np.ndarray:
         """All rows, `(records, ...)`; not a copy."""
-        return np.frombuffer(self._held, self._dtype).reshape(-1, *(self._shape or ()))
+        return np.frombuffer(self._bytes, self._dtype).reshape(-1, *(self._shape or ()))
 
 
-class Split:
-    """Records of one split: columns by name, of numbers or lists of anything, and whose each record is."""
+class Records:
+    """A table of the records of one split: columns by name, and of each record its client and its unit.
 
-    def __init__(self, owners: np.ndarray | None = None, **columns: Any):
-        self.columns, self._owners = columns, owners
-        self._clients: list[str] = []
+    Columns are arrays, or lists of anything; `make_dataset` takes those named x and y.
+    clients, units  text or integers `(records,)`; None: not known. A unit is a person or a text with several records
+    notes           what the reader decided, for the user to know
+    """
+
+    def __init__(
+        self,
+        clients: np.ndarray | None = None,
+        units: np.ndarray | None = None,
+        notes: Sequence[str] = (),
+        **columns: Any,
+    ):
+        self.columns, self.units, self.notes = columns, units, [*notes]
+        self._clients = clients
+        self._names: list[str] = []
         self._counts: list[int] = []
 
-    def add(self, client: str, records: int) -> None:
-        """A client's records have come."""
-        self._clients.append(client)
-        self._counts.append(records)
+    def add(self, client: str, where: str, **rows: Any) -> None:
+        """Append a client's records, as many rows in every column."""
+        for name, values in rows.items():
+            column = self.columns[name]
+            if isinstance(column, NumberColumn):
+                column.add(f"{where}: {name}", values)
+            else:
+                column.extend(values)
+        self._names.append(client)
+        self._counts.append(len(values))
 
     @property
-    def owners(self) -> Any:
-        """Of each record, text or integers `(records,)`; None: not known."""
-        return np.repeat(np.array(self._clients, str), self._counts) if self._clients else self._owners
+    def clients(self) -> Any:
+        """Whose each record is."""
+        return np.repeat(np.array(self._names, str), self._counts) if self._names else self._clients
 
     def __len__(self) -> int:
         return len(self[next(iter(self.columns))])
@@ -75,33 +95,76 @@ class Split:
         column = self.columns[name]
         return column.array if isinstance(column, NumberColumn) else column
 
-    def at(self, rows: np.ndarray) -> "Split":
+    def at(self, rows: np.ndarray) -> "Records":
         """The records in these rows."""
-        held = {name: self[name] for name in self.columns}
-        taken = {name: a[rows] if isinstance(a, np.ndarray) else [a[row] for row in rows] for name, a in held.items()}
-        return Split(None if self.owners is None else self.owners[rows], **taken)
+
+        def pick(values: Any) -> Any:
+            return values[rows] if isinstance(values, np.ndarray) else [values[row] for row in rows]
+
+        units = None if self.units is None else self.units[rows]
+        clients = None if self.clients is None else self.clients[rows]
+        return Records(clients, units, self.notes, **{name: pick(self[name]) for name in self.columns})
+
+    def split(self, rows: tuple[np.ndarray, np.ndarray]) -> tuple["Records", "Records"]:
+        """The records in the rows to train on and in those to test on."""
+        return self.at(rows[0]), self.at(rows[1])
+
+    def with_columns(self, **columns: Any) -> "Records":
+        """The same records by other columns."""
+        return Records(self.clients, self.units, self.notes, **columns)
 
 
-def whole(where: str, train: Split, test: Split | None) -> tuple[tuple[Split, Split], list[str]]:
-    """The records to train on and to test on, and the note that says so.
+def split_each(clients: Sequence[np.ndarray], fraction: float, seed: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Training and test rows of every client: `floor((1 - fraction) n)` of its n rows train, at least one does.
+
+    So a client with one record keeps it, and one with two or more gives at least one away.
+    """
+    errors.require_in_unit_interval("holdout", fraction)
+    rng = generator("holdout", seed)
+    train, test = [], []
+    for rows in row_lists(clients):
+        kept = max(1, int((1 - fraction) * len(rows) + 1e-9))  # 0.9 * 10 must not be 8
+        order = rng.permutation(len(rows))
+        train.append(rows[np.sort(order[:kept])])
+        test.append(rows[np.sort(order[kept:])])
+    return train, test
+
+
+def split_rows(clients: Sequence[np.ndarray], fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Training and test rows of all clients, one after another, as `split_each` has them."""
+    train, test = split_each(clients, fraction, seed)
+    return np.concatenate(train), np.concatenate(test)
+
+
+def choose_test(splits: Collection[str], train: str, candidates: Sequence[str]) -> tuple[str | None, list[str]]:
+    """The split to test on, the first of the candidates that is there, and notes on it and on those that are left."""
+    test = next((name for name in candidates if name in splits), None)
+    rest = sorted({*splits} - {train, test})
+    notes = [f"splits that are not used: {', '.join(rest)}"[:200]] if rest else []
+    if test is not None and not test.endswith("test"):
+        notes.append(f"tested on the split {test}")
+    return test, notes
+
+
+def divide(where: str, train: Records, test: Records | None) -> tuple[Records, Records]:
+    """The records to train on and to test on.
 
     Without a test split a tenth of every client's records, drawn at random, is held out; of all, where it is not
-    known whose they are.
+    known whose they are. A note says so.
     """
     if test is not None:
-        return (train, test), []
-    owners = train.owners
-    clients = [np.arange(len(train))] if owners is None else natural(owners)
+        return train, test
+    clients = [np.arange(len(train))] if train.clients is None else natural(train.clients)
     rows, tests = split_rows(clients, TEST_FRACTION, seed=0)
     if not tests.size:
         raise damaged(where, "one record of every client and no test split", "two of some client, one to test on")
-    whose = "all records" if owners is None else "every client's records"
-    note = f"no test split: {TEST_FRACTION:.0%} of {whose}, drawn at random, are held out"
-    return (train.at(np.sort(rows)), train.at(np.sort(tests))), [note]
+    whose = "all records" if train.clients is None else "every client's records"
+    train.notes.append(f"no test split: {TEST_FRACTION:.0%} of {whose}, drawn at random, are held out")
+    return train.split((np.sort(rows), np.sort(tests)))
 
 
 def as_task(where: str, y: np.ndarray, task: str) -> np.ndarray:
-    """Numbers `(records, ...)` as targets of a task; whether they are in its range is for `data_set`."""
+    """Numbers `(records, ...)` as targets of a task; whether they are in its range is for `make_dataset`."""
     if task == "regression":
         with np.errstate(over="ignore"):  # infinity is refused later
             return y.reshape(len(y), -1).astype(np.float32)
@@ -114,7 +177,7 @@ def as_task(where: str, y: np.ndarray, task: str) -> np.ndarray:
     return y.astype(np.int32)
 
 
-def numbered_labels(words: np.ndarray) -> tuple[np.ndarray, int, list[str]]:
+def number_labels(words: np.ndarray) -> tuple[np.ndarray, int, list[str]]:
     """Labels of any kind `(records,)` as numbers from 0 in sorted order, how many there are, and the note on it."""
     known, y = np.unique(words, return_inverse=True)
     if np.array_equal(known, np.arange(len(known))):
@@ -123,7 +186,7 @@ def numbered_labels(words: np.ndarray) -> tuple[np.ndarray, int, list[str]]:
     return y, len(known), [f"labels in sorted order are classes 0 to {len(known) - 1}: {shown}"]
 
 
-def reshaped(where: str, x: np.ndarray, record_shape: str | None) -> np.ndarray:
+def reshape_records(where: str, x: np.ndarray, record_shape: str | None) -> np.ndarray:
     """Features with their records in the shape of the option, if it is given."""
     if record_shape is None:
         return x
@@ -134,41 +197,38 @@ def reshaped(where: str, x: np.ndarray, record_shape: str | None) -> np.ndarray:
     return x.reshape(-1, *shape)
 
 
-def data_set(
-    name: str,
-    where: str,
-    train: tuple[np.ndarray, Any, np.ndarray | None],
-    test: tuple[np.ndarray, Any, np.ndarray | None],
-    notes: Iterable[str] = (),
-    **about: Any,
+def make_dataset(
+    name: str, where: str, train: Records, test: Records | None, *, record_shape: str | None = None, **about: Any
 ) -> Dataset:
-    """The data set of features, targets and owners of the training and of the test records; `about`: its other fields.
+    """The data set of records with columns x and y; `about`: its other fields.
 
-    Where some test record's client has no training records, the test set is not divided among clients. One number of
-    each record needs no axis of its own. Bytes are scaled to [0, 1].
+    Without test records `divide` holds some out. Where some test record's client has no training records, the test set
+    is not divided among clients. One number of each record needs no axis of its own. Bytes are scaled to [0, 1], unless
+    `about` says otherwise.
+    record_shape  of features that stand in one row, such as 28,28.
     """
-    (x_train, y_train, ids), (x_test, y_test, test_ids) = train, test
-    x_train, x_test, y_train, y_test = native(x_train), native(x_test), as_arrays(y_train), as_arrays(y_test)
-    if about.get("task") == "regression":
+    train, test = divide(where, train, test)
+    task, notes, prefix = about.get("task", "classes"), train.notes, f"{where}: " if where else ""
+    x_train, x_test = (reshape_records(where, native(part["x"]), record_shape) for part in (train, test))
+    y_train, y_test = (as_arrays(part["y"]) for part in (train, test))
+    if task == "regression":
         y_train, y_test = (y[:, None] if y.ndim == 1 else y for y in (y_train, y_test))
-    prefix, outputs = f"{where}: " if where else "", about.pop("classes", None)
+    clients, test_clients, outputs = train.clients, test.clients, about.pop("classes", None)
     checked = {key: about[key] for key in ("task", "vocabulary", "tokens") if key in about}
-    outputs = check_data(prefix, x_train, y_train, x_test, y_test, outputs, ids, test_ids, **checked)
-    notes = list(notes)
-    if test_ids is not None:
-        if ids is None:
+    outputs = check_data(prefix, x_train, y_train, x_test, y_test, outputs, clients, test_clients, **checked)
+    if test_clients is not None:
+        if clients is None:
             raise errors.refuse(f"{prefix}client_ids", "none", "given where test_client_ids are")
-        if strangers := len(np.setdiff1d(test_ids, ids)):
-            test_ids = None
+        if strangers := len(np.setdiff1d(test_clients, clients)):
+            test_clients = None
             notes.append(f"the test set is not divided: {strangers:,} of its clients have no training records")
-    notes += looks(x_train)
-    y_train, y_test = (stored(about.get("task", "classes"), y) for y in (y_train, y_test))
-    scale = 1 / 255 if x_train.dtype == np.uint8 else 1.0
-    about |= {"classes": outputs, "scale": scale, "client_ids": ids, "test_client_ids": test_ids, "notes": tuple(notes)}
-    return Dataset(name, x_train, y_train, x_test, y_test, **about)
+    about = {"scale": 1 / 255 if x_train.dtype == np.uint8 else 1.0, "unit_ids": train.units, **about}
+    about |= {"classes": outputs, "client_ids": clients, "test_client_ids": test_clients}
+    y_train, y_test = as_stored(task, y_train), as_stored(task, y_test)
+    return Dataset(name, x_train, y_train, x_test, y_test, notes=(*notes, *warnings_on(x_train)), **about)
 
 
-def looks(x: np.ndarray) -> list[str]:
+def warnings_on(x: np.ndarray) -> list[str]:
     """What features look like that networks would take for something else."""
     notes, shape = [], x.shape[1:]
     if len(shape) == 3 and shape[0] in CHANNELS and shape[2] not in CHANNELS:
@@ -194,3 +254,38 @@ def _real(where: str, rows: Any) -> np.ndarray:
         got = {"b": "truth values", "O": "numbers of different kinds, or none"}.get(array.dtype.kind, "text")
         raise damaged(where, got, "real numbers of 64 bits")
     return array
+
+
+def pooled(dataset: Dataset) -> Dataset:
+    """Training and test records together as training records, in this order; nothing is left to test on.
+
+    What is cut from one text may then be on both sides, so that no bound of tokens holds any more.
+    """
+    ids = dataset.client_ids, dataset.test_client_ids
+    return dataset._replace(
+        x_train=np.concatenate([dataset.x_train, dataset.x_test]),
+        y_train=jax.tree.map(lambda *parts: np.concatenate(parts), dataset.y_train, dataset.y_test),
+        x_test=dataset.x_test[:0],
+        y_test=rows_of(dataset.y_test, slice(0)),
+        client_ids=None if ids[0] is None or ids[1] is None else np.concatenate([ids[0], ids[1]]),
+        test_client_ids=None,
+        unit_ids=None,
+        bounds=tuple(bound for bound in dataset.bounds if bound.unit is not Unit.TOKEN),
+    )
+
+
+def hold_out(
+    dataset: Dataset, clients: Sequence[np.ndarray], fraction: float, seed: int
+) -> tuple[Dataset, list[np.ndarray], np.ndarray]:
+    """Each client keeps `fraction` of its own records as its part of the test set, which replaces the data set's.
+
+    Returns the data set, the clients' training rows and, for each test record, the client whose part it is: what
+    `federate` takes. Meant for `pooled` data (cpfed: Adult, 16 clients of 3,052 records, 2,441 of them to train on).
+    """
+    train, test = split_each(clients, fraction, seed)
+    if not any(len(part) for part in test):
+        raise errors.refuse("holdout", fraction, "used where some client has two records", "use fewer clients")
+    rows = np.concatenate(test)
+    owners = np.repeat(np.arange(len(test)), [len(part) for part in test])
+    x_test, y_test = dataset.x_train[rows], rows_of(dataset.y_train, rows)
+    return dataset._replace(x_test=x_test, y_test=y_test, test_client_ids=None), train, owners

@@ -6,8 +6,8 @@ import pathlib
 import numpy as np
 
 from fedjax_dp.data.files import damaged, read_mat, require_file, search_folders
-from fedjax_dp.data.holdout import of_rows, split_each
 from fedjax_dp.data.partition import natural
+from fedjax_dp.data.records import Records, make_dataset, split_each
 from fedjax_dp.data.store import Dataset
 
 FILE = "school.mat"
@@ -33,10 +33,10 @@ def school(name: str, data_dir: str | os.PathLike[str] | None, seed: int) -> Dat
         mean, std = x[mine].mean(0), x[mine].std(0)
         both = np.concatenate([mine, rest])
         x[both] = (x[both] - mean) / np.where(std > 0, std, 1.0)
-    rows = np.concatenate(train), np.concatenate(test)
     x, y = x.astype(np.float32), ((y - LOWEST) / (HIGHEST - LOWEST)).astype(np.float32)[:, None]
     learnt = ("mean and deviation of each feature of each school",)
-    return of_rows(name, x, y, owners, rows, classes=1, learnt=learnt, task="regression")
+    parts = Records(owners, x=x, y=y).split((np.concatenate(train), np.concatenate(test)))
+    return make_dataset(name, "", *parts, classes=1, learnt=learnt, task="regression")
 
 
 def _read(path: pathlib.Path) -> tuple[list[np.ndarray], list[np.ndarray]]:

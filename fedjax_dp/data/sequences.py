@@ -10,7 +10,7 @@ import numpy as np
 
 from fedjax_dp import errors
 from fedjax_dp.data.files import check_file, damaged
-from fedjax_dp.data.records import data_set
+from fedjax_dp.data.records import Records, make_dataset
 from fedjax_dp.data.store import Dataset
 from fedjax_dp.data.targets import Vocabulary
 
@@ -37,7 +37,7 @@ class Ids(NamedTuple):
         return buckets[zlib.crc32(token.encode("utf-8", "surrogateescape")) % len(buckets)]
 
 
-def numbered(tokens: Sequence[str], convention: str, buckets: int = 1) -> Ids:
+def number_tokens(tokens: Sequence[str], convention: str, buckets: int = 1) -> Ids:
     """Ids of tokens and of what stands beside them, as others number them; 0 is padding.
 
     tff     tokens 1 to n, then the buckets of unknown ones, then BOS and EOS;
@@ -148,17 +148,23 @@ def check_cut(length: int, stride: int | None, most: int) -> None:
 def next_tokens(
     name: str,
     where: str,
-    train: tuple[np.ndarray, Any],
-    test: tuple[np.ndarray, Any],
+    train: Records,
+    test: Records,
     vocabulary: Vocabulary,
-    notes: list[str],
+    task: str = "sequence",
     **about: Any,
 ) -> Dataset:
-    """Rows of `length + 1` ids `(rows, length + 1)` as inputs and the tokens after them, and whose each row is."""
-    both = [
-        (smallest(ids[:, :-1], vocabulary.size), ids[:, 1:].astype(np.int32), owners) for ids, owners in (train, test)
-    ]
-    return data_set(name, where, both[0], both[1], notes, task="sequence", tokens=True, vocabulary=vocabulary, **about)
+    """The data set of rows of ids, a column `ids` `(rows, length + 1)`: inputs, and the tokens after them.
+
+    Of task `classes` the token after a whole row alone is a target.
+    """
+    size, targets = vocabulary.size, -1 if task == "classes" else slice(1, None)
+    train, test = (
+        part.with_columns(x=smallest(part["ids"][:, :-1], size), y=part["ids"][:, targets].astype(np.int32))
+        for part in (train, test)
+    )
+    about |= {"task": task, "tokens": True, "vocabulary": vocabulary, "classes": size}
+    return make_dataset(name, where, train, test, **about)
 
 
 def smallest(ids: np.ndarray, size: int) -> np.ndarray:

@@ -16,27 +16,27 @@ Sizes = int | Sequence[int] | np.ndarray  # a number of clients stands for clien
 
 def labels_of(labels: Any) -> np.ndarray:
     """Labels `(records,)` as they are given, or a data set's training labels."""
-    found = np.asarray(getattr(labels, "y_train", labels))
-    if found.ndim != 1:
-        raise errors.refuse("labels", f"shape {found.shape}", "a list of numbers")
-    if found.size:
-        check_labels("labels", found)
-    return found
+    array = np.asarray(getattr(labels, "y_train", labels))
+    if array.ndim != 1:
+        raise errors.refuse("labels", f"shape {array.shape}", "a list of numbers")
+    if array.size:
+        check_labels("labels", array)
+    return array
 
 
 def sizes_of(sizes: Any, records: int) -> np.ndarray:
     """The records of each client `(num_clients,)`, or equal ones for a number of clients; refuses too many."""
-    found = np.asarray(sizes)
-    if not found.ndim:
+    array = np.asarray(sizes)
+    if not array.ndim:
         return equal_sizes(records, sizes)
-    if found.ndim != 1 or not found.size:
-        raise errors.refuse("sizes", f"shape {found.shape}", "a whole number of records for each client")
-    if found.dtype.kind not in "iu" or found.min() < 0:
-        got = f"{found.dtype} from {found.min()}" if found.dtype.kind in "iuf" else found.dtype
+    if array.ndim != 1 or not array.size:
+        raise errors.refuse("sizes", f"shape {array.shape}", "a whole number of records for each client")
+    if array.dtype.kind not in "iu" or array.min() < 0:
+        got = f"{array.dtype} from {array.min()}" if array.dtype.kind in "iuf" else array.dtype
         raise errors.refuse("sizes", got, "a whole number of records for each client")
-    if found.sum() > records:
-        raise errors.refuse("the sizes of all clients", int(found.sum()), f"at most the {records} records")
-    return found
+    if array.sum() > records:
+        raise errors.refuse("the sizes of all clients", int(array.sum()), f"at most the {records} records")
+    return array
 
 
 def equal_sizes(records: int, num_clients: int) -> np.ndarray:

@@ -16,7 +16,7 @@ from fedjax_dp import errors, validation
 from fedjax_dp.accounting.neighbours import Unit
 from fedjax_dp.data.checks import check_data
 from fedjax_dp.data.client_names import ClientNames, called, in_brackets, named
-from fedjax_dp.data.targets import Vocabulary, as_arrays, native, rows_of, stored, without_records
+from fedjax_dp.data.targets import Vocabulary, as_arrays, as_stored, native, rows_of, without_records
 from fedjax_dp.display import Card, count, displayed
 from fedjax_dp.pytrees import checksum, rows_kept, structure, value
 
@@ -128,8 +128,8 @@ class FederatedData:
             **_looks(self.x, self.tokens),
             **_aims(self.task, self.y, self.classes),
         }
-        own = {} if self.test_clients is None else {"test parts": "each client has its own"}
-        return Card(f"federated data {self.name}".strip(), facts | own | _notes(self.notes))
+        test_parts = {} if self.test_clients is None else {"test parts": "each client has its own"}
+        return Card(f"federated data {self.name}".strip(), facts | test_parts | _notes(self.notes))
 
     @property
     def num_clients(self) -> int:
@@ -251,19 +251,19 @@ def federate(
     public = sizes / sizes.sum() if shares is None else np.asarray(shares, float)
     if public.shape != sizes.shape or not np.isclose(public.sum(), 1) or not (public >= 0).all():
         raise errors.refuse("shares", f"{public.shape} that sum to {public.sum():.4g}", f"{sizes.shape} that sum to 1")
-    held: dict[str, Any] = {  # NumPy here; `simulate` copies them to the devices
+    stored_arrays: dict[str, Any] = {  # NumPy here; `simulate` copies them to the devices
         "x": dataset.x_train,
-        "y": stored(dataset.task, dataset.y_train),
+        "y": as_stored(dataset.task, dataset.y_train),
         "rows": order.astype(np.int32),
         "offsets": (np.cumsum(sizes) - sizes).astype(np.int32),
         "sizes": sizes,
         "shares": public.astype(np.float32),
         "x_test": dataset.x_test,
-        "y_test": stored(dataset.task, dataset.y_test),
+        "y_test": as_stored(dataset.task, dataset.y_test),
         "test_clients": test_clients,
     }
     return FederatedData(
-        **held,
+        **stored_arrays,
         **about,
         **rest,
         largest=int(sizes.max()),
@@ -344,7 +344,7 @@ def require_clients(data: Any) -> None:
 
 def row_lists(clients: Any) -> list[np.ndarray]:
     """The training rows of each client, one array each."""
-    found = []
+    lists = []
     named = clients.items() if isinstance(clients, Mapping) else None
     if named is None and (isinstance(clients, str) or not hasattr(clients, "__len__")):
         raise errors.refuse("clients", type(clients).__name__, "lists of training rows, one for each client")
@@ -358,8 +358,8 @@ def row_lists(clients: Any) -> list[np.ndarray]:
             remedy = "np.flatnonzero(mask)" if part.dtype.kind == "b" else remedy
             got = f"{part.dtype} {part.shape}"
             raise errors.refuse(f"rows of client {client}", got, "a list of row numbers", remedy)
-        found.append(part)
-    return found
+        lists.append(part)
+    return lists
 
 
 def _looks(x: Any, tokens: bool) -> dict[str, str]:

@@ -12,9 +12,8 @@ from typing import Any
 from fedjax_dp import errors, folders
 from fedjax_dp.accounting.neighbours import Unit
 from fedjax_dp.data.columns import LABEL, Columns, Table, from_tables, holds_numbers, missing_in
-from fedjax_dp.data.files import ARROW_EXTENSION, check_file, check_growth, check_id, damaged, no_text, unpacked
+from fedjax_dp.data.files import ARROW_EXTENSION, check_file, check_growth, check_id, damaged, no_text, unpack
 from fedjax_dp.data.reading import Reading
-from fedjax_dp.data.records import reshaped
 from fedjax_dp.data.store import Dataset, UnitBound
 
 PACKED = (".gz", ".bz2", ".xz", ".zip")  # a CSV file may be
@@ -28,8 +27,9 @@ STATED = ("column", "mean", "std")  # the columns of a public file of constants
 
 
 def from_files(named: str, kind: str, reading: Reading) -> Dataset:
-    """Files of numeric columns, one of labels, or several, and, if it is named, one of clients; else each is a client.
+    """The data set of CSV or Parquet files: columns of numbers, and one of labels, or several.
 
+    Clients are the values of the client column; where none is named, each of several files is a client.
     named  a file, several with commas between, a pattern such as `hospital_*.csv`, or a folder.
     """
     paths, bounds = _files_of(kind, named), _bounds(reading)
@@ -44,9 +44,8 @@ def from_files(named: str, kind: str, reading: Reading) -> Dataset:
             _number(frames, reading.client_column)
     tables = [Table(f"{path.name}: ", frame, owner) for path, frame, owner in zip(paths, frames, owners)]
     where = paths[0].name if len(paths) == 1 else folders.shown(named)
-    made = from_tables(_name_of(named, paths), where, tables, columns)
-    x_train, x_test = (reshaped(where, x, reading.record_shape) for x in (made.x_train, made.x_test))
-    return made._replace(x_train=x_train, x_test=x_test, bounds=bounds)
+    about: dict[str, Any] = {"record_shape": reading.record_shape, "bounds": bounds}
+    return from_tables(_name_of(named, paths), where, tables, columns, **about)
 
 
 def is_several(named: str) -> bool:
@@ -79,12 +78,12 @@ def _files_of(kind: str, named: str) -> list[pathlib.Path]:
         else:
             names.append(word)
     paths = [pathlib.Path(name) for name in names]
-    seen: set[str] = set()
+    real_paths: set[str] = set()
     for path in paths:
         real = os.path.realpath(path)
-        if real in seen:
+        if real in real_paths:
             raise errors.refuse("files", f"{path.name} twice", "different ones", "name each once")
-        seen.add(real)
+        real_paths.add(real)
     return paths
 
 
@@ -110,8 +109,8 @@ def _name_of(named: str, paths: list[pathlib.Path]) -> str:
 
 def _bounds(reading: Reading) -> tuple[UnitBound, ...]:
     """What is kept of each user; refuses ids without a bound, and a bound without ids."""
-    given = {name: getattr(reading, name) for name in ("user_column", "records_per_user", "clients_per_user")}
-    if all(value is None for value in given.values()):
+    bounds = {name: getattr(reading, name) for name in ("user_column", "records_per_user", "clients_per_user")}
+    if all(value is None for value in bounds.values()):
         return ()
     errors.require_given("user_column", reading.user_column, "a bound belongs to it")
     records = errors.require_given("records_per_user", reading.records_per_user, "without a bound nothing is known")
@@ -147,15 +146,15 @@ def _columns(kind: str, paths: list[pathlib.Path], reading: Reading) -> Columns:
         if set(frame.columns) == set(STATED):
             frame = {row.column: (row.mean, row.std) for row in frame.itertuples()}
         return columns._replace(standardise=frame, source=path.name)
-    stated = {}
+    constants = {}
     for name, words in _pairs("standardise", how):
         mean, _, std = words.partition(":")
         try:
-            stated[name] = float(mean), float(std)
+            constants[name] = float(mean), float(std)
         except ValueError:
             got = repr(f"{name}={words}"[:60])
             raise errors.refuse("standardise", got, "NAME=MEAN:STD,..., records, or a public file") from None
-    return columns._replace(standardise=stated)
+    return columns._replace(standardise=constants)
 
 
 def _pairs(what: str, text: str | None) -> list[tuple[str, str]]:
@@ -195,21 +194,21 @@ def _names_of(paths: list[pathlib.Path]) -> list[str]:
 
 def _check_apart(paths: list[pathlib.Path], frames: list[Any], columns: Columns) -> None:
     """No client stands in two files; a file without the column is refused where columns are."""
-    seen: dict[Any, pathlib.Path] = {}
+    first_file: dict[Any, pathlib.Path] = {}
     client = columns.client
     for path, frame in zip(paths, frames):
-        held = frame[client] if client in frame.columns and len(paths) > 1 else None
-        for owner in () if held is None else held[~missing_in(held, columns, str(client))].unique():
-            if owner in seen:
-                got = f"{owner} in {seen[owner].name} and {path.name}"
+        ids = frame[client] if client in frame.columns and len(paths) > 1 else None
+        for owner in () if ids is None else ids[~missing_in(ids, columns, str(client))].unique():
+            if owner in first_file:
+                got = f"{owner} in {first_file[owner].name} and {path.name}"
                 raise errors.refuse("clients", got[:120], "each in one file", "name them apart, or join the files")
-            seen[owner] = path
+            first_file[owner] = path
 
 
 def _number(frames: list[Any], client: str) -> None:
     """Text in which all clients are whole numbers becomes numbers."""
-    held = [frame[client] for frame in frames if client in frame.columns]
-    if not any(column.isna().any() for column in held) and all(_is_whole(word) for column in held for word in column):
+    ids = [frame[client] for frame in frames if client in frame.columns]
+    if not any(column.isna().any() for column in ids) and all(_is_whole(word) for column in ids for word in column):
         for frame in frames:
             if client in frame.columns:
                 frame[client] = frame[client].astype("int64")
@@ -230,7 +229,7 @@ def _read_csv(path: pathlib.Path, columns: Columns, no_header: bool | None) -> A
     if path.suffix.lower() == ".arff":
         remedy = f"sed '1,/^@data/Id' {path.name} > {path.stem}.csv leaves its records, which --no-header reads"
         raise damaged(path, "an ARFF file", "a csv file", remedy)
-    packed = io.BytesIO(unpacked("csv", path)) if path.suffix in PACKED else None
+    packed = io.BytesIO(unpack("csv", path)) if path.suffix in PACKED else None
     with open(path, "rb") as file:
         beginning = packed.getvalue()[:4096] if packed else file.read(4096)
 
@@ -247,11 +246,11 @@ def _read_csv(path: pathlib.Path, columns: Columns, no_header: bool | None) -> A
         with warnings.catch_warnings():
             warnings.simplefilter("error", pd.errors.ParserWarning)
             frame = pd.read_csv(source(), low_memory=False, dtype=kept, **how)
-        words = {places.get(name, name): stated for name, stated in columns.categories.items()}
-        if words := {name: stated for name, stated in words.items() if name in frame.columns}:
+        words = {places.get(name, name): categories for name, categories in columns.categories.items()}
+        if words := {name: categories for name, categories in words.items() if name in frame.columns}:
             text = pd.read_csv(source(), usecols=[*words], dtype=str, keep_default_na=False, **how)
-            for name, stated in words.items():
-                frame[name] = text[name].where(frame[name].notna() | text[name].isin(stated))
+            for name, categories in words.items():
+                frame[name] = text[name].where(frame[name].notna() | text[name].isin(categories))
         if places:
             frame.columns = [*places]
     except UnicodeDecodeError:

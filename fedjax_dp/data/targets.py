@@ -83,7 +83,7 @@ def native(numbers: Any) -> np.ndarray:
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
-def stored(task: str, y: Any) -> Any:
+def as_stored(task: str, y: Any) -> Any:
     """Targets as a store keeps them."""
     kind = TARGETS[task].kind
     return y if kind is None else jax.tree.map(lambda a: a.astype(kind), y)
@@ -145,13 +145,13 @@ def without_records(task: str, classes: int, *targets: Any) -> list[str]:
     """The note on classes that none of the records has: more outputs than labels may be a number that was mistaken."""
     if task not in ("classes", "multi_label"):
         return []
-    held = np.zeros(classes, bool)
+    occurring = np.zeros(classes, bool)
     for y in targets:
-        held[np.unique(y) if task == "classes" else np.asarray(y).any(0)] = True
-    if held.all():
+        occurring[np.unique(y) if task == "classes" else np.asarray(y).any(0)] = True
+    if occurring.all():
         return []
     what = "classes" if task == "classes" else "labels"
-    absent = np.flatnonzero(~held)
+    absent = np.flatnonzero(~occurring)
     shown = ", ".join(map(str, absent[:FIRST])) + ", ..." * (len(absent) > FIRST)
     return [f"warning: {len(absent):,} of {classes:,} {what} have no record: {shown}"]
 

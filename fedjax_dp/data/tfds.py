@@ -9,7 +9,7 @@ import numpy as np
 
 from fedjax_dp import errors
 from fedjax_dp.data.files import check_labels, damaged, search_folders
-from fedjax_dp.data.pictures import decoded
+from fedjax_dp.data.pictures import decode
 from fedjax_dp.data.store import Dataset
 
 BLOCK = 4096  # records that are read at once
@@ -51,7 +51,7 @@ def image_classification(name: str, data_dir: str | os.PathLike[str] | None) -> 
             records = [(record["image"], record["label"]) for block in blocks for record in block]
         except Exception as error:  # any error of a library that reads a damaged file
             raise damaged(f"{path}, split {split}", _first_line(error), "readable", "prepare it again") from None
-        images = decoded(f"tfds:{name}, split {split}", (image for image, _ in records), mode)
+        images = decode(f"tfds:{name}, split {split}", (image for image, _ in records), mode)
         return images, np.array([label for _, label in records], np.int32)
 
     (x_train, y_train), (x_test, y_test) = read("train"), read(held_out)

@@ -155,7 +155,7 @@ PARTITIONS: dict[str, Partition] = {
         natural=True,
     ),
     "given": Partition(
-        lambda dataset, options: (dataset, data.given_parts(options.client_ids, len(dataset.x_train)), None),
+        lambda dataset, options: (dataset, data.file_parts(options.client_ids, len(dataset.x_train)), None),
         ("client_ids",),
     ),
 }

@@ -15,7 +15,7 @@ import fedjax_dp as fdp
 from fedjax_dp import cli
 from fedjax_dp.accounting import Unit
 from fedjax_dp.data import UnitBound, Vocabulary, federate, load, natural_parts, open_store
-from fedjax_dp.data.owners import given_parts
+from fedjax_dp.data.owners import file_parts
 from fedjax_dp.data.sequences import LEAF_CHARACTERS
 
 PIXELS = np.linspace(0, 1, 784, dtype=np.float32)
@@ -177,7 +177,7 @@ def test_given_tables(given, kind):
 def test_given_lists_of_rows(given):
     folder, expected = given
     told = expected["table/partition.json"]
-    parts = given_parts(folder / "table/partition.json", 6).values()
+    parts = file_parts(folder / "table/partition.json", 6).values()
     assert [part.tolist() for part in parts] == told["rows"]
     assert [len(part) for part in parts] == told["sizes"]
 
@@ -567,9 +567,9 @@ def test_every_format_becomes_a_store(tmp_path, capsys):
 
 def test_lists_of_rows_of_other_libraries_make_clients_with_their_names(tmp_path, capsys):
     (tmp_path / "lists.json").write_text('{"10": [1], "9": [2, 0]}')
-    assert [part.tolist() for part in given_parts(tmp_path / "lists.json", 4).values()] == [[2, 0], [1]]  # 9 before 10
+    assert [part.tolist() for part in file_parts(tmp_path / "lists.json", 4).values()] == [[2, 0], [1]]  # 9 before 10
     (tmp_path / "lists.json").write_text('{"10": [1], "9": [2, 0], "b": [3]}')
-    assert [part.tolist() for part in given_parts(tmp_path / "lists.json", 4).values()] == [[1], [2, 0], [3]]
+    assert [part.tolist() for part in file_parts(tmp_path / "lists.json", 4).values()] == [[1], [2, 0], [3]]
     flags = ["--partition", "given", "--client-ids", "lists.json"]
     for words in (flags, [*flags, "--holdout", "0.5"]):
         assert cli.main(["data", "digits", *words]) == 0

@@ -9,7 +9,7 @@ import pytest
 from client_files import saved
 from helpers import refusal
 
-from fedjax_dp.data.owners import given_parts
+from fedjax_dp.data.owners import file_parts
 
 VALUE = {"_type": "Value", "dtype": "float32"}
 
@@ -42,11 +42,11 @@ def folder(tmp_path, y=(0, 1, 0, 1), label=LABEL, **columns):
 )
 def test_lists_of_rows_that_are_none(tmp_path, text, words):
     (tmp_path / "a.json").write_text(text)
-    assert words in refusal(lambda: given_parts(tmp_path / "a.json", 3))
+    assert words in refusal(lambda: file_parts(tmp_path / "a.json", 3))
 
 
 def test_given_bad_partition():
     path = pathlib.Path(os.environ.get("FEDJAX_DP_DATA", "")) / "formats/bad/partition.json"
     if not path.is_file():
         pytest.skip(f"{path} is not at hand: FEDJAX_DP_DATA names the folder that holds formats")
-    assert "row 1 again" in refusal(lambda: given_parts(path, 6))
+    assert "row 1 again" in refusal(lambda: file_parts(path, 6))

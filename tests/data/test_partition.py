@@ -266,11 +266,11 @@ def test_impossible_natural_parts_are_refused():
     assert "test_client_ids" in refusal(data.natural_parts, toy()._replace(test_client_ids=np.full(10, 9)))
 
 
-def test_given_parts_are_read_from_arrays_and_from_text(tmp_path):
+def test_parts_of_a_file_are_read_from_arrays_and_from_text(tmp_path):
     np.save(tmp_path / "ids.npy", np.array([3, 1, 3]))
     (tmp_path / "ids.txt").write_text("ann\nbob \nann\n")
     for name, parts in (("ids.npy", {"1": [1], "3": [0, 2]}), ("ids.txt", {"ann": [0, 2], "bob": [1]})):
-        assert {client: list(rows) for client, rows in data.given_parts(tmp_path / name, 3).items()} == parts
+        assert {client: list(rows) for client, rows in data.file_parts(tmp_path / name, 3).items()} == parts
 
 
 @pytest.mark.parametrize(
@@ -292,7 +292,7 @@ def test_damaged_file_of_ids_is_refused_by_name(tmp_path, name, content, words):
         np.save(tmp_path / name, content, allow_pickle=True)
     elif content is not None:
         (tmp_path / name).write_bytes(content)
-    message = refusal(data.given_parts, tmp_path / name, 3)
+    message = refusal(data.file_parts, tmp_path / name, 3)
     assert words in message
     assert name in message
 

@@ -5,7 +5,7 @@ import pytest
 from client_files import POSTS, SNIPPETS, database, example, hdf5
 
 from fedjax_dp.data import Vocabulary, load
-from fedjax_dp.data.sequences import LEAF_CHARACTERS, TFF_CHARACTERS, numbered, rows_of_text
+from fedjax_dp.data.sequences import LEAF_CHARACTERS, TFF_CHARACTERS, number_tokens, rows_of_text
 
 
 def everything(found):
@@ -23,20 +23,20 @@ def letters(ids):
 
 def test_ids_are_those_of_other_systems():
     """Sizes and special ids of TensorFlow Federated's and FedJAX's Shakespeare, and of Stack Overflow's words."""
-    assert numbered(TFF_CHARACTERS, "tff").vocabulary == Vocabulary(90, 0, (87,), 88, 89)
-    assert numbered(TFF_CHARACTERS, "fedjax").vocabulary == Vocabulary(90, 0, (89,), 1, 2)
+    assert number_tokens(TFF_CHARACTERS, "tff").vocabulary == Vocabulary(90, 0, (87,), 88, 89)
+    assert number_tokens(TFF_CHARACTERS, "fedjax").vocabulary == Vocabulary(90, 0, (89,), 1, 2)
     words = [f"w{place}" for place in range(10_000)]
-    of_tff = numbered(words, "tff")
+    of_tff = number_tokens(words, "tff")
     assert of_tff.vocabulary == Vocabulary(10_004, 0, (10_001,), 10_002, 10_003)
     assert (of_tff.of("w0"), of_tff.of("w9999"), of_tff.of("other")) == (1, 10_000, 10_001)
     assert (len(LEAF_CHARACTERS), LEAF_CHARACTERS.index("\n"), LEAF_CHARACTERS.index("}")) == (80, 0, 79)
 
 
 def test_unknown_words_spread_over_the_buckets_and_stay_there():
-    ids = numbered(["a"], "tff", buckets=5)
+    ids = number_tokens(["a"], "tff", buckets=5)
     found = {ids.of(f"word{place}") for place in range(100)}
     assert found == set(ids.vocabulary.oov) == {2, 3, 4, 5, 6}
-    assert ids.of("word7") == numbered(["b", "c"], "tff", buckets=5).of("word7") - 1
+    assert ids.of("word7") == number_tokens(["b", "c"], "tff", buckets=5).of("word7") - 1
 
 
 def slowly(ids, width, stride):
@@ -59,7 +59,7 @@ def test_rows_hold_every_id_and_no_row_more(letters, length, stride):
 
 def test_snippets_of_a_client_are_joined_as_fedjax_joins_them():
     """The example in the documentation of its `preprocess_client`: ABCD and E, three ids a row."""
-    vocabulary = numbered("ABCDE", "fedjax").vocabulary
+    vocabulary = number_tokens("ABCDE", "fedjax").vocabulary
     rows = rows_of_text([[3, 4, 5, 6], [7]], vocabulary, 3, 3)
     assert rows[:, :-1].tolist() == [[1, 3, 4], [5, 6, 2], [1, 7, 2]]  # it has padding for the EOS that ends all
     assert rows[:, 1:].tolist() == [[3, 4, 5], [6, 2, 1], [7, 2, 0]]

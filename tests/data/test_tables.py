@@ -537,3 +537,11 @@ def test_numbers_that_are_stated_as_missing_are():
     assert rows_of(fdp.dataset(frame, label="sick", missing=[-9], fill={"age": 7}))[0, 0] == 7
     frame.to_csv("a.csv", index=False)
     assert rows_of(load("csv:a.csv", label_column="sick", missing="-9", fill="age=7"))[0, 0] == 7
+
+
+def test_records_of_a_shape_are_warned_of_like_those_of_other_readers(tmp_path):
+    x = pd.DataFrame(np.arange(240).reshape(20, 12) % 251, columns=[f"p{place}" for place in range(12)])
+    x.assign(label=np.arange(20) % 2).to_csv(tmp_path / "a.csv", index=False)
+    dataset = load(f"csv:{tmp_path / 'a.csv'}", record_shape="3,2,2")
+    assert dataset.x_train.shape[1:] == (3, 2, 2)
+    assert any("(3, 2, 2) look like images with channels first" in note for note in dataset.notes)

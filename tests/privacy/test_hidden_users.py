@@ -18,7 +18,7 @@ from fedjax_dp.accounting import (
     gaussian_epsilon,
 )
 from fedjax_dp.accounting.ledger import read_rounds, text_of
-from fedjax_dp.data.holdout import pooled
+from fedjax_dp.data.records import pooled
 from fedjax_dp.data.store import Dataset, UnitBound, of_units
 from fedjax_dp.privacy.guarantees import verified_guarantee
 from fedjax_dp.privacy.spending import Spending

@@ -8,16 +8,15 @@ from fedjax_dp import errors
 from fedjax_dp.accounting.neighbours import Unit
 from fedjax_dp.data.files import damaged
 from fedjax_dp.data.reading import CUT, Reading
-from fedjax_dp.data.records import TEST_FRACTION, Split, data_set, whole
+from fedjax_dp.data.records import TEST_FRACTION, Records, divide
 from fedjax_dp.data.sequences import (
     LEAF_CHARACTERS,
     TFF_CHARACTERS,
     check_cut,
     next_tokens,
-    numbered,
+    number_tokens,
     overlap_of,
     rows_of_text,
-    smallest,
 )
 from fedjax_dp.data.store import Dataset, UnitBound
 from fedjax_dp.data.targets import Vocabulary
@@ -28,7 +27,7 @@ LENGTH = 80
 LEAF = Vocabulary(len(LEAF_CHARACTERS), pad=-1)  # every row is full
 
 
-def windows(name: str, where: str, train: Split, test: Split | None, reading: Reading) -> Dataset:
+def windows(name: str, where: str, train: Records, test: Records | None, reading: Reading) -> Dataset:
     """LEAF's windows, texts of `length + 1` characters that begin one character apart, as next-character sequences.
 
     For task `classes` only the character after a window is a target.
@@ -40,45 +39,42 @@ def windows(name: str, where: str, train: Split, test: Split | None, reading: Re
     table, vocabulary = _table(convention)
     length, stride = len(train["rows"][0]) - 1, 1 if reading.stride is None else reading.stride
     check_cut(length, stride, length)
-    sides, notes, chained = [], list[str](), True
-    for split in (train, test):
-        if split is not None:
-            text, owners = "".join(split["rows"]).encode("utf-32-le", "surrogatepass"), split.owners
+    parts, notes, chained = [], list[str](), True
+    for part in (train, test):
+        if part is not None:
+            text, clients = "".join(part["rows"]).encode("utf-32-le", "surrogatepass"), part.clients
             points = np.frombuffer(text, np.uint32).reshape(-1, length + 1)
-            kept, chains = _thinned(points, owners, stride)
-            chained &= split is test or chains == len(np.unique(owners))
+            kept, chains = _thinned(points, clients, stride)
+            chained &= part is test or chains == len(np.unique(clients))
             ids = table[np.minimum(points[kept], len(table) - 1)]
             if ids.min() < 0:
                 stranger = chr(points[kept][ids < 0][0])
                 wanted, remedy = "one of LEAF's 80", "--convention tff gives unknown ones an id"
                 raise damaged(f"{where}: character", repr(stranger), wanted, remedy)
-            sides.append((ids, owners[kept]))
+            parts.append(Records(clients[kept], ids=ids))
             if len(kept) < len(points):
                 notes.append(f"stride {stride}: {len(kept):,} of {len(points):,} windows are kept")
     if test is None:
-        (ids, owners), gap = sides[0], -(-length // stride)
-        rows, tests = _tails(where, owners, gap)
+        gap = -(-length // stride)
         notes.append(f"no test split: the last {TEST_FRACTION:.0%} of every client's windows; {gap} before are dropped")
-        sides = [(ids[part], owners[part]) for part in (rows, tests)]
-    both_sides = np.intersect1d(sides[0][1], sides[1][1])
-    if reading.windows_per_text is not None and both_sides.size:
+        parts = [parts[0].at(rows) for rows in _tails(where, parts[0].clients, gap)]
+    train, test = parts
+    if reading.windows_per_text is not None and np.intersect1d(train.clients, test.clients).size:
         wanted = "left out where test windows are of the training clients' texts"
         remedy = "split by clients: LEAF's preprocess.sh -t user"
         raise errors.refuse("windows_per_text", reading.windows_per_text, wanted, remedy)
-    texts = _texts(sides[0][1], length + 1, stride, reading.windows_per_text, chained)
-    overlap = overlap_of(length + 1, stride)
+    about = _bound_texts(train, train.clients, length + 1, stride, reading.windows_per_text, chained)
     if stride < length:
-        notes.append(f"{overlap}, so an epsilon for one record says little; --stride {length}, or protect the client")
+        notes.append(
+            f"{about['overlap']}, so an epsilon for one record says little; --stride {length}, or protect the client"
+        )
+    train.notes += notes
     task = "sequence" if reading.task is None else reading.task
     errors.require_choice("task", task, ("sequence", "classes"))
-    if task == "classes":  # of the character after a window, as in LEAF's own models
-        ends = [(smallest(ids[:, :-1], vocabulary.size), ids[:, -1].astype(np.int32), own) for ids, own in sides]
-        about = {"classes": vocabulary.size, "tokens": True, "vocabulary": vocabulary, "overlap": overlap}
-        return data_set(name, where, ends[0], ends[1], notes, **about, **texts)
-    return next_tokens(name, where, sides[0], sides[1], vocabulary, notes, overlap=overlap, **texts)
+    return next_tokens(name, where, train, test, vocabulary, task, **about)  # classes: as in LEAF's own models
 
 
-def snippets(name: str, where: str, train: Split, test: Split | None, reading: Reading) -> Dataset:
+def snippets(name: str, where: str, train: Records, test: Records | None, reading: Reading) -> Dataset:
     """Snippets of bytes as next-character sequences, `(length,)`, each between BOS and EOS.
 
     tff     snippet by snippet, rows that share nothing: a stride of length + 1;
@@ -92,27 +88,27 @@ def snippets(name: str, where: str, train: Split, test: Split | None, reading: R
     stride = length + (not joined) if reading.stride is None else reading.stride
     check_cut(length, stride, length + 1)
     table, vocabulary = _table(convention)
-    parts, notes = whole(where, train, test)
-    sides, of_text = [], []
-    for part in parts:
-        texts, owners = part["snippets"], part.owners
-        order = np.argsort(owners, kind="stable")
-        begins = np.flatnonzero(owners[order][1:] != owners[order][:-1]) + 1
+    parts = []
+    for part in divide(where, train, test):
+        texts, clients = part["snippets"], part.clients
+        order = np.argsort(clients, kind="stable")
+        begins = np.flatnonzero(clients[order][1:] != clients[order][:-1]) + 1
         groups = np.split(order, begins) if joined else order[:, None]
         cut = [
             rows_of_text([table[np.frombuffer(texts[at], np.uint8)] for at in group], vocabulary, length, stride)
             for group in groups
         ]
-        whose = np.array([owners[group[0]] for group in groups])
-        sides.append((np.concatenate(cut), np.repeat(whose, [len(rows) for rows in cut])))
-        of_text.append(np.repeat(np.arange(len(cut)), [len(rows) for rows in cut]))
-    about = _texts(of_text[0], length + 1, stride, reading.windows_per_text)
-    overlap = overlap_of(length + 1, stride)
-    return next_tokens(name, where, sides[0], sides[1], vocabulary, notes, overlap=overlap, **about)
+        text = np.repeat(np.arange(len(cut)), [len(rows) for rows in cut])
+        whose = np.array([clients[group[0]] for group in groups])
+        parts.append(Records(whose[text], notes=part.notes, ids=np.concatenate(cut), text=text))
+    about = _bound_texts(parts[0], parts[0]["text"], length + 1, stride, reading.windows_per_text)
+    return next_tokens(name, where, parts[0], parts[1], vocabulary, **about)
 
 
-def _texts(of_text: np.ndarray, width: int, stride: int, most: int | None, chained: bool = True) -> dict[str, Any]:
-    """Of which text each training window is, and how many windows a text and a token have at most.
+def _bound_texts(
+    train: Records, texts: np.ndarray, width: int, stride: int, most: int | None, chained: bool = True
+) -> dict[str, Any]:
+    """Note of which text each training window is, where a text or a token has at most so many; returns the bounds.
 
     chained  whether the windows of a text are known to begin `stride` apart, so that a token stands in a few alone.
     """
@@ -120,7 +116,8 @@ def _texts(of_text: np.ndarray, width: int, stride: int, most: int | None, chain
     if most is not None:
         errors.require_count("windows_per_text", most)
         bounds.append(UnitBound(Unit.TEXT, most))
-    return {"unit_ids": of_text, "bounds": tuple(bounds)} if bounds else {}
+    train.units = texts if bounds else None
+    return {"bounds": tuple(bounds), "overlap": overlap_of(width, stride)}
 
 
 def _table(convention: str) -> tuple[np.ndarray, Vocabulary]:
@@ -129,7 +126,7 @@ def _table(convention: str) -> tuple[np.ndarray, Vocabulary]:
         vocabulary, unknown = LEAF, -1
         known = {character: place for place, character in enumerate(LEAF_CHARACTERS)}
     else:
-        known, vocabulary = numbered(TFF_CHARACTERS, convention)
+        known, vocabulary = number_tokens(TFF_CHARACTERS, convention)
         unknown = vocabulary.oov[0]
     return np.array([known.get(chr(code), unknown) for code in range(256)], np.int32), vocabulary
 

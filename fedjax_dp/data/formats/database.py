@@ -30,7 +30,7 @@ def is_database(beginning: bytes) -> bool:
 
 
 @contextlib.contextmanager
-def opened(path: pathlib.Path) -> Iterator[sqlite3.Connection]:
+def open_file(path: pathlib.Path) -> Iterator[sqlite3.Connection]:
     """The database, for reading tables alone.
 
     Raises: ConfigurationError for what is none, also within the block; errors.StorageError where there is no

@@ -20,7 +20,7 @@ GROUP = "examples"
 
 
 @contextlib.contextmanager
-def opened(path: pathlib.Path) -> Iterator[Any]:
+def open_file(path: pathlib.Path) -> Iterator[Any]:
     """The group of clients.
 
     Raises: ConfigurationError for what is none, also within the block.
@@ -39,20 +39,20 @@ def _check_heaps(path: pathlib.Path) -> None:
 
     Source: HDF5 File Format Specification, version 3.0, sections II and III.E (sizes of a superblock; global heap).
     """
-    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as held:
-        sizes = 13 if held[8:9] in (b"\0", b"\1") else 9  # where the bytes of an address and of a length stand
-        if held[sizes : sizes + 2] != b"\x08\x08":
-            raise damaged(path, f"{held[sizes : sizes + 2]!r}", "HDF5 with addresses and lengths of 8 bytes")
-        begin = held.find(HEAP)
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        sizes = 13 if content[8:9] in (b"\0", b"\1") else 9  # where the bytes of an address and of a length stand
+        if content[sizes : sizes + 2] != b"\x08\x08":
+            raise damaged(path, f"{content[sizes : sizes + 2]!r}", "HDF5 with addresses and lengths of 8 bytes")
+        begin = content.find(HEAP)
         while begin >= 0:
-            at, end = begin + 16, begin + int.from_bytes(held[begin + 8 : begin + 16], "little")
-            while at + 16 <= end <= len(held):
-                size = int.from_bytes(held[at + 8 : at + 16], "little")
-                step = 16 + -(-size // 8) * 8 if any(held[at : at + 2]) else size  # free space counts its own header
+            at, end = begin + 16, begin + int.from_bytes(content[begin + 8 : begin + 16], "little")
+            while at + 16 <= end <= len(content):
+                size = int.from_bytes(content[at + 8 : at + 16], "little")
+                step = 16 + -(-size // 8) * 8 if any(content[at : at + 2]) else size  # free space counts its own header
                 if not 0 < step <= end - at:
                     raise damaged(path, f"a text of {size:,} bytes where {end - at:,} are", "a readable HDF5 file")
                 at += step
-            begin = held.find(HEAP, begin + len(HEAP))
+            begin = content.find(HEAP, begin + len(HEAP))
 
 
 def clients_of(path: pathlib.Path, group: Any) -> list[str]:
@@ -65,8 +65,8 @@ def fields_of(path: pathlib.Path, group: Any, client: str) -> dict[str, Any]:
     import h5py
 
     where = f"{path}: {client!r}"
-    held = _child(f"{path}: {GROUP}", group, client, h5py.Group, "a group of arrays")
-    arrays = {name: _child(where, held, name, h5py.Dataset, "an array") for name in sorted(held)}
+    content = _child(f"{path}: {GROUP}", group, client, h5py.Group, "a group of arrays")
+    arrays = {name: _child(where, content, name, h5py.Dataset, "an array") for name in sorted(content)}
     for name, array in arrays.items():
         plan = array.id.get_create_plist()
         if array.is_virtual or plan.get_external_count():

@@ -11,11 +11,11 @@ import numpy as np
 
 from fedjax_dp import errors, folders
 from fedjax_dp.data.files import ARROW_EXTENSION, check_file, check_growth, check_id, damaged, readable
-from fedjax_dp.data.formats.words import CLASSIFIED_OPTIONS, SENTENCE_OPTIONS, classified, sentences
+from fedjax_dp.data.formats.words import CLASSIFIED_OPTIONS, SENTENCE_OPTIONS, sentences, text_classes
 from fedjax_dp.data.json_files import list_of, object_of, read_json
-from fedjax_dp.data.pictures import decoded
+from fedjax_dp.data.pictures import decode
 from fedjax_dp.data.reading import COLUMNS, Reading
-from fedjax_dp.data.records import Split, as_task, data_set, numbered_labels, reshaped, whole
+from fedjax_dp.data.records import Records, as_task, choose_test, make_dataset, number_labels
 from fedjax_dp.data.store import Dataset
 
 END = b"\xff\xff\xff\xff" + bytes(4)  # of a stream; without it pyarrow takes one that is cut short for a whole one
@@ -59,35 +59,32 @@ def hugging_face(path: pathlib.Path, reading: Reading) -> Dataset:
     )
     if roles.label is None and not of_text:
         raise errors.refuse("label_column", "nothing", f"one of {', '.join(columns)}", "name the column of targets")
-    targets, about, splits = dict[str, Any](), dict[str, Any](), dict[str, Split]()
+    targets, about, splits = dict[str, Any](), dict[str, Any](), dict[str, Records]()
     if roles.label is not None:
-        held = {name: table[roles.label] for name, table in tables.items()}
-        targets, about = _targets(where, columns[roles.label], held, reading.task)
+        labels = {name: table[roles.label] for name, table in tables.items()}
+        targets, about = _targets(where, columns[roles.label], labels, reading.task)
     for name, table in tables.items():
-        owners = None if roles.client is None else _ids(f"{where}: {roles.client}", table[roles.client])
+        clients = None if roles.client is None else _ids(f"{where}: {roles.client}", table[roles.client])
         features = [table[feature] for feature in roles.features]
         if of_text:
             _require_whole(f"{where}: {roles.features[0]}", features[0])
             column = {"tokens" if roles.label is None else "text": features[0].to_pylist()}
         else:
             column = {"x": _numbers(where, [columns[feature] for feature in roles.features], features)}
-        splits[name] = Split(owners, **column, **({"y": targets[name]} if targets else {}))
+        column |= {"y": targets[name]} if targets else {}
+        splits[name] = Records(clients, notes=[*notes, *about.get("notes", ())], **column)
     train, test = splits["train"], splits.get("test")
-    notes = [*notes, *about.pop("notes", ())]
+    about.pop("notes", None)
     if not of_text:
         reading.require_meant(COLUMNS, "columns of numbers and pictures")
-        parts, more = whole(where, train, test)
-        sides = [(reshaped(where, part["x"], reading.record_shape), part["y"], part.owners) for part in parts]
-        return data_set(path.name, where, sides[0], sides[1], [*notes, *more], **about)
+        return make_dataset(path.name, where, train, test, record_shape=reading.record_shape, **about)
     options = SENTENCE_OPTIONS if roles.label is None else CLASSIFIED_OPTIONS
     reading.require_meant({*COLUMNS, *options} - {"record_shape", "task"}, "a column of text")
     if roles.label is None:
-        made = sentences(path.name, where, train, test, reading)
-    elif "classes" in about:
-        made = classified(path.name, where, train, test, reading, about["classes"])
-    else:
+        return sentences(path.name, where, train, test, reading)
+    if "classes" not in about:
         raise errors.refuse("label_column", roles.label, "a column of classes beside text")
-    return made._replace(notes=(*notes, *made.notes))
+    return text_classes(path.name, where, train, test, reading, about["classes"])
 
 
 def _splits(path: pathlib.Path) -> tuple[dict[str, pathlib.Path], list[str]]:
@@ -100,11 +97,7 @@ def _splits(path: pathlib.Path) -> tuple[dict[str, pathlib.Path], list[str]]:
         _plain(path / "dataset_dict.json", name)
     if "train" not in names:
         raise damaged(path, f"splits {', '.join(names)}"[:100], "with a split train")
-    test = next((name for name in TEST if name in names), None)
-    rest = sorted(set(names) - {"train", test})
-    notes = [f"splits that are not used: {', '.join(rest)}"[:200]] if rest else []
-    if test not in (None, "test"):
-        notes.append(f"tested on the split {test}")
+    test, notes = choose_test(names, "train", TEST)
     return {"train": path / "train"} | ({} if test is None else {"test": path / test}), notes
 
 
@@ -246,7 +239,7 @@ def _targets(
     if all(_is_text(column) for column in columns.values()):
         for column in columns.values():
             _require_whole(where, column)
-        y, classes, notes = numbered_labels(np.concatenate([column.to_pylist() for column in columns.values()]))
+        y, classes, notes = number_labels(np.concatenate([column.to_pylist() for column in columns.values()]))
         ends = np.cumsum([len(column) for column in columns.values()])[:-1]
         return dict(zip(columns, np.split(y, ends))), {"classes": classes, "notes": notes}
     numbers = {name: _numbers_of(where, column) for name, column in columns.items()}
@@ -268,13 +261,13 @@ def _marked(where: str, column: Any, classes: int) -> np.ndarray:
     return marks
 
 
-def _numbers(where: str, columns: list[Column], held: list[Any]) -> np.ndarray:
+def _numbers(where: str, columns: list[Column], contents: list[Any]) -> np.ndarray:
     """Features `(records, ...)`: pictures, or the numbers of all columns side by side."""
     if [column.kind for column in columns] == ["Image"]:
-        cells = held[0].to_pylist()
-        return decoded(f"{where}: {columns[0].name}", (c.get("bytes") if isinstance(c, dict) else None for c in cells))
+        cells = contents[0].to_pylist()
+        return decode(f"{where}: {columns[0].name}", (c.get("bytes") if isinstance(c, dict) else None for c in cells))
     arrays = []
-    for column, values in zip(columns, held):
+    for column, values in zip(columns, contents):
         if column.kind == "Image" or _is_text(values):
             got = ("pictures" if column.kind == "Image" else "text") + " among other features"
             raise damaged(f"{where}: {column.name}", got, "numbers", "name the features with --feature-columns")

@@ -16,10 +16,10 @@ import numpy as np
 from fedjax_dp import errors, folders
 from fedjax_dp.data.files import check_id, damaged
 from fedjax_dp.data.formats.characters import WINDOW_OPTIONS, windows
-from fedjax_dp.data.formats.words import CLASSIFIED_OPTIONS, ROW_OPTIONS, classified, token_rows
+from fedjax_dp.data.formats.words import CLASSIFIED_OPTIONS, ROW_OPTIONS, text_classes, token_rows
 from fedjax_dp.data.json_files import kind_of, list_of, object_of, read_json
 from fedjax_dp.data.reading import Reading
-from fedjax_dp.data.records import NumberColumn, Split, as_task, data_set, reshaped, whole
+from fedjax_dp.data.records import NumberColumn, Records, as_task, divide, make_dataset
 from fedjax_dp.data.store import Dataset
 
 FEMNIST = (784, 62)  # numbers of an image, classes
@@ -33,9 +33,9 @@ class LeafLayout(NamedTuple):
 
     name: str
     fits: Callable[[Any, Any], bool]  # x and y of a record
-    begin: Callable[[], Split]
-    add: Callable[[Split, str, str, list[Any], list[Any]], None]  # x and y of a user's records
-    finish: Callable[[str, str, Split, Split | None, Reading], Dataset]
+    begin: Callable[[], Records]
+    rows: Callable[[Records, str, list[Any], list[Any]], dict[str, Any]]  # of x and y of a user's records
+    finish: Callable[[str, str, Records, Records | None, Reading], Dataset]
     options: tuple[str, ...]
 
 
@@ -46,16 +46,16 @@ def leaf(path: pathlib.Path, reading: Reading) -> Dataset:
     """
     folders = _files(path)
     layout: LeafLayout | None = None
-    seen: dict[str, set[str]] = {}
-    splits: dict[str, Split] = {}
+    users: dict[str, set[str]] = {}
+    splits: dict[str, Records] = {}
     for split, files in folders.items():
         for file in files:
-            for where, user, x, y in _users(file, seen.setdefault(split, set())):
+            for where, user, x, y in _users(file, users.setdefault(split, set())):
                 if layout is None:
                     layout = _layout_of(where, x[0], y[0])
                 if split not in splits:
                     splits[split] = layout.begin()
-                layout.add(splits[split], where, user, x, y)
+                splits[split].add(user, where, **layout.rows(splits[split], where, x, y))
     if layout is None:
         raise damaged(path, "no user", "LEAF's files with users in them")
     reading.require_meant(layout.options, f"LEAF's {layout.name}")
@@ -87,22 +87,22 @@ def _json(folder: pathlib.Path) -> list[pathlib.Path]:
     return sorted([*folder.glob("*.json"), *folder.glob("*.json.gz")])
 
 
-def _users(path: pathlib.Path, seen: set[str]) -> Iterator[tuple[str, str, list[Any], list[Any]]]:
+def _users(path: pathlib.Path, known: set[str]) -> Iterator[tuple[str, str, list[Any], list[Any]]]:
     """Each user of a file: where it stands, its name, x and y of its records."""
     content = object_of(str(path), read_json(path), ("users", "num_samples", "user_data"))
     users = list_of(f"{path}: users", content["users"])
     counts = list_of(f"{path}: num_samples", content["num_samples"], int, "integers")
-    held = object_of(f"{path}: user_data", content["user_data"])
-    if len(counts) != len(users) or len(held) != len(users):
-        got = f"{len(counts)} and {len(held)}"
+    data = object_of(f"{path}: user_data", content["user_data"])
+    if len(counts) != len(users) or len(data) != len(users):
+        got = f"{len(counts)} and {len(data)}"
         raise damaged(f"{path}: num_samples and user_data", got, f"of {len(users)}, one for each of users")
     for user, count in zip(users, counts):
         check_id(f"{path}: users", user)
-        if user in seen:
+        if user in known:
             raise damaged(f"{path}: users", f"{user!r} twice", "each user once in all files of a split")
-        seen.add(user)
+        known.add(user)
         where = f"{path}: {user!r}"
-        records = object_of(where, held.get(user), ("x", "y"))
+        records = object_of(where, data.get(user), ("x", "y"))
         x, y = (list_of(f"{where}: {name}", records[name]) for name in ("x", "y"))
         if not len(x) == len(y) == count:
             raise damaged(where, f"{len(x)} x and {len(y)} y", f"{count} of each, as num_samples says")
@@ -128,31 +128,23 @@ def _kind(value: Any) -> str:
 # Numbers: FEMNIST, Synthetic and others.
 
 
-def _add_numbers(split: Split, where: str, user: str, x: list[Any], y: list[Any]) -> None:
-    split.columns["x"].add(f"{where}: x", x)
-    split.columns["y"].add(f"{where}: y", y)
-    split.add(user, len(x))
-
-
-def _numbers(name: str, where: str, train: Split, test: Split | None, reading: Reading) -> Dataset:
-    parts, notes = whole(where, train, test)
-    about: dict[str, Any] = {}
-    targets = [part["y"] for part in parts]
+def _numbers(name: str, where: str, train: Records, test: Records | None, reading: Reading) -> Dataset:
+    train, test = divide(where, train, test)
+    targets, classes, task = [train["y"], test["y"]], None, reading.task
     plain = all(y.ndim == 1 and np.array_equal(y, np.floor(y)) for y in targets)
-    femnist = train["x"].shape[1:] == FEMNIST[:1] and reading.task in (None, "classes") and plain
+    femnist = train["x"].shape[1:] == FEMNIST[:1] and task in (None, "classes") and plain
     if femnist and 10 <= targets[0].max() < FEMNIST[1]:
-        about["classes"] = FEMNIST[1]
-        notes.append("62 classes and paper 1, as in FEMNIST: the inverse of MNIST")
-    task = reading.task
+        classes = FEMNIST[1]
+        train.notes.append("62 classes and paper 1, as in FEMNIST: the inverse of MNIST")
     if task is None:
         task = "classes" if plain else "regression"
-        notes += [] if plain else ["targets are no whole numbers: task regression; --task says another"]
+        train.notes += [] if plain else ["targets are no whole numbers: task regression; --task says another"]
     targets = [as_task(where, y, task) for y in targets]
-    if task == "classes" and "classes" not in about:
-        targets, more = _from_zero(where, targets)
-        notes += more
-    sides = [(reshaped(where, part["x"], reading.record_shape), y, part.owners) for part, y in zip(parts, targets)]
-    return data_set(name, where, sides[0], sides[1], notes, task=task, **about)
+    if task == "classes" and classes is None:
+        targets, notes = _from_zero(where, targets)
+        train.notes += notes
+    train, test = (part.with_columns(x=part["x"], y=y) for part, y in zip((train, test), targets))
+    return make_dataset(name, where, train, test, record_shape=reading.record_shape, task=task, classes=classes)
 
 
 def _from_zero(where: str, targets: list[np.ndarray]) -> tuple[list[np.ndarray], list[str]]:
@@ -173,40 +165,37 @@ def _from_zero(where: str, targets: list[np.ndarray]) -> tuple[list[np.ndarray],
 # Shakespeare: 80 characters and the next one, a record for each place in a text.
 
 
-def _add_characters(split: Split, where: str, user: str, x: list[Any], y: list[Any]) -> None:
+def _characters(split: Records, where: str, x: list[Any], y: list[Any]) -> dict[str, Any]:
     inputs, outputs = (list_of(f"{where}: {name}", column, str, "text") for name, column in (("x", x), ("y", y)))
-    rows = split.columns["rows"]
-    length = len(rows[0]) - 1 if rows else len(inputs[0])
+    length = len(split["rows"][0]) - 1 if split["rows"] else len(inputs[0])
     for place, (text, after) in enumerate(zip(inputs, outputs)):
         if len(text) != length or len(after) != 1 or not length:
             got = f"{len(text)} and {len(after)} characters in record {place}"
             raise damaged(where, got, f"{length or 'some'} of x and one of y, as in the first record")
-    rows += [text + after for text, after in zip(inputs, outputs)]
-    split.add(user, len(x))
+    return {"rows": [text + after for text, after in zip(inputs, outputs)]}
 
 
 # Sentiment140: the text of a message, the fifth of six fields. The fourth is the user's name, which is no feature.
 
 
-def _add_messages(split: Split, where: str, user: str, x: list[Any], y: list[Any]) -> None:
+def _messages(split: Records, where: str, x: list[Any], y: list[Any]) -> dict[str, Any]:
+    texts = []
     for place, record in enumerate(x):
         fields = list_of(f"{where}: x, record {place}", record, str, "text")
         if len(fields) != SENT140:
             raise damaged(f"{where}: x, record {place}", f"{len(fields)} fields", f"{SENT140}, the fifth is the text")
-        split.columns["text"].append(fields[TEXT])
+        texts.append(fields[TEXT])
     for label in list_of(f"{where}: y", y, int, "integers"):
         if label not in (0, 1):
             raise damaged(f"{where}: y", str(label)[:40], "0 or 1")
-    split.columns["y"] += y
-    split.add(user, len(x))
+    return {"text": texts, "y": y}
 
 
 # Reddit: a comment is rows of ten tokens, cut and padded, and the tokens that follow. A record is one row.
 
 
-def _add_comments(split: Split, where: str, user: str, x: list[Any], y: list[Any]) -> None:
-    rows = split.columns["rows"]
-    before = len(rows)
+def _comments(split: Records, where: str, x: list[Any], y: list[Any]) -> dict[str, Any]:
+    rows: list[tuple[str, ...]] = []
     for place, (inputs, target) in enumerate(zip(x, y)):
         at = f"{where}, comment {place}"
         outputs = object_of(f"{at}: y", target, ("target_tokens",))["target_tokens"]
@@ -216,16 +205,17 @@ def _add_comments(split: Split, where: str, user: str, x: list[Any], y: list[Any
         for tokens, after in zip(*both):
             list_of(f"{at}: x", tokens, str, "tokens")
             list_of(f"{at}: target_tokens", after, str, "tokens")
-            length = len(rows[0]) - 1 if rows else len(tokens)
+            first = next(iter(split["rows"] or rows), None)
+            length = len(tokens) if first is None else len(first) - 1
             if not len(tokens) == len(after) == length or not length:
                 got = f"{len(tokens)} and {len(after)} tokens"
                 raise damaged(at, got, f"{length or 'some'} and as many, as in the first record")
             if tokens[1:] != after[:-1]:
                 raise damaged(f"{at}: target_tokens", "others", "the tokens of x, one on")
             rows.append(tuple(map(sys.intern, (*tokens, after[-1]))))
-    if len(rows) == before:
+    if not rows:
         raise damaged(where, "no sequence", "at least one", "drop the user")
-    split.add(user, len(rows) - before)
+    return {"rows": rows}
 
 
 def _is_list_of(value: Any, kind: type | tuple[type, ...]) -> bool:
@@ -236,32 +226,32 @@ LAYOUTS = (
     LeafLayout(
         "numbers",
         lambda x, y: _is_list_of(x, (int, float, list)) and isinstance(y, int | float | list),
-        lambda: Split(x=NumberColumn(np.float32), y=NumberColumn(np.float64)),
-        _add_numbers,
+        lambda: Records(x=NumberColumn(np.float32), y=NumberColumn(np.float64)),
+        lambda split, where, x, y: {"x": x, "y": y},
         _numbers,
         ("task", "record_shape"),
     ),
     LeafLayout(
         "Shakespeare",
         lambda x, y: isinstance(x, str) and isinstance(y, str),
-        lambda: Split(rows=[]),
-        _add_characters,
+        lambda: Records(rows=[]),
+        _characters,
         windows,
         WINDOW_OPTIONS,
     ),
     LeafLayout(
         "Sentiment140",
         lambda x, y: _is_list_of(x, str) and isinstance(y, int),
-        lambda: Split(text=[], y=[]),
-        _add_messages,
-        functools.partial(classified, classes=2),
+        lambda: Records(text=[], y=[]),
+        _messages,
+        functools.partial(text_classes, classes=2),
         CLASSIFIED_OPTIONS,
     ),
     LeafLayout(
         "Reddit",
         lambda x, y: _is_list_of(x, list) and isinstance(y, dict),
-        lambda: Split(rows=[]),
-        _add_comments,
+        lambda: Records(rows=[]),
+        _comments,
         token_rows,
         ROW_OPTIONS,
     ),

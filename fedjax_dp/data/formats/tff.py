@@ -18,7 +18,7 @@ from fedjax_dp.data.formats.characters import SNIPPET_OPTIONS, snippets
 from fedjax_dp.data.formats.tf_example import ExampleError, features_of
 from fedjax_dp.data.formats.words import SENTENCE_OPTIONS, sentences
 from fedjax_dp.data.reading import NAMES, Reading
-from fedjax_dp.data.records import NumberColumn, Split, data_set, reshaped, whole
+from fedjax_dp.data.records import NumberColumn, Records, choose_test, divide, make_dataset
 from fedjax_dp.data.store import Dataset
 
 EXAMPLES = ("split_name", "client_id", "serialized_example_proto")
@@ -42,11 +42,11 @@ class TffLayout(NamedTuple):
     """The fields of one of the data sets, and what becomes of them."""
 
     fields: dict[str, Field]
-    finish: Callable[[str, str, Split, Split | None, Reading], Dataset]
+    finish: Callable[[str, str, Records, Records | None, Reading], Dataset]
     options: tuple[str, ...]
 
-    def begin(self) -> Split:
-        return Split(**{name: field.begin() for name, field in self.fields.items()})
+    def begin(self) -> Records:
+        return Records(**{name: field.begin() for name, field in self.fields.items()})
 
 
 def tff(path: pathlib.Path, reading: Reading) -> Dataset:
@@ -59,21 +59,23 @@ def tff(path: pathlib.Path, reading: Reading) -> Dataset:
         reading.require_meant({*NAMES} - {"subset"}, "HDF5", "its files hold one split each")
         layout, train = _from_hdf5(path)
         test = None
-        if (beside := _beside(path)) is not None:
-            other, test = _from_hdf5(beside)
-            notes.append(f"test records are those of {beside.name}")
+        if (test_path := _test_file_of(path)) is not None:
+            other, test = _from_hdf5(test_path)
+            notes.append(f"test records are those of {test_path.name}")
             if other is not layout:
-                raise damaged(beside, " and ".join(other.fields), f"with {' and '.join(layout.fields)}, as {path.name}")
+                raise damaged(
+                    test_path, " and ".join(other.fields), f"with {' and '.join(layout.fields)}, as {path.name}"
+                )
     elif database.is_database(beginning):
         layout, train, test, notes = _from_database(path, reading.subset)
     else:
         raise damaged(path, f"{beginning[:8]!r} at its beginning", "HDF5, or SQLite, perhaps packed by lzma or xz")
     reading.require_meant((*layout.options, "subset"), f"a data set of {', '.join(layout.fields)}")
-    made = layout.finish(name, str(path), train, test, reading)
-    return made._replace(notes=(*notes, *made.notes))
+    train.notes += notes
+    return layout.finish(name, str(path), train, test, reading)
 
 
-def _beside(path: pathlib.Path) -> pathlib.Path | None:
+def _test_file_of(path: pathlib.Path) -> pathlib.Path | None:
     """The file of test records beside one of training records."""
     if "train" not in path.name:
         return None
@@ -89,40 +91,39 @@ def _layout_of(where: str, fields: list[str]) -> TffLayout:
     raise damaged(where, f"fields {', '.join(fields)}"[:120] if fields else "no field", f"with fields {known}")
 
 
-def _from_hdf5(path: pathlib.Path) -> tuple[TffLayout, Split]:
-    stored, read, split = path.stat().st_size, 0, Split()
+def _from_hdf5(path: pathlib.Path) -> tuple[TffLayout, Records]:
+    stored, read, split = path.stat().st_size, 0, Records()
     layout: TffLayout | None = None
-    with hdf5.opened(path) as group:
+    with hdf5.open_file(path) as group:
         for client in hdf5.clients_of(path, group):
             where = f"{path}: {client!r}"
             arrays = hdf5.fields_of(path, group, client)
             if layout is None:
                 layout = _layout_of(where, list(arrays))
                 split = layout.begin()
+            rows: dict[str, Any] = {}
             for name, field in layout.fields.items():
                 if name not in arrays:
                     raise damaged(where, f"fields {', '.join(arrays)}"[:120], f"{name} among them, as the first client")
                 if field.dtype is None:
-                    texts = hdf5.texts(f"{where}: {name}", arrays[name], stored)
-                    split.columns[name] += texts
-                    read += sum(map(len, texts))
+                    rows[name] = hdf5.texts(f"{where}: {name}", arrays[name], stored)
+                    read += sum(map(len, rows[name]))
                 else:
-                    values = arrays[name][()]
-                    split.columns[name].add(f"{where}: {name}", values)
-                    read += values.nbytes
+                    rows[name] = arrays[name][()]
+                    read += rows[name].nbytes
+            split.add(client, where, **rows)
             check_growth(path, stored, read)  # of all: links may name one client many times
-            split.add(client, len(arrays[name]))
     if layout is None:
         raise damaged(path, "no client", "a group for each client")
     return layout, split
 
 
-def _from_database(path: pathlib.Path, subset: str | None) -> tuple[TffLayout, Split, Split | None, list[str]]:
+def _from_database(path: pathlib.Path, subset: str | None) -> tuple[TffLayout, Records, Records | None, list[str]]:
     """The training and the test split, in one scan; other splits are counted and left."""
     layout: TffLayout | None = None
-    splits: dict[str, Split] = {}
+    splits: dict[str, Records] = {}
     counts: dict[tuple[str, str], int] = {}
-    with database.opened(path) as base:
+    with database.open_file(path) as base:
         for table, columns in (("examples", EXAMPLES), ("client_metadata", METADATA)):
             database.check_table(path, base, table, columns)
         announced = _announced(path, base)
@@ -146,8 +147,7 @@ def _from_database(path: pathlib.Path, subset: str | None) -> tuple[TffLayout, S
                 raise damaged(where, str(error), "a tf.train.Example") from None
             if split not in splits:
                 splits[split] = layout.begin()
-            _take(where, layout, splits[split], values)
-            splits[split].add(client, 1)
+            splits[split].add(client, where, **_row(where, layout, values))
     if wrong := next((key for key, count in announced.items() if counts.get(key, 0) != count), None):
         where = f"{path}: examples of {wrong[1]!r} in {wrong[0]!r:.40}"
         raise damaged(where, f"{counts.get(wrong, 0):,}", f"{announced[wrong]:,}, as client_metadata says")
@@ -156,8 +156,9 @@ def _from_database(path: pathlib.Path, subset: str | None) -> tuple[TffLayout, S
     return layout, splits[train], splits.get(test) if test else None, notes
 
 
-def _take(where: str, layout: TffLayout, split: Split, values: dict[str, Any]) -> None:
-    """One record into the columns of a split."""
+def _row(where: str, layout: TffLayout, values: dict[str, Any]) -> dict[str, Any]:
+    """One record as rows of its fields."""
+    rows: dict[str, Any] = {}
     for name, field in layout.fields.items():
         value = values.get(name)
         at = f"{where}: {name}"
@@ -165,14 +166,14 @@ def _take(where: str, layout: TffLayout, split: Split, values: dict[str, Any]) -
             if not isinstance(value, list) or len(value) != 1:
                 got = "nothing" if value is None else f"{len(value)} values"
                 raise damaged(at, got, "one text")
-            split.columns[name].append(value[0])
+            rows[name] = value
         else:
             if not isinstance(value, np.ndarray):
                 raise damaged(at, "nothing" if value is None else "text", "numbers")
-            rows = value[None] if field.shape else value
-            if len(rows) != 1:
-                raise damaged(at, f"{len(rows)} numbers", "one number")
-            split.columns[name].add(at, rows)
+            rows[name] = value[None] if field.shape else value
+            if len(rows[name]) != 1:
+                raise damaged(at, f"{len(value)} numbers", "one number")
+    return rows
 
 
 def _announced(path: pathlib.Path, base: Any) -> dict[tuple[str, str], int]:
@@ -197,33 +198,26 @@ def _splits_of(path: pathlib.Path, splits: set[str], subset: str | None) -> tupl
     if begin is None:
         wanted, got = " or ".join(f"{prefix}train" for prefix in subsets), ", ".join(sorted(splits))[:100]
         raise errors.refuse(f"{path}: splits", got or "none", f"with {wanted} among them", "name others by --subset")
-    test = next((f"{begin}{split}" for split in HELD_OUT if f"{begin}{split}" in splits), None)
-    rest = sorted(splits - {f"{begin}train", test})
-    notes = [f"splits that are not used: {', '.join(rest)}"[:200]] if rest else []
-    if test is not None and not test.endswith("test"):
-        notes.append(f"tested on the split {test}")
-    return f"{begin}train", test, notes
+    return f"{begin}train", *choose_test(splits, f"{begin}train", [f"{begin}{split}" for split in HELD_OUT])
 
 
 def _images(
-    name: str, where: str, train: Split, test: Split | None, reading: Reading, pixels: str, most: int
+    name: str, where: str, train: Records, test: Records | None, reading: Reading, pixels: str, most: int
 ) -> Dataset:
-    parts, notes = whole(where, train, test)
-    labels = [part["label"].astype(np.int32) for part in parts]
-    for y in labels:
-        check_labels(where, y, most)
-    few = most == EMNIST and all(y.max() < DIGITS for y in labels)
-    x = [reshaped(where, part[pixels], reading.record_shape) for part in parts]
-    sides = [(a, y, part.owners) for a, y, part in zip(x, labels, parts)]
-    return data_set(name, where, sides[0], sides[1], notes, classes=DIGITS if few else most)
+    train, test = divide(where, train, test)
+    train, test = (part.with_columns(x=part[pixels], y=part["label"].astype(np.int32)) for part in (train, test))
+    for part in (train, test):
+        check_labels(where, part["y"], most)
+    few = most == EMNIST and max(train["y"].max(), test["y"].max()) < DIGITS
+    return make_dataset(name, where, train, test, record_shape=reading.record_shape, classes=DIGITS if few else most)
 
 
-def _emnist(name: str, where: str, train: Split, test: Split | None, reading: Reading) -> Dataset:
-    made = _images(name, where, train, test, reading, "pixels", EMNIST)
-    return made._replace(notes=(*made.notes, "paper is 1, as in FEMNIST: the inverse of MNIST"))
+def _emnist(name: str, where: str, train: Records, test: Records | None, reading: Reading) -> Dataset:
+    dataset = _images(name, where, train, test, reading, "pixels", EMNIST)
+    return dataset._replace(notes=(*dataset.notes, "paper is 1, as in FEMNIST: the inverse of MNIST"))
 
 
-def _posts(name: str, where: str, train: Split, test: Split | None, reading: Reading) -> Dataset:
+def _posts(name: str, where: str, train: Records, test: Records | None, reading: Reading) -> Dataset:
     for split in (train, test):
         if split is not None:  # ids of words go by their text; bytes that are none are kept apart
             split.columns["tokens"] = [text.decode("utf-8", "surrogateescape") for text in split.columns["tokens"]]

@@ -9,7 +9,7 @@ import numpy as np
 from fedjax_dp import errors
 from fedjax_dp.data.files import damaged
 from fedjax_dp.data.reading import Reading
-from fedjax_dp.data.records import Split, data_set, whole
+from fedjax_dp.data.records import Records, divide, make_dataset
 from fedjax_dp.data.sequences import (
     CONVENTIONS,
     MOST_WORDS,
@@ -18,7 +18,7 @@ from fedjax_dp.data.sequences import (
     cut_words,
     most_frequent,
     next_tokens,
-    numbered,
+    number_tokens,
     of_words,
     read_words,
     sentence,
@@ -35,14 +35,13 @@ SPECIAL = {"<PAD>": "pad", "<BOS>": "bos", "<EOS>": "eos"}  # in rows of tokens
 UNKNOWN = "<UNK>"
 
 
-def sentences(name: str, where: str, train: Split, test: Split | None, reading: Reading) -> Dataset:
+def sentences(name: str, where: str, train: Records, test: Records | None, reading: Reading) -> Dataset:
     """Sentences, words with blanks between, as next-word sequences `(length,)`, each between BOS and EOS, cut."""
     length = SENTENCE if reading.length is None else reading.length
     check_cut(length, None, 0)
-    parts, notes = whole(where, train, test)
-    texts = [part["tokens"] for part in parts]
-    words, learnt = _vocabulary(where, (text.split() for text in texts[0]), reading)
-    ids = numbered(words, reading.convention or "tff", _buckets(reading))
+    train, test = divide(where, train, test)
+    words, learnt = _vocabulary(where, (text.split() for text in train["tokens"]), reading)
+    ids = number_tokens(words, reading.convention or "tff", _buckets(reading))
 
     def rows_of(texts: list[str]) -> np.ndarray:
         table = np.empty((len(texts), length + 1), np.int32)
@@ -50,40 +49,43 @@ def sentences(name: str, where: str, train: Split, test: Split | None, reading: 
             row[:] = sentence(map(ids.of, text.split()[: length + 1]), ids.vocabulary, length)
         return table
 
-    sides = [(rows_of(side), part.owners) for side, part in zip(texts, parts)]
-    return next_tokens(name, where, sides[0], sides[1], ids.vocabulary, notes, learnt=learnt)
+    train, test = (part.with_columns(ids=rows_of(part["tokens"])) for part in (train, test))
+    return next_tokens(name, where, train, test, ids.vocabulary, learnt=learnt)
 
 
-def token_rows(name: str, where: str, train: Split, test: Split | None, reading: Reading) -> Dataset:
+def token_rows(name: str, where: str, train: Records, test: Records | None, reading: Reading) -> Dataset:
     """Rows of tokens that are cut and padded already: `length + 1` tokens, the last `length` of which are targets."""
-    parts, notes = whole(where, train, test)
-    rows = [part["rows"] for part in parts]
-    plain = ([token for token in row if token not in SPECIAL and token != UNKNOWN] for row in rows[0])
+    train, test = divide(where, train, test)
+    plain = ([token for token in row if token not in SPECIAL and token != UNKNOWN] for row in train["rows"])
     words, learnt = _vocabulary(where, plain, reading)
-    ids = numbered(words, reading.convention or "tff", _buckets(reading))
+    ids = number_tokens(words, reading.convention or "tff", _buckets(reading))
     ids = ids._replace(known=ids.known | {token: getattr(ids.vocabulary, role) for token, role in SPECIAL.items()})
-    sides = [
-        (np.array([[*map(ids.of, row)] for row in side], np.int32), part.owners) for side, part in zip(rows, parts)
-    ]
-    return next_tokens(name, where, sides[0], sides[1], ids.vocabulary, notes, learnt=learnt)
+    train, test = (
+        part.with_columns(ids=np.array([[*map(ids.of, row)] for row in part["rows"]], np.int32))
+        for part in (train, test)
+    )
+    return next_tokens(name, where, train, test, ids.vocabulary, learnt=learnt)
 
 
-def classified(name: str, where: str, train: Split, test: Split | None, reading: Reading, classes: int) -> Dataset:
+def text_classes(
+    name: str, where: str, train: Records, test: Records | None, reading: Reading, classes: int
+) -> Dataset:
     """Texts as words in lower case, `(length,)`, and their classes; 0 pads, 1 and on are unknown, words come then.
 
     A text without words is one unknown word.
     """
     length = MESSAGE if reading.length is None else reading.length
     check_cut(length, None, 0)
-    parts, notes = whole(where, train, test)
-    texts = [list(map(words_of, part["text"])) for part in parts]
+    parts = divide(where, train, test)
+    texts = [[*map(words_of, part["text"])] for part in parts]
     words, learnt = _vocabulary(where, texts[0], reading)
     ids = of_words(words, _buckets(reading))
-    sides = [
-        (cut_words(side, ids, length), np.array(part["y"], np.int32), part.owners) for side, part in zip(texts, parts)
-    ]
-    about: dict[str, Any] = {"classes": classes, "tokens": True, "vocabulary": ids.vocabulary, "learnt": learnt}
-    return data_set(name, where, sides[0], sides[1], notes, **about)
+    train, test = (
+        part.with_columns(x=cut_words(text, ids, length), y=np.array(part["y"], np.int32))
+        for part, text in zip(parts, texts)
+    )
+    about: dict[str, Any] = {"tokens": True, "vocabulary": ids.vocabulary, "learnt": learnt}
+    return make_dataset(name, where, train, test, classes=classes, **about)
 
 
 def _vocabulary(where: str, texts: Iterable[Sequence[str]], reading: Reading) -> tuple[list[str], tuple[str, ...]]:

@@ -1,4 +1,4 @@
-"""A user's own data: arrays, a pandas DataFrame, an npz file."""
+"""Arrays, a pandas DataFrame or an npz file as a data set."""
 
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ import numpy as np
 from fedjax_dp import errors
 from fedjax_dp.data.columns import LABEL, Columns, Table, from_tables
 from fedjax_dp.data.files import check_keys, read_npz
-from fedjax_dp.data.records import data_set
+from fedjax_dp.data.records import Records, make_dataset
 from fedjax_dp.data.store import Dataset
 from fedjax_dp.data.targets import OWN, Vocabulary, as_arrays, check_vocabulary, native
 
@@ -138,9 +138,10 @@ def _of_arrays(
     if task in ("classes", "binary"):
         arrays, classes, notes = _labels_meant(arrays, classes)
     x_train, y_train, x_test, y_test = (arrays[key] for key in ARRAYS)
-    train, test = (x_train, y_train, arrays.get("client_ids")), (x_test, y_test, arrays.get("test_client_ids"))
+    train = Records(arrays.get("client_ids"), notes=notes, x=x_train, y=y_train)
+    test = Records(arrays.get("test_client_ids"), x=x_test, y=y_test)
     about: dict[str, Any] = {"task": task, "vocabulary": vocabulary, "tokens": vocabulary is not None}
-    return data_set(name, file, train, test, notes, classes=classes, **about)
+    return make_dataset(name, file, train, test, classes=classes, **about)
 
 
 def _labels_meant(arrays: dict[str, Any], classes: int | None) -> tuple[dict[str, Any], int | None, list[str]]:
@@ -153,8 +154,8 @@ def _labels_meant(arrays: dict[str, Any], classes: int | None) -> tuple[dict[str
         return arrays | {"y_train": both[0][:, 0], "y_test": both[1][:, 0]}, classes, ["labels (n, 1) are read as (n,)"]
     if not all(y.dtype.kind in "biuf" and ((y == 0) | (y == 1)).all() and (y.sum(1) == 1).all() for y in both):
         return arrays, classes, []
-    found = {"y_train": both[0].argmax(1), "y_test": both[1].argmax(1)}
-    return arrays | found, width if classes is None else classes, [f"one-hot labels are classes 0 to {width - 1}"]
+    labels = {"y_train": both[0].argmax(1), "y_test": both[1].argmax(1)}
+    return arrays | labels, width if classes is None else classes, [f"one-hot labels are classes 0 to {width - 1}"]
 
 
 def _array(what: str, numbers: Any) -> np.ndarray:
