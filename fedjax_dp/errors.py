@@ -180,7 +180,12 @@ ELSEWHERE = {  # what Opacus, Flower, TensorFlow, FedJAX and papers call an opti
         "server_optimizer": "server",
     },
 }
-RETIRED: dict[str, str] = {}  # names of before, of an option, a choice or a key, and the remedy: what takes their place
+RETIRED: dict[str, str] = {  # names of before, of an option, a choice or a key, and the remedy: what takes their place
+    "shuffled": "of cohorts it is retired: take cyclic or bins; of batches it is epochs",
+    "cohort_last": "it is retired with cohort shuffled: take cyclic or bins",
+    "refill": "it is retired: take epochs with last keep, whose last batch is smaller",
+    "refilled": "it is retired: of a record that is m times in a sum count m^2 steps of sampling none",
+}
 
 
 def _plain(word: str) -> str:

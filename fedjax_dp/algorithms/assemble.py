@@ -37,7 +37,6 @@ BATCHES: dict[str, Callable[..., "parts.Batches"]] = {
     "poisson": lambda size, rate="size", **rest: parts.PoissonBatches(size=size, rate=rate),
     "full": lambda size, **rest: parts.FullBatches(),
     "epochs": lambda size, last, **rest: parts.EpochBatches(size=size, last=last),
-    "refill": lambda size, epochs, **rest: parts.RefillBatches(size=size, epochs=epochs),
     "allocated": lambda size, **rest: parts.AllocatedBatches(size=size),
     "bins": lambda size, **rest: parts.AllocatedBatches(size=size, kept=True),
 }
@@ -54,7 +53,6 @@ COHORTS: dict[str, Callable[..., "parts.Cohort"]] = {
         size=size, pass_rounds=_given(options, "pass_rounds")
     ),
     "separated": lambda size, options: parts.SeparatedCohort(size=size, separation=_given(options, "separation")),
-    "shuffled": lambda size, options: parts.ShuffledCohort(size=size, last=options["cohort_last"]),
     "allocation": lambda size, options: parts.AllocatedCohort(
         pass_rounds=_given(options, "pass_rounds"), chosen=options["chosen"]
     ),
@@ -95,14 +93,13 @@ class Common(TypedDict, total=False):
 
     Args:
         cohort_size: clients per round, or their expected number; num_clients, or from Python None, is all of them
-        cohort: how they are drawn; md draws by shares with replacement; shuffled: blocks of a shuffle take turns;
-            allocation, bins and cyclic-poisson: by passes of rounds; separated: with a rest between two rounds of a
-            client; truncated: Poisson, cut; log: not at all, participation_log says them
+        cohort: how they are drawn; md draws by shares with replacement; allocation, bins and cyclic-poisson: by passes
+            of rounds; separated: with a rest between two rounds of a client; truncated: Poisson, cut; log: not at all,
+            participation_log says them
         pass_rounds: rounds of a pass: a client is in chosen ones of each (allocation), in one that stays (bins), or
             may be in one that its id says (cyclic-poisson)
         chosen: rounds of a pass that a client is in
         separation: rounds from one that a client is in to its next, at least
-        cohort_last: the rest of a shuffle, fewer clients than a cohort
         cohort_most: clients that stay where more join
         participation_log: who takes part when, instead of cohort_size: a CSV of round,client, both from 0
         one_by_one: a client drawn m times trains m times instead of once
@@ -110,8 +107,7 @@ class Common(TypedDict, total=False):
         first: wait for so many of the cohort only
         estimator: how updates combine
         trim: fraction of the updates left out at either end, in each coordinate
-        batches: how a step's records are drawn; full takes all, with epochs, refill, allocated and bins local steps are
-            epochs
+        batches: how a step's records are drawn; full takes all, with epochs, allocated and bins local steps are epochs
         batch_size: records B per local step; a client with fewer is in every step with all of them
         last: the rest of a pass, fewer than a batch
         poisson_rate: chance of a record: size is B / n_k, at most 1; opacus is 1 / ceil(n_k / B)
@@ -168,7 +164,6 @@ class Common(TypedDict, total=False):
     ]
     chosen: Annotated[int, about("", value=1, beside={"cohort": "allocation"})]
     separation: Annotated[int | None, about("", value=None, beside={"cohort": "separated"})]
-    cohort_last: Annotated[str, about("", value="drop", choices=LAST, beside={"cohort": "shuffled"})]
     cohort_most: Annotated[int | None, about("", value=None, beside={"cohort": "truncated"})]
     dropout: Annotated[float, about("", value=0.0)]
     first: Annotated[int | None, about("", value=None)]
@@ -328,12 +323,10 @@ def assemble(
     steps: dict[str, Any] = {
         "learning_rate": options["learning_rate"],
         "privatizer": parts.NonPrivate() if privatizer is None else privatizer,
-        "batches": BATCHES[batches](
-            batch_size, last=options["last"], epochs=options["local_steps"], rate=options["poisson_rate"]
-        ),
+        "batches": BATCHES[batches](batch_size, last=options["last"], rate=options["poisson_rate"]),
         "corrections": (*corrections, parts.L2Penalty(strength=options["l2"])),
         "rule": changed(rule, hyperparameters=rule.hyperparameters | numbers, keep=options["keep_rule"]),
-        "steps": 1 if batches == "refill" else options["local_steps"],
+        "steps": options["local_steps"],
         "per_step": options["per_step"],
         **schedule,
     }

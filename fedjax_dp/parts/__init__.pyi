@@ -17,7 +17,6 @@ from .batches import EpochBatches as EpochBatches
 from .batches import FixedBatches as FixedBatches
 from .batches import FullBatches as FullBatches
 from .batches import PoissonBatches as PoissonBatches
-from .batches import RefillBatches as RefillBatches
 from .batches import ReplacementBatches as ReplacementBatches
 from .by_round import ByRound as ByRound
 from .client_models import ClientModels as ClientModels
@@ -57,7 +56,6 @@ from .cohorts_of_passes import AllocatedCohort as AllocatedCohort
 from .cohorts_of_passes import BinnedCohort as BinnedCohort
 from .cohorts_of_passes import CyclicPoissonCohort as CyclicPoissonCohort
 from .cohorts_of_passes import SeparatedCohort as SeparatedCohort
-from .cohorts_of_passes import ShuffledCohort as ShuffledCohort
 from .cohorts_of_passes import TruncatedPoissonCohort as TruncatedPoissonCohort
 from .contexts import ClientContext as ClientContext
 from .contexts import InitContext as InitContext

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedjax_dp import errors
 from fedjax_dp.accounting import Adjacency, Unit
-from fedjax_dp.accounting.sampling import Refilled, WithReplacement
+from fedjax_dp.accounting.sampling import WithReplacement
 from fedjax_dp.audits.wrappers import CanaryCohort
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.inspection.neighbours import neighbouring_stores, require_bounded, worst_models, worst_records
@@ -171,7 +171,7 @@ def _of_records(algorithm: Algorithm, data: FederatedData, model: Model, seed: i
     claim = instruments.claim_of(algorithm, data, 1, model)
     adjacency = claim.adjacency
     local, batch = algorithm.local, getattr(algorithm.local.batches, "size", None)
-    if isinstance(local.batches.sampling(int(data.largest)), WithReplacement | Refilled):
+    if isinstance(local.batches.sampling(int(data.largest)), WithReplacement):
         # the event counts how often a record is drawn; the bound is that of a record that is drawn once
         algorithm = changed(algorithm, local=changed(local, batches=FixedBatches(size=int(batch or 1))))
     # what a record can do does not depend on how many others are not drawn

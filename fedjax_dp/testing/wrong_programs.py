@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_dp import errors
-from fedjax_dp.accounting.sampling import FullBatch, Refilled, Sampling, Shuffled
+from fedjax_dp.accounting.sampling import FullBatch, Sampling, Shuffled
 from fedjax_dp.gradients import clip_factors
 from fedjax_dp.models import Model
 from fedjax_dp.parts.batches import Batch
@@ -63,7 +63,7 @@ def _require_clipped_records(algorithm: Algorithm) -> None:
 
 
 def _require_draws(algorithm: Algorithm) -> None:
-    if isinstance(law_of_batches(algorithm), FullBatch | Shuffled | Refilled):
+    if isinstance(law_of_batches(algorithm), FullBatch | Shuffled):
         name = type(algorithm.local.batches).__name__
         raise errors.refuse("batches", name, "drawn afresh in every step for this wrong program")
 

@@ -75,9 +75,6 @@ def test_a_draw_that_is_seen_or_not_known_hides_nobody():
     whole = planned(changing, participation="worst")
     by_round = Spending(whole, guaranteed(whole))
     assert by_round.at_any_time(1) >= by_round.planned(1).epsilon  # of one noise, yet counted as in the whole run
-    shuffled = fdp.dp_fedavg(**COMMON, cohort="shuffled", cohort_size=2)
-    run = planned(shuffled)
-    assert [event.releases for event in client_events(run)] == [3] * 6  # of 9 rounds, one in each pass of 3
     keeping = fdp.mr_mtl(**COMMON, **PASSES, cohort="allocation", noise_on="clients")
     assert sampling_of(keeping) == FullBatch()
     assert guaranteed(planned(of_clients("allocation"), view="uploads")).reason
