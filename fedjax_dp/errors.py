@@ -74,6 +74,13 @@ def refuse(what: str, got: Any, wanted: str, remedy: str = "") -> ConfigurationE
     return error
 
 
+def renamed(error: ConfigurationError, name: str) -> ConfigurationError:
+    """The same refusal, of what has another name where it was given."""
+    result = type(error)(f"{name}{str(error).removeprefix(error.what or '')}")
+    result.what = name
+    return result
+
+
 @contextlib.contextmanager
 def refusing(
     what: str,

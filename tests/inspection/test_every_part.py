@@ -30,7 +30,7 @@ ROUNDS = 40
 
 def entry(name, **options):
     given = {**COMMON, **(CLIP if CATALOGUE[name].private else {}), **options}
-    return CATALOGUE[name](**{name: value for name, value in given.items() if value is not ...})
+    return CATALOGUE[name].of({name: value for name, value in given.items() if value is not ...})
 
 
 RECORD = entry("dpnfl", l2=0.0, schedule="constant")

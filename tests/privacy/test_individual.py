@@ -27,7 +27,7 @@ ROUNDS = 12
 def algorithm_of(make=fdp.dp_fedavg, **changes):
     common = {"cohort_size": 3, "batch_size": 5, "local_steps": 2, "learning_rate": 0.3}
     noise = {"clip_norm": 0.6, "noise_multiplier": 2.0} if make.private else {}
-    return make(**common | noise | changes)
+    return make.of(common | noise | changes)
 
 
 def planned(algorithm=None, rounds=ROUNDS, **terms):

@@ -23,7 +23,7 @@ RULES = ("without-replacement", "with-replacement", "poisson", "full", "epochs")
 def algorithm_of(batches, **options):
     steps = {"local_steps": 2, "batches": batches}
     whole = {"batch_size": None} if batches == "full" else {}
-    return fdp.dpnfl(**OPTIONS | steps | whole | options)
+    return fdp.dpnfl.of(OPTIONS | steps | whole | options)
 
 
 STORE = ragged_data([6, 19])

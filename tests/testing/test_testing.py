@@ -58,7 +58,7 @@ def honest_one(batches):
     if batches is None:
         return fdp.dp_fedavg(**COMMON, **NOISE)
     if batches == "own head":
-        return fdp.CATALOGUE["fedper"](**COMMON, **NOISE, head="*/bias")
+        return fdp.CATALOGUE["fedper"].of({**COMMON, **NOISE, "head": "*/bias"})
     return right(batches)
 
 
@@ -204,7 +204,7 @@ def test_private_entries_of_the_catalogue_pass(name, data):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("entry", ["fedavg", "scaffold"])
 def test_entries_without_privacy_pass_what_applies(entry, data):
-    found = check_algorithm(fdp.CATALOGUE[entry](**COMMON), data)
+    found = check_algorithm(fdp.CATALOGUE[entry].of(COMMON), data)
     assert found[-1].measured == "not checked"
 
 
@@ -341,7 +341,7 @@ def test_a_way_past_what_is_accounted_for_is_found(program, data):
 @pytest.mark.slow
 @pytest.mark.parametrize("bits", usual([32, 64], [32]))
 def test_a_message_that_is_not_masked_is_found(bits, data):
-    algorithm = fdp.cpfed(**{**COMMON, "cohort_size": 3}, **NOISE, ring_bits=bits)
+    algorithm = fdp.cpfed.of({**{**COMMON, "cohort_size": 3}, **NOISE, "ring_bits": bits})
     assert "rejected" in str(check_masks(algorithm, data)[-1])
     for program, words in ((unmasked_first, "every bit of a member's message"), (same_masks, "of two rounds")):
         assert words in rejection(check_masks, program(algorithm), data)
