@@ -67,7 +67,12 @@ def next_characters():
         title="Next character of messages, 20 clients",
         data=data,
         model=fdp.models.gpt(data.record_shape, data.classes, width=32, heads=2),
-        common={"cohort_size": 20, "batch_size": 32, "local_steps": 5, "local_rule": "momentum", "keep_rule": True},
+        common={
+            "cohort_size": 20,
+            "batch_size": 32,
+            "local_steps": 5,
+            "local_rule": fdp.parts.LocalRule.of("momentum", keep=True),
+        },
         clip_norm=0.5,
         rates=(2.0,),
         plain_rates=(0.1, 0.5),

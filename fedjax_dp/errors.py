@@ -74,6 +74,13 @@ def refuse(what: str, got: Any, wanted: str, remedy: str = "") -> ConfigurationE
     return error
 
 
+def renamed(error: ConfigurationError, name: str) -> ConfigurationError:
+    """The same refusal, of what has another name where it was given."""
+    result = type(error)(f"{name}{str(error).removeprefix(error.what or '')}")
+    result.what = name
+    return result
+
+
 @contextlib.contextmanager
 def refusing(
     what: str,
@@ -199,6 +206,10 @@ RETIRED: dict[str, str] = {  # names of before, of an option, a choice or a key,
         ("compile_for", "price"),
         "python benchmarks/compiled.py --help says how to plan for an accelerator that is not here",
     ),
+    "shuffled": "of cohorts it is retired: take cyclic or bins; of batches it is epochs",
+    "cohort_last": "it is retired with cohort shuffled: take cyclic or bins",
+    "refill": "it is retired: take epochs with last keep, whose last batch is smaller",
+    "refilled": "it is retired: of a record that is m times in a sum count m^2 steps of sampling none",
 }
 
 

@@ -40,6 +40,9 @@ class About:
     switch: bool = False  # a flag without a value
     short: str | None = None  # another name of the flag, of one letter
     positional: bool = False  # a word without a flag, at its place
+    named: str | None = None  # the option of a field, where that has another name
+    whole_run: bool = False  # so many rounds as the run has, where nobody says
+    part: bool = False  # or a part, from Python: the slot checks it
 
     def __repr__(self) -> str:  # in signatures
         return repr(self.text)
@@ -91,7 +94,7 @@ class Option:
     def check(self, value: Any) -> None:
         """Refuse a scalar of another type, and a name that is none of its choices; None stands for the default."""
         allowed = members(self.hint)
-        if value is None and type(None) in allowed:
+        if (value is None and type(None) in allowed) or (self.about.part and is_part(value)):
             return
         if self.kinds and all(map(_is_scalar, allowed)):
             self.typed(value)
@@ -189,6 +192,12 @@ def require_meant(taken: Options, values: Mapping[str, Any], explicit: Mapping[s
         without = option.missing(effective) if option.about.beside else None
         if without and value is not None and value is not False and value != option.default:
             raise errors.refuse(name, value, f"left out unless {without}", "drop it")
+
+
+def is_part(what: Any) -> bool:
+    """Whether something is meant to be a part of an algorithm, and no name or number."""
+    plain = (str, bytes, numbers.Number, np.generic, np.ndarray, list, tuple, dict)
+    return what is not None and not isinstance(what, plain)
 
 
 def from_text(what: str, text: str, option: Option) -> Any:

@@ -32,7 +32,7 @@ def cosine(t: jax.Array, decay_rounds: Any) -> jax.Array:
     return (1 + jnp.cos(jnp.pi * t / decay_rounds)) / 2
 
 
-def step(t: jax.Array, decay_every: Any, decay_factor: Any) -> jax.Array:
+def step(t: jax.Array, decay_every: Any, decay_factor: Any = 0.1) -> jax.Array:
     """decay_factor^k after k times `decay_every` rounds."""
     return jnp.power(jnp.asarray(decay_factor, jnp.float32), t // decay_every)
 
@@ -49,7 +49,7 @@ def warm_up_cosine(t: jax.Array, warm_up_rounds: Any, decay_rounds: Any) -> jax.
     )
 
 
-SCHEDULES = {
+SCHEDULES: dict[str, Callable[..., jax.Array]] = {
     "constant": constant,
     "inverse_sqrt": inverse_sqrt,
     "inverse": inverse,
@@ -68,18 +68,18 @@ def _stage(t: jax.Array, rounds: Any, stages: Any) -> jax.Array:
     return jnp.clip(t // length, 0, last) / jnp.maximum(last, 1).astype(jnp.float32)
 
 
-def change_linear(t: jax.Array, end: Any, rounds: Any, stages: Any) -> jax.Array:
+def change_linear(t: jax.Array, end: Any, rounds: Any, stages: Any = 10) -> jax.Array:
     """From 1 to `end` by equal differences of so many stages, which last for so many rounds; then `end`."""
     return 1 + (jnp.asarray(end, jnp.float32) - 1) * _stage(t, rounds, stages)
 
 
-def change_cosine(t: jax.Array, end: Any, rounds: Any, stages: Any) -> jax.Array:
+def change_cosine(t: jax.Array, end: Any, rounds: Any, stages: Any = 10) -> jax.Array:
     """The same along half a cosine."""
     last = jnp.asarray(end, jnp.float32)
     return last + (1 - last) * (1 + jnp.cos(jnp.pi * _stage(t, rounds, stages))) / 2
 
 
-def change_step(t: jax.Array, end: Any, rounds: Any, stages: Any) -> jax.Array:
+def change_step(t: jax.Array, end: Any, rounds: Any, stages: Any = 10) -> jax.Array:
     """The same by equal ratios."""
     return jnp.power(jnp.asarray(end, jnp.float32), _stage(t, rounds, stages))
 

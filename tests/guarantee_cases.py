@@ -89,7 +89,7 @@ def told(entry, options, more):
     """What a Guarantee says, or the line of its refusal."""
     data = ragged_data(SIZES)
     try:
-        algorithm = CATALOGUE[entry](**{**COMMON, **options})
+        algorithm = CATALOGUE[entry].of({**COMMON, **options})
         promise = fdp.guarantee(algorithm, data, rounds=6, delta=1e-3, seed=3, **more)
     except errors.ConfigurationError as error:
         return f"refused: {error}"

@@ -8,10 +8,10 @@ from helpers import refusal, thinned
 
 import fedjax_dp as fdp
 from fedjax_dp import errors
-from fedjax_dp.algorithms.assemble import AVERAGES, ESTIMATORS, LOCAL_RULES, SCHEDULES
 from fedjax_dp.algorithms.record_level import SECOND_MOMENTS
 from fedjax_dp.experiments import groups
 from fedjax_dp.options import of_function
+from fedjax_dp.parts import choices
 from fedjax_dp.privacy import terms
 
 DIGITS = fdp.load("digits")
@@ -41,10 +41,12 @@ def test_odd_options_of_entries_are_refused_in_one_line_or_taken(name):
         (groups.ARCHITECTURES, "models", "ARCHITECTURES"),
         (terms.ACCOUNTANTS, "accounting", "ACCOUNTANTS"),
         (terms.VIEWS, "accounting", "View"),
-        (ESTIMATORS, "parts", "ESTIMATORS"),
-        (LOCAL_RULES, "parts", "LOCAL_RULES"),
-        (SCHEDULES, "schedules", "SCHEDULES"),
-        (AVERAGES, "parts", "AVERAGES"),
+        (tuple(choices.ESTIMATORS), "parts", "ESTIMATORS"),
+        (tuple(choices.LOCAL_RULES), "parts", "LOCAL_RULES"),
+        (tuple(choices.SCHEDULES), "schedules", "SCHEDULES"),
+        (tuple(choices.NOISE_SCHEDULES)[1:], "schedules", "CHANGES"),
+        (tuple(choices.SERVERS), "parts", "SERVERS"),
+        (tuple(choices.AVERAGES)[1:], "parts", "AVERAGES"),
         (SECOND_MOMENTS, "parts", "SECOND_MOMENTS"),
     ],
 )

@@ -9,7 +9,6 @@ from helpers import ragged_data
 
 import fedjax_dp as fdp
 from fedjax_dp import schedules
-from fedjax_dp.algorithms.assemble import TIMING
 
 DATA = ragged_data([8, 6, 9])
 COMMON = {"cohort_size": None, "batch_size": 4, "local_steps": 2, "learning_rate": 0.5}
@@ -31,26 +30,26 @@ def by_hand(name, t, decay_rounds=6, warm_up_rounds=3, decay_every=2, decay_fact
 
 
 def numbers_of(name):
-    return {number: NUMBERS[number] for number in TIMING.get(name, ())}
+    return {number: NUMBERS[number] for number in fdp.parts.CHOICES["schedule"].choices[name].numbers}
 
 
 @pytest.mark.parametrize("name", schedules.SCHEDULES)
 def test_rates_of_rounds_are_those_by_hand(name):
-    local = fdp.fedavg(**COMMON, schedule=name, **numbers_of(name)).local
+    local = fdp.fedavg.of({**COMMON, "schedule": name, **numbers_of(name)}).local
     rates = [float(local.rates(jax.numpy.int32(t), DATA.largest)[0]) for t in range(12)]
     np.testing.assert_allclose(rates, [0.5 * by_hand(name, t) for t in range(12)], rtol=1e-5)
     assert min(rates) > 0
 
 
 def test_numbers_are_traced_and_a_sweep_varies_them_in_one_program():
-    algorithm = fdp.fedavg(**COMMON, schedule="cosine", decay_rounds=5)
-    other = fdp.fedavg(**COMMON, schedule="cosine", decay_rounds=9)
+    rates = [fdp.parts.RateSchedule.of("cosine", decay_rounds=rounds) for rounds in (5, 9)]
+    algorithm, other = (fdp.fedavg(**COMMON, schedule=schedule) for schedule in rates)
     assert jax.tree.structure(algorithm) == jax.tree.structure(other)
     assert jax.tree.leaves(algorithm) != jax.tree.leaves(other)
 
 
 def test_a_server_that_follows_takes_the_same_schedule():
-    made = fdp.addpnfl(**COMMON, clip_norm=1.0, schedule="step", decay_every=3)
+    made = fdp.addpnfl(**COMMON, clip_norm=1.0, schedule=fdp.parts.RateSchedule.of("step", decay_every=3))
     assert made.server.schedule is made.local.schedule is schedules.step
     assert made.server.timing == made.local.timing == {"decay_every": 3, "decay_factor": 0.1}
 
@@ -58,7 +57,7 @@ def test_a_server_that_follows_takes_the_same_schedule():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"schedule": "cosine"}, "decay_rounds must be a number of rounds for schedule cosine, got nothing"),
+        ({"schedule": "cosine"}, "decay_rounds must be given for schedule cosine, got nothing"),
         ({"schedule": "step", "decay_every": 0}, "decay_every must be positive"),
         ({"schedule": "step", "decay_every": 2, "decay_factor": 0.0}, "decay_factor must be positive"),
         ({"schedule": "step", "decay_every": 2, "decay_factor": 2.0}, "decay_factor must be at most 1, got 2"),
@@ -67,7 +66,7 @@ def test_a_server_that_follows_takes_the_same_schedule():
 )
 def test_what_cannot_be_meant_is_refused_in_one_line(options, message):
     with pytest.raises(fdp.ConfigurationError, match=message):
-        fdp.run(fdp.fedavg(**COMMON, **options), DATA, rounds=2)
+        fdp.run(fdp.fedavg.of({**COMMON, **options}), DATA, rounds=2)
 
 
 @pytest.mark.slow
@@ -76,7 +75,7 @@ def test_private_runs_follow_a_schedule_at_the_epsilon_of_a_constant_one(entry):
     private = {"clip_norm": 1.0, "noise_multiplier": 2.0, "l2": 0.0, "per_step": entry == "dp_fedavg_output"}
     promised = []
     for schedule in ({"schedule": "constant"}, {"schedule": "warm_up_cosine", "warm_up_rounds": 2, "decay_rounds": 4}):
-        algorithm = fdp.CATALOGUE[entry](**COMMON | {"cohort_size": 2}, **private, **schedule)
+        algorithm = fdp.CATALOGUE[entry].of({**(COMMON | {"cohort_size": 2}), **private, **schedule})
         promised.append(fdp.run(algorithm, DATA, rounds=4, delta=1e-3).guarantee.epsilon)
     assert promised[0] == pytest.approx(promised[1], rel=1e-3) or entry == "dp_fedavg_output"
     assert np.isfinite(promised).all()
@@ -84,7 +83,7 @@ def test_private_runs_follow_a_schedule_at_the_epsilon_of_a_constant_one(entry):
 
 @pytest.mark.slow
 def test_a_sweep_over_rounds_of_decay_is_one_program():
-    algorithm = fdp.fedavg(**COMMON, schedule="cosine", decay_rounds=4)
+    algorithm = fdp.fedavg(**COMMON, schedule=fdp.parts.RateSchedule.of("cosine", decay_rounds=4))
     axes = {"decay_rounds": [2, 4, 8]}
     found = fdp.sweep(algorithm, DATA, rounds=3, axes=axes, seeds=2)
     losses = {record["values"]["decay_rounds"]: record["history"][-1]["test_loss"] for record in found.records}

@@ -126,20 +126,21 @@ def write_catalogue() -> None:
         pages += [f"*Source: {entry.source}.* {hides} {row.down:,} bytes down, {row.up:,} up per client and round.", ""]
         pages += ["| part | equation |", "|---|---|"]
         pages += [f"| {SLOTS.get(slot, slot)} | ${_in_table(equation)}$ |" for slot, equation in _equations(algorithm)]
-        own = [option for key, option in entry.options.items() if key not in fdp.algorithms.COMMON]
+        own = [option for key, option in entry.options.items() if key not in fdp.algorithms.RUN_OPTIONS]
         if own:
             pages += ["", "| option | default | what it is |", "|---|---|---|", *map(_option, own)]
         changed = [
             f"`{key}` {_value(option.default)}"
             for key, option in entry.options.items()
-            if key in fdp.algorithms.COMMON and option.default != fdp.algorithms.COMMON[key].default
+            if key in fdp.algorithms.RUN_OPTIONS and option.default != fdp.algorithms.RUN_OPTIONS[key].default
         ]
         pages += ["", f"Common options with other defaults here: {', '.join(changed)}.", ""] if changed else [""]
     pages += ["## Local rules", "", "| `local_rule` | direction of a step | numbers |", "|---|---|---|"]
     pages += [_rule(name, rule) for name, rule in fdp.parts.LOCAL_RULES.items()]
     pages += ["", "[How to choose](guides/local_rules.md).", ""]
-    pages += ["## Options that every entry takes", "", "| option | default | what it is |", "|---|---|---|"]
-    pages += [*map(_option, fdp.algorithms.COMMON.values()), ""]
+    words = "Those that mean something beside one choice alone are numbers of its part, from Python."
+    pages += ["## Options that every entry takes", "", words, "", "| option | default | what it is |", "|---|---|---|"]
+    pages += [*map(_option, fdp.algorithms.RUN_OPTIONS.values()), ""]
     pages += ["## Citations", "", citations.markdown()]
     _write("catalogue.md", "\n".join(pages) + "\n")
 

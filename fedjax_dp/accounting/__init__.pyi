@@ -74,7 +74,6 @@ from .sampling import BallsInBins as BallsInBins
 from .sampling import FullBatch as FullBatch
 from .sampling import Poisson as Poisson
 from .sampling import RandomAllocation as RandomAllocation
-from .sampling import Refilled as Refilled
 from .sampling import Sampling as Sampling
 from .sampling import Shuffled as Shuffled
 from .sampling import TruncatedPoisson as TruncatedPoisson

@@ -25,7 +25,6 @@ from fedjax_dp.accounting.sampling import (
     AnyStep,
     FullBatch,
     Poisson,
-    Refilled,
     Shuffled,
     WithoutReplacement,
 )
@@ -214,7 +213,7 @@ def _joined(events: Sequence[Event]) -> list[Any] | None:
 
 def _plain(step: Any, releases: int) -> Any:
     """So many of the sums; those that have each member in every one of them without their sampling."""
-    if isinstance(step, GaussianSteps) and isinstance(step.sampling, Shuffled | Refilled):
+    if isinstance(step, GaussianSteps) and isinstance(step.sampling, Shuffled):
         step = dataclasses.replace(step, sampling=FullBatch())
     return dataclasses.replace(
         step, count=step.count if step.sampling.kept else releases * step.sampling.steps_per_epoch

@@ -48,7 +48,7 @@ def of_gaussian(
     """Dominating pairs of one sampled sum with Gaussian noise, one per direction; the worse of the composition counts.
 
     | sampling               | adjacency   | pair, in sensitivities                  | source                      |
-    | none, epochs, refilled | any         | N(1) against N(0)                       | exact                       |
+    | none, epochs           | any         | N(1) against N(0)                       | exact                       |
     | Poisson                | in or out   | (1-q)N(0)+qN(1) against N(0), both ways | Zhu, Dong, Wang 2022, Th 11 |
     | Poisson                | replace-one | (1-q)N(0)+qN(1/2) against ...+qN(-1/2)  | Schuchardt et al. 2024      |
     | WithoutReplacement     | replace-one | (1-q)N(0)+qN(1) against N(0), symmetric | Balle et al. 2018, Th 9     |
@@ -66,7 +66,7 @@ def of_gaussian(
 
     A `group` of k members that belong together, of which j are drawn:
 
-    | none, epochs, refilled | any         | N(k) against N(0), as shifts add up                    |
+    | none, epochs           | any         | N(k) against N(0), as shifts add up                    |
     | Poisson                | in or out   | sum_j Bin(j; k, q) N(j) against N(0), both ways        |
     | WithoutReplacement     | replace-one | q of any; then j >= 1 drawn in public, N(j), symmetric |
 

@@ -17,7 +17,7 @@ from fedjax_dp.accounting import pairs, tcdp
 from fedjax_dp.accounting.gaussian import DrawnGdp
 from fedjax_dp.accounting.laws import Dominating, TwoLosses
 from fedjax_dp.accounting.neighbours import Adjacency, NotCoveredError, Unit
-from fedjax_dp.accounting.sampling import FullBatch, Refilled, Sampling, Shuffled, WithReplacement
+from fedjax_dp.accounting.sampling import FullBatch, Sampling, Shuffled, WithReplacement
 from fedjax_dp.accounting.skellam import skellam_divergence
 from fedjax_dp.accounting.tcdp import Tcdp
 
@@ -73,7 +73,7 @@ class Release(ABC):
                 f"{self.noise or type(self).__name__} does not say what it costs by {self.sampling}, which is known of "
                 "Gaussian noise alone; use others, such as Poisson sampling"
             )
-        if isinstance(self.sampling, Shuffled | Refilled) and self.count % self._epoch:
+        if isinstance(self.sampling, Shuffled) and self.count % self._epoch:
             raise errors.refuse(
                 "the number of shuffled steps",
                 self.count,
@@ -98,12 +98,10 @@ class Release(ABC):
 
     @property
     def releases(self) -> int:
-        """How many sums, or passes, can contain a given member; `Refilled` counts as many sums as it costs."""
+        """How many sums, or passes, can contain a given member."""
         if self.sampling.rate == 0:
             return 0
-        if self.sampling.kept:
-            return min(self._passes, 1)
-        return self._passes * self.sampling.squares if isinstance(self.sampling, Refilled) else self._passes
+        return min(self._passes, 1) if self.sampling.kept else self._passes
 
     @property
     def reveals_everything(self) -> bool:
@@ -121,8 +119,6 @@ class Release(ABC):
 
     def once(self) -> Self:
         """A single release of it: for random epochs, one epoch."""
-        if isinstance(self.sampling, Refilled):
-            return self._with(sampling=FullBatch(), count=1)
         return self._with(count=self.count // self.releases)
 
     def _with(self, **changes: Any) -> Self:
@@ -274,14 +270,14 @@ class GaussianSteps(Release):
 
     def gdp(self) -> float:
         """One over the noise in sensitivities, without sampling."""
-        if self.sampling.rate != 1 or isinstance(self.sampling, WithReplacement | Refilled):
+        if self.sampling.rate != 1 or isinstance(self.sampling, WithReplacement):
             raise NotCoveredError(
                 f"the exact Gaussian formula needs unsampled sums, got {self.sampling}; use accountant pld"
             )
         return 1 / self.relative_noise
 
     def drawn_in_public(self) -> DrawnGdp:
-        if isinstance(self.sampling, WithReplacement | Refilled):
+        if isinstance(self.sampling, WithReplacement):
             raise NotCoveredError(f"a member may be drawn more than once by {self.sampling}")
         return DrawnGdp(1 / self.relative_noise, self.sampling.rate if self._epoch == 1 else 1.0)
 

@@ -1,7 +1,6 @@
 """How the members of one noisy sum are drawn."""
 
 import dataclasses
-import functools
 import math
 from typing import ClassVar, Literal
 
@@ -154,58 +153,6 @@ class Shuffled(_Law):
 
 
 @dataclasses.dataclass(frozen=True)
-class Refilled(_Law):
-    """Shuffled passes in a row, cut into whole batches until all records have had `epochs`; then passes begin anew.
-
-    A record may stand in a batch more than once, and moves its sum as far. Whatever the shuffles, a run of
-    ceil(epochs * records / batch_size) noisy sums costs no more than `squares` unsampled Gaussian ones: given the order
-    of the records, a record that stands m_j times in batch j moves sum j by m_j times the sensitivity, so with Gaussian
-    noise mu^2 is the sum of the m_j^2 of one sum's.
-    """
-
-    adjacencies: ClassVar[tuple[Adjacency, ...]] = (Adjacency.REPLACE_ONE, Adjacency.ZERO_OUT)
-    rate: ClassVar[float] = 1.0
-    of_gaussian: ClassVar[bool] = True
-
-    batch_size: int
-    records: int
-    epochs: int = 1
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Sums of a run of `epochs`, after which passes begin anew."""
-        return -(-self.epochs * self.records // self.batch_size)
-
-    @property
-    def squares(self) -> int:
-        """The largest sum over the batches of (how often a record stands in it)^2."""
-        return _most_squares(self.batch_size, self.records, self.steps_per_epoch)
-
-    def __str__(self) -> str:
-        return f"{self.epochs} shuffled epochs in a row, cut into {self.steps_per_epoch} batches of {self.batch_size}"
-
-
-@functools.cache
-def _most_squares(batch_size: int, records: int, batches: int) -> int:
-    """Each pass puts a record into one of the batches that it reaches; the largest sum of squared numbers.
-
-    By the batch of the last place and the times in it: of the batches of a pass only the first and the last are also
-    those of others, and of those between any one will do.
-    """
-    best = {(-1, 0): 0}
-    for start in range(0, batches * batch_size, records):
-        first, last = start // batch_size, min((start + records - 1) // batch_size, batches - 1)
-        after: dict[tuple[int, int], int] = {}
-        for (batch, times), total in best.items():
-            for place in {first, min(first + 1, last), last}:
-                again = times + 1 if place == batch else 1
-                grown = total + 2 * again - 1
-                after[place, again] = max(after.get((place, again), 0), grown)
-        best = after
-    return max(best.values())
-
-
-@dataclasses.dataclass(frozen=True)
 class RandomAllocation(_Law):
     """Of the `of` sums of a pass each member joins `chosen` uniformly drawn ones by itself, afresh in every pass.
 
@@ -328,7 +275,6 @@ Sampling = (
     | WithReplacement
     | AnyStep
     | Shuffled
-    | Refilled
     | RandomAllocation
     | BallsInBins
     | TruncatedPoisson

@@ -1,23 +1,22 @@
 """Every algorithm by its name in the papers: a short constructor that fills the slots of `Algorithm`.
 
-All take the options of `Common` by keyword; what an entry adds, and where its defaults differ, stands in its signature
-and above it. Every variant that the papers or their published code leave open is an option.
+All take the options of `Common` by keyword, whose slots take names or parts; what an entry adds, and where its defaults
+differ, stands in its signature and above it. Every variant that the papers or their published code leave open is an
+option.
 """
 
 from typing import Any
 
 from fedjax_dp.algorithms import client_level, non_private, personalised, record_level
-from fedjax_dp.algorithms.assemble import BATCHES, BOUNDS, COHORTS, COMMON, SIZED_BY, Common, assemble
+from fedjax_dp.algorithms.assemble import BOUNDS, COMMON, RUN_OPTIONS, Common, assemble
 from fedjax_dp.algorithms.entry import Entry, PrepareContext, entry
 
 __all__ = [
-    "BATCHES",
     "BOUNDS",
     "CATALOGUE",
-    "COHORTS",
     "COMMON",
     "PERSONAL",
-    "SIZED_BY",
+    "RUN_OPTIONS",
     "Common",
     "Entry",
     "PrepareContext",

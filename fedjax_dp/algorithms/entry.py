@@ -10,8 +10,17 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec
 import numpy as np
 
 from fedjax_dp import errors, options, own_code, validation
-from fedjax_dp.algorithms.assemble import CHANGING, COMMON, Common, brought_to_server
-from fedjax_dp.options import Options
+from fedjax_dp.algorithms.assemble import (
+    CHANGING,
+    COMMON,
+    RUN_OPTIONS,
+    SLOT_OF,
+    Common,
+    brought_to_server,
+    with_numbers,
+)
+from fedjax_dp.options import Options, is_part
+from fedjax_dp.parts.choices import CHOICES, choice_of, is_same_choice, own_numbers, refuse_number, takes_size
 
 if TYPE_CHECKING:
     from fedjax_dp.data.store import FederatedData
@@ -41,9 +50,10 @@ class Entry(Generic[P]):
     the `Args:` of its docstring (see `fedjax_dp.options`); `**common: Unpack[Common]` takes what every entry takes.
 
     source    who proposed it: author and year, or a paper by its short name;
-    defaults  of the common options, where they are others than `Common`'s;
+    defaults  of the common options, and of the numbers of parts, where they are others than these have;
     presets   what a run has where nothing is said, over what its data set brings;
-    fixes     arguments that no run gives: common options that it decides itself, and what `prepare` finds;
+    fixes     arguments that no run gives: common options that it decides itself, of a slot the name of its part, and
+              what `prepare` finds;
     prepare   finds out something of clients before training: `prepare(context, options, *, ...)` returns more
               arguments of the constructor; its own keyword arguments are options too.
     `defaults` and `presets` may be functions of the options that are given; `presets` sees the data set's beside them.
@@ -79,9 +89,14 @@ class Entry(Generic[P]):
         return self.constructor.__name__
 
     @functools.cached_property
+    def _keywords(self) -> Options:
+        """Of the constructor, its own before what all take."""
+        return options.of_function(self.constructor, {Common: COMMON})
+
+    @functools.cached_property
     def _arguments(self) -> Options:
-        """Of the constructor, its own before what all take, with the defaults that it has here."""
-        brought, taken = _of(self.defaults, {}), options.of_function(self.constructor, {Common: COMMON})
+        """The same with the numbers of parts, and with the defaults that they have here."""
+        brought, taken = _of(self.defaults, {}), with_numbers(self._keywords)
         for name in brought:
             errors.require_choice(f"defaults of {self.name}: an option", name, taken)
         return {
@@ -100,10 +115,16 @@ class Entry(Generic[P]):
 
     @property
     def __signature__(self) -> inspect.Signature:
-        """Every option with its type and the default that it has here."""
+        """Every keyword with its type and the default that it has here."""
+        from fedjax_dp import parts
         from fedjax_dp.rounds.algorithm import Algorithm  # loads JAX
 
-        return inspect.Signature([option.parameter for option in self._arguments.values()], return_annotation=Algorithm)
+        shown = {name: self._arguments[name].parameter for name in self._keywords}
+        for slot, of in CHOICES.items():
+            if slot in shown and self._keywords[slot].about.part:
+                either = shown[slot].annotation | getattr(parts, of.kind)
+                shown[slot] = shown[slot].replace(annotation=either)
+        return inspect.Signature([*shown.values()], return_annotation=Algorithm)
 
     @property
     def __advice__(self) -> str:
@@ -128,29 +149,34 @@ class Entry(Generic[P]):
         own = options.of_function(self.prepare)
         mine = {name: value for name, value in explicit.items() if name not in own}
         of_prepare = {name: value for name, value in explicit.items() if name in own}
-        more = self.prepare(known, self._filled(mine), **of_prepare)
+        more = self.prepare(known, self._sized(self._filled(mine)), **of_prepare)
         return self.of(mine | dict(_of(more, mine)))
 
     def __call__(self, *args: P.args, **explicit: P.kwargs) -> "Algorithm":
         """The algorithm of some options.
 
         Raises: ConfigurationError in one line for options that are unknown, missing, none of their choices, or given
-                where they mean nothing.
+                where they mean nothing; numbers of parts are given in their part.
         """
         if args:
             got = ", ".join(map(validation.described, args))
             raise errors.refuse(self.name, f"{got} without a name", "called with options by name", self.__advice__)
+        for name, value in explicit.items():
+            if name in SLOT_OF and name not in self._keywords:
+                chosen = self._filled(explicit).get(SLOT_OF[name])
+                raise refuse_number(SLOT_OF[name], name, value, chosen)
         return self.of(explicit)
 
     def of(self, explicit: Values) -> "Algorithm":
-        """The same of a mapping."""
-        for name in explicit:
-            if name in self._arguments:
-                self._arguments[name].check(explicit[name])  # before defaults are found by it
-            if name in self.fixes and name in COMMON:
-                raise errors.refuse(name, explicit[name], f"left out for {self.name}, which decides it", "drop it")
-        values = self._filled(explicit)
-        options.require(self._arguments, values, explicit, self.name)
+        """The same of the options of a run, which has numbers of parts by name, too."""
+        taken = self._arguments | own_numbers(explicit)
+        for name, value in explicit.items():
+            if name in taken:
+                taken[name].check(value)  # before defaults are found by it
+            if name in self.fixes and name in RUN_OPTIONS:
+                self._require_decided(name, value)
+        values = self._sized(self._filled(explicit))
+        options.require(taken, values, explicit, self.name)
         made = self._made(values)
         from fedjax_dp.rounds.algorithm import Algorithm  # loads JAX
 
@@ -169,7 +195,29 @@ class Entry(Generic[P]):
             raise errors.refuse(self.name, got, "made without an error", validation.undecorated(error, make)) from error
 
     def _filled(self, explicit: Values) -> dict[str, Any]:
-        return {**_of(self.defaults, explicit), **explicit}
+        """With the defaults that it has here; those of numbers are of what it names, and of no part."""
+        brought = _of(self.defaults, explicit)
+        named = {name: value for name, value in brought.items() if not is_part(explicit.get(SLOT_OF.get(name, "")))}
+        return {**named, **explicit}
+
+    def _sized(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """With no size of what says its own, and therefore need not be given one."""
+        result = dict(values)
+        for slot, of in CHOICES.items():
+            chosen = values.get(slot, self._arguments[slot].default) if slot in self._arguments else None
+            if of.size in self._arguments and chosen is not None and not takes_size(slot, chosen):
+                result.setdefault(of.size, None)
+        return result
+
+    def _require_decided(self, name: str, value: Any) -> None:
+        """Refuse what it decides itself; where it decides the name of a part, one with other numbers may come."""
+        numbered = any(SLOT_OF.get(number) == name for number in self.options)
+        if not (numbered and is_part(value)):
+            raise errors.refuse(name, value, f"left out for {self.name}, which decides it", "drop it")
+        decided = choice_of(name, self._arguments[name].default)
+        if not is_same_choice(value, decided.make(name, {})):
+            got = validation.described(value)
+            raise errors.refuse(name, got, f"what {self.name} decides with other numbers", f"such as {decided.call()}")
 
 
 def _of(values: Values | Callable[[Values], Values], explicit: Values) -> Values:

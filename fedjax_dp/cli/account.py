@@ -20,7 +20,6 @@ from fedjax_dp.accounting import (
     Poisson,
     RandomAllocation,
     RandomParticipation,
-    Refilled,
     Sampling,
     Shuffled,
     TruncatedPoisson,
@@ -52,7 +51,6 @@ SAMPLING: dict[str, tuple[Callable[..., Sampling], tuple[str, ...]]] = {  # and 
     "without-replacement": (WithoutReplacement, ("batch_size", "records")),
     "with-replacement": (WithReplacement, ("batch_size", "records")),
     "shuffled": (Shuffled, ("batch_size", "records", "last")),
-    "refilled": (Refilled, ("batch_size", "records", "epochs")),
     "allocation": (RandomAllocation, ("chosen", "of")),
     "bins": (BallsInBins, ("of",)),
     "truncated": (TruncatedPoisson, ("rate", "capacity", "records")),
@@ -75,7 +73,6 @@ class Release(PrintOptions, PlotOption):
         rate: for poisson and truncated: probability of being drawn
         batch_size: of a fixed size: drawn at once, all records where fewer
         last: for shuffled: the rest of an epoch, drop or keep
-        epochs: for refilled: passes in a row, cut into batches
         chosen: for allocation: sums of each pass that a member joins, at random
         of: for allocation and bins: sums of a pass
         capacity: for truncated: members that stay, at most
@@ -102,7 +99,6 @@ class Release(PrintOptions, PlotOption):
     rate: float | None = None
     batch_size: int | None = None
     last: Annotated[str | None, about("", default="drop")] = None
-    epochs: Annotated[int | None, about("", default="1")] = None
     chosen: int | None = None
     of: int | None = None
     capacity: int | None = None
@@ -322,7 +318,7 @@ def _sampling(options: Release) -> Sampling:
     unwanted = [name for name in OF_SAMPLING if name not in (*wanted, "records")]  # by which delta is judged, too
     errors.require_left_out(options, unwanted, f"for sampling {options.sampling}")
     for name in wanted:
-        if getattr(options, name) is None and name not in ("last", "epochs"):
+        if getattr(options, name) is None and name != "last":
             raise missing(name, why=f" for {options.sampling} sampling")
     if options.records is not None:
         errors.require_count("records", options.records)
@@ -396,7 +392,7 @@ def _curve_points(options: Release) -> tuple[str, list[int]]:
     most = options.steps if options.rounds is None else options.rounds
     points = np.unique(np.geomspace(1, most, 24).round().astype(int)) if most > 24 else np.arange(1, most + 1)
     sampling = _sampling(options)
-    per_epoch = sampling.steps_per_epoch if isinstance(sampling, Shuffled | Refilled) else 1
+    per_epoch = sampling.steps_per_epoch if isinstance(sampling, Shuffled) else 1
     return name, [int(point) * per_epoch for point in points if point * per_epoch <= most]
 
 

@@ -14,6 +14,7 @@ from fedjax_dp.display import finite
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.experiments.groups import options_of
 from fedjax_dp.options import about
+from fedjax_dp.parts.choices import own_numbers
 from fedjax_dp.sweeps import table
 from fedjax_dp.sweeps.records import SELECTION, Record, choosing, read_records
 from fedjax_dp.sweeps.settings import bounds, metric_of
@@ -112,7 +113,7 @@ def _toml(best: Best, folder: pathlib.Path) -> str:
     """The winner's configuration, which gets a run folder of its own."""
     if not best.config:
         raise errors.refuse("sweep", str(folder), "one over configurations to print TOML", "use --json")
-    known = options_of()
+    known = options_of() | own_numbers(best.config)
     for name in best.config:
         errors.require_choice(f"{folder}: a field of a configuration", name, known)
     return folders.toml(best.config | {"out": None})

@@ -16,6 +16,7 @@ from fedjax_dp.experiments.groups import entry_of, groups_of, known_options, opt
 from fedjax_dp.experiments.presets import preset_of
 from fedjax_dp.options import Option, Options, about, of_class
 from fedjax_dp.papers.citations import CITATIONS
+from fedjax_dp.parts.choices import CHOICES, own_numbers
 
 T = TypeVar("T")
 V = TypeVar("V", bound=Hashable)
@@ -37,8 +38,9 @@ def configured_by(
     """
     mine = of_class(own)
     words = [word for word in arguments if word not in HELP]
-    named, _ = known_flags(words, {"algorithm": known_options()["algorithm"]})
-    taken = FILE | known_options(named.get("algorithm")) | mine
+    known = known_options()
+    named, _ = known_flags(words, {name: known[name] for name in ("algorithm", *CHOICES)})
+    taken = FILE | known_options(named.get("algorithm")) | own_numbers(named) | mine
     values, rest = known_flags(words, taken)
     file = _of_path(values["file"]) if "file" in values else {}
     algorithm = {**file, **named}.get("algorithm")
@@ -46,11 +48,12 @@ def configured_by(
         if algorithm is None or "--help-all" in arguments:
             _help(command, description, mine, "--help-all" in arguments)
         else:
-            _help_of(command, description, mine, algorithm, {**file, **values}.get("dataset", "digits"))
+            _help_of(command, description, mine, algorithm, {**file, **values})
         raise SystemExit(0)
-    if own_code.is_own(algorithm):  # of the file, perhaps
-        taken |= known_options(algorithm)
+    if own_code.is_own(algorithm) or own_numbers(file):  # of the file, perhaps
+        taken |= known_options(algorithm) | own_numbers(file | named)
         values, rest = known_flags(words, taken)
+    if own_code.is_own(algorithm):
         taken |= entry_of(str(algorithm)).options  # those that have no flag, too
     require_known(command, rest, taken)
     path = pathlib.Path(values.pop("file")) if "file" in values else None
@@ -103,14 +106,15 @@ def _help(command: str, description: str, own: Options, everything: bool) -> Non
     page.print(_MORE.format(command=command))
 
 
-def _help_of(command: str, description: str, own: Options, algorithm: str, dataset: str) -> None:
-    """All that an algorithm takes, with its defaults on a data set."""
-    entry = entry_of(algorithm)
+def _help_of(command: str, description: str, own: Options, algorithm: str, config: Mapping[str, Any]) -> None:
+    """All that an algorithm takes, and parts of the user's own, with its defaults on a data set."""
+    entry, dataset = entry_of(algorithm), config.get("dataset", "digits")
     values = RunSpec.of({"algorithm": algorithm, "dataset": dataset}).flat()
     groups = {
         group: {name: _with_default(option, values) for name, option in options.items()}
         for group, options in groups_of(entry).items()
     }
+    groups["training"] |= own_numbers(config)
     if not entry.private:
         groups["privacy"] = {name: option for name, option in groups["privacy"].items() if name in entry.options}
     first = ((entry.__doc__ or "").strip() or "an algorithm without a docstring").splitlines()[0]

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from fedjax_dp import errors, own_code
-from fedjax_dp.algorithms import SIZED_BY, PrepareContext
+from fedjax_dp.algorithms import PrepareContext
 from fedjax_dp.data import FederatedData
 from fedjax_dp.data.loaders import kind_of
 from fedjax_dp.data.targets import Vocabulary
@@ -190,10 +190,8 @@ def build_algorithm(config: RunSpec, data: FederatedData) -> Algorithm:
     if "cohort_size" in entry.options:
         drawn = options.get("cohort", entry.options["cohort"].default)
         everyone = options.get("cohort_size") == data.num_clients and "cohort" not in options and drawn != "md"
-        if everyone or drawn in SIZED_BY:
+        if everyone:
             options["cohort_size"] = None
-    if options.get("batches") == "full":
-        options["batch_size"] = None
     return entry.of_run(
         options,
         PrepareContext(

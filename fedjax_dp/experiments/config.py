@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_dp import errors, folders, own_code
-from fedjax_dp.algorithms import CATALOGUE, SIZED_BY, Entry
+from fedjax_dp.algorithms import CATALOGUE, Entry
 from fedjax_dp.data.loaders import kind_of
 from fedjax_dp.display import plain
 from fedjax_dp.experiments.groups import (
@@ -34,6 +34,7 @@ from fedjax_dp.experiments.groups import (
 )
 from fedjax_dp.experiments.presets import population_of, preset_of, resolve_population
 from fedjax_dp.options import Options, of_class, require_meant
+from fedjax_dp.parts.choices import CHOICES, own_numbers, takes_size
 from fedjax_dp.privacy.terms import PrivacyTerms
 from fedjax_dp.tasks.measures import split_target
 from fedjax_dp.validation import PAGES
@@ -77,6 +78,9 @@ class RunSpec:
         algorithm = explicit.get("algorithm", "dpnfl")
         entry = entry_of(algorithm)
         taken = options_of(entry)
+        own = own_numbers(explicit)
+        _require_apart(own, taken)
+        taken |= own
         _require_taken(entry, taken, explicit)
         explicit = {name: taken[name].typed(value) for name, value in explicit.items()}
         preset = _preset(entry, explicit)
@@ -90,10 +94,11 @@ class RunSpec:
         ]:
             del values[name]
         require_meant(taken, values, explicit)
+        entry_options = {*entry.options, *own}
         values |= _over_whole_run(taken, values)
         for name, value in values.items():
             if (
-                name in entry.options
+                name in entry_options
                 and isinstance(value, float)
                 and (0 < abs(value) < TINY or HUGE < abs(value) < math.inf)
             ):
@@ -101,7 +106,7 @@ class RunSpec:
         values = _checked(taken, values)
         return cls(
             algorithm=algorithm,
-            options={name: values[name] for name in entry.options if name in values},
+            options={name: values[name] for name in entry_options if name in values},
             data=population,
             training=TrainingConfig(**_only(values, TrainingConfig)),
             privacy=PrivacyConfig(**_only(values, PrivacyConfig)),
@@ -148,7 +153,7 @@ class RunSpec:
     @property
     def code(self) -> dict[str, str]:
         """Checksums of the user's own code that decides the run, by path."""
-        return own_code.checksums(self.algorithm, self.training.model)
+        return own_code.checksums(self.algorithm, self.training.model, *map(self.options.get, CHOICES))
 
     @property
     def files(self) -> dict[str, str]:
@@ -186,7 +191,9 @@ class RunSpec:
     def to_dict(self) -> dict[str, Any]:
         """Every option that the run takes, None where nothing is set, for JSON."""
         result = self.flat()
-        return {name: result.get(name) for name in options_of(self.entry)} if self.made_of == CONFIGURED else result
+        if self.made_of != CONFIGURED:
+            return result
+        return {name: result.get(name) for name in options_of(self.entry) | own_numbers(self.options)}
 
     def replace(self, **changes: Any) -> "RunSpec":
         """The same with other values of fields by name, which are not checked again."""
@@ -215,6 +222,15 @@ class RunSpec:
                 raise
             whose = f"{self.entry.name} on {self.data.dataset}"
             raise type(error)(f"{error} ({error.what} was not set: it is the default of {whose})") from None
+
+
+def _require_apart(own: Options, taken: Options) -> None:
+    """Refuse numbers of a part of one's own that are named as something else."""
+    for name, option in own.items():
+        (slot,) = option.about.beside
+        if name in taken and slot not in taken[name].about.beside:
+            remedy = "give its field about(named=...), or rename it"
+            raise errors.refuse(f"an option of the part in slot {slot}", name, "a name that a run has not", remedy)
 
 
 def _require_taken(entry: Entry[Any], taken: Options, explicit: Overrides) -> None:
@@ -249,15 +265,15 @@ def _preset(entry: Entry[Any], explicit: Overrides) -> dict[str, Any]:
         preset.pop("epsilon_high", None)
     if "participation_log" in explicit:  # which says all that a cohort is drawn by
         preset["cohort"] = "log"
-    if (cohort := {**preset, **explicit}.get("cohort")) in SIZED_BY:
-        preset.pop("cohort_size", None)
-        if "cohort_size" in explicit:
-            wanted = f"left out beside {SIZED_BY[cohort]}"
-            raise errors.refuse("cohort_size", explicit["cohort_size"], wanted, "drop it")
-    if explicit.get("batches") == "full":
-        preset.pop("batch_size")
-        if "batch_size" in explicit:
-            raise errors.refuse("batch_size", explicit["batch_size"], "left out for full batches", "drop it")
+    for slot, size in (("cohort", "cohort_size"), ("batches", "batch_size")):
+        chosen = {**preset, **explicit}.get(slot)
+        if chosen is None or takes_size(slot, chosen):
+            continue
+        preset.pop(size, None)
+        if size in explicit:
+            raise errors.refuse(
+                size, explicit[size], f"left out beside {slot} {chosen}, which says it itself", "drop it"
+            )
     return preset
 
 
@@ -285,11 +301,12 @@ def _by_rounds(rounds: int) -> dict[str, int]:
 def _over_whole_run(taken: Options, values: Overrides) -> dict[str, Any]:
     """The run's rounds, for schedules over rounds of which nobody says how many."""
     effective = _effective(taken, values)
-    names = ["noise_rounds", "clip_rounds", *([] if effective.get("per_step") else ["decay_rounds"])]
     return {
         name: values["rounds"]
-        for name in names
-        if name in taken and effective[name] is None and not taken[name].missing(effective)
+        for name, option in taken.items()
+        if option.about.whole_run and effective[name] is None and not option.missing(effective)
+        # under per_step its rounds are steps
+        if not ("schedule" in option.about.beside and effective.get("per_step"))
     }
 
 
@@ -308,10 +325,23 @@ def _only(values: Overrides, cls: type) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name in names}
 
 
+def _flat(written: Overrides, path: str | os.PathLike[str]) -> dict[str, Any]:
+    """With the numbers of a table of a slot, `[cohort]` with its name and its numbers, as options of the run."""
+    result: dict[str, Any] = {}
+    for name, value in written.items():
+        table = value if name in CHOICES and isinstance(value, Mapping) else {"name": value}
+        for key, one in table.items():
+            option = name if key == "name" else key
+            if option in result:
+                raise errors.refuse(f"{pathlib.Path(path).name}: {option}", "two of it", "written once", "drop one")
+            result[option] = one
+    return result
+
+
 def read(path: str | os.PathLike[str]) -> dict[str, Any]:
     """What a TOML file says, each value checked against its type."""
-    overrides, path = folders.read_toml("configuration file", path), pathlib.Path(path)
-    known = known_options(overrides.get("algorithm"))
+    overrides, path = _flat(folders.read_toml("configuration file", path), path), pathlib.Path(path)
+    known = known_options(overrides.get("algorithm")) | own_numbers(overrides)
     for name, value in overrides.items():
         if name in TAKEN_OFF:
             remedy = f"fedjax-dp run {path} --{name.replace('_', '-')}"

@@ -10,7 +10,6 @@ from fedjax_dp.accounting.sampling import (
     FullBatch,
     Poisson,
     RandomAllocation,
-    Refilled,
     Sampling,
     Shuffled,
     TruncatedPoisson,
@@ -27,9 +26,6 @@ LAGS = 6  # draws that are so far apart are compared, and all with all together
 def examine_sampling(name: str, counts: np.ndarray, law: Sampling) -> None:
     """Assertions on `(trials, draws, members)` counts; the draws of a trial follow one another."""
     members = counts.shape[-1]
-    if isinstance(law, Refilled):
-        _refilled(name, counts, law)
-        return
     if isinstance(law, RandomAllocation | BallsInBins):
         _allocated(name, counts, law)
         return
@@ -107,23 +103,6 @@ def examine_sampling(name: str, counts: np.ndarray, law: Sampling) -> None:
     if isinstance(law, Shuffled) and len(set(law.sizes)) > 1:  # batches are alike in their number, not in their size
         counts = counts - counts.mean((0, 2), keepdims=True)
     overlap(f"{name}: runs", counts[:-1], counts[1:])
-
-
-def _refilled(name: str, counts: np.ndarray, law: Refilled) -> None:
-    """Passes that run on: whole batches, no record a second time before all others, and no more than is paid for."""
-    members = counts.shape[-1]
-    require(members == law.records, f"{name}: the stated law draws", f"from {law.records}", f"from {members}")
-    runs = counts[:, : counts.shape[1] // law.steps_per_epoch * law.steps_per_epoch]
-    runs = runs.reshape(-1, law.steps_per_epoch, members)
-    size = np.unique(runs.sum(2))
-    require_so(
-        np.all(size == law.batch_size), f"{name}: size of a batch", f"also {size[:4].tolist()}", f"{law.batch_size}"
-    )
-    so_far = np.cumsum(runs, axis=1)
-    ahead = (so_far.max(2) - so_far.min(2)).max(initial=0)
-    require(ahead <= 1, f"{name}: a record stands in batches before others do", f"{ahead} times", "once")
-    squares = (runs**2).sum(1).max(initial=0)
-    require(squares <= law.squares, f"{name}: squared numbers of a record", f"{squares}", f"{law.squares}")
 
 
 def _allocated(name: str, counts: np.ndarray, law: RandomAllocation | BallsInBins) -> None:

@@ -17,9 +17,11 @@ from .batches import EpochBatches as EpochBatches
 from .batches import FixedBatches as FixedBatches
 from .batches import FullBatches as FullBatches
 from .batches import PoissonBatches as PoissonBatches
-from .batches import RefillBatches as RefillBatches
 from .batches import ReplacementBatches as ReplacementBatches
 from .by_round import ByRound as ByRound
+from .by_round import RateSchedule as RateSchedule
+from .choices import CHOICES as CHOICES
+from .choices import Choice as Choice
 from .client_models import ClientModels as ClientModels
 from .client_models import OwnSteps as OwnSteps
 from .client_privacy import AdaptiveClientGaussian as AdaptiveClientGaussian
@@ -56,7 +58,6 @@ from .cohorts_of_passes import AllocatedCohort as AllocatedCohort
 from .cohorts_of_passes import BinnedCohort as BinnedCohort
 from .cohorts_of_passes import CyclicPoissonCohort as CyclicPoissonCohort
 from .cohorts_of_passes import SeparatedCohort as SeparatedCohort
-from .cohorts_of_passes import ShuffledCohort as ShuffledCohort
 from .cohorts_of_passes import TruncatedPoissonCohort as TruncatedPoissonCohort
 from .contexts import ClientContext as ClientContext
 from .contexts import InitContext as InitContext
@@ -109,7 +110,9 @@ from .record_privacy import of_client as of_client
 from .secure_aggregation import SecureSum as SecureSum
 from .server_optimizers import AVERAGES as AVERAGES
 from .server_optimizers import SECOND_MOMENTS as SECOND_MOMENTS
+from .server_optimizers import SERVERS as SERVERS
 from .server_optimizers import AveragedServer as AveragedServer
+from .server_optimizers import ModelAverage as ModelAverage
 from .server_optimizers import Server as Server
 from .server_optimizers import ServerOptimizer as ServerOptimizer
 from .server_optimizers import adaptive_adagrad as adaptive_adagrad

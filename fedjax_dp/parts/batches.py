@@ -309,50 +309,6 @@ class AllocatedBatches(Batches):
         return -(-records // self.size)
 
 
-@value
-class RefillBatches(Batches):
-    """Always `size` records: shuffled passes run on from batch to batch, until every record has had its epochs.
-
-    A client takes ceil(`epochs` n_k / `size`) steps, as with FedJAX's training iterator; the local steps of a round are
-    one such run. A record may stand in a batch twice or, with fewer records than a batch, more often, and is paid for
-    as often: see `accounting.Refilled`.
-    """
-
-    size: int = structure()
-    epochs: int = structure(default=1)
-
-    equation = (
-        r"\mathcal{B}_1, \mathcal{B}_2, \dots\ \text{cut shuffles of}\ \{1, \dots, n_k\}\ "
-        r"\text{in a row into blocks of}\ B"
-    )
-
-    def count(self, steps: int, largest: int) -> int:
-        if steps != 1:
-            raise errors.refuse("local steps", steps, "1 for batches that are refilled", "set epochs of RefillBatches")
-        return -(-self.epochs * largest // self.size)
-
-    def sample(self, key: jax.Array, records: jax.Array, steps: int, largest: int, smallest: int) -> Batch:
-        taken, records = steps * self.size, jnp.maximum(records, 1)
-        at = jnp.arange(taken + largest)  # with the rest of the last pass, which is shuffled whole
-        passes, places = at // records, at % records
-        high, low = prng.words(key, passes, at.size, (places - at).astype(jnp.uint32))  # number `places` of its stream
-        order = jnp.lexsort(((high ^ low) >> 1, passes))[:taken]
-        live = jnp.arange(steps) < -(-self.epochs * records // self.size)
-        mask = jnp.broadcast_to(live[:, None], (steps, self.size))
-        positions = jnp.where(mask, places[order].reshape(mask.shape).astype(jnp.int32), 0)
-        return Batch(positions, mask, jnp.full(steps, self.size), live.astype(jnp.float32))
-
-    def sampling(self, records: int) -> accounting.Sampling:
-        return accounting.Refilled(self.size, records, self.epochs)
-
-    def divisor(self, records: int) -> int:
-        return self.size
-
-    def check(self, sizes: np.ndarray) -> None:
-        errors.require_count("batch_size", self.size)
-        errors.require_count("epochs", self.epochs)
-
-
 def _batch(positions: jax.Array, mask: jax.Array, divisor: jax.Array) -> Batch:
     """A batch of steps that are all taken."""
     return Batch(positions, mask, divisor, jnp.ones(positions.shape[0]))

@@ -1,7 +1,8 @@
 """Noise multipliers and clip norms that differ from round to round, as was fixed before the first."""
 
 import dataclasses
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -24,6 +25,25 @@ class ByRound:
 
     change: Callable[..., jax.Array] = structure(default=schedules.change_linear)
     numbers: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def of(cls, name: str, **numbers: Any) -> "ByRound":
+        """The change of a name in `schedules.CHANGES`: `ByRound.of("linear", end=0.5, rounds=20)`.
+
+        Factors that are listed may be a text with commas between. Raises: ConfigurationError for other numbers.
+        """
+        errors.require_choice("change over rounds", name, schedules.CHANGES)
+        listed = numbers.get("factors")
+        if isinstance(listed, str):
+            try:
+                numbers["factors"] = [float(word) for word in listed.split(",")]
+            except ValueError:
+                wanted = "numbers with commas between"
+                raise errors.refuse("factors", repr(listed), wanted, "such as 1,0.8,0.5") from None
+        if listed is not None:
+            numbers["factors"] = np.asarray(numbers["factors"], np.float32)
+        change = schedules.CHANGES[name]
+        return cls(change=change, numbers=numbers_for(f"change {name}", change, numbers))
 
     def at(self, round_index: jax.Array) -> jax.Array:
         """The factor of a round, float32; traced. Before round 0 it is that of round 0."""
@@ -54,6 +74,42 @@ class ByRound:
             if listed.ndim != 1 or not listed.size or not np.all((listed > 0) & np.isfinite(listed)) or listed[0] != 1:
                 wanted = "a list of positive numbers, one for each round, that begins with 1"
                 raise errors.refuse(f"{what}_factors", listed.tolist(), wanted, "they multiply what is set for round 0")
+
+
+@value
+class RateSchedule:
+    """The factor on the learning rate in every round, or under `per_step` in every local step: the slot `schedule`.
+
+    factor   of `schedules.SCHEDULES`, or a module's function of the round like them;
+    numbers  its own by name; traced.
+    """
+
+    factor: Callable[..., jax.Array] = structure(default=schedules.constant)
+    numbers: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def of(cls, name: str, **numbers: Any) -> "RateSchedule":
+        """That of a name in `schedules.SCHEDULES`: `RateSchedule.of("cosine", decay_rounds=50)`.
+
+        Raises: ConfigurationError for other numbers.
+        """
+        errors.require_choice("schedule", name, schedules.SCHEDULES)
+        factor = schedules.SCHEDULES[name]
+        return cls(factor=factor, numbers=numbers_for(f"schedule {name}", factor, numbers))
+
+
+def numbers_for(what: str, function: Callable[..., jax.Array], numbers: Mapping[str, Any]) -> dict[str, Any]:
+    """All numbers that a function of the round takes, by name, its own where they are left out.
+
+    Raises: ConfigurationError for a number that it has not, and for one that nobody says.
+    """
+    _, *taken = inspect.signature(function).parameters.values()
+    for name in numbers:
+        errors.require_choice(f"a number of {what}", name, [one.name for one in taken])
+    for one in taken:
+        if one.default is one.empty and numbers.get(one.name) is None:
+            raise errors.refuse(one.name, "nothing", f"given for {what}")
+    return {one.name: numbers.get(one.name, one.default) for one in taken}
 
 
 def at_round(number: Any, changes: ByRound | None, round_index: jax.Array) -> Any:

@@ -395,6 +395,11 @@ class LoggedCohort(Cohort):
         ids[log.rounds, place] = log.clients
         return cls(ids=ids, fixed=bool(np.all(ids >= 0)))
 
+    @classmethod
+    def read(cls, file: str) -> "LoggedCohort":
+        """That of a CSV file of round,client, both from 0; see `accounting.ParticipationLog`."""
+        return cls.of(ParticipationLog.read(file))
+
     def capacity(self, num_clients: int) -> int:
         return np.shape(self.ids)[1]
 

@@ -6,7 +6,7 @@ has to be remembered between them. A pass is rounds p P to (p + 1) P - 1.
 
 import functools
 import math
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,54 +29,6 @@ def _all_who_join(joins: jax.Array, positions: int) -> Members:
 def _positions(expected: float, num_clients: int) -> int:
     """For clients that join by coins of their own."""
     return min(prng.poisson_capacity(max(math.ceil(expected), 1)), num_clients)
-
-
-@value
-class ShuffledCohort(Cohort):
-    """Clients are shuffled afresh for every pass, and blocks of `size` take turns: everybody once a pass.
-
-    last  the rest of a pass, of N mod r clients: "drop" leaves out others in each pass; "keep" makes a round of it.
-          What divides sums by their expected size then takes the mean N / P in all rounds. Any public divisor divides
-          noise and sensitivity alike, so the price is that of a sum; by this one every client weighs the same in
-          whatever block it is, and no rest of few clients is noisier than the others.
-    Who takes part amplifies nothing here and may be public.
-    """
-
-    size: int = structure()
-    last: Literal["drop", "keep"] = structure(default="drop")
-
-    equation = r"S_{pP}, S_{pP + 1}, \dots\ \text{cut a shuffle of}\ \{1, \dots, N\}\ \text{into blocks of}\ r"
-
-    at_most_once = True
-    no_epsilon_reason = None
-
-    @property
-    def fixed(self) -> bool:
-        return self.last == "drop"
-
-    def capacity(self, num_clients: int) -> int:
-        return self.size
-
-    def sample(self, keys: CohortKeys, round_index: jax.Array, shares: jax.Array) -> Members:
-        num_clients, blocks = shares.shape[0], self.rounds_per_pass(shares.shape[0])
-        words = prng.words(prng.role_key(keys.run, "pass"), round_index // blocks, num_clients)
-        order = jnp.pad(jnp.lexsort(words).astype(jnp.int32), (0, max(blocks * self.size - num_clients, 0)))
-        first = round_index % blocks * self.size
-        ids = jax.lax.dynamic_slice_in_dim(order, first, self.size)
-        here = first + jnp.arange(self.size) < num_clients
-        return Members(ids, here.astype(jnp.float32), jnp.zeros_like(ids), here)
-
-    def rates(self, shares: Array) -> Any:
-        num_clients = shares.shape[0]
-        each = self.size / num_clients if self.fixed else 1 / self.rounds_per_pass(num_clients)
-        return each + 0.0 * shares
-
-    def rounds_per_pass(self, num_clients: int) -> int:
-        return num_clients // self.size if self.fixed else -(-num_clients // self.size)
-
-    def check(self, num_clients: int) -> None:
-        errors.require_choice("cohort_last", self.last, ("drop", "keep"))
-        check_size(self.size, num_clients)
 
 
 @value

@@ -10,7 +10,7 @@ import optax
 
 from fedjax_dp import errors
 from fedjax_dp.parts.transformations import Variance, require_variance, uses_noise_variance
-from fedjax_dp.pytrees import structure, value
+from fedjax_dp.pytrees import changed, structure, value
 
 
 @value
@@ -26,6 +26,18 @@ class LocalRule:
     hyperparameters: dict[str, Any]
     factory: Callable[..., optax.GradientTransformation] = structure(default=optax.identity)
     keep: bool = structure(default=False)
+
+    @classmethod
+    def of(cls, name: str, *, keep: bool = False, **numbers: Any) -> "LocalRule":
+        """The rule of a name in `LOCAL_RULES` with numbers of its own: `LocalRule.of("momentum", decay=0.5)`.
+
+        Raises: ConfigurationError for numbers that it has not.
+        """
+        errors.require_choice("local_rule", name, LOCAL_RULES)
+        usual = LOCAL_RULES[name]
+        for number in numbers:
+            errors.require_choice(f"a number of local rule {name}", number, usual.hyperparameters)
+        return changed(usual, hyperparameters=usual.hyperparameters | numbers, keep=keep)
 
     @property
     def equation(self) -> str:

@@ -115,7 +115,7 @@ def noise_event(
     """
     if source.fresh:
         return accounting.GaussianSteps(noise_multiplier, sampling, adjacency, releases, unit)
-    if isinstance(sampling, accounting.WithReplacement | accounting.Refilled):
+    if isinstance(sampling, accounting.WithReplacement):
         raise errors.refuse("batches", str(sampling), "without repeats for correlated noise", "use without-replacement")
     if times == 0:
         return accounting.GaussianSteps(noise_multiplier, accounting.FullBatch(), adjacency, 0, unit)

@@ -10,8 +10,9 @@ import numpy as np
 import optax
 
 from fedjax_dp import errors, schedules
+from fedjax_dp.parts.by_round import numbers_for
 from fedjax_dp.parts.transformations import Variance, require_variance, uses_noise_variance
-from fedjax_dp.pytrees import structure, value
+from fedjax_dp.pytrees import changed, structure, value
 
 
 class ServerOptimizer(Protocol):
@@ -60,6 +61,18 @@ class Server:
     schedule: Callable[..., jax.Array] = structure(default=schedules.constant)
     timing: dict[str, Any] = dataclasses.field(default_factory=dict)
 
+    @classmethod
+    def of(cls, name: str, **numbers: Any) -> "Server":
+        """The server of a name in `SERVERS` with numbers of its own: `Server.of("adam", learning_rate=0.02, b1=0.5)`.
+
+        Raises: ConfigurationError for numbers that it has not.
+        """
+        errors.require_choice("server", name, SERVERS)
+        usual = SERVERS[name].hyperparameters
+        for number in numbers:
+            errors.require_choice(f"a number of server {name}", number, [*usual, *MORE_NUMBERS.get(name, ())])
+        return changed(SERVERS[name], hyperparameters=usual | numbers)
+
     @property
     def equation(self) -> str:
         name = getattr(self.factory, "__name__", "a rule")
@@ -105,24 +118,46 @@ class Server:
         return uses_noise_variance(self.factory, self.hyperparameters, "server")
 
 
-def exponential(t: jax.Array, average_decay: Any) -> jax.Array:
+def exponential(t: jax.Array, average_decay: Any = 0.9) -> jax.Array:
     """(1 - b) / (1 - b^(t+1)): model t - k weighs in proportion to b^k, and the first model no more than that."""
     decay = jnp.asarray(average_decay, jnp.float32)
     return jnp.where(t == 0, 1.0, (1 - decay) / -jnp.expm1((t + 1) * jnp.log(decay)))
 
 
-def polyak(t: jax.Array, average_from: Any) -> jax.Array:
+def polyak(t: jax.Array, average_from: Any = 0) -> jax.Array:
     """All models from a round on weigh alike (Polyak and Juditsky 1992)."""
     return 1 / (jnp.maximum(t - jnp.asarray(average_from, jnp.float32), 0.0) + 1)
 
 
-def polynomial(t: jax.Array, average_power: Any) -> jax.Array:
+def polynomial(t: jax.Array, average_power: Any = 8.0) -> jax.Array:
     """(p + 1) / (t + 1 + p): model t weighs about t^p, so late ones count whenever it ends (Shamir and Zhang 2013)."""
     power = jnp.asarray(average_power, jnp.float32)
     return (power + 1) / (t + 1 + power)
 
 
 AVERAGES: dict[str, Callable[..., jax.Array]] = {"exponential": exponential, "polyak": polyak, "polynomial": polynomial}
+
+
+@value
+class ModelAverage:
+    """The mean of the models of rounds that a run ends with: the slot `average`; `AveragedServer` says more.
+
+    weight   of `AVERAGES`, or a module's function of the round like them;
+    numbers  its own by name; traced.
+    """
+
+    weight: Callable[..., jax.Array] = structure()
+    numbers: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def of(cls, name: str, **numbers: Any) -> "ModelAverage":
+        """That of a name in `AVERAGES`: `ModelAverage.of("polyak", average_from=10)`.
+
+        Raises: ConfigurationError for other numbers.
+        """
+        errors.require_choice("average", name, AVERAGES)
+        weight = AVERAGES[name]
+        return cls(weight=weight, numbers=numbers_for(f"average {name}", weight, numbers))
 
 
 class AverageState(NamedTuple):
@@ -278,3 +313,12 @@ RULES: dict[Callable[..., optax.GradientTransformation], str] = {  # as LaTeX
     adaptive_adagrad: _ADAPTIVE.format(r"\nu \leftarrow \nu + \Delta^2", r"\nu"),
 }
 SECOND_MOMENTS = {"delta": adaptive_delta, "mu": adaptive_mu, "unbiased": adaptive_unbiased}
+
+_USUAL = {"learning_rate": 0.01, "b1": 0.9, "b2": 0.99, "pi": 1e-3}
+SERVERS: dict[str, Server] = {
+    "sgd": Server(hyperparameters={"learning_rate": 1.0}),
+    "adam": Server(hyperparameters=_USUAL, factory=adaptive_delta),
+    "yogi": Server(hyperparameters=_USUAL, factory=adaptive_yogi),
+    "adagrad": Server(hyperparameters=_USUAL, factory=adaptive_adagrad),
+}
+MORE_NUMBERS = {"sgd": ("momentum",), "adam": ("nu_init",)}  # that a server of that name may have beside

@@ -19,6 +19,7 @@ from fedjax_dp.algorithms import CATALOGUE, Entry
 from fedjax_dp.experiments.config import OF_PRIVATE, RunSpec
 from fedjax_dp.experiments.groups import entry_of, known_options, options_of
 from fedjax_dp.options import Option, Options, of_class
+from fedjax_dp.parts.choices import CHOICES, own_numbers
 from fedjax_dp.sweeps import axes
 from fedjax_dp.sweeps.axes import Axis, Values
 
@@ -65,7 +66,7 @@ class SweepConfig:
 
     def __post_init__(self) -> None:
         _require_tables(self)
-        known = known_options(*_named(self))
+        known = _known(self)
         varied: Values = {}
         for joined, written in self.axes.items():
             fields = axes.fields_of(joined)
@@ -87,7 +88,7 @@ class SweepConfig:
     @property
     def parsed(self) -> dict[str, Axis]:
         """What varies, by the names of axes; points written out first."""
-        known = known_options(*_named(self))
+        known = _known(self)
         integers = {name for name, option in known.items() if int in option.kinds}
         return axes.parse(self.axes, self.points, integers=integers)
 
@@ -135,7 +136,12 @@ def digest(sweep: SweepConfig) -> str:
     """12 hexadecimal digits that distinguish sweeps; the order of keys and the folder of the data do not count."""
     base = {name: value for name, value in sweep.base.items() if name != "data_dir"}
     fields = {name: value for name, value in dataclasses.asdict(sweep).items() if name not in _LATER}
-    return _hash(fields | _later(sweep) | {"base": base} | _code(own_code.checksums(*_named(sweep))))
+    return _hash(
+        fields
+        | _later(sweep)
+        | {"base": base}
+        | _code(own_code.checksums(*(name for names in _own(sweep).values() for name in names)))
+    )
 
 
 def _later(sweep: SweepConfig) -> Values:
@@ -184,7 +190,7 @@ def _shared(base: Values, varied: Values) -> Values:
 
 def taken_by(entry: Entry[Any], values: Values) -> Values:
     """Of values for several algorithms, those that mean something to one."""
-    taken, apart = options_of(entry), () if entry.private else OF_PRIVATE
+    taken, apart = options_of(entry) | own_numbers(values), () if entry.private else OF_PRIVATE
     effective = {name: option.default for name, option in taken.items()} | dict(values)
     return {
         name: value
@@ -282,19 +288,27 @@ def require_plain_search(search: str, batch: int, trials: int | None, halving: i
         raise errors.refuse("search_batch", batch, "left out of a search at random", "give search = tpe")
 
 
-def _named(sweep: SweepConfig) -> list[str]:
-    """Names of the user's own code anywhere in a sweep."""
-    found: list[str] = []
-    left: list[Any] = [sweep.base, sweep.axes, list(sweep.points)]
-    while left:
-        one = left.pop()
-        if isinstance(one, Mapping):
-            left.extend(one.values())
-        elif isinstance(one, list | tuple):
-            left.extend(one)
-        elif own_code.is_own(one):
-            found.append(one)
-    return found
+def _own(sweep: SweepConfig) -> dict[str, list[str]]:
+    """Names of the user's own code anywhere in a sweep, by the field that takes them."""
+    pairs = [pair for values in (sweep.base, *sweep.points) for pair in values.items()]
+    for joined, written in sweep.axes.items():
+        for entry in written if isinstance(written, list | tuple) else ():
+            pairs += zip(axes.fields_of(joined), entry if isinstance(entry, list | tuple) else [entry])
+    result: dict[str, list[str]] = {}
+    for name, value in pairs:
+        if own_code.is_own(value):
+            result.setdefault(name, []).append(value)
+    return result
+
+
+def _known(sweep: SweepConfig) -> Options:
+    """Options of its runs, those of the user's own algorithms and parts among them."""
+    own = _own(sweep)
+    result = known_options(*own.get("algorithm", ()))
+    for slot in CHOICES:
+        for name in own.get(slot, ()):
+            result |= own_numbers({slot: name})
+    return result
 
 
 def _code(checksums: Mapping[str, str]) -> Values:

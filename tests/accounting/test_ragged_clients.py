@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from fedjax_dp import accounting
-from fedjax_dp.accounting import Adjacency, GaussianSteps, NotCoveredError, Refilled, Shuffled, epsilon_of, repeated
+from fedjax_dp.accounting import Adjacency, GaussianSteps, NotCoveredError, Shuffled, epsilon_of, repeated
 from fedjax_dp.errors import ConfigurationError
-from fedjax_dp.parts import EpochBatches, FixedBatches, PoissonBatches, RecordGaussian, RefillBatches
+from fedjax_dp.parts import EpochBatches, FixedBatches, PoissonBatches, RecordGaussian
 from fedjax_dp.parts.clipping import ClipBatch
 
 # Case by case `ragged_account` of the specification's participation_vectors.json: records of clients, batches, local
@@ -28,7 +28,6 @@ CASES = [
         [1.8663693, 2.3414271, 1.8663693],
     ),
     ([60, 61, 200], FixedBatches(size=64), 3, [10, 2, 10], 6.0, 1e-4, [30, 6, 30], [7.9150787, 2.9954434, 2.2990881]),
-    ([3, 25], RefillBatches(size=8, epochs=2), 1, [5, 5], 40.0, 1e-5, [45, 25], [1.2798275, 0.9263415]),
 ]
 
 
@@ -37,7 +36,7 @@ def test_clients_are_accounted_for_their_own_batches(case):
     sizes, batches, steps, rounds, z, delta, releases, wanted = case
     privatizer = RecordGaussian(clip_norm=1.0, noise_multiplier=z)
     for records, times, count, epsilon in zip(sizes, rounds, releases, wanted, strict=True):
-        rate = 1.0 if isinstance(batches, EpochBatches | RefillBatches) else min(batches.size / records, 1.0)
+        rate = 1.0 if isinstance(batches, EpochBatches) else min(batches.size / records, 1.0)
         assert batches.sampling(records).rate == pytest.approx(rate, rel=1e-8)
         of_round = privatizer.event(z, batches, records, batches.count(steps, records), np.ones(1))
         event = repeated(of_round, times)
@@ -80,26 +79,6 @@ def test_opacus_rate_costs_what_dp_accounting_says():
         assert epsilon_of(event, 1e-3) == pytest.approx(by_dp_accounting(1 / passes, 4.0, 20), rel=2e-3)
 
 
-@pytest.mark.parametrize(("records", "size", "epochs", "squares"), [(3, 8, 2, 9), (25, 8, 2, 5), (25, 10, 2, 4)])
-def test_refilled_batches_cost_the_worst_of_all_shuffles(records, size, epochs, squares):
-    law = Refilled(size, records, epochs)
-    assert law.squares == squares
-
-
-def test_the_worst_shuffle_is_found_by_trying_all():
-    for records in range(1, 6):
-        for size in range(1, 7):
-            for epochs in (1, 2, 3):
-                law = Refilled(size, records, epochs)
-                passes = -(-law.steps_per_epoch * size // records)
-                best = 0
-                for places in np.ndindex(*[records] * passes):
-                    at = np.arange(passes) * records + np.array(places)
-                    counts = np.bincount(at[at < law.steps_per_epoch * size] // size, minlength=1)
-                    best = max(best, int(np.sum(counts**2)))
-                assert law.squares == best, law
-
-
 def test_kept_batches_are_steps_of_a_pass_and_cost_no_more():
     kept, dropped = Shuffled(10, 25, "keep"), Shuffled(10, 25)
     assert (kept.sizes, dropped.sizes) == ((10, 10, 5), (10, 10))
@@ -110,8 +89,8 @@ def test_kept_batches_are_steps_of_a_pass_and_cost_no_more():
         GaussianSteps(9.0, kept, Adjacency.REPLACE_ONE, 4)
 
 
-@pytest.mark.parametrize("batches", [EpochBatches(size=8), RefillBatches(size=8)])
-def test_only_constant_rates_make_add_remove_neighbours(batches):
+def test_only_constant_rates_make_add_remove_neighbours():
+    batches = EpochBatches(size=8)
     with pytest.raises(NotCoveredError, match="use replace-one"):
         GaussianSteps(2.0, batches.sampling(20), Adjacency.ADD_REMOVE, batches.count(1, 20))
 
@@ -128,7 +107,7 @@ def test_noise_on_a_mean_wants_batches_of_one_size():
     assert privatizer.event(2.0, EpochBatches(size=10, last="keep"), 30, 3, np.ones(1)).releases == 1
 
 
-def test_other_noise_does_not_say_what_a_record_that_comes_twice_costs():
+def test_other_noise_does_not_say_what_a_law_known_of_gaussian_noise_costs():
     @dataclasses.dataclass(frozen=True)
     class Another(accounting.Release):
         sampling: accounting.Sampling
@@ -139,10 +118,7 @@ def test_other_noise_does_not_say_what_a_record_that_comes_twice_costs():
 
     assert Another(Shuffled(3, 3)).releases == 1
     with pytest.raises(NotCoveredError, match="known of Gaussian noise alone"):
-        Another(Refilled(8, 3))
-    event = GaussianSteps(40.0, Refilled(8, 3, 2), Adjacency.REPLACE_ONE, 1)
-    with pytest.raises(NotCoveredError):
-        epsilon_of(event, 1e-5, accounting.ATTAINED)
+        Another(accounting.RandomAllocation(1, 3), adjacency=Adjacency.ADD_REMOVE)
 
 
 def test_passes_of_equal_batches_attain_what_an_allocation_costs_which_is_less_than_their_price():

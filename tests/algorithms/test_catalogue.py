@@ -81,7 +81,7 @@ class Setting:
             "l2": 0.0,
             "schedule": "constant",
         }
-        value = algorithms.CATALOGUE[entry](**{**common, **options})
+        value = algorithms.CATALOGUE[entry].of({**common, **options})
         self.law, self.value = value.local.batches, value
         noisy = hasattr(value.local.privatizer, "source")
         table = None
@@ -481,15 +481,15 @@ PLAIN = {"cohort_size": 3, "batch_size": 2, "local_steps": 3, "learning_rate": 0
 
 def test_dp_fedavg_on_records_is_dpnfl_without_what_its_paper_brings():
     given = {**PLAIN, "clip_norm": 0.7, "noise_multiplier": 2.0}
-    plain = algorithms.CATALOGUE["dp_fedavg_record"](**given)
-    assert plain == algorithms.CATALOGUE["dpnfl"](**given, schedule="constant", l2=0.0)
+    plain = algorithms.CATALOGUE["dp_fedavg_record"].of(given)
+    assert plain == algorithms.CATALOGUE["dpnfl"].of({**given, "schedule": "constant", "l2": 0.0})
 
 
 @pytest.mark.parametrize("quantile", [0.0, 1.0])
 def test_a_clip_norm_that_nothing_ends_is_refused(quantile):
     given = {**PLAIN, "clip_norm": 0.7, "noise_multiplier": 2.0, "adaptive_clip": True, "clip_quantile": quantile}
     with pytest.raises(errors.ConfigurationError, match="at 0 the clip norm can only fall and at 1 only grow"):
-        algorithms.CATALOGUE["dp_fedavg"](**given).upload.check(4)
+        algorithms.CATALOGUE["dp_fedavg"].of(given).upload.check(4)
 
 
 def test_the_comparison_can_fail():

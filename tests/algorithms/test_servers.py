@@ -13,9 +13,10 @@ from helpers import ragged_data, refusal, usual
 import fedjax_dp as fdp
 from fedjax_dp import cli
 from fedjax_dp.algorithms import CATALOGUE, PERSONAL
-from fedjax_dp.algorithms.assemble import ADAPTIVE, SERVERS
+from fedjax_dp.algorithms.assemble import ADAPTIVE
 from fedjax_dp.experiments.config import RunSpec
 from fedjax_dp.options import REQUIRED
+from fedjax_dp.parts.choices import SERVERS
 from fedjax_dp.privacy.terms import PrivacyTerms
 
 PLAIN = {"cohort_size": 3, "batch_size": 2, "local_steps": 1, "learning_rate": 0.3}
@@ -50,16 +51,16 @@ def test_a_server_is_free_and_changes_nothing_else_or_is_refused_in_one_line(ent
         assert same(dataclasses.replace(other, server=plain.server), plain)
         assert (other.server == plain.server) == (name == "sgd")
         assert RunSpec.of({"algorithm": entry, "server": name}).options["server"] == name
-    moved = made(**options, server="adam", server_learning_rate=0.2, b1=0.5, b2=0.7, pi=0.1).server
+    moved = made.of({**options, "server": "adam", "server_learning_rate": 0.2, "b1": 0.5, "b2": 0.7, "pi": 0.1}).server
     assert moved.hyperparameters == {"learning_rate": 0.2, "b1": 0.5, "b2": 0.7, "pi": 0.1}
-    assert made(**options, momentum=0.4).server.hyperparameters == {"learning_rate": 1.0, "momentum": 0.4}
+    assert made.of({**options, "momentum": 0.4}).server.hyperparameters == {"learning_rate": 1.0, "momentum": 0.4}
     for wrong, words in (
         ({"server": "adam", "momentum": 0.5}, "momentum must be left out unless server is sgd"),
         ({"b1": 0.5}, "b1 must be left out unless server is adam or yogi or adagrad"),
         ({"server": "adagrad", "b2": 0.5}, "b2 must be left out unless server is adam or yogi"),
         ({"server": "adm"}, "did you mean adam"),
     ):
-        assert words in refusal(lambda wrong=wrong: made(**options, **wrong))
+        assert words in refusal(lambda wrong=wrong: made.of({**options, **wrong}))
 
 
 def test_the_entries_whose_server_is_fixed():
@@ -77,24 +78,24 @@ def test_no_epsilon_depends_on_the_server(entry):
 
     made, options = CATALOGUE[entry], settings(entry)
     free = "server" in made.options
-    others = [{"server": name} for name in SERVERS[1:]] if free else [{"server_learning_rate": 0.3}]
+    others = [{"server": name} for name in ADAPTIVE] if free else [{"server_learning_rate": 0.3}]
     others = others if entry not in PERSONAL else others[:1]  # their parts are the same
     usual = epsilons(made(**options))
     assert np.all(np.isfinite(usual[0]))
     for other in others:
-        assert epsilons(made(**options, **other)) == usual
+        assert epsilons(made.of({**options, **other})) == usual
 
 
 def test_named_entries_are_their_servers():
     like = {"adam": "fedadam", "yogi": "fedyogi"}
     for name, entry in like.items():
-        assert fdp.fedavg(**PLAIN, server=name) == CATALOGUE[entry](**PLAIN)
-    assert fdp.fedavg(**PLAIN, momentum=0.9) == fdp.fedavgm(**PLAIN)
+        assert fdp.fedavg(**PLAIN, server=name) == CATALOGUE[entry].of(PLAIN)
+    assert fdp.fedavg.of({**PLAIN, "momentum": 0.9}) == fdp.fedavgm(**PLAIN)
     assert fdp.dp_ftrl(**PLAIN, **NOISED).server == fdp.fedavgm(**PLAIN).server
 
 
 def test_adagrad_sums_squares():
-    server = fdp.dp_fedavg(**PLAIN, **NOISED, server="adagrad", server_learning_rate=0.1, b1=0.0).server
+    server = fdp.dp_fedavg.of({**PLAIN, **NOISED, "server": "adagrad", "server_learning_rate": 0.1, "b1": 0.0}).server
     start = server.init(jnp.zeros(2))
     moved, kept = server.move(jnp.int32(0), jnp.array([0.3, 0.0]), lambda: jnp.float32(0), start, jnp.zeros(2))
     np.testing.assert_allclose(kept.nu, [1e-6 + 0.09, 1e-6], rtol=1e-5)
@@ -144,7 +145,7 @@ def test_flags_a_file_and_python_have_the_same_server(entry, tmp_path, monkeypat
     assert json.loads(capsys.readouterr().out)["history"] == by_flags
     spec = RunSpec.of({"algorithm": entry, "rounds": 2, **numbers})
     assert (
-        CATALOGUE[entry](**settings(entry), **numbers).server
+        CATALOGUE[entry].of({**settings(entry), **numbers}).server
         == spec.entry.of({**settings(entry), **spec.options}).server
     )
 
@@ -155,7 +156,7 @@ def test_flags_a_file_and_python_have_the_same_server(entry, tmp_path, monkeypat
 )
 def test_every_entry_trains_with_another_server(entry):
     model = fdp.models.mlp(DATA.record_shape, DATA.classes, (4,))
-    algorithm = CATALOGUE[entry](**settings(entry), server="adam", server_learning_rate=0.1)
+    algorithm = CATALOGUE[entry].of({**settings(entry), "server": "adam", "server_learning_rate": 0.1})
     result = fdp.run(algorithm, DATA, rounds=2, delta=1e-3, model=model, progress=False)
     leaves = jax.tree.leaves(result.params)
     assert all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in leaves)

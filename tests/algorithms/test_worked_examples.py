@@ -56,7 +56,7 @@ def cohorts(rounds, rate=UNIFORM):
 
 def run(store, entry, rounds=([0, 2],), *, rate=UNIFORM, noise=NOISE, server=None, model=MODEL, **options):
     """States after each round of a catalogue entry."""
-    value = algorithms.CATALOGUE[entry](**{**COMMON, **options})
+    value = algorithms.CATALOGUE[entry].of({**COMMON, **options})
     private = hasattr(value.local.privatizer, "source")
     cohort = AllClients() if rounds[0] is None else cohorts(rounds, rate)
     value = with_given(value, cohort=cohort, steps=noise if private else None, server=server)

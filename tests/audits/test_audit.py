@@ -396,7 +396,7 @@ def test_every_private_entry_is_audited():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", usual(PRIVATE, ("dpnfl", "cpfed")))
 def test_no_private_entry_is_caught(name):
-    algorithm = fdp.CATALOGUE[name](**{"cohort_size": 2, "noise_multiplier": 6.0, **PRIVATE[name]})
+    algorithm = fdp.CATALOGUE[name].of({"cohort_size": 2, "noise_multiplier": 6.0, **PRIVATE[name]})
     found = audited(algorithm, trials=4_000)
     assert not found.violated, found.verdict
     assert found.lower > 0.25 * found.epsilon, found.verdict
@@ -404,8 +404,8 @@ def test_no_private_entry_is_caught(name):
 
 @pytest.mark.exhaustive
 def test_shared_integer_noise_and_adaptive_clips_are_audited():
-    shared = fdp.dp_fedavg(
-        cohort_size=2, batch_size=4, **BATCHES, noise_multiplier=2.0, noise="shared", fractional_bits=6
+    shared = fdp.dp_fedavg.of(
+        {"cohort_size": 2, "batch_size": 4, **BATCHES, "noise_multiplier": 2.0, "noise": "shared", "fractional_bits": 6}
     )
     assert not audited(shared, 5, accountant="rdp").violated
     adaptive = fdp.dp_fedavg(cohort_size=2, batch_size=4, **BATCHES, noise_multiplier=1.0, adaptive_clip=True)

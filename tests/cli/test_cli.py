@@ -280,7 +280,7 @@ BAD = [
     (["run", "--resume", "absent"], "run folder must be an existing folder, got absent"),
     (["best", "--sweep", "x"], "--sweep must be left out, got a flag; give its value alone"),
     (["run", "--out", "full"], "out must be a new or empty folder, got full"),
-    (["run", "--batches", "full", "--batch-size", "5"], "batch_size must be left out for full batches"),
+    (["run", "--batches", "full", "--batch-size", "5"], "batch_size must be left out beside batches full"),
     (["run", "--dataset", "mnist:x"], "dataset must be mnist without a path"),
     (["run", "--seed", "-1"], "seed must be an integer in [0, 2^32), got -1"),
     (["run", "--b1", "1", "--algorithm", "addpnfl"], "b1 must be in [0, 1), got 1.0"),

@@ -20,7 +20,7 @@ from fedjax_dp.rounds.checkpoint import Checkpoints
 MODEL = logistic_regression((FEATURES,), 3)
 KEEPING = {
     "controls": fdp.scaffold(**COMMON),
-    "rule": fdp.fedavg(**COMMON, local_rule="momentum", keep_rule=True),
+    "rule": fdp.fedavg.of({**COMMON, "local_rule": "momentum", "keep_rule": True}),
     "both": fdp.scaffold(**COMMON | {"cohort_size": 4}, dropout=0.4),
 }
 

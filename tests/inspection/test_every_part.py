@@ -29,7 +29,7 @@ ROUNDS = 40
 
 def entry(name, **options):
     given = {**COMMON, **(CLIP if CATALOGUE[name].private else {}), **options}
-    return CATALOGUE[name](**{name: value for name, value in given.items() if value is not ...})
+    return CATALOGUE[name].of({name: value for name, value in given.items() if value is not ...})
 
 
 RECORD = entry("dpnfl", l2=0.0, schedule="constant")
@@ -62,7 +62,6 @@ EXAMPLES = {
     **{
         type(part).__name__: (changed(CLIENT, cohort=part),)
         for part in (
-            parts.ShuffledCohort(size=4, last="keep"),
             parts.AllocatedCohort(pass_rounds=5, chosen=2),
             parts.BinnedCohort(pass_rounds=4),
             parts.CyclicPoissonCohort(size=1, pass_rounds=3),
@@ -96,7 +95,6 @@ EXAMPLES = {
     "AllocatedBatches": tuple(
         local(RECORD, batches=parts.AllocatedBatches(size=3, kept=kept)) for kept in (False, True)
     ),
-    "RefillBatches": (local(RECORD, batches=parts.RefillBatches(size=5, epochs=2), steps=1),),
     "ClipRecords": (
         RECORD,
         local(RECORD, batches=parts.PoissonBatches(size=2)),

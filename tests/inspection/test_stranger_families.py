@@ -602,7 +602,7 @@ LIES = {
     "local steps under a noised upload": changed(OUTPUT, local=lying(OUTPUT.local)),
     "local steps past the privatizer": changed(RECORD, local=lying(RECORD.local, run=past_the_privatizer)),
     "transport of shares in the open": changed(
-        fdp.dp_fedavg(**COMMON, **CLIP, noise="shared", secure=True, fractional_bits=6),
+        fdp.dp_fedavg.of({**COMMON, **CLIP, "noise": "shared", "secure": True, "fractional_bits": 6}),
         transport=lying(own.Open(), secret=True, resolution=2.0**-6, hidden_among=lambda self, m, h: m - h),
     ),
 }

@@ -62,10 +62,10 @@ def test_a_ring_of_masks_that_colluders_cut_is_not_taken_for_a_sum(private):
     data = ragged_data([8] * 12)
     options = {**COMMON, "cohort_size": 10, "local_steps": 1, "neighbours": 2, "secure": True}
     entry = fdp.dp_fedavg if private else fdp.cpfed
-    algorithm = entry(**{**options, **CLIP, **private})
+    algorithm = entry.of({**options, **CLIP, **private})
     assert "no honest client of 10 is left alone" in refused(algorithm, data, view="secure_sum", colluders=5)
     assert epsilon(algorithm, data, view="secure_sum", colluders=1) < math.inf
-    everyone = entry(**{**options, **CLIP, **private, "neighbours": None})
+    everyone = entry.of({**options, **CLIP, **private, "neighbours": None})
     assert epsilon(everyone, data, view="secure_sum", colluders=5) < math.inf
 
 
@@ -335,7 +335,7 @@ def test_the_catalogue_lets_out_what_it_says(entry):
     """The trace that strangers' parts are put through finds nothing in ours but what `no_epsilon_reason` says."""
     private = CATALOGUE[entry].private
     options = {**COMMON, **(CLIP if private else {}), **({"local_steps": 1} if entry == "dp_sgd" else {})}
-    algorithm = CATALOGUE[entry](**options)
+    algorithm = CATALOGUE[entry].of(options)
     model = fdp.mlp((3,), 3, (4,))
     leaks = algorithm.aggregate.needs_loss or any(c.no_epsilon_reason for c in algorithm.local.corrections)
     if leaks:

@@ -72,8 +72,6 @@ CASES = [
     (batches.EpochBatches(size=10, last="keep"), 2, 7, 25, [7] * 2, 6),
     (batches.EpochBatches(size=10, last="keep"), 1, 30, 38, [10] * 3, 4),
     (batches.PoissonBatches(size=10), 4, 7, 25, [7] * 4, 4),
-    (batches.RefillBatches(size=8, epochs=2), 1, 3, 20, [8], 5),
-    (batches.RefillBatches(size=10, epochs=2), 1, 25, 25, [10] * 5, 5),
     (batches.EpochBatches(size=10), 3, 1, 25, [1] * 3, 6),
 ]
 
@@ -187,31 +185,10 @@ def test_steps_that_a_client_lacks_come_at_the_end_of_each_pass():
     assert not np.asarray(batch.mask)[np.asarray(batch.live) == 0].any()
 
 
-def test_refilled_batches_are_whole_and_passes_run_on():
-    for records, epochs in ((3, 2), (8, 3), (25, 2), (1, 1)):
-        rule = batches.RefillBatches(size=8, epochs=epochs)
-        steps = drawn(rule, 1, records, 1, 30)
-        assert len(steps) == -(-epochs * records // 8)
-        assert all(len(row) == 8 for row, _ in steps)
-        taken = np.array([at for row, _ in steps for at in row])
-        for first in range(0, len(taken) // records * records, records):
-            assert sorted(taken[first : first + records]) == list(range(records))
-        squares = sum(np.bincount(row, minlength=records) ** 2 for row, _ in steps)
-        assert squares.max() <= rule.sampling(records).squares
-    with pytest.raises(ConfigurationError, match="set epochs of RefillBatches"):
-        batches.RefillBatches(size=8).count(2, 20)
-
-
-def test_the_first_pass_of_refilled_batches_is_that_of_epochs():
-    refilled = [at for row, _ in drawn(batches.RefillBatches(size=4, epochs=3), 0, 12, 1, 20) for at in row]
-    assert refilled == [at for row, _ in drawn(batches.EpochBatches(size=4), 0, 12, 3, 20) for at in row]
-
-
-@pytest.mark.parametrize("refused", [{"size": 0}, {"size": 4, "last": "repeat"}, {"size": 4, "epochs": 0}])
+@pytest.mark.parametrize("refused", [{"size": 0}, {"size": 4, "last": "repeat"}])
 def test_what_no_batch_can_be_is_refused(refused):
-    rule = batches.RefillBatches if "epochs" in refused else batches.EpochBatches
     with pytest.raises(ConfigurationError):
-        rule(**refused).check(np.array([3, 9]))
+        batches.EpochBatches(**refused).check(np.array([3, 9]))
 
 
 def test_every_pass_is_a_shuffle_of_its_own():

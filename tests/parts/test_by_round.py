@@ -105,7 +105,7 @@ def test_noise_and_clip_norm_of_a_round_are_those_of_the_servers_release():
 def test_numbers_are_traced_and_a_sweep_varies_them_in_one_program():
     changes = {"noise_schedule": "linear", "noise_rounds": 9, "clip_schedule": "cosine", "clip_end": 2.0}
     one, other = (
-        fdp.dpnfl(**COMMON, clip_norm=1.0, **changes, noise_end=end, clip_rounds=rounds)
+        fdp.dpnfl.of({**COMMON, "clip_norm": 1.0, **changes, "noise_end": end, "clip_rounds": rounds})
         for end, rounds in ((0.5, 7), (0.25, 8))
     )
     assert jax.tree.structure(one) == jax.tree.structure(other)
@@ -119,7 +119,7 @@ CHANGING = {"noise_schedule": "linear", "noise_end": 0.5, "noise_rounds": 4}
 @pytest.mark.parametrize(
     ("entry", "options", "message"),
     [
-        ("dpnfl", {"noise_schedule": "linear"}, "noise_end must be a factor for noise_schedule linear, got nothing"),
+        ("dpnfl", {"noise_schedule": "linear"}, "noise_end must be given for noise_schedule linear, got nothing"),
         ("dpnfl", CHANGING | {"noise_end": 0.0}, "noise_end must be positive"),
         ("dpnfl", CHANGING | {"noise_stages": 0}, "noise_stages must be an integer from 1"),
         ("dpnfl", {"noise_end": 0.5}, "noise_end must be left out unless noise_schedule is linear or cosine or step"),
@@ -134,7 +134,7 @@ CHANGING = {"noise_schedule": "linear", "noise_end": 0.5, "noise_rounds": 4}
 def test_what_cannot_be_meant_is_refused_in_one_line(entry, options, message):
     private = {} if entry == "fedavg" else {"clip_norm": 1.0, "noise_multiplier": 1.0}
     refused = refusal(
-        lambda: fdp.rounds.simulation.check(fdp.CATALOGUE[entry](**COMMON, **private, **options), DATA, 4)
+        lambda: fdp.rounds.simulation.check(fdp.CATALOGUE[entry].of({**COMMON, **private, **options}), DATA, 4)
     )
     assert message in refused
 
@@ -148,12 +148,14 @@ def test_factors_of_one_are_todays_run_bit_for_bit_and_other_runs_go_on_where_th
         for what in ("noise", "clip")
         for name, value in (("schedule", "list"), ("factors", "1"))
     }
-    plain, same = (fdp.CATALOGUE[entry](**COMMON, **private, **more) for more in ({}, ones))
+    plain, same = (fdp.CATALOGUE[entry].of({**COMMON, **private, **more}) for more in ({}, ones))
     ends = [fdp.run(each, DATA, rounds=4, seed=2, delta=1e-3, model=MODEL) for each in (plain, same)]
     for a, b in zip(*(jax.tree.leaves(end.params) for end in ends), strict=True):
         np.testing.assert_array_equal(a, b)
     assert ends[0].guarantee == ends[1].guarantee
-    changing = fdp.CATALOGUE[entry](**COMMON, **private, **CHANGING, clip_schedule="list", clip_factors="1,2,0.5,1")
+    changing = fdp.CATALOGUE[entry].of(
+        {**COMMON, **private, **CHANGING, "clip_schedule": "list", "clip_factors": "1,2,0.5,1"}
+    )
     states = []
     whole = fdp.simulate(
         changing,

@@ -69,8 +69,8 @@ def test_a_clip_norm_that_is_learnt_stops_falling_before_float32_loses_the_noise
 
 
 def test_noise_on_uploads_is_refused_at_rates_by_which_float32_loses_it(data):
-    falling = {"schedule": "step", "decay_every": 1, "decay_factor": 1e-7}
-    value = fdp.dp_fedavg_output(**COMMON, clip_norm=1.0, noise_multiplier=1.0, **falling)
+    falling = fdp.parts.RateSchedule.of("step", decay_every=1, decay_factor=1e-7)
+    value = fdp.dp_fedavg_output(**COMMON, clip_norm=1.0, noise_multiplier=1.0, schedule=falling)
     simulation.check(value, data, 1)
     with pytest.raises(errors.ConfigurationError, match="schedule must be one of rates from 1e-12 for noise"):
         simulation.check(value, data, 2)
@@ -187,8 +187,14 @@ def test_correlated_noise_across_local_steps_is_accounted_without_sampling(data)
 
 @pytest.mark.slow
 def test_shares_of_integer_noise_add_up_to_the_stated_noise(data):
-    value = fdp.dp_fedavg(
-        **{**COMMON, "learning_rate": 1e-12}, clip_norm=0.5, noise_multiplier=2.0, noise="shared", fractional_bits=8
+    value = fdp.dp_fedavg.of(
+        {
+            **{**COMMON, "learning_rate": 1e-12},
+            "clip_norm": 0.5,
+            "noise_multiplier": 2.0,
+            "noise": "shared",
+            "fractional_bits": 8,
+        }
     )
     size = 4000
     state = states_of(value, FlatModel(size), data, 1)[-1]
@@ -214,7 +220,9 @@ def test_shares_of_integer_noise_add_up_to_the_stated_noise(data):
 
 
 def test_shared_noise_is_accounted_in_the_secure_sum_and_for_colluders(data):
-    value = fdp.dp_fedavg(**COMMON, clip_norm=0.5, noise_multiplier=8.0, noise="shared", fractional_bits=6)
+    value = fdp.dp_fedavg.of(
+        {**COMMON, "clip_norm": 0.5, "noise_multiplier": 8.0, "noise": "shared", "fractional_bits": 6}
+    )
     options = {"rounds": 4, "delta": 1e-3, "accountant": "rdp", "participation": "worst"}
     promise = fdp.guarantee(value, data, **options)
     assert promise.view is View.SECURE_SUM
@@ -268,14 +276,16 @@ def test_parts_that_do_not_fit_are_refused_before_anything_compiles(parts, words
 @pytest.mark.slow
 def test_parts_combine_freely_and_are_accounted(data):
     """DP-SCAFFOLD through a secure sum, with dropouts and an Adam server."""
-    value = fdp.dp_scaffold(
-        **{**COMMON, "estimator": "wor_delta"},
-        clip_norm=1.0,
-        noise_multiplier=2.0,
-        secure=True,
-        ring_bits=64,
-        fractional_bits=32,
-        dropout=0.4,
+    value = fdp.dp_scaffold.of(
+        {
+            **{**COMMON, "estimator": "wor_delta"},
+            "clip_norm": 1.0,
+            "noise_multiplier": 2.0,
+            "secure": True,
+            "ring_bits": 64,
+            "fractional_bits": 32,
+            "dropout": 0.4,
+        }
     )
     adam = fdp.fedadam(**COMMON, server_learning_rate=0.1).server
     value = dataclasses.replace(value, server=adam)
@@ -329,7 +339,9 @@ def test_place_of_server_noise_is_the_round():
 
 def test_noise_that_float32_cannot_carry_is_refused(data):
     """With many fractional bits Poisson numbers saturate, and their difference is no noise at all."""
-    value = fdp.dp_fedavg(**COMMON, clip_norm=0.5, noise_multiplier=8.0, noise="shared", fractional_bits=16)
+    value = fdp.dp_fedavg.of(
+        {**COMMON, "clip_norm": 0.5, "noise_multiplier": 8.0, "noise": "shared", "fractional_bits": 16}
+    )
     with pytest.raises(errors.ConfigurationError, match="fractional_bits must be few enough for exact integer noise"):
         fdp.guarantee(value, data, rounds=4, delta=1e-3, accountant="rdp")
 
@@ -354,7 +366,9 @@ def test_what_is_summed_stays_within_the_clip_norm_after_rounding():
 
 def test_clients_that_help_know_more(data):
     """In view broadcast the adversary takes part itself: it knows its share of the noise, and when it was drawn."""
-    shared = fdp.dp_fedavg(**COMMON, clip_norm=0.5, noise_multiplier=8.0, noise="shared", fractional_bits=6)
+    shared = fdp.dp_fedavg.of(
+        {**COMMON, "clip_norm": 0.5, "noise_multiplier": 8.0, "noise": "shared", "fractional_bits": 6}
+    )
     options = {"rounds": 4, "delta": 1e-3, "accountant": "rdp", "participation": "worst"}
     sums = fdp.guarantee(shared, data, **options, view="secure_sum", colluders=1).epsilon
     assert fdp.guarantee(shared, data, **options, view="broadcast").epsilon == sums

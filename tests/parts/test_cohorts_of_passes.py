@@ -14,12 +14,10 @@ from fedjax_dp.inspection.trials import QUICK, drawn_cohorts
 from fedjax_dp.parts import (
     AllocatedCohort,
     BinnedCohort,
-    BoundedMean,
     CyclicPoissonCohort,
     Dropout,
     PoissonCohort,
     SeparatedCohort,
-    ShuffledCohort,
     TruncatedPoissonCohort,
     cohorts,
 )
@@ -33,9 +31,6 @@ KEYS = jax.random.split(jax.random.key(7), RUNS)
 
 # (law, clients, rounds, chance of a round, rounds between two of a client, most of a client) by closed forms
 LAWS = {
-    "shuffled": (ShuffledCohort(size=8), 96, 24, 1 / 12, 1, 2),
-    "shuffled, drop": (ShuffledCohort(size=4), 14, 8, 4 / 14, 1, 3),
-    "shuffled, keep": (ShuffledCohort(size=4, last="keep"), 14, 8, 1 / 4, 1, 2),
     "allocation": (AllocatedCohort(pass_rounds=20, chosen=3), N, 20, 0.15, 1, 3),
     "bins": (BinnedCohort(pass_rounds=10), N, 35, 0.1, 10, 4),
     "cyclic Poisson": (CyclicPoissonCohort(size=5, pass_rounds=4), N, 30, 0.05, 4, 8),
@@ -81,9 +76,6 @@ def test_rounds_of_a_client_are_those_of_the_law(name):
         mine = np.arange(rounds)[:, None] % 4 == np.arange(N)[None] % 4
         assert not by_client[~mine].any()
         assert deviate(by_client[mine], RUNS, 0.2) < LIMIT
-    elif name == "shuffled, keep":
-        assert there.sum(2)[0].tolist() == [4, 4, 4, 2, 4, 4, 4, 2]
-        assert np.all(there.reshape(RUNS, 2, 4, 14).sum(2) == 1)  # once a pass
     else:
         assert deviate(by_client[:whole], RUNS, chance) < LIMIT
     assert law.min_separation(num_clients) == separation <= gaps(there)
@@ -92,16 +84,7 @@ def test_rounds_of_a_client_are_those_of_the_law(name):
     assert most <= passes * getattr(law, "chosen", 1)
     assert law.capacity(num_clients) >= there.sum(2).max()
     assert law.fixed == (np.ptp(there.sum(2)) == 0)
-    assert law.expected_size(num_clients) == round(num_clients * chance) or name.startswith("shuffled")
-
-
-def test_the_rest_of_a_shuffle_is_divided_as_every_block_is():
-    """So its noise is no larger on the mean, and a client moves the model alike wherever it is."""
-    law, num_clients = LAWS["shuffled, keep"][:2]
-    shares = np.full(num_clients, 1 / num_clients)
-    mean, rates = BoundedMean(), law.rates(shares)
-    assert float(mean.sensitivity(shares, rates, law.capacity(num_clients))) == pytest.approx(4 / 14, rel=1e-6)
-    np.testing.assert_allclose(mean.gains(shares, rates, None), 4 / 14, rtol=1e-6)
+    assert law.expected_size(num_clients) == round(num_clients * chance)
 
 
 def both_of_two(there, one, other):
@@ -111,14 +94,6 @@ def both_of_two(there, one, other):
 @value
 class SlotOfEachRound(BinnedCohort):
     """Wrong: a slot is drawn anew in each round."""
-
-    def sample(self, keys, round_index, shares):
-        return super().sample(keys._replace(run=keys.round), round_index, shares)
-
-
-@value
-class ShuffleOfEachRound(ShuffledCohort):
-    """Wrong: each round cuts its block out of a shuffle of its own."""
 
     def sample(self, keys, round_index, shares):
         return super().sample(keys._replace(run=keys.round), round_index, shares)
@@ -162,8 +137,6 @@ def test_both_of_two_rounds_of_a_pass_are_as_likely_as_stated():
     assert in_pairs_of_rounds(bins, 0.0) == 0
     assert in_pairs_of_rounds(bins, 0.1, (0, 10)) < LIMIT
     assert in_pairs_of_rounds(SlotOfEachRound(pass_rounds=10), 0.0) > LIMIT
-    assert in_pairs_of_rounds(ShuffledCohort(size=10), 0.0) == 0
-    assert in_pairs_of_rounds(ShuffleOfEachRound(size=10), 0.0) > LIMIT
 
 
 APART = SeparatedCohort(size=20, separation=4)
@@ -265,7 +238,6 @@ def test_of_too_many_clients_a_uniform_choice_stays():
 def test_limits_are_everybody():
     everybody = np.ones((3, 4, N), int)
     for law in (
-        ShuffledCohort(size=N),
         AllocatedCohort(pass_rounds=1),
         AllocatedCohort(pass_rounds=4, chosen=4),
         BinnedCohort(pass_rounds=1),
@@ -291,9 +263,8 @@ def test_what_accountants_count_by():
     assert LAWS["cyclic Poisson"][0].amplified(N, 3) == (accounting.Poisson(0.2), Adjacency.ADD_REMOVE)
     truncated = LAWS["truncated"][0]
     assert truncated.amplified(N, 0) == (accounting.TruncatedPoisson(0.1, 14, N), Adjacency.ZERO_OUT)
-    for law, known in ((truncated, 1), (LAWS["shuffled"][0], 0), (LAWS["separated"][0], 0)):
+    for law, known in ((truncated, 1), (LAWS["separated"][0], 0)):
         assert law.amplified(N, known) == cohorts.SEEN
-    assert [LAWS[name][0].rounds_per_pass(14) for name in ("shuffled, drop", "shuffled, keep")] == [3, 4]
 
 
 BAD = [
@@ -305,8 +276,6 @@ BAD = [
     (SeparatedCohort(size=10, separation=0), "separation must be an integer of at least 1, got 0"),
     (SeparatedCohort(size=30, separation=4), "separation must be at most 100 clients / cohort_size 30, .*got 4"),
     (SeparatedCohort(size=101, separation=1), "cohort_size must be at most the 100 clients"),
-    (ShuffledCohort(size=101), "cohort_size must be at most the 100 clients"),
-    (ShuffledCohort(size=10, last="pad"), "cohort_last must be one of drop, keep"),
 ]
 
 

@@ -24,7 +24,7 @@ MODEL = logistic_regression((3,), 3)
 def test_a_new_control_variate_is_the_mean_of_the_gradients_that_were_used():
     """SCAFFOLD's identity for option II, with clipping and noise: checked through the update it is read off."""
     data = ragged_data([6, 6, 6])
-    value = CATALOGUE["dp_scaffold"](**{**COMMON, **PRIVATE, "cohort_size": None})
+    value = CATALOGUE["dp_scaffold"].of({**COMMON, **PRIVATE, "cohort_size": None})
     states = states_of(value, MODEL, data, 2)
     for before, after in itertools.pairwise(states):
         old, new = before.clients[0], after.clients[0]
@@ -41,7 +41,7 @@ def test_a_new_control_variate_is_the_mean_of_the_gradients_that_were_used():
 
 
 def test_control_variates_are_refused_at_rates_by_which_no_update_can_be_divided():
-    value = fdp.scaffold(**COMMON, schedule="step", decay_every=1, decay_factor=1e-7)
+    value = fdp.scaffold.of({**COMMON, "schedule": "step", "decay_every": 1, "decay_factor": 1e-7})
     data = ragged_data([6, 6, 6])
     simulation.check(value, data, 2)
     with pytest.raises(fdp.ConfigurationError, match="rates from 1e-12 for control variates, got rates from 3e-15"):
@@ -87,7 +87,7 @@ class Swapped(Keeps):
 @pytest.mark.parametrize("entry", ["dpnfl", "fedavg"])
 def test_what_clients_keep_has_one_shape_or_is_refused_by_the_name_of_the_part(entry):
     data, noise = ragged_data([6, 6, 6]), {"clip_norm": 0.7, "noise_multiplier": 1.5} if entry == "dpnfl" else {}
-    plain = CATALOGUE[entry](**COMMON, **noise)
+    plain = CATALOGUE[entry].of({**COMMON, **noise})
     size = 12
 
     def run(part):
@@ -112,7 +112,7 @@ def test_a_row_that_did_not_begin_is_refused():
         def finish(self, update, client, total_rate, another_gradient):
             return (), update
 
-    plain = CATALOGUE["fedavg"](**COMMON)
+    plain = CATALOGUE["fedavg"].of(COMMON)
     algorithm = dataclasses.replace(plain, local=dataclasses.replace(plain.local, corrections=(Grows(),)))
     message = refusal(functools.partial(fdp.simulate, algorithm, ragged_data([6, 6, 6]), rounds=1, model=MODEL))
     assert "the second of what Grows.finish returns, the client's new row, must be as the one that it had" in message

@@ -264,16 +264,16 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_numbers_that_cannot_be_meant_are_refused(name):
     options, words = WRONG[name]
-    assert words in refusal(check, fdp.dpnfl(**COMMON, **PRIVATE, **options), DATA, 1)
+    assert words in refusal(check, fdp.dpnfl.of({**COMMON, **PRIVATE, **options}), DATA, 1)
 
 
 def test_numbers_of_other_rules_are_refused():
     others = {"adam_bc": "local_eps", "adam": "local_floor", "adamw": "local_decay", "sgd": "local_b1"}
     for rule, option in others.items():
         with pytest.raises(fdp.ConfigurationError, match=f"{option} must be left out unless local_rule is"):
-            fdp.dpnfl(**COMMON, **PRIVATE, local_rule=rule, **{option: 0.5})
+            fdp.dpnfl.of({**COMMON, **PRIVATE, "local_rule": rule, **{option: 0.5}})
     with pytest.raises(fdp.ConfigurationError, match="keep_rule must be left out unless local_rule is momentum or"):
-        fdp.dpnfl(**COMMON, **PRIVATE, keep_rule=True)
+        fdp.dpnfl.of({**COMMON, **PRIVATE, "keep_rule": True})
 
 
 def with_rule(algorithm, **rule):
@@ -291,7 +291,7 @@ def test_any_optax_transformation_is_a_local_rule():
     )
     assert np.abs(last - first).max() > 0
     adam = with_rule(plain, factory=optax.scale_by_adam, hyperparameters={"b1": 0.9, "b2": 0.99, "eps": 1e-8})
-    ours = fdp.dpnfl(**COMMON, **PRIVATE, local_rule="adam", local_b2=0.99)
+    ours = fdp.dpnfl.of({**COMMON, **PRIVATE, "local_rule": "adam", "local_b2": 0.99})
     theirs, own_state = (states_of(each, fdp.logistic_regression((3,), 3), DATA, 2)[-1].params for each in (adam, ours))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), theirs, own_state)
     climbing = with_rule(plain, factory=optax.adam, hyperparameters={"learning_rate": 0.1})
@@ -316,7 +316,7 @@ def test_proofs_that_ask_for_plain_steps_refuse_every_other_rule():
 
 def test_a_guarantee_does_not_change_by_a_bit():
     def guarantee(**options):
-        return fdp.guarantee(fdp.dpnfl(**COMMON, **PRIVATE, **options), DATA, rounds=4, delta=1e-3)
+        return fdp.guarantee(fdp.dpnfl.of({**COMMON, **PRIVATE, **options}), DATA, rounds=4, delta=1e-3)
 
     plain = guarantee()
     for keep in (False, True):
@@ -339,7 +339,7 @@ def test_other_numbers_compile_nothing_new():
     found = []
     for number in (0.5, 0.7, 0.9):
         told = {"local_b1": number, "local_b2": number, "local_floor": number, "local_weight_decay": number}
-        algorithm = numbers(fdp.dpnfl(**COMMON, **PRIVATE, local_rule="adamw_bc", **told))
+        algorithm = numbers(fdp.dpnfl.of({**COMMON, **PRIVATE, "local_rule": "adamw_bc", **told}))
         state = initial_state(algorithm, model, DATA, run_key(0))
         found.append(np.concatenate([np.ravel(a) for a in jax.tree.leaves(run(algorithm, state))]))
     assert len(traced) == 1

@@ -53,7 +53,7 @@ def test_the_simplest_mean_is_the_last_model_bit_for_bit(name, number):
 def test_a_mean_is_an_option_whose_numbers_are_traced(entry):
     private = {} if entry == "fedadam" else {"clip_norm": 1.0}
     plain, one, other = (
-        fdp.CATALOGUE[entry](**COMMON, **private, **more)
+        fdp.CATALOGUE[entry].of({**COMMON, **private, **more})
         for more in ({}, {"average": "exponential"}, {"average": "exponential", "average_decay": 0.99})
     )
     assert jax.tree.structure(one) == jax.tree.structure(other)
@@ -63,10 +63,10 @@ def test_a_mean_is_an_option_whose_numbers_are_traced(entry):
 
 
 def test_a_mean_that_cannot_be_meant_is_refused_in_one_line():
-    made = fdp.fedavg(**COMMON, average="exponential", average_decay=1.0)
+    made = fdp.fedavg.of({**COMMON, "average": "exponential", "average_decay": 1.0})
     assert refusal(made.server.check).startswith("average_decay must be in [0, 1), got 1")
-    assert "average_from" in refusal(fdp.fedavg(**COMMON, average="polyak", average_from=-1).server.check)
-    assert "unless average is exponential" in refusal(lambda: fdp.fedavg(**COMMON, average_decay=0.5))
+    assert "average_from" in refusal(fdp.fedavg.of({**COMMON, "average": "polyak", "average_from": -1}).server.check)
+    assert "unless average is exponential" in refusal(lambda: fdp.fedavg.of({**COMMON, "average_decay": 0.5}))
     for entry in ("mr_mtl", "local", "ifca", "fedper", "fedrep", "apfl", "ppsgd"):
         made = fdp.CATALOGUE[entry]
         assert "average" in refusal(lambda: made(**COMMON, clip_norm=1.0, average="polyak"))  # noqa: B023

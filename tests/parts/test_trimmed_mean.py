@@ -161,9 +161,15 @@ def test_one_record_level_epsilon_whatever_is_done_with_noised_updates(data):
         ),
         (lambda: fdp.fedavg(**COMMON, estimator="median", secure=True), "one of sums in a secure sum"),
         (lambda: fdp.fedavg(**COMMON, estimator="median", cohort="md"), "where a client may be drawn twice"),
-        (lambda: fdp.fedavg(**COMMON, estimator="trimmed_mean", trim=0.6), "trim must be in [0, 0.5]"),
-        (lambda: fdp.fedavg(**COMMON, estimator="trimmed_mean", trim=float("nan")), "trim must be in [0, 0.5]"),
-        (lambda: fdp.fedavg(**COMMON, estimator="median", trim=0.2), "trim must be left out unless estimator is"),
+        (lambda: fdp.fedavg.of({**COMMON, "estimator": "trimmed_mean", "trim": 0.6}), "trim must be in [0, 0.5]"),
+        (
+            lambda: fdp.fedavg.of({**COMMON, "estimator": "trimmed_mean", "trim": float("nan")}),
+            "trim must be in [0, 0.5]",
+        ),
+        (
+            lambda: fdp.fedavg.of({**COMMON, "estimator": "median", "trim": 0.2}),
+            "trim must be left out unless estimator is",
+        ),
         (lambda: fdp.dp_fedavg(**COMMON, **NOISED, estimator="median"), "estimator must be left out for dp_fedavg"),
     ],
 )

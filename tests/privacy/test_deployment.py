@@ -31,7 +31,7 @@ def data():
 
 def dp_fedavg(**changes):
     base = {"cohort_size": 5, "batch_size": 2, "local_steps": 1, "learning_rate": 0.1, "clip_norm": 0.5}
-    return fdp.dp_fedavg(**{**base, **changes})
+    return fdp.dp_fedavg.of({**base, **changes})
 
 
 def promise(algorithm, data, rounds=ROUNDS, **terms):

@@ -25,6 +25,9 @@ def data():
     return ragged_data([20, 40, 20, 60, 40, 30])
 
 
+FINE = fdp.parts.SecureSum(fractional_bits=26)
+
+
 def dpnfl(**changes):
     base = {"cohort_size": 2, "batch_size": 2, "local_steps": STEPS, "learning_rate": 0.1, "clip_norm": 1.0}
     return fdp.dpnfl(**{**base, **changes})
@@ -384,7 +387,8 @@ def test_noise_swallowed_by_the_ring_gains_nothing():
     data = ragged_data([50] * 6)
     value = dpnfl(local_steps=1, noise_multiplier=2.0, secure=True, learning_rate=0.1)
     assert np.all(planned_run.noise_amplification(value, data, View.SECURE_SUM, 0) > 1)
-    coarse = dpnfl(local_steps=1, noise_multiplier=2.0, secure=True, learning_rate=0.1, fractional_bits=4)
+    sums = fdp.parts.SecureSum(fractional_bits=4)
+    coarse = dpnfl(local_steps=1, noise_multiplier=2.0, secure=sums, learning_rate=0.1)
     assert np.all(planned_run.noise_amplification(coarse, data, View.SECURE_SUM, 0) == 1)
 
 
@@ -437,7 +441,7 @@ def test_a_private_run_does_not_stop_for_what_nobody_noised():
     common = {"cohort_size": None, "batch_size": None, "batches": "full", "local_steps": 1, "learning_rate": 6.0}
     for value in (
         fdp.dpnfl(**common, clip_norm=1.0, noise_multiplier=8.0),
-        fdp.dp_fedavg(**common, clip_norm=8.0, noise_multiplier=4.0, secure=True, fractional_bits=26, cohort="uniform"),
+        fdp.dp_fedavg(**common, clip_norm=8.0, noise_multiplier=4.0, secure=FINE, cohort="uniform"),
     ):
         for held in (dataset, spoiled):
             assert fdp.simulate(value, held, rounds=3).state.round == 3
@@ -477,6 +481,6 @@ def test_probabilities_and_what_they_cost_are_checked(given):
 def test_a_choice_with_next_to_no_noise_has_a_finite_epsilon_or_none(data):
     """Single losses of it are beyond what the loss distribution holds; noise on gradients is as usual."""
     base = {"cohort_size": 3, "batch_size": 8, "local_steps": 3, "learning_rate": 0.1, "clip_norm": 1.0}
-    value = fdp.CATALOGUE["ifca"](**base, choice_noise=0.01, noise_multiplier=4.0)
+    value = fdp.CATALOGUE["ifca"].of({**base, "choice_noise": 0.01, "noise_multiplier": 4.0})
     found = {name: fdp.guarantee(value, data, rounds=5, delta=1e-5, accountant=name).epsilon for name in ("pld", "rdp")}
     assert 1000 < found["pld"] <= found["rdp"] < 1e4

@@ -166,16 +166,16 @@ def test_a_configuration_takes_a_log_in_the_place_of_a_law(tmp_path):
     assert "cohort_size" not in spec.options
     assert RunSpec.of(spec.flat()).flat() == spec.flat()
     assert list(spec.files) == [str(file)]  # whose checksum a resumed run compares
-    made = fdp.CATALOGUE["dpnfl"](**{**COMMON, "cohort_size": None, "cohort": "log", "participation_log": str(file)})
+    made = fdp.CATALOGUE["dpnfl"].of({**COMMON, "cohort_size": None, "cohort": "log", "participation_log": str(file)})
     assert made.cohort.log(3).patterns == [(), (0,), (1,)]
     for wrong, words in (
-        ({"cohort_size": 3}, "cohort_size must be left out beside a participation log"),
+        ({"cohort_size": 3}, "cohort_size must be left out beside cohort log"),
         ({"cohort": "poisson"}, "participation_log must be left out unless cohort is log"),
     ):
         with pytest.raises(errors.ConfigurationError, match=words):
             RunSpec.of(options | wrong)
-    with pytest.raises(errors.ConfigurationError, match="None beside a participation log"):
-        fdp.dpnfl(**COMMON, cohort="log", participation_log=str(file))
+    with pytest.raises(errors.ConfigurationError, match="left out beside cohort log"):
+        fdp.dpnfl.of({**COMMON, "cohort": "log", "participation_log": str(file)})
     with pytest.raises(errors.ConfigurationError, match="participation_log must be given"):
         fdp.dpnfl(**{**COMMON, "cohort_size": None}, cohort="log")
 

@@ -46,14 +46,16 @@ def attended(algorithm):
 def test_a_clip_norm_by_which_float32_loses_the_noise_has_no_epsilon(entry):
     """At 2e-38 the noise of a batch, z C / B, would be 0 and what it hides would not: below 1.2e-38 all is flushed."""
     assert float(jax.jit(lambda clip: clip / 4)(jnp.float32(2e-38))) == 0 or jax.default_backend() != "cpu"
-    falling = fdp.CATALOGUE[entry](**COMMON, noise_multiplier=2.0, clip_schedule="list", clip_factors="1,2e-38")
+    falling = fdp.CATALOGUE[entry].of(
+        {**COMMON, "noise_multiplier": 2.0, "clip_schedule": "list", "clip_factors": "1,2e-38"}
+    )
     refused = refusal(lambda: client_events(planned(falling)))
     assert refused == "clip_norm of every round must be at least 1e-12, got 2e-38; float32 would lose the noise"
 
 
 @pytest.mark.parametrize("accountant", quick(["pld", "rdp", "zcdp", "tcdp"], ["pld", "zcdp", "tcdp"]))
 def test_the_epsilon_of_records_is_that_of_the_rounds_of_each_client_by_hand(accountant):
-    algorithm = fdp.dpnfl(**COMMON, noise_multiplier=24.0, **FALLS)
+    algorithm = fdp.dpnfl.of({**COMMON, "noise_multiplier": 24.0, **FALLS})
     there = attended(algorithm)
     found = [accounting.epsilon_of(event, DELTA, accountant) for event in client_events(planned(algorithm))]
 
@@ -70,7 +72,7 @@ def test_the_epsilon_of_records_is_that_of_the_rounds_of_each_client_by_hand(acc
 
 
 def test_every_round_counts_where_the_schedule_of_cohorts_does_not():
-    algorithm = fdp.dpnfl(**COMMON, noise_multiplier=8.0, **FALLS)
+    algorithm = fdp.dpnfl.of({**COMMON, "noise_multiplier": 8.0, **FALLS})
     for participation, wanted in (
         ("worst", tuple(of_record(8.0 * factor).repeated(2) for factor in sorted(LEVELS))),
         ("law", tuple(accounting.RandomParticipation(of_record(8.0 * f), 0.5, 2) for f in sorted(LEVELS))),
@@ -83,7 +85,7 @@ def test_every_round_counts_where_the_schedule_of_cohorts_does_not():
 
 
 def test_the_epsilon_of_clients_is_that_of_all_rounds_by_hand_sampled_or_seen():
-    seen = fdp.dp_fedavg(**COMMON | {"cohort_size": 6}, cohort="uniform", noise_multiplier=8.0, **FALLS)
+    seen = fdp.dp_fedavg.of({**(COMMON | {"cohort_size": 6}), "cohort": "uniform", "noise_multiplier": 8.0, **FALLS})
     (event,) = set(client_events(planned(seen)))
     by_hand = Composed(
         tuple(GaussianSteps(8.0 * f, FullBatch(), Adjacency.REPLACE_ONE, 1, Unit.CLIENT) for f in FACTORS)
@@ -93,7 +95,7 @@ def test_the_epsilon_of_clients_is_that_of_all_rounds_by_hand_sampled_or_seen():
         assert accounting.epsilon_of(event, DELTA, accountant) == pytest.approx(wanted, rel=1e-6)
     one = GaussianSteps(8.0 / np.sqrt(np.mean(FACTORS**-2.0)), FullBatch(), Adjacency.REPLACE_ONE, ROUNDS, Unit.CLIENT)
     assert accounting.epsilon_of(event, DELTA) == pytest.approx(accounting.epsilon_of(one, DELTA), rel=1e-6)
-    hidden = fdp.dp_fedavg(**COMMON, noise_multiplier=8.0, **FALLS)
+    hidden = fdp.dp_fedavg.of({**COMMON, "noise_multiplier": 8.0, **FALLS})
     (event,) = set(client_events(planned(hidden)))
     assert event == Composed(
         tuple(GaussianSteps(8.0 * f, Poisson(0.5), Adjacency.ADD_REMOVE, 2, Unit.CLIENT) for f in sorted(LEVELS))
@@ -101,7 +103,7 @@ def test_the_epsilon_of_clients_is_that_of_all_rounds_by_hand_sampled_or_seen():
 
 
 def test_a_budget_scales_the_whole_schedule_and_is_met():
-    algorithm = fdp.dp_fedavg(**COMMON | {"cohort_size": 6}, cohort="uniform", **FALLS)
+    algorithm = fdp.dp_fedavg.of({**(COMMON | {"cohort_size": 6}), "cohort": "uniform", **FALLS})
     noised = fdp.calibrate(algorithm, DATA, rounds=ROUNDS, seed=SEED, epsilon=2.0, delta=DELTA, accountant="gaussian")
     promise = fdp.guarantee(noised, DATA, rounds=ROUNDS, seed=SEED, delta=DELTA, accountant="gaussian")
     assert 1.999 < promise.epsilon <= 2.0
@@ -111,7 +113,7 @@ def test_a_budget_scales_the_whole_schedule_and_is_met():
 
 def test_what_follows_the_last_round_has_the_factor_that_follows_it():
     longer = FALLS | {"noise_rounds": 2 * ROUNDS}
-    algorithm = fdp.finetune(**COMMON, noise_multiplier=8.0, **longer)
+    algorithm = fdp.finetune.of({**COMMON, "noise_multiplier": 8.0, **longer})
     run = planned(algorithm, view="deployed")
     assert run.noise_levels.after == pytest.approx(0.5)
     last = client_events(run)[0].parts[-1]
@@ -119,7 +121,7 @@ def test_what_follows_the_last_round_has_the_factor_that_follows_it():
 
 
 def test_a_choice_whose_rounds_nobody_knows_counts_with_the_least_noise():
-    run = planned(fdp.ifca(**COMMON, noise_multiplier=8.0, choices=2, **FALLS))
+    run = planned(fdp.ifca.of({**COMMON, "noise_multiplier": 8.0, "choices": 2, **FALLS}))
     choice = client_events(run)[0].parts[-1]
     plain = client_events(planned(fdp.ifca(**COMMON, noise_multiplier=8.0, choices=2)))[0].parts[-1]
     assert choice.noise_multiplier == pytest.approx(0.25 * plain.noise_multiplier, rel=1e-6)
@@ -131,7 +133,7 @@ def test_parts_of_ones_own_that_tell_noise_its_round_are_refused():
     class Mine(fdp.parts.RecordGaussian):
         pass
 
-    made = fdp.dpnfl(**COMMON, noise_multiplier=8.0, **FALLS)
+    made = fdp.dpnfl.of({**COMMON, "noise_multiplier": 8.0, **FALLS})
     fields = {
         field.name: getattr(made.local.privatizer, field.name) for field in dataclasses.fields(made.local.privatizer)
     }

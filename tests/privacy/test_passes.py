@@ -46,7 +46,7 @@ def planned(algorithm, rounds=9, **terms):
 
 
 def of_clients(cohort, **options):
-    return fdp.dp_fedavg(**{**COMMON, **COHORTS[cohort][0], "cohort": cohort, **options})
+    return fdp.dp_fedavg.of({**COMMON, **COHORTS[cohort][0], "cohort": cohort, **options})
 
 
 @pytest.mark.parametrize("name", COHORTS)
@@ -75,10 +75,7 @@ def test_a_draw_that_is_seen_or_not_known_hides_nobody():
     whole = planned(changing, participation="worst")
     by_round = Spending(whole, verified_guarantee(whole))
     assert by_round.at_any_time(1) >= by_round.planned(1).epsilon  # of one noise, yet counted as in the whole run
-    shuffled = fdp.dp_fedavg(**COMMON, cohort="shuffled", cohort_size=2)
-    run = planned(shuffled)
-    assert [event.releases for event in client_events(run)] == [3] * 6  # of 9 rounds, one in each pass of 3
-    keeping = fdp.mr_mtl(**COMMON, **PASSES, cohort="allocation", noise_on="clients")
+    keeping = fdp.mr_mtl.of({**COMMON, **PASSES, "cohort": "allocation", "noise_on": "clients"})
     assert sampling_of(keeping) == FullBatch()
     assert verified_guarantee(planned(of_clients("allocation"), view="uploads")).reason
 
@@ -87,19 +84,20 @@ APART = {**COMMON, "cohort": "separated", "cohort_size": 1, "separation": 3}
 
 
 def test_rests_bound_the_rounds_of_a_client_where_noise_is_correlated():
-    ftrl = functools.partial(fdp.dp_ftrl, bands=3, estimator="wor_delta")
-    cyclic = ftrl(**COMMON, cohort="cyclic", cohort_size=2)  # of 6: every third round
-    events = [client_events(planned(of, participation="worst")) for of in (ftrl(**APART), cyclic)]
+    ftrl = functools.partial(fdp.dp_ftrl, **COMMON, bands=3, estimator="wor_delta")
+    cyclic = ftrl(cohort="cyclic", cohort_size=2)  # of 6: every third round
+    apart = ftrl(cohort=parts.SeparatedCohort(size=1, separation=3))
+    events = [client_events(planned(of, participation="worst")) for of in (apart, cyclic)]
     assert events[0] == events[1]  # three rounds of nine, three apart
     with pytest.raises(errors.ConfigurationError, match="separation must be given"):
-        fdp.dp_fedavg(**{**APART, "separation": None})
+        fdp.dp_fedavg.of({**APART, "separation": None})
     with pytest.raises(errors.ConfigurationError, match="separation must be at most 6 clients / cohort_size 1"):
-        planned(fdp.dp_fedavg(**{**APART, "separation": 7}))
+        planned(fdp.dp_fedavg.of({**APART, "separation": 7}))
 
 
 @pytest.mark.slow
 def test_rests_amplify_nothing():
-    run = planned(fdp.dp_fedavg(**APART))
+    run = planned(fdp.dp_fedavg.of(APART))
     times = participations(run.algorithm, DATA, 9, 3)
     assert [event.releases for event in client_events(run)] == times.tolist()
     assert max(times) <= 3
@@ -113,7 +111,7 @@ def test_rounds_of_a_pass_do_not_add_up_one_by_one():
 
 
 def of_records(**options):
-    return fdp.dpnfl(**{**COMMON, "batch_size": 3, "cohort_size": None, **options})
+    return fdp.dpnfl.of({**COMMON, "batch_size": 3, "cohort_size": None, **options})
 
 
 def test_allocated_records_are_counted_by_passes_and_kept_slots_as_one():
@@ -155,7 +153,7 @@ def test_a_client_draws_kept_slots_by_one_key_in_all_rounds(batches, each):
 
 
 REFUSED = [
-    ({"cohort": "allocation", "cohort_size": 3}, "cohort_size must be None beside pass_rounds and chosen"),
+    ({"cohort": "allocation", "cohort_size": 3}, "cohort_size must be left out beside cohort allocation"),
     ({"cohort": "bins", "cohort_size": None}, "pass_rounds must be given"),
     ({"cohort": "truncated", "cohort_size": 3}, "cohort_most must be given"),
     ({"cohort": "allocation", **PASSES, "chosen": 5}, "chosen must be an integer from 1 to 4, got 5"),
@@ -166,7 +164,7 @@ REFUSED = [
 @pytest.mark.parametrize(("options", "line"), REFUSED)
 def test_options_that_do_not_fit_are_refused_in_one_line(options, line):
     with pytest.raises(errors.ConfigurationError, match=line):
-        planned(fdp.dp_fedavg(**COMMON, **options))
+        planned(fdp.dp_fedavg.of({**COMMON, **options}))
 
 
 def drawn_by_round(self, keys, round_index, shares):
@@ -196,7 +194,7 @@ def test_a_cohort_that_is_not_drawn_as_it_states_is_found_out(kind, members, lin
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("algorithm", [of_clients("allocation"), fdp.dp_fedavg(**APART)], ids=["allocation", "apart"])
+@pytest.mark.parametrize("algorithm", [of_clients("allocation"), fdp.dp_fedavg.of(APART)], ids=["allocation", "apart"])
 def test_a_run_goes_on_and_a_row_of_a_sweep_is_its_run_bit_for_bit(algorithm):
     whole = fdp.simulate(algorithm, DATA, rounds=6)
     on = fdp.simulate(algorithm, DATA, rounds=6, start=fdp.simulate(algorithm, DATA, rounds=3).state)

@@ -53,7 +53,7 @@ def spending():
     def of(name):
         if name not in made:
             entry, options, terms, _ = CASES[name]
-            algorithm = CATALOGUE[entry](**{**COMMON, **CLIP, **options})
+            algorithm = CATALOGUE[entry].of({**COMMON, **CLIP, **options})
             run = fdp.privacy.plan_run(
                 algorithm, DATA, rounds=ROUNDS, seed=3, terms=PrivacyTerms(**{"delta": 1e-3, **terms})
             )
@@ -109,7 +109,7 @@ def test_few_rounds_are_worked_out_where_that_takes_long(spending):
 
 
 def test_a_run_without_privacy_has_lines_without_events():
-    run = fdp.privacy.plan_run(CATALOGUE["fedavg"](**COMMON), DATA, rounds=2, terms=PrivacyTerms())
+    run = fdp.privacy.plan_run(CATALOGUE["fedavg"].of(COMMON), DATA, rounds=2, terms=PrivacyTerms())
     (first, second) = Spending(run, verified_guarantee(run)).lines(0, 2)
     assert (first["events"], first["epsilon_planned"], second["as_round"]) == ([], None, 0)
     assert not any(isinstance(value, float) and math.isinf(value) for value in first.values())

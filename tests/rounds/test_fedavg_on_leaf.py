@@ -85,14 +85,16 @@ def flat(params):
 
 @pytest.fixture(scope="module")
 def run(data):
-    algorithm = fdp.fedavg(
-        cohort_size=None,
-        estimator="full",
-        batches="epochs",
-        last="keep",
-        batch_size=BATCH,
-        local_steps=EPOCHS,
-        learning_rate=RATE,
+    algorithm = fdp.fedavg.of(
+        {
+            "cohort_size": None,
+            "estimator": "full",
+            "batches": "epochs",
+            "last": "keep",
+            "batch_size": BATCH,
+            "local_steps": EPOCHS,
+            "learning_rate": RATE,
+        }
     )
     model = fdp.logistic_regression(data.record_shape, data.classes)
     with jax.default_matmul_precision("float32"):  # an accelerator's products have ten bits by default

@@ -24,7 +24,7 @@ def data():
 
 
 def final(entry, data, model=MODEL, rounds=3, **options):
-    state = states_of(CATALOGUE[entry](**{**COMMON, **options}), model, data, rounds)[-1]
+    state = states_of(CATALOGUE[entry].of({**COMMON, **options}), model, data, rounds)[-1]
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(state.params)])
 
 
@@ -85,7 +85,7 @@ def test_a_client_drawn_twice_counts_twice_but_trains_once():
     data = ragged_data([6, 6])
     chances = {"sampling": "optimal", "probabilities": np.array([1 - 1e-9, 1e-9]), **PRIVATE}
     once = fdp.acs_pldp(**COMMON, **chances)
-    each = fdp.acs_pldp(**COMMON, **chances, one_by_one=True)
+    each = fdp.acs_pldp.of({**COMMON, **chances, "one_by_one": True})
     alone = dataclasses.replace(once, cohort=dataclasses.replace(once.cohort, draws=1))
     runs = [np.asarray(states_of(v, MODEL, data, 1)[-1].params["Dense_0"]["kernel"]) for v in (once, each, alone)]
     np.testing.assert_allclose(runs[0], runs[2], rtol=1e-5, atol=1e-6)
@@ -97,7 +97,7 @@ def test_interrupted_runs_with_memory_equal_uninterrupted_ones_bit_for_bit(entry
     model = TwoLayerModel(3, 4) if entry == "rfedavg_plus" else MODEL
     extra = {} if entry == "rfedavg_plus" else {"clip_norm": 0.5, "noise_multiplier": 0.5}
     extra |= {"adaptive_clip": True} if entry == "dp_fedavg" else {}
-    value = CATALOGUE[entry](**COMMON, **extra)
+    value = CATALOGUE[entry].of({**COMMON, **extra})
     whole = fdp.simulate(value, data, rounds=5, model=model)
     half = fdp.simulate(value, data, rounds=2, model=model)
     rest = fdp.simulate(value, data, rounds=5, model=model, start=half.state)
@@ -108,7 +108,7 @@ def test_interrupted_runs_with_memory_equal_uninterrupted_ones_bit_for_bit(entry
 @pytest.mark.parametrize("entry", usual(["dp_scaffold", "q_fedavg"], ["q_fedavg"]))
 def test_chunks_and_devices_change_nothing_beyond_rounding(entry, data):
     extra = {"clip_norm": 0.5, "noise_multiplier": 0.5} if entry == "dp_scaffold" else {}
-    value = CATALOGUE[entry](**{**COMMON, "cohort_size": 5}, **extra, secure=True)
+    value = CATALOGUE[entry].of({**{**COMMON, "cohort_size": 5}, **extra, "secure": True})
     results = [
         fdp.simulate(value, data, rounds=3, model=MODEL, execution=execution).params["Dense_0"]["kernel"]
         for execution in (fdp.execution.Execution(), fdp.execution.Execution(chunk_size=2), fdp.execution.all_devices())

@@ -319,8 +319,14 @@ def test_noise_to_signal_is_zero_without_noise_and_none_where_nothing_is_known(d
 
 @pytest.mark.slow
 def test_noise_that_comes_with_a_secure_sum_has_no_ratio(data):
-    shared = fdp.dp_fedavg(
-        **COMMON | {"cohort_size": 4}, clip_norm=0.5, noise_multiplier=8.0, noise="shared", fractional_bits=6
+    shared = fdp.dp_fedavg.of(
+        {
+            **(COMMON | {"cohort_size": 4}),
+            "clip_norm": 0.5,
+            "noise_multiplier": 8.0,
+            "noise": "shared",
+            "fractional_bits": 6,
+        }
     )
     assert last(shared, data).noise_to_signal is None
 

@@ -31,7 +31,7 @@ CASES = {  # every client, cohorts that vary, draws one by one, tables, masks, l
 @pytest.mark.parametrize("name", usual(CASES, ("tables",)))
 def test_host_equals_devices_bit_for_bit(name, data, monkeypatch):  # noqa: F811
     make, options = CASES[name]
-    algorithm = make(**COMMON | options)
+    algorithm = make.of(COMMON | options)
     monkeypatch.setattr(prefetch, "MOST", 2)  # blocks end elsewhere than evaluations
     for a, b in zip(end(algorithm, data, False), end(algorithm, data, True), strict=True):
         np.testing.assert_array_equal(a, b)

@@ -17,13 +17,13 @@ from fedjax_dp.rounds.simulation import run_key
 from fedjax_dp.testing import check_algorithm
 
 OPTIONS = {"cohort_size": 2, "batch_size": 4, "learning_rate": 0.3, "clip_norm": 0.7, "noise_multiplier": 2.0}
-RULES = ("without-replacement", "with-replacement", "poisson", "full", "epochs", "refill")
+RULES = ("without-replacement", "with-replacement", "poisson", "full", "epochs")
 
 
 def algorithm_of(batches, **options):
     steps = {"local_steps": 2, "batches": batches}
     whole = {"batch_size": None} if batches == "full" else {}
-    return fdp.dpnfl(**OPTIONS | steps | whole | options)
+    return fdp.dpnfl.of(OPTIONS | steps | whole | options)
 
 
 STORE = ragged_data([6, 19])
@@ -228,7 +228,7 @@ def test_noise_on_the_mean_over_the_rest_of_a_pass_is_too_small():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "options", usual([{"batches": "epochs", "last": "keep"}, {"batches": "refill"}, {}], [{"batches": "refill"}])
+    "options", usual([{"batches": "epochs", "last": "keep"}, {}], [{"batches": "epochs", "last": "keep"}])
 )
 def test_checks_hold_for_ragged_clients(options):
     algorithm = algorithm_of(

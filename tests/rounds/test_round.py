@@ -14,6 +14,7 @@ from fedjax_dp import algorithms, errors, prng
 from fedjax_dp.execution import mesh
 from fedjax_dp.models import logistic_regression
 from fedjax_dp.parts import aggregation, cohorts
+from fedjax_dp.parts.choices import part_of
 from fedjax_dp.prng import role_key
 from fedjax_dp.rounds import simulation
 from fedjax_dp.rounds.clients import draw_cohort
@@ -44,7 +45,7 @@ def reference(config, data, seed, rounds):
     """DPNFL (dpnfl, Algorithm 1) for softmax regression in float64 loops. Only raw random draws are shared."""
     key, num_clients = run_key(seed), data.num_clients
     who = cohorts.AllClients() if config["cohort_size"] is None else cohorts.UniformCohort(size=config["cohort_size"])
-    law = algorithms.BATCHES[config.get("batches", "without-replacement")](config["batch_size"])
+    law = part_of("batches", {"batches": "without-replacement", **config})
     kernel, bias = np.zeros((3, 3)), np.zeros(3)
     shares = np.asarray(data.shares, float)
     noise_multiplier = np.broadcast_to(config["noise_multiplier"], (num_clients,))
@@ -221,7 +222,7 @@ def test_addpnfl_with_an_unmoving_rule_is_scaled_dpnfl(data):
     """b1 = b2 = 0 and a huge pi: w + rate Delta / (|Delta| + pi) is w + (rate / pi) Delta to first order."""
     config = settings_of(schedule="constant")
     plain = simulation.simulate(algorithms.dpnfl(**config), data, rounds=1).params
-    adaptive = algorithms.addpnfl(**config, b1=0.0, b2=0.0, pi=1e6, server_learning_rate=1e6)
+    adaptive = algorithms.addpnfl.of({**config, "b1": 0.0, "b2": 0.0, "pi": 1e6, "server_learning_rate": 1e6})
     for a, b in zip(*map(jax.tree.leaves, (plain, simulation.simulate(adaptive, data, rounds=1).params))):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
 
@@ -258,7 +259,7 @@ def test_changing_any_number_compiles_nothing_new(data):
             {"pi": 0.1, "b1": 0.0},
         ]
     ):
-        simulation.simulate(algorithms.addpnfl(**settings_of(**changes)), data, rounds=2 + seed, seed=seed)
+        simulation.simulate(algorithms.addpnfl.of(settings_of(**changes)), data, rounds=2 + seed, seed=seed)
     assert simulation.advance._cache_size() == before
     simulation.simulate(algorithms.addpnfl(**settings_of(local_steps=5)), data, rounds=2)  # structure does
     assert simulation.advance._cache_size() == before + 1

@@ -111,11 +111,14 @@ def test_what_no_public_numbers_tell_is_refused_in_one_line(name):
 def test_without_noise_the_unbiased_second_moment_is_its_parent():
     told = {**COMMON, "clip_norm": 0.7, "server_learning_rate": 0.1, "pi": 0.01}
     parent, corrected = (
-        states_of(fdp.addpnfl(**told, second_moment=name), MODEL, DATA, 3)[-1].params for name in ("delta", "unbiased")
+        states_of(fdp.addpnfl.of({**told, "second_moment": name}), MODEL, DATA, 3)[-1].params
+        for name in ("delta", "unbiased")
     )
     jax.tree.map(np.testing.assert_array_equal, corrected, parent)
-    noisy = states_of(fdp.addpnfl(**told, second_moment="unbiased", noise_multiplier=1.0), MODEL, DATA, 3)[-1]
-    biased = states_of(fdp.addpnfl(**told, noise_multiplier=1.0), MODEL, DATA, 3)[-1]
+    noisy = states_of(fdp.addpnfl.of({**told, "second_moment": "unbiased", "noise_multiplier": 1.0}), MODEL, DATA, 3)[
+        -1
+    ]
+    biased = states_of(fdp.addpnfl.of({**told, "noise_multiplier": 1.0}), MODEL, DATA, 3)[-1]
     np.testing.assert_array_equal(ravel(noisy.optimizer.nu)[0][:3] > 0, True)
     assert np.abs(ravel(noisy.params)[0] - ravel(biased.params)[0]).max() > 1e-3
 

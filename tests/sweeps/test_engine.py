@@ -325,7 +325,7 @@ def test_points_of_every_structure_equal_their_single_runs_bit_for_bit(name, dat
     make, options = STRUCTURES[name]
     model = TwoLayerModel(3, 4) if name == "features" else MODEL
     jobs = [
-        job_of(make(**{**COMMON, "learning_rate": rate}, **options), data, model, ROUNDS, seed, 1, True)
+        job_of(make.of({**{**COMMON, "learning_rate": rate}, **options}), data, model, ROUNDS, seed, 1, True)
         for rate, seed in itertools.product((0.1, 0.3), range(2))
     ]
     assert len(grouped(jobs)) == 1
@@ -336,7 +336,9 @@ def test_points_of_every_structure_equal_their_single_runs_bit_for_bit(name, dat
 @pytest.mark.exhaustive
 def test_a_sweep_over_a_number_of_the_local_rule_equals_single_runs_bit_for_bit(data):
     noisy = {**COMMON, "clip_norm": 0.5, "noise_multiplier": 0.5, "local_rule": "adamw_bc"}
-    jobs = [job_of(fdp.dpnfl(**noisy, local_b2=b2), data, MODEL, ROUNDS, 0, 1, True) for b2 in (0.9, 0.99, 0.999)]
+    jobs = [
+        job_of(fdp.dpnfl.of({**noisy, "local_b2": b2}), data, MODEL, ROUNDS, 0, 1, True) for b2 in (0.9, 0.99, 0.999)
+    ]
     assert len(grouped(jobs)) == 1
     found = outcomes(jobs)
     for job, outcome in zip(jobs, found, strict=True):
@@ -351,7 +353,7 @@ def test_every_entry_sweeps_over_its_learning_rate(entry, data):
     options |= {"clip_norm": 0.5, "noise_multiplier": 0.5} if "clip_norm" in CATALOGUE[entry].options else {}
     model = TwoLayerModel(3, 4) if entry.startswith("rfedavg") else MODEL
     model = fdp.mlp(data.record_shape, data.classes, (4,)) if "head" in CATALOGUE[entry].options else model
-    jobs = [job_of(CATALOGUE[entry](**options | {"learning_rate": rate}), data, model, 2, 0, 1) for rate in (0.1, 0.3)]
+    jobs = [job_of(CATALOGUE[entry].of(options | {"learning_rate": rate}), data, model, 2, 0, 1) for rate in (0.1, 0.3)]
     assert len(grouped(jobs)) == 1
     first, second = outcomes(jobs, stop=1)
     for outcome, job in ((first, jobs[0]), (second, jobs[1])):
@@ -402,7 +404,7 @@ def test_axes_name_fields_of_the_value_and_of_the_run(data):
 @pytest.mark.exhaustive
 def test_a_function_of_the_axes_makes_the_algorithm(data):
     def make(entry, clip_norm):
-        return CATALOGUE[entry](**COMMON, clip_norm=clip_norm, noise_multiplier=0.3)
+        return CATALOGUE[entry].of({**COMMON, "clip_norm": clip_norm, "noise_multiplier": 0.3})
 
     found = fdp.sweep(
         make,

@@ -43,7 +43,7 @@ def honest_one(batches):
     if batches is None:
         return fdp.dp_fedavg(**COMMON, **NOISE)
     if batches == "own head":
-        return fdp.CATALOGUE["fedper"](**COMMON, **NOISE, head="*/bias")
+        return fdp.CATALOGUE["fedper"].of({**COMMON, **NOISE, "head": "*/bias"})
     return right(batches)
 
 
@@ -206,7 +206,7 @@ def test_private_entries_of_the_catalogue_pass(name, data):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("entry", ["fedavg", "scaffold"])
 def test_entries_without_privacy_pass_what_applies(entry, data):
-    found = check_algorithm(fdp.CATALOGUE[entry](**COMMON), data)
+    found = check_algorithm(fdp.CATALOGUE[entry].of(COMMON), data)
     assert found[-1].measured == "not checked"
 
 
