@@ -111,7 +111,7 @@ def _require_clipped_records(algorithm):
 
 def _require_draws(algorithm):
     law = type(law_of_batches(algorithm)).__name__
-    needs(law not in ("FullBatch", "Shuffled", "Refilled"), "batches that are drawn afresh in every step")
+    needs(law not in ("FullBatch", "Shuffled"), "batches that are drawn afresh in every step")
 
 
 def scaled_noise(mechanism, factor):

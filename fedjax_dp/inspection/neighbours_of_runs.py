@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_dp.accounting import Adjacency
-from fedjax_dp.accounting.sampling import Refilled, WithReplacement
+from fedjax_dp.accounting.sampling import WithReplacement
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.inspection import runs
 from fedjax_dp.inspection.neighbours import neighbouring_stores, require_moved_within, worst_models
@@ -33,7 +33,7 @@ def _of_records(place: Place) -> None:
     algorithm, data = runs.subsampled(runs.without_server(place.algorithm), place.data, most=2)
     release = runs.claim_of(place, algorithm, data, 1).release
     local, batch = algorithm.local, getattr(algorithm.local.batches, "size", None)
-    if isinstance(local.batches.sampling(int(data.largest)), WithReplacement | Refilled):
+    if isinstance(local.batches.sampling(int(data.largest)), WithReplacement):
         # the event counts how often a record is drawn; the bound is that of a record that is drawn once
         algorithm = changed(algorithm, local=changed(local, batches=FixedBatches(size=int(batch or 1))))
     # what a record can do does not depend on how many others are not drawn

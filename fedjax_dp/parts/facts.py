@@ -86,7 +86,7 @@ def own_names(cls: type) -> set[str]:
 
 
 @functools.cache
-def _missing(slot: str, cls: type) -> tuple[str, ...]:
+def _missing(slot: str, cls: Any) -> tuple[str, ...]:
     """What the proof needs of a slot, and a class does not state itself."""
     own = own_names(cls)
     return tuple(name for name in FACTS[slot] if name not in own and not _follows(slot, cls, name))
