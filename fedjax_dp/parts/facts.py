@@ -85,9 +85,16 @@ def own_names(cls: type) -> set[str]:
     return {*vars(cls), *inspect.get_annotations(cls)}
 
 
+RENAMED = {"paid": "setup_event", "prior_event": "setup_event"}  # facts that cost something, by their names of before
+
+
 def require_stated(slot: str, part: Any) -> None:
     """Refuse a part whose exact class does not state what the proof needs of its slot."""
     cls = type(part)
+    unread = next((name for name in RENAMED if slot == "cohort" and hasattr(part, name)), None)
+    if unread is not None:  # else its cost would be taken for nothing
+        got, wanted = f"{cls.__name__} with {unread}", f"one that states it as {RENAMED[unread]}"
+        raise errors.refuse(slot, got, wanted, f"rename {unread} in {cls.__name__}")
     missing = [name for name in FACTS[slot] if name not in own_names(cls) and not _follows(slot, cls, name)]
     if missing:
         inherited = [name for name in missing if hasattr(part, name)]

@@ -54,7 +54,7 @@ def adjacency_of(events: list[Event]) -> Adjacency | None:
 
 def with_paid(algorithm: Algorithm, training: list[Event]) -> list[Event]:
     """The events with what clients paid before for how they are drawn."""
-    paid = algorithm.cohort.prior_event
+    paid = algorithm.cohort.setup_event
     if paid is None:
         return training
     return each(training, lambda event: Composed((paid, event)))

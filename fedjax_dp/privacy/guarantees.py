@@ -107,7 +107,7 @@ def _with_least_noise(run: PlannedRun, progress: Callable[[int, int], None] | No
         got = f"{min(budgets):.4g}" + (f" to {max(budgets):.4g}" if min(budgets) < max(budgets) else "")
         raise errors.refuse("epsilon", got, "left out where no noise gives one", reason)
     unit_noise = run.with_noise(1.0)
-    paid = algorithm.cohort.prior_event
+    paid = algorithm.cohort.setup_event
     if paid is not None:  # noise that is already fixed: take a tenth of delta, and its epsilon, off the budget
         spent = accounting.epsilon_of(paid, delta / 10, terms.accountant)
         budgets, delta = [_left(budget, spent) for budget in budgets], 0.9 * delta
@@ -470,7 +470,7 @@ def _assumptions(
         if correlated_source(algorithm.upload) is not None:
             lines.append("noise is correlated over rounds and counted as one release of the whole run")
         return lines
-    if algorithm.cohort.prior_event is not None:
+    if algorithm.cohort.setup_event is not None:
         cohorts["worst"] = (
             "cohorts follow what clients sent of their records, a release that is counted; therefore every client is "
             "accounted for all rounds"
