@@ -134,7 +134,9 @@ def client_columns(ready: "Experiment") -> dict[str, Sequence[Any]]:
         "releases": each(spending.events(planned.rounds), num_releases) if private else unknown,
         "epsilon": epsilons,
         "budget": budgets,
-        "left": [None if None in pair else pair[0] - pair[1] for pair in zip(budgets, epsilons, strict=True)],
+        "left": [
+            None if budget is None or spent is None else budget - spent for budget, spent in zip(budgets, epsilons)
+        ],
         "deployment": [guarantee.mark] * data.num_clients,
     }
 
