@@ -198,6 +198,7 @@ RETIRED: dict[str, str] = {  # names of before, of an option, a choice or a key,
     "noise for all its rounds",
     "budget_high": "stop_at_epsilon is one number, which ends the run for all; epsilon with epsilon_high finds noise "
     "for a budget of each client",
+    "prior_event": "setup_event, as it is called now, is what each client released for how clients are drawn",
     "start_clients": "drop it: equal names or equal records say who is who, else every client pays for the dearest",
     "no_hashes": "drop it: of records and names a ledger has one digest of all",
     "completion": "fedjax-dp --install-completion takes its place",

@@ -60,7 +60,7 @@ OWN = {
 LEARNT = {"sampling": "optimal", "probabilities": CHANCES}
 CHANGED = {
     "acs_pldp of unnoised norms": ({**LEARNT}, {}),
-    "acs_pldp of noised norms": ({**LEARNT, "prior_event": PAID}, {}),
+    "acs_pldp of noised norms": ({**LEARNT, "setup_event": PAID}, {}),
 }
 
 

@@ -39,7 +39,7 @@ class Shuffled:
 
     size: int = fdp.structure()
 
-    drawn, fixed, at_most_once, max_participations, no_epsilon_reason, prior_event = True, True, True, 1, None, None
+    drawn, fixed, at_most_once, max_participations, no_epsilon_reason, setup_event = True, True, True, 1, None, None
 
     @property
     def base(self):
@@ -85,7 +85,7 @@ class Coins:
 
     rate: float
 
-    drawn, fixed, at_most_once, max_participations, no_epsilon_reason, prior_event = True, False, True, 1, None, None
+    drawn, fixed, at_most_once, max_participations, no_epsilon_reason, setup_event = True, False, True, 1, None, None
 
     @property
     def base(self):
@@ -128,7 +128,7 @@ class Coins:
 class Halves:
     """The two halves of the clients take turns."""
 
-    drawn, fixed, at_most_once, max_participations, no_epsilon_reason, prior_event = False, True, True, 1, None, None
+    drawn, fixed, at_most_once, max_participations, no_epsilon_reason, setup_event = False, True, True, 1, None, None
 
     @property
     def base(self):

@@ -23,7 +23,7 @@ class Sampling(NamedTuple):
 
     probabilities: np.ndarray  # (num_clients,)
     norms: np.ndarray  # G_i as the server learnt them
-    prior_event: GaussianSteps | None  # what each client released; None: norms went out unnoised, which nothing covers
+    setup_event: GaussianSteps | None  # what each client released; None: norms went out unnoised, which nothing covers
 
 
 def optimal_probabilities(

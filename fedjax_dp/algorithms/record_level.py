@@ -170,7 +170,7 @@ def _weigh_budgets(
         seed=known.seed,
         model=known.model,
     )
-    return {"probabilities": optimal.probabilities, "prior_event": optimal.prior_event}
+    return {"probabilities": optimal.probabilities, "setup_event": optimal.setup_event}
 
 
 _BUDGETS = {"epsilon": 16.0, "epsilon_high": 32.0, "sampling": "optimal", "norm_noise": 1.0}
@@ -184,7 +184,7 @@ def acs_pldp(
     clipping: Annotated[Literal["record", "batch"], about("", group="privacy")] = "record",
     sampling: Literal["weighted", "uniform", "optimal"] = "weighted",
     probabilities: Any = None,
-    prior_event: Any = None,
+    setup_event: Any = None,
     **common: Unpack[Common],
 ) -> "Algorithm":
     """ACS-PLDP-FL: K draws with replacement, unbiased updates p_i / (K q_i), a budget of its own per client.
@@ -194,7 +194,7 @@ def acs_pldp(
         clipping: "record", or "batch" as line 12 prints: the mean gradient is clipped, which takes B times the noise
             for the same privacy
         sampling: q of the draws: "weighted" by shares, "uniform", or "optimal": the paper's trade of gradient norms
-            against budgets; from Python `probabilities`, and their `prior_event`, are given, from
+            against budgets; from Python `probabilities`, and their `setup_event`, are given, from
             `optimal_probabilities`
     """
     if (sampling == "optimal") != (probabilities is not None):
@@ -208,7 +208,7 @@ def acs_pldp(
     drawn = {
         "probabilities": None if probabilities is None else np.asarray(probabilities),
         "equal": sampling == "uniform",
-        "prior_event": prior_event,
+        "setup_event": setup_event,
     }
     return assemble(common, privatizer=privatizer, drawn=drawn)
 

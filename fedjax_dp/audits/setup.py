@@ -153,7 +153,7 @@ def _most_exposed(promise: Guarantee, algorithm: Algorithm, data: FederatedData,
 
 def _release(algorithm: Algorithm, event: Event, client: str) -> Release:
     """What one noisy sum of the run is to the accountants."""
-    steps = [step for step, _ in event.leaves() if step != algorithm.cohort.prior_event]
+    steps = [step for step, _ in event.leaves() if step != algorithm.cohort.setup_event]
     if not steps:
         raise errors.refuse("client", client, "one that takes part", "it is in no cohort of this seed")
     return steps[-1]

@@ -2,17 +2,19 @@
 
 import dataclasses
 import pathlib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedjax_dp import errors, folders
+from fedjax_dp.accounting import Event
 from fedjax_dp.accounting.composed_phases import counted_with
+from fedjax_dp.accounting.events import each
 from fedjax_dp.accounting.ledger import Ledger, phases_in, read_rounds, text_of
 from fedjax_dp.display import comma_separated, finite
 from fedjax_dp.experiments import phases
 from fedjax_dp.models.origins import LEDGER, RUN, phases_of
-from fedjax_dp.privacy.client_events import client_events
 from fedjax_dp.privacy.protection import noise_of
 
 if TYPE_CHECKING:
@@ -111,39 +113,33 @@ def write_tables(folder: pathlib.Path, ready: "Experiment") -> None:
     lines = read_ledger(folder).lines
     by_round = [[*(line[name] for name in COLUMNS), ready.guarantee.mark] for line in lines]
     folders.write_atomically(folder / BY_ROUND, comma_separated((*COLUMNS, "deployment"), by_round))
-    rows = [list(row.values()) for row in clients_table(ready)]
-    folders.write_atomically(folder / BY_CLIENT, comma_separated(CLIENT_COLUMNS, rows))
+    columns = client_columns(ready)
+    folders.write_atomically(folder / BY_CLIENT, comma_separated(tuple(columns), zip(*columns.values(), strict=True)))
 
 
-CLIENT_COLUMNS = (
-    "client",
-    "records",
-    "noise_multiplier",
-    "rounds",
-    "releases",
-    "epsilon",
-    "budget",
-    "left",
-    "deployment",
-)
-
-
-def clients_table(ready: "Experiment") -> list[dict[str, Any]]:
-    """What each client has been promised, a row for each."""
-    planned, guarantee = ready.planned, ready.guarantee
-    num_clients, sizes = planned.data.num_clients, np.asarray(planned.data.sizes).tolist()
-    private = ready.spending.private
+def client_columns(ready: "Experiment") -> dict[str, Sequence[Any]]:
+    """What each client has been promised, a column by name."""
+    planned, guarantee, spending = ready.planned, ready.guarantee, ready.spending
+    data, terms, private = planned.data, planned.terms, spending.private
+    unknown = [None] * data.num_clients
     noise = noise_of(planned.algorithm) if private else None
-    noises = [None] * num_clients if noise is None else np.broadcast_to(np.asarray(noise, float), num_clients).tolist()
-    events = client_events(planned) if private else [None] * num_clients
-    releases = {id(event): sum(count for _, count in event.leaves()) for event in events if event is not None}
-    rounds = ready.spending.counts(ready.end[0]).tolist()
-    known = planned.terms.any_budget is not None
-    budgets = planned.terms.budgets(num_clients) if known else [None] * num_clients
-    rows = []
-    for client, (records, z, event, budget) in enumerate(zip(sizes, noises, events, budgets, strict=True)):
-        epsilon = guarantee.epsilons[client] if private else None
-        left = None if budget is None or epsilon is None else budget - epsilon
-        spent = (rounds[client], releases.get(id(event)), epsilon, budget, left)
-        rows.append(dict(zip(CLIENT_COLUMNS, (client, records, z, *spent, guarantee.mark), strict=True)))
-    return rows
+    known = unknown if noise is None else np.broadcast_to(np.asarray(noise, float), data.num_clients).tolist()
+    epsilons = guarantee.epsilons if private else unknown
+    budgets = unknown if terms.any_budget is None else terms.budgets(data.num_clients)
+    return {
+        "client": range(data.num_clients),
+        "records": np.asarray(data.sizes).tolist(),
+        "noise_multiplier": known,
+        "rounds": spending.counts(ready.end[0]).tolist(),
+        "releases": each(spending.events(planned.rounds), num_releases) if private else unknown,
+        "epsilon": epsilons,
+        "budget": budgets,
+        "left": [
+            None if budget is None or spent is None else budget - spent for budget, spent in zip(budgets, epsilons)
+        ],
+        "deployment": [guarantee.mark] * data.num_clients,
+    }
+
+
+def num_releases(event: Event) -> int:
+    return sum(count for _, count in event.leaves())

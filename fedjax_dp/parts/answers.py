@@ -24,7 +24,7 @@ class Answers:
     cohort: Cohort
     fixed = False
     no_epsilon_reason = _of_cohort("no_epsilon_reason")
-    prior_event = _of_cohort("prior_event")
+    setup_event = _of_cohort("setup_event")
     base = _of_cohort("base")
     drawn = _of_cohort("drawn")
     at_most_once = _of_cohort("at_most_once")

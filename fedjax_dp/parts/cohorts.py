@@ -103,7 +103,7 @@ class Cohort(Protocol):
         return 1
 
     @property
-    def prior_event(self) -> Event | None:
+    def setup_event(self) -> Event | None:
         """Fact that follows. By which every client released what the draws are made of; None: they know no records."""
         return None
 
@@ -265,7 +265,7 @@ class MultinomialCohort(Cohort):
     probabilities  of a client in one draw `(num_clients,)` for importance sampling (acs_pldp); None draws by the shares
                    (MD sampling of Li et al. 2020, Scheme I; dp_fedavg_output's WR), or, if `equal`, everybody
                    alike;
-    prior_event    the event by which each client released what `probabilities` are made of; None if nobody knows;
+    setup_event    the event by which each client released what `probabilities` are made of; None if nobody knows;
     public         on the word of whoever sets it, `probabilities` are made of public numbers alone;
     one_by_one     False: a client that is drawn m times trains once and its message counts m times; True: it trains m
                    times with fresh batches and noise, and pays m times.
@@ -274,7 +274,7 @@ class MultinomialCohort(Cohort):
     probabilities: Any = None
     draws: int = structure()
     equal: bool = structure(default=False)
-    prior_event: Event | None = structure(default=None)
+    setup_event: Event | None = structure(default=None)
     public: bool = structure(default=False)
     one_by_one: bool = structure(default=False)
 
@@ -286,7 +286,7 @@ class MultinomialCohort(Cohort):
 
     @property
     def no_epsilon_reason(self) -> str | None:
-        if self.probabilities is None or self.public or self.prior_event is not None:
+        if self.probabilities is None or self.public or self.setup_event is not None:
             return None
         return (
             "cohorts are drawn by given probabilities, and nothing covers what these tell of the records (acs_pldp "
@@ -314,8 +314,8 @@ class MultinomialCohort(Cohort):
 
     def check(self, num_clients: int) -> None:
         errors.require_count("draws", self.draws)
-        if not isinstance(self.prior_event, Event | None):
-            raise errors.refuse("prior_event", repr(self.prior_event), "an event of fedjax_dp.accounting, or None")
+        if not isinstance(self.setup_event, Event | None):
+            raise errors.refuse("setup_event", repr(self.setup_event), "an event of fedjax_dp.accounting, or None")
         if self.probabilities is None:
             return
         chance = of_clients("probabilities", self.probabilities, num_clients, common=False)

@@ -85,6 +85,9 @@ def own_names(cls: type) -> set[str]:
     return {*vars(cls), *inspect.get_annotations(cls)}
 
 
+RENAMED = {"paid": "setup_event", "prior_event": "setup_event"}  # facts that cost something, by their names of before
+
+
 @functools.cache
 def _missing(slot: str, cls: Any) -> tuple[str, ...]:
     """What the proof needs of a slot, and a class does not state itself."""
@@ -95,6 +98,10 @@ def _missing(slot: str, cls: Any) -> tuple[str, ...]:
 def require_stated(slot: str, part: Any) -> None:
     """Refuse a part whose exact class does not state what the proof needs of its slot."""
     cls = type(part)
+    unread = next((name for name in RENAMED if slot == "cohort" and hasattr(part, name)), None)
+    if unread is not None:  # else its cost would be taken for nothing
+        got, wanted = f"{cls.__name__} with {unread}", f"one that states it as {RENAMED[unread]}"
+        raise errors.refuse(slot, got, wanted, f"rename {unread} in {cls.__name__}")
     if missing := _missing(slot, cls):
         inherited = [name for name in missing if hasattr(part, name)]
         why = " (what a base class states is not believed of its subclasses)" if inherited else ""

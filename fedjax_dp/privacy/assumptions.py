@@ -49,7 +49,7 @@ def assumptions(run: PlannedRun, steps: Sequence[Any]) -> list[str]:
         if correlated_source(algorithm.upload) is not None:
             lines.append("noise is correlated over rounds and counted as one release of the whole run")
         return lines
-    if algorithm.cohort.prior_event is not None:
+    if algorithm.cohort.setup_event is not None:
         cohorts["worst"] = (
             "cohorts follow what clients sent of their records, a release that is counted; therefore every client is "
             "accounted for all rounds"

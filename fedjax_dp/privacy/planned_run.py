@@ -95,7 +95,7 @@ class PlannedRun:
     @functools.cached_property
     def qualifiers(self) -> tuple[Qualifier, ...]:
         """What features beside its plain rounds change of its Guarantee, in the order in which they are counted."""
-        setup, result = self.algorithm.cohort.prior_event, list[Qualifier]()
+        setup, result = self.algorithm.cohort.setup_event, list[Qualifier]()
         if self.unit.of_records:
             result.append(of_groups(self.bound, self.data))
         if setup is not None:

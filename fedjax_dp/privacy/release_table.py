@@ -190,7 +190,7 @@ def participation_mode(run: PlannedRun) -> str:
     together = run.bound.clients > 1  # of whose clients one draw decides
     lawless = wanted == "law" and (by_client or together or not cohort.drawn)
     hidden = by_client and not isinstance(client_sampling(run)[0], FullBatch)
-    return "worst" if cohort.prior_event is not None or lawless or hidden else wanted
+    return "worst" if cohort.setup_event is not None or lawless or hidden else wanted
 
 
 def client_sampling(run: PlannedRun) -> tuple[Sampling, Adjacency]:

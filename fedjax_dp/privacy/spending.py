@@ -11,7 +11,7 @@ from fedjax_dp.accounting import (
     GaussianOdometer,
     Guarantee,
     NotCoveredError,
-    epsilon_of,
+    epsilons_of,
     repeated,
     squared_mu,
 )
@@ -81,9 +81,15 @@ class Spending:
         """Epsilon of the worst client after the first `rounds` rounds."""
         if rounds == self.run.rounds:
             return self.guarantee.epsilon
-        delta, accountant = self.guarantee.delta, self.run.terms.accountant
-        assert delta is not None
-        return max((epsilon_of(event, delta, accountant) for event in self._kinds(rounds)), default=0.0)
+        return max(self._prices(self._kinds(rounds)), default=0.0)
+
+    def epsilons(self, rounds: int) -> list[float]:
+        """Epsilon of each client after the first `rounds` rounds."""
+        return self._prices(self.events(rounds))
+
+    def _prices(self, events: list[Event]) -> list[float]:
+        assert self.guarantee.delta is not None
+        return epsilons_of(events, self.guarantee.delta, self.run.terms.accountant)
 
     def at_any_time(self, rounds: int) -> float | None:
         """See `GaussianOdometer`, for the worst client; None where noise is not Gaussian or sums are sampled.

@@ -22,7 +22,8 @@ from fedjax_dp.experiments.population import build_data, checksum
 from fedjax_dp.experiments.round_ledger import read_ledger
 from fedjax_dp.models.origins import LEDGER
 from fedjax_dp.own_code import is_own
-from fedjax_dp.privacy.guarantees import prepare, unverified_guarantee
+from fedjax_dp.privacy.guarantees import prepare
+from fedjax_dp.privacy.spending import Spending
 from fedjax_dp.reports import shared
 from fedjax_dp.reports.contents import Rows
 
@@ -61,9 +62,7 @@ def spent(path: pathlib.Path, about: Mapping[str, Any], epsilon: float, screen: 
             f"this version finds {promise.epsilon:.6g} for all rounds, the folder says {epsilon:.6g}"
         )
     every = config.output.evaluate_every
-    return _rows(
-        rounds, every, screen, lambda until: unverified_guarantee(planned.prefix(until).counted(epsilon=None)).epsilons
-    )
+    return _rows(rounds, every, screen, Spending(planned, promise).epsilons)
 
 
 def _of_ledger(ledger: Ledger, every: int, epsilon: float, screen: Screen) -> Rows:

@@ -225,4 +225,4 @@ def test_one_record_moves_the_norm_by_no_more_than_its_event_counts():
     clip, noise = 0.1, 0.7
     base, moved = (sampling_of(3, scale, norm_noise=noise, norm_clip=clip) for scale in (0.0, 1e6))
     assert abs(moved.norms - base.norms)[0] <= clip * (1 + 1e-6)
-    assert epsilon_of(base.prior_event, 1e-5) == pytest.approx(gaussian_epsilon(1e-5, noise), rel=1e-6)
+    assert epsilon_of(base.setup_event, 1e-5) == pytest.approx(gaussian_epsilon(1e-5, noise), rel=1e-6)

@@ -8,12 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import GivenNoise, ragged_data
+from own_parts import lying
 
 import fedjax_dp as fdp
-from fedjax_dp import accounting, errors
-from fedjax_dp.accounting import Adjacency, GaussianSteps, View, WithoutReplacement
+from fedjax_dp import accounting, errors, parts
+from fedjax_dp.accounting import Adjacency, FullBatch, GaussianSteps, View, WithoutReplacement
 from fedjax_dp.papers.theorems import acs_pldp_lemma1
 from fedjax_dp.privacy import guarantees, planned_run
+from fedjax_dp.pytrees import changed
 from fedjax_dp.rounds import simulation
 from fedjax_dp.rounds.clients import draw_cohort
 
@@ -299,12 +301,19 @@ def test_an_unknown_noise_source_has_no_guarantee(data):
         guarantees.guarantee(value, data, rounds=ROUNDS, delta=DELTA)
 
 
+@pytest.mark.parametrize("name", ["paid", "prior_event"])
+def test_a_cost_by_a_name_of_before_is_refused_where_it_would_count_as_nothing(data, name):
+    cohort = lying(parts.UniformCohort(size=3), **{name: GaussianSteps(0.5, FullBatch(), Adjacency.REPLACE_ONE, 1)})
+    with pytest.raises(errors.ConfigurationError, match=f"cohort must be one that states it as setup_event, .* {name}"):
+        fdp.guarantee(changed(dpnfl(), cohort=cohort), data, rounds=2, delta=DELTA)
+
+
 def test_what_the_probabilities_cost_survives_a_wrapper(data):
     paid = GaussianSteps(0.5, accounting.FullBatch(), Adjacency.REPLACE_ONE, 1)
     common = {"cohort_size": 3, "batch_size": 2, "local_steps": 2, "learning_rate": 0.1, "noise_multiplier": 3.0}
     chances = {"sampling": "optimal", "probabilities": np.full(6, 1 / 6).tolist()}
     for wrapper in ({}, {"dropout": 0.01}):
-        covered = fdp.acs_pldp(**common, **chances, **wrapper, prior_event=paid)
+        covered = fdp.acs_pldp(**common, **chances, **wrapper, setup_event=paid)
         found = fdp.guarantee(covered, data, rounds=2, delta=DELTA)
         free = fdp.guarantee(fdp.acs_pldp(**common, **chances, **wrapper), data, rounds=2, delta=DELTA)
         assert found.epsilon_min > 5  # also of a client that is never drawn
@@ -472,7 +481,7 @@ def test_what_is_no_number_or_name_is_refused_in_one_line(option, value):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("given", [{"prior_event": "x"}, {"probabilities": "x"}, {"probabilities": 0.5}])
+@pytest.mark.parametrize("given", [{"setup_event": "x"}, {"probabilities": "x"}, {"probabilities": 0.5}])
 def test_probabilities_and_what_they_cost_are_checked(given):
     with pytest.raises(errors.ConfigurationError, match=f"^{next(iter(given))} must be "):
         fdp.parts.MultinomialCohort(draws=3, **given).check(6)

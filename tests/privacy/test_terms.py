@@ -161,6 +161,7 @@ RETIRED = {  # names of before, a value, and what the line says takes their plac
     "budget_high": (3.0, "stop_at_epsilon is one number, which ends the run for all"),
     "individual": (True, "accounting.IndividualFilter is the filter of each client"),
     "stop_noise": (3.0, "accounting.with_looks prices noised looks"),
+    "prior_event": (1.0, "setup_event, as it is called now"),
     "adapt": (1.0, "noise_schedule lets it differ by round; accounting.filter_for"),
 }
 
