@@ -97,7 +97,7 @@ def _missing(slot: str, cls: Any) -> tuple[str, ...]:
 
 def require_stated(slot: str, part: Any) -> None:
     """Refuse a part whose exact class does not state what the proof needs of its slot."""
-    cls = type(part)
+    cls: Any = type(part)
     unread = next((name for name in RENAMED if slot == "cohort" and hasattr(part, name)), None)
     if unread is not None:  # else its cost would be taken for nothing
         got, wanted = f"{cls.__name__} with {unread}", f"one that states it as {RENAMED[unread]}"
