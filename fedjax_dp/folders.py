@@ -1,11 +1,13 @@
 """Folders that are written to: each by one writer, and whether it can be is found before anything is computed for it.
 
+What a folder holds is a `FolderKind`: its manifest says what decides the rest, and is read back before more is written.
 A name is taken by making it, and a folder by locking a file in it, which the system lets go when a process dies. A
 folder that a failure leaves without content is gone again, and so are the parents that were made for it. Where the
 machine fails later (a full disk, a quota, a file system that became read-only), what was stored before stays.
 """
 
 import contextlib
+import dataclasses
 import errno
 import fcntl
 import itertools
@@ -16,7 +18,8 @@ import shlex
 import shutil
 import tempfile
 import tomllib
-from collections.abc import Collection, Iterator, Mapping
+import zlib
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from fedjax_dp import errors
@@ -46,13 +49,22 @@ def providing(folder: pathlib.Path) -> Iterator[None]:
     """A folder that is there for the block; if the block fails and leaves it empty, what was made for it is gone."""
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        _make(folder)
         yield
     except BaseException:
         for path in made:
             with contextlib.suppress(OSError):  # another process may have content in it by now
                 path.rmdir()
         raise
+
+
+def _make(folder: pathlib.Path) -> None:
+    for left in reversed(range(TRIES)):
+        try:
+            return folder.mkdir(parents=True, exist_ok=True)
+        except (FileNotFoundError, FileExistsError):  # another, which has just failed, removed it or a parent
+            if not left:
+                raise
 
 
 @contextlib.contextmanager
@@ -74,9 +86,8 @@ def making(folder: pathlib.Path) -> Iterator[None]:
 class FolderLock:
     """A folder that one writer has locked."""
 
-    def __init__(self, folder: pathlib.Path, file: int, note: str | None) -> None:
+    def __init__(self, folder: pathlib.Path, file: int) -> None:
         self.folder, self._file = folder, file
-        self.note = note  # where the file system keeps no locks, so that nothing stops a second writer
 
     def require_own(self) -> None:
         """Refuse to write into what another has put in the place of the folder.
@@ -100,26 +111,27 @@ os.register_at_fork(after_in_child=_close_all)  # a child that outlives its pare
 
 
 @contextlib.contextmanager
-def locked(what: str, folder: pathlib.Path, remedy: str = "give another out") -> Iterator[FolderLock]:
+def locked(
+    what: str, folder: pathlib.Path, remedy: str = "", say: Callable[[str], object] = str
+) -> Iterator[FolderLock]:
     """A folder, made if it is not there, for one writer: others are refused until the block ends, or this process.
 
-    If the block fails and leaves it empty, it is as before. On file systems without locks the block goes on, with a
-    `note`.
+    If the block fails and leaves it empty, it is as before. On file systems without locks nothing stops a second
+    writer: the block goes on, and `say` tells of it.
     Raises: ConfigurationError where another process or thread writes there, and for one that cannot be written.
     """
     require_writable(what, folder, remedy)
     with providing(folder):
         try:
-            file, note = _lock_file(folder)
+            file = _lock_file(folder, say)
         except BlockingIOError:
             got, wanted = f"{folder}, which is being written by another process", "free"
             raise errors.refuse(what, got, wanted, "wait until that has ended") from None
         except OSError as error:
             raise errors.refuse(what, shown(str(folder)), "a folder that can be written", reason(error)) from None
         _FILES.add(file)
-        lock = FolderLock(folder, file, note)
         try:
-            yield lock
+            yield FolderLock(folder, file)
         finally:
             if file in _FILES:  # not in a child
                 with contextlib.suppress(OSError):
@@ -130,13 +142,15 @@ def locked(what: str, folder: pathlib.Path, remedy: str = "give another out") ->
 
 
 @contextlib.contextmanager
-def locked_unused(what: str, parent: pathlib.Path, name: str) -> Iterator[FolderLock]:
+def locked_unused(
+    what: str, parent: pathlib.Path, name: str, say: Callable[[str], object] = str
+) -> Iterator[FolderLock]:
     """A new folder of the first of NAME, NAME-2, NAME-3, ... that nobody has, locked as by `locked`."""
     require_writable(what, parent)
     with providing(parent):
         folder = make_unused(parent, name)
         try:
-            with locked(what, folder) as lock:
+            with locked(what, folder, say=say) as lock:
                 yield lock
         except BaseException:
             with contextlib.suppress(OSError):
@@ -144,29 +158,26 @@ def locked_unused(what: str, parent: pathlib.Path, name: str) -> Iterator[Folder
             raise
 
 
-def _lock_file(folder: pathlib.Path) -> tuple[int, str | None]:
-    """The locked file of a folder, and what is to be said of it.
+def _lock_file(folder: pathlib.Path, say: Callable[[str], object]) -> int:
+    """The locked file of a folder.
 
     Raises: BlockingIOError where another has it.
     """
-    for tried in range(TRIES):
+    for _ in range(TRIES):
+        _make(folder)
         try:
-            folder.mkdir(parents=True, exist_ok=True)
             file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        except FileNotFoundError:  # another, which has just failed, removed it
-            if tried + 1 == TRIES:
-                raise
+        except FileNotFoundError:  # removed again
             continue
-        note = None
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if isinstance(error, BlockingIOError) or error.errno not in WITHOUT_LOCKS:
                 os.close(file)
                 raise
-            note = f"the file system of {folder} keeps no locks: see to it that no other process writes there"
+            say(f"the file system of {folder} keeps no locks: see to it that no other process writes there")
         if _same(file, folder / LOCK):  # else the one before, which had it, has just removed it
-            return file, note
+            return file
         os.close(file)
     raise BlockingIOError
 
@@ -210,23 +221,93 @@ def require_writable(what: str, folder: pathlib.Path, remedy: str = "") -> None:
         raise errors.refuse(what, shown(str(folder)), "a folder that can be written", words) from None
 
 
-def holds_only(folder: pathlib.Path, names: Collection[str]) -> bool:
-    """Whether a folder has nothing but files of these names, whole or drafts: what a killed beginning leaves."""
-    return all(path.name.removesuffix(DRAFT) in names for path in content_of(folder))
+@dataclasses.dataclass(frozen=True)
+class FolderKind:
+    """What makes a folder one of a kind.
+
+    name       of what such a folder holds
+    manifest   the file that says what decides the rest of it, written before all but its beginning
+    fields     that the manifest has, and what is in them
+    beginning  what may be written before it: a folder with nothing else is as good as new
+    decisive   those of them that `seal` is a checksum of
+    format     of all files of the folder, by its name in the manifest; raise it whenever one of them gets, loses or
+               renames a field
+    remedy     what makes such a folder
+    renewal    what is done with one of another version, of which {folder} is the path
+    """
+
+    name: str
+    manifest: str
+    fields: Mapping[str, type]
+    beginning: tuple[str, ...] = ()
+    decisive: tuple[str, ...] = ()
+    format: tuple[str, int] | None = None
+    remedy: str = ""
+    renewal: str = ""
+
+    def is_at(self, folder: pathlib.Path) -> bool:
+        """Whether a folder is of the kind, or says that it is."""
+        return os.path.isfile(folder / self.manifest)
+
+    def is_new(self, folder: pathlib.Path) -> bool:
+        """Whether a folder, there or not, has nothing but its beginning, as a kill leaves it."""
+        if not os.path.isdir(folder):
+            return not os.path.lexists(folder)
+        names = {path.name for path in content_of(folder)}
+        return names <= {self.manifest + DRAFT, *self.beginning, *(name + DRAFT for name in self.beginning)}
+
+    def require_new(self, what: str, folder: pathlib.Path, remedy: str, otherwise: str = "") -> None:
+        """Refuse a folder that holds something, or is none; `otherwise`: what else than a new one is taken."""
+        if not self.is_new(folder):
+            got = f"{folder}, a link to nothing" if not os.path.exists(folder) else str(folder)
+            raise errors.refuse(what, got, f"a new or empty folder{otherwise}", remedy)
+
+    def read(self, folder: pathlib.Path) -> dict[str, Any]:
+        """The manifest of a folder.
+
+        Raises: ConfigurationError for a folder of something else, or of another version, and where what decides the
+                folder was changed since, by hand or by another program.
+        """
+        what, file = f"{self.name} folder", folder / self.manifest
+        if not folder.exists():
+            raise errors.refuse(what, str(folder), "an existing folder", where_looked(folder))
+        if not folder.is_dir():
+            raise errors.refuse(what, str(folder), "a folder")
+        if not file.is_file():
+            if self.is_new(folder):
+                got = f"{folder}, where nothing was stored before the {self.name} was stopped"
+                remedy = "start it again in the same folder"
+                raise errors.refuse(what, got, f"one of a {self.name} that had begun", remedy)
+            raise errors.refuse(what, str(folder), f"one with a file {self.manifest}", self.remedy)
+        manifest = read_json(file)
+        known = isinstance(manifest, dict) and all(
+            name in manifest and isinstance(manifest[name], kind) for name, kind in self.fields.items()
+        )
+        if not known or not self._stamp.items() <= manifest.items():
+            renewal = self.renewal.format(folder=folder)
+            raise errors.refuse(what, f"{folder}, of another version", "written by this version", renewal)
+        if self.decisive and manifest["seal"] != self.seal(manifest):
+            got, wanted = "one that was changed since", f"as the {self.name} wrote it"
+            raise errors.refuse(str(file), got, wanted, f"put it back, or start a new {self.name}")
+        return manifest
+
+    def write(self, folder: pathlib.Path, manifest: Mapping[str, Any]) -> None:
+        """The manifest, with the format and the seal that the kind has."""
+        seal = {"seal": self.seal(manifest)} if self.decisive else {}
+        write_json(folder / self.manifest, {**manifest, **self._stamp, **seal})
+
+    def seal(self, manifest: Mapping[str, Any]) -> str:
+        """A checksum of what decides a folder."""
+        return checksum_of({name: manifest[name] for name in self.decisive})
+
+    @property
+    def _stamp(self) -> dict[str, int]:
+        return {} if self.format is None else dict([self.format])
 
 
-def require_new(what: str, folder: pathlib.Path, remedy: str, beginning: Collection[str] = ()) -> None:
-    """Refuse a folder that holds something beside files of a `beginning`, is none, or cannot be written to."""
-    try:
-        held = folder.is_symlink() if not folder.is_dir() else not holds_only(folder, beginning)
-        held = held or (folder.exists() and not folder.is_dir())
-    except (OSError, ValueError):  # refused below
-        held = False
-    if held:
-        dangles = folder.is_symlink() and not folder.exists()
-        got = f"{folder}, a link to nothing" if dangles else str(folder)
-        raise errors.refuse(what, got, "a new or empty folder", remedy)
-    require_writable(what, folder)
+def checksum_of(content: Mapping[str, Any]) -> str:
+    """8 hexadecimal digits of an object of JSON, the same in every process."""
+    return f"{zlib.crc32(json.dumps(content, sort_keys=True).encode()):08x}"
 
 
 @contextlib.contextmanager

@@ -1,6 +1,8 @@
 """Folders are tried before anything is computed for them, and a machine that fails to store is told in one line."""
 
+import dataclasses
 import errno
+import json
 import os
 import pathlib
 import signal
@@ -12,8 +14,12 @@ import pytest
 
 import fedjax_dp as fdp
 from fedjax_dp import cli, errors, folders
+from fedjax_dp.data.disk import STORE_FOLDER
+from fedjax_dp.experiments.run_folder import RUN_FOLDER
+from fedjax_dp.papers.reproductions.reproduce import REPRODUCTION_FOLDER, reproduce
 from fedjax_dp.rounds.checkpoint import Checkpoints
 from fedjax_dp.sweeps import table
+from fedjax_dp.sweeps.records import SWEEP_FOLDER
 
 QUICK = ["--rounds", "4", "--local-steps", "2", "--evaluate-every", "2", "--checkpoint-every", "1"]
 SWEEP = "seeds = 2\n[base]\nrounds = 2\nlocal_steps = 2\n[axes]\nclip_norm = [0.5, 1.0]\n"
@@ -293,8 +299,9 @@ def test_a_file_system_without_locks_goes_on_and_says_so(monkeypatch):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(folders.fcntl, "flock", without)
-    with folders.locked("out", pathlib.Path("a")) as lock:
-        assert lock.note.startswith("the file system of a keeps no locks")
+    notes = []
+    with folders.locked("out", pathlib.Path("a"), say=notes.append):
+        assert notes[0].startswith("the file system of a keeps no locks")
 
 
 def test_the_remedy_fits_what_failed():
@@ -313,3 +320,86 @@ def test_a_new_file_is_one_writers_and_gone_where_writing_failed(monkeypatch):
     with pytest.raises(errors.StorageError):
         folders.write_new("file", pathlib.Path("c/d.toml"), "x")
     assert everything() == ["a", "a/b.toml"]
+
+
+KINDS = {kind.name: kind for kind in (RUN_FOLDER, SWEEP_FOLDER, REPRODUCTION_FOLDER, STORE_FOLDER)}
+
+
+def manifest_of(kind):
+    """The least that a manifest of the kind holds."""
+    empty = {str: "", dict: {}, list: [], int: 0, object: None}
+    return {name: empty[of] for name, of in kind.fields.items() if name != "seal"}
+
+
+def reading(kind, folder="x"):
+    with pytest.raises(errors.ConfigurationError) as caught:
+        kind.read(pathlib.Path(folder))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_folder_is_read_by_its_own_kind_and_refused_by_every_other(name):
+    kind, folder = KINDS[name], pathlib.Path("x")
+    assert reading(kind).startswith(f"{name} folder must be an existing folder, got x")
+    folder.mkdir()
+    assert kind.is_new(folder)
+    assert f"where nothing was stored before the {name} was stopped" in reading(kind)
+    kind.write(folder, manifest_of(kind))
+    assert kind.read(folder).items() >= manifest_of(kind).items()
+    assert not kind.is_new(folder)
+    for other in KINDS.values():
+        if other is not kind:
+            assert f"must be one with a file {other.manifest}, got x" in reading(other)
+            with pytest.raises(errors.ConfigurationError, match="out must be a new or empty folder"):
+                other.require_new("out", folder, "give another")
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_manifest_of_another_version_or_without_a_field_is_refused(name):
+    kind, folder = KINDS[name], pathlib.Path("x")
+    folder.mkdir()
+    if kind.format is not None:
+        key, number = kind.format
+        dataclasses.replace(kind, format=(key, number + 1)).write(folder, manifest_of(kind))
+        assert f"{name} folder must be written by this version, got x" in reading(kind)
+    for field in kind.fields:
+        for changed in ({}, {} if kind.fields[field] is object else {field: None}):
+            kind.write(folder, manifest_of(kind))
+            manifest = json.loads((folder / kind.manifest).read_text())
+            del manifest[field]
+            (folder / kind.manifest).write_text(json.dumps(manifest | changed))
+            assert f"{name} folder must be written by this version, got x" in reading(kind)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_what_a_killed_beginning_leaves_is_as_good_as_new_and_nothing_else_is(name):
+    kind, folder = KINDS[name], pathlib.Path("x")
+    folder.mkdir()
+    for left in (*kind.beginning, f"{kind.manifest}{folders.DRAFT}", folders.LOCK):
+        (folder / left).write_text("")
+    assert kind.is_new(folder)
+    (folder / "notes.txt").write_text("mine")
+    assert not kind.is_new(folder)
+
+
+def test_a_folder_of_another_recipe_is_left_alone():
+    pathlib.Path("x").mkdir()
+    REPRODUCTION_FOLDER.write(pathlib.Path("x"), {"recipe": "dpnfl/table2"})
+    with pytest.raises(errors.ConfigurationError, match="one of this recipe, got x, one of dpnfl/table2"):
+        reproduce("rfedavg/table3", scale="smoke", out="x", progress=False)
+    assert everything() == ["x", "x/table.json"]
+
+
+def test_a_folder_that_another_removes_while_it_is_made_is_made_again(monkeypatch):
+    mkdir, calls = os.mkdir, []
+
+    def removed_meanwhile(path, *mode):
+        calls.append(path)
+        if len(calls) == 1:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+        mkdir(path, *mode)
+
+    monkeypatch.setattr(os, "mkdir", removed_meanwhile)
+    with folders.providing(pathlib.Path("x")):
+        assert everything() == ["x"]

@@ -18,7 +18,7 @@ from fedjax_dp.display import count
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.options import about
 from fedjax_dp.sweeps.plan import read_sweep
-from fedjax_dp.sweeps.records import ABOUT, STATUSES
+from fedjax_dp.sweeps.records import STATUSES, SWEEP, SWEEP_FOLDER
 from fedjax_dp.sweeps.settings import Setting, bounds, measures_of_records, settings_of
 from fedjax_dp.sweeps.winners import USUAL
 
@@ -105,13 +105,12 @@ def run_file(
 
     `keys` count instead of the file's; `how` is of `run_sweep`.
     """
-    from fedjax_dp.sweeps import folder as folders  # loads JAX
-    from fedjax_dp.sweeps.sweep import run_sweep
+    from fedjax_dp.sweeps.sweep import run_sweep  # loads JAX
 
     file = pathlib.Path(path)
-    if (file / folders.SWEEP).is_file():
-        file = file / folders.SWEEP
-    held = file.name == folders.SWEEP and (file.parent / ABOUT).is_file()  # a folder that a sweep has made
+    if (file / SWEEP).is_file():
+        file = file / SWEEP
+    held = file.name == SWEEP and SWEEP_FOLDER.is_at(file.parent)  # a folder that a sweep has made
     name = file.resolve().parent.name if held else file.stem
     where = pathlib.Path(out or (file.parent if held else pathlib.Path("sweeps") / name))
     return run_sweep(read_sweep(file, **(keys or {})), where, name=name, screen=screen or Screen(), **how), where

@@ -10,7 +10,6 @@ Each file is one record batch, so that a column is one array. Any program that r
 """
 
 import contextlib
-import json
 import os
 import pathlib
 from collections.abc import Callable
@@ -25,10 +24,19 @@ from fedjax_dp.data.store import FederatedData, UnitBound
 from fedjax_dp.data.targets import TARGETS, Vocabulary, check_vocabulary, vocabulary_of
 from fedjax_dp.pytrees import checksum
 
-VERSION = 3
 BLOCK = 65_536  # records that are copied at once
 ABOUT = ("name", "task", "classes", "largest", "tokens", "learnt", "scale", "shift")
 REMEDY = "write it again with fedjax-dp data convert"
+STORE_FOLDER = folders.FolderKind(
+    name="store",
+    manifest="store.json",
+    fields=dict.fromkeys((*ABOUT, "vocabulary"), object)
+    | {"record_shape": list, "target_shape": list, "clients": int, "records": int, "test_records": int}
+    | {"checksum": str},
+    format=("version", 3),
+    remedy="fedjax-dp data convert writes one",
+    renewal=REMEDY,
+)
 Show = Callable[[float, str], None]
 
 
@@ -63,8 +71,7 @@ def save_store(data: FederatedData, folder: str | os.PathLike[str], show: Show =
             test["clients"] = np.asarray(data.test_clients)
         _write(draft / "test.arrow", test)
         plain = {name: np.asarray(getattr(data, name)).tolist() for name in ABOUT}
-        about = {
-            "version": VERSION,
+        manifest = {
             **plain,
             "overlap": data.overlap,
             "bounds": [[bound.unit.value, bound.records, bound.clients] for bound in data.bounds],
@@ -76,14 +83,15 @@ def save_store(data: FederatedData, folder: str | os.PathLike[str], show: Show =
             "test_records": len(test["x"]),
             "checksum": noted,
         }
-        (draft / "store.json").write_text(json.dumps(about, indent=1) + "\n")
+        STORE_FOLDER.write(draft, manifest)
         os.replace(draft, folder)  # with the lock, which nobody else has before there is a store
         (folder / folders.LOCK).unlink()
 
 
 def check_place(folder: str | os.PathLike[str]) -> None:
     """Refuse a place where no store could be written."""
-    folders.require_new("out", pathlib.Path(folder), "give another --out")
+    STORE_FOLDER.require_new("out", pathlib.Path(folder), "give another --out")
+    folders.require_writable("out", pathlib.Path(folder))
 
 
 def open_store(folder: str | os.PathLike[str]) -> FederatedData:
@@ -92,18 +100,18 @@ def open_store(folder: str | os.PathLike[str]) -> FederatedData:
     Raises: ConfigurationError for a folder that is none, of another version, or damaged.
     """
     folder = pathlib.Path(folder)
-    about = _about(folder)
-    shape = tuple(about["record_shape"])
+    manifest = STORE_FOLDER.read(folder)
+    shape = tuple(manifest["record_shape"])
     records, clients, test = (_read(folder / f"{name}.arrow") for name in ("records", "clients", "test"))
-    aims, vocabulary = tuple(about["target_shape"]), _vocabulary(folder, about)
+    aims, vocabulary = tuple(manifest["target_shape"]), _vocabulary(folder, manifest)
     y, y_test = (columns["y"].reshape(-1, *aims) for columns in (records, test))
     counted = {"records": len(y), "clients": len(clients["sizes"]), "test_records": len(y_test)}
     for name, count in counted.items():
-        if count != about[name]:
-            raise errors.refuse(f"{folder}: {name}", f"{count:,}", f"{about[name]:,}, as in store.json", REMEDY)
+        if count != manifest[name]:
+            raise errors.refuse(f"{folder}: {name}", f"{count:,}", f"{manifest[name]:,}, as in store.json", REMEDY)
     sizes = clients["sizes"]
     ends = np.cumsum(sizes, dtype=np.int64)
-    if sizes.min() < 1 or ends[-1] != about["records"] or sizes.max() != about["largest"]:
+    if sizes.min() < 1 or ends[-1] != manifest["records"] or sizes.max() != manifest["largest"]:
         raise errors.refuse(f"{folder}: sizes of clients", "others", "those that store.json counts", REMEDY)
     arrays: dict[str, Any] = {
         "x": records["x"].reshape(-1, *shape),
@@ -116,42 +124,24 @@ def open_store(folder: str | os.PathLike[str]) -> FederatedData:
         "y_test": y_test,
         "test_clients": test.get("clients"),
     }
-    plain = {name: about[name] for name in ABOUT} | {"learnt": tuple(about["learnt"]), "vocabulary": vocabulary}
+    plain = {name: manifest[name] for name in ABOUT} | {"learnt": tuple(manifest["learnt"]), "vocabulary": vocabulary}
     names = ClientNames(clients["names"]) if "names" in clients else None
     smallest = int(sizes.min())
-    bounds = tuple(UnitBound(Unit(unit), *most) for unit, *most in about.get("bounds", ()))
-    rest = {"overlap": about.get("overlap", ""), "bounds": bounds, "names": names}
+    bounds = tuple(UnitBound(Unit(unit), *most) for unit, *most in manifest.get("bounds", ()))
+    rest = {"overlap": manifest.get("overlap", ""), "bounds": bounds, "names": names}
     return FederatedData(**arrays, **plain, smallest=smallest, **rest)
 
 
 def noted_checksum(folder: str | os.PathLike[str]) -> str:
     """Of a store's records, as it was noted when they were written; reads none of them."""
-    return _about(pathlib.Path(folder))["checksum"]
+    return STORE_FOLDER.read(pathlib.Path(folder))["checksum"]
 
 
-def _about(folder: pathlib.Path) -> dict[str, Any]:
-    """What store.json says."""
-    path = folder / "store.json"
-    if not path.is_file():
-        raise errors.refuse("store", str(folder), "a folder with a store.json", "fedjax-dp data convert writes one")
-    try:
-        about: dict[str, Any] = json.loads(path.read_text())
-        version = about["version"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise errors.refuse(str(path), "something else", "the description of a store", str(error)) from None
-    if version != VERSION:
-        raise errors.refuse(f"version of {folder}", version, str(VERSION), REMEDY)
-    known = {*ABOUT, "vocabulary", "record_shape", "target_shape", "clients", "records", "test_records", "checksum"}
-    if known - about.keys():
-        raise errors.refuse(str(path), "without " + ", ".join(sorted(known - about.keys())), "whole", REMEDY)
-    return about
-
-
-def _vocabulary(folder: pathlib.Path, about: dict[str, Any]) -> Vocabulary | None:
+def _vocabulary(folder: pathlib.Path, manifest: dict[str, Any]) -> Vocabulary | None:
     """That of a store of sequences, once its task is known."""
-    errors.require_choice(f"{folder}: task", about["task"], TARGETS)
+    errors.require_choice(f"{folder}: task", manifest["task"], TARGETS)
     try:
-        vocabulary = vocabulary_of(about["vocabulary"])
+        vocabulary = vocabulary_of(manifest["vocabulary"])
     except (TypeError, KeyError) as error:
         raise errors.refuse(f"{folder}: vocabulary", "something else", "one that was written", str(error)) from None
     return vocabulary if vocabulary is None else check_vocabulary(f"{folder}: vocabulary", vocabulary)

@@ -16,13 +16,13 @@ from fedjax_dp.data.loaders import kind_of
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.devices import CPU_DEVICES
 from fedjax_dp.display import count
-from fedjax_dp.execution import distributed
 from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.experiments import build, environment, population, presets, run_folder, summary
 from fedjax_dp.experiments import config as configs
 from fedjax_dp.experiments.communication import traffic
 from fedjax_dp.experiments.config import CONFIGURED, RunSpec
 from fedjax_dp.experiments.console import Screen
+from fedjax_dp.experiments.run_folder import Continuation
 from fedjax_dp.experiments.training import Callbacks, Experiment, prepare_experiment
 from fedjax_dp.privacy.planned_run import PlannedRun
 from fedjax_dp.privacy.protection import clips_records, noise_of, unit_of
@@ -41,9 +41,9 @@ def start(config: RunSpec, screen: Screen, callbacks: Callbacks | None = None) -
 
     named = None if config.output.out is None else pathlib.Path(config.output.out)
     usual = f"{config.data.dataset.partition(':')[0]}-{config.entry.name}-s{config.data.seed}"
-    with run_folder.new_folder(named, usual, lambda path: f"or --resume {path}", screen) as (path, lock):
-        ready = distributed.together(prepare, lambda made: run_folder.facts(path, made))
-        return summary.of_run(run_folder.start(ready, path, lock, screen, callbacks or Callbacks())), path
+    otherwise = f"or --resume {named}"
+    result, path = run_folder.start(prepare, named, usual, otherwise, screen, callbacks or Callbacks())
+    return summary.of_run(result), path
 
 
 def resume(
@@ -54,52 +54,36 @@ def resume(
     `overrides` must equal the run's own fields, except those that are free, and `rounds`, which may be more where the
     run would have begun alike.
     """
-    *_, finished = _to_resume(path, overrides, screen)
-    if finished is not None:  # which needs no lock
-        return finished, path
-    with run_folder.folder_to_resume(path, screen) as lock:
-        about, config, rounds, finished = _to_resume(path, overrides, screen)
-        if finished is not None:  # by another process, until just now
-            return finished, path
+
+    def continuation(manifest: run_folder.Manifest) -> Continuation:
+        if manifest["made of"] != CONFIGURED:
+            remedy = "fedjax_dp.resume(folder, algorithm, data) goes on with it"
+            raise errors.refuse("resume", f"{path}, a run of values of Python", "a run of a configuration", remedy)
+        config, rounds = _continued(manifest, overrides)
 
         def prepare(to: int, screen: Screen) -> Experiment:
             return _prepare(config.replace(rounds=to), screen, goes_on=to < rounds)
 
-        done = run_folder.go_on(path, lock, about, rounds, prepare, screen, callbacks or Callbacks())
-        return summary.of_run(done), path
+        return Continuation(rounds, prepare, lambda: manifest["checksums"] | run_folder.files_of(config))
+
+    return run_folder.resume(path, continuation, screen, callbacks or Callbacks()), path
 
 
-def _to_resume(
-    path: pathlib.Path, overrides: dict[str, Any], screen: Screen
-) -> tuple[dict[str, Any], RunSpec, int, dict[str, Any] | None]:
-    """What a folder says of its run, its configuration, the rounds to go to, and the result if they are done."""
-    about = run_folder.begun(path)
-    if about["made of"] != CONFIGURED:
-        remedy = "fedjax_dp.resume(folder, algorithm, data) goes on with it"
-        raise errors.refuse("resume", f"{path}, a run of values of Python", "a run of a configuration", remedy)
-    config, rounds = _continued(about, overrides)
-    finished = run_folder.result_of(path, about) if rounds == config.training.rounds else None
-    if finished is not None:
-        run_folder.require_same(about, {**about["checksums"], **run_folder.files_of(config)})
-        screen.say(f"{path} is finished, after round {rounds}; --rounds N goes on to more")
-    return about, config, rounds, finished
-
-
-def _continued(about: dict[str, Any], overrides: dict[str, Any]) -> tuple[RunSpec, int]:
+def _continued(manifest: run_folder.Manifest, overrides: dict[str, Any]) -> tuple[RunSpec, int]:
     """The configuration of a run folder with what may change as `overrides`, and how many rounds to go to."""
-    kept, rounds = about["config"], overrides.get("rounds")
+    before, rounds = manifest["config"], overrides.get("rounds")
     if "out" in overrides:
         raise errors.refuse("out", overrides["out"], "left out beside --resume, which names the folder", "drop it")
     for name, value in overrides.items():
-        longer = name == "rounds" and isinstance(value, int) and value > kept["rounds"]
-        if name not in run_folder.FREE and value != kept.get(name) and not longer:
+        longer = name == "rounds" and isinstance(value, int) and value > before["rounds"]
+        if name not in run_folder.FREE and value != before.get(name) and not longer:
             raise errors.refuse(
                 f"{name} of the resumed run",
                 value,
-                f"{kept.get(name)}, as it began with" + (", or more" if name == "rounds" else ""),
+                f"{before.get(name)}, as it began with" + (", or more" if name == "rounds" else ""),
                 "leave the option out, or start a new run",
             )
-    config = configs.RunSpec.of(kept | {name: overrides[name] for name in run_folder.FREE if name in overrides})
+    config = configs.RunSpec.of(before | {name: overrides[name] for name in run_folder.FREE if name in overrides})
     return config, config.training.rounds if rounds is None else rounds
 
 

@@ -16,12 +16,15 @@ from fedjax_dp.execution.mesh import Execution, all_devices
 from fedjax_dp.experiments import configured, phases, run_folder
 from fedjax_dp.experiments.config import CONFIGURED, RunSpec
 from fedjax_dp.experiments.console import Screen
+from fedjax_dp.experiments.run_folder import RUN_FOLDER, Continuation
 from fedjax_dp.experiments.saved_run import SavedRun, open_run
 from fedjax_dp.experiments.training import Callbacks, Experiment, Result, prepare_experiment, train
 from fedjax_dp.models import ARCHITECTURES, Model, NetworkModel, usual_model
 from fedjax_dp.privacy.planned_run import plan_run
 from fedjax_dp.privacy.terms import PrivacyOptions
 from fedjax_dp.rounds.algorithm import Algorithm
+
+OF_VALUES = ("algorithm", "dataset", "model")  # of a configuration, what only describes the values of a run
 
 
 def run(
@@ -79,12 +82,8 @@ def run(
     if path is None:
         return train(prepare(), screen, observers)
 
-    def otherwise(path: pathlib.Path) -> str:
-        return f"or go on with it: resume({str(path)!r}, algorithm, data)"
-
-    with run_folder.new_folder(path, "", otherwise, screen) as (where, lock):
-        ready = distributed.together(prepare, lambda made: run_folder.facts(where, made))
-        return run_folder.start(ready, where, lock, screen, observers)
+    otherwise = f"or go on with it: resume({str(path)!r}, algorithm, data)"
+    return run_folder.start(prepare, path, "", otherwise, screen, observers)[0]
 
 
 def resume(
@@ -108,8 +107,8 @@ def resume(
     Raises: ConfigurationError where folder, configuration, values or data have changed since.
     """
     path, observers, screen = pathlib.Path(folder), Callbacks(callbacks), Screen(quiet=not progress)
-    about = run_folder.begun(path)
-    if about["made of"] == CONFIGURED:
+    manifest = RUN_FOLDER.read(path)
+    if manifest["made of"] == CONFIGURED:
         if any(value is not None for value in (algorithm, data, model, execution)):
             raise errors.refuse("algorithm, data, model and execution", "one of them", f"left out: {path} says them")
         configured.resume(path, {} if rounds is None else {"rounds": rounds}, screen, observers)
@@ -117,30 +116,22 @@ def resume(
     if algorithm is None or data is None:
         remedy = f"resume({os.fspath(folder)!r}, algorithm, data, model=...) goes on"
         raise errors.refuse("algorithm and data", "nothing", "given again, as the run was made of values", remedy)
-    began, used = about["config"]["rounds"], _model(model, data)
-    rounds = began if rounds is None else rounds
+    before, used = manifest["config"]["rounds"], _model(model, data)
+    rounds = before if rounds is None else rounds
     errors.require_count("rounds", rounds)
-    if rounds < began:
-        raise errors.refuse("rounds of the resumed run", rounds, f"at least {began}, as it began with")
+    if rounds < before:
+        raise errors.refuse("rounds of the resumed run", rounds, f"at least {before}, as it began with")
 
-    def finished() -> bool:
-        if run_folder.result_of(path, about) is None or rounds != about["config"]["rounds"]:
-            return False
-        run_folder.require_same(about, _checksums(algorithm, data, used))
-        return True
+    def continuation(manifest: run_folder.Manifest) -> Continuation:
+        config = {name: value for name, value in manifest["config"].items() if name not in OF_VALUES}
 
-    if finished():  # which needs no lock
-        return open_run(path, model=model)
-    kept = {name: value for name, value in about["config"].items() if name not in ("algorithm", "dataset", "model")}
+        def prepare(to: int, screen: Screen) -> Experiment:
+            own = algorithm if to == rounds else algorithm.prefix(to)
+            return _prepare(own, data, used, execution, config | {"rounds": to}, kept=True)
 
-    def prepare(to: int, screen: Screen) -> Experiment:
-        own = algorithm if to == rounds else algorithm.prefix(to)
-        return _prepare(own, data, used, execution, kept | {"rounds": to}, kept=True)
+        return Continuation(rounds, prepare, lambda: _checksums(algorithm, data, used))
 
-    with run_folder.folder_to_resume(path, screen) as lock:
-        about = run_folder.begun(path)
-        if not finished():  # by another process, until just now
-            run_folder.go_on(path, lock, about, rounds, prepare, screen, observers)
+    run_folder.resume(path, continuation, screen, observers)
     return open_run(path, model=model)
 
 

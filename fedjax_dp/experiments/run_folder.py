@@ -4,13 +4,10 @@
 """
 
 import dataclasses
-import json
-import os
 import pathlib
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,7 +21,7 @@ from fedjax_dp.experiments import environment, population, summary
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.experiments.round_ledger import RoundLedger, carry_on, read_text, require_own, write_tables
 from fedjax_dp.experiments.training import Callbacks, Experiment, Result, train
-from fedjax_dp.folders import FolderLock
+from fedjax_dp.folders import FolderKind, FolderLock
 from fedjax_dp.models.origins import LEDGER, RUN, phases_of
 from fedjax_dp.pytrees import checksum, same
 from fedjax_dp.rounds.checkpoint import Checkpoints
@@ -32,15 +29,24 @@ from fedjax_dp.rounds.simulation import Evaluation, fresh, numbers
 from fedjax_dp.rounds.state import ServerState, place
 from fedjax_dp.tasks import describe_task
 
-ABOUT, CONFIG, METRICS, RESULT, GUARANTEE = "run.json", "config.toml", "metrics.json", "result.json", "guarantee.json"
-BEGINNING = (GUARANTEE, LEDGER, ABOUT)  # in the order of writing: the last makes it a run folder
-FOR_PEOPLE = f"# For people and for new runs. This one goes on by {ABOUT}, whatever is edited here.\n"
+CONFIG, METRICS, RESULT, GUARANTEE = "config.toml", "metrics.json", "result.json", "guarantee.json"
+RUN_FOLDER = FolderKind(
+    name="run",
+    manifest="run.json",
+    fields={"made of": str, "config": dict, "checksums": dict, "seal": str, "versions": dict, "task": dict}
+    | {"devices": int, "model_devices": int},
+    beginning=(GUARANTEE, LEDGER),
+    decisive=("made of", "config", "checksums"),
+    format=("format", 2),
+    remedy="start a run with --out",
+    renewal=f"fedjax-dp run {{folder}}/{CONFIG} runs it anew",
+)
+FOR_PEOPLE = f"# For people and for new runs. This one goes on by {RUN_FOLDER.manifest}, whatever is edited here.\n"
 FREE = ("devices", "model_devices")  # what a run may change on its way
-FORMAT = 2  # raise it whenever a file of the folder gets, loses or renames a field
-KEYS = {"made of", "config", "checksums", "seal", "versions", "devices", "model_devices", "task"}
 MATTER = ("fedjax-dp", "jax", "jaxlib", "flax")  # other versions of these are reported
 START_ANEW = "put it back, or start a new run"
 RUNS = pathlib.Path("runs")  # where runs go of which no folder is named
+Manifest = Mapping[str, Any]
 
 
 class RunFolder:
@@ -93,67 +99,113 @@ class RunFolder:
             yield
 
 
+class Continuation(NamedTuple):
+    """How a run goes on."""
+
+    rounds: int  # to go to
+    prepare: Callable[[int, Screen], Experiment]  # prepares it again, for a number of rounds
+    checksums: Callable[[], Mapping[str, str]]  # of what decides it, as far as a finished run is asked for them
+
+
+def start(
+    prepare: Callable[[], Experiment],
+    named: pathlib.Path | None,
+    usual: str,
+    otherwise: str,
+    screen: Screen,
+    callbacks: Callbacks,
+) -> tuple[Result, pathlib.Path]:
+    """Train a run in a new folder, which has nothing but its lock until all is checked; and where that is.
+
+    named      or else the first free one of the name `usual` among `RUNS`
+    otherwise  what else could be done with a folder that is that of a run
+    """
+    with _one_writer(lambda: _lock_new(named, usual, otherwise, screen)) as lock:
+        path = named or pathlib.Path(distributed.of_first(str(lock.folder) if lock else ""))
+        ready = distributed.together(prepare, lambda own: facts(path, own))
+        distributed.together(lambda: _begin(path, lock, ready), lambda nothing: {})
+        distributed.together(lambda: _check_shared(path), lambda nothing: {})
+        return _train(ready, path, lock, screen, callbacks), path
+
+
+def resume(
+    path: pathlib.Path, continuation: Callable[[Manifest], Continuation], screen: Screen, callbacks: Callbacks
+) -> dict[str, Any]:
+    """What `result.json` holds of a run that goes on from its newest checkpoint to its end, or to more rounds.
+
+    A finished one stays as it is. `continuation` says how it goes on, by the manifest of its folder.
+    Raises: ConfigurationError where what decides the run has changed, or more rounds would have begun otherwise.
+    """
+
+    def read() -> tuple[Manifest, Continuation, dict[str, Any] | None]:
+        manifest = RUN_FOLDER.read(path)
+        run = continuation(manifest)
+        result = result_of(path, manifest) if run.rounds == manifest["config"]["rounds"] else None
+        if result is not None:
+            require_same(manifest, run.checksums())
+            screen.say(f"{path} is finished, after round {run.rounds}; --rounds N (rounds=N) goes on to more")
+        return manifest, run, result
+
+    *_, result = read()
+    if result is not None:  # which needs no lock
+        return result
+    with _one_writer(lambda: folders.locked("resume", path, "make room", screen.say)) as lock:
+        manifest, run, result = read()
+        if result is not None:  # by another process, until just now
+            return result
+        ready = distributed.together(
+            lambda: _prepare_again(path, manifest, run, screen), lambda ready: facts(path, ready)
+        )
+        _note_changes(manifest, ready, screen)
+        if distributed.first():
+            with folders.storing(path):
+                _carry_on(path, manifest, ready)
+        return summary.of_run(_train(ready, path, lock, screen, callbacks, again=True))
+
+
 @contextmanager
-def writing(take: Callable[[], AbstractContextManager[FolderLock]]) -> Iterator[FolderLock | None]:
-    """A folder locked by what `take` gives, of several processes that share a run by the first: the others have None.
+def _one_writer(lock: Callable[[], AbstractContextManager[FolderLock]]) -> Iterator[FolderLock | None]:
+    """A locked folder, of several processes that share a run by the first: the others have None.
 
     Raises: ConfigurationError in all of them where it is raised there.
     """
     with ExitStack() as stack:
         yield distributed.together(
-            lambda: stack.enter_context(take()) if distributed.first() else None, lambda made: {}
+            lambda: stack.enter_context(lock()) if distributed.first() else None, lambda nothing: {}
         )
 
 
 @contextmanager
-def new_folder(
-    named: pathlib.Path | None, usual: str, otherwise: Callable[[pathlib.Path], str], screen: Screen
-) -> Iterator[tuple[pathlib.Path, FolderLock | None]]:
-    """A folder for a new run, which nobody else writes to until the block ends.
-
-    named      or else the first free one of the name `usual` among `RUNS`
-    otherwise  what else could be done with a folder that is that of a run
-    """
-    with writing(lambda: _locked_new(named, usual, otherwise)) as lock:
-        where = distributed.of_first(str(lock.folder) if lock else "")
-        path = named or pathlib.Path(where)
-        _note(lock, screen)
-        yield path, lock
-
-
-@contextmanager
-def _locked_new(
-    named: pathlib.Path | None, usual: str, otherwise: Callable[[pathlib.Path], str]
-) -> Iterator[FolderLock]:
+def _lock_new(named: pathlib.Path | None, usual: str, otherwise: str, screen: Screen) -> Iterator[FolderLock]:
     if named is None:
-        with folders.locked_unused("out", RUNS, usual) as lock:
+        with folders.locked_unused("out", RUNS, usual, screen.say) as lock:
             yield lock
         return
-    check_new(named, otherwise(named))  # before there is a lock in a folder of something else
-    with folders.locked("out", named) as lock:
-        check_new(named, otherwise(named))
+    remedy = f"give another out, {otherwise}" if RUN_FOLDER.is_at(named) else "give another out"
+    RUN_FOLDER.require_new("out", named, remedy)  # before there is a lock in a folder of something else
+    with folders.locked("out", named, say=screen.say) as lock:
+        RUN_FOLDER.require_new("out", named, f"give another out, {otherwise}")
         yield lock
 
 
-@contextmanager
-def folder_to_resume(path: pathlib.Path, screen: Screen) -> Iterator[FolderLock | None]:
-    """The folder of a run that goes on, which nobody else writes to until the block ends."""
-    with writing(lambda: folders.locked("resume", path, "make room")) as lock:
-        _note(lock, screen)
-        yield lock
-
-
-def _note(lock: FolderLock | None, screen: Screen) -> None:
-    if lock is not None and lock.note is not None:
-        screen.say(lock.note)
-
-
-@contextmanager
-def opened(path: pathlib.Path, lock: FolderLock | None, ready: Experiment) -> Iterator[RunFolder]:
-    """The folder, until the training in it ends."""
+def _train(
+    ready: Experiment,
+    path: pathlib.Path,
+    lock: FolderLock | None,
+    screen: Screen,
+    callbacks: Callbacks,
+    again: bool = False,
+) -> Result:
+    """The run, from its newest checkpoint on, if there is one."""
     folder = RunFolder(path, lock, ready)
     try:
-        yield folder
+        state = folder.state(ready)
+        done = 0 if state is None else int(state.round)
+        if again:
+            screen.say(f"continuing {path} after round {done} of {ready.rounds}")
+        known = tuple(point for point in history(path) if point.round <= done)
+        ready = dataclasses.replace(ready, folder=path, history=known)
+        return train(ready, screen, callbacks, keeper=folder, start=state)
     except KeyboardInterrupt as error:
         error.add_note(str(path))  # whoever reports it can say how to go on
         raise
@@ -161,49 +213,21 @@ def opened(path: pathlib.Path, lock: FolderLock | None, ready: Experiment) -> It
         folder.close()
 
 
-def start(
-    ready: Experiment, path: pathlib.Path, lock: FolderLock | None, screen: Screen, callbacks: Callbacks
-) -> Result:
-    """Train a run in a new folder."""
-    distributed.together(lambda: _begin(path, lock, ready), lambda made: {})
-    distributed.together(lambda: _check_shared(path), lambda made: {})
-    with opened(path, lock, ready) as folder:
-        return train(dataclasses.replace(ready, folder=path), screen, callbacks, keeper=folder)
-
-
-def go_on(
-    path: pathlib.Path,
-    lock: FolderLock | None,
-    about: dict[str, Any],
-    rounds: int,
-    prepare: Callable[[int, Screen], Experiment],
-    screen: Screen,
-    callbacks: Callbacks,
-) -> Result:
-    """Train a run from the newest checkpoint of its folder to its end, or to more `rounds` than it began with.
-
-    about    as `begun` read it;
-    prepare  prepares the run again, for a number of rounds.
-    Raises: ConfigurationError where what decides the run has changed, or more rounds would have begun otherwise.
-    """
-
-    def prepare_again() -> tuple[Experiment, dict[str, Any]]:
-        before = about["config"]["rounds"]
-        ready = prepare(before, screen if rounds == before else Screen(quiet=True))
-        require_same(about, ready.checksums)
-        if distributed.first():
-            require_own(path, ready)
-        if rounds == before:
-            return dataclasses.replace(ready, halted_of=about.get("halted_of")), about
-        longer = prepare(rounds, screen)
-        if longer.rounds == before:
-            wanted = f"{before}, after which the budget is spent"
-            raise errors.refuse("rounds of the resumed run", rounds, wanted, "start a new run with another budget")
-        _require_alike(ready, longer)
-        return longer, extend(path, about, longer)
-
-    ready, about = distributed.together(prepare_again, lambda made: facts(path, made[0]))
-    return _trained(ready, path, lock, about, screen, callbacks)
+def _prepare_again(path: pathlib.Path, manifest: Manifest, run: Continuation, screen: Screen) -> Experiment:
+    """The run as it began, or of more rounds."""
+    before = manifest["config"]["rounds"]
+    ready = run.prepare(before, screen if run.rounds == before else Screen(quiet=True))
+    require_same(manifest, ready.checksums)
+    if distributed.first():
+        require_own(path, ready)
+    if run.rounds == before:
+        return dataclasses.replace(ready, halted_of=manifest.get("halted_of"))
+    longer = run.prepare(run.rounds, screen)
+    if longer.rounds == before:
+        wanted = f"{before}, after which the budget is spent"
+        raise errors.refuse("rounds of the resumed run", run.rounds, wanted, "start a new run with another budget")
+    _require_alike(ready, longer)
+    return longer
 
 
 def _require_alike(before: Experiment, after: Experiment) -> None:
@@ -224,47 +248,17 @@ def _require_alike(before: Experiment, after: Experiment) -> None:
         )
 
 
-def _trained(
-    ready: Experiment,
-    path: pathlib.Path,
-    lock: FolderLock | None,
-    about: Mapping[str, Any],
-    screen: Screen,
-    callbacks: Callbacks,
-) -> Result:
-    """The run, from its newest checkpoint on."""
-    before, now = {name: about[name] for name in FREE}, _layout(ready.execution)
+def _note_changes(manifest: Manifest, ready: Experiment, screen: Screen) -> None:
+    """Say what may round otherwise than where the run began."""
+    before, now = {name: manifest[name] for name in FREE}, _layout(ready.execution)
     alike = before["model_devices"] == now["model_devices"] and ready.execution.parts is not None
     if not alike and before != now:
         words = ("{devices} devices, {model_devices} to a model".format(**layout) for layout in (before, now))
         screen.say("started on {}, continued on {}: equal to rounding".format(*words))
-    versions = environment.versions()
-    others = [name for name in MATTER if about["versions"].get(name) != versions[name]]
+    then, versions = manifest["versions"], environment.versions()
+    others = [f"{name} {then.get(name)} (now {versions[name]})" for name in MATTER if then.get(name) != versions[name]]
     if others:
-        versions_then = ", ".join(f"{name} {about['versions'].get(name)} (now {versions[name]})" for name in others)
-        screen.say(f"begun with {versions_then}: another version may round, and draw, otherwise")
-    if distributed.first():  # after `extend`, or where a kill came before or within it
-        with folders.storing(path):
-            folders.write_json(path / GUARANTEE, sealed(ready.guarantee.saved(), about))
-            carry_on(path / LEDGER, ready)
-            _write_config(path, about["config"], {})
-    with opened(path, lock, ready) as folder:
-        state = folder.state(ready)
-        done = 0 if state is None else int(state.round)
-        screen.say(f"continuing {path} after round {done} of {ready.rounds}")
-        known = tuple(point for point in history(path) if point.round <= done)
-        ready = dataclasses.replace(ready, folder=path, history=known)
-        return train(ready, screen, callbacks, keeper=folder, start=state)
-
-
-def check_new(path: pathlib.Path, otherwise: str) -> None:
-    """Refuse a folder that holds something, is none, or cannot be written to.
-
-    otherwise  what else could be done with the folder of a run.
-    """
-    begun = os.path.isfile(path / ABOUT)
-    remedy = f"give another out, {otherwise}" if begun else "give another out"
-    folders.require_new("out", path, remedy, () if begun else BEGINNING)
+        screen.say(f"begun with {', '.join(others)}: another version may round, and draw, otherwise")
 
 
 def facts(path: pathlib.Path, ready: Experiment) -> dict[str, str]:
@@ -278,57 +272,33 @@ def facts(path: pathlib.Path, ready: Experiment) -> dict[str, str]:
     }
 
 
-def begun(path: pathlib.Path) -> dict[str, Any]:
-    """What `run.json` says of a run.
-
-    Raises: ConfigurationError for what is no run folder, and where the file was changed since, by hand or by another
-            program.
-    """
-    if not path.is_dir():
-        wanted, remedy = "an existing folder", folders.where_looked(path)
-        raise errors.refuse("run folder", str(path), *(("a folder",) if path.exists() else (wanted, remedy)))
-    if not (path / ABOUT).is_file():
-        if folders.holds_only(path, BEGINNING):
-            got = f"{path}, where nothing was stored before the run was stopped"
-            raise errors.refuse("run folder", got, "one of a run that had begun", "start it again in the same folder")
-        raise errors.refuse("run folder", str(path), f"one with a file {ABOUT}", "start a run with --out")
-    about = folders.read_json(path / ABOUT)
-    if not isinstance(about, dict) or KEYS - about.keys() or about.get("format") != FORMAT:
-        remedy = f"fedjax-dp run {path / CONFIG} runs it anew"
-        raise errors.refuse("run folder", f"{path}, of another version", "written by this version", remedy)
-    if about["seal"] != seal(about):
-        raise errors.refuse(str(path / ABOUT), "one that was changed since", "as the run wrote it", START_ANEW)
-    return about
-
-
 def configuration(path: pathlib.Path) -> dict[str, Any]:
     """What the configuration of a run sets, for another run or an audit of it: all but how it was carried out.
 
     Raises: ConfigurationError for what is no run folder, for a run of values of Python, and where files of the user's
             that decide it have changed since.
     """
-    about = begun(path)
-    if about["made of"] != configs.CONFIGURED:
+    manifest = RUN_FOLDER.read(path)
+    if manifest["made of"] != configs.CONFIGURED:
         got = f"{path}, a run of values of Python"
         raise errors.refuse("run folder", got, "of a configuration", "audit and run it from Python too")
-    config = configs.RunSpec.of(about["config"] | {"devices": "auto"})
-    require_same(about, about["checksums"] | files_of(config))
-    return {
-        name: value for name, value in about["config"].items() if value is not None and name not in (*FREE, "records")
-    }
+    config, spared = manifest["config"], (*FREE, "records")
+    own_files = files_of(configs.RunSpec.of(config | {"devices": "auto"}))
+    require_same(manifest, manifest["checksums"] | own_files)
+    return {name: value for name, value in config.items() if value is not None and name not in spared}
 
 
 def require_own_data(path: pathlib.Path, config: configs.RunSpec, data: FederatedData) -> None:
     """Refuse data that are not those of the run in a folder, where a configuration names the run's."""
-    about = begun(path)
-    if configs.RunSpec.of(about["config"] | {"devices": "auto"}).data == config.data:
-        require_same(about, about["checksums"] | {"data": population.checksum(config.data, data)})
+    manifest = RUN_FOLDER.read(path)
+    if configs.RunSpec.of(manifest["config"] | {"devices": "auto"}).data == config.data:
+        require_same(manifest, manifest["checksums"] | {"data": population.checksum(config.data, data)})
 
 
-def require_same(about: Mapping[str, Any], checksums: Mapping[str, str]) -> None:
+def require_same(manifest: Manifest, checksums: Mapping[str, str]) -> None:
     """Refuse data, code and values that are not those that the run began with."""
-    for name in sorted(about["checksums"].keys() | checksums.keys()):
-        before, now = (of.get(name, "none") for of in (about["checksums"], checksums))
+    for name in sorted(manifest["checksums"].keys() | checksums.keys()):
+        before, now = (of.get(name, "none") for of in (manifest["checksums"], checksums))
         if before != now:
             wanted = f"unchanged, checksum {before}"
             raise errors.refuse(f"{name} of the run", now, wanted, START_ANEW)
@@ -340,19 +310,6 @@ def files_of(config: configs.RunSpec) -> dict[str, str]:
     return result | {f"content of {file}": digest for file, digest in config.files.items()}
 
 
-def extend(path: pathlib.Path, about: dict[str, Any], ready: Experiment) -> dict[str, Any]:
-    """Note that the run goes on to more rounds, with another Guarantee."""
-    before = about["config"]
-    about |= {"config": ready.spec.flat(), "checksums": dict(ready.checksums), "halted_of": ready.halted_of}
-    about["seal"] = seal(about)
-    if distributed.first():
-        # First: a kill leaves no promise of fewer rounds.
-        folders.write_json(path / GUARANTEE, sealed(ready.guarantee.saved(), about))
-        _write_config(path, about["config"], before)
-        folders.write_json(path / ABOUT, about)
-    return about
-
-
 def ledger(path: pathlib.Path) -> str:
     """What the parameters of a run carry with them."""
     text = phases_in(read_text(path / LEDGER))
@@ -360,12 +317,12 @@ def ledger(path: pathlib.Path) -> str:
     return text
 
 
-def result_of(path: pathlib.Path, about: Mapping[str, Any]) -> dict[str, Any] | None:
+def result_of(path: pathlib.Path, manifest: Manifest) -> dict[str, Any] | None:
     """The result of a finished run; None before its end."""
     if not (path / RESULT).is_file():
         return None
     result = folders.read_json(path / RESULT)
-    finished = isinstance(result, dict) and result.get("rounds") == about["config"]["rounds"]
+    finished = isinstance(result, dict) and result.get("rounds") == manifest["config"]["rounds"]
     return result if finished else None
 
 
@@ -374,50 +331,41 @@ def history(path: pathlib.Path) -> list[Evaluation]:
     return [Evaluation.of_row(row) for row in rows]
 
 
-def seal(about: Mapping[str, Any]) -> str:
-    """A checksum of what a continued run may not change."""
-    return _checksum({name: about[name] for name in ("made of", "config", "checksums")})
-
-
-def _checksum(content: Mapping[str, Any]) -> str:
-    return f"{zlib.crc32(json.dumps(content, sort_keys=True).encode()):08x}"
-
-
-def sealed(promise: Mapping[str, Any], about: Mapping[str, Any]) -> dict[str, Any]:
+def sealed(promise: Mapping[str, Any], manifest: Manifest) -> dict[str, Any]:
     """A saved Guarantee with the checksum of itself and of the run that it is of, to whatever round that goes."""
     plain = {name: value for name, value in promise.items() if name != "seal"}
-    run = {name: value for name, value in about["config"].items() if name != "rounds"}
-    return plain | {"seal": _checksum({"promise": plain, "run": run, "checksums": about["checksums"]})}
+    run = {name: value for name, value in manifest["config"].items() if name != "rounds"}
+    return plain | {"seal": folders.checksum_of({"promise": plain, "run": run, "checksums": manifest["checksums"]})}
 
 
-def promise_of(path: pathlib.Path, about: Mapping[str, Any]) -> dict[str, Any]:
+def promise_of(path: pathlib.Path, manifest: Manifest) -> dict[str, Any]:
     """The Guarantee of a run as it was saved.
 
     Raises: ConfigurationError where the file was changed since, or is another run's.
     """
     promise = folders.read_json(path / GUARANTEE)
-    if not isinstance(promise, dict) or promise != sealed(promise, about):
+    if not isinstance(promise, dict) or promise != sealed(promise, manifest):
         raise errors.refuse(str(path / GUARANTEE), "one that was changed since", "as the run wrote it", START_ANEW)
     return promise
 
 
-def require_one_run(path: pathlib.Path, about: Mapping[str, Any]) -> None:
+def require_one_run(path: pathlib.Path, manifest: Manifest) -> None:
     """Refuse a folder whose files are not all of the run in `run.json`, or not all there."""
-    points, promise = history(path), promise_of(path, about)  # before the ledger, which is written first
+    points, promise = history(path), promise_of(path, manifest)  # before the ledger, which is written first
     text = read_text(path / LEDGER)
-    phase, result = phases_of(phases_in(text), str(path / LEDGER))[-1], result_of(path, about)
-    kept = {name: value for name, value in about["config"].items() if name not in FREE}
+    phase, result = phases_of(phases_in(text), str(path / LEDGER))[-1], result_of(path, manifest)
+    kept = {name: value for name, value in manifest["config"].items() if name not in FREE}
     held = {} if result is None else result["config"]
     lines = text.count("\n") - phases_in(text).count("\n")
     others = {
         LEDGER: phase["kind"] != RUN
-        or (phase["delta"], phase["records"]["checksum"]) != (promise["delta"], about["checksums"]["data"]),
-        METRICS: bool(points) and points[-1].round > min(lines, about["config"]["rounds"]),
+        or (phase["delta"], phase["records"]["checksum"]) != (promise["delta"], manifest["checksums"]["data"]),
+        METRICS: bool(points) and points[-1].round > min(lines, manifest["config"]["rounds"]),
         RESULT: any(held[name] != value for name, value in kept.items() if name in held),
     }
     for name, other in others.items():
         if other:
-            got = f"{path}, of two runs: {name} is not that of {ABOUT}"
+            got = f"{path}, of two runs: {name} is not that of {RUN_FOLDER.manifest}"
             raise errors.refuse("run folder", got, "of one run", START_ANEW)
 
 
@@ -425,18 +373,39 @@ def _begin(path: pathlib.Path, lock: FolderLock | None, ready: Experiment) -> No
     """What a run folder begins with, by the first process, which has the lock."""
     if lock is None:
         return
-    config = ready.spec.flat()
-    about: dict[str, Any] = {"made of": ready.spec.made_of, "config": config, "checksums": dict(ready.checksums)}
-    about |= {"format": FORMAT, "seal": seal(about), "halted_of": ready.halted_of, **_layout(ready.execution)}
     data = ready.planned.data
     words = None if data.vocabulary is None else data.vocabulary._asdict()
     records = {"shape": data.record_shape, "classes": data.classes, "tokens": data.tokens, "task": data.task}
-    about |= {"records": records | {"vocabulary": words}, "task": describe_task(ready.task)}
+    manifest = {
+        "made of": ready.spec.made_of,
+        **_decisive(ready),
+        **_layout(ready.execution),
+        "records": records | {"vocabulary": words},
+        "task": describe_task(ready.task),
+        "versions": environment.versions(),
+        "device": environment.device(),
+    }
     with folders.storing(path, "make room, or give another --out"), folders.making(path):
-        folders.write_json(path / GUARANTEE, sealed(ready.guarantee.saved(), about))
+        folders.write_json(path / GUARANTEE, sealed(ready.guarantee.saved(), manifest))
         folders.write_atomically(path / LEDGER, ready.ledger)
-        folders.write_json(path / ABOUT, about | {"versions": environment.versions(), "device": environment.device()})
-        _write_config(path, config, {})
+        RUN_FOLDER.write(path, manifest)
+        _write_config(path, manifest["config"], {})
+
+
+def _carry_on(path: pathlib.Path, manifest: Manifest, ready: Experiment) -> None:
+    """What a run goes on with, also where a kill came before or within this."""
+    before = manifest["config"]
+    longer = ready.rounds != before["rounds"]
+    manifest = {**manifest, **(_decisive(ready) if longer else {})}
+    folders.write_json(path / GUARANTEE, sealed(ready.guarantee.saved(), manifest))  # first: never of fewer rounds
+    _write_config(path, manifest["config"], before if longer else {})
+    if longer:
+        RUN_FOLDER.write(path, manifest)
+    carry_on(path / LEDGER, ready)
+
+
+def _decisive(ready: Experiment) -> dict[str, Any]:
+    return {"config": ready.spec.flat(), "checksums": dict(ready.checksums), "halted_of": ready.halted_of}
 
 
 def _write_config(path: pathlib.Path, config: configs.Overrides, before: configs.Overrides) -> None:
@@ -448,7 +417,7 @@ def _write_config(path: pathlib.Path, config: configs.Overrides, before: configs
 
 def _check_shared(path: pathlib.Path) -> None:
     """Refuse a run folder that only some processes see; every process writes its part of a checkpoint."""
-    if not (path / ABOUT).is_file():
+    if not (path / RUN_FOLDER.manifest).is_file():
         raise errors.refuse("out", str(path), "on a file system that all processes share", "choose another --out")
 
 

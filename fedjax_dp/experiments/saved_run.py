@@ -29,14 +29,14 @@ class SavedRun:
 
     def __init__(self, folder: pathlib.Path, model: Model | None) -> None:
         self.folder = folder
-        self._about = run_folder.begun(folder)
-        run_folder.require_one_run(folder, self._about)
-        self._given = model
+        self._manifest = run_folder.RUN_FOLDER.read(folder)
+        run_folder.require_one_run(folder, self._manifest)
+        self._model = model
 
     @property
     def config(self) -> Mapping[str, Any]:
         """What decides the run, by name."""
-        return dict(self._about["config"])
+        return dict(self._manifest["config"])
 
     @property
     def finished(self) -> bool:
@@ -46,7 +46,7 @@ class SavedRun:
     @functools.cached_property
     def result(self) -> Mapping[str, Any] | None:
         """What `result.json` holds; None before the end."""
-        return run_folder.result_of(self.folder, self._about)
+        return run_folder.result_of(self.folder, self._manifest)
 
     @functools.cached_property
     def history(self) -> list[Evaluation]:
@@ -57,14 +57,14 @@ class SavedRun:
     def title(self) -> str:
         """What was run, for people."""
         config = self.config
-        name = f"{config['algorithm']} on " if self._about["made of"] == configs.CONFIGURED else ""
+        name = f"{config['algorithm']} on " if self._manifest["made of"] == configs.CONFIGURED else ""
         text = f"{name}{config['dataset']}, {len(self.guarantee.epsilons)} clients, seed {config['seed']}"
         return marked(text, self.guarantee.mark)
 
     @property
     def measures(self) -> Measures:
         """What its history holds, by name."""
-        return measures_of(self._about["task"])
+        return measures_of(self._manifest["task"])
 
     @property
     def metrics(self) -> dict[str, float | None]:
@@ -79,7 +79,7 @@ class SavedRun:
     @functools.cached_property
     def guarantee(self) -> Guarantee:
         """Of all its rounds, done or not."""
-        return Guarantee.restored(run_folder.promise_of(self.folder, self._about))
+        return Guarantee.restored(run_folder.promise_of(self.folder, self._manifest))
 
     @property
     def round(self) -> int:
@@ -103,9 +103,9 @@ class SavedRun:
 
         Raises: ConfigurationError where only the program that made the run knows it, and it was not given.
         """
-        records, config = self._about["records"], self._about["config"]
-        if self._given is not None:
-            return self._given
+        records, config = self._manifest["records"], self._manifest["config"]
+        if self._model is not None:
+            return self._model
         like = build.Records(
             tuple(records["shape"]),
             records["classes"],
@@ -113,9 +113,9 @@ class SavedRun:
             records["task"],
             vocabulary_of(records["vocabulary"]),
         )
-        if self._about["made of"] == configs.CONFIGURED:
+        if self._manifest["made of"] == configs.CONFIGURED:
             run = configs.RunSpec.of(config)
-            run_folder.require_same(self._about, self._about["checksums"] | run_folder.files_of(run))
+            run_folder.require_same(self._manifest, self._manifest["checksums"] | run_folder.files_of(run))
             return build.build_model(run, like)
         if "model" not in config:
             raise errors.refuse("model", "one of your own", "given again", "open_run(folder, model=...) takes it")
@@ -147,7 +147,7 @@ class SavedRun:
         return path
 
     def _card(self) -> Card:
-        rounds = self._about["config"]["rounds"]
+        rounds = self._manifest["config"]["rounds"]
         facts = {
             "rounds": f"{self.history[-1].round if self.history else 0} of {rounds} done",
             **metrics.main_of(self.history),

@@ -22,12 +22,12 @@ def of_folder(path: pathlib.Path) -> Report:
     """The report of a run folder."""
     from fedjax_dp.experiments import run_folder  # loads JAX
 
-    about = run_folder.begun(path)
-    result = run_folder.result_of(path, about)
+    manifest = run_folder.RUN_FOLDER.read(path)
+    result = run_folder.result_of(path, manifest)
     history = folders.read_json(path / run_folder.METRICS) if (path / run_folder.METRICS).is_file() else []
-    guarantee = run_folder.promise_of(path, about)
-    spent, missing = _spent(path, about, guarantee)
-    return _report(about["config"], history, guarantee, result or {}, about, spent, missing, result is not None)
+    guarantee = run_folder.promise_of(path, manifest)
+    spent, missing = _spent(path, manifest, guarantee)
+    return _report(manifest["config"], history, guarantee, result or {}, manifest, spent, missing, result is not None)
 
 
 def of_content(content: Mapping[str, Any]) -> Report:

@@ -28,8 +28,8 @@ def statement_of(path: pathlib.Path) -> Report:
     """
     from fedjax_dp.experiments import run_folder  # loads JAX
 
-    about = run_folder.begun(path)
-    return statement(run_folder.promise_of(path, about), about["config"], f"{path.name}, seal {about['seal']}")
+    manifest = run_folder.RUN_FOLDER.read(path)
+    return statement(run_folder.promise_of(path, manifest), manifest["config"], f"{path.name}, seal {manifest['seal']}")
 
 
 def statement(guarantee: Mapping[str, Any], config: Mapping[str, Any], source: str) -> Report:

@@ -15,75 +15,72 @@ from fedjax_dp import errors, folders, hooks
 from fedjax_dp.experiments import environment, parameters
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.sweeps.axes import Values, in_words
-from fedjax_dp.sweeps.records import ABOUT, POINTS, SELECTION, Record, read_records
+from fedjax_dp.sweeps.records import PARAMS, POINTS, SELECTION, SWEEP, SWEEP_FOLDER, Record, read_records
 from fedjax_dp.sweeps.runner import Keep, Trained
 
-SWEEP, PARAMS = "sweep.toml", "params"
-
 Plan = Mapping[str, tuple[int, Values]]  # by the id of a point its place, and what it sets
+Manifest = dict[str, Any]
 
 
-def held(folder: pathlib.Path, about: dict[str, Any], plan: Plan) -> tuple[dict[str, Any], list[Record]]:
-    """What a folder holds of this sweep, at its places in the plan; nothing, if it is new.
+def read_own(folder: pathlib.Path, manifest: Manifest, plan: Plan) -> tuple[Manifest, list[Record]]:
+    """The manifest of a folder and its points, at their places in the plan; that of this sweep and none, if it is new.
 
     Raises: ConfigurationError for a folder of something else, also of a sweep whose points are not all of this one.
     """
-    if not (folder / ABOUT).is_file():
-        if folder.exists() and (not folder.is_dir() or not folders.holds_only(folder, (SWEEP, ABOUT))):
-            raise errors.refuse("out", folder, "a new or empty folder, or one of this sweep", "give another out")
-        return about, []
+    if not SWEEP_FOLDER.is_at(folder):
+        SWEEP_FOLDER.require_new("out", folder, "give another out", ", or one of this sweep")
+        return manifest, []
     own, records = read_records(folder)
+    grows = own.get("digest") != manifest["digest"]
     others = [record for record in records if record["point"] not in plan]
-    if others or (not records and own.get("digest") != about["digest"]):
+    if others or (grows and not records):
         few = [f"{len(others):,} points are not of this one, such as {in_words(one['values'])}" for one in others[:1]]
         raise errors.refuse(
             "out",
             f"{folder}, a folder of another sweep",
             "a new folder, or one whose points are all of this sweep",
-            "; ".join([*few, f"add to what {folder / ABOUT} has, or give another out"]),
+            "; ".join([*few, f"add to what {folder / SWEEP_FOLDER.manifest} has, or give another out"]),
         )
-    if own.get("digest") != about["digest"] and (own.get("halving") or about.get("halving")):
+    if grows and (own.get("halving") or manifest.get("halving")):
         raise errors.refuse(
             "out",
-            f"{folder}, a folder of a sweep with {_rungs(own)}, and not with {_rungs(about)}",
+            f"{folder}, a folder of a sweep with {_rungs(own)}, and not with {_rungs(manifest)}",
             "a new folder, or one of the very same sweep",
             "rungs compare the points that there are, so such a sweep does not grow; give another out",
         )
     placed = [record | dict(zip(("index", "values"), plan[record["point"]])) for record in records]
-    if own.get("digest") != about["digest"]:
-        seen = [*own.get("grown", []), len(records)]
-        own = about | {"name": own["name"], "versions": own["versions"], "device": own["device"], "grown": seen}
+    if grows:
+        sizes = [*own.get("grown", []), len(records)]
+        own = manifest | {"name": own["name"], "versions": own["versions"], "device": own["device"], "grown": sizes}
     return own, sorted(placed, key=lambda record: record["index"])
 
 
 @contextlib.contextmanager
-def opened(
-    folder: pathlib.Path, about: dict[str, Any], plan: Plan, text: str | None, screen: Screen
-) -> Iterator[tuple[dict[str, Any], list[Record]]]:
+def lock(
+    folder: pathlib.Path, manifest: Manifest, plan: Plan, text: str | None, screen: Screen
+) -> Iterator[tuple[Manifest, list[Record]]]:
     """The folder of a sweep for one writer: a new one, or one of the same sweep before it grew. Yields what it holds.
 
     Raises ConfigurationError for a folder of something else, or one that cannot be written or is by another process.
     """
-    held(folder, about, plan)
-    with folders.locked("out", folder) as lock:
-        if lock.note is not None:
-            screen.say(lock.note)
+    read_own(folder, manifest, plan)  # before there is a lock in a folder of something else
+    with folders.locked("out", folder, say=screen.say):
         _drop_torn_line(folder / POINTS)
-        own, records = held(folder, about, plan)
-        if not (folder / ABOUT).is_file() or own.get("digest") != json.loads((folder / ABOUT).read_bytes())["digest"]:
+        own, records = read_own(folder, manifest, plan)
+        if not SWEEP_FOLDER.is_at(folder) or SWEEP_FOLDER.read(folder) != own:
             with _storing(folder):
                 _begin(folder, own, records, text)
         yield own, records
 
 
-def _begin(folder: pathlib.Path, about: dict[str, Any], records: Sequence[Record], text: str | None) -> None:
+def _begin(folder: pathlib.Path, manifest: Manifest, records: Sequence[Record], text: str | None) -> None:
     """Write down a sweep that is new, or has grown; whenever that is interrupted, the next time does it again."""
     (folder / SELECTION).unlink(missing_ok=True)  # of fewer points
     if records:
         folders.write_atomically(folder / POINTS, "".join(map(_line, records)))
     if text is not None:
         folders.write_atomically(folder / SWEEP, text)
-    folders.write_json(folder / ABOUT, about)  # last: what makes it a folder of this sweep
+    SWEEP_FOLDER.write(folder, manifest)
 
 
 def _line(record: Record) -> str:
@@ -103,8 +100,8 @@ def keeper(folder: pathlib.Path) -> Iterator[Keep]:
             with _storing(folder):
                 if trained is not None:
                     (folder / PARAMS).mkdir(exist_ok=True)
-                    about = {"values": json.dumps(record["values"]), "privacy": record["guarantee"]["statement"]}
-                    parameters.write(params_of(folder, record), trained.params, trained.ledger, about)
+                    words = {"values": json.dumps(record["values"]), "privacy": record["guarantee"]["statement"]}
+                    parameters.write(params_of(folder, record), trained.params, trained.ledger, words)
                 lines.write(_line(record))
                 lines.flush()
                 os.fsync(lines.fileno())
@@ -127,15 +124,15 @@ def _drop_torn_line(path: pathlib.Path) -> None:
             lines.truncate(content.rfind(b"\n") + 1)
 
 
-def _rungs(about: Mapping[str, Any]) -> str:
-    eta = about.get("halving")
-    return f"halving {eta} of {about['points']:,} points" if eta else "all points to their end"
+def _rungs(manifest: Manifest) -> str:
+    eta = manifest.get("halving")
+    return f"halving {eta} of {manifest['points']:,} points" if eta else "all points to their end"
 
 
-def about(
+def manifest_of(
     name: str, digest: str, axes: Sequence[str], seeds: Sequence[int], points: int, halving: int | None = None
-) -> dict[str, Any]:
-    """What `sweep.json` says of a sweep; no other has its `digest`.
+) -> Manifest:
+    """The manifest of a sweep; no other has its `digest`.
 
     One that has grown also says `grown`: how many points were there each time.
     """
@@ -153,20 +150,20 @@ def about(
 
 def recount(folder: pathlib.Path, points: int) -> None:
     """Write down how many points a sweep has, where that was not known when it began."""
-    about = json.loads((folder / ABOUT).read_bytes())
-    if about["points"] != points:
+    manifest = SWEEP_FOLDER.read(folder)
+    if manifest["points"] != points:
         with _storing(folder):
-            folders.write_json(folder / ABOUT, about | {"points": points})
+            SWEEP_FOLDER.write(folder, manifest | {"points": points})
 
 
 def finish(folder: pathlib.Path, cost: dict[str, Any] | None, screen: Screen) -> None:
     """Tables, pictures, and what choosing among a sweep's points costs."""
     from fedjax_dp.sweeps import table  # slow to import
 
-    held, records = read_records(folder)
+    manifest, records = read_records(folder)
     no_privacy = "no point is private, so choosing has no epsilon"
     with _storing(folder):
-        table.write(table.tidy(records, held["axes"]), folder)
+        table.write(table.tidy(records, manifest["axes"]), folder)
         if any(record["status"] == "done" for record in records):
-            hooks.plot_sweep(records, held["axes"], held["name"], folder / "sweep.png")
+            hooks.plot_sweep(records, manifest["axes"], manifest["name"], folder / "sweep.png")
         folders.write_json(folder / SELECTION, cost or {"epsilon": None, "short": no_privacy, "statement": no_privacy})

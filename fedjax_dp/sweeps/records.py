@@ -12,7 +12,16 @@ from fedjax_dp.sweeps.settings import Record as Record
 from fedjax_dp.sweeps.settings import metric_of, proved
 from fedjax_dp.tasks.measures import PUBLIC_TESTS, Measure, private_records
 
-ABOUT, POINTS, SELECTION = "sweep.json", "points.jsonl", "selection.json"
+POINTS, SELECTION, PARAMS = "points.jsonl", "selection.json", "params"
+SWEEP = "sweep.toml"  # the sweep as it was written
+SWEEP_FOLDER = folders.FolderKind(
+    name="sweep",
+    manifest="sweep.json",
+    fields={"axes": list},
+    beginning=(SWEEP,),
+    remedy="fedjax-dp sweep writes one",
+    renewal="run the sweep in another folder",
+)
 STATUSES = ("done", "stopped", "diverged", "failed")  # stopped: at a rung of successive halving
 ENDED = ("done", "diverged")
 PARTS: dict[str, type | tuple[type, ...]] = {
@@ -53,29 +62,21 @@ def without_epsilon(what: str, remedy: str = PUBLIC_TESTS) -> dict[str, Any]:
 
 
 def read_records(folder: str | os.PathLike[str]) -> tuple[dict[str, Any], list[Record]]:
-    """The object in `sweep.json`, and the finished points in the order of the plan.
+    """The manifest of a sweep's folder, and the finished points in the order of the plan.
 
     A last line that breaks off, as a killed writer leaves it, is no point yet. Of points with the same id the first
     counts that has come to its end, else the last. Everything else that is not as the writer made it is refused.
     """
     folder = pathlib.Path(folder)
-    if not (folder / ABOUT).is_file():
-        remedy = "" if folder.exists() else folders.where_looked(folder)
-        raise errors.refuse("sweep", str(folder), f"a sweep folder, which holds a {ABOUT}", remedy)
-    try:
-        about = json.loads((folder / ABOUT).read_bytes())
-    except ValueError:  # also bytes that are no UTF-8
-        about = None
-    if not isinstance(about, dict) or not isinstance(about.get("axes"), list):
-        raise errors.refuse(str(folder / ABOUT), "something else", "a JSON object with axes")
-    found: dict[str, Record] = {}
+    manifest = SWEEP_FOLDER.read(folder)
+    records: dict[str, Record] = {}
     if (folder / POINTS).is_file():
         with (folder / POINTS).open("rb") as lines:
             for number, line in enumerate(lines, 1):
                 record = _record(line, f"line {number} of {folder / POINTS}")
-                if record is not None and found.get(record["point"], {}).get("status") not in ENDED:
-                    found[record["point"]] = record
-    return about, sorted(found.values(), key=lambda record: record["index"])
+                if record is not None and records.get(record["point"], {}).get("status") not in ENDED:
+                    records[record["point"]] = record
+    return manifest, sorted(records.values(), key=lambda record: record["index"])
 
 
 def _record(line: bytes, where: str) -> Record | None:

@@ -32,7 +32,7 @@ from fedjax_dp.sweeps.halving import Halving
 from fedjax_dp.sweeps.parameter_paths import RUN_AXES, integer_axes, made
 from fedjax_dp.sweeps.plan import SweepConfig, collect, digest, expand, law_of, require_plain_search, to_toml
 from fedjax_dp.sweeps.preparation import PreparedPoint, Sources, build, find_noise, refuse_halting
-from fedjax_dp.sweeps.records import ABOUT, SELECTION, Record, choosing, read_records
+from fedjax_dp.sweeps.records import SELECTION, SWEEP_FOLDER, Record, choosing, read_records
 from fedjax_dp.sweeps.runner import Keep, Plan, Trained, announce, execute, execute_rungs, planned
 from fedjax_dp.sweeps.search import P, Search, search_of
 from fedjax_dp.sweeps.selection_cost import ByResults, cost_of_choosing
@@ -158,8 +158,8 @@ def open_sweep(folder: str | os.PathLike[str]) -> Sweep:
     Raises: ConfigurationError for what is no such folder.
     """
     path = pathlib.Path(folder)
-    about, records = read_records(path)
-    return Sweep(about["name"], tuple(about["axes"]), tuple(records), choosing(path, records), folder=path)
+    manifest, records = read_records(path)
+    return Sweep(manifest["name"], tuple(manifest["axes"]), tuple(records), choosing(path, records), folder=path)
 
 
 def sweep(
@@ -274,9 +274,9 @@ def sweep(
         always = search_batch * len(chosen) if search == "tpe" else len(points)  # known before there are results
         ids = sorted(entry.id for entry in entries if entry.index < always)
         own = hashlib.sha256("".join([*ids, beside]).encode()).hexdigest()[:12]
-        about = folders.about(name, own, names, chosen, planned_points, halving)
+        manifest = folders.manifest_of(name, own, names, chosen, planned_points, halving)
         plan = {entry.id: (entry.index, entry.values) for entry in reversed(entries)}
-        return _in_folder(folder, about, plan, None, lambda: entries, price, screen, course)
+        return _in_folder(folder, manifest, plan, None, lambda: entries, price, screen, course)
     found: dict[str, Record] = {}
     course(entries, [], lambda record, params: found.update({record["point"]: record}), None)
     return Sweep(name, names, tuple(sorted(found.values(), key=lambda record: record["index"])), price())
@@ -325,7 +325,7 @@ def run_sweep(
         marks = [marks_of(one.rounds, point.config.output.evaluate_every) for one, point in zip(runs, order)]
         rungs = Halving.of([point.values for point in order], marks, sweep.halving, len(sweep.seeds))
     planned_points = len(order) if search is None else search.trials * len(sweep.seeds)
-    about = folders.about(name, digest(sweep), names, sweep.seeds, planned_points, sweep.halving)
+    manifest = folders.manifest_of(name, digest(sweep), names, sweep.seeds, planned_points, sweep.halving)
     places = {point.id: (point.index, point.values) for point in order}
     prepared_points: list[PreparedPoint] = []
 
@@ -342,7 +342,7 @@ def run_sweep(
             cluster.run_on(left, str(ray), parts or 1, ray_cpus, keep, screen)
 
     if only_plan:
-        _, held = folders.held(out, about, places)
+        _, held = folders.read_own(out, manifest, places)
         left = prepare_points() if rungs else _unfinished(prepare_points(), held)
         plan = planned(left, screen)._replace(halving=rungs, search=search.line() if search else None)
         return Sweep(name, names, tuple(held), plan=plan)
@@ -351,12 +351,12 @@ def run_sweep(
         run = _by_search(
             search, prepared_points, lambda new: find_noise(new, build(new, sources), screen), run, screen, out
         )
-    return _in_folder(out, about, places, to_toml(sweep), prepare_points, None if bare else price, screen, run)
+    return _in_folder(out, manifest, places, to_toml(sweep), prepare_points, None if bare else price, screen, run)
 
 
 def _held(folder: pathlib.Path | None) -> dict[str, Record]:
     """The records of a sweep's folder, by the id of their points."""
-    there = folder is not None and (folder / ABOUT).is_file()
+    there = folder is not None and SWEEP_FOLDER.is_at(folder)
     return {record["point"]: record for record in (read_records(folder)[1] if folder and there else ())}
 
 
@@ -391,7 +391,7 @@ def _by_search(
 
 def _in_folder(
     out: pathlib.Path,
-    about: dict[str, Any],
+    manifest: folders.Manifest,
     places: folders.Plan,
     text: str | None,
     entries: Callable[[], list[PreparedPoint]],
@@ -402,18 +402,18 @@ def _in_folder(
     """Run what a folder does not hold yet, and finish it if `price` is given; `text` is the sweep as it was written."""
     for package in ("pandas", "pyarrow") if price is not None else ():  # which write its tables in the end
         errors.require_installed(package, "tables", "for the tables of a sweep")
-    with folders.opened(out, about, places, text, screen) as (begun, held):
-        finished = len(_finished(held)) == begun["points"]
-        priced = (out / SELECTION).is_file() if price is not None or about.get("halving") else True
+    with folders.lock(out, manifest, places, text, screen) as (own, held):
+        finished = len(_finished(held)) == own["points"]
+        priced = (out / SELECTION).is_file() if price is not None or manifest.get("halving") else True
         everything = [] if finished and priced else entries()
         if held:
             stopped = sum(record["status"] == "stopped" for record in held)
             rungs = f", {stopped:,} of them up to a rung" if stopped else ""
-            screen.say(f"{out} holds {len(_finished(held)):,} of {begun['points']:,} points{rungs}")
+            screen.say(f"{out} holds {len(_finished(held)):,} of {own['points']:,} points{rungs}")
         with folders.keeper(out) as keep:
-            run(everything, held, keep, begun["device"]["count"])
+            run(everything, held, keep, own["device"]["count"])
         if everything and price is not None:
-            folders.finish(out, price("grown" in begun), screen)
+            folders.finish(out, price("grown" in own), screen)
         return open_sweep(out)
 
 

@@ -325,7 +325,7 @@ def shorten(out, rounds):
     """Make a run of `rounds` out of a longer one, which nobody else may: its configuration is held to its checksum."""
     about = json.loads((out / "run.json").read_text())
     about["config"]["rounds"] = rounds
-    (out / "run.json").write_text(json.dumps(about | {"seal": folder.seal(about)}))
+    (out / "run.json").write_text(json.dumps(about | {"seal": folder.RUN_FOLDER.seal(about)}))
 
 
 @pytest.mark.slow

@@ -334,7 +334,7 @@ def test_files_of_a_folder_have_the_fields_of_its_format(data):
     fdp.run(dpnfl(), data, rounds=1, out="x", delta=1e-3)
     files = {name: json.loads(pathlib.Path("x", name).read_text()) for name in FIELDS}
     fields = {name: " ".join(sorted(one[0] if isinstance(one, list) else one)) for name, one in files.items()}
-    assert (run_folder.FORMAT, fields) == (2, FIELDS), "raise run_folder.FORMAT with the fields"
+    assert (run_folder.RUN_FOLDER.format, fields) == (("format", 2), FIELDS), "raise the format with the fields"
 
 
 class Told:

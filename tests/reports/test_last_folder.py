@@ -11,7 +11,7 @@ from fedjax_dp import cli
 from fedjax_dp.cli.audit import AuditOptions
 from fedjax_dp.cli.latest import RUNS, SWEEPS, latest
 from fedjax_dp.cli.run_options import configured_by
-from fedjax_dp.experiments.run_folder import seal
+from fedjax_dp.experiments.run_folder import RUN_FOLDER
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_an_audit_of_a_run_is_refused_on_other_data(own_runs, capsys):
     path = own_runs / "runs" / "mine" / "run.json"
     about = json.loads(path.read_text())
     about["checksums"]["data"] = "of other records"
-    path.write_text(json.dumps(about | {"seal": seal(about)}))
+    path.write_text(json.dumps(about | {"seal": RUN_FOLDER.seal(about)}))
     assert cli.main(["audit", "runs/mine", "--trials", "200"]) == 2
     error = capsys.readouterr().err
     assert "data of the run must be unchanged, checksum of other records, got " in error

@@ -314,7 +314,7 @@ def test_a_folder_has_one_writer(whole):
     _, where = whole
     about = read_records(where)[0]
     plan = {record["point"]: (record["index"], record["values"]) for record in read_records(where)[1]}
-    with folder.opened(where, about, plan, None, quiet()):
+    with folder.lock(where, about, plan, None, quiet()):
         words = refusal(lambda: run_sweep(SWEEP, where, screen=quiet()))
     assert "which is being written" in words
 

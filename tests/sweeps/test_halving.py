@@ -15,7 +15,7 @@ from fedjax_dp import cli
 from fedjax_dp.accounting import View
 from fedjax_dp.models import logistic_regression
 from fedjax_dp.sweeps import runner, selection_cost
-from fedjax_dp.sweeps.folder import held
+from fedjax_dp.sweeps.folder import read_own
 from fedjax_dp.sweeps.halving import Halving, Rung, key_of, reached, rungs_of
 from fedjax_dp.sweeps.plan import SweepConfig, digest, to_toml
 from fedjax_dp.sweeps.records import read_records
@@ -123,8 +123,8 @@ def test_a_sweep_with_halving_does_not_grow(tmp_path):
     (tmp_path / "points.jsonl").write_text(json.dumps(record) + "\n")
     plan = {record["point"]: (0, record["values"])}
     for other in (about | {"digest": "two", "halving": 3, "points": 12}, about | {"digest": "two"}):
-        assert "does not grow" in refusal(lambda other=other: held(tmp_path, other, plan))
-    assert held(tmp_path, about | {"halving": 3}, plan)[1] == [record]
+        assert "does not grow" in refusal(lambda other=other: read_own(tmp_path, other, plan))
+    assert read_own(tmp_path, about | {"halving": 3}, plan)[1] == [record]
 
 
 def test_of_a_points_lines_the_first_that_ended_counts_else_the_last(tmp_path):

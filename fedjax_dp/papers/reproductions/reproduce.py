@@ -1,7 +1,6 @@
 """`reproduce`: a recipe from its name to its table and figure, through the sweep engine."""
 
 import datetime
-import json
 import os
 import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,6 +26,14 @@ from fedjax_dp.sweeps.records import Record
 from fedjax_dp.sweeps.sweep import run_sweep
 
 RUNS, SEARCH = "runs", "search"  # folders of the sweeps inside that of a reproduction
+REPRODUCTION_FOLDER = folders.FolderKind(
+    name="reproduction",
+    manifest="table.json",
+    fields={"recipe": str},
+    beginning=(RUNS, SEARCH),
+    remedy="fedjax-dp reproduce writes one",
+    renewal="give another --out",
+)
 GOES_ON = "make room; the same command goes on where it stopped"
 Planned = Callable[[Cell, int], PlannedRun]  # the run of a cell and a seed
 
@@ -60,12 +67,9 @@ def reproduce(
             raise errors.refuse("seeds", seeds, f"1 for {recipe.name}", "it is counted, or shows a single run")
     numbers = tuple(range(seeds or chosen_scale.seeds))
     folder = pathlib.Path(out or pathlib.Path("reproduced") / f"{name.replace('/', '-')}-{scale}")
-    folders.require_writable("out", folder, "give another --out")
     _require_own(folder, name)
-    with folders.locked("out", folder, "give another --out") as lock:
+    with folders.locked("out", folder, "give another --out", screen.say):
         _require_own(folder, name)  # another may have begun in it until just now
-        if lock.note is not None:
-            screen.say(lock.note)
         return _reproduced(recipe, chosen_scale, numbers, panels, folder, data_dir, screen)
 
 
@@ -122,14 +126,12 @@ def _reproduced(
 
 
 def _require_own(folder: pathlib.Path, name: str) -> None:
-    """Refuses a folder that holds something else."""
-    held = {path.name for path in folders.content_of(folder)} if folder.is_dir() else set()
-    try:
-        own = not held - {RUNS, SEARCH} or json.loads((folder / "table.json").read_text())["recipe"] == name
-    except (OSError, ValueError, KeyError, TypeError):
-        own = False
-    if not own or (folder.exists() and not folder.is_dir()):
-        raise errors.refuse("out", folder, "a new or empty folder, or one of this recipe", "give another --out")
+    """Refuse a folder that holds something else."""
+    if not REPRODUCTION_FOLDER.is_at(folder):
+        REPRODUCTION_FOLDER.require_new("out", folder, "give another --out", ", or one of this recipe")
+    elif (recipe := REPRODUCTION_FOLDER.read(folder)["recipe"]) != name:
+        got = f"{folder}, one of {recipe}"
+        raise errors.refuse("out", got, "a new or empty folder, or one of this recipe", "give another --out")
 
 
 def _records(
@@ -267,10 +269,8 @@ def _write(done: Reproduction, cells: Sequence[Cell], seconds: Mapping[str, floa
     """Tables, figure, and everything that decides them; `seconds` of each run."""
     from fedjax_dp.papers.reproductions import figure  # slow to import
 
-    done.folder.mkdir(parents=True, exist_ok=True)
-    # The JSON first: it is what makes this a folder of the recipe, which a call after a stop goes on with.
-    folders.write_json(
-        done.folder / "table.json",
+    REPRODUCTION_FOLDER.write(  # first: what makes this a folder of the recipe, which a call after a stop goes on with
+        done.folder,
         {
             "recipe": done.recipe.name,
             "source": done.recipe.source,
