@@ -16,6 +16,7 @@ from scipy import fft
 from fedjax_dp.accounting.laws import TAIL_MASS, Dominating, LawPair
 
 ROUNDING = 1e-17  # and per copy, for the rounding errors of a power in Fourier space: ten times what was seen
+OF_A_SUM = 1e-15  # for those of a product of two: ten times what was seen of the mass above a loss
 LARGEST_LOSS = 709  # nats, of which the exponential still is a number
 
 
@@ -53,7 +54,7 @@ class LossDistribution:
         length = self.masses.size + other.masses.size - 1
         size = fft.next_fast_len(length, real=True)
         total = fft.irfft(fft.rfft(self.masses, size) * fft.rfft(other.masses, size), size)[:length]
-        infinite = self.infinite + other.infinite - self.infinite * other.infinite
+        infinite = self.infinite + other.infinite - self.infinite * other.infinite + OF_A_SUM
         return LossDistribution(self.spacing, self.lowest + other.lowest, np.maximum(total, 0.0), infinite)
 
     def worst(self, other: "LossDistribution") -> "LossDistribution":
