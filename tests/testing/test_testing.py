@@ -153,7 +153,7 @@ def applies(program, algorithm):
 
 
 STEPS, CLIENTS = right(), fdp.dp_fedavg(**COMMON, **NOISE)
-MASKED = fdp.cpfed(**{**COMMON, "cohort_size": 3}, **NOISE, ring_bits=32)
+MASKED = fdp.cpfed.of({**COMMON, "cohort_size": 3, **NOISE, "ring_bits": 32})
 LACKS = {
     f"{program.__name__} of {kind}": (law, program, algorithm)
     for law, programs in BY_PROPERTY.items()

@@ -20,8 +20,8 @@ from small_runs import Stopped, dpnfl, stop_at
 
 import fedjax_dp as fdp
 from fedjax_dp.cli import main
-from fedjax_dp.experiments import MLflow, TensorBoard, Wandb
 from fedjax_dp.rounds.metrics import PROBES
+from fedjax_dp.trackers import MLflow, TensorBoard, Wandb
 
 WORDS = {"rounds": 6, "evaluate_every": 2, "delta": 1e-3}
 FLAGS = ["--num-clients", "10", "--cohort-size", "5", "--local-steps", "2", "--rounds", "6", "--noise-multiplier", "2"]
