@@ -71,12 +71,12 @@ def dataset(
             raise errors.refuse(what, repr(one)[:60], "left out for arrays", "it is for a DataFrame alone")
     several = {"y_train", "y_test"} if task == OWN else set()  # which may be pytrees
     arrays: dict[str, Any] = {
-        what: as_arrays(a) if what in several else _array(what, a)
+        what: as_arrays(a) if what in several else _as_array(what, a)
         for what, a in zip(ARRAYS, (x_train, y_train, x_test, y_test))
     }
     for what, ids in (("client_ids", client_ids), ("test_client_ids", test_client_ids)):
         if ids is not None:
-            ids = _array(what, ids)
+            ids = _as_array(what, ids)
             text = ids.dtype == object and all(isinstance(word, str) for word in ids.ravel())
             arrays[what] = ids.astype(str) if text else ids
     return _of_arrays(name, "", arrays, classes, task, vocabulary)
@@ -136,7 +136,7 @@ def _of_arrays(
 ) -> Dataset:
     notes = list[str]()
     if task in ("classes", "binary"):
-        arrays, classes, notes = _labels_meant(arrays, classes)
+        arrays, classes, notes = _normalise_labels(arrays, classes)
     x_train, y_train, x_test, y_test = (arrays[key] for key in ARRAYS)
     train = Records(arrays.get("client_ids"), notes=notes, x=x_train, y=y_train)
     test = Records(arrays.get("test_client_ids"), x=x_test, y=y_test)
@@ -144,7 +144,7 @@ def _of_arrays(
     return make_dataset(name, file, train, test, classes=classes, **about)
 
 
-def _labels_meant(arrays: dict[str, Any], classes: int | None) -> tuple[dict[str, Any], int | None, list[str]]:
+def _normalise_labels(arrays: dict[str, Any], classes: int | None) -> tuple[dict[str, Any], int | None, list[str]]:
     """Labels of shape (n, 1) as (n,), and one-hot rows as the place of their 1, with the note on it."""
     both = arrays["y_train"], arrays["y_test"]
     if not all(hasattr(y, "dtype") and y.ndim == 2 and len(y) for y in both) or both[0].shape[1] != both[1].shape[1]:
@@ -158,7 +158,7 @@ def _labels_meant(arrays: dict[str, Any], classes: int | None) -> tuple[dict[str
     return arrays | labels, width if classes is None else classes, [f"one-hot labels are classes 0 to {width - 1}"]
 
 
-def _array(what: str, numbers: Any) -> np.ndarray:
+def _as_array(what: str, numbers: Any) -> np.ndarray:
     if numbers is None:
         arrays = f"{', '.join(ARRAYS)}, or a DataFrame with label="
         raise errors.refuse(

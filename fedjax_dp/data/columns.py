@@ -80,18 +80,18 @@ def from_tables(
     if not features:
         raise errors.refuse(f"{where}columns", ", ".join(map(str, aside)), "more than these", "features are the others")
     kind = np.float32 if columns.standardise is None else np.float64
-    filled = [_filled(part, aside, features, columns) for part in everything]
-    x = np.concatenate([_features(part, features, columns.categories, kind) for part in filled])
-    notes = _notes_on(filled[: len(tables)], features, columns)
+    complete = [_fill_missing(part, aside, features, columns) for part in everything]
+    x = np.concatenate([_features(part, features, columns.categories, kind) for part in complete])
+    notes = _notes_on(complete[: len(tables)], features, columns)
     clients, classes = None, None
     if client is not None:
-        clients = np.concatenate([_names(part, client)[0] for part in filled])
+        clients = np.concatenate([_names(part, client)[0] for part in complete])
     elif tables[0].owner is not None:
-        clients = np.repeat([str(part.owner) for part in filled], [len(part.frame) for part in filled])
+        clients = np.repeat([str(part.owner) for part in complete], [len(part.frame) for part in complete])
     if task in SEVERAL:
-        y = as_task(file, np.concatenate([_numbers(part, labels, np.float32) for part in filled]), task)
+        y = as_task(file, np.concatenate([_numbers(part, labels, np.float32) for part in complete]), task)
     else:
-        words, floats = zip(*(_names(part, labels[0]) for part in filled))
+        words, floats = zip(*(_names(part, labels[0]) for part in complete))
         y, classes, more = number_labels(np.concatenate(words))
         notes += more + ["labels written as 1.0 are whole numbers"] * any(floats)
         if _all_differ(words):
@@ -103,7 +103,7 @@ def from_tables(
     if tested:
         train, tests = np.split(np.arange(len(y)), [sum(len(part.frame) for part in tables)])
     elif split is not None:
-        train, tests = _by_column(where, filled, split)
+        train, tests = _by_column(where, complete, split)
     else:
         fraction = TEST_FRACTION if test is None else test
         errors.require_in_unit_interval(f"{where}test", fraction, "or give a DataFrame")
@@ -115,10 +115,10 @@ def from_tables(
     names = [f"{c}={word}" for c in features for word in columns.categories.get(c, [""])]
     learnt: tuple[str, ...] = ()
     if columns.standardise is not None:
-        x, learnt, more = _standardised(where, x, train, features, columns)
+        x, learnt, more = _standardise(where, x, train, features, columns)
         notes += more
-    notes += _far_apart(x, [one.removesuffix("=") for one in names], bool(file))
-    users = None if columns.user is None else np.concatenate([_names(part, columns.user)[0] for part in filled])
+    notes += _warn_of_sizes(x, [one.removesuffix("=") for one in names], bool(file))
+    users = None if columns.user is None else np.concatenate([_names(part, columns.user)[0] for part in complete])
     parts = Records(clients, users, notes, x=x, y=y).split((train, tests))
     return make_dataset(name, file, *parts, classes=classes, task=task, learnt=learnt, **about)
 
@@ -130,10 +130,10 @@ def _remedy(table: Table, flag: str, argument: str) -> str:
 
 def _check_options(columns: Columns, aside: Any, features: Any, tables: Sequence[Table]) -> None:
     """Options name features; what is dropped stands in some table."""
-    stated = columns.standardise if isinstance(columns.standardise, Mapping) else {}
-    filled = columns.fill if isinstance(columns.fill, Mapping) else {}
-    for option, named in (("categories", columns.categories), ("fill", filled), ("standardise", stated)):
-        for column in named:
+    constants = columns.standardise if isinstance(columns.standardise, Mapping) else {}
+    fill = columns.fill if isinstance(columns.fill, Mapping) else {}
+    for option, names in (("categories", columns.categories), ("fill", fill), ("standardise", constants)):
+        for column in names:
             if column not in features and not (option == "standardise" and columns.source):
                 remedy = errors.suggested(str(column), map(str, features))
                 raise errors.refuse(option, repr(column), "of columns that are features", remedy)
@@ -157,9 +157,9 @@ def _check_columns(part: Table, first: Table, aside: Any, features: Any, drop: A
     where, table, columns = part.where, part.frame, list(part.frame.columns)
     if not table.columns.is_unique:
         raise errors.refuse(f"{where}columns", table.columns[table.columns.duplicated()][0], "of different names")
-    named = [*aside, *features]
-    if len(set(named)) != len(named):
-        twice = next(column for column in named if named.count(column) > 1)
+    names = [*aside, *features]
+    if len(set(names)) != len(names):
+        twice = next(column for column in names if names.count(column) > 1)
         raise errors.refuse(
             f"{where}columns of labels, clients, split and features", f"{twice} twice", "different ones"
         )
@@ -169,7 +169,7 @@ def _check_columns(part: Table, first: Table, aside: Any, features: Any, drop: A
         got = f"{other} besides" if other in columns else f"no {other}"
         remedy = f"--drop {other} leaves it out" if other not in aside else "name it alike in all files"
         raise errors.refuse(f"{where}columns", got, f"those of {first.where.removesuffix(': ')}", remedy)
-    for column in named:
+    for column in names:
         if column not in columns:
             others = "name those of labels and clients (--label-column, --client-column)"
             remedy = errors.suggested(str(column), map(str, columns), others)
@@ -182,7 +182,7 @@ def _check_columns(part: Table, first: Table, aside: Any, features: Any, drop: A
         raise errors.refuse(f"{where}records", 0, "at least one")
 
 
-def _filled(part: Table, aside: Sequence[str], features: Sequence[str], columns: Columns) -> Table:
+def _fill_missing(part: Table, aside: Sequence[str], features: Sequence[str], columns: Columns) -> Table:
     """The table with constants for what is missing in it; refuses what none is stated for."""
     frame, fill = part.frame, columns.fill
     for column in (*aside, *features):
@@ -329,7 +329,7 @@ def _by_column(where: str, parts: Sequence[Table], column: str) -> tuple[np.ndar
     return np.flatnonzero(words == "train"), np.flatnonzero(words == "test")
 
 
-def _standardised(
+def _standardise(
     where: str, x: np.ndarray, train: np.ndarray, features: Sequence[str], columns: Columns
 ) -> tuple[np.ndarray, tuple[str, ...], list[str]]:
     """Features less their means, over their deviations; what was learnt for it; and the note on it."""
@@ -352,10 +352,9 @@ def _standardised(
         constants = {column: how[column] for column in numeric if column in how}
         if columns.source and (lacking := [column for column in numeric if column not in how]):
             raise errors.refuse(columns.source, f"no {lacking[0]}", "a row for each column of numbers", "add it")
-        stated = (
-            f"constants of {columns.source}" if columns.source else f"stated constants of {listed(list(constants))}"
-        )
-        note = f"standardised by {stated}, taken for public"
+        of_file = f"constants of {columns.source}"
+        whose = of_file if columns.source else f"stated constants of {list_names(list(constants))}"
+        note = f"standardised by {whose}, taken for public"
     else:
         raise errors.refuse("standardise", repr(how)[:60], "records, constants by column, or a public table")
     for column, (mean, std) in constants.items():
@@ -377,7 +376,7 @@ def printable(name: Any) -> str:
     return str(name) if str(name).isprintable() else repr(name)
 
 
-def listed(names: Sequence[Any]) -> str:
+def list_names(names: Sequence[Any]) -> str:
     """Names in a line, not without end."""
     shown = ", ".join(map(printable, names[:SHOWN]))
     return shown if len(names) <= SHOWN else f"{shown} and {len(names) - SHOWN:,} more"
@@ -389,15 +388,15 @@ def _notes_on(parts: Sequence[Table], features: Sequence[str], columns: Columns)
         f"{column} ({len(columns.categories[column])} categories)" if column in columns.categories else column
         for column in features
     ]
-    notes = [f"features: {listed(shown)}"]
+    notes = [f"features: {list_names(shown)}"]
     for column in features:
-        if column not in columns.categories and (why := _like_an_id(parts, column, columns.client)):
+        if column not in columns.categories and (why := _why_an_id(parts, column, columns.client)):
             drop = f"--drop {column}" if parts[0].where else f"drop=[{column!r}]"
             notes.append(f"warning: {printable(column)} looks like an id, {why}: {drop} leaves it out")
     return notes
 
 
-def _like_an_id(parts: Sequence[Table], column: str, client: str | None) -> str:
+def _why_an_id(parts: Sequence[Table], column: str, client: str | None) -> str:
     """Why a column of numbers may be no feature; "": nothing speaks for it."""
     if NAMED_AS_IDS.fullmatch(str(column)):
         return "by its name"
@@ -423,7 +422,7 @@ def _all_differ(blocks: Sequence[np.ndarray]) -> bool:
     return all(alone) or len(np.unique(values)) == len(values) >= FEW
 
 
-def _far_apart(x: np.ndarray, names: Sequence[str], of_file: bool) -> list[str]:
+def _warn_of_sizes(x: np.ndarray, names: Sequence[str], of_file: bool) -> list[str]:
     bounds = np.abs(x).max(0, initial=0.0)
     nonzero = np.flatnonzero(bounds > 0)
     if not nonzero.size:

@@ -27,28 +27,28 @@ class Reader(NamedTuple):
     owned: Callable[[str, str | None], bool] = lambda rest, column: False  # whether a user's data name their clients
 
 
-def _of(module: str) -> Any:
+def _module(module: str) -> Any:
     """A module of this package."""
     return importlib.import_module(f"fedjax_dp.data.{module}")
 
 
 def _files(module: str, function: str) -> Reader:
-    return Reader(lambda name, data_dir, seed, reading: getattr(_of(module), function)(name, data_dir))
+    return Reader(lambda name, data_dir, seed, reading: getattr(_module(module), function)(name, data_dir))
 
 
 def _table(kind: str) -> Reader:
     return Reader(
-        lambda path, data_dir, seed, reading: _of("tables").from_files(path, kind, reading),
+        lambda path, data_dir, seed, reading: _module("tables").from_files(path, kind, reading),
         "PATH",
         (*COLUMNS, *TABLES, *(CSV if kind == "csv" else ())),
-        lambda rest, column: column is not None or _of("tables").is_several(rest),
+        lambda rest, column: column is not None or _module("tables").is_several(rest),
     )
 
 
 def _format(name: str, *takes: str, owned: Any = lambda rest, column: True) -> Reader:
     """A format whose module reads it by a function of its own name."""
     return Reader(
-        lambda path, data_dir, seed, reading: getattr(_of(f"formats.{name}"), name)(pathlib.Path(path), reading),
+        lambda path, data_dir, seed, reading: getattr(_module(f"formats.{name}"), name)(pathlib.Path(path), reading),
         "PATH",
         takes,
         owned,
@@ -61,21 +61,21 @@ def _store(folder: str, data_dir: Folder, seed: int, reading: Reading) -> "Datas
 
 
 DATASETS: dict[str, Reader] = {
-    "digits": Reader(lambda name, data_dir, seed, reading: _of("digits").digits()),
+    "digits": Reader(lambda name, data_dir, seed, reading: _module("digits").digits()),
     **dict.fromkeys(IDX, _files("idx", "images")),
     "adult": _files("adult", "adult"),
     "adult_full": _files("adult", "adult"),
     "cifar10": _files("cifar", "cifar10"),
     "cifar10_pca60": _files("cifar", "cifar10_pca60"),
     "svhn": _files("svhn", "svhn"),
-    "school": Reader(lambda name, data_dir, seed, reading: _of("school").school(name, data_dir, seed)),
+    "school": Reader(lambda name, data_dir, seed, reading: _module("school").school(name, data_dir, seed)),
     "femnist_digits": _files("femnist", "femnist_digits"),
     "sent140": _files("sent140", "sent140"),
     "npz": Reader(
-        lambda path, data_dir, seed, reading: _of("arrays").from_npz(pathlib.Path(path), reading.task),
+        lambda path, data_dir, seed, reading: _module("arrays").from_npz(pathlib.Path(path), reading.task),
         "PATH",
         ("task",),
-        owned=lambda path, column: _of("arrays").has_ids(pathlib.Path(path)),
+        owned=lambda path, column: _module("arrays").has_ids(pathlib.Path(path)),
     ),
     "csv": _table("csv"),
     "parquet": _table("parquet"),
@@ -83,9 +83,9 @@ DATASETS: dict[str, Reader] = {
     "tff": _format("tff", *TEXT, *CUT, "convention", "record_shape", "subset"),
     "hf": _format("hugging_face", *COLUMNS, *TEXT, "convention", owned=lambda path, column: column is not None),
     "synthetic": Reader(
-        lambda setting, data_dir, seed, reading: _of("synthetic").synthetic(setting, seed), "U,V or synthetic:iid"
+        lambda setting, data_dir, seed, reading: _module("synthetic").synthetic(setting, seed), "U,V or synthetic:iid"
     ),
-    "tfds": Reader(lambda name, data_dir, seed, reading: _of("tfds").image_classification(name, data_dir), "NAME"),
+    "tfds": Reader(lambda name, data_dir, seed, reading: _module("tfds").image_classification(name, data_dir), "NAME"),
     "store": Reader(_store, "FOLDER"),
 }
 

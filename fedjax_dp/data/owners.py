@@ -80,12 +80,12 @@ def file_parts(path: str | os.PathLike[str], records: int) -> dict[str, np.ndarr
     if not path.is_file():
         raise errors.refuse("client_ids", str(path), "an existing file", "an .npy array, or one id in each line")
     if path.suffix == ".json":
-        return _listed(path, records)
-    ids = _ids(path, records)
+        return _read_lists(path, records)
+    ids = _read_ids(path, records)
     return dict(zip(map(str, np.unique(ids).tolist()), natural(ids), strict=True))
 
 
-def _listed(path: pathlib.Path, records: int) -> dict[str, np.ndarray]:
+def _read_lists(path: pathlib.Path, records: int) -> dict[str, np.ndarray]:
     """Lists of rows, from the first on; none twice, none beyond the last."""
     lists = object_of(str(path), read_json(path))
     if not lists:
@@ -107,7 +107,7 @@ def _listed(path: pathlib.Path, records: int) -> dict[str, np.ndarray]:
     return parts
 
 
-def _ids(path: pathlib.Path, records: int) -> np.ndarray:
+def _read_ids(path: pathlib.Path, records: int) -> np.ndarray:
     """An id for each record."""
     ids: np.ndarray
     try:

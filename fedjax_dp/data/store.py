@@ -68,8 +68,8 @@ class Dataset(NamedTuple):
         facts = {
             "training": count(len(self.x_train), "record"),
             "test": count(len(self.x_test), "record"),
-            **_looks(self.x_train, self.tokens),
-            **_aims(self.task, self.y_train, self.classes),
+            **_record_facts(self.x_train, self.tokens),
+            **_target_facts(self.task, self.y_train, self.classes),
             "natural owners": owners,
         }
         return Card(f"data set {self.name}", facts | _notes(self.notes))
@@ -125,8 +125,8 @@ class FederatedData:
             "training": count(int(sizes.sum()), "record"),
             "of a client": each if sizes[0] == sizes[-1] else f"{sizes[0]:,} to {each}, median {middle:,}",
             "test": count(len(self.x_test), "record"),
-            **_looks(self.x, self.tokens),
-            **_aims(self.task, self.y, self.classes),
+            **_record_facts(self.x, self.tokens),
+            **_target_facts(self.task, self.y, self.classes),
         }
         test_parts = {} if self.test_clients is None else {"test parts": "each client has its own"}
         return Card(f"federated data {self.name}".strip(), facts | test_parts | _notes(self.notes))
@@ -362,11 +362,11 @@ def row_lists(clients: Any) -> list[np.ndarray]:
     return lists
 
 
-def _looks(x: Any, tokens: bool) -> dict[str, str]:
+def _record_facts(x: Any, tokens: bool) -> dict[str, str]:
     return {"a record": f"{x.dtype} of shape {tuple(x.shape[1:])}" + (", tokens" if tokens else "")}
 
 
-def _aims(task: str, y: Any, outputs: int) -> dict[str, str]:
+def _target_facts(task: str, y: Any, outputs: int) -> dict[str, str]:
     """What its target is, where it is not a class."""
     if task == "classes":
         return {"classes": str(outputs)}

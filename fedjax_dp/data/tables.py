@@ -281,7 +281,7 @@ def _read_parquet(path: pathlib.Path) -> Any:
     import pyarrow.parquet
 
     size = check_file("parquet", path)
-    if _extended(path, size):
+    if _has_extension_types(path, size):
         raise damaged(path, "a column of an extension type", "a Parquet file of plain types")
     try:
         file = pyarrow.parquet.ParquetFile(path)
@@ -296,7 +296,7 @@ def _read_parquet(path: pathlib.Path) -> Any:
         raise damaged(path, "something else", "a readable parquet file", folders.reason(error)[:120]) from None
 
 
-def _extended(path: pathlib.Path, size: int) -> bool:
+def _has_extension_types(path: pathlib.Path, size: int) -> bool:
     """Whether the footer holds a schema of Arrow, packed as base64, that names an extension type.
 
     Any other way of asking would make the schema, and its types, already.

@@ -119,7 +119,7 @@ def check_labels(what: str, y: np.ndarray) -> None:
 
 def _count_labels(where: str, y_train: Any, y_test: Any, classes: int | None, vocabulary: Vocabulary | None) -> int:
     if classes is None:
-        return _counted(where, np.union1d(y_train, y_test))
+        return _count_classes(where, np.union1d(y_train, y_test))
     errors.require_integer(f"{where}classes", classes, 1, MOST_CLASSES)
     for name, y in (("y_train", y_train), ("y_test", y_test)):
         if y.max() >= classes:
@@ -128,7 +128,7 @@ def _count_labels(where: str, y_train: Any, y_test: Any, classes: int | None, vo
     return int(classes)
 
 
-def _counted(where: str, present: np.ndarray) -> int:
+def _count_classes(where: str, present: np.ndarray) -> int:
     """How many classes there are, if not given: every label from 0 to the largest occurs, else one was miscounted."""
     most, known = int(present[-1]), "or give classes"
     if present[0] > 0 and len(present) == most - present[0] + 1:
@@ -156,7 +156,7 @@ def without_records(task: str, classes: int, *targets: Any) -> list[str]:
     return [f"warning: {len(absent):,} of {classes:,} {what} have no record: {shown}"]
 
 
-def _zeros_and_ones(what: str, y: np.ndarray) -> None:
+def _check_zeros_and_ones(what: str, y: np.ndarray) -> None:
     wanted = "0 or 1"
     if y.dtype.kind == "f" and (odd := not_finite(y)):
         raise errors.refuse(what, odd, wanted, "drop records without a label")
@@ -167,7 +167,7 @@ def _zeros_and_ones(what: str, y: np.ndarray) -> None:
         raise errors.refuse(what, f"label {outside}", wanted, "y == 1 makes them of two classes")
 
 
-def _rows(what: str, y: np.ndarray) -> None:
+def _check_numbers(what: str, y: np.ndarray) -> None:
     wanted = "finite numbers"
     if y.dtype.kind not in "biuf":
         raise errors.refuse(what, y.dtype, wanted)
@@ -175,7 +175,7 @@ def _rows(what: str, y: np.ndarray) -> None:
         raise errors.refuse(what, odd, wanted, "drop records without a target, or scale all by a public number")
 
 
-def _ids(what: str, y: np.ndarray) -> None:
+def _check_token_type(what: str, y: np.ndarray) -> None:
     if y.dtype.kind not in "iu":
         raise errors.refuse(what, y.dtype, "ids of tokens, integers", "fill records up with the vocabulary's pad")
 
@@ -217,7 +217,7 @@ def check_tokens(what: str, ids: Any, size: int) -> None:
         raise errors.refuse(what, f"id {outside}", f"ids 0 to {size - 1} of the vocabulary", remedy)
 
 
-def _anything(what: str, y: Any) -> None:
+def _check_arrays(what: str, y: Any) -> None:
     leaves = jax.tree.leaves(y)
     if not leaves:
         raise errors.refuse(what, "nothing", "arrays (records, ...)")
@@ -231,7 +231,7 @@ def _anything(what: str, y: Any) -> None:
             raise errors.refuse(what, odd, "finite", "clean the array")
 
 
-def _count_stated(where: str, y_train: Any, y_test: Any, classes: int | None, vocabulary: Vocabulary | None) -> int:
+def _count_outputs(where: str, y_train: Any, y_test: Any, classes: int | None, vocabulary: Vocabulary | None) -> int:
     looks = [[(a.shape[1:], a.dtype) for a in jax.tree.leaves(y)] for y in (y_train, y_test)]
     structures: list[Any] = [jax.tree.structure(y) for y in (y_train, y_test)]
     if structures[0] != structures[1] or looks[0] != looks[1]:
@@ -243,7 +243,7 @@ def _count_stated(where: str, y_train: Any, y_test: Any, classes: int | None, vo
 
 def not_finite(x: np.ndarray) -> str:
     """What is not finite in float32, in which models compute, and in which records `(records, ...)`; "": nothing."""
-    if all(np.isfinite(_ends(block)).all() for block in _blocks(x)):
+    if all(np.isfinite(_extremes(block)).all() for block in _blocks(x)):
         return ""
     with np.errstate(over="ignore"):
         odd = [~np.isfinite(block.astype(np.float32)).reshape(len(block), -1) for block in _blocks(x)]
@@ -262,7 +262,7 @@ def _blocks(x: np.ndarray) -> Iterator[np.ndarray]:
     return (x[at : at + rows] for at in range(0, len(x), rows))
 
 
-def _ends(block: np.ndarray) -> np.ndarray:
+def _extremes(block: np.ndarray) -> np.ndarray:
     """The least and the largest number in float32: NaN where one is NaN."""
     with np.errstate(over="ignore"):
         return np.array([block.min(initial=0), block.max(initial=0)]).astype(np.float32)
@@ -270,9 +270,9 @@ def _ends(block: np.ndarray) -> np.ndarray:
 
 TARGETS: dict[str, Targets] = {
     "classes": Targets(check_labels, _count_labels, (), np.int32),
-    "sequence": Targets(_ids, _count_tokens, ("tokens",), np.int32),
-    "multi_label": Targets(_zeros_and_ones, _count_width, ("labels",), np.uint8),
-    "binary": Targets(_zeros_and_ones, _count_one, (), np.int32),
-    "regression": Targets(_rows, _count_width, ("numbers",), np.float32),
-    OWN: Targets(_anything, _count_stated, None),
+    "sequence": Targets(_check_token_type, _count_tokens, ("tokens",), np.int32),
+    "multi_label": Targets(_check_zeros_and_ones, _count_width, ("labels",), np.uint8),
+    "binary": Targets(_check_zeros_and_ones, _count_one, (), np.int32),
+    "regression": Targets(_check_numbers, _count_width, ("numbers",), np.float32),
+    OWN: Targets(_check_arrays, _count_outputs, None),
 }

@@ -44,7 +44,7 @@ def windows(name: str, where: str, train: Records, test: Records | None, reading
         if part is not None:
             text, clients = "".join(part["rows"]).encode("utf-32-le", "surrogatepass"), part.clients
             points = np.frombuffer(text, np.uint32).reshape(-1, length + 1)
-            kept, chains = _thinned(points, clients, stride)
+            kept, chains = _thin(points, clients, stride)
             chained &= part is test or chains == len(np.unique(clients))
             ids = table[np.minimum(points[kept], len(table) - 1)]
             if ids.min() < 0:
@@ -131,7 +131,7 @@ def _table(convention: str) -> tuple[np.ndarray, Vocabulary]:
     return np.array([known.get(chr(code), unknown) for code in range(256)], np.int32), vocabulary
 
 
-def _thinned(points: np.ndarray, owners: np.ndarray, stride: int) -> tuple[np.ndarray, int]:
+def _thin(points: np.ndarray, owners: np.ndarray, stride: int) -> tuple[np.ndarray, int]:
     """Each `stride`-th of windows that follow one another in the file, by their numbers; how many chains there are."""
     follows = np.append(False, (points[:-1, 1:] == points[1:, :-1]).all(1) & (owners[1:] == owners[:-1]))
     at = np.arange(len(points))

@@ -94,7 +94,7 @@ def _splits(path: pathlib.Path) -> tuple[dict[str, pathlib.Path], list[str]]:
     about = object_of(str(path / "dataset_dict.json"), read_json(path / "dataset_dict.json"), ("splits",))
     names = list_of(f"{path / 'dataset_dict.json'}: splits", about["splits"], str, "names")
     for name in names:
-        _plain(path / "dataset_dict.json", name)
+        _require_plain_name(path / "dataset_dict.json", name)
     if "train" not in names:
         raise damaged(path, f"splits {', '.join(names)}"[:100], "with a split train")
     test, notes = choose_test(names, "train", TEST)
@@ -111,7 +111,7 @@ def _table(folder: pathlib.Path) -> tuple[Any, dict[str, Column]]:
     files = []
     for entry in list_of(f"{folder / 'state.json'}: _data_files", state["_data_files"], dict, "objects"):
         name = object_of(f"{folder / 'state.json'}: _data_files", entry, ("filename",))["filename"]
-        files.append(folder / _plain(folder / "state.json", name))
+        files.append(folder / _require_plain_name(folder / "state.json", name))
     if not files:
         raise damaged(folder / "state.json", "no file", "Arrow files in _data_files")
     tables = [_read_stream(file) for file in files]
@@ -124,7 +124,7 @@ def _table(folder: pathlib.Path) -> tuple[Any, dict[str, Column]]:
     features = object_of(f"{described}: features", object_of(str(described), read_json(described)).get("features"))
     if sorted(features) != sorted(table.column_names):
         raise damaged(f"{described}: features", ", ".join(features)[:100], ", ".join(table.column_names)[:100])
-    return table, {name: _described(f"{described}: {name}", name, features[name]) for name in table.column_names}
+    return table, {name: _describe(f"{described}: {name}", name, features[name]) for name in table.column_names}
 
 
 def _read_stream(path: pathlib.Path) -> Any:
@@ -152,13 +152,13 @@ def _read_stream(path: pathlib.Path) -> Any:
             return pa.Table.from_batches(batches, reader.schema)
 
 
-def _described(where: str, name: str, feature: Any) -> Column:
+def _describe(where: str, name: str, feature: Any) -> Column:
     """What a column holds; a list is described by what is in it."""
     if isinstance(feature, list) and len(feature) == 1:  # as older versions write a list
         feature = {"_type": "List", "feature": feature[0]}
     kind = object_of(where, feature, ("_type",))["_type"]
     if kind in ("Sequence", "List", "LargeList"):
-        inner = _described(where, name, feature.get("feature"))
+        inner = _describe(where, name, feature.get("feature"))
         return Column(name, "List", inner.names)
     if kind == "ClassLabel":
         names = list_of(f"{where}: names", feature.get("names"), str, "names")
@@ -168,14 +168,14 @@ def _described(where: str, name: str, feature: Any) -> Column:
     return Column(name, kind if isinstance(kind, str) else "something else")
 
 
-def _plain(file: pathlib.Path, name: Any) -> str:
+def _require_plain_name(file: pathlib.Path, name: Any) -> str:
     """The name of something in the folder itself."""
     if not isinstance(name, str) or name in ("", ".", "..") or pathlib.PurePath(name).name != name or "\0" in name:
         raise damaged(file, f"{name!r:.60}", "plain names, of what is in the folder")
     return name
 
 
-def _named(where: str, columns: dict[str, Column], name: str, option: str) -> str:
+def _require_column(where: str, columns: dict[str, Column], name: str, option: str) -> str:
     if name not in columns:
         wanted = f"a column of {where}: {', '.join(columns)}"[:200]
         raise errors.refuse(option, name, wanted, errors.suggested(name, columns))
@@ -187,13 +187,15 @@ def _roles(where: str, columns: dict[str, Column], reading: Reading) -> Roles:
     classes = [name for name, column in columns.items() if column.kind == "ClassLabel"]
     label = classes[0] if len(classes) == 1 else "label" if "label" in columns else None
     if reading.label_column is not None:
-        label = _named(where, columns, reading.label_column, "label_column")
+        label = _require_column(where, columns, reading.label_column, "label_column")
     client = None
     if reading.client_column is not None:
-        client = _named(where, columns, reading.client_column, "client_column")
+        client = _require_column(where, columns, reading.client_column, "client_column")
     features = [name for name in columns if name not in (label, client)]
     if reading.feature_columns is not None:
-        features = [_named(where, columns, name, "feature_columns") for name in reading.feature_columns.split(",")]
+        features = [
+            _require_column(where, columns, name, "feature_columns") for name in reading.feature_columns.split(",")
+        ]
         if both := [name for name in features if name in (label, client) or features.count(name) > 1]:
             raise errors.refuse("feature_columns", both[0], "other columns than those of labels and clients, each once")
     if not features:
@@ -233,7 +235,7 @@ def _targets(
                 raise damaged(where, got, wanted, "-1 is a label that is missing: drop the record")
         return {name: y.astype(np.int32) for name, y in labels.items()}, {"classes": len(about.names)}
     if about.names:
-        return {name: _marked(where, column, len(about.names)) for name, column in columns.items()}, {
+        return {name: _mark_classes(where, column, len(about.names)) for name, column in columns.items()}, {
             "task": "multi_label"
         }
     if all(_is_text(column) for column in columns.values()):
@@ -250,7 +252,7 @@ def _targets(
     return {name: as_task(where, y, task) for name, y in numbers.items()}, {"task": task}
 
 
-def _marked(where: str, column: Any, classes: int) -> np.ndarray:
+def _mark_classes(where: str, column: Any, classes: int) -> np.ndarray:
     """Lists of classes as 0 and 1, `(records, classes)`."""
     _require_whole(where, column)
     marks = np.zeros((len(column), classes), np.uint8)

@@ -126,7 +126,7 @@ def _from_database(path: pathlib.Path, subset: str | None) -> tuple[TffLayout, R
     with database.open_file(path) as base:
         for table, columns in (("examples", EXAMPLES), ("client_metadata", METADATA)):
             database.check_table(path, base, table, columns)
-        announced = _announced(path, base)
+        announced = _client_counts(path, base)
         train, test, notes = _splits_of(path, {split for split, _ in announced}, subset)
         for number, (split, client, raw) in enumerate(database.rows(path, base, "examples", EXAMPLES)):
             where = f"{path}: example {number}"
@@ -176,7 +176,7 @@ def _row(where: str, layout: TffLayout, values: dict[str, Any]) -> dict[str, Any
     return rows
 
 
-def _announced(path: pathlib.Path, base: Any) -> dict[tuple[str, str], int]:
+def _client_counts(path: pathlib.Path, base: Any) -> dict[tuple[str, str], int]:
     """How many examples each client has in each split."""
     counts: dict[tuple[str, str], int] = {}
     for client, split, count in database.rows(path, base, "client_metadata", METADATA):
