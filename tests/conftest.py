@@ -2,10 +2,11 @@ import os
 import pathlib
 
 import jax
+import numpy as np
 import pytest
 from hypothesis import settings
 
-import fedjax_dp  # noqa: F401  (all cores, before JAX starts)
+import fedjax_dp as fdp  # all cores, before JAX starts
 
 # The same generated cases on every run; `--hypothesis-profile explore` looks for new ones.
 settings.register_profile("repeatable", derandomize=True)
@@ -57,6 +58,13 @@ def float32_products():
     """For comparisons with float32 references: an accelerator's products of a forward pass have ten bits by default."""
     with jax.default_matmul_precision("float32"):
         yield
+
+
+@pytest.fixture(scope="session")
+def data():
+    """Ten clients of the digits."""
+    digits = fdp.load("digits")
+    return fdp.federate(digits, np.array_split(np.arange(len(digits.y_train)), 10))
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,7 @@ FALLS = {"noise_schedule": "linear", "noise_end": 0.5, "noise_rounds": ROUNDS, "
 
 def planned(entry, participation="schedule", **options):
     terms = PrivacyTerms(delta=1e-3, participation=participation)
-    algorithm = fdp.CATALOGUE[entry](**COMMON, clip_norm=0.7, **options)
+    algorithm = fdp.CATALOGUE[entry].of({**COMMON, "clip_norm": 0.7, **options})
     return plan_run(algorithm, DATA, rounds=ROUNDS, seed=3, terms=terms)
 
 
