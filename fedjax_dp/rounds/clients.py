@@ -77,7 +77,7 @@ class Shared(NamedTuple):
     invited: jax.Array
 
 
-class Round(NamedTuple):
+class RoundContext(NamedTuple):
     """What the parts of a round have in common."""
 
     model: Model  # its structure
@@ -87,7 +87,7 @@ class Round(NamedTuple):
     observe: Observer | None
     block: HostBlock | None
     members: Members
-    everyone: Member  # with a leading axis (members,)
+    cohort_inputs: Member  # with a leading axis (members,)
     places: jax.Array  # of each member's row in tables
     split: Callable[[jax.Array], Any]  # from a flat message, or a sum of them, to its parts
 
@@ -106,7 +106,7 @@ class Round(NamedTuple):
         return ravel_numbers((self.sent.put(update, jnp.zeros(sum(tensor_sizes(self.state.params)))), beside))
 
 
-def assembled(
+def build_round_context(
     algorithm: Algorithm,
     model: Model,
     data: FederatedData,
@@ -115,7 +115,7 @@ def assembled(
     execution: Execution,
     observe: Observer | None,
     block: HostBlock | None,
-) -> Round:
+) -> RoundContext:
     """The cohort of a round, what its members hold, and the shape of what they will send."""
     model, frozen = gradients.split(model)
     members = execution.everywhere(draw_cohort(algorithm.cohort, key, state.round, data.shares))
@@ -123,7 +123,7 @@ def assembled(
     if block is not None:
         clients = clients._replace(offset=block.offsets[state.round - block.first])
         places = places if block.places is None else block.places[state.round - block.first]
-    everyone = Member(
+    cohort_inputs = Member(
         jnp.arange(members.ids.shape[0], dtype=jnp.int32),
         clients,
         members.turn,
@@ -137,18 +137,18 @@ def assembled(
 
     def first() -> Any:
         held = None if block is None else jax.tree.map(lambda a: a[0], block.held)
-        return visit(model, holding(shared, held), jax.tree.map(lambda a: a[0], everyone))[0]
+        return client_update(model, with_device_records(shared, held), jax.tree.map(lambda a: a[0], cohort_inputs))[0]
 
     split = unravel_numbers(jax.eval_shape(first))
-    return Round(model, shared, state, execution, observe, block, members, everyone, places, split)
+    return RoundContext(model, shared, state, execution, observe, block, members, cohort_inputs, places, split)
 
 
-def holding(shared: Shared, held: DeviceRecords | None) -> Shared:
+def with_device_records(shared: Shared, held: DeviceRecords | None) -> Shared:
     """With the records that a device holds for itself, if it does."""
     return shared if held is None else shared._replace(data=changed(shared.data, **held._asdict()))
 
 
-def visit(
+def client_update(
     structure: Model,
     shared: Shared,
     member: Member,

@@ -17,7 +17,15 @@ from fedjax_dp.parts.corrections import kept
 from fedjax_dp.prng import role_key
 from fedjax_dp.pytrees import ravel, ravel_numbers, tensor_sizes
 from fedjax_dp.rounds.algorithm import Algorithm
-from fedjax_dp.rounds.clients import HostBlock, Member, Round, assembled, draw_cohort, holding, visit
+from fedjax_dp.rounds.clients import (
+    HostBlock,
+    Member,
+    RoundContext,
+    build_round_context,
+    client_update,
+    draw_cohort,
+    with_device_records,
+)
 from fedjax_dp.rounds.pieces import in_pieces
 from fedjax_dp.rounds.state import Observer, RoundReport, ServerState, Transcript
 from fedjax_dp.rounds.update_noise import variance_of_mean
@@ -39,58 +47,62 @@ def run_round(
              what is not shared of the model, then what else is sent;
     block    where the cohorts' records are, if not in `data`.
     """
-    now = assembled(algorithm, model, jax.tree.map(jnp.asarray, data), key, state, execution, observe, block)
-    words, rows, report = _train(now)
-    mean, report = _aggregate(now, words, report)
-    return _move(now, mean, rows), report
+    context = build_round_context(
+        algorithm, model, jax.tree.map(jnp.asarray, data), key, state, execution, observe, block
+    )
+    payload, rows, report = train_cohort(context)
+    mean, report = aggregate_messages(context, payload, report)
+    return apply_server_update(context, mean, rows), report
 
 
-def _train(now: Round) -> tuple[Any, Any, RoundReport]:
+def train_cohort(context: RoundContext) -> tuple[Any, Any, RoundReport]:
     """The cohort trains: its messages as they travel, one by one or summed, and new rows of what clients keep."""
-    algorithm, members = now.shared.algorithm, now.members
-    alone = separate(algorithm.aggregate)
+    algorithm, members = context.shared.algorithm, context.members
+    individual = separate(algorithm.aggregate)
     noised = algorithm.upload.unit is not None or getattr(algorithm.local.privatizer, "no_epsilon_reason", None) is None
 
     def client(shared: Any, member: Member) -> tuple[Any, Any]:
-        shared = shared if now.block is None else holding(*shared)
+        shared = shared if context.block is None else with_device_records(*shared)
         algorithm, _, key, state, _, ids, invited = shared
-        parts, result = visit(now.model, shared, member, now.execution.shard, now.execution.takes_signal)
+        parts, result = client_update(
+            context.model, shared, member, context.execution.shard, context.execution.takes_signal
+        )
         message = ravel_numbers(parts)
         observed: Any = ()
-        if now.observe is not None:
-            observed = now.observe(state.params, jnp.where(member.present, now.whole(message), 0.0))
-        words, overflow = algorithm.transport.message(
+        if context.observe is not None:
+            observed = context.observe(state.params, jnp.where(member.present, context.whole(message), 0.0))
+        payload, overflow = algorithm.transport.message(
             role_key(key, "masks"), state.round, member.position, ids, invited, message
         )
         sound = jnp.all(jnp.isfinite(message))
         if not noised:  # else a run that stops for a loss that nobody noised would tell of it
             sound = sound & jnp.isfinite(result.report.loss)
-        words = jax.tree.map(lambda a: jnp.where(member.present, a, jnp.zeros_like(a)), words)
+        payload = jax.tree.map(lambda a: jnp.where(member.present, a, jnp.zeros_like(a)), payload)
         # Whoever is absent is left out here, as outside devices would gather all flags for it; and the other way round,
         # as portions that are skipped are zeros.
         broken = ~sound & member.present
-        summed, stacked = ((), words) if alone else (words, ())
+        summed, stacked = ((), payload) if individual else (payload, ())
         return summed, (stacked, result.client_state, (result.report, broken, overflow & member.present, observed))
 
     summed, (stacked, rows, (probes, broken, overflow, observed)) = sum_over_clients(
-        in_pieces(client) if now.execution.in_pieces else client,
-        now.shared,
-        now.everyone,
-        now.execution,
-        sum(tensor_sizes(now.state.params)),
+        in_pieces(client) if context.execution.in_pieces else client,
+        context.shared,
+        context.cohort_inputs,
+        context.execution,
+        sum(tensor_sizes(context.state.params)),
         None if algorithm.cohort.fixed else members.present,
-        algorithm.cohort.expected_size(now.shared.data.num_clients),
-        None if now.block is None else now.block.held,
+        algorithm.cohort.expected_size(context.shared.data.num_clients),
+        None if context.block is None else context.block.held,
     )
     loss, clipped, signal, noise = probes
-    learnt = algorithm.upload.learnt_clip_norm(now.state.upload)
+    learnt = algorithm.upload.learnt_clip_norm(context.state.upload)
     report = RoundReport(
         members.ids, members.present, loss, clipped, signal, noise, ~broken, overflow, observed, learnt_clip_norm=learnt
     )
-    return stacked if alone else summed, rows, report
+    return stacked if individual else summed, rows, report
 
 
-class _Mean(NamedTuple):
+class AggregatedUpdate(NamedTuple):
     """What the messages of a round come to."""
 
     update: jax.Array  # flat
@@ -99,18 +111,20 @@ class _Mean(NamedTuple):
 
 
 @jax.named_scope("aggregation")
-def _aggregate(now: Round, words: Any, report: RoundReport) -> tuple[_Mean, RoundReport]:
+def aggregate_messages(
+    context: RoundContext, payload: Any, report: RoundReport
+) -> tuple[AggregatedUpdate, RoundReport]:
     """The mean update, with the noise that joins it, and the sums of what came beside."""
-    algorithm, data, key = now.shared.algorithm, now.shared.data, now.shared.key
-    state, members, rates, observe = now.state, now.members, now.rates, now.observe
-    alone = separate(algorithm.aggregate)
-    summed = jnp.sum(words, 0) if alone else words
+    algorithm, data, key = context.shared.algorithm, context.shared.data, context.shared.key
+    state, members, rates, observe = context.state, context.members, context.rates, context.observe
+    individual = separate(algorithm.aggregate)
+    summed = jnp.sum(payload, 0) if individual else payload
     message = algorithm.transport.total(
         role_key(key, "masks"), state.round, members.ids, members.invited, members.present, summed
     )
-    total, (extra, terms) = now.split(message)
-    total = jax.vmap(now.split)(words)[0] if alone else total
-    params, sent = ravel(state.params)[0], now.sent
+    total, (extra, terms) = context.split(message)
+    total = jax.vmap(context.split)(payload)[0] if individual else total
+    params, sent = ravel(state.params)[0], context.sent
     update = algorithm.aggregate.combine(total, members, data.shares, rates, sent.take(params))
     sensitivity = algorithm.aggregate.sensitivity(data.shares, rates, members.ids.shape[0])
     std = algorithm.upload.noise_std(state.upload, sensitivity, state.round)
@@ -125,16 +139,16 @@ def _aggregate(now: Round, words: Any, report: RoundReport) -> tuple[_Mean, Roun
     update = sent.put(update, jnp.zeros_like(params))
     if observe is not None:
         transcript = Transcript(
-            report.transcript, observe(state.params, now.whole(message)), observe(state.params, update)
+            report.transcript, observe(state.params, context.whole(message)), observe(state.params, update)
         )
         report = report._replace(transcript=transcript)
-    return _Mean(update, upload, terms), report
+    return AggregatedUpdate(update, upload, terms), report
 
 
 @jax.named_scope("server_move")
-def _move(now: Round, mean: _Mean, rows: Any) -> ServerState:
+def apply_server_update(context: RoundContext, mean: AggregatedUpdate, rows: Any) -> ServerState:
     """The server moves by the mean update; what it and the clients keep is brought up to date."""
-    algorithm, data, state, execution = now.shared.algorithm, now.shared.data, now.state, now.execution
+    algorithm, data, state, execution = context.shared.algorithm, context.shared.data, context.state, context.execution
     _, unravel = ravel(state.params)
 
     def variance() -> jax.Array:
@@ -145,28 +159,28 @@ def _move(now: Round, mean: _Mean, rows: Any) -> ServerState:
     )
     shared = execution.keep_models(algorithm.local.absorb(state.shared, mean.terms, data.num_clients))
     clients = execution.keep_tables(
-        jax.tree.map(lambda table, row: kept(table, now.places, now.members.present, row), state.clients, rows)
+        jax.tree.map(lambda table, row: kept(table, context.places, context.members.present, row), state.clients, rows)
     )
-    memory = _exchange(now, params, LocalState(shared, clients))
+    memory = _exchange(context, params, LocalState(shared, clients))
     return ServerState(params, optimizer, state.round + 1, mean.upload, memory.server, memory.clients)
 
 
-def _exchange(now: Round, params: Any, memory: LocalState) -> LocalState:
+def _exchange(context: RoundContext, params: Any, memory: LocalState) -> LocalState:
     """The second exchange: what some clients send about the new model."""
-    algorithm, data, key = now.shared.algorithm, now.shared.data, now.shared.key
+    algorithm, data, key = context.shared.algorithm, context.shared.data, context.shared.key
 
     def map_clients(see: Callable[..., Any], ids: jax.Array) -> Any:
         def one(shared: Any, client_id: jax.Array) -> tuple[Any, Any]:
             data, params, frozen, key = shared
-            whole = gradients.joined(now.model, frozen)
+            whole = gradients.joined(context.model, frozen)
             return (), see(jax.random.fold_in(key, client_id), params, data.client(client_id), data, whole)
 
-        own_key = jax.random.fold_in(role_key(key, "exchange"), now.state.round)
+        own_key = jax.random.fold_in(role_key(key, "exchange"), context.state.round)
         return sum_over_clients(
-            one, (data, params, now.shared.frozen, own_key), ids, now.execution, sum(tensor_sizes(params))
+            one, (data, params, context.shared.frozen, own_key), ids, context.execution, sum(tensor_sizes(params))
         )[1]
 
     def upcoming() -> Members:
-        return draw_cohort(algorithm.cohort, key, now.state.round + 1, data.shares)
+        return draw_cohort(algorithm.cohort, key, context.state.round + 1, data.shares)
 
-    return algorithm.local.exchange(memory, map_clients, now.members, upcoming)
+    return algorithm.local.exchange(memory, map_clients, context.members, upcoming)
