@@ -41,22 +41,26 @@ class Aggregate(Protocol):
 
     @property
     def needs_loss(self) -> bool:
-        """Fact that follows. Whether clients send the loss of the received model on all of their records, as it is."""
+        """Derived property, conservative default. Whether clients send the loss of the received model on all of their
+        records, as it is.
+        """
         return False
 
     @property
     def needs_rates(self) -> bool:
-        """Fact that follows. Whether `rates` have to be known."""
+        """Derived property, conservative default. Whether `rates` have to be known."""
         return False
 
     @property
     def alike(self) -> bool:
-        """Fact that follows. Whether every member has weight 1."""
+        """Derived property, conservative default. Whether every member has weight 1."""
         return False
 
     @property
     def realised(self) -> bool:
-        """Fact. Whether it divides by the realised cohort, so that only a fixed size bounds a client."""
+        """Required privacy property. Whether it divides by the realised cohort, so that only a fixed size bounds a
+        client.
+        """
         ...
 
     @property
@@ -80,7 +84,8 @@ class Aggregate(Protocol):
         ...
 
     def sensitivity(self, shares: Any, rates: Any, members: int) -> Any:
-        """Fact that follows. How far, in L2, one client whose update has norm 1 can move the mean by joining; None:
+        """Derived property, conservative default. How far, in L2, one client whose update has norm 1 can move the mean
+        by joining; None:
         nothing says.
 
         members: positions of the cohort. Where neighbours exchange a client, the mean moves twice as far.

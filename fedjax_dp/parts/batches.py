@@ -27,11 +27,12 @@ class Batches(Protocol):
 
     @property
     def even(self) -> bool:
-        """Fact that follows. Whether every client takes every step, however few records it has."""
+        """Derived property, conservative default. Whether every client takes every step, however few records it has."""
         return type(self).count is Batches.count
 
     def count(self, steps: int, largest: int) -> int:
-        """Fact that follows. Local steps of a round of a client with `largest` records; `steps`: what the local steps
+        """Derived property, conservative default. Local steps of a round of a client with `largest` records; `steps`:
+        what the local steps
         state."""
         return steps
 
@@ -45,11 +46,14 @@ class Batches(Protocol):
         ...
 
     def sampling(self, records: int) -> accounting.Sampling:
-        """Fact. How the batches of a client with so many records are drawn, in the accountants' words."""
+        """Required privacy property. How the batches of a client with so many records are drawn, in the accountants'
+        words.
+        """
         ...
 
     def divisor(self, records: int) -> int:
-        """Fact. The public number that divides the sum over a batch of a client with so many records.
+        """Required privacy property. The public number that divides the sum over a batch of a client with so many
+        records.
 
         Where it differs from step to step, it is the usual one, and `UnequalBatches.divisors` gives all.
         """
@@ -64,7 +68,9 @@ class UnequalBatches(Batches, Protocol):
     """Batches that are not all divided by one number."""
 
     def divisors(self, records: int, steps: int) -> np.ndarray:
-        """Fact. The public numbers that divide the sums of the first `steps` steps that a client takes `(steps,)`."""
+        """Required privacy property. The public numbers that divide the sums of the first `steps` steps that a client
+        takes `(steps,)`.
+        """
         ...
 
 

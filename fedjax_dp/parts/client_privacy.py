@@ -47,34 +47,39 @@ class UpdatePrivatizer(Protocol):
 
     @property
     def unit(self) -> Unit | None:
-        """Fact. Unit.CLIENT where updates are bounded and noised; None: no more privacy than the local steps give."""
+        """Required privacy property. Unit.CLIENT where updates are bounded and noised; None: no more privacy than the
+        local steps give.
+        """
         ...
 
     @property
     def amplified(self) -> bool:
-        """Fact that follows. Whether sums are accounted for as over hidden samples of clients, where cohorts are
+        """Derived property, conservative default. Whether sums are accounted for as over hidden samples of clients,
+        where cohorts are
         hidden."""
         return False
 
     @property
     def shared_noise(self) -> bool:
-        """Fact that follows. Whether clients add shares of the noise, so that only their sum hides anybody: a
+        """Derived property, conservative default. Whether clients add shares of the noise, so that only their sum hides
+        anybody: a
         `SharedNoise`."""
         return False
 
     @property
     def extra(self) -> int:
-        """Fact that follows. Numbers that travel with an update."""
+        """Derived property, conservative default. Numbers that travel with an update."""
         return 0
 
     @property
     def noise_ratio(self) -> float | None:
-        """Fact that follows. What its noise is multiplied by where a small cohort stands for a larger one; None: it
+        """Derived property, conservative default. What its noise is multiplied by where a small cohort stands for a
+        larger one; None: it
         cannot be."""
         return None
 
     def event(self, noise: float, attendance: Participation) -> Event:
-        """Fact. What a run releases of a client that attends it so, at a noise multiplier."""
+        """Required privacy property. What a run releases of a client that attends it so, at a noise multiplier."""
         ...
 
     def init(self) -> Any:

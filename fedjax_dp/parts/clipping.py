@@ -45,17 +45,19 @@ class Bound(Protocol):
 
     @property
     def no_epsilon_reason(self) -> str | None:
-        """Fact. Why noise in these units proves nothing; None: it does."""
+        """Required privacy property. Why noise in these units proves nothing; None: it does."""
         ...
 
     @property
     def assumption(self) -> str | None:
-        """Fact. What must hold of the data for it to prove anything; None: nothing, and the mean is within C."""
+        """Required privacy property. What must hold of the data for it to prove anything; None: nothing, and the mean
+        is within C.
+        """
         ...
 
     @property
     def per_record(self) -> bool:
-        """Fact. Whether each record's part of the sum is within C.
+        """Required privacy property. Whether each record's part of the sum is within C.
 
         A record more or less then moves the sum by C, and the unit is C / B; else only the whole mean is, and it is C.
         """

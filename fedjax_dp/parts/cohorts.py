@@ -61,11 +61,13 @@ class Cohort(Protocol):
 
     @property
     def no_epsilon_reason(self) -> str | None:
-        """Fact. Why no epsilon exists, as draws depend on records in a way that nobody accounted for; None: none do."""
+        """Required privacy property. Why no epsilon exists, as draws depend on records in a way that nobody accounted
+        for; None: none do.
+        """
         ...
 
     def capacity(self, num_clients: int) -> int:
-        """Fact. Positions of a cohort, the same in every round."""
+        """Required privacy property. Positions of a cohort, the same in every round."""
         ...
 
     def sample(self, keys: CohortKeys, round_index: jax.Array, shares: jax.Array) -> Members:
@@ -74,37 +76,47 @@ class Cohort(Protocol):
         ...
 
     def rates(self, shares: Array) -> Any:
-        """Fact. Expected messages of each client in a round `(num_clients,)`; None: nobody knows them."""
+        """Required privacy property. Expected messages of each client in a round `(num_clients,)`; None: nobody knows
+        them.
+        """
         ...
 
     @property
     def base(self) -> "Cohort":
-        """Fact that follows. The law that draws the clients, under whatever decides who of them answers, if it does."""
+        """Derived property, conservative default. The law that draws the clients, under whatever decides who of them
+        answers, if it does.
+        """
         return self
 
     @property
     def drawn(self) -> bool:
-        """Fact that follows. Whether clients are drawn at random: `inclusion_probability` says with which chance."""
+        """Derived property, conservative default. Whether clients are drawn at random: `inclusion_probability` says
+        with which chance.
+        """
         return type(self).inclusion_probability is not Cohort.inclusion_probability
 
     @property
     def fixed(self) -> bool:
-        """Fact that follows. Whether as many answer in every round."""
+        """Derived property, conservative default. Whether as many answer in every round."""
         return False
 
     @property
     def at_most_once(self) -> bool:
-        """Fact that follows. Whether a client counts at most once a round."""
+        """Derived property, conservative default. Whether a client counts at most once a round."""
         return False
 
     @property
     def max_participations(self) -> int:
-        """Fact that follows. Most times that a client trains in a round; more are refused when a draw has them."""
+        """Derived property, conservative default. Most times that a client trains in a round; more are refused when a
+        draw has them.
+        """
         return 1
 
     @property
     def setup_event(self) -> Event | None:
-        """Fact that follows. By which every client released what the draws are made of; None: they know no records."""
+        """Derived property, conservative default. By which every client released what the draws are made of; None: they
+        know no records.
+        """
         return None
 
     def expected_size(self, num_clients: int) -> int:
@@ -112,14 +124,17 @@ class Cohort(Protocol):
         return self.capacity(num_clients)
 
     def inclusion_probability(self, shares: Array) -> tuple[Any, int]:
-        """Fact that follows. Each client's chance in one draw `(num_clients,)`, and independent draws in a round."""
+        """Derived property, conservative default. Each client's chance in one draw `(num_clients,)`, and independent
+        draws in a round.
+        """
         name = type(self).__name__
         raise errors.refuse(
             "participation", "law", f"schedule or worst for {name}, which states no chances of its draws"
         )
 
     def amplified(self, num_clients: int, known: int) -> tuple[Sampling, Adjacency]:
-        """Fact that follows. How clients are drawn for one who sees sums of whole clients and knows who of `known`
+        """Derived property, conservative default. How clients are drawn for one who sees sums of whole clients and
+        knows who of `known`
         others joined.
 
         (FullBatch(), Adjacency.REPLACE_ONE) where who takes part is public: rounds are then counted by client.
@@ -127,21 +142,26 @@ class Cohort(Protocol):
         return SEEN
 
     def rounds_per_pass(self, num_clients: int) -> int:
-        """Fact that follows. Rounds from the first on that make a pass: within it draws may depend on one another, and
+        """Derived property, conservative default. Rounds from the first on that make a pass: within it draws may depend
+        on one another, and
         `amplified` states how clients are drawn in the sums of one pass. 1: every round is drawn by itself."""
         return 1
 
     def resized(self, size: int) -> "Cohort":
-        """Fact that follows. The same law with cohorts of `size`, for a deployment that is larger than a simulation."""
+        """Derived property, conservative default. The same law with cohorts of `size`, for a deployment that is larger
+        than a simulation.
+        """
         wanted = f"left out for {type(self).__name__}, which states no resized"
         raise errors.refuse("deployment_cohort", size, wanted, "use PoissonCohort")
 
     def min_separation(self, num_clients: int) -> int:
-        """Fact that follows. Rounds from one that a client is in to its next, at least."""
+        """Derived property, conservative default. Rounds from one that a client is in to its next, at least."""
         return 1
 
     def log(self, num_clients: int) -> ParticipationLog | None:
-        """Fact that follows. Who takes part when, where that is written down beforehand; None: it is not."""
+        """Derived property, conservative default. Who takes part when, where that is written down beforehand; None: it
+        is not.
+        """
         return None
 
     def check(self, num_clients: int) -> None:

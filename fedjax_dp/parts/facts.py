@@ -48,7 +48,9 @@ SLOTS: dict[str, type] = {
 }
 
 
-def _marked(protocol: type, begin: tuple[str, ...] = ("Fact.", "Fact that follows.")) -> tuple[str, ...]:
+def _marked(
+    protocol: type, begin: tuple[str, ...] = ("Required privacy property.", "Derived property, conservative default.")
+) -> tuple[str, ...]:
     """The members of a Protocol whose texts begin so."""
     return tuple(
         name
@@ -58,7 +60,7 @@ def _marked(protocol: type, begin: tuple[str, ...] = ("Fact.", "Fact that follow
 
 
 FACTS = {slot: _marked(protocol) for slot, protocol in SLOTS.items()}
-FOLLOWING = {slot: _marked(protocol, ("Fact that follows.",)) for slot, protocol in SLOTS.items()}
+FOLLOWING = {slot: _marked(protocol, ("Derived property, conservative default.",)) for slot, protocol in SLOTS.items()}
 
 
 def restates(*bases: type) -> Callable[[T], T]:

@@ -55,7 +55,8 @@ class LocalTraining(AcrossRounds, Protocol):
 
     @property
     def no_epsilon_reason(self) -> str | None:
-        """Fact. Why there is no epsilon, where records act past the privatizer; None: nowhere do they.
+        """Required privacy property. Why there is no epsilon, where records act past the privatizer; None: nowhere do
+        they.
 
         What is sent or kept must then depend on records through gradients of the privatizer alone.
         """
@@ -65,17 +66,22 @@ class LocalTraining(AcrossRounds, Protocol):
 
     @property
     def initial_release(self) -> bool:
-        """Fact. Whether, by `init`, every client releases a round's privatized gradients before round 0."""
+        """Required privacy property. Whether, by `init`, every client releases a round's privatized gradients before
+        round 0.
+        """
         return False
 
     @property
     def extra_gradients(self) -> int:
-        """Fact. Privatized gradients of a client's round beyond its local steps, each with a batch of its own."""
+        """Required privacy property. Privatized gradients of a client's round beyond its local steps, each with a batch
+        of its own.
+        """
         return 0
 
     @property
     def is_sgd(self) -> bool:
-        """Fact. Whether, without `has_client_state`, the update is minus the sum of rate times gradient over the steps.
+        """Required privacy property. Whether, without `has_client_state`, the update is minus the sum of rate times
+        gradient over the steps.
 
         The noise of members that take one such step adds up in their sum.
         """
@@ -116,7 +122,9 @@ class LocalTraining(AcrossRounds, Protocol):
 
     @property
     def parts(self) -> tuple[tuple[str, Any], ...]:
-        """Fact. (slot, part) of each further part that a proof rests on, by the slots of `facts.FACTS`."""
+        """Required privacy property. (slot, part) of each further part that a proof rests on, by the slots of
+        `facts.FACTS`.
+        """
         return ()
 
     def check(self, sizes: np.ndarray, model: Model | None, rounds: int) -> None:
@@ -126,11 +134,13 @@ class LocalTraining(AcrossRounds, Protocol):
         """
 
     def rates(self, round_index: Any, largest: int) -> jax.Array:
-        """Fact. Learning rates of the steps of a round `(tau,)`; `largest`: records of the largest client."""
+        """Required privacy property. Learning rates of the steps of a round `(tau,)`; `largest`: records of the largest
+        client.
+        """
         ...
 
     def run(self, client: ClientContext) -> LocalResult:
-        """Fact. One client's round, traced under `vmap` over clients."""
+        """Required privacy property. One client's round, traced under `vmap` over clients."""
         ...
 
 
@@ -139,7 +149,9 @@ class Rule(Protocol):
 
     @property
     def is_sgd(self) -> bool:
-        """Fact. Whether the step is the gradient itself, as in plain stochastic gradient descent."""
+        """Required privacy property. Whether the step is the gradient itself, as in plain stochastic gradient
+        descent.
+        """
         ...
 
 

@@ -16,12 +16,16 @@ class NoiseSource(Protocol):
 
     @property
     def fresh(self) -> bool:
-        """Fact. Whether the noise of every step is independent of all other noise, so that sampling amplifies."""
+        """Required privacy property. Whether the noise of every step is independent of all other noise, so that
+        sampling amplifies.
+        """
         ...
 
     @property
     def bands(self) -> Any:
-        """Fact. `(bands,)`: a_j of n_t = sum_j a_j z_(t-j) with white z, a_0 = 1; (1.0,) where it is fresh."""
+        """Required privacy property. `(bands,)`: a_j of n_t = sum_j a_j z_(t-j) with white z, a_0 = 1; (1.0,) where it
+        is fresh.
+        """
         ...
 
     def draw(self, key: jax.Array, step: StepContext, size: int) -> jax.Array:

@@ -38,23 +38,29 @@ class Privatizer(Protocol):
         ...
 
     def client_noise(self, num_clients: int) -> Any:
-        """Fact. The noise multiplier of every client, `num_clients` floats; None without privacy."""
+        """Required privacy property. The noise multiplier of every client, `num_clients` floats; None without
+        privacy.
+        """
         ...
 
     def event(self, noise: float, batches: Batches, records: int, steps: int, rates: np.ndarray) -> accounting.Event:
-        """Fact. What `steps` local steps of one client with so many records release, at its noise multiplier.
+        """Required privacy property. What `steps` local steps of one client with so many records release, at its noise
+        multiplier.
 
         rates: learning rates of the last steps of all rounds `(rounds,)`.
         """
         ...
 
     def noise_unit(self, divisor: int) -> float:
-        """Fact. Of the noise on a mean over `divisor` records, over the clip norm: 1 / divisor if each is clipped."""
+        """Required privacy property. Of the noise on a mean over `divisor` records, over the clip norm: 1 / divisor if
+        each is clipped.
+        """
         ...
 
     @property
     def on_upload(self) -> bool:
-        """Fact. Whether noise joins in the last step that is taken and hides the whole way of the round's steps.
+        """Required privacy property. Whether noise joins in the last step that is taken and hides the whole way of the
+        round's steps.
 
         These have to be contractions then; False: the gradient of every step is noised by itself.
         """
@@ -62,12 +68,12 @@ class Privatizer(Protocol):
 
     @property
     def no_epsilon_reason(self) -> str | None:
-        """Fact. Why there is no epsilon; None: there is one."""
+        """Required privacy property. Why there is no epsilon; None: there is one."""
         ...
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """Fact. What must be true for the event to be."""
+        """Required privacy property. What must be true for the event to be."""
         ...
 
     def check(self, num_clients: int) -> None:

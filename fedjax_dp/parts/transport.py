@@ -18,16 +18,18 @@ class Transport(Protocol):
 
     @property
     def secret(self) -> bool:
-        """Fact. Whether nobody sees a single message."""
+        """Required privacy property. Whether nobody sees a single message."""
         ...
 
     def hidden_among(self, members: int, helpers: int) -> int:
-        """Fact. Of how many honest members the server sees no more than the sum, if `helpers` help it; at least."""
+        """Required privacy property. Of how many honest members the server sees no more than the sum, if `helpers` help
+        it; at least.
+        """
         ...
 
     @property
     def resolution(self) -> float:
-        """Fact. The smallest difference that the sum can carry; 0 for floats."""
+        """Required privacy property. The smallest difference that the sum can carry; 0 for floats."""
         ...
 
     @property
@@ -36,7 +38,9 @@ class Transport(Protocol):
         ...
 
     def limit(self, members: int) -> float:
-        """Fact. The largest coordinate of a message that fits, in absolute value, whatever the others send."""
+        """Required privacy property. The largest coordinate of a message that fits, in absolute value, whatever the
+        others send.
+        """
         ...
 
     def check(self, members: int) -> None:

@@ -113,7 +113,7 @@ def test_private_gradients_make_private_heads_on_the_word_of_whoever_wrote_them(
 
 def test_the_facts_that_are_asked_for_are_those_that_the_protocol_marks():
     told = validation.members(fdp.parts.LocalTraining)
-    begin = ("Fact. ", "Fact that follows. ")
+    begin = ("Required privacy property. ", "Derived property, conservative default. ")
     assert {name for name, member in told.items() if (member.__doc__ or "").startswith(begin)} == set(FACTS["local"])
 
 
