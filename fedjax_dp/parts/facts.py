@@ -90,21 +90,20 @@ def own_names(cls: type) -> set[str]:
 RENAMED = {"paid": "setup_event", "prior_event": "setup_event"}  # facts that cost something, by their names of before
 
 
-@functools.cache
-def _missing(slot: str, cls: Any) -> tuple[str, ...]:
-    """What the proof needs of a slot, and a class does not state itself."""
-    own = own_names(cls)
-    return tuple(name for name in FACTS[slot] if name not in own and not _follows(slot, cls, name))
+_COMPLETE: set[tuple[str, type]] = set()  # slots, and classes that state all that the proof needs of them
 
 
 def require_stated(slot: str, part: Any) -> None:
     """Refuse a part whose exact class does not state what the proof needs of its slot."""
-    cls: Any = type(part)
+    cls = type(part)
+    if (slot, cls) in _COMPLETE:
+        return
     unread = next((name for name in RENAMED if slot == "cohort" and hasattr(part, name)), None)
     if unread is not None:  # else its cost would be taken for nothing
         got, wanted = f"{cls.__name__} with {unread}", f"one that states it as {RENAMED[unread]}"
         raise errors.refuse(slot, got, wanted, f"rename {unread} in {cls.__name__}")
-    if missing := _missing(slot, cls):
+    missing = [name for name in FACTS[slot] if name not in own_names(cls) and not _follows(slot, cls, name)]
+    if missing:
         inherited = [name for name in missing if hasattr(part, name)]
         why = " (what a base class states is not believed of its subclasses)" if inherited else ""
         raise errors.refuse(
@@ -113,6 +112,7 @@ def require_stated(slot: str, part: Any) -> None:
             f"a class that itself states {', '.join(missing)}{why}",
             f"implement {missing[0]} in {cls.__name__}; what each fact means stands at the Protocol of the slot",
         )
+    _COMPLETE.add((slot, cls))
 
 
 def _follows(slot: str, cls: type, name: str) -> bool:
