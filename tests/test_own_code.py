@@ -9,7 +9,7 @@ import pytest
 
 from fedjax_dp import ConfigurationError, cli, folders, own_code
 from fedjax_dp.experiments import config as configs
-from fedjax_dp.experiments.build import Records, build_model
+from fedjax_dp.experiments.build import RecordFormat, build_model
 
 NET = """
 from flax import linen as nn, nnx
@@ -66,7 +66,7 @@ def several(*, groups: tuple[int, ...] = (1, 2), **common):
 def plain(): ...
 """
 QUICK = ["--rounds", "2", "--num-clients", "10", "--cohort-size", "3", "--local-steps", "1", "--checkpoint-every", "1"]
-SHAPE = Records((8, 8), 10, False)
+SHAPE = RecordFormat((8, 8), 10, False)
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,7 @@ import warnings
 from typing import NamedTuple
 
 from fedjax_dp.display import count, duration
-from fedjax_dp.sweeps.runner import Plan
+from fedjax_dp.sweeps.runner import SweepPlan
 from forecast.compiled import Compiled, compiled_sweep
 from forecast.targets import target_of
 
@@ -48,7 +48,7 @@ class SweepForecast(NamedTuple):
         return [f"one {self.target}: {time}; {memory}", f"{most.about_time}; {LEFT_OUT}"]
 
 
-def forecast_sweep(plan: Plan, target: str, price: float | None = None) -> SweepForecast:
+def forecast_sweep(plan: SweepPlan, target: str, price: float | None = None) -> SweepForecast:
     """Compile a round of every program of a plan for one accelerator; nothing is measured.
 
     Raises: ConfigurationError as `compiled_sweep` does.

@@ -91,7 +91,7 @@ def epsilon_text(epsilon: float) -> str:
     return "infinite epsilon" if math.isinf(epsilon) else f"epsilon {epsilon:.4g}"
 
 
-class Deployment(NamedTuple):
+class DeploymentSummary(NamedTuple):
     """What a Guarantee is of, where it is not of the run itself but of a deployment that the run stands for."""
 
     cohort_size: int  # R, expected
@@ -111,7 +111,7 @@ class Deployment(NamedTuple):
 def mark_of(guarantee: Mapping[str, Any]) -> str:
     """The mark of a Guarantee as JSON has it; empty where it is of the run itself."""
     deployment = guarantee.get("deployment")
-    return Deployment(**deployment).mark if deployment else ""
+    return DeploymentSummary(**deployment).mark if deployment else ""
 
 
 def marked(text: str, mark: str) -> str:
@@ -146,7 +146,7 @@ class Guarantee:
     noise: NoiseMultipliers | None = None  # that epsilon is of; of a budget, what was found for it
     names: tuple[str, ...] = ()  # of the clients, where they have some, are few, and are not themselves to be hidden
     attack: AttackBounds | None = None  # of every client; None where there is no privacy, and where it was not computed
-    deployment: Deployment | None = None  # that it is of; None: of the run itself
+    deployment: DeploymentSummary | None = None  # that it is of; None: of the run itself
     own: float | None = None  # epsilon of the run itself, at the same delta, where it stands for a deployment
     phases: tuple[EarlierPhase, ...] = ()  # that it is of beside the run itself
     alone: float | None = None  # epsilon of the run without these, at the same delta
@@ -236,7 +236,7 @@ class Guarantee:
             f"max {high}{high_of}; "
         )
 
-    def _of_deployment(self, of: Deployment, adjacency: str) -> str:
+    def _of_deployment(self, of: DeploymentSummary, adjacency: str) -> str:
         own = math.inf if self.own is None else self.own
         shown = "an infinite epsilon" if math.isinf(own) else f"epsilon {own:.4g}"
         return (
@@ -309,7 +309,7 @@ class Guarantee:
                 warnings=tuple(saved["warnings"]),
                 elsewhere=tuple(map(cls.restored, saved.get("elsewhere", ()))),
                 caveat=saved.get("caveat"),
-                deployment=None if saved.get("deployment") is None else Deployment(**saved["deployment"]),
+                deployment=None if saved.get("deployment") is None else DeploymentSummary(**saved["deployment"]),
                 own=None if saved.get("deployment") is None else infinite(saved["own"]),
                 noise=None if saved.get("noise_multiplier") is None else NoiseMultipliers(**saved["noise_multiplier"]),
                 phases=tuple(EarlierPhase(**one | {"epsilon": infinite(one["epsilon"])}) for one in before),

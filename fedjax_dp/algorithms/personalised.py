@@ -13,7 +13,7 @@ from fedjax_dp.algorithms.entry import entry
 from fedjax_dp.options import about
 
 if TYPE_CHECKING:
-    from fedjax_dp.parts.clusters import Choice
+    from fedjax_dp.parts.clusters import ClusterChoice
     from fedjax_dp.rounds.algorithm import Algorithm
 
 ClipNorm = Annotated[
@@ -274,7 +274,7 @@ def ifca(
         choice: "gaussian": least mean loss with Gaussian noise; "gumbel": with Gumbel noise, which is the exponential
             mechanism (Liu et al. 2022), covered by accountants rdp and zcdp
     """
-    rule: Choice = parts.GaussianChoice(bound=loss_bound, noise=choice_noise, rounds=choices)
+    rule: ClusterChoice = parts.GaussianChoice(bound=loss_bound, noise=choice_noise, rounds=choices)
     if choice == "gumbel":
         rule = parts.GumbelChoice(bound=loss_bound, epsilon=choice_epsilon, rounds=choices)
     models = parts.OwnClusters(number=clusters, choice=rule)

@@ -8,7 +8,7 @@ from jax import lax
 
 from fedjax_dp.accounting import View
 from fedjax_dp.audits import own_models
-from fedjax_dp.audits.observations import Observation
+from fedjax_dp.audits.observations import GameObservation
 from fedjax_dp.audits.wrappers import CanaryCohort, CanaryPrivatizer
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.execution.mesh import Execution
@@ -58,7 +58,7 @@ class Game:
     canary: Canary
     client: Array
     schedule: jax.Array | None
-    observation: Observation
+    observation: GameObservation
     model: Model = structure()
     rounds: int = structure()
     view: View = structure()

@@ -13,7 +13,7 @@ from fedjax_dp.parts.cohorts import Array
 from fedjax_dp.pytrees import ravel, structure, value
 
 
-class Observation(Protocol):
+class GameObservation(Protocol):
     """From what is received to `(numbers,)`."""
 
     def message(self, model: Model, data: FederatedData, params: Any, flat: jax.Array) -> jax.Array: ...

@@ -63,7 +63,7 @@ B = TypeVar("B")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Release(PrintOptions, PlotOption):
+class ReleaseOptions(PrintOptions, PlotOption):
     """What is released; the noise or the budget comes on top.
 
     Args:
@@ -119,7 +119,7 @@ class Release(PrintOptions, PlotOption):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AccountOptions(Release):
+class AccountOptions(ReleaseOptions):
     """What is released, with its noise.
 
     Args:
@@ -136,7 +136,7 @@ class AccountOptions(Release):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CalibrateOptions(Release):
+class CalibrateOptions(ReleaseOptions):
     epsilon: Annotated[float, about("the budget, in nats", default="required")]
 
 
@@ -240,7 +240,7 @@ def _both(names: tuple[str, str], first: A | None, second: B | None) -> tuple[A,
     return first, second
 
 
-def _event(options: Release, noise: float) -> Event:
+def _event(options: ReleaseOptions, noise: float) -> Event:
     """The event that the options describe, everything checked."""
     errors.require_count("steps", options.steps)
     errors.require_delta(options.delta)
@@ -259,7 +259,7 @@ def _event(options: Release, noise: float) -> Event:
     return RandomParticipation(event, participation, rounds)
 
 
-def _log(options: Release) -> ParticipationLog:
+def _log(options: ReleaseOptions) -> ParticipationLog:
     """Who took part, as a file says it.
 
     Raises: ConfigurationError beside a law of participation, which a log takes the place of.
@@ -273,7 +273,7 @@ def _log(options: Release) -> ParticipationLog:
     return ParticipationLog.read(errors.require_given("participation_log", options.participation_log))
 
 
-def _groups(options: Release) -> list[int]:
+def _groups(options: ReleaseOptions) -> list[int]:
     """Records of the unit, at most, at every client that has some."""
     unit = Unit(options.unit)
     wanted = {Unit.USER: ("records_per_user",), Unit.TEXT: OF_TEXTS, Unit.TOKEN: OF_TEXTS}.get(unit, ())
@@ -299,7 +299,7 @@ def _counts(text: str) -> list[int]:
     return [count for count in counts if count]
 
 
-def _seen(own: GaussianSteps, options: Release) -> GaussianSteps:
+def _seen(own: GaussianSteps, options: ReleaseOptions) -> GaussianSteps:
     """The steps with the noise that the view sees: the own noise, unless a cohort is said to add to it."""
     shared = ("cohort_size", "colluders", "local_steps")
     if options.view == View.UPLOADS.value:
@@ -312,7 +312,7 @@ def _seen(own: GaussianSteps, options: Release) -> GaussianSteps:
     return seen(own, View(options.view), cohort_size=size, colluders=options.colluders or 0, local_steps=steps)
 
 
-def _sampling(options: Release) -> Sampling:
+def _sampling(options: ReleaseOptions) -> Sampling:
     errors.require_choice("sampling", options.sampling, SAMPLING)
     made, wanted = SAMPLING[options.sampling]
     unwanted = [name for name in OF_SAMPLING if name not in (*wanted, "records")]  # by which delta is judged, too
@@ -328,14 +328,14 @@ def _sampling(options: Release) -> Sampling:
     return made(*given.values())
 
 
-def _inputs(options: Release) -> dict[str, Any]:
+def _inputs(options: ReleaseOptions) -> dict[str, Any]:
     shown = (*OUTPUT, "plain")
     return {
         name: value for name, value in dataclasses.asdict(options).items() if value is not None and name not in shown
     }
 
 
-def _statement(options: Release) -> str:
+def _statement(options: ReleaseOptions) -> str:
     times = f"{options.steps} steps"
     if options.participation_log is not None:
         log = _log(options)
@@ -362,7 +362,7 @@ def _statement(options: Release) -> str:
     )
 
 
-def _warnings(options: Release) -> list[str]:
+def _warnings(options: ReleaseOptions) -> list[str]:
     if options.records is None:
         return []
     return list(guarantee.delta_warnings(options.delta, [options.records], Unit(options.unit)))
@@ -386,7 +386,7 @@ def _print_answers(header: str, what: str, answers: list[compare.Answer], notes:
         console.print(note)
 
 
-def _curve_points(options: Release) -> tuple[str, list[int]]:
+def _curve_points(options: ReleaseOptions) -> tuple[str, list[int]]:
     """What the picture's axis counts, and at which numbers."""
     name = "steps" if options.rounds is None else "rounds"
     most = options.steps if options.rounds is None else options.rounds
@@ -419,5 +419,5 @@ def _plot_calibrate(options: CalibrateOptions, noises: list[float], look: "Look"
     plot_epsilon(curves, "noise multiplier", title, _legend(options), options.plot, options.epsilon, **look)
 
 
-def _legend(options: Release) -> str:
+def _legend(options: ReleaseOptions) -> str:
     return f"one {Unit(options.unit)}, {options.adjacency}"

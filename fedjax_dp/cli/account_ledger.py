@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from fedjax_dp import errors
 from fedjax_dp.accounting import ACCOUNTANTS, Adjacency, Guarantee, Unit, View, epsilons_of
-from fedjax_dp.accounting.guarantee import Deployment, infinite, marked
+from fedjax_dp.accounting.guarantee import DeploymentSummary, infinite, marked
 from fedjax_dp.cli.options import PlotOption, PrintOptions, Switch, parse, picture_of
 from fedjax_dp.cli.output import page
 from fedjax_dp.display import count
@@ -113,7 +113,7 @@ def _promise(ledger: "Ledger", options: LedgerOptions) -> Guarantee:
     promise = _with_phases(ledger, options, promise) if ledger.before and options.rounds is None else promise
     if last["deployment"] is None:
         return promise
-    deployment = Deployment(**last["deployment"])._replace(rounds=ledger.rounds)
+    deployment = DeploymentSummary(**last["deployment"])._replace(rounds=ledger.rounds)
     own = infinite(ledger.phase["epsilon"])  # of all its rounds
     return dataclasses.replace(promise, deployment=deployment, own=own)
 

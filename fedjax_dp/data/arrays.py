@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from fedjax_dp import errors
-from fedjax_dp.data.columns import LABEL, Columns, Table, from_tables
+from fedjax_dp.data.columns import LABEL, Columns, ColumnTable, from_tables
 from fedjax_dp.data.files import check_keys, read_npz
-from fedjax_dp.data.records import Records, make_dataset
+from fedjax_dp.data.records import RecordTable, make_dataset
 from fedjax_dp.data.store import Dataset
 from fedjax_dp.data.targets import OWN, Vocabulary, as_arrays, check_vocabulary, native
 
@@ -64,7 +64,7 @@ def dataset(
                 raise errors.refuse(what, "an argument", "left out for a DataFrame", "name columns and give test=")
         columns = Columns(LABEL if label is None else label, client, task=task, drop=drop or (), fill=fill)
         columns = columns._replace(categories=categories or {}, standardise=standardise, missing=missing or ())
-        return from_tables(name, "", [Table("", x_train)], columns, test)
+        return from_tables(name, "", [ColumnTable("", x_train)], columns, test)
     of_frames = {"label": label, "client": client, "test": test, "drop": drop, "categories": categories}
     for what, one in (of_frames | {"fill": fill, "missing": missing, "standardise": standardise}).items():
         if one is not None:
@@ -138,8 +138,8 @@ def _of_arrays(
     if task in ("classes", "binary"):
         arrays, classes, notes = _normalise_labels(arrays, classes)
     x_train, y_train, x_test, y_test = (arrays[key] for key in ARRAYS)
-    train = Records(arrays.get("client_ids"), notes=notes, x=x_train, y=y_train)
-    test = Records(arrays.get("test_client_ids"), x=x_test, y=y_test)
+    train = RecordTable(arrays.get("client_ids"), notes=notes, x=x_train, y=y_train)
+    test = RecordTable(arrays.get("test_client_ids"), x=x_test, y=y_test)
     about: dict[str, Any] = {"task": task, "vocabulary": vocabulary, "tokens": vocabulary is not None}
     return make_dataset(name, file, train, test, classes=classes, **about)
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedjax_dp import errors
 from fedjax_dp.data.partition import natural
-from fedjax_dp.data.records import Records, as_task, make_dataset, number_labels, split_rows
+from fedjax_dp.data.records import RecordTable, as_task, make_dataset, number_labels, split_rows
 from fedjax_dp.data.store import Dataset
 from fedjax_dp.data.targets import native
 
@@ -43,7 +43,7 @@ class Columns(NamedTuple):
     source: str = ""  # the file of the constants
 
 
-class Table(NamedTuple):
+class ColumnTable(NamedTuple):
     """A data frame of some of the records, all with the same columns."""
 
     where: str  # begins what is refused of it; "": a DataFrame, whose user reads Python's words
@@ -52,7 +52,7 @@ class Table(NamedTuple):
 
 
 def from_tables(
-    name: str, file: str, tables: Sequence[Table], columns: Columns, test: Any = None, **about: Any
+    name: str, file: str, tables: Sequence[ColumnTable], columns: Columns, test: Any = None, **about: Any
 ) -> Dataset:
     """The data set of tables of the same columns; the name of the file, if any, begins what is refused of them all.
 
@@ -66,7 +66,7 @@ def from_tables(
     first = tables[0].frame
     if columns.label in first.columns or task not in SEVERAL:
         labels = [columns.label]
-    tested = [Table(where, test)] if hasattr(test, "columns") else []
+    tested = [ColumnTable(where, test)] if hasattr(test, "columns") else []
     split = columns.split
     if split is None and test is None and SPLIT in first.columns and SPLIT not in columns.drop:
         split = SPLIT
@@ -119,16 +119,16 @@ def from_tables(
         notes += more
     notes += _warn_of_sizes(x, [one.removesuffix("=") for one in names], bool(file))
     users = None if columns.user is None else np.concatenate([_names(part, columns.user)[0] for part in complete])
-    parts = Records(clients, users, notes, x=x, y=y).split((train, tests))
+    parts = RecordTable(clients, users, notes, x=x, y=y).split((train, tests))
     return make_dataset(name, file, *parts, classes=classes, task=task, learnt=learnt, **about)
 
 
-def _remedy(table: Table, flag: str, argument: str) -> str:
+def _remedy(table: ColumnTable, flag: str, argument: str) -> str:
     """The remedy in the words of a reader of files, or of Python."""
     return flag if table.where else argument
 
 
-def _check_options(columns: Columns, aside: Any, features: Any, tables: Sequence[Table]) -> None:
+def _check_options(columns: Columns, aside: Any, features: Any, tables: Sequence[ColumnTable]) -> None:
     """Options name features; what is dropped stands in some table."""
     constants = columns.standardise if isinstance(columns.standardise, Mapping) else {}
     fill = columns.fill if isinstance(columns.fill, Mapping) else {}
@@ -152,7 +152,7 @@ def _check_options(columns: Columns, aside: Any, features: Any, tables: Sequence
             raise errors.refuse("missing", repr(both[0]), f"other words than the categories of {column}", "drop one")
 
 
-def _check_columns(part: Table, first: Table, aside: Any, features: Any, drop: Any, of_test: bool) -> None:
+def _check_columns(part: ColumnTable, first: ColumnTable, aside: Any, features: Any, drop: Any, of_test: bool) -> None:
     """The table has records, the named columns once each, and the same ones as the first."""
     where, table, columns = part.where, part.frame, list(part.frame.columns)
     if not table.columns.is_unique:
@@ -182,7 +182,7 @@ def _check_columns(part: Table, first: Table, aside: Any, features: Any, drop: A
         raise errors.refuse(f"{where}records", 0, "at least one")
 
 
-def _fill_missing(part: Table, aside: Sequence[str], features: Sequence[str], columns: Columns) -> Table:
+def _fill_missing(part: ColumnTable, aside: Sequence[str], features: Sequence[str], columns: Columns) -> ColumnTable:
     """The table with constants for what is missing in it; refuses what none is stated for."""
     frame, fill = part.frame, columns.fill
     for column in (*aside, *features):
@@ -225,7 +225,9 @@ def missing_in(values: Any, columns: Columns, column: str) -> np.ndarray:
     return missing | np.array([isinstance(word, str) and word.strip() in words for word in values], bool)
 
 
-def _features(part: Table, features: Sequence[str], categories: Mapping[str, Sequence[Any]], kind: Any) -> np.ndarray:
+def _features(
+    part: ColumnTable, features: Sequence[str], categories: Mapping[str, Sequence[Any]], kind: Any
+) -> np.ndarray:
     """The columns as `(records, features)`, those of categories as one of 0 and 1 for each word."""
     if not categories:
         return _numbers(part, features, kind)
@@ -238,7 +240,7 @@ def _features(part: Table, features: Sequence[str], categories: Mapping[str, Seq
     return np.concatenate(blocks, axis=1)
 
 
-def _one_hot(part: Table, column: str, words: Sequence[Any]) -> np.ndarray:
+def _one_hot(part: ColumnTable, column: str, words: Sequence[Any]) -> np.ndarray:
     values = part.frame[column].to_numpy()
     if values.dtype.kind == "f" and (values == np.floor(values)).all():
         values = values.astype(np.int64)
@@ -255,7 +257,7 @@ def _one_hot(part: Table, column: str, words: Sequence[Any]) -> np.ndarray:
     return hot
 
 
-def _numbers(part: Table, features: Sequence[str], kind: Any) -> np.ndarray:
+def _numbers(part: ColumnTable, features: Sequence[str], kind: Any) -> np.ndarray:
     """The columns as numbers `(records, columns)`, finite in float32."""
     where, table = part.where, part.frame
     for column in features:
@@ -271,7 +273,7 @@ def _numbers(part: Table, features: Sequence[str], kind: Any) -> np.ndarray:
     return x
 
 
-def _no_number(part: Table, column: str, missing: np.ndarray) -> Exception:
+def _no_number(part: ColumnTable, column: str, missing: np.ndarray) -> Exception:
     """The error for a column of words, with what was probably meant; `missing` are no words."""
     values = part.frame[column]
     words = [(row, str(value)) for row, value in enumerate(values) if not (missing[row] or _is_number(value))]
@@ -305,7 +307,7 @@ def _is_number(value: Any) -> bool:
     return True
 
 
-def _names(part: Table, column: str) -> tuple[np.ndarray, bool]:
+def _names(part: ColumnTable, column: str) -> tuple[np.ndarray, bool]:
     """Labels or ids, whole numbers or words, and whether the numbers were written with a point."""
     values = part.frame[column].to_numpy()
     if values.dtype.kind == "f":
@@ -316,7 +318,7 @@ def _names(part: Table, column: str) -> tuple[np.ndarray, bool]:
     return (native(values) if values.dtype.kind in "iu" else values.astype(str)), False
 
 
-def _by_column(where: str, parts: Sequence[Table], column: str) -> tuple[np.ndarray, np.ndarray]:
+def _by_column(where: str, parts: Sequence[ColumnTable], column: str) -> tuple[np.ndarray, np.ndarray]:
     """Rows that the column says are for training and for testing."""
     each = [part.frame[column].to_numpy().astype(str) for part in parts]
     for part, words in zip(parts, each):
@@ -382,7 +384,7 @@ def list_names(names: Sequence[Any]) -> str:
     return shown if len(names) <= SHOWN else f"{shown} and {len(names) - SHOWN:,} more"
 
 
-def _notes_on(parts: Sequence[Table], features: Sequence[str], columns: Columns) -> list[str]:
+def _notes_on(parts: Sequence[ColumnTable], features: Sequence[str], columns: Columns) -> list[str]:
     """What became a feature, by name, and what looks as if it should not have."""
     shown = [
         f"{column} ({len(columns.categories[column])} categories)" if column in columns.categories else column
@@ -396,7 +398,7 @@ def _notes_on(parts: Sequence[Table], features: Sequence[str], columns: Columns)
     return notes
 
 
-def _why_an_id(parts: Sequence[Table], column: str, client: str | None) -> str:
+def _why_an_id(parts: Sequence[ColumnTable], column: str, client: str | None) -> str:
     """Why a column of numbers may be no feature; "": nothing speaks for it."""
     if NAMED_AS_IDS.fullmatch(str(column)):
         return "by its name"

@@ -6,7 +6,7 @@ import numpy as np
 
 from fedjax_dp.data.files import damaged, read_labelled, require_file, search_folders
 from fedjax_dp.data.partition import natural
-from fedjax_dp.data.records import Records, make_dataset, split_rows
+from fedjax_dp.data.records import RecordTable, make_dataset, split_rows
 from fedjax_dp.data.store import Dataset
 
 FILE = "femnist_digits_12clients.npz"
@@ -25,5 +25,5 @@ def femnist_digits(name: str, data_dir: str | os.PathLike[str] | None) -> Datase
     x, y, owners = (arrays[key] for key in ("x", "y", "client"))
     if owners.shape != y.shape:
         raise damaged(path, f"client {owners.shape}", f"client {y.shape}")
-    parts = Records(owners, x=x, y=y).split(split_rows(natural(owners), TEST_FRACTION, seed=0))
+    parts = RecordTable(owners, x=x, y=y).split(split_rows(natural(owners), TEST_FRACTION, seed=0))
     return make_dataset(name, "", *parts, classes=10, scale=-1 / 255, shift=255)

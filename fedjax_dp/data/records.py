@@ -1,6 +1,6 @@
 """Records as readers return them, and the one function that makes a data set of them.
 
-A reader of files, arrays or tables -> `Records` of each split -> `make_dataset` -> `federate`.
+A reader of files, arrays or tables -> a `RecordTable` of each split -> `make_dataset` -> `federate`.
 Memory: a column of numbers is held once, as it will stand in the data set, and twice for as long as it takes to hold
 test records out.
 """
@@ -52,7 +52,7 @@ class NumberColumn:
         return np.frombuffer(self._bytes, self._dtype).reshape(-1, *(self._shape or ()))
 
 
-class Records:
+class RecordTable:
     """A table of the records of one split: columns by name, and of each record its client and its unit.
 
     Columns are arrays, or lists of anything; `make_dataset` takes those named x and y.
@@ -95,7 +95,7 @@ class Records:
         column = self.columns[name]
         return column.array if isinstance(column, NumberColumn) else column
 
-    def at(self, rows: np.ndarray) -> "Records":
+    def at(self, rows: np.ndarray) -> "RecordTable":
         """The records in these rows."""
 
         def pick(values: Any) -> Any:
@@ -103,15 +103,15 @@ class Records:
 
         units = None if self.units is None else self.units[rows]
         clients = None if self.clients is None else self.clients[rows]
-        return Records(clients, units, self.notes, **{name: pick(self[name]) for name in self.columns})
+        return RecordTable(clients, units, self.notes, **{name: pick(self[name]) for name in self.columns})
 
-    def split(self, rows: tuple[np.ndarray, np.ndarray]) -> tuple["Records", "Records"]:
+    def split(self, rows: tuple[np.ndarray, np.ndarray]) -> tuple["RecordTable", "RecordTable"]:
         """The records in the rows to train on and in those to test on."""
         return self.at(rows[0]), self.at(rows[1])
 
-    def with_columns(self, **columns: Any) -> "Records":
+    def with_columns(self, **columns: Any) -> "RecordTable":
         """The same records by other columns."""
-        return Records(self.clients, self.units, self.notes, **columns)
+        return RecordTable(self.clients, self.units, self.notes, **columns)
 
 
 def split_each(clients: Sequence[np.ndarray], fraction: float, seed: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
@@ -146,7 +146,7 @@ def choose_test(splits: Collection[str], train: str, candidates: Sequence[str]) 
     return test, notes
 
 
-def divide(where: str, train: Records, test: Records | None) -> tuple[Records, Records]:
+def divide(where: str, train: RecordTable, test: RecordTable | None) -> tuple[RecordTable, RecordTable]:
     """The records to train on and to test on.
 
     Without a test split a tenth of every client's records, drawn at random, is held out; of all, where it is not
@@ -198,7 +198,13 @@ def reshape_records(where: str, x: np.ndarray, record_shape: str | None) -> np.n
 
 
 def make_dataset(
-    name: str, where: str, train: Records, test: Records | None, *, record_shape: str | None = None, **about: Any
+    name: str,
+    where: str,
+    train: RecordTable,
+    test: RecordTable | None,
+    *,
+    record_shape: str | None = None,
+    **about: Any,
 ) -> Dataset:
     """The data set of records with columns x and y; `about`: its other fields.
 

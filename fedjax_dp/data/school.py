@@ -7,7 +7,7 @@ import numpy as np
 
 from fedjax_dp.data.files import damaged, read_mat, require_file, search_folders
 from fedjax_dp.data.partition import natural
-from fedjax_dp.data.records import Records, make_dataset, split_each
+from fedjax_dp.data.records import RecordTable, make_dataset, split_each
 from fedjax_dp.data.store import Dataset
 
 FILE = "school.mat"
@@ -35,7 +35,7 @@ def school(name: str, data_dir: str | os.PathLike[str] | None, seed: int) -> Dat
         x[both] = (x[both] - mean) / np.where(std > 0, std, 1.0)
     x, y = x.astype(np.float32), ((y - LOWEST) / (HIGHEST - LOWEST)).astype(np.float32)[:, None]
     learnt = ("mean and deviation of each feature of each school",)
-    parts = Records(owners, x=x, y=y).split((np.concatenate(train), np.concatenate(test)))
+    parts = RecordTable(owners, x=x, y=y).split((np.concatenate(train), np.concatenate(test)))
     return make_dataset(name, "", *parts, classes=1, learnt=learnt, task="regression")
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedjax_dp.data.files import damaged, require_file, search_folders
 from fedjax_dp.data.partition import natural
-from fedjax_dp.data.records import Records, make_dataset, split_rows
+from fedjax_dp.data.records import RecordTable, make_dataset, split_rows
 from fedjax_dp.data.sequences import cut_words, most_frequent, of_words, words_of
 from fedjax_dp.data.store import Dataset
 
@@ -33,7 +33,7 @@ def sent140(name: str, data_dir: str | os.PathLike[str] | None) -> Dataset:
         raise damaged(path, "one message of every user", "two of some user, one to test on")
     x = cut_words(texts, of_words(most_frequent((texts[row] for row in train), VOCABULARY - 2)), LENGTH)
     learnt = ("a vocabulary of the most frequent words of all training messages",)
-    parts = Records(users, x=x, y=labels).split(rows)
+    parts = RecordTable(users, x=x, y=labels).split(rows)
     return make_dataset(name, "", *parts, classes=2, tokens=True, learnt=learnt)
 
 

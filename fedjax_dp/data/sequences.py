@@ -10,7 +10,7 @@ import numpy as np
 
 from fedjax_dp import errors
 from fedjax_dp.data.files import check_file, damaged
-from fedjax_dp.data.records import Records, make_dataset
+from fedjax_dp.data.records import RecordTable, make_dataset
 from fedjax_dp.data.store import Dataset
 from fedjax_dp.data.targets import Vocabulary
 
@@ -148,8 +148,8 @@ def check_cut(length: int, stride: int | None, most: int) -> None:
 def next_tokens(
     name: str,
     where: str,
-    train: Records,
-    test: Records,
+    train: RecordTable,
+    test: RecordTable,
     vocabulary: Vocabulary,
     task: str = "sequence",
     **about: Any,

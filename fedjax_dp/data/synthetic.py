@@ -7,7 +7,7 @@ import numpy as np
 
 from fedjax_dp import errors
 from fedjax_dp.data.checks import generator
-from fedjax_dp.data.records import Records, make_dataset, split_rows
+from fedjax_dp.data.records import RecordTable, make_dataset, split_rows
 from fedjax_dp.data.store import Dataset
 
 FEATURES, CLASSES, CLIENTS = 60, 10, 100
@@ -46,7 +46,7 @@ def synthetic(setting: str, seed: int) -> Dataset:
         ]
     ).astype(np.int32)
     rows = split_rows(np.split(np.arange(len(owners)), ends[:-1]), TEST_FRACTION, seed)
-    parts = Records(owners, x=x.astype(np.float32), y=y).split(rows)
+    parts = RecordTable(owners, x=x.astype(np.float32), y=y).split(rows)
     return make_dataset(f"synthetic:{setting}", "", *parts, classes=CLASSES)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from fedjax_dp import errors, folders
 from fedjax_dp.accounting.neighbours import Unit
-from fedjax_dp.data.columns import LABEL, Columns, Table, from_tables, holds_numbers, missing_in
+from fedjax_dp.data.columns import LABEL, Columns, ColumnTable, from_tables, holds_numbers, missing_in
 from fedjax_dp.data.files import ARROW_EXTENSION, check_file, check_growth, check_id, damaged, no_text, unpack
 from fedjax_dp.data.reading import Reading
 from fedjax_dp.data.store import Dataset, UnitBound
@@ -42,7 +42,7 @@ def from_files(named: str, kind: str, reading: Reading) -> Dataset:
         _check_apart(paths, frames, columns)
         if kind == "csv":
             _number(frames, reading.client_column)
-    tables = [Table(f"{path.name}: ", frame, owner) for path, frame, owner in zip(paths, frames, owners)]
+    tables = [ColumnTable(f"{path.name}: ", frame, owner) for path, frame, owner in zip(paths, frames, owners)]
     where = paths[0].name if len(paths) == 1 else folders.shown(named)
     about: dict[str, Any] = {"record_shape": reading.record_shape, "bounds": bounds}
     return from_tables(_name_of(named, paths), where, tables, columns, **about)

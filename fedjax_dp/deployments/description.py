@@ -90,7 +90,7 @@ def _plain(value: Any) -> Any:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Members(Facts):
+class MemberDraws(Facts):
     """How many there are, and how many of them are drawn: `size` of `of`, or each at `rate`."""
 
     law: Any
@@ -108,7 +108,7 @@ class Members(Facts):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Clients(Members):
+class Clients(MemberDraws):
     """Which clients a round has.
 
     Args:
@@ -126,7 +126,7 @@ class Clients(Members):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Records(Members):
+class RecordDraws(MemberDraws):
     """Which records of a client a local step has; lists are one number per client.
 
     Args:
@@ -407,7 +407,7 @@ class Deployment(Facts):
     delta: float
     rounds: int
     clients: Clients
-    records: Records | None = None
+    records: RecordDraws | None = None
     clip: Clip
     noise: Noise
     weights: Weights = dataclasses.field(default_factory=Weights)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from fedjax_dp import errors, folders
 from fedjax_dp.accounting import ACCOUNTANTS, FullBatch
 from fedjax_dp.accounting.events import AnyOf, joined, repeated
-from fedjax_dp.deployments.description import UNKNOWN, Deployment, Records, Weights, lacking
+from fedjax_dp.deployments.description import UNKNOWN, Deployment, RecordDraws, Weights, lacking
 from fedjax_dp.deployments.mechanism import (
     VIEWS,
     Drawn,
@@ -279,7 +279,7 @@ def _with_row(deployment: Deployment, values: Values) -> Deployment:
         stated |= {name: value for name, value in own.items() if value is not None}
         if "law" not in stated:
             raise lacking(["sampling"])
-        records = Records.from_dict(stated)
+        records = RecordDraws.from_dict(stated)
     clip, noise = deployment.clip, deployment.noise
     bound = values.get("clip", 1.0 if clip.bound is None and "noise_multiplier" in values else clip.bound)
     clip = dataclasses.replace(clip, bound=bound)

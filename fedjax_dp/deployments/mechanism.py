@@ -26,7 +26,7 @@ from fedjax_dp.accounting import (
     noise_factor_for,
 )
 from fedjax_dp.accounting.guarantee import NoiseMultipliers
-from fedjax_dp.deployments.description import UNKNOWN, Deployment, Members, Records, lacking
+from fedjax_dp.deployments.description import UNKNOWN, Deployment, MemberDraws, RecordDraws, lacking
 from fedjax_dp.deployments.witness import bare, witness_of
 
 VIEWS = {"server": View.UPLOADS, "clients": View.BROADCAST}
@@ -192,7 +192,7 @@ def missing_facts(deployment: Deployment) -> list[str]:
         "clip.count_bits": clip.count_bits is None and clip.count_noise is not None and _by_poisson(deployment),
         "records": records is None and by_record,
     }
-    drawn: dict[str, tuple[Members, bool, tuple[str, ...]]]
+    drawn: dict[str, tuple[MemberDraws, bool, tuple[str, ...]]]
     often = (UNKNOWN,) if noise.on == "sum" else ()  # may be drawn several times into one sum
     drawn = {"clients": (clients, counted or clients.law == "round-robin", (*sized, "round-robin", *often))}
     divided = counted and clients.law == "poisson"
@@ -213,7 +213,7 @@ def missing_facts(deployment: Deployment) -> list[str]:
     return [name for name, lacks in needed.items() if lacks]
 
 
-def _chance(members: Members) -> float:
+def _chance(members: MemberDraws) -> float:
     """Of one member to be drawn."""
     chance: float = members.rate if members.rate is not None else members.size / members.of
     return chance
@@ -224,13 +224,13 @@ def hides_clients(deployment: Deployment) -> bool:
     return deployment.unit == "client" or deployment.clients.law in ("with-replacement", UNKNOWN)
 
 
-def rest_of(records: Records) -> int:
+def rest_of(records: RecordDraws) -> int:
     """The records of a pass that fill no batch."""
     passes = records.law == "shuffled" and records.size is not None and records.of is not None
     return records.of % records.size if passes else 0  # type: ignore[operator]
 
 
-def varies(records: Records) -> bool:
+def varies(records: RecordDraws) -> bool:
     """Whether batches may have different numbers of records."""
     drawn = records.law in ("poisson", UNKNOWN) or (records.law == "once" and records.rate is not None)
     return drawn or (rest_of(records) > 0 and records.last != "drop")
@@ -285,7 +285,7 @@ def _seen(whose: str) -> Drawn:
     return Drawn((FullBatch(),), Adjacency.REPLACE_ONE, f"{whose}: no amplification by their draw")
 
 
-def _drawn(members: Members, whose: str) -> Drawn:
+def _drawn(members: MemberDraws, whose: str) -> Drawn:
     law, fixed = members.law, Adjacency.REPLACE_ONE
     if law == "poisson":
         sampling: Sampling = Poisson(_chance(members))
@@ -365,7 +365,7 @@ def weight(deployment: Deployment) -> float:
     return 1.0 if largest == UNKNOWN or largest is None else float(largest)
 
 
-def batch_of(records: Records) -> float:
+def batch_of(records: RecordDraws) -> float:
     """Records of a batch, by expectation where it has no size."""
     if records.size is not None:
         return float(records.size)  # type: ignore[arg-type]

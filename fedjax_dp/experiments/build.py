@@ -27,7 +27,7 @@ SIZES = ("width", "layers", "heads", "patch")  # of transformers
 WIDTHS = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 
-class Records(NamedTuple):
+class RecordFormat(NamedTuple):
     """What of the data a model is made for."""
 
     record_shape: tuple[int, ...]
@@ -37,12 +37,12 @@ class Records(NamedTuple):
     vocabulary: Vocabulary | None = None
 
 
-def build_model(config: RunSpec, data: FederatedData | Records) -> NetworkModel:
+def build_model(config: RunSpec, data: FederatedData | RecordFormat) -> NetworkModel:
     """The model of a configuration."""
     training = config.training
     if own_code.is_own(training.model):
         digests = tuple(own_code.checksums(training.model, what="model").items())
-        like = Records(data.record_shape, data.classes, data.tokens, data.task, data.vocabulary)
+        like = RecordFormat(data.record_shape, data.classes, data.tokens, data.task, data.vocabulary)
         made = _own_model(str(training.model), digests, like)
     else:
         sizes: dict[str, Any] = {name: value for name in SIZES if (value := getattr(training, name)) is not None}
@@ -87,7 +87,7 @@ def _partly_trained(made: NetworkModel, digests: tuple[tuple[str, str], ...], **
 
 
 @functools.cache  # as some networks are equal to themselves only, and another model is another program
-def _own_model(named: str, digests: tuple[tuple[str, str], ...], data: Records) -> NetworkModel:
+def _own_model(named: str, digests: tuple[tuple[str, str], ...], data: RecordFormat) -> NetworkModel:
     """The model of what stands under a name in the user's file of these checksums.
 
     That is whatever `fedjax_dp.model` takes, a model, or a class or function that makes one of these, which gets by

@@ -106,7 +106,7 @@ class SavedRun:
         records, config = self._manifest["records"], self._manifest["config"]
         if self._model is not None:
             return self._model
-        like = build.Records(
+        like = build.RecordFormat(
             tuple(records["shape"]),
             records["classes"],
             records["tokens"],

@@ -26,7 +26,7 @@ from fedjax_dp.models import Model
 from fedjax_dp.parts import facts
 from fedjax_dp.parts.client_privacy import UpdatePrivatizer
 from fedjax_dp.parts.clipping import Records, StepReport
-from fedjax_dp.parts.clusters import Choice
+from fedjax_dp.parts.clusters import ClusterChoice
 from fedjax_dp.parts.cohorts import Members
 from fedjax_dp.parts.contexts import ClientContext, InitContext, LocalState, Received, StepContext
 from fedjax_dp.parts.corrections import Correction, begun_by, ended
@@ -171,7 +171,7 @@ class Marked:
 class MarkedChoice(Wrapper):
     """A private choice whose noisy losses are marked."""
 
-    base: Choice
+    base: ClusterChoice
     mark: str = structure()
 
     def noisy(self, losses: jax.Array, records: Any, noise_multiplier: Any, draw: jax.Array) -> jax.Array:

@@ -250,7 +250,7 @@ def _erased(clients: Any) -> Any:
 _observe = JitOfModel(_unjitted, ("rounds", "execution"), compiler_options=QUICK)
 
 
-class Claim(NamedTuple):
+class NoiseClaim(NamedTuple):
     """What the accountants count of each client's noise."""
 
     noise: np.ndarray  # (num_clients,) noise multiplier of the white noise under it
@@ -259,7 +259,7 @@ class Claim(NamedTuple):
     norm: float = 1.0  # bound on a member's vector over the clip norm; above 1 where it is rounded
 
 
-def claim_of(place: Place, algorithm: Algorithm, data: FederatedData, rounds: int) -> Claim:
+def claim_of(place: Place, algorithm: Algorithm, data: FederatedData, rounds: int) -> NoiseClaim:
     """Of several releases of a round, the least noise; `rounds` where whole clients are hidden."""
     assert place.releases is not None
     releases = place.releases(algorithm, data, place.model, rounds if place.by_client else 1)
@@ -268,11 +268,11 @@ def claim_of(place: Place, algorithm: Algorithm, data: FederatedData, rounds: in
     if isinstance(first, SkellamSums):
         resolution = algorithm.transport.resolution
         clip = clip_of(algorithm) / resolution
-        return Claim(noise * first.l2 / clip, first, resolution, first.l2 / clip)
+        return NoiseClaim(noise * first.l2 / clip, first, resolution, first.l2 / clip)
     source = correlated_source(noised(algorithm))
     if source is not None:
         noise = noise * np.array([_reach(algorithm, data, source, n, rounds) for n in np.asarray(data.sizes)])
-    return Claim(noise, first)
+    return NoiseClaim(noise, first)
 
 
 def _reach(algorithm: Algorithm, data: FederatedData, source: NoiseSource, records: int, rounds: int) -> float:

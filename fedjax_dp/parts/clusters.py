@@ -19,7 +19,7 @@ from fedjax_dp.prng import role_key
 from fedjax_dp.pytrees import ravel, structure, value
 
 
-class Choice(Protocol):
+class ClusterChoice(Protocol):
     """How a client chooses a model by its records' losses."""
 
     bound: float  # b: each record's loss is cut to [0, b]
@@ -45,7 +45,7 @@ class Choice(Protocol):
 
 
 @value
-class GaussianChoice(Choice):
+class GaussianChoice(ClusterChoice):
     """The least of mean losses with Gaussian noise.
 
     bound   b: each record's loss is cut to [0, b];
@@ -75,12 +75,12 @@ class GaussianChoice(Choice):
         return accounting.GaussianSteps(z, accounting.FullBatch(), accounting.Adjacency.REPLACE_ONE, 1)
 
     def check(self) -> None:
-        Choice.check(self)
+        ClusterChoice.check(self)
         errors.require_positive("choice_noise", self.noise)
 
 
 @value
-class GumbelChoice(Choice):
+class GumbelChoice(ClusterChoice):
     """The exponential mechanism: the least of mean losses less Gumbel noise of scale 2 b / (n epsilon).
 
     It has a bounded range, so it is epsilon^2/8-zCDP (Cesar and Rogers 2021, Lemma 3.2), and no more is known to the
@@ -107,7 +107,7 @@ class GumbelChoice(Choice):
         return accounting.BoundedRange(float(np.float32(self.epsilon)), accounting.Adjacency.REPLACE_ONE, 1)
 
     def check(self) -> None:
-        Choice.check(self)
+        ClusterChoice.check(self)
         errors.require_positive("choice_epsilon", self.epsilon)
 
 
@@ -119,7 +119,7 @@ class OwnClusters(ClientModels):
     A client keeps its choice, and how often it has chosen.
     """
 
-    choice: Choice
+    choice: ClusterChoice
     number: int = structure()
 
     equation = r"w^{(c_k)} \leftarrow w^{(c_k)} - \eta_t \tilde g(w^{(c_k)}),\ \text{means within clusters}"

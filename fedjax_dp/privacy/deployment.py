@@ -14,7 +14,7 @@ import numpy as np
 from fedjax_dp import errors
 from fedjax_dp.accounting import FullBatch, Unit
 from fedjax_dp.accounting.events import distinct
-from fedjax_dp.accounting.guarantee import Deployment
+from fedjax_dp.accounting.guarantee import DeploymentSummary
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.parts.cohorts import Cohort
 from fedjax_dp.privacy.protection import noise_of, unit_of
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 BY_SCHEDULE = ("worst", "expected", "once")  # participation that counts rounds of the simulated clients
 
 
-class Clients(NamedTuple):
+class ClientPopulation(NamedTuple):
     """How many there are, and how the cohorts among them are drawn."""
 
     cohort: Cohort
@@ -53,7 +53,7 @@ class Deployed(Qualifier):
         if isinstance(step.sampling, FullBatch):
             often = f"each client in at most {step.count:,} of them"
             sampler = f"who takes part is public, {often if step.count < run.rounds else 'every client in all'}"
-        deployment = Deployment(
+        deployment = DeploymentSummary(
             cohort_size=size,
             population=population,
             rounds=run.rounds,
@@ -90,7 +90,7 @@ def standing_for(algorithm: Algorithm, data: FederatedData, terms: PrivacyTerms)
     """
     assert terms.deployment is not None
     size, population = terms.deployment
-    simulated = Clients(algorithm.cohort, data.num_clients)
+    simulated = ClientPopulation(algorithm.cohort, data.num_clients)
     _check_algorithm(algorithm, size, terms)
     if size < simulated.size:
         wanted = f"at least the {simulated.size} of a simulated cohort"
@@ -108,11 +108,11 @@ def standing_for(algorithm: Algorithm, data: FederatedData, terms: PrivacyTerms)
     return changed(algorithm, upload=changed(algorithm.upload, noise_ratio=simulated.size / size))
 
 
-def clients_of(algorithm: Algorithm, terms: PrivacyTerms) -> Clients:
+def clients_of(algorithm: Algorithm, terms: PrivacyTerms) -> ClientPopulation:
     """The deployment's clients."""
     assert terms.deployment is not None
     size, population = terms.deployment
-    return Clients(algorithm.cohort.resized(size), population)
+    return ClientPopulation(algorithm.cohort.resized(size), population)
 
 
 def _check_algorithm(algorithm: Algorithm, size: int, terms: PrivacyTerms) -> None:

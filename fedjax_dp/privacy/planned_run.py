@@ -21,7 +21,7 @@ from fedjax_dp.parts.by_round import changes_of
 from fedjax_dp.parts.cohorts import Members
 from fedjax_dp.parts.facts import of_the_project
 from fedjax_dp.parts.record_privacy import require_clip_norms
-from fedjax_dp.privacy.deployment import Clients, clients_of, of_deployment, standing_for
+from fedjax_dp.privacy.deployment import ClientPopulation, clients_of, of_deployment, standing_for
 from fedjax_dp.privacy.early_stops import of_stop
 from fedjax_dp.privacy.groups import of_groups, require_bound
 from fedjax_dp.privacy.initialization import RANDOM, Initialization, PriorRun, initialization_of
@@ -86,11 +86,11 @@ class PlannedRun:
         return self.data.bound_of(self.unit) or UnitBound(self.unit, 1)
 
     @functools.cached_property
-    def promised(self) -> Clients:
+    def promised(self) -> ClientPopulation:
         """Whom the Guarantee is of: the clients of the data, or those of the deployment that they stand for."""
         if self.terms.deployment is not None:
             return clients_of(self.algorithm, self.terms)
-        return Clients(self.algorithm.cohort, self.data.num_clients)
+        return ClientPopulation(self.algorithm.cohort, self.data.num_clients)
 
     @functools.cached_property
     def qualifiers(self) -> tuple[Qualifier, ...]:

@@ -6,7 +6,7 @@ from typing import Any
 from fedjax_dp.display import duration
 from fedjax_dp.figures.tables import audits as tables
 from fedjax_dp.reports import charts, shared
-from fedjax_dp.reports.contents import Block, Facts, Figure, Grid, Prose, Report, Rows, Section, Tiles, in_words
+from fedjax_dp.reports.contents import Block, FactList, Figure, Grid, Prose, Report, Rows, Section, Tiles, in_words
 
 KIND = "audit"
 KEYS = frozenset({"violated", "verdict", "epsilon_stated", "epsilon_lower", "guarantee", "trials"})
@@ -21,7 +21,7 @@ def of_content(content: Mapping[str, Any]) -> Report:
     if errors and content["epsilon_tested"] is not None:
         data |= {"region": tables.regions(content), "errors": errors}
         blocks.append(_trade_off())
-    blocks.append(Facts(_attack(content)))
+    blocks.append(FactList(_attack(content)))
     sections = [_result(content), Section("The attack", blocks), *shared.resting(content["guarantee"])]
     sections += [_cost(content), shared.setting(config, content)]
     what = f"{config['algorithm']} on {config['dataset']}" if config else "an algorithm of Python"
@@ -124,7 +124,7 @@ def _attack(content: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 
 def _cost(content: Mapping[str, Any]) -> Section:
-    blocks: list[Block] = [Facts([("time in all", duration(content["seconds"])), ("repeat", content["repeat"])])]
+    blocks: list[Block] = [FactList([("time in all", duration(content["seconds"])), ("repeat", content["repeat"])])]
     if content["refuted_claims"]:
         rows = [[line] for line in content["refuted_claims"]]
         blocks.append(Grid("Claims of papers that the lower bound contradicts", ["claim"], rows))

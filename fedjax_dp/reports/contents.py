@@ -113,7 +113,7 @@ class Tiles(NamedTuple):
         return tag("dl", *cells, class_="tiles")
 
 
-class Facts(NamedTuple):
+class FactList(NamedTuple):
     """Labels and what they say; `wide`: a line each, for what takes more than a few words."""
 
     items: Sequence[tuple[str, Any]]

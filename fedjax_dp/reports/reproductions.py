@@ -13,7 +13,7 @@ from fedjax_dp.papers.reproductions.recipe import READINGS, read_recipe, recipes
 from fedjax_dp.reports import charts, shared
 from fedjax_dp.reports.contents import (
     Block,
-    Facts,
+    FactList,
     Figure,
     Grid,
     Listing,
@@ -176,4 +176,4 @@ def _cost(content: Mapping[str, Any]) -> Section:
     time = content["seconds_of_runs"]  # in whole tenths
     facts = [("runs", content["runs"]), ("time of all runs", duration(time) if time else "below 0.1 s")]
     facts.append(("date", content["date"]))
-    return Section("Time", [Facts(facts)])
+    return Section("Time", [FactList(facts)])

@@ -11,7 +11,7 @@ from fedjax_dp.display import count, duration, size
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.figures.tables import runs as tables
 from fedjax_dp.reports import charts, shared
-from fedjax_dp.reports.contents import Block, Facts, Figure, Prose, Report, Rows, Section, Tiles, in_words
+from fedjax_dp.reports.contents import Block, FactList, Figure, Prose, Report, Rows, Section, Tiles, in_words
 from fedjax_dp.tasks.measures import Measures, measures_of, plural
 
 KIND, FOLDER, KEYS = "run", "run.json", frozenset({"algorithm", "history", "guarantee", "config", "rounds"})
@@ -109,7 +109,7 @@ def _result(
         blocks.append(Prose([line], "Unfinished"))
     if not history:
         blocks.append(Prose(["Nothing has been evaluated yet, so there are no curves."], "Missing"))
-    blocks.append(Facts(_what(config)))
+    blocks.append(FactList(_what(config)))
     return Section("Result", blocks)
 
 
@@ -375,4 +375,4 @@ def _cost(result: Mapping[str, Any]) -> Section:
     if result.get("rounds_to_target") is not None:
         facts.append(("rounds to the target", result["rounds_to_target"]))
         facts.append(("bytes to the target", size(result["bytes_to_target"])))
-    return Section("Time and bytes", [Facts(facts)])
+    return Section("Time and bytes", [FactList(facts)])

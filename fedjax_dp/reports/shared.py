@@ -9,7 +9,7 @@ from fedjax_dp.accounting.guarantee import EarlierPhase, NoiseMultipliers, epsil
 from fedjax_dp.accounting.plain_words import at_most
 from fedjax_dp.figures.tables import runs as tables
 from fedjax_dp.reports import charts
-from fedjax_dp.reports.contents import Block, Facts, Grid, Listing, Prose, Section, in_words, percent
+from fedjax_dp.reports.contents import Block, FactList, Grid, Listing, Prose, Section, in_words, percent
 from fedjax_dp.tasks.measures import Measure
 
 T = TypeVar("T")
@@ -89,7 +89,7 @@ def resting(guarantee: Mapping[str, Any]) -> list[Section]:
     terms += [("phase before", f"{phase.in_words()}; {phase.members}") for phase in before]
     if guarantee.get("alone") is not None:
         terms.append(("this run alone", epsilon_text(guarantee["alone"])))
-    blocks: list[Block] = [Facts(terms, wide=True)]
+    blocks: list[Block] = [FactList(terms, wide=True)]
     if guarantee["assumptions"]:
         blocks += [Prose(["It holds if all of this is true:"]), Listing(guarantee["assumptions"])]
     if guarantee["claims"]:
@@ -127,7 +127,7 @@ def setting(config: Mapping[str, Any], about: Mapping[str, Any], caption: str = 
     made = [("versions", ", ".join(f"{name} {number}" for name, number in versions.items()))] if versions else []
     made += [("machine", machine(device))] if device else []
     if made:
-        blocks.append(Facts(made, wide=True))
+        blocks.append(FactList(made, wide=True))
     return Section("Configuration and versions", blocks)
 
 

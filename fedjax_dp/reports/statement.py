@@ -14,7 +14,7 @@ from fedjax_dp.accounting.guarantee import FLOAT_NOISE, mark_of, marked
 from fedjax_dp.accounting.plain_words import MUCH
 from fedjax_dp.display import count
 from fedjax_dp.reports import shared
-from fedjax_dp.reports.contents import Block, Facts, Listing, Prose, Report, Section
+from fedjax_dp.reports.contents import Block, FactList, Listing, Prose, Report, Section
 
 KIND = "privacy statement"
 TEXT = tomllib.loads(importlib.resources.files("fedjax_dp.reports").joinpath("statement.toml").read_text("utf-8"))
@@ -42,14 +42,14 @@ def statement(guarantee: Mapping[str, Any], config: Mapping[str, Any], source: s
         assumed = [shared.sentence(line) for line in guarantee["assumptions"] if line != FLOAT_NOISE]  # said before
         uncovered = [TEXT["of_unit"][unit.value], *(line.format(unit=unit.value) for line in TEXT["always"])]
         sections += [
-            Section("What it means", [Facts(_terms(guarantee, config), wide=True)]),
+            Section("What it means", [FactList(_terms(guarantee, config), wide=True)]),
             Section("It holds if all of this is true", [Listing(assumed)]),
             Section("What is not covered", [Listing(uncovered)]),
         ]
     made = [("made from", source), ("written by", f"fedjax-dp {__version__}, fedjax-dp report RUN --statement")]
     sections += [
-        Section("Words", [Facts(list(TEXT["words"].items()), wide=True)]),
-        Section("Origin", [Facts(made, wide=True)]),
+        Section("Words", [FactList(list(TEXT["words"].items()), wide=True)]),
+        Section("Origin", [FactList(made, wide=True)]),
     ]
     return Report(KIND, title, lead, sections, {})
 
@@ -127,7 +127,7 @@ def _lines(block: Block) -> list[str]:
     match block:
         case Prose(lines, tone):
             return [(f"**{tone}:** " if tone else "") + _plain(line) for line in lines]
-        case Facts(items):
+        case FactList(items):
             return ["\n".join(f"- **{_plain(label)}**: {_plain(value)}" for label, value in items)]
         case Listing(lines):
             return ["\n".join(f"- {_plain(line)}" for line in lines)]

@@ -13,7 +13,7 @@ from fedjax_dp.figures.tables import sweeps as tables
 from fedjax_dp.reports import charts, shared
 from fedjax_dp.reports.contents import (
     Block,
-    Facts,
+    FactList,
     Figure,
     Filters,
     Grid,
@@ -198,7 +198,7 @@ def _result(
         blocks.append(Prose([line], "Unfinished"))
     facts = [(f"axis {name}", _values(settings, name)) for name in axes]
     seeds = about.get("seeds") or sorted({record["values"]["seed"] for record in records})
-    blocks.append(Facts([*facts, ("seeds", seeds)]))
+    blocks.append(FactList([*facts, ("seeds", seeds)]))
     return Section("Result", blocks)
 
 
@@ -373,4 +373,4 @@ def _cost(records: Sequence[Record]) -> Section:
     if records:
         facts.append(("time of a point", duration(total / len(records))))
     line = "A sweep does not count bytes: fedjax-dp run prints those of the configuration that fedjax-dp best prints."
-    return Section("Time and bytes", [Facts(facts), Prose([line])])
+    return Section("Time and bytes", [FactList(facts), Prose([line])])

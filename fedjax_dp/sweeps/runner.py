@@ -51,7 +51,7 @@ def record(entry: PreparedPoint, outcome: PointEnd) -> Record:
     }
 
 
-class Plan(NamedTuple):
+class SweepPlan(NamedTuple):
     """The groups of a sweep, compiled, and the entries of each."""
 
     groups: list[JobGroup]
@@ -61,7 +61,7 @@ class Plan(NamedTuple):
     halving: Halving | None = None  # by which most points stop before
     search: str | None = None  # which of its batches this is
 
-    def part(self, ids: Collection[str]) -> "Plan":
+    def part(self, ids: Collection[str]) -> "SweepPlan":
         """That of some of the points."""
         kept = [[at for at, one in enumerate(entries) if one.id in ids] for entries in self.entries]
         return self._replace(
@@ -145,7 +145,7 @@ def planned(
     memory: float | None = None,
     parts: int | None = None,
     known: dict[Any, tuple[JobGroup, Sample]] | None = None,
-) -> Plan:
+) -> SweepPlan:
     """Groups of the entries, compiled and timed; see `JobGroup` for the options.
 
     known  groups by their structure, to take where they are and to add to.
@@ -153,7 +153,7 @@ def planned(
             fails to make.
     """
     if not entries:
-        return Plan([], [], [], 0.0)
+        return SweepPlan([], [], [], 0.0)
     kinds = [[entries[index] for index in numbers] for numbers in grouped([entry.job for entry in entries])]
     cache, began, groups, seconds = RecordCache(), time.perf_counter(), [], []
     options: dict[str, Any] = {"together": together, "memory": memory, "parts": parts, "cache": cache}
@@ -176,17 +176,17 @@ def planned(
             show(done + 1, f"{len(kind)} points")
     if refused:
         raise refuse_points(len(entries), refused)
-    return Plan(groups, kinds, seconds, time.perf_counter() - began)
+    return SweepPlan(groups, kinds, seconds, time.perf_counter() - began)
 
 
-def announce(plan: Plan, screen: Screen) -> None:
+def announce(plan: SweepPlan, screen: Screen) -> None:
     """Print the plan."""
     for line in plan.lines():
         screen.say(line)
 
 
 def execute(
-    plan: Plan,
+    plan: SweepPlan,
     keep: Keep,
     screen: Screen,
     *,

@@ -33,7 +33,7 @@ from fedjax_dp.sweeps.parameter_paths import RUN_AXES, integer_axes, made
 from fedjax_dp.sweeps.plan import SweepConfig, collect, digest, expand, law_of, require_plain_search, to_toml
 from fedjax_dp.sweeps.preparation import PreparedPoint, Sources, build, find_noise, refuse_halting
 from fedjax_dp.sweeps.records import SELECTION, SWEEP_FOLDER, Record, choosing, read_records
-from fedjax_dp.sweeps.runner import Keep, Plan, Trained, announce, execute, execute_rungs, planned
+from fedjax_dp.sweeps.runner import Keep, SweepPlan, Trained, announce, execute, execute_rungs, planned
 from fedjax_dp.sweeps.search import P, Search, search_of
 from fedjax_dp.sweeps.selection_cost import ByResults, cost_of_choosing
 from fedjax_dp.sweeps.settings import settings_of
@@ -58,7 +58,7 @@ class Sweep:
     axes: tuple[str, ...]
     records: tuple[Record, ...]
     choosing: Mapping[str, Any] | None = None  # what choosing the best costs in privacy, see `cost_of_choosing`
-    plan: Plan | None = None  # of what is left, where nothing else was wanted
+    plan: SweepPlan | None = None  # of what is left, where nothing else was wanted
     folder: pathlib.Path | None = None  # that it lives in
 
     def _card(self) -> Card:

@@ -181,7 +181,7 @@ def test_a_planned_sweep_has_hours_and_money_where_a_time_is_predicted(name, mon
         for rounds in (10_000, 40_000, 50_000)
     ]
     entries = [types.SimpleNamespace(job=job) for job in jobs]
-    found = sweeps.forecast_sweep(runner.Plan([], [entries[:2], entries[2:]], [], 0.0), name, 3.5)
+    found = sweeps.forecast_sweep(runner.SweepPlan([], [entries[:2], entries[2:]], [], 0.0), name, 3.5)
     assert [one["points"] for one in taken] == [2, 1]
     text = " ".join(found.lines())
     assert "2 GB of 100, up to 2 points at once" in text
@@ -193,7 +193,7 @@ def test_a_planned_sweep_has_hours_and_money_where_a_time_is_predicted(name, mon
         assert (found.hours, found.cost) == (None, None)
         assert "how near, and no money" in text
         assert "device hours" not in text
-    assert sweeps.forecast_sweep(runner.Plan([], [], [], 0.0), name).lines() == []
+    assert sweeps.forecast_sweep(runner.SweepPlan([], [], [], 0.0), name).lines() == []
 
 
 @pytest.mark.exhaustive

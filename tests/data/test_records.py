@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 from helpers import refusal
 
-from fedjax_dp.data.records import NumberColumn, Records, choose_test, divide, make_dataset
+from fedjax_dp.data.records import NumberColumn, RecordTable, choose_test, divide, make_dataset
 
 CLIENTS = np.repeat(["b", "a", "c"], [10, 5, 1])
 
 
 def records(**columns):
     x = np.arange(16.0)[:, None]
-    return Records(CLIENTS, np.arange(16) // 2, x=x, y=np.arange(16) % 2, **columns)
+    return RecordTable(CLIENTS, np.arange(16) // 2, x=x, y=np.arange(16) % 2, **columns)
 
 
 def test_clients_units_and_columns_stay_with_their_rows():
@@ -25,7 +25,7 @@ def test_clients_units_and_columns_stay_with_their_rows():
 
 
 def test_records_that_are_added_client_by_client_are_theirs():
-    added = Records(x=NumberColumn(np.float32), text=[])
+    added = RecordTable(x=NumberColumn(np.float32), text=[])
     added.add("b", "file: 'b'", x=[[1, 2], [3, 4]], text=["one", "two"])
     added.add("a", "file: 'a'", x=[[5, 6]], text=["three"])
     assert added.clients.tolist() == ["b", "b", "a"]
@@ -55,7 +55,7 @@ def test_test_records_of_a_file_are_kept_and_bounds_stay_with_training_records()
 
 
 def test_one_record_of_every_client_leaves_none_to_test_on():
-    alone = Records(np.arange(3), x=np.ones((3, 1)), y=np.arange(3))
+    alone = RecordTable(np.arange(3), x=np.ones((3, 1)), y=np.arange(3))
     assert "two of some client, one to test on" in refusal(lambda: make_dataset("name", "file", alone, None))
 
 

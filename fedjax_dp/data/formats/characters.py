@@ -8,7 +8,7 @@ from fedjax_dp import errors
 from fedjax_dp.accounting.neighbours import Unit
 from fedjax_dp.data.files import damaged
 from fedjax_dp.data.reading import CUT, Reading
-from fedjax_dp.data.records import TEST_FRACTION, Records, divide
+from fedjax_dp.data.records import TEST_FRACTION, RecordTable, divide
 from fedjax_dp.data.sequences import (
     LEAF_CHARACTERS,
     TFF_CHARACTERS,
@@ -27,7 +27,7 @@ LENGTH = 80
 LEAF = Vocabulary(len(LEAF_CHARACTERS), pad=-1)  # every row is full
 
 
-def windows(name: str, where: str, train: Records, test: Records | None, reading: Reading) -> Dataset:
+def windows(name: str, where: str, train: RecordTable, test: RecordTable | None, reading: Reading) -> Dataset:
     """LEAF's windows, texts of `length + 1` characters that begin one character apart, as next-character sequences.
 
     For task `classes` only the character after a window is a target.
@@ -51,7 +51,7 @@ def windows(name: str, where: str, train: Records, test: Records | None, reading
                 stranger = chr(points[kept][ids < 0][0])
                 wanted, remedy = "one of LEAF's 80", "--convention tff gives unknown ones an id"
                 raise damaged(f"{where}: character", repr(stranger), wanted, remedy)
-            parts.append(Records(clients[kept], ids=ids))
+            parts.append(RecordTable(clients[kept], ids=ids))
             if len(kept) < len(points):
                 notes.append(f"stride {stride}: {len(kept):,} of {len(points):,} windows are kept")
     if test is None:
@@ -74,7 +74,7 @@ def windows(name: str, where: str, train: Records, test: Records | None, reading
     return next_tokens(name, where, train, test, vocabulary, task, **about)  # classes: as in LEAF's own models
 
 
-def snippets(name: str, where: str, train: Records, test: Records | None, reading: Reading) -> Dataset:
+def snippets(name: str, where: str, train: RecordTable, test: RecordTable | None, reading: Reading) -> Dataset:
     """Snippets of bytes as next-character sequences, `(length,)`, each between BOS and EOS.
 
     tff     snippet by snippet, rows that share nothing: a stride of length + 1;
@@ -100,13 +100,13 @@ def snippets(name: str, where: str, train: Records, test: Records | None, readin
         ]
         text = np.repeat(np.arange(len(cut)), [len(rows) for rows in cut])
         whose = np.array([clients[group[0]] for group in groups])
-        parts.append(Records(whose[text], notes=part.notes, ids=np.concatenate(cut), text=text))
+        parts.append(RecordTable(whose[text], notes=part.notes, ids=np.concatenate(cut), text=text))
     about = _bound_texts(parts[0], parts[0]["text"], length + 1, stride, reading.windows_per_text)
     return next_tokens(name, where, parts[0], parts[1], vocabulary, **about)
 
 
 def _bound_texts(
-    train: Records, texts: np.ndarray, width: int, stride: int, most: int | None, chained: bool = True
+    train: RecordTable, texts: np.ndarray, width: int, stride: int, most: int | None, chained: bool = True
 ) -> dict[str, Any]:
     """Note of which text each training window is, where a text or a token has at most so many; returns the bounds.
 

@@ -15,7 +15,7 @@ from fedjax_dp.data.formats.words import CLASSIFIED_OPTIONS, SENTENCE_OPTIONS, s
 from fedjax_dp.data.json_files import list_of, object_of, read_json
 from fedjax_dp.data.pictures import decode
 from fedjax_dp.data.reading import COLUMNS, Reading
-from fedjax_dp.data.records import Records, as_task, choose_test, make_dataset, number_labels
+from fedjax_dp.data.records import RecordTable, as_task, choose_test, make_dataset, number_labels
 from fedjax_dp.data.store import Dataset
 
 END = b"\xff\xff\xff\xff" + bytes(4)  # of a stream; without it pyarrow takes one that is cut short for a whole one
@@ -59,7 +59,7 @@ def hugging_face(path: pathlib.Path, reading: Reading) -> Dataset:
     )
     if roles.label is None and not of_text:
         raise errors.refuse("label_column", "nothing", f"one of {', '.join(columns)}", "name the column of targets")
-    targets, about, splits = dict[str, Any](), dict[str, Any](), dict[str, Records]()
+    targets, about, splits = dict[str, Any](), dict[str, Any](), dict[str, RecordTable]()
     if roles.label is not None:
         labels = {name: table[roles.label] for name, table in tables.items()}
         targets, about = _targets(where, columns[roles.label], labels, reading.task)
@@ -72,7 +72,7 @@ def hugging_face(path: pathlib.Path, reading: Reading) -> Dataset:
         else:
             column = {"x": _numbers(where, [columns[feature] for feature in roles.features], features)}
         column |= {"y": targets[name]} if targets else {}
-        splits[name] = Records(clients, notes=[*notes, *about.get("notes", ())], **column)
+        splits[name] = RecordTable(clients, notes=[*notes, *about.get("notes", ())], **column)
     train, test = splits["train"], splits.get("test")
     about.pop("notes", None)
     if not of_text:

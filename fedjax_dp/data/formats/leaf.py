@@ -19,7 +19,7 @@ from fedjax_dp.data.formats.characters import WINDOW_OPTIONS, windows
 from fedjax_dp.data.formats.words import CLASSIFIED_OPTIONS, ROW_OPTIONS, text_classes, token_rows
 from fedjax_dp.data.json_files import kind_of, list_of, object_of, read_json
 from fedjax_dp.data.reading import Reading
-from fedjax_dp.data.records import NumberColumn, Records, as_task, divide, make_dataset
+from fedjax_dp.data.records import NumberColumn, RecordTable, as_task, divide, make_dataset
 from fedjax_dp.data.store import Dataset
 
 FEMNIST = (784, 62)  # numbers of an image, classes
@@ -33,9 +33,9 @@ class LeafLayout(NamedTuple):
 
     name: str
     fits: Callable[[Any, Any], bool]  # x and y of a record
-    begin: Callable[[], Records]
-    rows: Callable[[Records, str, list[Any], list[Any]], dict[str, Any]]  # of x and y of a user's records
-    finish: Callable[[str, str, Records, Records | None, Reading], Dataset]
+    begin: Callable[[], RecordTable]
+    rows: Callable[[RecordTable, str, list[Any], list[Any]], dict[str, Any]]  # of x and y of a user's records
+    finish: Callable[[str, str, RecordTable, RecordTable | None, Reading], Dataset]
     options: tuple[str, ...]
 
 
@@ -47,7 +47,7 @@ def leaf(path: pathlib.Path, reading: Reading) -> Dataset:
     folders = _files(path)
     layout: LeafLayout | None = None
     users: dict[str, set[str]] = {}
-    splits: dict[str, Records] = {}
+    splits: dict[str, RecordTable] = {}
     for split, files in folders.items():
         for file in files:
             for where, user, x, y in _users(file, users.setdefault(split, set())):
@@ -128,7 +128,7 @@ def _kind(value: Any) -> str:
 # Numbers: FEMNIST, Synthetic and others.
 
 
-def _numbers(name: str, where: str, train: Records, test: Records | None, reading: Reading) -> Dataset:
+def _numbers(name: str, where: str, train: RecordTable, test: RecordTable | None, reading: Reading) -> Dataset:
     train, test = divide(where, train, test)
     targets, classes, task = [train["y"], test["y"]], None, reading.task
     plain = all(y.ndim == 1 and np.array_equal(y, np.floor(y)) for y in targets)
@@ -165,7 +165,7 @@ def _from_zero(where: str, targets: list[np.ndarray]) -> tuple[list[np.ndarray],
 # Shakespeare: 80 characters and the next one, a record for each place in a text.
 
 
-def _characters(split: Records, where: str, x: list[Any], y: list[Any]) -> dict[str, Any]:
+def _characters(split: RecordTable, where: str, x: list[Any], y: list[Any]) -> dict[str, Any]:
     inputs, outputs = (list_of(f"{where}: {name}", column, str, "text") for name, column in (("x", x), ("y", y)))
     length = len(split["rows"][0]) - 1 if split["rows"] else len(inputs[0])
     for place, (text, after) in enumerate(zip(inputs, outputs)):
@@ -178,7 +178,7 @@ def _characters(split: Records, where: str, x: list[Any], y: list[Any]) -> dict[
 # Sentiment140: the text of a message, the fifth of six fields. The fourth is the user's name, which is no feature.
 
 
-def _messages(split: Records, where: str, x: list[Any], y: list[Any]) -> dict[str, Any]:
+def _messages(split: RecordTable, where: str, x: list[Any], y: list[Any]) -> dict[str, Any]:
     texts = []
     for place, record in enumerate(x):
         fields = list_of(f"{where}: x, record {place}", record, str, "text")
@@ -194,7 +194,7 @@ def _messages(split: Records, where: str, x: list[Any], y: list[Any]) -> dict[st
 # Reddit: a comment is rows of ten tokens, cut and padded, and the tokens that follow. A record is one row.
 
 
-def _comments(split: Records, where: str, x: list[Any], y: list[Any]) -> dict[str, Any]:
+def _comments(split: RecordTable, where: str, x: list[Any], y: list[Any]) -> dict[str, Any]:
     rows: list[tuple[str, ...]] = []
     for place, (inputs, target) in enumerate(zip(x, y)):
         at = f"{where}, comment {place}"
@@ -226,7 +226,7 @@ LAYOUTS = (
     LeafLayout(
         "numbers",
         lambda x, y: _is_list_of(x, (int, float, list)) and isinstance(y, int | float | list),
-        lambda: Records(x=NumberColumn(np.float32), y=NumberColumn(np.float64)),
+        lambda: RecordTable(x=NumberColumn(np.float32), y=NumberColumn(np.float64)),
         lambda split, where, x, y: {"x": x, "y": y},
         _numbers,
         ("task", "record_shape"),
@@ -234,7 +234,7 @@ LAYOUTS = (
     LeafLayout(
         "Shakespeare",
         lambda x, y: isinstance(x, str) and isinstance(y, str),
-        lambda: Records(rows=[]),
+        lambda: RecordTable(rows=[]),
         _characters,
         windows,
         WINDOW_OPTIONS,
@@ -242,7 +242,7 @@ LAYOUTS = (
     LeafLayout(
         "Sentiment140",
         lambda x, y: _is_list_of(x, str) and isinstance(y, int),
-        lambda: Records(text=[], y=[]),
+        lambda: RecordTable(text=[], y=[]),
         _messages,
         functools.partial(text_classes, classes=2),
         CLASSIFIED_OPTIONS,
@@ -250,7 +250,7 @@ LAYOUTS = (
     LeafLayout(
         "Reddit",
         lambda x, y: _is_list_of(x, list) and isinstance(y, dict),
-        lambda: Records(rows=[]),
+        lambda: RecordTable(rows=[]),
         _comments,
         token_rows,
         ROW_OPTIONS,

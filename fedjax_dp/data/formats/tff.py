@@ -18,7 +18,7 @@ from fedjax_dp.data.formats.characters import SNIPPET_OPTIONS, snippets
 from fedjax_dp.data.formats.tf_example import ExampleError, features_of
 from fedjax_dp.data.formats.words import SENTENCE_OPTIONS, sentences
 from fedjax_dp.data.reading import NAMES, Reading
-from fedjax_dp.data.records import NumberColumn, Records, choose_test, divide, make_dataset
+from fedjax_dp.data.records import NumberColumn, RecordTable, choose_test, divide, make_dataset
 from fedjax_dp.data.store import Dataset
 
 EXAMPLES = ("split_name", "client_id", "serialized_example_proto")
@@ -42,11 +42,11 @@ class TffLayout(NamedTuple):
     """The fields of one of the data sets, and what becomes of them."""
 
     fields: dict[str, Field]
-    finish: Callable[[str, str, Records, Records | None, Reading], Dataset]
+    finish: Callable[[str, str, RecordTable, RecordTable | None, Reading], Dataset]
     options: tuple[str, ...]
 
-    def begin(self) -> Records:
-        return Records(**{name: field.begin() for name, field in self.fields.items()})
+    def begin(self) -> RecordTable:
+        return RecordTable(**{name: field.begin() for name, field in self.fields.items()})
 
 
 def tff(path: pathlib.Path, reading: Reading) -> Dataset:
@@ -91,8 +91,8 @@ def _layout_of(where: str, fields: list[str]) -> TffLayout:
     raise damaged(where, f"fields {', '.join(fields)}"[:120] if fields else "no field", f"with fields {known}")
 
 
-def _from_hdf5(path: pathlib.Path) -> tuple[TffLayout, Records]:
-    stored, read, split = path.stat().st_size, 0, Records()
+def _from_hdf5(path: pathlib.Path) -> tuple[TffLayout, RecordTable]:
+    stored, read, split = path.stat().st_size, 0, RecordTable()
     layout: TffLayout | None = None
     with hdf5.open_file(path) as group:
         for client in hdf5.clients_of(path, group):
@@ -118,10 +118,12 @@ def _from_hdf5(path: pathlib.Path) -> tuple[TffLayout, Records]:
     return layout, split
 
 
-def _from_database(path: pathlib.Path, subset: str | None) -> tuple[TffLayout, Records, Records | None, list[str]]:
+def _from_database(
+    path: pathlib.Path, subset: str | None
+) -> tuple[TffLayout, RecordTable, RecordTable | None, list[str]]:
     """The training and the test split, in one scan; other splits are counted and left."""
     layout: TffLayout | None = None
-    splits: dict[str, Records] = {}
+    splits: dict[str, RecordTable] = {}
     counts: dict[tuple[str, str], int] = {}
     with database.open_file(path) as base:
         for table, columns in (("examples", EXAMPLES), ("client_metadata", METADATA)):
@@ -202,7 +204,7 @@ def _splits_of(path: pathlib.Path, splits: set[str], subset: str | None) -> tupl
 
 
 def _images(
-    name: str, where: str, train: Records, test: Records | None, reading: Reading, pixels: str, most: int
+    name: str, where: str, train: RecordTable, test: RecordTable | None, reading: Reading, pixels: str, most: int
 ) -> Dataset:
     train, test = divide(where, train, test)
     train, test = (part.with_columns(x=part[pixels], y=part["label"].astype(np.int32)) for part in (train, test))
@@ -212,12 +214,12 @@ def _images(
     return make_dataset(name, where, train, test, record_shape=reading.record_shape, classes=DIGITS if few else most)
 
 
-def _emnist(name: str, where: str, train: Records, test: Records | None, reading: Reading) -> Dataset:
+def _emnist(name: str, where: str, train: RecordTable, test: RecordTable | None, reading: Reading) -> Dataset:
     dataset = _images(name, where, train, test, reading, "pixels", EMNIST)
     return dataset._replace(notes=(*dataset.notes, "paper is 1, as in FEMNIST: the inverse of MNIST"))
 
 
-def _posts(name: str, where: str, train: Records, test: Records | None, reading: Reading) -> Dataset:
+def _posts(name: str, where: str, train: RecordTable, test: RecordTable | None, reading: Reading) -> Dataset:
     for split in (train, test):
         if split is not None:  # ids of words go by their text; bytes that are none are kept apart
             split.columns["tokens"] = [text.decode("utf-8", "surrogateescape") for text in split.columns["tokens"]]

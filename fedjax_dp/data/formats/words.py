@@ -9,7 +9,7 @@ import numpy as np
 from fedjax_dp import errors
 from fedjax_dp.data.files import damaged
 from fedjax_dp.data.reading import Reading
-from fedjax_dp.data.records import Records, divide, make_dataset
+from fedjax_dp.data.records import RecordTable, divide, make_dataset
 from fedjax_dp.data.sequences import (
     CONVENTIONS,
     MOST_WORDS,
@@ -35,7 +35,7 @@ SPECIAL = {"<PAD>": "pad", "<BOS>": "bos", "<EOS>": "eos"}  # in rows of tokens
 UNKNOWN = "<UNK>"
 
 
-def sentences(name: str, where: str, train: Records, test: Records | None, reading: Reading) -> Dataset:
+def sentences(name: str, where: str, train: RecordTable, test: RecordTable | None, reading: Reading) -> Dataset:
     """Sentences, words with blanks between, as next-word sequences `(length,)`, each between BOS and EOS, cut."""
     length = SENTENCE if reading.length is None else reading.length
     check_cut(length, None, 0)
@@ -53,7 +53,7 @@ def sentences(name: str, where: str, train: Records, test: Records | None, readi
     return next_tokens(name, where, train, test, ids.vocabulary, learnt=learnt)
 
 
-def token_rows(name: str, where: str, train: Records, test: Records | None, reading: Reading) -> Dataset:
+def token_rows(name: str, where: str, train: RecordTable, test: RecordTable | None, reading: Reading) -> Dataset:
     """Rows of tokens that are cut and padded already: `length + 1` tokens, the last `length` of which are targets."""
     train, test = divide(where, train, test)
     plain = ([token for token in row if token not in SPECIAL and token != UNKNOWN] for row in train["rows"])
@@ -68,7 +68,7 @@ def token_rows(name: str, where: str, train: Records, test: Records | None, read
 
 
 def text_classes(
-    name: str, where: str, train: Records, test: Records | None, reading: Reading, classes: int
+    name: str, where: str, train: RecordTable, test: RecordTable | None, reading: Reading, classes: int
 ) -> Dataset:
     """Texts as words in lower case, `(length,)`, and their classes; 0 pads, 1 and on are unknown, words come then.
 
