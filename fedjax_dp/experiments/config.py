@@ -94,7 +94,7 @@ class RunSpec:
         ]:
             del values[name]
         require_meant(taken, values, explicit)
-        entry_options = {*entry.options, *own}
+        entry_options = entry.options | own  # in their order: files of equal runs are equal
         values |= _over_whole_run(taken, values)
         for name, value in values.items():
             if (

@@ -82,8 +82,9 @@ class Initialization(Qualifier):
     unit: Unit = Unit.RECORD
     num_clients: int = 0
     own: bool = False
+    # Of these prior runs, never of a copy's.
     _events: dict[Adjacency | None, list[list[Event]]] = dataclasses.field(
-        default_factory=dict, compare=False, repr=False
+        default_factory=dict, init=False, compare=False, repr=False
     )
 
     @property
@@ -113,7 +114,7 @@ class Initialization(Qualifier):
         reason = self._collusion(terms.colluders)
         if terms.deployment is not None:
             reason = "nobody knows which members of a deployment were in the phase before"
-        return dataclasses.replace(self, reason=reason)
+        return self if reason is None else dataclasses.replace(self, reason=reason)
 
     def _collusion(self, colluders: int) -> str | None:
         """That a prior run is counted against fewer helpers of the adversary than these, where some would matter."""

@@ -100,7 +100,7 @@ def test_sums_of_correlated_noise_are_smaller_at_the_same_epsilon():
     options = {**COMMON, "cohort_size": 4, "clip_norm": 1.0, "momentum": 0.0}
     epsilon, noise = [], []
     for bands in (1, 8):
-        value = fdp.calibrate(fdp.dp_ftrl(**options, bands=bands), data, rounds=20, epsilon=4.0, delta=1e-3)
+        value = fdp.calibrate(fdp.dp_ftrl.of({**options, "bands": bands}), data, rounds=20, epsilon=4.0, delta=1e-3)
         epsilon.append(fdp.guarantee(value, data, rounds=20, delta=1e-3).epsilon)
         quiet = dataclasses.replace(value, local=dataclasses.replace(value.local, learning_rate=1e-12))
         noise.append(np.asarray(states_of(quiet, FlatModel(4000), data, 20)[-1].params).std())

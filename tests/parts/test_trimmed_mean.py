@@ -74,7 +74,7 @@ def test_a_few_clients_move_the_mean_as_they_like_and_not_the_median():
 
 
 def moved(estimator, data, execution=None, **options):
-    algorithm = fdp.fedavg(**{**COMMON, **options}, estimator=estimator)
+    algorithm = fdp.fedavg.of({**COMMON, **options, "estimator": estimator})
     model = fdp.logistic_regression(data.record_shape, data.classes)
     return ravel(simulation.simulate(algorithm, data, rounds=2, model=model, execution=execution).params)[0]
 
