@@ -41,7 +41,7 @@ from fedjax_dp.cli.sweep import run_file
 from fedjax_dp.experiments import build, environment
 from fedjax_dp.experiments.config import RunSpec, read
 from fedjax_dp.experiments.population import build_data
-from fedjax_dp.pytrees import changed
+from fedjax_dp.pytrees import replace
 
 COHORTS = (10, 100, 1000)
 FEW = 4  # sizes of exchanges that a cell of the table tells one by one
@@ -121,7 +121,7 @@ def round_of(name, cohort):
 
     records = {field: many(getattr(few, field), w.clients * w.records) for field in ("x", "y", "rows")}
     clients = {field: many(getattr(few, field), w.clients) for field in ("offsets", "sizes", "shares")}
-    return ours.algorithm_of(w), changed(few, **records, **clients), ours.model_of(w)
+    return ours.algorithm_of(w), replace(few, **records, **clients), ours.model_of(w)
 
 
 def row_of(case, target):

@@ -21,7 +21,7 @@ from fedjax_dp import errors, folders
 from fedjax_dp.audits.canaries import linear_data
 from fedjax_dp.data import Dataset, federate
 from fedjax_dp.parts import restates
-from fedjax_dp.pytrees import changed
+from fedjax_dp.pytrees import replace
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 CLAIM, PROVED, UPPER = "#b5482f", "#1f6f8b", "#9a9a9a"
@@ -109,12 +109,12 @@ def batch_clip():
         "clip_norm": 1.0,
     }
     claimed = fdp.acs_pldp(**options, noise_multiplier=noise)
-    together = changed(claimed.local.privatizer, bound=ClipTogether())
+    together = replace(claimed.local.privatizer, bound=ClipTogether())
     return {
         "paper": "acs_pldp",
         "literal": "batch clipped, noise of clipped records",
         "claim": 16.0,
-        "algorithm": changed(claimed, local=changed(claimed.local, privatizer=together)),
+        "algorithm": replace(claimed, local=replace(claimed.local, privatizer=together)),
         "data": clients(2, 750),
         "rounds": 53,
         "delta": 1e-5,

@@ -89,7 +89,7 @@ def same(first: Any, second: Any) -> bool:
     return bool(structures[0] == structures[1]) and all(map(np.array_equal, *leaves))
 
 
-def changed(part: T, **changes: Any) -> T:
+def replace(part: T, **changes: Any) -> T:
     """`dataclasses.replace` for a part known by its protocol only, whatever is put into it."""
     if not is_value(part):
         return dataclasses.replace(part, **changes)  # type: ignore[type-var]

@@ -23,7 +23,7 @@ from fedjax_dp.parts.corrections import Correction
 from fedjax_dp.parts.facts import restates
 from fedjax_dp.parts.record_privacy import NonPrivate, clips
 from fedjax_dp.privacy.protection import clips_records, noises_steps
-from fedjax_dp.pytrees import Part, Wrapper, changed, of_class, ravel, structure, tensor_sizes, value
+from fedjax_dp.pytrees import Part, Wrapper, of_class, ravel, replace, structure, tensor_sizes, value
 
 
 @functools.cache
@@ -63,7 +63,7 @@ def mutated(algorithm, slot, method, mutation):
     def replaced(whole, path):
         if not path:
             return mutated_part(whole, method, mutation)
-        return changed(whole, **{path[0]: replaced(getattr(whole, path[0]), path[1:])})
+        return replace(whole, **{path[0]: replaced(getattr(whole, path[0]), path[1:])})
 
     return replaced(algorithm, PATHS[slot])
 
@@ -116,7 +116,7 @@ def _require_draws(algorithm):
 
 def scaled_noise(mechanism, factor):
     """The mechanism with `factor` times the noise."""
-    return changed(mechanism, noise_multiplier=factor * jnp.asarray(mechanism.noise_multiplier))
+    return replace(mechanism, noise_multiplier=factor * jnp.asarray(mechanism.noise_multiplier))
 
 
 def half_noise(algorithm):
@@ -249,13 +249,13 @@ def _run_with_noise_key(right, number, client):
     words = next(part.words for part in kept if isinstance(part, _Words))
     run_key = jax.random.wrap_key_data(words, impl=jax.random.key_impl(client.key))
     keyed: Any = _Keyed(right.privatizer, jax.random.fold_in(run_key, number))
-    return changed(right, privatizer=keyed).run(client)
+    return replace(right, privatizer=keyed).run(client)
 
 
 def _with_noise_key(algorithm, mutation):
     local: Any = algorithm.local
-    with_words = changed(local, corrections=(*local.corrections, RunWords()))
-    return changed(algorithm, local=mutated_part(with_words, "run", mutation))
+    with_words = replace(local, corrections=(*local.corrections, RunWords()))
+    return replace(algorithm, local=mutated_part(with_words, "run", mutation))
 
 
 def frozen_server_noise(algorithm):
@@ -430,16 +430,16 @@ def loose_clip(algorithm):
     """
     if algorithm.upload.unit is not None:
         mutation = _loose_message if getattr(algorithm.aggregate, "least", None) is None else _looser_message
-        return changed(algorithm, upload=mutated_part(algorithm.upload, "message", mutation))
+        return replace(algorithm, upload=mutated_part(algorithm.upload, "message", mutation))
     needs(clips(algorithm.local.privatizer), "a clip norm")
     local = algorithm.local
-    return changed(algorithm, local=changed(local, privatizer=mutated_part(local.privatizer, "gradient", _loose_clip)))
+    return replace(algorithm, local=replace(local, privatizer=mutated_part(local.privatizer, "gradient", _loose_clip)))
 
 
 def _loose_clip(right, key, step, model, params, records):
     apart = right.on_upload and right.bound.per_record
     factor = 1.1 * records.divisor if apart else 1.1
-    wide = changed(right, clip_norm=factor * right.clip_norm, noise_multiplier=right.noise_multiplier / factor)
+    wide = replace(right, clip_norm=factor * right.clip_norm, noise_multiplier=right.noise_multiplier / factor)
     return wide.gradient(key, step, model, params, records)
 
 
@@ -494,7 +494,7 @@ class _ReadsTargets(Correction):
 
 def _with(algorithm, correction):
     local: Any = algorithm.local
-    return changed(algorithm, local=changed(local, corrections=(*local.corrections, correction)))
+    return replace(algorithm, local=replace(local, corrections=(*local.corrections, correction)))
 
 
 def _of_records(algorithm, correction):

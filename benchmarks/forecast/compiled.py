@@ -27,7 +27,7 @@ from fedjax_dp.models import Model, usual_model
 from fedjax_dp.models.model import size_of
 from fedjax_dp.privacy.planned_run import plan_run
 from fedjax_dp.privacy.terms import PrivacyOptions, PrivacyTerms
-from fedjax_dp.pytrees import changed
+from fedjax_dp.pytrees import replace
 from fedjax_dp.rounds import simulation
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.state import initial_state, place
@@ -239,7 +239,7 @@ def compiled_audit(
     there = execution_on(chosen)
     portion = there.portion(members, size_of(game.model))
     execution = Execution(chunk_size=portion, pieces=there.in_pieces, signal=there.takes_signal)
-    game = changed(game, execution=execution)
+    game = replace(game, execution=execution)
     whole = NamedSharding(mesh, P())
     shapes, key = jax.tree.map(
         lambda a: jax.ShapeDtypeStruct(np.shape(a), jnp.result_type(a), sharding=whole),

@@ -170,7 +170,7 @@ def assemble(
     cohort     who is drawn; the options `first` and `dropout` decide who of these answers.
     of_server  makes the server of the one that options say, and of the schedule of rates and its numbers.
     """
-    from fedjax_dp.pytrees import changed  # loads JAX
+    from fedjax_dp.pytrees import replace  # loads JAX
     from fedjax_dp.rounds.algorithm import Algorithm
 
     defaults = {name: option.default for name, option in RUN_OPTIONS.items() if option.default is not REQUIRED}
@@ -197,7 +197,7 @@ def assemble(
         bound = getattr(privatizer, "bound", None)
         if not hasattr(bound, "microbatch"):
             raise errors.refuse("microbatch", options["microbatch"], "left out where no record is clipped", "drop it")
-        privatizer = changed(privatizer, bound=parts.ClipRecords(microbatch=options["microbatch"]))
+        privatizer = replace(privatizer, bound=parts.ClipRecords(microbatch=options["microbatch"]))
     noise, clip = (part_of(slot, options) for slot in ("noise_schedule", "clip_schedule"))
     if noise or clip:
         noised: Any = privatizer if upload is None else upload
@@ -205,7 +205,7 @@ def assemble(
             name = "noise_schedule" if noise else "clip_schedule"
             wanted = "constant unless Gaussian noise is added whose clip norm is not learnt"
             raise errors.refuse(name, options[name], wanted, f"drop it beside {type(noised).__name__}")
-        noised = changed(noised, noise_by_round=noise, clip_by_round=clip)
+        noised = replace(noised, noise_by_round=noise, clip_by_round=clip)
         privatizer, upload = (noised, None) if upload is None else (privatizer, noised)
     rates = part_of("schedule", options)
     schedule = {"schedule": rates.factor, "timing": rates.numbers}
@@ -246,14 +246,14 @@ def _require_size(slot: str, options: Mapping[str, Any]) -> None:
 
 def _cohort_of(options: Mapping[str, Any], drawn: Mapping[str, Any]) -> "parts.Cohort":
     """The cohort of the options; all clients where nobody says how many. `drawn` is by which its draws are weighed."""
-    from fedjax_dp.pytrees import changed  # loads JAX
+    from fedjax_dp.pytrees import replace  # loads JAX
 
     everyone = options["cohort_size"] is None and takes_size("cohort", options["cohort"])
     cohort: Any = parts.AllClients() if everyone else part_of("cohort", options)
     weighed = hasattr(cohort, "probabilities")
     if drawn.get("probabilities") is not None and not weighed:
         raise errors.refuse("cohort", options["cohort"], "md with a cohort_size for given probabilities")
-    return changed(cohort, **drawn) if weighed and drawn else cohort
+    return replace(cohort, **drawn) if weighed and drawn else cohort
 
 
 def brought_to_server(known: Mapping[str, Any]) -> dict[str, Any]:

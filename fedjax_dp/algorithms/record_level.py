@@ -59,14 +59,14 @@ def addpnfl(
             into it (DP-AdamBC); pi then bounds the steps
         nu_init: where the second moment starts, pi^2 unless given (the paper: at least pi^2)
     """
-    from fedjax_dp.pytrees import changed  # loads JAX
+    from fedjax_dp.pytrees import replace  # loads JAX
 
     privatizer = parts.RecordGaussian(clip_norm=clip_norm, noise_multiplier=noise_multiplier)
     start = {} if nu_init is None else {"nu_init": nu_init}
 
     def adam(server: parts.Server, schedule: Mapping[str, Any]) -> parts.Server:
         numbers = server.hyperparameters | start
-        return changed(server, hyperparameters=numbers, factory=parts.SECOND_MOMENTS[second_moment], **schedule)
+        return replace(server, hyperparameters=numbers, factory=parts.SECOND_MOMENTS[second_moment], **schedule)
 
     return assemble(common, privatizer=privatizer, of_server=adam)
 

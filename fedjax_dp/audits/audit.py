@@ -28,7 +28,7 @@ from fedjax_dp.privacy.planned_run import PlannedRun, plan_run
 from fedjax_dp.privacy.protection import noise_of, with_noise
 from fedjax_dp.privacy.terms import PrivacyOptions, PrivacyTerms
 from fedjax_dp.prng import role_key
-from fedjax_dp.pytrees import changed
+from fedjax_dp.pytrees import replace
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.simulation import run_key
 
@@ -333,7 +333,7 @@ def _require_trials(trials: int, games: int, curve: TradeOff, epsilon: float, si
 def _trace(runner: TrialRunner, game: Game) -> np.ndarray:
     """When the canary changes what the adversary receives, the noise left out `(times,)`."""
     algorithm = game.algorithm
-    quiet = changed(game, algorithm=with_noise(algorithm, np.zeros_like(np.asarray(noise_of(algorithm)))))
+    quiet = replace(game, algorithm=with_noise(algorithm, np.zeros_like(np.asarray(noise_of(algorithm)))))
     trials = 1 if runner.bits else TRACED  # with many canaries one run is enough
     worlds = (np.full((trials, *runner.bits), there) for there in (False, True))
     absent, present = (runner.run(quiet, TRACE, world)[:, :, ::2] for world in worlds)  # the target's roles

@@ -18,7 +18,7 @@ from fedjax_dp.models import Model
 from fedjax_dp.numpy_streams import numpy_stream
 from fedjax_dp.privacy.protection import unit_of
 from fedjax_dp.prng import role_key
-from fedjax_dp.pytrees import changed, ravel
+from fedjax_dp.pytrees import ravel, replace
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.simulation import numbers, run_key
 
@@ -34,7 +34,7 @@ def tensors_of(parameters: int) -> tuple[int, ...]:
 
 def linear_data(data: FederatedData, records: np.ndarray, labels: np.ndarray) -> FederatedData:
     """Clients of the same sizes and shares whose records are all the first of `records`."""
-    return changed(
+    return replace(
         data,
         x=records.astype(np.float32),
         y=labels.astype(np.int32),
@@ -119,13 +119,13 @@ def input_game(
 ) -> Game:
     """The user's own model and data; the canaries are inputs, made of the records that stand at `place`."""
     replaced = data.row_numbers[place.slots].astype(np.int32)
-    data = changed(data, y=whole_targets(data.y))
+    data = replace(data, y=whole_targets(data.y))
     x, y = CANARIES[kind](data, replaced, numpy_stream("canaries", seed))
     present = np.arange(len(replaced), dtype=np.int32) + len(data.x)
     xs, ys, absent = [np.asarray(data.x), x], [data.y, y], replaced
     if place.withdrawn:
         xs, ys, absent = [*xs, x[:1] * 0], [*ys, withdrawn_targets(y)], np.full_like(present, present[-1] + 1)
-    store = changed(
+    store = replace(
         data,
         x=np.concatenate(xs),
         y=jax.tree.map(lambda *parts: np.concatenate(parts).astype(parts[0].dtype), *ys),

@@ -14,7 +14,7 @@ from fedjax_dp.data.store import FederatedData
 from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.models import Model
 from fedjax_dp.parts.cohorts import Array
-from fedjax_dp.pytrees import changed, ravel, structure, value
+from fedjax_dp.pytrees import ravel, replace, structure, value
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.final import ended, final_model
 from fedjax_dp.rounds.round import run_round
@@ -77,14 +77,14 @@ class Game:
         """
         there = jnp.atleast_1d(there)[self.canary.coins]
         standing = jnp.where(there, self.canary.present, self.canary.absent)
-        data = changed(self.data, rows=jnp.asarray(self.data.rows).at[self.canary.slots].set(standing))
+        data = replace(self.data, rows=jnp.asarray(self.data.rows).at[self.canary.slots].set(standing))
         gone = jnp.zeros(data.num_clients, bool)
         if self.leaves:
             gone = gone.at[self.canary.owners].set(~there)
         cohort = CanaryCohort(cohort=self.algorithm.cohort, schedule=self.schedule, gone=gone)
         local = self.algorithm.local
-        local = changed(local, privatizer=CanaryPrivatizer(base=local.privatizer))
-        algorithm = changed(self.algorithm, cohort=cohort, local=local)
+        local = replace(local, privatizer=CanaryPrivatizer(base=local.privatizer))
+        algorithm = replace(self.algorithm, cohort=cohort, local=local)
 
         def observe(params: Any, flat: jax.Array) -> jax.Array:
             return self.observation.message(self.model, data, params, flat)

@@ -30,7 +30,7 @@ from fedjax_dp.parts.clusters import ClusterChoice
 from fedjax_dp.parts.cohorts import Members
 from fedjax_dp.parts.contexts import ClientContext, InitContext, LocalState, Received, StepContext
 from fedjax_dp.parts.corrections import Correction, begun_by, ended
-from fedjax_dp.pytrees import Wrapper, changed, ravel, structure, value
+from fedjax_dp.pytrees import Wrapper, ravel, replace, structure, value
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.clients import draw_cohort
 from fedjax_dp.rounds.round import run_round
@@ -62,7 +62,7 @@ def check(algorithm: Algorithm, data: FederatedData, model: Model) -> None:
     }
 
     def begin(records: dict[str, Any]) -> Any:
-        return initial_state(marked, model, changed(data, **records), key)
+        return initial_state(marked, model, replace(data, **records), key)
 
     state = _clean("before the first round", begin, records, (), marks, rows=False)
     if by_record and not algorithm.local.initial_release and _has_gradients(begin, (records,), marks):
@@ -75,7 +75,7 @@ def check(algorithm: Algorithm, data: FederatedData, model: Model) -> None:
 
     def advance(marked: Algorithm) -> Callable[..., Any]:
         def one(records: dict[str, jax.Array], state: Any) -> Any:
-            held = changed(data, **records)
+            held = replace(data, **records)
             whole = Execution(pieces=False)  # the program as the parts wrote it
             new, report = run_round(marked, model, held, key, state, whole, lambda params, flat: flat)
             return new, (report.transcript.uploads if by_record else ())
@@ -100,15 +100,15 @@ def _marked(algorithm: Algorithm, marks: Marks, only_sent: bool = False) -> Algo
     mine = only_sent and not local.sends_steps
     if facts.of_the_project(local):
         corrections = (part for slot, part in local.parts if slot == "correction")
-        local = changed(local, corrections=tuple(Shaped(base=correction) for correction in corrections))
+        local = replace(local, corrections=tuple(Shaped(base=correction) for correction in corrections))
         models: Any = getattr(local, "models", None)
         choice = getattr(models, "choice", None)
         if choice is not None and facts.of_the_project(choice):
-            local = changed(local, models=changed(models, choice=MarkedChoice(base=choice, mark=marks.released)))
-    local = changed(local, privatizer=Marked(marks=marks if by_record else None, only_sent=only_sent, plain=mine))
+            local = replace(local, models=replace(models, choice=MarkedChoice(base=choice, mark=marks.released)))
+    local = replace(local, privatizer=Marked(marks=marks if by_record else None, only_sent=only_sent, plain=mine))
     if by_record:
-        return changed(algorithm, local=local)
-    return changed(algorithm, local=local, upload=MarkedUpload(base=algorithm.upload, mark=marks.released))
+        return replace(algorithm, local=local)
+    return replace(algorithm, local=local, upload=MarkedUpload(base=algorithm.upload, mark=marks.released))
 
 
 @value
@@ -279,7 +279,7 @@ def _counted(
     local, key = marked.local, run_key(0)
 
     def held_by(records: dict[str, jax.Array], state: Any) -> tuple[FederatedData, Members]:
-        held = jax.tree.map(jnp.asarray, changed(data, **records))
+        held = jax.tree.map(jnp.asarray, replace(data, **records))
         return held, draw_cohort(marked.cohort, key, state.round, held.shares)
 
     def client_round(records: dict[str, jax.Array], state: Any) -> Any:

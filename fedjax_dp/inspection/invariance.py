@@ -14,7 +14,7 @@ from fedjax_dp.inspection.trials import Place, keys_of
 from fedjax_dp.inspection.verdict import require
 from fedjax_dp.parts.batches import Batch
 from fedjax_dp.parts.cohorts import Members
-from fedjax_dp.pytrees import changed
+from fedjax_dp.pytrees import replace
 from fedjax_dp.rounds.algorithm import Algorithm
 
 TRIALS = 4
@@ -79,7 +79,7 @@ def examine_padding(place: Place) -> None:
     targets = np.arange(min(TRIALS, len(data.x)))
     x = np.stack([np.concatenate([data.x, p[None]]).astype(data.x.dtype) for p in poisons for _ in targets])
     y = jax.tree.map(lambda a: np.stack([np.concatenate([a, a[i : i + 1]]) for _ in poisons for i in targets]), data.y)
-    longer = changed(data, rows=np.arange(len(data.x) + 1, dtype=np.int32))
+    longer = replace(data, rows=np.arange(len(data.x) + 1, dtype=np.int32))
     setup = TrialInputs(keys_of(len(x), "runs", place.seed), x, y)
     seen = [
         runs.observe(runs.frozen_updates(twin, data), longer, place.model, setup).gradients
@@ -96,7 +96,7 @@ def _examine_padded_cohort(place: Place) -> None:
     x = np.array(data.x)
     if not data.tokens:
         x[int(data.offsets[-1]) :] = np.nan
-    spoiled, setup = changed(data, x=x), TrialInputs(keys_of(TRIALS, "runs", place.seed))
+    spoiled, setup = replace(data, x=x), TrialInputs(keys_of(TRIALS, "runs", place.seed))
     one, other = (
         runs.observe(runs.with_cohort(algorithm, layout), spoiled, place.model, setup).params
         for layout in (_all_but_last, _last_as_padding)

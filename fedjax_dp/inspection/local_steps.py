@@ -24,7 +24,7 @@ from fedjax_dp.parts.cohorts import AllClients, CohortKeys
 from fedjax_dp.parts.contexts import ClientContext, LocalState, Received, StepContext
 from fedjax_dp.parts.noise import correlated_source
 from fedjax_dp.prng import role_key
-from fedjax_dp.pytrees import changed, ravel, structure, value
+from fedjax_dp.pytrees import ravel, replace, structure, value
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.simulation import run_key
 from fedjax_dp.rounds.state import initial_state
@@ -101,7 +101,7 @@ def examine_batches_of_steps(local: Any, place: Place) -> None:
         def of(
             key: jax.Array, trial: jax.Array, t: jax.Array, client: int = client, held: Any = held, note: Any = note
         ) -> jax.Array:
-            recording = changed(local, privatizer=RecordingPrivatizer(trial=trial, note=note))
+            recording = replace(local, privatizer=RecordingPrivatizer(trial=trial, note=note))
             return recording.run(met(key, t, jnp.int32(client), held)).update
 
         jax.block_until_ready(compiled(of)(keys_of(count, "local"), jnp.arange(count), jnp.asarray(tried)))
@@ -168,7 +168,7 @@ def _numbered(data: FederatedData, client: int) -> FederatedData:
         return jnp.asarray(np.broadcast_to(numbers, (records, *a.shape[1:])).astype(kind))
 
     own = np.arange(data.num_clients) == client
-    return changed(
+    return replace(
         data,
         x=numbered(data.x, np.int32 if data.tokens else np.float32),
         y=jax.tree.map(lambda a: numbered(a, np.float32 if a.dtype.kind == "f" else np.int32), data.y),
@@ -240,7 +240,7 @@ def _subsampled(data: FederatedData, some: np.ndarray) -> FederatedData:
     here[some] = sizes[some]
     begins[some] = data.largest + np.cumsum(here[some]) - here[some]
     x, y = jax.tree.map(lambda a: np.asarray(a)[taken], (data.x, data.y))
-    some_data = changed(data, x=x, y=y, rows=None, offsets=begins, sizes=here)
+    some_data = replace(data, x=x, y=y, rows=None, offsets=begins, sizes=here)
     return jax.tree.map(jnp.asarray, some_data)
 
 
@@ -262,4 +262,4 @@ def _with_others(data: FederatedData, client: int) -> FederatedData:
         name: jax.tree.map(lambda a: turned(a, rows), getattr(data, name))  # noqa: B023
         for name, rows in owned.items()
     }
-    return changed(data, **arrays)
+    return replace(data, **arrays)

@@ -7,7 +7,7 @@ import numpy as np
 from fedjax_dp.inspection.trials import QUICK, Place, keys_of
 from fedjax_dp.inspection.verdict import count_deviate, require, require_usual
 from fedjax_dp.parts.transport import Transport
-from fedjax_dp.pytrees import changed
+from fedjax_dp.pytrees import replace
 
 KEYS, MEMBERS, SIZE = 256, 5, 16  # runs, members and coordinates that are tried
 
@@ -21,7 +21,7 @@ def examine_masks(transport: Transport, place: Place) -> None:
         return
     members, seed = max(min(MEMBERS, place.algorithm.cohort.capacity(place.data.num_clients)), 3), place.seed
     if getattr(transport, "neighbours", None) is not None:  # the same masks, between all of so few
-        transport = changed(transport, neighbours=None)
+        transport = replace(transport, neighbours=None)
     ids, invited = jnp.arange(members, dtype=jnp.int32), jnp.ones(members, bool)
     flat = jax.random.normal(jax.random.key(seed), (members, SIZE))
 

@@ -12,7 +12,7 @@ from fedjax_dp.inspection.runs import TrialInputs
 from fedjax_dp.inspection.trials import Place, keys_of
 from fedjax_dp.numpy_streams import numpy_stream
 from fedjax_dp.parts.batches import FixedBatches
-from fedjax_dp.pytrees import changed
+from fedjax_dp.pytrees import replace
 from fedjax_dp.rounds.algorithm import Algorithm
 
 NEIGHBOURS = 256
@@ -35,7 +35,7 @@ def _of_records(place: Place) -> None:
     local, batch = algorithm.local, getattr(algorithm.local.batches, "size", None)
     if isinstance(local.batches.sampling(int(data.largest)), WithReplacement):
         # the event counts how often a record is drawn; the bound is that of a record that is drawn once
-        algorithm = changed(algorithm, local=changed(local, batches=FixedBatches(size=int(batch or 1))))
+        algorithm = replace(algorithm, local=replace(local, batches=FixedBatches(size=int(batch or 1))))
     # what a record can do does not depend on how many others are not drawn
     data = runs.own_records(data, None if batch is None else int(batch) + 1)
     at = rng.integers(0, np.asarray(data.sizes).min(), trials)  # the same position of every client
@@ -50,7 +50,7 @@ def _of_records(place: Place) -> None:
         setups = [TrialInputs(keys, *store, params, none) for store in stores]
     quiet = runs.without_noise(algorithm)
     if algorithm.local.privatizer.on_upload:
-        for twin in (changed(quiet, local=changed(quiet.local, steps=1)), quiet):
+        for twin in (replace(quiet, local=replace(quiet.local, steps=1)), quiet):
             _examine_uploads(twin, data, place, setups, release.adjacency)
         return
     watched = runs.frozen_updates(quiet, data)
@@ -64,7 +64,7 @@ def _examine_uploads(
     quiet: Algorithm, data: FederatedData, place: Place, setups: list[TrialInputs], adjacency: Adjacency
 ) -> None:
     """What dp_fedavg_output's upload moves by, over the clipped steps' reach, one client alone."""
-    alone = changed(data, offsets=data.offsets[:1], sizes=data.sizes[:1], shares=np.ones(1, np.float32))
+    alone = replace(data, offsets=data.offsets[:1], sizes=data.sizes[:1], shares=np.ones(1, np.float32))
     one, other = (np.asarray(runs.observe(quiet, alone, place.model, s).params[:, 1], float) for s in setups)
     rates = np.asarray(quiet.local.rates(jnp.int32(0), alone.largest), float)
     reach = adjacency.sensitivity * runs.gradient_clip_of(quiet) * rates.sum()

@@ -31,7 +31,7 @@ from fedjax_dp.parts.noise import NoiseSource, correlated_source
 from fedjax_dp.parts.record_privacy import clips
 from fedjax_dp.parts.server_optimizers import Server
 from fedjax_dp.parts.transport import PlainSum
-from fedjax_dp.pytrees import Wrapper, changed, ravel, structure, value
+from fedjax_dp.pytrees import Wrapper, ravel, replace, structure, value
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.round import run_round
 from fedjax_dp.rounds.simulation import numbers
@@ -80,11 +80,11 @@ class Rearranged(Wrapper):
 
 def with_batches(algorithm: Algorithm, layout: Callable[..., Batch], which: Any = -1) -> Algorithm:
     batches: Any = Rearranged(base=algorithm.local.batches, layout=layout, which=which)
-    return changed(algorithm, local=changed(algorithm.local, batches=batches))
+    return replace(algorithm, local=replace(algorithm.local, batches=batches))
 
 
 def with_cohort(algorithm: Algorithm, layout: Callable[..., Members], which: Any = -1) -> Algorithm:
-    return changed(algorithm, cohort=Rearranged(base=algorithm.cohort, layout=layout, which=which))
+    return replace(algorithm, cohort=Rearranged(base=algorithm.cohort, layout=layout, which=which))
 
 
 def _without_record(batch: Batch, position: jax.Array, *rest: Any) -> Batch:
@@ -126,10 +126,10 @@ def with_noise(algorithm: Algorithm, change: Callable[[np.ndarray], np.ndarray])
     part = noised(algorithm)
     if getattr(part, "noise_multiplier", None) is None:
         return algorithm
-    part = changed(part, noise_multiplier=change(np.asarray(part.noise_multiplier, np.float32)))
+    part = replace(part, noise_multiplier=change(np.asarray(part.noise_multiplier, np.float32)))
     if algorithm.upload.unit is not None:
-        return changed(algorithm, upload=part)
-    return changed(algorithm, local=changed(algorithm.local, privatizer=part))
+        return replace(algorithm, upload=part)
+    return replace(algorithm, local=replace(algorithm.local, privatizer=part))
 
 
 def without_noise(algorithm: Algorithm) -> Algorithm:
@@ -138,13 +138,13 @@ def without_noise(algorithm: Algorithm) -> Algorithm:
 
 def without_server(algorithm: Algorithm) -> Algorithm:
     """The local steps with a plain mean around them: what a record's noise passes through before it is released."""
-    plain = changed(algorithm, upload=PlainUpload(), aggregate=ESTIMATORS["mean"], transport=PlainSum())
+    plain = replace(algorithm, upload=PlainUpload(), aggregate=ESTIMATORS["mean"], transport=PlainSum())
     return moved_by_updates(plain)
 
 
 def moved_by_updates(algorithm: Algorithm) -> Algorithm:
     """The new model is the old one plus the update."""
-    return changed(algorithm, server=Server(hyperparameters={"learning_rate": 1.0}, factory=optax.sgd))
+    return replace(algorithm, server=Server(hyperparameters={"learning_rate": 1.0}, factory=optax.sgd))
 
 
 def frozen_updates(algorithm: Algorithm, data: FederatedData) -> Algorithm:
@@ -153,7 +153,7 @@ def frozen_updates(algorithm: Algorithm, data: FederatedData) -> Algorithm:
     steps = local.batches.count(local.steps, data.largest)
     rule = LocalRule(hyperparameters={}, factory=recording(steps), keep=True)
     passing = tuple(correction for correction in local.corrections if not correction.has_client_state)
-    return changed(algorithm, local=changed(local, rule=rule, corrections=passing))
+    return replace(algorithm, local=replace(local, rule=rule, corrections=passing))
 
 
 def subsampled(algorithm: Algorithm, data: FederatedData, most: int = CLIENTS) -> tuple[Algorithm, FederatedData]:
@@ -161,7 +161,7 @@ def subsampled(algorithm: Algorithm, data: FederatedData, most: int = CLIENTS) -
     sizes, shares = np.asarray(data.sizes), np.asarray(data.shares)
     ids = np.argsort(sizes, kind="stable")[np.unique(np.linspace(0, len(sizes) - 1, min(most, len(sizes))).astype(int))]
     algorithm = with_noise(algorithm, lambda noise: noise[ids] if noise.ndim else noise)
-    return changed(algorithm, cohort=AllClients()), dataclasses.replace(
+    return replace(algorithm, cohort=AllClients()), dataclasses.replace(
         data,
         offsets=np.asarray(data.offsets)[ids],
         sizes=sizes[ids],
@@ -181,7 +181,7 @@ def own_records(data: FederatedData, records: int | None = None) -> FederatedDat
     sizes = own if records is None else np.full_like(own, records)
     held = np.concatenate([start + np.arange(n) % has for start, n, has in zip(starts, sizes, own)])
     rows = data.row_numbers[held]
-    return changed(
+    return replace(
         data,
         x=np.asarray(data.features(jnp.asarray(data.x[rows]))),
         y=jax.tree.map(lambda a: np.asarray(a)[rows], data.y),
@@ -214,7 +214,7 @@ def _unjitted(
     def one(trial: TrialInputs) -> TrialOutputs:
         here, held = algorithm, data
         if trial.x is not None:
-            held = changed(held, x=trial.x, y=trial.y)
+            held = replace(held, x=trial.x, y=trial.y)
         if trial.record is not None:
             here = with_batches(here, _without_record, trial.record)
         if trial.client is not None:

@@ -30,7 +30,7 @@ from fedjax_dp.models.model import size_of
 from fedjax_dp.parts.batches import Batch, Batches
 from fedjax_dp.parts.clipping import Unbounded
 from fedjax_dp.parts.contexts import StepContext
-from fedjax_dp.pytrees import Wrapper, changed, structure, value
+from fedjax_dp.pytrees import Wrapper, replace, structure, value
 from fedjax_dp.rounds import metrics, simulation
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.state import ServerState
@@ -221,19 +221,19 @@ def variants(algorithm: Algorithm, model: Model) -> dict[str, tuple[Algorithm, M
     local, privatizer, upload = algorithm.local, algorithm.local.privatizer, algorithm.upload
     rounds = {"whole": (algorithm, model)}
     if hasattr(privatizer, "bound") and not privatizer.bound.no_epsilon_reason:
-        local = changed(local, privatizer=changed(privatizer, bound=Unbounded()))
-        algorithm = changed(algorithm, local=local)
+        local = replace(local, privatizer=replace(privatizer, bound=Unbounded()))
+        algorithm = replace(algorithm, local=local)
         rounds["clipping"] = (algorithm, model)
     noisy = [part for part in (local.privatizer, upload) if hasattr(part, "source")]
     if noisy:
         if hasattr(local.privatizer, "source"):
-            local = changed(local, privatizer=changed(local.privatizer, source=Silence()))
+            local = replace(local, privatizer=replace(local.privatizer, source=Silence()))
         if hasattr(upload, "source"):
-            upload = changed(upload, source=Silence())
-        algorithm = changed(algorithm, local=local, upload=upload)
+            upload = replace(upload, source=Silence())
+        algorithm = replace(algorithm, local=local, upload=upload)
         rounds["noise"] = (algorithm, model)
     if not isinstance(local.batches.sampling(2**31 - 1), FullBatch):
-        algorithm = changed(algorithm, local=changed(local, batches=GivenBatches(base=local.batches)))
+        algorithm = replace(algorithm, local=replace(local, batches=GivenBatches(base=local.batches)))
         rounds["sampling"] = (algorithm, model)
     rounds["gradient"] = (algorithm, Idle(model, reads=True))
     rounds["gather"] = (algorithm, Idle(model, reads=False))

@@ -10,7 +10,7 @@ from fedjax_dp import errors, prng
 from fedjax_dp.parts.cohorts import Array, Cohort, CohortKeys, Members, prefix_of
 from fedjax_dp.parts.facts import restates
 from fedjax_dp.prng import role_key
-from fedjax_dp.pytrees import changed, of_clients, structure, value
+from fedjax_dp.pytrees import of_clients, replace, structure, value
 
 
 def _of_cohort(name: str) -> Any:
@@ -38,7 +38,7 @@ class Answers:
     log = _of_cohort("log")
 
     def prefix(self, rounds: int) -> Cohort:
-        shorter: Any = changed(self, cohort=prefix_of(self.cohort, rounds))
+        shorter: Any = replace(self, cohort=prefix_of(self.cohort, rounds))
         return shorter
 
 
@@ -69,7 +69,7 @@ class Dropout(Answers):
         return None if rates is None else rates * (1 - lost)
 
     def resized(self, size: int) -> Cohort:
-        return changed(self, cohort=self.cohort.resized(size))
+        return replace(self, cohort=self.cohort.resized(size))
 
     def check(self, num_clients: int) -> None:
         self.cohort.check(num_clients)

@@ -14,7 +14,7 @@ from fedjax_dp.parts.corrections import Correction, Floats
 from fedjax_dp.parts.local_training import AdditionalRelease
 from fedjax_dp.parts.record_privacy import NonPrivate, scale_noise
 from fedjax_dp.prng import role_key
-from fedjax_dp.pytrees import changed, structure, value
+from fedjax_dp.pytrees import replace, structure, value
 
 MOST_STEPS = 10**6
 
@@ -36,7 +36,7 @@ class OwnSteps:
         """These steps, like those of the first stream but for what is said here."""
         privatizer = NonPrivate() if self.clean else scale_noise(sgd.privatizer, self.noise)
         numbers = {"learning_rate": sgd.learning_rate * self.speed, "steps": self.count(sgd)}
-        return changed(sgd, privatizer=privatizer, corrections=corrections, **numbers)
+        return replace(sgd, privatizer=privatizer, corrections=corrections, **numbers)
 
     def count(self, sgd: Any) -> int:
         return sgd.steps if self.steps is None else self.steps

@@ -17,7 +17,7 @@ from fedjax_dp.accounting import (
     Sampling,
     WithoutReplacement,
 )
-from fedjax_dp.pytrees import changed, of_clients, structure, value
+from fedjax_dp.pytrees import of_clients, replace, structure, value
 
 Array = jax.Array | np.ndarray
 
@@ -226,7 +226,7 @@ class UniformCohort(Cohort):
         return self.rates(shares), 1
 
     def resized(self, size: int) -> Cohort:
-        return changed(self, size=size)
+        return replace(self, size=size)
 
     def amplified(self, num_clients: int, known: int) -> tuple[Sampling, Adjacency]:
         others = max(num_clients - known, 1)
@@ -269,7 +269,7 @@ class PoissonCohort(Cohort):
         return self.rates(shares), 1
 
     def resized(self, size: int) -> Cohort:
-        return changed(self, size=size)
+        return replace(self, size=size)
 
     def amplified(self, num_clients: int, known: int) -> tuple[Sampling, Adjacency]:
         return Poisson(self.size / num_clients), Adjacency.ADD_REMOVE
@@ -379,7 +379,7 @@ class CyclicCohort(Cohort):
         return self.size / shares.shape[0] + 0.0 * shares
 
     def resized(self, size: int) -> Cohort:
-        return changed(self, size=size)
+        return replace(self, size=size)
 
     def min_separation(self, num_clients: int) -> int:
         return num_clients // self.size

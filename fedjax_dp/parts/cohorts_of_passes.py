@@ -15,7 +15,7 @@ import scipy.stats
 from fedjax_dp import accounting, errors, prng
 from fedjax_dp.accounting import Adjacency, Sampling
 from fedjax_dp.parts.cohorts import SEEN, Array, Cohort, CohortKeys, Members, check_size
-from fedjax_dp.pytrees import changed, structure, value
+from fedjax_dp.pytrees import replace, structure, value
 
 
 def _all_who_join(joins: jax.Array, positions: int) -> Members:
@@ -233,7 +233,7 @@ class SeparatedCohort(Cohort):
         return self.size / shares.shape[0] + 0.0 * shares
 
     def resized(self, size: int) -> Cohort:
-        return changed(self, size=size)
+        return replace(self, size=size)
 
     def min_separation(self, num_clients: int) -> int:
         return self.separation

@@ -10,7 +10,7 @@ import optax
 
 from fedjax_dp import errors
 from fedjax_dp.parts.transformations import Variance, require_variance, uses_noise_variance
-from fedjax_dp.pytrees import changed, structure, value
+from fedjax_dp.pytrees import replace, structure, value
 
 
 @value
@@ -37,7 +37,7 @@ class LocalRule:
         usual = LOCAL_RULES[name]
         for number in numbers:
             errors.require_choice(f"a number of local rule {name}", number, usual.hyperparameters)
-        return changed(usual, hyperparameters=usual.hyperparameters | numbers, keep=keep)
+        return replace(usual, hyperparameters=usual.hyperparameters | numbers, keep=keep)
 
     @property
     def equation(self) -> str:

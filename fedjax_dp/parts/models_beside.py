@@ -19,7 +19,7 @@ from fedjax_dp.parts.contexts import ClientContext, InitContext, LocalResult, Lo
 from fedjax_dp.parts.local_sgd import LocalSgd, SgdState, StepDraw
 from fedjax_dp.parts.personal_models import pulled, unpulled
 from fedjax_dp.parts.pull import INSIDE, Pull
-from fedjax_dp.pytrees import changed, ravel, structure, value
+from fedjax_dp.pytrees import ravel, replace, structure, value
 
 
 @value
@@ -227,9 +227,9 @@ class FineTuned(ClientModels):
         whole = client.received.params
         if not self.steps:
             return whole
-        steps = self.own_steps.of(changed(sgd, rule=changed(sgd.rule, keep=False)))
+        steps = self.own_steps.of(replace(sgd, rule=replace(sgd.rule, keep=False)))
         return whole + steps.run(self.own_steps.context(client).receiving(whole)).update
 
     def check(self, model: Model | None, sizes: np.ndarray) -> None:
         errors.require_integer("personal_steps", self.steps, 0, MOST_STEPS)
-        changed(self.own_steps, steps=None).check()
+        replace(self.own_steps, steps=None).check()

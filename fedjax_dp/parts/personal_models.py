@@ -20,7 +20,7 @@ from fedjax_dp.parts.local_sgd import LocalSgd
 from fedjax_dp.parts.local_training import AdditionalRelease
 from fedjax_dp.parts.pull import Pull
 from fedjax_dp.parts.record_privacy import NonPrivate
-from fedjax_dp.pytrees import Part, changed, ravel, structure, tensor_sizes, value
+from fedjax_dp.pytrees import Part, ravel, replace, structure, tensor_sizes, value
 
 
 @value
@@ -39,7 +39,7 @@ def pulled(sgd: LocalSgd, client: ClientContext, pull: Pull, anchor: jax.Array) 
     """Steps that are pulled to an anchor, before their corrections, and the client that takes them."""
     start, server, kept, extra = client.received
     client = client.receiving(start, ((), *server), ((), *kept), (anchor, *extra))
-    steps = changed(sgd, corrections=(_PullToReceived(form=pull), *sgd.corrections))
+    steps = replace(sgd, corrections=(_PullToReceived(form=pull), *sgd.corrections))
     return steps, client._replace(model=pull.model(client.model, client.unravel(anchor)))
 
 
@@ -84,7 +84,7 @@ class OwnModel(ClientModels):
         return LocalState(clients=rows_of(ravel(run.params)[0], run.data.num_clients))
 
     def run(self, sgd: LocalSgd, client: ClientContext, server: Any, own: Any) -> tuple[LocalResult, Any, Any]:
-        sgd = changed(sgd, privatizer=NonPrivate()) if self.clean else sgd
+        sgd = replace(sgd, privatizer=NonPrivate()) if self.clean else sgd
         received, *more = client.received
         steps, client = pulled(sgd, client.receiving(own, *more), self.pull, client.shard(received))
         result = unpulled(steps.run(client))
@@ -202,7 +202,7 @@ class OwnOffset(ClientModels):
 
     def run(self, sgd: LocalSgd, client: ClientContext, server: Any, own: Any) -> tuple[LocalResult, Any, Any]:
         received, *more = client.received
-        faster = changed(sgd, learning_rate=sgd.learning_rate * (1 + self.speed))
+        faster = replace(sgd, learning_rate=sgd.learning_rate * (1 + self.speed))
         result = faster.run(client.receiving(received + own, *more))
         shared = result.update / (1 + self.speed)
         return result._replace(update=shared), own + self.speed * shared, ()

@@ -14,7 +14,7 @@ from fedjax_dp.parts.by_round import ByRound, at_round, changes_of, check_change
 from fedjax_dp.parts.clipping import Bound, ClipBatch, ClipRecords, Records, StepReport, report_of
 from fedjax_dp.parts.contexts import StepContext
 from fedjax_dp.parts.noise import NoiseSource, WhiteNoise, noise_event
-from fedjax_dp.pytrees import changed, of_clients, ravel, structure, value
+from fedjax_dp.pytrees import of_clients, ravel, replace, structure, value
 
 LEAST_CLIP = LEAST_RATE = 1e-12  # noise over batches and cohorts, or times rates, is still a float32 then
 
@@ -353,9 +353,9 @@ def of_client(noise_multiplier: Any, client: jax.Array) -> jax.Array:
 def scale_noise(privatizer: Any, factor: Any) -> Any:
     """The same with `factor` times the noise; what stands around it, or has no noise multiplier, stays."""
     if (base := getattr(privatizer, "base", None)) is not None:
-        return changed(privatizer, base=scale_noise(base, factor))
+        return replace(privatizer, base=scale_noise(base, factor))
     noise = getattr(privatizer, "noise_multiplier", None)
-    return privatizer if noise is None else changed(privatizer, noise_multiplier=jnp.asarray(noise) * factor)
+    return privatizer if noise is None else replace(privatizer, noise_multiplier=jnp.asarray(noise) * factor)
 
 
 def multiplier_of(privatizer: Any, client: jax.Array, round_index: jax.Array) -> jax.Array:

@@ -12,7 +12,7 @@ import optax
 from fedjax_dp import errors, schedules
 from fedjax_dp.parts.by_round import numbers_for
 from fedjax_dp.parts.transformations import Variance, require_variance, uses_noise_variance
-from fedjax_dp.pytrees import changed, structure, value
+from fedjax_dp.pytrees import replace, structure, value
 
 
 class ServerOptimizer(Protocol):
@@ -71,7 +71,7 @@ class Server:
         usual = SERVERS[name].hyperparameters
         for number in numbers:
             errors.require_choice(f"a number of server {name}", number, [*usual, *MORE_NUMBERS.get(name, ())])
-        return changed(SERVERS[name], hyperparameters=usual | numbers)
+        return replace(SERVERS[name], hyperparameters=usual | numbers)
 
     @property
     def equation(self) -> str:

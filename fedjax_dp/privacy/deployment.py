@@ -20,7 +20,7 @@ from fedjax_dp.parts.cohorts import Cohort
 from fedjax_dp.privacy.protection import noise_of, unit_of
 from fedjax_dp.privacy.qualifiers import Account, Qualifier
 from fedjax_dp.privacy.terms import PrivacyTerms
-from fedjax_dp.pytrees import changed
+from fedjax_dp.pytrees import replace
 from fedjax_dp.rounds.algorithm import Algorithm
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def standing_for(algorithm: Algorithm, data: FederatedData, terms: PrivacyTerms)
     if deployed.size != size:
         wanted = f"{deployed.size}, as {type(deployed.cohort).__name__} takes so many of {population}"
         raise errors.refuse("deployment_cohort", size, wanted, "or take another --cohort, such as poisson")
-    return changed(algorithm, upload=changed(algorithm.upload, noise_ratio=simulated.size / size))
+    return replace(algorithm, upload=replace(algorithm.upload, noise_ratio=simulated.size / size))
 
 
 def clients_of(algorithm: Algorithm, terms: PrivacyTerms) -> ClientPopulation:

@@ -4,7 +4,7 @@ from typing import Any
 
 from fedjax_dp import errors
 from fedjax_dp.accounting import Unit, View
-from fedjax_dp.pytrees import changed
+from fedjax_dp.pytrees import replace
 from fedjax_dp.rounds.algorithm import Algorithm
 
 
@@ -92,6 +92,6 @@ def clips_records(algorithm: Algorithm) -> bool:
 def with_noise(algorithm: Algorithm, noise_multiplier: Any) -> Algorithm:
     """The same algorithm with other noise."""
     if unit_of(algorithm) is Unit.CLIENT:
-        return changed(algorithm, upload=changed(algorithm.upload, noise_multiplier=noise_multiplier))
-    privatizer = changed(algorithm.local.privatizer, noise_multiplier=noise_multiplier)
-    return changed(algorithm, local=changed(algorithm.local, privatizer=privatizer))
+        return replace(algorithm, upload=replace(algorithm.upload, noise_multiplier=noise_multiplier))
+    privatizer = replace(algorithm.local.privatizer, noise_multiplier=noise_multiplier)
+    return replace(algorithm, local=replace(algorithm.local, privatizer=privatizer))

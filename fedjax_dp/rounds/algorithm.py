@@ -11,7 +11,7 @@ from fedjax_dp.parts.facts import of_the_project
 from fedjax_dp.parts.local_training import LocalTraining
 from fedjax_dp.parts.server_optimizers import ServerOptimizer
 from fedjax_dp.parts.transport import PlainSum, Transport
-from fedjax_dp.pytrees import changed, value
+from fedjax_dp.pytrees import replace, value
 
 
 @displayed
@@ -34,7 +34,7 @@ class Algorithm:
 
     def prefix(self, rounds: int) -> "Algorithm":
         """That of a run of its first `rounds` rounds, where a log names clients of more."""
-        return changed(self, cohort=prefix_of(self.cohort, rounds))
+        return replace(self, cohort=prefix_of(self.cohort, rounds))
 
     def _card(self) -> Card:
         return Card("algorithm", facts_of(self))

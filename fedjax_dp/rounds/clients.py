@@ -14,7 +14,7 @@ from fedjax_dp.parts.client_privacy import MessageEncoding
 from fedjax_dp.parts.cohorts import Cohort, CohortKeys, Members
 from fedjax_dp.parts.contexts import ClientContext, LocalResult, LocalState, Received
 from fedjax_dp.prng import role_key
-from fedjax_dp.pytrees import Part, changed, ravel, ravel_numbers, tensor_sizes, unravel_numbers
+from fedjax_dp.pytrees import Part, ravel, ravel_numbers, replace, tensor_sizes, unravel_numbers
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.state import Observer, ServerState
 
@@ -145,7 +145,7 @@ def build_round_context(
 
 def with_device_records(shared: Shared, held: DeviceRecords | None) -> Shared:
     """With the records that a device holds for itself, if it does."""
-    return shared if held is None else shared._replace(data=changed(shared.data, **held._asdict()))
+    return shared if held is None else shared._replace(data=replace(shared.data, **held._asdict()))
 
 
 def client_update(

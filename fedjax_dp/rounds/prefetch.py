@@ -21,7 +21,7 @@ from fedjax_dp import errors
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.execution.host_tables import HostTable
 from fedjax_dp.execution.mesh import AXIS, CohortLayout, Execution
-from fedjax_dp.pytrees import changed
+from fedjax_dp.pytrees import replace
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.clients import DeviceRecords, HostBlock, draw_cohorts
 from fedjax_dp.rounds.state import ServerState
@@ -171,7 +171,7 @@ def store_rows(state: ServerState, tables: list[HostTable], block: RoundsBlock) 
 def without_records(data: FederatedData) -> FederatedData:
     """What devices hold of data whose records come by blocks."""
     x, y = jax.tree.map(lambda a: np.zeros((0, *a.shape[1:]), a.dtype), (data.x, data.y))
-    return changed(data, x=x, y=y, rows=None)
+    return replace(data, x=x, y=y, rows=None)
 
 
 def check(algorithm: Algorithm, train_metrics: bool) -> None:

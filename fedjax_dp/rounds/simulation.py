@@ -26,7 +26,7 @@ from fedjax_dp.gradients import JitOfModel, joined, split
 from fedjax_dp.models import Model, NetworkModel, cross_entropy, task_of, usual_model
 from fedjax_dp.models.model import score_shapes
 from fedjax_dp.parts import facts
-from fedjax_dp.pytrees import changed, tensor_sizes
+from fedjax_dp.pytrees import replace, tensor_sizes
 from fedjax_dp.rounds import metrics, prefetch, unscored
 from fedjax_dp.rounds.algorithm import Algorithm, check_fit
 from fedjax_dp.rounds.clients import HostBlock
@@ -296,7 +296,7 @@ def fresh(algorithm: Algorithm, data: FederatedData, model: Model, seed: int, on
     if on_host:
         data = prefetch.without_records(data)
     if on_host and algorithm.local.separable_state:
-        alone = changed(data, offsets=data.offsets[:1], sizes=data.sizes[:1], shares=data.shares[:1])
+        alone = replace(data, offsets=data.offsets[:1], sizes=data.sizes[:1], shares=data.shares[:1])
         state = begin(algorithm, alone, key, model=model)
         return prefetch.over_tables(state, lambda table: HostTable(data.num_clients, table[0]))
     return begin(algorithm, data, key, model=model)

@@ -28,7 +28,7 @@ from fedjax_dp.models.model import size_of
 from fedjax_dp.parts.batches import Batches
 from fedjax_dp.parts.facts import of_the_project
 from fedjax_dp.privacy.planned_run import PlannedRun
-from fedjax_dp.pytrees import changed
+from fedjax_dp.pytrees import replace
 from fedjax_dp.rounds import metrics, unscored
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.final import final_model
@@ -120,7 +120,7 @@ def structure(job: Job) -> Any:
     kinds = tuple(np.result_type(leaf) for leaf in jax.tree.leaves(run.data))
     largest = run.data.largest if _follows_largest(run.algorithm, run.data.largest) else 0
     smallest = _of_smallest(run.algorithm, run.data.smallest)
-    data = changed(run.data, name="", learnt=(), overlap="", largest=largest, smallest=smallest)
+    data = replace(run.data, name="", learnt=(), overlap="", largest=largest, smallest=smallest)
     return shapes(run.algorithm), shapes(data), kinds, run.model, job.train_metrics, job.chunk_size, job.parts
 
 

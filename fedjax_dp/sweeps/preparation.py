@@ -19,7 +19,7 @@ from fedjax_dp.experiments.population import build_data
 from fedjax_dp.privacy.guarantees import prepare
 from fedjax_dp.privacy.planned_run import PlannedRun
 from fedjax_dp.privacy.terms import PrivacyTerms
-from fedjax_dp.pytrees import changed
+from fedjax_dp.pytrees import replace
 from fedjax_dp.sweeps.axes import Values
 from fedjax_dp.sweeps.engine import Job
 from fedjax_dp.sweeps.plan import Point, collect
@@ -61,7 +61,7 @@ class Sources:
         held = jax.tree.leaves((first.x, first.y, first.x_test, first.y_test))
         if not all(map(np.array_equal, held, arrays)):
             return data
-        return changed(data, x=first.x, y=first.y, x_test=first.x_test, y_test=first.y_test)
+        return replace(data, x=first.x, y=first.y, x_test=first.x_test, y_test=first.y_test)
 
     def planned(self, config: RunSpec) -> PlannedRun:
         """The run of a configuration on its clients."""

@@ -16,7 +16,7 @@ from fedjax_dp.devices import COMPILER_OPTIONS
 from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.gradients import joined
 from fedjax_dp.models import Model
-from fedjax_dp.pytrees import changed
+from fedjax_dp.pytrees import replace
 from fedjax_dp.rounds import metrics
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.final import ended
@@ -77,7 +77,7 @@ class Program:
         shared, model = jax.tree.map(lambda a: a[0], records), joined(self.model, frozen)
 
         def one(point: Points) -> Running:
-            data = changed(shared, **point.partition)
+            data = replace(shared, **point.partition)
             return Running(initial_state(point.algorithm, model, data, point.key), jnp.bool_(True))
 
         shape: Running = jax.eval_shape(one, _first(points))
@@ -101,7 +101,7 @@ class Program:
         shared, model = jax.tree.map(lambda a: a[0], records), joined(self.model, frozen)
 
         first_point, first_running = _first((points, running))
-        data = changed(shared, **first_point.partition)
+        data = replace(shared, **first_point.partition)
         nobody = nothing(first_point.algorithm, data.num_clients)
         shape = jax.eval_shape(lambda *seen: self._see(model, *seen), first_point, data, first_running.state, nobody)
         unseen = jax.tree.map(lambda a: jnp.zeros((self.marks, *a.shape), a.dtype), shape)
@@ -134,7 +134,7 @@ class Program:
         last: jax.Array,
     ) -> tuple[Running, Observation]:
         """One point from mark to mark; `unseen` is what is seen where nobody looked."""
-        data = changed(records, **point.partition)
+        data = replace(records, **point.partition)
 
         def to_mark(at: jax.Array, carry: tuple[Running, Observation]) -> tuple[Running, Observation]:
             (state, sound), seen = carry

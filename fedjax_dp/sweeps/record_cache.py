@@ -9,7 +9,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from fedjax_dp.data.store import FederatedData
-from fedjax_dp.pytrees import changed
+from fedjax_dp.pytrees import replace
 from fedjax_dp.sweeps.program import AXIS
 
 
@@ -39,8 +39,8 @@ class RecordCache:
 
 def records_of(data: FederatedData, largest: int, smallest: int) -> FederatedData:
     """What all partitions of a data set share, where no client has more or fewer records than these."""
-    shared = changed(data, **dict.fromkeys(data.partition), name="", learnt=(), overlap="")
-    return changed(shared, largest=largest, smallest=smallest)
+    shared = replace(data, **dict.fromkeys(data.partition), name="", learnt=(), overlap="")
+    return replace(shared, largest=largest, smallest=smallest)
 
 
 def base_of(data: FederatedData) -> tuple[float, ...]:

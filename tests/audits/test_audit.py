@@ -44,7 +44,7 @@ from fedjax_dp.gradients import norms
 from fedjax_dp.models import logistic_regression
 from fedjax_dp.parts.facts import restates
 from fedjax_dp.privacy.protection import with_noise
-from fedjax_dp.pytrees import changed, ravel, value
+from fedjax_dp.pytrees import ravel, replace, value
 from fedjax_dp.rounds.simulation import begin, numbers, run_key, simulate
 
 DELTA = 1e-5
@@ -82,9 +82,9 @@ def test_the_game_plays_the_very_run_that_simulate_runs(there):
     (game,) = setup_of(algorithm, data, 4, canary="label-flip", view="final_model").games.values()
     rows = np.asarray(data.rows).copy()
     rows[game.canary.slots] = game.canary.present if there else game.canary.absent
-    world = changed(game.data, rows=rows, x_test=data.x_test, y_test=data.y_test)
+    world = replace(game.data, rows=rows, x_test=data.x_test, y_test=data.y_test)
     end = simulate(algorithm, world, rounds=4, seed=3).params
-    played = jax.jit(changed(game, schedule=None).play)(run_key(3), jnp.bool_(there))
+    played = jax.jit(replace(game, schedule=None).play)(run_key(3), jnp.bool_(there))
     wanted = game.observation.model(model, jax.tree.map(jnp.asarray, game.data), end)
     np.testing.assert_allclose(played[0, 0], wanted, rtol=1e-5, atol=1e-6)
 
@@ -114,7 +114,7 @@ def test_a_withdrawn_record_and_an_absent_client_leave_nothing_behind():
     withdrawn = records(batches="poisson", batch_size=5)
     for algorithm in (withdrawn, fdp.dp_fedavg(cohort_size=3, batch_size=4, **BATCHES, noise_multiplier=1.0)):
         game = setup_of(algorithm, ragged_data(TEN), 3).games["zero"]
-        quiet = changed(game, algorithm=with_noise(game.algorithm, np.float32(0)))
+        quiet = replace(game, algorithm=with_noise(game.algorithm, np.float32(0)))
         received = TrialRunner(quiet, 0, 4).run(quiet, 0, np.zeros(8, bool))
         assert np.all(received == 0)
         assert np.any(TrialRunner(quiet, 0, 4).run(quiet, 0, np.ones(8, bool)) != 0)
@@ -225,7 +225,7 @@ def test_identical_worlds_are_told_apart_no_more_often_than_stated():
     """
     setup = setup_of(records(cohort_size=None, local_steps=1), ragged_data((3, 3)), 2, parameters=4)
     game = setup.games[OPPOSITE]
-    same = changed(game, canary=game.canary._replace(present=game.canary.absent))
+    same = replace(game, canary=game.canary._replace(present=game.canary.absent))
     each, repetitions = 280, 1_000
     runner = TrialRunner(same, 0)
     received = runner.run(same, 0, np.zeros(each * repetitions, bool)).astype(np.float32)
@@ -269,7 +269,7 @@ def test_a_planted_bug_is_caught():
 def _repeated(right, key, step, model, params, records):
     """Gaussian noise whose first half stands in the second half again."""
     honest = right.gradient(key, step, model, params, records)[0]
-    silent, told = changed(right, noise_multiplier=0.0).gradient(key, step, model, params, records)
+    silent, told = replace(right, noise_multiplier=0.0).gradient(key, step, model, params, records)
     noise = (honest - silent)[: silent.size // 2]
     return silent + jnp.concatenate([noise, noise]), told
 
@@ -295,7 +295,7 @@ def test_a_record_that_slips_through_clipping_is_noticed(least, monkeypatch):
 def test_noise_that_two_tensors_share_is_noticed():
     right = records()
     shared = mutated_part(right.local.privatizer, "gradient", _repeated)
-    assert audited(changed(right, local=changed(right.local, privatizer=shared)), trials=4_000).proved
+    assert audited(replace(right, local=replace(right.local, privatizer=shared)), trials=4_000).proved
 
 
 class SilentFirst(parts.UniformCohort):
@@ -323,7 +323,7 @@ def hidden_faults():
         "labels read": (reading_correction(right), "records"),
         "term beside the noise": (unnoised_term(clients), "past what is accounted for"),
         "unmasked message": (unmasked_first(masked), "fair coin"),
-        "noise of every four rounds": (changed(clients, upload=changed(clients.upload, source=every_four)), "noise"),
+        "noise of every four rounds": (replace(clients, upload=replace(clients.upload, source=every_four)), "noise"),
     }
 
 
@@ -351,7 +351,7 @@ def test_a_client_that_sends_nothing_is_not_the_one_that_is_audited():
     data = ragged_data((2, 20, 5))
     assert setup_of(algorithm, data, 3).client == 1
     never = records(cohort_size=None)
-    assert setup_of(changed(never, cohort=heir(size=3)), data, 3).client == 2
+    assert setup_of(replace(never, cohort=heir(size=3)), data, 3).client == 2
 
 
 def test_of_clients_with_equal_epsilon_the_one_with_the_largest_weight_is_audited():
@@ -443,7 +443,7 @@ def test_an_algorithm_without_epsilon_is_refused():
 def test_a_canary_that_clipping_makes_invisible_is_refused():
     """Blank inputs have no gradient under a model without an intercept, so exchanging one for another shows nothing."""
     data = ragged_data(TEN)
-    blank = changed(data, x=data.x * 0)
+    blank = replace(data, x=data.x * 0)
     model = fdp.model(_NoIntercept(), data.record_shape)
     with pytest.raises(errors.ConfigurationError, match="leaves a trace"):
         audit(records(), blank, rounds=3, delta=DELTA, trials=2_000, canary="label-flip", model=model)

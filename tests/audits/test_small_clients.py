@@ -6,7 +6,7 @@ from wrong_programs import mutated_part
 
 import fedjax_dp as fdp
 from fedjax_dp.audits.audit import audit
-from fedjax_dp.pytrees import changed
+from fedjax_dp.pytrees import replace
 
 SIZES, BATCH = (1, 3, 12), 4
 RULES = ("without-replacement", "poisson", "epochs")
@@ -34,7 +34,7 @@ def test_an_audit_of_a_small_client_is_consistent_with_its_epsilon(batches, clie
 def _noise_on_the_mean(right, key, step, model, params, records):
     """Noise C z / B on the mean over n_k records, where C z / n_k is what hides one."""
     honest = right.gradient(key, step, model, params, records)[0]
-    silent, report = changed(right, noise_multiplier=0.0).gradient(key, step, model, params, records)
+    silent, report = replace(right, noise_multiplier=0.0).gradient(key, step, model, params, records)
     return silent + (honest - silent) * records.divisor / BATCH, report
 
 
@@ -43,7 +43,7 @@ def _noise_on_the_mean(right, key, step, model, params, records):
 def test_noise_on_the_mean_of_a_small_client_is_noticed(client):
     right = algorithm_of("without-replacement")
     wrong = mutated_part(right.local.privatizer, "gradient", _noise_on_the_mean)
-    assert audited(changed(right, local=changed(right.local, privatizer=wrong)), client).violated
+    assert audited(replace(right, local=replace(right.local, privatizer=wrong)), client).violated
 
 
 @pytest.mark.slow

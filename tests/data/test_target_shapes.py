@@ -162,4 +162,4 @@ def test_another_target_is_another_checksum():
     data = target_data("regression")
     other = np.array(data.y)
     other[0, 0] += 1
-    assert fdp.pytrees.changed(data, y=other).checksum != data.checksum
+    assert fdp.pytrees.replace(data, y=other).checksum != data.checksum

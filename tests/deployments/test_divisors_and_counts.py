@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import scipy
-from test_judgement import CENTRAL, RECORD, changed
+from test_judgement import CENTRAL, RECORD, replace
 
 from fedjax_dp import errors
 from fedjax_dp.accounting import Adjacency
@@ -35,7 +35,7 @@ def facts_of(changes):
 
 
 def epsilon(facts, changes, **more):
-    return check(changed(facts, **facts_of(changes), **more)).mechanism.epsilon
+    return check(replace(facts, **facts_of(changes), **more)).mechanism.epsilon
 
 
 def gaussian_epsilon(mu, delta):
@@ -66,7 +66,7 @@ def test_noise_on_a_mean_over_those_who_came_costs_at_least_what_a_test_proves()
     assert proved == pytest.approx(54.4, abs=0.5)
     for divisor in ("count", "unknown"):
         checked = check(
-            changed(RECORD, **facts_of(BY_MEAN), weights__denominator=divisor, claim__epsilon=2.0, claim__per="run")
+            replace(RECORD, **facts_of(BY_MEAN), weights__denominator=divisor, claim__epsilon=2.0, claim__per="run")
         )
         assert checked.mechanism.epsilon > proved
         assert checked.mechanism.adjacency is Adjacency.REPLACE_ONE
@@ -97,7 +97,7 @@ def test_by_what_a_mean_is_divided_is_asked_for_where_batches_vary(records):
 
 def test_a_sum_that_is_divided_by_those_who_came_has_no_amplification():
     summed = {**BY_MEAN, "noise__on": "sum", "noise__std": 4.0}
-    counted = check(changed(RECORD, **facts_of(summed), weights__denominator="count"))
+    counted = check(replace(RECORD, **facts_of(summed), weights__denominator="count"))
     assert counted.mechanism.epsilon == pytest.approx(gaussian_epsilon(2 / 4 * math.sqrt(1000), 1e-5), rel=1e-3)
     assert epsilon(RECORD, summed) == epsilon(RECORD, summed, weights__denominator="fixed")
 
@@ -115,14 +115,14 @@ def test_a_rest_that_is_kept_and_divided_by_its_own_number_weighs_more():
 
 
 def test_what_becomes_of_a_rest_is_asked_for_where_there_is_one():
-    deployment = changed(RECORD, **facts_of(PASSES))
+    deployment = replace(RECORD, **facts_of(PASSES))
     assert missing_facts(deployment) == ["records.last"]
-    keeps = changed(RECORD, **facts_of(PASSES), records__last="keep")
+    keeps = replace(RECORD, **facts_of(PASSES), records__last="keep")
     assert missing_facts(keeps) == ["weights.denominator"]
     whole = {**PASSES, "records": {"law": "shuffled", "size": 3, "of": 6, "steps": 2}}
-    assert missing_facts(changed(RECORD, **facts_of(whole))) == []
+    assert missing_facts(replace(RECORD, **facts_of(whole))) == []
     with pytest.raises(errors.ConfigurationError, match=r"records\.last"):
-        changed(RECORD, records__last="keep")
+        replace(RECORD, records__last="keep")
 
 
 @pytest.mark.parametrize(("bits", "moved"), [("zero-one", 1.0), ("unknown", 1.0), ("half", 0.5)])
@@ -148,13 +148,13 @@ def test_tensors_with_bounds_of_their_own_have_a_count_each():
 def test_a_plan_keeps_the_part_of_counts_whatever_their_bits_are():
     rate = {"clients": {"law": "poisson", "rate": 0.1, "of": 100}, **ADAPTIVE, "clip__count_noise": 5.0}
     for bits in ("zero-one", "half"):
-        deployment = changed(CENTRAL, **facts_of(rate), clip__count_bits=bits)
+        deployment = replace(CENTRAL, **facts_of(rate), clip__count_bits=bits)
         assert 1.998 < plan(deployment, epsilon=2.0).check.mechanism.epsilon <= 2.0
 
 
 def test_groups_of_clients_that_leave_a_rest_out_come_round_sooner():
     """4 of 10 in turn, 2 left out: the same four come in rounds 1, 3 and 5."""
-    turns = changed(CENTRAL, rounds=5, clients={"law": "round-robin", "size": 4, "of": 10})
+    turns = replace(CENTRAL, rounds=5, clients={"law": "round-robin", "size": 4, "of": 10})
     assert [event.count for event in mechanism_of(turns).costs[0].events] == [3]
 
 
@@ -189,12 +189,12 @@ def test_records_of_an_unknown_law_may_stand_in_a_sum_several_times():
 )
 def test_what_no_account_has_a_part_for_is_refused(facts, changes, name):
     with pytest.raises(errors.ConfigurationError, match=name.replace(".", r"\.")):
-        check(changed(facts, **facts_of(changes)))
+        check(replace(facts, **facts_of(changes)))
 
 
 def test_a_clip_or_noise_that_is_ignored_in_part_is_ignored():
     for name in ("clip.bound", "noise.std"):
-        checked = check(changed(CENTRAL, ignored=[name]))
+        checked = check(replace(CENTRAL, ignored=[name]))
         assert checked.verdict == "no privacy"
         assert checked.reasons == ("ignored_setting",)
 
@@ -202,12 +202,12 @@ def test_a_clip_or_noise_that_is_ignored_in_part_is_ignored():
 def test_a_log_has_the_worst_of_an_unknown_law_and_one_kind_of_neighbours(tmp_path):
     path = tmp_path / "steps.csv"
     path.write_text("round,client,steps,batch,of,sampling\n0,a,1,50,100,unknown\n")
-    unknown = check(changed(RECORD, noise__std=8.0), log=path).mechanism.epsilon
+    unknown = check(replace(RECORD, noise__std=8.0), log=path).mechanism.epsilon
     path.write_text("round,client,steps,batch,of,sampling\n0,a,1,50,100,with-replacement\n")
-    assert unknown >= check(changed(RECORD, noise__std=8.0), log=path).mechanism.epsilon
+    assert unknown >= check(replace(RECORD, noise__std=8.0), log=path).mechanism.epsilon
     path.write_text("round,client,steps,batch,of,sampling\n0,a,1,50,100,poisson\n0,b,1,50,100,fixed\n")
     with pytest.raises(errors.ConfigurationError, match="one kind of neighbours"):
-        check(changed(RECORD), log=path)
+        check(replace(RECORD), log=path)
     path.write_text("round,client,steps,batch,of,sampling\n0,a,1,50,100,poisson\n")
     with pytest.raises(errors.ConfigurationError, match=r"weights\.denominator"):
-        check(changed(RECORD, noise__on="mean"), log=path)
+        check(replace(RECORD, noise__on="mean"), log=path)

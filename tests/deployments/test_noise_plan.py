@@ -6,7 +6,7 @@ import tomllib
 
 import pytest
 from helpers import SPECS
-from test_judgement import ALL, CENTRAL, RECORD, changed
+from test_judgement import ALL, CENTRAL, RECORD, replace
 
 from fedjax_dp import errors
 from fedjax_dp.deployments import Deployment, check, plan, templates
@@ -60,7 +60,7 @@ def test_plans_are_those_of_the_oracle(case):
 
 @pytest.mark.parametrize("facts", ALL)
 def test_what_is_planned_is_what_is_checked(facts):
-    planned = plan(changed(facts), epsilon=2.0)
+    planned = plan(replace(facts), epsilon=2.0)
     again = Deployment.from_dict(tomllib.loads(planned.to_toml()))
     assert again == planned.deployment
     assert 0.999 * 2.0 <= check(again).mechanism.epsilon <= 2.0
@@ -68,30 +68,30 @@ def test_what_is_planned_is_what_is_checked(facts):
 
 def test_clients_with_numbers_of_their_own_get_noise_of_their_own():
     rates = [0.01, 0.05, 0.2]
-    planned = plan(changed(RECORD, records__rate=rates), epsilon=2.0)
+    planned = plan(replace(RECORD, records__rate=rates), epsilon=2.0)
     assert sorted(planned.deployment.noise.std) == list(planned.deployment.noise.std)
     assert all(1.99 < one <= 2.0 for one in planned.check.mechanism.epsilons)
 
 
 def test_counts_beside_an_adaptive_bound_keep_their_part_of_the_noise():
-    adaptive = changed(CENTRAL, clip__threshold="adaptive", clip__count_noise=5.0)
+    adaptive = replace(CENTRAL, clip__threshold="adaptive", clip__count_noise=5.0)
     assert 1.998 < plan(adaptive, epsilon=2.0).check.mechanism.epsilon <= 2.0
     with pytest.raises(errors.ConfigurationError, match=r"clip\.count_noise"):
-        plan(changed(CENTRAL, clip__threshold="adaptive", clip__count_noise=0.01), epsilon=2.0)
+        plan(replace(CENTRAL, clip__threshold="adaptive", clip__count_noise=0.01), epsilon=2.0)
 
 
 def test_no_plan_where_noise_bounds_nothing_or_a_system_is_set_up_otherwise():
     with pytest.raises(errors.ConfigurationError, match="unclipped"):
-        plan(changed(CENTRAL, clip__of="nothing"), epsilon=2.0)
+        plan(replace(CENTRAL, clip__of="nothing"), epsilon=2.0)
     with pytest.raises(errors.ConfigurationError, match="flower-local"):
-        plan(changed(CENTRAL), epsilon=2.0, system="flower-local")
+        plan(replace(CENTRAL), epsilon=2.0, system="flower-local")
     with pytest.raises(errors.ConfigurationError, match="epsilon"):
-        plan(changed(CENTRAL), epsilon=-1.0)
+        plan(replace(CENTRAL), epsilon=-1.0)
 
 
 def test_shares_that_differ_need_more_noise_and_no_setting_says_they_are_equal():
-    equal = plan(changed(CENTRAL), epsilon=8.0, system="flower-central").settings
-    unequal = plan(changed(CENTRAL, weights__largest=0.3), epsilon=8.0, system="flower-central").settings
+    equal = plan(replace(CENTRAL), epsilon=8.0, system="flower-central").settings
+    unequal = plan(replace(CENTRAL, weights__largest=0.3), epsilon=8.0, system="flower-central").settings
     assert unequal["noise-multiplier"] == pytest.approx(3 * equal["noise-multiplier"])
     assert "num-examples" in equal
     assert "num-examples" not in unequal
@@ -111,6 +111,6 @@ def test_every_template_is_a_description_with_blanks_and_says_what_a_plan_is():
 def test_a_version_newer_than_its_template_is_refused():
     source = {"system": "Flower", "version": "1.50.0"}
     with pytest.raises(errors.ConfigurationError, match=r"1\.42\.0.*1\.50\.0.*blank"):
-        check(changed(CENTRAL, source=source))
-    older = dataclasses.replace(changed(CENTRAL), source={"system": "Flower", "version": "1.30"})
+        check(replace(CENTRAL, source=source))
+    older = dataclasses.replace(replace(CENTRAL), source={"system": "Flower", "version": "1.30"})
     assert check(older).verdict == "no claim"

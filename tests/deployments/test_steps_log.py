@@ -6,7 +6,7 @@ import tracemalloc
 
 import pytest
 from helpers import SPECS
-from test_judgement import CENTRAL, MESSAGE, RECORD, changed
+from test_judgement import CENTRAL, MESSAGE, RECORD, replace
 
 from fedjax_dp import errors
 from fedjax_dp.deployments import Deployment, check
@@ -28,7 +28,7 @@ def written(tmp_path):
 
 
 def epsilon(facts, log):
-    return check(changed(facts), log=log).mechanism.epsilon
+    return check(replace(facts), log=log).mechanism.epsilon
 
 
 BARE = {
@@ -63,12 +63,12 @@ def share_rows(rounds=10, replies=10, **more):
 
 
 def test_a_log_in_which_everybody_does_what_the_laws_say_changes_no_digit(written):
-    assert epsilon(RECORD, written(record_rows())) == check(changed(RECORD)).mechanism.epsilon
-    everybody = check(changed(CENTRAL, clients={"law": "schedule", "of": 100})).mechanism.epsilon
+    assert epsilon(RECORD, written(record_rows())) == check(replace(RECORD)).mechanism.epsilon
+    everybody = check(replace(CENTRAL, clients={"law": "schedule", "of": 100})).mechanism.epsilon
     assert epsilon(CENTRAL, written(share_rows())) == everybody
     assert epsilon(CENTRAL, written([{"round": r, "replies": 10} for r in range(10)])) == everybody
     rows = [{"round": r, "client": c} for r in range(3) for c in range(3)]
-    assert epsilon(MESSAGE, written(rows)) == check(changed(MESSAGE)).mechanism.epsilon
+    assert epsilon(MESSAGE, written(rows)) == check(replace(MESSAGE)).mechanism.epsilon
 
 
 def test_rows_that_are_removed_never_raise_epsilon(written):
@@ -92,16 +92,16 @@ def test_a_larger_share_one_more_step_and_one_more_round_never_lower_epsilon(wri
 
 def test_clients_are_counted_for_their_own_rows_alone(written):
     rows = [row for row in record_rows() if row["client"] == 0 or row["round"] == 0]
-    epsilons = check(changed(RECORD), log=written(rows)).mechanism.epsilons
-    assert epsilons[0] == check(changed(RECORD)).mechanism.epsilon
-    assert epsilons[1] == epsilons[2] == check(changed(RECORD, rounds=1)).mechanism.epsilon
+    epsilons = check(replace(RECORD), log=written(rows)).mechanism.epsilons
+    assert epsilons[0] == check(replace(RECORD)).mechanism.epsilon
+    assert epsilons[1] == epsilons[2] == check(replace(RECORD, rounds=1)).mechanism.epsilon
 
 
 def test_a_norm_above_the_bound_shows_that_nothing_was_clipped(written):
     rows = [row | {"clip": 2.0, "norm_after": 2.0} for row in share_rows()]
-    assert check(changed(CENTRAL), log=written(rows)).verdict == "no claim"
+    assert check(replace(CENTRAL), log=written(rows)).verdict == "no claim"
     rows[7]["norm_after"] = 2.1
-    checked = check(changed(CENTRAL), log=written(rows))
+    checked = check(replace(CENTRAL), log=written(rows))
     assert checked.reasons == ("unclipped",)
     assert checked.verdict == "no privacy"
 
@@ -109,9 +109,9 @@ def test_a_norm_above_the_bound_shows_that_nothing_was_clipped(written):
 def test_noise_that_changes_under_one_bound_is_named_and_no_noise_ends_it(written):
     rows = [{"round": r, "replies": 10, "noise_std": 0.2, "clip": 2.0} for r in range(3)]
     rows[1]["noise_std"] = 0.3
-    assert check(changed(CENTRAL), log=written(rows)).reasons == ("noise_changes",)
+    assert check(replace(CENTRAL), log=written(rows)).reasons == ("noise_changes",)
     rows[1]["noise_std"] = 0.0
-    assert "no_noise" in check(changed(CENTRAL), log=written(rows)).reasons
+    assert "no_noise" in check(replace(CENTRAL), log=written(rows)).reasons
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_noise_that_changes_under_one_bound_is_named_and_no_noise_ends_it(writte
 )
 def test_rows_that_cannot_be_true_are_refused_in_a_line_that_says_where(text, where, written):
     with pytest.raises(errors.ConfigurationError) as refusal:
-        check(changed(CENTRAL), log=written([], text))
+        check(replace(CENTRAL), log=written([], text))
     assert where in str(refusal.value)
     assert len(str(refusal.value).splitlines()) == 1
 
@@ -160,7 +160,7 @@ def test_draws_that_no_row_prices_are_refused(facts, changes, name, written):
     """A draw that is kept would count anew in each row, and a client that comes twice only once."""
     text = "round,client,steps\n0,a,5\n1,a,5\n" if facts is RECORD else "round,replies\n0,10\n1,10\n"
     with pytest.raises(errors.ConfigurationError, match=name.replace(".", r"\.")) as refusal:
-        check(changed(facts, **changes), log=written([], text))
+        check(replace(facts, **changes), log=written([], text))
     assert "leave --log out" in str(refusal.value)
 
 
@@ -170,7 +170,7 @@ def test_a_long_log_is_read_row_by_row(written):
     text = "round,client,share\n" + "".join(f"{r},{c},{share}\n" for r, c, share in rows)
     path = written([], text)
     tracemalloc.start()
-    mechanism_of_log(changed(CENTRAL), path)
+    mechanism_of_log(replace(CENTRAL), path)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < len(text)

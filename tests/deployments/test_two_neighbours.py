@@ -11,7 +11,7 @@ import math
 import numpy as np
 import pytest
 import scipy
-from test_judgement import CENTRAL, RECORD, changed
+from test_judgement import CENTRAL, RECORD, replace
 
 from fedjax_dp.accounting import Adjacency
 from fedjax_dp.deployments import check
@@ -85,12 +85,12 @@ def described(unit, options, count):
     if unit == "record":
         members = {"law": "full" if law == "all" else law, **sizes, "steps": 1}
         members |= {"last": last} if law == "shuffled" else {}
-        return changed(RECORD, **usual, records=members, weights={"denominator": divisor})
+        return replace(RECORD, **usual, records=members, weights={"denominator": divisor})
     members = {"law": law, **({"of": count} if law == "all" else sizes)}
     smallest = {"poisson": 1, "all": count}.get(law, SIZE)
     largest = 1 / (rate * count) if law == "poisson" and divisor == "fixed" else 1 / smallest
     weights = {"denominator": divisor} | ({"largest": min(largest, 1.0)} if on == "mean" else {})
-    return changed(CENTRAL, **usual, clients=members, weights=weights)
+    return replace(CENTRAL, **usual, clients=members, weights=weights)
 
 
 KINDS = [

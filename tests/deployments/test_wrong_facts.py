@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from test_judgement import CENTRAL, MESSAGE, RECORD, changed, merged
+from test_judgement import CENTRAL, MESSAGE, RECORD, merged, replace
 
 from fedjax_dp import cli, errors
 from fedjax_dp.deployments import Deployment, check, templates
@@ -77,7 +77,7 @@ def test_there_are_sixty():
 @pytest.mark.parametrize(("facts", "changes", "name"), WRONG, ids=range(len(WRONG)))
 def test_python_refuses_what_cannot_be_in_one_line_that_names_the_fact(facts, changes, name):
     with pytest.raises((errors.ConfigurationError, TypeError)) as refusal:  # of a keyword Python's own
-        check(changed(facts, **changes))
+        check(replace(facts, **changes))
     assert name in str(refusal.value)
     assert len(str(refusal.value).splitlines()) == 1
 
@@ -175,5 +175,5 @@ def test_check_imports_no_jax(tmp_path):
 
 def test_a_deployment_is_printed_as_the_file_it_is_read_from():
     for facts in (RECORD, CENTRAL, MESSAGE):
-        deployment = changed(facts)
+        deployment = replace(facts)
         assert Deployment.from_dict(deployment.to_dict()) == deployment

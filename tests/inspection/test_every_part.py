@@ -17,7 +17,7 @@ from fedjax_dp.accounting import ParticipationLog
 from fedjax_dp.algorithms import CATALOGUE
 from fedjax_dp.inspection import flow
 from fedjax_dp.parts import facts
-from fedjax_dp.pytrees import changed
+from fedjax_dp.pytrees import replace
 from fedjax_dp.testing import check_algorithm
 
 COMMON = {"cohort_size": 3, "batch_size": 2, "local_steps": 2, "learning_rate": 0.3}
@@ -38,15 +38,15 @@ OUTPUT = entry("dp_fedavg_output")
 
 
 def local(algorithm, **parts):
-    return changed(algorithm, local=changed(algorithm.local, **parts))
+    return replace(algorithm, local=replace(algorithm.local, **parts))
 
 
 def noised(algorithm, **parts):
-    return local(algorithm, privatizer=changed(algorithm.local.privatizer, **parts))
+    return local(algorithm, privatizer=replace(algorithm.local.privatizer, **parts))
 
 
 def with_cohort(part):
-    return (changed(RECORD, cohort=part), changed(CLIENT, cohort=part))
+    return (replace(RECORD, cohort=part), replace(CLIENT, cohort=part))
 
 
 # of rounds of one to four clients, the last of them in one round
@@ -60,7 +60,7 @@ EXAMPLES = {
     "PoissonCohort": with_cohort(parts.PoissonCohort(size=3)),
     "CyclicCohort": with_cohort(parts.CyclicCohort(size=3)),
     **{
-        type(part).__name__: (changed(CLIENT, cohort=part),)
+        type(part).__name__: (replace(CLIENT, cohort=part),)
         for part in (
             parts.AllocatedCohort(pass_rounds=5, chosen=2),
             parts.BinnedCohort(pass_rounds=4),
@@ -71,7 +71,7 @@ EXAMPLES = {
     },
     "LoggedCohort": with_cohort(parts.LoggedCohort.of(LOG)),
     "MultinomialCohort": (
-        changed(
+        replace(
             RECORD,
             cohort=parts.MultinomialCohort(draws=3, probabilities=np.full(6, 1 / 6), public=True),
             aggregate=parts.ESTIMATORS["wor_delta"],
@@ -79,7 +79,7 @@ EXAMPLES = {
     ),
     "Dropout": with_cohort(parts.Dropout(cohort=parts.UniformCohort(size=4), rate=0.3)),
     "FirstResponders": (
-        changed(
+        replace(
             RECORD,
             cohort=parts.FirstResponders(cohort=parts.UniformCohort(size=4), size=3),
         ),
@@ -103,17 +103,17 @@ EXAMPLES = {
     "ClipBatch": (noised(RECORD, bound=parts.ClipBatch()), OUTPUT),
     "ScaleGradients": (noised(RECORD, bound=parts.ScaleGradients(gradient_bound=5.0)),),
     "WhiteNoise": (RECORD, CLIENT),
-    "BandedNoise": (noised(RECORD, source=BANDS), changed(CLIENT, upload=changed(CLIENT.upload, source=BANDS))),
+    "BandedNoise": (noised(RECORD, source=BANDS), replace(CLIENT, upload=replace(CLIENT.upload, source=BANDS))),
     "RecordGaussian": (RECORD, local(RECORD, batches=parts.PoissonBatches(size=2)), local(RECORD, steps=12)),
     "OutputGaussian": (OUTPUT,),
-    "ClientGaussian": (CLIENT, changed(CLIENT, upload=changed(CLIENT.upload, by_tensor=True))),
+    "ClientGaussian": (CLIENT, replace(CLIENT, upload=replace(CLIENT.upload, by_tensor=True))),
     "AdaptiveClientGaussian": (entry("dp_fedavg", adaptive_clip=True, bit_noise=3.0),),
     "ClientSkellam": (entry("dp_fedavg", cohort="uniform", noise="shared", secure=True, fractional_bits=6),),
     "Estimator": tuple(
-        changed(of, aggregate=parts.ESTIMATORS[name]) for of in (RECORD, CLIENT) for name in ("mean", "wor_delta")
+        replace(of, aggregate=parts.ESTIMATORS[name]) for of in (RECORD, CLIENT) for name in ("mean", "wor_delta")
     ),
     "BoundedMean": (entry("dp_fedavg", cohort="poisson"),),
-    "TrimmedMean": (changed(RECORD, aggregate=parts.TrimmedMean(trim=0.2)),),
+    "TrimmedMean": (replace(RECORD, aggregate=parts.TrimmedMean(trim=0.2)),),
     "PlainSum": (RECORD, CLIENT),
     "SecureSum": (entry("cpfed"),),
     "LocalSgd": (RECORD, CLIENT),
@@ -255,11 +255,11 @@ def fainter(self, key, step, size):
 LYING = {
     "cohort": (
         lying(parts.PoissonCohort(size=3), inclusion_probability=a_tenth),
-        lambda part: changed(CLIENT, cohort=part),
+        lambda part: replace(CLIENT, cohort=part),
     ),
     "cohort of a log": (
         lying(parts.LoggedCohort.of(LOG), sample=a_round_later),
-        lambda part: changed(CLIENT, cohort=part),
+        lambda part: replace(CLIENT, cohort=part),
     ),
     "batches": (lying(parts.FixedBatches(size=2), sample=always_the_same), lambda part: local(RECORD, batches=part)),
     "noise source": (lying(parts.WhiteNoise(), draw=fainter), lambda part: noised(RECORD, source=part)),

@@ -13,13 +13,13 @@ from own_parts import lying
 import fedjax_dp as fdp
 from fedjax_dp import errors, parts
 from fedjax_dp.inspection.noise_law import examine_sizes
-from fedjax_dp.pytrees import changed
+from fedjax_dp.pytrees import replace
 
 COMMON = {"cohort_size": 3, "batch_size": 2, "local_steps": 2, "learning_rate": 0.3}
 CLIP = {"clip_norm": 0.7, "noise_multiplier": 2.0}
 RECORD = fdp.dpnfl(**COMMON, **CLIP, l2=0.0, schedule="constant")
 CLIENT = fdp.dp_fedavg(**COMMON, **CLIP, cohort="uniform")
-POISSON = changed(RECORD, local=changed(RECORD.local, batches=parts.PoissonBatches(size=2)))
+POISSON = replace(RECORD, local=replace(RECORD.local, batches=parts.PoissonBatches(size=2)))
 LONG = 1_500  # rounds
 
 normal, fold = jax.random.normal, jax.random.fold_in
@@ -42,11 +42,11 @@ def of_many_sizes():
 
 
 def steps(algorithm, **parts):
-    return changed(algorithm, local=changed(algorithm.local, **parts))
+    return replace(algorithm, local=replace(algorithm.local, **parts))
 
 
 def noise(draw, algorithm=RECORD, of=own.JaxNormals):
-    return steps(algorithm, privatizer=changed(algorithm.local.privatizer, source=lying(of(), draw=draw)))
+    return steps(algorithm, privatizer=replace(algorithm.local.privatizer, source=lying(of(), draw=draw)))
 
 
 def privatizer(gradient, algorithm=RECORD, **local):
@@ -54,15 +54,15 @@ def privatizer(gradient, algorithm=RECORD, **local):
 
 
 def bound(apply, algorithm=RECORD):
-    return steps(algorithm, privatizer=changed(algorithm.local.privatizer, bound=lying(own.Normalise(), apply=apply)))
+    return steps(algorithm, privatizer=replace(algorithm.local.privatizer, bound=lying(own.Normalise(), apply=apply)))
 
 
 def upload(**members):
-    return changed(CLIENT, upload=lying(own.Clips(**CLIP), **members))
+    return replace(CLIENT, upload=lying(own.Clips(**CLIP), **members))
 
 
 def server_noise(draw):
-    return changed(CLIENT, upload=changed(CLIENT.upload, source=lying(own.JaxNormals(), draw=draw)))
+    return replace(CLIENT, upload=replace(CLIENT.upload, source=lying(own.JaxNormals(), draw=draw)))
 
 
 def silent_where(quiet):
@@ -307,7 +307,7 @@ def run_with_the_noise_of_round(last):
 
 
 def local(run, algorithm=RECORD):
-    return changed(algorithm, local=lying(algorithm.local, run=run))
+    return replace(algorithm, local=lying(algorithm.local, run=run))
 
 
 def fading(t):
@@ -451,27 +451,27 @@ LIARS = {
     "upload louder for long means": (upload(release=louder_mean(lambda mean: jnp.linalg.norm(mean) > 100)), 20, few),
     # cohorts
     "cohort with client 0 from round 1,000 on": (
-        changed(CLIENT, cohort=lying(COINS, sample=sample_where(lambda t: t >= 1_000, with_the_first))),
+        replace(CLIENT, cohort=lying(COINS, sample=sample_where(lambda t: t >= 1_000, with_the_first))),
         LONG,
         few,
     ),
     "cohort of the first in a round": (
-        changed(CLIENT, cohort=lying(SHUFFLED, sample=sample_where(lambda t: t == 777, the_first))),
+        replace(CLIENT, cohort=lying(SHUFFLED, sample=sample_where(lambda t: t == 777, the_first))),
         LONG,
         few,
     ),
     "cohort of one draw after round 1,000": (
-        changed(CLIENT, cohort=lying(SHUFFLED, sample=sample_where(lambda t: t >= 1_000, one_for_all))),
+        replace(CLIENT, cohort=lying(SHUFFLED, sample=sample_where(lambda t: t >= 1_000, one_for_all))),
         LONG,
         few,
     ),
     "cohort of one client in a late round": (
-        changed(RECORD, cohort=lying(SHUFFLED, sample=sample_where(lambda t: t == 1_499, twice))),
+        replace(RECORD, cohort=lying(SHUFFLED, sample=sample_where(lambda t: t == 1_499, twice))),
         LONG,
         few,
     ),
     "cohort of halves that stop to take turns": (
-        changed(
+        replace(
             fdp.dp_ftrl(**COMMON, **CLIP),
             cohort=lying(own.Halves(), sample=sample_where(lambda t: t >= 2_100, first_half)),
         ),
@@ -481,30 +481,30 @@ LIARS = {
     "batches wrong for one size of twenty": (steps(RECORD, batches=lying(PICKS, sample=at_eleven)), 20, of_many_sizes),
     # what joins messages
     "transport louder after round 50": (
-        changed(CLIENT, transport=lying(own.Open(), total=louder_sum(lambda t, ids, s: t >= 50))),
+        replace(CLIENT, transport=lying(own.Open(), total=louder_sum(lambda t, ids, s: t >= 50))),
         100,
         few,
     ),
     "transport louder for ids from 1,000 on": (
-        changed(CLIENT, transport=lying(own.Open(), message=louder_message(lambda t, i, flat: i >= 1_000))),
+        replace(CLIENT, transport=lying(own.Open(), message=louder_message(lambda t, i, flat: i >= 1_000))),
         20,
         many,
     ),
     "transport louder for one coordinate": (
-        changed(
+        replace(
             CLIENT, transport=lying(own.Open(), message=louder_message(lambda t, i, flat: jnp.sum(flat != 0) == 1))
         ),
         20,
         few,
     ),
     "estimator heavy for client 1,100": (
-        changed(CLIENT, aggregate=lying(own.Average(), weights=heavy_for(1_100))),
+        replace(CLIENT, aggregate=lying(own.Average(), weights=heavy_for(1_100))),
         1_200,
         many,
     ),
     "estimator heavy at small rates": (
         steps(
-            changed(CLIENT, aggregate=lying(own.Average(), contribution=heavy_if(lambda u, rate: rate < 0.02))),
+            replace(CLIENT, aggregate=lying(own.Average(), contribution=heavy_if(lambda u, rate: rate < 0.02))),
             schedule=fading,
         ),
         200,

@@ -16,7 +16,7 @@ import fedjax_dp as fdp
 from fedjax_dp import errors
 from fedjax_dp.inspection import noise_scale, schedule_points
 from fedjax_dp.parts.contexts import StepContext
-from fedjax_dp.pytrees import changed
+from fedjax_dp.pytrees import replace
 from fedjax_dp.rounds.simulation import run_key
 
 DATA = ragged_data([40, 60, 50, 30], shape=(20,))
@@ -83,7 +83,7 @@ def said_to_be_sgd(learning_rate):
 
 
 def test_a_server_rule_that_is_said_to_be_optaxs_is_on_somebodys_word():
-    algorithm = changed(RECORD, server=changed(RECORD.server, factory=said_to_be_sgd))
+    algorithm = replace(RECORD, server=replace(RECORD.server, factory=said_to_be_sgd))
     assert "on the word of sgd (factory): it holds no records itself" in promise(layers(), algorithm).assumptions
 
 
@@ -149,12 +149,12 @@ def steps_that_cancel(self, key, step, size):
 
 
 def by_client(draw):
-    return changed(CLIENT, upload=changed(CLIENT.upload, source=lying(own.JaxNormals(), draw=draw)))
+    return replace(CLIENT, upload=replace(CLIENT.upload, source=lying(own.JaxNormals(), draw=draw)))
 
 
 def by_record(draw):
     source = lying(own.JaxNormals(), draw=draw)
-    return changed(RECORD, local=changed(RECORD.local, privatizer=changed(RECORD.local.privatizer, source=source)))
+    return replace(RECORD, local=replace(RECORD.local, privatizer=replace(RECORD.local.privatizer, source=source)))
 
 
 LATE = {

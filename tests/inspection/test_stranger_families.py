@@ -16,7 +16,7 @@ from fedjax_dp import errors, parts
 from fedjax_dp.accounting import Adjacency, Poisson, WithoutReplacement
 from fedjax_dp.parts.aggregation import equally
 from fedjax_dp.parts.facts import FACTS, restates
-from fedjax_dp.pytrees import changed
+from fedjax_dp.pytrees import replace
 
 SIZES = [8, 8, 8, 10, 12, 9]
 DATA = ragged_data(SIZES)
@@ -34,26 +34,26 @@ def epsilon(algorithm):
 
 
 def steps(algorithm, **parts):
-    return changed(algorithm, local=changed(algorithm.local, **parts))
+    return replace(algorithm, local=replace(algorithm.local, **parts))
 
 
 def noised(algorithm, **parts):
-    return steps(algorithm, privatizer=changed(algorithm.local.privatizer, **parts))
+    return steps(algorithm, privatizer=replace(algorithm.local.privatizer, **parts))
 
 
 FULL = fdp.dpnfl(**{**COMMON, "batch_size": None}, **CLIP, batches="full", l2=0.0, schedule="constant")
 BATCH = noised(RECORD, bound=parts.ClipBatch())
 # what a user wrote, and what of the catalogue does the same
 RIGHT = {
-    "shuffled cohort": (changed(RECORD, cohort=own.Shuffled(size=6)), changed(RECORD, cohort=parts.AllClients())),
-    "shuffled cohort, whole clients": (changed(CLIENT, cohort=own.Shuffled(size=3)), CLIENT),
+    "shuffled cohort": (replace(RECORD, cohort=own.Shuffled(size=6)), replace(RECORD, cohort=parts.AllClients())),
+    "shuffled cohort, whole clients": (replace(CLIENT, cohort=own.Shuffled(size=3)), CLIENT),
     "coins, whole clients": (
-        changed(CLIENT, cohort=own.Coins(rate=0.5)),
-        changed(CLIENT, cohort=parts.PoissonCohort(size=3)),
+        replace(CLIENT, cohort=own.Coins(rate=0.5)),
+        replace(CLIENT, cohort=parts.PoissonCohort(size=3)),
     ),
-    "halves": (changed(RECORD, cohort=own.Halves()), changed(RECORD, cohort=parts.CyclicCohort(size=3))),
+    "halves": (replace(RECORD, cohort=own.Halves()), replace(RECORD, cohort=parts.CyclicCohort(size=3))),
     "halves, correlated": (
-        changed(fdp.dp_ftrl(**COMMON, **CLIP), cohort=own.Halves()),
+        replace(fdp.dp_ftrl(**COMMON, **CLIP), cohort=own.Halves()),
         fdp.dp_ftrl(**COMMON, **CLIP, cohort="cyclic"),
     ),
     "batches by luck": (steps(RECORD, batches=own.Picks(size=2)), RECORD),
@@ -70,7 +70,7 @@ RIGHT = {
     "own batch clipping": (noised(RECORD, bound=own.ClampMean()), BATCH),
     "own bound of a noised upload": (noised(OUTPUT, bound=own.ClampMean()), OUTPUT),
     "JAX's normals": (noised(RECORD, source=own.JaxNormals()), RECORD),
-    "JAX's normals, whole clients": (changed(CLIENT, upload=changed(CLIENT.upload, source=own.JaxNormals())), CLIENT),
+    "JAX's normals, whole clients": (replace(CLIENT, upload=replace(CLIENT.upload, source=own.JaxNormals())), CLIENT),
     "noise taken back": (
         noised(RECORD, source=own.TakesBack()),
         noised(RECORD, source=parts.BandedNoise(coefficients=(1.0, -0.5))),
@@ -91,13 +91,13 @@ RIGHT = {
     "steps by sign": (steps(RECORD, corrections=(own.SignOnly(),)), RECORD),
     "mean drift": (steps(RECORD, corrections=(own.Drift(),)), RECORD),
     "one gradient more": (steps(FULL, corrections=(own.OneMore(),)), steps(FULL, steps=3)),
-    "own upload": (changed(CLIENT, upload=own.Clips(**CLIP)), CLIENT),
-    "own estimator": (changed(CLIENT, aggregate=own.Average()), CLIENT),
-    "own estimator of records": (changed(RECORD, aggregate=own.Average()), RECORD),
-    "own weights": (changed(CLIENT, aggregate=parts.Estimator(weigh=own.small_first)), CLIENT),
-    "own transport": (changed(RECORD, transport=own.Open()), RECORD),
-    "own local steps": (changed(RECORD, local=own.Halved(**vars(RECORD.local))), RECORD),
-    "own server": (changed(CLIENT, server=own.Lazy(rate=0.5)), CLIENT),
+    "own upload": (replace(CLIENT, upload=own.Clips(**CLIP)), CLIENT),
+    "own estimator": (replace(CLIENT, aggregate=own.Average()), CLIENT),
+    "own estimator of records": (replace(RECORD, aggregate=own.Average()), RECORD),
+    "own weights": (replace(CLIENT, aggregate=parts.Estimator(weigh=own.small_first)), CLIENT),
+    "own transport": (replace(RECORD, transport=own.Open()), RECORD),
+    "own local steps": (replace(RECORD, local=own.Halved(**vars(RECORD.local))), RECORD),
+    "own server": (replace(CLIENT, server=own.Lazy(rate=0.5)), CLIENT),
 }
 
 
@@ -133,14 +133,14 @@ def without(part, name):
 
 
 SLOTS = {
-    "cohort": (own.Shuffled(size=3), lambda part: changed(RECORD, cohort=part)),
+    "cohort": (own.Shuffled(size=3), lambda part: replace(RECORD, cohort=part)),
     "batches": (own.Picks(size=2), lambda part: steps(RECORD, batches=part)),
     "privatizer": (own.Noises(**CLIP), lambda part: steps(RECORD, privatizer=part)),
     "bound": (own.Normalise(), lambda part: noised(RECORD, bound=part)),
     "noise source": (own.JaxNormals(), lambda part: noised(RECORD, source=part)),
-    "upload": (own.Clips(**CLIP), lambda part: changed(CLIENT, upload=part)),
-    "estimator": (own.Average(), lambda part: changed(CLIENT, aggregate=part)),
-    "transport": (own.Open(), lambda part: changed(RECORD, transport=part)),
+    "upload": (own.Clips(**CLIP), lambda part: replace(CLIENT, upload=part)),
+    "estimator": (own.Average(), lambda part: replace(CLIENT, aggregate=part)),
+    "transport": (own.Open(), lambda part: replace(RECORD, transport=part)),
 }
 MISSING = [(slot, name) for slot in SLOTS for name in FACTS[slot]]
 
@@ -304,7 +304,7 @@ def half_silent(self, key, step, size):
 
 
 def faint_gradient(self, key, step, model, params, records):
-    return own.Noises.gradient(changed(own.Noises(**CLIP), noise_multiplier=1.0), key, step, model, params, records)
+    return own.Noises.gradient(replace(own.Noises(**CLIP), noise_multiplier=1.0), key, step, model, params, records)
 
 
 def first_step_only(self, key, step, model, params, records):
@@ -333,7 +333,7 @@ def any_message(self, key, update, *rest):
 
 def faint_release(self, key, round_index, mean, extra, state, reach, expected):
     return own.Clips.release(
-        changed(own.Clips(**CLIP), noise_multiplier=1.0), key, round_index, mean, extra, state, reach, expected
+        replace(own.Clips(**CLIP), noise_multiplier=1.0), key, round_index, mean, extra, state, reach, expected
     )
 
 
@@ -447,7 +447,7 @@ def past_the_privatizer(self, client):
 
 LIES = {
     **{
-        f"cohort {name}, {of}": changed(algorithm, cohort=lying(part, **members))
+        f"cohort {name}, {of}": replace(algorithm, cohort=lying(part, **members))
         for of, algorithm in BOTH.items()
         for name, (part, members) in {
             "of one client thrice": (SHUFFLED, {"sample": twice_the_first}),
@@ -461,15 +461,15 @@ LIES = {
             "of a base that draws less": (SHUFFLED, {"base": property(lambda self: own.Shuffled(size=1))}),
         }.items()
     },
-    "cohort of halves, wider apart": changed(
+    "cohort of halves, wider apart": replace(
         fdp.dp_ftrl(**COMMON, **CLIP), cohort=lying(own.Halves(), min_separation=says(4))
     ),
-    "cohort counted twice": changed(CLIENT, cohort=lying(SHUFFLED, sample=counted_twice)),
-    "cohort hidden as a smaller sample": changed(
+    "cohort counted twice": replace(CLIENT, cohort=lying(SHUFFLED, sample=counted_twice)),
+    "cohort hidden as a smaller sample": replace(
         CLIENT, cohort=lying(COINS, amplified=says((Poisson(0.1), Adjacency.ADD_REMOVE)))
     ),
-    "cohort hidden as independent": changed(CLIENT, cohort=lying(COINS, sample=pairs)),
-    "cohort fixed though it is not": changed(
+    "cohort hidden as independent": replace(CLIENT, cohort=lying(COINS, sample=pairs)),
+    "cohort fixed though it is not": replace(
         CLIENT, cohort=lying(COINS, fixed=True), aggregate=parts.ESTIMATORS["mean"]
     ),
     **{
@@ -531,8 +531,8 @@ LIES = {
     },
     "noise fresh though it takes back": noised(RECORD, source=lying(own.TakesBack(), fresh=True, bands=(1.0,))),
     "noise that takes back more than told": noised(RECORD, source=lying(own.TakesBack(), bands=(1.0, -0.1))),
-    "server noise that never changes": changed(
-        CLIENT, upload=changed(CLIENT.upload, source=lying(own.JaxNormals(), draw=frozen))
+    "server noise that never changes": replace(
+        CLIENT, upload=replace(CLIENT.upload, source=lying(own.JaxNormals(), draw=frozen))
     ),
     **{
         f"privatizer {name}": steps(RECORD, privatizer=lying(own.Noises(**CLIP), **members))
@@ -563,12 +563,12 @@ LIES = {
             "that looks after": {"exchange": looks_after, "absorb": lambda self, server, total, clients: server},
         }.items()
     },
-    "correction that sends under client noise": changed(
+    "correction that sends under client noise": replace(
         CLIENT,
-        local=changed(CLIENT.local, corrections=(of_kind(finish=lambda self, update, *rest: (update, ())),)),
+        local=replace(CLIENT.local, corrections=(of_kind(finish=lambda self, update, *rest: (update, ())),)),
     ),
     **{
-        f"upload {name}": changed(CLIENT, upload=lying(own.Clips(**CLIP), **members))
+        f"upload {name}": replace(CLIENT, upload=lying(own.Clips(**CLIP), **members))
         for name, members in {
             "longer than told": {"message": long_message},
             "unclipped": {"message": any_message},
@@ -581,27 +581,27 @@ LIES = {
         }.items()
     },
     **{
-        f"estimator {name}": changed(CLIENT, aggregate=lying(own.Average(), **members))
+        f"estimator {name}": replace(CLIENT, aggregate=lying(own.Average(), **members))
         for name, members in {
             "of half the reach": {"sensitivity": lambda self, shares, rates, members: 0.5 / jnp.sum(rates)},
             "heavier than told": {"contribution": heavy},
         }.items()
     },
-    "estimator over who came": changed(
+    "estimator over who came": replace(
         CLIENT, cohort=parts.PoissonCohort(size=3), aggregate=lying(own.Average(), combine=by_those_here)
     ),
-    "estimator of equal weights that are not": changed(
+    "estimator of equal weights that are not": replace(
         CLIENT,
         aggregate=lying(
             own.Average(), weights=lambda self, members, shares, rates: members.drawn * 40 * shares[members.ids]
         ),
     ),
-    "local steps of one noise for all": changed(RECORD, local=lying(RECORD.local, run=same_for_all)),
-    "local steps of all records": changed(RECORD, local=lying(RECORD.local, run=of_all_records)),
-    "local steps of one batch": changed(RECORD, local=lying(RECORD.local, run=of_one_key)),
-    "local steps under a noised upload": changed(OUTPUT, local=lying(OUTPUT.local)),
-    "local steps past the privatizer": changed(RECORD, local=lying(RECORD.local, run=past_the_privatizer)),
-    "transport of shares in the open": changed(
+    "local steps of one noise for all": replace(RECORD, local=lying(RECORD.local, run=same_for_all)),
+    "local steps of all records": replace(RECORD, local=lying(RECORD.local, run=of_all_records)),
+    "local steps of one batch": replace(RECORD, local=lying(RECORD.local, run=of_one_key)),
+    "local steps under a noised upload": replace(OUTPUT, local=lying(OUTPUT.local)),
+    "local steps past the privatizer": replace(RECORD, local=lying(RECORD.local, run=past_the_privatizer)),
+    "transport of shares in the open": replace(
         fdp.dp_fedavg.of({**COMMON, **CLIP, "noise": "shared", "secure": True, "fractional_bits": 6}),
         transport=lying(own.Open(), secret=True, resolution=2.0**-6, hidden_among=lambda self, m, h: m - h),
     ),
@@ -753,7 +753,7 @@ def up_and_down(at):
 ONE = {"init": lambda self: jnp.float32(1)}
 LIES |= {
     **{
-        f"upload {name}": changed(CLIENT, upload=lying(own.Clips(**CLIP), **members))
+        f"upload {name}": replace(CLIENT, upload=lying(own.Clips(**CLIP), **members))
         for name, members in {
             "of ten means": {"release": scaled_mean},
             "of a growing clip": {"message": growing, "release": doubled_state, **ONE},
@@ -766,7 +766,7 @@ LIES |= {
         }.items()
     },
     **{
-        f"estimator {name}": changed(CLIENT, aggregate=lying(own.Average(), **members))
+        f"estimator {name}": replace(CLIENT, aggregate=lying(own.Average(), **members))
         for name, members in {
             "of signs": {"contribution": signs},
             "of unit lengths": {"contribution": unit_length},
@@ -774,8 +774,8 @@ LIES |= {
             "of a normalised mean": {"combine": normalised},
         }.items()
     },
-    "transport ten times as loud": changed(CLIENT, transport=lying(own.Open(), total=louder)),
-    "transport of one bit": changed(CLIENT, transport=lying(own.Open(), message=one_bit)),
+    "transport ten times as loud": replace(CLIENT, transport=lying(own.Open(), total=louder)),
+    "transport of one bit": replace(CLIENT, transport=lying(own.Open(), message=one_bit)),
     **{
         f"bound {name}, Poisson": steps(
             noised(RECORD, bound=lying(own.Normalise(), apply=apply)), batches=parts.PoissonBatches(size=2)
@@ -788,8 +788,8 @@ LIES |= {
     "bound that is not finite": noised(RECORD, bound=lying(own.Normalise(), apply=naive)),
     "noise times the rate": noised(RECORD, source=lying(own.JaxNormals(), draw=times_rate)),
     "noise that falls silent": noised(RECORD, source=lying(own.JaxNormals(), draw=silent_late)),
-    "cohort of a seed of its own": changed(CLIENT, cohort=lying(COINS, sample=own_seed)),
-    "cohort hidden among fewer": changed(CLIENT, cohort=lying(SHUFFLED, amplified=fewer_others)),
+    "cohort of a seed of its own": replace(CLIENT, cohort=lying(COINS, sample=own_seed)),
+    "cohort hidden among fewer": replace(CLIENT, cohort=lying(SHUFFLED, amplified=fewer_others)),
     "batches wrong for some sizes": steps(RECORD, batches=lying(PICKS, sample=middle_sizes)),
     "rule that inherits what it says": steps(RECORD, rule=SignRule(hyperparameters={})),
     "rule under a noised upload": steps(OUTPUT, rule=SignRuleTold(hyperparameters={})),
@@ -816,4 +816,4 @@ def test_there_are_enough_of_them():
 
 def test_the_same_weights_by_name_and_by_function():
     named = parts.Estimator(weigh=equally, normalised=True)
-    assert epsilon(changed(CLIENT, aggregate=named)) == pytest.approx(epsilon(CLIENT))
+    assert epsilon(replace(CLIENT, aggregate=named)) == pytest.approx(epsilon(CLIENT))

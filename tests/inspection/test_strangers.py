@@ -21,7 +21,7 @@ from fedjax_dp.parts.aggregation import equally
 from fedjax_dp.parts.cohorts import Members
 from fedjax_dp.parts.facts import restates
 from fedjax_dp.parts.noise import noise_event
-from fedjax_dp.pytrees import changed
+from fedjax_dp.pytrees import replace
 from fedjax_dp.rounds.simulation import run_key
 
 COMMON = {"cohort_size": 3, "batch_size": 2, "local_steps": 2, "learning_rate": 0.3}
@@ -39,7 +39,7 @@ def whole(**options):
 
 
 def with_local(algorithm, **parts):
-    return changed(algorithm, local=changed(algorithm.local, **parts))
+    return replace(algorithm, local=replace(algorithm.local, **parts))
 
 
 def epsilon(algorithm, data=DATA, rounds=5, **options):
@@ -76,9 +76,9 @@ def test_weights_have_the_reach_that_they_have():
     for weigh, wanted in ((equally, 1.0), (fifty, 50.0)):
         aggregate = fdp.parts.Estimator(weigh=weigh)
         assert float(aggregate.sensitivity(shares, None, 3)) == pytest.approx(wanted)
-        assert epsilon(changed(whole(), aggregate=aggregate)) == pytest.approx(epsilon(whole()))
+        assert epsilon(replace(whole(), aggregate=aggregate)) == pytest.approx(epsilon(whole()))
     assert "what a client of norm 1 moves the mean by" in refused(
-        changed(whole(), aggregate=fdp.parts.Estimator(weigh=heavier_in_company))
+        replace(whole(), aggregate=fdp.parts.Estimator(weigh=heavier_in_company))
     )
 
 
@@ -125,7 +125,7 @@ def test_a_bound_says_whether_it_is_of_records_or_of_the_batch():
         algorithm = dpnfl(batches=batches)
 
         def bounded(bound, algorithm=algorithm):
-            return with_local(algorithm, privatizer=changed(algorithm.local.privatizer, bound=bound))
+            return with_local(algorithm, privatizer=replace(algorithm.local.privatizer, bound=bound))
 
         assert "lacks no_epsilon_reason" in refused(bounded(MeanClip()))
         assert "moves the mean, in units" in refused(bounded(MeanClipLying()))
@@ -197,7 +197,7 @@ def test_every_gradient_that_is_asked_for_is_new_and_counted():
     asked = with_local(algorithm, corrections=(TwoMore(),))
     one, other = states_of(asked, fdp.logistic_regression((3,), 3), DATA, 1)[1].shared[0]
     assert np.abs(one - other).min() > 0  # another noise for each
-    assert epsilon(asked) == pytest.approx(epsilon(changed(algorithm, local=changed(algorithm.local, steps=4))))
+    assert epsilon(asked) == pytest.approx(epsilon(replace(algorithm, local=replace(algorithm.local, steps=4))))
     assert "calls of another_gradient" in refused(with_local(algorithm, corrections=(TwoMore(told=1),)))
     assert "calls of another_gradient" in refused(with_local(algorithm, corrections=(TwoMore(told=0),)))
     assert "in a loop of their own" in refused(with_local(algorithm, corrections=(InALoop(),)))
@@ -245,11 +245,11 @@ class Silent(Bare):
 
 def test_an_upload_without_noise_is_not_believed():
     """A4."""
-    promise = fdp.guarantee(changed(whole(), upload=Bare(clip_norm=1.0)), DATA, rounds=5, delta=1e-5)
+    promise = fdp.guarantee(replace(whole(), upload=Bare(clip_norm=1.0)), DATA, rounds=5, delta=1e-5)
     assert promise.epsilon == math.inf
     assert "no noise_multiplier" in promise.reason
     assert "standard deviation of the noise" in refused(
-        changed(whole(), upload=Silent(clip_norm=1.0, noise_multiplier=2.0))
+        replace(whole(), upload=Silent(clip_norm=1.0, noise_multiplier=2.0))
     )
 
 
@@ -378,13 +378,13 @@ def test_cohorts_are_what_they_say():
     """X4, X7: a subclass inherits no law, and one that states it is compared with its draws."""
     algorithm = dpnfl(cohort_size=None)
     model = fdp.logistic_regression((3,), 3)
-    start, end = states_of(changed(algorithm, cohort=Uninvited()), model, DATA, 1)
+    start, end = states_of(replace(algorithm, cohort=Uninvited()), model, DATA, 1)
     for a, b in zip(jax.tree.leaves(start.params), jax.tree.leaves(end.params)):
         np.testing.assert_array_equal(a, b)  # nobody took part
-    assert "answer in every round" in refused(changed(algorithm, cohort=Uninvited()))
+    assert "answer in every round" in refused(replace(algorithm, cohort=Uninvited()))
     for made in (dpnfl(), whole()):
-        assert "not believed of its subclasses" in refused(changed(made, cohort=Rigged(size=3)))
-        assert "wanted its rates" in refused(changed(made, cohort=RiggedTold(size=3)))
+        assert "not believed of its subclasses" in refused(replace(made, cohort=Rigged(size=3)))
+        assert "wanted its rates" in refused(replace(made, cohort=RiggedTold(size=3)))
 
 
 @fdp.value
@@ -427,12 +427,12 @@ class StrataTold(Strata):
 def test_cohorts_by_strata_are_counted_client_by_client():
     data, uneven = ragged_data([4] * 30), Strata(sizes=(6, 9, 15), each=2)
     model = fdp.logistic_regression(data.record_shape, data.classes)
-    spent = fdp.guarantee(changed(whole(), cohort=uneven), data, rounds=10, delta=1e-3, model=model).epsilons
+    spent = fdp.guarantee(replace(whole(), cohort=uneven), data, rounds=10, delta=1e-3, model=model).epsilons
     times = np.bincount(drawn_cohorts(uneven, run_key(0), np.arange(10), data.shares).ids.ravel(), minlength=30)
     assert spent == pytest.approx([gaussian_epsilon(1e-3, 1.0, count) for count in times.tolist()], rel=1e-3)
-    assert "how often each is drawn" in refused(changed(whole(), cohort=StrataTold(**vars(uneven))), data)
+    assert "how often each is drawn" in refused(replace(whole(), cohort=StrataTold(**vars(uneven))), data)
     even = StrataTold(sizes=(10, 10, 10), each=2)  # whose clients are drawn equally often, though not equally together
-    assert "measured some groups more often than others" in refused(changed(whole(), cohort=even), data)
+    assert "measured some groups more often than others" in refused(replace(whole(), cohort=even), data)
 
 
 def up(at):
@@ -493,7 +493,7 @@ class Registered:
 
 
 def test_parts_are_made_by_value():
-    for algorithm in (changed(dpnfl(), cohort=Registered()), changed(dpnfl(), cohort=_Rigged(size=3))):
+    for algorithm in (replace(dpnfl(), cohort=Registered()), replace(dpnfl(), cohort=_Rigged(size=3))):
         assert "decorated with fedjax_dp.value" in refused(algorithm)
 
 
@@ -507,7 +507,7 @@ def test_probabilities_need_a_word_about_their_origin():
             epsilon=2.0,
             delta=1e-3,
         )
-    public = changed(
+    public = replace(
         dpnfl(),
         cohort=fdp.parts.MultinomialCohort(draws=3, probabilities=chances, public=True),
         aggregate=fdp.parts.ESTIMATORS["wor_delta"],

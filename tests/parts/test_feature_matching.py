@@ -14,7 +14,7 @@ from fedjax_dp.parts.clipping import Records
 from fedjax_dp.parts.cohorts import Members
 from fedjax_dp.parts.contexts import ClientContext, LocalState, Received
 from fedjax_dp.parts.feature_matching import FeatureMatching
-from fedjax_dp.pytrees import changed
+from fedjax_dp.pytrees import replace
 
 
 def without_the_first(ids):
@@ -42,7 +42,7 @@ def test_a_target_is_the_mean_over_who_is_present(leave_one_out):
 @pytest.mark.slow
 def test_records_of_a_client_that_is_not_invited_reach_no_model():
     data = ragged_data([4, 4, 4])
-    algorithm = changed(
+    algorithm = replace(
         fdp.rfedavg_plus(cohort_size=2, batch_size=2, local_steps=2, learning_rate=0.1, feature_strength=0.5),
         cohort=NeverTheFirst(size=2),
     )

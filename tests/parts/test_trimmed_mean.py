@@ -15,7 +15,7 @@ import fedjax_dp as fdp
 from fedjax_dp import parts
 from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.parts.cohorts import Members
-from fedjax_dp.pytrees import changed, ravel
+from fedjax_dp.pytrees import ravel, replace
 from fedjax_dp.rounds import simulation
 
 COMMON = {"cohort_size": 5, "batch_size": 2, "local_steps": 2, "learning_rate": 0.3}
@@ -98,7 +98,7 @@ def test_a_client_of_wild_records_moves_a_run_of_means_and_not_one_of_medians(da
     first = data.client(0)
     wild = np.array(data.x)
     wild[int(first.offset) : int(first.offset) + int(first.size)] *= 1e4
-    poisoned = changed(data, x=wild)
+    poisoned = replace(data, x=wild)
     far = {name: np.linalg.norm(moved(name, poisoned, cohort_size=None)) for name in ("mean", "median")}
     usual = np.linalg.norm(moved("median", data, cohort_size=None))
     assert far["mean"] > 100 * usual

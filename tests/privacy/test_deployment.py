@@ -17,7 +17,7 @@ from fedjax_dp.accounting import Guarantee
 from fedjax_dp.experiments import phases
 from fedjax_dp.privacy.planned_run import plan_run
 from fedjax_dp.privacy.terms import PrivacyTerms
-from fedjax_dp.pytrees import changed, same
+from fedjax_dp.pytrees import replace, same
 
 ROUNDS, DELTA, SIZE = 20, 1e-5, 50_000
 OF = {"deployment_cohort": 100, "deployment_population": 10_000}
@@ -49,8 +49,8 @@ def test_noise_of_published_deployments_under_both_readings_of_their_sampler(cas
 
     def stated(factor):
         noise = case["noise"][cohort] * factor
-        upload = changed(algorithm.upload, noise_multiplier=noise)
-        return fdp.guarantee(changed(algorithm, upload=upload), data, **terms)
+        upload = replace(algorithm.upload, noise_multiplier=noise)
+        return fdp.guarantee(replace(algorithm, upload=upload), data, **terms)
 
     enough = stated(1.001)
     assert enough.epsilon <= case["epsilon"] < stated(0.999).epsilon

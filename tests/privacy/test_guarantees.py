@@ -15,7 +15,7 @@ from fedjax_dp import accounting, errors, parts
 from fedjax_dp.accounting import Adjacency, FullBatch, GaussianSteps, View, WithoutReplacement
 from fedjax_dp.papers.theorems import acs_pldp_lemma1
 from fedjax_dp.privacy import guarantees, planned_run
-from fedjax_dp.pytrees import changed
+from fedjax_dp.pytrees import replace
 from fedjax_dp.rounds import simulation
 from fedjax_dp.rounds.clients import draw_cohort
 
@@ -305,7 +305,7 @@ def test_an_unknown_noise_source_has_no_guarantee(data):
 def test_a_cost_by_a_name_of_before_is_refused_where_it_would_count_as_nothing(data, name):
     cohort = lying(parts.UniformCohort(size=3), **{name: GaussianSteps(0.5, FullBatch(), Adjacency.REPLACE_ONE, 1)})
     with pytest.raises(errors.ConfigurationError, match=f"cohort must be one that states it as setup_event, .* {name}"):
-        fdp.guarantee(changed(dpnfl(), cohort=cohort), data, rounds=2, delta=DELTA)
+        fdp.guarantee(replace(dpnfl(), cohort=cohort), data, rounds=2, delta=DELTA)
 
 
 def test_what_the_probabilities_cost_survives_a_wrapper(data):

@@ -23,7 +23,7 @@ from fedjax_dp.data.store import Dataset, UnitBound, of_units
 from fedjax_dp.privacy.guarantees import verified_guarantee
 from fedjax_dp.privacy.spending import Spending
 from fedjax_dp.privacy.terms import PrivacyTerms
-from fedjax_dp.pytrees import changed
+from fedjax_dp.pytrees import replace
 
 SIZES, DELTA = [40, 60], 1e-3
 
@@ -88,7 +88,7 @@ def algorithm(**changes):
 
 
 def promise(bound, **changes):
-    data = changed(ragged_data(SIZES), bounds=(UnitBound(Unit.USER, bound),))
+    data = replace(ragged_data(SIZES), bounds=(UnitBound(Unit.USER, bound),))
     return fdp.guarantee(algorithm(**changes), data, rounds=5, delta=DELTA)
 
 
@@ -115,20 +115,20 @@ def test_one_record_of_a_user_is_a_record_and_more_cost_more():
 
 
 def test_noise_is_found_for_users():
-    data = changed(ragged_data(SIZES), bounds=(UnitBound(Unit.USER, 4),))
+    data = replace(ragged_data(SIZES), bounds=(UnitBound(Unit.USER, 4),))
     found = fdp.calibrate(algorithm(), data, rounds=5, epsilon=2.0, delta=DELTA)
     assert max(fdp.guarantee(found, data, rounds=5, delta=DELTA).epsilons) == pytest.approx(2.0, rel=2e-3)
 
 
 def test_noise_on_whole_clients_hides_their_users_too():
-    data = changed(ragged_data(SIZES), bounds=(UnitBound(Unit.USER, 4),))
+    data = replace(ragged_data(SIZES), bounds=(UnitBound(Unit.USER, 4),))
     common = {"cohort_size": 2, "batch_size": 4, "local_steps": 1, "learning_rate": 0.1}
     stated = fdp.guarantee(fdp.dp_fedavg(**common, clip_norm=1.0, noise_multiplier=1.0), data, rounds=5, delta=DELTA)
     assert stated.unit is Unit.CLIENT
 
 
 def several(records=2, clients=2, sizes=(40, 40, 40), **data):
-    return changed(ragged_data(list(sizes)), bounds=(UnitBound(Unit.USER, records, clients),), **data)
+    return replace(ragged_data(list(sizes)), bounds=(UnitBound(Unit.USER, records, clients),), **data)
 
 
 def full(**changes):
@@ -153,7 +153,7 @@ def test_more_clients_of_a_user_cost_more_and_one_is_as_before():
     grown = [fdp.guarantee(algorithm(), several(2, clients), rounds=2, delta=DELTA).epsilon for clients in (1, 2, 3, 9)]
     assert grown[:3] == sorted(set(grown[:3]))
     assert grown[3] == grown[2]  # there are no more
-    one = fdp.guarantee(algorithm(), changed(several(), bounds=(UnitBound(Unit.USER, 2),)), rounds=2, delta=DELTA)
+    one = fdp.guarantee(algorithm(), replace(several(), bounds=(UnitBound(Unit.USER, 2),)), rounds=2, delta=DELTA)
     assert grown[0] == one.epsilon
 
 
@@ -201,13 +201,13 @@ TEXTS = (UnitBound(Unit.TOKEN, 2), UnitBound(Unit.TEXT, 5))
 
 def test_the_guarantee_is_of_the_unit_that_is_named():
     """Text >= token >= window, each with as many windows as the data keep."""
-    data = changed(ragged_data(SIZES), bounds=TEXTS, overlap="a record is a window")
+    data = replace(ragged_data(SIZES), bounds=TEXTS, overlap="a record is a window")
     made = algorithm()
     stated = {unit: fdp.guarantee(made, data, rounds=3, delta=DELTA, unit=unit) for unit in ("record", "token", "text")}
     assert [one.unit.value for one in stated.values()] == list(stated)
     assert stated["record"].epsilon < stated["token"].epsilon < stated["text"].epsilon
     assert fdp.guarantee(made, data, rounds=3, delta=DELTA) == stated["text"]  # what somebody bounds is meant
-    assert fdp.guarantee(made, changed(data, bounds=TEXTS[:1]), rounds=3, delta=DELTA).unit is Unit.RECORD
+    assert fdp.guarantee(made, replace(data, bounds=TEXTS[:1]), rounds=3, delta=DELTA).unit is Unit.RECORD
     assert any("of which one text may have 5" in line for line in stated["record"].warnings)
     assert not stated["token"].warnings
     assert any("stands in at most 2 records" in line for line in stated["token"].assumptions)
@@ -248,7 +248,7 @@ def test_a_unit_that_nothing_hides_is_refused_in_one_line(made, unit, words):
     ],
 )
 def test_what_is_not_of_users_is_refused_in_one_line(data, words):
-    users = changed(ragged_data(SIZES), bounds=(UnitBound(Unit.USER, 2),), **data)
+    users = replace(ragged_data(SIZES), bounds=(UnitBound(Unit.USER, 2),), **data)
     with pytest.raises(errors.ConfigurationError, match=words):
         fdp.audit(algorithm(), users, rounds=2, delta=DELTA, trials=100)
 

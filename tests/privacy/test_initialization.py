@@ -26,7 +26,7 @@ from fedjax_dp.privacy.client_events import client_events
 from fedjax_dp.privacy.guarantees import prepare, verified_guarantee
 from fedjax_dp.privacy.planned_run import plan_run
 from fedjax_dp.privacy.terms import PrivacyTerms
-from fedjax_dp.pytrees import changed
+from fedjax_dp.pytrees import replace
 
 DIGITS = fdp.load("digits")
 OTHERS = np.random.default_rng(0).integers(0, 17, (700, 8, 8)).astype(np.uint8)
@@ -123,8 +123,8 @@ def test_noise_is_found_for_what_the_first_phase_leaves(made):
         found = fdp.guarantee(noised, DATA, **words)
         assert budget * (1 - 1e-3) < found.epsilon <= budget
         less = noised.local.privatizer.noise_multiplier * 0.99
-        quieter = changed(
-            noised, local=changed(noised.local, privatizer=changed(noised.local.privatizer, noise_multiplier=less))
+        quieter = replace(
+            noised, local=replace(noised.local, privatizer=replace(noised.local.privatizer, noise_multiplier=less))
         )
         assert fdp.guarantee(quieter, DATA, **words).epsilon > budget
     with pytest.raises(errors.ConfigurationError, match=f"above {first:.4g}, which algorithm on first, 1 round cost"):

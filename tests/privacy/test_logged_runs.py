@@ -14,7 +14,7 @@ from fedjax_dp.experiments.config import RunSpec
 from fedjax_dp.privacy.guarantees import verified_guarantee
 from fedjax_dp.privacy.spending import Spending
 from fedjax_dp.privacy.terms import PrivacyTerms
-from fedjax_dp.pytrees import changed, same
+from fedjax_dp.pytrees import replace, same
 from fedjax_dp.rounds import simulation
 
 COMMON = {"cohort_size": 2, "batch_size": 4, "local_steps": 2, "learning_rate": 0.1, "clip_norm": 1.0}
@@ -35,12 +35,12 @@ CASES = [
 
 
 def logged(algorithm, pairs, rounds=ROUNDS, clients=N):
-    return changed(algorithm, cohort=parts.LoggedCohort.of(ParticipationLog.of(np.array(pairs), rounds, clients)))
+    return replace(algorithm, cohort=parts.LoggedCohort.of(ParticipationLog.of(np.array(pairs), rounds, clients)))
 
 
 def client_level(noise_multiplier=5.0, source=None, **options):
     made = fdp.dp_fedavg(**COMMON, noise_multiplier=noise_multiplier, cohort="cyclic", **options)
-    return made if source is None else changed(made, upload=changed(made.upload, source=source))
+    return made if source is None else replace(made, upload=replace(made.upload, source=source))
 
 
 def banded(column, rounds):

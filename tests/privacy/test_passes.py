@@ -27,7 +27,7 @@ from fedjax_dp.privacy.guarantees import verified_guarantee
 from fedjax_dp.privacy.planned_run import participations
 from fedjax_dp.privacy.spending import Spending
 from fedjax_dp.privacy.terms import PrivacyTerms
-from fedjax_dp.pytrees import changed
+from fedjax_dp.pytrees import replace
 
 DATA = ragged_data([8, 8, 8, 10, 12, 9])
 COMMON = {"batch_size": 2, "local_steps": 2, "learning_rate": 0.3, "clip_norm": 0.7, "noise_multiplier": 2.0}
@@ -147,7 +147,7 @@ def test_a_client_draws_kept_slots_by_one_key_in_all_rounds(batches, each):
     algorithm = of_records(batches=batches)
     rule = lying(algorithm.local.batches, sample=sample)
     clients = ragged_data([8, 9, 10, 11, 12, 13])  # of which the sizes tell
-    fdp.simulate(changed(algorithm, local=changed(algorithm.local, batches=rule)), clients, rounds=3)
+    fdp.simulate(replace(algorithm, local=replace(algorithm.local, batches=rule)), clients, rounds=3)
     jax.effects_barrier()
     assert len({key[1:] for key in keys}) == len(keys) == 6 * each
 
@@ -187,7 +187,7 @@ def one_slot_for_all(self, keys, round_index, shares):
 )
 @pytest.mark.slow
 def test_a_cohort_that_is_not_drawn_as_it_states_is_found_out(kind, members, line):
-    algorithm = changed(of_clients("bins"), cohort=lying(kind(pass_rounds=4), **members))
+    algorithm = replace(of_clients("bins"), cohort=lying(kind(pass_rounds=4), **members))
     place = inspection.Place(algorithm, DATA, fdp.logistic_regression((3,), 3), 12)
     with pytest.raises(AssertionError, match=line):
         inspection.examine_part("cohort", algorithm.cohort, place)

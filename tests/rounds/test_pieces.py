@@ -15,7 +15,7 @@ from fedjax_dp.execution import some_devices
 from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.gradients import equations
 from fedjax_dp.parts.corrections import Correction
-from fedjax_dp.pytrees import changed, ravel
+from fedjax_dp.pytrees import ravel, replace
 from fedjax_dp.rounds import pieces, simulation
 from fedjax_dp.rounds.state import initial_state
 
@@ -87,14 +87,14 @@ def test_devices_and_points_of_a_sweep_compute_in_pieces():
     state = initial_state(algorithm, LINEAR, DATA, key)
 
     def after(clip, execution):
-        point = changed(algorithm, local=changed(algorithm.local, privatizer=of_clip(algorithm, clip)))
+        point = replace(algorithm, local=replace(algorithm.local, privatizer=of_clip(algorithm, clip)))
         return simulation.run_rounds(point, state, DATA, key, jnp.int32(2), model=LINEAR, execution=execution)[0].params
 
     close(*(jax.jit(jax.vmap(lambda clip, on=on: after(clip, on)))(jnp.array([0.1, 0.5])) for on in PAIR))
 
 
 def of_clip(algorithm, clip):
-    return changed(algorithm.local.privatizer, clip_norm=clip)
+    return replace(algorithm.local.privatizer, clip_norm=clip)
 
 
 @fdp.value
@@ -109,7 +109,7 @@ class Odd(Correction):
 @pytest.mark.slow
 def test_a_correction_of_ones_own_sees_whole_vectors():
     algorithm = made("dpnfl")
-    odd = changed(algorithm, local=changed(algorithm.local, corrections=(Odd(),)))
+    odd = replace(algorithm, local=replace(algorithm.local, corrections=(Odd(),)))
     close(*ends(odd, rounds=1))
 
 

@@ -11,7 +11,7 @@ from fedjax_dp.cli import main
 from fedjax_dp.data import FederatedData
 from fedjax_dp.execution.mesh import CohortLayout
 from fedjax_dp.models import logistic_regression, mlp
-from fedjax_dp.pytrees import changed
+from fedjax_dp.pytrees import replace
 from fedjax_dp.rounds import prefetch, simulation
 
 CASES = {  # every client, cohorts that vary, draws one by one, tables, masks, losses on all records, epochs
@@ -110,7 +110,7 @@ def test_records_of_others_are_never_read(data, monkeypatch):  # noqa: F811
     assert others.size
     x = np.array(data.x)
     x[np.concatenate([rows_of(data, i) for i in others])] = np.nan
-    spoilt = changed(data, x=x)
+    spoilt = replace(data, x=x)
     source = prefetch.Prefetcher(simulation.numbers(algorithm), spoilt, fdp.execution.all_devices(), key, 21)
     assert np.isfinite(np.asarray(source.block(0).records.held.x)).all()
     source.close()

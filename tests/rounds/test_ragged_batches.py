@@ -12,7 +12,7 @@ import fedjax_dp as fdp
 from fedjax_dp import accounting, parts, prng
 from fedjax_dp.errors import ConfigurationError
 from fedjax_dp.inspection.local_steps import _at_the_start
-from fedjax_dp.pytrees import changed
+from fedjax_dp.pytrees import replace
 from fedjax_dp.rounds.simulation import run_key
 from fedjax_dp.testing import check_algorithm
 
@@ -32,7 +32,7 @@ SOFTMAX = fdp.logistic_regression(STORE.record_shape, STORE.classes)
 
 def of_client(algorithm, sizes, t=1):
     """Update and what the first client keeps and shows, of a round in which two have so many of their records."""
-    data = changed(STORE, sizes=np.array(sizes, np.int32), largest=max(sizes), smallest=min(sizes))
+    data = replace(STORE, sizes=np.array(sizes, np.int32), largest=max(sizes), smallest=min(sizes))
     held = jax.tree.map(jnp.asarray, data)
     client = _at_the_start(algorithm.local, algorithm, data, SOFTMAX)(run_key(3), jnp.int32(t), jnp.int32(0), held)
     result = jax.jit(lambda: algorithm.local.run(client))()
@@ -100,13 +100,13 @@ class OneStream(parts.EpochBatches):
 def test_a_step_that_is_not_taken_may_not_move_momentum():
     right = algorithm_of("epochs", local_rule="momentum", schedule="constant")
     fields = {field.name: getattr(right.local, field.name) for field in dataclasses.fields(right.local)}
-    assert follows_others(changed(right, local=MovesWhenDead(**fields)))
+    assert follows_others(replace(right, local=MovesWhenDead(**fields)))
 
 
 @pytest.mark.slow
 def test_shuffles_may_not_depend_on_another_clients_size():
     right = algorithm_of("epochs", schedule="constant")
-    wrong = changed(right, local=changed(right.local, batches=OneStream(size=4)))
+    wrong = replace(right, local=replace(right.local, batches=OneStream(size=4)))
     assert follows_others(wrong)
     assert not follows_others(right)
 
@@ -166,7 +166,7 @@ class StatesMoreThanThereAre(parts.FixedBatches):
 
 def with_batches(batches):
     right = algorithm_of("poisson")
-    return changed(right, local=changed(right.local, batches=batches))
+    return replace(right, local=replace(right.local, batches=batches))
 
 
 def refused(algorithm):
@@ -221,7 +221,7 @@ def changed_noise(privatizer, noise):
 @pytest.mark.slow
 def test_noise_on_the_mean_over_the_rest_of_a_pass_is_too_small():
     right = algorithm_of("epochs", last="keep", local_steps=1)
-    wrong = changed(right, local=changed(right.local, privatizer=NoiseOnTheMean(clip_norm=0.7, noise_multiplier=2.0)))
+    wrong = replace(right, local=replace(right.local, privatizer=NoiseOnTheMean(clip_norm=0.7, noise_multiplier=2.0)))
     with pytest.raises((AssertionError, ConfigurationError)):
         fdp.guarantee(wrong, DATA, rounds=3, delta=1e-3, model=MODEL)
 
