@@ -53,8 +53,8 @@ def workload(name):
 
 def counted(algorithm, model, data):
     """What the compiled rounds of an algorithm do."""
-    rounds, state = simulation.on_devices(algorithm, data, model, fdp.execution.all_devices())
-    compiled = rounds.compiled(state)
+    rounds, state = simulation.initialize(algorithm, data, model, fdp.execution.all_devices())
+    compiled = rounds.compile(state)
     cost, memory = compiled.cost_analysis(), compiled.memory_analysis()
     return {
         "flops": int(cost["flops"]),
@@ -83,7 +83,7 @@ def repeated(algorithm, model, data):
     simulation.simulate(algorithm, data, **options)
     if COMPILED not in compiled:
         sys.exit(f"guard: JAX does not tell of {COMPILED} any more, so programs cannot be counted")
-    doubled = jax.tree.map(lambda leaf: 2.0 * leaf, simulation.numbers(algorithm))
+    doubled = jax.tree.map(lambda leaf: 2.0 * leaf, simulation.as_float32_leaves(algorithm))
     compiled.clear()
     with (
         mock.patch.object(simulation, "advance", wraps=simulation.advance) as rounds,

@@ -36,7 +36,7 @@ from fedjax_dp.figures import canvas, elements
 from fedjax_dp.parts.pull import Pull
 from fedjax_dp.rounds.personal import models_of_clients
 from fedjax_dp.rounds.round import run_round
-from fedjax_dp.rounds.simulation import numbers, run_key
+from fedjax_dp.rounds.simulation import as_float32_leaves, run_key
 from fedjax_dp.rounds.state import initial_state
 
 SIGMA, CLIP_NORM, DELTA = 0.4, 1.0, 1e-5
@@ -163,7 +163,7 @@ def one_round(algorithm, data, x, keys):
 def runs_of(entry, setting, runs, seed, shares=None):
     """Clients' means `(runs, clients)`, shared models and own models after one round of so many runs."""
     rng, data = np.random.default_rng(seed), store(setting.sizes, shares)
-    algorithm = numbers(calibrated(entry, setting, data))
+    algorithm = as_float32_leaves(calibrated(entry, setting, data))
     found = []
     for first in range(0, runs, AT_ONCE):
         count = min(AT_ONCE, runs - first)

@@ -69,7 +69,7 @@ def worker(folder, began):
     data = open_store(folder) if folder else population(FEW)
     model = logistic_regression((FEATURES,), CLASSES)
     simulation.check(algorithm(), data, 1, model)
-    rounds, state = simulation.on_devices(algorithm(), data, model, fdp.execution.all_devices(), on_host=bool(folder))
+    rounds, state = simulation.initialize(algorithm(), data, model, fdp.execution.all_devices(), on_host=bool(folder))
     state, _ = rounds.advance(state, 1)
     jax.block_until_ready(state)
     print(json.dumps({"first_round_s": time.time() - began}), flush=True)

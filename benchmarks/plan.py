@@ -63,8 +63,8 @@ def measure():
         schedule="constant",
         l2=0.0,
     )
-    floor = floor_of(simulation.numbers(algorithm), data, model, execution)
-    run, state = simulation.on_devices(algorithm, data, model, execution)
+    floor = floor_of(simulation.as_float32_leaves(algorithm), data, model, execution)
+    run, state = simulation.initialize(algorithm, data, model, execution)
     size, times = sum(leaf.size for leaf in jax.tree.leaves(state.params)), []
     for turn in range(8):
         print(f"round {turn + 1} of 8", file=sys.stderr)
@@ -73,12 +73,12 @@ def measure():
         jax.block_until_ready((state, found))
         times.append(1e3 * (time.perf_counter() - began))
     round_ms, work = statistics.median(times[1:]), 4 * 5 * size  # client-steps x parameters
-    cohorts = simulation.numbers(fdp.parts.UniformCohort(size=100_000))
+    cohorts = simulation.as_float32_leaves(fdp.parts.UniformCohort(size=100_000))
     draw = jax.jit(lambda key, shares: cohorts.sample(fdp.parts.CohortKeys.of(key, 0), 0, shares).ids)
     shares = np.full(10**7, 1e-7, np.float32)
     many = clients(100_000)
     prefetcher = Prefetcher(
-        simulation.numbers(fdp.fedavg(cohort_size=1000, batch_size=BATCH, local_steps=1, learning_rate=0.1)),
+        simulation.as_float32_leaves(fdp.fedavg(cohort_size=1000, batch_size=BATCH, local_steps=1, learning_rate=0.1)),
         many,
         execution,
         simulation.run_key(0),
@@ -114,7 +114,7 @@ def held(store):
     """The same, in this process."""
     data, model = fdp.data.open_store(store), mlp((1,), 10, (1,))
     algorithm = fdp.fedavg(cohort_size=10, batch_size=BATCH, local_steps=1, learning_rate=0.1)
-    run, state = simulation.on_devices(algorithm, data, model, fdp.execution.all_devices(), on_host=True)
+    run, state = simulation.initialize(algorithm, data, model, fdp.execution.all_devices(), on_host=True)
     jax.block_until_ready(run.advance(state, 1))
     run.close()
     lines = pathlib.Path("/proc/self/status").read_text().splitlines()

@@ -85,8 +85,8 @@ def contenders(w, execution):
     found, memory = {}, {}
     for name, algorithm in relatives(w).items():
         found[name] = ours.rounds_of(w, algorithm, data, model, execution)
-        rounds, state = simulation.on_devices(algorithm, data, model, execution)
-        memory[name] = rounds.compiled(state).memory_analysis().temp_size_in_bytes
+        rounds, state = simulation.initialize(algorithm, data, model, execution)
+        memory[name] = rounds.compile(state).memory_analysis().temp_size_in_bytes
     if w.private == "record":
         found["normals"] = drawing(w, prng.normals, execution)
         found["jax_normals"] = drawing(

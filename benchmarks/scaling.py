@@ -86,7 +86,7 @@ def point(began, clients, cohort, steps, features=784, records=10, hidden=None, 
         schedule="constant",
         l2=0.0,
     )
-    rounds_, state = simulation.on_devices(algorithm, data, model, fdp.execution.all_devices(chunk))
+    rounds_, state = simulation.initialize(algorithm, data, model, fdp.execution.all_devices(chunk))
 
     def run(state, rounds):
         at = time.perf_counter()

@@ -55,8 +55,10 @@ def work(tree):
         if quick:
             w = w._replace(clients=4, cohort=2, records=40, steps=2, batch=min(w.batch, 8))
         model, data, execution = ours.model_of(w), ours.clients_of(w), fdp.execution.all_devices()
-        algorithm, key = simulation.numbers(ours.algorithm_of(w)), simulation.run_key(0)
-        state = simulation.place(simulation.fresh(algorithm, data, model, 0, False), execution)
+        as_leaves = getattr(simulation, "as_float32_leaves", None) or simulation.numbers  # as older trees call it
+        initial_state = getattr(simulation, "initial_server_state", None) or simulation.fresh
+        algorithm, key = as_leaves(ours.algorithm_of(w)), simulation.run_key(0)
+        state = simulation.place(initial_state(algorithm, data, model, 0, False), execution)
         algorithm, data, key = execution.place((algorithm, data, key))
         structure, frozen = gradients.split(model)
         frozen = execution.place_models(frozen)

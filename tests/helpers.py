@@ -20,7 +20,7 @@ from fedjax_dp.parts.contexts import ClientContext, Received
 from fedjax_dp.prng import role_key
 from fedjax_dp.pytrees import structure, value
 from fedjax_dp.rounds.round import run_round
-from fedjax_dp.rounds.simulation import check, numbers, run_key
+from fedjax_dp.rounds.simulation import as_float32_leaves, check, run_key
 from fedjax_dp.rounds.state import initial_state
 from fedjax_dp.tasks import Classes, describe_task, measures_of
 
@@ -238,7 +238,7 @@ def with_given(algorithm, *, cohort=None, steps=None, server=None):
 
 def states_of(algorithm, model, data, rounds, seed=0):
     """The state after each round, on the host."""
-    value, key = numbers(algorithm), run_key(seed)
+    value, key = as_float32_leaves(algorithm), run_key(seed)
     check(algorithm, data, rounds, model)
     states = [initial_state(value, model, data, key)]
     for _ in range(rounds):
@@ -318,7 +318,7 @@ def noise_of_steps(size, rounds, num_clients, learning_rate=1.0, steps=1, start=
         noise_multiplier=3.0,
         schedule="constant",
     )
-    local = numbers(dataclasses.replace(value, local=dataclasses.replace(value.local, corrections=()))).local
+    local = as_float32_leaves(dataclasses.replace(value, local=dataclasses.replace(value.local, corrections=()))).local
     model, key = FlatModel(size), run_key(5)
 
     def update(t, i):

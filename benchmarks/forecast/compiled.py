@@ -320,7 +320,7 @@ def times(work: Work, runs: int) -> Work:
 
 def lowered(algorithm: Algorithm, data: FederatedData, model: Model, execution: Execution) -> Any:
     """A round lowered for an execution, from shapes alone."""
-    algorithm = simulation.numbers(algorithm)
+    algorithm = simulation.as_float32_leaves(algorithm)
     shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(np.shape(a), jnp.result_type(a)), data)
     state = jax.eval_shape(lambda d: initial_state(algorithm, model, d, simulation.run_key(0)), shapes)
     key = jax.eval_shape(lambda: simulation.run_key(0))

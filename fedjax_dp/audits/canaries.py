@@ -20,7 +20,7 @@ from fedjax_dp.privacy.protection import unit_of
 from fedjax_dp.prng import role_key
 from fedjax_dp.pytrees import ravel, replace
 from fedjax_dp.rounds.algorithm import Algorithm
-from fedjax_dp.rounds.simulation import numbers, run_key
+from fedjax_dp.rounds.simulation import as_float32_leaves, run_key
 
 SINGLE = 10  # coordinates of each tensor that are looked at one by one
 BEYOND = 1e6  # clip norms: how long a gradient is that has to be clipped
@@ -97,7 +97,7 @@ def gradient_game(
     present, absent = 1 + place.coins, 1 + count + place.coins
     along = _gradients(model, canaries)
     return Game(
-        algorithm=numbers(algorithm),
+        algorithm=as_float32_leaves(algorithm),
         data=linear_data(data, records, labels),
         model=model,
         canary=Canary(place.slots, place.owners, place.coins, present, absent),
@@ -136,7 +136,7 @@ def input_game(
     )
     several = place.coins[-1] > 0
     return Game(
-        algorithm=numbers(algorithm),
+        algorithm=as_float32_leaves(algorithm),
         data=store,
         model=model,
         canary=Canary(place.slots, place.owners, place.coins, present, absent),

@@ -16,7 +16,7 @@ from fedjax_dp.models import Model
 from fedjax_dp.parts.cohorts import Array
 from fedjax_dp.pytrees import ravel, replace, structure, value
 from fedjax_dp.rounds.algorithm import Algorithm
-from fedjax_dp.rounds.final import ended, final_model
+from fedjax_dp.rounds.final import final_model, with_final_model
 from fedjax_dp.rounds.round import run_round
 from fedjax_dp.rounds.state import RoundReport, ServerState, Transcript, initial_state
 
@@ -114,7 +114,7 @@ class Game:
             first = jnp.stack([observe(start.params, flat) for flat in warm])
             received = jnp.concatenate([jnp.pad(first, ((0, more), (0, 0)))[None], received])
         if self.gives_away_models and own_models.has_last_steps(local):
-            end = ended(self.algorithm, end)
+            end = with_final_model(self.algorithm, end)
             moves = own_models.at_the_end(local, self.model, data, key, end, pair)
             last = moves.as_messages(observe, end.params, numbers)
             received = jnp.concatenate([received, jnp.pad(last, ((2, 0), (0, 0)))[None]])

@@ -74,7 +74,7 @@ def set_up(
             f"{' or '.join(PLAYED)}, as it plays the cohorts of one seed",
             f"find the noise for {run.terms.participation} first, and audit with that noise_multiplier",
         )
-    run = (run if run.terms.epsilon is None else guarantees.calibrated(run)).counted(epsilon=None)
+    run = (run if run.terms.epsilon is None else guarantees.with_least_noise(run)).with_terms(epsilon=None)
     algorithm, data, rounds, seed = run.algorithm, run.data, run.rounds, run.draw_seed
     errors.require_choice("canary", canary, CANARY_NAMES)
     by_record = unit_of(algorithm) is Unit.RECORD
@@ -88,7 +88,10 @@ def set_up(
         played = linear_model(tensors_of(parameters))
         store = linear_data(data, np.zeros((1, parameters)), np.zeros(1))
     # Of what is trained, not of phases before; clients that are played are as many, of the same sizes.
-    known, terms = {INITIALIZATION: run.initialization.unattacked}, dataclasses.replace(run.terms, view=run.view.value)
+    known, terms = (
+        {INITIALIZATION: run.initialization.without_prior_runs},
+        dataclasses.replace(run.terms, view=run.view.value),
+    )
     counted = dataclasses.replace(run, data=store, model=played, seed=seed, terms=terms, _cache=known)
     promise = guarantees.unverified_guarantee(counted)
     if math.isinf(promise.epsilon) or promise.delta is None:

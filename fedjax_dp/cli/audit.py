@@ -133,7 +133,7 @@ def _audited(
         planned, promise = prepare(planned_of(config, data), count)
     attack = {name: value for name, value in vars(options).items() if name not in (*OUTPUT, "own")}
     with screen.bar("auditing", total=options.trials if options.one_run is None else 1) as show:
-        released = planned.by_itself.counted(epsilon=None)  # its noise is known
+        released = planned.without_deployment.with_terms(epsilon=None)  # its noise is known
         result = audit_run(released, progress=lambda done, total: show(done, ""), repeat=repeat, **attack)
     return result, promise
 

@@ -15,7 +15,7 @@ from fedjax_dp.experiments.communication import traffic
 from fedjax_dp.models import logistic_regression, mlp
 from fedjax_dp.privacy.client_events import client_events
 from fedjax_dp.privacy.planned_run import plan_run
-from fedjax_dp.privacy.protection import natural_view, unit_of, unprotected
+from fedjax_dp.privacy.protection import natural_view, no_epsilon_reason_of, unit_of
 from fedjax_dp.privacy.terms import PrivacyTerms
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.simulation import run_key
@@ -126,7 +126,7 @@ def _entry_row(entry: str, data: FederatedData) -> EntryRow:
     model = mlp((784,), 10) if entry in FEATURED else logistic_regression((784,), 10)
     state = jax.eval_shape(lambda: initial_state(algorithm, model, data, run_key(0)))
     view = natural_view(algorithm)
-    private = unprotected(algorithm, view) is None
+    private = no_epsilon_reason_of(algorithm, view) is None
     sent = traffic(algorithm, model, data)
     server = _size(state.optimizer) + _size(state.upload) + _size(state.shared)
     return EntryRow(

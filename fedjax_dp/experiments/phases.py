@@ -100,10 +100,10 @@ def longer(ledger: str, planned: PlannedRun, guarantee: Guarantee) -> str:
 def _cost(planned: PlannedRun, guarantee: Guarantee) -> dict[str, Any]:
     """Rounds, what they release of each client, and the epsilons of that and of all before it."""
     private = not math.isinf(guarantee.epsilon)
-    counted = planned.by_itself
+    counted = planned.without_deployment
     by_name = counted.terms.participation in BY_NAME_ALONE
     if by_name:  # whoever begins with the model needs what it really cost
-        counted = counted.counted(participation="schedule")
+        counted = counted.with_terms(participation="schedule")
     released = spent(own_events(counted, training_events(counted))) if private else None
     facts = {"rounds": planned.rounds, **_epsilons(guarantee), "spent": released}
     if by_name and released and any(map(is_own_code, released["events"])):  # nobody else can tell the other epsilon

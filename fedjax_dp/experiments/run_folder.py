@@ -25,7 +25,7 @@ from fedjax_dp.folders import FolderKind, FolderLock
 from fedjax_dp.models.origins import LEDGER, RUN, phases_of
 from fedjax_dp.pytrees import checksum, same
 from fedjax_dp.rounds.checkpoint import Checkpoints
-from fedjax_dp.rounds.simulation import Evaluation, fresh, numbers
+from fedjax_dp.rounds.simulation import Evaluation, as_float32_leaves, initial_server_state
 from fedjax_dp.rounds.state import ServerState, place
 from fedjax_dp.tasks import describe_task
 
@@ -84,7 +84,7 @@ class RunFolder:
         if self._checkpoints.latest() is None:
             return None
         run = ready.planned
-        begun = fresh(run.algorithm, run.data, run.model, run.draw_seed, ready.on_host)
+        begun = initial_server_state(run.algorithm, run.data, run.model, run.draw_seed, ready.on_host)
         return self._checkpoints.restore(place(begun, ready.execution))
 
     def close(self) -> None:
@@ -266,7 +266,7 @@ def facts(path: pathlib.Path, ready: Experiment) -> dict[str, str]:
     return {
         "out": str(path),
         "code": distributed.code(),
-        "noise and other numbers": checksum(numbers(ready.planned.algorithm)),
+        "noise and other numbers": checksum(as_float32_leaves(ready.planned.algorithm)),
         **ready.checksums,
         **{f"version of {name}": version for name, version in environment.versions().items()},
     }

@@ -150,7 +150,7 @@ class SavedRun:
         rounds = self._manifest["config"]["rounds"]
         facts = {
             "rounds": f"{self.history[-1].round if self.history else 0} of {rounds} done",
-            **metrics.main_of(self.history),
+            **metrics.main_metric(self.history),
             "privacy": str(self.guarantee),
             "configuration": ", ".join(f"{name} {value}" for name, value in self.config.items() if value is not None),
         }

@@ -14,7 +14,7 @@ from fedjax_dp.tasks.measures import TEST, target_of
 def spending_of(ready: Experiment) -> dict[str, Any]:
     """Epsilon by round, as the run's ledger has it, and what ended the run."""
     spending, budget = ready.spending, ready.planned.terms.common_budget
-    known = spending.priced if spending.private else []
+    known = spending.priced_rounds if spending.private else []
     any_time = spending.at_any_time(ready.rounds)
     epsilon = finite(ready.guarantee.epsilon)
     return {

@@ -30,8 +30,8 @@ from fedjax_dp.privacy.spending import Spending
 from fedjax_dp.rounds import metrics, prefetch
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.final import final_model
-from fedjax_dp.rounds.metrics import main_of
-from fedjax_dp.rounds.simulation import Evaluation, Simulation, Timing, numbers, simulate
+from fedjax_dp.rounds.metrics import main_metric
+from fedjax_dp.rounds.simulation import Evaluation, Simulation, Timing, as_float32_leaves, simulate
 from fedjax_dp.rounds.state import ServerState
 from fedjax_dp.tasks import Task, measures_of_task
 from fedjax_dp.tasks.measures import TEST, target_of
@@ -83,7 +83,7 @@ class Result(NamedTuple):
 
     def _card(self) -> Card:
         facts = {
-            **main_of(self.history),
+            **main_metric(self.history),
             "privacy": str(self.guarantee),
             **self.guarantee.noise_facts,
             **({"budget": self.ready.halt} if self.ready.halt else {}),
@@ -325,7 +325,7 @@ def _trained(
 ) -> Result:
     first, output = 0 if start is None else int(start.round), ready.spec.output
     run, began, reported = ready.planned, time.perf_counter(), 0
-    rounds, algorithm, stop = run.rounds, numbers(run.algorithm), ready.stop
+    rounds, algorithm, stop = run.rounds, as_float32_leaves(run.algorithm), ready.stop
     if stop is not None and ready.history and ready.history[-1].round == first and stop.reached(ready.history[-1]):
         rounds = first  # a kill came after the evaluation that ends it
     with screen.bar("training", total=rounds, done=first) as show:
@@ -366,5 +366,5 @@ def _trained(
 
 
 def _pace(history: list[Evaluation], rounds: int, seconds: float) -> str:
-    reached = "".join(f"{name} {value}, " for name, value in main_of(history).items())
+    reached = "".join(f"{name} {value}, " for name, value in main_metric(history).items())
     return f"{reached}{rounds / max(seconds, 1e-9):.1f} rounds/s"

@@ -34,7 +34,7 @@ from fedjax_dp.pytrees import Wrapper, ravel, replace, structure, value
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.clients import draw_cohort
 from fedjax_dp.rounds.round import run_round
-from fedjax_dp.rounds.simulation import numbers, run_key
+from fedjax_dp.rounds.simulation import as_float32_leaves, run_key
 from fedjax_dp.rounds.state import initial_state
 
 
@@ -53,7 +53,7 @@ def require_accounted(algorithm: Algorithm, data: FederatedData, model: Model) -
 def check(algorithm: Algorithm, data: FederatedData, model: Model) -> None:
     """Refuse such an algorithm, whoever wrote its parts: `require_accounted` leaves out the project's own."""
     marks = Marks(f"released {secrets.token_hex(8)}")  # nobody else can write it
-    marked, data = _marked(numbers(algorithm), marks), jax.tree.map(np.asarray, data)
+    marked, data = _marked(as_float32_leaves(algorithm), marks), jax.tree.map(np.asarray, data)
     key, by_record = run_key(0), algorithm.upload.unit is None
     held_out = ("x_test", "y_test") if data.test_clients is not None else ()
     records = {
@@ -88,7 +88,7 @@ def check(algorithm: Algorithm, data: FederatedData, model: Model) -> None:
     alone = not by_record or any(not one.noised for one in others)
     _clean("in a round", advance(marked), records, (state,), marks, rows=alone)
     if any(one.noised and not (one.sent or one.final) for one in others):
-        unsent = _marked(numbers(algorithm), marks, only_sent=True)
+        unsent = _marked(as_float32_leaves(algorithm), marks, only_sent=True)
         _clean("in a round, of what is said to stay with its client,", advance(unsent), records, (state,), marks, True)
     if by_record:
         _counted(algorithm, marked, data, model, records, state, marks)

@@ -19,7 +19,7 @@ from fedjax_dp.models.model import size_of
 from fedjax_dp.parts.noise import correlated_source
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.round import run_round
-from fedjax_dp.rounds.simulation import numbers
+from fedjax_dp.rounds.simulation import as_float32_leaves
 from fedjax_dp.rounds.state import initial_state
 
 DRAWS = 20_000  # numbers; 12,743 miss a standard deviation off by 5% once in a thousand times
@@ -145,7 +145,7 @@ def _examine_seeds(place: Place, random: bool) -> None:
 
     All that a round hands on is compared: clients may change only what they and the server keep beside the parameters.
     """
-    arguments = (numbers(place.algorithm), place.data, keys_of(2, "runs", place.seed))
+    arguments = (as_float32_leaves(place.algorithm), place.data, keys_of(2, "runs", place.seed))
 
     def advance(algorithm: Algorithm, data: Any, key: jax.Array) -> tuple[Any, Any]:
         begun = jax.tree.map(jnp.asarray, initial_state(algorithm, place.model, data, key))

@@ -34,7 +34,7 @@ from fedjax_dp.parts.transport import PlainSum
 from fedjax_dp.pytrees import Wrapper, ravel, replace, structure, value
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.round import run_round
-from fedjax_dp.rounds.simulation import numbers
+from fedjax_dp.rounds.simulation import as_float32_leaves
 from fedjax_dp.rounds.state import initial_state
 
 CLIENTS = 6  # at most, of those that there are
@@ -205,7 +205,9 @@ def observe(
 ) -> TrialOutputs:
     """Run every trial's rounds, those of the simulator, all trials at once."""
     execution = execution or Execution()
-    return jax.device_get(_observe(numbers(algorithm), data, setup, model=model, rounds=rounds, execution=execution))
+    return jax.device_get(
+        _observe(as_float32_leaves(algorithm), data, setup, model=model, rounds=rounds, execution=execution)
+    )
 
 
 def _unjitted(

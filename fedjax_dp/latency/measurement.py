@@ -255,7 +255,7 @@ def _timed(
     algorithm: Algorithm, data: FederatedData, model: Model, execution: Execution, seed: int
 ) -> tuple[Callable[[], float], float]:
     """Runs some rounds and measures milliseconds of one; and the seconds that compiling took."""
-    rounds_, state = simulation.on_devices(algorithm, data, model, execution, seed=seed)
+    rounds_, state = simulation.initialize(algorithm, data, model, execution, seed=seed)
     held: list[ServerState] = [state]
 
     def run(rounds: int) -> float:
@@ -265,7 +265,7 @@ def _timed(
         jax.block_until_ready((held[0], report))
         spent, done = time.perf_counter() - began, int(held[0].round) - start
         if done < rounds:  # diverged, which without clipping may be: the next time goes on from a fresh start
-            held[0] = simulation.on_devices(algorithm, data, model, execution, seed=seed)[1]
+            held[0] = simulation.initialize(algorithm, data, model, execution, seed=seed)[1]
         return 1e3 * spent / done
 
     first = run(1)
@@ -278,7 +278,7 @@ def _server(
     algorithm: Algorithm, data: FederatedData, model: Model, execution: Execution, seed: int
 ) -> Callable[[], float]:
     """Only the server's moves."""
-    value = simulation.numbers(algorithm)
+    value = simulation.as_float32_leaves(algorithm)
     state = simulation.begin(value, data, simulation.run_key(seed), model=model)
     params, optimizer, server = execution.place((state.params, state.optimizer, value.server))
     rounds = 100

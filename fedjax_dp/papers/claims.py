@@ -38,7 +38,7 @@ class Subject(NamedTuple):
 
     def training(self, participation: str = "schedule") -> list[Event]:
         """What rounds release to a server that sees every upload."""
-        return training_events(self.run.counted(participation=participation, view="uploads", colluders=0))
+        return training_events(self.run.with_terms(participation=participation, view="uploads", colluders=0))
 
 
 def claims_about(run: PlannedRun, delta: float, epsilons: tuple[float, ...], ledger: list[Event]) -> tuple[Claim, ...]:

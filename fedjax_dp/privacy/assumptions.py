@@ -37,9 +37,9 @@ def assumptions(run: PlannedRun, steps: Sequence[Any]) -> list[str]:
     if unit is Unit.CLIENT:
         hidden = not isinstance(steps[0].sampling, accounting.FullBatch)
         lines = [
-            *_changing(run),
+            *_noise_schedule(run),
             f"clients by {steps[0].sampling}, and nobody sees which take part" if hidden else cohorts[participation],
-            *_kept(run, hidden),
+            *_client_state(run, hidden),
             *_known_members(run, hidden),
             "the number of clients, their shares and all divisors are public",
             "the server sums, clips nothing itself and adds the noise honestly"
@@ -64,7 +64,7 @@ def assumptions(run: PlannedRun, steps: Sequence[Any]) -> list[str]:
         if steps[0].adjacency is not accounting.Adjacency.ADD_REMOVE
         else "each client's sampling rate, divisor and number of steps are public constants, whoever joins or leaves"
     )
-    lines += [*_changing(run), *local.privatizer.assumptions]
+    lines += [*_noise_schedule(run), *local.privatizer.assumptions]
     if local.initial_release:
         lines.append("every client's warm start is counted, once")
     if run.view is not View.UPLOADS:
@@ -86,7 +86,7 @@ def assumptions(run: PlannedRun, steps: Sequence[Any]) -> list[str]:
     return lines
 
 
-def _changing(run: PlannedRun) -> list[str]:
+def _noise_schedule(run: PlannedRun) -> list[str]:
     """That noise differs from round to round."""
     factors = run.noise_levels.factors
     if len(factors) == 1:
@@ -96,7 +96,7 @@ def _changing(run: PlannedRun) -> list[str]:
     return [f"{by_round}, and every round is counted with its own"]
 
 
-def _kept(run: PlannedRun, hidden: bool) -> list[str]:
+def _client_state(run: PlannedRun, hidden: bool) -> list[str]:
     """What clients that keep something are counted by, under noise on whole clients."""
     if not remembers(run.algorithm):
         return []
@@ -108,7 +108,7 @@ def _kept(run: PlannedRun, hidden: bool) -> list[str]:
 
 def _known_members(run: PlannedRun, hidden: bool) -> list[str]:
     """That the draw would hide a client from who takes no part itself."""
-    cohort, num_clients = run.promised
+    cohort, num_clients = run.population
     if hidden or remembers(run.algorithm) or isinstance(cohort.amplified(num_clients, 0)[0], accounting.FullBatch):
         return []
     if not isinstance(cohort.amplified(num_clients, run.helpers)[0], accounting.FullBatch):

@@ -13,10 +13,10 @@ def client_events(run: PlannedRun) -> list[Event]:
 
     Of phases that the run goes on from it is what theirs received.
     """
-    return qualified(run, training_events(run))
+    return with_qualifiers(run, training_events(run))
 
 
-def qualified(run: PlannedRun, events: list[Event]) -> list[Event]:
+def with_qualifiers(run: PlannedRun, events: list[Event]) -> list[Event]:
     """The same, of what its rounds release."""
     for one in run.qualifiers:
         events = one.releases(events)

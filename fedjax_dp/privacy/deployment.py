@@ -48,7 +48,7 @@ class Deployed(Qualifier):
 
     def fields(self, account: Account) -> dict[str, Any]:
         run, step = self.run, next(step for event in distinct(account.events) for step, _ in event.leaves())
-        size, population = run.promised.size, run.promised.num_clients
+        size, population = run.population.size, run.population.num_clients
         sampler = str(step.sampling)
         if isinstance(step.sampling, FullBatch):
             often = f"each client in at most {step.count:,} of them"
@@ -62,14 +62,14 @@ class Deployed(Qualifier):
             simulated_cohort=run.algorithm.cohort.expected_size(run.data.num_clients),
             simulated_population=run.data.num_clients,
         )
-        return {"deployment": deployment, "own": account.guarantee_of(run.by_itself).epsilon}
+        return {"deployment": deployment, "own": account.guarantee_of(run.without_deployment).epsilon}
 
 
 def of_deployment(run: "PlannedRun") -> Deployed:
     """The qualifier of a run that stands for a deployment."""
     stale: tuple[str, ...] = ()
     if run.algorithm.local.has_client_state:  # it is another in the simulation, though noise is alike
-        apart = run.promised.num_clients / run.promised.size
+        apart = run.population.num_clients / run.population.size
         stale = (
             "what clients keep is as old as rounds of the simulated clients make it; in the deployment a client is "
             f"drawn once in {apart:.4g} rounds",

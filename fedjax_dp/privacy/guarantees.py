@@ -23,8 +23,8 @@ from fedjax_dp.inspection import constants, flow
 from fedjax_dp.models import Model
 from fedjax_dp.parts import facts
 from fedjax_dp.privacy.assumptions import assumptions
-from fedjax_dp.privacy.client_events import client_events, own_events, qualified, training_events
-from fedjax_dp.privacy.halting import halted, require_halting
+from fedjax_dp.privacy.client_events import client_events, own_events, training_events, with_qualifiers
+from fedjax_dp.privacy.halting import require_halting, within_budget
 from fedjax_dp.privacy.planned_run import PlannedRun, plan_run
 from fedjax_dp.privacy.protection import noise_of, unit_of, views_of
 from fedjax_dp.privacy.qualifiers import Account, Target
@@ -58,23 +58,23 @@ def calibrate(
     """
     terms = PrivacyTerms(**privacy)
     run = plan_run(algorithm, data, rounds=rounds, seed=seed, model=model, terms=terms)
-    noised = calibrated(run, progress)
+    noised = with_least_noise(run, progress)
     if run.terms.sigma_mode not in hooks.NOISE_RULES:
         verify_custom_parts(noised)
     return noised.algorithm
 
 
-def calibrated(run: PlannedRun, progress: Callable[[int, int], None] | None = None) -> PlannedRun:
+def with_least_noise(run: PlannedRun, progress: Callable[[int, int], None] | None = None) -> PlannedRun:
     """The run with that noise, its parts not inspected.
 
     Raises: ConfigurationError too where its parts cannot carry so much noise.
     """
-    noised = _with_least_noise(run, progress)
+    noised = _least_noise(run, progress)
     check(noised.algorithm, noised.data, noised.rounds)
     return noised
 
 
-def _with_least_noise(run: PlannedRun, progress: Callable[[int, int], None] | None) -> PlannedRun:
+def _least_noise(run: PlannedRun, progress: Callable[[int, int], None] | None) -> PlannedRun:
     algorithm, data, terms = run.algorithm, run.data, run.terms
     if terms.epsilon is None:
         raise errors.refuse("epsilon", "none", "given to find the noise for it", "add epsilon=")
@@ -185,7 +185,7 @@ def verified_guarantee(run: PlannedRun, progress: Callable[[int, int], None] | N
         verify_custom_parts(run)
     if run.terms.view is None:
         others = [view for view in views_of(run.algorithm) if view is not run.view]
-        runs = (run.counted(view=view.value, epsilon=None, colluders=0) for view in others)
+        runs = (run.with_terms(view=view.value, epsilon=None, colluders=0) for view in others)
         elsewhere = tuple(map(unverified_guarantee, runs))
         promise = dataclasses.replace(promise, elsewhere=elsewhere)
     return promise if run.terms.any_budget is None else over_budget(promise, run.terms)
@@ -196,7 +196,7 @@ def with_attack(run: PlannedRun, promise: Guarantee) -> Guarantee:
 
     It takes milliseconds for each kind of clients, so sweeps leave it out.
     """
-    others = ((run.counted(view=one.view.value, epsilon=None, colluders=0), one) for one in promise.elsewhere)
+    others = ((run.with_terms(view=one.view.value, epsilon=None, colluders=0), one) for one in promise.elsewhere)
     elsewhere = tuple(_with_attack(*other) for other in others)
     return dataclasses.replace(_with_attack(run, promise), elsewhere=elsewhere)
 
@@ -232,9 +232,9 @@ def prepare(run: PlannedRun, progress: Callable[[int, int], None] | None = None)
         raise errors.refuse("delta", "none", "given for a private algorithm", "delta below 1 / records is usual")
     if run.terms.stop_at_epsilon is not None:
         require_halting(run)
-        run = halted(run, unverified_guarantee(run))
+        run = within_budget(run, unverified_guarantee(run))
     if run.terms.epsilon is not None:
-        run, progress = calibrated(run, progress), None
+        run, progress = with_least_noise(run, progress), None
     return PreparedRun(run, verified_guarantee(run, progress))
 
 
@@ -258,14 +258,14 @@ def unverified_guarantee(run: PlannedRun, progress: Callable[[int, int], None] |
         return no_privacy(num_clients, f"{what} are clipped but noise_multiplier is 0", run.view)
     if any(step.reveals_everything for step in steps):
         return no_privacy(num_clients, "some clients add no noise: their noise_multiplier is 0", run.view)
-    events = qualified(run, training)
+    events = with_qualifiers(run, training)
     epsilons = tuple(accounting.epsilons_of(events, delta, terms.accountant, progress))
     account = Account(own_events(run, training), delta, terms.accountant, unverified_guarantee)
     if math.isinf(max(epsilons)):
         for one in run.qualifiers:
             if (reason := one.infinite_reason(account)) is not None:
                 return no_privacy(num_clients, reason, run.view)
-    members = [run.promised.num_clients] if unit is Unit.CLIENT else np.asarray(data.sizes).tolist()
+    members = [run.population.num_clients] if unit is Unit.CLIENT else np.asarray(data.sizes).tolist()
     caveats = [BY_NAME_ALONE.get(participation_mode(run)), *(one.caveat for one in run.qualifiers)]
     further = [one.fields(account) for one in run.qualifiers]
     return Guarantee(
@@ -278,7 +278,7 @@ def unverified_guarantee(run: PlannedRun, progress: Callable[[int, int], None] |
         assumptions=(
             *assumptions(run, steps),
             *(line for one in run.qualifiers for line in one.assumptions),
-            *_trusted(run),
+            *_trust_assumptions(run),
             FLOAT_NOISE,
         ),
         claims=hooks.Deferred(hooks.claims_about, run, delta, epsilons, events)
@@ -288,29 +288,29 @@ def unverified_guarantee(run: PlannedRun, progress: Callable[[int, int], None] |
             *epsilon_warnings(max(epsilons)),
             *delta_warnings(delta, members, unit),
             *(line for one in run.qualifiers for line in one.warnings),
-            *_shared_parts(data, unit),
-            *_learnt(data),
+            *_unit_warnings(data, unit),
+            *_feature_warnings(data),
         ),
         caveat="; ".join(filter(None, caveats)) or None,
         noise=None if noise is None else NoiseMultipliers.of(np.ravel(np.asarray(noise, float)).tolist()),
-        names=_names(data, unit),
+        names=_client_names(data, unit),
         **{name: value for fields in further for name, value in fields.items()},
     )
 
 
-def _names(data: FederatedData, unit: Unit) -> tuple[str, ...]:
+def _client_names(data: FederatedData, unit: Unit) -> tuple[str, ...]:
     """What clients are called, unless whether they take part is what is hidden."""
     few = data.names is not None and data.num_clients <= MOST_NAMES
     return data.names.listed if data.names is not None and few and unit is Unit.RECORD else ()
 
 
-def _trusted(run: PlannedRun) -> list[str]:
+def _trust_assumptions(run: PlannedRun) -> list[str]:
     """What rests on somebody's word."""
     words = [*inspection.words_of(run.algorithm), *constants.words_of(run.model)]
     return [*words, "the test set is public"] if words and run.private_tests is None else words
 
 
-def _shared_parts(data: FederatedData, unit: Unit) -> list[str]:
+def _unit_warnings(data: FederatedData, unit: Unit) -> list[str]:
     """That a record is less than what somebody may want hidden."""
     if unit is not Unit.RECORD:
         return []
@@ -321,7 +321,7 @@ def _shared_parts(data: FederatedData, unit: Unit) -> list[str]:
     ]
 
 
-def _learnt(data: FederatedData) -> list[str]:
+def _feature_warnings(data: FederatedData) -> list[str]:
     lines = [f"epsilon does not cover what the features were made with: {line}" for line in data.learnt]
     if data.test_clients is not None:
         lines.append(

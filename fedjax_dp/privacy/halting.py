@@ -11,7 +11,7 @@ from fedjax_dp.privacy.terms import BY_NAME_ALONE, WITHOUT
 BY_NOISE = "give --noise-multiplier (noise_multiplier= in Python) instead of epsilon"
 
 
-def halted(run: PlannedRun, promise: Guarantee) -> PlannedRun:
+def within_budget(run: PlannedRun, promise: Guarantee) -> PlannedRun:
     """The first rounds of a run within `stop_at_epsilon`, all of them where that is met.
 
     The first client that would pass it ends the run for all. That depends on noise, rates and schedule, which are

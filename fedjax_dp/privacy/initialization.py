@@ -99,7 +99,7 @@ class Initialization(Qualifier):
         return [View(view) for view in views if view in {known.value for known in View}]
 
     @property
-    def unattacked(self) -> "Initialization":
+    def without_prior_runs(self) -> "Initialization":
         """The same for a Guarantee of what follows the prior runs, where nobody attacks their own releases."""
         if not self.prior_runs:
             return self

@@ -25,7 +25,7 @@ from fedjax_dp.privacy.deployment import ClientPopulation, clients_of, of_deploy
 from fedjax_dp.privacy.early_stops import of_stop
 from fedjax_dp.privacy.groups import of_groups, require_bound
 from fedjax_dp.privacy.initialization import RANDOM, Initialization, PriorRun, initialization_of
-from fedjax_dp.privacy.protection import noise_of, noised, unit_of, unprotected, view_of, with_noise
+from fedjax_dp.privacy.protection import no_epsilon_reason_of, noise_of, noised_part, unit_of, view_of, with_noise
 from fedjax_dp.privacy.qualifiers import Qualifier
 from fedjax_dp.privacy.setup_release import SetupRelease
 from fedjax_dp.privacy.terms import PrivacyOptions, PrivacyTerms
@@ -61,10 +61,10 @@ class PlannedRun:
     def view(self) -> View:
         """Who must learn nothing: unless it is given, no weaker adversary than those of the prior runs."""
         view = view_of(self.algorithm, self.terms.view)
-        if self.terms.view is not None or not self.prior_runs or unprotected(self.algorithm, view):
+        if self.terms.view is not None or not self.prior_runs or no_epsilon_reason_of(self.algorithm, view):
             return view
         for prior in self.initialization.views:
-            if prior.sees_more_than(view) and unprotected(self.algorithm, prior) is None:
+            if prior.sees_more_than(view) and no_epsilon_reason_of(self.algorithm, prior) is None:
                 view = prior
         return view
 
@@ -86,7 +86,7 @@ class PlannedRun:
         return self.data.bound_of(self.unit) or UnitBound(self.unit, 1)
 
     @functools.cached_property
-    def promised(self) -> ClientPopulation:
+    def population(self) -> ClientPopulation:
         """Whom the Guarantee is of: the clients of the data, or those of the deployment that they stand for."""
         if self.terms.deployment is not None:
             return clients_of(self.algorithm, self.terms)
@@ -111,13 +111,13 @@ class PlannedRun:
     @property
     def helpers(self) -> int:
         """Members of a cohort of theirs that help the adversary, see `helpers_of`."""
-        return helpers_of(self.promised.cohort.capacity(self.promised.num_clients), self.view, self.terms.colluders)
+        return helpers_of(self.population.cohort.capacity(self.population.num_clients), self.view, self.terms.colluders)
 
     @functools.cached_property
     def no_epsilon_reason(self) -> str | None:
         """Why no epsilon exists, where none does."""
         reasons = (one.reason for one in self.qualifiers if one.reason is not None)
-        return unprotected(self.algorithm, self.view) or next(reasons, None)
+        return no_epsilon_reason_of(self.algorithm, self.view) or next(reasons, None)
 
     @property
     def private_tests(self) -> str | None:
@@ -141,7 +141,7 @@ class PlannedRun:
 
         Raises: ConfigurationError where parts of somebody's own tell the noise its round.
         """
-        part, local = noised(self.algorithm), self.algorithm.local
+        part, local = noised_part(self.algorithm), self.algorithm.local
         require_clip_norms(part, self.rounds)
         changes = changes_of(part)
         if changes is None:
@@ -200,11 +200,11 @@ class PlannedRun:
         return noise_amplification(self.algorithm, self.data, self.view, self.terms.colluders, self.rounds)
 
     @property
-    def by_itself(self) -> "PlannedRun":
+    def without_deployment(self) -> "PlannedRun":
         """The same run, counted as what it releases itself, whatever deployment it stands for."""
-        return self.counted(deployment_cohort=None, deployment_population=None)
+        return self.with_terms(deployment_cohort=None, deployment_population=None)
 
-    def counted(self, **terms: Unpack[PrivacyOptions]) -> "PlannedRun":
+    def with_terms(self, **terms: Unpack[PrivacyOptions]) -> "PlannedRun":
         """The same run, counted on other terms."""
         return dataclasses.replace(self, terms=dataclasses.replace(self.terms, **terms))
 

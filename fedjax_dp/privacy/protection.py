@@ -42,13 +42,13 @@ def view_of(algorithm: Algorithm, view: str | None) -> View:
     return View(view)
 
 
-def unprotected(algorithm: Algorithm, view: View) -> str | None:
+def no_epsilon_reason_of(algorithm: Algorithm, view: View) -> str | None:
     """Why no epsilon exists, where none does."""
     if algorithm.cohort.no_epsilon_reason:
         return algorithm.cohort.no_epsilon_reason
     if algorithm.local.no_epsilon_reason:
         return algorithm.local.no_epsilon_reason
-    part = noised(algorithm)
+    part = noised_part(algorithm)
     if noise_of(algorithm) is None and not getattr(part, "no_epsilon_reason", None):
         return f"{type(part).__name__} has no noise_multiplier, so that nothing is known of its noise"
     if algorithm.aggregate.needs_loss:
@@ -66,14 +66,14 @@ def unprotected(algorithm: Algorithm, view: View) -> str | None:
     return None
 
 
-def noised(algorithm: Algorithm) -> Any:
+def noised_part(algorithm: Algorithm) -> Any:
     """The part whose noise hides them."""
     return algorithm.local.privatizer if unit_of(algorithm) is Unit.RECORD else algorithm.upload
 
 
 def noise_of(algorithm: Algorithm) -> Any:
     """The noise multiplier: one number, or one per client."""
-    return getattr(noised(algorithm), "noise_multiplier", None)
+    return getattr(noised_part(algorithm), "noise_multiplier", None)
 
 
 def noises_steps(algorithm: Algorithm) -> bool:

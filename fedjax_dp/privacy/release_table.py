@@ -29,7 +29,7 @@ from fedjax_dp.parts.client_privacy import ClientPrivacy, Participation, release
 from fedjax_dp.parts.cohorts import SEEN
 from fedjax_dp.parts.facts import of_the_project
 from fedjax_dp.privacy.planned_run import PlannedRun, honest_of
-from fedjax_dp.privacy.protection import noised, unit_of
+from fedjax_dp.privacy.protection import noised_part, unit_of
 from fedjax_dp.pytrees import Part, tensor_sizes
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.simulation import run_key
@@ -87,7 +87,7 @@ class ReleaseTable:
         """Of each client."""
         run, cohort, num_clients = self.run, self.run.algorithm.cohort, self.run.data.num_clients
         if run.terms.deployment is not None:  # one noise level, or all rounds of each: more than there can be
-            apart = run.promised.cohort.min_separation(run.promised.num_clients)
+            apart = run.population.cohort.min_separation(run.population.num_clients)
             counts = (-(-run.rounds // apart),) if len(self.rounds) == 1 else tuple(self.rounds)
             return [Attendance(counts)] * num_clients
         if self.participation == "schedule":
@@ -153,7 +153,7 @@ class ReleaseTable:
         """What is released of a client that sums of updates hide."""
         run, upload, transport = self.run, self.run.algorithm.upload, self.run.algorithm.transport
         # who of those drawn does not answer, for reasons that know no data, pays no more than the others
-        cohort, num_clients = run.promised
+        cohort, num_clients = run.population
         sampling, adjacency = client_sampling(run)
         of_pass = 1 if isinstance(sampling, FullBatch) else cohort.rounds_per_pass(num_clients)
         tensors = tensor_sizes(jax.eval_shape(run.model.init, run_key(0)))
@@ -201,8 +201,8 @@ def client_sampling(run: PlannedRun) -> tuple[Sampling, Adjacency]:
     who else is drawn, nothing is known but that published cohorts hide no less than these; nor is more known of a pass
     of rounds in which noise differs.
     """
-    cohort, num_clients = run.promised
-    of_one_noise = cohort.rounds_per_pass(num_clients) == 1 or changes_of(noised(run.algorithm)) is None
+    cohort, num_clients = run.population
+    of_one_noise = cohort.rounds_per_pass(num_clients) == 1 or changes_of(noised_part(run.algorithm)) is None
     if not (run.algorithm.upload.amplified and of_one_noise):
         return SEEN
     sampling, adjacency = cohort.amplified(num_clients, run.helpers)

@@ -59,16 +59,16 @@ class Spending:
         """What the first rounds release of each client."""
         return client_events(self.run.prefix(rounds))
 
-    def planned(self, rounds: int) -> Spent:
+    def price(self, rounds: int) -> Spent:
         """Epsilon of the worst client after the first `rounds` rounds, or a bound on it."""
         at = self._priced_at(rounds)
         return Spent(self.epsilon(at), at)
 
     def _priced_at(self, rounds: int) -> int:
-        return next(one for one in self.priced if one >= rounds)
+        return next(one for one in self.priced_rounds if one >= rounds)
 
     @functools.cached_property
-    def priced(self) -> list[int]:
+    def priced_rounds(self) -> list[int]:
         """Numbers of rounds of which the epsilon is worked out: all, where that is cheap, else powers of two."""
         rounds = self.run.rounds
         kinds = max(len(self._kinds(rounds)), 1) if self.private else 1
@@ -129,14 +129,14 @@ class Spending:
     def counts(self, rounds: int) -> np.ndarray:
         """Rounds, of the first ones, that each client is counted for."""
         num_clients = self.run.data.num_clients
-        if not self.scheduled:
+        if not self.by_schedule:
             return np.full(num_clients, rounds)
         done, counts = self._counted if self._counted[0] <= rounds else (0, np.zeros(num_clients, int))
         self._counted = rounds, counts + self.run.participation_counts(slice(done, rounds))
         return self._counted[1]
 
     @functools.cached_property
-    def scheduled(self) -> bool:
+    def by_schedule(self) -> bool:
         """Whether each client is counted for the rounds that it is drawn for."""
         return participation_mode(self.run) == "schedule"
 
@@ -165,7 +165,7 @@ class Spending:
 
     def _line(self, index: int, end: int, halt: str) -> dict[str, Any]:
         guarantee, terms = self.guarantee, self.run.terms
-        spent = self.planned(index + 1) if self.private else None
+        spent = self.price(index + 1) if self.private else None
         budget = terms.common_budget
         law = {"participation": participation_mode(self.run)} if self.private else {}
         if self.private and terms.stop is not None:
@@ -194,7 +194,7 @@ class Spending:
     def _released(self, index: int) -> dict[str, Any]:
         """What the round releases of whom; where rounds do not add up, all up to it, of those for whom it has grown."""
         num_clients, one = self.run.data.num_clients, self.one_round if self.private else None
-        if index and (not self.private or (one and not self.scheduled)):
+        if index and (not self.private or (one and not self.by_schedule)):
             return {"as_round": 0}
         if not self.private:
             return {"events": [], "clients": [], "so_far": False}
@@ -203,7 +203,7 @@ class Spending:
             after = self.events(index + 1)
             grown = [client for client, events in enumerate(zip(before, after, strict=True)) if events[0] != events[1]]
             return listed(*numbered(after), np.array(grown, int)) | {"so_far": True}
-        often = self.run.participation_counts(index) if self.scheduled else np.ones(num_clients, int)
+        often = self.run.participation_counts(index) if self.by_schedule else np.ones(num_clients, int)
         line = listed(one.events, one.kind, np.flatnonzero(often)) | {"so_far": False}
         for count in range(2, int(often.max(initial=1)) + 1):  # who trains twice is named twice
             again = listed(one.events, one.kind, np.flatnonzero(often >= count))

@@ -30,7 +30,7 @@ def standing(values: np.ndarray, records: np.ndarray, better: int = 1) -> Standi
     Clients without records are left out, and those with NaN but of `pooled`.
     better  1 where more is better, -1 where less is.
     """
-    there = _tested(records)
+    there = _with_records(records)
     kept, weights = np.asarray(values, float)[there], np.asarray(records, float)[there]
     known = np.sort(kept[~np.isnan(kept)])
     tenth = math.ceil(known.size / 10)
@@ -41,13 +41,13 @@ def standing(values: np.ndarray, records: np.ndarray, better: int = 1) -> Standi
 
 def gain(personal: np.ndarray, others: list[np.ndarray], records: np.ndarray, better: int = 1) -> Gain:
     """Of clients' own models against the better of the others for each client; arrays `(clients,)`."""
-    there = _tested(records)
+    there = _with_records(records)
     own, *rest = (better * np.asarray(each, float)[there] for each in (personal, *others))
     best = np.max(rest, axis=0)
     return Gain(float(np.mean(own >= best)), float(np.mean(best - own)))
 
 
-def _tested(records: np.ndarray) -> np.ndarray:
+def _with_records(records: np.ndarray) -> np.ndarray:
     there = np.asarray(records) > 0
     if not there.any():
         raise errors.refuse("test records of clients", "none", "some", "hold out records of each client")

@@ -1,4 +1,4 @@
-"""What a run ends with, decided here for all who measure, save, export or attack it."""
+"""The final model of a run, as it is measured, saved, exported and attacked."""
 
 from typing import Any
 
@@ -17,13 +17,13 @@ def final_model(algorithm: Algorithm, state: ServerState) -> Any:
     final = getattr(algorithm.server, "final", None)
     if final is None:
         return state.params
-    made = final(state.optimizer, state.params)
-    if not same_shapes(made, state.params):
+    params = final(state.optimizer, state.params)
+    if not same_shapes(params, state.params):
         what, wanted = f"what {type(algorithm.server).__name__}.final returns", shapes_in_words(state.params)
-        raise errors.refuse(what, shapes_in_words(made), f"shaped as the parameters, {wanted}")
-    return made
+        raise errors.refuse(what, shapes_in_words(params), f"shaped as the parameters, {wanted}")
+    return params
 
 
-def ended(algorithm: Algorithm, state: ServerState) -> ServerState:
-    """The state with these parameters, for what clients make of the final model."""
+def with_final_model(algorithm: Algorithm, state: ServerState) -> ServerState:
+    """The state with the final parameters, of which clients make their own models."""
     return state._replace(params=final_model(algorithm, state))

@@ -78,7 +78,7 @@ def table(history: Sequence[Evaluation]) -> Table:
     )
 
 
-def main_of(history: Sequence[Evaluation]) -> dict[str, str]:
+def main_metric(history: Sequence[Evaluation]) -> dict[str, str]:
     """The main metric of the last evaluation, by its name in words."""
     if not history:
         return {}
@@ -92,7 +92,7 @@ def main_of(history: Sequence[Evaluation]) -> dict[str, str]:
 PROBES = Evaluation._fields[Evaluation._fields.index("train_loss") :]  # those after what is of the test set
 
 
-class Tested(NamedTuple):
+class MetricSums(NamedTuple):
     """A model on the test set."""
 
     sums: dict[str, jax.Array]  # of the task's over all records, with `loss`
@@ -100,12 +100,12 @@ class Tested(NamedTuple):
     scores: jax.Array | None  # (test records, ...) where the task keeps them
 
 
-class Measured(NamedTuple):
+class Measurement(NamedTuple):
     """What is looked at of a model, on the device."""
 
-    test: Tested
+    test: MetricSums
     train: tuple[jax.Array, jax.Array] | None  # objective and gradient norm, where they are wanted
-    personal: Tested | None = None  # of clients' own models, where they have some and test parts
+    personal: MetricSums | None = None  # of clients' own models, where they have some and test parts
 
 
 def record_sums(task: Task, model: Model, params: Any, x: jax.Array, y: Any) -> tuple[dict[str, jax.Array], Any]:
@@ -118,7 +118,7 @@ def record_sums(task: Task, model: Model, params: Any, x: jax.Array, y: Any) -> 
 
 
 @gradients.JitOfModel
-def evaluate(params: Any, data: FederatedData, *, model: Model) -> Tested:
+def evaluate(params: Any, data: FederatedData, *, model: Model) -> MetricSums:
     """What the task's metrics are made of on the test set, in one pass over blocks of records."""
     task, records, parts = task_of(model, data), data.x_test.shape[0], data.test_clients
 
@@ -134,11 +134,11 @@ def evaluate(params: Any, data: FederatedData, *, model: Model) -> Tested:
     one, _ = jax.eval_shape(seen, data.features(data.x_test[:1]), rows_of(data.y_test, slice(1)))
     start = {name: jnp.zeros(a.shape[1:], a.dtype) for name, a in one.items()}
     rows = rows_per_block(model, params, data, records)
-    total, (apart, scores) = _over_blocks(block, start, records, rows, data.sizes[0])
+    total, (apart, scores) = _fold_blocks(block, start, records, rows, data.sizes[0])
     by_client = None
     if parts is not None:
         by_client = {name: jax.ops.segment_sum(a, parts, data.num_clients) for name, a in apart.items()}
-    return Tested(total, by_client, scores)
+    return MetricSums(total, by_client, scores)
 
 
 @gradients.JitOfModel
@@ -161,14 +161,14 @@ def train_metrics(params: Any, data: FederatedData, *, model: Model) -> tuple[ja
         return jax.tree.map(jnp.add, total, jax.value_and_grad(loss)(params)), None
 
     start = (jnp.float32(0), jax.tree.map(jnp.zeros_like, params))
-    (objective, gradient), _ = _over_blocks(
+    (objective, gradient), _ = _fold_blocks(
         block, start, records, rows_per_block(model, params, data, records), data.sizes[0]
     )
     return objective, jnp.sqrt(sum(jnp.sum(g * g) for g in jax.tree.leaves(gradient)))
 
 
 @gradients.JitOfModel
-def unscored(params: Any, data: FederatedData, *, model: Model) -> tuple[jax.Array, jax.Array]:
+def count_unscored(params: Any, data: FederatedData, *, model: Model) -> tuple[jax.Array, jax.Array]:
     """How many training and test records have a loss that is not finite, probes."""
 
     def count(records: int, rows_at: Callable[[jax.Array], tuple[Any, Any]]) -> jax.Array:
@@ -177,7 +177,7 @@ def unscored(params: Any, data: FederatedData, *, model: Model) -> tuple[jax.Arr
             return total + jnp.sum(real & ~jnp.isfinite(losses)), None
 
         rows = rows_per_block(model, params, data, records)
-        return jnp.asarray(_over_blocks(block, jnp.int32(0), records, rows, data.sizes[0])[0])
+        return jnp.asarray(_fold_blocks(block, jnp.int32(0), records, rows, data.sizes[0])[0])
 
     def training(at: jax.Array) -> tuple[Any, Any]:
         rows = at if data.rows is None else data.rows[at]
@@ -190,7 +190,7 @@ def unscored(params: Any, data: FederatedData, *, model: Model) -> tuple[jax.Arr
     return count(held.shape[0], training), count(data.x_test.shape[0], tested)
 
 
-def _over_blocks(
+def _fold_blocks(
     block: Callable[..., tuple[Any, Any]], start: Any, records: int, rows: int, some: jax.Array
 ) -> tuple[Any, Any]:
     """Fold `block(total, positions, real)` over all records; returns the total and the outputs by record.
@@ -234,9 +234,9 @@ def rows_per_block(model: Model, params: Any, data: FederatedData, records: int)
     return max(1, min(ROWS, records, FLOATS // one))
 
 
-def client_values(test: Tested, data: FederatedData, *, model: Model) -> tuple[np.ndarray, np.ndarray]:
+def client_values(test: MetricSums, data: FederatedData, *, model: Model) -> tuple[np.ndarray, np.ndarray]:
     """The main metric by client, and its test records, each `(num_clients,)`; NaN and 0 without any."""
-    seen = _of_clients(test, data)
+    seen = _client_sums(test, data)
     return _main(task_of(model, data), seen), np.asarray(seen.sums["records"])
 
 
@@ -245,7 +245,7 @@ def client_metric(params: Any, data: FederatedData, *, model: Model) -> np.ndarr
 
     That is the accuracy of clients, for instance, or, where the task has no metrics, the mean loss.
     """
-    return _main(task_of(model, data), _of_clients(evaluate(params, data, model=model), data))
+    return _main(task_of(model, data), _client_sums(evaluate(params, data, model=model), data))
 
 
 def better_of(task: Task) -> int:
@@ -253,20 +253,20 @@ def better_of(task: Task) -> int:
     return task.metrics[0].better if task.metrics else -1
 
 
-def values_of(task: Task, test: Tested, data: FederatedData) -> dict[str, float | None]:
+def values_of(task: Task, test: MetricSums, data: FederatedData) -> dict[str, float | None]:
     """The task's metrics on the whole test set, by name."""
     records = len(data.x_test)
-    seen = _seen(test.sums, test.scores, data, np.zeros(records, int), np.array([float(records)]), whole=True)
+    seen = _score_sums(test.sums, test.scores, data, np.zeros(records, int), np.array([float(records)]), whole=True)
     return {metric.name: _finite(np.float32(metric.of(seen)[0])) for metric in task.metrics}
 
 
-def _of_clients(test: Tested, data: FederatedData) -> ScoreSums:
+def _client_sums(test: MetricSums, data: FederatedData) -> ScoreSums:
     parts = np.asarray(data.test_clients)
     counts = np.bincount(parts, minlength=data.num_clients).astype(float)
-    return _seen(test.by_client or {}, test.scores, data, parts, counts)
+    return _score_sums(test.by_client or {}, test.scores, data, parts, counts)
 
 
-def _seen(
+def _score_sums(
     sums: Any, scores: Any, data: FederatedData, group_of: np.ndarray, counts: np.ndarray, whole: bool = False
 ) -> ScoreSums:
     wide = {name: np.asarray(a, float)[None] if whole else np.asarray(a, float) for name, a in sums.items()}
@@ -278,17 +278,17 @@ def _main(task: Task, seen: ScoreSums) -> np.ndarray:
     return task.metrics[0].of(seen) if task.metrics else quotient(seen.sums["loss"], seen.sums["records"])
 
 
-def measure(params: Any, data: FederatedData, *, model: Model, train: bool) -> Measured:
+def measure(params: Any, data: FederatedData, *, model: Model, train: bool) -> Measurement:
     """The part of an evaluation that needs the model."""
     test = evaluate(params, data, model=model)
-    return Measured(test, train_metrics(params, data, model=model) if train else None)
+    return Measurement(test, train_metrics(params, data, model=model) if train else None)
 
 
-def evaluation(rounds: int, seen: Measured, report: RoundReport, data: FederatedData, task: Task) -> Evaluation:
+def evaluation_of(rounds: int, seen: Measurement, report: RoundReport, data: FederatedData, task: Task) -> Evaluation:
     """The rest of an evaluation, on the host."""
     test, (objective, gradient_norm) = seen.test, seen.train or (None, None)
-    shared = None if test.by_client is None else _standing(task, test, data)
-    own = None if seen.personal is None else _standing(task, seen.personal, data)
+    shared = None if test.by_client is None else _summary(task, test, data)
+    own = None if seen.personal is None else _summary(task, seen.personal, data)
     present = np.asarray(report.present)
     return Evaluation(
         rounds,
@@ -305,9 +305,9 @@ def evaluation(rounds: int, seen: Measured, report: RoundReport, data: Federated
     )
 
 
-def _standing(task: Task, test: Tested, data: FederatedData) -> Standing:
+def _summary(task: Task, test: MetricSums, data: FederatedData) -> Standing:
     """Of the main metric by client; pooled is the metric of all records, of which roots and ranks are no mean."""
-    seen = _of_clients(test, data)
+    seen = _client_sums(test, data)
     sums = {name: of_clients.sum(axis=0, keepdims=True) for name, of_clients in seen.sums.items()}
     pooled = _main(task, ScoreSums(sums, seen.scores, seen.targets, np.zeros_like(seen.group_of)))
     return standing(_main(task, seen), seen.sums["records"], better_of(task))._replace(pooled=float(pooled[0]))

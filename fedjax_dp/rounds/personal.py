@@ -1,4 +1,4 @@
-"""Models of clients' own: read out of a state, and measured each on its client's part of the test set."""
+"""Personal models: read out of a state, each measured on its client's part of the test set."""
 
 import math
 from collections.abc import Iterator
@@ -20,8 +20,8 @@ from fedjax_dp.parts.local_training import LocalTraining
 from fedjax_dp.prng import role_key
 from fedjax_dp.pytrees import ravel, rows_kept
 from fedjax_dp.rounds.algorithm import Algorithm
-from fedjax_dp.rounds.final import ended
-from fedjax_dp.rounds.metrics import Tested, record_sums, rows_per_block
+from fedjax_dp.rounds.final import with_final_model
+from fedjax_dp.rounds.metrics import MetricSums, record_sums, rows_per_block
 from fedjax_dp.rounds.state import ServerState
 
 BYTES = 2**27  # of rows of tables on the host that are looked at together
@@ -38,13 +38,13 @@ class ClientStates(NamedTuple):
     key: jax.Array  # of the run
 
 
-def model_of(local: LocalTraining, held: ClientStates, at: Any, data: FederatedData, model: Model) -> Any:
+def model_of(local: LocalTraining, states: ClientStates, at: Any, data: FederatedData, model: Model) -> Any:
     """The model of the client at a place `at` of `held`, a tree of parameters; traced."""
-    client = held.ids[at]
-    key = jax.random.fold_in(jax.random.fold_in(role_key(held.key, "personal"), held.round), client)
-    start, unravel = ravel(held.params)
-    received = Received(start, held.shared, jax.tree.map(lambda table: table[at], held.own))
-    return local.model_of(ClientContext(key, held.round, data.client(client), data, model, unravel, received))
+    client = states.ids[at]
+    key = jax.random.fold_in(jax.random.fold_in(role_key(states.key, "personal"), states.round), client)
+    start, unravel = ravel(states.params)
+    received = Received(start, states.shared, jax.tree.map(lambda table: table[at], states.own))
+    return local.model_of(ClientContext(key, states.round, data.client(client), data, model, unravel, received))
 
 
 def personal_models(
@@ -59,22 +59,22 @@ def personal_models(
     errors.require_seed(seed)
     key = jax.random.key(seed, impl="threefry2x32")
     model = usual_model(data) if model is None else model
-    return models_of_clients(local, ended(algorithm, state), data, key, model=model)
+    return models_of_clients(local, with_final_model(algorithm, state), data, key, model=model)
 
 
 def models_of_clients(
     local: LocalTraining, state: ServerState, data: FederatedData, key: jax.Array, *, model: Model
 ) -> Any:
     """The same, of local training with numbers as arrays and the key of the run."""
-    _require_own(local)
-    parts = [_made(local, held, data, model=model) for held in client_states(state, data, key)]
+    _require_personal(local)
+    parts = [_stacked_models(local, states, data, model=model) for states in client_states(state, data, key)]
     return jax.tree.map(lambda *each: jnp.concatenate(each)[: data.num_clients], *parts)
 
 
 @gradients.JitOfModel
-def _made(local: LocalTraining, held: ClientStates, data: FederatedData, *, model: Model) -> Any:
+def _stacked_models(local: LocalTraining, states: ClientStates, data: FederatedData, *, model: Model) -> Any:
     data = jax.tree.map(jnp.asarray, data)
-    return lax.map(lambda at: model_of(local, held, at, data, model), jnp.arange(held.ids.shape[0]))
+    return lax.map(lambda at: model_of(local, states, at, data, model), jnp.arange(states.ids.shape[0]))
 
 
 def client_states(state: ServerState, data: FederatedData, key: jax.Array) -> Iterator[ClientStates]:
@@ -89,7 +89,7 @@ def client_states(state: ServerState, data: FederatedData, key: jax.Array) -> It
         yield ClientStates(state.params, state.shared, jnp.asarray(ids), own, state.round, key)
 
 
-def evaluate_personal(local: LocalTraining, held: ClientStates, data: FederatedData, *, model: Model) -> Tested:
+def evaluate_personal(local: LocalTraining, states: ClientStates, data: FederatedData, *, model: Model) -> MetricSums:
     """What the task's metrics are made of, of the clients of `held` on their own test parts; traced.
 
     Records are taken client by client, some at once; a client without a part is left out by the number of its records.
@@ -98,45 +98,45 @@ def evaluate_personal(local: LocalTraining, held: ClientStates, data: FederatedD
     parts = jnp.asarray(data.test_clients)
     order, counts = jnp.argsort(parts, stable=True), jnp.bincount(parts, length=every)
     firsts = jnp.cumsum(counts) - counts
-    rows = min(rows_per_block(model, held.params, data, records), math.ceil(records / every))
+    rows = min(rows_per_block(model, states.params, data, records), math.ceil(records / every))
 
     def sums_of(params: Any, at: jax.Array) -> tuple[dict[str, jax.Array], Any]:
         return record_sums(task, model, params, data.features(data.x_test[at]), rows_of(data.y_test, at))
 
     def one(scores: Any, place: jax.Array) -> tuple[Any, dict[str, jax.Array]]:
-        client = held.ids[place]
-        params, first, count = model_of(local, held, place, data, model), firsts[client], counts[client]
+        client = states.ids[place]
+        params, first, count = model_of(local, states, place, data, model), firsts[client], counts[client]
 
         def block(number: jax.Array, carry: tuple[Any, Any]) -> tuple[Any, Any]:
             total, scores = carry
             at = number * rows + jnp.arange(rows)
             real = at < count
             taken = order[jnp.minimum(first + jnp.minimum(at, jnp.maximum(count - 1, 0)), records - 1)]
-            sums, made = sums_of(params, taken)
+            sums, outputs = sums_of(params, taken)
             total = {name: total[name] + rows_kept(a, real).sum(0, dtype=a.dtype) for name, a in sums.items()}
             if task.keeps_scores:
-                scores = scores.at[jnp.where(real, taken, records)].set(made, mode="drop")
+                scores = scores.at[jnp.where(real, taken, records)].set(outputs, mode="drop")
             return total, scores
 
         start = {name: jnp.zeros(a.shape[1:], a.dtype) for name, a in shapes.items()}
         total, scores = lax.fori_loop(0, -(-count // rows), block, (start, scores))
         return scores, total
 
-    shapes, made = jax.eval_shape(sums_of, held.params, jnp.zeros(1, jnp.int32))
-    scores = jnp.zeros((records, *made.shape[1:]), made.dtype) if task.keeps_scores else None
-    scores, by_client = lax.scan(one, scores, jnp.arange(held.ids.shape[0]))
+    shapes, outputs = jax.eval_shape(sums_of, states.params, jnp.zeros(1, jnp.int32))
+    scores = jnp.zeros((records, *outputs.shape[1:]), outputs.dtype) if task.keeps_scores else None
+    scores, by_client = lax.scan(one, scores, jnp.arange(states.ids.shape[0]))
     total = {name: a.sum(0) for name, a in by_client.items()}
-    return Tested(total, by_client, scores)
+    return MetricSums(total, by_client, scores)
 
 
-def _readable(
-    local: LocalTraining, held: ClientStates, data: FederatedData, *, model: Model, execution: Execution
-) -> Tested:
-    tested = evaluate_personal(local, held, jax.tree.map(jnp.asarray, data), model=model)
+def _test_sums(
+    local: LocalTraining, states: ClientStates, data: FederatedData, *, model: Model, execution: Execution
+) -> MetricSums:
+    tested = evaluate_personal(local, states, jax.tree.map(jnp.asarray, data), model=model)
     return execution.readable(tested)
 
 
-_tested = gradients.JitOfModel(_readable, ("execution",))
+_compiled_test_sums = gradients.JitOfModel(_test_sums, ("execution",))
 
 
 def measure_personal(
@@ -147,16 +147,16 @@ def measure_personal(
     *,
     model: Model,
     execution: Execution | None = None,
-) -> Tested:
+) -> MetricSums:
     """The same of all clients, compiled; one call where their tables are on the devices."""
     execution = Execution() if execution is None else execution
-    _require_own(local)
+    _require_personal(local)
     if data.test_clients is None:
         remedy = "hold out records of each client (--holdout 0.2), or give federate test_clients"
         raise errors.refuse("test parts of clients", "none", "there to measure clients' own models on", remedy)
-    each: list[Tested] = [
-        jax.device_get(_tested(local, held, data, model=model, execution=execution))
-        for held in client_states(state, data, key)
+    each: list[MetricSums] = [
+        jax.device_get(_compiled_test_sums(local, states, data, model=model, execution=execution))
+        for states in client_states(state, data, key)
     ]
     if len(each) == 1:
         return each[0]
@@ -165,10 +165,10 @@ def measure_personal(
     by_client: Any = {name: np.concatenate([part[name] for part in parts])[:every] for name in parts[0]}
     every_score: Any = [one.scores for one in each]
     scores = None if each[0].scores is None else sum(every_score[1:], start=every_score[0])
-    return Tested({name: a.sum(0) for name, a in by_client.items()}, by_client, scores)
+    return MetricSums({name: a.sum(0) for name, a in by_client.items()}, by_client, scores)
 
 
-def _require_own(local: LocalTraining) -> None:
+def _require_personal(local: LocalTraining) -> None:
     if not local.personal:
         remedy = "use one such as mr_mtl or ditto"
         raise errors.refuse("algorithm", "one whose clients share a model", "one whose clients have their own", remedy)

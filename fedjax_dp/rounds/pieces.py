@@ -80,7 +80,7 @@ class Pieces:
             parts += jnp.split(part, inside) if inside else [part]
         return Pieces(parts, self._whole, () if len(parts) > len(self.parts) else self._stored)
 
-    def taken(self, first: int, end: int) -> Any:
+    def part(self, first: int, end: int) -> Any:
         """The numbers from `first` up to `end`: an array where they are one piece."""
         own = (0, *self.ends)
         if first not in own or end not in own or first == end:
@@ -92,20 +92,20 @@ class Pieces:
 def in_pieces(function: Callable[..., Any]) -> Callable[..., Any]:
     """The same function of pytrees, computed in pieces where it is traced."""
 
-    def computed(*arguments: Any) -> Any:
+    def run_in_pieces(*arguments: Any) -> Any:
         traced, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
         if not (cuts := _cuts_of(traced.jaxpr)):
             return function(*arguments)
-        made = _run(traced.jaxpr, traced.consts, jax.tree.leaves(arguments), cuts)
-        return jax.tree.unflatten(jax.tree.structure(shapes), map(_whole, made))
+        results = _run(traced.jaxpr, traced.consts, jax.tree.leaves(arguments), cuts)
+        return jax.tree.unflatten(jax.tree.structure(shapes), map(_joined, results))
 
-    return computed
+    return run_in_pieces
 
 
 def _cuts_of(jaxpr: Any) -> Cuts:
     """Where the vectors of a program are joined or split, by their length; those of many or short pieces stay whole."""
     ends_by_size: dict[int, set[int]] = {}
-    for equation in _every(jaxpr):
+    for equation in _all_equations(jaxpr):
         joined = {"concatenate": equation.invars, "split": equation.outvars}.get(equation.primitive.name, [])
         if joined and joined[0].aval.ndim == 1:
             ends = tuple(itertools.accumulate(piece.aval.size for piece in joined))
@@ -114,15 +114,15 @@ def _cuts_of(jaxpr: Any) -> Cuts:
     return {size: ends for size, ends in cuts.items() if 1 < len(ends) <= MOST and LEAST * len(ends) <= size}
 
 
-def _every(jaxpr: Any) -> Iterator[Any]:
+def _all_equations(jaxpr: Any) -> Iterator[Any]:
     """All equations, those of the programs inside of others too."""
     for equation in jaxpr.eqns:
         yield equation
         for inside in equations.programs(equation):
-            yield from _every(inside.jaxpr)
+            yield from _all_equations(inside.jaxpr)
 
 
-def _whole(value: Any) -> Any:
+def _joined(value: Any) -> Any:
     return value.whole if isinstance(value, Pieces) else value
 
 
@@ -153,18 +153,18 @@ def _run(
 
     for number, equation in enumerate(jaxpr.eqns):
         with equations.in_its_place(equation):
-            made = _made(equation, [read(variable) for variable in equation.invars], cuts)
+            results = _evaluate(equation, [read(variable) for variable in equation.invars], cuts)
             if stored and number in stored:
-                made = [Pieces(made[0].parts, stored=stored[number])]
-            known.update(zip(equation.outvars, (_cut(value, cuts) for value in made), strict=True))
+                results = [Pieces(results[0].parts, stored=stored[number])]
+            known.update(zip(equation.outvars, (_cut(value, cuts) for value in results), strict=True))
     return [read(variable) for variable in jaxpr.outvars]
 
 
-def _made(equation: Any, values: list[Any], cuts: Cuts) -> Sequence[Any]:
+def _evaluate(equation: Any, values: list[Any], cuts: Cuts) -> Sequence[Any]:
     """What an equation makes of vectors in pieces, or makes that is one."""
     name, vectors = equation.primitive.name, [value for value in values if isinstance(value, Pieces)]
     if name in equations.CUSTOM or (name in ("scan", "cond", *equations.CALLS) and _has_vectors(equation, cuts)):
-        return _entered(equation, values, cuts)
+        return _enter(equation, values, cuts)
     out: Any = equation.outvars[0].aval if equation.outvars else None
     if _is_long(out, cuts):
         between = list(itertools.pairwise((0, *cuts[out.size])))
@@ -181,9 +181,9 @@ def _made(equation: Any, values: list[Any], cuts: Cuts) -> Sequence[Any]:
         return equations.bind(equation, values)
     if name == "split":
         ends = (0, *itertools.accumulate(equations.sizes_of(equation)))
-        return [vectors[0].taken(first, end) for first, end in itertools.pairwise(ends)]
+        return [vectors[0].part(first, end) for first, end in itertools.pairwise(ends)]
     if name == "slice" and (picked := equations.slices_of(equation)[0]).step == 1:
-        return [vectors[0].taken(picked.start, picked.stop)]
+        return [vectors[0].part(picked.start, picked.stop)]
     if name in BY_NUMBER and out.shape == vectors[0].shape:
         return [_by_number(lambda *parts: equations.bind(equation, parts)[0], values)]
     if name in OVER_ALL and out.ndim == 0:
@@ -191,7 +191,7 @@ def _made(equation: Any, values: list[Any], cuts: Cuts) -> Sequence[Any]:
     if name == "dot_general" and out.ndim == 0:
         products = _by_number(lambda a, b: jnp.sum(a.astype(out.dtype) * b.astype(out.dtype)), values)
         return [functools.reduce(jnp.add, products.parts)]
-    return equations.bind(equation, [_whole(value) for value in values])
+    return equations.bind(equation, [_joined(value) for value in values])
 
 
 def _by_number(function: Callable[..., Any], values: Sequence[Any]) -> Pieces:
@@ -208,22 +208,25 @@ def _by_number(function: Callable[..., Any], values: Sequence[Any]) -> Pieces:
 
 def _has_vectors(equation: Any, cuts: Cuts) -> bool:
     """Whether a vector that is cut is anywhere in an equation or inside of it."""
-    seen = [equation, *itertools.chain.from_iterable(_every(inside.jaxpr) for inside in equations.programs(equation))]
+    seen = [
+        equation,
+        *itertools.chain.from_iterable(_all_equations(inside.jaxpr) for inside in equations.programs(equation)),
+    ]
     return any(_is_long(v.aval, cuts) for each in seen for v in (*each.invars, *each.outvars))
 
 
-def _entered(equation: Any, values: list[Any], cuts: Cuts) -> Sequence[Any]:
+def _enter(equation: Any, values: list[Any], cuts: Cuts) -> Sequence[Any]:
     """The program inside an equation, run in pieces where it is known which runs."""
     name = equation.primitive.name
     if name == "scan":
-        return _scanned(equation, values, cuts)
+        return _run_scan(equation, values, cuts)
     program = equations.branch_for(equation, "cuda") if name == "cond" else equations.inner(equation)
     if program is None or name in equations.CHECKPOINTS:
-        return equations.bind(equation, [_whole(value) for value in values])
+        return equations.bind(equation, [_joined(value) for value in values])
     return _run(program.jaxpr, program.consts, values[1:] if name == "cond" else values, cuts)
 
 
-def _scanned(equation: Any, values: list[Any], cuts: Cuts) -> list[Any]:
+def _run_scan(equation: Any, values: list[Any], cuts: Cuts) -> list[Any]:
     """A loop that carries its vectors in pieces.
 
     Sums of a vector that stays and one that is carried (where a client's steps began, and its way from there) are
@@ -241,23 +244,25 @@ def _scanned(equation: Any, values: list[Any], cuts: Cuts) -> list[Any]:
             if not isinstance(one, core.Literal) and isinstance(fixed.get(one), Pieces) and other in carried:
                 sums[number] = fixed[one], carried.index(other)
 
-    def laid_out(value: Any) -> Any:
+    def lay_out(value: Any) -> Any:
         """As the loop carries it: a tuple of pieces, cut alike in every step."""
         if not _is_long(value, cuts):
-            return _whole(value)
+            return _joined(value)
         vector, ends = _cut(value, cuts), cuts[value.size]
         return (vector if set(vector.ends) <= set(ends) else _cut(vector.whole, cuts)).cut_at(ends).parts
 
-    def added(carry: list[Any]) -> dict[int, Any]:
+    def sums_of(carry: list[Any]) -> dict[int, Any]:
         return {number: _by_number(jnp.add, [one, Pieces(carry[at])]).parts for number, (one, at) in sums.items()}
 
     def step(state: tuple[list[Any], dict[int, Any]], row: list[Any]) -> tuple[Any, list[Any]]:
         carry = [Pieces(value) if isinstance(value, tuple) else value for value in state[0]]
-        made = _run(body, scan.body.consts, [*consts, *carry, *row], cuts, state[1])
-        after = list(map(laid_out, made[: scan.carry]))
-        return (after, added(after)), list(map(_whole, made[scan.carry :]))
+        results = _run(body, scan.body.consts, [*consts, *carry, *row], cuts, state[1])
+        after = list(map(lay_out, results[: scan.carry]))
+        return (after, sums_of(after)), list(map(_joined, results[scan.carry :]))
 
-    begun = list(map(laid_out, start))
-    rows = list(map(_whole, rows))
-    (end, _), seen = lax.scan(step, (begun, added(begun)), rows, scan.length, reverse=scan.reverse, unroll=scan.unroll)
+    begun = list(map(lay_out, start))
+    rows = list(map(_joined, rows))
+    (end, _), seen = lax.scan(
+        step, (begun, sums_of(begun)), rows, scan.length, reverse=scan.reverse, unroll=scan.unroll
+    )
     return [*(Pieces(value) if isinstance(value, tuple) else value for value in end), *seen]

@@ -48,7 +48,9 @@ class Prefetcher:
         self, algorithm: Algorithm, data: FederatedData, execution: Execution, key: jax.Array, size: int, kept: int = 0
     ):
         """`size`: parameters of a model; `kept`: bytes by client in tables on the host."""
-        self.on = functools.partial(Prefetcher, algorithm, data, key=key, size=size, kept=kept)  # of another execution
+        self.with_execution = functools.partial(
+            Prefetcher, algorithm, data, key=key, size=size, kept=kept
+        )  # of another execution
         cohort = algorithm.cohort
         members, usual = cohort.capacity(data.num_clients), cohort.expected_size(data.num_clients)
         self._cohort, self._data, self._execution, self._key = cohort, data, execution, key
@@ -74,8 +76,8 @@ class Prefetcher:
         self._held = now, self._thread.submit(self._read, now.until, self._draw(now.until))
         return now
 
-    def beside(self, at: int) -> float:
-        """Bytes of a device beside the block of round `at`, once it is there: two more, and rows of clients' tables."""
+    def bytes_in_use(self, at: int) -> float:
+        """Bytes on a device besides the block of round `at`: two more blocks, and rows of clients' tables."""
         block = self.block(at)
         held = sum(part.nbytes for part in jax.tree.leaves(block.records.held)) / self._execution.groups
         return float(2 * held + block.room * self._kept)
@@ -108,7 +110,7 @@ class Prefetcher:
             rows[group] = at if data.rows is None else np.asarray(data.rows)[at]
         if needed > self._room:
             self._room = math.ceil(needed * GROWTH)
-        blocks = {group: self._copied(at) for group, at in rows.items()}
+        blocks = {group: self._copy_rows(at) for group, at in rows.items()}
         held = jax.tree.map(lambda *parts: self._spread(dict(zip(blocks, parts))), *blocks.values())
         clients, places = np.zeros(0, np.int64), None
         if self._kept:
@@ -117,13 +119,13 @@ class Prefetcher:
         start, offsets, places = self._execution.place((np.int32(first), offsets, places))
         return RoundsBlock(first, first + self._several, HostBlock(start, offsets, places, held), clients, ids.size)
 
-    def _copied(self, rows: np.ndarray) -> DeviceRecords:
-        def copied(a: Any) -> Any:
+    def _copy_rows(self, rows: np.ndarray) -> DeviceRecords:
+        def copy(a: Any) -> Any:
             room = np.zeros((1, self._room, *a.shape[1:]), a.dtype)
             np.take(a, rows, axis=0, out=room[0, : len(rows)], mode="clip")
             return room
 
-        return DeviceRecords(copied(self._data.x), jax.tree.map(copied, self._data.y))
+        return DeviceRecords(copy(self._data.x), jax.tree.map(copy, self._data.y))
 
     def _spread(self, parts: dict[int, np.ndarray]) -> jax.Array:
         """Arrays `(1, ...)`, one for each group of devices that this process has some of, as a part of one array."""
@@ -178,4 +180,4 @@ def check(algorithm: Algorithm, train_metrics: bool) -> None:
     """Refuse what looks at records that no block holds."""
     if algorithm.local.reads_records_outside_round or train_metrics:
         whose = "this algorithm" if algorithm.local.reads_records_outside_round else "train_metrics"
-        raise errors.refuse("records", "host", f"devices for {whose}", "it looks at clients beside their local steps")
+        raise errors.refuse("records", "host", f"devices for {whose}", "it reads records outside local steps")

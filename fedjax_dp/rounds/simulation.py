@@ -30,7 +30,7 @@ from fedjax_dp.pytrees import replace, tensor_sizes
 from fedjax_dp.rounds import metrics, prefetch, unscored
 from fedjax_dp.rounds.algorithm import Algorithm, check_fit
 from fedjax_dp.rounds.clients import HostBlock
-from fedjax_dp.rounds.final import ended, final_model
+from fedjax_dp.rounds.final import final_model, with_final_model
 from fedjax_dp.rounds.metrics import Evaluation as Evaluation
 from fedjax_dp.rounds.personal import measure_personal
 from fedjax_dp.rounds.prefetch import Prefetcher
@@ -66,8 +66,8 @@ class Simulation(NamedTuple):
     params: Any  # of the final model, see `final_model`
 
     def _card(self) -> Card:
-        rounds, numbers = self.history[-1].round, sum(tensor_sizes(self.params))
-        facts = {"parameters": f"{numbers:,}", "timing": self.timing.in_words}
+        rounds, as_float32_leaves = self.history[-1].round, sum(tensor_sizes(self.params))
+        facts = {"parameters": f"{as_float32_leaves:,}", "timing": self.timing.in_words}
         return Card(f"simulation of {count(rounds, 'round')}", facts, metrics.table(self.history))
 
 
@@ -81,7 +81,7 @@ def run_key(seed: int) -> jax.Array:
 
 
 def check(algorithm: Algorithm, data: FederatedData, rounds: int, model: Model | None = None) -> None:
-    """Refuse what cannot run, with one line, before anything compiles. Numbers must be concrete."""
+    """Refuse in one line what cannot run, before anything compiles. Numbers must be concrete."""
     errors.require_count("rounds", rounds)
     validation.require_part("algorithm", algorithm, Algorithm)
     require_clients(data)
@@ -115,7 +115,7 @@ def check(algorithm: Algorithm, data: FederatedData, rounds: int, model: Model |
 
 
 def _check_scores(model: NetworkModel, data: FederatedData) -> None:
-    """Refuse scores that the loss of the task does not take; a loss of one's own gives scores another meaning."""
+    """Refuse scores whose shape the loss of the task does not take. A user-defined loss may give them any meaning."""
     task = task_named(data) if model.task is None else model.task
     if model.loss_of != task.loss:
         if model.loss_of is cross_entropy:
@@ -142,7 +142,7 @@ def _check_loss(
     gradients.loss_plan(model, gradients.start_shapes(model), x, y, keys)
 
 
-def numbers(algorithm: Algorithm) -> Algorithm:
+def as_float32_leaves(algorithm: Algorithm) -> Algorithm:
     """The same algorithm with every number as a float32 array, so that no change of a number compiles again."""
     return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), algorithm)
 
@@ -166,14 +166,14 @@ def run_rounds(
 ) -> tuple[ServerState, RoundReport]:
     """Rounds up to `until` in one loop, which stops early after a round that is not finite."""
 
-    def following(carry: tuple[ServerState, RoundReport]) -> tuple[ServerState, RoundReport]:
+    def next_round(carry: tuple[ServerState, RoundReport]) -> tuple[ServerState, RoundReport]:
         return run_round(algorithm, model, data, key, carry[0], execution, block=block)
 
-    def more(carry: tuple[ServerState, RoundReport]) -> jax.Array:
+    def unfinished(carry: tuple[ServerState, RoundReport]) -> jax.Array:
         state, report = carry
         return (state.round < until) & jnp.all(report.finite & ~report.overflow)
 
-    state, report = lax.while_loop(more, following, (state, nothing(algorithm, data.num_clients)))
+    state, report = lax.while_loop(unfinished, next_round, (state, empty_report(algorithm, data.num_clients)))
     if block is not None and block.places is not None:  # their rows go back to tables on the host
         state = prefetch.over_tables(state, execution.readable)
     return state, execution.readable(report)
@@ -219,11 +219,11 @@ class Rounds:
         if self.prefetcher is not None:
             self.prefetcher.close()
 
-    def fitted(self, state: ServerState) -> "Rounds":
-        """The same rounds, of as many clients at once as a device has room for beside what lies there already.
+    def fit_chunk_size(self, state: ServerState) -> "Rounds":
+        """The same rounds, with as many clients at once as fit into the free memory of a device.
 
-        As they are on a CPU, whose portions suit its caches, where a portion is given, and in several processes, as
-        each might find another.
+        Unchanged on a CPU, whose portions suit its caches, where `chunk_size` is given, and in several processes, each
+        of which might find another size.
         """
         execution, own = self.execution, list(self.execution.own)
         if execution.platform == "cpu" or execution.chunk_size is not None:
@@ -232,14 +232,14 @@ class Rounds:
             return self
         members = self.algorithm.cohort.capacity(self.data.num_clients)
 
-        def compiled(tried: Execution) -> Any:
-            return dataclasses.replace(self, execution=tried).compiled(state)
+        def program_of(tried: Execution) -> Any:
+            return dataclasses.replace(self, execution=tried).compile(state)
 
         size = sum(tensor_sizes(state.params))
         try:
-            beside = 0.0 if self.prefetcher is None else self.prefetcher.beside(int(state.round))
-            room = max(free_memory(own) - beside, 0.0)
-            fitted, _ = fitting(compiled, execution, members, size, room, placed=True)
+            in_use = 0.0 if self.prefetcher is None else self.prefetcher.bytes_in_use(int(state.round))
+            room = max(free_memory(own) - in_use, 0.0)
+            fitted, _ = fitting(program_of, execution, members, size, room, placed=True)
         except errors.ConfigurationError:
             self.close()
             raise
@@ -247,11 +247,13 @@ class Rounds:
             return self
         self.close()
         return dataclasses.replace(
-            self, execution=fitted, prefetcher=None if self.prefetcher is None else self.prefetcher.on(fitted)
+            self,
+            execution=fitted,
+            prefetcher=None if self.prefetcher is None else self.prefetcher.with_execution(fitted),
         )
 
-    def compiled(self, state: ServerState) -> Any:
-        """The program that `advance` runs, to look at."""
+    def compile(self, state: ServerState) -> Any:
+        """The program that `advance` runs."""
         options: dict[str, Any] = {"model": self.model, "execution": self.execution}
         if self.prefetcher is not None:
             block = self.prefetcher.block(int(state.round))
@@ -259,7 +261,7 @@ class Rounds:
         return advance.lower(self.algorithm, state, self.data, self.key, jnp.int32(1), **options).compile()
 
 
-def on_devices(
+def initialize(
     algorithm: Algorithm,
     data: FederatedData,
     model: Model,
@@ -269,15 +271,15 @@ def on_devices(
     start: ServerState | None = None,
     on_host: bool = False,
 ) -> tuple[Rounds, ServerState]:
-    """A run that is ready: its rounds, and the state before the first or a copy of `start`."""
+    """The rounds of a run on its devices, and the state before the first of them or a copy of `start`."""
     if not on_host and data.x.shape[0] > MOST_ON_DEVICES:
         raise errors.refuse(
             "records", f"{data.x.shape[0]:,} on devices", f"at most {MOST_ON_DEVICES:,}", "keep them on the host"
         )
-    key, algorithm = run_key(seed), numbers(algorithm)
+    key, algorithm = run_key(seed), as_float32_leaves(algorithm)
     if start is not None and not on_host:
         start = prefetch.over_tables(start, lambda table: np.asarray(table) if isinstance(table, HostTable) else table)
-    state = place(fresh(algorithm, data, model, seed, on_host) if start is None else start, execution)
+    state = place(initial_server_state(algorithm, data, model, seed, on_host) if start is None else start, execution)
     if start is not None:  # the caller's arrays stay his
         state = jax.tree.map(lambda a: a.copy() if isinstance(a, HostTable) else jnp.copy(a), state)
     prefetcher = None
@@ -287,12 +289,14 @@ def on_devices(
     algorithm, data, key = execution.place((algorithm, data, key))
     structure, frozen = split(model)
     model = joined(structure, execution.place_models(frozen))
-    return Rounds(algorithm, data, key, model, execution, prefetcher).fitted(state), state
+    return Rounds(algorithm, data, key, model, execution, prefetcher).fit_chunk_size(state), state
 
 
-def fresh(algorithm: Algorithm, data: FederatedData, model: Model, seed: int, on_host: bool = False) -> ServerState:
-    """The state before round 0; with records on the host, what clients keep is there too, where that can be."""
-    algorithm, key = numbers(algorithm), run_key(seed)
+def initial_server_state(
+    algorithm: Algorithm, data: FederatedData, model: Model, seed: int, on_host: bool = False
+) -> ServerState:
+    """The state before round 0. With records on the host, the states of clients are there too where separable."""
+    algorithm, key = as_float32_leaves(algorithm), run_key(seed)
     if on_host:
         data = prefetch.without_records(data)
     if on_host and algorithm.local.separable_state:
@@ -302,7 +306,7 @@ def fresh(algorithm: Algorithm, data: FederatedData, model: Model, seed: int, on
     return begin(algorithm, data, key, model=model)
 
 
-def nothing(algorithm: Algorithm, num_clients: int) -> RoundReport:
+def empty_report(algorithm: Algorithm, num_clients: int) -> RoundReport:
     members, upload = algorithm.cohort.capacity(num_clients), algorithm.upload
     zeros, no = jnp.zeros(members), jnp.zeros(members, bool)
     learnt = upload.learnt_clip_norm(upload.init())
@@ -361,7 +365,7 @@ def simulate(
     if train_metrics:
         execution = dataclasses.replace(execution, signal=True)
     noticed = start is not None  # of a run that goes on it was said when it began
-    run, state = on_devices(algorithm, data, model, execution, seed=seed, start=start, on_host=on_host)
+    run, state = initialize(algorithm, data, model, execution, seed=seed, start=start, on_host=on_host)
     del start
     done = first = int(state.round)
     history: list[Evaluation] = []
@@ -394,12 +398,12 @@ def simulate(
                 whole = joined(structure, frozen)
                 seen = metrics.measure(params, records, model=whole, train=train_metrics)
                 if algorithm.local.personal and data.test_clients is not None:
-                    last = ended(run.algorithm, state)
+                    last = with_final_model(run.algorithm, state)
                     own = measure_personal(
                         run.algorithm.local, last, run.data, run.key, model=run.model, execution=execution
                     )
                     seen = seen._replace(personal=own)
-                history.append(metrics.evaluation(done, seen, report, records, task_of(whole, records)))
+                history.append(metrics.evaluation_of(done, seen, report, records, task_of(whole, records)))
                 if not math.isfinite(history[-1].test_loss):
                     unscored.require_scores(whole, records, run.key)
                     raise errors.DivergedError(done - 1, [])
@@ -407,7 +411,7 @@ def simulate(
                 lost = newest.train_loss is None or (newest.clipped is None and algorithm.upload.unit is None)
                 if lost and not noticed and np.asarray(report.present).any() and not on_host:
                     noticed = True
-                    if (line := unscored.line_on(params, whole, records, run.key, done)) is not None:
+                    if (line := unscored.warning_on(params, whole, records, run.key, done)) is not None:
                         notice(line)
                 if stop is not None and done < rounds and stop(newest):
                     rounds = done

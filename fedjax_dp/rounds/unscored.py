@@ -1,4 +1,4 @@
-"""Records whose scores are not finite: whether data and model made them so, or the training did.
+"""Records whose loss is not finite: whether data and model are the cause, or the training.
 
 Under privacy such a record counts as nothing, so a run ends well without it. Nothing here is called where losses are
 finite.
@@ -27,7 +27,7 @@ def require_scores(model: Model, data: FederatedData, key: jax.Array, tolerated:
     Raises: ConfigurationError where it is too many of them, or one of the test records.
     """
     params = jax.tree.map(np.asarray, model.init(role_key(key, "init")))
-    lost, tested = map(int, metrics.unscored(params, data, model=model))
+    lost, tested = map(int, metrics.count_unscored(params, data, model=model))
     for what, count, among, most in (
         ("training", lost, _records(data), _records(data) if tolerated else 1),
         ("test", tested, data.x_test.shape[0], 1),
@@ -38,7 +38,7 @@ def require_scores(model: Model, data: FederatedData, key: jax.Array, tolerated:
     return lost
 
 
-def line_on(params: Any, model: Model, data: FederatedData, key: jax.Array, rounds: int) -> str | None:
+def warning_on(params: Any, model: Model, data: FederatedData, key: jax.Array, rounds: int) -> str | None:
     """What to say of training records without a finite loss, at the start or at the values after so many rounds.
 
     Raises: as `require_scores`.
@@ -49,7 +49,7 @@ def line_on(params: Any, model: Model, data: FederatedData, key: jax.Array, roun
             f"{before:,} of {_records(data):,} training records have no finite loss before the first round, {CAUSES}; "
             f"they count as nothing {PROBE}"
         )
-    now = int(metrics.unscored(params, data, model=model)[0])
+    now = int(metrics.count_unscored(params, data, model=model)[0])
     if not now:
         return None
     return (

@@ -31,7 +31,7 @@ def variance_of_mean(algorithm: Algorithm, data: FederatedData, round_index: jax
         sensitivity = aggregate.sensitivity(data.shares, rates, cohort.capacity(num_clients))
         std = jnp.asarray(algorithm.upload.noise_std(upload, sensitivity, round_index), jnp.float32)
         return std**2
-    gains = _gains(algorithm, data.shares)
+    gains = _noise_gains(algorithm, data.shares)
     local: Any = algorithm.local
     return jnp.sum(rates * gains**2 * local.noise_variance(round_index, data))
 
@@ -41,15 +41,15 @@ def require_known(algorithm: Algorithm) -> None:
     local, upload = algorithm.local, algorithm.upload
     if upload.unit is not None:
         if upload.shared_noise:
-            raise _unknown("noise", "shared by the clients", "added by the server")
+            raise _refusal("noise", "shared by the clients", "added by the server")
         return
     if not local.is_sgd or local.has_client_state or getattr(local, "noise_variance", None) is None:
         wanted = "plain sgd after which clients keep nothing"
-        raise _unknown("local steps", type(local).__name__ if local.is_sgd else "with a rule of their own", wanted)
+        raise _refusal("local steps", type(local).__name__ if local.is_sgd else "with a rule of their own", wanted)
     if correlated_source(local.privatizer) is not None:  # steps' variances do not add up
-        raise _unknown("noise", "correlated over steps", "drawn afresh in every step")
+        raise _refusal("noise", "correlated over steps", "drawn afresh in every step")
     if not algorithm.cohort.at_most_once:
-        raise _unknown("cohort", type(algorithm.cohort).__name__, "one that draws a client at most once a round")
+        raise _refusal("cohort", type(algorithm.cohort).__name__, "one that draws a client at most once a round")
 
 
 def check_known(algorithm: Algorithm, shares: np.ndarray) -> None:
@@ -59,22 +59,22 @@ def check_known(algorithm: Algorithm, shares: np.ndarray) -> None:
     require_known(algorithm)
     if algorithm.upload.unit is None:
         require_measured(algorithm.local.privatizer)
-        _gains(algorithm, shares)
+        _noise_gains(algorithm, shares)
 
 
-def _gains(algorithm: Algorithm, shares: Any) -> Any:
+def _noise_gains(algorithm: Algorithm, shares: Any) -> Any:
     cohort, aggregate = algorithm.cohort, algorithm.aggregate
     rates = cohort.rates(shares)
     if rates is None:
-        raise _unknown("cohort", type(cohort).__name__, "one whose rates are known")
+        raise _refusal("cohort", type(cohort).__name__, "one whose rates are known")
     members = cohort.capacity(shares.shape[0]) if cohort.fixed else None
     gains = aggregate.gains(shares, rates, members) if public(aggregate) else None
     if gains is None:
         wanted = "one whose weights do not depend on who takes part, such as wor_delta"
-        raise _unknown("estimator", type(aggregate).__name__, wanted)
+        raise _refusal("estimator", type(aggregate).__name__, wanted)
     return gains
 
 
-def _unknown(what: str, got: str, wanted: str) -> errors.ConfigurationError:
+def _refusal(what: str, got: str, wanted: str) -> errors.ConfigurationError:
     remedy = "or use a server that takes nothing off, such as second_moment delta"
     return errors.refuse(what, got, f"{wanted}, for a server that takes the noise's variance off", remedy)

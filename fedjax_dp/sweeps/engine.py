@@ -32,7 +32,7 @@ from fedjax_dp.pytrees import replace
 from fedjax_dp.rounds import metrics, unscored
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.final import final_model
-from fedjax_dp.rounds.metrics import Evaluation, Measured
+from fedjax_dp.rounds.metrics import Evaluation, Measurement
 from fedjax_dp.rounds.simulation import run_key
 from fedjax_dp.sweeps.program import AXIS, Executables, Observation, Points, Program, Running
 from fedjax_dp.sweeps.record_cache import RecordCache as RecordCache
@@ -463,7 +463,7 @@ def _outcome(job: Job, history: list[Evaluation], seen: Observation, until: int)
             swamped = report.clients[report.overflow].tolist()
             reason = str(errors.RingOverflowError(int(done) - 1, swamped, job.run.data.called))
             return PointEnd(history, reason, True, 0.0)
-        history.append(metrics.evaluation(int(done), look, report, job.run.data, task))
+        history.append(metrics.evaluation_of(int(done), look, report, job.run.data, task))
     if until < len(job.marks):
         return PointEnd(history, f"after {history[-1].round} of {job.run.rounds} rounds", False, 0.0)
     return PointEnd(history, None, False, 0.0, clients=_clients(job, look))
@@ -479,7 +479,7 @@ def _divergence(job: Job, done: int, clients: list[int]) -> str:
     return str(errors.DivergedError(done, clients, run.data.called))
 
 
-def _clients(job: Job, look: Measured) -> dict[str, Any] | None:
+def _clients(job: Job, look: Measurement) -> dict[str, Any] | None:
     """The main metric of each client on its own test part, of its own model where it has one; None without parts."""
     data = job.run.data
     if data.test_clients is None:

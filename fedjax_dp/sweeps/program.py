@@ -19,10 +19,10 @@ from fedjax_dp.models import Model
 from fedjax_dp.pytrees import replace
 from fedjax_dp.rounds import metrics
 from fedjax_dp.rounds.algorithm import Algorithm
-from fedjax_dp.rounds.final import ended
-from fedjax_dp.rounds.metrics import Measured
+from fedjax_dp.rounds.final import with_final_model
+from fedjax_dp.rounds.metrics import Measurement
 from fedjax_dp.rounds.personal import ClientStates, evaluate_personal
-from fedjax_dp.rounds.simulation import nothing, run_key, run_rounds
+from fedjax_dp.rounds.simulation import empty_report, run_key, run_rounds
 from fedjax_dp.rounds.state import RoundReport, ServerState, initial_state
 
 AXIS = "points"
@@ -51,7 +51,7 @@ class Observation(NamedTuple):
     """What a point leaves at a mark."""
 
     round: jax.Array
-    look: Measured
+    look: Measurement
     report: RoundReport  # of the last round before
 
 
@@ -102,7 +102,7 @@ class Program:
 
         first_point, first_running = _first((points, running))
         data = replace(shared, **first_point.partition)
-        nobody = nothing(first_point.algorithm, data.num_clients)
+        nobody = empty_report(first_point.algorithm, data.num_clients)
         shape = jax.eval_shape(lambda *seen: self._see(model, *seen), first_point, data, first_running.state, nobody)
         unseen = jax.tree.map(lambda a: jnp.zeros((self.marks, *a.shape), a.dtype), shape)
 
@@ -115,7 +115,7 @@ class Program:
         self, model: Model, point: Points, data: FederatedData, state: ServerState, report: RoundReport
     ) -> Observation:
         """What there is to see of a point whose last round gave `report`."""
-        state = ended(point.algorithm, state)
+        state = with_final_model(point.algorithm, state)
         look, local = metrics.measure(state.params, data, model=model, train=self.train_metrics), point.algorithm.local
         if local.personal and data.test_clients is not None:
             everyone = jnp.arange(data.num_clients, dtype=jnp.int32)

@@ -192,7 +192,7 @@ def _unknown(reason: str) -> dict[str, Any]:
 
 def _ledger(entry: PreparedPoint) -> list[Any]:
     run = entry.job.run
-    return client_events(run.counted(participation="schedule") if run.terms.participation in BY_NAME_ALONE else run)
+    return client_events(run.with_terms(participation="schedule") if run.terms.participation in BY_NAME_ALONE else run)
 
 
 def _moving(entries: Sequence[PreparedPoint]) -> bool:

@@ -43,7 +43,7 @@ from fedjax_dp.inspection.verdict import CheckReport, recorded, require
 from fedjax_dp.models import Model, usual_model
 from fedjax_dp.privacy.client_events import training_events
 from fedjax_dp.privacy.planned_run import PlannedRun
-from fedjax_dp.privacy.protection import natural_view, noise_of, unprotected
+from fedjax_dp.privacy.protection import natural_view, no_epsilon_reason_of, noise_of
 from fedjax_dp.privacy.terms import PrivacyTerms
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.simulation import check
@@ -92,7 +92,7 @@ def check_algorithm(
         errors.require_choice("only", name, PROPERTIES)
     model = model or usual_model(data)
     check(algorithm, data, 1, model)
-    reason = unprotected(algorithm, natural_view(algorithm))
+    reason = no_epsilon_reason_of(algorithm, natural_view(algorithm))
     if reason is None and not np.any(np.asarray(noise_of(algorithm)) > 0):
         reason = "its noise_multiplier is 0"
     apply = [name for name in PROPERTIES if not (reason and PROPERTIES[name].claimed)]

@@ -54,15 +54,15 @@ def numbers_of_privacy(guarantee: Guarantee) -> dict[str, float]:
 def numbers_of(evaluation: Evaluation, run: Experiment) -> dict[str, float]:
     """All of an evaluation but its round, and the epsilon so far.
 
-    That is at most: of a run that was planned to stop there, or a little later (`Spending.planned`).
+    That is at most: of a run that was planned to stop there, or a little later (`Spending.price`).
     """
     numbers = {
         f"probe/{name}" if name in PROBES else name: float(value)
         for name, value in evaluation.row().items()
         if name != "round" and value is not None and math.isfinite(value)
     }
-    if run.spending.private and run.spending.priced and evaluation.round:
-        numbers["privacy/epsilon_planned"] = run.spending.planned(evaluation.round).epsilon
+    if run.spending.private and run.spending.priced_rounds and evaluation.round:
+        numbers["privacy/epsilon_planned"] = run.spending.price(evaluation.round).epsilon
     return numbers
 
 

@@ -21,7 +21,7 @@ from fedjax_dp.privacy.terms import PrivacyTerms
 from fedjax_dp.pytrees import structure, value
 from fedjax_dp.rounds.comparison import gain, standing
 from fedjax_dp.rounds.personal import models_of_clients
-from fedjax_dp.rounds.simulation import check, numbers, run_key
+from fedjax_dp.rounds.simulation import as_float32_leaves, check, run_key
 from fedjax_dp.rounds.state import initial_state
 
 GOLDEN = json.loads((pathlib.Path(__file__).parents[1] / "golden" / "personal_examples.json").read_text())
@@ -107,7 +107,7 @@ def run(entry, rounds=2, *, cohorts=None, tables=(NOISE, PERSONAL), server=None,
     if cohorts is not None:
         ids = np.array(cohorts)
         cohort = GivenCohorts(ids=ids, counts=np.ones(ids.shape), rate=np.full(3, 2 / 3), size=ids.shape[1])
-    made = numbers(dataclasses.replace(made, local=local, upload=upload, cohort=cohort))
+    made = as_float32_leaves(dataclasses.replace(made, local=local, upload=upload, cohort=cohort))
     check(made, store, rounds, model)
     states = [initial_state(made, model, store, run_key(0))]
     for _ in range(rounds):

@@ -45,7 +45,7 @@ from fedjax_dp.models import logistic_regression
 from fedjax_dp.parts.facts import restates
 from fedjax_dp.privacy.protection import with_noise
 from fedjax_dp.pytrees import ravel, replace, value
-from fedjax_dp.rounds.simulation import begin, numbers, run_key, simulate
+from fedjax_dp.rounds.simulation import as_float32_leaves, begin, run_key, simulate
 
 DELTA = 1e-5
 TEN = (10, 10, 10, 10)
@@ -123,7 +123,7 @@ def test_a_withdrawn_record_and_an_absent_client_leave_nothing_behind():
 @pytest.mark.slow
 def test_messages_are_observed_before_they_are_summed():
     data = ragged_data((4, 6, 5))
-    algorithm = numbers(records(cohort_size=None))
+    algorithm = as_float32_leaves(records(cohort_size=None))
     model = logistic_regression(data.record_shape, data.classes)
     state = begin(algorithm, data, run_key(0), model=model)
     new, report = fdp.rounds.run_round(

@@ -20,7 +20,7 @@ from fedjax_dp.parts import PersonalSgd
 from fedjax_dp.parts.facts import restates
 from fedjax_dp.pytrees import ravel, value
 from fedjax_dp.rounds import run_round
-from fedjax_dp.rounds.simulation import begin, numbers, run_key
+from fedjax_dp.rounds.simulation import as_float32_leaves, begin, run_key
 
 DELTA = 1e-5
 TEN = (10, 10, 10, 10)
@@ -53,7 +53,7 @@ def audited(algorithm, **options):
 
 @pytest.mark.exhaustive
 def test_messages_are_observed_with_zeros_for_what_clients_keep():
-    algorithm, data = numbers(personal("fedper", cohort_size=None)), ragged_data((4, 6, 5))
+    algorithm, data = as_float32_leaves(personal("fedper", cohort_size=None)), ragged_data((4, 6, 5))
     state = begin(algorithm, data, run_key(0), model=TWO_LAYERS)
     transcript = run_round(
         algorithm, TWO_LAYERS, data, run_key(0), state, Execution(), lambda params, flat: ravel(params)[1](flat)

@@ -357,7 +357,9 @@ def arrays_of(folder):
     from fedjax_dp.rounds.state import initial_state
 
     model = logistic_regression(data.record_shape, data.classes)
-    like = simulation.all_devices().place(initial_state(simulation.numbers(value), model, data, simulation.run_key(0)))
+    like = simulation.all_devices().place(
+        initial_state(simulation.as_float32_leaves(value), model, data, simulation.run_key(0))
+    )
     store = Checkpoints(folder)
     state = store.restore(like)
     store.close()

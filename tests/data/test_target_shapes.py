@@ -93,7 +93,7 @@ def test_records_on_the_host_bring_their_targets(task):
     simulation.check(algorithm, data, 3, model)
     ends = []
     for on_host in (False, True):
-        run, state = simulation.on_devices(algorithm, data, model, all_devices(), on_host=on_host)
+        run, state = simulation.initialize(algorithm, data, model, all_devices(), on_host=on_host)
         with contextlib.closing(run):
             ends.append(np.asarray(run.advance(state, 3)[0].params["w"]))
     assert ends[0].any()

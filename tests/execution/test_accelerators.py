@@ -37,7 +37,7 @@ def made(name, **more):
 @pytest.mark.parametrize("name", thinned(fdp.CATALOGUE, ["dpnfl", "scaffold", "cpfed", "dp_ftrl", "rfedavg_plus"], 6))
 def test_every_entry_is_lowered_for_gpus_and_tpus(name):
     model = fdp.mlp(DATA.record_shape, DATA.classes, (8,))
-    algorithm = simulation.numbers(made(name))
+    algorithm = simulation.as_float32_leaves(made(name))
     state = jax.eval_shape(lambda: initial_state(algorithm, model, DATA, simulation.run_key(0)))
     run = jax.jit(simulation.run_rounds, static_argnames=("model", "execution"))
     given = algorithm, state, DATA, simulation.run_key(0), np.int32(1)
@@ -223,14 +223,14 @@ def test_a_run_whose_cohort_does_not_fit_computes_fewer_clients_at_once(name, on
     told = {"rounds": 2, "seed": 3, "model": fdp.mlp((8, 8), 10, (9,)), "execution": fdp.execution.some_devices(1)}
     ours = fdp.simulate(made(name, cohort_size=10), DATA, **told)
     on_a_gpu(monkeypatch)
-    whole, state = simulation.on_devices(
+    whole, state = simulation.initialize(
         made(name, cohort_size=10), DATA, told["model"], told["execution"], on_host=on_host
     )
-    room = memory_of.bytes_of(whole.compiled(state), True) - 1
-    room += whole.prefetcher.beside(0) if on_host else 0
+    room = memory_of.bytes_of(whole.compile(state), True) - 1
+    room += whole.prefetcher.bytes_in_use(0) if on_host else 0
     whole.close()
     monkeypatch.setattr(simulation, "free_memory", lambda devices: room)
-    run, _ = simulation.on_devices(made(name, cohort_size=10), DATA, told["model"], told["execution"], on_host=on_host)
+    run, _ = simulation.initialize(made(name, cohort_size=10), DATA, told["model"], told["execution"], on_host=on_host)
     run.close()
     assert run.execution.chunk_size == 5
     told["on_host"] = on_host

@@ -63,7 +63,7 @@ def test_the_host_keeps_what_devices_would(name, data, monkeypatch):  # noqa: F8
 
 def test_only_the_rows_of_a_block_are_on_devices(data, monkeypatch):  # noqa: F811
     monkeypatch.setattr(prefetch, "MOST", 2)
-    run, state = simulation.on_devices(KEEPING["controls"], data, MODEL, fdp.execution.all_devices(), on_host=True)
+    run, state = simulation.initialize(KEEPING["controls"], data, MODEL, fdp.execution.all_devices(), on_host=True)
     rows = prefetch.load_rows(state, run.prefetcher.block(0), run.execution)
     members = COMMON["cohort_size"]
     assert [table.shape[0] for table in jax.tree.leaves(rows.clients)] == [2 * members]
@@ -88,12 +88,12 @@ def test_checkpoints_hold_the_rows(data, tmp_path):  # noqa: F811
     half = fdp.simulate(algorithm, data, rounds=3, on_host=True).state
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(half)
-    back = checkpoints.restore(simulation.fresh(algorithm, data, MODEL, 0, True))
+    back = checkpoints.restore(simulation.initial_server_state(algorithm, data, MODEL, 0, True))
     assert jax.tree.structure(back) == jax.tree.structure(half)
     for a, b in zip(*map(jax.tree.leaves, (half, back)), strict=True):
         np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
     with pytest.raises(errors.ConfigurationError, match="checkpoint of round 3"):
-        checkpoints.restore(simulation.fresh(algorithm, data, MODEL, 0, False))
+        checkpoints.restore(simulation.initial_server_state(algorithm, data, MODEL, 0, False))
     checkpoints.close()
 
 

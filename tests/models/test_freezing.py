@@ -236,8 +236,8 @@ def test_frozen_values_are_held_once_whatever_the_cohort():
     for size in (10, 100):
         algorithm = fdp.dpnfl(**PRIVATE | {"cohort_size": size}, noise_multiplier=1.0)
         execution = Execution(chunk_size=size)
-        rounds, state = simulation.on_devices(algorithm, data, adapted, execution)
-        plan = rounds.compiled(state).memory_analysis()
+        rounds, state = simulation.initialize(algorithm, data, adapted, execution)
+        plan = rounds.compile(state).memory_analysis()
         planned.append(plan.temp_size_in_bytes + plan.argument_size_in_bytes)
     assert frozen > 1_000_000
     assert planned[1] - planned[0] < 90 * frozen / 20  # of 90 more clients

@@ -25,7 +25,7 @@ from fedjax_dp.parts.local_sgd import LocalSgd
 from fedjax_dp.parts.record_privacy import variance_of
 from fedjax_dp.prng import role_key
 from fedjax_dp.rounds.round import run_round
-from fedjax_dp.rounds.simulation import check, numbers, run_key
+from fedjax_dp.rounds.simulation import as_float32_leaves, check, run_key
 from fedjax_dp.rounds.state import initial_state
 
 GOLDEN = json.loads((pathlib.Path(__file__).parents[1] / "golden" / "local_rules.json").read_text())
@@ -122,7 +122,7 @@ def test_a_client_with_fewer_steps_equals_a_loop_and_its_state_stands_still_in_t
         rule=LocalRule(factory=LOCAL_RULES[name].factory, hyperparameters=own_numbers, keep=True),
         steps=2,
     )
-    local, stored = numbers(local), jax.tree.map(jnp.asarray, data)
+    local, stored = as_float32_leaves(local), jax.tree.map(jnp.asarray, data)
 
     @jax.jit
     def visit(key, t, i, state):
@@ -339,7 +339,7 @@ def test_other_numbers_compile_nothing_new():
     found = []
     for number in (0.5, 0.7, 0.9):
         told = {"local_b1": number, "local_b2": number, "local_floor": number, "local_weight_decay": number}
-        algorithm = numbers(fdp.dpnfl.of({**COMMON, **PRIVATE, "local_rule": "adamw_bc", **told}))
+        algorithm = as_float32_leaves(fdp.dpnfl.of({**COMMON, **PRIVATE, "local_rule": "adamw_bc", **told}))
         state = initial_state(algorithm, model, DATA, run_key(0))
         found.append(np.concatenate([np.ravel(a) for a in jax.tree.leaves(run(algorithm, state))]))
     assert len(traced) == 1

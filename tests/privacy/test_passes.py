@@ -74,7 +74,7 @@ def test_a_draw_that_is_seen_or_not_known_hides_nobody():
     assert sampling_of(changing) == FullBatch()
     whole = planned(changing, participation="worst")
     by_round = Spending(whole, verified_guarantee(whole))
-    assert by_round.at_any_time(1) >= by_round.planned(1).epsilon  # of one noise, yet counted as in the whole run
+    assert by_round.at_any_time(1) >= by_round.price(1).epsilon  # of one noise, yet counted as in the whole run
     keeping = fdp.mr_mtl.of({**COMMON, **PASSES, "cohort": "allocation", "noise_on": "clients"})
     assert sampling_of(keeping) == FullBatch()
     assert verified_guarantee(planned(of_clients("allocation"), view="uploads")).reason

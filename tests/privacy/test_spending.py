@@ -87,7 +87,7 @@ def test_planned_is_the_guarantee_of_a_run_of_so_many_rounds(spending, name):
 @pytest.mark.parametrize("name", CASES)
 def test_planned_never_falls_ends_with_the_guarantee_and_bounds_what_was_not_worked_out(spending, name):
     one = spending(name)
-    planned = [one.planned(rounds) for rounds in range(1, ROUNDS + 1)]
+    planned = [one.price(rounds) for rounds in range(1, ROUNDS + 1)]
     epsilons = [spent.epsilon for spent in planned]
     assert all(low <= high * (1 + 1e-3) for low, high in itertools.pairwise(epsilons))
     assert epsilons[-1] == one.guarantee.epsilon
@@ -99,13 +99,13 @@ def test_at_any_time_is_known_for_unsampled_gaussian_noise_alone_and_never_below
     for name in ("all records", "correlated noise"):
         one = spending(name)
         for rounds in range(1, ROUNDS + 1):
-            assert one.at_any_time(rounds) >= one.planned(rounds).epsilon
+            assert one.at_any_time(rounds) >= one.price(rounds).epsilon
 
 
 def test_few_rounds_are_worked_out_where_that_takes_long(spending):
-    assert spending("all records").priced == [1, 2, 3, 4, 5, 6]
-    assert spending("by schedule").priced == [1, 2, 4, 6]
-    assert len(spending("own noise").priced) - 1 <= EVALUATIONS / 4
+    assert spending("all records").priced_rounds == [1, 2, 3, 4, 5, 6]
+    assert spending("by schedule").priced_rounds == [1, 2, 4, 6]
+    assert len(spending("own noise").priced_rounds) - 1 <= EVALUATIONS / 4
 
 
 def test_a_run_without_privacy_has_lines_without_events():

@@ -38,7 +38,7 @@ def test_a_checkpoint_of_an_older_version_is_refused_in_one_line(entry, tmp_path
     data = fdp.federate(digits, fdp.data.iid(digits.y_train, np.full(4, 100), seed=0))
     algorithm = fdp.CATALOGUE[entry](cohort_size=2, batch_size=5, local_steps=1, learning_rate=0.1)
     model = fdp.logistic_regression(data.record_shape, data.classes)
-    state = simulation.fresh(algorithm, data, model, 0)
+    state = simulation.initial_server_state(algorithm, data, model, 0)
     pairs = tuple({"server": one, "clients": other} for one, other in zip(state.shared, state.clients, strict=True))
     store = Checkpoints(tmp_path)
     save = store._orbax.args.StandardSave(Before(*state[:4], memories=pairs, rules=()))
@@ -55,7 +55,7 @@ def state():
     digits = fdp.load("digits")
     data = fdp.federate(digits, fdp.data.iid(digits.y_train, np.full(4, 100), seed=0))
     algorithm = fdp.fedavg(cohort_size=2, batch_size=5, local_steps=1, learning_rate=0.1)
-    return simulation.fresh(algorithm, data, fdp.logistic_regression(data.record_shape, data.classes), 0)
+    return simulation.initial_server_state(algorithm, data, fdp.logistic_regression(data.record_shape, data.classes), 0)
 
 
 def waiting():

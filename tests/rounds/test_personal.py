@@ -17,7 +17,7 @@ from fedjax_dp.parts import OwnPart
 from fedjax_dp.pytrees import value
 from fedjax_dp.rounds import personal
 from fedjax_dp.rounds.metrics import client_values
-from fedjax_dp.rounds.simulation import numbers, run_key
+from fedjax_dp.rounds.simulation import as_float32_leaves, run_key
 from fedjax_dp.rounds.state import initial_state
 
 DATA = ragged_data([8, 6, 9, 7, 8, 6])
@@ -35,7 +35,7 @@ def run(algorithm, rounds=4, data=DATA, model=MODEL, **options):
 
 
 def own(algorithm, state, data=DATA, model=MODEL):
-    local = numbers(algorithm).local
+    local = as_float32_leaves(algorithm).local
     return personal.models_of_clients(local, state, data, run_key(3), model=model)
 
 
@@ -112,11 +112,11 @@ CLEAN |= {"clip_norm": 1e4, "noise_multiplier": 0.0}
 
 
 def stepped(algorithm, state):
-    return next_state(numbers(algorithm), PLAIN, run_key(0), state, model=QUADRATIC)
+    return next_state(as_float32_leaves(algorithm), PLAIN, run_key(0), state, model=QUADRATIC)
 
 
 def kept_models(algorithm):
-    state = initial_state(numbers(algorithm), QUADRATIC, PLAIN, run_key(0))
+    state = initial_state(as_float32_leaves(algorithm), QUADRATIC, PLAIN, run_key(0))
     rows = jnp.asarray(np.random.default_rng(0).normal(size=(3, 2)), jnp.float32)
     mean = jnp.asarray(np.asarray(PLAIN.shares) @ np.asarray(rows), jnp.float32)
     return state._replace(params=mean, clients=(*state.clients[:-1], rows)), rows, mean
@@ -230,7 +230,7 @@ def test_errors_of_own_models_are_pooled_over_records_and_no_mean_of_roots():
     algorithm = fdp.mr_mtl(**NOISY)
     last = fdp.simulate(algorithm, data, rounds=2, model=model, seed=3).history[-1]
     result = run(algorithm, 2, data, model)
-    test = personal.measure_personal(numbers(algorithm).local, result, data, run_key(3), model=model)
+    test = personal.measure_personal(as_float32_leaves(algorithm).local, result, data, run_key(3), model=model)
     roots, records = client_values(test, data, model=model)
     pooled = np.sqrt(np.dot(np.square(roots), records) / records.sum())
     assert last.personal_pooled == pytest.approx(pooled, rel=1e-5)
@@ -240,9 +240,11 @@ def test_errors_of_own_models_are_pooled_over_records_and_no_mean_of_roots():
 @pytest.mark.slow
 def test_all_models_are_measured_in_one_compiled_call(monkeypatch):
     algorithm, calls = fdp.algorithms.mr_mtl(**NOISY), []
-    state, measure = run(algorithm, 1, OWNED), personal._tested
-    monkeypatch.setattr(personal, "_tested", lambda *args, **more: calls.append(1) or measure(*args, **more))
-    personal.measure_personal(numbers(algorithm).local, state, OWNED, run_key(3), model=MODEL)
+    state, measure = run(algorithm, 1, OWNED), personal._compiled_test_sums
+    monkeypatch.setattr(
+        personal, "_compiled_test_sums", lambda *args, **more: calls.append(1) or measure(*args, **more)
+    )
+    personal.measure_personal(as_float32_leaves(algorithm).local, state, OWNED, run_key(3), model=MODEL)
     assert len(calls) == 1
 
 

@@ -83,7 +83,7 @@ def test_noised_steps_are_the_same_bit_for_bit():
 def test_devices_and_points_of_a_sweep_compute_in_pieces():
     devices = some_devices(min(2, len(jax.devices())))
     close(*ends(made("dpnfl"), LINEAR, [dataclasses.replace(devices, pieces=flag) for flag in (False, True)]))
-    algorithm, key = simulation.numbers(made("dpnfl")), simulation.run_key(0)
+    algorithm, key = simulation.as_float32_leaves(made("dpnfl")), simulation.run_key(0)
     state = initial_state(algorithm, LINEAR, DATA, key)
 
     def after(clip, execution):
@@ -150,7 +150,7 @@ def in_loops(jaxpr, looped=False):
 @pytest.mark.slow
 def test_local_steps_neither_join_vectors_nor_take_them_apart():
     """But for what they make of scalars, and for numbers of places, of which none are stored."""
-    algorithm, key = simulation.numbers(made("dpnfl", local_rule="momentum", l2=0.1)), simulation.run_key(0)
+    algorithm, key = simulation.as_float32_leaves(made("dpnfl", local_rule="momentum", l2=0.1)), simulation.run_key(0)
     state = initial_state(algorithm, MLP, DATA, key)
     size = ravel(state.params)[0].size
     counts = []

@@ -40,11 +40,11 @@ def test_host_equals_devices_bit_for_bit(name, data, monkeypatch):  # noqa: F811
 @pytest.mark.slow
 def test_a_block_may_hold_nobody(data, monkeypatch):  # noqa: F811
     monkeypatch.setattr(prefetch, "MOST", 1)
-    algorithm = simulation.numbers(fdp.dp_fedavg(**COMMON | NOISE))
+    algorithm = simulation.as_float32_leaves(fdp.dp_fedavg(**COMMON | NOISE))
     key = simulation.run_key(0)
     there = np.asarray(prefetch.draw_cohorts(algorithm.cohort, key, np.arange(200), data.shares)[1])
     empty = int(np.flatnonzero(~there.any(1))[0])
-    run, state = simulation.on_devices(
+    run, state = simulation.initialize(
         algorithm,
         data,
         logistic_regression((FEATURES,), 3),
@@ -83,7 +83,7 @@ def test_homes_are_where_positions_are_computed(count, in_turn, parts):
 
 
 def test_a_device_holds_the_clients_that_it_computes_and_no_others(data):  # noqa: F811
-    algorithm, execution = simulation.numbers(fdp.dpnfl(**COMMON | NOISE)), fdp.execution.all_devices()
+    algorithm, execution = simulation.as_float32_leaves(fdp.dpnfl(**COMMON | NOISE)), fdp.execution.all_devices()
     source = prefetch.Prefetcher(algorithm, data, execution, simulation.run_key(0), 21)
     block = source.block(0)
     ids = np.asarray(
@@ -105,13 +105,15 @@ def test_records_of_others_are_never_read(data, monkeypatch):  # noqa: F811
     monkeypatch.setattr(prefetch, "MOST", 3)
     algorithm = fdp.dpnfl(**COMMON | NOISE)
     key = simulation.run_key(0)
-    ids = np.asarray(prefetch.draw_cohorts(simulation.numbers(algorithm).cohort, key, np.arange(3), data.shares)[0])
+    ids = np.asarray(
+        prefetch.draw_cohorts(simulation.as_float32_leaves(algorithm).cohort, key, np.arange(3), data.shares)[0]
+    )
     others = np.setdiff1d(np.arange(len(SIZES)), ids)
     assert others.size
     x = np.array(data.x)
     x[np.concatenate([rows_of(data, i) for i in others])] = np.nan
     spoilt = replace(data, x=x)
-    source = prefetch.Prefetcher(simulation.numbers(algorithm), spoilt, fdp.execution.all_devices(), key, 21)
+    source = prefetch.Prefetcher(simulation.as_float32_leaves(algorithm), spoilt, fdp.execution.all_devices(), key, 21)
     assert np.isfinite(np.asarray(source.block(0).records.held.x)).all()
     source.close()
 
@@ -121,7 +123,7 @@ def test_a_longer_run_compiles_once(data, monkeypatch):  # noqa: F811
     monkeypatch.setattr(prefetch, "MOST", 4)
     algorithm, model = fdp.dpnfl(**COMMON | NOISE | {"cohort_size": 4}), logistic_regression((FEATURES,), 3)
     before = simulation.advance._cache_size()
-    run, state = simulation.on_devices(algorithm, data, model, fdp.execution.all_devices(), on_host=True)
+    run, state = simulation.initialize(algorithm, data, model, fdp.execution.all_devices(), on_host=True)
     for until in (1, 3, 10, 40):
         state, _ = run.advance(state, until)
     run.close()
@@ -152,7 +154,7 @@ def test_what_looks_at_other_clients_is_refused(data):  # noqa: F811
     ("asked", "wanted"),
     [
         (["--records", "disk"], "one of auto, host, devices"),
-        (["--records", "host", "--train-metrics", "true"], "look"),
+        (["--records", "host", "--train-metrics", "true"], "outside local steps"),
         (["--records", "host", "--algorithm", "rfedavg"], "this algorithm"),
     ],
 )
@@ -183,9 +185,9 @@ def test_rows_are_numbered_beyond_32_bits():
         largest=giants // 2,
         classes=2,
     )
-    algorithm = simulation.numbers(fdp.fedavg(**COMMON))
+    algorithm = simulation.as_float32_leaves(fdp.fedavg(**COMMON))
     source = prefetch.Prefetcher(algorithm, data, fdp.execution.some_devices(1), simulation.run_key(0), 2)
-    source._copied = lambda rows: taken.append(rows) or (np.zeros((1, 1, 1), np.float32), np.zeros((1, 1), np.int32))
+    source._copy_rows = lambda rows: taken.append(rows) or (np.zeros((1, 1, 1), np.float32), np.zeros((1, 1), np.int32))
     source._read(0, (np.array([[2, 3, 5]]), np.ones((1, 3), bool)))
     assert taken[0].tolist() == [giants + i for i in (0, 1, 2, 3, 4, 5, 9, 10, 11)]
     source.close()

@@ -18,7 +18,7 @@ from fedjax_dp.parts.choices import part_of
 from fedjax_dp.prng import role_key
 from fedjax_dp.rounds import simulation
 from fedjax_dp.rounds.clients import draw_cohort
-from fedjax_dp.rounds.simulation import numbers, run_key
+from fedjax_dp.rounds.simulation import as_float32_leaves, run_key
 from fedjax_dp.rounds.state import initial_state
 
 
@@ -277,11 +277,11 @@ def test_a_vmapped_sweep_equals_its_single_runs(data):
         key, until = run_key(0), jnp.int32(3)
         return simulation.run_rounds(value, state, data, key, until, model=model, execution=execution)[0].params
 
-    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *map(numbers, grid))
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *map(as_float32_leaves, grid))
     rows = jax.vmap(run)(stacked)
     for index, value in enumerate(grid):
         np.testing.assert_allclose(
-            rows["Dense_0"]["kernel"][index], run(numbers(value))["Dense_0"]["kernel"], rtol=1e-4, atol=1e-6
+            rows["Dense_0"]["kernel"][index], run(as_float32_leaves(value))["Dense_0"]["kernel"], rtol=1e-4, atol=1e-6
         )
 
 

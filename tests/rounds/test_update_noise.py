@@ -16,7 +16,7 @@ from fedjax_dp.accounting.correlated import inverse_root_bands
 from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.pytrees import ravel
 from fedjax_dp.rounds.round import run_round
-from fedjax_dp.rounds.simulation import check, numbers, run_key
+from fedjax_dp.rounds.simulation import as_float32_leaves, check, run_key
 from fedjax_dp.rounds.state import initial_state
 from fedjax_dp.rounds.update_noise import variance_of_mean
 
@@ -59,7 +59,9 @@ KNOWN = {
 @pytest.mark.parametrize("name", usual(KNOWN, list(KNOWN)[::2]))
 def test_the_variance_is_that_of_the_noise_in_the_mean_update(name):
     """Rejected with probability 1e-6 where it is; 1.4 or 0.7 times as much is rejected in all of these."""
-    algorithm = numbers(dataclasses.replace(KNOWN[name], server=parts.Server(hyperparameters={"learning_rate": 1.0})))
+    algorithm = as_float32_leaves(
+        dataclasses.replace(KNOWN[name], server=parts.Server(hyperparameters={"learning_rate": 1.0}))
+    )
     model, data = FlatModel(100), jax.tree.map(jnp.asarray, DATA)  # updates are noise alone
 
     def of(key):
@@ -148,6 +150,6 @@ def test_a_rule_of_optax_may_ask_for_the_variance():
     algorithm = dpnfl()
     plain = states_of(algorithm, MODEL, DATA, 1)
     less = states_of(dataclasses.replace(algorithm, server=server), MODEL, DATA, 1)
-    variance = float(variance_of_mean(numbers(algorithm), jax.tree.map(jnp.asarray, DATA), jnp.int32(0), ()))
+    variance = float(variance_of_mean(as_float32_leaves(algorithm), jax.tree.map(jnp.asarray, DATA), jnp.int32(0), ()))
     moved, wanted = (ravel(states[1].params)[0] - ravel(states[0].params)[0] for states in (less, plain))
     np.testing.assert_allclose(moved, wanted / (1 + variance), rtol=1e-5, atol=1e-7)

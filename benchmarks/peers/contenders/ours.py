@@ -63,7 +63,7 @@ def clients_of(w):
 
 def rounds_of(w, algorithm, data, model, execution=None):
     """Runs some rounds in one dispatch from where the last ones ended, and tells how many."""
-    rounds, state = simulation.on_devices(algorithm, data, model, execution or fdp.execution.all_devices())
+    rounds, state = simulation.initialize(algorithm, data, model, execution or fdp.execution.all_devices())
     held, each = [state], ROUNDS.get(w.name, 10)
 
     def run():

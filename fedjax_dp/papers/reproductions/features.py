@@ -49,7 +49,7 @@ def cloud_of(run: PlannedRun) -> Cloud:
     trained = simulation.simulate(
         run.algorithm, run.data, rounds=run.rounds, seed=run.seed, model=run.model, evaluate_every=run.rounds
     )
-    _, report = _one_more(simulation.numbers(run.algorithm), run, trained.state)
+    _, report = _one_more(simulation.as_float32_leaves(run.algorithm), run, trained.state)
     flat, unravel = ravel(trained.state.params)
     size, features, clients, labels = flat.size, [], [], []
     for place in range(CLIENTS):

@@ -17,7 +17,7 @@ from fedjax_dp.papers.reproductions.measures import BYTES, MEASURES, SEPARATION,
 from fedjax_dp.papers.reproductions.recipe import SCALES, Recipe, RecipeScale, read_recipe
 from fedjax_dp.papers.reproductions.reproduction import Reproduction
 from fedjax_dp.papers.reproductions.rows import ResultRow, abouts, claims_of, rows_of
-from fedjax_dp.privacy.guarantees import calibrated, prepare, unverified_guarantee
+from fedjax_dp.privacy.guarantees import prepare, unverified_guarantee, with_least_noise
 from fedjax_dp.privacy.planned_run import PlannedRun
 from fedjax_dp.privacy.protection import noise_of
 from fedjax_dp.sweeps.plan import SweepConfig, identity
@@ -208,8 +208,8 @@ def _of_the_schedule(cells: Sequence[Cell], seeds: Sequence[int], planned: Plann
             if noise_of(run.algorithm) is None:
                 continue
             if run.terms.epsilon is not None:
-                run = calibrated(run)
-            epsilon = unverified_guarantee(run.counted(participation="schedule", epsilon=None)).epsilon
+                run = with_least_noise(run)
+            epsilon = unverified_guarantee(run.with_terms(participation="schedule", epsilon=None)).epsilon
             epsilons[cell.key] = max(epsilon, epsilons.get(cell.key, 0.0))
     return epsilons
 
