@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 
@@ -45,8 +45,8 @@ NOISE_RULES: list[str] = []
 class Deferred(Sequence[Any]):
     """A tuple that is worked out when it is first looked at: what stands beside a number, and most never read."""
 
-    def __init__(self, hook: Hook, *args: Any) -> None:
-        self._call = functools.partial(hook, *args)
+    def __init__(self, call: Callable[..., Any], *args: Any) -> None:
+        self._call = functools.partial(call, *args)
 
     @functools.cached_property
     def items(self) -> tuple[Any, ...]:

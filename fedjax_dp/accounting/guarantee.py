@@ -145,7 +145,7 @@ class Guarantee:
     caveat: str | None = None  # what has to be read before the number: what epsilon is not of
     noise: NoiseMultipliers | None = None  # that epsilon is of; of a budget, what was found for it
     names: tuple[str, ...] = ()  # of the clients, where they have some, are few, and are not themselves to be hidden
-    attack: AttackBounds | None = None  # of every client; None where there is no privacy, and where it was not computed
+    attacks: Sequence[AttackBounds] = ()  # what any attack on any client is held to; none where there is no privacy
     deployment: DeploymentSummary | None = None  # that it is of; None: of the run itself
     own: float | None = None  # epsilon of the run itself, at the same delta, where it stands for a deployment
     phases: tuple[EarlierPhase, ...] = ()  # that it is of beside the run itself
@@ -164,6 +164,16 @@ class Guarantee:
             for number, text in enumerate(texts, 1)
         }
         return Card(str(self), self.noise_facts | dict(zip(("means", "and", "basis"), self.in_plain_words)) | facts)
+
+    @property
+    def attack(self) -> AttackBounds | None:
+        """What any attack on any client is held to, worked out when it is first read."""
+        return next(iter(self.attacks), None)
+
+    def without_attack(self) -> "Guarantee":
+        """The same without these rates, in the other views too: milliseconds for each kind of clients."""
+        elsewhere = tuple(other.without_attack() for other in self.elsewhere)
+        return dataclasses.replace(self, attacks=(), elsewhere=elsewhere)
 
     @property
     def noise_facts(self) -> dict[str, str]:
@@ -315,9 +325,9 @@ class Guarantee:
                 phases=tuple(EarlierPhase(**one | {"epsilon": infinite(one["epsilon"])}) for one in before),
                 alone=infinite(saved["alone"]) if before else None,
                 names=tuple(map(str, saved.get("names", ()))),
-                attack=None
+                attacks=()
                 if saved.get("attack") is None
-                else AttackBounds(*(saved["attack"][name] for name in AttackBounds._fields)),
+                else (AttackBounds(*(saved["attack"][name] for name in AttackBounds._fields)),),
                 **plain,
             )
         except (KeyError, TypeError, ValueError) as error:

@@ -24,7 +24,7 @@ from fedjax_dp.experiments.console import Screen
 from fedjax_dp.experiments.stopping import StopRule
 from fedjax_dp.models import Model, Origin, Start, task_of
 from fedjax_dp.models.origins import values_digest
-from fedjax_dp.privacy.guarantees import PreparedRun, prepare, with_attack
+from fedjax_dp.privacy.guarantees import PreparedRun, prepare
 from fedjax_dp.privacy.planned_run import PlannedRun
 from fedjax_dp.privacy.spending import Spending
 from fedjax_dp.rounds import metrics, prefetch
@@ -215,11 +215,11 @@ def prepare_experiment(
     if on_host:
         prefetch.check(planned.algorithm, bool(output.train_metrics))
     wanted = planned.rounds
-    planned, guarantee = prepare(planned, progress)
-    spec = spec.with_rounds(planned.rounds)
+    run = prepare(planned, progress)
+    planned, spec = run.planned, spec.with_rounds(run.planned.rounds)
     return Experiment(
         spec=spec,
-        run=PreparedRun(planned, with_attack(planned, guarantee)),
+        run=run,
         halted_of=wanted if planned.rounds < wanted else None,
         stop=None if target is None else StopRule(target, spec.output.evaluate_every or 1),
         execution=execution,

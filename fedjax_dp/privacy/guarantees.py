@@ -8,7 +8,7 @@ from typing import NamedTuple, Unpack
 import numpy as np
 
 from fedjax_dp import accounting, errors, hooks, inspection
-from fedjax_dp.accounting import Guarantee, Unit
+from fedjax_dp.accounting import Event, Guarantee, Unit
 from fedjax_dp.accounting.events import distinct, each
 from fedjax_dp.accounting.guarantee import (
     FLOAT_NOISE,
@@ -23,7 +23,7 @@ from fedjax_dp.inspection import constants, flow
 from fedjax_dp.models import Model
 from fedjax_dp.parts import facts
 from fedjax_dp.privacy.assumptions import assumptions
-from fedjax_dp.privacy.client_events import client_events, own_events, training_events, with_qualifiers
+from fedjax_dp.privacy.client_events import own_events, training_events, with_qualifiers
 from fedjax_dp.privacy.halting import require_halting, within_budget
 from fedjax_dp.privacy.planned_run import PlannedRun, plan_run
 from fedjax_dp.privacy.protection import noise_of, unit_of, views_of
@@ -176,7 +176,7 @@ def guarantee(
     """
     terms = PrivacyTerms(**privacy)
     run = plan_run(algorithm, data, rounds=rounds, seed=seed, model=model, terms=terms)
-    return with_attack(*prepare(run, progress))
+    return prepare(run, progress).guarantee
 
 
 def verified_guarantee(run: PlannedRun, progress: Callable[[int, int], None] | None = None) -> Guarantee:
@@ -191,28 +191,13 @@ def verified_guarantee(run: PlannedRun, progress: Callable[[int, int], None] | N
     return promise if run.terms.any_budget is None else over_budget(promise, run.terms)
 
 
-def with_attack(run: PlannedRun, promise: Guarantee) -> Guarantee:
-    """The Guarantee with what attacks are held to, in its own view and in the others.
-
-    It takes milliseconds for each kind of clients, so sweeps leave it out.
-    """
-    others = ((run.with_terms(view=one.view.value, epsilon=None, colluders=0), one) for one in promise.elsewhere)
-    elsewhere = tuple(_with_attack(*other) for other in others)
-    return dataclasses.replace(_with_attack(run, promise), elsewhere=elsewhere)
-
-
-def _with_attack(run: PlannedRun, promise: Guarantee) -> Guarantee:
-    """The most that attacks on any client are held to, over all kinds of clients."""
-    delta = promise.delta
-    if delta is None or math.isinf(promise.epsilon):
-        return promise
-    accountant = run.terms.accountant
+def _attacks(events: list[Event], delta: float, accountant: str) -> tuple[AttackBounds]:
+    """The most that attacks on any client are held to, of the events of all kinds of clients."""
     bounds = [
-        attack_bounds(event, accounting.epsilon_of(event, delta, accountant), delta, accountant)
-        for event in distinct(client_events(run))
+        attack_bounds(event, accounting.epsilon_of(event, delta, accountant), delta, accountant) for event in events
     ]
     right, recognised = (max(getattr(one, name) for one in bounds) for name in ("right", "recognised"))
-    return dataclasses.replace(promise, attack=AttackBounds(right, recognised, all(one.of_curve for one in bounds)))
+    return (AttackBounds(right, recognised, all(one.of_curve for one in bounds)),)
 
 
 class PreparedRun(NamedTuple):
@@ -292,6 +277,9 @@ def unverified_guarantee(run: PlannedRun, progress: Callable[[int, int], None] |
             *_feature_warnings(data),
         ),
         caveat="; ".join(filter(None, caveats)) or None,
+        attacks=()
+        if math.isinf(max(epsilons))
+        else hooks.Deferred(_attacks, distinct(events), delta, terms.accountant),
         noise=None if noise is None else NoiseMultipliers.of(np.ravel(np.asarray(noise, float)).tolist()),
         names=_client_names(data, unit),
         **{name: value for fields in further for name, value in fields.items()},

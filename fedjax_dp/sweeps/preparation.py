@@ -105,4 +105,6 @@ def with_noise(point: Point, run: PlannedRun, guarantee: Guarantee) -> PreparedP
     job = Job(
         run, output.evaluate_every, bool(output.train_metrics), execution.chunk_size, parts=execution.deterministic
     )
-    return PreparedPoint(point.index, point.id, point.values, point.config.flat(), job, guarantee, point)
+    return PreparedPoint(
+        point.index, point.id, point.values, point.config.flat(), job, guarantee.without_attack(), point
+    )

@@ -242,7 +242,7 @@ def sweep(
         run, promise = prepare(planned_run)
         job = Job(run, evaluate_every, train_metrics, chunk_size)
         identity = str(index) if out is None else _identity(values, job, digests[seed])
-        return PreparedPoint(index, identity, values, run_options, job, promise)
+        return PreparedPoint(index, identity, values, run_options, job, promise.without_attack())
 
     def pointed(drawn: Sequence[Values], first: int = 0) -> list[PreparedPoint]:
         points[first:] = spans.with_seeds(drawn, chosen)

@@ -105,7 +105,7 @@ def test_words_go_by_what_neighbours_are():
 
 def test_they_are_stored_with_the_guarantee():
     bounds = _bounds(GaussianSteps(1.0, FullBatch(), Adjacency.ADD_REMOVE, 1))
-    promise = Guarantee((1.0,), DELTA, Unit.RECORD, Adjacency.ADD_REMOVE, View.UPLOADS, "x", (), attack=bounds)
+    promise = Guarantee((1.0,), DELTA, Unit.RECORD, Adjacency.ADD_REMOVE, View.UPLOADS, "x", (), attacks=(bounds,))
     assert Guarantee.restored(promise.saved()) == promise
     assert promise.saved()["attack"]["statement"] == list(promise.in_plain_words)
 

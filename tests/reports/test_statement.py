@@ -22,7 +22,7 @@ PARTS = ["The promise", "What it means", "It holds if all of this is true", "Wha
 def _of(epsilon=1.0, unit=Unit.RECORD, adjacency=Adjacency.REPLACE_ONE, view=View.UPLOADS, **more):
     bounds = AttackBounds(0.7, 0.1, of_curve=True)
     assumed = ("cohorts are drawn", FLOAT_NOISE)
-    return Guarantee((epsilon,), 1e-3, unit, adjacency, view, "exact", assumed, attack=bounds, **more).saved()
+    return Guarantee((epsilon,), 1e-3, unit, adjacency, view, "exact", assumed, attacks=(bounds,), **more).saved()
 
 
 def _text(saved):
