@@ -168,26 +168,16 @@ def train_metrics(params: Any, data: FederatedData, *, model: Model) -> tuple[ja
 
 
 @gradients.JitOfModel
-def count_unscored(params: Any, data: FederatedData, *, model: Model) -> tuple[jax.Array, jax.Array]:
-    """How many training and test records have a loss that is not finite, probes."""
+def count_unscored(params: Any, data: FederatedData, *, model: Model) -> jax.Array:
+    """How many training records have a loss that is not finite, a probe; `data` without `rows`."""
 
-    def count(records: int, rows_at: Callable[[jax.Array], tuple[Any, Any]]) -> jax.Array:
-        def block(total: jax.Array, at: jax.Array, real: jax.Array) -> tuple[jax.Array, None]:
-            losses = gradients.losses(model, params, *rows_at(at))
-            return total + jnp.sum(real & ~jnp.isfinite(losses)), None
+    def block(total: jax.Array, at: jax.Array, real: jax.Array) -> tuple[jax.Array, None]:
+        losses = gradients.losses(model, params, data.features(data.x[at]), data.targets(at))
+        return total + jnp.sum(real & ~jnp.isfinite(losses)), None
 
-        rows = rows_per_block(model, params, data, records)
-        return jnp.asarray(_fold_blocks(block, jnp.int32(0), records, rows, data.sizes[0])[0])
-
-    def training(at: jax.Array) -> tuple[Any, Any]:
-        rows = at if data.rows is None else data.rows[at]
-        return data.features(data.x[rows]), data.targets(rows)
-
-    def tested(at: jax.Array) -> tuple[Any, Any]:
-        return data.features(data.x_test[at]), rows_of(data.y_test, at)
-
-    held = data.x if data.rows is None else data.rows
-    return count(held.shape[0], training), count(data.x_test.shape[0], tested)
+    records = data.x.shape[0]
+    rows = rows_per_block(model, params, data, records)
+    return jnp.asarray(_fold_blocks(block, jnp.int32(0), records, rows, data.sizes[0])[0])
 
 
 def _fold_blocks(

@@ -386,8 +386,7 @@ def simulate(
             done = int(state.round)
             if not finite.all():
                 lost = np.asarray(report.clients)[~finite].tolist()
-                if not on_host:
-                    unscored.require_scores(model, data, run.key, tolerated=False)
+                unscored.require_scores(model, data, run.key, tolerated=False)
                 raise errors.DivergedError(done - 1, lost, run.data.called)
             if np.asarray(report.overflow).any():
                 lost = np.asarray(report.clients)[np.asarray(report.overflow)].tolist()
@@ -405,13 +404,13 @@ def simulate(
                     seen = seen._replace(personal=own)
                 history.append(metrics.evaluation_of(done, seen, report, records, task_of(whole, records)))
                 if not math.isfinite(history[-1].test_loss):
-                    unscored.require_scores(whole, records, run.key)
+                    unscored.require_scores(whole, data, run.key)
                     raise errors.DivergedError(done - 1, [])
                 newest = history[-1]
                 lost = newest.train_loss is None or (newest.clipped is None and algorithm.upload.unit is None)
-                if lost and not noticed and np.asarray(report.present).any() and not on_host:
+                if lost and not noticed and np.asarray(report.present).any():
                     noticed = True
-                    if (line := unscored.warning_on(params, whole, records, run.key, done)) is not None:
+                    if (line := unscored.warning_on(params, whole, data, run.key, done)) is not None:
                         notice(line)
                 if stop is not None and done < rounds and stop(newest):
                     rounds = done

@@ -13,9 +13,11 @@ from fedjax_dp import errors
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.models import Model
 from fedjax_dp.prng import role_key
+from fedjax_dp.pytrees import replace
 from fedjax_dp.rounds import metrics
 
 CAUSES = "such as token ids outside the model's table, a log of 0, or a division by 0"
+BYTES = 2**27  # of records that are looked at together
 PROBE = "(what only the simulator sees, in no epsilon)"
 
 
@@ -27,10 +29,12 @@ def require_scores(model: Model, data: FederatedData, key: jax.Array, tolerated:
     Raises: ConfigurationError where it is too many of them, or one of the test records.
     """
     params = jax.tree.map(np.asarray, model.init(role_key(key, "init")))
-    lost, tested = map(int, metrics.count_unscored(params, data, model=model))
+    records, tests = int(np.sum(data.sizes)), len(data.x_test)
+    lost = _count(params, data, model)
+    test_set = replace(data, x=data.x_test, y=data.y_test, rows=None)
     for what, count, among, most in (
-        ("training", lost, _records(data), _records(data) if tolerated else 1),
-        ("test", tested, data.x_test.shape[0], 1),
+        ("training", lost, records, records if tolerated else 1),
+        ("test", _count(params, test_set, model), tests, 1),
     ):
         if count >= most:
             got = f"{count:,} of {among:,} {what} records without one before the first round"
@@ -46,10 +50,10 @@ def warning_on(params: Any, model: Model, data: FederatedData, key: jax.Array, r
     before = require_scores(model, data, key)
     if before:
         return (
-            f"{before:,} of {_records(data):,} training records have no finite loss before the first round, {CAUSES}; "
-            f"they count as nothing {PROBE}"
+            f"{before:,} of {int(np.sum(data.sizes)):,} training records have no finite loss before the first round, "
+            f"{CAUSES}; they count as nothing {PROBE}"
         )
-    now = int(metrics.count_unscored(params, data, model=model)[0])
+    now = _count(params, data, model)
     if not now:
         return None
     return (
@@ -58,6 +62,12 @@ def warning_on(params: Any, model: Model, data: FederatedData, key: jax.Array, r
     )
 
 
-def _records(data: FederatedData) -> int:
-    held = data.x if data.rows is None else data.rows
-    return int(held.shape[0])
+def _count(params: Any, data: FederatedData, model: Model) -> int:
+    """Of all training records, some at a time, as they may be on the host."""
+    rows = np.arange(len(data.x)) if data.rows is None else np.asarray(data.rows)
+    many = max(1, BYTES // max(1, sum(a[:1].nbytes for a in jax.tree.leaves((data.x, data.y)))))
+    total = 0
+    for first in range(0, len(rows), many):
+        x, y = jax.tree.map(lambda a: a[rows[first : first + many]], (data.x, data.y))  # noqa: B023
+        total += int(metrics.count_unscored(params, replace(data, x=x, y=y, rows=None), model=model))
+    return total

@@ -40,10 +40,10 @@ def trained(algorithm, train, test, **options):
     return fdp.run(algorithm, data, rounds=2, delta=1e-3, model=fdp.model((init, network), data), **options)
 
 
-@pytest.mark.parametrize("unit", PRIVATE)
-def test_a_private_run_counts_records_without_a_finite_loss(unit):
+@pytest.mark.parametrize(("unit", "where"), [(unit, {}) for unit in PRIVATE] + [("records", {"on_host": True})])
+def test_a_private_run_counts_records_without_a_finite_loss(unit, where):
     with pytest.warns(RuntimeWarning, match="3 of 40 training records have no finite loss before the first") as caught:
-        found = trained(PRIVATE[unit], 3, 0)
+        found = trained(PRIVATE[unit], 3, 0, **where)
     assert len(caught) == 1
     assert "token ids outside the model's table" in str(caught[0].message)
     assert "only the simulator sees" in str(caught[0].message)
