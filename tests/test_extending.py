@@ -7,7 +7,7 @@ import pathlib
 import re
 
 import pytest
-from helpers import quick
+from helpers import usual
 
 import fedjax_dp as fdp
 from fedjax_dp import experiments, models, parts, validation
@@ -22,7 +22,7 @@ PUBLIC = [
     for found in (getattr(home, name) for name in home.__all__)
     if isinstance(found, type) and vars(found).get("_is_protocol")
 ]
-FIRST = ["aggregation", "corrections", "index", "noise"]
+LONG = ("local_training", "client_models")  # parts of these kinds are examined in tests/inspection
 
 
 def run_page(name):
@@ -34,7 +34,7 @@ def run_page(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", quick(list(PAGES), FIRST))
+@pytest.mark.parametrize("name", usual(PAGES, [name for name in PAGES if name not in LONG]))
 def test_a_template_runs_and_has_the_epsilon_of_the_parts_that_it_replaces(name):
     names, told = run_page(name)
     assert told

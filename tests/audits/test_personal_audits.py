@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import ragged_data, usual
+from helpers import ragged_data
 from wrong_programs import clean_head
 
 import fedjax_dp as fdp
@@ -64,8 +64,8 @@ def test_messages_are_observed_with_zeros_for_what_clients_keep():
         assert all(np.any(tensor) for tensor in shared)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", usual(CASES, CASES[::20]), ids="-".join)
+@pytest.mark.exhaustive  # CI: one that is refuted, and test_no_private_entry_is_caught
+@pytest.mark.parametrize("case", CASES, ids="-".join)
 def test_clients_own_models_are_as_private_as_stated(case):
     name, view = case
     found = audited(personal(name), view=view)

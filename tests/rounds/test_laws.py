@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
-from helpers import ProductModel, TwoLayerModel, ragged_data, states_of, usual
+from helpers import ProductModel, TwoLayerModel, ragged_data, states_of
 
 import fedjax_dp as fdp
 from fedjax_dp.algorithms import CATALOGUE
@@ -105,7 +105,8 @@ def test_interrupted_runs_with_memory_equal_uninterrupted_ones_bit_for_bit(entry
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize("entry", usual(["dp_scaffold", "q_fedavg"], ["q_fedavg"]))
+@pytest.mark.exhaustive  # CI: test_round.py and tests/execution/test_devices.py, of one entry
+@pytest.mark.parametrize("entry", ["dp_scaffold", "q_fedavg"])
 def test_chunks_and_devices_change_nothing_beyond_rounding(entry, data):
     extra = {"clip_norm": 0.5, "noise_multiplier": 0.5} if entry == "dp_scaffold" else {}
     value = CATALOGUE[entry].of({**{**COMMON, "cohort_size": 5}, **extra, "secure": True})

@@ -140,7 +140,7 @@ GROWN = dataclasses.replace(
 )
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # CI: growing from Python, and growing that is killed at its beginning, below
 def test_a_finished_sweep_grows_by_what_it_lacks_also_when_killed(whole, monkeypatch):
     """Values, seeds and an axis are added: what was run stands in the new order, and the rest alone is run."""
     where, ran, record = pathlib.Path("grown"), [], runner.record
