@@ -242,7 +242,6 @@ def test_layers_over_positions_equal_gradients_taken_one_by_one(kinds, records, 
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in (
-                (Beyond(), (3, 4, 2), False),
                 (Picture(), (7, 6, 2), False),
                 (Words(), (6,), True),
                 (lstm((5,), 3, np.eye(7), hidden=4, layers=1).network.module, (5,), True),
@@ -251,6 +250,7 @@ def test_layers_over_positions_equal_gradients_taken_one_by_one(kinds, records, 
         *(
             pytest.param(*case, marks=pytest.mark.exhaustive)
             for case in (
+                (Beyond(), (3, 4, 2), False),
                 (group_norm_cnn((8, 8), 3).network.module, (8, 8), False),
                 (cnn((8, 8), 3).network.module, (8, 8), False),
                 (Sequence(KINDS), (30, 4), False),

@@ -287,7 +287,7 @@ def check_flow(name, place):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", usual(EXAMPLES, list(EXAMPLES)[::3]))
+@pytest.mark.parametrize("name", usual(EXAMPLES, list(EXAMPLES)[::6]))
 def test_every_part_lets_out_of_the_records_what_it_says(name):
     first = {}
     for other, algorithms in EXAMPLES.items():

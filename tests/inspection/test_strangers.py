@@ -330,7 +330,7 @@ def test_records_that_reach_a_message_are_found():
     assert "past what is accounted for" in refused(with_local(whole(), corrections=(Sends(),)))
 
 
-@pytest.mark.parametrize("entry", thinned(sorted(CATALOGUE), ["cpfed", "dp_ftrl", "dp_scaffold", "dpnfl", "fedavg"], 3))
+@pytest.mark.parametrize("entry", thinned(sorted(CATALOGUE), ["cpfed", "dp_ftrl", "dp_scaffold", "dpnfl", "fedavg"], 8))
 def test_the_catalogue_lets_out_what_it_says(entry):
     """The trace that strangers' parts are put through finds nothing in ours but what `no_epsilon_reason` says."""
     private = CATALOGUE[entry].private

@@ -49,7 +49,7 @@ def close(ours, theirs, rtol=1e-5):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", usual(fdp.CATALOGUE, ["dpnfl", "scaffold", "dp_fedavg", "apfl"]))
+@pytest.mark.parametrize("name", usual(fdp.CATALOGUE, ["dpnfl", "scaffold"]))
 def test_every_entry_gives_the_same_state(name):
     close(*ends(made(name)))
 
