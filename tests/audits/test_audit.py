@@ -75,7 +75,7 @@ def setup_of(algorithm, data, rounds, **options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("there", [False, True])
+@pytest.mark.parametrize("there", usual([False, True], [True]))
 def test_the_game_plays_the_very_run_that_simulate_runs(there):
     data, algorithm = ragged_data((5, 8, 6)), records()
     model = logistic_regression(data.record_shape, data.classes)

@@ -493,7 +493,7 @@ def runs(entry, capsys, *words):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("entry", usual(algorithms.CATALOGUE, list(algorithms.CATALOGUE)[::8]))
+@pytest.mark.parametrize("entry", usual(algorithms.CATALOGUE, list(algorithms.CATALOGUE)[::16]))
 def test_every_entry_runs_and_prints_its_guarantee(entry, capsys):
     runs(entry, capsys, *QUICK, "--local-steps", "1" if entry == "dp_sgd" else "2")
 

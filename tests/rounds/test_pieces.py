@@ -79,7 +79,7 @@ def test_noised_steps_are_the_same_bit_for_bit():
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # CI: the same of one device and one run, above
 def test_devices_and_points_of_a_sweep_compute_in_pieces():
     devices = some_devices(min(2, len(jax.devices())))
     close(*ends(made("dpnfl"), LINEAR, [dataclasses.replace(devices, pieces=flag) for flag in (False, True)]))

@@ -299,7 +299,7 @@ def test_a_folder_of_something_else_is_refused_and_left_alone(whole):
     assert os.listdir("mine") == ["notes.txt"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # CI: folders of every kind, tests/test_folders.py
 def test_a_sweep_that_was_killed_before_it_began_starts_in_its_folder():
     pathlib.Path("x").mkdir()
     for name in (".lock", "sweep.toml", "sweep.json.part"):
