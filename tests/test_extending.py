@@ -22,7 +22,7 @@ PUBLIC = [
     for found in (getattr(home, name) for name in home.__all__)
     if isinstance(found, type) and vars(found).get("_is_protocol")
 ]
-LONG = ("local_training", "client_models")  # parts of these kinds are examined in tests/inspection
+LONG = ("client_models", "client_privacy", "feature_matching", "local_training", "model", "training", "transport")
 
 
 def run_page(name):
