@@ -30,6 +30,7 @@ PAGES = {
 OF_ROOT = ("README.md", "CONTRIBUTING.md", "SECURITY.md")
 PAGES |= {name: (ROOT / name).read_text() for name in OF_ROOT}
 FIRST = ["concepts/parts.md"]  # of the default tests; the others are slow
+AS_A_NOTEBOOK = ["guides/part_of_a_model.md", "guides/sweep.md"]  # which take longest
 
 
 def blocks(text, *languages):
@@ -48,9 +49,12 @@ RUNNABLE = [  # that of the README is tested in test_readme
 @pytest.mark.parametrize(
     ("name", "number"),
     [
-        pytest.param(*one, marks=[] if one[0] in FIRST else [pytest.mark.slow])
-        for one in RUNNABLE
-        if one[0] != "README.md"
+        pytest.param(
+            name,
+            number,
+            marks=[pytest.mark.exhaustive] if name in AS_A_NOTEBOOK else [pytest.mark.slow] * (name not in FIRST),
+        )
+        for name, number in RUNNABLE
     ],
 )
 def test_python_on_a_page_runs(name, number, tmp_path, monkeypatch):
@@ -143,7 +147,7 @@ SCRIPTS = [
     "guides/personalise.md",
     "guides/runs.md",
 ]
-SHORT = ["getting_started.md", "guides/accounting.md"]  # other pages take a minute; their flags are read by default
+SHORT = ["guides/accounting.md"]  # other pages take half a minute; their flags are read by default
 SHORTER = {"run": ["--rounds", "1"]}
 
 

@@ -425,7 +425,10 @@ def test_resume_of_a_finished_run_tells_the_same_result(capsys):
 
 @pytest.mark.parametrize(
     ("first", "then"),
-    [([], []), pytest.param(["--deterministic", "4", "--devices", "1"], ["--devices", "2"], marks=pytest.mark.slow)],
+    [
+        ([], []),
+        pytest.param(["--deterministic", "4", "--devices", "1"], ["--devices", "2"], marks=pytest.mark.exhaustive),
+    ],
 )
 def test_interrupted_folder_resumes_bit_for_bit(first, then, monkeypatch):
     if then and len(jax.devices()) < 2:

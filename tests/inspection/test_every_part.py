@@ -193,7 +193,6 @@ LONG = (
     "TruncatedPoissonCohort",
     "RecordGaussian",
     "LocalSgd",
-    "PersonalSgd",
     "ClientGaussian",
     "ClipRecords",
     "BandedNoise",
@@ -208,7 +207,14 @@ LONG = (
 )
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in LONG else n for n in EXAMPLES])
+LONGEST = ("PersonalSgd",)  # half a minute; CI examines it in tests/rounds/test_personal.py
+
+
+def mark_of(name):
+    return [pytest.mark.exhaustive] if name in LONGEST else [pytest.mark.slow] * (name in LONG)
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=mark_of(name)) for name in EXAMPLES])
 def test_every_part_is_what_it_states(name):
     exempt = {**OWN_ALONE, **ASSUMING}
     for algorithm in EXAMPLES[name]:
