@@ -342,7 +342,7 @@ def test_all_that_apply_is_drawn(capsys):
         assert picture[..., :3].std() > 0.02
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # CI: the awkward sweeps, above
 def test_all_is_drawn_where_everything_failed(capsys):
     sweep_folder(ALL_LOST, AXES)
     assert cli.main(["plot", "sweep"]) == 0

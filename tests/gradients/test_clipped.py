@@ -275,6 +275,11 @@ def test_known_layers_equal_gradients_taken_one_by_one(module, shape, tokens):
             for words in (
                 (Tied(), "factored", "dot_general \\(transposed\\)"),
                 (Scaled(), "direct", "goes into mul"),
+            )
+        ),
+        *(
+            pytest.param(*words, marks=pytest.mark.exhaustive)
+            for words in (
                 (Gated(), "factored", "dot_general"),
                 (Grouped(), "factored", "2 x 2 x 2"),
             )

@@ -170,7 +170,7 @@ def test_a_record_of_padding_has_loss_and_gradient_zero_and_padding_does_not_cou
 # Their gradients
 
 
-@pytest.mark.parametrize("name", thinned(MADE, {"vit 28x28x1, patch 4, 10 classes"}, 3))
+@pytest.mark.parametrize("name", thinned(MADE, {"vit 28x28x1, patch 4, 10 classes"}, 6))
 def test_every_weight_is_factored(name):
     """Nothing but scales of norms is differentiated record by record."""
     model = MADE[name]()

@@ -238,7 +238,7 @@ def accuracy_of_all_records_together(dataset, rows):
     return 100 * float((jnp.argmax(test @ w, 1) == dataset.y_test).mean())
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # CI: published numbers and verdicts, above
 def test_what_is_printed_for_syn_iid_lies_above_the_minimiser_of_its_own_objective():
     """So `impossible` is rightly said."""
     dataset = load("synthetic:iid", seed=0)
@@ -246,7 +246,7 @@ def test_what_is_printed_for_syn_iid_lies_above_the_minimiser_of_its_own_objecti
     assert read_recipe("dpnfl/table2").published["syn-iid"]["nonprivate"][0] > reached + 2
 
 
-@pytest.mark.exhaustive  # CI: the same of the other table, above
+@pytest.mark.exhaustive  # CI: published numbers and verdicts, above
 def test_why_no_private_model_reaches_what_is_printed_for_synthetic_1_1():
     """Without any noise, all clients but those of fewer than 80 records are not enough."""
     reached = []

@@ -226,7 +226,7 @@ def test_noise_to_signal_of_other_bounds_equals_numpy(data, name):
     assert got == pytest.approx(np.sqrt((12 * stds**2).mean() / (signals**2).mean()), rel=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # CI: noise on records and of the server, above and below
 def test_noise_to_signal_of_output_noise_counts_it_once_a_round(data):
     """One client, two steps: the noise sits in the last, whose gradient is at the model after the first."""
     only = dataclasses.replace(ragged_data([6]), test_clients=None)

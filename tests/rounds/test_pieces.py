@@ -127,7 +127,7 @@ FUNCTIONS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", FUNCTIONS)
+@pytest.mark.parametrize("what", usual(FUNCTIONS, ["parts that cross", "over loops", "the way back"]))
 def test_any_function_of_a_vector_gives_what_it_gave(what):
     def whole(tree):
         return FUNCTIONS[what](ravel(tree)[0] / 100)
