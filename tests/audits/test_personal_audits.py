@@ -154,7 +154,7 @@ def leaking():
     return federate(dataset, [np.arange(8), np.arange(8, 16)])
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # CI: its checks reject it, tests/testing/test_testing.py
 def test_a_clean_head_under_noise_on_records_is_refuted():
     """A record moves the head, and the head moves what every record of its client says of the shared part."""
     right = personal("fedper", cohort_size=None, head="v", learning_rate=0.4, clip_norm=0.05)

@@ -34,7 +34,7 @@ def made(name, **more):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", usual(fdp.CATALOGUE, ["dpnfl", "scaffold", "cpfed", "dp_ftrl", "rfedavg_plus"]))
+@pytest.mark.parametrize("name", usual(fdp.CATALOGUE, ["dpnfl", "scaffold", "dp_ftrl"]))
 def test_every_entry_is_lowered_for_gpus_and_tpus(name):
     model = fdp.mlp(DATA.record_shape, DATA.classes, (8,))
     algorithm = simulation.numbers(made(name))

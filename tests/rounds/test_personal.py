@@ -223,7 +223,7 @@ def test_models_are_measured_on_their_own_clients_records(entry):
     assert last.personal_pooled == pytest.approx(np.dot(accuracies, sizes) / sizes.sum(), abs=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # CI: the pooled number of accuracies, above
 def test_errors_of_own_models_are_pooled_over_records_and_no_mean_of_roots():
     data = target_data("regression", tested=True)
     model = fdp.mlp(data.record_shape, data.classes, (5,)).for_data(data)

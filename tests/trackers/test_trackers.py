@@ -136,7 +136,7 @@ def test_a_run_that_goes_on_has_each_point_once(data):
     assert [step for step, _ in numbers["privacy/epsilon"]] == [6, 8]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # CI: test_a_run_that_goes_on_has_each_point_once
 def test_a_point_that_a_kill_left_unremembered_does_not_count_twice(data):
     words = WORDS | {"checkpoint_every": 2, "evaluate_every": 1}
     with pytest.raises(Stopped):
