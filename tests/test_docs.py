@@ -59,10 +59,10 @@ RUNNABLE = [  # that of the README is tested in test_readme
 )
 def test_python_on_a_page_runs(name, number, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    code, told = blocks(PAGES[name], "python")[number], io.StringIO()
-    with contextlib.redirect_stdout(told):
+    code, output = blocks(PAGES[name], "python")[number], io.StringIO()
+    with contextlib.redirect_stdout(output):
         exec(compile(code, f"{name}, block {number + 1}", "exec"), {"__name__": "page"})
-    assert told.getvalue() or "def test_" in code
+    assert output.getvalue() or "def test_" in code
 
 
 @pytest.mark.parametrize("name", [name for name, text in PAGES.items() if blocks(text, "pycon")])
