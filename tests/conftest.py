@@ -20,8 +20,9 @@ LONGEST = (
     "test_site.py",
     "test_docs.py",
     "test_testing.py",
-    "test_distributed.py",
-    "test_extending.py",
+    "test_clipped.py",
+    "test_catalogue.py",
+    "test_initialization.py",
 )
 
 

@@ -103,31 +103,8 @@ def target_data(task, records=24, clients=3, shape=(4,), seed=0, tested=False):
 
 
 @value
-class GivenCohort(Cohort):
-    """The clients that it is told."""
-
-    ids: jax.Array
-    count: int = structure()
-
-    no_epsilon_reason, fixed, at_most_once = None, True, True
-
-    def capacity(self, num_clients):
-        return self.count
-
-    def sample(self, keys, round_index, shares):
-        ids = self.ids.astype(jnp.int32)
-        return Members(ids, jnp.ones(ids.shape), jnp.zeros_like(ids), jnp.ones(ids.shape, bool))
-
-    def rates(self, shares):
-        return self.count / shares.shape[0] + 0.0 * shares
-
-    def inclusion_probability(self, shares):
-        return self.rates(shares), 1
-
-
-@value
 class GivenCohorts(Cohort):
-    """The clients of each round `(rounds, members)`, a multiset by counts; `chances` are those of their law."""
+    """The clients of each round `(rounds, members)`, a multiset by counts; `rate` is that of their law."""
 
     ids: jax.Array
     counts: jax.Array
@@ -225,7 +202,7 @@ class ProductModel:
 
 
 def with_given(algorithm, *, cohort=None, steps=None, server=None):
-    """The algorithm with the cohorts and the noise that it is told: `steps` of local steps, `server` of the server."""
+    """The algorithm with these cohorts and this noise: `steps` of local steps, `server` of the server."""
     local, upload = algorithm.local, algorithm.upload
     if steps is not None:
         local = dataclasses.replace(

@@ -30,6 +30,7 @@ PAGES = {
 OF_ROOT = ("README.md", "CONTRIBUTING.md", "SECURITY.md")
 PAGES |= {name: (ROOT / name).read_text() for name in OF_ROOT}
 FIRST = ["concepts/parts.md"]  # of the default tests; the others are slow
+AS_A_NOTEBOOK = ["guides/part_of_a_model.md", "guides/sweep.md"]  # which take longest
 
 
 def blocks(text, *languages):
@@ -48,17 +49,20 @@ RUNNABLE = [  # that of the README is tested in test_readme
 @pytest.mark.parametrize(
     ("name", "number"),
     [
-        pytest.param(*one, marks=[] if one[0] in FIRST else [pytest.mark.slow])
-        for one in RUNNABLE
-        if one[0] != "README.md"
+        pytest.param(
+            name,
+            number,
+            marks=[pytest.mark.exhaustive] if name in AS_A_NOTEBOOK else [pytest.mark.slow] * (name not in FIRST),
+        )
+        for name, number in RUNNABLE
     ],
 )
 def test_python_on_a_page_runs(name, number, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    code, told = blocks(PAGES[name], "python")[number], io.StringIO()
-    with contextlib.redirect_stdout(told):
+    code, output = blocks(PAGES[name], "python")[number], io.StringIO()
+    with contextlib.redirect_stdout(output):
         exec(compile(code, f"{name}, block {number + 1}", "exec"), {"__name__": "page"})
-    assert told.getvalue() or "def test_" in code
+    assert output.getvalue() or "def test_" in code
 
 
 @pytest.mark.parametrize("name", [name for name, text in PAGES.items() if blocks(text, "pycon")])
@@ -143,12 +147,12 @@ SCRIPTS = [
     "guides/personalise.md",
     "guides/runs.md",
 ]
-TRAINED = [name for name in SCRIPTS if name != "guides/personalise.md"]  # whose entries other tests train
+SHORT = ["guides/accounting.md"]  # other pages take half a minute; their flags are read by default
 SHORTER = {"run": ["--rounds", "1"]}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", usual(SCRIPTS, TRAINED))
+@pytest.mark.parametrize("name", usual(SCRIPTS, SHORT))
 def test_commands_of_a_page_run_one_after_the_other(name, tmp_path, monkeypatch, capsys):
     """As they stand, but for fewer rounds, digits for MNIST, and files that are the reader's."""
     monkeypatch.chdir(tmp_path)

@@ -24,9 +24,9 @@ def calls():
 
 
 def test_nothing_but_numpy_stream_makes_a_generator():
-    made = {"default_rng", "RandomState", "Generator", "seed", "SeedSequence"}
-    found = {module for module, function, _ in calls() if "random." in function and function.split(".")[-1] in made}
-    assert found == {"numpy_streams"} | SHUFFLED
+    makers = {"default_rng", "RandomState", "Generator", "seed", "SeedSequence"}
+    modules = {module for module, function, _ in calls() if "random." in function and function.split(".")[-1] in makers}
+    assert modules == {"numpy_streams"} | SHUFFLED
 
 
 def test_every_use_has_a_role_of_its_own():

@@ -57,9 +57,9 @@ def test_pythons_and_jaxes_that_it_names_are_those_that_are_tested():
 
 
 def test_picture_of_the_run_is_the_committed_run():
-    told = json.loads((ROOT / "benchmarks" / "results" / "mnist_dpnfl.json").read_text())
-    assert f"{100 * told['test_accuracy']:.1f}%" in README
-    assert told["guarantee"]["epsilon"] == pytest.approx(0.3, rel=1e-3)
+    run = json.loads((ROOT / "benchmarks" / "results" / "mnist_dpnfl.json").read_text())
+    assert f"{100 * run['test_accuracy']:.1f}%" in README
+    assert run["guarantee"]["epsilon"] == pytest.approx(0.3, rel=1e-3)
 
 
 SHOWN = [
@@ -77,8 +77,8 @@ SHOWN = [
 def row_of_claim(row):
     provable = "infinite" if row["provable_is_infinite"] else row["provable_epsilon"]
     cells = [row["claimed_epsilon"], provable, row["noise_ratio"]]
-    told = ["-" if cell is None else cell if isinstance(cell, str) else f"{cell:.3g}" for cell in cells]
-    return f"| {row['paper']} | {row['claim']}: {row['setting']} | {row['verdict']} | {' | '.join(told)} |"
+    texts = ["-" if cell is None else cell if isinstance(cell, str) else f"{cell:.3g}" for cell in cells]
+    return f"| {row['paper']} | {row['claim']}: {row['setting']} | {row['verdict']} | {' | '.join(texts)} |"
 
 
 def test_table_of_claims_is_the_committed_one():

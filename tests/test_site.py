@@ -41,16 +41,16 @@ class Page(html.parser.HTMLParser):
         self.feed(path.read_text())
 
     def handle_starttag(self, tag, attributes):
-        told = dict(attributes)
-        self.anchors.add(told.get("id") or told.get("name"))
-        self.links += [told[name] for name in ("href", "src") if told.get(name)]
-        if tag == "img" and not told.get("alt"):
-            self.mute.append(told.get("src"))
+        values = dict(attributes)
+        self.anchors.add(values.get("id") or values.get("name"))
+        self.links += [values[name] for name in ("href", "src") if values.get(name)]
+        if tag == "img" and not values.get("alt"):
+            self.mute.append(values.get("src"))
 
 
 @pytest.fixture(scope="module")
 def pages(site):
-    # That of the theme is no page; sources lead back to the page of a name, which may tell it under another one.
+    # That of the theme is no page; sources lead back to the page of a name, which may show it under another one.
     own = (path for path in site.rglob("*.html") if not {"_static", "_modules"} & {*path.parts})
     return {path: Page(path) for path in own}
 
@@ -83,7 +83,7 @@ def test_pages_show_the_version_and_the_source_and_code_that_can_be_copied(site)
 
 
 def test_nothing_is_loaded_from_elsewhere(site, pages):
-    """What pages show lies beside them: no script, style or picture comes from another host."""
+    """Pages load only their own files: no script, style or picture comes from another host."""
     for path in pages:
         text = path.read_text()
         assert 'src="http' not in text, path.name
@@ -94,8 +94,8 @@ def test_every_public_name_is_in_the_reference(site):
     from sphinx.util.inventory import InventoryFile
 
     with (site / "objects.inv").open("rb") as stream:
-        found = InventoryFile.load(stream, "", lambda base, path: path)
-    listed = {name for kind, names in found.items() if kind.startswith("py:") for name in names}
+        inventory = InventoryFile.load(stream, "", lambda base, path: path)
+    listed = {name for kind, names in inventory.items() if kind.startswith("py:") for name in names}
     sys.path.insert(0, str(ROOT / "docs" / "_ext"))
     try:
         import written
@@ -110,7 +110,7 @@ def test_every_picture_is_described(site, pages):
     assert not {line for line in mute if "gallery" not in line}  # pictures that notebooks printed have no words
 
 
-def test_the_catalogue_tells_every_entry_with_its_equations(site):
+def test_the_catalogue_shows_every_entry_with_its_equations(site):
     import fedjax_dp as fdp
 
     text = (site / "catalogue.html").read_text()

@@ -151,9 +151,7 @@ def test_flags_a_file_and_python_have_the_same_server(entry, tmp_path, monkeypat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "entry", usual([name for name in CATALOGUE if name not in FIXED | MEANS], ["scaffold", "dp_ftrl", "ditto"])
-)
+@pytest.mark.parametrize("entry", usual([name for name in CATALOGUE if name not in FIXED | MEANS], ["dp_ftrl"]))
 def test_every_entry_trains_with_another_server(entry):
     model = fdp.models.mlp(DATA.record_shape, DATA.classes, (4,))
     algorithm = CATALOGUE[entry].of({**settings(entry), "server": "adam", "server_learning_rate": 0.1})

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import GivenCohorts, ProductModel, QuadraticModel, quick, states_of, with_given
+from helpers import GivenCohorts, ProductModel, QuadraticModel, states_of, usual, with_given
 
 from fedjax_dp import accounting, algorithms, data
 from fedjax_dp.accounting import personal
@@ -178,7 +178,7 @@ FEATURES = {
 }
 
 
-@pytest.mark.parametrize("scope", quick(["participants", "all"], ["participants"]))
+@pytest.mark.parametrize("scope", usual(["participants", "all"], ["participants"]))
 @pytest.mark.parametrize("name", FEATURES)
 def test_feature_matching_equals_worked_example_over_two_rounds(feature_store, name, scope):
     entry, options = FEATURES[name]

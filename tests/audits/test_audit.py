@@ -75,7 +75,7 @@ def setup_of(algorithm, data, rounds, **options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("there", [False, True])
+@pytest.mark.parametrize("there", usual([False, True], [True]))
 def test_the_game_plays_the_very_run_that_simulate_runs(there):
     data, algorithm = ragged_data((5, 8, 6)), records()
     model = logistic_regression(data.record_shape, data.classes)
@@ -156,7 +156,7 @@ def test_a_hundred_thousand_trials_prove_nearly_all_of_it():
     assert 0.93 * found.epsilon <= found.lower <= found.epsilon
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # CI: single messages, test_messages_are_observed_before_they_are_summed
 def test_sums_of_a_cohort_and_final_models_are_audited_as_they_are_counted():
     one_step = fdp.cpfed(cohort_size=2, **{**STEPS, "local_steps": 1}, noise_multiplier=4.0)
     found = audited(one_step)
@@ -197,7 +197,7 @@ def test_a_functions_releases_are_audited():
     assert "VIOLATED" in str(told)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # CI: the joint epsilon itself, tests/accounting/test_users.py
 def test_a_user_with_four_records_is_hidden_by_their_joint_epsilon_alone():
     """Neither a record's epsilon nor four times that, at the same delta, is true of a user with four records."""
     user = GaussianSteps(3.0, Poisson(0.3), Adjacency.ADD_REMOVE, 10, Unit.USER, group=4)
@@ -394,7 +394,7 @@ def test_every_private_entry_is_audited():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", usual(PRIVATE, ("dpnfl", "cpfed")))
+@pytest.mark.parametrize("name", usual(PRIVATE, ("dpnfl",)))
 def test_no_private_entry_is_caught(name):
     algorithm = fdp.CATALOGUE[name].of({"cohort_size": 2, "noise_multiplier": 6.0, **PRIVATE[name]})
     found = audited(algorithm, trials=4_000)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import ragged_data, usual
+from helpers import ragged_data
 from wrong_programs import clean_head
 
 import fedjax_dp as fdp
@@ -64,8 +64,8 @@ def test_messages_are_observed_with_zeros_for_what_clients_keep():
         assert all(np.any(tensor) for tensor in shared)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", usual(CASES, CASES[::20]), ids="-".join)
+@pytest.mark.exhaustive  # CI: one that is refuted, and test_no_private_entry_is_caught
+@pytest.mark.parametrize("case", CASES, ids="-".join)
 def test_clients_own_models_are_as_private_as_stated(case):
     name, view = case
     found = audited(personal(name), view=view)
@@ -154,7 +154,7 @@ def leaking():
     return federate(dataset, [np.arange(8), np.arange(8, 16)])
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # CI: its checks reject it, tests/testing/test_testing.py
 def test_a_clean_head_under_noise_on_records_is_refuted():
     """A record moves the head, and the head moves what every record of its client says of the shared part."""
     right = personal("fedper", cohort_size=None, head="v", learning_rate=0.4, clip_norm=0.05)

@@ -24,7 +24,7 @@ def audited(algorithm, client, **options):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("batches", usual(RULES, RULES[:1]))
-@pytest.mark.parametrize("client", [0, 1])
+@pytest.mark.parametrize("client", usual([0, 1], [0]))
 def test_an_audit_of_a_small_client_is_consistent_with_its_epsilon(batches, client):
     found = audited(algorithm_of(batches), client)
     assert not found.violated, found.verdict
@@ -38,8 +38,8 @@ def _noise_on_the_mean(right, key, step, model, params, records):
     return silent + (honest - silent) * records.divisor / BATCH, report
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("client", usual([0, 1], [0]))
+@pytest.mark.exhaustive  # CI: such noise is refused before a run, tests/rounds/test_ragged_batches.py
+@pytest.mark.parametrize("client", [0, 1])
 def test_noise_on_the_mean_of_a_small_client_is_noticed(client):
     right = algorithm_of("without-replacement")
     wrong = mutated_part(right.local.privatizer, "gradient", _noise_on_the_mean)

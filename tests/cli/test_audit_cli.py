@@ -239,7 +239,7 @@ def laplace(*, clip_norm: float = 1.0, noise_multiplier: float = 1.0, **common: 
 """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # CI: noise for bounds in L1, tests/inspection/test_own_noise.py
 def test_a_bound_in_l1_is_audited_by_a_canary_of_one_parameter(capsys):
     pathlib.Path("mine.py").write_text(LAPLACE)
     words = ["--algorithm", "mine.py:laplace", "--num-clients", "3", "--cohort-size", "3", "--local-steps", "1"]

@@ -427,7 +427,10 @@ def test_resume_of_a_finished_run_tells_the_same_result(capsys):
 
 @pytest.mark.parametrize(
     ("first", "then"),
-    [([], []), pytest.param(["--deterministic", "4", "--devices", "1"], ["--devices", "2"], marks=pytest.mark.slow)],
+    [
+        ([], []),
+        pytest.param(["--deterministic", "4", "--devices", "1"], ["--devices", "2"], marks=pytest.mark.exhaustive),
+    ],
 )
 def test_interrupted_folder_resumes_bit_for_bit(first, then, monkeypatch):
     if then and len(jax.devices()) < 2:
@@ -495,7 +498,7 @@ def runs(entry, capsys, *words):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("entry", usual(algorithms.CATALOGUE, list(algorithms.CATALOGUE)[::8]))
+@pytest.mark.parametrize("entry", usual(algorithms.CATALOGUE, list(algorithms.CATALOGUE)[::16]))
 def test_every_entry_runs_and_prints_its_guarantee(entry, capsys):
     runs(entry, capsys, *QUICK, "--local-steps", "1" if entry == "dp_sgd" else "2")
 

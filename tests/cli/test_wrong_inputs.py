@@ -104,7 +104,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # CI: refusals of each command, in their own tests
 def test_a_sample_of_wrong_inputs_is_refused_in_one_line(folder):
     everything = list(wrong_inputs())
     assert len(everything) >= 500

@@ -88,7 +88,7 @@ def test_a_guarantee_says_whose_epsilon_is_the_largest_unless_clients_are_hidden
     assert plain.names == ()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # CI: names of every other command, above
 def test_an_audit_attacks_a_client_by_name():
     algorithm = fdp.dpnfl(cohort_size=3, **TRAINED)
     found = fdp.audit(algorithm, DATA, rounds=2, delta=1e-2, client="H1", trials=1000, parameters=5)

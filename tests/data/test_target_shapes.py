@@ -86,7 +86,7 @@ class ReadsTargets:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("task", usual(TARGETS, ["own", "sequence"]))
+@pytest.mark.parametrize("task", usual(TARGETS, ["own"]))
 def test_records_on_the_host_bring_their_targets(task):
     data, model = target_data(task), ReadsTargets()
     algorithm = fdp.fedavg(cohort_size=2, batch_size=2, local_steps=3, learning_rate=0.1)

@@ -112,7 +112,7 @@ def test_tfds_without_its_library_says_what_to_install(folder, monkeypatch):
     assert 'pip install "fedjax-dp[tfds]"' in refusal(data.load, "tfds:toy", folder)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # CI: records of the same format, tests/data/test_tf_example.py
 def test_prepared_mnist_equals_the_idx_files_as_a_multiset(real):
     where = real("tfds", "mnist", "3.0.1", "dataset_info.json")
     one, other = data.load("tfds:mnist", where), data.load("mnist", where)

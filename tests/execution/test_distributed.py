@@ -328,10 +328,8 @@ def shorten(out, rounds):
     (out / "run.json").write_text(json.dumps(about | {"seal": folder.RUN_FOLDER.seal(about)}))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("victim", "how"), [(0, signal.SIGKILL), pytest.param(1, signal.SIGTERM, marks=pytest.mark.exhaustive)]
-)
+@pytest.mark.exhaustive  # CI: runs of two processes, above, and resuming on other devices, in tests/cli/test_cli.py
+@pytest.mark.parametrize(("victim", "how"), [(0, signal.SIGKILL), (1, signal.SIGTERM)])
 def test_a_killed_process_ends_the_run_and_others_continue_it(victim, how, tmp_path):
     out = tmp_path / "run"
     started = started_long(out, free_port())
@@ -350,7 +348,7 @@ def test_a_killed_process_ends_the_run_and_others_continue_it(victim, how, tmp_p
     assert metrics(out) == metrics(tmp_path / "again")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # CI: test_processes_go_on_only_if_all_agree, in one process
 def test_processes_that_disagree_are_refused(tmp_path):
     def refused(words, each, wanted):
         for code, out, told in run_together([*PLAIN, "--out", str(tmp_path / "out"), *words], 2, each):

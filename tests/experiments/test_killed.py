@@ -143,7 +143,7 @@ def hunt(name, kills):
     return [folder / "out" for folder in ended], stored
 
 
-@pytest.mark.exhaustive  # CI stops a run at every operation on a file, below, and kills a sweep once, in its own tests
+@pytest.mark.exhaustive  # CI stops runs at each step of a longer run, in test_run_folder.py, and kills a sweep once
 @pytest.mark.parametrize(("what", "kills"), [("run", 2), ("run", 10), ("sweep", 2), ("sweep", 6)])
 def test_what_is_killed_at_random_moments_ends_like_what_was_left_alone(what, kills, capsys):
     names = [name for name in WAYS if what in name]
@@ -197,9 +197,8 @@ def one_winner(ends, refused):
     assert -signal.SIGKILL in codes or sorted(codes) == [0, refused], ends
 
 
-@pytest.mark.parametrize(
-    "pairs", [pytest.param(2, marks=pytest.mark.slow), pytest.param(20, marks=pytest.mark.exhaustive)]
-)
+@pytest.mark.exhaustive  # CI: threads that begin at once, and locks of killed processes, in tests/test_folders.py
+@pytest.mark.parametrize("pairs", [2, 20])
 @pytest.mark.parametrize("name", ["run of the command line", "run of Python"])
 def test_of_two_that_start_or_resume_at_once_one_wins_and_nothing_is_lost(name, pairs):
     way, draw, whole = WAYS[name], random.Random(pairs), pathlib.Path("whole")

@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from helpers import quick, refusal
+from helpers import refusal, usual
 from sweep_points import point
 
 import fedjax_dp as fdp
@@ -34,7 +34,7 @@ ONE_PANEL = [name for name in DRAWN if name != "overview"]
 
 
 @pytest.mark.parametrize("name", ONE_PANEL)
-@pytest.mark.parametrize("look", quick(LOOKS, LOOKS[:2]), ids=str)
+@pytest.mark.parametrize("look", usual(LOOKS, LOOKS[:2]), ids=str)
 def test_no_word_is_cut(name, look):
     figure = DRAWN[name](**look)
     if "style" in look:

@@ -7,7 +7,7 @@ import pathlib
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
-from helpers import MEASURES, quick
+from helpers import MEASURES, thinned
 from sweep_points import point, sweep_folder, textbook_interval
 
 from fedjax_dp import cli, errors
@@ -311,7 +311,7 @@ AWKWARD = {
 }
 
 
-@pytest.mark.parametrize("name", quick(AWKWARD, list(AWKWARD)[::2]))
+@pytest.mark.parametrize("name", thinned(AWKWARD, list(AWKWARD)[::2], 3))
 def test_an_awkward_sweep_has_an_overview_and_panels(name, panel, monkeypatch):
     monkeypatch.setattr(figures, "DPI", 40)  # quicker
     records, axes = AWKWARD[name]
@@ -342,7 +342,7 @@ def test_all_that_apply_is_drawn(capsys):
         assert picture[..., :3].std() > 0.02
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # CI: the awkward sweeps, above
 def test_all_is_drawn_where_everything_failed(capsys):
     sweep_folder(ALL_LOST, AXES)
     assert cli.main(["plot", "sweep"]) == 0

@@ -148,8 +148,8 @@ GIVEN = [f"{kind} {name}" for kind in HOLDERS for name in CASES]
 @pytest.mark.parametrize(
     "given",
     [
-        *thinned(GIVEN[: len(CASES)], {f"functions {name}" for name in set(CASES) - LATER}, 2),
-        *thinned(GIVEN[len(CASES) :], (), 6),
+        *thinned(GIVEN[: len(CASES)], {f"functions {name}" for name in set(CASES) - LATER}, 4),
+        *thinned(GIVEN[len(CASES) :], (), 12),
     ],
 )
 def test_gradients_equal_the_given_ones(given):

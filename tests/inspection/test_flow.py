@@ -55,7 +55,7 @@ def local(**changes):
     return dataclasses.replace(HONEST, local=Runs(**given, **changes))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # CI: what is drawn once too often or too seldom, below
 def test_a_run_of_steps_and_two_of_half_as_many_with_other_draws_are_counted_alike():
     asked = {"rounds": 3, "delta": 1e-3, "model": MODEL}
     one, two = (fdp.guarantee(local(keys=keys), DATA, **asked) for keys in (("",), ("one", "other")))

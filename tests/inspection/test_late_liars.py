@@ -541,7 +541,7 @@ FAMILIES = (
 )
 
 
-@pytest.mark.parametrize("name", thinned(LIARS, QUICK, 6, FAMILIES))
+@pytest.mark.parametrize("name", thinned(LIARS, QUICK, 12, FAMILIES))
 @pytest.mark.slow
 def test_a_late_or_rare_lie_gets_no_epsilon(name):
     algorithm, rounds, data = LIARS[name]

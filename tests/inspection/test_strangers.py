@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import ragged_data, refusal, states_of, thinned
+from helpers import ragged_data, refusal, states_of, thinned, usual
 
 import fedjax_dp as fdp
 from fedjax_dp import errors
@@ -285,7 +285,7 @@ class OwnGaussian:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("batches", ["without-replacement", "poisson"])
+@pytest.mark.parametrize("batches", usual(["without-replacement", "poisson"], ["poisson"]))
 def test_an_own_privatizer_is_priced_as_what_it_does(batches):
     algorithm = dpnfl(batches=batches)
     own = with_local(algorithm, privatizer=OwnGaussian(**CLIP))
@@ -330,7 +330,7 @@ def test_records_that_reach_a_message_are_found():
     assert "past what is accounted for" in refused(with_local(whole(), corrections=(Sends(),)))
 
 
-@pytest.mark.parametrize("entry", thinned(sorted(CATALOGUE), ["cpfed", "dp_ftrl", "dp_scaffold", "dpnfl", "fedavg"], 3))
+@pytest.mark.parametrize("entry", thinned(sorted(CATALOGUE), ["cpfed", "dp_ftrl", "dp_scaffold", "dpnfl", "fedavg"], 8))
 def test_the_catalogue_lets_out_what_it_says(entry):
     """The trace that strangers' parts are put through finds nothing in ours but what `no_epsilon_reason` says."""
     private = CATALOGUE[entry].private

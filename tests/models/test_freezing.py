@@ -149,7 +149,7 @@ def test_gradients_of_low_rank_terms_are_projections_of_the_dense_gradient(name)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", usual(NETWORKS, ["plain", "nnx"]))
+@pytest.mark.parametrize("name", usual(NETWORKS, ["plain"]))
 @pytest.mark.parametrize(
     "trainable", ["lora", *(pytest.param(t, marks=pytest.mark.exhaustive) for t in ("ffa-lora", "lora,head"))]
 )

@@ -41,7 +41,7 @@ def test_the_pull_ends_where_both_distances_are_least(benchmark):
     np.testing.assert_allclose(benchmark.pulled(own, shared, strengths), expected, rtol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # CI: their parts, above, and that another closed form is refused
 def test_runs_agree_with_the_closed_form(benchmark):
     benchmark.require_close(benchmark.alike(1.0, 0.03, RUNS, SEED))
 

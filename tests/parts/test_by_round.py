@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import ragged_data, refusal
+from helpers import ragged_data, refusal, usual
 
 import fedjax_dp as fdp
 from fedjax_dp.parts.by_round import ByRound
@@ -140,7 +140,7 @@ def test_what_cannot_be_meant_is_refused_in_one_line(entry, options, message):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("entry", ["dpnfl", "dp_fedavg"])
+@pytest.mark.parametrize("entry", usual(["dpnfl", "dp_fedavg"], ["dpnfl"]))
 def test_factors_of_one_are_todays_run_bit_for_bit_and_other_runs_go_on_where_they_stopped(entry):
     private = {"clip_norm": 1.0, "noise_multiplier": 2.0}
     ones = {

@@ -200,7 +200,7 @@ def test_rounds_of_a_client_with_rests_are_those_of_the_chain():
         assert away_from_the_chain(wrong(size=20, separation=4)) > LIMIT, wrong
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # CI: test_rounds_of_a_client_with_rests_are_those_of_the_chain
 def test_rests_of_no_round_are_coins_and_the_longest_ones_are_kept_slots():
     coins = attended(SeparatedCohort(size=10, separation=1), N, 12)
     assert deviate(coins.sum((0, 2)), RUNS * N, 0.1) < LIMIT

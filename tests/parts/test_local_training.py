@@ -94,7 +94,7 @@ def test_without_a_head_it_is_the_same_as_plain_local_steps():
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # CI: other tables, tests/execution/test_host_tables.py
 def test_heads_may_wait_on_the_host_and_in_checkpoints_as_any_table():
     algorithm, options = with_own_head(PRIVATE), {"rounds": 5, "model": MODEL}
     here, there = (fdp.simulate(algorithm, DATA, on_host=on_host, **options).state for on_host in (False, True))

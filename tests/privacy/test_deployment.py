@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import ragged_data
+from helpers import ragged_data, usual
 
 import fedjax_dp as fdp
 from fedjax_dp import errors, parts
@@ -40,7 +40,7 @@ def promise(algorithm, data, rounds=ROUNDS, **terms):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", GOLDEN["cases"], ids=lambda case: case["name"])
-@pytest.mark.parametrize("cohort", ["poisson", "uniform"])
+@pytest.mark.parametrize("cohort", usual(["poisson", "uniform"], ["uniform"]))
 def test_noise_of_published_deployments_under_both_readings_of_their_sampler(case, cohort):
     """Five configurations of pfl-research and a mild one; their file counts Poisson for cohorts of fixed size."""
     data = ragged_data([1] * case["clients"])

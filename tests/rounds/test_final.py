@@ -102,7 +102,7 @@ def test_a_point_of_a_sweep_has_it():
     assert ends[0].history == alone.history
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # CI: the mean itself, and that a folder and a start have it, above
 def test_clients_with_models_of_their_own_begin_with_it():
     algorithm = averaged("finetune", clip_norm=1.0, noise_multiplier=0.5)
     data = ragged_data([12, 7, 20, 9])

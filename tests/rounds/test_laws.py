@@ -52,7 +52,7 @@ PARENTS = {
 }
 
 
-@pytest.mark.parametrize("name", PARENTS)
+@pytest.mark.parametrize("name", usual(PARENTS, list(PARENTS)[::3]))
 def test_a_knob_at_zero_is_the_simpler_algorithm(name, data):
     (entry, options), (parent, parents) = PARENTS[name]
     rounds = 1 if "one round" in name else 3
@@ -64,7 +64,7 @@ def test_a_knob_at_zero_is_the_simpler_algorithm(name, data):
     )
 
 
-@pytest.mark.parametrize("entry", ["rfedavg", "rfedavg_plus"])
+@pytest.mark.parametrize("entry", usual(["rfedavg", "rfedavg_plus"], ["rfedavg"]))
 def test_without_feature_strength_it_is_fedavg(entry, data):
     model = TwoLayerModel(3, 4)
     parent = final("fedavg", data, model, estimator="renorm")
@@ -92,7 +92,7 @@ def test_a_client_drawn_twice_counts_twice_but_trains_once():
     assert np.abs(runs[1] - runs[0]).max() > 1e-3
 
 
-@pytest.mark.parametrize("entry", ["dp_scaffold", "rfedavg_plus", "dp_fedavg"])
+@pytest.mark.parametrize("entry", usual(["dp_scaffold", "rfedavg_plus", "dp_fedavg"], ["dp_scaffold"]))
 def test_interrupted_runs_with_memory_equal_uninterrupted_ones_bit_for_bit(entry, data):
     model = TwoLayerModel(3, 4) if entry == "rfedavg_plus" else MODEL
     extra = {} if entry == "rfedavg_plus" else {"clip_norm": 0.5, "noise_multiplier": 0.5}
@@ -105,7 +105,8 @@ def test_interrupted_runs_with_memory_equal_uninterrupted_ones_bit_for_bit(entry
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize("entry", usual(["dp_scaffold", "q_fedavg"], ["q_fedavg"]))
+@pytest.mark.exhaustive  # CI: test_round.py and tests/execution/test_devices.py, of one entry
+@pytest.mark.parametrize("entry", ["dp_scaffold", "q_fedavg"])
 def test_chunks_and_devices_change_nothing_beyond_rounding(entry, data):
     extra = {"clip_norm": 0.5, "noise_multiplier": 0.5} if entry == "dp_scaffold" else {}
     value = CATALOGUE[entry].of({**{**COMMON, "cohort_size": 5}, **extra, "secure": True})

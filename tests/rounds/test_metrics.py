@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import GivenNoise, quick, ragged_data, with_given
+from helpers import GivenNoise, ragged_data, usual, with_given
 
 import fedjax_dp as fdp
 from fedjax_dp import cli, figures
@@ -214,7 +214,7 @@ BOUNDS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", BOUNDS)
+@pytest.mark.parametrize("name", usual(BOUNDS, ["batch"]))
 def test_noise_to_signal_of_other_bounds_equals_numpy(data, name):
     bound, unit = BOUNDS[name]
     base = fdp.dpnfl(**COMMON, clip_norm=0.4, noise_multiplier=1.0)
@@ -226,7 +226,7 @@ def test_noise_to_signal_of_other_bounds_equals_numpy(data, name):
     assert got == pytest.approx(np.sqrt((12 * stds**2).mean() / (signals**2).mean()), rel=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # CI: noise on records and of the server, above and below
 def test_noise_to_signal_of_output_noise_counts_it_once_a_round(data):
     """One client, two steps: the noise sits in the last, whose gradient is at the model after the first."""
     only = dataclasses.replace(ragged_data([6]), test_clients=None)
@@ -248,7 +248,7 @@ def test_noise_to_signal_of_output_noise_counts_it_once_a_round(data):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [{}, {"adaptive_clip": True, "bit_noise": 3.0}])
+@pytest.mark.parametrize("options", usual([{}, {"adaptive_clip": True, "bit_noise": 3.0}], [{}]))
 def test_noise_to_signal_of_the_servers_noise_compares_it_with_the_mean_update(data, options):
     value = fdp.dp_fedavg(
         **COMMON | {"cohort_size": 4}, clip_norm=0.1, noise_multiplier=0.9, cohort="uniform", **options
@@ -270,7 +270,7 @@ def test_noise_to_signal_of_the_servers_noise_compares_it_with_the_mean_update(d
     assert last(value, data).noise_to_signal == pytest.approx(std * np.sqrt(12) / np.linalg.norm(update), rel=1e-3)
 
 
-@pytest.mark.parametrize("options", quick([{}, {"clip_by": "tensor"}, {"adaptive_clip": True, "bit_noise": 3.0}], [{}]))
+@pytest.mark.parametrize("options", usual([{}, {"clip_by": "tensor"}, {"adaptive_clip": True, "bit_noise": 3.0}], [{}]))
 @pytest.mark.slow
 def test_the_share_of_clipped_updates_is_what_numpy_counts(data, options):
     zeros = {"Dense_0": {"kernel": np.zeros((3, 3)), "bias": np.zeros(3)}}

@@ -179,7 +179,7 @@ def test_clients_alike_without_noise_are_federated_averaging(entry):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("entry", usual([name for name in PERSONAL if name != "finetune"], ["mr_mtl", "apfl", "ifca"]))
+@pytest.mark.parametrize("entry", usual([name for name in PERSONAL if name != "finetune"], ["apfl"]))
 def test_absent_clients_keep_their_rows_bit_for_bit(entry):
     algorithm = fdp.CATALOGUE[entry](**{**NOISY, "cohort_size": 1})
     states = states_of(algorithm, MODEL, DATA, 3)
@@ -223,7 +223,7 @@ def test_models_are_measured_on_their_own_clients_records(entry):
     assert last.personal_pooled == pytest.approx(np.dot(accuracies, sizes) / sizes.sum(), abs=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # CI: the pooled number of accuracies, above
 def test_errors_of_own_models_are_pooled_over_records_and_no_mean_of_roots():
     data = target_data("regression", tested=True)
     model = fdp.mlp(data.record_shape, data.classes, (5,)).for_data(data)
@@ -249,7 +249,7 @@ def test_all_models_are_measured_in_one_compiled_call(monkeypatch):
 
 
 @pytest.mark.parametrize("noise_on", ["records", "clients"])
-@pytest.mark.parametrize("entry", thinned(PERSONAL, FEW, 3))
+@pytest.mark.parametrize("entry", thinned(PERSONAL, FEW, 6))
 def test_records_act_through_what_is_counted_alone(entry, noise_on):
     if noise_on == "clients" and "noise_on" not in fdp.CATALOGUE[entry].options:
         pytest.skip("there is no such level")
@@ -278,7 +278,7 @@ class Returning(fdp.parts.ModelBeside):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("clean", [False, True], ids=["noised", "clean"])
+@pytest.mark.parametrize("clean", usual([False, True], [False]))
 @pytest.mark.parametrize("kind", [Telling, Returning])
 def test_models_that_say_of_a_gradient_that_it_stays_are_not_believed(kind, clean):
     right = fdp.algorithms.ditto(**NOISY)

@@ -49,7 +49,7 @@ def close(ours, theirs, rtol=1e-5):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", usual(fdp.CATALOGUE, ["dpnfl", "scaffold", "dp_fedavg", "apfl"]))
+@pytest.mark.parametrize("name", usual(fdp.CATALOGUE, ["dpnfl", "scaffold"]))
 def test_every_entry_gives_the_same_state(name):
     close(*ends(made(name)))
 
@@ -79,7 +79,7 @@ def test_noised_steps_are_the_same_bit_for_bit():
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # CI: the same of one device and one run, above
 def test_devices_and_points_of_a_sweep_compute_in_pieces():
     devices = some_devices(min(2, len(jax.devices())))
     close(*ends(made("dpnfl"), LINEAR, [dataclasses.replace(devices, pieces=flag) for flag in (False, True)]))
@@ -127,7 +127,7 @@ FUNCTIONS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", FUNCTIONS)
+@pytest.mark.parametrize("what", usual(FUNCTIONS, ["parts that cross", "over loops", "the way back"]))
 def test_any_function_of_a_vector_gives_what_it_gave(what):
     def whole(tree):
         return FUNCTIONS[what](ravel(tree)[0] / 100)

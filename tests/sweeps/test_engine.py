@@ -175,8 +175,8 @@ def test_points_with_clients_smaller_than_a_batch_share_a_program_of_their_own()
     assert grouped(jobs_on_small_clients("without-replacement")) == [[0, 1], [2, 3]]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("batches", usual(["without-replacement", "poisson"], ["poisson"]))
+@pytest.mark.exhaustive  # CI: points of larger clients, above, and such clients in rounds/test_ragged_batches.py
+@pytest.mark.parametrize("batches", ["without-replacement", "poisson"])
 def test_points_with_clients_smaller_than_a_batch_equal_their_single_runs_bit_for_bit(batches):
     jobs = jobs_on_small_clients(batches)
     for job, outcome in zip(jobs, outcomes(jobs), strict=True):

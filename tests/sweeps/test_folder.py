@@ -140,7 +140,7 @@ GROWN = dataclasses.replace(
 )
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # CI: growing from Python, and growing that is killed at its beginning, below
 def test_a_finished_sweep_grows_by_what_it_lacks_also_when_killed(whole, monkeypatch):
     """Values, seeds and an axis are added: what was run stands in the new order, and the rest alone is run."""
     where, ran, record = pathlib.Path("grown"), [], runner.record
@@ -299,7 +299,7 @@ def test_a_folder_of_something_else_is_refused_and_left_alone(whole):
     assert os.listdir("mine") == ["notes.txt"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # CI: folders of every kind, tests/test_folders.py
 def test_a_sweep_that_was_killed_before_it_began_starts_in_its_folder():
     pathlib.Path("x").mkdir()
     for name in (".lock", "sweep.toml", "sweep.json.part"):

@@ -136,7 +136,7 @@ def test_a_run_that_goes_on_has_each_point_once(data):
     assert [step for step, _ in numbers["privacy/epsilon"]] == [6, 8]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # CI: test_a_run_that_goes_on_has_each_point_once
 def test_a_point_that_a_kill_left_unremembered_does_not_count_twice(data):
     words = WORDS | {"checkpoint_every": 2, "evaluate_every": 1}
     with pytest.raises(Stopped):
@@ -293,7 +293,7 @@ def test_a_run_goes_on_at_the_server_and_ends_as_it_ended(data, server):
     assert "training diverged" in run.data.tags["error"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # CI: a server that is not there
 def test_a_server_that_is_killed_loses_the_tracker_and_not_the_run(data, tmp_path):
     served = Server(tmp_path)
     whole = fdp.run(dpnfl(), data, **WORDS)
@@ -506,7 +506,7 @@ def test_a_folder_of_the_name_is_no_package(monkeypatch):
         Wandb()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # CI: that the run is the same, test_the_command_line_tracks_and_the_run_is_the_same
 def test_telling_costs_little(data):
     """A point in an event file, which then is on the disk, costs less than a twentieth of a second."""
 
