@@ -64,7 +64,7 @@ def test_messages_are_observed_with_zeros_for_what_clients_keep():
         assert all(np.any(tensor) for tensor in shared)
 
 
-@pytest.mark.exhaustive  # CI: one that is refuted, and test_no_private_entry_is_caught
+@pytest.mark.exhaustive  # CI: test_two_models_of_a_client_are_not_told_for_the_price_of_one
 @pytest.mark.parametrize("case", CASES, ids="-".join)
 def test_clients_own_models_are_as_private_as_stated(case):
     name, view = case

@@ -429,7 +429,7 @@ def test_resume_of_a_finished_run_tells_the_same_result(capsys):
     ("first", "then"),
     [
         ([], []),
-        pytest.param(["--deterministic", "4", "--devices", "1"], ["--devices", "2"], marks=pytest.mark.exhaustive),
+        pytest.param(["--deterministic", "4", "--devices", "1"], ["--devices", "2"], marks=pytest.mark.slow),
     ],
 )
 def test_interrupted_folder_resumes_bit_for_bit(first, then, monkeypatch):
