@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 from fedjax_dp import errors, gradients
 from fedjax_dp.audits import trials as games
-from fedjax_dp.audits.setup import set_up
+from fedjax_dp.audits.setup import AttackOptions, set_up
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.execution.memory import fitting, most_at_once, no_room
 from fedjax_dp.execution.mesh import Execution
@@ -233,7 +233,7 @@ def compiled_audit(
             errors.require_count(name, count)
     chosen = target_of(target)
     run = plan_run(algorithm, data, rounds=rounds, seed=seed, model=model, terms=PrivacyTerms(**privacy))
-    _, setup = set_up(run, canary=canary, client=None, record=0, one_run=None, parameters=parameters)
+    _, setup = set_up(run, AttackOptions(canary, parameters=parameters))
     mesh, members = Mesh(devices_of(chosen, devices), (games.AXIS,)), algorithm.cohort.capacity(data.num_clients)
     game = next(iter(setup.games.values()))
     there = execution_on(chosen)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -53,10 +54,26 @@ class AuditSetup(NamedTuple):
     bits: tuple[int, ...]  # shape of the coins of a run: () for one canary, else (canaries,)
 
 
-def set_up(
-    run: PlannedRun, *, canary: str, client: int | str | None, record: int, one_run: int | None, parameters: int
-) -> tuple[PlannedRun, AuditSetup]:
-    """A run with the noise of its budget, and what of it is audited; see `audit` for the options."""
+class AttackOptions(NamedTuple):
+    """What an audit tries, and how often; see `audit`."""
+
+    canary: str = "gradient"
+    client: int | str | None = None
+    record: int = 0
+    trials: int = 10_000
+    one_run: int | None = None
+    significance: float = 0.05
+    claim: float | None = None
+    parameters: int = 20
+    lanes: int | None = None
+    progress: Callable[[int, int], None] = lambda done, total: None
+
+
+def set_up(run: PlannedRun, attack: AttackOptions) -> tuple[PlannedRun, AuditSetup]:
+    """A run with the noise of its budget, and what of it is audited."""
+    canary, client, record, one_run, parameters = (
+        getattr(attack, name) for name in ("canary", "client", "record", "one_run", "parameters")
+    )
     if run.unit.of_records:
         remedy = "with --unit record the epsilon of a record is attacked"
         raise errors.refuse("unit", run.unit.value, "record or client for an audit, which plants one record", remedy)

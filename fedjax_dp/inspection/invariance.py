@@ -15,7 +15,7 @@ from fedjax_dp.inspection.verdict import require
 from fedjax_dp.parts.batches import Batch
 from fedjax_dp.parts.cohorts import Members
 from fedjax_dp.pytrees import replace
-from fedjax_dp.rounds.algorithm import Algorithm
+from fedjax_dp.rounds.algorithm import Algorithm, without_noise
 
 TRIALS = 4
 ROUNDING = 2e-5  # relative to the largest number
@@ -91,7 +91,7 @@ def examine_padding(place: Place) -> None:
 
 
 def _examine_padded_cohort(place: Place) -> None:
-    algorithm, data = runs.subsampled(runs.moved_by_updates(runs.without_noise(place.algorithm)), place.data)
+    algorithm, data = runs.subsampled(runs.moved_by_updates(without_noise(place.algorithm)), place.data)
     data = runs.own_records(data)
     x = np.array(data.x)
     if not data.tokens:
@@ -117,7 +117,7 @@ def examine_order(place: Place) -> None:
         for twin in (algorithm, runs.with_batches(algorithm, _turned))
     ]
     _require_same("the order of a batch's records changes only rounding", *seen)
-    algorithm, data = runs.moved_by_updates(runs.without_noise(place.algorithm)), place.data
+    algorithm, data = runs.moved_by_updates(without_noise(place.algorithm)), place.data
     turned = runs.with_cohort(algorithm, _turned_members)
     whole, back, portions = (
         runs.observe(twin, data, place.model, setup, execution=execution).params

@@ -13,7 +13,7 @@ from fedjax_dp.inspection.trials import Place, keys_of
 from fedjax_dp.numpy_streams import numpy_stream
 from fedjax_dp.parts.batches import FixedBatches
 from fedjax_dp.pytrees import replace
-from fedjax_dp.rounds.algorithm import Algorithm
+from fedjax_dp.rounds.algorithm import Algorithm, without_noise
 
 NEIGHBOURS = 256
 
@@ -48,7 +48,7 @@ def _of_records(place: Place) -> None:
         setups = [TrialInputs(keys, *stores[0], params, missing) for missing in (none, gone)]
     else:
         setups = [TrialInputs(keys, *store, params, none) for store in stores]
-    quiet = runs.without_noise(algorithm)
+    quiet = without_noise(algorithm)
     if algorithm.local.privatizer.on_upload:
         for twin in (replace(quiet, local=replace(quiet.local, steps=1)), quiet):
             _examine_uploads(twin, data, place, setups, release.adjacency)
@@ -86,7 +86,7 @@ def _of_clients(place: Place) -> None:
         setups = [TrialInputs(keys, *stores[0], params, None, who) for who in (nobody, client)]
     else:
         setups = [TrialInputs(keys, *store, params, None, nobody) for store in stores]
-    quiet = runs.moved_by_updates(runs.without_noise(place.algorithm))
+    quiet = runs.moved_by_updates(without_noise(place.algorithm))
     one, other = (np.asarray(runs.observe(quiet, data, model, s).params[:, 1], float) for s in setups)
     clip = runs.clip_of(place.algorithm) * claim.norm
     reach = adjacency.sensitivity * runs.mean_unit(place.algorithm, data, clip)

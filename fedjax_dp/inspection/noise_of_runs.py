@@ -17,7 +17,7 @@ from fedjax_dp.inspection.trials import QUICK, Place, keys_of
 from fedjax_dp.inspection.verdict import require
 from fedjax_dp.models.model import size_of
 from fedjax_dp.parts.noise import correlated_source
-from fedjax_dp.rounds.algorithm import Algorithm
+from fedjax_dp.rounds.algorithm import Algorithm, mechanism_of, without_noise
 from fedjax_dp.rounds.round import run_round
 from fedjax_dp.rounds.simulation import numbers
 from fedjax_dp.rounds.state import initial_state
@@ -48,7 +48,7 @@ def _steps_noise(place: Place, algorithm: Algorithm, data: Any, trials: int, rou
     watched, setup = runs.frozen_updates(algorithm, data), TrialInputs(keys_of(trials, "runs", place.seed))
     loud, quiet = (
         np.asarray(runs.observe(twin, data, place.model, setup, rounds).gradients, float)
-        for twin in (watched, runs.without_noise(watched))
+        for twin in (watched, without_noise(watched))
     )
     return loud - quiet
 
@@ -103,7 +103,7 @@ def examine_keys(place: Place) -> None:
     """One run traced and run twice, and the noise of every place of 4 runs of 12 rounds, each against each other."""
     if size_of(place.model) < 6:
         raise errors.refuse("model", f"{size_of(place.model)} parameters", "of at least 6, to tell noise apart")
-    multipliers = getattr(runs.noised(place.algorithm), "noise_multiplier", None)
+    multipliers = getattr(mechanism_of(place.algorithm), "noise_multiplier", None)
     _examine_seeds(place, random=multipliers is not None)
     if multipliers is None or not np.any(np.asarray(multipliers) > 0):
         return  # there is nothing to be used again

@@ -32,7 +32,7 @@ from fedjax_dp.parts.record_privacy import clips
 from fedjax_dp.parts.server_optimizers import Server
 from fedjax_dp.parts.transport import PlainSum
 from fedjax_dp.pytrees import Wrapper, ravel, replace, structure, value
-from fedjax_dp.rounds.algorithm import Algorithm
+from fedjax_dp.rounds.algorithm import Algorithm, mechanism_of, with_noise
 from fedjax_dp.rounds.round import run_round
 from fedjax_dp.rounds.simulation import numbers
 from fedjax_dp.rounds.state import initial_state
@@ -116,26 +116,6 @@ class TrialOutputs(NamedTuple):
     upload: Any  # state of the upload before each round
 
 
-def noised(algorithm: Algorithm) -> Any:
-    """The part whose noise hides records, or clients."""
-    return algorithm.local.privatizer if algorithm.upload.unit is None else algorithm.upload
-
-
-def with_noise(algorithm: Algorithm, change: Callable[[np.ndarray], np.ndarray]) -> Algorithm:
-    """The algorithm with other noise multipliers, if it has any: one program, with other numbers."""
-    part = noised(algorithm)
-    if getattr(part, "noise_multiplier", None) is None:
-        return algorithm
-    part = replace(part, noise_multiplier=change(np.asarray(part.noise_multiplier, np.float32)))
-    if algorithm.upload.unit is not None:
-        return replace(algorithm, upload=part)
-    return replace(algorithm, local=replace(algorithm.local, privatizer=part))
-
-
-def without_noise(algorithm: Algorithm) -> Algorithm:
-    return with_noise(algorithm, np.zeros_like)
-
-
 def without_server(algorithm: Algorithm) -> Algorithm:
     """The local steps with a plain mean around them: what a record's noise passes through before it is released."""
     plain = replace(algorithm, upload=PlainUpload(), aggregate=ESTIMATORS["mean"], transport=PlainSum())
@@ -160,7 +140,9 @@ def subsampled(algorithm: Algorithm, data: FederatedData, most: int = CLIENTS) -
     """Algorithm and data of at most so many clients, from the smallest to the largest; all of them take part."""
     sizes, shares = np.asarray(data.sizes), np.asarray(data.shares)
     ids = np.argsort(sizes, kind="stable")[np.unique(np.linspace(0, len(sizes) - 1, min(most, len(sizes))).astype(int))]
-    algorithm = with_noise(algorithm, lambda noise: noise[ids] if noise.ndim else noise)
+    noise = getattr(mechanism_of(algorithm), "noise_multiplier", None)
+    if np.ndim(noise):
+        algorithm = with_noise(algorithm, np.asarray(noise, np.float32)[ids])
     return replace(algorithm, cohort=AllClients()), dataclasses.replace(
         data,
         offsets=np.asarray(data.offsets)[ids],
@@ -269,7 +251,7 @@ def claim_of(place: Place, algorithm: Algorithm, data: FederatedData, rounds: in
         resolution = algorithm.transport.resolution
         clip = clip_of(algorithm) / resolution
         return NoiseClaim(noise * first.l2 / clip, first, resolution, first.l2 / clip)
-    source = correlated_source(noised(algorithm))
+    source = correlated_source(mechanism_of(algorithm))
     if source is not None:
         noise = noise * np.array([_reach(algorithm, data, source, n, rounds) for n in np.asarray(data.sizes)])
     return NoiseClaim(noise, first)

@@ -38,13 +38,13 @@ from fedjax_dp.audits.attacks import LikelihoodRatio, Summed, Weighed
 from fedjax_dp.audits.audit import audit, audit_mechanism
 from fedjax_dp.audits.canaries import OPPOSITE
 from fedjax_dp.audits.hypothesis_test import counted_trials, pilot_trials, run_hypothesis_test
-from fedjax_dp.audits.setup import set_up
+from fedjax_dp.audits.setup import AttackOptions, set_up
 from fedjax_dp.audits.trials import TrialRunner
 from fedjax_dp.gradients import norms
 from fedjax_dp.models import logistic_regression
 from fedjax_dp.parts.facts import restates
-from fedjax_dp.privacy.protection import with_noise
 from fedjax_dp.pytrees import ravel, replace, value
+from fedjax_dp.rounds.algorithm import without_noise
 from fedjax_dp.rounds.simulation import begin, numbers, run_key, simulate
 
 DELTA = 1e-5
@@ -62,13 +62,12 @@ def audited(algorithm, rounds=10, sizes=TEN, **options):
 
 
 def setup_of(algorithm, data, rounds, **options):
-    asked = {"canary": "gradient", "client": None, "record": 0, "one_run": None, "parameters": 10}
-    counted = {name: value for name, value in options.items() if name not in (*asked, "seed")}
-    attack = asked | {name: value for name, value in options.items() if name in asked}
+    counted = {name: value for name, value in options.items() if name not in (*AttackOptions._fields, "seed")}
+    attack = {name: value for name, value in options.items() if name in AttackOptions._fields}
     model = logistic_regression(data.record_shape, data.classes)
     terms = fdp.privacy.PrivacyTerms(**{"delta": DELTA, **counted})
     run = fdp.privacy.plan_run(algorithm, data, rounds=rounds, seed=options.get("seed", 0), model=model, terms=terms)
-    return set_up(run, **attack)[1]
+    return set_up(run, AttackOptions(**{"parameters": 10, **attack}))[1]
 
 
 # What is played
@@ -114,7 +113,7 @@ def test_a_withdrawn_record_and_an_absent_client_leave_nothing_behind():
     withdrawn = records(batches="poisson", batch_size=5)
     for algorithm in (withdrawn, fdp.dp_fedavg(cohort_size=3, batch_size=4, **BATCHES, noise_multiplier=1.0)):
         game = setup_of(algorithm, ragged_data(TEN), 3).games["zero"]
-        quiet = replace(game, algorithm=with_noise(game.algorithm, np.float32(0)))
+        quiet = replace(game, algorithm=without_noise(game.algorithm))
         received = TrialRunner(quiet, 0, 4).run(quiet, 0, np.zeros(8, bool))
         assert np.all(received == 0)
         assert np.any(TrialRunner(quiet, 0, 4).run(quiet, 0, np.ones(8, bool)) != 0)
