@@ -8,7 +8,14 @@ from fedjax_dp.accounting import FullBatch, ParticipationLog, Sampling
 from fedjax_dp.inspection.noise_scale import scale_names
 from fedjax_dp.inspection.sampling_law import examine_sampling, repetition
 from fedjax_dp.inspection.trials import QUICK, RUNS, Place, drawn_cohorts, keys_of
-from fedjax_dp.inspection.verdict import count_deviate, largest_deviate, require, require_so, require_usual
+from fedjax_dp.inspection.verdict import (
+    count_deviate,
+    largest_deviate,
+    require,
+    require_at_most,
+    require_so,
+    require_usual,
+)
 from fedjax_dp.parts.batches import Batches, divisors_of
 from fedjax_dp.parts.cohorts import Cohort, CohortKeys, Members
 from fedjax_dp.prng import role_key
@@ -67,16 +74,9 @@ def examine_cohort(cohort: Cohort, place: Place) -> None:
 def _examine_exactly(name: str, cohort: Cohort, members: Members, num_clients: int) -> None:
     """What holds in every round of some in a row."""
     times, counted = by_client(members, num_clients)
-    most = times.max(initial=0)
-    require(
-        most <= cohort.max_participations,
-        f"{name}: a client trains in a round",
-        f"{most} times",
-        f"at most {cohort.max_participations}",
-    )
+    require_at_most(f"{name}: times that a client trains in a round", times.max(initial=0), cohort.max_participations)
     if cohort.at_most_once:
-        most = counted.max(initial=0.0)
-        require(most <= 1, f"{name}: a client counts in a round", f"{most:g} times", "at most once")
+        require_at_most(f"{name}: times that a client counts in a round", counted.max(initial=0.0), 1)
     if cohort.fixed:
         here = members.present.all()
         require_so(here, f"{name}: as many answer in every round", "fewer in some", "all positions")
@@ -138,7 +138,7 @@ def _examine_passes(cohort: Cohort, shares: jax.Array, rounds: int) -> None:
     )
     if hidden.steps_per_epoch == 1:  # a pass is one sum to a client, in a round that is public
         most = np.sum(runs.reshape(-1, rounds, num_clients).any(0), 0).max()
-        require(most <= 1, "rounds of a pass that a client may be in", f"{most}", "one")
+        require_at_most("rounds of a pass that a client may be in", most, 1)
         runs = runs.reshape(trials, 2, rounds, num_clients).sum(2)
     examine_sampling("cohorts", runs, hidden)
 
@@ -186,12 +186,7 @@ def examine_batches(batches: Batches, place: Place) -> None:
         require_so(np.all(inside | ~batch.mask), f"{name} lie within a client's own", "others too", "its own")
         taken = batches.count(local.steps, records)
         lived = batch.live > 0
-        require(
-            lived.sum(1).max() <= taken,
-            f"{name}: steps that are taken",
-            f"{lived.sum(1).max()}",
-            f"at most the {taken} counted",
-        )
+        require_at_most(f"{name}: steps that are taken", lived.sum(1).max(), taken)
         if batches.even:
             require_so(lived.all(), f"{name}: all steps are taken", "not all", "all, where `even` is stated")
         number = np.clip(np.cumsum(lived, axis=1) - 1, 0, None)  # of a step among those that are taken
@@ -207,7 +202,6 @@ def examine_batches(batches: Batches, place: Place) -> None:
 def examine_records(name: str, times: np.ndarray, law: Sampling) -> None:
     """How often each record is in each batch of each trial `(trials, steps, records)`, against the law."""
     if isinstance(law, FullBatch):
-        most = times.max(initial=0)
-        require(most <= 1, f"{name}: a record is in a batch", f"{most} times", "at most once")
+        require_at_most(f"{name}: times that a record is in a batch", times.max(initial=0), 1)
     else:
         examine_sampling(name, times, law)

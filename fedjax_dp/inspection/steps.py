@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_dp.accounting import Adjacency, FullBatch, GaussianSteps, Release
+from fedjax_dp.accounting import Adjacency, Event, FullBatch, GaussianSteps, Release, Sampling
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.inspection import schedule_points
 from fedjax_dp.inspection.neighbours import BATCHES, DIVISOR, neighbouring_batches, require_bounded
@@ -15,7 +15,7 @@ from fedjax_dp.inspection.noise_law import examine_noise
 from fedjax_dp.inspection.noise_scale import Names, require_public, scale_names
 from fedjax_dp.inspection.schedule_points import whitened
 from fedjax_dp.inspection.trials import NOISE_SLACK, QUICK, SLACK, Place, compiled, keys_of
-from fedjax_dp.inspection.verdict import require, require_so
+from fedjax_dp.inspection.verdict import require, require_at_most, require_so
 from fedjax_dp.models.model import size_of
 from fedjax_dp.numpy_streams import numpy_stream
 from fedjax_dp.parts import facts
@@ -102,7 +102,7 @@ def examine_bound(bound: Bound, place: Place) -> None:
         require_bounded("a record less moves the mean, in units", one / unit, less / unit, 1.0)
     if not bound.assumption and not _varies(algorithm):
         longest = float(np.linalg.norm(one, axis=-1).max())
-        require(longest <= clip * (1 + SLACK), "the length of the mean", f"{longest:.4g}", f"at most {clip:.4g}")
+        require_at_most("the length of the mean", longest, clip * (1 + SLACK))
 
 
 def examine_privatizer(privatizer: Privatizer, place: Place) -> None:
@@ -153,13 +153,8 @@ def examine_privatizer(privatizer: Privatizer, place: Place) -> None:
                 again = [keys_of(2 * many, f"noise again {client} {t} {part}") for part in range(AGAIN)]
                 squares = [np.mean(_noise_in(draw(keys, at_last, divisor, *loud))[:, 0] ** 2, 0) for keys in again]
                 over = share * _farthest(difference / np.sqrt(np.mean(squares, 0)), kind.norm)
-            require(
-                over <= 1 + NOISE_SLACK,
-                "standard deviation of its noise over what its event says",
-                f"{1 / over:.4g}",
-                "1 or more",
-                f"{NOISE_SLACK:.0%} may be chance",
-            )
+            law, chance = "standard deviation of its noise over what its event says", f"{NOISE_SLACK:.0%} may be chance"
+            require(over <= 1 + NOISE_SLACK, law, f"{1 / over:.4g}", "1 or more", chance)
             examine_noise(kind.as_normal(noise / std), [f"step {step}" for step in steps])
             spread = np.sqrt(np.mean(std**2, 1))
             require(
@@ -229,19 +224,28 @@ def _event(privatizer: Privatizer, algorithm: Algorithm, data: FederatedData, cl
     """The releases of a client's event, which must be of all its steps, batches and neighbours."""
     local, records = algorithm.local, int(np.asarray(data.sizes)[client])
     steps, law = local.batches.count(local.steps, records), local.batches.sampling(records)
-    adjacency = neighbours_of(law)
     noise = privatizer.client_noise(data.num_clients)[client]
     rates = np.full(1, float(local.rates(0, data.largest)[-1]))
-    leaves = list(privatizer.event(noise, local.batches, records, steps, rates).leaves())
-    for step, _ in leaves:
-        require(step.adjacency is adjacency, "neighbours", step.adjacency.value, adjacency.value)
-        known = step.sampling in (law, FullBatch())
-        require(known, "sampling in its event", str(step.sampling), f"{law} of the batches")
-    source = correlated_source(privatizer)
+    event = privatizer.event(noise, local.batches, records, steps, rates)
+    return releases_of(event, law, neighbours_of(law), steps, correlated_source(privatizer))
+
+
+def releases_of(
+    event: Event, law: Sampling, adjacency: Adjacency, sums: int, source: Any, any_neighbours: bool = False
+) -> list[Release]:
+    """The releases of an event, which must be of so many sums, under their sampling law and neighbours.
+
+    Of a correlated source of the project one release may stand for all sums, with `any_neighbours` under others.
+    """
     joined = source is not None and facts.of_the_project(source)
-    counted = sum(step.count for step, _ in leaves)
-    require(joined or counted >= steps, "noisy sums in its event", f"{counted}", f"the {steps} local steps")
-    return [step for step, _ in leaves]
+    releases = [release for release, _ in event.leaves()]
+    for release in releases:
+        alike = release.adjacency is adjacency or (joined and any_neighbours)
+        require(alike, "neighbours", release.adjacency.value, adjacency.value)
+        require(release.sampling in (law, FullBatch()), "sampling in its event", str(release.sampling), str(law))
+    counted = sum(release.count for release in releases)
+    require(joined or counted >= sums, "noisy sums in its event", f"{counted}", f"the {sums} that are drawn")
+    return releases
 
 
 def _kind(events: list[list[Release]]) -> Release:

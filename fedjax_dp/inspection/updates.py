@@ -7,16 +7,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_dp.accounting import Adjacency, FullBatch
+from fedjax_dp.accounting import Adjacency
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.inspection import schedule_points
 from fedjax_dp.inspection.neighbours import SCALES
 from fedjax_dp.inspection.noise_law import examine_noise, examine_sizes, uncorrelated
 from fedjax_dp.inspection.noise_scale import Names, require_public, scale_names
+from fedjax_dp.inspection.steps import releases_of
 from fedjax_dp.inspection.trials import NOISE_SLACK, QUICK, SLACK, TRIALS, Place, compiled, drawn_cohorts, keys_of
-from fedjax_dp.inspection.verdict import require, require_so
+from fedjax_dp.inspection.verdict import require, require_at_most, require_so
 from fedjax_dp.numpy_streams import numpy_stream
-from fedjax_dp.parts import facts
 from fedjax_dp.parts.aggregation import Aggregate
 from fedjax_dp.parts.client_privacy import (
     ClientPrivacy,
@@ -172,23 +172,14 @@ def _multiplier(upload: ClientPrivacy, algorithm: Algorithm, data: FederatedData
     """The largest noise multiplier that its events speak of, for all rounds, the samples and neighbours at hand."""
     cohort, count = algorithm.cohort, data.num_clients
     members, resolution = cohort.capacity(count), algorithm.transport.resolution
-    noise = released_noise(upload)
-    multipliers = []
+    noise, source, multipliers = released_noise(upload), correlated_source(upload), []
     for sampling, adjacency in {SEEN, cohort.amplified(count, 0) if upload.amplified else SEEN}:
         attendance = Participation(
             sampling, adjacency, rounds, rounds, cohort.min_separation(count), members, members, resolution, size
         )
-        leaves = list(upload.event(noise, attendance).leaves())
-        source = correlated_source(upload)
-        joined = source is not None and facts.of_the_project(source)
-        for step, _ in leaves:
-            known = step.sampling in (sampling, FullBatch())
-            require(known, "sampling in its event", str(step.sampling), f"{sampling} of the cohorts")
-            alike = step.adjacency is adjacency
-            require(joined or alike, "neighbours", step.adjacency.value, adjacency.value)
-        counted, least = sum(step.count for step, _ in leaves), -(-rounds // cohort.min_separation(count))
-        require(joined or counted >= least, "noisy sums in its event", f"{counted}", f"the {least} rounds")
-        multipliers += [step.noise_multiplier for step, _ in leaves]
+        event, least = upload.event(noise, attendance), -(-rounds // cohort.min_separation(count))
+        counted = releases_of(event, sampling, adjacency, least, source, any_neighbours=True)
+        multipliers += [release.noise_multiplier for release in counted]
     return max(multipliers, default=np.inf)
 
 
@@ -228,7 +219,7 @@ def examine_transport(transport: Transport, place: Place) -> None:
     errors = compiled(off)(keys, jnp.asarray(tried), jnp.asarray(schedule.ids), jnp.asarray(schedule.invited))
     worst = float(np.max(np.asarray(errors)))
     allowed = members * (0.51 * transport.resolution + 1e-5 * clip)
-    require(worst <= allowed, "what arrives less the sum of the messages", f"{worst:.3g}", f"{allowed:.3g}")
+    require_at_most("what arrives less the sum of the messages", worst, allowed)
 
 
 def examine_estimator(aggregate: Aggregate, place: Place) -> None:
@@ -280,13 +271,5 @@ def examine_estimator(aggregate: Aggregate, place: Place) -> None:
     run = jax.jit(jax.vmap(of), compiler_options=QUICK)
     bent, moved = (float(np.max(np.asarray(a))) for a in run(drawn, keys_of(len(schedule.ids), "estimator")))
     certain = "in cohorts of this run"
-    require(
-        bent <= 1e-2, "the mean of two sums of messages less their means", f"{bent:.3g} reaches", "0: linear", certain
-    )
-    require(
-        moved <= reach * (1 + SLACK),
-        "what a client of norm 1 moves the mean by",
-        f"{moved:.4g}",
-        f"at most its reach {reach:.4g}",
-        certain,
-    )
+    require_at_most("the mean of two sums of messages less their means, over its reach", bent, 1e-2, certain)
+    require_at_most("what a client of norm 1 moves the mean by", moved, reach * (1 + SLACK), certain)

@@ -51,6 +51,12 @@ def require(holds: Any, law: str, measured: str, wanted: str, certain: str = "ex
         reports.append(CheckReport(law, measured, wanted, certain))
 
 
+def require_at_most(law: str, measured: Any, most: Any, certain: str = "exact") -> None:
+    """`require` that a number is no larger than another."""
+    shown, bound = (f"{a}" if isinstance(a, int | np.integer) else f"{a:.4g}" for a in (measured, most))
+    require(measured <= most, law, shown, f"at most {bound}", certain)
+
+
 def require_so(holds: Any, law: str, otherwise: str, wanted: str, certain: str = "exact") -> None:
     """`require` of what is so or is not: where it is, nothing else was measured than what is wanted."""
     require(holds, law, wanted if bool(holds) else otherwise, wanted, certain)
