@@ -247,11 +247,11 @@ def compiled_audit(
     )
 
     def play(at_once: int) -> Any:
-        return compiled_for(chosen, lambda options: games.compiled(shapes, key, mesh, at_once, setup.bits, options))
+        return compiled_for(chosen, lambda options: games.compile_game(shapes, key, mesh, at_once, setup.bits, options))
 
     with compiling(target):
         if lanes is None:
-            lanes, made = games.fitting(play, games.SHARE_OF_ROOM * chosen.room)
+            lanes, made = games.fit_lanes(play, games.SHARE_OF_ROOM * chosen.room)
         else:
             made = play(lanes)
     work = times(work_of(game.algorithm, game.data, game.model), trials * rounds)

@@ -19,7 +19,7 @@ from fedjax_dp.audits.hypothesis_test import LEAST_PILOT, PILOT, Outcome, counte
 from fedjax_dp.audits.one_run import Guesses, guess
 from fedjax_dp.audits.setup import CANARY_NAMES, AttackOptions, AuditSetup, set_up
 from fedjax_dp.audits.trials import TrialRunner
-from fedjax_dp.audits.verdict import Audit, judged
+from fedjax_dp.audits.verdict import Audit, judge
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.models import Model, usual_model
 from fedjax_dp.options import of_class
@@ -102,7 +102,7 @@ def audit_run(run: PlannedRun, attack: AttackOptions, repeat: str) -> Audit:
     """
     began = time.perf_counter()
     run, setup = set_up(run, attack)
-    curve = _tested(setup, attack.claim, run.terms.accountant)
+    curve = _tested_curve(setup, attack.claim, run.terms.accountant)
     tested = setup.epsilon if attack.claim is None else attack.claim
     if attack.one_run is None:
         _require_trials(attack, len(setup.games), curve, tested)
@@ -133,7 +133,7 @@ def audit_run(run: PlannedRun, attack: AttackOptions, repeat: str) -> Audit:
         outcome = guess(runner, game, first, tested, setup.delta, run.seed, attack.significance)
     attack = attack._replace(trials=attack.trials if attack.one_run is None else 1)
     seconds = time.perf_counter() - began
-    return judged(setup, outcome, run.terms.accountant, attack, run.seed, seconds, repeat, contradiction)
+    return judge(setup, outcome, run.terms.accountant, attack, run.seed, seconds, repeat, contradiction)
 
 
 @value
@@ -212,7 +212,7 @@ def audit_mechanism(
         progress=progress,
     )
     seconds = time.perf_counter() - began
-    return judged(setup, outcome, accountant, attack, seed, seconds, _call(audit_mechanism, options))
+    return judge(setup, outcome, accountant, attack, seed, seconds, _call(audit_mechanism, options))
 
 
 def _call(function: Callable[..., Any], options: dict[str, Any]) -> str:
@@ -245,7 +245,7 @@ def require_sane(canary: str, claim: float | None, significance: float, **counts
         )
 
 
-def _tested(setup: AuditSetup, claim: float | None, accountant: str) -> TradeOff:
+def _tested_curve(setup: AuditSetup, claim: float | None, accountant: str) -> TradeOff:
     """The curve against which attacks are chosen: what is stated, or what would have to be true for the claim.
 
     That is the same kind of mechanism with the noise at which two real neighbours attain the claim; where no such pair

@@ -38,7 +38,7 @@ from fedjax_dp.rounds.clients import draw_cohort
 from fedjax_dp.rounds.simulation import run_key
 
 CANARY_NAMES = ("gradient", *CANARIES)
-PLAYED = ("schedule", "worst")  # participation of which a run of one seed can be a counterexample
+PARTICIPATIONS = ("schedule", "worst")  # participation of which a run of one seed can be a counterexample
 
 
 class AuditSetup(NamedTuple):
@@ -84,11 +84,11 @@ def set_up(run: PlannedRun, attack: AttackOptions) -> tuple[PlannedRun, AuditSet
             "left out of an audit, which attacks what a run itself releases, with less noise than its deployment has",
             "find the noise with it (fedjax_dp.calibrate), and audit that algorithm without it",
         )
-    if participation_mode(run) not in PLAYED:
+    if participation_mode(run) not in PARTICIPATIONS:
         raise errors.refuse(
             "participation of an audit",
             run.terms.participation,
-            f"{' or '.join(PLAYED)}, as it plays the cohorts of one seed",
+            f"{' or '.join(PARTICIPATIONS)}, as it plays the cohorts of one seed",
             f"find the noise for {run.terms.participation} first, and audit with that noise_multiplier",
         )
     run = (run if run.terms.epsilon is None else guarantees.calibrated(run)).counted(epsilon=None)

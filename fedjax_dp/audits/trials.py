@@ -29,7 +29,7 @@ SHARE_OF_ROOM = 0.5  # of what other devices have to spare, for the trials that 
 AHEAD = 3  # dispatches that wait
 
 
-def compiled(
+def compile_game(
     game: PlayableGame,
     key: jax.Array,
     mesh: Mesh,
@@ -53,7 +53,7 @@ def compiled(
     return program.lower(game, key, numbers, worlds).compile()
 
 
-def fitting(play: Callable[[int], Any], room: float) -> tuple[int, Any]:
+def fit_lanes(play: Callable[[int], Any], room: float) -> tuple[int, Any]:
     """How many trials a device plays at once, a power of 2, and that program: as many as fit by what one needs."""
     alone = play(1)
     used = alone.memory_analysis()
@@ -74,21 +74,21 @@ class TrialRunner:
         self.mesh = Mesh(devices, (AXIS,))
         spread, whole = NamedSharding(self.mesh, P(AXIS)), NamedSharding(self.mesh, P())
         self.whole, self.bits = whole, bits
-        game = self._placed(game)
+        game = self._place_game(game)
         self.key = jax.device_put(role_key(run_key(seed), "audit"), whole)
 
         def play(at_once: int) -> Any:
-            return compiled(game, self.key, self.mesh, at_once, bits)
+            return compile_game(game, self.key, self.mesh, at_once, bits)
 
         if lanes is not None:
             self.lanes, self.program = lanes, play(lanes)
         else:
             room = CACHE if devices[0].platform == "cpu" else SHARE_OF_ROOM * free_memory(devices)
-            self.lanes, self.program = fitting(play, room)
+            self.lanes, self.program = fit_lanes(play, room)
         self.spread = spread
         _, self.times, *_, self.numbers = self.program.out_info.shape  # numbers of a message
 
-    def _placed(self, game: PlayableGame) -> Any:
+    def _place_game(self, game: PlayableGame) -> Any:
         return jax.device_put(jax.tree.map(jnp.asarray, game), self.whole)
 
     def run(
@@ -98,7 +98,7 @@ class TrialRunner:
 
         game  the one it was compiled for, or one that differs from it in numbers.
         """
-        placed = self._placed(game)
+        placed = self._place_game(game)
         width = self.lanes * self.mesh.size
         waiting: list[Any] = []
         results: list[np.ndarray] = []

@@ -145,7 +145,7 @@ class Audit:
         }
 
 
-def judged(
+def judge(
     setup: AuditSetup,
     outcome: Outcome | Guesses,
     accountant: str,

@@ -19,12 +19,12 @@ from fedjax_dp.accounting.sampling import (
 from fedjax_dp.inspection.verdict import (
     certainty,
     count_deviate,
+    detectable_deviation,
     limit,
     require,
     require_at_most,
     require_so,
     require_usual,
-    seen_from,
 )
 
 POSITIONS = 40  # whose pairs are looked at
@@ -36,7 +36,7 @@ def examine_sampling(name: str, counts: np.ndarray, law: Sampling) -> None:
     """Assertions on `(trials, draws, members)` counts; the draws of a trial follow one another."""
     members = counts.shape[-1]
     if isinstance(law, RandomAllocation | BallsInBins):
-        _allocated(name, counts, law)
+        _examine_allocation(name, counts, law)
         return
     rows = counts.reshape(-1, members)
     size, total, draws = rows.sum(1), len(rows), rows.sum(0)
@@ -55,7 +55,7 @@ def examine_sampling(name: str, counts: np.ndarray, law: Sampling) -> None:
             apart,
             f"{members * law.rate:.4g}",
             f"{size.mean():.4g}",
-            f", off by {seen_from(error):.1%} is missed once in 1000",
+            f", off by {detectable_deviation(error):.1%} is missed once in 1000",
         )
         wanted = f"{members * law.rate * (1 - law.rate):.4g}"
         require_usual(f"{name}: variance of the size", wide, wanted, f"{np.var(size):.4g}")
@@ -79,7 +79,9 @@ def examine_sampling(name: str, counts: np.ndarray, law: Sampling) -> None:
         rows = counts[:, :: law.steps_per_epoch].reshape(-1, members)
         total, draws = len(rows), rows.sum(0)
     trials, each = (total * law.draws, 1 / members) if isinstance(law, WithReplacement) else (total, rate)
-    missed = f", off by {seen_from(math.sqrt((1 - each) / (each * trials)), members):.0%} is missed once in 1000"
+    missed = (
+        f", off by {detectable_deviation(math.sqrt((1 - each) / (each * trials)), members):.0%} is missed once in 1000"
+    )
     _require_chance(f"{name}: how often each is drawn", draws, trials, each, missed)
     if isinstance(law, WithReplacement):
         _require_chance(f"{name}: how often each is drawn at all", (rows > 0).sum(0), total, law.rate)
@@ -89,12 +91,12 @@ def examine_sampling(name: str, counts: np.ndarray, law: Sampling) -> None:
         if both is None:
             both = rate**2 if isinstance(law, Poisson) else sized * (sized - 1) / (members * (members - 1))
         _require_chance(f"{name}: how often each pair is drawn together", together, total, both)
-        _pairs_lean(name, rows[:, some].astype(float), both)
+        _require_even_pairs(name, rows[:, some].astype(float), both)
     if not isinstance(law, Shuffled):
-        repetition(name, counts)
+        require_independent_draws(name, counts)
     if isinstance(law, Shuffled) and len(set(law.sizes)) > 1:  # batches are alike in their number, not in their size
         counts = counts - counts.mean((0, 2), keepdims=True)
-    overlap(f"{name}: runs", counts[:-1], counts[1:])
+    require_independent(f"{name}: runs", counts[:-1], counts[1:])
 
 
 def _require_chance(law: str, counts: np.ndarray, draws: int, chance: float, missed: str = "") -> None:
@@ -104,7 +106,7 @@ def _require_chance(law: str, counts: np.ndarray, draws: int, chance: float, mis
     require_usual(law, away, f"{chance:.4g}", f"{np.ravel(counts)[worst] / draws:.4g} by number {worst}", missed)
 
 
-def _allocated(name: str, counts: np.ndarray, law: RandomAllocation | BallsInBins) -> None:
+def _examine_allocation(name: str, counts: np.ndarray, law: RandomAllocation | BallsInBins) -> None:
     """Of each pass every member is in so many draws, which it picks by itself, afresh in each pass or once a run."""
     members, of, chosen = counts.shape[-1], law.steps_per_epoch, law.joined
     whole = counts[:, : counts.shape[1] // of * of].reshape(len(counts), -1, of, members)
@@ -122,17 +124,17 @@ def _allocated(name: str, counts: np.ndarray, law: RandomAllocation | BallsInBin
         rows = passes[:, 0, :POSITIONS]
         together = (rows.T @ rows)[np.triu_indices(rows.shape[1], 1)]
         _require_chance(f"{name}: how often each pair is in a first draw", together, total, law.rate**2)
-        _pairs_lean(name, rows.astype(float), law.rate**2)
+        _require_even_pairs(name, rows.astype(float), law.rate**2)
     flat = whole.reshape(len(counts), -1, of * members)
     if law.kept:
         require_so(np.all(flat == flat[:, :1]), f"{name}: draws of later passes", "others", "those of the first")
     elif chosen < of:
-        overlap(f"{name}: passes", flat[:, :-1], flat[:, 1:])
+        require_independent(f"{name}: passes", flat[:, :-1], flat[:, 1:])
     if chosen < of:
-        overlap(f"{name}: runs", flat[:-1, 0], flat[1:, 0])
+        require_independent(f"{name}: runs", flat[:-1, 0], flat[1:, 0])
 
 
-def _pairs_lean(name: str, rows: np.ndarray, both: float) -> None:
+def _require_even_pairs(name: str, rows: np.ndarray, both: float) -> None:
     """All pairs at once: one half of the draws shows which are together too often, the other whether they really are.
 
     Groups that are drawn apart show themselves so, where no single pair does.
@@ -154,11 +156,11 @@ def _pairs_lean(name: str, rows: np.ndarray, both: float) -> None:
     )
 
 
-def repetition(name: str, counts: np.ndarray) -> None:
+def require_independent_draws(name: str, counts: np.ndarray) -> None:
     """Draws of a trial, `(trials, draws, members)`, have no more in common than chance makes of them."""
     draws = counts.shape[1]
     for lag in range(1, min(LAGS, draws - 1) + 1):
-        overlap(f"{name}: draws {lag} apart", counts[:, :-lag], counts[:, lag:])
+        require_independent(f"{name}: draws {lag} apart", counts[:, :-lag], counts[:, lag:])
     if draws < 3 or len(counts) < 3 or counts.shape[-1] < 2:
         return
     away = counts - counts.mean((0, 1))
@@ -171,11 +173,11 @@ def repetition(name: str, counts: np.ndarray) -> None:
         f"{name}: all draws of a run are independent of one another",
         f"an overlap {products.mean():.3g} above chance",
         "0",
-        f"{certainty()}, {seen_from(error):.2g} is missed once in 1000",
+        f"{certainty()}, {detectable_deviation(error):.2g} is missed once in 1000",
     )
 
 
-def overlap(name: str, a: np.ndarray, b: np.ndarray) -> None:
+def require_independent(name: str, a: np.ndarray, b: np.ndarray) -> None:
     """Draws that are independent have in common what their rates make of them."""
     if not a.size or not b.size or a.shape[-1] < 2:
         return
@@ -189,5 +191,5 @@ def overlap(name: str, a: np.ndarray, b: np.ndarray) -> None:
         f"{name} are independent of one another",
         f"an overlap {products.mean():.3g} above chance, {away:.2g} standard errors",
         "0",
-        f"{certainty()}, {seen_from(error):.2g} is missed once in 1000",
+        f"{certainty()}, {detectable_deviation(error):.2g} is missed once in 1000",
     )

@@ -32,7 +32,7 @@ _RECORD: contextvars.ContextVar[list[CheckReport] | None] = contextvars.ContextV
 
 
 @contextlib.contextmanager
-def recorded() -> Iterator[list[CheckReport]]:
+def record_reports() -> Iterator[list[CheckReport]]:
     """Collects the reports of all assertions that hold inside, in order."""
     reports: list[CheckReport] = []
     token = _RECORD.set(reports)
@@ -83,7 +83,7 @@ def limit(tests: int = 1) -> float:
     return float(scipy.stats.norm.isf(FALSE_ALARM / 2 / max(tests, 1)))
 
 
-def seen_from(standard_error: float, tests: int = 1) -> float:
+def detectable_deviation(standard_error: float, tests: int = 1) -> float:
     """The smallest deviation of one number that is missed with probability at most MISSED."""
     return (limit(tests) + float(scipy.stats.norm.isf(MISSED))) * standard_error
 

@@ -217,7 +217,7 @@ def _entered(equation: Any, values: list[Any], cuts: Cuts) -> Sequence[Any]:
     name = equation.primitive.name
     if name == "scan":
         return _scanned(equation, values, cuts)
-    program = equations.branch_for(equation, "cuda") if name == "cond" else equations.inner(equation)
+    program = equations.branch_for(equation, "cuda") if name == "cond" else equations.inner_program(equation)
     if program is None or name in equations.CHECKPOINTS:
         return equations.bind(equation, [_whole(value) for value in values])
     return _run(program.jaxpr, program.consts, values[1:] if name == "cond" else values, cuts)

@@ -20,7 +20,7 @@ from fedjax_dp.accounting import Adjacency, WithoutReplacement
 from fedjax_dp.accounting.gaussian import gaussian_epsilon
 from fedjax_dp.algorithms import CATALOGUE
 from fedjax_dp.inspection import flow
-from fedjax_dp.inspection.trials import drawn_cohorts
+from fedjax_dp.inspection.trials import draw_cohorts
 from fedjax_dp.parts.aggregation import equally
 from fedjax_dp.parts.cohorts import Members
 from fedjax_dp.parts.facts import restates
@@ -187,7 +187,7 @@ def test_cohorts_by_strata_are_counted_client_by_client():
     data, uneven = ragged_data([4] * 30), Strata(sizes=(6, 9, 15), each=2)
     model = fdp.logistic_regression(data.record_shape, data.classes)
     spent = fdp.guarantee(replace(CLIENT, cohort=uneven), data, rounds=10, delta=1e-3, model=model).epsilons
-    times = np.bincount(drawn_cohorts(uneven, run_key(0), np.arange(10), data.shares).ids.ravel(), minlength=30)
+    times = np.bincount(draw_cohorts(uneven, run_key(0), np.arange(10), data.shares).ids.ravel(), minlength=30)
     assert spent == pytest.approx([gaussian_epsilon(1e-3, 1.0, count) for count in times.tolist()], rel=1e-3)
     assert "how often each is drawn" in refused(replace(CLIENT, cohort=StrataTold(**vars(uneven))), data)
     even = StrataTold(sizes=(10, 10, 10), each=2)  # whose clients are drawn equally often, though not equally together

@@ -17,7 +17,7 @@ from fedjax_dp import cli, errors
 from fedjax_dp.accounting import Adjacency, Composed, Guarantee, StatedPrivacy, composed_phases, epsilons_of
 from fedjax_dp.accounting.composed_phases import same_clients, worst_of
 from fedjax_dp.audits.setup import AttackOptions, set_up
-from fedjax_dp.audits.verdict import judged
+from fedjax_dp.audits.verdict import judge
 from fedjax_dp.experiments import parameters, phases
 from fedjax_dp.experiments.round_ledger import read_ledger
 from fedjax_dp.models import freeze, logistic_regression, read_start
@@ -310,7 +310,7 @@ SILENT = types.SimpleNamespace(  # an attack that proves nothing
 
 
 def verdict_of(setup, claim):
-    return judged(setup, SILENT, "pld", AttackOptions(claim=claim), seed=0, seconds=0.0, repeat="").verdict
+    return judge(setup, SILENT, "pld", AttackOptions(claim=claim), seed=0, seconds=0.0, repeat="").verdict
 
 
 @pytest.mark.slow
