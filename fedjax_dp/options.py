@@ -104,8 +104,8 @@ class Option:
                     np.asarray(value)
             except (ValueError, TypeError):  # lists of different lengths; JAX's own for what is traced
                 wanted = "a number or an array"
-                raise errors.refuse(self.name, validation.described(value), wanted, "pass its values") from None
-        if self.choices is not None and not (self.about.open or (self.about.own and own_code.is_own(value))):
+                raise errors.refuse(self.name, validation.describe(value), wanted, "pass its values") from None
+        if self.choices is not None and not (self.about.open or (self.about.own and own_code.is_file_name(value))):
             errors.require_choice(self.name, value, self.choices)
 
     def typed(self, value: Any, what: str = "") -> Any:
@@ -116,7 +116,7 @@ class Option:
         kind = next((kind for kind in self.kinds if _is_of(kind, value)), None)
         if kind is None:
             wanted = " or ".join(map(KIND_NAMES.__getitem__, self.kinds)) or "left to Python: no text says it"
-            raise errors.refuse(what, validation.described(value), wanted, validation.advice(value))
+            raise errors.refuse(what, validation.describe(value), wanted, validation.advice(value))
         return errors.require_text(what, value) if kind is str else value if kind is bool else kind(value)
 
     def missing(self, values: Mapping[str, Any]) -> str | None:

@@ -30,7 +30,7 @@ def _of_library(file: str) -> bool:
     return file.startswith((*LIBRARIES, "<")) or not INSTALLED.isdisjoint(pathlib.Path(file).parts)
 
 
-def is_own(name: Any) -> bool:
+def is_file_name(name: Any) -> bool:
     """Whether a name is meant to be of a file, and not one of those that are known."""
     return isinstance(name, str) and (name.endswith(".py") or ".py:" in name)
 
@@ -41,7 +41,7 @@ def own(what: str, named: str) -> Any:
     Raises: ConfigurationError in one line for a file that is not there or fails, and for a name that it has not.
     """
     path, name = _parts(what, named)
-    module = _imported(what, path.resolve(), _digest(path))
+    module = _import_file(what, path.resolve(), _digest(path))
     public = [known for known in vars(module) if not known.startswith("_")]
     if name not in vars(module):
         raise errors.refuse(what, named, f"a name in {path}", errors.suggested(name, public))
@@ -51,7 +51,7 @@ def own(what: str, named: str) -> Any:
 def checksums(*names: Any, what: str = "code") -> dict[str, str]:
     """Of the files behind the names that are of files, and of those beside them that they import; by path."""
     result: dict[str, str] = {}
-    for named in filter(is_own, names):
+    for named in filter(is_file_name, names):
         _follow(_parts(what, named)[0], result)
     return result
 
@@ -89,7 +89,7 @@ def _follow(path: pathlib.Path, result: dict[str, str]) -> None:
 
 
 @functools.cache
-def _imported(what: str, path: pathlib.Path, digest: str) -> types.ModuleType:
+def _import_file(what: str, path: pathlib.Path, digest: str) -> types.ModuleType:
     """The file as a module, once for each content that it has; files beside it can be imported from it."""
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
@@ -105,7 +105,7 @@ def _imported(what: str, path: pathlib.Path, digest: str) -> types.ModuleType:
         if isinstance(error, SyntaxError):
             reason = f"{path.name} line {error.lineno}: SyntaxError: {error}"
         else:
-            reason = described_error(error)
+            reason = describe_error(error)
         raise errors.refuse(what, reason, "in a file that can be imported") from error
     return module
 
@@ -116,7 +116,7 @@ def own_frames(error: BaseException) -> list[traceback.FrameSummary]:
     return [frame for frame in frames if not _of_library(frame.filename)]
 
 
-def described_error(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """An error of somebody's code in one line, with the last place in it that was come to."""
     own = own_frames(error)
     place = f"{pathlib.Path(own[-1].filename).name} line {own[-1].lineno}: " if own else ""
@@ -126,7 +126,7 @@ def described_error(error: BaseException) -> str:
 
 def refusing(what: str, got: str, wanted: str, remedy: str = "") -> contextlib.AbstractContextManager[None]:
     """Refuse whatever a stranger's code does wrong inside, by what it says after what it is."""
-    return errors.refusing(what, lambda error: f"{got}: {described_error(error)}", wanted, remedy)
+    return errors.refusing(what, lambda error: f"{got}: {describe_error(error)}", wanted, remedy)
 
 
 def sources(*things: Any) -> dict[str, str]:

@@ -32,7 +32,7 @@ def check_fields(cls: type, fields: Mapping[str, Any]) -> None:
         whole = fields[name]
         if many and not isinstance(whole, tuple | list):
             remedy = "put it into one: (part,)"
-            raise errors.refuse(f"{name} of {cls.__name__}", described(whole), "a tuple of parts", remedy)
+            raise errors.refuse(f"{name} of {cls.__name__}", describe(whole), "a tuple of parts", remedy)
         for part in whole if many else (whole,):
             if not is_value(part):  # what a value lacks is refused where it is used, so that instruments may lack it
                 require_part(name, part, kind)
@@ -43,7 +43,7 @@ def require_part(slot: str, part: Any, kind: type) -> None:
     if kind in (collections.abc.Callable, dict):
         if not isinstance(part, kind):
             wanted = "a dictionary" if kind is dict else "a function"
-            raise errors.refuse(slot, described(part), wanted, advice(part))
+            raise errors.refuse(slot, describe(part), wanted, advice(part))
         return
     cls = type(part)
     if (cls, kind) in _FITTING:
@@ -51,10 +51,10 @@ def require_part(slot: str, part: Any, kind: type) -> None:
     wanted = f"a value that follows {public_name(kind)}" if _is_protocol(kind) else f"{kind.__name__}(...)"
     page = page_of(kind)
     see = f"see {page}" if page else ""
-    wrong = lacking(part, kind)
+    wrong = missing_members(part, kind)
     written = "__module__" in vars(cls) and cls.__module__.partition(".")[0] not in ALIEN  # in Python, to be a part
     if not written or advice(part):
-        raise errors.refuse(slot, described(part), wanted, advice(part) or see)
+        raise errors.refuse(slot, describe(part), wanted, advice(part) or see)
     if is_value(part) and not wrong:
         if not {field.name for field in dataclasses.fields(cls)} & set(members(kind)):  # else values of it may differ
             _FITTING.add((cls, kind))
@@ -68,10 +68,10 @@ def require_part(slot: str, part: Any, kind: type) -> None:
         elsewhere = cls.__module__.startswith("fedjax_dp.")
         todo.append("it is made for another slot" if elsewhere else "write what it lacks")
     remedy = "; ".join(filter(None, [*todo, see]))
-    raise errors.refuse(slot, f"{described(part)}, which {' and '.join(faults)}", wanted, remedy)
+    raise errors.refuse(slot, f"{describe(part)}, which {' and '.join(faults)}", wanted, remedy)
 
 
-def lacking(part: Any, kind: type) -> list[str]:
+def missing_members(part: Any, kind: type) -> list[str]:
     """Members of a Protocol, or fields of a class, that a part has not, or has in a form that cannot be meant."""
     if not _is_protocol(kind):
         return [field.name for field in dataclasses.fields(kind) if not hasattr(part, field.name)]
@@ -84,11 +84,11 @@ def lacking(part: Any, kind: type) -> list[str]:
             result.append(name)
         elif member is inspect.Parameter.empty and name not in fields:
             result.append(f"{name} (a field)")
-        elif own is member and name in _open(kind):
+        elif own is member and name in _abstract_members(kind):
             result.append(name)
         elif isinstance(member, property) and isinstance(own, _METHODS):
             result.append(f"{name} (a property or attribute, not a method)")
-        elif isinstance(member, types.FunctionType) and not _takes(part, name, member):
+        elif isinstance(member, types.FunctionType) and not _accepts(part, name, member):
             result.append(f"{name}({', '.join(_positional(member))})")
     methods = {name: one for name, one in members(kind).items() if isinstance(one, types.FunctionType)}
     if kind in cls.__mro__ and all(inspect.getattr_static(cls, name) is one for name, one in methods.items()):
@@ -111,15 +111,15 @@ def members(protocol: type) -> dict[str, Any]:
 
 def is_value(part: Any) -> bool:
     """Whether the exact class of a part was made by `value`."""
-    return is_made(type(part))
+    return is_value_class(type(part))
 
 
-def is_made(cls: type) -> bool:
+def is_value_class(cls: type) -> bool:
     """Whether this very class was made by `value`."""
     return vars(cls).get("__made_by_value__") is cls
 
 
-def described(thing: Any) -> str:
+def describe(thing: Any) -> str:
     """What something is, in few words."""
     if thing is None:
         return "nothing"
@@ -137,7 +137,7 @@ def advice(thing: Any) -> str:
     """What to do with something that is often given in the place of a part; empty for anything else."""
     cls = thing if isinstance(thing, type) else type(thing)
     if isinstance(thing, type) and "__made_by_value__" in vars(thing):
-        return f"write {call(thing)}"
+        return f"write {example_call(thing)}"
     if cls.__module__.startswith("optax.") or _module(thing).startswith("optax."):
         return f"give its function and its numbers apart: {OPTIMIZER}"
     if any(base.__module__.partition(".")[0] in ("flax", "equinox", "haiku") for base in cls.__mro__):
@@ -150,14 +150,14 @@ def advice(thing: Any) -> str:
     return ""
 
 
-def undecorated(error: Exception, function: Any) -> str:
+def undecorated_advice(error: Exception, function: Any) -> str:
     """What to do where a function failed as a class that it knows takes no fields; empty for any other error."""
     match = re.match(r"(\w+)(\.__init__)?\(\) takes (no arguments|exactly one argument)", str(error))
     cls = getattr(function, "__globals__", {}).get(match[1]) if match else None
-    return f"put @fedjax_dp.value above {cls.__name__}" if isinstance(cls, type) and not is_made(cls) else ""
+    return f"put @fedjax_dp.value above {cls.__name__}" if isinstance(cls, type) and not is_value_class(cls) else ""
 
 
-def call(cls: Any) -> str:
+def example_call(cls: Any) -> str:
     """How one is made, with the fields that have to be given."""
     fields = [field for field in dataclasses.fields(cls) if field.init]
     needed = [field.name for field in fields if _has_no_default(field)]
@@ -211,7 +211,7 @@ def _kind(hint: Any) -> tuple[Any, bool] | None:
 
 
 @functools.cache
-def _open(protocol: type) -> frozenset[str]:
+def _abstract_members(protocol: type) -> frozenset[str]:
     """Members to which a Protocol gives no body, only `...`: whoever inherits from it still has to write them."""
     result: set[str] = set()
     for base in protocol.__mro__:
@@ -232,7 +232,7 @@ def _positional(member: types.FunctionType) -> list[str]:
     return list(inspect.signature(member).parameters)[1:]
 
 
-def _takes(part: Any, name: str, member: types.FunctionType) -> bool:
+def _accepts(part: Any, name: str, member: types.FunctionType) -> bool:
     """Whether a part's method can be called with the arguments that the Protocol's has, in their order."""
     method = getattr(part, name)
     if not callable(method):

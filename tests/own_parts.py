@@ -16,8 +16,25 @@ from fedjax_dp.parts.clipping import Bounded, StepReport
 from fedjax_dp.parts.cohorts import Members
 from fedjax_dp.parts.contexts import LocalState
 from fedjax_dp.parts.facts import restates
+from fedjax_dp.pytrees import ravel, replace
 
 SEEN = (FullBatch(), Adjacency.REPLACE_ONE)
+# algorithms of the project whose parts they take the place of
+COMMON = {"cohort_size": 3, "batch_size": 2, "local_steps": 2, "learning_rate": 0.3}
+CLIP = {"clip_norm": 0.7, "noise_multiplier": 2.0}
+RECORD = fdp.dpnfl(**COMMON, **CLIP, l2=0.0, schedule="constant")
+CLIENT = fdp.dp_fedavg(**COMMON, **CLIP, cohort="uniform")
+OUTPUT = fdp.dp_fedavg_output(**COMMON, **CLIP)
+
+
+def steps(algorithm, **parts):
+    """The algorithm with other parts of its local steps."""
+    return replace(algorithm, local=replace(algorithm.local, **parts))
+
+
+def with_privatizer(algorithm, **parts):
+    """The algorithm with other parts of its privatizer."""
+    return steps(algorithm, privatizer=replace(algorithm.local.privatizer, **parts))
 
 
 def answering(ids, drawn=None, invited=None):
@@ -31,6 +48,21 @@ def lying(part, **members):
     kind = type(part)
     made = fdp.value(restates(kind)(type(f"Lying{kind.__name__}", (kind,), members)))
     return made(**{field.name: getattr(part, field.name) for field in dataclasses.fields(kind)})
+
+
+def without(part, name):
+    """The same class but for one statement."""
+    kind = type(part)
+    members = {k: v for k, v in vars(kind).items() if not k.startswith("__") or k in ("__annotations__", "__doc__")}
+    members.pop(name, None)
+    annotations = {k: v for k, v in members.pop("__annotations__", {}).items() if k != name}
+    for field in dataclasses.fields(kind):
+        if field.name in annotations and field.metadata.get("static"):
+            members[field.name] = fdp.structure()
+        else:
+            members.pop(field.name, None)
+    made = fdp.value(type(kind.__name__, (), {**members, "__annotations__": annotations}))
+    return made(**{field.name: getattr(part, field.name) for field in dataclasses.fields(made)})
 
 
 @fdp.value
@@ -246,7 +278,6 @@ class Everything:
 
 def by_records(model, params, records):
     """Losses and flat gradients of single records."""
-    from fedjax_dp.pytrees import ravel
 
     def one(x, y):
         loss, found = jax.value_and_grad(lambda p: model.loss(p, x, y, None))(params)

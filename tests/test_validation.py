@@ -75,7 +75,7 @@ def made_of(members):
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_every_member_that_lacks_is_named_all_at_once(kind):
     asked = validation.members(kind)
-    assert not validation.lacking(made_of(asked), kind)
+    assert not validation.missing_members(made_of(asked), kind)
     validation.require_part("slot", made_of(asked), kind)
     for name in asked:
         left = {other: member for other, member in asked.items() if other != name}
@@ -108,7 +108,7 @@ def test_members_of_another_form_are_named(kind):
 def test_what_is_inherited_without_a_body_still_has_to_be_written(kind):
     own = fdp.value(type("Own", (kind,), {}))
     required = [name for name, member in validation.members(kind).items() if member is inspect.Parameter.empty]
-    opened = validation._open(kind)
+    opened = validation._abstract_members(kind)
     if kind not in (parts.Correction, parts.ClientModels, parts.FeatureRelease):
         assert opened
     told = refused(validation.require_part, "slot", own(), kind) if opened or required else ""

@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 from fedjax_dp import errors, gradients
 from fedjax_dp.audits import trials as games
-from fedjax_dp.audits.setup import set_up
+from fedjax_dp.audits.setup import AttackOptions, set_up
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.execution.memory import fitting, most_at_once, no_room
 from fedjax_dp.execution.mesh import Execution
@@ -233,7 +233,7 @@ def compiled_audit(
             errors.require_count(name, count)
     chosen = target_of(target)
     run = plan_run(algorithm, data, rounds=rounds, seed=seed, model=model, terms=PrivacyTerms(**privacy))
-    _, setup = set_up(run, canary=canary, client=None, record=0, one_run=None, parameters=parameters)
+    _, setup = set_up(run, AttackOptions(canary, parameters=parameters))
     mesh, members = Mesh(devices_of(chosen, devices), (games.AXIS,)), algorithm.cohort.capacity(data.num_clients)
     game = next(iter(setup.games.values()))
     there = execution_on(chosen)
@@ -247,11 +247,11 @@ def compiled_audit(
     )
 
     def play(at_once: int) -> Any:
-        return compiled_for(chosen, lambda options: games.compiled(shapes, key, mesh, at_once, setup.bits, options))
+        return compiled_for(chosen, lambda options: games.compile_game(shapes, key, mesh, at_once, setup.bits, options))
 
     with compiling(target):
         if lanes is None:
-            lanes, made = games.fitting(play, games.SHARE_OF_ROOM * chosen.room)
+            lanes, made = games.fit_lanes(play, games.SHARE_OF_ROOM * chosen.room)
         else:
             made = play(lanes)
     work = times(work_of(game.algorithm, game.data, game.model), trials * rounds)

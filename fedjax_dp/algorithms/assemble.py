@@ -178,7 +178,7 @@ def assemble(
     require(RUN_OPTIONS | own_numbers(options), options, common, "every algorithm")
     if not isinstance(corrections, tuple | list):
         raise errors.refuse(
-            "corrections", validation.described(corrections), "a tuple of parts", "put it into one: (part,)"
+            "corrections", validation.describe(corrections), "a tuple of parts", "put it into one: (part,)"
         )
     slots = {"cohort": (cohort, OF_COHORT), "aggregate": (aggregate, ("estimator",)), "server": (server, OF_SERVER)}
     for slot, (part, names) in slots.items():

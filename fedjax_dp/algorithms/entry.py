@@ -159,7 +159,7 @@ class Entry(Generic[P]):
                 where they mean nothing; numbers of parts are given in their part.
         """
         if args:
-            got = ", ".join(map(validation.described, args))
+            got = ", ".join(map(validation.describe, args))
             raise errors.refuse(self.name, f"{got} without a name", "called with options by name", self.__advice__)
         for name, value in explicit.items():
             if name in SLOT_OF and name not in self._keywords:
@@ -191,8 +191,10 @@ class Entry(Generic[P]):
         except Exception as error:
             if isinstance(error, errors.ConfigurationError) or make.__module__.startswith("fedjax_dp."):
                 raise
-            got = own_code.described_error(error)  # of a stranger's code, whatever it is
-            raise errors.refuse(self.name, got, "made without an error", validation.undecorated(error, make)) from error
+            got = own_code.describe_error(error)  # of a stranger's code, whatever it is
+            raise errors.refuse(
+                self.name, got, "made without an error", validation.undecorated_advice(error, make)
+            ) from error
 
     def _filled(self, explicit: Values) -> dict[str, Any]:
         """With the defaults that it has here; those of numbers are of what it names, and of no part."""
@@ -216,7 +218,7 @@ class Entry(Generic[P]):
             raise errors.refuse(name, value, f"left out for {self.name}, which decides it", "drop it")
         decided = choice_of(name, self._arguments[name].default)
         if not is_same_choice(value, decided.make(name, {})):
-            got = validation.described(value)
+            got = validation.describe(value)
             raise errors.refuse(name, got, f"what {self.name} decides with other numbers", f"such as {decided.call()}")
 
 
@@ -237,7 +239,7 @@ def entry(
 ) -> Callable[[Callable[P, "Algorithm"]], Entry[P]]:
     """Makes an `Entry` of the constructor below it."""
     if not isinstance(source, str):
-        raise errors.refuse("entry", validation.described(source), "called", 'write @entry("Somebody 2026") above it')
+        raise errors.refuse("entry", validation.describe(source), "called", 'write @entry("Somebody 2026") above it')
 
     def wrap(constructor: Callable[P, "Algorithm"]) -> Entry[P]:
         return Entry(constructor, source, defaults or {}, presets or {}, fixes, prepare)

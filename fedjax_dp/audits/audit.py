@@ -17,20 +17,17 @@ from fedjax_dp.audits.attacks import Attack, LikelihoodRatio, Summed, Weighed
 from fedjax_dp.audits.game import Game
 from fedjax_dp.audits.hypothesis_test import LEAST_PILOT, PILOT, Outcome, counted_trials, run_hypothesis_test
 from fedjax_dp.audits.one_run import Guesses, guess
-from fedjax_dp.audits.setup import CANARY_NAMES, AuditSetup, set_up
+from fedjax_dp.audits.setup import CANARY_NAMES, AttackOptions, AuditSetup, set_up
 from fedjax_dp.audits.trials import TrialRunner
-from fedjax_dp.audits.verdict import Audit, judged
+from fedjax_dp.audits.verdict import Audit, judge
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.models import Model, usual_model
 from fedjax_dp.options import of_class
 from fedjax_dp.privacy.guarantees import verification_error
 from fedjax_dp.privacy.planned_run import PlannedRun, plan_run
-from fedjax_dp.privacy.protection import noise_of, with_noise
 from fedjax_dp.privacy.terms import PrivacyOptions, PrivacyTerms
-from fedjax_dp.prng import role_key
-from fedjax_dp.pytrees import replace
-from fedjax_dp.rounds.algorithm import Algorithm
-from fedjax_dp.rounds.simulation import run_key
+from fedjax_dp.pytrees import replace, structure, value
+from fedjax_dp.rounds.algorithm import Algorithm, without_noise
 
 TRACE, TRACED = 2**30, 256  # number of the first trial without noise, and how many must leave a trace
 LEAST_CLAIM = 1e-3  # an epsilon that differs from 0
@@ -87,94 +84,70 @@ def audit(
     """
     options = {**locals(), **privacy}
     require_sane(canary, claim, significance, trials=trials, lanes=lanes)
-    own = model if model is not None else usual_model(data)
     if privacy.get("stop_at_epsilon") is not None:
         remedy = "audit the rounds that it left of a run: result.ready.rounds"
         raise errors.refuse(
             "stop_at_epsilon", privacy["stop_at_epsilon"], "left out, as an audit takes all its rounds", remedy
         )
-    run = plan_run(algorithm, data, rounds=rounds, seed=seed, model=own, terms=PrivacyTerms(**privacy))
-    return audit_run(
-        run,
-        canary=canary,
-        client=client,
-        record=record,
-        trials=trials,
-        one_run=one_run,
-        significance=significance,
-        claim=claim,
-        parameters=parameters,
-        lanes=lanes,
-        progress=progress,
-        repeat=_call(audit, options),
-    )
+    model = model if model is not None else usual_model(data)
+    run = plan_run(algorithm, data, rounds=rounds, seed=seed, model=model, terms=PrivacyTerms(**privacy))
+    attack = AttackOptions(**{name: options[name] for name in AttackOptions._fields})
+    return audit_run(run, attack, _call(audit, options))
 
 
-def audit_run(
-    run: PlannedRun,
-    *,
-    canary: str,
-    client: int | str | None,
-    record: int,
-    trials: int,
-    one_run: int | None,
-    significance: float,
-    claim: float | None,
-    parameters: int,
-    lanes: int | None,
-    progress: Callable[[int, int], None],
-    repeat: str,
-) -> Audit:
+def audit_run(run: PlannedRun, attack: AttackOptions, repeat: str) -> Audit:
     """The audit of a planned run, with the noise of its epsilon if it has one; `repeat` is what makes it again.
 
-    The other options are those of `audit`, and so is what is refused, but for what `require_sane` refuses before.
+    What is refused is as in `audit`, but for what `require_sane` refuses before.
     """
     began = time.perf_counter()
-    run, setup = set_up(run, canary=canary, client=client, record=record, one_run=one_run, parameters=parameters)
-    algorithm, accountant = run.algorithm, run.terms.accountant
-    curve = _tested(setup, claim, accountant)
-    if one_run is None:
-        _require_trials(trials, len(setup.games), curve, setup.epsilon if claim is None else claim, significance)
-    contradicted = verification_error(run)
-    runner = TrialRunner(next(iter(setup.games.values())), run.seed, lanes, setup.bits)
+    run, setup = set_up(run, attack)
+    curve = _tested_curve(setup, attack.claim, run.terms.accountant)
+    tested = setup.epsilon if attack.claim is None else attack.claim
+    if attack.one_run is None:
+        _require_trials(attack, len(setup.games), curve, tested)
+    contradiction = verification_error(run)
+    first, game = next(iter(setup.games.items()))
+    runner = TrialRunner(game, run.seed, attack.lanes, setup.bits)
     traces = {name: _trace(runner, game) for name, game in setup.games.items()}
     times = np.any(list(traces.values()), axis=0)
-    short = next(iter(setup.games.values())).observation.short(runner.numbers)
     if not times.any():
         raise errors.refuse(
             "canary",
-            f"{canary} at client {setup.name}",
+            f"{attack.canary} at client {setup.name}",
             "one that leaves a trace once gradients are clipped",
-            contradicted or "take another canary, record or client",
+            contradiction or "take another canary, record or client",
         )
     outcome: Outcome | Guesses
-    if one_run is None:
+    if attack.one_run is None:
         outcome = run_hypothesis_test(
             {name: functools.partial(runner.run, game) for name, game in setup.games.items() if traces[name].any()},
-            _attacks(algorithm, run.data, setup, times, short),
+            _attacks(run.algorithm, run.data, setup, times, game.observation.short(runner.numbers)),
             curve,
-            trials=trials,
-            significance=significance,
-            progress=progress,
+            trials=attack.trials,
+            significance=attack.significance,
+            progress=attack.progress,
         )
     else:
-        name, game = next(iter(setup.games.items()))
-        progress(0, 1)
-        tested = setup.epsilon if claim is None else claim
-        outcome = guess(runner, game, name, tested, setup.delta, run.seed, significance)
-    return judged(
-        setup,
-        outcome,
-        accountant,
-        claim=claim,
-        canary=canary,
-        trials=trials if one_run is None else 1,
-        significance=significance,
-        seed=run.seed,
-        seconds=time.perf_counter() - began,
-        repeat=repeat,
-        contradiction=contradicted,
-    )
+        attack.progress(0, 1)
+        outcome = guess(runner, game, first, tested, setup.delta, run.seed, attack.significance)
+    attack = attack._replace(trials=attack.trials if attack.one_run is None else 1)
+    seconds = time.perf_counter() - began
+    return judge(setup, outcome, run.terms.accountant, attack, run.seed, seconds, repeat, contradiction)
+
+
+@value
+class FunctionGame:
+    """Two worlds of a function: what an adversary receives with the canary, or without it."""
+
+    mechanism: Callable[[jax.Array, jax.Array], Any] = structure()
+
+    def play(self, key: jax.Array, there: jax.Array) -> jax.Array:
+        """As `Game.play`, with the rows of one matrix as times, or all numbers at one time."""
+        released = self.mechanism(key, there)
+        if not (isinstance(released, jax.Array) and released.ndim == 2):
+            released = jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(released)])[None]
+        return released[:, None]
 
 
 def audit_mechanism(
@@ -226,49 +199,20 @@ def audit_mechanism(
     )
     setup = AuditSetup(promise, delta, 0, "0", epsilon, event, {"function": None}, ())
     curve = accounting.trade_off(event, accountant)
-    _require_trials(trials, 1, curve, epsilon, significance)
-    key = role_key(run_key(seed), "audit")
-
-    @jax.jit
-    def received(numbers: jax.Array, worlds: jax.Array) -> jax.Array:
-        def one(number: jax.Array, there: jax.Array) -> jax.Array:
-            released = mechanism(jax.random.fold_in(key, number), there)
-            if isinstance(released, jax.Array) and released.ndim == 2:
-                return released
-            return jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(released)])[None]
-
-        return jax.vmap(one)(numbers, worlds)[:, :, None]
-
-    def play(first: int, worlds: np.ndarray, done: Callable[[int], None]) -> np.ndarray:
-        parts = []
-        for at in range(0, len(worlds), lanes):
-            numbers = np.arange(first + at, first + at + lanes, dtype=np.int32)
-            parts.append(np.asarray(received(numbers, np.resize(worlds[at : at + lanes], lanes))))
-            done(min(at + lanes, len(worlds)))
-        return np.concatenate(parts)[: len(worlds)]
-
-    shape = jax.eval_shape(received, np.zeros(1, np.int32), np.zeros(1, bool)).shape
-    times = np.ones(shape[1], bool)
+    attack = AttackOptions("function", trials=trials, significance=significance, lanes=lanes, progress=progress)
+    _require_trials(attack, 1, curve, epsilon)
+    game = FunctionGame(mechanism=lambda key, there: mechanism(key, there))  # which has a hash, whatever was given
+    runner = TrialRunner(game, seed, lanes)
     outcome = run_hypothesis_test(
-        {"function": play},
-        _attacks_on(event, times, 1, shape[3]),
+        {"function": functools.partial(runner.run, game)},
+        _attacks_on(event, np.ones(runner.times, bool), 1, runner.numbers),
         curve,
         trials=trials,
         significance=significance,
         progress=progress,
     )
-    return judged(
-        setup,
-        outcome,
-        accountant,
-        claim=None,
-        canary="function",
-        trials=trials,
-        significance=significance,
-        seed=seed,
-        seconds=time.perf_counter() - began,
-        repeat=_call(audit_mechanism, options),
-    )
+    seconds = time.perf_counter() - began
+    return judge(setup, outcome, accountant, attack, seed, seconds, _call(audit_mechanism, options))
 
 
 def _call(function: Callable[..., Any], options: dict[str, Any]) -> str:
@@ -301,7 +245,7 @@ def require_sane(canary: str, claim: float | None, significance: float, **counts
         )
 
 
-def _tested(setup: AuditSetup, claim: float | None, accountant: str) -> TradeOff:
+def _tested_curve(setup: AuditSetup, claim: float | None, accountant: str) -> TradeOff:
     """The curve against which attacks are chosen: what is stated, or what would have to be true for the claim.
 
     That is the same kind of mechanism with the noise at which two real neighbours attain the claim; where no such pair
@@ -316,24 +260,23 @@ def _tested(setup: AuditSetup, claim: float | None, accountant: str) -> TradeOff
         return TradeOff(None, np.array([claim]), np.array([setup.delta]))
 
 
-def _require_trials(trials: int, games: int, curve: TradeOff, epsilon: float, significance: float) -> None:
+def _require_trials(attack: AttackOptions, games: int, curve: TradeOff, epsilon: float) -> None:
     """Refuse trials with which nothing could ever be proved."""
-    needed = accounting.trials_needed(curve, significance)
-    if counted_trials(trials, games) < needed:
+    needed = accounting.trials_needed(curve, attack.significance)
+    if counted_trials(attack.trials, games) < needed:
         least = max(math.ceil(2 * needed / (1 - games * PILOT)), games * LEAST_PILOT + 2 * needed)
         raise errors.refuse(
             "trials",
-            trials,
+            attack.trials,
             f"at least {least}",
             f"with fewer not even a flawless attack would contradict epsilon {epsilon:.3g} with confidence "
-            f"{100 * (1 - significance):.4g}%",
+            f"{100 * (1 - attack.significance):.4g}%",
         )
 
 
 def _trace(runner: TrialRunner, game: Game) -> np.ndarray:
     """When the canary changes what the adversary receives, the noise left out `(times,)`."""
-    algorithm = game.algorithm
-    quiet = replace(game, algorithm=with_noise(algorithm, np.zeros_like(np.asarray(noise_of(algorithm)))))
+    quiet = replace(game, algorithm=without_noise(game.algorithm))
     trials = 1 if runner.bits else TRACED  # with many canaries one run is enough
     worlds = (np.full((trials, *runner.bits), there) for there in (False, True))
     absent, present = (runner.run(quiet, TRACE, world)[:, :, ::2] for world in worlds)  # the target's roles

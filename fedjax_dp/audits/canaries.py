@@ -11,7 +11,7 @@ from fedjax_dp import errors
 from fedjax_dp.accounting import Adjacency, FullBatch, Release, Unit
 from fedjax_dp.audits.game import Canary, Game
 from fedjax_dp.audits.observations import Alignment, Directions
-from fedjax_dp.audits.wrappers import FOLLOWING, WITHDRAWN, linear_model, whole_targets, withdrawn_targets
+from fedjax_dp.audits.wrappers import FOLLOWING, WITHDRAWN, linear_model, wide_targets, withdrawn_targets
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.data.targets import rows_of
 from fedjax_dp.models import Model
@@ -59,12 +59,15 @@ def pattern(widths: tuple[int, ...]) -> np.ndarray:
     return signs * np.concatenate([np.full(width, (len(widths) * width) ** -0.5) for width in widths])
 
 
-def of_one(widths: tuple[int, ...]) -> np.ndarray:
+def single_parameter(widths: tuple[int, ...]) -> np.ndarray:
     """A gradient of length 1 of the first parameter alone: of a bound in L1, noise on each of many would hide more."""
     return np.eye(sum(widths))[0]
 
 
-SHAPES = {2: {"": pattern}, 1: {"": pattern, ", the canary of one parameter": of_one}}  # by the norm of the bound
+SHAPES = {
+    2: {"": pattern},
+    1: {"": pattern, ", the canary of one parameter": single_parameter},
+}  # by the norm of the bound
 OPPOSITE, ZERO, AFTER_MODEL = "opposite to it", "zero", "following the model"  # gradients that are no canary's
 
 
@@ -119,7 +122,7 @@ def input_game(
 ) -> Game:
     """The user's own model and data; the canaries are inputs, made of the records that stand at `place`."""
     replaced = data.row_numbers[place.slots].astype(np.int32)
-    data = replace(data, y=whole_targets(data.y))
+    data = replace(data, y=wide_targets(data.y))
     x, y = CANARIES[kind](data, replaced, numpy_stream("canaries", seed))
     present = np.arange(len(replaced), dtype=np.int32) + len(data.x)
     xs, ys, absent = [np.asarray(data.x), x], [data.y, y], replaced
@@ -160,7 +163,7 @@ def place_one(algorithm: Algorithm, data: FederatedData, step: Release, client: 
     errors.require_integer("record", record, 0, size - 1, f"client {client} has {size} records")
     whole = unit_of(algorithm) is Unit.CLIENT
     slots = offset + np.arange(size) if whole else np.array([offset + record])
-    return _place(slots, np.full(len(slots), client), np.zeros(len(slots)), step)
+    return _canary_rows(slots, np.full(len(slots), client), np.zeros(len(slots)), step)
 
 
 def place_many(algorithm: Algorithm, data: FederatedData, step: Release, client: int, canaries: int) -> CanaryRows:
@@ -168,14 +171,14 @@ def place_many(algorithm: Algorithm, data: FederatedData, step: Release, client:
     offsets, sizes = np.asarray(data.offsets), np.asarray(data.sizes)
     if unit_of(algorithm) is Unit.RECORD:
         some = np.arange(min(canaries, int(sizes[client])))
-        return _place(offsets[client] + some, np.full(len(some), client), some, step)
+        return _canary_rows(offsets[client] + some, np.full(len(some), client), some, step)
     some = np.arange(min(canaries, data.num_clients))
     owners = np.repeat(some, sizes[some])
     slots = np.concatenate([offsets[i] + np.arange(sizes[i]) for i in some])
-    return _place(slots, owners, owners, step)
+    return _canary_rows(slots, owners, owners, step)
 
 
-def _place(slots: np.ndarray, owners: np.ndarray, coins: np.ndarray, step: Release) -> CanaryRows:
+def _canary_rows(slots: np.ndarray, owners: np.ndarray, coins: np.ndarray, step: Release) -> CanaryRows:
     withdrawn = step.adjacency is not Adjacency.REPLACE_ONE and step.unit is Unit.RECORD
     return CanaryRows(slots.astype(np.int32), owners.astype(np.int32), coins.astype(np.int32), withdrawn)
 
@@ -230,40 +233,40 @@ def _next_token(data: FederatedData, y: np.ndarray, step: Any) -> np.ndarray:
     return np.where(y == pad, y, (y + np.reshape(step, (-1, 1))) % data.classes).astype(y.dtype)
 
 
-def _turned(data: FederatedData, y: np.ndarray, step: Any) -> np.ndarray:
+def _mirror_target(data: FederatedData, y: np.ndarray, step: Any) -> np.ndarray:
     """On the other side of the middle of all training targets."""
     every = np.asarray(data.y)
     return (every.max(0) + every.min(0) - y).astype(y.dtype)
 
 
-ANOTHER: dict[str, Callable[[FederatedData, np.ndarray, Any], np.ndarray]] = {  # a wrong target, `step` places on
+WRONG_TARGETS: dict[str, Callable[[FederatedData, np.ndarray, Any], np.ndarray]] = {  # a wrong target, `step` places on
     "classes": lambda data, y, step: (y + step) % data.classes,
     "binary": lambda data, y, step: 1 - y,
     "multi_label": lambda data, y, step: 1 - y,
     "sequence": _next_token,
-    "regression": _turned,
+    "regression": _mirror_target,
 }
 
 
-def _another(data: FederatedData, y: Any, step: Any = 1) -> Any:
-    if data.task not in ANOTHER:
+def _wrong_target(data: FederatedData, y: Any, step: Any = 1) -> Any:
+    if data.task not in WRONG_TARGETS:
         remedy = "take gradient, or blank"
         raise errors.refuse(
             "canary", "one with another target", "made for a task that names its kind of target", remedy
         )
-    return ANOTHER[data.task](data, y, step)
+    return WRONG_TARGETS[data.task](data, y, step)
 
 
-def _mislabelled(data: FederatedData, rows: np.ndarray, rng: np.random.Generator) -> Inputs:
+def _mislabel(data: FederatedData, rows: np.ndarray, rng: np.random.Generator) -> Inputs:
     """Records of the test set with wrong targets."""
     drawn = rng.choice(len(data.x_test), len(rows), replace=len(rows) > len(data.x_test))
     wrong = rng.integers(1, max(data.classes, 2), len(rows))
-    return np.asarray(data.x_test)[drawn], _another(data, rows_of(whole_targets(data.y_test), drawn), wrong)
+    return np.asarray(data.x_test)[drawn], _wrong_target(data, rows_of(wide_targets(data.y_test), drawn), wrong)
 
 
 CANARIES: dict[str, Callable[[FederatedData, np.ndarray, np.random.Generator], Inputs]] = {
     # The same inputs with another target, such as the next label; inputs of zeros with the same targets.
-    "label-flip": lambda data, rows, rng: (np.asarray(data.x)[rows], _another(data, rows_of(data.y, rows))),
+    "label-flip": lambda data, rows, rng: (np.asarray(data.x)[rows], _wrong_target(data, rows_of(data.y, rows))),
     "blank": lambda data, rows, rng: (np.asarray(data.x)[rows] * 0, rows_of(data.y, rows)),
-    "mislabelled": _mislabelled,
+    "mislabelled": _mislabel,
 }

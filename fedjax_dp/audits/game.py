@@ -91,14 +91,14 @@ class Game:
 
         def one_round(before: ServerState, _: None) -> tuple[ServerState, jax.Array]:
             after, report = run_round(algorithm, self.model, data, key, before, self.execution, observe)
-            received = self._received(report)
+            received = self._receive_round(report)
             if self.gives_away_models:
                 models = jnp.zeros((own_models.ROLES, received.shape[-1]))
                 if not own_models.has_last_steps(local):
-                    pair = self.client, report.clients[self._other(report)]
-                    moves = own_models.in_round(local, self.model, data, key, (before, after), pair)
+                    pair = self.client, report.clients[self._other_position(report)]
+                    moves = own_models.moves_in_round(local, self.model, data, key, (before, after), pair)
                     models = moves.as_messages(observe, before.params, models.shape[1])
-                    models = jnp.where(jnp.any(self._own(report)), models, 0.0)
+                    models = jnp.where(jnp.any(self._target_messages(report)), models, 0.0)
                 received = jnp.concatenate([received, models])
             return after, received
 
@@ -110,12 +110,14 @@ class Game:
         numbers, pair = received.shape[-1], (self.client, (self.client + 1) % data.num_clients)
         more = received.shape[1] - 2
         if self.view in (View.UPLOADS, View.DEPLOYED) and local.initial_release:
-            warm = [own_models.of_numbers(self._warm(start, who), observe, start.params, numbers) for who in pair]
+            warm = [
+                own_models.fit_numbers(self._warm_start(start, who), observe, start.params, numbers) for who in pair
+            ]
             first = jnp.stack([observe(start.params, flat) for flat in warm])
             received = jnp.concatenate([jnp.pad(first, ((0, more), (0, 0)))[None], received])
         if self.gives_away_models and own_models.has_last_steps(local):
             end = with_final_model(self.algorithm, end)
-            moves = own_models.at_the_end(local, self.model, data, key, end, pair)
+            moves = own_models.moves_at_end(local, self.model, data, key, end, pair)
             last = moves.as_messages(observe, end.params, numbers)
             received = jnp.concatenate([received, jnp.pad(last, ((2, 0), (0, 0)))[None]])
         return received
@@ -125,35 +127,35 @@ class Game:
         """Whether the adversary receives models of clients' own."""
         return self.view is View.DEPLOYED and self.algorithm.local.personal
 
-    def _warm(self, start: ServerState, client: Array) -> jax.Array:
+    def _warm_start(self, start: ServerState, client: Array) -> jax.Array:
         """What a client released before the first round, as the change that its messages hold later."""
         kept = [table[client].ravel() for table in jax.tree.leaves(start.clients)]
         return jnp.concatenate([jnp.zeros_like(ravel(start.params)[0]), *kept])
 
-    def _received(self, report: RoundReport) -> jax.Array:
+    def _receive_round(self, report: RoundReport) -> jax.Array:
         """Of a round's messages, `(roles, numbers)`."""
         transcript: Transcript = report.transcript
-        if self.view is View.SECURE_SUM or (self.view in MODELS and self._shares_beside):
+        if self.view is View.SECURE_SUM or (self.view in MODELS and self._shares_auxiliary):
             return transcript.total[None]
         if self.view in MODELS:
             return transcript.update[None]
-        own = self._own(report)
-        other = transcript.uploads[self._other(report)]
+        own = self._target_messages(report)
+        other = transcript.uploads[self._other_position(report)]
         target = jnp.sum(jnp.where(own[:, None], transcript.uploads, 0.0), 0)
         among = jnp.any(own)
         alone = ~jnp.any(report.present & (report.clients != self.client))
         return jnp.where(among, jnp.stack([target, jnp.where(alone, 0.0, other)]), 0.0)
 
     @property
-    def _shares_beside(self) -> bool:
+    def _shares_auxiliary(self) -> bool:
         """Whether all that is shared comes of terms beside the update, as models of clusters do."""
         sent = self.algorithm.local.sent_tensors(self.model)
         return sent is not None and not any(sent)
 
-    def _own(self, report: RoundReport) -> jax.Array:
+    def _target_messages(self, report: RoundReport) -> jax.Array:
         """Which messages are the target's."""
         return (report.clients == self.client) & report.present
 
-    def _other(self, report: RoundReport) -> jax.Array:
+    def _other_position(self, report: RoundReport) -> jax.Array:
         """The place of another client."""
         return jnp.argmax(report.present & (report.clients != self.client))

@@ -90,9 +90,9 @@ def run_hypothesis_test(
     worlds, done = np.arange(pilot) % 2 == 1, 0
     best: tuple[float, str, str, np.ndarray] | None = None
     for name, play in games.items():
-        received = _tame(play(0, worlds, lambda now: progress(done + now, trials)))  # noqa: B023
+        received = _limit_numbers(play(0, worlds, lambda now: progress(done + now, trials)))  # noqa: B023
         done += pilot
-        for label, value in _promise(attacks, received, worlds, counted, significance, curve):
+        for label, value in _rate_attacks(attacks, received, worlds, counted, significance, curve):
             if best is None or value > best[0]:
                 best = (value, name, label, received)
     if best is None:
@@ -109,7 +109,7 @@ def run_hypothesis_test(
     scored = []
     for at in range(0, fresh.size, each):
         part = games[game](pilot + at, fresh[at : at + each], lambda now: progress(done + now, trials))  # noqa: B023
-        scored.append(score(_tame(part)))
+        scored.append(score(_limit_numbers(part)))
         done += len(part)
     counted_scores = np.concatenate(scored)
     absent, present = counted_scores[~fresh], counted_scores[fresh]
@@ -117,7 +117,7 @@ def run_hypothesis_test(
     return Outcome(game, label, plan.threshold, bounds, absent, present, pilot * len(games))
 
 
-def _promise(
+def _rate_attacks(
     attacks: Mapping[str, Attack],
     received: np.ndarray,
     worlds: np.ndarray,
@@ -142,6 +142,6 @@ def _promise(
     return promises
 
 
-def _tame(received: np.ndarray) -> np.ndarray:
+def _limit_numbers(received: np.ndarray) -> np.ndarray:
     """Numbers that can be squared: what is not finite, or enormous, still stands out."""
     return np.clip(np.nan_to_num(received.astype(float)), -LARGEST, LARGEST)

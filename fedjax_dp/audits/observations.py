@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_dp import gradients
-from fedjax_dp.audits.wrappers import is_withdrawn, standing_in
+from fedjax_dp.audits.wrappers import is_withdrawn, replace_withdrawn
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.models import Model
 from fedjax_dp.parts.cohorts import Array
@@ -88,7 +88,7 @@ class Alignment:
         def of(rows: Array) -> jax.Array:
             y = data.targets(rows)
             gone = is_withdrawn(y)
-            losses = gradients.losses(model, params, data.features(data.x[rows]), standing_in(y, gone))
+            losses = gradients.losses(model, params, data.features(data.x[rows]), replace_withdrawn(y, gone))
             return jnp.where(gone, 0.0, losses)
 
         return of(self.canary) - of(self.others)

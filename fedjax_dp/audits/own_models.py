@@ -39,10 +39,10 @@ class Moves(NamedTuple):
         target, other = self.before
         displacements = ((target, self.after[0]), (other, self.after[1]), (target, self.received))
         moved = [(start, end - start) for start, end in displacements] + [(target, self.moved)]
-        return jnp.stack([observe(unravel(at), of_numbers(flat, observe, params, numbers)) for at, flat in moved])
+        return jnp.stack([observe(unravel(at), fit_numbers(flat, observe, params, numbers)) for at, flat in moved])
 
 
-def of_numbers(flat: jax.Array, observe: Observer, params: Any, numbers: int) -> jax.Array:
+def fit_numbers(flat: jax.Array, observe: Observer, params: Any, numbers: int) -> jax.Array:
     """A vector of which so many numbers are observed: the vector with zeros behind it, or without its end."""
     size = ravel(params)[0].size
     one = jax.eval_shape(observe, params, jax.ShapeDtypeStruct((size,), flat.dtype)).shape[0]
@@ -50,7 +50,7 @@ def of_numbers(flat: jax.Array, observe: Observer, params: Any, numbers: int) ->
     return jnp.pad(flat[:length], (0, max(length - flat.size, 0)))
 
 
-def in_round(
+def moves_in_round(
     local: LocalTraining,
     model: Model,
     data: FederatedData,
@@ -64,7 +64,7 @@ def in_round(
     return Moves(before, after, received, moved - received)
 
 
-def at_the_end(
+def moves_at_end(
     local: LocalTraining, model: Model, data: FederatedData, key: jax.Array, end: ServerState, pair: tuple[Array, Array]
 ) -> Moves:
     """Of two clients, in steps that follow the last round."""

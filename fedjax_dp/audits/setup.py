@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -37,7 +38,7 @@ from fedjax_dp.rounds.clients import draw_cohort
 from fedjax_dp.rounds.simulation import run_key
 
 CANARY_NAMES = ("gradient", *CANARIES)
-PLAYED = ("schedule", "worst")  # participation of which a run of one seed can be a counterexample
+PARTICIPATIONS = ("schedule", "worst")  # participation of which a run of one seed can be a counterexample
 
 
 class AuditSetup(NamedTuple):
@@ -53,10 +54,26 @@ class AuditSetup(NamedTuple):
     bits: tuple[int, ...]  # shape of the coins of a run: () for one canary, else (canaries,)
 
 
-def set_up(
-    run: PlannedRun, *, canary: str, client: int | str | None, record: int, one_run: int | None, parameters: int
-) -> tuple[PlannedRun, AuditSetup]:
-    """A run with the noise of its budget, and what of it is audited; see `audit` for the options."""
+class AttackOptions(NamedTuple):
+    """What an audit tries, and how often; see `audit`."""
+
+    canary: str = "gradient"
+    client: int | str | None = None
+    record: int = 0
+    trials: int = 10_000
+    one_run: int | None = None
+    significance: float = 0.05
+    claim: float | None = None
+    parameters: int = 20
+    lanes: int | None = None
+    progress: Callable[[int, int], None] = lambda done, total: None
+
+
+def set_up(run: PlannedRun, attack: AttackOptions) -> tuple[PlannedRun, AuditSetup]:
+    """A run with the noise of its budget, and what of it is audited."""
+    canary, client, record, one_run, parameters = (
+        getattr(attack, name) for name in ("canary", "client", "record", "one_run", "parameters")
+    )
     if run.unit.of_records:
         remedy = "with --unit record the epsilon of a record is attacked"
         raise errors.refuse("unit", run.unit.value, "record or client for an audit, which plants one record", remedy)
@@ -67,11 +84,11 @@ def set_up(
             "left out of an audit, which attacks what a run itself releases, with less noise than its deployment has",
             "find the noise with it (fedjax_dp.calibrate), and audit that algorithm without it",
         )
-    if participation_mode(run) not in PLAYED:
+    if participation_mode(run) not in PARTICIPATIONS:
         raise errors.refuse(
             "participation of an audit",
             run.terms.participation,
-            f"{' or '.join(PLAYED)}, as it plays the cohorts of one seed",
+            f"{' or '.join(PARTICIPATIONS)}, as it plays the cohorts of one seed",
             f"find the noise for {run.terms.participation} first, and audit with that noise_multiplier",
         )
     run = (run if run.terms.epsilon is None else guarantees.with_least_noise(run)).with_terms(epsilon=None)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -10,11 +10,17 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from fedjax_dp.audits.game import Game
 from fedjax_dp.devices import COMPILER_OPTIONS
 from fedjax_dp.execution.memory import free_memory
 from fedjax_dp.prng import role_key
 from fedjax_dp.rounds.simulation import run_key
+
+
+class PlayableGame(Protocol):
+    """Two worlds, of which a run plays one."""
+
+    def play(self, key: jax.Array, there: jax.Array) -> jax.Array: ...  # `(times, roles, numbers)`
+
 
 AXIS = "trials"
 MOST_LANES = 1024
@@ -23,8 +29,8 @@ SHARE_OF_ROOM = 0.5  # of what other devices have to spare, for the trials that 
 AHEAD = 3  # dispatches that wait
 
 
-def compiled(
-    game: Game,
+def compile_game(
+    game: PlayableGame,
     key: jax.Array,
     mesh: Mesh,
     lanes: int,
@@ -33,7 +39,7 @@ def compiled(
 ) -> Any:
     """The executable for games of these shapes and shardings, on devices of which each plays so many trials at once."""
 
-    def play(game: Game, key: jax.Array, numbers: jax.Array, worlds: jax.Array) -> jax.Array:
+    def play(game: PlayableGame, key: jax.Array, numbers: jax.Array, worlds: jax.Array) -> jax.Array:
         return jax.vmap(lambda number, there: game.play(jax.random.fold_in(key, number), there))(numbers, worlds)
 
     each, all_ = P(AXIS), P()
@@ -47,7 +53,7 @@ def compiled(
     return program.lower(game, key, numbers, worlds).compile()
 
 
-def fitting(play: Callable[[int], Any], room: float) -> tuple[int, Any]:
+def fit_lanes(play: Callable[[int], Any], room: float) -> tuple[int, Any]:
     """How many trials a device plays at once, a power of 2, and that program: as many as fit by what one needs."""
     alone = play(1)
     used = alone.memory_analysis()
@@ -63,36 +69,36 @@ class TrialRunner:
     bits   shape of what says whether the canary is there.
     """
 
-    def __init__(self, game: Game, seed: int, lanes: int | None = None, bits: tuple[int, ...] = ()):
+    def __init__(self, game: PlayableGame, seed: int, lanes: int | None = None, bits: tuple[int, ...] = ()):
         devices = jax.local_devices()
         self.mesh = Mesh(devices, (AXIS,))
         spread, whole = NamedSharding(self.mesh, P(AXIS)), NamedSharding(self.mesh, P())
         self.whole, self.bits = whole, bits
-        game = self._placed(game)
+        game = self._place_game(game)
         self.key = jax.device_put(role_key(run_key(seed), "audit"), whole)
 
         def play(at_once: int) -> Any:
-            return compiled(game, self.key, self.mesh, at_once, bits)
+            return compile_game(game, self.key, self.mesh, at_once, bits)
 
         if lanes is not None:
             self.lanes, self.program = lanes, play(lanes)
         else:
             room = CACHE if devices[0].platform == "cpu" else SHARE_OF_ROOM * free_memory(devices)
-            self.lanes, self.program = fitting(play, room)
+            self.lanes, self.program = fit_lanes(play, room)
         self.spread = spread
-        self.numbers: int = self.program.out_info.shape[-1]  # of a message
+        _, self.times, *_, self.numbers = self.program.out_info.shape  # numbers of a message
 
-    def _placed(self, game: Game) -> Game:
+    def _place_game(self, game: PlayableGame) -> Any:
         return jax.device_put(jax.tree.map(jnp.asarray, game), self.whole)
 
     def run(
-        self, game: Game, first: int, worlds: np.ndarray, progress: Callable[[int], Any] = lambda done: None
+        self, game: PlayableGame, first: int, worlds: np.ndarray, progress: Callable[[int], Any] = lambda done: None
     ) -> np.ndarray:
         """Trials number `first`, `first` + 1, ... with the canary where `worlds` says so; `(trials, times, ...)`.
 
         game  the one it was compiled for, or one that differs from it in numbers.
         """
-        placed = self._placed(game)
+        placed = self._place_game(game)
         width = self.lanes * self.mesh.size
         waiting: list[Any] = []
         results: list[np.ndarray] = []

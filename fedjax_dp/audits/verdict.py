@@ -7,7 +7,7 @@ from fedjax_dp import accounting
 from fedjax_dp.accounting import Event, Guarantee, Unit
 from fedjax_dp.audits.hypothesis_test import Outcome
 from fedjax_dp.audits.one_run import Guesses
-from fedjax_dp.audits.setup import AuditSetup
+from fedjax_dp.audits.setup import AttackOptions, AuditSetup
 from fedjax_dp.display import Card, displayed, finite
 
 
@@ -145,10 +145,18 @@ class Audit:
         }
 
 
-def judged(
-    setup: AuditSetup, outcome: Outcome | Guesses, accountant: str, *, claim: float | None, **facts: Any
+def judge(
+    setup: AuditSetup,
+    outcome: Outcome | Guesses,
+    accountant: str,
+    attack: AttackOptions,
+    seed: int,
+    seconds: float,
+    repeat: str,
+    contradiction: str | None = None,
 ) -> Audit:
     """What the outcome proves."""
+    claim = attack.claim
     lower = outcome.epsilon_at_least(setup.event, setup.delta, accountant)
     proved = lower > claim if claim is not None else outcome.contradicts(accounting.trade_off(setup.event, accountant))
     return Audit(
@@ -164,5 +172,11 @@ def judged(
         outcome=outcome,
         event=setup.event,
         accountant=accountant,
-        **facts,
+        canary=attack.canary,
+        trials=attack.trials,
+        significance=attack.significance,
+        seed=seed,
+        seconds=seconds,
+        repeat=repeat,
+        contradiction=contradiction,
     )

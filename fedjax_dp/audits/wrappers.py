@@ -42,7 +42,7 @@ class CanaryCohort(Answers):
         return drawn._replace(drawn=jnp.where(self.gone[drawn.ids], 0.0, drawn.drawn))
 
 
-def whole_targets(y: Any) -> Any:
+def wide_targets(y: Any) -> Any:
     """Targets as they are played with: bytes as integers, so that one can be marked."""
     return jax.tree.map(lambda a: np.asarray(a) if a.dtype.kind == "f" else np.asarray(a, np.int32), y)
 
@@ -59,7 +59,7 @@ def is_withdrawn(y: Any) -> jax.Array:
     return marked.reshape(len(first), -1).all(1)
 
 
-def standing_in(y: Any, gone: jax.Array) -> Any:
+def replace_withdrawn(y: Any, gone: jax.Array) -> Any:
     """Targets with zeros for what is not there."""
     return jax.tree.map(lambda a: jnp.where(gone.reshape(-1, *[1] * (a.ndim - 1)), 0, a), y)
 

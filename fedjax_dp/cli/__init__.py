@@ -100,7 +100,7 @@ def _failed(error: Exception) -> int:
     of a defect."""
     failure = _of_the_machine(error)
     if failure is None and own_code.own_frames(error):
-        refusal = errors.refuse("code", own_code.described_error(error), "such that it runs without an error")
+        refusal = errors.refuse("code", own_code.describe_error(error), "such that it runs without an error")
         print(f"fedjax-dp: {refusal}", file=sys.stderr)
         return 2
     if failure is None:

@@ -121,6 +121,7 @@ def _audited(
 ) -> "tuple[Audit, Guarantee]":
     """The audit of a configuration, from a path or without one, and the Guarantee of its run."""
     from fedjax_dp.audits.audit import audit_run
+    from fedjax_dp.audits.setup import AttackOptions
     from fedjax_dp.experiments import run_folder
     from fedjax_dp.experiments.build import planned_of
     from fedjax_dp.experiments.population import build_data
@@ -131,10 +132,11 @@ def _audited(
         run_folder.require_own_data(path, config, data)
     with screen.counter("calibrating noise") as count:
         planned, promise = prepare(planned_of(config, data), count)
-    attack = {name: value for name, value in vars(options).items() if name not in (*OUTPUT, "own")}
+    chosen = {name: value for name, value in vars(options).items() if name not in (*OUTPUT, "own")}
     with screen.bar("auditing", total=options.trials if options.one_run is None else 1) as show:
         released = planned.without_deployment.with_terms(epsilon=None)  # its noise is known
-        result = audit_run(released, progress=lambda done, total: show(done, ""), repeat=repeat, **attack)
+        attack = AttackOptions(**chosen, progress=lambda done, total: show(done, ""))
+        result = audit_run(released, attack, repeat)
     return result, promise
 
 

@@ -50,10 +50,10 @@ def configured_by(
         else:
             _help_of(command, description, mine, algorithm, {**file, **values})
         raise SystemExit(0)
-    if own_code.is_own(algorithm) or own_numbers(file):  # of the file, perhaps
+    if own_code.is_file_name(algorithm) or own_numbers(file):  # of the file, perhaps
         taken |= known_options(algorithm) | own_numbers(file | named)
         values, rest = known_flags(words, taken)
-    if own_code.is_own(algorithm):
+    if own_code.is_file_name(algorithm):
         taken |= entry_of(str(algorithm)).options  # those that have no flag, too
     require_known(command, rest, taken)
     path = pathlib.Path(values.pop("file")) if "file" in values else None

@@ -23,7 +23,7 @@ def iid(labels: Any, sizes: Sizes, seed: int = 0) -> list[np.ndarray]:
     """
     targets = as_arrays(getattr(labels, "y_train", labels))
     if not jax.tree.leaves(targets) or not all(part.ndim for part in jax.tree.leaves(targets)):
-        raise errors.refuse("labels", validation.described(labels), "one for each record")
+        raise errors.refuse("labels", validation.describe(labels), "one for each record")
     records = count_records(targets)
     sizes = sizes_of(sizes, records)
     order = generator("iid", seed).permutation(np.arange(records))

@@ -335,7 +335,7 @@ def require_clients(data: Any) -> None:
     """Refuse what is no clients' data, such as a data set that is not yet spread over clients."""
     if not isinstance(data, FederatedData):
         wanted = "a fedjax_dp.data.FederatedData, which fedjax_dp.federate makes"
-        raise errors.refuse("data", validation.described(data), wanted, validation.advice(data))
+        raise errors.refuse("data", validation.describe(data), wanted, validation.advice(data))
     sizes, within = np.asarray(data.sizes), (data.smallest, data.largest)
     if sizes.size and not (within[0] <= sizes.min() and sizes.max() <= within[1]):
         got, wanted = f"{sizes.min():,} to {sizes.max():,}", f"{within[0]:,} to {within[1]:,}, as the data state"

@@ -58,7 +58,7 @@ class Facts:
         """The same from a mapping, as a TOML file has it."""
         if not isinstance(values, Mapping):
             what = cls.where.rstrip(".") or "a deployment"
-            raise errors.refuse(what, validation.described(values), "a table of facts")
+            raise errors.refuse(what, validation.describe(values), "a table of facts")
         taken = cls.facts()
         for name in values:
             errors.require_choice(f"{cls.where}{name}: a key", name, taken)
@@ -556,7 +556,7 @@ def _checked(option: Option, value: Any, what: str) -> Any:
             raise errors.refuse(what, "an empty list", "a number, or one for each client")
         return tuple(_one(option, one, what, group) for one in value)
     if many and (group is not None or option.kinds == ()):
-        raise errors.refuse(what, validation.described(value), "a list")
+        raise errors.refuse(what, validation.describe(value), "a list")
     return _one(option, value, what, group)
 
 
@@ -565,7 +565,7 @@ def _one(option: Option, value: Any, what: str, group: type[Facts] | None) -> An
         return value if isinstance(value, group) else group.from_dict(value)
     if option.kinds == ():  # a list of words
         if not isinstance(value, str):
-            raise errors.refuse(what, validation.described(value), "text")
+            raise errors.refuse(what, validation.describe(value), "text")
         return errors.require_text(what, value)
     value = option.typed(value, what)
     if isinstance(value, str) and option.choices is not None:

@@ -40,7 +40,7 @@ class RecordFormat(NamedTuple):
 def build_model(config: RunSpec, data: FederatedData | RecordFormat) -> NetworkModel:
     """The model of a configuration."""
     training = config.training
-    if own_code.is_own(training.model):
+    if own_code.is_file_name(training.model):
         digests = tuple(own_code.checksums(training.model, what="model").items())
         like = RecordFormat(data.record_shape, data.classes, data.tokens, data.task, data.vocabulary)
         made = _own_model(str(training.model), digests, like)

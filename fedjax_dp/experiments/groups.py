@@ -231,7 +231,7 @@ TAKEN_OFF = (
 
 def entry_of(algorithm: str) -> Entry[Any]:
     """The entry of the catalogue by that name, or one of the user's own, FILE.py:NAME."""
-    if not own_code.is_own(algorithm):
+    if not own_code.is_file_name(algorithm):
         errors.require_choice("algorithm", algorithm, CATALOGUE)
         return CATALOGUE[algorithm]
     result = own_code.own("algorithm", algorithm)
@@ -243,7 +243,7 @@ def entry_of(algorithm: str) -> Entry[Any]:
 
 def known_options(*algorithms: Any) -> Options:
     """Options of runs of the catalogue, and those of algorithms of the user's own among these."""
-    own = [entry_of(algorithm) for algorithm in algorithms if own_code.is_own(algorithm)]
+    own = [entry_of(algorithm) for algorithm in algorithms if own_code.is_file_name(algorithm)]
     return options_of(*own, *CATALOGUE.values())
 
 

@@ -23,10 +23,10 @@ from jax.extend import core
 from fedjax_dp import errors
 from fedjax_dp.gradients import equations, program
 from fedjax_dp.gradients.model import joined, split
-from fedjax_dp.gradients.outer_products import Convolution, Geometry, Operand, OuterProduct, Shift, recognised
+from fedjax_dp.gradients.outer_products import Convolution, Geometry, Operand, OuterProduct, Shift, recognise
 from fedjax_dp.gradients.program import Sites
 from fedjax_dp.gradients.record_independence import require_own_operations
-from fedjax_dp.gradients.views import ParameterView, leaf_view, moved, narrowed
+from fedjax_dp.gradients.views import ParameterView, leaf_view, move_entries, narrow
 from fedjax_dp.pytrees import path_name
 
 Path = tuple[int, ...]
@@ -95,7 +95,7 @@ class GradientPlan(NamedTuple):
 
     def run(self, leaves: Sequence[Any], frozen: Any, record: Any, probes: Any = None) -> tuple[Any, Any]:
         """Outputs, and what was read at the sites that `probes` names."""
-        sites = self.products if probes is None else merged(self.outer_products, self.products)
+        sites = self.products if probes is None else merge_sites(self.outer_products, self.products)
         arguments = [*leaves, *jax.tree.leaves((frozen, record))]
         made, seen = program.run(self.closed.jaxpr, self.closed.consts, arguments, sites, probes or {})
         return jax.tree.unflatten(jax.tree.structure(self.out), made), seen
@@ -104,10 +104,10 @@ class GradientPlan(NamedTuple):
         """What the last product with parameters reads."""
         assert self.features is not None
         path, operand, _ = self.features
-        sites = merged(program.nested({path: operand}), self.products)
+        sites = merge_sites(program.nest({path: operand}), self.products)
         arguments = [*leaves, *jax.tree.leaves((frozen, record))]
-        seen = program.run(self.closed.jaxpr, self.closed.consts, arguments, sites, program.nested({path: None}))[1]
-        return program.at(seen, path)
+        seen = program.run(self.closed.jaxpr, self.closed.consts, arguments, sites, program.nest({path: None}))[1]
+        return program.entry_at(seen, path)
 
     @property
     def bytes_per_record(self) -> int:
@@ -117,7 +117,7 @@ class GradientPlan(NamedTuple):
 
 
 @functools.lru_cache(maxsize=128)
-def _analysed(
+def _analyse(
     model: Any, method: str, settings: tuple[Any, ...], structure: Any, shapes: tuple[tuple[Any, Any], ...]
 ) -> GradientPlan:
     params, frozen, record = jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(*shape) for shape in shapes])
@@ -138,14 +138,14 @@ def plan_of(model: Any, method: str, params: Any, record: Any) -> GradientPlan:
     leaves, structure = jax.tree.flatten(jax.eval_shape(lambda tree: tree, (params, frozen, record)))
     config = jax.config.values
     settings = (config["jax_enable_x64"], config["jax_default_matmul_precision"], jax.sharding.get_abstract_mesh())
-    return _analysed(model, method, settings, structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves))
+    return _analyse(model, method, settings, structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves))
 
 
-def merged(one: Sites, other: Sites) -> Sites:
+def merge_sites(one: Sites, other: Sites) -> Sites:
     """All sites of both."""
     found = dict(other)
     for number, site in one.items():
-        found[number] = merged(site, other.get(number, {})) if isinstance(site, dict) else site
+        found[number] = merge_sites(site, other.get(number, {})) if isinstance(site, dict) else site
     return found
 
 
@@ -188,11 +188,13 @@ class _Analysis:
         def read(variable: Any) -> Any:
             return Dependence.CONSTANT if isinstance(variable, core.Literal) else known[variable]
 
-        for number, equation in program.used(jaxpr):
+        for number, equation in program.used_equations(jaxpr):
             values = [read(variable) for variable in equation.invars]
             made = self.equation(equation, values, (*path, number), loops)
             for variable, value in zip(equation.outvars, made, strict=True):
-                known[variable] = value if _differentiable(variable) or value is Dependence.RECORD else _still(value)
+                known[variable] = (
+                    value if _differentiable(variable) or value is Dependence.RECORD else _without_gradient(value)
+                )
         return [read(variable) for variable in jaxpr.outvars]
 
     def equation(self, equation: Any, values: list[Any], path: Path, loops: tuple[int, ...]) -> list[Any]:
@@ -202,14 +204,14 @@ class _Analysis:
         if moving:
             _require_gradients(equation)
         if name == "stop_gradient":
-            return [_still(values[0])]
+            return [_without_gradient(values[0])]
         if name in equations.CALLS:
-            below = equations.inner(equation)
+            below = equations.inner_program(equation)
             return self.analyse(below.jaxpr, [Dependence.CONSTANT] * len(below.consts), values, path, loops)
         if name == "scan":
             return self.scan(equation, values, path, loops)
         if name == "conv_general_dilated" and moving and not isinstance(values[0], ParameterView):
-            shape = recognised(equation, 1)
+            shape = recognise(equation, 1)
             learnt = isinstance(values[1], ParameterView) or values[1] is Dependence.BOTH  # so clients' kernels differ
             if isinstance(shape, Convolution) and shape.groups == 1 and learnt:
                 self.products[path] = shape
@@ -227,7 +229,7 @@ class _Analysis:
             for value in views:
                 self.mark_direct(value, f"goes into {name}{equations.place(equation)}")
             return [Dependence.BOTH] * count
-        return moved(equation, values)
+        return move_entries(equation, values)
 
     def outer_product(self, equation: Any, values: list[Any], loops: tuple[int, ...]) -> OuterProduct | None:
         sides = [at for at, value in enumerate(values) if isinstance(value, ParameterView)]
@@ -237,13 +239,13 @@ class _Analysis:
         view = values[side]
         geometry: Geometry | None = None
         if name in ("add", "sub", "add_any"):
-            found = narrowed(view, out.shape)
+            found = narrow(view, out.shape)
             if found is not None:
                 view, repeated = found
                 view = view._replace(scale=-view.scale) if name == "sub" and side == 1 else view
                 geometry = Shift(view.numbers.shape[len(view.loops) :], repeated)
         elif view.distinct:
-            geometry = recognised(equation, side)
+            geometry = recognise(equation, side)
         return None if geometry is None else OuterProduct(view, loops, geometry, out, name)
 
     def scan(self, equation: Any, values: list[Any], path: Path, loops: tuple[int, ...]) -> list[Any]:
@@ -293,8 +295,8 @@ class _Analysis:
             self.leaves,
             self.names,
             out,
-            program.nested(factored),
-            program.nested(self.products),
+            program.nest(factored),
+            program.nest(self.products),
             weights,
             self.direct,
             tuple(unused),
@@ -350,7 +352,7 @@ def _real(variable: Any) -> bool:
     return bool(jnp.issubdtype(variable.aval.dtype, jnp.floating))
 
 
-def _still(value: Any) -> Dependence:
+def _without_gradient(value: Any) -> Dependence:
     """What is left of a value through which no gradient comes back."""
     return value if value in (Dependence.CONSTANT, Dependence.RECORD) else Dependence.RECORD
 

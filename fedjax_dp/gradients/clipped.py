@@ -69,7 +69,7 @@ def clipped_sum(
             return a if at is None else a[at % records]
 
         real = mask if at is None else mask[at % records] & (at < records)
-        return _part(plan, params, frozen, jax.tree.map(some, (x, y, keys)), real, clip_norm)
+        return _sum_part(plan, params, frozen, jax.tree.map(some, (x, y, keys)), real, clip_norm)
 
     def add(sum_: Any, at: jax.Array) -> tuple[Any, Any]:
         done = part(at)
@@ -83,7 +83,7 @@ def clipped_sum(
     return BatchGradient(found, *(probe.reshape(-1)[:records] for probe in probes[1:]))
 
 
-def _part(
+def _sum_part(
     plan: GradientPlan,
     params: Any,
     frozen: Any,
@@ -93,7 +93,7 @@ def _part(
 ) -> BatchGradient:
     """The clipped sum over records that are looked at together."""
     leaves, structure = jax.tree.flatten(params)
-    probes = program.nested({path: outer_product.probe for path, outer_product in program.paths(plan.outer_products)})
+    probes = program.nest({path: outer_product.probe for path, outer_product in program.paths(plan.outer_products)})
 
     def one(record: Any) -> tuple[jax.Array, Any, Any, list[jax.Array]]:
         def loss(probes: Any, direct: list[jax.Array]) -> tuple[jax.Array, Any]:
@@ -144,7 +144,7 @@ def plain_sum(
 
 def loss_plan(model: Model, params: Any, x: Any, y: Any, keys: jax.Array | None = None) -> GradientPlan:
     """How the gradient of the loss of one record is made; x, y and keys of a batch."""
-    plan = plan_of(model, "loss", params, _one((x, y, keys)))
+    plan = plan_of(model, "loss", params, _record_shapes((x, y, keys)))
     strange = [leaf.dtype.name for leaf in plan.shapes if not jnp.issubdtype(leaf.dtype, jnp.floating)]
     if strange:
         raise errors.refuse("model", f"parameters that are {strange[0]}", "real numbers", "keep others as constants")
@@ -181,14 +181,14 @@ def losses(model: Model, params: Any, x: Any, y: Any, keys: jax.Array | None = N
 
 def logits(model: Model, params: Any, x: Any) -> jax.Array:
     """Scores of all records `(records, classes)`."""
-    return _over_records(model, plan_of(model, "logits", params, _one((x,))), params, (x,))
+    return _over_records(model, plan_of(model, "logits", params, _record_shapes((x,))), params, (x,))
 
 
 def features(model: Model, params: Any, x: Any) -> jax.Array:
     """What goes into the last product with parameters `(records, k)`, or the model's own `features`."""
     if hasattr(model, "features"):
-        return _over_records(model, plan_of(model, "features", params, _one((x,))), params, (x,))
-    plan = plan_of(model, "logits", params, _one((x,)))
+        return _over_records(model, plan_of(model, "features", params, _record_shapes((x,))), params, (x,))
+    plan = plan_of(model, "logits", params, _record_shapes((x,)))
     if plan.features is None:
         raise errors.refuse("model", "one without a product of features and parameters", "a dense layer at the end")
     leaves, frozen = jax.tree.leaves(params), split(model)[1]
@@ -202,6 +202,6 @@ def _over_records(model: Model, plan: GradientPlan, params: Any, record: Any) ->
     return jax.vmap(lambda one: plan.run(leaves, frozen, one)[0])(record)
 
 
-def _one(batch: Any) -> Any:
+def _record_shapes(batch: Any) -> Any:
     """Shapes of one record."""
     return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), batch)

@@ -164,7 +164,7 @@ def branch_for(equation: Any, platform: str) -> core.ClosedJaxpr | None:
     return branches_of(equation)[fitting[0]]
 
 
-def inner(equation: Any) -> core.ClosedJaxpr:
+def inner_program(equation: Any) -> core.ClosedJaxpr:
     """The program that a call, a checkpoint, a function with its own derivative, or a loop computes."""
     if equation.primitive.name == HIGH:
         if not is_of_numpy(equation):
@@ -188,7 +188,7 @@ def is_of_numpy(equation: Any) -> bool:
 def programs(equation: Any) -> Iterator[core.ClosedJaxpr]:
     """All programs inside an equation of whatever kind, with what they close over where that is known."""
     if is_of_numpy(equation):
-        yield inner(equation)
+        yield inner_program(equation)
     leaves = jax.tree.leaves(list(equation.params.values()), is_leaf=lambda a: isinstance(a, _PROGRAMS))
     yield from (_closed(inside) for inside in leaves if isinstance(inside, _PROGRAMS))
 
@@ -210,7 +210,7 @@ def interpret(jaxpr: Any, inputs: Sequence[T], unknown: T, rule: Callable[[Any, 
     return [read(variable) for variable in jaxpr.outvars]
 
 
-def checkpointed(equation: Any, function: Any) -> Any:
+def checkpoint(equation: Any, function: Any) -> Any:
     """A function that is computed again backwards as a checkpoint's program is."""
     prevent_cse, policy = _read(equation, "prevent_cse", "policy")
     return jax.checkpoint(function, prevent_cse=prevent_cse, policy=policy)
@@ -288,7 +288,7 @@ def in_its_place(equation: Any) -> Iterator[None]:
 def bind(equation: Any, values: Sequence[Any]) -> list[Any]:
     """What an equation makes of these values."""
     if equation.primitive.name == "custom_vjp_call":
-        return list(_with_traced_rules(equation)(*values))
+        return list(_trace_rules(equation)(*values))
     return _bind(equation, values)
 
 
@@ -305,7 +305,7 @@ def _bind(equation: Any, values: Sequence[Any]) -> list[Any]:
     return list(made) if equation.primitive.multiple_results else [made]
 
 
-def _with_traced_rules(equation: Any) -> Callable[..., Sequence[Any]]:
+def _trace_rules(equation: Any) -> Callable[..., Sequence[Any]]:
     """The function of a `custom_vjp_call`, with programs as rules: as Python, the backward one is given batches."""
     real = [is_real(variable) for variable in equation.invars]
     structure: Any = None
@@ -332,7 +332,7 @@ def _with_traced_rules(equation: Any) -> Callable[..., Sequence[Any]]:
         found = iter(core.jaxpr_as_fun(back)(*kept, *slopes))
         return tuple(next(found) if one else None for one in real)
 
-    function = jax.custom_vjp(core.jaxpr_as_fun(inner(equation)))
+    function = jax.custom_vjp(core.jaxpr_as_fun(inner_program(equation)))
     function.defvjp(run_forward, run_backward)
     return function
 

@@ -102,10 +102,10 @@ def require_model(model: Any) -> None:
     """Refuse what lacks a member of `Model`."""
     wanted, page = "a value with init, loss and logits of one record", validation.page_of(Model)
     if advice := validation.advice(model):
-        raise errors.refuse("model", validation.described(model), wanted, advice)
-    if wrong := validation.lacking(model, Model):
+        raise errors.refuse("model", validation.describe(model), wanted, advice)
+    if wrong := validation.missing_members(model, Model):
         remedy = f"use fedjax_dp.model(network, data) for a network or two functions, or see {page}"
-        raise errors.refuse("model", f"{validation.described(model)}, which lacks {', '.join(wrong)}", wanted, remedy)
+        raise errors.refuse("model", f"{validation.describe(model)}, which lacks {', '.join(wrong)}", wanted, remedy)
 
 
 class FeatureModel(Model, Protocol):

@@ -40,18 +40,18 @@ def factors_of(weight: WeightMatrix, seen: Any, cotangents: Any) -> list[Factors
     """All positions of a weight: those where a row is picked, and all others."""
     found: dict[bool, list[Factors]] = {}
     for path, outer_product, swapped, _ in weight.uses:
-        u, v = outer_product.factors(program.at(seen, path), program.at(cotangents, path))
+        u, v = outer_product.factors(program.entry_at(seen, path), program.entry_at(cotangents, path))
         v = finite(v)
         found.setdefault(outer_product.geometry.lookup, []).append(
             Factors(outer_product.geometry.lookup, *((v, u) if swapped else (u, v)))
         )
     return [
-        Factors(lookup, _joined([part.u for part in parts]), _joined([part.v for part in parts]))
+        Factors(lookup, _concatenate([part.u for part in parts]), _concatenate([part.v for part in parts]))
         for lookup, parts in found.items()
     ]
 
 
-def _joined(parts: list[jax.Array]) -> jax.Array:
+def _concatenate(parts: list[jax.Array]) -> jax.Array:
     return parts[0] if len(parts) == 1 else jnp.concatenate(parts, 2)
 
 
@@ -66,7 +66,7 @@ def squares(weight: WeightMatrix, uses: list[Factors]) -> tuple[jax.Array, jax.A
         parts = square(only.v) if only.lookup else square(only.u) * square(only.v)
         return parts.sum((1, 2)), None
     if weight.by_kernel:
-        built = sum((_built(weight, one) for one in uses[1:]), start=_built(weight, uses[0]))
+        built = sum((_record_gradients(weight, one) for one in uses[1:]), start=_record_gradients(weight, uses[0]))
         return square(built).sum((1, 2)), built
     total = jnp.zeros(uses[0].v.shape[0], uses[0].v.dtype)
     for at, one in enumerate(uses):
@@ -76,7 +76,7 @@ def squares(weight: WeightMatrix, uses: list[Factors]) -> tuple[jax.Array, jax.A
     return total, None
 
 
-def _built(weight: WeightMatrix, one: Factors) -> jax.Array:
+def _record_gradients(weight: WeightMatrix, one: Factors) -> jax.Array:
     """Gradients of single records `(records, blocks, o, k)`.
 
     In the precision of a gradient without privacy: norms are of these very numbers, and so is what is clipped.
@@ -135,7 +135,7 @@ def total(weight: WeightMatrix, uses: list[Factors], built: jax.Array | None, fa
     for one in uses:
         if one.lookup:
             at = jnp.broadcast_to(jnp.arange(blocks)[None, :, None], one.u.shape)
-            found = found + jnp.zeros(weight.shape, one.v.dtype).at[at, one.u].add(_weighted(one.v, factors))
+            found = found + jnp.zeros(weight.shape, one.v.dtype).at[at, one.u].add(_weigh(one.v, factors))
         elif blocks == 1:
             found = found + product(one.u[:, 0], one.v[:, 0], factors)[None]
         else:
@@ -195,5 +195,5 @@ def weighted_sum(rows: jax.Array, factors: jax.Array) -> jax.Array:
     return jnp.tensordot(factors, rows_kept(rows, factors > 0), 1, precision=EXACT)
 
 
-def _weighted(v: jax.Array, factors: jax.Array) -> jax.Array:
+def _weigh(v: jax.Array, factors: jax.Array) -> jax.Array:
     return rows_kept(v, factors > 0) * factors.reshape(-1, *[1] * (v.ndim - 1))

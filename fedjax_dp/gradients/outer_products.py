@@ -120,11 +120,11 @@ def finite(x: jax.Array) -> jax.Array:
 
 
 @finite.defjvp
-def _as_it_is(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
+def _finite_jvp(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
     return finite(*primals), tangents[0]
 
 
-def _clean(x: jax.Array, probed: bool | None) -> jax.Array:
+def _mask_infinite(x: jax.Array, probed: bool | None) -> jax.Array:
     return finite(x) if probed and jnp.issubdtype(x.dtype, jnp.floating) else x
 
 
@@ -140,11 +140,11 @@ class Product:
 
     def bind(self, equation: Any, values: list[Any], probed: bool | None) -> tuple[list[Any], Any]:
         values = list(values)
-        values[1 - self.side] = _clean(values[1 - self.side], probed)
+        values[1 - self.side] = _mask_infinite(values[1 - self.side], probed)
         return bind(equation, values), values[1 - self.side]
 
     def matrix(self, x: Any) -> Any:
-        return _grouped(x, self.own)
+        return _group_axes(x, self.own)
 
     def unmatrix(self, total: jax.Array) -> jax.Array:
         order = [axis for group in self.own for axis in group]
@@ -158,12 +158,12 @@ class Product:
             batches, positions, outs = _runs(*counts)
         else:
             batches, outs, positions = _runs(counts[0], counts[2], counts[1])
-        return _grouped(read, (batch, free, contracted)), _grouped(e, (batches, positions, outs))
+        return _group_axes(read, (batch, free, contracted)), _group_axes(e, (batches, positions, outs))
 
     def rows(self, read: jax.Array) -> jax.Array:
         """What is multiplied with the parameters `(blocks, positions, k)`."""
         batch, contracted, free = self.other
-        return _grouped(read[None], (batch, free, contracted))[0]
+        return _group_axes(read[None], (batch, free, contracted))[0]
 
     def made(self, y: jax.Array, shape: tuple[int, ...]) -> jax.Array:
         """`(blocks, positions, o)` in the shape of what the equation makes."""
@@ -176,7 +176,7 @@ def _runs(*counts: int) -> list[tuple[int, ...]]:
     return [tuple(range(*pair)) for pair in itertools.pairwise(ends)]
 
 
-def _grouped(x: Any, groups: tuple[tuple[int, ...], ...] | Any) -> Any:
+def _group_axes(x: Any, groups: tuple[tuple[int, ...], ...] | Any) -> Any:
     """Axes after the first in this order, each group as one axis."""
     sizes = [math.prod(x.shape[1 + axis] for axis in group) for group in groups]
     order = [1 + axis for group in groups for axis in group]
@@ -202,7 +202,7 @@ class Convolution:
 
     def bind(self, equation: Any, values: list[Any], probed: bool | None) -> tuple[list[Any], Any]:
         x, kernel = values
-        x = _clean(x, probed)
+        x = _mask_infinite(x, probed)
         seen = self.windows(x)  # (records, *space, groups, k)
         if self.groups > 1:
             return bind(equation, [x, kernel]), seen
@@ -299,7 +299,7 @@ class Lookup:
         rows = self.shape[self.axis]
         index = read[..., self.column].reshape(read.shape[0], -1)
         places = tuple(axis for axis in range(e.ndim - 1) if axis not in self.offsets)
-        v = _grouped(e, (places, self.offsets))
+        v = _group_axes(e, (places, self.offsets))
         if not self.clip:
             v = jnp.where(((index >= 0) & (index < rows))[..., None], v, 0)
         return jnp.clip(index, 0, rows - 1)[:, None], v[:, None]
@@ -337,7 +337,7 @@ class Operand:
         return bind(equation, values), values[self.side]
 
 
-def recognised(equation: Any, side: int) -> Geometry | None:
+def recognise(equation: Any, side: int) -> Geometry | None:
     """How an equation meets parameters that are its operand number `side`; None if no rule is known."""
     name, shape = equation.primitive.name, tuple(equation.invars[side].aval.shape)
     if name == "dot_general":

@@ -22,7 +22,7 @@ def trace(function: Callable[..., Any], *arguments: Any) -> tuple[core.ClosedJax
     return jax.make_jaxpr(function, return_shape=True)(*arguments)
 
 
-def used(jaxpr: Any) -> Iterator[tuple[int, Any]]:
+def used_equations(jaxpr: Any) -> Iterator[tuple[int, Any]]:
     """The equations that something depends on, with their numbers, in order."""
     needed = {id(out) for out in jaxpr.outvars}
     found: list[tuple[int, Any]] = []
@@ -47,7 +47,7 @@ def run(jaxpr: Any, consts: Any, arguments: list[Any], sites: Sites, probes: Any
         return variable.val if isinstance(variable, core.Literal) else known[variable]
 
     seen: dict[int, Any] = {}
-    for number, equation in used(jaxpr):
+    for number, equation in used_equations(jaxpr):
         values, site = [read(variable) for variable in equation.invars], sites.get(number)
         if site is None:
             made = equations.bind(equation, values)
@@ -66,13 +66,13 @@ def run(jaxpr: Any, consts: Any, arguments: list[Any], sites: Sites, probes: Any
 def _enter(equation: Any, values: list[Any], sites: Sites, probes: Any) -> tuple[list[Any], Any]:
     """Run the program inside an equation."""
     if equation.primitive.name != "scan":
-        program = equations.inner(equation)
+        program = equations.inner_program(equation)
 
         def call(values: list[Any], probes: Any) -> tuple[list[Any], Any]:
             return run(program.jaxpr, program.consts, values, sites, probes)
 
         if equation.primitive.name in equations.CHECKPOINTS:
-            call = equations.checkpointed(equation, call)
+            call = equations.checkpoint(equation, call)
         return call(values, probes)
     scan = equations.scan_of(equation)
     consts, start, rows = scan.parts(values)
@@ -95,14 +95,14 @@ def paths(sites: Sites) -> Iterator[tuple[tuple[int, ...], Any]]:
             yield (number,), site
 
 
-def at(tree: Any, path: tuple[int, ...]) -> Any:
+def entry_at(tree: Any, path: tuple[int, ...]) -> Any:
     """What a nested dictionary holds at a path."""
     for number in path:
         tree = tree[number]
     return tree
 
 
-def nested(entries: dict[tuple[int, ...], Any]) -> dict[int, Any]:
+def nest(entries: dict[tuple[int, ...], Any]) -> dict[int, Any]:
     """A nested dictionary from paths."""
     found: dict[int, Any] = {}
     for path, entry in entries.items():

@@ -63,7 +63,7 @@ class ParameterView(NamedTuple):
         return found
 
 
-def narrowed(view: ParameterView, shape: tuple[int, ...]) -> tuple[ParameterView, tuple[int, ...]] | None:
+def narrow(view: ParameterView, shape: tuple[int, ...]) -> tuple[ParameterView, tuple[int, ...]] | None:
     """The view of distinct elements that `view` repeats to be of `shape`, and the axes of `shape` along which it does.
 
     None if there is no such view.
@@ -93,13 +93,13 @@ def leaf_view(number: int, shape: tuple[int, ...], first: int) -> ParameterView:
     return ParameterView(frozenset([number]), elements, 1.0, (), lambda leaves: leaves[number])
 
 
-def moved(equation: Any, arguments: Sequence[Any]) -> list[ParameterView]:
+def move_entries(equation: Any, arguments: Sequence[Any]) -> list[ParameterView]:
     """What an equation whose arguments are views and constants makes of them."""
     views = [a for a in arguments if isinstance(a, ParameterView)]
     first, name = views[0], equation.primitive.name
     leaves = frozenset().union(*(v.leaves for v in views))
     count = len(equation.outvars)
-    computed = [ParameterView(leaves, None, 1.0, (), _not_moved)] * count
+    computed = [ParameterView(leaves, None, 1.0, (), _refuse_put_back)] * count
     if any(v.elements is None for v in views):
         return computed
     if name == "neg":
@@ -112,22 +112,22 @@ def moved(equation: Any, arguments: Sequence[Any]) -> list[ParameterView]:
         return [first._replace(scale=first.scale * float(number) if name == "mul" else first.scale / float(number))]
     alike = all(isinstance(a, ParameterView) and (a.scale, a.loops) == (first.scale, first.loops) for a in arguments)
     lead = len(first.loops)
-    made = rearranged(np, equation, [v.elements for v in views], lead) if alike else None
+    made = rearrange(np, equation, [v.elements for v in views], lead) if alike else None
     if made is None:
         return computed
     takes = [v.take for v in views]
 
     def taken(which: int) -> Callable[[dict[int, Any]], Any]:
-        return lambda leaves: rearranged(jax.numpy, equation, [take(leaves) for take in takes], lead)[which]
+        return lambda leaves: rearrange(jax.numpy, equation, [take(leaves) for take in takes], lead)[which]
 
     return [ParameterView(leaves, made[at], first.scale, first.loops, taken(at)) for at in range(count)]
 
 
-def _not_moved(leaves: dict[int, Any]) -> Any:
+def _refuse_put_back(leaves: dict[int, Any]) -> Any:
     raise AssertionError("what is computed from parameters has no elements to be put back")
 
 
-def rearranged(xp: Any, equation: Any, arrays: list[Any], lead: int) -> Any:
+def rearrange(xp: Any, equation: Any, arrays: list[Any], lead: int) -> Any:
     """What a primitive that only moves entries does to arrays with `lead` axes in front; None for other primitives.
 
     For NumPy (numbers of elements) and JAX (elements) alike.

@@ -24,7 +24,7 @@ from fedjax_dp.inspection import (
     updates,
 )
 from fedjax_dp.inspection.trials import Place
-from fedjax_dp.inspection.verdict import CheckReport, recorded, require
+from fedjax_dp.inspection.verdict import CheckReport, record_reports, require
 from fedjax_dp.models import Model
 from fedjax_dp.parts import facts
 from fedjax_dp.rounds.algorithm import Algorithm
@@ -59,7 +59,7 @@ class Property(NamedTuple):
     claimed: bool = False  # whole runs are compared with what the accountants count
 
 
-def _drawn(place: Place) -> None:
+def _examine_draws(place: Place) -> None:
     """All parts that draw, whoever wrote them."""
     local = place.algorithm.local
     draws.examine_cohort(place.algorithm.cohort, place)
@@ -67,7 +67,7 @@ def _drawn(place: Place) -> None:
     local_steps.examine_batches_of_steps(local, place)
 
 
-def _statements(place: Place) -> None:
+def _examine_statements(place: Place) -> None:
     """All that a Guarantee requires, and that nothing passes by what is accounted for, of the project's parts too."""
     try:
         facts.require_facts(place.algorithm)
@@ -81,11 +81,11 @@ def _statements(place: Place) -> None:
 # In their order: what goes wrong in an earlier one would show in a later one, under a name that says less.
 PROPERTIES = {
     "sampling": Property(
-        _drawn,
+        _examine_draws,
         always={"cohort": draws.examine_cohort},
         of_records={"batches": draws.examine_batches, "local": local_steps.examine_local},
     ),
-    "statements": Property(_statements, claimed=True),
+    "statements": Property(_examine_statements, claimed=True),
     "sensitivity": Property(
         neighbours_of_runs.examine_sensitivity,
         of_records={"bound": steps.examine_bound, "correction": steps.examine_correction},
@@ -104,7 +104,9 @@ PROPERTIES = {
     ),
     "keys": Property(noise_of_runs.examine_keys),
     "padding": Property(invariance.examine_padding),
-    "order": Property(invariance.examine_order, of_clients=dict.fromkeys(_IN_LOCAL_STEPS, local_steps.examine_alone)),
+    "order": Property(
+        invariance.examine_order, of_clients=dict.fromkeys(_IN_LOCAL_STEPS, local_steps.examine_isolation)
+    ),
 }
 
 
@@ -149,7 +151,7 @@ def examine(place: Place, names: Iterable[str] = PROPERTIES) -> list[CheckReport
 
     Raises: AssertionError by the first that does not hold; ConfigurationError where a part cannot be examined.
     """
-    with recorded() as reports:
+    with record_reports() as reports:
         for name in names:
             PROPERTIES[name].of_runs(place)
     return reports
@@ -174,11 +176,13 @@ def require_true(algorithm: Algorithm, data: FederatedData, model: Model, rounds
             continue
         name = f"{slot} {type(part).__name__}"
         with (
-            errors.refusing(name, _failed, "one that can be examined", "see its Protocol for shapes and types"),
+            errors.refusing(
+                name, _describe_failure, "one that can be examined", "see its Protocol for shapes and types"
+            ),
             errors.refusing(name, str, "what it states of itself", "correct the part or its facts", AssertionError),
         ):
             examine_part(slot, part, place)
 
 
-def _failed(error: Exception) -> str:
+def _describe_failure(error: Exception) -> str:
     return f"one that fails under vmap and jit: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}"

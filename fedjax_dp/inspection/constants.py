@@ -46,8 +46,8 @@ def require_no_records(model: Model, data: FederatedData) -> None:
     for where, constant in _constants(model, data):
         if constant.size < min(int(np.prod(data.record_shape)), LABELS):
             continue
-        held = _held(data) if held is None else held
-        if held_rows := _described(constant, held, data):
+        held = _client_records(data) if held is None else held
+        if held_rows := _resemblance(constant, held, data):
             raise errors.refuse(
                 "model",
                 f"an array {constant.shape} in its {where} that holds {held_rows}",
@@ -69,15 +69,15 @@ def _constants(model: Model, data: FederatedData) -> Iterator[tuple[str, np.ndar
     for leaf in jax.tree.leaves(getattr(model, "frozen", None)):
         yield "frozen values", np.asarray(leaf)
     for where, program in traced.items():
-        yield from ((where, constant) for constant in _inside(program))
+        yield from ((where, constant) for constant in _constants_of(program))
 
 
-def _inside(program: core.ClosedJaxpr) -> Iterator[np.ndarray]:
+def _constants_of(program: core.ClosedJaxpr) -> Iterator[np.ndarray]:
     constants = list(program.consts)
     for equation in program.jaxpr.eqns:
         constants += [read.val for read in equation.invars if isinstance(read, core.Literal)]
         for inside in equations.programs(equation):
-            yield from _inside(inside)
+            yield from _constants_of(inside)
     for constant in filter(np.ndim, constants):
         if jnp.iscomplexobj(constant):
             yield from (np.asarray(constant).real, np.asarray(constant).imag)
@@ -87,7 +87,7 @@ def _inside(program: core.ClosedJaxpr) -> Iterator[np.ndarray]:
             yield np.asarray(constant)
 
 
-class _Held(NamedTuple):
+class _ClientRecords(NamedTuple):
     """Records of clients, some columns of theirs first."""
 
     rows: np.ndarray  # (records, ...), as they are stored
@@ -96,11 +96,11 @@ class _Held(NamedTuple):
     means: np.ndarray  # (clients, columns)
     targets: list[np.ndarray]
 
-    def whole(self, at: int) -> np.ndarray:
+    def flat_record(self, at: int) -> np.ndarray:
         return self.rows[at].reshape(-1).astype(np.float32)
 
 
-def _held(data: FederatedData) -> _Held:
+def _client_records(data: FederatedData) -> _ClientRecords:
     rows = np.asarray(data.x)
     order = data.row_numbers if data.rows is not None else None
     if order is not None:
@@ -120,18 +120,18 @@ def _held(data: FederatedData) -> _Held:
         means = np.add.reduceat(some[: int(sizes.sum())], begins, axis=0) / sizes[:, None]
     targets = [np.asarray(a) for a in jax.tree.leaves(data.y)]
     targets += [a[data.row_numbers] for a in targets]
-    return _Held(rows, columns, some, means, targets)
+    return _ClientRecords(rows, columns, some, means, targets)
 
 
-def _described(constant: np.ndarray, held: _Held, data: FederatedData) -> str:
+def _resemblance(constant: np.ndarray, held: _ClientRecords, data: FederatedData) -> str:
     """What of the clients' is in an array, in words; "" for nothing that is seen."""
     size = int(np.prod(data.record_shape))
     for rows in _as_rows(constant, size):
         rows = rows[np.isfinite(rows).all(1) & (np.ptp(rows, axis=1) > 0)]
-        near = _near if size >= SHORT else _near_short
+        near = _find_by_correlation if size >= SHORT else _find_by_distance
         if len(rows) and (resemblance := near(rows, held)):
             return resemblance
-    return "the clients' targets" if _holds_targets(constant, held.targets, data.classes) else ""
+    return "the clients' targets" if _contains_targets(constant, held.targets, data.classes) else ""
 
 
 def _as_rows(constant: np.ndarray, size: int) -> Iterator[np.ndarray]:
@@ -146,42 +146,42 @@ def _as_rows(constant: np.ndarray, size: int) -> Iterator[np.ndarray]:
         yield rows[np.unique(np.linspace(0, len(rows) - 1, min(len(rows), 1024)).astype(int))].astype(np.float32)
 
 
-def _near(rows: np.ndarray, held: _Held) -> str:
+def _find_by_correlation(rows: np.ndarray, held: _ClientRecords) -> str:
     """Compare rows by correlation, as they are or less what records have in common, and as sorted numbers."""
     most = max(PRODUCTS // len(held.some), 32)
     rows = rows[np.unique(np.linspace(0, len(rows) - 1, min(len(rows), most)).astype(int))]
-    some = _centred(rows[:, held.columns])
+    some = _centre(rows[:, held.columns])
     mean, spread = held.some.mean(0), held.some.std(0) + 1e-6
-    if len(held.means) and np.max(np.abs(some @ _centred(held.means).T), initial=0.0) > SAME:
+    if len(held.means) and np.max(np.abs(some @ _centre(held.means).T), initial=0.0) > SAME:
         return "the mean of a client's records"
     for less, over in ((0.0, 1.0), (mean, 1.0), (mean, spread)):
-        products = np.abs(some @ _centred((held.some - less) / over).T)
+        products = np.abs(some @ _centre((held.some - less) / over).T)
         nearest = products.argmax(1)
         for at in np.flatnonzero(products.max(1) > ALIKE)[:64]:
-            if _alike(rows[at], held, int(nearest[at])) > ALIKE:
+            if _correlation(rows[at], held, int(nearest[at])) > ALIKE:
                 return f"record {int(nearest[at])} of the clients, or one near it"
     few = held.rows[:: -(-len(held.rows) * rows.shape[1] // 2**19)].reshape(-1, rows.shape[1])
-    if np.max(_centred(np.sort(rows)) @ _centred(np.sort(few).astype(np.float32)).T) > 1 - 1e-6:
+    if np.max(_centre(np.sort(rows)) @ _centre(np.sort(few).astype(np.float32)).T) > 1 - 1e-6:
         return "the numbers of a record in another order"
     return ""
 
 
-def _alike(row: np.ndarray, held: _Held, at: int) -> float:
+def _correlation(row: np.ndarray, held: _ClientRecords, at: int) -> float:
     """How far all numbers of a row are those of a record: as it is, or less the mean of others, or also over their
     spread."""
     few = held.rows[:: -(-len(held.rows) // 1024)].reshape(-1, row.size).astype(np.float32)
-    record, mean, spread = held.whole(at), few.mean(0), few.std(0)
+    record, mean, spread = held.flat_record(at), few.mean(0), few.std(0)
     forms = np.stack([record, record - mean, (record - mean) / np.where(spread > 0, spread, np.inf)])
-    return float(np.max(np.abs(_centred(forms) @ _centred(row[None])[0])))
+    return float(np.max(np.abs(_centre(forms) @ _centre(row[None])[0])))
 
 
-def _centred(rows: np.ndarray) -> np.ndarray:
+def _centre(rows: np.ndarray) -> np.ndarray:
     """Rows less their mean, each scaled to length 1."""
     away = rows - rows.mean(1, keepdims=True)
     return away / np.maximum(np.linalg.norm(away, axis=1, keepdims=True), 1e-12)
 
 
-def _near_short(rows: np.ndarray, held: _Held) -> str:
+def _find_by_distance(rows: np.ndarray, held: _ClientRecords) -> str:
     """Compare rows by distance in units of the columns' spread: as they are, less the mean, or over the spread, too."""
     rows = rows[[np.unique(row).size >= min(row.size, 3) for row in rows]]
     mean, spread = held.some.mean(0), held.some.std(0) + 1e-6
@@ -193,7 +193,7 @@ def _near_short(rows: np.ndarray, held: _Held) -> str:
     return ""
 
 
-def _holds_targets(constant: np.ndarray, targets: list[np.ndarray], classes: int) -> bool:
+def _contains_targets(constant: np.ndarray, targets: list[np.ndarray], classes: int) -> bool:
     """Whether a constant is a stretch of the targets, as numbers or one column hot."""
     if constant.ndim > 1 and constant.shape[-1] == classes:
         constant = constant.reshape(-1, classes).argmax(1)

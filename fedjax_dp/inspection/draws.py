@@ -6,9 +6,16 @@ import numpy as np
 
 from fedjax_dp.accounting import FullBatch, ParticipationLog, Sampling
 from fedjax_dp.inspection.noise_scale import scale_names
-from fedjax_dp.inspection.sampling_law import examine_sampling, repetition
-from fedjax_dp.inspection.trials import QUICK, RUNS, Place, drawn_cohorts, keys_of
-from fedjax_dp.inspection.verdict import count_deviate, largest_deviate, require, require_so, require_usual
+from fedjax_dp.inspection.sampling_law import examine_sampling, require_independent_draws
+from fedjax_dp.inspection.trials import QUICK, RUNS, Place, draw_cohorts, keys_of
+from fedjax_dp.inspection.verdict import (
+    count_deviate,
+    largest_deviate,
+    require,
+    require_at_most,
+    require_so,
+    require_usual,
+)
 from fedjax_dp.parts.batches import Batches, divisors_of
 from fedjax_dp.parts.cohorts import Cohort, CohortKeys, Members
 from fedjax_dp.prng import role_key
@@ -34,13 +41,13 @@ def examine_cohort(cohort: Cohort, place: Place) -> None:
     rounds = rounds if log is None else min(rounds, log.num_rounds)  # in others nobody takes part
     for first in range(0, rounds, count):
         some = np.arange(max(first - separation, 0), min(first + count, rounds))
-        members = drawn_cohorts(cohort, run_key(seed), some, shares)
-        _examine_exactly("the run's cohorts", cohort, members, num_clients)
+        members = draw_cohorts(cohort, run_key(seed), some, shares)
+        _examine_participation("the run's cohorts", cohort, members, num_clients)
         if log is not None:
             _examine_log(cohort, log, members, some)
     for first in range(0, max(rounds, count), count) if log is None else ():
-        others = drawn_cohorts(cohort, role_key(run_key(seed), "scrutiny"), first + np.arange(count), shares)
-        _examine_exactly("cohorts", cohort, others, num_clients)
+        others = draw_cohorts(cohort, role_key(run_key(seed), "scrutiny"), first + np.arange(count), shares)
+        _examine_participation("cohorts", cohort, others, num_clients)
         _examine_law(cohort, others, shares, amplified=algorithm.upload.amplified or effort.all_laws)
     for known in range(1, stated):
         hidden, alone = cohort.amplified(num_clients, known)[0], cohort.amplified(num_clients, 0)[0]
@@ -53,9 +60,9 @@ def examine_cohort(cohort: Cohort, place: Place) -> None:
         require_so(known, "how cohorts that are not drawn are hidden", "as by a draw", "FullBatch()")
         return
     some = np.arange(max(min(rounds, count), 64))  # as fewer may agree by chance
-    members, twin = (drawn_cohorts(cohort, run_key((seed + more) % 2**32), some, shares) for more in (0, 1))
+    members, twin = (draw_cohorts(cohort, run_key((seed + more) % 2**32), some, shares) for more in (0, 1))
     twins = not (np.array_equal(members.ids, twin.ids) and np.array_equal(members.invited, twin.invited))
-    if 0 < np.mean(by_client(members, num_clients)[0] > 0) < 1:
+    if 0 < np.mean(counts_by_client(members, num_clients)[0] > 0) < 1:
         require_so(twins, "cohorts of another seed", "the same", "others")
     sample = scale_names(
         lambda key, now: cohort.sample(CohortKeys(key, key), now, shares), run_key(0), {"now": jnp.int32(0)}
@@ -64,19 +71,12 @@ def examine_cohort(cohort: Cohort, place: Place) -> None:
         _examine_each_round(cohort, shares, rounds)
 
 
-def _examine_exactly(name: str, cohort: Cohort, members: Members, num_clients: int) -> None:
+def _examine_participation(name: str, cohort: Cohort, members: Members, num_clients: int) -> None:
     """What holds in every round of some in a row."""
-    times, counted = by_client(members, num_clients)
-    most = times.max(initial=0)
-    require(
-        most <= cohort.max_participations,
-        f"{name}: a client trains in a round",
-        f"{most} times",
-        f"at most {cohort.max_participations}",
-    )
+    times, counted = counts_by_client(members, num_clients)
+    require_at_most(f"{name}: times that a client trains in a round", times.max(initial=0), cohort.max_participations)
     if cohort.at_most_once:
-        most = counted.max(initial=0.0)
-        require(most <= 1, f"{name}: a client counts in a round", f"{most:g} times", "at most once")
+        require_at_most(f"{name}: times that a client counts in a round", counted.max(initial=0.0), 1)
     if cohort.fixed:
         here = members.present.all()
         require_so(here, f"{name}: as many answer in every round", "fewer in some", "all positions")
@@ -91,14 +91,14 @@ def _examine_log(cohort: Cohort, log: ParticipationLog, members: Members, some: 
     require_so(not cohort.drawn, "cohorts of a log", "drawn by a law too", "no law of draws")
     stated = np.zeros((log.num_rounds, log.num_clients), int)
     stated[log.rounds, log.clients] = 1
-    alike = np.array_equal(by_client(members, log.num_clients)[0], stated[some])
+    alike = np.array_equal(counts_by_client(members, log.num_clients)[0], stated[some])
     require_so(alike, "who takes part", "others", "those of its `log`")
 
 
 def _examine_law(cohort: Cohort, others: Members, shares: jax.Array, amplified: bool) -> None:
     """Who is drawn, and how often, in some rounds in a row. `amplified`: whether the sampling amplifies privacy."""
     count, num_clients, public = len(others.ids), shares.shape[0], np.asarray(shares, float)
-    times, counted = by_client(others, num_clients)
+    times, counted = counts_by_client(others, num_clients)
     if cohort.base is not cohort:
         invited = np.broadcast_to(np.asarray(cohort.base.rates(public), float), (num_clients,))
         error = np.maximum(times.std(0), 1e-6) / np.sqrt(count) + 1e-6
@@ -118,7 +118,7 @@ def _examine_law(cohort: Cohort, others: Members, shares: jax.Array, amplified: 
     runs = (times[: count // RUN * RUN] > 0).astype(int).reshape(-1, RUN, num_clients)
     if isinstance(hidden, FullBatch):
         if np.any((chance > 0) & (chance < 1)):
-            repetition("cohorts", runs)
+            require_independent_draws("cohorts", runs)
     elif amplified:
         examine_sampling("cohorts", runs, hidden)
 
@@ -132,13 +132,13 @@ def _examine_passes(cohort: Cohort, shares: jax.Array, rounds: int) -> None:
     trials = int(np.clip(2**20 // (rounds * num_clients), 64, 256))
     runs = np.array(
         [
-            by_client(drawn_cohorts(cohort, key, np.arange(2 * rounds), shares), num_clients)[0]
+            counts_by_client(draw_cohorts(cohort, key, np.arange(2 * rounds), shares), num_clients)[0]
             for key in keys_of(trials, "passes")
         ]
     )
     if hidden.steps_per_epoch == 1:  # a pass is one sum to a client, in a round that is public
         most = np.sum(runs.reshape(-1, rounds, num_clients).any(0), 0).max()
-        require(most <= 1, "rounds of a pass that a client may be in", f"{most}", "one")
+        require_at_most("rounds of a pass that a client may be in", most, 1)
         runs = runs.reshape(trials, 2, rounds, num_clients).sum(2)
     examine_sampling("cohorts", runs, hidden)
 
@@ -151,14 +151,14 @@ def _examine_each_round(cohort: Cohort, shares: jax.Array, rounds: int) -> None:
     trials = int(np.clip(2**22 // (rounds * num_clients), 16, 256))
     some = np.zeros((rounds, num_clients), int)
     for key in keys_of(trials, "every round"):
-        some += by_client(drawn_cohorts(cohort, key, np.arange(rounds), shares), num_clients)[0]
+        some += counts_by_client(draw_cohorts(cohort, key, np.arange(rounds), shares), num_clients)[0]
     away = count_deviate(some, trials * draws, chance)
     worst = int(np.argmax(np.abs(away).max(1)))
     off = f"{largest_deviate(away):.3g} standard errors off in round {worst}"
     require_usual("how often a client is drawn in each round", away, "its law", off)
 
 
-def by_client(members: Members, num_clients: int) -> tuple[np.ndarray, np.ndarray]:
+def counts_by_client(members: Members, num_clients: int) -> tuple[np.ndarray, np.ndarray]:
     """How often each client is invited in each round, and counts; `(rounds, num_clients)`."""
     rows = np.broadcast_to(np.arange(len(members.ids))[:, None], members.ids.shape)
     times, counted = np.zeros((2, len(members.ids), num_clients))
@@ -186,12 +186,7 @@ def examine_batches(batches: Batches, place: Place) -> None:
         require_so(np.all(inside | ~batch.mask), f"{name} lie within a client's own", "others too", "its own")
         taken = batches.count(local.steps, records)
         lived = batch.live > 0
-        require(
-            lived.sum(1).max() <= taken,
-            f"{name}: steps that are taken",
-            f"{lived.sum(1).max()}",
-            f"at most the {taken} counted",
-        )
+        require_at_most(f"{name}: steps that are taken", lived.sum(1).max(), taken)
         if batches.even:
             require_so(lived.all(), f"{name}: all steps are taken", "not all", "all, where `even` is stated")
         number = np.clip(np.cumsum(lived, axis=1) - 1, 0, None)  # of a step among those that are taken
@@ -207,7 +202,6 @@ def examine_batches(batches: Batches, place: Place) -> None:
 def examine_records(name: str, times: np.ndarray, law: Sampling) -> None:
     """How often each record is in each batch of each trial `(trials, steps, records)`, against the law."""
     if isinstance(law, FullBatch):
-        most = times.max(initial=0)
-        require(most <= 1, f"{name}: a record is in a batch", f"{most} times", "at most once")
+        require_at_most(f"{name}: times that a record is in a batch", times.max(initial=0), 1)
     else:
         examine_sampling(name, times, law)

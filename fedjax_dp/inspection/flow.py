@@ -21,7 +21,7 @@ from fedjax_dp.data.store import FederatedData
 from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.gradients import equations
 from fedjax_dp.gradients.record_independence import require_own_operations
-from fedjax_dp.inspection.taint import Marks, Taint, output_taints, stored
+from fedjax_dp.inspection.taint import Marks, Taint, output_taints, store_rows
 from fedjax_dp.models import Model
 from fedjax_dp.parts import facts
 from fedjax_dp.parts.client_privacy import UpdatePrivatizer
@@ -53,7 +53,7 @@ def require_accounted(algorithm: Algorithm, data: FederatedData, model: Model) -
 def check(algorithm: Algorithm, data: FederatedData, model: Model) -> None:
     """Refuse such an algorithm, whoever wrote its parts: `require_accounted` leaves out the project's own."""
     marks = Marks(f"released {secrets.token_hex(8)}")  # nobody else can write it
-    marked, data = _marked(as_float32_leaves(algorithm), marks), jax.tree.map(np.asarray, data)
+    marked, data = _mark_releases(as_float32_leaves(algorithm), marks), jax.tree.map(np.asarray, data)
     key, by_record = run_key(0), algorithm.upload.unit is None
     held_out = ("x_test", "y_test") if data.test_clients is not None else ()
     records = {
@@ -64,7 +64,7 @@ def check(algorithm: Algorithm, data: FederatedData, model: Model) -> None:
     def begin(records: dict[str, Any]) -> Any:
         return initial_state(marked, model, replace(data, **records), key)
 
-    state = _clean("before the first round", begin, records, (), marks, rows=False)
+    state = _require_clean("before the first round", begin, records, (), marks, rows=False)
     if by_record and not algorithm.local.initial_release and _has_gradients(begin, (records,), marks):
         raise errors.refuse(
             "corrections",
@@ -86,33 +86,37 @@ def check(algorithm: Algorithm, data: FederatedData, model: Model) -> None:
     # or where it is said to be trained without noise: then it acts on no message.
     others = algorithm.local.additional_releases if by_record else ()
     alone = not by_record or any(not one.noised for one in others)
-    _clean("in a round", advance(marked), records, (state,), marks, rows=alone)
+    _require_clean("in a round", advance(marked), records, (state,), marks, rows=alone)
     if any(one.noised and not (one.sent or one.final) for one in others):
-        unsent = _marked(as_float32_leaves(algorithm), marks, only_sent=True)
-        _clean("in a round, of what is said to stay with its client,", advance(unsent), records, (state,), marks, True)
+        unsent = _mark_releases(as_float32_leaves(algorithm), marks, only_sent=True)
+        _require_clean(
+            "in a round, of what is said to stay with its client,", advance(unsent), records, (state,), marks, True
+        )
     if by_record:
-        _counted(algorithm, marked, data, model, records, state, marks)
+        _require_counted(algorithm, marked, data, model, records, state, marks)
 
 
-def _marked(algorithm: Algorithm, marks: Marks, only_sent: bool = False) -> Algorithm:
+def _mark_releases(algorithm: Algorithm, marks: Marks, only_sent: bool = False) -> Algorithm:
     """`only_sent`: gradients that are said to act on no update are as plain ones."""
     by_record, local = algorithm.upload.unit is None, algorithm.local
     mine = only_sent and not local.sends_steps
     if facts.of_the_project(local):
         corrections = (part for slot, part in local.parts if slot == "correction")
-        local = replace(local, corrections=tuple(Shaped(base=correction) for correction in corrections))
+        local = replace(local, corrections=tuple(ShapedCorrection(base=correction) for correction in corrections))
         models: Any = getattr(local, "models", None)
         choice = getattr(models, "choice", None)
         if choice is not None and facts.of_the_project(choice):
             local = replace(local, models=replace(models, choice=MarkedChoice(base=choice, mark=marks.released)))
-    local = replace(local, privatizer=Marked(marks=marks if by_record else None, only_sent=only_sent, plain=mine))
+    local = replace(
+        local, privatizer=MarkedPrivatizer(marks=marks if by_record else None, only_sent=only_sent, plain=mine)
+    )
     if by_record:
         return replace(algorithm, local=local)
     return replace(algorithm, local=local, upload=MarkedUpload(base=algorithm.upload, mark=marks.released))
 
 
 @value
-class Shaped(Wrapper):
+class ShapedCorrection(Wrapper):
     """A correction whose gradient must have the shape of a gradient: a number would join every entry of one.
 
     What it refuses names the correction itself.
@@ -137,7 +141,7 @@ class Shaped(Wrapper):
 
 
 @value
-class Marked:
+class MarkedPrivatizer:
     """A privatizer whose gradient depends on all its arguments, on the rows of records behind a mark if noised."""
 
     marks: Marks | None = structure()
@@ -197,7 +201,7 @@ class MarkedUpload(Wrapper):
         return checkpoint_name(update, self.mark), state
 
 
-def _clean(
+def _require_clean(
     when: str, function: Callable[..., Any], records: dict[str, Any], others: tuple[Any, ...], marks: Marks, rows: bool
 ) -> Any:
     """Shapes of what the function returns (the state, where there are two), none of which may depend on records.
@@ -206,7 +210,7 @@ def _clean(
     """
     traced, shapes = jax.make_jaxpr(function, return_shape=True)(records, *others)
     stores: list[Taint] = [
-        stored() if name in ("x", "y") else "" for name in sorted(records) for _ in jax.tree.leaves(records[name])
+        store_rows() if name in ("x", "y") else "" for name in sorted(records) for _ in jax.tree.leaves(records[name])
     ]
     kept = [rows and "clients" in _fields(path) for path, _ in jax.tree_util.tree_flatten_with_path(others)[0]]
     inputs = stores + ["" if own else None for own in kept]
@@ -215,8 +219,8 @@ def _clean(
         if where is not None and shape.size and not (rows and "clients" in _fields(path)):
             raise errors.refuse(
                 "algorithm",
-                f"records that reach {_named(path)} {when}{where if isinstance(where, str) else ''}, past what is "
-                "accounted for",
+                f"records that reach {_describe_path(path)} {when}{where if isinstance(where, str) else ''}, "
+                "past what is accounted for",
                 "one in which records act through the privatized gradient (or the noised mean of updates) alone",
                 "use that gradient only, made with what is public or noised, or say why there is no epsilon by "
                 "`no_epsilon_reason`",
@@ -229,7 +233,7 @@ def _fields(path: Any) -> list[str]:
     return [str(getattr(entry, "name", getattr(entry, "idx", getattr(entry, "key", "")))) for entry in path]
 
 
-def _named(path: Any) -> str:
+def _describe_path(path: Any) -> str:
     names = _fields(path)
     known = [name for name in names if name in ("params", "optimizer", "upload", "shared", "clients")]
     words = {
@@ -242,7 +246,7 @@ def _named(path: Any) -> str:
     return words[known[0]] if known else "a client's message"
 
 
-class _Mark(NamedTuple):
+class _PrivateGradient(NamedTuple):
     """A private gradient in a program."""
 
     stream: int
@@ -251,22 +255,22 @@ class _Mark(NamedTuple):
     shape: tuple[int, ...]
 
 
-def _marks(jaxpr: Any, marks: Marks, times: float = 1, looped: bool = False) -> Iterator[_Mark]:
+def _private_gradients(jaxpr: Any, marks: Marks, times: float = 1, looped: bool = False) -> Iterator[_PrivateGradient]:
     for equation in jaxpr.eqns:
         name = equation.primitive.name
         stream = marks.stream_of(equations.label(equation)) if name == "name" else None
         if stream is not None:
-            yield _Mark(stream, times, looped, equation.outvars[0].aval.shape)
+            yield _PrivateGradient(stream, times, looped, equation.outvars[0].aval.shape)
         more = equations.scan_of(equation).length if name == "scan" else np.inf if name == "while" else 1
         for inside in equations.programs(equation):
-            yield from _marks(inside.jaxpr, marks, times * more, looped or name in ("scan", "while"))
+            yield from _private_gradients(inside.jaxpr, marks, times * more, looped or name in ("scan", "while"))
 
 
 def _has_gradients(function: Callable[..., Any], arguments: tuple[Any, ...], marks: Marks) -> bool:
-    return any(True for _ in _marks(jax.make_jaxpr(function)(*arguments).jaxpr, marks))
+    return any(True for _ in _private_gradients(jax.make_jaxpr(function)(*arguments).jaxpr, marks))
 
 
-def _counted(
+def _require_counted(
     algorithm: Algorithm,
     marked: Algorithm,
     data: FederatedData,
@@ -307,7 +311,7 @@ def _counted(
             "privatized gradients in a client's round alone",
             "ask for it in the round, as one of extra_gradients: elsewhere it is not counted",
         )
-    gradients = list(_marks(jax.make_jaxpr(client_round)(records, state).jaxpr, marks))
+    gradients = list(_private_gradients(jax.make_jaxpr(client_round)(records, state).jaxpr, marks))
     allowed = stated_gradients(algorithm.local, data.largest)
     for stream in sorted({one.stream for one in gradients}):
         own = [one for one in gradients if one.stream == stream]

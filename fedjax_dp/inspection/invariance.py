@@ -15,13 +15,13 @@ from fedjax_dp.inspection.verdict import require
 from fedjax_dp.parts.batches import Batch
 from fedjax_dp.parts.cohorts import Members
 from fedjax_dp.pytrees import replace
-from fedjax_dp.rounds.algorithm import Algorithm
+from fedjax_dp.rounds.algorithm import Algorithm, without_noise
 
 TRIALS = 4
 ROUNDING = 2e-5  # relative to the largest number
 
 
-def _with_padding(batch: Batch, which: int, key: jax.Array, records: jax.Array, *rest: int) -> Batch:
+def _add_padding(batch: Batch, which: int, key: jax.Array, records: jax.Array, *rest: int) -> Batch:
     shape = (batch.positions.shape[0], 2)
     more = jnp.broadcast_to(jnp.asarray(records, batch.positions.dtype), shape)  # the row after the client's own
     return batch._replace(
@@ -30,21 +30,21 @@ def _with_padding(batch: Batch, which: int, key: jax.Array, records: jax.Array, 
     )
 
 
-def _turned(batch: Batch, *rest: Any) -> Batch:
+def _reverse_batch(batch: Batch, *rest: Any) -> Batch:
     return batch._replace(positions=batch.positions[:, ::-1], mask=batch.mask[:, ::-1])
 
 
-def _turned_members(members: Members, *rest: Any) -> Members:
+def _reverse_members(members: Members, *rest: Any) -> Members:
     return jax.tree.map(lambda a: a[::-1], members)
 
 
-def _all_but_last(members: Members, *rest: Any) -> Members:
+def _drop_last(members: Members, *rest: Any) -> Members:
     return jax.tree.map(lambda a: a[:-1], members)
 
 
-def _last_as_padding(members: Members, *rest: Any) -> Members:
+def _pad_last(members: Members, *rest: Any) -> Members:
     last = Members(members.ids[-1:], jnp.zeros(1), jnp.zeros(1, jnp.int32), jnp.zeros(1, bool))
-    return jax.tree.map(lambda *a: jnp.concatenate(a), _all_but_last(members), last, last)
+    return jax.tree.map(lambda *a: jnp.concatenate(a), _drop_last(members), last, last)
 
 
 def _require_same(law: str, one: Any, other: Any, resolution: float = 0.0) -> None:
@@ -56,7 +56,7 @@ def _require_same(law: str, one: Any, other: Any, resolution: float = 0.0) -> No
     require(apart <= allowed, law, f"numbers {apart:.2g} apart", f"at most {allowed:.2g}, rounding", "no chance in it")
 
 
-def _grain(algorithm: Algorithm, data: FederatedData) -> float:
+def _sum_resolution(algorithm: Algorithm, data: FederatedData) -> float:
     """What rounding to a ring may change in a sum."""
     return 2 * algorithm.transport.resolution * min(data.num_clients, algorithm.cohort.capacity(data.num_clients))
 
@@ -68,8 +68,8 @@ def examine_padding(place: Place) -> None:
     clipped: a plain mean does not promise to survive NaN), marked as padding; every step's gradient must stay as it is.
     Cohorts get two more positions that point to a client of NaN, marked as not invited; the new model must stay.
     """
-    algorithm, data = runs.subsampled(runs.without_server(place.algorithm), place.data, most=1)
-    data, privatizer = runs.own_records(data), algorithm.local.privatizer
+    algorithm, data = runs.select_clients(runs.with_plain_mean(place.algorithm), place.data, most=1)
+    data, privatizer = runs.flat_records(data), algorithm.local.privatizer
     poisons: list[Any] = [data.x[0] if data.tokens else 1e4 * (1 + np.abs(data.x[0]))]
     bound: Any = getattr(privatizer, "bound", None)
     clipped = bound is not None and bound.per_record and not (bound.no_epsilon_reason or bound.assumption)
@@ -82,8 +82,8 @@ def examine_padding(place: Place) -> None:
     longer = replace(data, rows=np.arange(len(data.x) + 1, dtype=np.int32))
     setup = TrialInputs(keys_of(len(x), "runs", place.seed), x, y)
     seen = [
-        runs.observe(runs.frozen_updates(twin, data), longer, place.model, setup).gradients
-        for twin in (algorithm, runs.with_batches(algorithm, _with_padding))
+        runs.observe(runs.record_gradients(twin, data), longer, place.model, setup).gradients
+        for twin in (algorithm, runs.with_batches(algorithm, _add_padding))
     ]
     _require_same("padding rows of a batch contribute nothing", *seen)
     if place.data.num_clients > 1:
@@ -91,17 +91,17 @@ def examine_padding(place: Place) -> None:
 
 
 def _examine_padded_cohort(place: Place) -> None:
-    algorithm, data = runs.subsampled(runs.moved_by_updates(runs.without_noise(place.algorithm)), place.data)
-    data = runs.own_records(data)
+    algorithm, data = runs.select_clients(runs.with_plain_server(without_noise(place.algorithm)), place.data)
+    data = runs.flat_records(data)
     x = np.array(data.x)
     if not data.tokens:
         x[int(data.offsets[-1]) :] = np.nan
     spoiled, setup = replace(data, x=x), TrialInputs(keys_of(TRIALS, "runs", place.seed))
     one, other = (
         runs.observe(runs.with_cohort(algorithm, layout), spoiled, place.model, setup).params
-        for layout in (_all_but_last, _last_as_padding)
+        for layout in (_drop_last, _pad_last)
     )
-    _require_same("padding of a cohort contributes nothing", one, other, _grain(algorithm, data))
+    _require_same("padding of a cohort contributes nothing", one, other, _sum_resolution(algorithm, data))
 
 
 def examine_order(place: Place) -> None:
@@ -111,18 +111,18 @@ def examine_order(place: Place) -> None:
     turned round (clients keep their ids, hence keys), and with two clients at a time.
     """
     setup = TrialInputs(keys_of(TRIALS, "runs", place.seed))
-    algorithm, data = runs.subsampled(runs.without_server(place.algorithm), place.data, most=3)
+    algorithm, data = runs.select_clients(runs.with_plain_mean(place.algorithm), place.data, most=3)
     seen = [
-        runs.observe(runs.frozen_updates(twin, data), data, place.model, setup).gradients
-        for twin in (algorithm, runs.with_batches(algorithm, _turned))
+        runs.observe(runs.record_gradients(twin, data), data, place.model, setup).gradients
+        for twin in (algorithm, runs.with_batches(algorithm, _reverse_batch))
     ]
     _require_same("the order of a batch's records changes only rounding", *seen)
-    algorithm, data = runs.moved_by_updates(runs.without_noise(place.algorithm)), place.data
-    turned = runs.with_cohort(algorithm, _turned_members)
+    algorithm, data = runs.with_plain_server(without_noise(place.algorithm)), place.data
+    turned = runs.with_cohort(algorithm, _reverse_members)
     whole, back, portions = (
         runs.observe(twin, data, place.model, setup, execution=execution).params
         for twin, execution in ((algorithm, None), (turned, None), (algorithm, Execution(chunk_size=2)))
     )
-    grain = _grain(algorithm, data)
+    grain = _sum_resolution(algorithm, data)
     _require_same("the order of a cohort's clients changes only rounding", whole, back, grain)
     _require_same("the portions in which clients run change only rounding", whole, portions, grain)

@@ -15,8 +15,8 @@ from jax.experimental import io_callback
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.inspection.draws import examine_records
 from fedjax_dp.inspection.flow import stated_gradients
-from fedjax_dp.inspection.noise_law import uncorrelated
-from fedjax_dp.inspection.trials import RUNS, TRIALS, Place, compiled, keys_of
+from fedjax_dp.inspection.noise_law import require_uncorrelated
+from fedjax_dp.inspection.trials import RUNS, TRIALS, Place, compile_trials, keys_of
 from fedjax_dp.inspection.verdict import require, require_so
 from fedjax_dp.models import Model
 from fedjax_dp.parts.clipping import Records, StepReport
@@ -81,7 +81,7 @@ def examine_batches_of_steps(local: Any, place: Place) -> None:
     """The privatizer receives the records that are drawn, and a key and step that are new each time."""
     algorithm, data, model, rounds = place[:4]
     sizes = np.asarray(data.sizes)
-    met = _at_the_start(local, algorithm, data, model)
+    met = _initial_context(local, algorithm, data, model)
     for client in sorted({int(np.argmin(sizes)), int(np.argmax(sizes)), len(sizes) - 1}):
         records = int(sizes[client])
         count = max(min(RUNS, NOTED // sum(stated_gradients(local, data.largest).values())), 20)
@@ -96,7 +96,7 @@ def examine_batches_of_steps(local: Any, place: Place) -> None:
             with lock:
                 gradients.append(Gradient(int(trial), word, int(step), int(stream), int(who), int(t), gone))
 
-        held = _numbered(data, client)
+        held = _number_records(data, client)
 
         def of(
             key: jax.Array, trial: jax.Array, t: jax.Array, client: int = client, held: Any = held, note: Any = note
@@ -104,7 +104,7 @@ def examine_batches_of_steps(local: Any, place: Place) -> None:
             recording = replace(local, privatizer=RecordingPrivatizer(trial=trial, note=note))
             return recording.run(met(key, t, jnp.int32(client), held)).update
 
-        jax.block_until_ready(compiled(of)(keys_of(count, "local"), jnp.arange(count), jnp.asarray(tried)))
+        jax.block_until_ready(compile_trials(of)(keys_of(count, "local"), jnp.arange(count), jnp.asarray(tried)))
         jax.effects_barrier()
         name = f"local steps of a client with {records} records"
         alike = all(g.client == client and g.round == tried[g.trial] for g in gradients)
@@ -143,7 +143,9 @@ def _examine_stream(name: str, local: Any, own: list[Gradient], most: int, recor
     examine_records(name, times, batches.sampling(records))
 
 
-def _at_the_start(local: Any, algorithm: Algorithm, data: FederatedData, model: Model) -> Callable[..., ClientContext]:
+def _initial_context(
+    local: Any, algorithm: Algorithm, data: FederatedData, model: Model
+) -> Callable[..., ClientContext]:
     """A client when the first round begins, where everybody takes part."""
     state = jax.jit(lambda key: initial_state(algorithm, model, jax.tree.map(jnp.asarray, data), key))(run_key(0))
     members = AllClients().sample(CohortKeys.of(run_key(0), jnp.int32(0)), jnp.int32(0), jnp.asarray(data.shares))
@@ -159,7 +161,7 @@ def _at_the_start(local: Any, algorithm: Algorithm, data: FederatedData, model: 
     return met
 
 
-def _numbered(data: FederatedData, client: int) -> FederatedData:
+def _number_records(data: FederatedData, client: int) -> FederatedData:
     """A store of one client's records, of which all features and targets are its number; of all others, none."""
     records = int(np.asarray(data.sizes)[client])
 
@@ -186,7 +188,7 @@ def _numbered(data: FederatedData, client: int) -> FederatedData:
 
 def _examine_updates(local: Any, place: Place) -> None:
     algorithm, data, model, rounds = place[:4]
-    met = _at_the_start(local, algorithm, data, model)
+    met = _initial_context(local, algorithm, data, model)
     pairs = [(i, t) for i in sorted({0, data.num_clients - 1}) for t in (0, max(rounds - 1, 1))]
 
     def of(key: jax.Array) -> jax.Array:
@@ -198,20 +200,20 @@ def _examine_updates(local: Any, place: Place) -> None:
 
         return jnp.stack([at(i, t) for i, t in pairs])
 
-    updates = np.asarray(compiled(of)(keys_of(2 * TRIALS, "local")), float)
+    updates = np.asarray(compile_trials(of)(keys_of(2 * TRIALS, "local")), float)
     noise = updates[::2] - updates[1::2]
     scale = np.sqrt(np.mean(noise**2, axis=(0, 2), keepdims=True))
     require_so(np.all(scale > 0), "updates carry noise", "none for some client or round", "all")
     overall = (noise / scale).transpose(1, 0, 2).reshape(noise.shape[1], -1)
-    uncorrelated("clients and rounds", overall, [f"client {i}, round {t}" for i, t in pairs], allowed=0.3)
+    require_uncorrelated("clients and rounds", overall, [f"client {i}, round {t}" for i, t in pairs], allowed=0.3)
 
 
-def examine_alone(part: Any, place: Place) -> None:
+def examine_isolation(part: Any, place: Place) -> None:
     """A client's round is the same whatever the records of others, who may even train beside it."""
     algorithm, data, model, rounds = place[:4]
     sizes, local = np.asarray(data.sizes), algorithm.local
     some = np.unique(np.linspace(0, len(sizes) - 1, min(len(sizes), 4)).astype(np.int32))
-    met, held = _at_the_start(local, algorithm, data, model), _subsampled(data, some)
+    met, held = _initial_context(local, algorithm, data, model), _select_clients(data, some)
 
     @jax.jit
     def train(held: FederatedData, t: jax.Array) -> Any:
@@ -224,14 +226,14 @@ def examine_alone(part: Any, place: Place) -> None:
     for t in sorted({0, rounds - 1}):
         before = train(held, jnp.int32(t))
         for position, client in enumerate(some):
-            after = train(_with_others(held, int(client)), jnp.int32(t))
+            after = train(_change_others(held, int(client)), jnp.int32(t))
             for one, other in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
                 one, other = (np.asarray(a[position], float) for a in (one, other))
                 alike = np.allclose(one, other, rtol=1e-6, atol=1e-7, equal_nan=True)
                 require_so(alike, "a client's round uses records", "others too", "its own")
 
 
-def _subsampled(data: FederatedData, some: np.ndarray) -> FederatedData:
+def _select_clients(data: FederatedData, some: np.ndarray) -> FederatedData:
     """A store of the records of some clients, after as many as the largest client may hold that are nobody's."""
     sizes, offsets = np.asarray(data.sizes), np.asarray(data.offsets)
     rows = [data.row_numbers[offsets[i] : offsets[i] + sizes[i]] for i in some]
@@ -244,7 +246,7 @@ def _subsampled(data: FederatedData, some: np.ndarray) -> FederatedData:
     return jax.tree.map(jnp.asarray, some_data)
 
 
-def _with_others(data: FederatedData, client: int) -> FederatedData:
+def _change_others(data: FederatedData, client: int) -> FederatedData:
     """A copy of the store with other records wherever they are not this client's."""
     begin, size = int(data.offsets[client]), int(data.sizes[client])
     owned = {name: np.arange(begin, begin + size) for name in ("x", "y")}

@@ -30,7 +30,7 @@ def worst_records(rng: np.random.Generator, own: np.ndarray, population: np.ndar
     opposite; integers those of a record, or any between those of the population, and exchanged for one another.
     own  records of the population, as the model sees them.
     """
-    kind, x = _kinds(len(own)), _random(rng, own, population)
+    kind, x = _kinds(len(own)), _random_records(rng, own, population)
     if not np.issubdtype(own.dtype, np.floating):
         x[kind % 2 == 1] = own[kind % 2 == 1]
         return x, np.roll(x, 1, 0)
@@ -52,7 +52,7 @@ def _kinds(trials: int) -> np.ndarray:
     return np.arange(trials) // SCALES.size % 8
 
 
-def _random(rng: np.random.Generator, own: np.ndarray, population: np.ndarray) -> np.ndarray:
+def _random_records(rng: np.random.Generator, own: np.ndarray, population: np.ndarray) -> np.ndarray:
     if np.issubdtype(own.dtype, np.floating):
         return rng.normal(size=own.shape).astype(own.dtype)
     return rng.integers(int(np.min(population)), int(np.max(population)) + 1, own.shape).astype(own.dtype)
@@ -88,7 +88,7 @@ def neighbouring_batches(data: FederatedData, model: Model, varies: bool) -> Nei
     population = np.asarray(data.x)
     own = np.array(data.features(population[drawn]))
     one, other = worst_records(rng, own[:, 0], population)
-    x = np.where((kind % 8 == 1).reshape(-1, *[1] * (own.ndim - 1)), own, _random(rng, own, population))
+    x = np.where((kind % 8 == 1).reshape(-1, *[1] * (own.ndim - 1)), own, _random_records(rng, own, population))
     if not data.tokens:
         x[kind % 8 == 2] = 0.0
     x[:, 0] = one
@@ -170,11 +170,11 @@ def examine_function(
     if adjacency is Adjacency.ADD_REMOVE:
         kept = np.array([np.delete(np.arange(count), i) for i in at])
         other = [a[each[:, None], kept] for a in one]
-    run = jax.jit(jax.vmap(lambda leaves: flattened(function(jax.tree.unflatten(structure, leaves)))))
+    run = jax.jit(jax.vmap(lambda leaves: flatten(function(jax.tree.unflatten(structure, leaves)))))
     before, after = (np.asarray(run(stores), float) for stores in (one, other))
     require_moved_within("the function", before, after, sensitivity, adjacency)
 
 
-def flattened(tree: Any) -> jax.Array:
+def flatten(tree: Any) -> jax.Array:
     """All numbers of a pytree, one after another."""
     return jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(tree)])

@@ -13,7 +13,7 @@ from fedjax_dp.inspection.trials import Place, keys_of
 from fedjax_dp.numpy_streams import numpy_stream
 from fedjax_dp.parts.batches import FixedBatches
 from fedjax_dp.pytrees import replace
-from fedjax_dp.rounds.algorithm import Algorithm
+from fedjax_dp.rounds.algorithm import Algorithm, without_noise
 
 NEIGHBOURS = 256
 
@@ -25,19 +25,19 @@ def examine_sensitivity(place: Place) -> None:
     more than a batch, so that it is drawn often, and once where batches are drawn with replacement. Of noise on the
     upload, the whole update. Of whole clients, one's records are exchanged for the worst, or its message is missing.
     """
-    (_of_clients if place.by_client else _of_records)(place)
+    (_examine_clients if place.by_client else _examine_records)(place)
 
 
-def _of_records(place: Place) -> None:
+def _examine_records(place: Place) -> None:
     rng, trials, model = numpy_stream("neighbouring records", place.seed), NEIGHBOURS, place.model
-    algorithm, data = runs.subsampled(runs.without_server(place.algorithm), place.data, most=2)
+    algorithm, data = runs.select_clients(runs.with_plain_mean(place.algorithm), place.data, most=2)
     release = runs.claim_of(place, algorithm, data, 1).release
     local, batch = algorithm.local, getattr(algorithm.local.batches, "size", None)
     if isinstance(local.batches.sampling(int(data.largest)), WithReplacement):
         # the event counts how often a record is drawn; the bound is that of a record that is drawn once
         algorithm = replace(algorithm, local=replace(local, batches=FixedBatches(size=int(batch or 1))))
     # what a record can do does not depend on how many others are not drawn
-    data = runs.own_records(data, None if batch is None else int(batch) + 1)
+    data = runs.flat_records(data, None if batch is None else int(batch) + 1)
     at = rng.integers(0, np.asarray(data.sizes).min(), trials)  # the same position of every client
     params = worst_models(rng, model, trials)
     theirs = np.zeros((trials, len(data.x)), bool)
@@ -48,12 +48,12 @@ def _of_records(place: Place) -> None:
         setups = [TrialInputs(keys, *stores[0], params, missing) for missing in (none, gone)]
     else:
         setups = [TrialInputs(keys, *store, params, none) for store in stores]
-    quiet = runs.without_noise(algorithm)
+    quiet = without_noise(algorithm)
     if algorithm.local.privatizer.on_upload:
         for twin in (replace(quiet, local=replace(quiet.local, steps=1)), quiet):
             _examine_uploads(twin, data, place, setups, release.adjacency)
         return
-    watched = runs.frozen_updates(quiet, data)
+    watched = runs.record_gradients(quiet, data)
     one, other = (np.asarray(runs.observe(watched, data, model, s).gradients[:, 0], float) for s in setups)
     unit = release.adjacency.sensitivity * np.broadcast_to(runs.step_units(algorithm, data)[0], one.shape[:-1])
     taken, what = unit > 0, "the mean gradient of a step"
@@ -71,9 +71,9 @@ def _examine_uploads(
     require_moved_within(f"the upload of {rates.size} steps", one, other, reach, adjacency)
 
 
-def _of_clients(place: Place) -> None:
+def _examine_clients(place: Place) -> None:
     rng, model = numpy_stream("neighbouring clients", place.seed), place.model
-    claim, data = runs.claim_of(place, place.algorithm, place.data, 1), runs.own_records(place.data)
+    claim, data = runs.claim_of(place, place.algorithm, place.data, 1), runs.flat_records(place.data)
     adjacency = claim.release.adjacency
     trials = min(NEIGHBOURS, max(8, 2**24 // max(data.x.size, 1)))
     largest = int(np.argmax(np.asarray(data.shares)))  # who can do most where shares are weights
@@ -86,7 +86,7 @@ def _of_clients(place: Place) -> None:
         setups = [TrialInputs(keys, *stores[0], params, None, who) for who in (nobody, client)]
     else:
         setups = [TrialInputs(keys, *store, params, None, nobody) for store in stores]
-    quiet = runs.moved_by_updates(runs.without_noise(place.algorithm))
+    quiet = runs.with_plain_server(without_noise(place.algorithm))
     one, other = (np.asarray(runs.observe(quiet, data, model, s).params[:, 1], float) for s in setups)
     clip = runs.clip_of(place.algorithm) * claim.norm
     reach = adjacency.sensitivity * runs.mean_unit(place.algorithm, data, clip)

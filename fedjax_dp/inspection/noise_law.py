@@ -8,11 +8,11 @@ import scipy
 
 from fedjax_dp.inspection.verdict import (
     certainty,
+    detectable_deviation,
     largest_deviate,
     limit,
     require,
     require_usual,
-    seen_from,
     square_deviate,
     variance_deviate,
 )
@@ -33,13 +33,13 @@ def examine_noise(noise: np.ndarray, places: list[str], smooth: bool = True) -> 
         variance_deviate(noise),
         "1",
         f"{math.sqrt(np.mean(noise**2)):.4g} of what the accountants count",
-        f", off by {seen_from(error):.1%} is missed once in 1000",
+        f", off by {detectable_deviation(error):.1%} is missed once in 1000",
     )
     across = noise.transpose(1, 0, 2).reshape(count, -1)
-    uncorrelated("clients, rounds and steps", across, places)
+    require_uncorrelated("clients, rounds and steps", across, places)
     some = np.unique(np.linspace(0, size - 1, min(size, COORDINATES)).astype(int))
-    uncorrelated("coordinates", noise[..., some].reshape(-1, some.size).T, [f"coordinate {j}" for j in some])
-    uncorrelated("runs", np.stack([noise[:-1].ravel(), noise[1:].ravel()]), ["a run", "the next"])
+    require_uncorrelated("coordinates", noise[..., some].reshape(-1, some.size).T, [f"coordinate {j}" for j in some])
+    require_uncorrelated("runs", np.stack([noise[:-1].ravel(), noise[1:].ravel()]), ["a run", "the next"])
     for what, axes, names in (
         ("place", (0, 2), places),
         ("coordinate", (0, 1), [f"coordinate {j}" for j in range(size)]),
@@ -53,7 +53,7 @@ def examine_noise(noise: np.ndarray, places: list[str], smooth: bool = True) -> 
             off,
             "1",
             f"{value:.4g} of what is stated at {names[worst]}",
-            f", off by {seen_from(error, off.size):.0%} is missed once in 1000",
+            f", off by {detectable_deviation(error, off.size):.0%} is missed once in 1000",
         )
         means = noise.mean(axes) * math.sqrt(noise.size / off.size)
         off_by = f"{largest_deviate(means):.3g} standard errors at {names[int(np.argmax(np.abs(means)))]}"
@@ -88,7 +88,7 @@ def examine_sizes(squares: np.ndarray, numbers: int, name: Callable[[int], str],
         blocks, length = blocks[: blocks.size // 2 * 2].reshape(-1, 2).sum(1), 2 * length
 
 
-def uncorrelated(what: str, rows: np.ndarray, names: list[str], allowed: float = 0.0) -> None:
+def require_uncorrelated(what: str, rows: np.ndarray, names: list[str], allowed: float = 0.0) -> None:
     """Every pair of rows has the mean product of independent standard normals, or one up to `allowed`.
 
     Of many rows some are compared.

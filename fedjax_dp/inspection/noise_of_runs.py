@@ -12,12 +12,12 @@ from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.inspection import runs
 from fedjax_dp.inspection.noise_law import examine_noise
 from fedjax_dp.inspection.runs import TrialInputs
-from fedjax_dp.inspection.schedule_points import whitened
+from fedjax_dp.inspection.schedule_points import whiten
 from fedjax_dp.inspection.trials import QUICK, Place, keys_of
 from fedjax_dp.inspection.verdict import require
 from fedjax_dp.models.model import size_of
 from fedjax_dp.parts.noise import correlated_source
-from fedjax_dp.rounds.algorithm import Algorithm
+from fedjax_dp.rounds.algorithm import Algorithm, mechanism_of, without_noise
 from fedjax_dp.rounds.round import run_round
 from fedjax_dp.rounds.simulation import as_float32_leaves
 from fedjax_dp.rounds.state import initial_state
@@ -35,7 +35,7 @@ def examine_law(place: Place) -> None:
 
     Of all local steps of two rounds of up to 6 clients; of whole clients' noise, of three moves of the server.
     """
-    (_of_server if place.by_client else _of_steps)(place)
+    (_examine_server if place.by_client else _examine_steps)(place)
 
 
 def _trials(size: int, places: int) -> int:
@@ -45,25 +45,25 @@ def _trials(size: int, places: int) -> int:
 
 def _steps_noise(place: Place, algorithm: Algorithm, data: Any, trials: int, rounds: int) -> np.ndarray:
     """Noise of every local step `(trials, rounds, clients, steps, size)`."""
-    watched, setup = runs.frozen_updates(algorithm, data), TrialInputs(keys_of(trials, "runs", place.seed))
+    watched, setup = runs.record_gradients(algorithm, data), TrialInputs(keys_of(trials, "runs", place.seed))
     loud, quiet = (
         np.asarray(runs.observe(twin, data, place.model, setup, rounds).gradients, float)
-        for twin in (watched, runs.without_noise(watched))
+        for twin in (watched, without_noise(watched))
     )
     return loud - quiet
 
 
-def _moves(place: Place, trials: int, rounds: int) -> tuple[np.ndarray, Any]:
+def _server_moves(place: Place, trials: int, rounds: int) -> tuple[np.ndarray, Any]:
     """Moves of a server whose clients do not move `(trials, rounds, size)`, and what it keeps of uploads."""
-    watched = runs.frozen_updates(runs.moved_by_updates(place.algorithm), place.data)
+    watched = runs.record_gradients(runs.with_plain_server(place.algorithm), place.data)
     setup = TrialInputs(keys_of(trials, "runs", place.seed), params=jnp.zeros((trials, size_of(place.model))))
     seen = runs.observe(watched, place.data, place.model, setup, rounds)
     return np.diff(np.asarray(seen.params, float), axis=1), seen.upload
 
 
-def _of_steps(place: Place) -> None:
+def _examine_steps(place: Place) -> None:
     rounds, size = 2, size_of(place.model)
-    algorithm, data = runs.subsampled(runs.without_server(place.algorithm), place.data)
+    algorithm, data = runs.select_clients(runs.with_plain_mean(place.algorithm), place.data)
     claim = runs.claim_of(place, algorithm, data, rounds)
     wanted = runs.step_units(algorithm, data, rounds) * claim.noise[:, None]
     places = [(t, i, s) for t, i, s in np.ndindex(wanted.shape) if wanted[t, i, s] > 0]
@@ -72,7 +72,7 @@ def _of_steps(place: Place) -> None:
     noise = _steps_noise(place, algorithm, data, trials, rounds)
     source = correlated_source(algorithm.local.privatizer)
     if source is not None:
-        noise = whitened(noise, np.asarray(source.bands, float))
+        noise = whiten(noise, np.asarray(source.bands, float))
     rows = np.stack([noise[:, t, i, s] / wanted[t, i, s] for t, i, s in places], 1)
     if not claim.release.normal:
         differences = (rows[: trials // 2] - rows[trials // 2 : trials // 2 * 2]) / math.sqrt(2)
@@ -83,18 +83,18 @@ def _of_steps(place: Place) -> None:
     require(not np.any(silent), "no noise where none is counted", f"up to {largest:.3g}", "0")
 
 
-def _of_server(place: Place) -> None:
+def _examine_server(place: Place) -> None:
     rounds, size, upload = 3, size_of(place.model), place.algorithm.upload
     clip = runs.clip_of(place.algorithm)
     claim = runs.claim_of(place, place.algorithm, place.data, rounds)
-    noise, kept = _moves(place, _trials(size, rounds), rounds)
+    noise, kept = _server_moves(place, _trials(size, rounds), rounds)
     learnt, multiplier, bits = getattr(kept, "clip_norm", None), claim.noise[0], getattr(upload, "bit_noise", None)
     if bits is not None:  # an adaptive clip norm pays its bits from the same budget
         multiplier = (multiplier**-2 - (2 * float(bits)) ** -2) ** -0.5
     unit = runs.mean_unit(place.algorithm, place.data, clip if learnt is None else learnt[..., None])
     source = correlated_source(upload)
     if source is not None:
-        noise = whitened(noise, np.asarray(source.bands, float))
+        noise = whiten(noise, np.asarray(source.bands, float))
     ring = claim.resolution and clip * multiplier / claim.resolution
     examine_noise(noise / (multiplier * unit), [f"round {t}" for t in range(rounds)], not 0 < ring < SMOOTH)
 
@@ -103,15 +103,17 @@ def examine_keys(place: Place) -> None:
     """One run traced and run twice, and the noise of every place of 4 runs of 12 rounds, each against each other."""
     if size_of(place.model) < 6:
         raise errors.refuse("model", f"{size_of(place.model)} parameters", "of at least 6, to tell noise apart")
-    multipliers = getattr(runs.noised(place.algorithm), "noise_multiplier", None)
+    multipliers = getattr(mechanism_of(place.algorithm), "noise_multiplier", None)
     _examine_seeds(place, random=multipliers is not None)
     if multipliers is None or not np.any(np.asarray(multipliers) > 0):
         return  # there is nothing to be used again
     if place.by_client:
-        noise = _moves(place, SEEDS, ROUNDS)[0]
+        noise = _server_moves(place, SEEDS, ROUNDS)[0]
         names = [f"run {r}, round {t}" for r, t in np.ndindex(noise.shape[:-1])]
     else:
-        noise = _steps_noise(place, *runs.subsampled(runs.without_server(place.algorithm), place.data), SEEDS, ROUNDS)
+        noise = _steps_noise(
+            place, *runs.select_clients(runs.with_plain_mean(place.algorithm), place.data), SEEDS, ROUNDS
+        )
         names = [f"run {r}, round {t}, client {i}, step {s}" for r, t, i, s in np.ndindex(noise.shape[:-1])]
     size = noise.shape[-1]
     rows = noise.reshape(-1, size)[:, np.unique(np.linspace(0, size - 1, min(size, COORDINATES)).astype(int))]

@@ -44,7 +44,7 @@ def scale_names(function: Callable[..., Any], key: Any, named: Mapping[str, Any]
         key, *(named[name] for name in names)
     )
     inputs = [KEY, *(Trace(values=frozenset({name})) for name in names for _ in jax.tree.leaves(named[name]))]
-    return _traces(traced.jaxpr, inputs)
+    return _trace_program(traced.jaxpr, inputs)
 
 
 def require_public(names: Names, private: Mapping[str, str]) -> None:
@@ -55,11 +55,11 @@ def require_public(names: Names, private: Mapping[str, str]) -> None:
         require_so(name not in names, "the size of its noise", measured, wanted, "the trace is exact")
 
 
-def _traces(jaxpr: Any, inputs: list[Trace]) -> list[Trace]:
-    return equations.interpret(jaxpr, inputs, Trace(), _through)
+def _trace_program(jaxpr: Any, inputs: list[Trace]) -> list[Trace]:
+    return equations.interpret(jaxpr, inputs, Trace(), _trace_equation)
 
 
-def _through(equation: Any, reads: list[Trace]) -> list[Trace]:
+def _trace_equation(equation: Any, reads: list[Trace]) -> list[Trace]:
     name, count = equation.primitive.name, len(equation.outvars)
     if name in _DRAWS:  # what is folded into a key acts on the bits alone that it draws
         key, folded = reads[0], any(read.noise for read in reads[1:])
@@ -73,21 +73,21 @@ def _through(equation: Any, reads: list[Trace]) -> list[Trace]:
     if name == "platform_index":
         return [Trace(values=frozenset({_PLATFORM}))]
     if name == "cond":
-        return _branch(equation, reads)
+        return _trace_branch(equation, reads)
     if name in equations.ENTERED:
-        return _traces(equations.inner(equation).jaxpr, reads)
-    return [_one(name, equation, reads)] * count
+        return _trace_program(equations.inner_program(equation).jaxpr, reads)
+    return [_trace_values(name, equation, reads)] * count
 
 
-def _branch(equation: Any, reads: list[Trace]) -> list[Trace]:
+def _trace_branch(equation: Any, reads: list[Trace]) -> list[Trace]:
     branches = [branch.jaxpr for branch in equations.branches_of(equation)]
     if reads[0].values == {_PLATFORM}:  # the same numbers on every platform: the last is everybody's
-        return _traces(branches[-1], reads[1:])
-    each = [_traces(branch, reads[1:]) for branch in branches]
-    return [_chosen(reads[0], list(made)) for made in zip(*each, strict=True)]
+        return _trace_program(branches[-1], reads[1:])
+    each = [_trace_program(branch, reads[1:]) for branch in branches]
+    return [_trace_choice(reads[0], list(made)) for made in zip(*each, strict=True)]
 
 
-def _one(name: str, equation: Any, reads: list[Trace]) -> Trace:
+def _trace_values(name: str, equation: Any, reads: list[Trace]) -> Trace:
     noisy = [read for read in reads if read.noise]
     values, scale = _union(read.values for read in reads), _union(read.scale for read in reads)
     if not noisy:
@@ -109,11 +109,11 @@ def _one(name: str, equation: Any, reads: list[Trace]) -> Trace:
     if name == "div" and not reads[1].noise:
         return Trace(True, False, values, scale | reads[1].values, bits)
     if name == "select_n":
-        return _chosen(reads[0], reads[1:])
+        return _trace_choice(reads[0], reads[1:])
     return Trace(True, False, values, scale | values, bits)
 
 
-def _chosen(by: Trace, made: list[Trace]) -> Trace:
+def _trace_choice(by: Trace, made: list[Trace]) -> Trace:
     every = [by, *made]
     values, scale = _union(read.values for read in every), _union(read.scale for read in every)
     bits = _union(read.bits for read in every)

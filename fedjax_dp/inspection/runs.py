@@ -32,7 +32,7 @@ from fedjax_dp.parts.record_privacy import clips
 from fedjax_dp.parts.server_optimizers import Server
 from fedjax_dp.parts.transport import PlainSum
 from fedjax_dp.pytrees import Wrapper, ravel, replace, structure, value
-from fedjax_dp.rounds.algorithm import Algorithm
+from fedjax_dp.rounds.algorithm import Algorithm, mechanism_of, with_noise
 from fedjax_dp.rounds.round import run_round
 from fedjax_dp.rounds.simulation import as_float32_leaves
 from fedjax_dp.rounds.state import initial_state
@@ -48,7 +48,7 @@ class RecordedGradients(NamedTuple):
 
 
 @functools.cache
-def recording(steps: int) -> Callable[[], optax.GradientTransformation]:
+def recording_rule(steps: int) -> Callable[[], optax.GradientTransformation]:
     """A local rule that notes `steps` gradients and moves nothing."""
 
     def factory() -> optax.GradientTransformation:
@@ -67,7 +67,7 @@ def recording(steps: int) -> Callable[[], optax.GradientTransformation]:
 
 
 @value
-class Rearranged(Wrapper):
+class RearrangedDraws(Wrapper):
     """Batches, or a cohort, whose draws are laid out in another way."""
 
     base: Any
@@ -79,20 +79,20 @@ class Rearranged(Wrapper):
 
 
 def with_batches(algorithm: Algorithm, layout: Callable[..., Batch], which: Any = -1) -> Algorithm:
-    batches: Any = Rearranged(base=algorithm.local.batches, layout=layout, which=which)
+    batches: Any = RearrangedDraws(base=algorithm.local.batches, layout=layout, which=which)
     return replace(algorithm, local=replace(algorithm.local, batches=batches))
 
 
 def with_cohort(algorithm: Algorithm, layout: Callable[..., Members], which: Any = -1) -> Algorithm:
-    return replace(algorithm, cohort=Rearranged(base=algorithm.cohort, layout=layout, which=which))
+    return replace(algorithm, cohort=RearrangedDraws(base=algorithm.cohort, layout=layout, which=which))
 
 
-def _without_record(batch: Batch, position: jax.Array, *rest: Any) -> Batch:
+def _drop_record(batch: Batch, position: jax.Array, *rest: Any) -> Batch:
     """The neighbours of the record at that position stay as they are."""
     return batch._replace(mask=batch.mask & (batch.positions != position.astype(jnp.int32)))
 
 
-def _without_client(members: Members, client: jax.Array, *rest: Any) -> Members:
+def _drop_client(members: Members, client: jax.Array, *rest: Any) -> Members:
     """That one's message does not arrive."""
     return members._replace(drawn=jnp.where(members.ids == client, 0.0, members.drawn))
 
@@ -116,51 +116,33 @@ class TrialOutputs(NamedTuple):
     upload: Any  # state of the upload before each round
 
 
-def noised(algorithm: Algorithm) -> Any:
-    """The part whose noise hides records, or clients."""
-    return algorithm.local.privatizer if algorithm.upload.unit is None else algorithm.upload
-
-
-def with_noise(algorithm: Algorithm, change: Callable[[np.ndarray], np.ndarray]) -> Algorithm:
-    """The algorithm with other noise multipliers, if it has any: one program, with other numbers."""
-    part = noised(algorithm)
-    if getattr(part, "noise_multiplier", None) is None:
-        return algorithm
-    part = replace(part, noise_multiplier=change(np.asarray(part.noise_multiplier, np.float32)))
-    if algorithm.upload.unit is not None:
-        return replace(algorithm, upload=part)
-    return replace(algorithm, local=replace(algorithm.local, privatizer=part))
-
-
-def without_noise(algorithm: Algorithm) -> Algorithm:
-    return with_noise(algorithm, np.zeros_like)
-
-
-def without_server(algorithm: Algorithm) -> Algorithm:
+def with_plain_mean(algorithm: Algorithm) -> Algorithm:
     """The local steps with a plain mean around them: what a record's noise passes through before it is released."""
     plain = replace(algorithm, upload=PlainUpload(), aggregate=ESTIMATORS["mean"], transport=PlainSum())
-    return moved_by_updates(plain)
+    return with_plain_server(plain)
 
 
-def moved_by_updates(algorithm: Algorithm) -> Algorithm:
+def with_plain_server(algorithm: Algorithm) -> Algorithm:
     """The new model is the old one plus the update."""
     return replace(algorithm, server=Server(hyperparameters={"learning_rate": 1.0}, factory=optax.sgd))
 
 
-def frozen_updates(algorithm: Algorithm, data: FederatedData) -> Algorithm:
+def record_gradients(algorithm: Algorithm, data: FederatedData) -> Algorithm:
     """An algorithm whose local steps are recorded and move nothing, and which leaves out what clients keep."""
     local: Any = algorithm.local
     steps = local.batches.count(local.steps, data.largest)
-    rule = LocalRule(hyperparameters={}, factory=recording(steps), keep=True)
+    rule = LocalRule(hyperparameters={}, factory=recording_rule(steps), keep=True)
     passing = tuple(correction for correction in local.corrections if not correction.has_client_state)
     return replace(algorithm, local=replace(local, rule=rule, corrections=passing))
 
 
-def subsampled(algorithm: Algorithm, data: FederatedData, most: int = CLIENTS) -> tuple[Algorithm, FederatedData]:
+def select_clients(algorithm: Algorithm, data: FederatedData, most: int = CLIENTS) -> tuple[Algorithm, FederatedData]:
     """Algorithm and data of at most so many clients, from the smallest to the largest; all of them take part."""
     sizes, shares = np.asarray(data.sizes), np.asarray(data.shares)
     ids = np.argsort(sizes, kind="stable")[np.unique(np.linspace(0, len(sizes) - 1, min(most, len(sizes))).astype(int))]
-    algorithm = with_noise(algorithm, lambda noise: noise[ids] if noise.ndim else noise)
+    noise = getattr(mechanism_of(algorithm), "noise_multiplier", None)
+    if np.ndim(noise):
+        algorithm = with_noise(algorithm, np.asarray(noise, np.float32)[ids])
     return replace(algorithm, cohort=AllClients()), dataclasses.replace(
         data,
         offsets=np.asarray(data.offsets)[ids],
@@ -172,7 +154,7 @@ def subsampled(algorithm: Algorithm, data: FederatedData, most: int = CLIENTS) -
     )
 
 
-def own_records(data: FederatedData, records: int | None = None) -> FederatedData:
+def flat_records(data: FederatedData, records: int | None = None) -> FederatedData:
     """A store of the records that clients hold alone, one client's after the other's, as the model sees them.
 
     records  so many for every client: the first of its own, copied again where it has fewer.
@@ -206,11 +188,11 @@ def observe(
     """Run every trial's rounds, those of the simulator, all trials at once."""
     execution = execution or Execution()
     return jax.device_get(
-        _observe(as_float32_leaves(algorithm), data, setup, model=model, rounds=rounds, execution=execution)
+        _compiled_trials(as_float32_leaves(algorithm), data, setup, model=model, rounds=rounds, execution=execution)
     )
 
 
-def _unjitted(
+def _run_trials(
     algorithm: Algorithm, data: FederatedData, setup: TrialInputs, *, model: Model, rounds: int, execution: Execution
 ) -> TrialOutputs:
     def one(trial: TrialInputs) -> TrialOutputs:
@@ -218,15 +200,15 @@ def _unjitted(
         if trial.x is not None:
             held = replace(held, x=trial.x, y=trial.y)
         if trial.record is not None:
-            here = with_batches(here, _without_record, trial.record)
+            here = with_batches(here, _drop_record, trial.record)
         if trial.client is not None:
-            here = with_cohort(here, _without_client, trial.client)
+            here = with_cohort(here, _drop_client, trial.client)
         state = initial_state(here, model, held, trial.key)
         if trial.params is not None:
             state = state._replace(params=ravel(state.params)[1](trial.params))
 
         def advance(state: Any, _: Any) -> tuple[Any, Any]:
-            state = state._replace(clients=_erased(state.clients))
+            state = state._replace(clients=_erase_records(state.clients))
             new, _ = run_round(here, model, held, trial.key, state, execution)
             noted = [sheet.gradients for sheet in jax.tree.leaves(new.clients, is_leaf=_is_record) if _is_record(sheet)]
             return new, (noted[0] if noted else (), ravel(new.params)[0], state.upload)
@@ -242,14 +224,14 @@ def _is_record(kept: Any) -> bool:
     return isinstance(kept, RecordedGradients)
 
 
-def _erased(clients: Any) -> Any:
+def _erase_records(clients: Any) -> Any:
     """What clients keep, with no gradients recorded yet."""
     return jax.tree.map(
         lambda kept: jax.tree.map(jnp.zeros_like, kept) if _is_record(kept) else kept, clients, is_leaf=_is_record
     )
 
 
-_observe = JitOfModel(_unjitted, ("rounds", "execution"), compiler_options=QUICK)
+_compiled_trials = JitOfModel(_run_trials, ("rounds", "execution"), compiler_options=QUICK)
 
 
 class NoiseClaim(NamedTuple):
@@ -271,7 +253,7 @@ def claim_of(place: Place, algorithm: Algorithm, data: FederatedData, rounds: in
         resolution = algorithm.transport.resolution
         clip = clip_of(algorithm) / resolution
         return NoiseClaim(noise * first.l2 / clip, first, resolution, first.l2 / clip)
-    source = correlated_source(noised(algorithm))
+    source = correlated_source(mechanism_of(algorithm))
     if source is not None:
         noise = noise * np.array([_reach(algorithm, data, source, n, rounds) for n in np.asarray(data.sizes)])
     return NoiseClaim(noise, first)

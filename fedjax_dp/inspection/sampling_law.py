@@ -16,7 +16,16 @@ from fedjax_dp.accounting.sampling import (
     WithoutReplacement,
     WithReplacement,
 )
-from fedjax_dp.inspection.verdict import certainty, count_deviate, limit, require, require_so, require_usual, seen_from
+from fedjax_dp.inspection.verdict import (
+    certainty,
+    count_deviate,
+    detectable_deviation,
+    limit,
+    require,
+    require_at_most,
+    require_so,
+    require_usual,
+)
 
 POSITIONS = 40  # whose pairs are looked at
 LEAST = 100  # draws, and pairs in them, from which pairs are looked at all at once
@@ -27,18 +36,13 @@ def examine_sampling(name: str, counts: np.ndarray, law: Sampling) -> None:
     """Assertions on `(trials, draws, members)` counts; the draws of a trial follow one another."""
     members = counts.shape[-1]
     if isinstance(law, RandomAllocation | BallsInBins):
-        _allocated(name, counts, law)
+        _examine_allocation(name, counts, law)
         return
     rows = counts.reshape(-1, members)
     size, total, draws = rows.sum(1), len(rows), rows.sum(0)
     known, both = isinstance(law, WithoutReplacement | Shuffled), None
-    match law:
-        case WithoutReplacement() | Shuffled():
-            among, sized = law.records, law.batch_size
-        case WithReplacement():
-            among, sized = law.records, law.draws
-        case _:
-            among, sized = members, members
+    among = law.records if known or isinstance(law, WithReplacement) else members
+    sized = law.batch_size if known else law.draws if isinstance(law, WithReplacement) else members
     require(among == members, f"{name}: the stated law draws", f"from {among}", f"from all {members}")
     if isinstance(law, Poisson):
         apart = count_deviate(size.sum(), total * members, law.rate)
@@ -51,13 +55,13 @@ def examine_sampling(name: str, counts: np.ndarray, law: Sampling) -> None:
             apart,
             f"{members * law.rate:.4g}",
             f"{size.mean():.4g}",
-            f", off by {seen_from(error):.1%} is missed once in 1000",
+            f", off by {detectable_deviation(error):.1%} is missed once in 1000",
         )
         wanted = f"{members * law.rate * (1 - law.rate):.4g}"
         require_usual(f"{name}: variance of the size", wide, wanted, f"{np.var(size):.4g}")
     elif isinstance(law, TruncatedPoisson):
         most, chance = size.max(initial=0), stats.binom.pmf(np.arange(members + 1), members, law.rate)
-        require(most <= law.capacity, f"{name}: size of a batch", f"{most}", f"at most {law.capacity}")
+        require_at_most(f"{name}: size of a batch", most, law.capacity)
         kept = np.minimum(np.arange(members + 1), law.capacity)
         sized, both = kept @ chance, kept * (kept - 1) @ chance / max(members * (members - 1), 1)
         known = True
@@ -71,41 +75,38 @@ def examine_sampling(name: str, counts: np.ndarray, law: Sampling) -> None:
     if isinstance(law, Shuffled):
         # whoever is in the first batch of an epoch is in no other of it
         epochs = counts.reshape(-1, law.steps_per_epoch, members).sum(1)
-        require(epochs.max() <= 1, f"{name}: an epoch takes a record once", f"{epochs.max()}", "1")
+        require_at_most(f"{name}: times that an epoch takes a record", epochs.max(), 1)
         rows = counts[:, :: law.steps_per_epoch].reshape(-1, members)
         total, draws = len(rows), rows.sum(0)
     trials, each = (total * law.draws, 1 / members) if isinstance(law, WithReplacement) else (total, rate)
-    away = count_deviate(draws, trials, each)
-    error = math.sqrt((1 - each) / (each * trials))
-    require_usual(
-        f"{name}: how often each is drawn",
-        away,
-        f"{each:.4g}" if not isinstance(law, WithReplacement) else f"{law.draws / members:.4g}",
-        f"{draws[np.argmax(np.abs(away))] / total:.4g} by number {int(np.argmax(np.abs(away)))}",
-        f", off by {seen_from(error, members):.0%} is missed once in 1000",
+    missed = (
+        f", off by {detectable_deviation(math.sqrt((1 - each) / (each * trials)), members):.0%} is missed once in 1000"
     )
+    _require_chance(f"{name}: how often each is drawn", draws, trials, each, missed)
     if isinstance(law, WithReplacement):
-        away = count_deviate((rows > 0).sum(0), total, law.rate)
-        worst = int(np.argmax(np.abs(away)))
-        seen = f"{(rows > 0).mean(0)[worst]:.4g} by number {worst}"
-        require_usual(f"{name}: how often each is drawn at all", away, f"{law.rate:.4g}", seen)
+        _require_chance(f"{name}: how often each is drawn at all", (rows > 0).sum(0), total, law.rate)
     some = np.unique(np.linspace(0, members - 1, min(members, POSITIONS)).astype(int))
     if not isinstance(law, WithReplacement) and some.size > 1 and 0 < rate < 1:
         together = (rows[:, some].T @ rows[:, some])[np.triu_indices(some.size, 1)]
         if both is None:
             both = rate**2 if isinstance(law, Poisson) else sized * (sized - 1) / (members * (members - 1))
-        away = count_deviate(together, total, both)
-        seen = f"{together[np.argmax(np.abs(away))] / total:.4g}"
-        require_usual(f"{name}: how often each pair is drawn together", away, f"{both:.4g}", seen)
-        _pairs_lean(name, rows[:, some].astype(float), both)
+        _require_chance(f"{name}: how often each pair is drawn together", together, total, both)
+        _require_even_pairs(name, rows[:, some].astype(float), both)
     if not isinstance(law, Shuffled):
-        repetition(name, counts)
+        require_independent_draws(name, counts)
     if isinstance(law, Shuffled) and len(set(law.sizes)) > 1:  # batches are alike in their number, not in their size
         counts = counts - counts.mean((0, 2), keepdims=True)
-    overlap(f"{name}: runs", counts[:-1], counts[1:])
+    require_independent(f"{name}: runs", counts[:-1], counts[1:])
 
 
-def _allocated(name: str, counts: np.ndarray, law: RandomAllocation | BallsInBins) -> None:
+def _require_chance(law: str, counts: np.ndarray, draws: int, chance: float, missed: str = "") -> None:
+    """Each of these counts is what this chance makes of so many draws."""
+    away = count_deviate(counts, draws, chance)
+    worst = int(np.argmax(np.abs(away)))
+    require_usual(law, away, f"{chance:.4g}", f"{np.ravel(counts)[worst] / draws:.4g} by number {worst}", missed)
+
+
+def _examine_allocation(name: str, counts: np.ndarray, law: RandomAllocation | BallsInBins) -> None:
     """Of each pass every member is in so many draws, which it picks by itself, afresh in each pass or once a run."""
     members, of, chosen = counts.shape[-1], law.steps_per_epoch, law.joined
     whole = counts[:, : counts.shape[1] // of * of].reshape(len(counts), -1, of, members)
@@ -113,33 +114,27 @@ def _allocated(name: str, counts: np.ndarray, law: RandomAllocation | BallsInBin
     require_so(np.all(times == chosen), f"{name}: draws of a pass with a member", f"{times.tolist()}", f"{chosen}")
     passes = whole[:, 0] if law.kept else whole.reshape(-1, of, members)
     total = len(passes)
-
-    def usual(what: str, seen: np.ndarray, among: int, chance: float) -> None:
-        away = count_deviate(seen, among, chance)
-        often = np.ravel(seen)[int(np.argmax(np.abs(away)))] / among
-        require_usual(f"{name}: {what}", away, f"{chance:.4g}", f"{often:.4g}")
-
     if of == 1:
         return
-    usual("how often each is in each draw of a pass", passes.sum(0), total, law.rate)
+    _require_chance(f"{name}: how often each is in each draw of a pass", passes.sum(0), total, law.rate)
     if 1 < chosen < of:
-        pairs = (passes[:, 0] * passes[:, 1]).sum()
-        usual("how often each is in the first two", pairs, total * members, law.rate * (chosen - 1) / (of - 1))
+        pairs, both = (passes[:, 0] * passes[:, 1]).sum(), law.rate * (chosen - 1) / (of - 1)
+        _require_chance(f"{name}: how often each is in the first two", pairs, total * members, both)
     if members > 1 and chosen < of:
         rows = passes[:, 0, :POSITIONS]
         together = (rows.T @ rows)[np.triu_indices(rows.shape[1], 1)]
-        usual("how often each pair is in a first draw", together, total, law.rate**2)
-        _pairs_lean(name, rows.astype(float), law.rate**2)
+        _require_chance(f"{name}: how often each pair is in a first draw", together, total, law.rate**2)
+        _require_even_pairs(name, rows.astype(float), law.rate**2)
     flat = whole.reshape(len(counts), -1, of * members)
     if law.kept:
         require_so(np.all(flat == flat[:, :1]), f"{name}: draws of later passes", "others", "those of the first")
     elif chosen < of:
-        overlap(f"{name}: passes", flat[:, :-1], flat[:, 1:])
+        require_independent(f"{name}: passes", flat[:, :-1], flat[:, 1:])
     if chosen < of:
-        overlap(f"{name}: runs", flat[:-1, 0], flat[1:, 0])
+        require_independent(f"{name}: runs", flat[:-1, 0], flat[1:, 0])
 
 
-def _pairs_lean(name: str, rows: np.ndarray, both: float) -> None:
+def _require_even_pairs(name: str, rows: np.ndarray, both: float) -> None:
     """All pairs at once: one half of the draws shows which are together too often, the other whether they really are.
 
     Groups that are drawn apart show themselves so, where no single pair does.
@@ -161,11 +156,11 @@ def _pairs_lean(name: str, rows: np.ndarray, both: float) -> None:
     )
 
 
-def repetition(name: str, counts: np.ndarray) -> None:
+def require_independent_draws(name: str, counts: np.ndarray) -> None:
     """Draws of a trial, `(trials, draws, members)`, have no more in common than chance makes of them."""
     draws = counts.shape[1]
     for lag in range(1, min(LAGS, draws - 1) + 1):
-        overlap(f"{name}: draws {lag} apart", counts[:, :-lag], counts[:, lag:])
+        require_independent(f"{name}: draws {lag} apart", counts[:, :-lag], counts[:, lag:])
     if draws < 3 or len(counts) < 3 or counts.shape[-1] < 2:
         return
     away = counts - counts.mean((0, 1))
@@ -178,11 +173,11 @@ def repetition(name: str, counts: np.ndarray) -> None:
         f"{name}: all draws of a run are independent of one another",
         f"an overlap {products.mean():.3g} above chance",
         "0",
-        f"{certainty()}, {seen_from(error):.2g} is missed once in 1000",
+        f"{certainty()}, {detectable_deviation(error):.2g} is missed once in 1000",
     )
 
 
-def overlap(name: str, a: np.ndarray, b: np.ndarray) -> None:
+def require_independent(name: str, a: np.ndarray, b: np.ndarray) -> None:
     """Draws that are independent have in common what their rates make of them."""
     if not a.size or not b.size or a.shape[-1] < 2:
         return
@@ -196,5 +191,5 @@ def overlap(name: str, a: np.ndarray, b: np.ndarray) -> None:
         f"{name} are independent of one another",
         f"an overlap {products.mean():.3g} above chance, {away:.2g} standard errors",
         "0",
-        f"{certainty()}, {seen_from(error):.2g} is missed once in 1000",
+        f"{certainty()}, {detectable_deviation(error):.2g} is missed once in 1000",
     )

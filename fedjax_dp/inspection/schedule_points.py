@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_dp.data.store import FederatedData
-from fedjax_dp.inspection.noise_law import examine_sizes, uncorrelated
+from fedjax_dp.inspection.noise_law import examine_sizes, require_uncorrelated
 from fedjax_dp.inspection.noise_scale import Names
 from fedjax_dp.inspection.trials import QUICK, keys_of
 from fedjax_dp.inspection.verdict import certainty, limit, require, require_so
@@ -25,7 +25,7 @@ ROWS = 256  # coordinates of each step that are compared with those of others
 OF_A_CLIENT = frozenset({"client", "round", "rate", "total_rate", "divisor"})
 
 
-def named() -> dict[str, Any]:
+def example_point() -> dict[str, Any]:
     """What a point of the schedule is made of, by name."""
     at, one = jnp.int32(0), jnp.float32(1)
     point = StepContext(at, at, jnp.uint32(0), one, one, jnp.bool_(False))._asdict()
@@ -37,7 +37,7 @@ def arrays(at: StepContext) -> tuple[Any, ...]:
     return tuple(at)[:-1]
 
 
-def of_steps(algorithm: Algorithm, data: FederatedData, client: Any, t: Any, steps: Any) -> StepContext:
+def points_of_steps(algorithm: Algorithm, data: FederatedData, client: Any, t: Any, steps: Any) -> StepContext:
     """The points of some steps of a client's round `(steps,)`."""
     rates = algorithm.local.rates(t, data.largest)
     at = jnp.asarray(steps, jnp.uint32)
@@ -53,7 +53,7 @@ def divisors(algorithm: Algorithm, data: FederatedData) -> np.ndarray:
     return np.array([[of.max() for of in each], [of.min() for of in each]])[:, at]
 
 
-def of_clients(algorithm: Algorithm, data: FederatedData, rounds: int, depends: Names) -> StepContext:
+def points_of_clients(algorithm: Algorithm, data: FederatedData, rounds: int, depends: Names) -> StepContext:
     """Points `(sequences, steps)`: all steps; and, where it matters, every round, every client, and pairs of them.
 
     Where clients matter by the divisor of their batches alone, one of each divisor stands for all.
@@ -77,17 +77,19 @@ def of_clients(algorithm: Algorithm, data: FederatedData, rounds: int, depends: 
         [ids[(at + rng.integers(ids.size)) % ids.size], *(rng.choice(ids, sequences) for _ in range(times - 1))]
     )
     steps = jnp.arange(tau)
-    points = jax.jit(jax.vmap(lambda client, t: of_steps(algorithm, data, client, t, steps)), compiler_options=QUICK)
+    points = jax.jit(
+        jax.vmap(lambda client, t: points_of_steps(algorithm, data, client, t, steps)), compiler_options=QUICK
+    )
     return points(jnp.asarray(client, jnp.int32), jnp.asarray(t, jnp.int32))
 
 
-def of_server(rounds: int) -> StepContext:
+def points_of_server(rounds: int) -> StepContext:
     """Points `(1, rounds)`: all rounds, as `client_privacy.server_noise` makes points of them."""
     t, one = jnp.arange(rounds, dtype=jnp.int32)[None], jnp.ones((1, rounds), jnp.float32)
     return StepContext(0 * t, t, t.astype(jnp.uint32), one, one, one > 0)
 
 
-def whitened(noise: np.ndarray, bands: np.ndarray) -> np.ndarray:
+def whiten(noise: np.ndarray, bands: np.ndarray) -> np.ndarray:
     """The white noise under correlated noise `(..., steps, size)`."""
     white = np.zeros_like(noise)
     for t in range(noise.shape[-2]):
@@ -124,10 +126,10 @@ def examine(
     if not depends:
         tried = np.unique(np.linspace(0, sequences - 1, min(sequences, max(most, 1)) if bits else 1).astype(int))
         every, times = StepContext(*[a[tried] for a in arrays(every)]), times if bits else 1
-    noise = _drawn(draw, every, times, of_each)  # (times, sequences, steps, of_each)
-    white = whitened(noise, bands)
+    noise = _draw_differences(draw, every, times, of_each)  # (times, sequences, steps, of_each)
+    white = whiten(noise, bands)
     names = [f"step {step}" for step in range(steps)]
-    uncorrelated("steps", white[0, 0, :, :ROWS], names)
+    require_uncorrelated("steps", white[0, 0, :, :ROWS], names)
     if depends or bits:
         _require_new(white.transpose(1, 2, 0, 3).reshape(-1, steps, times * of_each))
     if depends:
@@ -155,7 +157,7 @@ def _require_new(white: np.ndarray) -> None:
     require_so(again.max(initial=0) < 0.1, "the numbers of a step", "some that come again", "new ones each")
     sequences, steps, numbers = white.shape
     if steps == 1 or sequences == 1:
-        return  # one sequence is compared in `uncorrelated`
+        return  # one sequence is compared in `require_uncorrelated`
     tests, worst = sequences * steps**2, 0.0
     for some in np.array_split(white, -(-tests // 2**22)):
         unit = some / (np.linalg.norm(some, axis=-1, keepdims=True) + 1e-30)
@@ -164,7 +166,7 @@ def _require_new(white: np.ndarray) -> None:
     require(worst < limit(tests) / np.sqrt(numbers), what, f"correlation {worst:.3g}", "0", certainty(tests))
 
 
-def _drawn(draw: Callable[..., jax.Array], at: StepContext, times: int, size: int) -> np.ndarray:
+def _draw_differences(draw: Callable[..., jax.Array], at: StepContext, times: int, size: int) -> np.ndarray:
     """What two keys differ by: no signal, and nothing where noise is of another key than its own."""
     sequences = at.number.shape[0]
 

@@ -7,15 +7,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_dp.accounting import Adjacency, FullBatch, GaussianSteps, Release
+from fedjax_dp.accounting import Adjacency, Event, FullBatch, GaussianSteps, Release, Sampling
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.inspection import schedule_points
 from fedjax_dp.inspection.neighbours import BATCHES, DIVISOR, neighbouring_batches, require_bounded
 from fedjax_dp.inspection.noise_law import examine_noise
 from fedjax_dp.inspection.noise_scale import Names, require_public, scale_names
-from fedjax_dp.inspection.schedule_points import whitened
-from fedjax_dp.inspection.trials import NOISE_SLACK, QUICK, SLACK, Place, compiled, keys_of
-from fedjax_dp.inspection.verdict import require, require_so
+from fedjax_dp.inspection.schedule_points import whiten
+from fedjax_dp.inspection.trials import NOISE_SLACK, QUICK, SLACK, Place, compile_trials, keys_of
+from fedjax_dp.inspection.verdict import require, require_at_most, require_so
 from fedjax_dp.models.model import size_of
 from fedjax_dp.numpy_streams import numpy_stream
 from fedjax_dp.parts import facts
@@ -47,19 +47,19 @@ def examine_source(source: NoiseSource, place: Place) -> None:
 
         return jax.vmap(at)(jnp.arange(steps, dtype=jnp.uint32))
 
-    noise = np.asarray(compiled(of)(keys_of(trials, "noise")), float)
+    noise = np.asarray(compile_trials(of)(keys_of(trials, "noise")), float)
     bands = np.asarray(source.bands, float)
     if source.fresh:
         require(bands.size == 1, "fresh noise has one band", f"{bands.size} of them", "1, or `fresh` False")
-    examine_noise(whitened(noise, bands), [f"step {t}" for t in range(steps)])
+    examine_noise(whiten(noise, bands), [f"step {t}" for t in range(steps)])
     (trace,) = scale_names(
-        lambda key, **at: source.draw(key, StepContext(**at), size), run_key(0), schedule_points.named()
+        lambda key, **at: source.draw(key, StepContext(**at), size), run_key(0), schedule_points.example_point()
     )
     depends = trace.values | trace.scale
     if place.by_client:
-        every = schedule_points.of_server(place.rounds)
+        every = schedule_points.points_of_server(place.rounds)
     else:
-        every = schedule_points.of_clients(place.algorithm, place.data, place.rounds, depends | trace.bits)
+        every = schedule_points.points_of_clients(place.algorithm, place.data, place.rounds, depends | trace.bits)
     schedule_points.examine(source.draw, every, bands, size_of(place.model), depends, trace.bits)
 
 
@@ -88,7 +88,7 @@ def examine_bound(bound: Bound, place: Place) -> None:
     _, unit = scale_names(lambda key, params, records: of(key, params, *records), run_key(0), traced)
     public = not (unit.values or unit.noise)
     require_so(public, "the unit of the noise", "one of its records or of the model", "one of public numbers")
-    run, keys = compiled(of), keys_of(BATCHES, "bound")
+    run, keys = compile_trials(of), keys_of(BATCHES, "bound")
     (one, unit), (other, theirs), (less, last) = (
         jax.tree.map(np.asarray, run(keys, batches.params, *batch)) for batch in batches[:3]
     )
@@ -102,7 +102,7 @@ def examine_bound(bound: Bound, place: Place) -> None:
         require_bounded("a record less moves the mean, in units", one / unit, less / unit, 1.0)
     if not bound.assumption and not _varies(algorithm):
         longest = float(np.linalg.norm(one, axis=-1).max())
-        require(longest <= clip * (1 + SLACK), "the length of the mean", f"{longest:.4g}", f"at most {clip:.4g}")
+        require_at_most("the length of the mean", longest, clip * (1 + SLACK))
 
 
 def examine_privatizer(privatizer: Privatizer, place: Place) -> None:
@@ -113,7 +113,7 @@ def examine_privatizer(privatizer: Privatizer, place: Place) -> None:
         raise AssertionError("noise on the upload is understood of OutputGaussian alone, with any bound and source")
     events = [_event(privatizer, algorithm, data, i) for i in range(data.num_clients)]
     multipliers = np.array([min((step.noise_multiplier for step in steps), default=np.inf) for steps in events])
-    kind = _kind(events)
+    kind = _noise_kind(events)
     tau = local.batches.count(local.steps, data.largest)
     some = sorted(
         {int(np.argmin(sizes)), int(np.argmax(sizes)), int(np.argmin(multipliers)), int(np.argmax(multipliers))}
@@ -135,9 +135,9 @@ def examine_privatizer(privatizer: Privatizer, place: Place) -> None:
     own_keys, least, loud = keys_of(BATCHES, "privatizer"), np.inf, (batches.params[0], *usual)
     for client in some:
         for t in sorted({0, rounds - 1}):
-            at = schedule_points.arrays(schedule_points.of_steps(algorithm, data, client, t, steps))
+            at = schedule_points.arrays(schedule_points.points_of_steps(algorithm, data, client, t, steps))
             keys = keys_of(2 * many, f"noise {client} {t}")
-            noise = _noise_in(draw(keys, at, divisor, *loud))  # (draws, steps, size)
+            noise = _noise_of_pairs(draw(keys, at, divisor, *loud))  # (draws, steps, size)
             std = np.sqrt(np.mean(noise**2, 0))
             require_so(np.all(std > 0), "every coordinate of every step is noised", "not", "so")
             last, at_last = tuple(a[-1] for a in at), tuple(a[-1:] for a in at)
@@ -148,18 +148,15 @@ def examine_privatizer(privatizer: Privatizer, place: Place) -> None:
             finite = np.isfinite(own).all() and np.isfinite(other).all()
             require_so(finite, "a noised gradient", "not finite", "finite: a run that stops tells of a record")
             difference, share = (own - other) * kind.deviation, multipliers[client] / (1.0 if varies else 2.0)
-            over = share * _farthest(difference / std[-1], kind.norm)
+            over = share * _largest_move(difference / std[-1], kind.norm)
             if over > 1 + NOISE_SLACK:  # by chance, where a record moves few coordinates: drawn again, more often
                 again = [keys_of(2 * many, f"noise again {client} {t} {part}") for part in range(AGAIN)]
-                squares = [np.mean(_noise_in(draw(keys, at_last, divisor, *loud))[:, 0] ** 2, 0) for keys in again]
-                over = share * _farthest(difference / np.sqrt(np.mean(squares, 0)), kind.norm)
-            require(
-                over <= 1 + NOISE_SLACK,
-                "standard deviation of its noise over what its event says",
-                f"{1 / over:.4g}",
-                "1 or more",
-                f"{NOISE_SLACK:.0%} may be chance",
-            )
+                squares = [
+                    np.mean(_noise_of_pairs(draw(keys, at_last, divisor, *loud))[:, 0] ** 2, 0) for keys in again
+                ]
+                over = share * _largest_move(difference / np.sqrt(np.mean(squares, 0)), kind.norm)
+            law, chance = "standard deviation of its noise over what its event says", f"{NOISE_SLACK:.0%} may be chance"
+            require(over <= 1 + NOISE_SLACK, law, f"{1 / over:.4g}", "1 or more", chance)
             examine_noise(kind.as_normal(noise / std), [f"step {step}" for step in steps])
             spread = np.sqrt(np.mean(std**2, 1))
             require(
@@ -172,11 +169,11 @@ def examine_privatizer(privatizer: Privatizer, place: Place) -> None:
     _examine_everywhere(of, privatizer, algorithm, data, rounds, loud, least * multipliers, depends, bits, kind)
 
 
-def _farthest(moved: np.ndarray, norm: int) -> float:
+def _largest_move(moved: np.ndarray, norm: int) -> float:
     return float(np.max(np.linalg.norm(moved, ord=norm, axis=-1)))
 
 
-def _noise_in(drawn: jax.Array) -> np.ndarray:
+def _noise_of_pairs(drawn: jax.Array) -> np.ndarray:
     """What every two draws differ by, as large as the noise of one."""
     return (np.asarray(drawn[::2], float) - np.asarray(drawn[1::2], float)) / np.sqrt(2)
 
@@ -188,7 +185,12 @@ def _scale_of_noise(of: Callable[..., jax.Array], usual: tuple[Any, ...]) -> tup
         return of(key, schedule_points.arrays(StepContext(**where)), divisor, params, *records)
 
     params, *records = usual
-    inputs = {"divisor": jnp.int32(DIVISOR), "params": params, "records": tuple(records), **schedule_points.named()}
+    inputs = {
+        "divisor": jnp.int32(DIVISOR),
+        "params": params,
+        "records": tuple(records),
+        **schedule_points.example_point(),
+    }
     (trace,) = scale_names(named, run_key(0), inputs)
     require_so(trace.noise, "the gradient", "no noise of its key", "noise", "the trace is exact")
     require_public(trace.scale | trace.bits, {"params": "the parameters", "records": "the records of its batch"})
@@ -220,7 +222,7 @@ def _examine_everywhere(
         def draw(key: jax.Array, at: StepContext, size: int, own: Any = own) -> jax.Array:
             return of(key, schedule_points.arrays(at), jnp.asarray(own, jnp.int32)[at.client], *usual)[:size]
 
-        every = schedule_points.of_clients(algorithm, data, rounds, depends | bits)
+        every = schedule_points.points_of_clients(algorithm, data, rounds, depends | bits)
         as_normal = None if kind.normal else kind.as_normal
         schedule_points.examine(draw, every, np.ones(1), usual[0].size, depends, bits, wanted * share, as_normal)
 
@@ -229,22 +231,31 @@ def _event(privatizer: Privatizer, algorithm: Algorithm, data: FederatedData, cl
     """The releases of a client's event, which must be of all its steps, batches and neighbours."""
     local, records = algorithm.local, int(np.asarray(data.sizes)[client])
     steps, law = local.batches.count(local.steps, records), local.batches.sampling(records)
-    adjacency = neighbours_of(law)
     noise = privatizer.client_noise(data.num_clients)[client]
     rates = np.full(1, float(local.rates(0, data.largest)[-1]))
-    leaves = list(privatizer.event(noise, local.batches, records, steps, rates).leaves())
-    for step, _ in leaves:
-        require(step.adjacency is adjacency, "neighbours", step.adjacency.value, adjacency.value)
-        known = step.sampling in (law, FullBatch())
-        require(known, "sampling in its event", str(step.sampling), f"{law} of the batches")
-    source = correlated_source(privatizer)
+    event = privatizer.event(noise, local.batches, records, steps, rates)
+    return releases_of(event, law, neighbours_of(law), steps, correlated_source(privatizer))
+
+
+def releases_of(
+    event: Event, law: Sampling, adjacency: Adjacency, sums: int, source: Any, any_neighbours: bool = False
+) -> list[Release]:
+    """The releases of an event, which must be of so many sums, under their sampling law and neighbours.
+
+    Of a correlated source of the project one release may stand for all sums, with `any_neighbours` under others.
+    """
     joined = source is not None and facts.of_the_project(source)
-    counted = sum(step.count for step, _ in leaves)
-    require(joined or counted >= steps, "noisy sums in its event", f"{counted}", f"the {steps} local steps")
-    return [step for step, _ in leaves]
+    releases = [release for release, _ in event.leaves()]
+    for release in releases:
+        alike = release.adjacency is adjacency or (joined and any_neighbours)
+        require(alike, "neighbours", release.adjacency.value, adjacency.value)
+        require(release.sampling in (law, FullBatch()), "sampling in its event", str(release.sampling), str(law))
+    counted = sum(release.count for release in releases)
+    require(joined or counted >= sums, "noisy sums in its event", f"{counted}", f"the {sums} that are drawn")
+    return releases
 
 
-def _kind(events: list[list[Release]]) -> Release:
+def _noise_kind(events: list[list[Release]]) -> Release:
     """One of the releases, whose noise must all be of one kind: it states the law, and the norm of the bound."""
     every = {type(step): step for steps in events for step in steps}
     require(len(every) <= 1, "noise in its events", f"of {len(every)} kinds", "of one kind")
@@ -270,7 +281,7 @@ def examine_correction(correction: Correction, place: Place) -> None:
         step = StepContext(zero, zero, jnp.uint32(0), jnp.float32(rate), jnp.float32(rate), jnp.bool_(True))
         return params - rate * correction.gradient(gradient, params, step, client, records)
 
-    run = compiled(after)
+    run = compile_trials(after)
     v, w, g, h = points
     near, far = np.asarray(run(v, g), float), np.asarray(run(w, h), float)
     allowed = np.linalg.norm(v - w, axis=-1) + rate * np.linalg.norm(g - h, axis=-1)

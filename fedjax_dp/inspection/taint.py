@@ -44,45 +44,47 @@ class Marks(NamedTuple):
         return f"{self.released}, rows of rank {rank}"
 
 
-def stored() -> Rows:
+def store_rows() -> Rows:
     """Records as they stand in the store."""
     return Rows(1, object())
 
 
 def output_taints(jaxpr: Any, inputs: list[Taint], marks: Marks) -> list[Taint]:
     """Whether and how every output of a program depends on records, by its inputs."""
-    return equations.interpret(jaxpr, inputs, None, functools.partial(_through, marks))
+    return equations.interpret(jaxpr, inputs, None, functools.partial(_taint_equation, marks))
 
 
-def _through(marks: Marks, equation: Any, reads: list[Taint]) -> list[Taint]:
+def _taint_equation(marks: Marks, equation: Any, reads: list[Taint]) -> list[Taint]:
     name = equation.primitive.name
     if all(read is None for read in reads):
         return [None] * len(equation.outvars)
     if name == "name":
-        return [_named(equations.label(equation), equation.invars[0].aval.ndim, reads[0], marks)]
+        return [_taint_of_name(equations.label(equation), equation.invars[0].aval.ndim, reads[0], marks)]
     if name == "scan":
         scan = equations.scan_of(equation)
-        ends = _repeated(scan.body.jaxpr, *scan.parts(reads), marks)
+        ends = _taint_of_loop(scan.body.jaxpr, *scan.parts(reads), marks)
         made = ends[scan.carry :]
         return [*ends[: scan.carry], *(Rows(r.axes + 1, object()) if isinstance(r, Rows) else r for r in made)]
     if name == "while":
         loop = equations.while_of(equation)
         condition, body = loop.condition_consts, loop.body_consts
-        ends = _repeated(loop.body.jaxpr, reads[condition : condition + body], reads[condition + body :], [], marks)
+        ends = _taint_of_loop(
+            loop.body.jaxpr, reads[condition : condition + body], reads[condition + body :], [], marks
+        )
         decision = output_taints(loop.condition.jaxpr, [*reads[:condition], *ends], marks)[0]
-        return ends if decision is None else _mixed(equation, [decision, *ends])
+        return ends if decision is None else _mix(equation, [decision, *ends])
     if name == "cond":
         if reads[0] is not None:
-            return _mixed(equation, reads)
+            return _mix(equation, reads)
         each = [output_taints(branch.jaxpr, reads[1:], marks) for branch in equations.branches_of(equation)]
         return [made[0] if all(one == made[0] for one in made) else place_of(made) for made in zip(*each, strict=True)]
     if name in equations.ENTERED:
-        return output_taints(equations.inner(equation).jaxpr, reads, marks)
+        return output_taints(equations.inner_program(equation).jaxpr, reads, marks)
     rows = _row_by_row(equation, reads)
-    return _mixed(equation, reads) if rows is None else [rows] * len(equation.outvars)
+    return _mix(equation, reads) if rows is None else [rows] * len(equation.outvars)
 
 
-def _named(name: str, rank: int, read: Taint, marks: Marks) -> Taint:
+def _taint_of_name(name: str, rank: int, read: Taint, marks: Marks) -> Taint:
     if name == marks.released or marks.stream_of(name) is not None:
         return None
     if isinstance(read, Rows) and name == marks.rows(rank - read.axes):
@@ -90,22 +92,22 @@ def _named(name: str, rank: int, read: Taint, marks: Marks) -> Taint:
     return read
 
 
-def _mixed(equation: Any, reads: list[Taint]) -> list[Taint]:
+def _mix(equation: Any, reads: list[Taint]) -> list[Taint]:
     """Outputs that may depend on whatever of the reads depends on records; nothing else may."""
     if equation.effects or "callback" in equation.primitive.name:  # it prints them, or keeps them for later
         raise errors.refuse(
             "algorithm",
-            f"records that are passed on or written by {equation.primitive.name}{_where(equation)}",
+            f"records that are passed on or written by {equation.primitive.name}{_user_place(equation)}",
             "one in which records act through the privatized gradient (or the noised mean of updates) alone",
             "leave out callbacks, prints and references that records reach",
         )
-    return [_where(equation) or place_of(reads)] * len(equation.outvars)
+    return [_user_place(equation) or place_of(reads)] * len(equation.outvars)
 
 
-def _repeated(body: Any, fixed: list[Taint], carried: list[Taint], rows: list[Taint], marks: Marks) -> list[Taint]:
+def _taint_of_loop(body: Any, fixed: list[Taint], carried: list[Taint], rows: list[Taint], marks: Marks) -> list[Taint]:
     """Follows a loop once around after another, until nothing new depends on records."""
     while True:
-        now = [_one_of(row) for row in rows]  # others than those of the last time around
+        now = [_row_of(row) for row in rows]  # others than those of the last time around
         made = output_taints(body, [*fixed, *carried, *now], marks)
         wider = [old if new in (None, old) else place_of([old, new]) for old, new in zip(carried, made)]
         if wider == carried:
@@ -113,7 +115,7 @@ def _repeated(body: Any, fixed: list[Taint], carried: list[Taint], rows: list[Ta
         carried = wider
 
 
-def _one_of(rows: Taint) -> Taint:
+def _row_of(rows: Taint) -> Taint:
     """A place of the first axis."""
     if not isinstance(rows, Rows):
         return rows
@@ -145,7 +147,7 @@ def _row_by_row(equation: Any, reads: list[Taint]) -> Rows | None:
     before, after = equation.invars[0].aval.shape, equation.outvars[0].aval.shape
     lead = tuple(range(rows.axes))
     if name == "gather" and len(dirty) == 1:
-        return _gathered(equations.gather_of(equation), before, len(after), rows)
+        return _gathered_rows(equations.gather_of(equation), before, len(after), rows)
     if name in (*_REDUCTIONS.split(), "squeeze", "rev"):
         return rows if min(equations.axes_of(equation), default=rows.axes) >= rows.axes else None
     if name == "reshape":
@@ -159,7 +161,7 @@ def _row_by_row(equation: Any, reads: list[Taint]) -> Rows | None:
     return None
 
 
-def _gathered(picked: equations.Gather, before: tuple[int, ...], rank: int, rows: Rows) -> Rows | None:
+def _gathered_rows(picked: equations.Gather, before: tuple[int, ...], rank: int, rows: Rows) -> Rows | None:
     """Whole records at chosen places of the last leading axis."""
     shape, last, rest = picked.numbers, rows.axes - 1, before[rows.axes :]
     whole = (
@@ -174,6 +176,6 @@ def _gathered(picked: equations.Gather, before: tuple[int, ...], rank: int, rows
     return Rows(rank - len(rest), object()) if whole else None
 
 
-def _where(equation: Any) -> str:
+def _user_place(equation: Any) -> str:
     frames = (frame for frame in equations.frames_of(equation) if not frame[0].startswith(_PACKAGE))
     return equations.place_of(frames)

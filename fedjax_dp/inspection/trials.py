@@ -54,7 +54,7 @@ class Place(NamedTuple):
         return self.algorithm.upload.unit is Unit.CLIENT
 
 
-def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+def compile_trials(function: Callable[..., Any]) -> Callable[..., Any]:
     return jax.jit(jax.vmap(function), compiler_options=QUICK)
 
 
@@ -62,11 +62,11 @@ def keys_of(count: int, role: str, seed: int = 0) -> jax.Array:
     return jax.random.split(role_key(run_key(seed), role), count)
 
 
-def drawn_cohorts(cohort: Cohort, key: jax.Array, rounds: np.ndarray, shares: jax.Array) -> Members:
+def draw_cohorts(cohort: Cohort, key: jax.Array, rounds: np.ndarray, shares: jax.Array) -> Members:
     """The cohorts of some rounds, `(rounds, members)` each, on the host."""
-    return jax.tree.map(np.asarray, _drawn(cohort, key, jnp.asarray(rounds), shares))
+    return jax.tree.map(np.asarray, _draw(cohort, key, jnp.asarray(rounds), shares))
 
 
 @functools.partial(jax.jit, compiler_options=QUICK)
-def _drawn(cohort: Cohort, key: jax.Array, rounds: jax.Array, shares: jax.Array) -> Members:
+def _draw(cohort: Cohort, key: jax.Array, rounds: jax.Array, shares: jax.Array) -> Members:
     return jax.vmap(lambda t: draw_cohort(cohort, key, t, shares))(rounds)

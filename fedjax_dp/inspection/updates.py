@@ -7,16 +7,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_dp.accounting import Adjacency, FullBatch
+from fedjax_dp.accounting import Adjacency
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.inspection import schedule_points
 from fedjax_dp.inspection.neighbours import SCALES
-from fedjax_dp.inspection.noise_law import examine_noise, examine_sizes, uncorrelated
+from fedjax_dp.inspection.noise_law import examine_noise, examine_sizes, require_uncorrelated
 from fedjax_dp.inspection.noise_scale import Names, require_public, scale_names
-from fedjax_dp.inspection.trials import NOISE_SLACK, QUICK, SLACK, TRIALS, Place, compiled, drawn_cohorts, keys_of
-from fedjax_dp.inspection.verdict import require, require_so
+from fedjax_dp.inspection.steps import releases_of
+from fedjax_dp.inspection.trials import NOISE_SLACK, QUICK, SLACK, TRIALS, Place, compile_trials, draw_cohorts, keys_of
+from fedjax_dp.inspection.verdict import require, require_at_most, require_so
 from fedjax_dp.numpy_streams import numpy_stream
-from fedjax_dp.parts import facts
 from fedjax_dp.parts.aggregation import Aggregate
 from fedjax_dp.parts.client_privacy import (
     ClientPrivacy,
@@ -67,8 +67,8 @@ def examine_upload(upload: ClientPrivacy, place: Place) -> None:
     means, first = _means(numpy_stream("means of uploads"), horizon, size), jnp.arange(horizon)
     many = int(np.clip(2**21 // (horizon * size), 64, 2000))
     keys = keys_of(many, "release")
-    noise = np.asarray(compiled(lambda key: run((key,), first, jnp.asarray(means))[0])(keys), float)
-    quiet = np.asarray(compiled(lambda key: run((key,), first, jnp.zeros_like(means))[0])(keys[:4]), float)
+    noise = np.asarray(compile_trials(lambda key: run((key,), first, jnp.asarray(means))[0])(keys), float)
+    quiet = np.asarray(compile_trials(lambda key: run((key,), first, jnp.zeros_like(means))[0])(keys[:4]), float)
     scale = np.maximum(np.abs(means).max(-1, keepdims=True), np.abs(quiet).max(-1, keepdims=True)) + 1e-30
     error = float((np.abs(noise[:4] - quiet) / scale).max())
     require(error < 1e-3, "the mean that joins its noise", f"changed by {error:.2g}", "as it arrived")
@@ -83,7 +83,7 @@ def examine_upload(upload: ClientPrivacy, place: Place) -> None:
         both = role_key(key, "one"), role_key(key, "other")
         return run(both, jnp.asarray(tried), still, min(size, schedule_points.ROWS))
 
-    rows, squares, states = compiled(of_two)(keys_of(times, "all rounds"))
+    rows, squares, states = compile_trials(of_two)(keys_of(times, "all rounds"))
     states = jax.tree.map(lambda a: a[0] if stateful else a[0, :1], states)
     longest = _longest_messages(
         upload,
@@ -108,7 +108,7 @@ def examine_upload(upload: ClientPrivacy, place: Place) -> None:
     examine_sizes(above, times * size, lambda at: f"round {tried[at]}", least=True)
     if upload.amplified or source_of(upload) is None:
         examine_noise(noise / std[:, None], [f"round {t}" for t in range(horizon)])
-        uncorrelated("rounds", np.asarray(rows[0], float), [f"round {t}" for t in tried])
+        require_uncorrelated("rounds", np.asarray(rows[0], float), [f"round {t}" for t in tried])
 
 
 def _scale_of_noise(upload: ClientPrivacy, size: int, reach: Any, expected: Any) -> Names:
@@ -154,14 +154,17 @@ def _updates(upload: ClientPrivacy, size: int, numbers: int) -> np.ndarray:
     sparse = dense * (rng.random((TRIALS, size)) < 0.1)
     even = np.resize([1.0, -1.0], (TRIALS, 1)) * np.ones(size)
     kinds = np.concatenate([dense, sparse, np.abs(dense), -np.abs(dense), even, np.rint(dense), np.sign(dense)])
-    near = _longest(upload) / np.maximum(np.linalg.norm(kinds, axis=1, keepdims=True), 1e-12)
+    near = _message_length(upload) / np.maximum(np.linalg.norm(kinds, axis=1, keepdims=True), 1e-12)
     lengths = np.concatenate(
         [SCALES, 10.0 ** rng.uniform(-9, 37, TRIALS - 2 * SCALES.size), np.full(SCALES.size, 1.01)]
     )
     lengths = np.concatenate([np.resize(lengths, TRIALS)[rng.permutation(TRIALS)] for _ in range(7)])[:, None]
     alone = np.eye(size)[rng.permutation(size)[: max(numbers // size - len(kinds), 64)]]
     alone = (
-        alone * _longest(upload) * 10.0 ** rng.uniform(0.01, 6, (len(alone), 1)) * rng.choice([-1, 1], (len(alone), 1))
+        alone
+        * _message_length(upload)
+        * 10.0 ** rng.uniform(0.01, 6, (len(alone), 1))
+        * rng.choice([-1, 1], (len(alone), 1))
     )
     with np.errstate(invalid="ignore", over="ignore"):
         every = np.concatenate([kinds * lengths, kinds * near * 1.5, alone]).astype(np.float32)
@@ -172,43 +175,34 @@ def _multiplier(upload: ClientPrivacy, algorithm: Algorithm, data: FederatedData
     """The largest noise multiplier that its events speak of, for all rounds, the samples and neighbours at hand."""
     cohort, count = algorithm.cohort, data.num_clients
     members, resolution = cohort.capacity(count), algorithm.transport.resolution
-    noise = released_noise(upload)
-    multipliers = []
+    noise, source, multipliers = released_noise(upload), correlated_source(upload), []
     for sampling, adjacency in {SEEN, cohort.amplified(count, 0) if upload.amplified else SEEN}:
         attendance = Participation(
             sampling, adjacency, rounds, rounds, cohort.min_separation(count), members, members, resolution, size
         )
-        leaves = list(upload.event(noise, attendance).leaves())
-        source = correlated_source(upload)
-        joined = source is not None and facts.of_the_project(source)
-        for step, _ in leaves:
-            known = step.sampling in (sampling, FullBatch())
-            require(known, "sampling in its event", str(step.sampling), f"{sampling} of the cohorts")
-            alike = step.adjacency is adjacency
-            require(joined or alike, "neighbours", step.adjacency.value, adjacency.value)
-        counted, least = sum(step.count for step, _ in leaves), -(-rounds // cohort.min_separation(count))
-        require(joined or counted >= least, "noisy sums in its event", f"{counted}", f"the {least} rounds")
-        multipliers += [step.noise_multiplier for step, _ in leaves]
+        event, least = upload.event(noise, attendance), -(-rounds // cohort.min_separation(count))
+        counted = releases_of(event, sampling, adjacency, least, source, any_neighbours=True)
+        multipliers += [release.noise_multiplier for release in counted]
     return max(multipliers, default=np.inf)
 
 
-def _longest(upload: UpdatePrivatizer) -> float:
+def _message_length(upload: UpdatePrivatizer) -> float:
     """The length of messages that transports and means are tried with."""
     return float(upload.clip_norm) if hides_clients(upload) else 1.0
 
 
-def _some_cohorts(place: Place, most: int) -> tuple[Members, np.ndarray]:
+def _sample_cohorts(place: Place, most: int) -> tuple[Members, np.ndarray]:
     """Cohorts of the run, of all its rounds if these are no more than `most`, and which rounds they are of."""
     tried = np.unique(np.linspace(0, place.rounds - 1, min(place.rounds, max(most, TRIALS))).astype(np.int32))
     shares = jnp.asarray(place.data.shares)
-    return drawn_cohorts(place.algorithm.cohort, run_key(place.seed), tried, shares), tried
+    return draw_cohorts(place.algorithm.cohort, run_key(place.seed), tried, shares), tried
 
 
 def examine_transport(transport: Transport, place: Place) -> None:
     """The sum that arrives is that of the messages, or its noise would be of another size than they."""
     members, size = place.algorithm.cohort.capacity(place.data.num_clients), 8
-    clip = _longest(place.algorithm.upload)
-    schedule, tried = _some_cohorts(place, 2**20 // members**2)
+    clip = _message_length(place.algorithm.upload)
+    schedule, tried = _sample_cohorts(place, 2**20 // members**2)
     at = jnp.arange(members, dtype=jnp.int32)
 
     def off(key: jax.Array, t: jax.Array, ids: jax.Array, here: jax.Array) -> jax.Array:
@@ -225,10 +219,10 @@ def examine_transport(transport: Transport, place: Place) -> None:
         return jnp.abs(arrived - jnp.where(here[:, None], flat, 0).sum(0)).max()
 
     keys = keys_of(len(tried), "transport")
-    errors = compiled(off)(keys, jnp.asarray(tried), jnp.asarray(schedule.ids), jnp.asarray(schedule.invited))
+    errors = compile_trials(off)(keys, jnp.asarray(tried), jnp.asarray(schedule.ids), jnp.asarray(schedule.invited))
     worst = float(np.max(np.asarray(errors)))
     allowed = members * (0.51 * transport.resolution + 1e-5 * clip)
-    require(worst <= allowed, "what arrives less the sum of the messages", f"{worst:.3g}", f"{allowed:.3g}")
+    require_at_most("what arrives less the sum of the messages", worst, allowed)
 
 
 def examine_estimator(aggregate: Aggregate, place: Place) -> None:
@@ -238,8 +232,8 @@ def examine_estimator(aggregate: Aggregate, place: Place) -> None:
     rates = algorithm.cohort.rates(shares)
     size, compared = 8, 24
     positions = algorithm.cohort.capacity(data.num_clients)
-    schedule, _ = _some_cohorts(place, 2**21 // (positions * min(positions, compared)))
-    clip = _longest(algorithm.upload)
+    schedule, _ = _sample_cohorts(place, 2**21 // (positions * min(positions, compared)))
+    clip = _message_length(algorithm.upload)
     reach = float(aggregate.sensitivity(shares, rates, positions))
     least, most = extreme_rates(local, data.largest, rounds)
     sampled = algorithm.upload.amplified and algorithm.cohort.amplified(data.num_clients, 0)
@@ -280,13 +274,5 @@ def examine_estimator(aggregate: Aggregate, place: Place) -> None:
     run = jax.jit(jax.vmap(of), compiler_options=QUICK)
     bent, moved = (float(np.max(np.asarray(a))) for a in run(drawn, keys_of(len(schedule.ids), "estimator")))
     certain = "in cohorts of this run"
-    require(
-        bent <= 1e-2, "the mean of two sums of messages less their means", f"{bent:.3g} reaches", "0: linear", certain
-    )
-    require(
-        moved <= reach * (1 + SLACK),
-        "what a client of norm 1 moves the mean by",
-        f"{moved:.4g}",
-        f"at most its reach {reach:.4g}",
-        certain,
-    )
+    require_at_most("the mean of two sums of messages less their means, over its reach", bent, 1e-2, certain)
+    require_at_most("what a client of norm 1 moves the mean by", moved, reach * (1 + SLACK), certain)

@@ -32,7 +32,7 @@ _RECORD: contextvars.ContextVar[list[CheckReport] | None] = contextvars.ContextV
 
 
 @contextlib.contextmanager
-def recorded() -> Iterator[list[CheckReport]]:
+def record_reports() -> Iterator[list[CheckReport]]:
     """Collects the reports of all assertions that hold inside, in order."""
     reports: list[CheckReport] = []
     token = _RECORD.set(reports)
@@ -49,6 +49,12 @@ def require(holds: Any, law: str, measured: str, wanted: str, certain: str = "ex
     reports = _RECORD.get()
     if reports is not None:
         reports.append(CheckReport(law, measured, wanted, certain))
+
+
+def require_at_most(law: str, measured: Any, most: Any, certain: str = "exact") -> None:
+    """`require` that a number is no larger than another."""
+    shown, bound = (f"{a}" if isinstance(a, int | np.integer) else f"{a:.4g}" for a in (measured, most))
+    require(measured <= most, law, shown, f"at most {bound}", certain)
 
 
 def require_so(holds: Any, law: str, otherwise: str, wanted: str, certain: str = "exact") -> None:
@@ -77,7 +83,7 @@ def limit(tests: int = 1) -> float:
     return float(scipy.stats.norm.isf(FALSE_ALARM / 2 / max(tests, 1)))
 
 
-def seen_from(standard_error: float, tests: int = 1) -> float:
+def detectable_deviation(standard_error: float, tests: int = 1) -> float:
     """The smallest deviation of one number that is missed with probability at most MISSED."""
     return (limit(tests) + float(scipy.stats.norm.isf(MISSED))) * standard_error
 

@@ -54,7 +54,9 @@ def require_records_apart(name: str, batched: Callable[..., Any], params: Any, r
 def _mixing(two: Any, three: Any) -> Any | None:
     """The first equation that runs over records, of a program with two and the same with three of them."""
     pairs = list(
-        itertools.zip_longest((line for _, line in program.used(two)), (line for _, line in program.used(three)))
+        itertools.zip_longest(
+            (line for _, line in program.used_equations(two)), (line for _, line in program.used_equations(three))
+        )
     )
     if any(one is None or other is None or one.primitive is not other.primitive for one, other in pairs):
         return None  # written out for each record: nothing more can be known, and one is traced alone anyway

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_dp.gradients import program
-from fedjax_dp.gradients.analysis import GradientPlan, Use, WeightMatrix, merged
+from fedjax_dp.gradients.analysis import GradientPlan, Use, WeightMatrix, merge_sites
 from fedjax_dp.gradients.equations import dot_of
 from fedjax_dp.gradients.outer_products import Product
 
@@ -128,8 +128,8 @@ def run(plan: GradientPlan, leaves: list[Any], record: Any, pairs: Mapping[str, 
                 lengths = [outer_product.loops[depth] for depth in outer_product.view.loops]
                 by_path[path] = tuple(_by_step(factor, lengths) for factor in pair)
     arguments = [*leaves, *jax.tree.leaves(record)]
-    nested = merged(program.nested(sites), plan.products)
-    made, _ = program.run(plan.closed.jaxpr, plan.closed.consts, arguments, nested, program.nested(by_path))
+    nested = merge_sites(program.nest(sites), plan.products)
+    made, _ = program.run(plan.closed.jaxpr, plan.closed.consts, arguments, nested, program.nest(by_path))
     return jax.tree.unflatten(jax.tree.structure(plan.out), made)
 
 

@@ -110,8 +110,8 @@ class NetworkModel:
 
         Raises: ConfigurationError for what lacks a member of `fedjax_dp.tasks.Task`.
         """
-        if lacking := validation.lacking(task, Task):
-            got = f"{validation.described(task)}, which lacks {', '.join(lacking)}"
+        if lacking := validation.missing_members(task, Task):
+            got = f"{validation.describe(task)}, which lacks {', '.join(lacking)}"
             raise errors.refuse("task", got, "a value that follows fedjax_dp.tasks.Task", "see docs/guides/tasks.md")
         return dataclasses.replace(self, loss_of=task.loss, task=task)
 
@@ -269,7 +269,7 @@ def model(
             example = example if hasattr(example, "dtype") else jnp.asarray(example)
         except (TypeError, ValueError, OverflowError):
             wanted = "the data, features of one record, or their shape"
-            raise errors.refuse("example", validation.described(example), wanted) from None
+            raise errors.refuse("example", validation.describe(example), wanted) from None
         shape, tokens = tuple(example.shape), bool(jnp.issubdtype(example.dtype, jnp.integer))
     made = _with_constants(NetworkModel(network_of(network, trained), shape, cross_entropy, tokens, dtype))
     made = made.for_data(example) if hasattr(example, "task") else made

@@ -263,7 +263,7 @@ def network_of(network: Any, mode: str | None = None) -> Network:
             return Linen(_hashable(made), mode or _mode(made.__call__))
     raise errors.refuse(
         "model",
-        validation.described(network),
+        validation.describe(network),
         "a module of Flax (linen or nnx), Equinox or Haiku, a function of a key that makes one, or a pair of functions",
         _making(network) if isinstance(network, type) else _PAIR,
     )

@@ -310,7 +310,7 @@ CHOICES: dict[str, Slot] = {
 
 def choice_of(slot: str, name: Any) -> Choice:
     """What a name stands for in a slot: one of its choices, or a part of one's own, FILE.py:NAME."""
-    if own_code.is_own(name):
+    if own_code.is_file_name(name):
         return _own_choice(slot, name)
     if not isinstance(name, bool):
         errors.require_choice(slot, name, CHOICES[slot].choices)
@@ -337,7 +337,7 @@ def part_of(slot: str, values: Mapping[str, Any]) -> Any:
             raise errors.refuse(str(of.size), size, f"left out beside a part in slot {slot}", "drop it")
         return what
     made = choice_of(slot, what).make(f"{slot} {what}", values, size)
-    return part_of(slot, {slot: made}) if own_code.is_own(what) else made
+    return part_of(slot, {slot: made}) if own_code.is_file_name(what) else made
 
 
 def is_same_choice(one: Any, other: Any) -> bool:
@@ -367,7 +367,7 @@ def own_numbers(values: Mapping[str, Any]) -> Options:
     """The numbers of parts of one's own among these options, as options of a run."""
     result: Options = {}
     for slot in CHOICES:
-        if own_code.is_own(name := values.get(slot)):
+        if own_code.is_file_name(name := values.get(slot)):
             for one in choice_of(slot, name).numbers.values():
                 hint = one.hint | None if one.default is REQUIRED else one.hint
                 described = dataclasses.replace(one.about, beside={slot: (name,)})

@@ -25,11 +25,11 @@ from fedjax_dp.privacy.deployment import ClientPopulation, clients_of, of_deploy
 from fedjax_dp.privacy.early_stops import of_stop
 from fedjax_dp.privacy.groups import of_groups, require_bound
 from fedjax_dp.privacy.initialization import RANDOM, Initialization, PriorRun, initialization_of
-from fedjax_dp.privacy.protection import no_epsilon_reason_of, noise_of, noised_part, unit_of, view_of, with_noise
+from fedjax_dp.privacy.protection import no_epsilon_reason_of, noise_of, unit_of, view_of
 from fedjax_dp.privacy.qualifiers import Qualifier
 from fedjax_dp.privacy.setup_release import SetupRelease
 from fedjax_dp.privacy.terms import PrivacyOptions, PrivacyTerms
-from fedjax_dp.rounds.algorithm import Algorithm
+from fedjax_dp.rounds.algorithm import Algorithm, mechanism_of, with_noise
 from fedjax_dp.rounds.clients import draw_cohorts
 from fedjax_dp.rounds.simulation import check, run_key
 from fedjax_dp.tasks.measures import private_records
@@ -141,7 +141,7 @@ class PlannedRun:
 
         Raises: ConfigurationError where parts of somebody's own tell the noise its round.
         """
-        part, local = noised_part(self.algorithm), self.algorithm.local
+        part, local = mechanism_of(self.algorithm), self.algorithm.local
         require_clip_norms(part, self.rounds)
         changes = changes_of(part)
         if changes is None:

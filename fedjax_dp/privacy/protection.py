@@ -4,8 +4,7 @@ from typing import Any
 
 from fedjax_dp import errors
 from fedjax_dp.accounting import Unit, View
-from fedjax_dp.pytrees import replace
-from fedjax_dp.rounds.algorithm import Algorithm
+from fedjax_dp.rounds.algorithm import Algorithm, mechanism_of
 
 
 def unit_of(algorithm: Algorithm) -> Unit:
@@ -48,7 +47,7 @@ def no_epsilon_reason_of(algorithm: Algorithm, view: View) -> str | None:
         return algorithm.cohort.no_epsilon_reason
     if algorithm.local.no_epsilon_reason:
         return algorithm.local.no_epsilon_reason
-    part = noised_part(algorithm)
+    part = mechanism_of(algorithm)
     if noise_of(algorithm) is None and not getattr(part, "no_epsilon_reason", None):
         return f"{type(part).__name__} has no noise_multiplier, so that nothing is known of its noise"
     if algorithm.aggregate.needs_loss:
@@ -66,14 +65,9 @@ def no_epsilon_reason_of(algorithm: Algorithm, view: View) -> str | None:
     return None
 
 
-def noised_part(algorithm: Algorithm) -> Any:
-    """The part whose noise hides them."""
-    return algorithm.local.privatizer if unit_of(algorithm) is Unit.RECORD else algorithm.upload
-
-
 def noise_of(algorithm: Algorithm) -> Any:
     """The noise multiplier: one number, or one per client."""
-    return getattr(noised_part(algorithm), "noise_multiplier", None)
+    return getattr(mechanism_of(algorithm), "noise_multiplier", None)
 
 
 def noises_steps(algorithm: Algorithm) -> bool:
@@ -87,11 +81,3 @@ def clips_records(algorithm: Algorithm) -> bool:
     bound = getattr(algorithm.local.privatizer, "bound", None)
     clips = bound is not None and bound.per_record and not (bound.no_epsilon_reason or bound.assumption)
     return clips and noises_steps(algorithm)
-
-
-def with_noise(algorithm: Algorithm, noise_multiplier: Any) -> Algorithm:
-    """The same algorithm with other noise."""
-    if unit_of(algorithm) is Unit.CLIENT:
-        return replace(algorithm, upload=replace(algorithm.upload, noise_multiplier=noise_multiplier))
-    privatizer = replace(algorithm.local.privatizer, noise_multiplier=noise_multiplier)
-    return replace(algorithm, local=replace(algorithm.local, privatizer=privatizer))

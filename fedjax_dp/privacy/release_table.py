@@ -29,9 +29,9 @@ from fedjax_dp.parts.client_privacy import ClientPrivacy, Participation, release
 from fedjax_dp.parts.cohorts import SEEN
 from fedjax_dp.parts.facts import of_the_project
 from fedjax_dp.privacy.planned_run import PlannedRun, honest_of
-from fedjax_dp.privacy.protection import noised_part, unit_of
+from fedjax_dp.privacy.protection import unit_of
 from fedjax_dp.pytrees import Part, tensor_sizes
-from fedjax_dp.rounds.algorithm import Algorithm
+from fedjax_dp.rounds.algorithm import Algorithm, mechanism_of
 from fedjax_dp.rounds.simulation import run_key
 
 
@@ -202,7 +202,7 @@ def client_sampling(run: PlannedRun) -> tuple[Sampling, Adjacency]:
     of rounds in which noise differs.
     """
     cohort, num_clients = run.population
-    of_one_noise = cohort.rounds_per_pass(num_clients) == 1 or changes_of(noised_part(run.algorithm)) is None
+    of_one_noise = cohort.rounds_per_pass(num_clients) == 1 or changes_of(mechanism_of(run.algorithm)) is None
     if not (run.algorithm.upload.amplified and of_one_noise):
         return SEEN
     sampling, adjacency = cohort.amplified(num_clients, run.helpers)

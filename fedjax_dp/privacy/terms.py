@@ -103,7 +103,7 @@ class PrivacyTerms:
         try:
             budgets = np.asarray(self.any_budget, float)
         except (TypeError, ValueError):
-            raise errors.refuse(name, validation.described(self.any_budget), "one number, or one per client") from None
+            raise errors.refuse(name, validation.describe(self.any_budget), "one number, or one per client") from None
         if budgets.ndim > 1 or (budgets.ndim == 1 and budgets.shape[0] != num_clients):
             raise errors.refuse(name, f"shape {budgets.shape}", f"one budget or {num_clients}, one per client")
         for budget in budgets.ravel():

@@ -21,7 +21,7 @@ from fedjax_dp.experiments.console import Screen
 from fedjax_dp.experiments.population import build_data, checksum
 from fedjax_dp.experiments.round_ledger import read_ledger
 from fedjax_dp.models.origins import LEDGER
-from fedjax_dp.own_code import is_own
+from fedjax_dp.own_code import is_file_name
 from fedjax_dp.privacy.guarantees import prepare
 from fedjax_dp.privacy.spending import Spending
 from fedjax_dp.reports import shared
@@ -44,7 +44,7 @@ def spent(path: pathlib.Path, about: Mapping[str, Any], epsilon: float, screen: 
     if about["made of"] != configs.CONFIGURED:
         raise errors.ConfigurationError("the run was made of values of Python, which its folder does not hold")
     fields = about["config"]
-    if any(map(is_own, fields.values())):
+    if any(map(is_file_name, fields.values())):
         raise errors.ConfigurationError("the run is made with code of its user, which a report does not run")
     config = configs.RunSpec.of(fields | {"devices": "auto"})
     kind = kind_of(config.data.dataset)

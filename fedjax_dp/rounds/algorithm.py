@@ -1,5 +1,7 @@
 """An algorithm is six slots."""
 
+from typing import Any
+
 import numpy as np
 
 from fedjax_dp import errors
@@ -38,6 +40,25 @@ class Algorithm:
 
     def _card(self) -> Card:
         return Card("algorithm", facts_of(self))
+
+
+def mechanism_of(algorithm: Algorithm) -> Any:
+    """The part whose noise hides records, or whole clients."""
+    return algorithm.local.privatizer if algorithm.upload.unit is None else algorithm.upload
+
+
+def with_noise(algorithm: Algorithm, noise_multiplier: Any) -> Algorithm:
+    """The same algorithm with other noise."""
+    mechanism = replace(mechanism_of(algorithm), noise_multiplier=noise_multiplier)
+    if algorithm.upload.unit is not None:
+        return replace(algorithm, upload=mechanism)
+    return replace(algorithm, local=replace(algorithm.local, privatizer=mechanism))
+
+
+def without_noise(algorithm: Algorithm) -> Algorithm:
+    """The same program without its noise, if it has any."""
+    noise = getattr(mechanism_of(algorithm), "noise_multiplier", None)
+    return algorithm if noise is None else with_noise(algorithm, np.zeros_like(noise, np.float32))
 
 
 def check_fit(algorithm: Algorithm, shares: np.ndarray) -> None:

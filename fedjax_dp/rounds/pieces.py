@@ -220,7 +220,7 @@ def _enter(equation: Any, values: list[Any], cuts: Cuts) -> Sequence[Any]:
     name = equation.primitive.name
     if name == "scan":
         return _run_scan(equation, values, cuts)
-    program = equations.branch_for(equation, "cuda") if name == "cond" else equations.inner(equation)
+    program = equations.branch_for(equation, "cuda") if name == "cond" else equations.inner_program(equation)
     if program is None or name in equations.CHECKPOINTS:
         return equations.bind(equation, [_joined(value) for value in values])
     return _run(program.jaxpr, program.consts, values[1:] if name == "cond" else values, cuts)

@@ -183,7 +183,7 @@ def law_of(sweep: SweepConfig) -> Trials | None:
 def _shared(base: Values, varied: Values) -> Values:
     """What of `[base]` a point takes: where algorithms vary, nothing that its own has no use for."""
     algorithm = str(varied.get("algorithm"))
-    if algorithm not in CATALOGUE and not own_code.is_own(algorithm):
+    if algorithm not in CATALOGUE and not own_code.is_file_name(algorithm):
         return base
     return taken_by(entry_of(algorithm), base)
 
@@ -296,7 +296,7 @@ def _own(sweep: SweepConfig) -> dict[str, list[str]]:
             pairs += zip(axes.fields_of(joined), entry if isinstance(entry, list | tuple) else [entry])
     result: dict[str, list[str]] = {}
     for name, value in pairs:
-        if own_code.is_own(value):
+        if own_code.is_file_name(value):
             result.setdefault(name, []).append(value)
     return result
 

@@ -168,7 +168,7 @@ def planned(
                 except Exception as error:
                     if not own_code.own_frames(error):
                         raise
-                    refused += [(entry.values, own_code.described_error(error)) for entry in kind]
+                    refused += [(entry.values, own_code.describe_error(error)) for entry in kind]
                     continue
             group, sample = known[shape][0].of(jobs), known[shape][1]
             groups.append(group)

@@ -39,7 +39,7 @@ from fedjax_dp.inspection.noise_law import examine_noise
 from fedjax_dp.inspection.noise_of_runs import DRAWS
 from fedjax_dp.inspection.sampling_law import examine_sampling
 from fedjax_dp.inspection.trials import THOROUGH, Place, keys_of
-from fedjax_dp.inspection.verdict import CheckReport, recorded, require
+from fedjax_dp.inspection.verdict import CheckReport, record_reports, require
 from fedjax_dp.models import Model, usual_model
 from fedjax_dp.privacy.client_events import training_events
 from fedjax_dp.privacy.planned_run import PlannedRun
@@ -128,11 +128,11 @@ def check_noise(
     errors.require_positive("std", std)
 
     def flat(key: jax.Array) -> jax.Array:
-        return neighbours.flattened(draw(key))
+        return neighbours.flatten(draw(key))
 
     size = jax.eval_shape(flat, keys_of(1, "runs", seed)[0]).size
     trials = max(math.ceil(draws / size), 32)
-    with recorded() as reports:
+    with record_reports() as reports:
         noise = np.asarray(jax.jit(jax.vmap(flat))(keys_of(trials, "runs", seed)), float) / std
         examine_noise(noise[:, None], ["the vector"])
     return reports
@@ -148,7 +148,7 @@ def check_sampling(
     errors.require_count("draws", draws)
     if not isinstance(sampling, Sampling):
         raise errors.refuse("sampling", sampling, "a law of accounting, such as Poisson(0.01)")
-    with recorded() as reports:
+    with record_reports() as reports:
         counts = np.asarray(jax.jit(jax.vmap(function))(keys_of(draws, "runs", seed)))
         examine_sampling("the function", counts[:, None], sampling)
     return reports
@@ -173,7 +173,7 @@ def check_sensitivity(
     errors.require_positive("sensitivity", sensitivity)
     if adjacency not in (Adjacency.ADD_REMOVE, Adjacency.REPLACE_ONE):
         raise errors.refuse("adjacency", adjacency, "add-remove or replace-one: a function has no contribution of zero")
-    with recorded() as reports:
+    with record_reports() as reports:
         neighbours.examine_function(function, sensitivity, adjacency, records, seed, trials)
     return reports
 
@@ -206,7 +206,7 @@ def check_audit(
         raise errors.refuse("event", None, "given with a function", "state what it is to release")
     else:
         run = functools.partial(audit_mechanism, event=event)
-    with recorded() as reports:
+    with record_reports() as reports:
         result = run(subject, delta=delta, trials=trials, seed=seed, significance=SIGNIFICANCE, **options)
         require(
             not result.proved,

@@ -254,7 +254,7 @@ def test_the_run_that_was_prepared_is_audited_without_another_plan_of_it(monkeyp
     def planned(*_, **__):
         raise AssertionError("planned again")
 
-    def ended(run, **_):
+    def ended(run, attack):
         raise fdp.ConfigurationError(f"{run.rounds} rounds, epsilon {run.terms.epsilon}")
 
     module = sys.modules["fedjax_dp.audits.audit"]

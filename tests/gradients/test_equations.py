@@ -108,7 +108,7 @@ def test_functions_of_jax_numpy_are_read_as_what_they_are_made_of(name):
     def rule(equation, reads):
         if equation.primitive.name not in equations.ENTERED:
             return [any(reads)] * len(equation.outvars)
-        inside = equations.inner(equation)
+        inside = equations.inner_program(equation)
         return equations.interpret(inside.jaxpr, reads, False, rule)
 
     assert all(equations.interpret(program.jaxpr, [True], False, rule))
@@ -137,12 +137,18 @@ def test_an_operation_that_somebody_keeps_whole_is_refused():
     with pytest.raises(ConfigurationError, match="call_hi_primitive"):
         require_own_operations("model", program.jaxpr)
     with pytest.raises(ConfigurationError, match="the operation Mean"):
-        equations.inner(program.eqns[0])
+        equations.inner_program(program.eqns[0])
 
 
 def test_no_parameter_is_guessed_of_a_primitive_that_nobody_knows():
     sine = named("sin", jnp.sin, 1.0)
-    for read in (equations.inner, equations.axes_of, equations.window_of, equations.branches_of, equations.label):
+    for read in (
+        equations.inner_program,
+        equations.axes_of,
+        equations.window_of,
+        equations.branches_of,
+        equations.label,
+    ):
         with pytest.raises(ConfigurationError, match="JAX must be"):
             read(sine)
 

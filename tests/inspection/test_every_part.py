@@ -1,6 +1,5 @@
 """Every class of `fedjax_dp.parts` that fits a slot goes through the examiners that parts of users go through."""
 
-import functools
 import importlib
 import inspect
 import pkgutil
@@ -8,20 +7,17 @@ import pkgutil
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import ragged_data, usual
-from own_parts import lying
+from helpers import ragged_data
+from own_parts import CLIENT, CLIP, COMMON, OUTPUT, RECORD, lying, steps, with_privatizer
 
 import fedjax_dp as fdp
 from fedjax_dp import inspection, parts, validation
 from fedjax_dp.accounting import ParticipationLog
 from fedjax_dp.algorithms import CATALOGUE
-from fedjax_dp.inspection import flow
 from fedjax_dp.parts import facts
 from fedjax_dp.pytrees import replace
 from fedjax_dp.testing import check_algorithm
 
-COMMON = {"cohort_size": 3, "batch_size": 2, "local_steps": 2, "learning_rate": 0.3}
-CLIP = {"clip_norm": 0.7, "noise_multiplier": 2.0}
 DATA = ragged_data([8, 8, 8, 10, 12, 9])
 MODEL = fdp.mlp(DATA.record_shape, DATA.classes, (4,))
 ROUNDS = 40
@@ -30,19 +26,6 @@ ROUNDS = 40
 def entry(name, **options):
     given = {**COMMON, **(CLIP if CATALOGUE[name].private else {}), **options}
     return CATALOGUE[name].of({name: value for name, value in given.items() if value is not ...})
-
-
-RECORD = entry("dpnfl", l2=0.0, schedule="constant")
-CLIENT = entry("dp_fedavg", cohort="uniform")
-OUTPUT = entry("dp_fedavg_output")
-
-
-def local(algorithm, **parts):
-    return replace(algorithm, local=replace(algorithm.local, **parts))
-
-
-def noised(algorithm, **parts):
-    return local(algorithm, privatizer=replace(algorithm.local.privatizer, **parts))
 
 
 def with_cohort(part):
@@ -84,27 +67,30 @@ EXAMPLES = {
             cohort=parts.FirstResponders(cohort=parts.UniformCohort(size=4), size=3),
         ),
     ),
-    "FixedBatches": (local(RECORD, batches=parts.FixedBatches(size=2)),),
-    "ReplacementBatches": (local(RECORD, batches=parts.ReplacementBatches(size=2)),),
-    "PoissonBatches": (local(RECORD, batches=parts.PoissonBatches(size=2)),),
-    "FullBatches": (local(RECORD, batches=parts.FullBatches()),),
+    "FixedBatches": (steps(RECORD, batches=parts.FixedBatches(size=2)),),
+    "ReplacementBatches": (steps(RECORD, batches=parts.ReplacementBatches(size=2)),),
+    "PoissonBatches": (steps(RECORD, batches=parts.PoissonBatches(size=2)),),
+    "FullBatches": (steps(RECORD, batches=parts.FullBatches()),),
     "EpochBatches": (
-        local(RECORD, batches=parts.EpochBatches(size=2)),
-        local(RECORD, batches=parts.EpochBatches(size=5, last="keep")),
+        steps(RECORD, batches=parts.EpochBatches(size=2)),
+        steps(RECORD, batches=parts.EpochBatches(size=5, last="keep")),
     ),
     "AllocatedBatches": tuple(
-        local(RECORD, batches=parts.AllocatedBatches(size=3, kept=kept)) for kept in (False, True)
+        steps(RECORD, batches=parts.AllocatedBatches(size=3, kept=kept)) for kept in (False, True)
     ),
     "ClipRecords": (
         RECORD,
-        local(RECORD, batches=parts.PoissonBatches(size=2)),
-        noised(OUTPUT, bound=parts.ClipRecords()),
+        steps(RECORD, batches=parts.PoissonBatches(size=2)),
+        with_privatizer(OUTPUT, bound=parts.ClipRecords()),
     ),
-    "ClipBatch": (noised(RECORD, bound=parts.ClipBatch()), OUTPUT),
-    "ScaleGradients": (noised(RECORD, bound=parts.ScaleGradients(gradient_bound=5.0)),),
+    "ClipBatch": (with_privatizer(RECORD, bound=parts.ClipBatch()), OUTPUT),
+    "ScaleGradients": (with_privatizer(RECORD, bound=parts.ScaleGradients(gradient_bound=5.0)),),
     "WhiteNoise": (RECORD, CLIENT),
-    "BandedNoise": (noised(RECORD, source=BANDS), replace(CLIENT, upload=replace(CLIENT.upload, source=BANDS))),
-    "RecordGaussian": (RECORD, local(RECORD, batches=parts.PoissonBatches(size=2)), local(RECORD, steps=12)),
+    "BandedNoise": (
+        with_privatizer(RECORD, source=BANDS),
+        replace(CLIENT, upload=replace(CLIENT.upload, source=BANDS)),
+    ),
+    "RecordGaussian": (RECORD, steps(RECORD, batches=parts.PoissonBatches(size=2)), steps(RECORD, steps=12)),
     "OutputGaussian": (OUTPUT,),
     "ClientGaussian": (CLIENT, replace(CLIENT, upload=replace(CLIENT.upload, by_tensor=True))),
     "AdaptiveClientGaussian": (entry("dp_fedavg", adaptive_clip=True, bit_noise=3.0),),
@@ -267,8 +253,8 @@ LYING = {
         lying(parts.LoggedCohort.of(LOG), sample=a_round_later),
         lambda part: replace(CLIENT, cohort=part),
     ),
-    "batches": (lying(parts.FixedBatches(size=2), sample=always_the_same), lambda part: local(RECORD, batches=part)),
-    "noise source": (lying(parts.WhiteNoise(), draw=fainter), lambda part: noised(RECORD, source=part)),
+    "batches": (lying(parts.FixedBatches(size=2), sample=always_the_same), lambda part: steps(RECORD, batches=part)),
+    "noise source": (lying(parts.WhiteNoise(), draw=fainter), lambda part: with_privatizer(RECORD, source=part)),
 }
 
 
@@ -279,25 +265,3 @@ def test_a_part_of_the_project_that_lied_would_be_found(slot):
     assert fits(type(part), facts.SLOTS[slot.removesuffix(" of a log")])
     with pytest.raises(AssertionError, match="measured"):
         examined(type(part).__name__, place(part))
-
-
-@functools.cache
-def check_flow(name, place):
-    """Of the algorithm in that place; several parts share one."""
-    algorithm = EXAMPLES[name][place]
-    leaks = algorithm.aggregate.needs_loss or any(
-        part.no_epsilon_reason for _, part in algorithm.local.parts if hasattr(part, "no_epsilon_reason")
-    )
-    if not leaks:
-        flow.check(algorithm, DATA, MODEL)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", usual(EXAMPLES, list(EXAMPLES)[::6]))
-def test_every_part_lets_out_of_the_records_what_it_says(name):
-    first = {}
-    for other, algorithms in EXAMPLES.items():
-        for place, algorithm in enumerate(algorithms):
-            first.setdefault(id(algorithm), (other, place))
-    for algorithm in EXAMPLES[name]:
-        check_flow(*first[id(algorithm)])

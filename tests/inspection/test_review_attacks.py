@@ -172,7 +172,7 @@ LATE = {
 @pytest.mark.parametrize("name", LATE)
 def test_the_trace_tells_that_the_round_decides_which_bits_a_noise_is_made_of(name):
     (found,) = noise_scale.scale_names(
-        lambda key, **where: LATE[name](None, key, StepContext(**where), 4), run_key(0), schedule_points.named()
+        lambda key, **where: LATE[name](None, key, StepContext(**where), 4), run_key(0), schedule_points.example_point()
     )
     assert "round" in found.bits
     assert ("round" in found.scale) == ("_that_share" not in name and "_that_cancel" not in name)

@@ -10,7 +10,7 @@ from scipy import stats
 
 from fedjax_dp import accounting, errors
 from fedjax_dp.accounting import Adjacency
-from fedjax_dp.inspection.trials import QUICK, drawn_cohorts
+from fedjax_dp.inspection.trials import QUICK, draw_cohorts
 from fedjax_dp.parts import (
     AllocatedCohort,
     BinnedCohort,
@@ -251,7 +251,7 @@ def test_a_pass_is_drawn_alike_whatever_round_is_asked_for():
     """Rounds need nothing of those before: a schedule that is drawn ahead is the one run."""
     law = Dropout(cohort=AllocatedCohort(pass_rounds=5, chosen=2), rate=0.5)
     there = attended(law, N, 10, 1)[0]
-    some = drawn_cohorts(law, KEYS[0], np.array([7, 3]), SHARES)
+    some = draw_cohorts(law, KEYS[0], np.array([7, 3]), SHARES)
     for ids, invited, now in zip(some.ids, some.invited, (7, 3), strict=True):
         np.testing.assert_array_equal(np.sort(ids[invited]), np.flatnonzero(there[now]))
     assert not np.array_equal(some.drawn[0, :20], some.drawn[1, :20])  # who is lost is drawn by round

@@ -16,8 +16,8 @@ import fedjax_dp as fdp
 from fedjax_dp import cli, errors
 from fedjax_dp.accounting import Adjacency, Composed, Guarantee, StatedPrivacy, composed_phases, epsilons_of
 from fedjax_dp.accounting.composed_phases import same_clients, worst_of
-from fedjax_dp.audits.setup import set_up
-from fedjax_dp.audits.verdict import judged
+from fedjax_dp.audits.setup import AttackOptions, set_up
+from fedjax_dp.audits.verdict import judge
 from fedjax_dp.experiments import parameters, phases
 from fedjax_dp.experiments.round_ledger import read_ledger
 from fedjax_dp.models import freeze, logistic_regression, read_start
@@ -300,7 +300,6 @@ def test_retired_options_of_starts_are_named_with_what_takes_their_place(capsys)
         assert sorted(path.name for path in pathlib.Path().iterdir()) == ["t.toml"]
 
 
-ATTACK = {"canary": "gradient", "client": None, "record": 0, "one_run": None, "parameters": 10}
 SILENT = types.SimpleNamespace(  # an attack that proves nothing
     contradicts=lambda curve: False,
     epsilon_at_least=lambda *given: 0.0,
@@ -308,7 +307,10 @@ SILENT = types.SimpleNamespace(  # an attack that proves nothing
     noise_at_most=lambda *given: np.inf,
     evidence="100 runs",
 )
-WORDS = {"canary": "gradient", "trials": 100, "significance": 0.05, "seed": 0, "seconds": 0.0, "repeat": ""}
+
+
+def verdict_of(setup, claim):
+    return judge(setup, SILENT, "pld", AttackOptions(claim=claim), seed=0, seconds=0.0, repeat="").verdict
 
 
 @pytest.mark.slow
@@ -317,15 +319,15 @@ def test_an_audit_of_a_second_phase_tests_what_it_attacks(tmp_path):
     few = fdp.dpnfl(clip_norm=1.0, noise_multiplier=4.0, **LOCAL | {"cohort_size": 4})
     model, words = freeze(NETWORK, start=begun(tmp_path / "a.npz", DATA, few)), {"rounds": 2, "delta": 1e-3}
     run = plan_run(few, DATA, rounds=2, terms=PrivacyTerms(delta=1e-3), model=model)
-    _, setup = set_up(run, **ATTACK)
+    _, setup = set_up(run, AttackOptions(parameters=10))
     alone = fdp.guarantee(few, DATA, seed=run.draw_seed, **words)
     assert setup.guarantee.epsilons == alone.epsilons != fdp.guarantee(few, DATA, **words).epsilons
     assert setup.epsilon == verified_guarantee(run).alone < verified_guarantee(run).epsilon
     assert setup.guarantee.view is run.view
     assert "the model of dpnfl on first, 2 rounds, whose own releases are not attacked" in setup.guarantee.caveat
-    verdict = judged(setup, SILENT, "pld", claim=None, **WORDS).verdict
+    verdict = verdict_of(setup, None)
     assert f"epsilon {setup.epsilon:.4g} is stated of the training alone at delta 0.001" in verdict
-    assert "epsilon 3 is claimed at delta" in judged(setup, SILENT, "pld", claim=3.0, **WORDS).verdict
+    assert "epsilon 3 is claimed at delta" in verdict_of(setup, 3.0)
 
 
 def test_where_nobody_knows_who_was_who_every_client_is_the_worst(made, tmp_path):

@@ -11,7 +11,7 @@ from helpers import ragged_data, usual
 import fedjax_dp as fdp
 from fedjax_dp import accounting, parts, prng
 from fedjax_dp.errors import ConfigurationError
-from fedjax_dp.inspection.local_steps import _at_the_start
+from fedjax_dp.inspection.local_steps import _initial_context
 from fedjax_dp.pytrees import replace
 from fedjax_dp.rounds.simulation import run_key
 from fedjax_dp.testing import check_algorithm
@@ -34,7 +34,7 @@ def of_client(algorithm, sizes, t=1):
     """Update and what the first client keeps and shows, of a round in which two have so many of their records."""
     data = replace(STORE, sizes=np.array(sizes, np.int32), largest=max(sizes), smallest=min(sizes))
     held = jax.tree.map(jnp.asarray, data)
-    client = _at_the_start(algorithm.local, algorithm, data, SOFTMAX)(run_key(3), jnp.int32(t), jnp.int32(0), held)
+    client = _initial_context(algorithm.local, algorithm, data, SOFTMAX)(run_key(3), jnp.int32(t), jnp.int32(0), held)
     result = jax.jit(lambda: algorithm.local.run(client))()
     return jax.tree.leaves((result.update, result.client_state, result.report))
 
