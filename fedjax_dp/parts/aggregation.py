@@ -65,7 +65,7 @@ class Aggregate(Protocol):
 
     @property
     def extra(self) -> int:
-        """Numbers that travel with an update."""
+        """Array that travel with an update."""
         return 0
 
     def weights(self, members: Members, shares: jax.Array, rates: Any) -> jax.Array:
@@ -117,25 +117,25 @@ class SeparateAggregate(Aggregate, Protocol):
     """One that needs the updates themselves: no sum of them is enough."""
 
     @property
-    def separate(self) -> bool:
+    def needs_individual_updates(self) -> bool:
         """Whether `combine` gets the contributions with a leading axis `(members,)`, zeros where none arrived."""
         ...
 
 
-def separate(aggregate: Aggregate) -> TypeGuard[SeparateAggregate]:
+def needs_individual_updates(aggregate: Aggregate) -> TypeGuard[SeparateAggregate]:
     """Whether an aggregate needs the updates themselves, of which only the open way to the server knows."""
-    return bool(getattr(aggregate, "separate", False))
+    return bool(getattr(aggregate, "needs_individual_updates", False))
 
 
 def by_share(members: Members, shares: jax.Array, rates: Any) -> jax.Array:
     """m_i p_i: unbiased only when every client takes part."""
-    return members.drawn * shares[members.ids]
+    return members.participation_count * shares[members.ids]
 
 
 def by_inverse_rate(members: Members, shares: jax.Array, rates: jax.Array) -> jax.Array:
     """m_i p_i / E m_i: unbiased for every cohort whose rates are known (Horvitz and Thompson 1952),
     and 0 of who has left."""
-    return members.drawn * jnp.where(shares > 0, shares / rates, 0.0)[members.ids]
+    return members.participation_count * jnp.where(shares > 0, shares / rates, 0.0)[members.ids]
 
 
 def by_precision(members: Members, shares: jax.Array, rates: Any) -> jax.Array:
@@ -144,12 +144,12 @@ def by_precision(members: Members, shares: jax.Array, rates: Any) -> jax.Array:
     Clients of more than twice the mean size count by their size, or a single one could stand for all.
     """
     own = shares[members.ids]
-    return members.drawn * own * jnp.minimum(own, 2 / shares.shape[0])
+    return members.participation_count * own * jnp.minimum(own, 2 / shares.shape[0])
 
 
 def equally(members: Members, shares: jax.Array, rates: Any) -> jax.Array:
     """m_i."""
-    return members.drawn
+    return members.participation_count
 
 
 WEIGHTS: dict[Callable[..., jax.Array], str] = {  # as LaTeX
@@ -198,10 +198,10 @@ class Estimator(Aggregate):
             return None  # who joins brings the whole model along
         if self.normalised:
             return 1 / members if self.alike else None
-        return jnp.max(jnp.abs(self.weights(everyone(shares), shares, rates)))
+        return jnp.max(jnp.abs(self.weights(all_members(shares), shares, rates)))
 
     def gains(self, shares: jax.Array, rates: Any, members: int | None) -> Any:
-        each = self.weights(everyone(shares), shares, rates)
+        each = self.weights(all_members(shares), shares, rates)
         if not self.normalised:
             return each
         if members == shares.shape[0]:
@@ -229,7 +229,7 @@ class Estimator(Aggregate):
             )
 
 
-def everyone(shares: Any) -> Members:
+def all_members(shares: Any) -> Members:
     """All clients, each drawn once."""
     ids = jnp.arange(shares.shape[0], dtype=jnp.int32)
     return Members(ids, jnp.ones(ids.shape), jnp.zeros_like(ids), jnp.ones(ids.shape, bool))
@@ -257,12 +257,12 @@ class TrimmedMean(Aggregate):
         r"c = \min(\lfloor \beta n \rfloor, \lceil n / 2 \rceil - 1)"
     )
 
-    separate = True
+    needs_individual_updates = True
     realised = True
     alike = True
 
     def weights(self, members: Members, shares: jax.Array, rates: Any) -> jax.Array:
-        return members.drawn
+        return members.participation_count
 
     def contribution(self, weight: jax.Array, update: jax.Array, loss: Any, rate: jax.Array) -> jax.Array:
         return update
@@ -326,7 +326,7 @@ class BoundedMean(Aggregate):
         return self.cap is None
 
     def weights(self, members: Members, shares: jax.Array, rates: Any) -> jax.Array:
-        return members.drawn * self._bounded(shares)[members.ids]
+        return members.participation_count * self._bounded(shares)[members.ids]
 
     def combine(
         self, total: jax.Array, members: Members, shares: jax.Array, rates: Any, params: jax.Array
@@ -382,7 +382,7 @@ class FairRatio(Aggregate):
     extra = 1
 
     def weights(self, members: Members, shares: jax.Array, rates: Any) -> jax.Array:
-        return members.drawn
+        return members.participation_count
 
     def contribution(self, weight: jax.Array, update: jax.Array, loss: Any, rate: jax.Array) -> Any:
         rate = jnp.maximum(rate, LEAST_RATE)  # in a round of rate 0 nothing moves, instead of 0 / 0

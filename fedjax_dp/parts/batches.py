@@ -19,7 +19,7 @@ class Batch(NamedTuple):
     positions: jax.Array  # (steps, rows) int32
     mask: jax.Array  # (steps, rows) bool
     divisor: jax.Array  # (steps,) public number that divides the sum
-    live: jax.Array  # (steps,) float32: 1, or 0 for a step that this client does not take
+    step_mask: jax.Array  # (steps,) float32: 1, or 0 for a step that this client does not take
 
 
 class Batches(Protocol):
@@ -239,9 +239,9 @@ class EpochBatches(Batches):
         counts = jnp.tile(jnp.clip(used - size * jnp.arange(longest), 0, size), passes)
         mask = jnp.arange(rows)[None] < counts[:, None]
         positions = jnp.where(mask, order.reshape(steps, rows).astype(jnp.int32), 0)
-        live = counts > 0
-        divisor = jnp.where(live, counts, size) if self.last == "keep" else jnp.full(steps, size)
-        return Batch(positions, mask, divisor, live.astype(jnp.float32))
+        step_mask = counts > 0
+        divisor = jnp.where(step_mask, counts, size) if self.last == "keep" else jnp.full(steps, size)
+        return Batch(positions, mask, divisor, step_mask.astype(jnp.float32))
 
     def sampling(self, records: int) -> accounting.Sampling:
         return accounting.Shuffled(self.divisor(records), records, self.last)
@@ -297,9 +297,9 @@ class AllocatedBatches(Batches):
         passes = steps // longest
         streams = jnp.arange(passes, dtype=jnp.uint32)
         positions, mask = jax.vmap(of_pass)(jnp.zeros_like(streams) if self.kept else streams)
-        live = jnp.tile(jnp.arange(longest) < batches, passes).astype(jnp.float32)
+        step_mask = jnp.tile(jnp.arange(longest) < batches, passes).astype(jnp.float32)
         divisor = jnp.full(steps, records // jnp.maximum(batches, 1))
-        return Batch(positions.reshape(steps, rows), mask.reshape(steps, rows), divisor, live)
+        return Batch(positions.reshape(steps, rows), mask.reshape(steps, rows), divisor, step_mask)
 
     def sampling(self, records: int) -> accounting.Sampling:
         batches = self._batches_of_pass(records)

@@ -53,7 +53,7 @@ class UpdatePrivatizer(Protocol):
         ...
 
     @property
-    def amplified(self) -> bool:
+    def is_amplified(self) -> bool:
         """Derived property, conservative default. Whether sums are accounted for as over hidden samples of clients,
         where cohorts are
         hidden."""
@@ -68,7 +68,7 @@ class UpdatePrivatizer(Protocol):
 
     @property
     def extra(self) -> int:
-        """Derived property, conservative default. Numbers that travel with an update."""
+        """Derived property, conservative default. Array that travel with an update."""
         return 0
 
     @property
@@ -232,7 +232,7 @@ class ClientGaussian(UpdatePrivatizer):
         return rf"{clipped[self.by_tensor]};\ \Delta \leftarrow \Delta + z S \rho\, \xi"
 
     @property
-    def amplified(self) -> bool:
+    def is_amplified(self) -> bool:
         return self.source.fresh
 
     def event(self, noise: float, attendance: Participation) -> Event:
@@ -323,7 +323,7 @@ class AdaptiveClientGaussian(UpdatePrivatizer):
     extra = 1
 
     @property
-    def amplified(self) -> bool:
+    def is_amplified(self) -> bool:
         return self.source.fresh
 
     def event(self, noise: float, attendance: Participation) -> Event:

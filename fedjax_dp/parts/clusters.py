@@ -9,7 +9,7 @@ import numpy as np
 
 from fedjax_dp import accounting, errors, gradients, prng
 from fedjax_dp.models import Model
-from fedjax_dp.parts.client_models import ClientModels, nothing_of
+from fedjax_dp.parts.client_models import ClientModels, no_tensors
 from fedjax_dp.parts.contexts import ClientContext, InitContext, LocalResult, LocalState
 from fedjax_dp.parts.corrections import Floats
 from fedjax_dp.parts.local_sgd import LocalSgd
@@ -133,7 +133,7 @@ class OwnClusters(ClientModels):
 
     def sent_tensors(self, model: Model) -> tuple[bool, ...]:
         """The changes of its models are sent beside: the server's model stays where it began."""
-        return nothing_of(model)
+        return no_tensors(model)
 
     def init(self, sgd: LocalSgd, run: InitContext) -> LocalState:
         first, clients, key = ravel(run.params)[0], run.data.num_clients, run.key

@@ -25,15 +25,15 @@ Array = jax.Array | np.ndarray
 class Members(NamedTuple):
     """The clients of a round, each at a position; every array `(members,)`."""
 
-    ids: jax.Array  # int32, distinct where invited, unless draws train one by one
-    drawn: jax.Array  # float32: how often the client was drawn; 0 where its message does not arrive
-    turn: jax.Array  # int32: 0, or the number of the draw among those of the same client that train one by one
-    invited: jax.Array  # bool; False is padding
+    ids: jax.Array  # int32, distinct where selected, unless draws train one by one
+    participation_count: jax.Array  # float32: how often the client was drawn; 0 where its message does not arrive
+    draw_index: jax.Array  # int32: 0, or the number of the draw among those of the same client that train one by one
+    selected: jax.Array  # bool; False is padding
 
     @property
     def present(self) -> jax.Array:
         """Whose message arrives."""
-        return self.drawn > 0
+        return self.participation_count > 0
 
 
 class CohortKeys(NamedTuple):
@@ -89,7 +89,7 @@ class Cohort(Protocol):
         return self
 
     @property
-    def drawn(self) -> bool:
+    def is_random(self) -> bool:
         """Derived property, conservative default. Whether clients are drawn at random: `inclusion_probability` says
         with which chance.
         """
@@ -132,7 +132,7 @@ class Cohort(Protocol):
             "participation", "law", f"schedule or worst for {name}, which states no chances of its draws"
         )
 
-    def amplified(self, num_clients: int, known: int) -> tuple[Sampling, Adjacency]:
+    def amplification(self, num_clients: int, known: int) -> tuple[Sampling, Adjacency]:
         """Derived property, conservative default. How clients are drawn for one who sees sums of whole clients and
         knows who of `known`
         others joined.
@@ -144,14 +144,14 @@ class Cohort(Protocol):
     def rounds_per_pass(self, num_clients: int) -> int:
         """Derived property, conservative default. Rounds from the first on that make a pass: within it draws may depend
         on one another, and
-        `amplified` states how clients are drawn in the sums of one pass. 1: every round is drawn by itself."""
+        `amplification` states how clients are drawn in the sums of one pass. 1: every round is drawn by itself."""
         return 1
 
-    def resized(self, size: int) -> "Cohort":
+    def with_size(self, size: int) -> "Cohort":
         """Derived property, conservative default. The same law with cohorts of `size`, for a deployment that is larger
         than a simulation.
         """
-        wanted = f"left out for {type(self).__name__}, which states no resized"
+        wanted = f"left out for {type(self).__name__}, which states no with_size"
         raise errors.refuse("deployment_cohort", size, wanted, "use PoissonCohort")
 
     def min_separation(self, num_clients: int) -> int:
@@ -197,7 +197,7 @@ class AllClients(Cohort):
     def rates(self, shares: Array) -> Any:
         return 1.0 + 0.0 * shares
 
-    def resized(self, size: int) -> Cohort:
+    def with_size(self, size: int) -> Cohort:
         return self
 
 
@@ -225,10 +225,10 @@ class UniformCohort(Cohort):
     def inclusion_probability(self, shares: Array) -> tuple[Any, int]:
         return self.rates(shares), 1
 
-    def resized(self, size: int) -> Cohort:
+    def with_size(self, size: int) -> Cohort:
         return replace(self, size=size)
 
-    def amplified(self, num_clients: int, known: int) -> tuple[Sampling, Adjacency]:
+    def amplification(self, num_clients: int, known: int) -> tuple[Sampling, Adjacency]:
         others = max(num_clients - known, 1)
         return WithoutReplacement(min(self.size, others), others), Adjacency.REPLACE_ONE
 
@@ -268,10 +268,10 @@ class PoissonCohort(Cohort):
     def inclusion_probability(self, shares: Array) -> tuple[Any, int]:
         return self.rates(shares), 1
 
-    def resized(self, size: int) -> Cohort:
+    def with_size(self, size: int) -> Cohort:
         return replace(self, size=size)
 
-    def amplified(self, num_clients: int, known: int) -> tuple[Sampling, Adjacency]:
+    def amplification(self, num_clients: int, known: int) -> tuple[Sampling, Adjacency]:
         return Poisson(self.size / num_clients), Adjacency.ADD_REMOVE
 
     def check(self, num_clients: int) -> None:
@@ -378,7 +378,7 @@ class CyclicCohort(Cohort):
     def rates(self, shares: Array) -> Any:
         return self.size / shares.shape[0] + 0.0 * shares
 
-    def resized(self, size: int) -> Cohort:
+    def with_size(self, size: int) -> Cohort:
         return replace(self, size=size)
 
     def min_separation(self, num_clients: int) -> int:

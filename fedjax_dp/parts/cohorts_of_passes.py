@@ -64,7 +64,7 @@ class AllocatedCohort(Cohort):
     def rates(self, shares: Array) -> Any:
         return self.chosen / self.pass_rounds + 0.0 * shares
 
-    def amplified(self, num_clients: int, known: int) -> tuple[Sampling, Adjacency]:
+    def amplification(self, num_clients: int, known: int) -> tuple[Sampling, Adjacency]:
         return accounting.RandomAllocation(self.chosen, self.pass_rounds), Adjacency.ADD_REMOVE
 
     def rounds_per_pass(self, num_clients: int) -> int:
@@ -104,7 +104,7 @@ class BinnedCohort(Cohort):
     def rates(self, shares: Array) -> Any:
         return 1 / self.pass_rounds + 0.0 * shares
 
-    def amplified(self, num_clients: int, known: int) -> tuple[Sampling, Adjacency]:
+    def amplification(self, num_clients: int, known: int) -> tuple[Sampling, Adjacency]:
         return accounting.BallsInBins(self.pass_rounds), Adjacency.ADD_REMOVE
 
     def rounds_per_pass(self, num_clients: int) -> int:
@@ -152,7 +152,7 @@ class CyclicPoissonCohort(Cohort):
     def rates(self, shares: Array) -> Any:
         return self.size / shares.shape[0] + 0.0 * shares
 
-    def amplified(self, num_clients: int, known: int) -> tuple[Sampling, Adjacency]:
+    def amplification(self, num_clients: int, known: int) -> tuple[Sampling, Adjacency]:
         return accounting.Poisson(self._rate(num_clients)), Adjacency.ADD_REMOVE
 
     def rounds_per_pass(self, num_clients: int) -> int:
@@ -232,7 +232,7 @@ class SeparatedCohort(Cohort):
     def rates(self, shares: Array) -> Any:
         return self.size / shares.shape[0] + 0.0 * shares
 
-    def resized(self, size: int) -> Cohort:
+    def with_size(self, size: int) -> Cohort:
         return replace(self, size=size)
 
     def min_separation(self, num_clients: int) -> int:
@@ -283,7 +283,7 @@ class TruncatedPoissonCohort(Cohort):
     def inclusion_probability(self, shares: Array) -> tuple[Any, int]:
         return self.rates(shares), 1
 
-    def amplified(self, num_clients: int, known: int) -> tuple[Sampling, Adjacency]:
+    def amplification(self, num_clients: int, known: int) -> tuple[Sampling, Adjacency]:
         if known:  # who is cut tells of those that are not known, and nobody has a theorem of it
             return SEEN
         sampling = accounting.TruncatedPoisson(self.size / num_clients, self.most, num_clients)

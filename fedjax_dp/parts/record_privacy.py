@@ -122,7 +122,7 @@ def variance_of(privatizer: Privatizer, step: StepContext, divisor: Any) -> jax.
 
 
 def require_measured(privatizer: Privatizer) -> None:
-    """Refuse a privatizer that does not state how much noise it adds. Numbers are concrete here."""
+    """Refuse a privatizer that does not state how much noise it adds. Array are concrete here."""
     one, first = jnp.float32(1), jnp.int32(0)
     step = StepContext(first, first, first.astype(jnp.uint32), one, one, jnp.bool_(True))
     if bool(jnp.isnan(variance_of(privatizer, step, one))):

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 
 from fedjax_dp import errors, schedules
-from fedjax_dp.parts.by_round import numbers_for
+from fedjax_dp.parts.by_round import FunctionOfRounds
 from fedjax_dp.parts.transformations import Variance, require_variance, uses_noise_variance
 from fedjax_dp.pytrees import replace, structure, value
 
@@ -44,7 +44,7 @@ class ServerOptimizer(Protocol):
         ...
 
     def check(self) -> None:
-        """Raise ConfigurationError, in one line, for numbers that cannot be meant. Numbers are concrete here."""
+        """Raise ConfigurationError, in one line, for numbers that cannot be meant. Array are concrete here."""
         ...
 
 
@@ -139,7 +139,7 @@ AVERAGES: dict[str, Callable[..., jax.Array]] = {"exponential": exponential, "po
 
 
 @value
-class ModelAverage:
+class ModelAverage(FunctionOfRounds):
     """The mean of the models of rounds that a run ends with: the slot `average`; `AveragedServer` says more.
 
     weight   of `AVERAGES`, or a module's function of the round like them;
@@ -149,15 +149,7 @@ class ModelAverage:
     weight: Callable[..., jax.Array] = structure()
     numbers: dict[str, Any] = dataclasses.field(default_factory=dict)
 
-    @classmethod
-    def of(cls, name: str, **numbers: Any) -> "ModelAverage":
-        """That of a name in `AVERAGES`: `ModelAverage.of("polyak", average_from=10)`.
-
-        Raises: ConfigurationError for other numbers.
-        """
-        errors.require_choice("average", name, AVERAGES)
-        weight = AVERAGES[name]
-        return cls(weight=weight, numbers=numbers_for(f"average {name}", weight, numbers))
+    FUNCTIONS, KIND = AVERAGES, "average"
 
 
 class AverageState(NamedTuple):
@@ -265,7 +257,7 @@ def _adaptive(
 def adaptive_delta(**numbers: Any) -> optax.GradientTransformation:
     """dpnfl, Algorithm 2: mu = b1 mu + (1-b1) Delta, nu = b2 nu + (1-b2) Delta^2, w += rate mu / (sqrt(nu) + pi).
 
-    No bias correction; mu starts at zero, nu at pi^2 or at `nu_init`. Numbers: learning_rate, b1, b2, pi, [nu_init].
+    No bias correction; mu starts at zero, nu at pi^2 or at `nu_init`. Array: learning_rate, b1, b2, pi, [nu_init].
     The same rule is FedAdam of Reddi et al. 2021 (arXiv:2003.00295, Algorithm 2), where pi is called tau.
     """
     return _adaptive(lambda gradient, mu: gradient, numbers)

@@ -25,7 +25,7 @@ def uses_noise_variance(
     Raises: ConfigurationError in one line for what makes no optax transformation of a vector.
     """
     name, calls = getattr(factory, "__name__", "factory"), []
-    # Numbers of the host, as operations on a device's would be compiled one by one.
+    # Array of the host, as operations on a device's would be compiled one by one.
     numbers = jax.tree.map(lambda n: np.asarray(n)[()] if isinstance(n, jax.Array) else n, hyperparameters)
 
     def variance() -> jax.Array:

@@ -4,7 +4,7 @@ import numpy as np
 
 from fedjax_dp import errors
 from fedjax_dp.display import Card, displayed, facts_of
-from fedjax_dp.parts.aggregation import Aggregate, separate
+from fedjax_dp.parts.aggregation import Aggregate, needs_individual_updates
 from fedjax_dp.parts.client_privacy import PlainUpload, UpdatePrivatizer, shares_noise
 from fedjax_dp.parts.cohorts import Cohort, prefix_of
 from fedjax_dp.parts.facts import of_the_project
@@ -51,7 +51,7 @@ def check_fit(algorithm: Algorithm, shares: np.ndarray) -> None:
         raise errors.refuse("draws one by one", True, "False where clients keep something", "train each client once")
     if cohort.max_participations > 1 and algorithm.transport.secret:
         raise errors.refuse("draws one by one", True, "False for secure sums", "masks are shared by distinct clients")
-    if algorithm.transport.secret and separate(aggregate):
+    if algorithm.transport.secret and needs_individual_updates(aggregate):
         wanted = "one of sums in a secure sum, where nobody sees the updates themselves"
         raise errors.refuse("estimator", type(aggregate).__name__, wanted, "leave secure out, or use mean")
     if upload.unit is None:

@@ -83,11 +83,11 @@ def test_weights_have_the_reach_that_they_have():
 
 
 def fifty(members, shares, rates):
-    return 50.0 * members.drawn
+    return 50.0 * members.participation_count
 
 
 def heavier_in_company(members, shares, rates):
-    return members.drawn * jnp.where(members.drawn.sum() < 5, 9.0, 1.0)
+    return members.participation_count * jnp.where(members.participation_count.sum() < 5, 9.0, 1.0)
 
 
 @fdp.value
@@ -142,7 +142,7 @@ class LastIdle(fdp.parts.FixedBatches):
 
     def sample(self, key, records, steps, largest, smallest):
         batch = fdp.parts.FixedBatches(size=self.size).sample(key, records, steps, largest, smallest)
-        return batch._replace(live=batch.live.at[-1].set(0.0))
+        return batch._replace(step_mask=batch.step_mask.at[-1].set(0.0))
 
 
 @pytest.mark.slow
@@ -167,8 +167,8 @@ class TwoMore(fdp.parts.Correction):
     def extra_gradients(self):
         return self.told
 
-    def finish(self, update, client, total_rate, another_gradient):
-        return (another_gradient(client.received.params), another_gradient(client.received.params)), ()
+    def finish(self, update, client, total_rate, extra_gradient):
+        return (extra_gradient(client.received.params), extra_gradient(client.received.params)), ()
 
     def absorb(self, server, total, num_clients):
         return jnp.stack(total)
@@ -183,8 +183,8 @@ class InALoop(TwoMore):
 
     pull = 0.0
 
-    def finish(self, update, client, total_rate, another_gradient):
-        return jax.lax.map(lambda scale: another_gradient(scale * client.received.params), jnp.ones(2)), ()
+    def finish(self, update, client, total_rate, extra_gradient):
+        return jax.lax.map(lambda scale: extra_gradient(scale * client.received.params), jnp.ones(2)), ()
 
     def absorb(self, server, total, num_clients):
         return total
@@ -198,8 +198,8 @@ def test_every_gradient_that_is_asked_for_is_new_and_counted():
     one, other = states_of(asked, fdp.logistic_regression((3,), 3), DATA, 1)[1].shared[0]
     assert np.abs(one - other).min() > 0  # another noise for each
     assert epsilon(asked) == pytest.approx(epsilon(replace(algorithm, local=replace(algorithm.local, steps=4))))
-    assert "calls of another_gradient" in refused(with_local(algorithm, corrections=(TwoMore(told=1),)))
-    assert "calls of another_gradient" in refused(with_local(algorithm, corrections=(TwoMore(told=0),)))
+    assert "calls of extra_gradient" in refused(with_local(algorithm, corrections=(TwoMore(told=1),)))
+    assert "calls of extra_gradient" in refused(with_local(algorithm, corrections=(TwoMore(told=0),)))
     assert "in a loop of their own" in refused(with_local(algorithm, corrections=(InALoop(),)))
 
 
@@ -209,7 +209,7 @@ class Bare:
 
     clip_norm: float
 
-    unit, amplified, extra, shared_noise, noise_ratio = fdp.accounting.Unit.CLIENT, True, 0, False, None
+    unit, is_amplified, extra, shared_noise, noise_ratio = fdp.accounting.Unit.CLIENT, True, 0, False, None
 
     def init(self):
         return ()
@@ -312,7 +312,7 @@ class Sends(fdp.parts.Correction):
 
     pull, has_client_state = 0.0, False
 
-    def finish(self, update, client, total_rate, another_gradient):
+    def finish(self, update, client, total_rate, extra_gradient):
         return update, ()
 
     def absorb(self, server, total, num_clients):
@@ -347,11 +347,11 @@ def test_the_catalogue_lets_out_what_it_says(entry):
 @fdp.value
 @restates(fdp.parts.AllClients)
 class Uninvited(fdp.parts.AllClients):
-    """Everybody comes, nobody is invited: X4."""
+    """Everybody comes, nobody is selected: X4."""
 
     def sample(self, keys, round_index, shares):
         members = fdp.parts.AllClients().sample(keys, round_index, shares)
-        return members._replace(invited=jnp.zeros(members.ids.shape, bool))
+        return members._replace(selected=jnp.zeros(members.ids.shape, bool))
 
 
 class _Rigged(fdp.parts.UniformCohort):
@@ -419,7 +419,7 @@ class Strata(fdp.parts.Cohort):
 class StrataTold(Strata):
     """As if one draw were made from all clients."""
 
-    def amplified(self, num_clients, known):
+    def amplification(self, num_clients, known):
         return WithoutReplacement(self.capacity(num_clients), num_clients - known), Adjacency.REPLACE_ONE
 
 

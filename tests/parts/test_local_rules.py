@@ -138,7 +138,7 @@ def test_a_client_with_fewer_steps_equals_a_loop_and_its_state_stands_still_in_t
             batches = jax.device_get(local.batches.sample(role_key(key, "batch"), jnp.int32(size), 6, 7, 3))
             w, taken = np.zeros(2), 0
             for s in range(6):
-                if not batches.live[s]:
+                if not batches.step_mask[s]:
                     continue
                 rows = points[3 * client + batches.positions[s]]
                 mean = sum(reference.clip_to(np.array([1.0, 0.5]) * (w - x), clip) for x in rows) / 2
