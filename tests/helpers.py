@@ -116,7 +116,7 @@ class GivenCohort(Cohort):
 
     def sample(self, keys, round_index, shares):
         ids = self.ids.astype(jnp.int32)
-        return Members(ids, jnp.ones(ids.shape), jnp.zeros_like(ids), jnp.ones(ids.shape, bool))
+        return Members.of(ids)
 
     def rates(self, shares):
         return self.count / shares.shape[0] + 0.0 * shares

@@ -36,7 +36,7 @@ class Shuffled(fdp.parts.Cohort):
 
     def sample(self, keys, round_index, shares):
         ids = jax.random.permutation(keys.round, shares.shape[0])[: self.size].astype(jnp.int32)
-        return Members(ids, jnp.ones(ids.shape), jnp.zeros_like(ids), jnp.ones(ids.shape, bool))
+        return Members.of(ids)
 
     def rates(self, shares):
         return self.size / shares.shape[0] + 0.0 * shares

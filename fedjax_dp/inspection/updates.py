@@ -28,7 +28,7 @@ from fedjax_dp.parts.client_privacy import (
 )
 from fedjax_dp.parts.cohorts import SEEN, Members
 from fedjax_dp.parts.local_training import extreme_rates
-from fedjax_dp.parts.noise import correlated_source, source_of
+from fedjax_dp.parts.noise import correlated_source
 from fedjax_dp.parts.transport import Transport
 from fedjax_dp.prng import role_key
 from fedjax_dp.pytrees import rows_kept, tensor_sizes
@@ -106,7 +106,7 @@ def examine_upload(upload: ClientPrivacy, place: Place) -> None:
     )
     above = np.sum(np.asarray(squares, float), 0) / (wanted * (1 - SLACK)) ** 2
     examine_sizes(above, times * size, lambda at: f"round {tried[at]}", least=True)
-    if upload.is_amplified or source_of(upload) is None:
+    if upload.is_amplified or getattr(upload, "source", None) is None:
         examine_noise(noise / std[:, None], [f"round {t}" for t in range(horizon)])
         uncorrelated("rounds", np.asarray(rows[0], float), [f"round {t}" for t in tried])
 

@@ -41,9 +41,7 @@ class Aggregate(Protocol):
 
     @property
     def needs_loss(self) -> bool:
-        """Derived property, conservative default. Whether clients send the loss of the received model on all of their
-        records, as it is.
-        """
+        """Derived property, conservative default. Whether clients send their loss of the received model, as it is."""
         return False
 
     @property
@@ -58,14 +56,12 @@ class Aggregate(Protocol):
 
     @property
     def realised(self) -> bool:
-        """Required privacy property. Whether it divides by the realised cohort, so that only a fixed size bounds a
-        client.
-        """
+        """Required privacy property. Whether it divides by the realised cohort: only a fixed size bounds a client."""
         ...
 
     @property
     def extra(self) -> int:
-        """Array that travel with an update."""
+        """Numbers that travel with an update."""
         return 0
 
     def weights(self, members: Members, shares: jax.Array, rates: Any) -> jax.Array:
@@ -84,9 +80,7 @@ class Aggregate(Protocol):
         ...
 
     def sensitivity(self, shares: Any, rates: Any, members: int) -> Any:
-        """Derived property, conservative default. How far, in L2, one client whose update has norm 1 can move the mean
-        by joining; None:
-        nothing says.
+        """Derived property, conservative default. How far a joining client's update of norm 1 moves the mean, or None.
 
         members: positions of the cohort. Where neighbours exchange a client, the mean moves twice as far.
         """
@@ -188,6 +182,9 @@ class Estimator(Aggregate):
             return total * (1 / jnp.where(coverage > 0, coverage, 1.0))
         return total + (coverage - 1) * params if self.of_models else total
 
+    def _weights_of_all(self, shares: Any, rates: Any) -> jax.Array:
+        return self.weights(Members.of(jnp.arange(shares.shape[0], dtype=jnp.int32)), shares, rates)
+
     def sensitivity(self, shares: Any, rates: Any, members: int) -> Any:
         """How far one client whose update has norm 1 can move the mean by joining; None where nothing bounds it.
 
@@ -198,10 +195,10 @@ class Estimator(Aggregate):
             return None  # who joins brings the whole model along
         if self.normalised:
             return 1 / members if self.alike else None
-        return jnp.max(jnp.abs(self.weights(all_members(shares), shares, rates)))
+        return jnp.max(jnp.abs(self._weights_of_all(shares, rates)))
 
     def gains(self, shares: jax.Array, rates: Any, members: int | None) -> Any:
-        each = self.weights(all_members(shares), shares, rates)
+        each = self._weights_of_all(shares, rates)
         if not self.normalised:
             return each
         if members == shares.shape[0]:
@@ -227,12 +224,6 @@ class Estimator(Aggregate):
             raise errors.refuse(
                 "estimator full", "a sampled cohort", "used with all clients", "use biased or wor_delta"
             )
-
-
-def all_members(shares: Any) -> Members:
-    """All clients, each drawn once."""
-    ids = jnp.arange(shares.shape[0], dtype=jnp.int32)
-    return Members(ids, jnp.ones(ids.shape), jnp.zeros_like(ids), jnp.ones(ids.shape, bool))
 
 
 @value
@@ -275,8 +266,8 @@ class TrimmedMean(Aggregate):
         cut = jnp.minimum(jnp.floor(self.trim * count + 1e-4).astype(count.dtype), jnp.maximum(count - 1, 0) // 2)
         ordered = jnp.sort(jnp.where(members.present[:, None], total, jnp.inf), axis=0)  # absent ones last
         place = jnp.arange(total.shape[0])[:, None]
-        kept = (place >= cut) & (place < count - cut)
-        return jnp.where(kept, ordered, 0.0).sum(0) / jnp.maximum(count - 2 * cut, 1)
+        inside = (place >= cut) & (place < count - cut)
+        return jnp.where(inside, ordered, 0.0).sum(0) / jnp.maximum(count - 2 * cut, 1)
 
     def check(self, cohort: Cohort, num_clients: int) -> None:
         if not 0 <= float(self.trim) <= 0.5:

@@ -3,7 +3,7 @@
 A client with fewer records than a batch of `size` has batches of all of them: b_k = min(size, n_k) takes its place.
 """
 
-from typing import Literal, NamedTuple, Protocol, TypeGuard
+from typing import Literal, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -31,9 +31,7 @@ class Batches(Protocol):
         return type(self).count is Batches.count
 
     def count(self, steps: int, largest: int) -> int:
-        """Derived property, conservative default. Local steps of a round of a client with `largest` records; `steps`:
-        what the local steps
-        state."""
+        """Derived property, conservative default. Local steps that `steps` are for a client with `largest` records."""
         return steps
 
     def sample(self, key: jax.Array, records: jax.Array, steps: int, largest: int, smallest: int) -> Batch:
@@ -46,14 +44,11 @@ class Batches(Protocol):
         ...
 
     def sampling(self, records: int) -> accounting.Sampling:
-        """Required privacy property. How the batches of a client with so many records are drawn, in the accountants'
-        words.
-        """
+        """Required privacy property. The law of the batches of a client with so many records."""
         ...
 
     def divisor(self, records: int) -> int:
-        """Required privacy property. The public number that divides the sum over a batch of a client with so many
-        records.
+        """Required privacy property. The public number that divides the sum over a client's batch.
 
         Where it differs from step to step, it is the usual one, and `UnequalBatches.divisors` gives all.
         """
@@ -68,22 +63,14 @@ class UnequalBatches(Batches, Protocol):
     """Batches that are not all divided by one number."""
 
     def divisors(self, records: int, steps: int) -> np.ndarray:
-        """Required privacy property. The public numbers that divide the sums of the first `steps` steps that a client
-        takes `(steps,)`.
-        """
+        """Required privacy property. What divides the sums of the first `steps` steps taken `(steps,)`, public."""
         ...
-
-
-def unequal(batches: Batches) -> TypeGuard[UnequalBatches]:
-    """Whether batches have a member that states the divisor of every step."""
-    return getattr(batches, "divisors", None) is not None
 
 
 def divisors_of(batches: Batches, records: int, steps: int) -> np.ndarray:
     """What divides the sums of the first `steps` steps that a client takes `(steps,)`."""
-    if unequal(batches):
-        return np.asarray(batches.divisors(records, steps))
-    return np.full(steps, batches.divisor(records))
+    divisors = getattr(batches, "divisors", None)
+    return np.full(steps, batches.divisor(records)) if divisors is None else np.asarray(divisors(records, steps))
 
 
 def neighbours_of(sampling: accounting.Sampling) -> accounting.Adjacency:

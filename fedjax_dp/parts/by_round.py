@@ -119,16 +119,11 @@ def at_round(number: Any, changes: ByRound | None, round_index: jax.Array) -> An
     return number if changes is None else number * changes.at(round_index)
 
 
-def changes_of(part: Any, what: str = "noise_by_round") -> ByRound | None:
-    """The changes of a part, or of the one that it stands around."""
-    return getattr(innermost(part), what, None)
-
-
-def innermost(part: Any) -> Any:
-    """What a part stands around, if it does."""
+def field_of(part: Any, name: str) -> Any:
+    """A field of a part, or of the one that it stands around; None where there is none."""
     while (base := getattr(part, "base", None)) is not None:
         part = base
-    return part
+    return getattr(part, name, None)
 
 
 def check_changes(noise: ByRound | None, clip: ByRound | None) -> None:

@@ -336,8 +336,8 @@ def part_of(slot: str, values: Mapping[str, Any]) -> Any:
         if size is not None:
             raise errors.refuse(str(of.size), size, f"left out beside a part in slot {slot}", "drop it")
         return what
-    made = choice_of(slot, what).make(f"{slot} {what}", values, size)
-    return part_of(slot, {slot: made}) if own_code.is_own(what) else made
+    part = choice_of(slot, what).make(f"{slot} {what}", values, size)
+    return part_of(slot, {slot: part}) if own_code.is_own(what) else part
 
 
 def is_same_choice(one: Any, other: Any) -> bool:
@@ -377,17 +377,17 @@ def own_numbers(values: Mapping[str, Any]) -> Options:
 
 def _own_choice(slot: str, named: str) -> Choice:
     """What stands under a name in a file: a part, or a class or function that makes one, with its own options."""
-    made = own_code.own(slot, named)
-    if not callable(made) or validation.is_value(made):
-        return Choice(lambda: made)
-    described = options.of_class(made) if isinstance(made, type) else options.of_function(made)
+    part = own_code.own(slot, named)
+    if not callable(part) or validation.is_value(part):
+        return Choice(lambda: part)
+    described = options.of_class(part) if isinstance(part, type) else options.of_function(part)
     size = "size" if "size" in described and CHOICES[slot].size else None
     numbers = {
         field: dataclasses.replace(one, name=one.about.named or field)
         for field, one in described.items()
         if one.kinds and field != size
     }
-    return Choice(made, size=size, numbers=numbers)
+    return Choice(part, size=size, numbers=numbers)
 
 
 def refuse_number(slot: str, name: str, value: Any, chosen: Any) -> errors.ConfigurationError:

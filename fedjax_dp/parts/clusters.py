@@ -142,13 +142,13 @@ class OwnClusters(ClientModels):
         return LocalState(jnp.stack([first, *others]), jnp.zeros((clients, 2), jnp.int32))
 
     def run(self, sgd: LocalSgd, client: ClientContext, server: Any, own: Any) -> tuple[LocalResult, Any, Any]:
-        start, chosen = (server[0], own) if self.number == 1 else self._chosen(sgd, client, server, own)
+        start, chosen = (server[0], own) if self.number == 1 else self._choose(sgd, client, server, own)
         result = sgd.run(client.receiving(start, *client.received[1:]))
         mine = client.data.shares[client.client.id] * (jnp.arange(self.number) == chosen[0])
-        message = {"moved": mine[:, None] * result.update[None], "weight": mine}
+        message = {"delta": mine[:, None] * result.update[None], "weight": mine}
         return result._replace(update=result.update[:0]), chosen, message
 
-    def _chosen(self, sgd: LocalSgd, client: ClientContext, server: Any, own: Any) -> tuple[jax.Array, jax.Array]:
+    def _choose(self, sgd: LocalSgd, client: ClientContext, server: Any, own: Any) -> tuple[jax.Array, jax.Array]:
         """The model that a client chooses, and what it keeps: which, and how often it has chosen."""
         chosen, times = own
         again = jnp.bool_(True) if self.choice.rounds is None else times < self.choice.rounds
@@ -172,7 +172,7 @@ class OwnClusters(ClientModels):
     def absorb(self, server: Any, total: Any, num_clients: int) -> Any:
         weight = total["weight"][:, None]
         # Times its inverse: of a single client's division by its own weight XLA never finishes the compilation.
-        return server + total["moved"] * (1 / jnp.where(weight > 0, weight, 1.0))
+        return server + total["delta"] * (1 / jnp.where(weight > 0, weight, 1.0))
 
     def model_of(self, sgd: LocalSgd, client: ClientContext, server: Any, own: Any) -> jax.Array:
         return server[own[0]]

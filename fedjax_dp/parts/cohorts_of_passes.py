@@ -21,9 +21,7 @@ from fedjax_dp.pytrees import replace, structure, value
 def _all_who_join(joins: jax.Array, positions: int) -> Members:
     """Clients `(num_clients,)` that join, in the order of their ids; other positions are padding."""
     (ids,) = jnp.nonzero(joins, size=positions, fill_value=0)
-    here = jnp.arange(positions) < jnp.sum(joins)
-    ids = ids.astype(jnp.int32)
-    return Members(ids, here.astype(jnp.float32), jnp.zeros_like(ids), here)
+    return Members.of(ids.astype(jnp.int32), jnp.arange(positions) < jnp.sum(joins))
 
 
 def _positions(expected: float, num_clients: int) -> int:
@@ -147,7 +145,7 @@ class CyclicPoissonCohort(Cohort):
         words = prng.words(keys.round, 0, self.capacity(num_clients))
         places, drawn = prng.independent(words, group, self.size * self.pass_rounds, jnp.int32(num_clients))
         ids = jnp.where(drawn, places * self.pass_rounds + turn, 0)
-        return Members(ids, drawn.astype(jnp.float32), jnp.zeros_like(ids), drawn)
+        return Members.of(ids, drawn)
 
     def rates(self, shares: Array) -> Any:
         return self.size / shares.shape[0] + 0.0 * shares
@@ -272,9 +270,8 @@ class TruncatedPoissonCohort(Cohort):
         words = prng.words(keys.round, 0, _positions(self.size, num_clients))
         ids, drawn = prng.independent(words, jnp.int32(num_clients), self.size)
         luck = prng.words(prng.role_key(keys.round, "truncation"), 0, ids.size)
-        kept = jnp.lexsort((*luck, ~drawn))[: self.capacity(num_clients)]
-        ids, drawn = ids[kept], drawn[kept]
-        return Members(ids, drawn.astype(jnp.float32), jnp.zeros_like(ids), drawn)
+        order = jnp.lexsort((*luck, ~drawn))[: self.capacity(num_clients)]
+        return Members.of(ids[order], drawn[order])
 
     def rates(self, shares: Array) -> Any:
         num_clients = shares.shape[0]

@@ -66,8 +66,8 @@ class PrivateGradients(NamedTuple):
     ) -> "PrivateGradients":
         """So many as there are rates, and `further`."""
         with jax.named_scope("batch_draw"):
-            data, kept = client.data, batches.sampling(client.data.largest).kept
-            key = client.run_key if kept and client.run_key is not None else client.key
+            data, is_kept = client.data, batches.sampling(client.data.largest).kept
+            key = client.run_key if is_kept and client.run_key is not None else client.key
             drawn = batches.sample(
                 role_key(key, "batch"), client.client.size, rates.size + further, data.largest, data.smallest
             )
@@ -217,9 +217,9 @@ class LocalSgd(LocalTraining):
         rule = optax.with_extra_args_support(self.rule.transform())
         variance = functools.partial(gradients.noise_variance, drawn)
         direction, new = rule.update(shard(gradient), state.rule, params, variance=variance)
-        kept = jax.tree.map(lambda new, old: jnp.where(step_mask > 0, new, old), new, state.rule)
+        rule_state = jax.tree.map(lambda new, old: jnp.where(step_mask > 0, new, old), new, state.rule)
         probes = state.probes + jnp.stack(report) * step_mask  # one number after another would be as many launches
-        return SgdState(shard(state.delta - drawn.rate * step_mask * direction), kept, probes)
+        return SgdState(shard(state.delta - drawn.rate * step_mask * direction), rule_state, probes)
 
     def finish(self, gradients: PrivateGradients, state: SgdState) -> LocalResult:
         total_rate, extra_gradient, update = gradients.total_rate, gradients.extra_gradient(), state.delta
@@ -232,9 +232,9 @@ class LocalSgd(LocalTraining):
 
     def _each(self, client: ClientContext) -> list[tuple[Correction, ClientContext]]:
         """The corrections, with what the client has received for each."""
-        start, server, kept, extra = client.received
-        kept = kept[: len(self.corrections)]  # the state of a rule comes after theirs
-        parts = zip(self.corrections, server, kept, extra, strict=True)
+        start, server, rows, extra = client.received
+        rows = rows[: len(self.corrections)]  # the state of a rule comes after theirs
+        parts = zip(self.corrections, server, rows, extra, strict=True)
         return [(correction, client.receiving(start, *own)) for correction, *own in parts]
 
     def rates(self, round_index: Any, largest: int) -> jax.Array:
@@ -393,7 +393,7 @@ class LocalSgd(LocalTraining):
 def _in_order(
     batches: Batches, rates: jax.Array, step_mask: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Array and rates of the steps of a round `(tau,)`, the sum of the rates of those taken, the last one's number.
+    """Numbers and rates of the steps of a round `(tau,)`, the sum of the rates of those taken, the last one's number.
 
     Steps that are taken are 0, 1, ... in their order, before the others: so noise, schedule and order of what a client
     does are the same however many steps larger clients take.

@@ -48,14 +48,14 @@ class ModelBeside(ClientModels):
         return OwnSteps(noise=self.noise, speed=self.speed, steps=self.steps, clean=self.clean)
 
     def init(self, sgd: LocalSgd, run: InitContext) -> LocalState:
-        kept = self.own_steps.of(sgd).init(run).clients
-        return LocalState(clients={"model": rows_of(ravel(run.params)[0], run.data.num_clients), "steps": kept})
+        states = self.own_steps.of(sgd).init(run).clients
+        return LocalState(clients={"model": rows_of(ravel(run.params)[0], run.data.num_clients), "steps": states})
 
     def run(self, sgd: LocalSgd, client: ClientContext, server: Any, own: Any) -> tuple[LocalResult, Any, Any]:
         result, anchor = sgd.run(client), client.shard(client.received.params)
-        beside = self.own_steps.context(client).receiving(own["model"], (), own["steps"], ())
-        steps, beside = with_pull(self.own_steps.of(sgd), beside, self.pull, anchor)
-        mine = without_pull(steps.run(beside))
+        personal = self.own_steps.context(client).receiving(own["model"], (), own["steps"], ())
+        steps, personal = with_pull(self.own_steps.of(sgd), personal, self.pull, anchor)
+        mine = without_pull(steps.run(personal))
         return result, {"model": own["model"] + mine.update, "steps": mine.client_state}, ()
 
     def model_of(self, sgd: LocalSgd, client: ClientContext, server: Any, own: Any) -> jax.Array:
@@ -149,9 +149,9 @@ class MixedModels(ClientModels):
         return OwnSteps(noise=self.noise, clean=self.clean)
 
     def init(self, sgd: LocalSgd, run: InitContext) -> LocalState:
-        clients, kept = run.data.num_clients, self.own_steps.of(sgd).init(run).clients
+        clients, states = run.data.num_clients, self.own_steps.of(sgd).init(run).clients
         alphas = jnp.full((clients,), jnp.asarray(self.alpha, jnp.float32))
-        return LocalState(clients={"alpha": alphas, "model": rows_of(ravel(run.params)[0], clients), "steps": kept})
+        return LocalState(clients={"alpha": alphas, "model": rows_of(ravel(run.params)[0], clients), "steps": states})
 
     def run(self, sgd: LocalSgd, client: ClientContext, server: Any, own: Any) -> tuple[LocalResult, Any, Any]:
         own_sgd = self.own_steps.of(sgd)
@@ -166,25 +166,25 @@ class MixedModels(ClientModels):
             w = sgd.step(at_shared, w, drawn[0])
             v = own_sgd.move(at_mixture, v, drawn[1], personal, alpha * gradient, report)
             taken = (drawn[0].number == 0) & (drawn[0].batch.step_mask > 0)
-            return (w, v, self._turned(alpha, gradient, own["model"] - client.received.params, taken)), None
+            return (w, v, self._alpha_after(alpha, gradient, own["model"] - client.received.params, taken)), None
 
         begun = sgd.begin(client), own_sgd.begin(other), own["alpha"]
         (w, v, alpha), _ = lax.scan(step, begun, (at_shared.steps(), at_mixture.steps()))
-        kept = own_sgd.finish(at_mixture, v).client_state
-        return sgd.finish(at_shared, w), {"alpha": alpha, "model": own["model"] + v.delta, "steps": kept}, ()
+        states = own_sgd.finish(at_mixture, v).client_state
+        return sgd.finish(at_shared, w), {"alpha": alpha, "model": own["model"] + v.delta, "steps": states}, ()
 
-    def _turned(self, alpha: jax.Array, gradient: jax.Array, away: jax.Array, first: jax.Array) -> Any:
+    def _alpha_after(self, alpha: jax.Array, gradient: jax.Array, away: jax.Array, first: jax.Array) -> Any:
         """Alpha after a step, of which the first of a round turns it."""
 
-        def turned(alpha: jax.Array, gradient: jax.Array) -> jax.Array:
+        def moved_alpha(alpha: jax.Array, gradient: jax.Array) -> jax.Array:
             return jnp.clip(alpha - self.alpha_speed * jnp.vdot(gradient, away), 0.0, 1.0)
 
         def in_first(alpha: jax.Array, gradient: jax.Array) -> Any:
             """On a CPU no other step computes it; on an accelerator it takes longer to ask."""
-            return lax.cond(first, turned, lambda alpha, _: alpha, alpha, gradient)
+            return lax.cond(first, moved_alpha, lambda alpha, _: alpha, alpha, gradient)
 
         def always(alpha: jax.Array, gradient: jax.Array) -> jax.Array:
-            return jnp.where(first, turned(alpha, gradient), alpha)
+            return jnp.where(first, moved_alpha(alpha, gradient), alpha)
 
         return lax.platform_dependent(alpha, gradient, cpu=in_first, default=always)
 

@@ -37,8 +37,8 @@ class _PullToReceived(Correction):
 
 def with_pull(sgd: LocalSgd, client: ClientContext, pull: Pull, anchor: jax.Array) -> tuple[LocalSgd, ClientContext]:
     """Steps that are pulled to an anchor, before their corrections, and the client that takes them."""
-    start, server, kept, extra = client.received
-    client = client.receiving(start, ((), *server), ((), *kept), (anchor, *extra))
+    start, server, rows, extra = client.received
+    client = client.receiving(start, ((), *server), ((), *rows), (anchor, *extra))
     steps = replace(sgd, corrections=(_PullToReceived(form=pull), *sgd.corrections))
     return steps, client._replace(model=pull.model(client.model, client.unravel(anchor)))
 
@@ -129,7 +129,7 @@ class OwnPart(ClientModels):
         return tensors_named("head", self.head, model)
 
     def sent_tensors(self, model: Model) -> tuple[bool, ...]:
-        return tuple(not kept for kept in self.head_tensors(model))
+        return tuple(not in_head for in_head in self.head_tensors(model))
 
     def part(self, model: Model) -> Part:
         return Part(tensor_sizes(jax.eval_shape(model.init, jax.random.key(0))), self.head_tensors(model))
@@ -142,8 +142,8 @@ class OwnPart(ClientModels):
 
     def init(self, sgd: LocalSgd, run: InitContext) -> LocalState:
         head, own = self.part(run.model).take(ravel(run.params)[0]), self.own_steps
-        kept = () if own is None else own.of(sgd).init(run._replace(params=head, size=head.size)).clients
-        return LocalState(clients={"head": rows_of(head, run.data.num_clients), "steps": kept})
+        rows = () if own is None else own.of(sgd).init(run._replace(params=head, size=head.size)).clients
+        return LocalState(clients={"head": rows_of(head, run.data.num_clients), "steps": rows})
 
     def run(self, sgd: LocalSgd, client: ClientContext, server: Any, own: Any) -> tuple[LocalResult, Any, Any]:
         received, *more = client.received
@@ -168,8 +168,7 @@ class OwnPart(ClientModels):
         errors.require_integer("head_steps", self.head_steps, 0, MOST_STEPS)
         if model is None:
             return
-        kept = self.head_tensors(model)
-        if all(kept):
+        if all(self.head_tensors(model)):
             remedy = "name a part of them, or use local"
             raise errors.refuse("head", f"{self.head!r}, which is every parameter", "a part of them", remedy)
 

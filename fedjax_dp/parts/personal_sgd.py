@@ -125,5 +125,5 @@ class PersonalSgd(LocalSgd):
 
 def _split_context(client: ClientContext) -> tuple[ClientContext, Any, Any]:
     """The client as the steps know it, and what server and client keep for its models."""
-    start, (server, models), (kept, own), extra = client.received
-    return client.receiving(start, server, kept, extra), models, own
+    start, (server, models), (step_rows, own), extra = client.received
+    return client.receiving(start, server, step_rows, extra), models, own

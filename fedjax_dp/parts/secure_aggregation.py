@@ -95,10 +95,10 @@ class SecureSum:
             return jax.random.fold_in(jax.random.fold_in(key, jnp.minimum(a, b)), jnp.maximum(a, b))
 
         seeds = jax.vmap(seed)(jnp.broadcast_to(own, other.shape), other)
-        kept = selected[partners] & (partners != position)
-        keep = jnp.where(kept, np.uint32(2**32 - 1), np.uint32(0))
+        is_partner = selected[partners] & (partners != position)
+        kept_bits = jnp.where(is_partner, np.uint32(2**32 - 1), np.uint32(0))
         flip = jnp.where(other < own, np.uint32(2**32 - 1), np.uint32(0))
-        subtracted = (kept & (other < own)).sum().astype(jnp.uint32)  # -m is ~m + 1: the ones are the sum's start
+        subtracted = (is_partner & (other < own)).sum().astype(jnp.uint32)  # -m is ~m + 1: the ones are the sum's start
 
         blocks = size if self.bits == 64 else -(-size // 2)
         tiles = -(-blocks // _TILE)
@@ -109,7 +109,7 @@ class SecureSum:
                 x, y = _unpacked(sums)
                 for i in (2 * pair, 2 * pair + 1):
                     a, b = prng.words(seeds[i], round_index, tile, index * np.uint32(tile))
-                    a, b = (a ^ flip[i]) & keep[i], (b ^ flip[i]) & keep[i]
+                    a, b = (a ^ flip[i]) & kept_bits[i], (b ^ flip[i]) & kept_bits[i]
                     x = x + a
                     y = y + b + (x < a) if self.bits == 64 else y + b
                 return _packed(x, y)

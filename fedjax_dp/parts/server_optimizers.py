@@ -44,7 +44,7 @@ class ServerOptimizer(Protocol):
         ...
 
     def check(self) -> None:
-        """Raise ConfigurationError, in one line, for numbers that cannot be meant. Array are concrete here."""
+        """Raise ConfigurationError, in one line, for numbers that cannot be meant. Numbers are concrete here."""
         ...
 
 
@@ -257,7 +257,7 @@ def _adaptive(
 def adaptive_delta(**numbers: Any) -> optax.GradientTransformation:
     """dpnfl, Algorithm 2: mu = b1 mu + (1-b1) Delta, nu = b2 nu + (1-b2) Delta^2, w += rate mu / (sqrt(nu) + pi).
 
-    No bias correction; mu starts at zero, nu at pi^2 or at `nu_init`. Array: learning_rate, b1, b2, pi, [nu_init].
+    No bias correction; mu starts at zero, nu at pi^2 or at `nu_init`. Numbers: learning_rate, b1, b2, pi, [nu_init].
     The same rule is FedAdam of Reddi et al. 2021 (arXiv:2003.00295, Algorithm 2), where pi is called tau.
     """
     return _adaptive(lambda gradient, mu: gradient, numbers)

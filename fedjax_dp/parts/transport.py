@@ -22,9 +22,7 @@ class Transport(Protocol):
         ...
 
     def hidden_among(self, members: int, helpers: int) -> int:
-        """Required privacy property. Of how many honest members the server sees no more than the sum, if `helpers` help
-        it; at least.
-        """
+        """Required privacy property. Honest members, at least, seen only as a sum where `helpers` collude."""
         ...
 
     @property
@@ -38,9 +36,7 @@ class Transport(Protocol):
         ...
 
     def limit(self, members: int) -> float:
-        """Required privacy property. The largest coordinate of a message that fits, in absolute value, whatever the
-        others send.
-        """
+        """Required privacy property. Largest |coordinate| of a message that fits, whatever others send."""
         ...
 
     def check(self, members: int) -> None:

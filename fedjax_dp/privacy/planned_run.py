@@ -17,7 +17,7 @@ from fedjax_dp.accounting.views import helpers_of
 from fedjax_dp.data.store import FederatedData, UnitBound
 from fedjax_dp.models import Model, usual_model
 from fedjax_dp.parts.aggregation import needs_individual_updates
-from fedjax_dp.parts.by_round import changes_of
+from fedjax_dp.parts.by_round import field_of
 from fedjax_dp.parts.cohorts import Members
 from fedjax_dp.parts.facts import of_the_project
 from fedjax_dp.parts.record_privacy import require_clip_norms
@@ -143,7 +143,7 @@ class PlannedRun:
         """
         part, local = noised(self.algorithm), self.algorithm.local
         require_clip_norms(part, self.rounds)
-        changes = changes_of(part)
+        changes = field_of(part, "noise_by_round")
         if changes is None:
             return NoiseLevels(np.ones(1, np.float32), np.zeros(self.rounds, int), 1.0)
         models = (inner for slot, inner in local.parts if slot == "client models")
@@ -378,7 +378,7 @@ def noise_amplification(
     rate = last_rates(algorithm, data.largest, rounds).min()
     clip = float(getattr(privatizer, "clip_norm", 0.0))
     for what in ("noise_by_round", "clip_by_round"):
-        changes = changes_of(privatizer, what)
+        changes = field_of(privatizer, what)
         clip *= 1.0 if changes is None else float(changes.factors(rounds).min())
     coarse = np.sqrt(own.min()) * clip * rate < 4 * algorithm.transport.resolution
     if not np.all(own > 0) or coarse:  # noise that rounding to the ring swallows adds up to nothing

@@ -24,7 +24,7 @@ from fedjax_dp.accounting import (
     repeated,
 )
 from fedjax_dp.accounting.events import joined
-from fedjax_dp.parts.by_round import changes_of
+from fedjax_dp.parts.by_round import field_of
 from fedjax_dp.parts.client_privacy import ClientPrivacy, Participation, released_noise
 from fedjax_dp.parts.cohorts import SEEN
 from fedjax_dp.parts.facts import of_the_project
@@ -202,7 +202,7 @@ def client_sampling(run: PlannedRun) -> tuple[Sampling, Adjacency]:
     of rounds in which noise differs.
     """
     cohort, num_clients = run.promised
-    of_one_noise = cohort.rounds_per_pass(num_clients) == 1 or changes_of(noised(run.algorithm)) is None
+    of_one_noise = cohort.rounds_per_pass(num_clients) == 1 or field_of(noised(run.algorithm), "noise_by_round") is None
     if not (run.algorithm.upload.is_amplified and of_one_noise):
         return SEEN
     sampling, adjacency = cohort.amplification(num_clients, run.helpers)

@@ -1,11 +1,13 @@
 """An algorithm is six slots."""
 
+from typing import cast
+
 import numpy as np
 
 from fedjax_dp import errors
 from fedjax_dp.display import Card, displayed, facts_of
 from fedjax_dp.parts.aggregation import Aggregate, needs_individual_updates
-from fedjax_dp.parts.client_privacy import PlainUpload, UpdatePrivatizer, shares_noise
+from fedjax_dp.parts.client_privacy import PlainUpload, SharedNoise, UpdatePrivatizer
 from fedjax_dp.parts.cohorts import Cohort, prefix_of
 from fedjax_dp.parts.facts import of_the_project
 from fedjax_dp.parts.local_training import LocalTraining
@@ -93,7 +95,7 @@ def check_fit(algorithm: Algorithm, shares: np.ndarray) -> None:
             else "one that draws a client at most once a round for noise on whole clients",
             "use a uniform cohort, or Poisson with the bounded mean",
         )
-    if not shares_noise(upload):
+    if not upload.shared_noise:
         return
     if not (cohort.fixed and algorithm.transport.secret and aggregate.alike):
         raise errors.refuse(
@@ -102,4 +104,4 @@ def check_fit(algorithm: Algorithm, shares: np.ndarray) -> None:
             "shared only in secure sums of equal weights over cohorts of fixed size",
             "else the shares do not add up",
         )
-    upload.check_resolution(algorithm.transport.resolution, positions)
+    cast(SharedNoise, upload).check_resolution(algorithm.transport.resolution, positions)

@@ -359,7 +359,7 @@ class _Rigged(fdp.parts.UniformCohort):
 
     def sample(self, keys, round_index, shares):
         ids = jnp.arange(self.size, dtype=jnp.int32)
-        return Members(ids, jnp.ones(ids.shape), jnp.zeros_like(ids), jnp.ones(ids.shape, bool))
+        return Members.of(ids)
 
 
 @fdp.value
@@ -402,7 +402,7 @@ class Strata(fdp.parts.Cohort):
         order = jnp.lexsort((jax.random.uniform(keys.round, shares.shape), jnp.asarray(self._of_clients())))
         firsts = np.cumsum((0, *self.sizes[:-1]))
         ids = order[(firsts[:, None] + np.arange(self.each)).ravel()].astype(jnp.int32)
-        return Members(ids, jnp.ones(ids.shape), jnp.zeros_like(ids), jnp.ones(ids.shape, bool))
+        return Members.of(ids)
 
     def rates(self, shares):
         return (self.each / np.asarray(self.sizes))[self._of_clients()] + 0.0 * shares

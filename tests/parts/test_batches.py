@@ -191,13 +191,6 @@ def test_what_no_batch_can_be_is_refused(refused):
         batches.EpochBatches(**refused).check(np.array([3, 9]))
 
 
-def test_every_pass_is_a_shuffle_of_its_own():
-    steps = [row for row, _ in drawn(batches.EpochBatches(size=4), 0, 12, 5, 14)]
-    passes = [tuple(np.concatenate(steps[first : first + 3]).tolist()) for first in range(0, 15, 3)]
-    assert all(sorted(one) == list(range(12)) for one in passes)
-    assert len(set(passes)) == 5
-
-
 def test_places_of_a_pass_are_uniform_in_every_pass():
     """20,000 keys: a record's place in the first and second pass, jointly; |z| below 4.9 for all 9 cells."""
     rule, keys = batches.EpochBatches(size=1), jax.random.split(jax.random.key(0), 20_000)

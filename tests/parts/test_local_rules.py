@@ -267,15 +267,6 @@ def test_numbers_that_cannot_be_meant_are_refused(name):
     assert words in refusal(check, fdp.dpnfl.of({**COMMON, **PRIVATE, **options}), DATA, 1)
 
 
-def test_numbers_of_other_rules_are_refused():
-    others = {"adam_bc": "local_eps", "adam": "local_floor", "adamw": "local_decay", "sgd": "local_b1"}
-    for rule, option in others.items():
-        with pytest.raises(fdp.ConfigurationError, match=f"{option} must be left out unless local_rule is"):
-            fdp.dpnfl.of({**COMMON, **PRIVATE, "local_rule": rule, **{option: 0.5}})
-    with pytest.raises(fdp.ConfigurationError, match="keep_rule must be left out unless local_rule is momentum or"):
-        fdp.dpnfl.of({**COMMON, **PRIVATE, "keep_rule": True})
-
-
 def with_rule(algorithm, **rule):
     return dataclasses.replace(algorithm, local=dataclasses.replace(algorithm.local, rule=LocalRule(**rule)))
 
