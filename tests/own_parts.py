@@ -37,10 +37,10 @@ def with_privatizer(algorithm, **parts):
     return steps(algorithm, privatizer=replace(algorithm.local.privatizer, **parts))
 
 
-def answering(ids, drawn=None, invited=None):
+def answering(ids, drawn=None, selected=None):
     ids = ids.astype(jnp.int32)
-    invited = jnp.ones(ids.shape, bool) if invited is None else invited
-    return Members(ids, invited.astype(jnp.float32) if drawn is None else drawn, jnp.zeros_like(ids), invited)
+    selected = jnp.ones(ids.shape, bool) if selected is None else selected
+    return Members(ids, selected.astype(jnp.float32) if drawn is None else drawn, jnp.zeros_like(ids), selected)
 
 
 def lying(part, **members):
@@ -92,7 +92,7 @@ class Shuffled:
     def inclusion_probability(self, shares):
         return self.rates(shares), 1
 
-    def amplified(self, num_clients, known):
+    def amplification(self, num_clients, known):
         others = max(num_clients - known, 1)
         return WithoutReplacement(min(self.size, others), others), Adjacency.REPLACE_ONE
 
@@ -104,7 +104,7 @@ class Shuffled:
     def log(self, num_clients):
         return None
 
-    def resized(self, size):
+    def with_size(self, size):
         return type(self)(size=size)
 
     def check(self, num_clients):
@@ -130,7 +130,7 @@ class Coins:
         return num_clients
 
     def sample(self, keys, round_index, shares):
-        return answering(jnp.arange(shares.shape[0]), invited=jax.random.uniform(keys.round, shares.shape) < self.rate)
+        return answering(jnp.arange(shares.shape[0]), selected=jax.random.uniform(keys.round, shares.shape) < self.rate)
 
     def rates(self, shares):
         return self.rate + 0.0 * shares
@@ -138,7 +138,7 @@ class Coins:
     def inclusion_probability(self, shares):
         return self.rates(shares), 1
 
-    def amplified(self, num_clients, known):
+    def amplification(self, num_clients, known):
         return Poisson(float(self.rate)), Adjacency.ADD_REMOVE
 
     def min_separation(self, num_clients):
@@ -149,7 +149,7 @@ class Coins:
     def log(self, num_clients):
         return None
 
-    def resized(self, size):
+    def with_size(self, size):
         raise NotImplementedError
 
     def check(self, num_clients):
@@ -181,7 +181,7 @@ class Halves:
     def inclusion_probability(self, shares):
         return self.rates(shares), 1
 
-    def amplified(self, num_clients, known):
+    def amplification(self, num_clients, known):
         return SEEN
 
     def min_separation(self, num_clients):
@@ -193,7 +193,7 @@ class Halves:
     def log(self, num_clients):
         return None
 
-    def resized(self, size):
+    def with_size(self, size):
         raise NotImplementedError
 
     def check(self, num_clients):
@@ -462,7 +462,7 @@ class Drift(fdp.parts.Correction):
     def gradient(self, gradient, params, step, client, records):
         return gradient - 0.1 * client.received.server_state
 
-    def finish(self, update, client, total_rate, another_gradient):
+    def finish(self, update, client, total_rate, extra_gradient):
         return update, ()
 
     def absorb(self, server, total, num_clients):
@@ -482,8 +482,8 @@ class OneMore(fdp.parts.Correction):
     def init(self, run):
         return LocalState(jnp.zeros(run.size))
 
-    def finish(self, update, client, total_rate, another_gradient):
-        return another_gradient(client.received.params), ()
+    def finish(self, update, client, total_rate, extra_gradient):
+        return extra_gradient(client.received.params), ()
 
     def absorb(self, server, total, num_clients):
         return total / num_clients
@@ -496,7 +496,7 @@ class Clips:
     clip_norm: float
     noise_multiplier: float
 
-    unit, amplified, shared_noise, extra, noise_ratio = Unit.CLIENT, True, False, 0, None
+    unit, is_amplified, shared_noise, extra, noise_ratio = Unit.CLIENT, True, False, 0, None
 
     def init(self):
         return ()
@@ -533,7 +533,7 @@ class Average:
     extra = 0
 
     def weights(self, members, shares, rates):
-        return members.drawn
+        return members.participation_count
 
     def contribution(self, weight, update, loss, rate):
         return weight * update
@@ -560,10 +560,10 @@ class Open:
     def limit(self, members):
         return np.inf
 
-    def message(self, key, round_index, position, ids, invited, flat):
+    def message(self, key, round_index, position, ids, selected, flat):
         return flat, jnp.bool_(False)
 
-    def total(self, key, round_index, ids, invited, present, summed):
+    def total(self, key, round_index, ids, selected, present, summed):
         return summed
 
     def check(self, members):
@@ -598,4 +598,4 @@ class Lazy:
 
 def small_first(members, shares, rates):
     """Weights that no other client changes."""
-    return members.drawn * jnp.where(shares[members.ids] < np.float32(0.2), 1.0, 0.5)
+    return members.participation_count * jnp.where(shares[members.ids] < np.float32(0.2), 1.0, 0.5)

@@ -367,7 +367,7 @@ def reused_step_key(right, key, step, *rest):
 
 
 def _require_drawn(algorithm):
-    needs(algorithm.cohort.drawn, "cohorts that are drawn")
+    needs(algorithm.cohort.is_random, "cohorts that are drawn")
 
 
 @wrong_program("cohort", "sample", _require_drawn)
@@ -455,7 +455,7 @@ def _looser_message(right, key, update, *rest):
 
 @value
 class _Sending(Correction):
-    """A correction whose messages, `send(update, client, another_gradient)`, the server only keeps."""
+    """A correction whose messages, `send(update, client, extra_gradient)`, the server only keeps."""
 
     send_beside: Callable[..., Any] = structure()
     extra_gradients: int = structure(default=0)
@@ -465,22 +465,22 @@ class _Sending(Correction):
     def init(self, run):
         return LocalState(jnp.zeros(run.size))
 
-    def finish(self, update, client, total_rate, another_gradient):
-        return self.send_beside(update, client, another_gradient), ()
+    def finish(self, update, client, total_rate, extra_gradient):
+        return self.send_beside(update, client, extra_gradient), ()
 
     def absorb(self, server, total, num_clients):
         return total
 
 
-def _extra_gradient(update, client, another_gradient):
-    return another_gradient(client.received.params + update)
+def _extra_gradient(update, client, extra_gradient):
+    return extra_gradient(client.received.params + update)
 
 
-def _extra_gradients_in_a_loop(update, client, another_gradient):
-    return jax.lax.map(lambda part: another_gradient(part * client.received.params), jnp.arange(2.0)).sum(0)
+def _extra_gradients_in_a_loop(update, client, extra_gradient):
+    return jax.lax.map(lambda part: extra_gradient(part * client.received.params), jnp.arange(2.0)).sum(0)
 
 
-def _update_itself(update, client, another_gradient):
+def _update_itself(update, client, extra_gradient):
     return update
 
 

@@ -39,7 +39,7 @@ class CanaryCohort(Answers):
         if self.schedule is not None:
             keys = CohortKeys.of(jax.random.wrap_key_data(self.schedule, impl="threefry2x32"), round_index)
         drawn = self.cohort.sample(keys, round_index, shares)
-        return drawn._replace(drawn=jnp.where(self.gone[drawn.ids], 0.0, drawn.drawn))
+        return drawn._replace(participation_count=jnp.where(self.gone[drawn.ids], 0.0, drawn.participation_count))
 
 
 def wide_targets(y: Any) -> Any:

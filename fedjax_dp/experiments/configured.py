@@ -203,7 +203,7 @@ def _rounds(config: RunSpec, ready: Experiment) -> str:
     options, planned = config.options, ready.planned
     cohort = planned.algorithm.cohort
     size = cohort.expected_size(planned.data.num_clients)
-    everyone = not cohort.base.drawn and cohort.base.fixed and size == planned.data.num_clients
+    everyone = not cohort.base.is_random and cohort.base.fixed and size == planned.data.num_clients
     who = "all clients" if everyone else f"{'' if cohort.fixed else 'about '}{count(size, 'client')}"
     steps, batch = options.get("local_steps"), options.get("batch_size")
     does = "train"

@@ -52,7 +52,7 @@ class PartlyFrozenModel(Model, Protocol):
         """A pytree of arrays that it uses and never trains."""
         ...
 
-    def holding(self, frozen: Any) -> Model:
+    def with_device_records(self, frozen: Any) -> Model:
         """The same model with these values in the place of its own, as they are traced; None: its structure alone."""
         ...
 
@@ -63,7 +63,7 @@ def split(model: Model) -> tuple[Model, Any]:
     if frozen is None:
         return model, ()
     partly: Any = model
-    return partly.holding(None), frozen
+    return partly.with_device_records(None), frozen
 
 
 def joined(structure: Model, frozen: Any) -> Model:
@@ -71,7 +71,7 @@ def joined(structure: Model, frozen: Any) -> Model:
     if isinstance(frozen, tuple) and not frozen:
         return structure
     partly: Any = structure
-    return partly.holding(frozen)
+    return partly.with_device_records(frozen)
 
 
 class JitOfModel:

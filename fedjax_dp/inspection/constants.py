@@ -29,7 +29,7 @@ LABELS = 32  # targets in a row that are no chance
 def words_of(model: Model) -> list[str]:
     """On whose word the Guarantee rests where a model, or what it is made of, is not the project's or Flax's."""
     things = [thing for _, thing in facts.things_of("model", model)]
-    if all(facts.of_known_origin(thing) or facts.home_of(thing).startswith("flax.") for thing in things):
+    if all(facts.of_known_origin(thing, "flax") for thing in things):
         return []
     network = getattr(model, "network", None) if facts.of_the_project(model) else None
     name = type(model).__name__ if network is None else network.name

@@ -34,7 +34,7 @@ def examine_cohort(cohort: Cohort, place: Place) -> None:
     stated = cohort.capacity(num_clients)
     require(drawn == stated, "positions of a cohort", f"{drawn}", f"the {stated} that `capacity` states")
     of_pass = cohort.rounds_per_pass(num_clients)
-    independent = cohort.drawn and of_pass > 1
+    independent = cohort.is_random and of_pass > 1
     require_so(not independent, "draws of cohorts that are drawn by passes", "inclusion_probability", "none of a round")
     count = max(min(effort.cohorts, 2**22 // max(num_clients, cohort.capacity(num_clients))), 50)
     separation, log = cohort.min_separation(num_clients), cohort.log(num_clients)
@@ -48,20 +48,20 @@ def examine_cohort(cohort: Cohort, place: Place) -> None:
     for first in range(0, max(rounds, count), count) if log is None else ():
         others = draw_cohorts(cohort, role_key(run_key(seed), "scrutiny"), first + np.arange(count), shares)
         _examine_participation("cohorts", cohort, others, num_clients)
-        _examine_law(cohort, others, shares, amplified=algorithm.upload.amplified or effort.all_laws)
+        _examine_law(cohort, others, shares, amplified=algorithm.upload.is_amplified or effort.all_laws)
     for known in range(1, stated):
-        hidden, alone = cohort.amplified(num_clients, known)[0], cohort.amplified(num_clients, 0)[0]
+        hidden, alone = cohort.amplification(num_clients, known)[0], cohort.amplification(num_clients, 0)[0]
         require_so(hidden.rate >= alone.rate, "clients hidden among fewer", "less sampled", "sampled as much")
     if of_pass > 1:
         _examine_passes(cohort, shares, of_pass)
         return
-    if not cohort.drawn:
-        known = isinstance(cohort.amplified(num_clients, 0)[0], FullBatch)
+    if not cohort.is_random:
+        known = isinstance(cohort.amplification(num_clients, 0)[0], FullBatch)
         require_so(known, "how cohorts that are not drawn are hidden", "as by a draw", "FullBatch()")
         return
     some = np.arange(max(min(rounds, count), 64))  # as fewer may agree by chance
     members, twin = (draw_cohorts(cohort, run_key((seed + more) % 2**32), some, shares) for more in (0, 1))
-    twins = not (np.array_equal(members.ids, twin.ids) and np.array_equal(members.invited, twin.invited))
+    twins = not (np.array_equal(members.ids, twin.ids) and np.array_equal(members.selected, twin.selected))
     if 0 < np.mean(counts_by_client(members, num_clients)[0] > 0) < 1:
         require_so(twins, "cohorts of another seed", "the same", "others")
     sample = scale_names(
@@ -88,7 +88,7 @@ def _examine_participation(name: str, cohort: Cohort, members: Members, num_clie
 
 def _examine_log(cohort: Cohort, log: ParticipationLog, members: Members, some: np.ndarray) -> None:
     """Those of some rounds, each as it is written down."""
-    require_so(not cohort.drawn, "cohorts of a log", "drawn by a law too", "no law of draws")
+    require_so(not cohort.is_random, "cohorts of a log", "drawn by a law too", "no law of draws")
     stated = np.zeros((log.num_rounds, log.num_clients), int)
     stated[log.rounds, log.clients] = 1
     alike = np.array_equal(counts_by_client(members, log.num_clients)[0], stated[some])
@@ -100,21 +100,21 @@ def _examine_law(cohort: Cohort, others: Members, shares: jax.Array, amplified: 
     count, num_clients, public = len(others.ids), shares.shape[0], np.asarray(shares, float)
     times, counted = counts_by_client(others, num_clients)
     if cohort.base is not cohort:
-        invited = np.broadcast_to(np.asarray(cohort.base.rates(public), float), (num_clients,))
+        selected = np.broadcast_to(np.asarray(cohort.base.rates(public), float), (num_clients,))
         error = np.maximum(times.std(0), 1e-6) / np.sqrt(count) + 1e-6
-        require_usual("who is invited", (times.mean(0) - invited) / error, "its base", slack=1.5)
+        require_usual("who is selected", (times.mean(0) - selected) / error, "its base", slack=1.5)
     rates = cohort.rates(public)
     if rates is not None:
         error = np.maximum(counted.std(0), 1e-6) / np.sqrt(count)
         off = (counted.mean(0) - np.broadcast_to(np.asarray(rates, float), (num_clients,))) / (error + 1e-6)
         require_usual("expected messages of a client", off, "its rates", slack=1.5)
-    if not cohort.drawn:
+    if not cohort.is_random:
         return
     chance, draws = cohort.inclusion_probability(public)
     chance = np.broadcast_to(np.asarray(chance, float), (num_clients,))
     away = count_deviate(times.sum(0), count * draws, np.clip(chance, 0, 1))
     require_usual("how often a client is drawn", away, "its law")
-    hidden, _ = cohort.amplified(num_clients, 0)
+    hidden, _ = cohort.amplification(num_clients, 0)
     runs = (times[: count // RUN * RUN] > 0).astype(int).reshape(-1, RUN, num_clients)
     if isinstance(hidden, FullBatch):
         if np.any((chance > 0) & (chance < 1)):
@@ -126,7 +126,7 @@ def _examine_law(cohort: Cohort, others: Members, shares: jax.Array, amplified: 
 def _examine_passes(cohort: Cohort, shares: jax.Array, rounds: int) -> None:
     """Two passes of `rounds` rounds of other runs, by the law of the sums of a pass that is stated."""
     num_clients = shares.shape[0]
-    hidden, _ = cohort.amplified(num_clients, 0)
+    hidden, _ = cohort.amplification(num_clients, 0)
     if isinstance(hidden, FullBatch):
         return
     trials = int(np.clip(2**20 // (rounds * num_clients), 64, 256))
@@ -159,12 +159,12 @@ def _examine_each_round(cohort: Cohort, shares: jax.Array, rounds: int) -> None:
 
 
 def counts_by_client(members: Members, num_clients: int) -> tuple[np.ndarray, np.ndarray]:
-    """How often each client is invited in each round, and counts; `(rounds, num_clients)`."""
+    """How often each client is selected in each round, and counts; `(rounds, num_clients)`."""
     rows = np.broadcast_to(np.arange(len(members.ids))[:, None], members.ids.shape)
     times, counted = np.zeros((2, len(members.ids), num_clients))
     ids = np.clip(members.ids, 0, num_clients - 1)
-    np.add.at(times, (rows, ids), members.invited)
-    np.add.at(counted, (rows, ids), members.drawn)
+    np.add.at(times, (rows, ids), members.selected)
+    np.add.at(counted, (rows, ids), members.participation_count)
     return times.astype(int), counted
 
 
@@ -185,7 +185,7 @@ def examine_batches(batches: Batches, place: Place) -> None:
         inside = (batch.positions >= 0) & (batch.positions < records)
         require_so(np.all(inside | ~batch.mask), f"{name} lie within a client's own", "others too", "its own")
         taken = batches.count(local.steps, records)
-        lived = batch.live > 0
+        lived = batch.step_mask > 0
         require_at_most(f"{name}: steps that are taken", lived.sum(1).max(), taken)
         if batches.even:
             require_so(lived.all(), f"{name}: all steps are taken", "not all", "all, where `even` is stated")

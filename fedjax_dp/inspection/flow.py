@@ -29,7 +29,7 @@ from fedjax_dp.parts.clipping import Records, StepReport
 from fedjax_dp.parts.clusters import ClusterChoice
 from fedjax_dp.parts.cohorts import Members
 from fedjax_dp.parts.contexts import ClientContext, InitContext, LocalState, Received, StepContext
-from fedjax_dp.parts.corrections import Correction, begun_by, ended
+from fedjax_dp.parts.corrections import Correction, finish_correction, init_correction
 from fedjax_dp.pytrees import Wrapper, ravel, replace, structure, value
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.clients import draw_cohort
@@ -134,10 +134,10 @@ class ShapedCorrection(Wrapper):
         return made
 
     def init(self, run: InitContext) -> LocalState:
-        return begun_by(self.base, run)
+        return init_correction(self.base, run)
 
     def finish(self, *given: Any) -> tuple[Any, Any]:
-        return ended(self.base, *given)
+        return finish_correction(self.base, *given)
 
 
 @value
@@ -331,7 +331,7 @@ def _require_counted(
                 f"private gradients of stream {stream}",
                 "some drawn twice, in a loop of their own or under vmap, with the same batch and noise",
                 "drawn once, or one by one outside the local steps",
-                "draw another stream, and state it in additional_releases; call another_gradient for each of "
+                "draw another stream, and state it in additional_releases; call extra_gradient for each of "
                 "extra_gradients",
             )
 

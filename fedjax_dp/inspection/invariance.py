@@ -66,7 +66,7 @@ def examine_padding(place: Place) -> None:
 
     Batches get two more rows that point to a record of enormous features and to one of NaN (only where each record is
     clipped: a plain mean does not promise to survive NaN), marked as padding; every step's gradient must stay as it is.
-    Cohorts get two more positions that point to a client of NaN, marked as not invited; the new model must stay.
+    Cohorts get two more positions that point to a client of NaN, marked as not selected; the new model must stay.
     """
     algorithm, data = runs.select_clients(runs.with_plain_mean(place.algorithm), place.data, most=1)
     data, privatizer = runs.flat_records(data), algorithm.local.privatizer

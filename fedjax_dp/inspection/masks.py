@@ -22,11 +22,11 @@ def examine_masks(transport: Transport, place: Place) -> None:
     members, seed = max(min(MEMBERS, place.algorithm.cohort.capacity(place.data.num_clients)), 3), place.seed
     if getattr(transport, "neighbours", None) is not None:  # the same masks, between all of so few
         transport = replace(transport, neighbours=None)
-    ids, invited = jnp.arange(members, dtype=jnp.int32), jnp.ones(members, bool)
+    ids, selected = jnp.arange(members, dtype=jnp.int32), jnp.ones(members, bool)
     flat = jax.random.normal(jax.random.key(seed), (members, SIZE))
 
     def of(key: jax.Array, t: jax.Array) -> jax.Array:
-        return jax.vmap(lambda i: transport.message(key, t, i, ids, invited, flat[i])[0])(ids)
+        return jax.vmap(lambda i: transport.message(key, t, i, ids, selected, flat[i])[0])(ids)
 
     run = jax.jit(jax.vmap(jax.vmap(of, (None, 0)), (0, None)), compiler_options=QUICK)
     words = np.asarray(run(keys_of(KEYS, "masks", seed), jnp.arange(2)))  # (keys, rounds, members, lanes, size)
@@ -45,7 +45,7 @@ def examine_masks(transport: Transport, place: Place) -> None:
         require_usual(f"every bit of {what} is a fair coin", count_deviate(ones, KEYS, 0.5), "0")
     key = keys_of(KEYS, "masks", seed)[0]
     summed = words[0, 0].astype(np.uint32).sum(0, dtype=np.uint32)
-    total = np.asarray(transport.total(key, jnp.int32(0), ids, invited, invited, jnp.asarray(summed)))
+    total = np.asarray(transport.total(key, jnp.int32(0), ids, selected, selected, jnp.asarray(summed)))
     error = np.abs(total - np.asarray(flat).sum(0)).max()
     within = members * transport.resolution
     require(error <= within, "all messages added up are the sum", f"{error:.2g}", "the sum")

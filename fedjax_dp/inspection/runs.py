@@ -94,7 +94,7 @@ def _drop_record(batch: Batch, position: jax.Array, *rest: Any) -> Batch:
 
 def _drop_client(members: Members, client: jax.Array, *rest: Any) -> Members:
     """That one's message does not arrive."""
-    return members._replace(drawn=jnp.where(members.ids == client, 0.0, members.drawn))
+    return members._replace(participation_count=jnp.where(members.ids == client, 0.0, members.participation_count))
 
 
 class TrialInputs(NamedTuple):

@@ -28,7 +28,7 @@ from fedjax_dp.parts.client_privacy import (
 )
 from fedjax_dp.parts.cohorts import SEEN, Members
 from fedjax_dp.parts.local_training import extreme_rates
-from fedjax_dp.parts.noise import correlated_source, source_of
+from fedjax_dp.parts.noise import correlated_source
 from fedjax_dp.parts.transport import Transport
 from fedjax_dp.prng import role_key
 from fedjax_dp.pytrees import rows_kept, tensor_sizes
@@ -106,7 +106,7 @@ def examine_upload(upload: ClientPrivacy, place: Place) -> None:
     )
     above = np.sum(np.asarray(squares, float), 0) / (wanted * (1 - SLACK)) ** 2
     examine_sizes(above, times * size, lambda at: f"round {tried[at]}", least=True)
-    if upload.amplified or source_of(upload) is None:
+    if upload.is_amplified or getattr(upload, "source", None) is None:
         examine_noise(noise / std[:, None], [f"round {t}" for t in range(horizon)])
         require_uncorrelated("rounds", np.asarray(rows[0], float), [f"round {t}" for t in tried])
 
@@ -176,7 +176,7 @@ def _multiplier(upload: ClientPrivacy, algorithm: Algorithm, data: FederatedData
     cohort, count = algorithm.cohort, data.num_clients
     members, resolution = cohort.capacity(count), algorithm.transport.resolution
     noise, source, multipliers = released_noise(upload), correlated_source(upload), []
-    for sampling, adjacency in {SEEN, cohort.amplified(count, 0) if upload.amplified else SEEN}:
+    for sampling, adjacency in {SEEN, cohort.amplification(count, 0) if upload.is_amplified else SEEN}:
         attendance = Participation(
             sampling, adjacency, rounds, rounds, cohort.min_separation(count), members, members, resolution, size
         )
@@ -219,7 +219,7 @@ def examine_transport(transport: Transport, place: Place) -> None:
         return jnp.abs(arrived - jnp.where(here[:, None], flat, 0).sum(0)).max()
 
     keys = keys_of(len(tried), "transport")
-    errors = compile_trials(off)(keys, jnp.asarray(tried), jnp.asarray(schedule.ids), jnp.asarray(schedule.invited))
+    errors = compile_trials(off)(keys, jnp.asarray(tried), jnp.asarray(schedule.ids), jnp.asarray(schedule.selected))
     worst = float(np.max(np.asarray(errors)))
     allowed = members * (0.51 * transport.resolution + 1e-5 * clip)
     require_at_most("what arrives less the sum of the messages", worst, allowed)
@@ -236,7 +236,7 @@ def examine_estimator(aggregate: Aggregate, place: Place) -> None:
     clip = _message_length(algorithm.upload)
     reach = float(aggregate.sensitivity(shares, rates, positions))
     least, most = extreme_rates(local, data.largest, rounds)
-    sampled = algorithm.upload.amplified and algorithm.cohort.amplified(data.num_clients, 0)
+    sampled = algorithm.upload.is_amplified and algorithm.cohort.amplification(data.num_clients, 0)
     added = sampled and sampled[1] is not Adjacency.REPLACE_ONE
 
     def mean(here: Members, updates: jax.Array, rate: jax.Array, params: jax.Array) -> jax.Array:
@@ -262,7 +262,7 @@ def examine_estimator(aggregate: Aggregate, place: Place) -> None:
         def moves(position: jax.Array) -> jax.Array:
             full = mean(members, ahead, rate, zero)
             turned = mean(members, ahead.at[position].set(-ahead[0]), rate, zero)
-            left = members._replace(drawn=members.drawn.at[position].set(0.0))
+            left = members._replace(participation_count=members.participation_count.at[position].set(0.0))
             joined = jnp.linalg.norm(full - mean(left, ahead, rate, zero))
             lone = jnp.linalg.norm(turned - mean(left, ahead, rate, zero))
             return jnp.maximum(joined, lone) if added else jnp.linalg.norm(full - turned) / 2

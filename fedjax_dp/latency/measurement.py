@@ -63,7 +63,7 @@ class GivenBatches(Wrapper):
         shapes = jax.eval_shape(lambda k, n: self.base.sample(k, n, steps, largest, smallest), key, records)
         place = jnp.arange(np.prod(shapes.positions.shape), dtype=jnp.int32).reshape(shapes.positions.shape)
         rows = jnp.full(shapes.divisor.shape, shapes.positions.shape[1], shapes.divisor.dtype)
-        return Batch(place % records, jnp.ones(shapes.mask.shape, bool), rows, jnp.ones_like(shapes.live))
+        return Batch(place % records, jnp.ones(shapes.mask.shape, bool), rows, jnp.ones_like(shapes.step_mask))
 
 
 @jax.custom_vjp
@@ -98,9 +98,9 @@ class Idle:
     def frozen(self) -> Any:
         return getattr(self.model, "frozen", None)
 
-    def holding(self, frozen: Any) -> "Idle":
+    def with_device_records(self, frozen: Any) -> "Idle":
         model: Any = self.model
-        return dataclasses.replace(self, model=model.holding(frozen))
+        return dataclasses.replace(self, model=model.with_device_records(frozen))
 
     def init(self, key: jax.Array) -> Any:
         return self.model.init(key)

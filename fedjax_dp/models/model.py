@@ -68,7 +68,7 @@ class NetworkModel:
         """Values that it uses and never trains, see `gradients.PartlyFrozenModel`."""
         return None if self.held is None else self.held.values
 
-    def holding(self, frozen: FrozenValues | None) -> "NetworkModel":
+    def with_device_records(self, frozen: FrozenValues | None) -> "NetworkModel":
         """The same model with other frozen values; None: its structure alone."""
         return dataclasses.replace(self, held=None if frozen is None else Frozen(frozen))
 

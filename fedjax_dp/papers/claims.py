@@ -63,7 +63,7 @@ def _attained(event: Event, delta: float) -> float:
 
 def _without_replacement(algorithm: Algorithm, data: FederatedData) -> bool:
     """Whether cohorts are uniform samples of one size, all of whom answer."""
-    hidden, _ = algorithm.cohort.amplified(data.num_clients, 0)
+    hidden, _ = algorithm.cohort.amplification(data.num_clients, 0)
     return isinstance(hidden, WithoutReplacement) and algorithm.cohort.fixed
 
 

@@ -41,9 +41,7 @@ class Aggregate(Protocol):
 
     @property
     def needs_loss(self) -> bool:
-        """Derived property, conservative default. Whether clients send the loss of the received model on all of their
-        records, as it is.
-        """
+        """Derived property, conservative default. Whether clients send their loss of the received model, as it is."""
         return False
 
     @property
@@ -58,9 +56,7 @@ class Aggregate(Protocol):
 
     @property
     def realised(self) -> bool:
-        """Required privacy property. Whether it divides by the realised cohort, so that only a fixed size bounds a
-        client.
-        """
+        """Required privacy property. Whether it divides by the realised cohort: only a fixed size bounds a client."""
         ...
 
     @property
@@ -84,9 +80,7 @@ class Aggregate(Protocol):
         ...
 
     def sensitivity(self, shares: Any, rates: Any, members: int) -> Any:
-        """Derived property, conservative default. How far, in L2, one client whose update has norm 1 can move the mean
-        by joining; None:
-        nothing says.
+        """Derived property, conservative default. How far a joining client's update of norm 1 moves the mean, or None.
 
         members: positions of the cohort. Where neighbours exchange a client, the mean moves twice as far.
         """
@@ -117,25 +111,25 @@ class SeparateAggregate(Aggregate, Protocol):
     """One that needs the updates themselves: no sum of them is enough."""
 
     @property
-    def separate(self) -> bool:
+    def needs_individual_updates(self) -> bool:
         """Whether `combine` gets the contributions with a leading axis `(members,)`, zeros where none arrived."""
         ...
 
 
-def separate(aggregate: Aggregate) -> TypeGuard[SeparateAggregate]:
+def needs_individual_updates(aggregate: Aggregate) -> TypeGuard[SeparateAggregate]:
     """Whether an aggregate needs the updates themselves, of which only the open way to the server knows."""
-    return bool(getattr(aggregate, "separate", False))
+    return bool(getattr(aggregate, "needs_individual_updates", False))
 
 
 def by_share(members: Members, shares: jax.Array, rates: Any) -> jax.Array:
     """m_i p_i: unbiased only when every client takes part."""
-    return members.drawn * shares[members.ids]
+    return members.participation_count * shares[members.ids]
 
 
 def by_inverse_rate(members: Members, shares: jax.Array, rates: jax.Array) -> jax.Array:
     """m_i p_i / E m_i: unbiased for every cohort whose rates are known (Horvitz and Thompson 1952),
     and 0 of who has left."""
-    return members.drawn * jnp.where(shares > 0, shares / rates, 0.0)[members.ids]
+    return members.participation_count * jnp.where(shares > 0, shares / rates, 0.0)[members.ids]
 
 
 def by_precision(members: Members, shares: jax.Array, rates: Any) -> jax.Array:
@@ -144,12 +138,12 @@ def by_precision(members: Members, shares: jax.Array, rates: Any) -> jax.Array:
     Clients of more than twice the mean size count by their size, or a single one could stand for all.
     """
     own = shares[members.ids]
-    return members.drawn * own * jnp.minimum(own, 2 / shares.shape[0])
+    return members.participation_count * own * jnp.minimum(own, 2 / shares.shape[0])
 
 
 def equally(members: Members, shares: jax.Array, rates: Any) -> jax.Array:
     """m_i."""
-    return members.drawn
+    return members.participation_count
 
 
 WEIGHTS: dict[Callable[..., jax.Array], str] = {  # as LaTeX
@@ -188,6 +182,9 @@ class Estimator(Aggregate):
             return total * (1 / jnp.where(coverage > 0, coverage, 1.0))
         return total + (coverage - 1) * params if self.of_models else total
 
+    def _weights_of_all(self, shares: Any, rates: Any) -> jax.Array:
+        return self.weights(Members.of(jnp.arange(shares.shape[0], dtype=jnp.int32)), shares, rates)
+
     def sensitivity(self, shares: Any, rates: Any, members: int) -> Any:
         """How far one client whose update has norm 1 can move the mean by joining; None where nothing bounds it.
 
@@ -198,10 +195,10 @@ class Estimator(Aggregate):
             return None  # who joins brings the whole model along
         if self.normalised:
             return 1 / members if self.alike else None
-        return jnp.max(jnp.abs(self.weights(everyone(shares), shares, rates)))
+        return jnp.max(jnp.abs(self._weights_of_all(shares, rates)))
 
     def gains(self, shares: jax.Array, rates: Any, members: int | None) -> Any:
-        each = self.weights(everyone(shares), shares, rates)
+        each = self._weights_of_all(shares, rates)
         if not self.normalised:
             return each
         if members == shares.shape[0]:
@@ -229,12 +226,6 @@ class Estimator(Aggregate):
             )
 
 
-def everyone(shares: Any) -> Members:
-    """All clients, each drawn once."""
-    ids = jnp.arange(shares.shape[0], dtype=jnp.int32)
-    return Members(ids, jnp.ones(ids.shape), jnp.zeros_like(ids), jnp.ones(ids.shape, bool))
-
-
 @value
 class TrimmedMean(Aggregate):
     """In each coordinate, the mean of the cohort's updates without the largest and the smallest ones.
@@ -257,12 +248,12 @@ class TrimmedMean(Aggregate):
         r"c = \min(\lfloor \beta n \rfloor, \lceil n / 2 \rceil - 1)"
     )
 
-    separate = True
+    needs_individual_updates = True
     realised = True
     alike = True
 
     def weights(self, members: Members, shares: jax.Array, rates: Any) -> jax.Array:
-        return members.drawn
+        return members.participation_count
 
     def contribution(self, weight: jax.Array, update: jax.Array, loss: Any, rate: jax.Array) -> jax.Array:
         return update
@@ -275,8 +266,8 @@ class TrimmedMean(Aggregate):
         cut = jnp.minimum(jnp.floor(self.trim * count + 1e-4).astype(count.dtype), jnp.maximum(count - 1, 0) // 2)
         ordered = jnp.sort(jnp.where(members.present[:, None], total, jnp.inf), axis=0)  # absent ones last
         place = jnp.arange(total.shape[0])[:, None]
-        kept = (place >= cut) & (place < count - cut)
-        return jnp.where(kept, ordered, 0.0).sum(0) / jnp.maximum(count - 2 * cut, 1)
+        inside = (place >= cut) & (place < count - cut)
+        return jnp.where(inside, ordered, 0.0).sum(0) / jnp.maximum(count - 2 * cut, 1)
 
     def check(self, cohort: Cohort, num_clients: int) -> None:
         if not 0 <= float(self.trim) <= 0.5:
@@ -326,7 +317,7 @@ class BoundedMean(Aggregate):
         return self.cap is None
 
     def weights(self, members: Members, shares: jax.Array, rates: Any) -> jax.Array:
-        return members.drawn * self._bounded(shares)[members.ids]
+        return members.participation_count * self._bounded(shares)[members.ids]
 
     def combine(
         self, total: jax.Array, members: Members, shares: jax.Array, rates: Any, params: jax.Array
@@ -382,7 +373,7 @@ class FairRatio(Aggregate):
     extra = 1
 
     def weights(self, members: Members, shares: jax.Array, rates: Any) -> jax.Array:
-        return members.drawn
+        return members.participation_count
 
     def contribution(self, weight: jax.Array, update: jax.Array, loss: Any, rate: jax.Array) -> Any:
         rate = jnp.maximum(rate, LEAST_RATE)  # in a round of rate 0 nothing moves, instead of 0 / 0

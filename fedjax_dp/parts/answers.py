@@ -26,13 +26,13 @@ class Answers:
     no_epsilon_reason = _of_cohort("no_epsilon_reason")
     setup_event = _of_cohort("setup_event")
     base = _of_cohort("base")
-    drawn = _of_cohort("drawn")
+    is_random = _of_cohort("is_random")
     at_most_once = _of_cohort("at_most_once")
     max_participations = _of_cohort("max_participations")
     capacity = _of_cohort("capacity")
     expected_size = _of_cohort("expected_size")
     inclusion_probability = _of_cohort("inclusion_probability")  # lost messages may have been seen on their way
-    amplified = _of_cohort("amplified")
+    amplification = _of_cohort("amplification")
     min_separation = _of_cohort("min_separation")
     rounds_per_pass = _of_cohort("rounds_per_pass")
     log = _of_cohort("log")
@@ -61,15 +61,15 @@ class Dropout(Answers):
         members = self.cohort.sample(keys, round_index, shares)
         rate = jnp.broadcast_to(jnp.asarray(self.rate), shares.shape)[members.ids]
         luck = prng.unit_interval(prng.bits(role_key(keys.round, "dropout"), 0, members.ids.shape[0]))
-        return members._replace(drawn=jnp.where(luck < rate, 0.0, members.drawn))
+        return members._replace(participation_count=jnp.where(luck < rate, 0.0, members.participation_count))
 
     def rates(self, shares: Array) -> Any:
         rates = self.cohort.rates(shares)
         lost = jnp.asarray(self.rate) if isinstance(self.rate, list | tuple) else self.rate
         return None if rates is None else rates * (1 - lost)
 
-    def resized(self, size: int) -> Cohort:
-        return replace(self, cohort=self.cohort.resized(size))
+    def with_size(self, size: int) -> Cohort:
+        return replace(self, cohort=self.cohort.with_size(size))
 
     def check(self, num_clients: int) -> None:
         self.cohort.check(num_clients)
@@ -100,7 +100,7 @@ class FirstResponders(Answers):
         luck = prng.unit_interval(prng.bits(role_key(keys.round, "latency"), 0, members.ids.shape[0]))
         seconds = jnp.where(members.present, -jnp.log(luck) * pace, jnp.inf)
         rank = jnp.argsort(jnp.argsort(seconds))
-        return members._replace(drawn=jnp.where(rank < self.size, members.drawn, 0.0))
+        return members._replace(participation_count=jnp.where(rank < self.size, members.participation_count, 0.0))
 
     def rates(self, shares: Array) -> Any:
         rates = self.cohort.rates(shares)
@@ -108,7 +108,7 @@ class FirstResponders(Answers):
             return None  # nobody knows how often the slow ones are among the first
         return rates * (self.size / self.cohort.capacity(shares.shape[0]))
 
-    def resized(self, size: int) -> Cohort:
+    def with_size(self, size: int) -> Cohort:
         remedy = "leave out first: who is first of a larger cohort is not known"
         raise errors.refuse("deployment_cohort", size, "left out where the first to answer count", remedy)
 

@@ -3,7 +3,7 @@
 A client with fewer records than a batch of `size` has batches of all of them: b_k = min(size, n_k) takes its place.
 """
 
-from typing import Literal, NamedTuple, Protocol, TypeGuard
+from typing import Literal, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ class Batch(NamedTuple):
     positions: jax.Array  # (steps, rows) int32
     mask: jax.Array  # (steps, rows) bool
     divisor: jax.Array  # (steps,) public number that divides the sum
-    live: jax.Array  # (steps,) float32: 1, or 0 for a step that this client does not take
+    step_mask: jax.Array  # (steps,) float32: 1, or 0 for a step that this client does not take
 
 
 class Batches(Protocol):
@@ -31,9 +31,7 @@ class Batches(Protocol):
         return type(self).count is Batches.count
 
     def count(self, steps: int, largest: int) -> int:
-        """Derived property, conservative default. Local steps of a round of a client with `largest` records; `steps`:
-        what the local steps
-        state."""
+        """Derived property, conservative default. Local steps that `steps` are for a client with `largest` records."""
         return steps
 
     def sample(self, key: jax.Array, records: jax.Array, steps: int, largest: int, smallest: int) -> Batch:
@@ -46,14 +44,11 @@ class Batches(Protocol):
         ...
 
     def sampling(self, records: int) -> accounting.Sampling:
-        """Required privacy property. How the batches of a client with so many records are drawn, in the accountants'
-        words.
-        """
+        """Required privacy property. The law of the batches of a client with so many records."""
         ...
 
     def divisor(self, records: int) -> int:
-        """Required privacy property. The public number that divides the sum over a batch of a client with so many
-        records.
+        """Required privacy property. The public number that divides the sum over a client's batch.
 
         Where it differs from step to step, it is the usual one, and `UnequalBatches.divisors` gives all.
         """
@@ -68,22 +63,14 @@ class UnequalBatches(Batches, Protocol):
     """Batches that are not all divided by one number."""
 
     def divisors(self, records: int, steps: int) -> np.ndarray:
-        """Required privacy property. The public numbers that divide the sums of the first `steps` steps that a client
-        takes `(steps,)`.
-        """
+        """Required privacy property. What divides the sums of the first `steps` steps taken `(steps,)`, public."""
         ...
-
-
-def unequal(batches: Batches) -> TypeGuard[UnequalBatches]:
-    """Whether batches have a member that states the divisor of every step."""
-    return getattr(batches, "divisors", None) is not None
 
 
 def divisors_of(batches: Batches, records: int, steps: int) -> np.ndarray:
     """What divides the sums of the first `steps` steps that a client takes `(steps,)`."""
-    if unequal(batches):
-        return np.asarray(batches.divisors(records, steps))
-    return np.full(steps, batches.divisor(records))
+    divisors = getattr(batches, "divisors", None)
+    return np.full(steps, batches.divisor(records)) if divisors is None else np.asarray(divisors(records, steps))
 
 
 def neighbours_of(sampling: accounting.Sampling) -> accounting.Adjacency:
@@ -239,9 +226,9 @@ class EpochBatches(Batches):
         counts = jnp.tile(jnp.clip(used - size * jnp.arange(longest), 0, size), passes)
         mask = jnp.arange(rows)[None] < counts[:, None]
         positions = jnp.where(mask, order.reshape(steps, rows).astype(jnp.int32), 0)
-        live = counts > 0
-        divisor = jnp.where(live, counts, size) if self.last == "keep" else jnp.full(steps, size)
-        return Batch(positions, mask, divisor, live.astype(jnp.float32))
+        step_mask = counts > 0
+        divisor = jnp.where(step_mask, counts, size) if self.last == "keep" else jnp.full(steps, size)
+        return Batch(positions, mask, divisor, step_mask.astype(jnp.float32))
 
     def sampling(self, records: int) -> accounting.Sampling:
         return accounting.Shuffled(self.divisor(records), records, self.last)
@@ -297,9 +284,9 @@ class AllocatedBatches(Batches):
         passes = steps // longest
         streams = jnp.arange(passes, dtype=jnp.uint32)
         positions, mask = jax.vmap(of_pass)(jnp.zeros_like(streams) if self.kept else streams)
-        live = jnp.tile(jnp.arange(longest) < batches, passes).astype(jnp.float32)
+        step_mask = jnp.tile(jnp.arange(longest) < batches, passes).astype(jnp.float32)
         divisor = jnp.full(steps, records // jnp.maximum(batches, 1))
-        return Batch(positions.reshape(steps, rows), mask.reshape(steps, rows), divisor, live)
+        return Batch(positions.reshape(steps, rows), mask.reshape(steps, rows), divisor, step_mask)
 
     def sampling(self, records: int) -> accounting.Sampling:
         batches = self._batches_of_pass(records)

@@ -3,7 +3,7 @@
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -15,8 +15,36 @@ from fedjax_dp.pytrees import structure, value
 MOST_ROUNDS = 2**24  # that float32 counts
 
 
+class FunctionOfRounds:
+    """Base of a value whose first field is a function of the round, and whose second are its numbers, by name.
+
+    FUNCTIONS  those that have a name; KIND  what they are called in a refusal.
+    """
+
+    FUNCTIONS: ClassVar[Mapping[str, Callable[..., jax.Array]]]
+    KIND: ClassVar[str]
+
+    @classmethod
+    def of(cls, name: str, **numbers: Any) -> Self:
+        """That of a name, and its own numbers where others are left out: `ByRound.of("linear", end=0.5, rounds=20)`.
+
+        Raises: ConfigurationError for a number that it has not, and for one that it cannot do without.
+        """
+        errors.require_choice(cls.KIND, name, cls.FUNCTIONS)
+        function, what = cls.FUNCTIONS[name], f"{cls.KIND.split()[0]} {name}"
+        _, *parameters = inspect.signature(function).parameters.values()
+        for number in numbers:
+            errors.require_choice(f"a number of {what}", number, [one.name for one in parameters])
+        for one in parameters:
+            if one.default is one.empty and numbers.get(one.name) is None:
+                raise errors.refuse(one.name, "nothing", f"given for {what}")
+        values = {one.name: numbers.get(one.name, one.default) for one in parameters}
+        first, second = dataclasses.fields(cls)  # type: ignore[arg-type]
+        return cls(**{first.name: function, second.name: values})
+
+
 @value
-class ByRound:
+class ByRound(FunctionOfRounds):
     """A factor for every round, 1 in the first; no records act on it, so each round is accounted for with its own.
 
     change   of `schedules.CHANGES`, or a module's function of the round like them;
@@ -26,24 +54,21 @@ class ByRound:
     change: Callable[..., jax.Array] = structure(default=schedules.change_linear)
     numbers: dict[str, Any] = dataclasses.field(default_factory=dict)
 
-    @classmethod
-    def of(cls, name: str, **numbers: Any) -> "ByRound":
-        """The change of a name in `schedules.CHANGES`: `ByRound.of("linear", end=0.5, rounds=20)`.
+    FUNCTIONS, KIND = schedules.CHANGES, "change over rounds"
 
-        Factors that are listed may be a text with commas between. Raises: ConfigurationError for other numbers.
-        """
-        errors.require_choice("change over rounds", name, schedules.CHANGES)
+    @classmethod
+    def of(cls, name: str, **numbers: Any) -> Self:
+        """As `FunctionOfRounds.of`; factors that are listed may be a text with commas between."""
         listed = numbers.get("factors")
         if isinstance(listed, str):
             try:
-                numbers["factors"] = [float(word) for word in listed.split(",")]
+                listed = [float(word) for word in listed.split(",")]
             except ValueError:
                 wanted = "numbers with commas between"
                 raise errors.refuse("factors", repr(listed), wanted, "such as 1,0.8,0.5") from None
         if listed is not None:
-            numbers["factors"] = np.asarray(numbers["factors"], np.float32)
-        change = schedules.CHANGES[name]
-        return cls(change=change, numbers=numbers_for(f"change {name}", change, numbers))
+            numbers["factors"] = np.asarray(listed, np.float32)
+        return super().of(name, **numbers)
 
     def at(self, round_index: jax.Array) -> jax.Array:
         """The factor of a round, float32; traced. Before round 0 it is that of round 0."""
@@ -77,7 +102,7 @@ class ByRound:
 
 
 @value
-class RateSchedule:
+class RateSchedule(FunctionOfRounds):
     """The factor on the learning rate in every round, or under `per_step` in every local step: the slot `schedule`.
 
     factor   of `schedules.SCHEDULES`, or a module's function of the round like them;
@@ -87,45 +112,18 @@ class RateSchedule:
     factor: Callable[..., jax.Array] = structure(default=schedules.constant)
     numbers: dict[str, Any] = dataclasses.field(default_factory=dict)
 
-    @classmethod
-    def of(cls, name: str, **numbers: Any) -> "RateSchedule":
-        """That of a name in `schedules.SCHEDULES`: `RateSchedule.of("cosine", decay_rounds=50)`.
-
-        Raises: ConfigurationError for other numbers.
-        """
-        errors.require_choice("schedule", name, schedules.SCHEDULES)
-        factor = schedules.SCHEDULES[name]
-        return cls(factor=factor, numbers=numbers_for(f"schedule {name}", factor, numbers))
-
-
-def numbers_for(what: str, function: Callable[..., jax.Array], numbers: Mapping[str, Any]) -> dict[str, Any]:
-    """All numbers that a function of the round takes, by name, its own where they are left out.
-
-    Raises: ConfigurationError for a number that it has not, and for one that nobody says.
-    """
-    _, *taken = inspect.signature(function).parameters.values()
-    for name in numbers:
-        errors.require_choice(f"a number of {what}", name, [one.name for one in taken])
-    for one in taken:
-        if one.default is one.empty and numbers.get(one.name) is None:
-            raise errors.refuse(one.name, "nothing", f"given for {what}")
-    return {one.name: numbers.get(one.name, one.default) for one in taken}
+    FUNCTIONS, KIND = schedules.SCHEDULES, "schedule"
 
 
 def at_round(number: Any, changes: ByRound | None, round_index: jax.Array) -> Any:
     return number if changes is None else number * changes.at(round_index)
 
 
-def changes_of(part: Any, what: str = "noise_by_round") -> ByRound | None:
-    """The changes of a part, or of the one that it stands around."""
-    return getattr(innermost(part), what, None)
-
-
-def innermost(part: Any) -> Any:
-    """What a part stands around, if it does."""
+def field_of(part: Any, name: str) -> Any:
+    """A field of a part, or of the one that it stands around; None where there is none."""
     while (base := getattr(part, "base", None)) is not None:
         part = base
-    return part
+    return getattr(part, name, None)
 
 
 def check_changes(noise: ByRound | None, clip: ByRound | None) -> None:

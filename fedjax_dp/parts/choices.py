@@ -377,17 +377,17 @@ def own_numbers(values: Mapping[str, Any]) -> Options:
 
 def _own_choice(slot: str, named: str) -> Choice:
     """What stands under a name in a file: a part, or a class or function that makes one, with its own options."""
-    made = own_code.own(slot, named)
-    if not callable(made) or validation.is_value(made):
-        return Choice(lambda: made)
-    described = options.of_class(made) if isinstance(made, type) else options.of_function(made)
+    part = own_code.own(slot, named)
+    if not callable(part) or validation.is_value(part):
+        return Choice(lambda: part)
+    described = options.of_class(part) if isinstance(part, type) else options.of_function(part)
     size = "size" if "size" in described and CHOICES[slot].size else None
     numbers = {
         field: dataclasses.replace(one, name=one.about.named or field)
         for field, one in described.items()
         if one.kinds and field != size
     }
-    return Choice(made, size=size, numbers=numbers)
+    return Choice(part, size=size, numbers=numbers)
 
 
 def refuse_number(slot: str, name: str, value: Any, chosen: Any) -> errors.ConfigurationError:

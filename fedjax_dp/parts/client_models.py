@@ -113,7 +113,7 @@ class ClientModels(Protocol):
         """Of each parameter tensor, in the order of `pytrees.ravel`, whether it is shared; None: all are."""
         return None
 
-    def trained(self, run: InitContext) -> InitContext:
+    def local_params(self, run: InitContext) -> InitContext:
         """The run as the first stream of steps knows it: `params` are those that it moves."""
         return run
 
@@ -146,11 +146,11 @@ def rows_of(vector: Any, num_clients: int) -> jax.Array:
     return jnp.broadcast_to(vector, (num_clients, *jnp.shape(vector)))
 
 
-def nothing_of(model: Model) -> tuple[bool, ...]:
+def no_tensors(model: Model) -> tuple[bool, ...]:
     return (False,) * len(jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0))))
 
 
-def clean_refused(what: str) -> errors.ConfigurationError:
+def refuse_clean_steps(what: str) -> errors.ConfigurationError:
     """Where private parts without noise would act on updates whose records are noised."""
     return errors.refuse(
         "noise on the personal part",

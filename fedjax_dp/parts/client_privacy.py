@@ -47,23 +47,17 @@ class UpdatePrivatizer(Protocol):
 
     @property
     def unit(self) -> Unit | None:
-        """Required privacy property. Unit.CLIENT where updates are bounded and noised; None: no more privacy than the
-        local steps give.
-        """
+        """Required privacy property. Unit.CLIENT where updates are bounded and noised; None: they are not."""
         ...
 
     @property
-    def amplified(self) -> bool:
-        """Derived property, conservative default. Whether sums are accounted for as over hidden samples of clients,
-        where cohorts are
-        hidden."""
+    def is_amplified(self) -> bool:
+        """Derived property, conservative default. Whether hidden cohorts amplify the privacy of its sums."""
         return False
 
     @property
     def shared_noise(self) -> bool:
-        """Derived property, conservative default. Whether clients add shares of the noise, so that only their sum hides
-        anybody: a
-        `SharedNoise`."""
+        """Derived property, conservative default. Whether only sums hide anybody, by clients' shares: `SharedNoise`."""
         return False
 
     @property
@@ -73,9 +67,7 @@ class UpdatePrivatizer(Protocol):
 
     @property
     def noise_ratio(self) -> float | None:
-        """Derived property, conservative default. What its noise is multiplied by where a small cohort stands for a
-        larger one; None: it
-        cannot be."""
+        """Derived property, conservative default. Factor on the noise of a cohort that stands for a larger one."""
         return None
 
     def event(self, noise: float, attendance: Participation) -> Event:
@@ -158,11 +150,6 @@ def released_noise(upload: ClientPrivacy) -> float:
     return float(np.float32(upload.noise_multiplier)) * ratio
 
 
-def shares_noise(upload: UpdatePrivatizer) -> TypeGuard[SharedNoise]:
-    """Whether clients add shares of the noise."""
-    return upload.shared_noise
-
-
 class MessageEncoding(NamedTuple):
     """How messages are carried: what noise that clients share must know."""
 
@@ -232,7 +219,7 @@ class ClientGaussian(UpdatePrivatizer):
         return rf"{clipped[self.by_tensor]};\ \Delta \leftarrow \Delta + z S \rho\, \xi"
 
     @property
-    def amplified(self) -> bool:
+    def is_amplified(self) -> bool:
         return self.source.fresh
 
     def event(self, noise: float, attendance: Participation) -> Event:
@@ -244,18 +231,18 @@ class ClientGaussian(UpdatePrivatizer):
     def message(
         self, key: jax.Array, update: jax.Array, sizes: Sequence[int], state: Any, sent: MessageEncoding
     ) -> Any:
-        return self._clipped(update, sizes, state, sent)[0], ()
+        return self._clip(update, sizes, state, sent)[0], ()
 
     def scales_down(
         self, update: jax.Array, sizes: Sequence[int], state: Any, sent: MessageEncoding
     ) -> jax.Array | None:
-        return ~self._clipped(update, sizes, state, sent)[1]
+        return ~self._clip(update, sizes, state, sent)[1]
 
-    def _clipped(
+    def _clip(
         self, update: jax.Array, sizes: Sequence[int], state: Any, sent: MessageEncoding
     ) -> tuple[jax.Array, jax.Array]:
         bound = sent.room(self._clip_norm(state), update.size)
-        return clipped(update, bound, sizes if self.by_tensor else (update.size,))
+        return clip_tensors(update, bound, sizes if self.by_tensor else (update.size,))
 
     def release(
         self, key: jax.Array, round_index: Any, mean: jax.Array, extra: Any, state: Any, sensitivity: Any, expected: Any
@@ -323,7 +310,7 @@ class AdaptiveClientGaussian(UpdatePrivatizer):
     extra = 1
 
     @property
-    def amplified(self) -> bool:
+    def is_amplified(self) -> bool:
         return self.source.fresh
 
     def event(self, noise: float, attendance: Participation) -> Event:
@@ -335,19 +322,19 @@ class AdaptiveClientGaussian(UpdatePrivatizer):
     def message(
         self, key: jax.Array, update: jax.Array, sizes: Sequence[int], state: Any, sent: MessageEncoding
     ) -> Any:
-        kept, within = self._clipped(update, state, sent)
-        return kept, within.astype(jnp.float32) - 0.5
+        bounded, within = self._clip(update, state, sent)
+        return bounded, within.astype(jnp.float32) - 0.5
 
     def scales_down(
         self, update: jax.Array, sizes: Sequence[int], state: ClipState, sent: MessageEncoding
     ) -> jax.Array | None:
-        return ~self._clipped(update, state, sent)[1]
+        return ~self._clip(update, state, sent)[1]
 
     def learnt_clip_norm(self, state: ClipState) -> jax.Array | None:
         return state.clip_norm
 
-    def _clipped(self, update: jax.Array, state: ClipState, sent: MessageEncoding) -> tuple[jax.Array, jax.Array]:
-        return clipped(update, sent.room(state.clip_norm, update.size), (update.size,))
+    def _clip(self, update: jax.Array, state: ClipState, sent: MessageEncoding) -> tuple[jax.Array, jax.Array]:
+        return clip_tensors(update, sent.room(state.clip_norm, update.size), (update.size,))
 
     def release(
         self, key: jax.Array, round_index: Any, mean: jax.Array, extra: Any, state: Any, sensitivity: Any, expected: Any
@@ -426,19 +413,19 @@ class ClientSkellam(UpdatePrivatizer):
     def message(
         self, key: jax.Array, update: jax.Array, sizes: Sequence[int], state: Any, sent: MessageEncoding
     ) -> Any:
-        kept, _ = clipped(update, self.clip_norm, (update.size,))
+        bounded, _ = clip_tensors(update, self.clip_norm, (update.size,))
         variance = (self.noise_multiplier * self.clip_norm / sent.resolution) ** 2 / sent.members
         first, second = (
-            jax.random.poisson(role_key(key, name), variance / 2, kept.shape)
+            jax.random.poisson(role_key(key, name), variance / 2, bounded.shape)
             for name in ("skellam plus", "skellam minus")
         )
-        whole = jnp.round(kept / sent.resolution) + (first - second).astype(jnp.float32)
+        whole = jnp.round(bounded / sent.resolution) + (first - second).astype(jnp.float32)
         return whole * sent.resolution, ()
 
     def scales_down(
         self, update: jax.Array, sizes: Sequence[int], state: Any, sent: MessageEncoding
     ) -> jax.Array | None:
-        return ~clipped(update, self.clip_norm, (update.size,))[1]
+        return ~clip_tensors(update, self.clip_norm, (update.size,))[1]
 
     def noise_std(self, state: Any, sensitivity: Any, round_index: jax.Array) -> float:
         return math.nan  # the sum arrives with its noise, so nobody sees the signal alone
@@ -478,7 +465,7 @@ def noisy_sums(source: NoiseSource, noise: float, attendance: Participation) -> 
     return noise_event(source, noise, at.sampling, at.adjacency, at.rounds, at.rounds, 1, Unit.CLIENT)
 
 
-def clipped(update: jax.Array, clip_norm: jax.Array | float, sizes: Sequence[int]) -> tuple[jax.Array, jax.Array]:
+def clip_tensors(update: jax.Array, clip_norm: jax.Array | float, sizes: Sequence[int]) -> tuple[jax.Array, jax.Array]:
     """The update with each of m parts scaled down to clip_norm / sqrt(m), and whether all parts were within.
 
     An update that is not finite becomes zero, so that the bound holds whatever a client computes.

@@ -50,9 +50,7 @@ class Bound(Protocol):
 
     @property
     def assumption(self) -> str | None:
-        """Required privacy property. What must hold of the data for it to prove anything; None: nothing, and the mean
-        is within C.
-        """
+        """Required privacy property. What must hold of the data; None: nothing, and the mean is within C."""
         ...
 
     @property

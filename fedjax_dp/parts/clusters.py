@@ -9,7 +9,7 @@ import numpy as np
 
 from fedjax_dp import accounting, errors, gradients, prng
 from fedjax_dp.models import Model
-from fedjax_dp.parts.client_models import ClientModels, nothing_of
+from fedjax_dp.parts.client_models import ClientModels, no_tensors
 from fedjax_dp.parts.contexts import ClientContext, InitContext, LocalResult, LocalState
 from fedjax_dp.parts.corrections import Floats
 from fedjax_dp.parts.local_sgd import LocalSgd
@@ -133,7 +133,7 @@ class OwnClusters(ClientModels):
 
     def sent_tensors(self, model: Model) -> tuple[bool, ...]:
         """The changes of its models are sent beside: the server's model stays where it began."""
-        return nothing_of(model)
+        return no_tensors(model)
 
     def init(self, sgd: LocalSgd, run: InitContext) -> LocalState:
         first, clients, key = ravel(run.params)[0], run.data.num_clients, run.key
@@ -142,13 +142,13 @@ class OwnClusters(ClientModels):
         return LocalState(jnp.stack([first, *others]), jnp.zeros((clients, 2), jnp.int32))
 
     def run(self, sgd: LocalSgd, client: ClientContext, server: Any, own: Any) -> tuple[LocalResult, Any, Any]:
-        start, chosen = (server[0], own) if self.number == 1 else self._chosen(sgd, client, server, own)
+        start, chosen = (server[0], own) if self.number == 1 else self._choose(sgd, client, server, own)
         result = sgd.run(client.receiving(start, *client.received[1:]))
         mine = client.data.shares[client.client.id] * (jnp.arange(self.number) == chosen[0])
-        message = {"moved": mine[:, None] * result.update[None], "weight": mine}
+        message = {"delta": mine[:, None] * result.update[None], "weight": mine}
         return result._replace(update=result.update[:0]), chosen, message
 
-    def _chosen(self, sgd: LocalSgd, client: ClientContext, server: Any, own: Any) -> tuple[jax.Array, jax.Array]:
+    def _choose(self, sgd: LocalSgd, client: ClientContext, server: Any, own: Any) -> tuple[jax.Array, jax.Array]:
         """The model that a client chooses, and what it keeps: which, and how often it has chosen."""
         chosen, times = own
         again = jnp.bool_(True) if self.choice.rounds is None else times < self.choice.rounds
@@ -172,7 +172,7 @@ class OwnClusters(ClientModels):
     def absorb(self, server: Any, total: Any, num_clients: int) -> Any:
         weight = total["weight"][:, None]
         # Times its inverse: of a single client's division by its own weight XLA never finishes the compilation.
-        return server + total["moved"] * (1 / jnp.where(weight > 0, weight, 1.0))
+        return server + total["delta"] * (1 / jnp.where(weight > 0, weight, 1.0))
 
     def model_of(self, sgd: LocalSgd, client: ClientContext, server: Any, own: Any) -> jax.Array:
         return server[own[0]]

@@ -25,15 +25,22 @@ Array = jax.Array | np.ndarray
 class Members(NamedTuple):
     """The clients of a round, each at a position; every array `(members,)`."""
 
-    ids: jax.Array  # int32, distinct where invited, unless draws train one by one
-    drawn: jax.Array  # float32: how often the client was drawn; 0 where its message does not arrive
-    turn: jax.Array  # int32: 0, or the number of the draw among those of the same client that train one by one
-    invited: jax.Array  # bool; False is padding
+    ids: jax.Array  # int32, distinct where selected, unless draws train one by one
+    participation_count: jax.Array  # float32: how often the client was drawn; 0 where its message does not arrive
+    draw_index: jax.Array  # int32: 0, or the number of the draw among those of the same client that train one by one
+    selected: jax.Array  # bool; False is padding
+
+    @classmethod
+    def of(cls, ids: jax.Array, selected: jax.Array | None = None) -> "Members":
+        """Those of the ids that are selected, or all, each drawn once."""
+        if selected is None:
+            return cls(ids, jnp.ones(ids.shape), jnp.zeros_like(ids), jnp.ones(ids.shape, bool))
+        return cls(ids, selected.astype(jnp.float32), jnp.zeros_like(ids), selected)
 
     @property
     def present(self) -> jax.Array:
         """Whose message arrives."""
-        return self.drawn > 0
+        return self.participation_count > 0
 
 
 class CohortKeys(NamedTuple):
@@ -61,9 +68,7 @@ class Cohort(Protocol):
 
     @property
     def no_epsilon_reason(self) -> str | None:
-        """Required privacy property. Why no epsilon exists, as draws depend on records in a way that nobody accounted
-        for; None: none do.
-        """
+        """Required privacy property. Why draws that depend on records leave no epsilon; None: none do."""
         ...
 
     def capacity(self, num_clients: int) -> int:
@@ -76,23 +81,17 @@ class Cohort(Protocol):
         ...
 
     def rates(self, shares: Array) -> Any:
-        """Required privacy property. Expected messages of each client in a round `(num_clients,)`; None: nobody knows
-        them.
-        """
+        """Required privacy property. Expected messages of each client in a round `(num_clients,)`, if known."""
         ...
 
     @property
     def base(self) -> "Cohort":
-        """Derived property, conservative default. The law that draws the clients, under whatever decides who of them
-        answers, if it does.
-        """
+        """Derived property, conservative default. The law that draws, where another around it decides who answers."""
         return self
 
     @property
-    def drawn(self) -> bool:
-        """Derived property, conservative default. Whether clients are drawn at random: `inclusion_probability` says
-        with which chance.
-        """
+    def is_random(self) -> bool:
+        """Derived property, conservative default. Whether `inclusion_probability` states a chance of each draw."""
         return type(self).inclusion_probability is not Cohort.inclusion_probability
 
     @property
@@ -107,16 +106,12 @@ class Cohort(Protocol):
 
     @property
     def max_participations(self) -> int:
-        """Derived property, conservative default. Most times that a client trains in a round; more are refused when a
-        draw has them.
-        """
+        """Derived property, conservative default. Most times that a client trains in a round; more are refused."""
         return 1
 
     @property
     def setup_event(self) -> Event | None:
-        """Derived property, conservative default. By which every client released what the draws are made of; None: they
-        know no records.
-        """
+        """Derived property, conservative default. What every client released for the draws; None: nothing."""
         return None
 
     def expected_size(self, num_clients: int) -> int:
@@ -124,34 +119,29 @@ class Cohort(Protocol):
         return self.capacity(num_clients)
 
     def inclusion_probability(self, shares: Array) -> tuple[Any, int]:
-        """Derived property, conservative default. Each client's chance in one draw `(num_clients,)`, and independent
-        draws in a round.
-        """
+        """Derived property, conservative default. Chances in one draw `(num_clients,)`, and draws a round."""
         name = type(self).__name__
         raise errors.refuse(
             "participation", "law", f"schedule or worst for {name}, which states no chances of its draws"
         )
 
-    def amplified(self, num_clients: int, known: int) -> tuple[Sampling, Adjacency]:
-        """Derived property, conservative default. How clients are drawn for one who sees sums of whole clients and
-        knows who of `known`
-        others joined.
+    def amplification(self, num_clients: int, known: int) -> tuple[Sampling, Adjacency]:
+        """Derived property, conservative default. The law for one who sees sums and knows who of `known` others joined.
 
         (FullBatch(), Adjacency.REPLACE_ONE) where who takes part is public: rounds are then counted by client.
         """
         return SEEN
 
     def rounds_per_pass(self, num_clients: int) -> int:
-        """Derived property, conservative default. Rounds from the first on that make a pass: within it draws may depend
-        on one another, and
-        `amplified` states how clients are drawn in the sums of one pass. 1: every round is drawn by itself."""
+        """Derived property, conservative default. Rounds of a pass, the first from round 0; 1: each is drawn by itself.
+
+        Draws within a pass may depend on one another; `amplification` is then of the sums of one pass.
+        """
         return 1
 
-    def resized(self, size: int) -> "Cohort":
-        """Derived property, conservative default. The same law with cohorts of `size`, for a deployment that is larger
-        than a simulation.
-        """
-        wanted = f"left out for {type(self).__name__}, which states no resized"
+    def with_size(self, size: int) -> "Cohort":
+        """Derived property, conservative default. The same law with cohorts of `size`, for a larger deployment."""
+        wanted = f"left out for {type(self).__name__}, which states no with_size"
         raise errors.refuse("deployment_cohort", size, wanted, "use PoissonCohort")
 
     def min_separation(self, num_clients: int) -> int:
@@ -159,9 +149,7 @@ class Cohort(Protocol):
         return 1
 
     def log(self, num_clients: int) -> ParticipationLog | None:
-        """Derived property, conservative default. Who takes part when, where that is written down beforehand; None: it
-        is not.
-        """
+        """Derived property, conservative default. Who takes part when, where that is known beforehand, else None."""
         return None
 
     def check(self, num_clients: int) -> None:
@@ -173,10 +161,6 @@ def prefix_of(cohort: Cohort, rounds: int) -> Cohort:
     """Those of a run of its first `rounds` rounds; a cohort that is written down for more has a member `prefix`."""
     shorter: Callable[[int], Cohort] | None = getattr(cohort, "prefix", None)
     return cohort if shorter is None else shorter(rounds)
-
-
-def _everyone_answers(ids: jax.Array) -> Members:
-    return Members(ids, jnp.ones(ids.shape), jnp.zeros_like(ids), jnp.ones(ids.shape, bool))
 
 
 @value
@@ -192,12 +176,12 @@ class AllClients(Cohort):
         return num_clients
 
     def sample(self, keys: CohortKeys, round_index: jax.Array, shares: jax.Array) -> Members:
-        return _everyone_answers(jnp.arange(shares.shape[0], dtype=jnp.int32))
+        return Members.of(jnp.arange(shares.shape[0], dtype=jnp.int32))
 
     def rates(self, shares: Array) -> Any:
         return 1.0 + 0.0 * shares
 
-    def resized(self, size: int) -> Cohort:
+    def with_size(self, size: int) -> Cohort:
         return self
 
 
@@ -217,7 +201,7 @@ class UniformCohort(Cohort):
 
     def sample(self, keys: CohortKeys, round_index: jax.Array, shares: jax.Array) -> Members:
         first, second = prng.words(keys.round, 0, self.size)
-        return _everyone_answers(prng.without_replacement(first ^ second, jnp.int32(shares.shape[0]), second))
+        return Members.of(prng.without_replacement(first ^ second, jnp.int32(shares.shape[0]), second))
 
     def rates(self, shares: Array) -> Any:
         return self.size / shares.shape[0] + 0.0 * shares
@@ -225,10 +209,10 @@ class UniformCohort(Cohort):
     def inclusion_probability(self, shares: Array) -> tuple[Any, int]:
         return self.rates(shares), 1
 
-    def resized(self, size: int) -> Cohort:
+    def with_size(self, size: int) -> Cohort:
         return replace(self, size=size)
 
-    def amplified(self, num_clients: int, known: int) -> tuple[Sampling, Adjacency]:
+    def amplification(self, num_clients: int, known: int) -> tuple[Sampling, Adjacency]:
         others = max(num_clients - known, 1)
         return WithoutReplacement(min(self.size, others), others), Adjacency.REPLACE_ONE
 
@@ -260,7 +244,7 @@ class PoissonCohort(Cohort):
         num_clients = shares.shape[0]
         words = prng.words(keys.round, 0, self.capacity(num_clients))
         ids, drawn = prng.independent(words, jnp.int32(num_clients), self.size)
-        return Members(ids, drawn.astype(jnp.float32), jnp.zeros_like(ids), drawn)
+        return Members.of(ids, drawn)
 
     def rates(self, shares: Array) -> Any:
         return self.size / shares.shape[0] + 0.0 * shares
@@ -268,10 +252,10 @@ class PoissonCohort(Cohort):
     def inclusion_probability(self, shares: Array) -> tuple[Any, int]:
         return self.rates(shares), 1
 
-    def resized(self, size: int) -> Cohort:
+    def with_size(self, size: int) -> Cohort:
         return replace(self, size=size)
 
-    def amplified(self, num_clients: int, known: int) -> tuple[Sampling, Adjacency]:
+    def amplification(self, num_clients: int, known: int) -> tuple[Sampling, Adjacency]:
         return Poisson(self.size / num_clients), Adjacency.ADD_REMOVE
 
     def check(self, num_clients: int) -> None:
@@ -321,7 +305,7 @@ class MultinomialCohort(Cohort):
         ids = prng.proportional((first ^ second, second), jnp.asarray(self._probabilities(shares)))
         if self.one_by_one:
             earlier = jnp.tril(ids[:, None] == ids[None, :], -1).sum(1, dtype=jnp.int32)
-            return Members(ids, jnp.ones(ids.shape), earlier, jnp.ones(ids.shape, bool))
+            return Members.of(ids)._replace(draw_index=earlier)
         distinct, count = jnp.unique(ids, return_counts=True, size=self.draws, fill_value=0)
         return Members(distinct, count.astype(jnp.float32), jnp.zeros_like(ids), count > 0)
 
@@ -373,12 +357,12 @@ class CyclicCohort(Cohort):
     def sample(self, keys: CohortKeys, round_index: jax.Array, shares: jax.Array) -> Members:
         blocks = shares.shape[0] // self.size
         first = (round_index.astype(jnp.int32) % blocks) * self.size
-        return _everyone_answers(first + jnp.arange(self.size, dtype=jnp.int32))
+        return Members.of(first + jnp.arange(self.size, dtype=jnp.int32))
 
     def rates(self, shares: Array) -> Any:
         return self.size / shares.shape[0] + 0.0 * shares
 
-    def resized(self, size: int) -> Cohort:
+    def with_size(self, size: int) -> Cohort:
         return replace(self, size=size)
 
     def min_separation(self, num_clients: int) -> int:
@@ -426,7 +410,7 @@ class LoggedCohort(Cohort):
     def sample(self, keys: CohortKeys, round_index: jax.Array, shares: jax.Array) -> Members:
         ids = jnp.asarray(self.ids)[round_index].astype(jnp.int32)
         here = (ids >= 0) & (round_index < np.shape(self.ids)[0])
-        return Members(jnp.where(here, ids, 0), here.astype(jnp.float32), jnp.zeros_like(ids), here)
+        return Members.of(jnp.where(here, ids, 0), here)
 
     def rates(self, shares: Array) -> Any:
         """Of all rounds; a client that is in none has the rate of one that is in one, so that no weight is infinite."""

@@ -21,9 +21,7 @@ from fedjax_dp.pytrees import replace, structure, value
 def _all_who_join(joins: jax.Array, positions: int) -> Members:
     """Clients `(num_clients,)` that join, in the order of their ids; other positions are padding."""
     (ids,) = jnp.nonzero(joins, size=positions, fill_value=0)
-    here = jnp.arange(positions) < jnp.sum(joins)
-    ids = ids.astype(jnp.int32)
-    return Members(ids, here.astype(jnp.float32), jnp.zeros_like(ids), here)
+    return Members.of(ids.astype(jnp.int32), jnp.arange(positions) < jnp.sum(joins))
 
 
 def _positions(expected: float, num_clients: int) -> int:
@@ -64,7 +62,7 @@ class AllocatedCohort(Cohort):
     def rates(self, shares: Array) -> Any:
         return self.chosen / self.pass_rounds + 0.0 * shares
 
-    def amplified(self, num_clients: int, known: int) -> tuple[Sampling, Adjacency]:
+    def amplification(self, num_clients: int, known: int) -> tuple[Sampling, Adjacency]:
         return accounting.RandomAllocation(self.chosen, self.pass_rounds), Adjacency.ADD_REMOVE
 
     def rounds_per_pass(self, num_clients: int) -> int:
@@ -104,7 +102,7 @@ class BinnedCohort(Cohort):
     def rates(self, shares: Array) -> Any:
         return 1 / self.pass_rounds + 0.0 * shares
 
-    def amplified(self, num_clients: int, known: int) -> tuple[Sampling, Adjacency]:
+    def amplification(self, num_clients: int, known: int) -> tuple[Sampling, Adjacency]:
         return accounting.BallsInBins(self.pass_rounds), Adjacency.ADD_REMOVE
 
     def rounds_per_pass(self, num_clients: int) -> int:
@@ -147,12 +145,12 @@ class CyclicPoissonCohort(Cohort):
         words = prng.words(keys.round, 0, self.capacity(num_clients))
         places, drawn = prng.independent(words, group, self.size * self.pass_rounds, jnp.int32(num_clients))
         ids = jnp.where(drawn, places * self.pass_rounds + turn, 0)
-        return Members(ids, drawn.astype(jnp.float32), jnp.zeros_like(ids), drawn)
+        return Members.of(ids, drawn)
 
     def rates(self, shares: Array) -> Any:
         return self.size / shares.shape[0] + 0.0 * shares
 
-    def amplified(self, num_clients: int, known: int) -> tuple[Sampling, Adjacency]:
+    def amplification(self, num_clients: int, known: int) -> tuple[Sampling, Adjacency]:
         return accounting.Poisson(self._rate(num_clients)), Adjacency.ADD_REMOVE
 
     def rounds_per_pass(self, num_clients: int) -> int:
@@ -232,7 +230,7 @@ class SeparatedCohort(Cohort):
     def rates(self, shares: Array) -> Any:
         return self.size / shares.shape[0] + 0.0 * shares
 
-    def resized(self, size: int) -> Cohort:
+    def with_size(self, size: int) -> Cohort:
         return replace(self, size=size)
 
     def min_separation(self, num_clients: int) -> int:
@@ -272,9 +270,8 @@ class TruncatedPoissonCohort(Cohort):
         words = prng.words(keys.round, 0, _positions(self.size, num_clients))
         ids, drawn = prng.independent(words, jnp.int32(num_clients), self.size)
         luck = prng.words(prng.role_key(keys.round, "truncation"), 0, ids.size)
-        kept = jnp.lexsort((*luck, ~drawn))[: self.capacity(num_clients)]
-        ids, drawn = ids[kept], drawn[kept]
-        return Members(ids, drawn.astype(jnp.float32), jnp.zeros_like(ids), drawn)
+        order = jnp.lexsort((*luck, ~drawn))[: self.capacity(num_clients)]
+        return Members.of(ids[order], drawn[order])
 
     def rates(self, shares: Array) -> Any:
         num_clients = shares.shape[0]
@@ -283,7 +280,7 @@ class TruncatedPoissonCohort(Cohort):
     def inclusion_probability(self, shares: Array) -> tuple[Any, int]:
         return self.rates(shares), 1
 
-    def amplified(self, num_clients: int, known: int) -> tuple[Sampling, Adjacency]:
+    def amplification(self, num_clients: int, known: int) -> tuple[Sampling, Adjacency]:
         if known:  # who is cut tells of those that are not known, and nobody has a theorem of it
             return SEEN
         sampling = accounting.TruncatedPoisson(self.size / num_clients, self.most, num_clients)

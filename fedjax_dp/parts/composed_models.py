@@ -26,7 +26,7 @@ class MadeOf:
         base, frozen = split(model)
         return cls(base=base, frozen=(numbers, frozen), **structure)
 
-    def holding(self, frozen: Any) -> Any:
+    def with_device_records(self, frozen: Any) -> Any:
         return dataclasses.replace(self, frozen=frozen)
 
     @property

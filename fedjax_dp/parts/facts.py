@@ -20,7 +20,7 @@ from fedjax_dp import errors, validation
 from fedjax_dp.parts.aggregation import Aggregate
 from fedjax_dp.parts.batches import Batches
 from fedjax_dp.parts.client_models import ClientModels
-from fedjax_dp.parts.client_privacy import SharedNoise, UpdatePrivatizer, shares_noise
+from fedjax_dp.parts.client_privacy import SharedNoise, UpdatePrivatizer
 from fedjax_dp.parts.clipping import Bound
 from fedjax_dp.parts.cohorts import Cohort
 from fedjax_dp.parts.corrections import Correction
@@ -48,7 +48,7 @@ SLOTS: dict[str, type] = {
 }
 
 
-def _marked(
+def _members_with(
     protocol: type, begin: tuple[str, ...] = ("Required privacy property.", "Derived property, conservative default.")
 ) -> tuple[str, ...]:
     """The members of a Protocol whose texts begin so."""
@@ -59,8 +59,10 @@ def _marked(
     )
 
 
-FACTS = {slot: _marked(protocol) for slot, protocol in SLOTS.items()}
-FOLLOWING = {slot: _marked(protocol, ("Derived property, conservative default.",)) for slot, protocol in SLOTS.items()}
+FACTS = {slot: _members_with(protocol) for slot, protocol in SLOTS.items()}
+FOLLOWING = {
+    slot: _members_with(protocol, ("Derived property, conservative default.",)) for slot, protocol in SLOTS.items()
+}
 
 
 def restates(*bases: type) -> Callable[[T], T]:
@@ -87,9 +89,6 @@ def own_names(cls: type) -> set[str]:
     return {*vars(cls), *inspect.get_annotations(cls)}
 
 
-RENAMED = {"paid": "setup_event", "prior_event": "setup_event"}  # facts that cost something, by their names of before
-
-
 _COMPLETE: set[tuple[str, type]] = set()  # slots, and classes that state all that the proof needs of them
 
 
@@ -98,10 +97,10 @@ def require_stated(slot: str, part: Any) -> None:
     cls = type(part)
     if (slot, cls) in _COMPLETE:
         return
-    unread = next((name for name in RENAMED if slot == "cohort" and hasattr(part, name)), None)
-    if unread is not None:  # else its cost would be taken for nothing
-        got, wanted = f"{cls.__name__} with {unread}", f"one that states it as {RENAMED[unread]}"
-        raise errors.refuse(slot, got, wanted, f"rename {unread} in {cls.__name__}")
+    for unread in ("paid", "prior_event"):  # the cost of its draws by a former name would be taken for nothing
+        if slot == "cohort" and hasattr(part, unread):
+            got, wanted = f"{cls.__name__} with {unread}", "one that states it as setup_event"
+            raise errors.refuse(slot, got, wanted, f"rename {unread} in {cls.__name__}")
     missing = [name for name in FACTS[slot] if name not in own_names(cls) and not _follows(slot, cls, name)]
     if missing:
         inherited = [name for name in missing if hasattr(part, name)]
@@ -125,7 +124,7 @@ def require_present(algorithm: Any) -> None:
     for slot, part in parts_of(algorithm):
         errors.require_choice("slot of a part of the local steps", slot, SLOTS)
         validation.require_part(slot, part, SLOTS[slot])
-    if shares_noise(algorithm.upload):
+    if algorithm.upload.shared_noise:
         validation.require_part("upload", algorithm.upload, SharedNoise)
 
 
@@ -186,10 +185,10 @@ def things_of(name: str, thing: Any, inside: bool = False, seen: set[int] | None
                     field.name, getattr(thing, field.name, None), inside or not of_the_project(thing), seen
                 )
         else:
-            yield from things_of(name, _held_by(thing), True, seen)
+            yield from things_of(name, _contents_of(thing), True, seen)
 
 
-def _held_by(function: Any) -> list[Any]:
+def _contents_of(function: Any) -> list[Any]:
     """What a function closes over, wraps, has as defaults and is bound to."""
     names = ("__wrapped__", "__defaults__", "__kwdefaults__", "__self__")
     held = [getattr(function, name, None) for name in names]
@@ -210,17 +209,16 @@ def _count(thing: Any) -> int:
     return sum(map(_count, thing)) if isinstance(thing, list | tuple) else isinstance(thing, float | int)
 
 
-def of_known_origin(thing: Any) -> bool:
-    """Whether this is of the project, of optax or of JAX, which know no records."""
-    return of_the_project(thing) or home_of(thing).startswith(("optax.", "jax."))
+def of_known_origin(thing: Any, *libraries: str) -> bool:
+    """Whether this is of the project or of a library that knows no records: optax, JAX and those named.
 
-
-def home_of(thing: Any) -> str:
-    """The module in which a function, a class or the class of a value was written, whatever a wrapper says of it."""
+    A function is of the module in which it was written, whatever a wrapper says of it.
+    """
     if _is_data(thing):
-        return ""
+        return False
     written = getattr(thing, "__globals__", None)
-    return str(written.get("__name__", "") if isinstance(written, dict) else getattr(thing, "__module__", ""))
+    home = written.get("__name__", "") if isinstance(written, dict) else getattr(thing, "__module__", "")
+    return of_the_project(thing) or str(home).startswith(tuple(f"{name}." for name in ("optax", "jax", *libraries)))
 
 
 _INNER = {"cohort": "cohort", "bound": "bound", "source": "noise source"}

@@ -13,7 +13,7 @@ from fedjax_dp.models import Model
 from fedjax_dp.parts.clipping import Records
 from fedjax_dp.parts.cohorts import Members
 from fedjax_dp.parts.contexts import ClientContext, InitContext, LocalState, StepContext
-from fedjax_dp.parts.corrections import Correction, Floats, GradientAt, kept
+from fedjax_dp.parts.corrections import Correction, Floats, GradientAt, replace_rows
 from fedjax_dp.prng import role_key
 from fedjax_dp.pytrees import structure, value
 
@@ -133,7 +133,7 @@ class FeatureMatching(Correction):
         return gradient + self.strength * exists * jax.grad(distance)(params)
 
     def finish(
-        self, update: jax.Array, client: ClientContext, total_rate: jax.Array, another_gradient: GradientAt
+        self, update: jax.Array, client: ClientContext, total_rate: jax.Array, extra_gradient: GradientAt
     ) -> tuple[Any, Any]:
         start, _, row, _ = client.received
         if self.when == "global_after":
@@ -147,7 +147,9 @@ class FeatureMatching(Correction):
             return state
         senders = upcoming() if self.scope == "participants" else members  # rfedavg's code takes those who train next
         return LocalState(
-            clients=kept(state.clients, senders.ids, senders.present, map_clients(self._mean_features, senders.ids))
+            clients=replace_rows(
+                state.clients, senders.ids, senders.present, map_clients(self._mean_features, senders.ids)
+            )
         )
 
     def _mean_features(

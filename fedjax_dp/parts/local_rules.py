@@ -34,10 +34,10 @@ class LocalRule:
         Raises: ConfigurationError for numbers that it has not.
         """
         errors.require_choice("local_rule", name, LOCAL_RULES)
-        usual = LOCAL_RULES[name]
+        default = LOCAL_RULES[name]
         for number in numbers:
-            errors.require_choice(f"a number of local rule {name}", number, usual.hyperparameters)
-        return replace(usual, hyperparameters=usual.hyperparameters | numbers, keep=keep)
+            errors.require_choice(f"a number of local rule {name}", number, default.hyperparameters)
+        return replace(default, hyperparameters=default.hyperparameters | numbers, keep=keep)
 
     @property
     def equation(self) -> str:
@@ -108,8 +108,8 @@ def _adaptive(
         if corrects:
             noise = b2 * state.noise + (1 - b2) * require_variance(variance)
             known = noise / least_second
-        made = jax.tree.map(lambda m, v: m / least_first / root(v / least_second, known), first, second)
-        return made, Moments(steps, first, second, noise)
+        direction = jax.tree.map(lambda m, v: m / least_first / root(v / least_second, known), first, second)
+        return direction, Moments(steps, first, second, noise)
 
     return optax.GradientTransformationExtraArgs(init, update)
 

@@ -19,7 +19,7 @@ from fedjax_dp.parts.batches import Batch, Batches
 from fedjax_dp.parts.clipping import Records, StepReport
 from fedjax_dp.parts.cohorts import Members
 from fedjax_dp.parts.contexts import ClientContext, InitContext, LocalResult, LocalState, Received, StepContext
-from fedjax_dp.parts.corrections import Correction, Floats, begun_by, ended
+from fedjax_dp.parts.corrections import Correction, Floats, finish_correction, init_correction
 from fedjax_dp.parts.facts import of_the_project
 from fedjax_dp.parts.local_rules import LocalRule
 from fedjax_dp.parts.local_training import LocalTraining, extreme_rates
@@ -41,7 +41,7 @@ class StepDraw(NamedTuple):
 class SgdState(NamedTuple):
     """Where the steps of a round have come to."""
 
-    moved: jax.Array  # from where they began: in the rounding of a large parameter a small step's noise would be lost
+    delta: jax.Array  # from where they began: in the rounding of a large parameter a small step's noise would be lost
     rule: Any
     probes: jax.Array  # sums of a `StepReport`
 
@@ -66,38 +66,40 @@ class PrivateGradients(NamedTuple):
     ) -> "PrivateGradients":
         """So many as there are rates, and `further`."""
         with jax.named_scope("batch_draw"):
-            data, kept = client.data, batches.sampling(client.data.largest).kept
-            key = client.run_key if kept and client.run_key is not None else client.key
+            data, is_kept = client.data, batches.sampling(client.data.largest).kept
+            key = client.run_key if is_kept and client.run_key is not None else client.key
             drawn = batches.sample(
                 role_key(key, "batch"), client.client.size, rates.size + further, data.largest, data.smallest
             )
-        drawn = drawn._replace(live=(drawn.live > 0).astype(jnp.float32))
+        drawn = drawn._replace(step_mask=(drawn.step_mask > 0).astype(jnp.float32))
         noise_key, model_key = (role_key(client.key, role) for role in ("noise", "model"))
-        in_order = _in_order(batches, rates, drawn.live[: rates.size])
+        in_order = _in_order(batches, rates, drawn.step_mask[: rates.size])
         return cls(client, privatizer, rates, *in_order, drawn, noise_key, model_key)
 
     def at_rates(self, rates: jax.Array) -> "PrivateGradients":
         """The same with other rates, by number."""
         step_rates = rates[self.numbers]
-        return self._replace(rates=rates, step_rates=step_rates, total_rate=jnp.sum(jnp.abs(step_rates) * self.live))
+        return self._replace(
+            rates=rates, step_rates=step_rates, total_rate=jnp.sum(jnp.abs(step_rates) * self.step_mask)
+        )
 
     def steps(self) -> StepDraw:
         """Of all steps. Whatever they can have at once stands before the loop: on an accelerator each is a launch."""
-        return self._looked_up(self.numbers, self.step_rates, slice(self.rates.size))
+        return self._draws_at(self.numbers, self.step_rates, slice(self.rates.size))
 
-    def drawn(self, number: jax.Array) -> StepDraw:
+    def step_draw(self, number: jax.Array) -> StepDraw:
         """Of one gradient, further ones included."""
-        return self._looked_up(number, self.rates[jnp.minimum(number, self.rates.size - 1)], number)
+        return self._draws_at(number, self.rates[jnp.minimum(number, self.rates.size - 1)], number)
 
-    def _looked_up(self, number: jax.Array, rate: jax.Array, at: Any) -> StepDraw:
+    def _draws_at(self, number: jax.Array, rate: jax.Array, at: Any) -> StepDraw:
         batch = jax.tree.map(lambda a: a[at], self.batches)
         rows = self.client.data.at(self.client.client, batch.positions)
         return StepDraw(number, rate, batch, rows, self.client.data.targets(rows))
 
     @property
-    def live(self) -> jax.Array:
+    def step_mask(self) -> jax.Array:
         """1 for a step that this client takes, else 0 `(tau,)`."""
-        return self.batches.live[: self.rates.size]
+        return self.batches.step_mask[: self.rates.size]
 
     def context(self, number: jax.Array) -> StepContext:
         """A step in public numbers."""
@@ -105,7 +107,7 @@ class PrivateGradients(NamedTuple):
         is_last = number == self.last
         return StepContext(client.client.id, client.round, number, rate, self.total_rate, is_last, client.stream)
 
-    def at(self, params: jax.Array, drawn: StepDraw) -> tuple[jax.Array, StepReport, Records]:
+    def gradient_at(self, params: jax.Array, drawn: StepDraw) -> tuple[jax.Array, StepReport, Records]:
         """The gradient of a step at `params`, with its probes, and the records that it is made of."""
         client, batch = self.client, drawn.batch
         step_key = jax.random.fold_in(self.model_key, drawn.number)
@@ -119,21 +121,21 @@ class PrivateGradients(NamedTuple):
     def noise_variance(self, drawn: StepDraw) -> jax.Array:
         return variance_of(self.privatizer, self.context(drawn.number), drawn.batch.divisor)
 
-    def another(self) -> Callable[[jax.Array], jax.Array]:
+    def extra_gradient(self) -> Callable[[jax.Array], jax.Array]:
         """A function that gives the further gradients, one a call, each with a batch and noise of its own."""
-        tau, most = self.rates.size, self.batches.live.size - self.rates.size
+        tau, most = self.rates.size, self.batches.step_mask.size - self.rates.size
         taken: list[int] = []
 
         def at(params: jax.Array) -> jax.Array:
             if len(taken) >= most:
                 raise errors.refuse(
                     "corrections",
-                    f"{len(taken) + 1} calls of another_gradient",
+                    f"{len(taken) + 1} calls of extra_gradient",
                     f"at most the {most} that they state",
                     "state them as extra_gradients: each is one more release, which is counted",
                 )
             taken.append(tau + len(taken))
-            return self.at(params, self.drawn(jnp.uint32(taken[-1])))[0]
+            return self.gradient_at(params, self.step_draw(jnp.uint32(taken[-1])))[0]
 
         return at
 
@@ -178,7 +180,7 @@ class LocalSgd(LocalTraining):
         """The batches of all steps; their gradients are to be taken."""
         rates = self.rates(client.round, client.data.largest)
         gradients = PrivateGradients.draw(client, self.privatizer, self.batches, rates, self.extra_gradients)
-        own = self._own_rates(rates, client.round, gradients.live)
+        own = self._own_rates(rates, client.round, gradients.step_mask)
         return gradients if own is rates else gradients.at_rates(own)
 
     def begin(self, client: ClientContext) -> SgdState:
@@ -190,8 +192,8 @@ class LocalSgd(LocalTraining):
     def step(self, gradients: PrivateGradients, state: SgdState, drawn: StepDraw) -> SgdState:
         """Privatize and correct; follow the rule and move."""
         client = gradients.client
-        params = client.shard(client.received.params + state.moved)
-        gradient, report, records = gradients.at(params, drawn)
+        params = client.shard(client.received.params + state.delta)
+        gradient, report, records = gradients.gradient_at(params, drawn)
         gradient = self.correct(client, gradient, params, gradients.context(drawn.number), records)
         return self.move(gradients, state, drawn, params, gradient, report)
 
@@ -211,26 +213,28 @@ class LocalSgd(LocalTraining):
         gradient: jax.Array,
         report: StepReport,
     ) -> SgdState:
-        live, shard = drawn.batch.live, gradients.client.shard
+        step_mask, shard = drawn.batch.step_mask, gradients.client.shard
         rule = optax.with_extra_args_support(self.rule.transform())
         variance = functools.partial(gradients.noise_variance, drawn)
         direction, new = rule.update(shard(gradient), state.rule, params, variance=variance)
-        kept = jax.tree.map(lambda new, old: jnp.where(live > 0, new, old), new, state.rule)
-        probes = state.probes + jnp.stack(report) * live  # one number after another would be as many launches
-        return SgdState(shard(state.moved - drawn.rate * live * direction), kept, probes)
+        rule_state = jax.tree.map(lambda new, old: jnp.where(step_mask > 0, new, old), new, state.rule)
+        probes = state.probes + jnp.stack(report) * step_mask  # one number after another would be as many launches
+        return SgdState(shard(state.delta - drawn.rate * step_mask * direction), rule_state, probes)
 
     def finish(self, gradients: PrivateGradients, state: SgdState) -> LocalResult:
-        total_rate, another, update = gradients.total_rate, gradients.another(), state.moved
-        ends = [ended(one, update, own, total_rate, another) for one, own in self._each(gradients.client)]
+        total_rate, extra_gradient, update = gradients.total_rate, gradients.extra_gradient(), state.delta
+        ends = [
+            finish_correction(one, update, own, total_rate, extra_gradient) for one, own in self._each(gradients.client)
+        ]
         rows = (*(row for _, row in ends), *([state.rule] if self.rule.keep else []))
-        report = StepReport(*(state.probes / jnp.maximum(gradients.live.sum(), 1.0)))
+        report = StepReport(*(state.probes / jnp.maximum(gradients.step_mask.sum(), 1.0)))
         return LocalResult(update, tuple(auxiliary for auxiliary, _ in ends), rows, report)
 
     def _each(self, client: ClientContext) -> list[tuple[Correction, ClientContext]]:
         """The corrections, with what the client has received for each."""
-        start, server, kept, extra = client.received
-        kept = kept[: len(self.corrections)]  # the state of a rule comes after theirs
-        parts = zip(self.corrections, server, kept, extra, strict=True)
+        start, server, rows, extra = client.received
+        rows = rows[: len(self.corrections)]  # the state of a rule comes after theirs
+        parts = zip(self.corrections, server, rows, extra, strict=True)
         return [(correction, client.receiving(start, *own)) for correction, *own in parts]
 
     def rates(self, round_index: Any, largest: int) -> jax.Array:
@@ -239,11 +243,11 @@ class LocalSgd(LocalTraining):
         at = round_index * tau + steps if self.per_step else jnp.broadcast_to(round_index, (tau,))
         return self.learning_rate * self.schedule(at, **self.timing)
 
-    def _own_rates(self, rates: jax.Array, round_index: Any, live: jax.Array) -> jax.Array:
-        """The rates of a client that takes the steps that are `live`: a schedule over steps counts no others."""
+    def _own_rates(self, rates: jax.Array, round_index: Any, step_mask: jax.Array) -> jax.Array:
+        """The rates of a client that takes the steps that are `step_mask`: a schedule over steps counts no others."""
         if not self.per_step or self.batches.even:
             return rates
-        taken = jnp.sum(live > 0).astype(jnp.int32)
+        taken = jnp.sum(step_mask > 0).astype(jnp.int32)
         return self.learning_rate * self.schedule(round_index * taken + jnp.arange(rates.size), **self.timing)
 
     # What is kept across rounds: of each correction, then of the rule.
@@ -253,7 +257,7 @@ class LocalSgd(LocalTraining):
         def initial_gradients() -> jax.Array:
             return run.map_clients(self.mean_gradient)
 
-        begun = [begun_by(each, run._replace(initial_gradients=initial_gradients)) for each in self.corrections]
+        begun = [init_correction(each, run._replace(initial_gradients=initial_gradients)) for each in self.corrections]
         tables = [state.clients for state in begun]
         if self.rule.keep:
             state, every = self.rule.transform().init(ravel(run.params)[0]), run.data.num_clients
@@ -316,15 +320,15 @@ class LocalSgd(LocalTraining):
             # Of the draw only what does not depend on the key is used, and so computed.
             key = jax.random.key(0, impl="threefry2x32")
             batches = self.batches.sample(key, records, rates.size, data.largest, data.smallest)
-            live = batches.live > 0
-            own = self._own_rates(rates, round_index, live)
-            steps, step_rates, total_rate, last = _in_order(self.batches, own, live)
+            step_mask = batches.step_mask > 0
+            own = self._own_rates(rates, round_index, step_mask)
+            steps, step_rates, total_rate, last = _in_order(self.batches, own, step_mask)
 
             def of(step: jax.Array, rate: jax.Array, divisor: jax.Array) -> jax.Array:
                 at = StepContext(client, round_index, step, rate, total_rate, step == last)
                 return rate**2 * variance_of(self.privatizer, at, divisor)
 
-            return jnp.sum(jnp.where(live, jax.vmap(of)(steps, step_rates, batches.divisor), 0.0))
+            return jnp.sum(jnp.where(step_mask, jax.vmap(of)(steps, step_rates, batches.divisor), 0.0))
 
         return jax.vmap(one)(jnp.arange(data.num_clients, dtype=jnp.int32), jnp.asarray(data.sizes))
 
@@ -338,7 +342,7 @@ class LocalSgd(LocalTraining):
         gradients = PrivateGradients.draw(before, self.privatizer, self.batches, rates)
 
         def step(total: jax.Array, drawn: StepDraw) -> tuple[jax.Array, None]:
-            return total + gradients.at(flat, drawn)[0], None
+            return total + gradients.gradient_at(flat, drawn)[0], None
 
         return lax.scan(step, jnp.zeros(flat.shape), gradients.steps())[0] / rates.size
 
@@ -386,21 +390,23 @@ class LocalSgd(LocalTraining):
                 raise errors.refuse("controls", "gradients of their own", "read off the noised upload", "use update")
 
 
-def _in_order(batches: Batches, rates: jax.Array, live: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+def _in_order(
+    batches: Batches, rates: jax.Array, step_mask: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """Numbers and rates of the steps of a round `(tau,)`, the sum of the rates of those taken, the last one's number.
 
     Steps that are taken are 0, 1, ... in their order, before the others: so noise, schedule and order of what a client
     does are the same however many steps larger clients take.
     """
     if batches.even:
-        return jnp.arange(live.size, dtype=jnp.uint32), rates, *_total_and_last(rates, live)
-    taken = (live > 0).astype(jnp.uint32)
+        return jnp.arange(step_mask.size, dtype=jnp.uint32), rates, *_total_and_last(rates, step_mask)
+    taken = (step_mask > 0).astype(jnp.uint32)
     before, others = jnp.cumsum(taken) - taken, jnp.cumsum(1 - taken) - (1 - taken)
-    numbers = jnp.where(live > 0, before, jnp.sum(taken) + others).astype(jnp.uint32)
-    total_rate, at = _total_and_last(rates[numbers], live)
+    numbers = jnp.where(step_mask > 0, before, jnp.sum(taken) + others).astype(jnp.uint32)
+    total_rate, at = _total_and_last(rates[numbers], step_mask)
     return numbers, rates[numbers], total_rate, numbers[at]
 
 
-def _total_and_last(rates: jax.Array, live: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Sum of the rates of the steps that are taken, `live`, and the place of the last of them."""
-    return jnp.sum(jnp.abs(rates) * live), rates.size - 1 - jnp.argmax(live[::-1])
+def _total_and_last(rates: jax.Array, step_mask: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Sum of the rates of the steps that are taken, `step_mask`, and the place of the last of them."""
+    return jnp.sum(jnp.abs(rates) * step_mask), rates.size - 1 - jnp.argmax(step_mask[::-1])

@@ -55,8 +55,7 @@ class LocalTraining(AcrossRounds, Protocol):
 
     @property
     def no_epsilon_reason(self) -> str | None:
-        """Required privacy property. Why there is no epsilon, where records act past the privatizer; None: nowhere do
-        they.
+        """Required privacy property. Why there is no epsilon: records act past the privatizer; None: they do not.
 
         What is sent or kept must then depend on records through gradients of the privatizer alone.
         """
@@ -66,22 +65,17 @@ class LocalTraining(AcrossRounds, Protocol):
 
     @property
     def initial_release(self) -> bool:
-        """Required privacy property. Whether, by `init`, every client releases a round's privatized gradients before
-        round 0.
-        """
+        """Required privacy property. Whether `init` releases a round's privatized gradients of every client."""
         return False
 
     @property
     def extra_gradients(self) -> int:
-        """Required privacy property. Privatized gradients of a client's round beyond its local steps, each with a batch
-        of its own.
-        """
+        """Required privacy property. Privatized gradients of a round beyond its local steps, each of a new batch."""
         return 0
 
     @property
     def is_sgd(self) -> bool:
-        """Required privacy property. Whether, without `has_client_state`, the update is minus the sum of rate times
-        gradient over the steps.
+        """Required privacy property. Whether, without client state, an update is minus the sum of rate times gradient.
 
         The noise of members that take one such step adds up in their sum.
         """
@@ -122,9 +116,7 @@ class LocalTraining(AcrossRounds, Protocol):
 
     @property
     def parts(self) -> tuple[tuple[str, Any], ...]:
-        """Required privacy property. (slot, part) of each further part that a proof rests on, by the slots of
-        `facts.FACTS`.
-        """
+        """Required privacy property. (slot, part) of each further part that a proof rests on, as in `facts.SLOTS`."""
         return ()
 
     def check(self, sizes: np.ndarray, model: Model | None, rounds: int) -> None:
@@ -134,9 +126,7 @@ class LocalTraining(AcrossRounds, Protocol):
         """
 
     def rates(self, round_index: Any, largest: int) -> jax.Array:
-        """Required privacy property. Learning rates of the steps of a round `(tau,)`; `largest`: records of the largest
-        client.
-        """
+        """Required privacy property. Rates of the steps of a round `(tau,)`; `largest`: records of a client."""
         ...
 
     def run(self, client: ClientContext) -> LocalResult:
@@ -149,9 +139,7 @@ class Rule(Protocol):
 
     @property
     def is_sgd(self) -> bool:
-        """Required privacy property. Whether the step is the gradient itself, as in plain stochastic gradient
-        descent.
-        """
+        """Required privacy property. Whether the step is the gradient itself."""
         ...
 
 

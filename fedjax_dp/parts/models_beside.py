@@ -17,7 +17,7 @@ from fedjax_dp.parts.client_models import MOST_STEPS, ClientModels, OwnSteps, ro
 from fedjax_dp.parts.composed_models import PairOf
 from fedjax_dp.parts.contexts import ClientContext, InitContext, LocalResult, LocalState
 from fedjax_dp.parts.local_sgd import LocalSgd, SgdState, StepDraw
-from fedjax_dp.parts.personal_models import pulled, unpulled
+from fedjax_dp.parts.personal_models import with_pull, without_pull
 from fedjax_dp.parts.pull import INSIDE, Pull
 from fedjax_dp.pytrees import ravel, replace, structure, value
 
@@ -48,14 +48,14 @@ class ModelBeside(ClientModels):
         return OwnSteps(noise=self.noise, speed=self.speed, steps=self.steps, clean=self.clean)
 
     def init(self, sgd: LocalSgd, run: InitContext) -> LocalState:
-        kept = self.own_steps.of(sgd).init(run).clients
-        return LocalState(clients={"model": rows_of(ravel(run.params)[0], run.data.num_clients), "steps": kept})
+        states = self.own_steps.of(sgd).init(run).clients
+        return LocalState(clients={"model": rows_of(ravel(run.params)[0], run.data.num_clients), "steps": states})
 
     def run(self, sgd: LocalSgd, client: ClientContext, server: Any, own: Any) -> tuple[LocalResult, Any, Any]:
         result, anchor = sgd.run(client), client.shard(client.received.params)
-        beside = self.own_steps.context(client).receiving(own["model"], (), own["steps"], ())
-        steps, beside = pulled(self.own_steps.of(sgd), beside, self.pull, anchor)
-        mine = unpulled(steps.run(beside))
+        personal = self.own_steps.context(client).receiving(own["model"], (), own["steps"], ())
+        steps, personal = with_pull(self.own_steps.of(sgd), personal, self.pull, anchor)
+        mine = without_pull(steps.run(personal))
         return result, {"model": own["model"] + mine.update, "steps": mine.client_state}, ()
 
     def model_of(self, sgd: LocalSgd, client: ClientContext, server: Any, own: Any) -> jax.Array:
@@ -78,7 +78,7 @@ class JointModels(ClientModels):
         r"v_k \leftarrow v_k - \eta_t (\tilde g_v + \lambda (v_k - w_t))"
     )
 
-    def trained(self, run: InitContext) -> InitContext:
+    def local_params(self, run: InitContext) -> InitContext:
         return run._replace(params=(run.params, run.params))
 
     def init(self, sgd: LocalSgd, run: InitContext) -> LocalState:
@@ -93,8 +93,8 @@ class JointModels(ClientModels):
         gradients, anchor = sgd.draw(pair), client.shard(received)
 
         def step(state: SgdState, drawn: StepDraw) -> tuple[SgdState, None]:
-            params = pair.shard(pair.received.params + state.moved)
-            gradient, report, records = gradients.at(params, drawn)
+            params = pair.shard(pair.received.params + state.delta)
+            gradient, report, records = gradients.gradient_at(params, drawn)
             context, places = gradients.context(drawn.number), params.reshape(2, -1)
 
             def corrected(gradient: jax.Array, params: jax.Array) -> jax.Array:
@@ -108,8 +108,8 @@ class JointModels(ClientModels):
             return sgd.move(gradients, state, drawn, params, both.reshape(-1), report), None
 
         state, _ = lax.scan(step, sgd.begin(pair), gradients.steps())
-        shared, mine = state.moved.reshape(2, -1)
-        result = sgd.finish(gradients._replace(client=client), state._replace(moved=shared))
+        shared, mine = state.delta.reshape(2, -1)
+        result = sgd.finish(gradients._replace(client=client), state._replace(delta=shared))
         return result, own + mine, ()
 
     def model_of(self, sgd: LocalSgd, client: ClientContext, server: Any, own: Any) -> jax.Array:
@@ -149,9 +149,9 @@ class MixedModels(ClientModels):
         return OwnSteps(noise=self.noise, clean=self.clean)
 
     def init(self, sgd: LocalSgd, run: InitContext) -> LocalState:
-        clients, kept = run.data.num_clients, self.own_steps.of(sgd).init(run).clients
+        clients, states = run.data.num_clients, self.own_steps.of(sgd).init(run).clients
         alphas = jnp.full((clients,), jnp.asarray(self.alpha, jnp.float32))
-        return LocalState(clients={"alpha": alphas, "model": rows_of(ravel(run.params)[0], clients), "steps": kept})
+        return LocalState(clients={"alpha": alphas, "model": rows_of(ravel(run.params)[0], clients), "steps": states})
 
     def run(self, sgd: LocalSgd, client: ClientContext, server: Any, own: Any) -> tuple[LocalResult, Any, Any]:
         own_sgd = self.own_steps.of(sgd)
@@ -161,30 +161,30 @@ class MixedModels(ClientModels):
 
         def step(carry: tuple[Any, ...], drawn: tuple[StepDraw, StepDraw]) -> tuple[Any, None]:
             w, v, alpha = carry
-            shared, personal = client.shard(start + w.moved), client.shard(mine + v.moved)
-            gradient, report, _ = at_mixture.at(alpha * personal + (1 - alpha) * shared, drawn[1])
+            shared, personal = client.shard(start + w.delta), client.shard(mine + v.delta)
+            gradient, report, _ = at_mixture.gradient_at(alpha * personal + (1 - alpha) * shared, drawn[1])
             w = sgd.step(at_shared, w, drawn[0])
             v = own_sgd.move(at_mixture, v, drawn[1], personal, alpha * gradient, report)
-            taken = (drawn[0].number == 0) & (drawn[0].batch.live > 0)
-            return (w, v, self._turned(alpha, gradient, own["model"] - client.received.params, taken)), None
+            taken = (drawn[0].number == 0) & (drawn[0].batch.step_mask > 0)
+            return (w, v, self._alpha_after(alpha, gradient, own["model"] - client.received.params, taken)), None
 
         begun = sgd.begin(client), own_sgd.begin(other), own["alpha"]
         (w, v, alpha), _ = lax.scan(step, begun, (at_shared.steps(), at_mixture.steps()))
-        kept = own_sgd.finish(at_mixture, v).client_state
-        return sgd.finish(at_shared, w), {"alpha": alpha, "model": own["model"] + v.moved, "steps": kept}, ()
+        states = own_sgd.finish(at_mixture, v).client_state
+        return sgd.finish(at_shared, w), {"alpha": alpha, "model": own["model"] + v.delta, "steps": states}, ()
 
-    def _turned(self, alpha: jax.Array, gradient: jax.Array, away: jax.Array, first: jax.Array) -> Any:
+    def _alpha_after(self, alpha: jax.Array, gradient: jax.Array, away: jax.Array, first: jax.Array) -> Any:
         """Alpha after a step, of which the first of a round turns it."""
 
-        def turned(alpha: jax.Array, gradient: jax.Array) -> jax.Array:
+        def moved_alpha(alpha: jax.Array, gradient: jax.Array) -> jax.Array:
             return jnp.clip(alpha - self.alpha_speed * jnp.vdot(gradient, away), 0.0, 1.0)
 
         def in_first(alpha: jax.Array, gradient: jax.Array) -> Any:
             """On a CPU no other step computes it; on an accelerator it takes longer to ask."""
-            return lax.cond(first, turned, lambda alpha, _: alpha, alpha, gradient)
+            return lax.cond(first, moved_alpha, lambda alpha, _: alpha, alpha, gradient)
 
         def always(alpha: jax.Array, gradient: jax.Array) -> jax.Array:
-            return jnp.where(first, turned(alpha, gradient), alpha)
+            return jnp.where(first, moved_alpha(alpha, gradient), alpha)
 
         return lax.platform_dependent(alpha, gradient, cpu=in_first, default=always)
 

@@ -16,16 +16,12 @@ class NoiseSource(Protocol):
 
     @property
     def fresh(self) -> bool:
-        """Required privacy property. Whether the noise of every step is independent of all other noise, so that
-        sampling amplifies.
-        """
+        """Required privacy property. Whether the noise of every step is independent of all other noise."""
         ...
 
     @property
     def bands(self) -> Any:
-        """Required privacy property. `(bands,)`: a_j of n_t = sum_j a_j z_(t-j) with white z, a_0 = 1; (1.0,) where it
-        is fresh.
-        """
+        """Required privacy property. `(bands,)`: a_j of n_t = sum_j a_j z_(t-j), z white, a_0 = 1; (1.0,): fresh."""
         ...
 
     def draw(self, key: jax.Array, step: StepContext, size: int) -> jax.Array:
@@ -41,14 +37,9 @@ class NoiseSource(Protocol):
         ...
 
 
-def source_of(part: Any) -> NoiseSource | None:
-    """Where the noise of a privatizer or an upload comes from; None where it keeps to itself how it draws."""
-    return getattr(part, "source", None)
-
-
 def correlated_source(part: Any) -> NoiseSource | None:
     """The source of a part whose noise is known to be correlated over steps; None for all others."""
-    source = source_of(part)
+    source: NoiseSource | None = getattr(part, "source", None)  # without one, a part does not say how it draws
     return None if source is None or source.fresh else source
 
 

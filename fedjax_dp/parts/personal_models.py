@@ -11,7 +11,7 @@ import numpy as np
 from fedjax_dp import errors
 from fedjax_dp.models import Model
 from fedjax_dp.models.selection import tensors_named
-from fedjax_dp.parts.client_models import MOST_STEPS, ClientModels, OwnSteps, clean_refused, nothing_of, rows_of
+from fedjax_dp.parts.client_models import MOST_STEPS, ClientModels, OwnSteps, no_tensors, refuse_clean_steps, rows_of
 from fedjax_dp.parts.clipping import Records
 from fedjax_dp.parts.composed_models import part_of
 from fedjax_dp.parts.contexts import ClientContext, InitContext, LocalResult, LocalState, StepContext
@@ -35,15 +35,15 @@ class _PullToReceived(Correction):
         return self.form.gradient(gradient, params, client.received.extra, step.rate)
 
 
-def pulled(sgd: LocalSgd, client: ClientContext, pull: Pull, anchor: jax.Array) -> tuple[LocalSgd, ClientContext]:
+def with_pull(sgd: LocalSgd, client: ClientContext, pull: Pull, anchor: jax.Array) -> tuple[LocalSgd, ClientContext]:
     """Steps that are pulled to an anchor, before their corrections, and the client that takes them."""
-    start, server, kept, extra = client.received
-    client = client.receiving(start, ((), *server), ((), *kept), (anchor, *extra))
+    start, server, rows, extra = client.received
+    client = client.receiving(start, ((), *server), ((), *rows), (anchor, *extra))
     steps = replace(sgd, corrections=(_PullToReceived(form=pull), *sgd.corrections))
     return steps, client._replace(model=pull.model(client.model, client.unravel(anchor)))
 
 
-def unpulled(result: LocalResult) -> LocalResult:
+def without_pull(result: LocalResult) -> LocalResult:
     """Without what the pull sends and keeps, which is nothing."""
     return result._replace(auxiliary=result.auxiliary[1:], client_state=result.client_state[1:])
 
@@ -78,7 +78,7 @@ class OwnModel(ClientModels):
         return (unnoised,) if self.clean else ()
 
     def sent_tensors(self, model: Model) -> tuple[bool, ...] | None:
-        return None if self.shared else nothing_of(model)
+        return None if self.shared else no_tensors(model)
 
     def init(self, sgd: LocalSgd, run: InitContext) -> LocalState:
         return LocalState(clients=rows_of(ravel(run.params)[0], run.data.num_clients))
@@ -86,8 +86,8 @@ class OwnModel(ClientModels):
     def run(self, sgd: LocalSgd, client: ClientContext, server: Any, own: Any) -> tuple[LocalResult, Any, Any]:
         sgd = replace(sgd, privatizer=NonPrivate()) if self.clean else sgd
         received, *more = client.received
-        steps, client = pulled(sgd, client.receiving(own, *more), self.pull, client.shard(received))
-        result = unpulled(steps.run(client))
+        steps, client = with_pull(sgd, client.receiving(own, *more), self.pull, client.shard(received))
+        result = without_pull(steps.run(client))
         update = result.update if self.shared else result.update[:0]
         return result._replace(update=update), own + result.update, ()
 
@@ -97,7 +97,7 @@ class OwnModel(ClientModels):
     def check(self, model: Model | None, sizes: np.ndarray) -> None:
         self.pull.check()
         if self.clean and self.shared:
-            raise clean_refused("a model that is sent")
+            raise refuse_clean_steps("a model that is sent")
 
 
 @value
@@ -125,16 +125,16 @@ class OwnPart(ClientModels):
     def own_steps(self) -> OwnSteps | None:
         return OwnSteps(steps=self.head_steps) if self.head_steps else None
 
-    def kept(self, model: Model) -> tuple[bool, ...]:
+    def head_tensors(self, model: Model) -> tuple[bool, ...]:
         return tensors_named("head", self.head, model)
 
     def sent_tensors(self, model: Model) -> tuple[bool, ...]:
-        return tuple(not kept for kept in self.kept(model))
+        return tuple(not in_head for in_head in self.head_tensors(model))
 
     def part(self, model: Model) -> Part:
-        return Part(tensor_sizes(jax.eval_shape(model.init, jax.random.key(0))), self.kept(model))
+        return Part(tensor_sizes(jax.eval_shape(model.init, jax.random.key(0))), self.head_tensors(model))
 
-    def trained(self, run: InitContext) -> InitContext:
+    def local_params(self, run: InitContext) -> InitContext:
         if not self.head_steps:
             return run
         rest = self.part(run.model).rest.take(ravel(run.params)[0])
@@ -142,8 +142,8 @@ class OwnPart(ClientModels):
 
     def init(self, sgd: LocalSgd, run: InitContext) -> LocalState:
         head, own = self.part(run.model).take(ravel(run.params)[0]), self.own_steps
-        kept = () if own is None else own.of(sgd).init(run._replace(params=head, size=head.size)).clients
-        return LocalState(clients={"head": rows_of(head, run.data.num_clients), "steps": kept})
+        rows = () if own is None else own.of(sgd).init(run._replace(params=head, size=head.size)).clients
+        return LocalState(clients={"head": rows_of(head, run.data.num_clients), "steps": rows})
 
     def run(self, sgd: LocalSgd, client: ClientContext, server: Any, own: Any) -> tuple[LocalResult, Any, Any]:
         received, *more = client.received
@@ -153,7 +153,7 @@ class OwnPart(ClientModels):
             result = sgd.run(client.receiving(whole, *more))
             own = {"head": part.take(whole + result.update), "steps": ()}
             return result._replace(update=part.rest.take(result.update)), own, ()
-        first = on_part(steps.context(client), self.kept(client.model), received)
+        first = on_part(steps.context(client), self.head_tensors(client.model), received)
         first = first.receiving(head, (), own["steps"], ())
         mine = steps.of(sgd).run(first)
         head = head + mine.update
@@ -168,8 +168,7 @@ class OwnPart(ClientModels):
         errors.require_integer("head_steps", self.head_steps, 0, MOST_STEPS)
         if model is None:
             return
-        kept = self.kept(model)
-        if all(kept):
+        if all(self.head_tensors(model)):
             remedy = "name a part of them, or use local"
             raise errors.refuse("head", f"{self.head!r}, which is every parameter", "a part of them", remedy)
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedjax_dp import errors
 from fedjax_dp.models import Model
-from fedjax_dp.parts.client_models import ClientModels, clean_refused
+from fedjax_dp.parts.client_models import ClientModels, refuse_clean_steps
 from fedjax_dp.parts.cohorts import Members
 from fedjax_dp.parts.contexts import ClientContext, InitContext, LocalResult, LocalState
 from fedjax_dp.parts.corrections import Floats
@@ -37,19 +37,19 @@ class PersonalSgd(LocalSgd):
         return of_class(self, LocalSgd)
 
     def run(self, client: ClientContext) -> LocalResult:
-        steps, server, own = _apart(client)
+        steps, server, own = _split_context(client)
         result, own, message = self.models.run(self.sgd, steps, server, own)
         return result._replace(auxiliary=(result.auxiliary, message), client_state=(result.client_state, own))
 
     def model_of(self, client: ClientContext) -> Any:
         # Steps after the last round are a run of their own, whose schedule begins anew.
-        steps, server, own = _apart(client._replace(round=jnp.zeros_like(client.round)))
+        steps, server, own = _split_context(client._replace(round=jnp.zeros_like(client.round)))
         return client.unravel(self.models.model_of(self.sgd, steps, server, own))
 
     # What is kept across rounds.
 
     def init(self, run: InitContext) -> LocalState:
-        steps, own = self.sgd.init(self.models.trained(run)), self.models.init(self.sgd, run)
+        steps, own = self.sgd.init(self.models.local_params(run)), self.models.init(self.sgd, run)
         return LocalState((steps.server, own.server), (steps.clients, own.clients))
 
     def send(self, state: LocalState, members: Members) -> Any:
@@ -114,7 +114,7 @@ class PersonalSgd(LocalSgd):
         models, own = self.models, self.models.own_steps
         models.check(model, sizes)
         if own is not None and own.clean and (models.own_is_sent or models.state_affects_messages):
-            raise clean_refused(f"gradients of {type(models).__name__} that act on updates")
+            raise refuse_clean_steps(f"gradients of {type(models).__name__} that act on updates")
         if self.rule.corrects and own is not None and not models.own_comes_last:
             remedy = "use a rule that takes nothing off, such as adam"
             raise errors.refuse("local rule", "one that takes noise off", "used with one gradient in a step", remedy)
@@ -123,7 +123,7 @@ class PersonalSgd(LocalSgd):
             raise errors.refuse("what clients keep", "a model", "nothing under noise on the upload", remedy)
 
 
-def _apart(client: ClientContext) -> tuple[ClientContext, Any, Any]:
+def _split_context(client: ClientContext) -> tuple[ClientContext, Any, Any]:
     """The client as the steps know it, and what server and client keep for its models."""
-    start, (server, models), (kept, own), extra = client.received
-    return client.receiving(start, server, kept, extra), models, own
+    start, (server, models), (step_rows, own), extra = client.received
+    return client.receiving(start, server, step_rows, extra), models, own

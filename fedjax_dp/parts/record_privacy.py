@@ -9,8 +9,8 @@ import numpy as np
 
 from fedjax_dp import accounting, errors, gradients
 from fedjax_dp.models import Model
-from fedjax_dp.parts.batches import Batches, neighbours_of, unequal
-from fedjax_dp.parts.by_round import ByRound, at_round, changes_of, check_changes, innermost
+from fedjax_dp.parts.batches import Batches, divisors_of, neighbours_of
+from fedjax_dp.parts.by_round import ByRound, at_round, check_changes, field_of
 from fedjax_dp.parts.clipping import Bound, ClipBatch, ClipRecords, Records, StepReport, report_of
 from fedjax_dp.parts.contexts import StepContext
 from fedjax_dp.parts.noise import NoiseSource, WhiteNoise, noise_event
@@ -38,29 +38,23 @@ class Privatizer(Protocol):
         ...
 
     def client_noise(self, num_clients: int) -> Any:
-        """Required privacy property. The noise multiplier of every client, `num_clients` floats; None without
-        privacy.
-        """
+        """Required privacy property. The noise multipliers of all clients, floats; None without privacy."""
         ...
 
     def event(self, noise: float, batches: Batches, records: int, steps: int, rates: np.ndarray) -> accounting.Event:
-        """Required privacy property. What `steps` local steps of one client with so many records release, at its noise
-        multiplier.
+        """Required privacy property. What `steps` local steps of a client release, at its noise multiplier.
 
         rates: learning rates of the last steps of all rounds `(rounds,)`.
         """
         ...
 
     def noise_unit(self, divisor: int) -> float:
-        """Required privacy property. Of the noise on a mean over `divisor` records, over the clip norm: 1 / divisor if
-        each is clipped.
-        """
+        """Required privacy property. Noise on a mean over `divisor` records, per clip norm: 1 / divisor by record."""
         ...
 
     @property
     def on_upload(self) -> bool:
-        """Required privacy property. Whether noise joins in the last step that is taken and hides the whole way of the
-        round's steps.
+        """Required privacy property. Whether noise joins in the last step taken and hides all steps of the round.
 
         These have to be contractions then; False: the gradient of every step is noised by itself.
         """
@@ -106,7 +100,7 @@ class MeasuredPrivatizer(Privatizer, Protocol):
         ...
 
 
-def measured(privatizer: Privatizer) -> TypeGuard[MeasuredPrivatizer]:
+def states_variance(privatizer: Privatizer) -> TypeGuard[MeasuredPrivatizer]:
     """Whether a privatizer has a member that states how much noise it adds."""
     return getattr(privatizer, "noise_variance", None) is not None
 
@@ -116,8 +110,8 @@ def variance_of(privatizer: Privatizer, step: StepContext, divisor: Any) -> jax.
 
     Raises: ConfigurationError in one line where the privatizer does not state it.
     """
-    if not measured(privatizer):
-        raise _unmeasured(privatizer)
+    if not states_variance(privatizer):
+        raise _refuse_unknown_variance(privatizer)
     return jnp.asarray(privatizer.noise_variance(step, divisor), jnp.float32)
 
 
@@ -126,14 +120,16 @@ def require_measured(privatizer: Privatizer) -> None:
     one, first = jnp.float32(1), jnp.int32(0)
     step = StepContext(first, first, first.astype(jnp.uint32), one, one, jnp.bool_(True))
     if bool(jnp.isnan(variance_of(privatizer, step, one))):
-        raise _unmeasured(privatizer)
+        raise _refuse_unknown_variance(privatizer)
 
 
-def _unmeasured(privatizer: Privatizer) -> errors.ConfigurationError:
+def _refuse_unknown_variance(privatizer: Privatizer) -> errors.ConfigurationError:
     name = type(privatizer).__name__
     return errors.refuse(
         "privatizer",
-        f"{name}, which does not state how much noise it adds" if not measured(privatizer) else f"{name} by the median",
+        f"{name}, which does not state how much noise it adds"
+        if not states_variance(privatizer)
+        else f"{name} by the median",
         "one whose noise has a variance of public numbers, for rules that take it off",
         "implement noise_variance, or use one that takes nothing off, such as local_rule adam",
     )
@@ -223,12 +219,14 @@ class RecordGaussian:
         """
         sampling = batches.sampling(records)
         adjacency = neighbours_of(sampling)
-        if adjacency is accounting.Adjacency.ADD_REMOVE and not self.bound.per_record:
+        if not self.bound.per_record:
             name = type(self.bound).__name__
-            raise errors.refuse("bound", name, "ClipRecords for batches of random size", "or use batches of fixed size")
-        if unequal(batches) and not self.bound.per_record and np.ptp(batches.divisors(records, steps)):
-            name = type(self.bound).__name__
-            raise errors.refuse("bound", name, "ClipRecords for batches of several sizes", "or drop the last of a pass")
+            if adjacency is accounting.Adjacency.ADD_REMOVE:
+                wanted, remedy = "ClipRecords for batches of random size", "or use batches of fixed size"
+                raise errors.refuse("bound", name, wanted, remedy)
+            if len(set(divisors_of(batches, records, steps).tolist())) > 1:
+                wanted, remedy = "ClipRecords for batches of several sizes", "or drop the last of a pass"
+                raise errors.refuse("bound", name, wanted, remedy)
         return noise_event(self.source, noise, sampling, adjacency, steps, steps // sampling.steps_per_epoch)
 
     def noise_unit(self, divisor: int) -> float:
@@ -360,9 +358,9 @@ def scale_noise(privatizer: Any, factor: Any) -> Any:
 
 def multiplier_of(privatizer: Any, client: jax.Array, round_index: jax.Array) -> jax.Array:
     """The noise multiplier of one client in a round, 0 where there is none."""
-    noise = getattr(innermost(privatizer), "noise_multiplier", None)
+    noise = field_of(privatizer, "noise_multiplier")
     own = jnp.float32(0) if noise is None else of_client(noise, client)
-    return at_round(own, changes_of(privatizer), round_index)
+    return at_round(own, field_of(privatizer, "noise_by_round"), round_index)
 
 
 def noise_of_clients(noise_multiplier: Any, num_clients: int) -> list[float]:
@@ -372,7 +370,7 @@ def noise_of_clients(noise_multiplier: Any, num_clients: int) -> list[float]:
 
 def require_clip_norms(part: Any, rounds: int) -> None:
     """Refuse changes by which, in one of so many rounds, a clip norm is so small that its noise underflows."""
-    clip = changes_of(part, "clip_by_round")
+    clip = field_of(part, "clip_by_round")
     least = math.inf if clip is None else float(part.clip_norm) * float(clip.factors(rounds).min())
     if least < LEAST_CLIP:
         got, wanted = f"{least:.3g}", f"at least {LEAST_CLIP:g}"

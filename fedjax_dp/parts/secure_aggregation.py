@@ -42,8 +42,8 @@ class SecureSum:
                      taken: beside padding the sum stays right, but members have fewer neighbours.
 
     Arguments that every method shares, for r positions of which `position` is one: key, used for nothing else;
-    ids `(r,)` int32, distinct and not negative; invited `(r,)` bool, False for padding; present `(r,)` bool, the
-    invited whose message arrived. Words have shape `(lanes, size)`.
+    ids `(r,)` int32, distinct and not negative; selected `(r,)` bool, False for padding; present `(r,)` bool, the
+    selected whose message arrived. Words have shape `(lanes, size)`.
     """
 
     bits: int = structure(default=32)
@@ -56,16 +56,18 @@ class SecureSum:
     )
 
     def message(
-        self, key: Array, round_index: Index, position: Index, ids: Array, invited: Array, flat: Array
+        self, key: Array, round_index: Index, position: Index, ids: Array, selected: Array, flat: Array
     ) -> tuple[Array, Array]:
         """What one member uploads of its `flat (size,)`, and whether a coordinate did not fit; padding uploads 0."""
         words, overflow = self.encode(flat, ids.shape[0])
-        words = _carried(words + self.mask(key, round_index, position, ids, invited, flat.size))
-        return jnp.where(invited[position], words, 0), overflow & invited[position]
+        words = _carried(words + self.mask(key, round_index, position, ids, selected, flat.size))
+        return jnp.where(selected[position], words, 0), overflow & selected[position]
 
-    def total(self, key: Array, round_index: Index, ids: Array, invited: Array, present: Array, summed: Array) -> Array:
+    def total(
+        self, key: Array, round_index: Index, ids: Array, selected: Array, present: Array, summed: Array
+    ) -> Array:
         """The sum of the members present, float32 `(size,)`, from the lane-wise sum of their words."""
-        left = self.leftover(key, round_index, ids, invited, present, summed.shape[1])
+        left = self.leftover(key, round_index, ids, selected, present, summed.shape[1])
         return self.decode(summed + _negated(left))
 
     def encode(self, flat: Array, members: int) -> tuple[Array, Array]:
@@ -84,8 +86,8 @@ class SecureSum:
         low = jnp.abs(fitted) - high * np.float32(2.0**32)
         return _limbs(*_signed(fitted < 0, low.astype(jnp.uint32), high.astype(jnp.uint32))), overflow
 
-    def mask(self, key: Array, round_index: Index, position: Index, ids: Array, invited: Array, size: int) -> Array:
-        """The masks of one member against its neighbours among those invited, added up; all of them sum to 0."""
+    def mask(self, key: Array, round_index: Index, position: Index, ids: Array, selected: Array, size: int) -> Array:
+        """The masks of one member against its neighbours among those selected, added up; all of them sum to 0."""
         partners = self._partners(key, round_index, position, ids.shape[0])
         own, other = ids[position], ids[partners]
 
@@ -93,10 +95,10 @@ class SecureSum:
             return jax.random.fold_in(jax.random.fold_in(key, jnp.minimum(a, b)), jnp.maximum(a, b))
 
         seeds = jax.vmap(seed)(jnp.broadcast_to(own, other.shape), other)
-        kept = invited[partners] & (partners != position)
-        keep = jnp.where(kept, np.uint32(2**32 - 1), np.uint32(0))
+        is_partner = selected[partners] & (partners != position)
+        kept_bits = jnp.where(is_partner, np.uint32(2**32 - 1), np.uint32(0))
         flip = jnp.where(other < own, np.uint32(2**32 - 1), np.uint32(0))
-        subtracted = (kept & (other < own)).sum().astype(jnp.uint32)  # -m is ~m + 1: the ones are the sum's start
+        subtracted = (is_partner & (other < own)).sum().astype(jnp.uint32)  # -m is ~m + 1: the ones are the sum's start
 
         blocks = size if self.bits == 64 else -(-size // 2)
         tiles = -(-blocks // _TILE)
@@ -107,7 +109,7 @@ class SecureSum:
                 x, y = _unpacked(sums)
                 for i in (2 * pair, 2 * pair + 1):
                     a, b = prng.words(seeds[i], round_index, tile, index * np.uint32(tile))
-                    a, b = (a ^ flip[i]) & keep[i], (b ^ flip[i]) & keep[i]
+                    a, b = (a ^ flip[i]) & kept_bits[i], (b ^ flip[i]) & kept_bits[i]
                     x = x + a
                     y = y + b + (x < a) if self.bits == 64 else y + b
                 return _packed(x, y)
@@ -123,12 +125,12 @@ class SecureSum:
             return words.reshape(1, -1)[:, :size]
         return _limbs(words[:, 0].ravel()[:size], words[:, 1].ravel()[:size])
 
-    def leftover(self, key: Array, round_index: Index, ids: Array, invited: Array, present: Array, size: int) -> Array:
+    def leftover(self, key: Array, round_index: Index, ids: Array, selected: Array, present: Array, size: int) -> Array:
         """The masks left in the sum of those present; their cost grows with members dropped times neighbours."""
-        arrived, dropped = invited & present, invited & ~present
+        arrived, dropped = selected & present, selected & ~present
         order = jnp.argsort(~dropped)  # the dropped ones first
         none = jnp.zeros((1 if self.bits == 32 else 4, size), jnp.uint32)
-        more = partial(self.mask, key, round_index, ids=ids, invited=arrived, size=size)
+        more = partial(self.mask, key, round_index, ids=ids, selected=arrived, size=size)
         return _negated(lax.fori_loop(0, dropped.sum(), lambda i, missing: missing + more(order[i]), none))
 
     def decode(self, words: Array) -> Array:

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 
 from fedjax_dp import errors, schedules
-from fedjax_dp.parts.by_round import numbers_for
+from fedjax_dp.parts.by_round import FunctionOfRounds
 from fedjax_dp.parts.transformations import Variance, require_variance, uses_noise_variance
 from fedjax_dp.pytrees import replace, structure, value
 
@@ -139,7 +139,7 @@ AVERAGES: dict[str, Callable[..., jax.Array]] = {"exponential": exponential, "po
 
 
 @value
-class ModelAverage:
+class ModelAverage(FunctionOfRounds):
     """The mean of the models of rounds that a run ends with: the slot `average`; `AveragedServer` says more.
 
     weight   of `AVERAGES`, or a module's function of the round like them;
@@ -149,15 +149,7 @@ class ModelAverage:
     weight: Callable[..., jax.Array] = structure()
     numbers: dict[str, Any] = dataclasses.field(default_factory=dict)
 
-    @classmethod
-    def of(cls, name: str, **numbers: Any) -> "ModelAverage":
-        """That of a name in `AVERAGES`: `ModelAverage.of("polyak", average_from=10)`.
-
-        Raises: ConfigurationError for other numbers.
-        """
-        errors.require_choice("average", name, AVERAGES)
-        weight = AVERAGES[name]
-        return cls(weight=weight, numbers=numbers_for(f"average {name}", weight, numbers))
+    FUNCTIONS, KIND = AVERAGES, "average"
 
 
 class AverageState(NamedTuple):

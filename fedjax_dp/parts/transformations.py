@@ -33,10 +33,12 @@ def uses_noise_variance(
         return jnp.zeros(())
 
     def update(vector: jax.Array) -> Any:
-        made = factory(**numbers)
-        if not all(callable(getattr(made, member, None)) for member in ("init", "update")):
+        transform = factory(**numbers)
+        if not all(callable(getattr(transform, member, None)) for member in ("init", "update")):
             raise errors.refuse(f"factory of the {whose}", name, "a maker of optax optimizers", "such as optax.adam")
-        return optax.with_extra_args_support(made).update(vector, made.init(vector), vector, variance=variance)
+        return optax.with_extra_args_support(transform).update(
+            vector, transform.init(vector), vector, variance=variance
+        )
 
     def failed(error: Exception) -> str:
         return f"{name}, which fails: {' '.join(str(error).split())}"

@@ -13,7 +13,7 @@ class Transport(Protocol):
     """The way from messages to their sum. Implementations are made with `fedjax_dp.value`.
 
     Messages are flat `(size,)` float32; ids int32, and flags bool, are `(members,)`, one for each position of the
-    cohort: invited  False is padding; present  invited, and the message arrived. The key is for this alone.
+    cohort: selected  False is padding; present  selected, and the message arrived. The key is for this alone.
     """
 
     @property
@@ -22,9 +22,7 @@ class Transport(Protocol):
         ...
 
     def hidden_among(self, members: int, helpers: int) -> int:
-        """Required privacy property. Of how many honest members the server sees no more than the sum, if `helpers` help
-        it; at least.
-        """
+        """Required privacy property. Honest members, at least, seen only as a sum where `helpers` collude."""
         ...
 
     @property
@@ -38,9 +36,7 @@ class Transport(Protocol):
         ...
 
     def limit(self, members: int) -> float:
-        """Required privacy property. The largest coordinate of a message that fits, in absolute value, whatever the
-        others send.
-        """
+        """Required privacy property. Largest |coordinate| of a message that fits, whatever others send."""
         ...
 
     def check(self, members: int) -> None:
@@ -48,7 +44,7 @@ class Transport(Protocol):
         return None
 
     def message(
-        self, key: jax.Array, round_index: Any, position: Any, ids: jax.Array, invited: jax.Array, flat: jax.Array
+        self, key: jax.Array, round_index: Any, position: Any, ids: jax.Array, selected: jax.Array, flat: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
         """What leaves the member at `position`, an array that sums by itself, and whether its message did not fit.
 
@@ -61,7 +57,7 @@ class Transport(Protocol):
         key: jax.Array,
         round_index: Any,
         ids: jax.Array,
-        invited: jax.Array,
+        selected: jax.Array,
         present: jax.Array,
         summed: jax.Array,
     ) -> jax.Array:
@@ -86,7 +82,7 @@ class PlainSum(Transport):
         return 1
 
     def message(
-        self, key: jax.Array, round_index: Any, position: Any, ids: jax.Array, invited: jax.Array, flat: jax.Array
+        self, key: jax.Array, round_index: Any, position: Any, ids: jax.Array, selected: jax.Array, flat: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
         return flat, jnp.bool_(False)
 
@@ -95,7 +91,7 @@ class PlainSum(Transport):
         key: jax.Array,
         round_index: Any,
         ids: jax.Array,
-        invited: jax.Array,
+        selected: jax.Array,
         present: jax.Array,
         summed: jax.Array,
     ) -> jax.Array:

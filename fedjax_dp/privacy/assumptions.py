@@ -103,15 +103,15 @@ def _client_state(run: PlannedRun, hidden: bool) -> list[str]:
     if hidden:
         return ["what a client keeps changes in its own rounds alone, by its own records and what was released"]
     public = "clients keep what acts on later updates: their draw is counted as public, so that it hides nothing"
-    return [public] if run.algorithm.cohort.drawn else []
+    return [public] if run.algorithm.cohort.is_random else []
 
 
 def _known_members(run: PlannedRun, hidden: bool) -> list[str]:
     """That the draw would hide a client from who takes no part itself."""
     cohort, num_clients = run.population
-    if hidden or remembers(run.algorithm) or isinstance(cohort.amplified(num_clients, 0)[0], accounting.FullBatch):
+    if hidden or remembers(run.algorithm) or isinstance(cohort.amplification(num_clients, 0)[0], accounting.FullBatch):
         return []
-    if not isinstance(cohort.amplified(num_clients, run.helpers)[0], accounting.FullBatch):
+    if not isinstance(cohort.amplification(num_clients, run.helpers)[0], accounting.FullBatch):
         return []
     return [
         "nothing is known of who is drawn in the eyes of members of a cohort: their draw is counted as public, so that "

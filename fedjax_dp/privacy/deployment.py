@@ -112,7 +112,7 @@ def clients_of(algorithm: Algorithm, terms: PrivacyTerms) -> ClientPopulation:
     """The deployment's clients."""
     assert terms.deployment is not None
     size, population = terms.deployment
-    return ClientPopulation(algorithm.cohort.resized(size), population)
+    return ClientPopulation(algorithm.cohort.with_size(size), population)
 
 
 def _check_algorithm(algorithm: Algorithm, size: int, terms: PrivacyTerms) -> None:

@@ -16,8 +16,8 @@ from fedjax_dp.accounting import Unit, View
 from fedjax_dp.accounting.views import helpers_of
 from fedjax_dp.data.store import FederatedData, UnitBound
 from fedjax_dp.models import Model, usual_model
-from fedjax_dp.parts.aggregation import separate
-from fedjax_dp.parts.by_round import changes_of
+from fedjax_dp.parts.aggregation import needs_individual_updates
+from fedjax_dp.parts.by_round import field_of
 from fedjax_dp.parts.cohorts import Members
 from fedjax_dp.parts.facts import of_the_project
 from fedjax_dp.parts.record_privacy import require_clip_norms
@@ -143,7 +143,7 @@ class PlannedRun:
         """
         part, local = mechanism_of(self.algorithm), self.algorithm.local
         require_clip_norms(part, self.rounds)
-        changes = changes_of(part)
+        changes = field_of(part, "noise_by_round")
         if changes is None:
             return NoiseLevels(np.ones(1, np.float32), np.zeros(self.rounds, int), 1.0)
         models = (inner for slot, inner in local.parts if slot == "client models")
@@ -179,7 +179,7 @@ class PlannedRun:
 
     @property
     def cohorts(self) -> tuple[np.ndarray, np.ndarray]:
-        """Ids, and who of them is invited, of all rounds `(rounds, members)`; drawn once, as no noise changes them."""
+        """Ids, and who of them is selected, of all rounds `(rounds, members)`; drawn once, as no noise changes them."""
         return self._compute_once(COHORTS, lambda: cohorts_of(self.algorithm, self.data, self.rounds, self.draw_seed))
 
     def participation_counts(self, rounds: slice | int = slice(None)) -> np.ndarray:
@@ -291,7 +291,7 @@ class NoiseLevels(NamedTuple):
 
 
 def cohorts_of(algorithm: Algorithm, data: FederatedData, rounds: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Ids, and who of them is invited, in `rounds` rounds, for a seed; both `(rounds, members)`.
+    """Ids, and who of them is selected, in `rounds` rounds, for a seed; both `(rounds, members)`.
 
     Cohorts depend on the seed and on public numbers, never on data, so the whole schedule can be known, and published,
     ahead. Whoever was drawn is counted, also if its message is lost or late: it may have been seen on its way.
@@ -367,7 +367,7 @@ def noise_amplification(
         return ones
     if view is View.DEPLOYED and local.personal:  # a client's own model carries its own noise alone
         return ones
-    if separate(aggregate) or not all(map(of_the_project, between)):
+    if needs_individual_updates(aggregate) or not all(map(of_the_project, between)):
         return ones
     others = honest_of(algorithm, data, view, helpers) - 1
     everyone = Members(jnp.arange(data.num_clients), jnp.ones(data.num_clients), *(jnp.zeros(data.num_clients),) * 2)
@@ -378,7 +378,7 @@ def noise_amplification(
     rate = last_rates(algorithm, data.largest, rounds).min()
     clip = float(getattr(privatizer, "clip_norm", 0.0))
     for what in ("noise_by_round", "clip_by_round"):
-        changes = changes_of(privatizer, what)
+        changes = field_of(privatizer, what)
         clip *= 1.0 if changes is None else float(changes.factors(rounds).min())
     coarse = np.sqrt(own.min()) * clip * rate < 4 * algorithm.transport.resolution
     if not np.all(own > 0) or coarse:  # noise that rounding to the ring swallows adds up to nothing

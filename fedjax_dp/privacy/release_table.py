@@ -24,7 +24,7 @@ from fedjax_dp.accounting import (
     repeated,
 )
 from fedjax_dp.accounting.events import joined
-from fedjax_dp.parts.by_round import changes_of
+from fedjax_dp.parts.by_round import field_of
 from fedjax_dp.parts.client_privacy import ClientPrivacy, Participation, released_noise
 from fedjax_dp.parts.cohorts import SEEN
 from fedjax_dp.parts.facts import of_the_project
@@ -105,7 +105,7 @@ class ReleaseTable:
                 Attendance(tuple(float(rounds * cohort.max_participations) for rounds in self.rounds))
             ] * num_clients
         shares = np.asarray(run.data.shares, float)
-        chance, draws = cohort.inclusion_probability(shares) if cohort.drawn else (cohort.base.rates(shares), 1)
+        chance, draws = cohort.inclusion_probability(shares) if cohort.is_random else (cohort.base.rates(shares), 1)
         chances = np.broadcast_to(chance, (num_clients,)).tolist()
         if self.participation == "law":
             counts = tuple(rounds * draws for rounds in self.rounds)
@@ -188,7 +188,7 @@ def participation_mode(run: PlannedRun) -> str:
     if wanted == "once":
         return wanted
     together = run.bound.clients > 1  # of whose clients one draw decides
-    lawless = wanted == "law" and (by_client or together or not cohort.drawn)
+    lawless = wanted == "law" and (by_client or together or not cohort.is_random)
     hidden = by_client and not isinstance(client_sampling(run)[0], FullBatch)
     return "worst" if cohort.setup_event is not None or lawless or hidden else wanted
 
@@ -202,10 +202,12 @@ def client_sampling(run: PlannedRun) -> tuple[Sampling, Adjacency]:
     of rounds in which noise differs.
     """
     cohort, num_clients = run.population
-    of_one_noise = cohort.rounds_per_pass(num_clients) == 1 or changes_of(mechanism_of(run.algorithm)) is None
-    if not (run.algorithm.upload.amplified and of_one_noise):
+    of_one_noise = (
+        cohort.rounds_per_pass(num_clients) == 1 or field_of(mechanism_of(run.algorithm), "noise_by_round") is None
+    )
+    if not (run.algorithm.upload.is_amplified and of_one_noise):
         return SEEN
-    sampling, adjacency = cohort.amplified(num_clients, run.helpers)
+    sampling, adjacency = cohort.amplification(num_clients, run.helpers)
     return (sampling, adjacency) if isinstance(sampling, Poisson) or not remembers(run.algorithm) else SEEN
 
 

@@ -1,13 +1,13 @@
 """An algorithm is six slots."""
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from fedjax_dp import errors
 from fedjax_dp.display import Card, displayed, facts_of
-from fedjax_dp.parts.aggregation import Aggregate, separate
-from fedjax_dp.parts.client_privacy import PlainUpload, UpdatePrivatizer, shares_noise
+from fedjax_dp.parts.aggregation import Aggregate, needs_individual_updates
+from fedjax_dp.parts.client_privacy import PlainUpload, SharedNoise, UpdatePrivatizer
 from fedjax_dp.parts.cohorts import Cohort, prefix_of
 from fedjax_dp.parts.facts import of_the_project
 from fedjax_dp.parts.local_training import LocalTraining
@@ -72,7 +72,7 @@ def check_fit(algorithm: Algorithm, shares: np.ndarray) -> None:
         raise errors.refuse("draws one by one", True, "False where clients keep something", "train each client once")
     if cohort.max_participations > 1 and algorithm.transport.secret:
         raise errors.refuse("draws one by one", True, "False for secure sums", "masks are shared by distinct clients")
-    if algorithm.transport.secret and separate(aggregate):
+    if algorithm.transport.secret and needs_individual_updates(aggregate):
         wanted = "one of sums in a secure sum, where nobody sees the updates themselves"
         raise errors.refuse("estimator", type(aggregate).__name__, wanted, "leave secure out, or use mean")
     if upload.unit is None:
@@ -114,7 +114,7 @@ def check_fit(algorithm: Algorithm, shares: np.ndarray) -> None:
             else "one that draws a client at most once a round for noise on whole clients",
             "use a uniform cohort, or Poisson with the bounded mean",
         )
-    if not shares_noise(upload):
+    if not upload.shared_noise:
         return
     if not (cohort.fixed and algorithm.transport.secret and aggregate.alike):
         raise errors.refuse(
@@ -123,4 +123,4 @@ def check_fit(algorithm: Algorithm, shares: np.ndarray) -> None:
             "shared only in secure sums of equal weights over cohorts of fixed size",
             "else the shares do not add up",
         )
-    upload.check_resolution(algorithm.transport.resolution, positions)
+    cast(SharedNoise, upload).check_resolution(algorithm.transport.resolution, positions)

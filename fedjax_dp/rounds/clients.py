@@ -22,19 +22,21 @@ from fedjax_dp.rounds.state import Observer, ServerState
 def draw_cohort(cohort: Cohort, key: jax.Array, round_index: jax.Array, shares: jax.Array) -> Members:
     """A round's cohort. Depends on key, round and shares alone, so accounting can draw the same schedule ahead.
 
-    Only clients that there are can be invited, and only who is invited, and so accounted for, can take part.
+    Only clients that there are can be selected, and only who is selected, and so accounted for, can take part.
     """
     with jax.named_scope("cohort_draw"):
         members = cohort.sample(CohortKeys.of(role_key(key, "cohort"), round_index), round_index, shares)
-    invited = members.invited & (members.ids >= 0) & (members.ids < shares.shape[0])
-    return members._replace(invited=invited, drawn=jnp.where(invited, members.drawn, 0.0))
+    selected = members.selected & (members.ids >= 0) & (members.ids < shares.shape[0])
+    return members._replace(
+        selected=selected, participation_count=jnp.where(selected, members.participation_count, 0.0)
+    )
 
 
 @jax.jit
 def draw_cohorts(cohort: Cohort, key: jax.Array, rounds: jax.Array, shares: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Ids, and who of them is invited, of the cohorts of some rounds; both `(rounds, members)`."""
+    """Ids, and who of them is selected, of the cohorts of some rounds; both `(rounds, members)`."""
     members = jax.vmap(lambda t: draw_cohort(cohort, key, t, shares))(rounds)
-    return members.ids, members.invited
+    return members.ids, members.selected
 
 
 class DeviceRecords(NamedTuple):
@@ -58,7 +60,7 @@ class Member(NamedTuple):
 
     position: jax.Array
     client: Client
-    turn: jax.Array
+    draw_index: jax.Array
     present: jax.Array
     weight: jax.Array
     own: Any  # its row of what clients keep
@@ -74,7 +76,7 @@ class Shared(NamedTuple):
     state: ServerState  # without what is of no use to a client
     frozen: Any  # values that the model uses and never trains
     ids: jax.Array
-    invited: jax.Array
+    selected: jax.Array
 
 
 class RoundContext(NamedTuple):
@@ -126,14 +128,14 @@ def build_round_context(
     cohort_inputs = Member(
         jnp.arange(members.ids.shape[0], dtype=jnp.int32),
         clients,
-        members.turn,
+        members.draw_index,
         members.present,
         algorithm.aggregate.weights(members, data.shares, algorithm.cohort.rates(data.shares)),
         jax.tree.map(lambda table: table[places], state.clients),
         algorithm.local.send(LocalState(state.shared, state.clients), members),
     )
     light = state._replace(optimizer=(), clients=())
-    shared = Shared(algorithm, data, key, light, frozen, members.ids, members.invited)
+    shared = Shared(algorithm, data, key, light, frozen, members.ids, members.selected)
 
     def first() -> Any:
         held = None if block is None else jax.tree.map(lambda a: a[0], block.held)
@@ -159,7 +161,7 @@ def client_update(
     algorithm, data, key, state, frozen, ids, _ = shared
     model = gradients.joined(structure, frozen)
     local_key = jax.random.fold_in(role_key(key, "local"), state.round)
-    own_key = jax.random.fold_in(local_key, member.client.id + data.num_clients * member.turn)
+    own_key = jax.random.fold_in(local_key, member.client.id + data.num_clients * member.draw_index)
     start, unravel = ravel(state.params)
     received = Received(start, state.shared, member.own, member.extra)
     run_key = jax.random.fold_in(role_key(key, "kept by clients"), member.client.id)

@@ -86,7 +86,7 @@ class Prefetcher:
         self._thread.shutdown(wait=True, cancel_futures=True)
 
     def _draw(self, first: int) -> tuple[jax.Array, jax.Array]:
-        """Ids of the cohorts from round `first` on, and who of them is invited; not waited for."""
+        """Ids of the cohorts from round `first` on, and who of them is selected; not waited for."""
         rounds = first + jnp.arange(self._several)
         return draw_cohorts(self._cohort, self._key, rounds, self._shares)
 

@@ -10,10 +10,10 @@ from fedjax_dp import gradients
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.execution.mesh import Execution, sum_over_clients
 from fedjax_dp.models import Model
-from fedjax_dp.parts.aggregation import separate
+from fedjax_dp.parts.aggregation import needs_individual_updates
 from fedjax_dp.parts.cohorts import Members
 from fedjax_dp.parts.contexts import LocalState
-from fedjax_dp.parts.corrections import kept
+from fedjax_dp.parts.corrections import replace_rows
 from fedjax_dp.prng import role_key
 from fedjax_dp.pytrees import ravel, ravel_numbers, tensor_sizes
 from fedjax_dp.rounds.algorithm import Algorithm
@@ -58,12 +58,12 @@ def run_round(
 def train_cohort(context: RoundContext) -> tuple[Any, Any, RoundReport]:
     """The cohort trains: its messages as they travel, one by one or summed, and new rows of what clients keep."""
     algorithm, members = context.shared.algorithm, context.members
-    individual = separate(algorithm.aggregate)
+    individual = needs_individual_updates(algorithm.aggregate)
     noised = algorithm.upload.unit is not None or getattr(algorithm.local.privatizer, "no_epsilon_reason", None) is None
 
     def client(shared: Any, member: Member) -> tuple[Any, Any]:
         shared = shared if context.block is None else with_device_records(*shared)
-        algorithm, _, key, state, _, ids, invited = shared
+        algorithm, _, key, state, _, ids, selected = shared
         parts, result = client_update(
             context.model, shared, member, context.execution.shard, context.execution.takes_signal
         )
@@ -72,7 +72,7 @@ def train_cohort(context: RoundContext) -> tuple[Any, Any, RoundReport]:
         if context.observe is not None:
             observed = context.observe(state.params, jnp.where(member.present, context.whole(message), 0.0))
         payload, overflow = algorithm.transport.message(
-            role_key(key, "masks"), state.round, member.position, ids, invited, message
+            role_key(key, "masks"), state.round, member.position, ids, selected, message
         )
         sound = jnp.all(jnp.isfinite(message))
         if not noised:  # else a run that stops for a loss that nobody noised would tell of it
@@ -117,10 +117,10 @@ def aggregate_messages(
     """The mean update, with the noise that joins it, and the sums of what came beside."""
     algorithm, data, key = context.shared.algorithm, context.shared.data, context.shared.key
     state, members, rates, observe = context.state, context.members, context.rates, context.observe
-    individual = separate(algorithm.aggregate)
+    individual = needs_individual_updates(algorithm.aggregate)
     summed = jnp.sum(payload, 0) if individual else payload
     message = algorithm.transport.total(
-        role_key(key, "masks"), state.round, members.ids, members.invited, members.present, summed
+        role_key(key, "masks"), state.round, members.ids, members.selected, members.present, summed
     )
     total, (extra, terms) = context.split(message)
     total = jax.vmap(context.split)(payload)[0] if individual else total
@@ -159,7 +159,9 @@ def apply_server_update(context: RoundContext, mean: AggregatedUpdate, rows: Any
     )
     shared = execution.keep_models(algorithm.local.absorb(state.shared, mean.terms, data.num_clients))
     clients = execution.keep_tables(
-        jax.tree.map(lambda table, row: kept(table, context.places, context.members.present, row), state.clients, rows)
+        jax.tree.map(
+            lambda table, row: replace_rows(table, context.places, context.members.present, row), state.clients, rows
+        )
     )
     memory = _exchange(context, params, LocalState(shared, clients))
     return ServerState(params, optimizer, state.round + 1, mean.upload, memory.server, memory.clients)

@@ -115,7 +115,7 @@ class Setting:
 
         def positions(t, i, s):
             found = batch(t, i)
-            taken = [*np.flatnonzero(found.live), *[None] * steps]  # a client's own steps; smaller ones take fewer
+            taken = [*np.flatnonzero(found.step_mask), *[None] * steps]  # a client's own steps; smaller ones take fewer
             return None if taken[s] is None else found.positions[taken[s]][found.mask[taken[s]]]
 
         stored = [self.data.x[o : o + n] for o, n in zip(self.data.offsets, self.sizes, strict=True)]

@@ -291,11 +291,11 @@ def test_noise_that_two_tensors_share_is_noticed():
 
 
 class SilentFirst(parts.UniformCohort):
-    """Cohorts of which client 1 sends nothing that arrives, though it is invited like all others."""
+    """Cohorts of which client 1 sends nothing that arrives, though it is selected like all others."""
 
     def sample(self, keys, round_index, shares):
         members = parts.UniformCohort.sample(self, keys, round_index, shares)
-        return members._replace(drawn=jnp.where(members.ids == 1, 0.0, members.drawn))
+        return members._replace(participation_count=jnp.where(members.ids == 1, 0.0, members.participation_count))
 
 
 def repeating(self, key, step, size):
@@ -310,7 +310,7 @@ def hidden_faults():
     masked = fdp.cpfed(cohort_size=3, noise_multiplier=6.0, **STEPS | {"local_steps": 1})
     every_four = value(restates(parts.WhiteNoise)(type("EveryFour", (parts.WhiteNoise,), {"draw": repeating})))()
     return {
-        "undeclared gradient": (undeclared_gradient(right), "another_gradient"),
+        "undeclared gradient": (undeclared_gradient(right), "extra_gradient"),
         "repeated gradient": (repeated_gradient(right), "same batch and noise"),
         "labels read": (reading_correction(right), "records"),
         "term beside the noise": (unnoised_term(clients), "past what is accounted for"),

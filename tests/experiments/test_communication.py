@@ -22,9 +22,9 @@ SERIALISATION = 760  # bytes that PyTorch adds to a vector of features, which th
 class Noting(PlainSum):
     """A plain sum that notes how many numbers a message has."""
 
-    def message(self, key, round_index, position, ids, invited, flat):
+    def message(self, key, round_index, position, ids, selected, flat):
         NOTED.append(flat.size)
-        return PlainSum.message(self, key, round_index, position, ids, invited, flat)
+        return PlainSum.message(self, key, round_index, position, ids, selected, flat)
 
 
 NOTED = []

@@ -123,7 +123,7 @@ def _with_frozen_records():
     model = HOLDERS["in frozen values"]
     values = {name: jnp.asarray(FLAT.T) if a.shape == (SIZE, 180) else a for name, a in model.frozen.values.items()}
     assert any(a.shape == (SIZE, 180) for a in values.values())
-    return model.holding(model.frozen._replace(values=values))
+    return model.with_device_records(model.frozen._replace(values=values))
 
 
 @pytest.mark.parametrize("name", thinned(HOLDERS, QUICK, 3))

@@ -134,7 +134,7 @@ class OnceMore(Models):
 
     def run(self, sgd, client, server, own):
         result, gradients = dataclasses.replace(sgd, steps=sgd.steps - 1).run(client), sgd.draw(client)
-        again = gradients.at(client.received.params, gradients.drawn(jnp.uint32(0)))[0]
+        again = gradients.gradient_at(client.received.params, gradients.step_draw(jnp.uint32(0)))[0]
         return result._replace(update=result.update - again), (), ()
 
 

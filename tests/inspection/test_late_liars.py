@@ -227,7 +227,7 @@ def sample_where(where, then):
 def with_the_first(self, keys, round_index, shares):
     """Client 0 always comes."""
     found = own.Coins.sample(self, keys, round_index, shares)
-    return own.answering(found.ids, invited=found.invited.at[0].set(True))
+    return own.answering(found.ids, selected=found.selected.at[0].set(True))
 
 
 def the_first(self, keys, round_index, shares):
@@ -253,14 +253,14 @@ def at_eleven(self, key, records, steps, largest, smallest):
 
 
 def louder_sum(where):
-    def total(self, key, round_index, ids, invited, present, summed):
+    def total(self, key, round_index, ids, selected, present, summed):
         return jnp.where(where(round_index, ids, summed), 10.0, 1.0) * summed
 
     return total
 
 
 def louder_message(where):
-    def message(self, key, round_index, position, ids, invited, flat):
+    def message(self, key, round_index, position, ids, selected, flat):
         return jnp.where(where(round_index, ids[position], flat), 10.0, 1.0) * flat, jnp.bool_(False)
 
     return message
@@ -268,7 +268,7 @@ def louder_message(where):
 
 def heavy_for(client):
     def weights(self, members, shares, rates):
-        return members.drawn * jnp.where(members.ids == client, 20.0, 1.0)
+        return members.participation_count * jnp.where(members.ids == client, 20.0, 1.0)
 
     return weights
 

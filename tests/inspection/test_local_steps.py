@@ -75,7 +75,7 @@ class Own(fdp.parts.LocalTraining):
             params = unravel(self.point(start + moved, records, model, unravel))
             at = StepContext(client.id, round_index, index, rate, rates.sum(), index == rates.size - 1)
             gradient, report = self.privatizer.gradient(role_key(key, "noise"), at, model, params, records)
-            live = (batch.live > 0).astype(jnp.float32)
+            live = (batch.step_mask > 0).astype(jnp.float32)
             return moved - rate * live * gradient, report
 
         indices = jnp.arange(rates.size, dtype=jnp.uint32)

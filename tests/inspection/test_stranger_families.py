@@ -149,7 +149,7 @@ def twice_the_first(self, keys, round_index, shares):
 
 def counted_twice(self, keys, round_index, shares):
     found = own.Shuffled.sample(self, keys, round_index, shares)
-    return found._replace(drawn=2 * found.drawn)
+    return found._replace(participation_count=2 * found.participation_count)
 
 
 def same_every_round(self, keys, round_index, shares):
@@ -168,11 +168,11 @@ def favourites(self, keys, round_index, shares):
 def pairs(self, keys, round_index, shares):
     """Each as often as is told, but always with its neighbour."""
     luck = jnp.repeat(jax.random.uniform(keys.round, (shares.shape[0] // 2,)), 2)
-    return own.answering(jnp.arange(shares.shape[0]), invited=luck < self.rate)
+    return own.answering(jnp.arange(shares.shape[0]), selected=luck < self.rate)
 
 
 def often(self, keys, round_index, shares):
-    return own.answering(jnp.arange(shares.shape[0]), invited=jax.random.uniform(keys.round, shares.shape) < 0.8)
+    return own.answering(jnp.arange(shares.shape[0]), selected=jax.random.uniform(keys.round, shares.shape) < 0.8)
 
 
 def first_records(self, key, records, steps, largest, smallest):
@@ -218,7 +218,7 @@ def realised(self, key, records, steps, largest, smallest):
 
 def last_idle(self, key, records, steps, largest, smallest):
     found = own.Picks.sample(self, key, records, steps, largest, smallest)
-    return found._replace(live=found.live.at[-1].set(0.0))
+    return found._replace(step_mask=found.step_mask.at[-1].set(0.0))
 
 
 def scaled_bound(factor, unit=1.0):
@@ -326,7 +326,7 @@ def heavy(self, weight, update, loss, rate):
 
 
 def by_those_here(self, total, members, shares, rates, params):
-    return total / jnp.maximum(members.drawn.sum(), 1.0)
+    return total / jnp.maximum(members.participation_count.sum(), 1.0)
 
 
 class Sender(parts.Correction):
@@ -345,20 +345,20 @@ def of_kind(**members):
     return fdp.value(type("Wrong", (Sender,), {"pull": 0.0, **members}))()
 
 
-def looks_at_records(self, update, client, total_rate, another_gradient):
+def looks_at_records(self, update, client, total_rate, extra_gradient):
     def see(key, params, client, data, model):
         return data.gather(client, jnp.arange(1))[0].sum()
 
     return client.evaluate(see, client.received.params) + 0.0 * update, ()
 
 
-def asks_unsaid(self, update, client, total_rate, another_gradient):
-    return another_gradient(client.received.params + update), ()
+def asks_unsaid(self, update, client, total_rate, extra_gradient):
+    return extra_gradient(client.received.params + update), ()
 
 
-def asks_under_vmap(self, update, client, total_rate, another_gradient):
+def asks_under_vmap(self, update, client, total_rate, extra_gradient):
     start = client.received.params
-    return jax.vmap(another_gradient)(jnp.stack([start, start + update])).sum(0), ()
+    return jax.vmap(extra_gradient)(jnp.stack([start, start + update])).sum(0), ()
 
 
 def label_step(self, gradient, params, step, client, records):
@@ -438,7 +438,7 @@ LIES = {
     ),
     "cohort counted twice": replace(CLIENT, cohort=lying(SHUFFLED, sample=counted_twice)),
     "cohort hidden as a smaller sample": replace(
-        CLIENT, cohort=lying(COINS, amplified=says((Poisson(0.1), Adjacency.ADD_REMOVE)))
+        CLIENT, cohort=lying(COINS, amplification=says((Poisson(0.1), Adjacency.ADD_REMOVE)))
     ),
     "cohort hidden as independent": replace(CLIENT, cohort=lying(COINS, sample=pairs)),
     "cohort fixed though it is not": replace(
@@ -569,7 +569,8 @@ LIES = {
     "estimator of equal weights that are not": replace(
         CLIENT,
         aggregate=lying(
-            own.Average(), weights=lambda self, members, shares, rates: members.drawn * 40 * shares[members.ids]
+            own.Average(),
+            weights=lambda self, members, shares, rates: members.participation_count * 40 * shares[members.ids],
         ),
     ),
     "local steps of one noise for all": replace(RECORD, local=lying(RECORD.local, run=same_for_all)),
@@ -645,11 +646,11 @@ def normalised(self, total, members, shares, rates, params):
     return mean / jnp.maximum(jnp.linalg.norm(mean), 1e-12)
 
 
-def louder(self, key, round_index, ids, invited, present, summed):
+def louder(self, key, round_index, ids, selected, present, summed):
     return 10.0 * summed
 
 
-def one_bit(self, key, round_index, position, ids, invited, flat):
+def one_bit(self, key, round_index, position, ids, selected, flat):
     return jnp.sign(flat), jnp.bool_(False)
 
 
@@ -765,7 +766,7 @@ LIES |= {
     "noise times the rate": with_privatizer(RECORD, source=lying(own.JaxNormals(), draw=times_rate)),
     "noise that falls silent": with_privatizer(RECORD, source=lying(own.JaxNormals(), draw=silent_late)),
     "cohort of a seed of its own": replace(CLIENT, cohort=lying(COINS, sample=own_seed)),
-    "cohort hidden among fewer": replace(CLIENT, cohort=lying(SHUFFLED, amplified=fewer_others)),
+    "cohort hidden among fewer": replace(CLIENT, cohort=lying(SHUFFLED, amplification=fewer_others)),
     "batches wrong for some sizes": steps(RECORD, batches=lying(PICKS, sample=middle_sizes)),
     "rule that inherits what it says": steps(RECORD, rule=SignRule(hyperparameters={})),
     "rule under a noised upload": steps(OUTPUT, rule=SignRuleTold(hyperparameters={})),

@@ -72,11 +72,11 @@ def test_weights_have_the_reach_that_they_have():
 
 
 def fifty(members, shares, rates):
-    return 50.0 * members.drawn
+    return 50.0 * members.participation_count
 
 
 def heavier_in_company(members, shares, rates):
-    return members.drawn * jnp.where(members.drawn.sum() < 5, 9.0, 1.0)
+    return members.participation_count * jnp.where(members.participation_count.sum() < 5, 9.0, 1.0)
 
 
 @pytest.mark.slow
@@ -94,8 +94,8 @@ class TwoMore(fdp.parts.Correction):
 
     extra_gradients, pull = 2, 0.0
 
-    def finish(self, update, client, total_rate, another_gradient):
-        return (another_gradient(client.received.params), another_gradient(client.received.params)), ()
+    def finish(self, update, client, total_rate, extra_gradient):
+        return (extra_gradient(client.received.params), extra_gradient(client.received.params)), ()
 
     def absorb(self, server, total, num_clients):
         return jnp.stack(total)
@@ -112,7 +112,7 @@ def test_every_gradient_that_is_asked_for_is_new_and_counted():
     assert np.abs(one - other).min() > 0  # another noise for each
     assert epsilon(asked) == pytest.approx(epsilon(steps(FULL, steps=4)))
     more = steps(FULL, corrections=(own.lying(TwoMore(), extra_gradients=1),))
-    assert "calls of another_gradient" in refused(more)
+    assert "calls of extra_gradient" in refused(more)
 
 
 def test_an_upload_without_noise_is_not_believed():
@@ -161,7 +161,7 @@ class Strata(fdp.parts.Cohort):
         order = jnp.lexsort((jax.random.uniform(keys.round, shares.shape), jnp.asarray(self._of_clients())))
         firsts = np.cumsum((0, *self.sizes[:-1]))
         ids = order[(firsts[:, None] + np.arange(self.each)).ravel()].astype(jnp.int32)
-        return Members(ids, jnp.ones(ids.shape), jnp.zeros_like(ids), jnp.ones(ids.shape, bool))
+        return Members.of(ids)
 
     def rates(self, shares):
         return (self.each / np.asarray(self.sizes))[self._of_clients()] + 0.0 * shares
@@ -178,7 +178,7 @@ class Strata(fdp.parts.Cohort):
 class StrataTold(Strata):
     """As if one draw were made from all clients."""
 
-    def amplified(self, num_clients, known):
+    def amplification(self, num_clients, known):
         return WithoutReplacement(self.capacity(num_clients), num_clients - known), Adjacency.REPLACE_ONE
 
 

@@ -35,8 +35,7 @@ def test_no_neighbouring_cohort_moves_the_mean_further_than_the_noise_counts(nam
 
     def mean(ids, updates):
         padded = np.array([*ids, *[0] * (6 - len(ids))])
-        drawn = np.array([1.0] * len(ids) + [0.0] * (6 - len(ids)), np.float32)
-        members = Members(jnp.asarray(padded), jnp.asarray(drawn), jnp.zeros(6, jnp.int32), jnp.asarray(drawn > 0))
+        members = Members.of(jnp.asarray(padded), jnp.arange(6) < len(ids))
         total = aggregate.weights(members, shares, rates) @ jnp.asarray(updates[padded], jnp.float32)
         return np.asarray(aggregate.combine(total, members, shares, rates, jnp.zeros(2)))
 
@@ -66,5 +65,5 @@ def test_nothing_moves_by_a_ratio_of_losses_in_a_round_of_rate_zero(of_weighted)
     """Updates are zero there; their steps would be 0 / 0."""
     fair, still = FairRatio(q=1.0, of_weighted=of_weighted), jnp.zeros(2)
     total = fair.contribution(jnp.float32(1), still, jnp.float32(2), jnp.float32(0))
-    members = Members(jnp.zeros(1, int), jnp.ones(1), jnp.zeros(1, int), jnp.ones(1, bool))
+    members = Members.of(jnp.zeros(1, int))
     np.testing.assert_array_equal(fair.combine(total, members, jnp.ones(1), jnp.ones(1), still), still)

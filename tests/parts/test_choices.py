@@ -40,7 +40,7 @@ class Turns(fdp.parts.Cohort):
     def sample(self, keys, round_index, shares):
         first = round_index // self.gap * self.size
         ids = ((first + jnp.arange(self.size)) % shares.shape[0]).astype(jnp.int32)
-        return parts.Members(ids, jnp.ones(ids.shape), jnp.zeros_like(ids), jnp.ones(ids.shape, bool))
+        return parts.Members.of(ids)
 
     def rates(self, shares):
         return self.size / shares.shape[0] + 0.0 * shares

@@ -22,7 +22,7 @@ def sampled(law, draws=DRAWS):
 
 def messages(members):
     """How often each client's message arrives, per draw `(draws, N)`."""
-    one = jax.nn.one_hot(members.ids, N) * members.drawn[..., None]
+    one = jax.nn.one_hot(members.ids, N) * members.participation_count[..., None]
     return np.asarray(one.sum(1), float)
 
 
@@ -57,7 +57,8 @@ def test_chance_of_taking_part_is_what_accountants_are_told(name):
     law = LAWS[name]
     chance, draws = law.inclusion_probability(np.asarray(SHARES, float))
     members = sampled(law)
-    members = members._replace(drawn=members.invited.astype(jnp.float32))  # who is drawn is counted, lost or not
+    # Who is drawn is counted, lost or not.
+    members = members._replace(participation_count=members.selected.astype(jnp.float32))
     took = messages(members) > 0 if draws == 1 else messages(members) / draws  # or every draw is a participation
     chance = np.broadcast_to(np.asarray(chance, float), (N,))
     spread = np.sqrt(chance * (1 - chance) / DRAWS / (1 if draws == 1 else draws))
@@ -66,12 +67,14 @@ def test_chance_of_taking_part_is_what_accountants_are_told(name):
 
 def test_a_multiset_trains_once_or_each_time():
     once, each = sampled(LAWS["md"], 2000), sampled(LAWS["md, each"], 2000)
-    np.testing.assert_array_equal(np.asarray(once.drawn.sum(1)), 5)
-    for ids, invited in zip(np.asarray(once.ids), np.asarray(once.invited), strict=True):
-        assert len(set(ids[invited])) == invited.sum()  # distinct
-    pairs = [set(zip(i, t, strict=True)) for i, t in zip(np.asarray(each.ids), np.asarray(each.turn), strict=True)]
+    np.testing.assert_array_equal(np.asarray(once.participation_count.sum(1)), 5)
+    for ids, selected in zip(np.asarray(once.ids), np.asarray(once.selected), strict=True):
+        assert len(set(ids[selected])) == selected.sum()  # distinct
+    pairs = [
+        set(zip(i, t, strict=True)) for i, t in zip(np.asarray(each.ids), np.asarray(each.draw_index), strict=True)
+    ]
     assert all(len(p) == 5 for p in pairs)  # a repeated client has another turn, so another key
-    assert np.asarray(each.turn).max() >= 1
+    assert np.asarray(each.draw_index).max() >= 1
 
 
 def test_cyclic_cohorts_visit_everyone_equally_far_apart():
@@ -91,8 +94,8 @@ def test_cohorts_of_a_log_are_those_that_it_names():
     members = [np.asarray(one.ids)[np.asarray(one.present)].tolist() for one in taken]
     assert members == [[1, 3], [], [1], [], [0, 1, 11], [], [], []]  # and nobody once it has ended
     assert law.log(N).patterns == LOG.patterns
-    assert (law.capacity(N), law.min_separation(N), law.fixed, law.drawn) == (3, 2, False, False)
-    assert law.amplified(N, 0) == cohorts.SEEN
+    assert (law.capacity(N), law.min_separation(N), law.fixed, law.is_random) == (3, 2, False, False)
+    assert law.amplification(N, 0) == cohorts.SEEN
     assert cohorts.LoggedCohort.of(ParticipationLog.of(np.array([[0, 1], [1, 2]]), 2, N)).fixed
 
 
@@ -117,7 +120,7 @@ def test_stragglers_are_the_slow_ones():
 def test_poisson_cohorts_do_not_overflow_and_pad_with_nobody():
     members = sampled(LAWS["poisson"], 2000)
     assert members.ids.shape[1] == N  # few clients: all fit
-    assert not np.any(np.asarray(members.drawn)[~np.asarray(members.invited)])
+    assert not np.any(np.asarray(members.participation_count)[~np.asarray(members.selected)])
     assert cohorts.PoissonCohort(size=100).capacity(100_000) < 210
 
 

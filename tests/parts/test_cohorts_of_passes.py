@@ -47,7 +47,7 @@ def attended(law, num_clients, rounds, runs=RUNS):
 
     def of(key, now):
         members = draw_cohort(law, key, now, shares)
-        return jnp.zeros(num_clients, jnp.int32).at[members.ids].add(members.invited.astype(jnp.int32))
+        return jnp.zeros(num_clients, jnp.int32).at[members.ids].add(members.selected.astype(jnp.int32))
 
     of_run = jax.jit(jax.vmap(jax.vmap(of, (None, 0)), (0, None)), compiler_options=QUICK)
     return np.asarray(of_run(KEYS[:runs], jnp.arange(rounds)))
@@ -252,19 +252,20 @@ def test_a_pass_is_drawn_alike_whatever_round_is_asked_for():
     law = Dropout(cohort=AllocatedCohort(pass_rounds=5, chosen=2), rate=0.5)
     there = attended(law, N, 10, 1)[0]
     some = draw_cohorts(law, KEYS[0], np.array([7, 3]), SHARES)
-    for ids, invited, now in zip(some.ids, some.invited, (7, 3), strict=True):
-        np.testing.assert_array_equal(np.sort(ids[invited]), np.flatnonzero(there[now]))
-    assert not np.array_equal(some.drawn[0, :20], some.drawn[1, :20])  # who is lost is drawn by round
+    for ids, selected, now in zip(some.ids, some.selected, (7, 3), strict=True):
+        np.testing.assert_array_equal(np.sort(ids[selected]), np.flatnonzero(there[now]))
+    lost, others = some.participation_count[:, :20]  # by round
+    assert not np.array_equal(lost, others)
 
 
 def test_what_accountants_count_by():
-    assert LAWS["allocation"][0].amplified(N, 3) == (accounting.RandomAllocation(3, 20), Adjacency.ADD_REMOVE)
-    assert LAWS["bins"][0].amplified(N, 3) == (accounting.BallsInBins(10), Adjacency.ADD_REMOVE)
-    assert LAWS["cyclic Poisson"][0].amplified(N, 3) == (accounting.Poisson(0.2), Adjacency.ADD_REMOVE)
+    assert LAWS["allocation"][0].amplification(N, 3) == (accounting.RandomAllocation(3, 20), Adjacency.ADD_REMOVE)
+    assert LAWS["bins"][0].amplification(N, 3) == (accounting.BallsInBins(10), Adjacency.ADD_REMOVE)
+    assert LAWS["cyclic Poisson"][0].amplification(N, 3) == (accounting.Poisson(0.2), Adjacency.ADD_REMOVE)
     truncated = LAWS["truncated"][0]
-    assert truncated.amplified(N, 0) == (accounting.TruncatedPoisson(0.1, 14, N), Adjacency.ZERO_OUT)
+    assert truncated.amplification(N, 0) == (accounting.TruncatedPoisson(0.1, 14, N), Adjacency.ZERO_OUT)
     for law, known in ((truncated, 1), (LAWS["separated"][0], 0)):
-        assert law.amplified(N, known) == cohorts.SEEN
+        assert law.amplification(N, known) == cohorts.SEEN
 
 
 BAD = [

@@ -55,7 +55,7 @@ class Keeps(fdp.parts.Correction):
     def init(self, run):
         return fdp.parts.LocalState(clients=jnp.zeros((run.data.num_clients, run.size)))
 
-    def finish(self, update, client, total_rate, another_gradient):
+    def finish(self, update, client, total_rate, extra_gradient):
         return (), client.received.client_state + update
 
 
@@ -73,13 +73,13 @@ class Bare(Keeps):
 
 @fdp.value
 class Tree(Keeps):
-    def finish(self, update, client, total_rate, another_gradient):
+    def finish(self, update, client, total_rate, extra_gradient):
         return (), client.unravel(update)
 
 
 @fdp.value
 class Swapped(Keeps):
-    def finish(self, update, client, total_rate, another_gradient):
+    def finish(self, update, client, total_rate, extra_gradient):
         return client.received.client_state + update, ()
 
 
@@ -109,7 +109,7 @@ def test_what_clients_keep_has_one_shape_or_is_refused_by_the_name_of_the_part(e
 def test_a_row_that_did_not_begin_is_refused():
     @fdp.value
     class Grows(fdp.parts.Correction):
-        def finish(self, update, client, total_rate, another_gradient):
+        def finish(self, update, client, total_rate, extra_gradient):
             return (), update
 
     plain = CATALOGUE["fedavg"].of(COMMON)

@@ -19,8 +19,7 @@ from fedjax_dp.pytrees import replace
 
 def without_the_first(ids):
     """A cohort of these clients whose position of client 0 is empty."""
-    there = ids > 0
-    return Members(ids, there.astype(jnp.float32), jnp.zeros_like(ids), there)
+    return Members.of(ids, ids > 0)
 
 
 @fdp.value

@@ -138,7 +138,7 @@ def test_a_client_with_fewer_steps_equals_a_loop_and_its_state_stands_still_in_t
             batches = jax.device_get(local.batches.sample(role_key(key, "batch"), jnp.int32(size), 6, 7, 3))
             w, taken = np.zeros(2), 0
             for s in range(6):
-                if not batches.live[s]:
+                if not batches.step_mask[s]:
                     continue
                 rows = points[3 * client + batches.positions[s]]
                 mean = sum(reference.clip_to(np.array([1.0, 0.5]) * (w - x), clip) for x in rows) / 2
@@ -265,15 +265,6 @@ WRONG = {
 def test_numbers_that_cannot_be_meant_are_refused(name):
     options, words = WRONG[name]
     assert words in refusal(check, fdp.dpnfl.of({**COMMON, **PRIVATE, **options}), DATA, 1)
-
-
-def test_numbers_of_other_rules_are_refused():
-    others = {"adam_bc": "local_eps", "adam": "local_floor", "adamw": "local_decay", "sgd": "local_b1"}
-    for rule, option in others.items():
-        with pytest.raises(fdp.ConfigurationError, match=f"{option} must be left out unless local_rule is"):
-            fdp.dpnfl.of({**COMMON, **PRIVATE, "local_rule": rule, **{option: 0.5}})
-    with pytest.raises(fdp.ConfigurationError, match="keep_rule must be left out unless local_rule is momentum or"):
-        fdp.dpnfl.of({**COMMON, **PRIVATE, "keep_rule": True})
 
 
 def with_rule(algorithm, **rule):

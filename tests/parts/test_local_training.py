@@ -11,10 +11,9 @@ from helpers import ragged_data
 from jax.tree_util import tree_leaves_with_path, tree_map_with_path
 
 import fedjax_dp as fdp
-from fedjax_dp import validation
 from fedjax_dp.errors import ConfigurationError
 from fedjax_dp.parts.contexts import LocalState
-from fedjax_dp.parts.facts import FACTS, restates
+from fedjax_dp.parts.facts import restates
 from fedjax_dp.pytrees import path_name, ravel, structure
 
 
@@ -85,36 +84,12 @@ def test_heads_stay_with_their_clients(algorithm):
 
 
 @pytest.mark.slow
-def test_without_a_head_it_is_the_same_as_plain_local_steps():
-    ours, theirs = (
-        fdp.simulate(algorithm, DATA, rounds=3, model=MODEL).params
-        for algorithm in (with_own_head(PRIVATE, head="none"), PRIVATE)
-    )
-    for one, other in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
-@pytest.mark.exhaustive  # CI: other tables, tests/execution/test_host_tables.py
-def test_heads_may_wait_on_the_host_and_in_checkpoints_as_any_table():
-    algorithm, options = with_own_head(PRIVATE), {"rounds": 5, "model": MODEL}
-    here, there = (fdp.simulate(algorithm, DATA, on_host=on_host, **options).state for on_host in (False, True))
-    for one, other in zip(jax.tree.leaves(here), jax.tree.leaves(there), strict=True):
-        np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
-
-
-@pytest.mark.slow
 def test_private_gradients_make_private_heads_on_the_word_of_whoever_wrote_them():
     """What is sent, and the head that it is made with, depend on records through noised gradients alone."""
     found, plain = (fdp.guarantee(algorithm, DATA, **ASKED) for algorithm in (with_own_head(PRIVATE), PRIVATE))
     assert found.epsilons == plain.epsilons
     assert any(told.startswith("on the word of OwnHead (local)") for told in found.assumptions)
     assert not np.isfinite(fdp.guarantee(with_own_head(fdp.fedavg(**COMMON)), DATA, **ASKED).epsilon)
-
-
-def test_the_facts_that_are_asked_for_are_those_that_the_protocol_marks():
-    told = validation.members(fdp.parts.LocalTraining)
-    begin = ("Required privacy property. ", "Derived property, conservative default. ")
-    assert {name for name, member in told.items() if (member.__doc__ or "").startswith(begin)} == set(FACTS["local"])
 
 
 @fdp.value

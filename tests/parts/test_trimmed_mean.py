@@ -40,7 +40,7 @@ def by_hand(updates, trim):
 
 def combined(trim, updates, present):
     size = len(present)
-    members = Members(jnp.arange(size), jnp.asarray(present, jnp.float32), jnp.zeros(size, jnp.int32), present)
+    members = Members.of(jnp.arange(size), present)
     sent = jnp.where(present[:, None], jnp.asarray(updates, jnp.float32), 0.0)
     return parts.TrimmedMean(trim=trim).combine(sent, members, None, None, None)
 
@@ -161,14 +161,9 @@ def test_one_record_level_epsilon_whatever_is_done_with_noised_updates(data):
         ),
         (lambda: fdp.fedavg(**COMMON, estimator="median", secure=True), "one of sums in a secure sum"),
         (lambda: fdp.fedavg(**COMMON, estimator="median", cohort="md"), "where a client may be drawn twice"),
-        (lambda: fdp.fedavg.of({**COMMON, "estimator": "trimmed_mean", "trim": 0.6}), "trim must be in [0, 0.5]"),
-        (
-            lambda: fdp.fedavg.of({**COMMON, "estimator": "trimmed_mean", "trim": float("nan")}),
-            "trim must be in [0, 0.5]",
-        ),
-        (
-            lambda: fdp.fedavg.of({**COMMON, "estimator": "median", "trim": 0.2}),
-            "trim must be left out unless estimator is",
+        *(
+            (lambda trim=trim: fdp.fedavg(**COMMON, estimator=parts.TrimmedMean(trim=trim)), "trim must be in [0, 0.5]")
+            for trim in (0.6, float("nan"))
         ),
         (lambda: fdp.dp_fedavg(**COMMON, **NOISED, estimator="median"), "estimator must be left out for dp_fedavg"),
     ],

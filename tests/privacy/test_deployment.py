@@ -265,5 +265,5 @@ def test_an_audit_attacks_what_the_run_itself_releases(data):
 
 
 def test_a_cohort_that_states_no_law_of_another_size_stands_for_no_deployment():
-    with pytest.raises(errors.ConfigurationError, match="states no resized"):
-        parts.MultinomialCohort(draws=5, equal=True).resized(100)
+    with pytest.raises(errors.ConfigurationError, match="states no with_size"):
+        parts.MultinomialCohort(draws=5, equal=True).with_size(100)

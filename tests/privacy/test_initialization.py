@@ -376,7 +376,7 @@ def test_a_start_that_was_chosen_in_a_sweep_has_no_price(tmp_path):
 def test_values_put_in_the_place_of_others_are_of_unknown_origin():
     fresh = freeze(NETWORK, "**kernel")
     values = {name: jnp.ones_like(value) for name, value in fresh.frozen.values.items()}
-    other = fresh.holding(fresh.frozen._replace(values=values))
+    other = fresh.with_device_records(fresh.frozen._replace(values=values))
     before, after = (fdp.guarantee(private(), DATA, rounds=2, delta=1e-3, model=model) for model in (fresh, other))
     assert before.caveat is None
     assert "unknown origin" in after.caveat

@@ -153,7 +153,7 @@ def test_what_no_log_can_be_of_is_refused_in_one_line(algorithm, words):
 
 def test_a_deployment_has_no_log():
     terms = {"deployment_cohort": 4, "deployment_population": 60}
-    with pytest.raises(errors.ConfigurationError, match="states no resized"):
+    with pytest.raises(errors.ConfigurationError, match="states no with_size"):
         planned(logged(client_level(), IN_TURN), **terms)
 
 

@@ -173,7 +173,7 @@ def drawn_by_round(self, keys, round_index, shares):
 
 def one_slot_for_all(self, keys, round_index, shares):
     there = jax.random.randint(keys.run, (), 0, 4) == round_index % 4
-    return parts.AllClients().sample(keys, round_index, shares)._replace(invited=np.full(6, True) & there)
+    return parts.AllClients().sample(keys, round_index, shares)._replace(selected=np.full(6, True) & there)
 
 
 @pytest.mark.parametrize(

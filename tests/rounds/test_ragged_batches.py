@@ -78,7 +78,7 @@ class MovesWhenDead(parts.LocalSgd):
     """Momentum moves in steps that the client does not take."""
 
     def move(self, gradients, state, drawn, params, gradient, report):
-        taken = drawn._replace(batch=drawn.batch._replace(live=jnp.ones_like(drawn.batch.live)))
+        taken = drawn._replace(batch=drawn.batch._replace(step_mask=jnp.ones_like(drawn.batch.step_mask)))
         rule = super().move(gradients, state, taken, params, gradient, report).rule
         return super().move(gradients, state, drawn, params, gradient, report)._replace(rule=rule)
 
