@@ -221,30 +221,27 @@ class Ledger:
 
         Raises: ConfigurationError for events that are not known here, and for what no run wrote.
         """
-        with errors.refusing("ledger", _edited, "as the run wrote it", "put it back", MALFORMED):
-            return self._events(self.lines[:rounds])
-
-    def _events(self, lines: Sequence[Line]) -> list[Event]:
         places: dict[Event, int] = {}
         counts: list[np.ndarray] = []
         latest = np.full(self.num_clients, -1)
-        for at, uses in Counter(line.get("as_round", line["round"]) for line in lines).items():
-            line = self.lines[at]
-            events = [decoded(one, Adjacency(line["adjacency"]), Unit(line["unit"])) for one in line["events"]]
-            for listed, number in line["clients"]:
-                place = places.setdefault(events[number], len(places))
-                if place == len(counts):
-                    counts.append(np.zeros(self.num_clients, np.int64))
-                ids = ids_of(listed, self.num_clients)
-                if line["so_far"]:
-                    latest[ids] = place
-                else:
-                    counts[place][ids] += uses
+        with errors.refusing("ledger", _edited, "as the run wrote it", "put it back", MALFORMED):
+            for at, uses in Counter(line.get("as_round", line["round"]) for line in self.lines[:rounds]).items():
+                line = self.lines[at]
+                events = [decoded(one, Adjacency(line["adjacency"]), Unit(line["unit"])) for one in line["events"]]
+                for listed, number in line["clients"]:
+                    place = places.setdefault(events[number], len(places))
+                    if place == len(counts):
+                        counts.append(np.zeros(self.num_clients, np.int64))
+                    ids = ids_of(listed, self.num_clients)
+                    if line["so_far"]:
+                        latest[ids] = place
+                    else:
+                        counts[place][ids] += uses
         if not counts:
             return [Composed(())] * self.num_clients
         kinds, kind = np.unique(np.stack([latest, *counts]), axis=1, return_inverse=True)
-        made = [_sum(list(places), column) for column in kinds.T]
-        return [made[one] for one in np.ravel(kind)]
+        sums = [_sum(list(places), column) for column in kinds.T]
+        return [sums[one] for one in np.ravel(kind)]
 
     def epsilons(
         self, delta: float | None = None, accountant: str | None = None, rounds: int | None = None
