@@ -161,7 +161,7 @@ def each(ledger: Iterable[K], of: Callable[[K], T], progress: Callable[[int, int
     return [by_id[id(event)] for event in ledger]
 
 
-def numbered(ledger: Iterable[Event]) -> tuple[list[Event], np.ndarray]:
+def number_events(ledger: Iterable[Event]) -> tuple[list[Event], np.ndarray]:
     """The distinct events of a ledger, and which of them each is."""
     ledger = list(ledger)
     kinds = distinct(ledger)
@@ -169,7 +169,7 @@ def numbered(ledger: Iterable[Event]) -> tuple[list[Event], np.ndarray]:
     return kinds, np.array(each(ledger, places.__getitem__), int)
 
 
-def each_of(ledgers: Iterable[Sequence[Event]], of: Callable[..., Event]) -> list[Event]:
+def combine_by_client(ledgers: Iterable[Sequence[Event]], of: Callable[..., Event]) -> list[Event]:
     """`of` the events of every client in all of these ledgers, made once for those that share them."""
     made: dict[tuple[int, ...], Event] = {}
     columns = list(zip(*ledgers, strict=True))

@@ -13,7 +13,7 @@ from fedjax_dp.deployments.check import Check, check
 from fedjax_dp.deployments.description import BLANK, Deployment
 from fedjax_dp.deployments.mechanism import (
     bound_of,
-    classical,
+    classical_factor,
     count_multiplier,
     mechanism_of,
     multiplier,
@@ -156,7 +156,7 @@ def facts_of(one: Deployment) -> dict[str, Any]:
         "expected_cohort": drawn,
         "fraction": None if size is None or of is None else size / of,
         "delta": one.delta,
-        "classical_epsilon": float(bound) * classical(one.delta) / std,  # type: ignore[arg-type]
+        "classical_epsilon": float(bound) * classical_factor(one.delta) / std,  # type: ignore[arg-type]
         "equal_shares": 1 if alike else None,
     }
 

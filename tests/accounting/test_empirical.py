@@ -463,7 +463,7 @@ def test_a_sampled_mechanism_is_best_told_by_its_tail():
     assert evidence(0.0) < best - 0.1
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # in CI `test_a_thousand_pilot_scores_find_a_good_test` keeps the law at one of these points
 @pytest.mark.parametrize(
     ("epsilon", "trials", "least", "halves"),
     [
