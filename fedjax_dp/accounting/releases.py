@@ -39,7 +39,7 @@ _UNCOVERED = {  # neighbours of a sampling that is not covered for them
     Adjacency.ZERO_OUT: "what is drawn instead of a member moves sums by 2 all the same, so {} is not covered for "
     "zero-out neighbours",
 }
-_KINDS = {  # of the fields of a release, each with an example
+_KINDS: dict[str, tuple[Any, str]] = {  # of the fields of a release, each with an example
     "sampling": (Sampling, "Poisson(0.01)"),
     "adjacency": (Adjacency, "Adjacency.REPLACE_ONE"),
     "unit": (Unit, "Unit.RECORD"),
