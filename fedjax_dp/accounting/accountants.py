@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import functools
-import itertools
 import math
 import operator
 from collections.abc import Callable, Iterable
@@ -11,7 +10,7 @@ from typing import Protocol, Self, TypeVar
 
 from fedjax_dp import errors
 from fedjax_dp.accounting import pld, rdp
-from fedjax_dp.accounting.events import AnyOf, Composed, Event, RandomParticipation, distinct, each
+from fedjax_dp.accounting.events import AnyOf, Composed, Event, RandomParticipation, each
 from fedjax_dp.accounting.gaussian import Gdp
 from fedjax_dp.accounting.laws import DiscretePair
 from fedjax_dp.accounting.losses import LARGEST_LOSS
@@ -118,12 +117,7 @@ ROUNDED_UP = 5e-4  # relative: what loss distributions on a grid may add to an e
 ON_A_GRID = 4e-3  # the same where the law of one release stands on a grid of its own
 
 # Nobody should choose this one: no valid accountant can fall below it. It is rounded down by all that grids may add.
-ATTAINED = Accountant(
-    "attained",
-    "attained by two real neighbours (lower bound)",
-    _attained_by,
-    2e-4,
-)
+ATTAINED = Accountant("attained", "attained by two real neighbours (lower bound)", _attained_by, 2e-4)
 
 
 def cost_of(event: Event, accountant: str | Accountant = "pld") -> Currency:
@@ -200,16 +194,7 @@ def epsilons_of(
 
     progress  called with (distinct events done, distinct events in all).
     """
-    ledger = list(ledger)
-    kinds, done = len(distinct(ledger)), itertools.count(1)
-
-    def price(event: Event) -> float:
-        epsilon = epsilon_of(event, delta, accountant)
-        if progress:
-            progress(next(done), kinds)
-        return epsilon
-
-    return each(ledger, price)
+    return each(ledger, lambda event: epsilon_of(event, delta, accountant), progress)
 
 
 def accountant_named(chosen: str | Accountant) -> Accountant:

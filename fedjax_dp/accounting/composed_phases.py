@@ -16,9 +16,9 @@ import numpy as np
 
 from fedjax_dp import errors
 from fedjax_dp.accounting.accountants import epsilons_of
-from fedjax_dp.accounting.events import AnyOf, Composed, Event, Past, distinct, each_of, numbered
+from fedjax_dp.accounting.events import AnyOf, Composed, Event, Past, combine_by_client, distinct, number_events
 from fedjax_dp.accounting.guarantee import EarlierPhase
-from fedjax_dp.accounting.ledger import MALFORMED, decoded, ids_of, listed
+from fedjax_dp.accounting.ledger import MALFORMED, decode_event, encode_events, ids_of
 from fedjax_dp.accounting.neighbours import Adjacency, Unit
 from fedjax_dp.accounting.releases import GaussianSteps, Release, StatedPrivacy
 from fedjax_dp.accounting.sampling import (
@@ -37,9 +37,9 @@ Phase = Mapping[str, Any]
 Kind = tuple[Unit, Adjacency]
 
 
-def spent(events: Sequence[Event]) -> dict[str, Any]:
+def encode_releases(events: Sequence[Event]) -> dict[str, Any]:
     """What is released of each client, as JSON: events, and of which clients each is."""
-    return listed(*numbered(events), np.arange(len(events)))
+    return encode_events(*number_events(events), np.arange(len(events)))
 
 
 def digest_of_names(names: Sequence[str] | None) -> str | None:
@@ -68,7 +68,7 @@ def without_price(phase: Phase) -> str:
     return "a run that had no privacy" if unknown else "of whose epsilon not all is known"
 
 
-def about(phase: Phase) -> str:
+def describe_phase(phase: Phase) -> str:
     """What it was, in words."""
     if phase["kind"] == FILE:
         return str(phase["name"])
@@ -91,7 +91,7 @@ def kind_of(phase: Phase) -> Kind | None:
 def events_of(phase: Phase, kind: Kind) -> list[Event] | None:
     """What it releases of each of its clients, for neighbours of this kind.
 
-    None where its epsilon and delta alone are known, or events are code of its user: see `stated`.
+    None where its epsilon and delta alone are known, or events are code of its user: see `stated_privacy`.
     Raises: ConfigurationError for what no run wrote.
     """
     content = phase.get("spent")
@@ -106,14 +106,14 @@ def events_of(phase: Phase, kind: Kind) -> list[Event] | None:
     with errors.refusing("ledger", got, "as a run wrote it", "export it again", MALFORMED):
         if any(is_own_code(event) for event in content["events"]):
             return None
-        events = [decoded(event, adjacency, unit) for event in content["events"]]
+        events = [decode_event(event, adjacency, unit) for event in content["events"]]
         for ids, place in content["clients"]:
             for client in ids_of(ids, len(by_client)).tolist():
                 by_client[client] = events[place]
     return by_client
 
 
-def stated(phase: Phase, kind: Kind) -> StatedPrivacy:
+def stated_privacy(phase: Phase, kind: Kind) -> StatedPrivacy:
     """What is known of each of its clients by epsilon and delta alone."""
     pair = phase["stated"] if phase["kind"] == FILE else (phase["epsilon"], phase["delta"])
     unit, adjacency = kind
@@ -146,7 +146,7 @@ def events_for(phase: Phase, by_client: bool, kind: Kind, num_clients: int) -> l
     """What a phase releases of each client of a later one: where these are not `same_clients`, of any of its own."""
     events = events_of(phase, kind)
     if events is None:
-        return [stated(phase, kind)] * num_clients
+        return [stated_privacy(phase, kind)] * num_clients
     return events if by_client else [worst_of(events)] * num_clients
 
 
@@ -160,12 +160,12 @@ def with_past(past: Sequence[Event] | None, events: Sequence[Event]) -> list[Eve
             return event.mapped(lambda part: after(before, part))
         return Composed((event, before)) if any(True for _ in before.leaves()) else event
 
-    return each_of((past, events), after)
+    return combine_by_client((past, events), after)
 
 
-def past_of(phases: Sequence[Sequence[Event]]) -> list[Event] | None:
+def compose_past(phases: Sequence[Sequence[Event]]) -> list[Event] | None:
     """What all of these phases release of each client, as what is over; None without any."""
-    return each_of(phases, lambda *events: Past(events)) if phases else None
+    return combine_by_client(phases, lambda *events: Past(events)) if phases else None
 
 
 BY_RATE = FullBatch | Poisson | WithoutReplacement | AnyStep  # of which less of one kind is post-processing of more
@@ -252,7 +252,7 @@ def is_own_code(event: Any) -> bool:
     return isinstance(event, list) and any(map(is_own_code, event))
 
 
-def counted_with(phases: Sequence[Phase]) -> tuple[Phase, ...]:
+def phases_counted_in(phases: Sequence[Phase]) -> tuple[Phase, ...]:
     """Of the phases of a ledger those that the Guarantee of the last is of too, that one left out."""
     return tuple(phases[-1 - back] for back in phases[-1].get("continues") or ())
 
@@ -265,5 +265,5 @@ def costs_of(earlier: Sequence[Phase], later: Phase, delta: float, accountant: s
         known_by = same_clients(phase, later)
         events = events_for(phase, known_by is not None, kind, later["clients"]["count"])
         epsilon = max(epsilons_of(events, delta, accountant))
-        costs.append(EarlierPhase(about(phase), epsilon, phase.get("view"), known_by or ANY_CLIENT))
+        costs.append(EarlierPhase(describe_phase(phase), epsilon, phase.get("view"), known_by or ANY_CLIENT))
     return tuple(costs)

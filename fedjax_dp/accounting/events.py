@@ -6,7 +6,7 @@ costs; accountants add that up.
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Self, TypeVar
 
 import numpy as np
@@ -16,6 +16,7 @@ from fedjax_dp.accounting.neighbours import Adjacency, NotCoveredError, Unit
 from fedjax_dp.accounting.releases import GaussianSteps, Release
 
 T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,16 +145,23 @@ def distinct(ledger: Iterable[Event]) -> list[Event]:
     return list(dict.fromkeys({id(event): event for event in ledger}.values()))
 
 
-def each(ledger: Iterable[Event], of: Callable[[Event], T]) -> list[T]:
-    """`of(event)` for every event of a ledger, evaluated once for each distinct one."""
+def each(ledger: Iterable[K], of: Callable[[K], T], progress: Callable[[int, int], None] | None = None) -> list[T]:
+    """`of(event)` for every event of a ledger, evaluated once for each distinct one.
+
+    progress  called with (distinct events done, distinct events in all).
+    """
     ledger = list(ledger)
     shared = {id(event): event for event in ledger}
-    values = {event: of(event) for event in dict.fromkeys(shared.values())}
+    kinds, values = dict.fromkeys(shared.values()), dict[K, T]()
+    for event in kinds:
+        values[event] = of(event)
+        if progress:
+            progress(len(values), len(kinds))
     by_id = {key: values[event] for key, event in shared.items()}
     return [by_id[id(event)] for event in ledger]
 
 
-def numbered(ledger: Iterable[Event]) -> tuple[list[Event], np.ndarray]:
+def number_events(ledger: Iterable[Event]) -> tuple[list[Event], np.ndarray]:
     """The distinct events of a ledger, and which of them each is."""
     ledger = list(ledger)
     kinds = distinct(ledger)
@@ -161,7 +169,7 @@ def numbered(ledger: Iterable[Event]) -> tuple[list[Event], np.ndarray]:
     return kinds, np.array(each(ledger, places.__getitem__), int)
 
 
-def each_of(ledgers: Iterable[Sequence[Event]], of: Callable[..., Event]) -> list[Event]:
+def combine_by_client(ledgers: Iterable[Sequence[Event]], of: Callable[..., Event]) -> list[Event]:
     """`of` the events of every client in all of these ledgers, made once for those that share them."""
     made: dict[tuple[int, ...], Event] = {}
     columns = list(zip(*ledgers, strict=True))

@@ -307,7 +307,8 @@ class Guarantee:
         """
         try:
             claims = ({key: value for key, value in claim.items() if key != "statement"} for claim in saved["claims"])
-            before = saved.get("phases", ())
+            before, deployed = saved.get("phases", ()), saved.get("deployment")
+            noise, attack = saved.get("noise_multiplier"), saved.get("attack")
             plain: dict[str, Any] = {name: saved[name] for name in ("delta", "accountant", "reason")}
             return cls(
                 tuple(infinite(value) for value, count in saved["epsilons"] for _ in range(count)),
@@ -319,15 +320,13 @@ class Guarantee:
                 warnings=tuple(saved["warnings"]),
                 elsewhere=tuple(map(cls.restored, saved.get("elsewhere", ()))),
                 caveat=saved.get("caveat"),
-                deployment=None if saved.get("deployment") is None else DeploymentSummary(**saved["deployment"]),
-                own=None if saved.get("deployment") is None else infinite(saved["own"]),
-                noise=None if saved.get("noise_multiplier") is None else NoiseMultipliers(**saved["noise_multiplier"]),
+                deployment=None if deployed is None else DeploymentSummary(**deployed),
+                own=None if deployed is None else infinite(saved["own"]),
+                noise=None if noise is None else NoiseMultipliers(**noise),
                 phases=tuple(EarlierPhase(**one | {"epsilon": infinite(one["epsilon"])}) for one in before),
                 alone=infinite(saved["alone"]) if before else None,
                 names=tuple(map(str, saved.get("names", ()))),
-                attacks=()
-                if saved.get("attack") is None
-                else (AttackBounds(*(saved["attack"][name] for name in AttackBounds._fields)),),
+                attack=None if attack is None else AttackBounds(*(attack[name] for name in AttackBounds._fields)),
                 **plain,
             )
         except (KeyError, TypeError, ValueError) as error:

@@ -77,7 +77,7 @@ Line = Mapping[str, Any]
 MALFORMED = (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError)  # of JSON that no run wrote
 
 
-def encoded(event: Any) -> dict[str, Any]:
+def encode_event(event: Any) -> dict[str, Any]:
     """An event, or a sampling, as JSON: its kind and its fields."""
     kind = next((name for name, made in KINDS.items() if type(event) is made), None)
     if kind is None:
@@ -90,12 +90,12 @@ def _plain(value: Any) -> Any:
     if isinstance(value, tuple):
         return [_plain(one) for one in value]
     if dataclasses.is_dataclass(value):
-        return encoded(value)
+        return encode_event(value)
     return value if isinstance(value, str | int | float) else value.item()
 
 
-def decoded(content: Any, adjacency: Adjacency, unit: Unit) -> Any:
-    """The event that `encoded` made this of.
+def decode_event(content: Any, adjacency: Adjacency, unit: Unit) -> Any:
+    """The event that `encode_event` made this of.
 
     Raises: ConfigurationError for a kind that is not known here, or of a version that had other fields; ValueError for
             what is none of ours.
@@ -119,8 +119,8 @@ def decoded(content: Any, adjacency: Adjacency, unit: Unit) -> Any:
 
 def _value(value: Any, adjacency: Adjacency, unit: Unit) -> Any:
     if isinstance(value, list):
-        return tuple(decoded(one, adjacency, unit) for one in value)
-    return decoded(value, adjacency, unit) if isinstance(value, dict) else value
+        return tuple(decode_event(one, adjacency, unit) for one in value)
+    return decode_event(value, adjacency, unit) if isinstance(value, dict) else value
 
 
 def ranges(ids: np.ndarray) -> list[Any]:
@@ -131,11 +131,11 @@ def ranges(ids: np.ndarray) -> list[Any]:
     return [one for run in runs for one in ([[int(run[0]), int(run[-1])]] if run.size > 2 else run.tolist())]
 
 
-def listed(kinds: Sequence[Event], kind: np.ndarray, members: np.ndarray) -> dict[str, Any]:
+def encode_events(kinds: Sequence[Event], kind: np.ndarray, members: np.ndarray) -> dict[str, Any]:
     """Events as JSON, and of which of these members each is; `kind` `(num_clients,)` says which of `kinds` is whose."""
     there = np.unique(kind[members])
     return {
-        "events": [encoded(kinds[at]) for at in there],
+        "events": [encode_event(kinds[at]) for at in there],
         "clients": [[ranges(members[kind[members] == at]), place] for place, at in enumerate(there)],
     }
 
@@ -221,30 +221,27 @@ class Ledger:
 
         Raises: ConfigurationError for events that are not known here, and for what no run wrote.
         """
-        with errors.refusing("ledger", _edited, "as the run wrote it", "put it back", MALFORMED):
-            return self._events(self.lines[:rounds])
-
-    def _events(self, lines: Sequence[Line]) -> list[Event]:
         places: dict[Event, int] = {}
         counts: list[np.ndarray] = []
         latest = np.full(self.num_clients, -1)
-        for at, uses in Counter(line.get("as_round", line["round"]) for line in lines).items():
-            line = self.lines[at]
-            events = [decoded(one, Adjacency(line["adjacency"]), Unit(line["unit"])) for one in line["events"]]
-            for listed, number in line["clients"]:
-                place = places.setdefault(events[number], len(places))
-                if place == len(counts):
-                    counts.append(np.zeros(self.num_clients, np.int64))
-                ids = ids_of(listed, self.num_clients)
-                if line["so_far"]:
-                    latest[ids] = place
-                else:
-                    counts[place][ids] += uses
+        with errors.refusing("ledger", _edited, "as the run wrote it", "put it back", MALFORMED):
+            for at, uses in Counter(line.get("as_round", line["round"]) for line in self.lines[:rounds]).items():
+                line = self.lines[at]
+                events = [decode_event(one, Adjacency(line["adjacency"]), Unit(line["unit"])) for one in line["events"]]
+                for listed, number in line["clients"]:
+                    place = places.setdefault(events[number], len(places))
+                    if place == len(counts):
+                        counts.append(np.zeros(self.num_clients, np.int64))
+                    ids = ids_of(listed, self.num_clients)
+                    if line["so_far"]:
+                        latest[ids] = place
+                    else:
+                        counts[place][ids] += uses
         if not counts:
             return [Composed(())] * self.num_clients
         kinds, kind = np.unique(np.stack([latest, *counts]), axis=1, return_inverse=True)
-        made = [_sum(list(places), column) for column in kinds.T]
-        return [made[one] for one in np.ravel(kind)]
+        sums = [_sum(list(places), column) for column in kinds.T]
+        return [sums[one] for one in np.ravel(kind)]
 
     def epsilons(
         self, delta: float | None = None, accountant: str | None = None, rounds: int | None = None

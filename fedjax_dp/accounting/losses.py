@@ -76,15 +76,19 @@ class LossDistribution:
 
     @property
     def curve(self) -> np.ndarray:
-        """delta at each of the losses.
+        """delta at each of the losses: at l_k it is inf + M_(k+1) - e^-h D_(k+1), see `tails`."""
+        mass, discounted = self.tails
+        return self.infinite + np.append(mass[1:], 0.0) - math.exp(-self.spacing) * np.append(discounted[1:], 0.0)
 
-        At l_k it is inf + M_(k+1) - e^-h D_(k+1) with M_k the mass from k on, and D_k the same with every loss l
-        discounted by e^(l_k - l), which the recursion D_k = p_k + e^-h D_(k+1) gives without overflow.
+    @property
+    def tails(self) -> tuple[np.ndarray, np.ndarray]:
+        """M_k, the mass from k on, and D_k, the same with every loss l discounted by e^(l_k - l).
+
+        The recursion D_k = p_k + e^-h D_(k+1) gives it without overflow.
         """
-        mass = np.cumsum(self.masses[::-1])[::-1]
-        step = math.exp(-self.spacing)
-        discounted = scipy.signal.lfilter([1.0], [1.0, -step], self.masses[::-1])[::-1]
-        return self.infinite + np.append(mass[1:], 0.0) - step * np.append(discounted[1:], 0.0)
+        backwards = self.masses[::-1]
+        discounted = scipy.signal.lfilter([1.0], [1.0, -math.exp(-self.spacing)], backwards)
+        return np.cumsum(backwards)[::-1], discounted[::-1]
 
     def _widened(self, low: int, high: int) -> "LossDistribution":
         """The same on more of the grid."""
@@ -134,13 +138,9 @@ class LossDistribution:
             return math.inf
         # delta at e in (l_(k-1), l_k] is inf + M_k - e^(e - l_k) D_k, as at the losses themselves (`curve`)
         first = max(-self.lowest, 0)  # losses below 0 cannot matter
-        losses, masses = self.losses[first:], self.masses[first:]
-        if masses.size == 0:
+        if first >= self.masses.size:
             return 0.0
-        mass = np.cumsum(masses[::-1])[::-1]
-        step = math.exp(-self.spacing)
-        discounted = scipy.signal.lfilter([1.0], [1.0, -step], masses[::-1])[::-1]
-        curve = self.infinite + np.append(mass[1:], 0.0) - step * np.append(discounted[1:], 0.0)
+        losses, curve, mass, discounted = (each[first:] for each in (self.losses, self.curve, *self.tails))
         k = int(np.argmax(curve <= delta))  # the first grid loss that is good enough; the answer lies just below it
         missing = self.infinite + mass[k] - delta
         if k == 0 or missing <= 0 or discounted[k] <= 0:

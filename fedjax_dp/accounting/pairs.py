@@ -80,7 +80,8 @@ def of_gaussian(
     noise, rate = min(noise_multiplier / adjacency.sensitivity, LARGEST_NOISE), sampling.rate
     if isinstance(sampling, WithReplacement):
         _require_single(sampling, group)
-        return (_by_multiplicity(sampling, noise),)
+        multiplicity = scipy.stats.binom(sampling.draws, 1 / sampling.records)
+        return (_by_number_drawn(multiplicity, sampling.draws, rate, noise),)
     if isinstance(sampling, TruncatedPoisson):
         _require_single(sampling, group)
         return _of_truncated(sampling, noise)
@@ -175,12 +176,6 @@ def attained_by_gaussian(
         case _:
             raise NotCoveredError(f"no pair of neighbours with a closed form is at hand for {sampling}")
     return tuple(Dominating((1.0,), (pair,)) for pair in _in_or_out(noise, rate))
-
-
-def _by_multiplicity(sampling: WithReplacement, noise: float) -> Dominating:
-    """Of a member that may be drawn more than once."""
-    law = scipy.stats.binom(sampling.draws, 1 / sampling.records)
-    return _by_number_drawn(law, sampling.draws, sampling.rate, noise)
 
 
 def _by_number_drawn(law: Any, most: int, rate: float, noise: float) -> Dominating:

@@ -5,6 +5,7 @@ conversion to the sensitivity under an adjacency is done here and nowhere else.
 """
 
 import dataclasses
+import functools
 import math
 from abc import ABC
 from collections.abc import Iterator
@@ -38,7 +39,11 @@ _UNCOVERED = {  # neighbours of a sampling that is not covered for them
     Adjacency.ZERO_OUT: "what is drawn instead of a member moves sums by 2 all the same, so {} is not covered for "
     "zero-out neighbours",
 }
-_SUCH_AS = {"sampling": "Poisson(0.01)", "adjacency": "Adjacency.REPLACE_ONE", "unit": "Unit.RECORD"}
+_KINDS: dict[str, tuple[Any, str]] = {  # of the fields of a release, each with an example
+    "sampling": (Sampling, "Poisson(0.01)"),
+    "adjacency": (Adjacency, "Adjacency.REPLACE_ONE"),
+    "unit": (Unit, "Unit.RECORD"),
+}
 
 
 class Release(ABC):
@@ -64,7 +69,13 @@ class Release(ABC):
     unit: Any
 
     def __post_init__(self) -> None:
-        _check(self)
+        if not (self.noise_multiplier == 0 or LEAST_NOISE <= self.noise_multiplier <= MOST_NOISE):
+            wanted = f"0, or from {LEAST_NOISE:g} to {MOST_NOISE:g}"
+            raise errors.refuse("noise_multiplier", self.noise_multiplier, wanted)
+        for what, (kind, example) in _KINDS.items():
+            if not isinstance(value := getattr(self, what), kind):
+                raise errors.refuse(what, repr(value), f"a value from fedjax_dp.accounting, such as {example}")
+        errors.require_integer("the number of noisy steps", self.count, 0, MOST_STEPS)
         if self.adjacency not in self.sampling.adjacencies:
             covered = " or ".join(known.value for known in self.sampling.adjacencies)
             raise NotCoveredError(f"{_UNCOVERED[self.adjacency].format(self.sampling)}; use {covered}")
@@ -73,30 +84,22 @@ class Release(ABC):
                 f"{self.noise or type(self).__name__} does not say what it costs by {self.sampling}, which is known of "
                 "Gaussian noise alone; use others, such as Poisson sampling"
             )
-        if isinstance(self.sampling, Shuffled) and self.count % self._epoch:
-            raise errors.refuse(
-                "the number of shuffled steps",
-                self.count,
-                f"a multiple of the {self._epoch} batches of an epoch",
-                f"use {-(-self.count // self._epoch) * self._epoch}",
-            )
+        epoch = self.sampling.steps_per_epoch
+        if isinstance(self.sampling, Shuffled) and self.count % epoch:
+            wanted = f"a multiple of the {epoch} batches of an epoch"
+            raise errors.refuse("the number of shuffled steps", self.count, wanted, f"use {self._passes * epoch}")
 
-    @property
-    def _epoch(self) -> int:
-        """Sums that one release consists of."""
-        return self.sampling.steps_per_epoch
-
-    @property
+    @functools.cached_property
     def _passes(self) -> int:
         """Epochs or passes, of which a partial one is counted whole."""
-        return -(-self.count // self._epoch)
+        return -(-self.count // self.sampling.steps_per_epoch)
 
     @property
     def relative_noise(self) -> float:
         """Noise standard deviation, or scale, divided by the sensitivity of the sum under the adjacency."""
         return self.noise_multiplier / self.adjacency.sensitivity
 
-    @property
+    @functools.cached_property
     def releases(self) -> int:
         """How many sums, or passes, can contain a given member."""
         if self.sampling.rate == 0:
@@ -115,7 +118,7 @@ class Release(ABC):
     def repeated(self, times: float) -> Self:
         """`times` adaptively composed copies, rounded up to whole steps, or epochs."""
         steps = self._passes * times * (1 - 1e-12)  # so that 10 * 1.1 is 11, whatever floats say
-        return self._with(count=math.ceil(steps) * self._epoch)
+        return self._with(count=math.ceil(steps) * self.sampling.steps_per_epoch)
 
     def once(self) -> Self:
         """A single release of it: for random epochs, one epoch."""
@@ -257,7 +260,7 @@ class GaussianSteps(Release):
 
     @property
     def highest_order(self) -> float:
-        if self._epoch > 1 and self.sampling.rate < 1:
+        if self.sampling.steps_per_epoch > 1 and self.sampling.rate < 1:
             raise NotCoveredError(f"{self.sampling} is covered by its loss distribution alone; use accountant pld")
         worst: Any = self.dominating_pairs()[0].pairs[0]
         return _highest(min(self.relative_noise, worst.noise), self.sampling.rate)
@@ -279,7 +282,7 @@ class GaussianSteps(Release):
     def drawn_in_public(self) -> DrawnGdp:
         if isinstance(self.sampling, WithReplacement):
             raise NotCoveredError(f"a member may be drawn more than once by {self.sampling}")
-        return DrawnGdp(1 / self.relative_noise, self.sampling.rate if self._epoch == 1 else 1.0)
+        return DrawnGdp(1 / self.relative_noise, self.sampling.rate if self.sampling.steps_per_epoch == 1 else 1.0)
 
     def tcdp(self) -> Tcdp:
         if self.group > 1:
@@ -418,16 +421,3 @@ class StatedPrivacy(OfEpsilon):
         if self.delta:
             raise self._lacks("zcdp")
         return self.epsilon**2 / 2
-
-
-def _check(step: Release) -> None:
-    if not (step.noise_multiplier == 0 or LEAST_NOISE <= step.noise_multiplier <= MOST_NOISE):
-        raise errors.refuse("noise_multiplier", step.noise_multiplier, f"0, or from {LEAST_NOISE:g} to {MOST_NOISE:g}")
-    for what, value, kind in (
-        ("sampling", step.sampling, Sampling),
-        ("adjacency", step.adjacency, Adjacency),
-        ("unit", step.unit, Unit),
-    ):
-        if not isinstance(value, kind):
-            raise errors.refuse(what, repr(value), f"a value from fedjax_dp.accounting, such as {_SUCH_AS[what]}")
-    errors.require_integer("the number of noisy steps", step.count, 0, MOST_STEPS)

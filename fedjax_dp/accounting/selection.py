@@ -27,7 +27,7 @@ import numpy as np
 from fedjax_dp import errors
 from fedjax_dp.accounting import rdp
 from fedjax_dp.accounting.accountants import Accountant, accountant_named, epsilons_of, total
-from fedjax_dp.accounting.events import AnyOf, Composed, Event, RandomParticipation, joined, repeated
+from fedjax_dp.accounting.events import AnyOf, Composed, Event, RandomParticipation, each, joined, repeated
 from fedjax_dp.accounting.neighbours import Adjacency, Unit
 from fedjax_dp.accounting.releases import Release
 from fedjax_dp.accounting.trials import Trials
@@ -210,8 +210,7 @@ def _checked(ledgers: Ledgers, same: bool = True) -> Ledgers:
 def _composed(ledgers: Ledgers) -> list[Event]:
     """All runs of each client as one event, the same for the same runs in any order."""
     times = [frozenset(Counter(events).items()) for events in zip(*ledgers, strict=True)]
-    known = {each: _merged(each) for each in set(times)}
-    return [known[each] for each in times]
+    return each(times, _merged)
 
 
 def _merged(times: frozenset[tuple[Event, int]]) -> Event:
@@ -253,19 +252,11 @@ def _candidates(
 def _repeated(clients: list[Trial], trials: Trials, delta: float, progress: Progress) -> list[float]:
     """Epsilon of each client by random repetition: one evaluation per distinct client."""
     errors.require_delta(delta)
-    distinct = dict.fromkeys(clients, 0.0)
-    for done, events in enumerate(distinct):
-        distinct[events] = _repetition_epsilon(events, trials, delta)
-        if progress:
-            progress(done + 1, len(distinct))
-    return [distinct[events] for events in clients]
 
-
-def _repetition_epsilon(parts: Trial, trials: Trials, delta: float) -> float:
     def of_best(one: rdp.RenyiCurve) -> rdp.RenyiCurve:
         return rdp.RenyiCurve(one.orders, trials.renyi(one.orders, one.values), min(one.lost * trials.mean, 1.0))
 
-    return _epsilon(parts, delta, of_best)
+    return each(clients, lambda parts: _epsilon(parts, delta, of_best), progress)
 
 
 def _epsilon(
@@ -287,7 +278,7 @@ def _epsilon(
             [total(e, lambda step: of(step.once())) for e in events if any(True for _ in e.leaves())]
             for events in groups
         ]
-        largest = (functools.reduce(rdp.RenyiCurve.worst, each) for each in curves if each)
+        largest = (functools.reduce(rdp.RenyiCurve.worst, curves_of) for curves_of in curves if curves_of)
         return changed(functools.reduce(rdp.RenyiCurve.plus, largest))
 
     return rdp.best_epsilon(curve_at, delta)

@@ -18,9 +18,6 @@ def skellam_divergence(variance: float, l2: float, l1: float, orders: np.ndarray
     Source:    2110.04995, Corollary 4.1 at scale 1, for integer orders. Between them (order - 1) times the divergence
                is convex, so a chord bounds it.
     """
-    orders = np.asarray(orders, float)
-    if not np.all(orders > 1):
-        raise errors.refuse("Renyi orders", orders.min(), "above 1")
     errors.require_positive("variance", variance)
     below = np.floor(orders)
     share = orders - below

@@ -256,8 +256,7 @@ def _deltas(loss: LossDistribution, rows: np.ndarray) -> np.ndarray:
     """Delta at epsilon = row * spacing: the mass from there on, less the same discounted by e^(epsilon - loss)."""
     if not loss.masses.size:  # every loss is infinite
         return np.full(rows.shape, loss.infinite)
-    mass = np.cumsum(loss.masses[::-1])[::-1]
-    discounted = scipy.signal.lfilter([1.0], [1.0, -math.exp(-loss.spacing)], loss.masses[::-1])[::-1]
+    mass, discounted = loss.tails
     at = np.maximum(rows - loss.lowest, 0)  # the first loss that is not below epsilon
     inside = at < mass.size
     at = np.where(inside, at, 0)

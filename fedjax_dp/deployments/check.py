@@ -12,7 +12,7 @@ from fedjax_dp import errors
 from fedjax_dp.accounting import Claim, Guarantee, Verdict
 from fedjax_dp.accounting.guarantee import delta_warnings, no_privacy
 from fedjax_dp.deployments import templates
-from fedjax_dp.deployments.description import UNKNOWN, Beside, Deployment, names_of
+from fedjax_dp.deployments.description import UNKNOWN, Deployment, ReleaseKind, names_of
 from fedjax_dp.deployments.idle import require_use
 from fedjax_dp.deployments.log import REPLACED, mechanism_of_log
 from fedjax_dp.deployments.mechanism import VIEWS, Mechanism, mechanism_of, view_of
@@ -23,10 +23,10 @@ from fedjax_dp.deployments.rules import (
     Case,
     Effect,
     Finding,
+    as_tuple,
     findings_of,
     findings_on_claim,
-    hypothetical,
-    listed,
+    hypothetical_epsilon,
     steps_for,
 )
 from fedjax_dp.deployments.witness import witness_of
@@ -102,7 +102,7 @@ class Check:
             + ("without noise: no epsilon against it" if one.epsilon is None else f"epsilon {one.epsilon:g} of its own")
             for one in also
         ]
-        silent = [kind for kind in typing.get_args(Beside) if kind not in {one.kind for one in also}]
+        silent = [kind for kind in typing.get_args(ReleaseKind) if kind not in {one.kind for one in also}]
         return (*lines, f"assumed not sent, as nothing mentions it: {', '.join(silent)}")
 
     def _card(self) -> Card:
@@ -159,13 +159,13 @@ def check(
     if log is not None:
         count, more = mechanism_of_log(deployment, log, view, seen)
         findings += more
-    result = judged(deployment, findings, view, count, seen)
+    result = judge(deployment, findings, view, count, seen)
     if math.isinf(result.mechanism.epsilon):  # nothing is proved, so no fact has an effect on it
         return result
     return dataclasses.replace(result, idle=require_use(deployment, seen, () if log is None else REPLACED))
 
 
-def judged(
+def judge(
     deployment: Deployment, findings: list[Finding], view: str | None, count: Callable[[], Mechanism], seen: set[str]
 ) -> Check:
     """A check from what rules found, and a function that counts the noisy updates where they have an epsilon.
@@ -184,7 +184,7 @@ def judged(
         read = witness_of(deployment, seen)
         among = read.clients if read.unit == "client" else read.records
         if alone.delta and among is not None and among.of is not None:
-            warnings = delta_warnings(alone.delta, listed(among.of), deployment.hidden)
+            warnings = delta_warnings(alone.delta, as_tuple(among.of), deployment.hidden)
             alone = dataclasses.replace(alone, warnings=warnings)
     everything = None if mechanism is None else _everything(deployment, findings, alone)
     claim = None
@@ -228,7 +228,7 @@ def _verdict(case: Case, codes: set[str], everything: Guarantee | None) -> tuple
     if mechanism is None:
         return Verdict.WRONG, "nothing can be proved"
     if "hypothetical_population" in codes:
-        proved = hypothetical(case)
+        proved = hypothetical_epsilon(case)
         if proved is not None and proved <= claimed * (1 + SLACK):
             own = in_words(mechanism.epsilon(delta))
             return Verdict.CONDITIONAL, f"true of clients that are not there; of those in the data epsilon is {own}"

@@ -22,7 +22,7 @@ NOISY = ("clip", "noise", "selection")  # groups without which nothing hides any
 Number = float | tuple[float, ...]  # one for all clients, or one for each
 Count = int | tuple[int, ...]
 ClientLaw = Literal["all", "poisson", "fixed", "with-replacement", "round-robin", "schedule", "unknown"]
-Beside = Literal["metrics", "counts", "norm", "statistics", "batchnorm", "preprocessing", "selection", "threshold"]
+ReleaseKind = Literal["metrics", "counts", "norm", "statistics", "batchnorm", "preprocessing", "selection", "threshold"]
 RecordLaw = Literal["full", "poisson", "fixed", "with-replacement", "shuffled", "once", "unknown"]
 
 
@@ -102,7 +102,7 @@ class MemberDraws(Facts):
         of, size, rate = self.of, self.size, self.rate
         if size is not None and rate is not None:
             raise errors.refuse(f"{self.where}rate", rate, f"left out beside {self.where}size", "keep one of them")
-        for drawn, members in _beside(size, of):
+        for drawn, members in _pairs_by_client(size, of):
             if drawn > members:
                 raise errors.refuse(f"{self.where}size", drawn, f"at most the {members} of {self.where}of")
 
@@ -299,7 +299,7 @@ class Also(Facts):
     """
 
     where = "also."
-    kind: Beside
+    kind: ReleaseKind
     text: str
     to: Literal["server", "clients", "public"]
     epsilon: Annotated[float | None, errors.require_positive] = None
@@ -579,7 +579,7 @@ def _each(what: str, value: Any, require: Callable[[str, Any], object]) -> None:
         require(what, one)
 
 
-def _beside(first: Any, second: Any) -> Iterator[tuple[Any, Any]]:
+def _pairs_by_client(first: Any, second: Any) -> Iterator[tuple[Any, Any]]:
     """Two facts client by client."""
     if first is None or second is None:
         return

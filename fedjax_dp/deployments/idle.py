@@ -10,14 +10,14 @@ from fedjax_dp.deployments.mechanism import counts, rest_of
 PRINTED = ("also", "assumes", "ignored", "source")  # are shown as they stand
 
 
-def stated(facts: Facts) -> Iterator[tuple[str, Any]]:
+def stated_facts(facts: Facts) -> Iterator[tuple[str, Any]]:
     """What a description says beyond defaults, by the names of its facts."""
     for name, option in facts.facts().items():
         value = getattr(facts, name)
         if facts.where + name in PRINTED or value is None or value == option.default:
             continue
         if isinstance(value, Facts):
-            yield from stated(value)
+            yield from stated_facts(value)
         else:
             yield facts.where + name, value
 
@@ -29,7 +29,7 @@ def require_use(deployment: Deployment, seen: Collection[str], replaced: Collect
     replaced  facts, or groups of them, in the place of which a log stands.
     Raises: ConfigurationError for facts that neither were read nor have a reason to change nothing, all at once.
     """
-    unread = [(name, value) for name, value in stated(deployment) if name not in seen]
+    unread = [(name, value) for name, value in stated_facts(deployment) if name not in seen]
     reasons = {name: _reason(deployment, name, replaced) for name, _ in unread}
     if useless := [(name, value) for name, value in unread if reasons[name] is None]:
         names, values = ", ".join(name for name, _ in useless), ", ".join(repr(value) for _, value in useless)

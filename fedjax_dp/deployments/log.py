@@ -20,20 +20,20 @@ from fedjax_dp.accounting.events import AnyOf, joined, repeated
 from fedjax_dp.deployments.description import UNKNOWN, Deployment, RecordDraws, Weights, lacking
 from fedjax_dp.deployments.mechanism import (
     VIEWS,
-    Drawn,
+    Draw,
+    GaussianCost,
     Mechanism,
-    Noisy,
     assumptions_of,
     bound_of,
-    drawn_of,
+    draw_of,
+    gaussian_cost,
     missing_facts,
     multiplier,
-    noisy,
     releases,
     view_of,
     weight,
 )
-from fedjax_dp.deployments.rules import Effect, Finding, listed
+from fedjax_dp.deployments.rules import Effect, Finding, as_tuple
 from fedjax_dp.deployments.witness import witness_of
 
 EVERYBODY = ""  # the client of rows that name none
@@ -90,10 +90,10 @@ class Row(NamedTuple):
 class Kind(NamedTuple):
     """What rows alike say, worked out once."""
 
-    cost: Noisy | None  # None without noise
+    cost: GaussianCost | None  # None without noise
     values: Values
     multiplier: float
-    drawn: Drawn
+    drawn: Draw
 
 
 def mechanism_of_log(
@@ -125,7 +125,7 @@ def mechanism_of_log(
             shares = 0.0
         current, shares = row.round, shares + kind.values.get("share", 0.0)
         taken[row.client][row.cells] += 1
-        for finding in _found(kind, row, reader.values(row, shown=True), spread, deployment):
+        for finding in _findings_of_row(kind, row, reader.values(row, shown=True), spread, deployment):
             findings.setdefault(finding.code, finding)
     if current < 0:
         raise errors.refuse("log", str(path), "a file with rows below its header")
@@ -133,7 +133,7 @@ def mechanism_of_log(
         _require_whole(shares, current, reader.path.name)
 
     def count() -> Mechanism:
-        return _counted(deployment, kinds, taken, view)
+        return _mechanism_of_rows(deployment, kinds, taken, view)
 
     return count, list(findings.values())
 
@@ -241,8 +241,8 @@ def _kind(deployment: Deployment, values: Values, where: str, seen: set[str]) ->
     except errors.ConfigurationError as error:
         raise errors.ConfigurationError(f"{where}: {error}") from None
     z = multiplier(one)
-    cost = None if z == 0 else noisy(one, releases(one))
-    return Kind(cost, values, z, drawn_of(one))
+    cost = None if z == 0 else gaussian_cost(one, releases(one))
+    return Kind(cost, values, z, draw_of(one))
 
 
 def _require_priced_by_rows(deployment: Deployment) -> None:
@@ -302,13 +302,13 @@ def _with_row(deployment: Deployment, values: Values) -> Deployment:
     return one
 
 
-def _found(
+def _findings_of_row(
     kind: Kind, row: Row, shown: Values, spread: dict[str, set[float]], deployment: Deployment
 ) -> Iterator[Finding]:
     """What a row shows that no number says."""
     values = kind.values
     bound = values.get("clip", deployment.clip.bound)
-    most = math.inf if bound is None else max(listed(bound))
+    most = math.inf if bound is None else max(as_tuple(bound))
     if shown.get("norm_after", 0.0) > most * (1 + CLOSE):
         words = f"round {row.round} has an update of norm {shown['norm_after']:g} above the bound {most:g}"
         yield Finding("unclipped", words, Effect.NO_MECHANISM, remedy="clip each update")
@@ -323,7 +323,7 @@ def _found(
             yield Finding("noise_changes", words, Effect.COUNTED)
 
 
-def _counted(
+def _mechanism_of_rows(
     deployment: Deployment,
     kinds: dict[tuple[str, ...], Kind],
     taken: dict[str, collections.Counter[tuple[str, ...]]],
@@ -333,18 +333,18 @@ def _counted(
     if len({kind.drawn.adjacency for kind in kinds.values()}) > 1:
         words = ", ".join(dict.fromkeys(kind.drawn.words for kind in kinds.values()))
         raise errors.refuse("log", words, "of sums with one kind of neighbours", "check them in logs of their own")
-    costs: dict[frozenset[tuple[Noisy, int]], Noisy] = {}
-    clients: list[Noisy] = []
+    costs: dict[frozenset[tuple[GaussianCost, int]], GaussianCost] = {}
+    clients: list[GaussianCost] = []
     everybody = taken.pop(EVERYBODY, None)
     for counter in taken.values() or ([everybody] if everybody else []):
-        parts: collections.Counter[Noisy] = collections.Counter()
+        parts: collections.Counter[GaussianCost] = collections.Counter()
         for key, times in [*counter.items(), *(everybody.items() if everybody and counter is not everybody else ())]:
             cost = kinds[key].cost
             assert cost is not None  # rows without noise end before
             parts[cost] += times
         alike = frozenset(parts.items())
         if alike not in costs:
-            costs[alike] = _together(sorted(alike, key=repr))
+            costs[alike] = _compose_costs(sorted(alike, key=repr))
         clients.append(costs[alike])
     first = next(iter(kinds.values())).drawn
     words = first.words if first.samplings != (FullBatch(),) else "clients are counted for the rounds that they are in"
@@ -364,8 +364,8 @@ def _counted(
     )
 
 
-def _together(parts: list[tuple[Noisy, int]]) -> Noisy:
+def _compose_costs(parts: list[tuple[GaussianCost, int]]) -> GaussianCost:
     """Releases one after the other, each so many times; of each the worst where a law is unknown."""
     events = [repeated(one.events[0] if len(one.events) == 1 else AnyOf(one.events), times) for one, times in parts]
     reals = [repeated(one.real, times) for one, times in parts if one.real is not None]
-    return Noisy((joined(events),), joined(reals) if len(reals) == len(parts) else None)
+    return GaussianCost((joined(events),), joined(reals) if len(reals) == len(parts) else None)

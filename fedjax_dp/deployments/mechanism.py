@@ -27,7 +27,7 @@ from fedjax_dp.accounting import (
 )
 from fedjax_dp.accounting.guarantee import NoiseMultipliers
 from fedjax_dp.deployments.description import UNKNOWN, Deployment, MemberDraws, RecordDraws, lacking
-from fedjax_dp.deployments.witness import bare, witness_of
+from fedjax_dp.deployments.witness import unwrap, witness_of
 
 VIEWS = {"server": View.UPLOADS, "clients": View.BROADCAST}
 BOUNDING = ("record", "update", "weights")  # clips that bound what their unit can change
@@ -35,7 +35,7 @@ SUMMED = "every epsilon counted whole, added up (pure differential privacy)"
 
 
 @dataclasses.dataclass(frozen=True)
-class Noisy:
+class GaussianCost:
     """Gaussian releases; where a law is unknown there are several events, and the worst counts."""
 
     events: tuple[Event, ...]
@@ -56,7 +56,7 @@ class Noisy:
 
 
 @dataclasses.dataclass(frozen=True)
-class Pure:
+class LaplaceCost:
     """`count` releases of numbers with Laplace noise, each of epsilon `each`, and `more` that nothing may attain."""
 
     each: float
@@ -80,10 +80,10 @@ class Pure:
         return self.epsilon(delta) / epsilon
 
 
-Cost = Noisy | Pure  # what one client pays for all noisy releases
+Cost = GaussianCost | LaplaceCost  # what one client pays for all noisy releases
 
 
-class Drawn(NamedTuple):
+class Draw(NamedTuple):
     """How members of a noisy sum are drawn: one sampling, or several of which any may be true."""
 
     samplings: tuple[Sampling, ...]
@@ -155,8 +155,8 @@ def mechanism_of(deployment: Deployment, view: str | None = None, seen: set[str]
     seen = set() if seen is None else seen
     kinds = [witness_of(one, seen) for one in deployment.kinds]
     deployment = witness_of(deployment, seen)
-    drawn = drawn_of(kinds[0])
-    words = list(dict.fromkeys(drawn_of(one).words for one in kinds))
+    drawn = draw_of(kinds[0])
+    words = list(dict.fromkeys(draw_of(one).words for one in kinds))
     if len(words) > 1:
         drawn = drawn._replace(words=f"{words[0]} and {len(words) - 1} more")
     laplace = deployment.noise.law == "laplace"
@@ -264,7 +264,7 @@ def counts(deployment: Deployment) -> bool:
     return moves and deployment.weights.denominator != "fixed"
 
 
-def drawn_of(deployment: Deployment) -> Drawn:
+def draw_of(deployment: Deployment) -> Draw:
     """How members of the noisy sums are drawn in the eyes of the view, and who is a neighbour.
 
     Clients that are drawn hide nothing but from other clients, and nothing of their records.
@@ -272,37 +272,37 @@ def drawn_of(deployment: Deployment) -> Drawn:
     records, clients = deployment.records, deployment.clients
     if deployment.clip.of == "record" and records is not None:
         if records.law == "poisson" and counts(deployment):
-            return _seen("records, whose number in each batch is public")
-        return _drawn(records, "records")
+            return _visible_draw("records, whose number in each batch is public")
+        return _draw_by_law(records, "records")
     if _of_clients(deployment):
-        return (
-            _seen("clients, whose number in each round is public") if counts(deployment) else _drawn(clients, "clients")
-        )
-    return _seen("clients, who are seen")
+        if counts(deployment):
+            return _visible_draw("clients, whose number in each round is public")
+        return _draw_by_law(clients, "clients")
+    return _visible_draw("clients, who are seen")
 
 
-def _seen(whose: str) -> Drawn:
-    return Drawn((FullBatch(),), Adjacency.REPLACE_ONE, f"{whose}: no amplification by their draw")
+def _visible_draw(whose: str) -> Draw:
+    return Draw((FullBatch(),), Adjacency.REPLACE_ONE, f"{whose}: no amplification by their draw")
 
 
-def _drawn(members: MemberDraws, whose: str) -> Drawn:
+def _draw_by_law(members: MemberDraws, whose: str) -> Draw:
     law, fixed = members.law, Adjacency.REPLACE_ONE
     if law == "poisson":
         sampling: Sampling = Poisson(_chance(members))
-        return Drawn((sampling,), Adjacency.ADD_REMOVE, f"{whose} by {sampling}")
+        return Draw((sampling,), Adjacency.ADD_REMOVE, f"{whose} by {sampling}")
     if law == "fixed":
         sampling = WithoutReplacement(members.size, members.of)
-        return Drawn((sampling,), fixed, f"{whose} by {sampling}")
+        return Draw((sampling,), fixed, f"{whose} by {sampling}")
     if law == "with-replacement":
         sampling = WithReplacement(members.size, members.of)
-        return Drawn((sampling,), fixed, f"{whose} by {sampling}")
+        return Draw((sampling,), fixed, f"{whose} by {sampling}")
     if law == UNKNOWN:
         worst: tuple[Sampling, ...] = (FullBatch(),)
         if members.size is not None and members.of is not None:
             worst = (*worst, WithReplacement(members.size, members.of))
         words = f"the draw of {whose} is unknown: the worse of all in every sum and independent draws with replacement"
-        return Drawn(worst, fixed, words)
-    return Drawn((FullBatch(),), fixed, f"{whose} by law {law}: no amplification by their draw")
+        return Draw(worst, fixed, words)
+    return Draw((FullBatch(),), fixed, f"{whose} by law {law}: no amplification by their draw")
 
 
 def participations(deployment: Deployment) -> int:
@@ -345,10 +345,10 @@ def noise_std(deployment: Deployment) -> float:
     sensitivity = keys.sensitivity if keys.sensitivity is not None else float(deployment.clip.bound)  # type: ignore[arg-type]
     if noise.law == "laplace":
         return math.sqrt(2) * sensitivity / keys.epsilon
-    return sensitivity * classical(keys.delta or 0.0) / keys.epsilon
+    return sensitivity * classical_factor(keys.delta or 0.0) / keys.epsilon
 
 
-def classical(delta: float) -> float:
+def classical_factor(delta: float) -> float:
     """sqrt(2 ln(1.25 / delta)): of the formula for Gaussian noise that holds for epsilon below 1."""
     return math.sqrt(2 * math.log(1.25 / delta))
 
@@ -392,19 +392,19 @@ def count_multiplier(deployment: Deployment) -> float | None:
     clip = deployment.clip
     if clip.threshold != "adaptive" or clip.count_noise is None:
         return None
-    exchanged = drawn_of(deployment).adjacency is Adjacency.REPLACE_ONE
+    exchanged = draw_of(deployment).adjacency is Adjacency.REPLACE_ONE
     most = 0.5 if exchanged or clip.count_bits == "half" else 1.0
     return clip.count_noise / (most * math.sqrt(clip.tensors if clip.scope == "tensor" and clip.tensors else 1))
 
 
 def cost_of(deployment: Deployment, count: int) -> Cost:
     """What one client pays for `count` of its noisy sums."""
-    return _pure(deployment, count) if deployment.noise.law == "laplace" else noisy(deployment, count)
+    return _laplace_cost(deployment, count) if deployment.noise.law == "laplace" else gaussian_cost(deployment, count)
 
 
-def noisy(deployment: Deployment, count: int) -> Noisy:
+def gaussian_cost(deployment: Deployment, count: int) -> GaussianCost:
     """The same of Gaussian noise."""
-    drawn, unit, records = drawn_of(deployment), deployment.hidden, deployment.records
+    drawn, unit, records = draw_of(deployment), deployment.hidden, deployment.records
     steps = [
         GaussianSteps(multiplier(deployment), sampling, drawn.adjacency, count, unit) for sampling in drawn.samplings
     ]
@@ -416,26 +416,26 @@ def noisy(deployment: Deployment, count: int) -> Noisy:
     if counts(deployment):  # in which the worst of what is divided by is counted, and no draw
         if not by_record or records is None:  # the others know whether they came, and so together who else did
             once = dataclasses.replace(steps[0], count=1)
-            real = RandomParticipation(once, _chance(bare(deployment.clients)), count)
+            real = RandomParticipation(once, _chance(unwrap(deployment.clients)), count)
         elif records.law == "poisson":
-            chance, among = _chance(bare(records)), bare(records).of
+            chance, among = _chance(unwrap(records)), unwrap(records).of
             if deployment.noise.on == "mean":  # what is counted happens in batches that a record has for itself
                 chance *= 0.0 if among is None else (1 - chance) ** (among - 1)  # type: ignore[operator]
             real = dataclasses.replace(steps[0], sampling=Poisson(chance)) if chance else None
         else:
             real = None
-    return Noisy(tuple(events), real)
+    return GaussianCost(tuple(events), real)
 
 
-def _pure(deployment: Deployment, count: int) -> Cost:
+def _laplace_cost(deployment: Deployment, count: int) -> Cost:
     chosen = deployment.selection
     if chosen is not None and deployment.noise.on == "message":
         # Lyu, Su, Li 2017, arXiv:1603.01699: the threshold's part, and a part for each answer, of which there may be
         # as many as numbers are queried
         threshold = chosen.epsilon / (1 + (2 * chosen.answers) ** (2 / 3))
         choice = threshold + (chosen.epsilon - threshold) * chosen.of / chosen.answers
-        return Pure(chosen.release, chosen.answers * count, choice * count)
-    drawn, law = drawn_of(deployment), deployment.clients.law
+        return LaplaceCost(chosen.release, chosen.answers * count, choice * count)
+    drawn, law = draw_of(deployment), deployment.clients.law
     if _of_clients(deployment) and law in ("with-replacement", UNKNOWN):
         remedy = "one client may stand in a sum several times, which is written for Gaussian noise alone"
         raise errors.refuse("noise.law", "laplace", f"gaussian for clients by law {law}", remedy)
@@ -444,10 +444,10 @@ def _pure(deployment: Deployment, count: int) -> Cost:
     everybody = law not in ("poisson", "fixed") or not _of_clients(deployment)
     exact = deployment.clip.norm != "l2" and everybody
     each = change / scale
-    return Pure(each, count) if exact else Pure(0.0, count, each * count)
+    return LaplaceCost(each, count) if exact else LaplaceCost(0.0, count, each * count)
 
 
-def assumptions_of(deployment: Deployment, drawn: Drawn) -> list[str]:
+def assumptions_of(deployment: Deployment, drawn: Draw) -> list[str]:
     """What has to be true for the numbers to hold."""
     lines = ["of what was described, and of nothing that the description leaves out", drawn.words]
     if deployment.unit == "client":

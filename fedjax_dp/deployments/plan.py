@@ -13,7 +13,7 @@ from fedjax_dp.deployments.check import Check, check
 from fedjax_dp.deployments.description import BLANK, Deployment
 from fedjax_dp.deployments.mechanism import (
     bound_of,
-    classical,
+    classical_factor,
     count_multiplier,
     mechanism_of,
     multiplier,
@@ -97,18 +97,16 @@ def plan(deployment: Deployment, *, epsilon: float, delta: float | None = None, 
     found = stds[0] if len(stds) == 1 else tuple(stds)
     planned = dataclasses.replace(deployment, noise=dataclasses.replace(noise, std=found))
     checked = check(planned)
-    one = planned.kinds[0]
-    if system is None:
-        return Plan(checked, checked_multipliers(planned), {})
-    if len(stds) > 1:
+    if system is not None and len(stds) > 1:
         raise errors.refuse("for", system, "left out where clients have noise of their own", "plan without it")
-    facts = facts_of(one)
+    facts = {} if system is None else facts_of(planned.kinds[0])
     written = {
         name: _result(ast.parse(value, mode="eval").body, facts) if isinstance(value, str) else value
-        for name, value in settings["settings"].items()
+        for name, value in settings.get("settings", {}).items()
     }
     written = {name: value for name, value in written.items() if value is not None}
-    return Plan(checked, checked_multipliers(planned), written, settings.get("note", ""), settings["name"])
+    about = settings.get("note", ""), settings.get("name", "")
+    return Plan(checked, checked_multipliers(planned), written, *about)
 
 
 def checked_multipliers(deployment: Deployment) -> tuple[float, ...]:
@@ -158,7 +156,7 @@ def facts_of(one: Deployment) -> dict[str, Any]:
         "expected_cohort": drawn,
         "fraction": None if size is None or of is None else size / of,
         "delta": one.delta,
-        "classical_epsilon": float(bound) * classical(one.delta) / std,  # type: ignore[arg-type]
+        "classical_epsilon": float(bound) * classical_factor(one.delta) / std,  # type: ignore[arg-type]
         "equal_shares": 1 if alike else None,
     }
 

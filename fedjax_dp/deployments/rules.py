@@ -92,7 +92,7 @@ def _ignored_setting(deployment: Deployment, view: str) -> Findings:
 
 def _no_noise(deployment: Deployment, view: str) -> Findings:
     noise = deployment.noise
-    none = noise.law in ("none", UNKNOWN) or (noise.std is not None and 0 in listed(noise.std))
+    none = noise.law in ("none", UNKNOWN) or (noise.std is not None and 0 in as_tuple(noise.std))
     if none:
         yield Finding("no_noise", f"noise law is {noise.law}, std {noise.std or 0}", Effect.NO_MECHANISM)
     elif view == "server" and noise.by == "server":
@@ -255,13 +255,13 @@ def _laws(case: Case) -> Findings:
         words = f"records are counted by law {assumed.records} and drawn by law {drawn}"
         yield Finding("amplification_of_one_draw" if drawn == "once" else "sampling_law", words, Effect.CLAIM)
     steps = deployment.records.steps if deployment.records is not None else 1
-    if max(listed(steps or 1)) > 1 and assumed.noise == "summed":
+    if max(as_tuple(steps or 1)) > 1 and assumed.noise == "summed":
         words = "the noise of many clients is added up over several local steps, which depend on it"
         yield Finding("aggregated_noise_of_many_steps", words, Effect.CLAIM)
 
 
 def _hypothetical_population(case: Case) -> Findings:
-    if (epsilon := hypothetical(case)) is not None:
+    if (epsilon := hypothetical_epsilon(case)) is not None:
         assumed = case.claim.assumes
         words = (
             f"the claim is of {assumed.population:,} clients of whom {assumed.cohort:,} come; of such a deployment "
@@ -270,7 +270,7 @@ def _hypothetical_population(case: Case) -> Findings:
         yield Finding("hypothetical_population", words, Effect.CLAIM)
 
 
-def hypothetical(case: Case) -> float | None:
+def hypothetical_epsilon(case: Case) -> float | None:
     """Epsilon of the population and the cohort that a claim is about, with the noise that is added to the mean."""
     deployment, assumed = case.deployment, case.claim.assumes
     central = deployment.unit == "client" and deployment.noise.by == "server"
@@ -286,7 +286,7 @@ def hypothetical(case: Case) -> float | None:
 def _delta_not_small(case: Case) -> Findings:
     """The units are clients, or the records of one."""
     members = case.deployment.clients if case.deployment.unit == "client" else case.deployment.records
-    units = None if members is None or members.of is None else min(listed(members.of))
+    units = None if members is None or members.of is None else min(as_tuple(members.of))
     if case.delta >= LARGEST_DELTA or (units is not None and case.delta * units >= 1):
         among = "" if units is None else f" among {units:,} {case.deployment.unit}s"
         yield Finding("delta_not_small", f"delta {case.delta:g} is no small probability{among}", Effect.CLAIM)
@@ -333,7 +333,7 @@ def _span(numbers: list[int]) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def listed(value: Any) -> tuple[Any, ...]:
+def as_tuple(value: Any) -> tuple[Any, ...]:
     """A list of a fact of clients, or the one fact of all."""
     return value if isinstance(value, tuple) else (value,)
 

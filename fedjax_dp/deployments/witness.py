@@ -28,6 +28,6 @@ def witness_of(facts: F, seen: set[str]) -> F:
     return cast(F, Witness(facts, seen))
 
 
-def bare(facts: F) -> F:
+def unwrap(facts: F) -> F:
     """The facts themselves, for what says how tight a number is and not what it is."""
     return cast(F, facts._facts) if isinstance(facts, Witness) else facts

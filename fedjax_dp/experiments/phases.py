@@ -12,7 +12,7 @@ import numpy as np
 
 from fedjax_dp import own_code
 from fedjax_dp.accounting import Guarantee, Unit
-from fedjax_dp.accounting.composed_phases import is_own_code, spent
+from fedjax_dp.accounting.composed_phases import encode_releases, is_own_code
 from fedjax_dp.display import finite, without_addresses
 from fedjax_dp.models import Model
 from fedjax_dp.models.origins import RUN, before_last, clients_in, longest_lines, phases_of, values_digest, with_phase
@@ -104,7 +104,7 @@ def _cost(planned: PlannedRun, guarantee: Guarantee) -> dict[str, Any]:
     by_name = counted.terms.participation in BY_NAME_ALONE
     if by_name:  # whoever begins with the model needs what it really cost
         counted = counted.with_terms(participation="schedule")
-    released = spent(own_events(counted, training_events(counted))) if private else None
+    released = encode_releases(own_events(counted, training_events(counted))) if private else None
     facts = {"rounds": planned.rounds, **_epsilons(guarantee), "spent": released}
     if by_name and released and any(map(is_own_code, released["events"])):  # nobody else can tell the other epsilon
         facts["epsilon"] = None

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedjax_dp import errors, folders
 from fedjax_dp.accounting import Event
-from fedjax_dp.accounting.composed_phases import counted_with
+from fedjax_dp.accounting.composed_phases import phases_counted_in
 from fedjax_dp.accounting.events import each
 from fedjax_dp.accounting.ledger import Ledger, phases_in, read_rounds, text_of
 from fedjax_dp.display import comma_separated, finite
@@ -50,7 +50,7 @@ def read_ledger(path: pathlib.Path) -> Ledger:
     *_, phase = every = phases_of(text, str(file))
     if phase["kind"] != RUN:
         raise errors.refuse(str(file), f"a ledger that ends with {phase['kind']}", "that of a run", PUT_BACK)
-    return dataclasses.replace(read_rounds(text, phase, str(file)), before=counted_with(every))
+    return dataclasses.replace(read_rounds(text, phase, str(file)), before=phases_counted_in(every))
 
 
 def require_own(folder: pathlib.Path, ready: "Experiment") -> None:

@@ -19,11 +19,11 @@ from fedjax_dp.accounting.composed_phases import (
     ANY_CLIENT,
     Kind,
     Phase,
-    about,
+    compose_past,
+    describe_phase,
     events_for,
     is_private,
     kind_of,
-    past_of,
     same_clients,
     with_past,
     without_price,
@@ -65,7 +65,7 @@ class PriorRun(NamedTuple):
         """
         if (own := kind_of(self.phase)) is not None and own != kind:
             of_that, of_this = (f"one {unit} ({adjacency.value} neighbours)" for unit, adjacency in (own, kind))
-            got = f"{about(self.phase)}, whose epsilon {self.phase['epsilon']:.4g} is for {of_that}"
+            got = f"{describe_phase(self.phase)}, whose epsilon {self.phase['epsilon']:.4g} is for {of_that}"
             remedy = "these are two guarantees, which do not add up: each holds by itself"
             raise errors.refuse("the phase before", got, f"for {of_this}, as this run is", remedy)
         return events_for(self.phase, self.known_by is not None, kind, num_clients)
@@ -90,7 +90,7 @@ class Initialization(Qualifier):
     @property
     def listed(self) -> str:
         """The prior runs in words."""
-        return ", ".join(about(one.phase) for one in self.prior_runs)
+        return ", ".join(describe_phase(one.phase) for one in self.prior_runs)
 
     @property
     def views(self) -> list[View]:
@@ -121,7 +121,7 @@ class Initialization(Qualifier):
         for phase in (one.phase for one in self.prior_runs):
             known = phase.get("colluders")
             if known is not None and known < colluders and phase.get("view") != View.UPLOADS.value:
-                return f"{about(phase)} before it is counted with {known} colluders: count both with as many"
+                return f"{describe_phase(phase)} before it is counted with {known} colluders: count both with as many"
         return None
 
     def releases(self, events: list[Event]) -> list[Event]:
@@ -129,11 +129,11 @@ class Initialization(Qualifier):
 
         Raises: ConfigurationError where these are of another unit or other neighbours.
         """
-        return with_past(past_of(self._earlier(adjacency_of(events))), events)
+        return with_past(compose_past(self._earlier(adjacency_of(events))), events)
 
     def target(self, target: Target, accountant: str) -> Target:
         """Refuse budgets that the prior runs have spent, which no noise of the run changes."""
-        past = past_of(self._earlier(adjacency_of(target.events)))
+        past = compose_past(self._earlier(adjacency_of(target.events)))
         if past is None:
             return target
         if max(sum(step.lost * count for step, count in event.leaves()) for event in distinct(past)) >= target.delta:
@@ -158,7 +158,7 @@ class Initialization(Qualifier):
         phases = []
         for one, events in zip(self.prior_runs, self._earlier(adjacency_of(account.events)), strict=True):
             epsilon = max(epsilons_of(events, account.delta, account.accountant))
-            phases.append(EarlierPhase(about(one.phase), epsilon, one.phase.get("view"), one.members))
+            phases.append(EarlierPhase(describe_phase(one.phase), epsilon, one.phase.get("view"), one.members))
         alone = max(epsilons_of(account.events, account.delta, account.accountant))
         return {"phases": tuple(phases), "alone": alone}
 
@@ -227,7 +227,7 @@ def _apart(private: Sequence[Origin], counted: Sequence[Phase]) -> str | None:
     places = [place for place, phase in enumerate(phases) if phase in counted]
     for earlier, later in itertools.combinations(places, 2):
         if later - earlier not in (phases[later].get("continues") or ()):
-            return f"{about(phases[earlier])} and {about(phases[later])}"
+            return f"{describe_phase(phases[earlier])} and {describe_phase(phases[later])}"
     return None
 
 
@@ -288,7 +288,7 @@ def _unknown(origin: Origin, phases: Sequence[Phase]) -> Initialization | None:
 def _composed(origin: Origin, prior_runs: Sequence[PriorRun], signs: Mapping[int, _Sign]) -> str:
     lines = [f"training begins with {origin}"]
     for one, sign in zip(prior_runs, signs.values(), strict=True):
-        lines += [f"of {about(one.phase)}, {one.members}", *([sign.reason] if sign.deniable else [])]
+        lines += [f"of {describe_phase(one.phase)}, {one.members}", *([sign.reason] if sign.deniable else [])]
     return "; ".join(lines)
 
 

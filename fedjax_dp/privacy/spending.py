@@ -15,8 +15,8 @@ from fedjax_dp.accounting import (
     repeated,
     squared_mu,
 )
-from fedjax_dp.accounting.events import distinct, numbered
-from fedjax_dp.accounting.ledger import ROUND, VERSION, listed
+from fedjax_dp.accounting.events import distinct, number_events
+from fedjax_dp.accounting.ledger import ROUND, VERSION, encode_events
 from fedjax_dp.display import finite
 from fedjax_dp.privacy.client_events import client_events, own_events, training_events
 from fedjax_dp.privacy.planned_run import PlannedRun
@@ -147,7 +147,7 @@ class Spending:
         They do not for noise that is correlated over rounds, slots that are kept, or what is released once a run.
         """
         run = self.run
-        kinds, kind = numbered(own_events(run, training_events(run.prefix(1), at_least=1)))
+        kinds, kind = number_events(own_events(run, training_events(run.prefix(1), at_least=1)))
         if any(step.sampling.kept for event in kinds for step, _ in event.leaves()):
             return None
         rows = zip(kind.tolist(), self.counts(run.rounds).tolist(), self.events(run.rounds), strict=True)
@@ -202,11 +202,11 @@ class Spending:
             before = self.events(index) if index else [None] * num_clients
             after = self.events(index + 1)
             grown = [client for client, events in enumerate(zip(before, after, strict=True)) if events[0] != events[1]]
-            return listed(*numbered(after), np.array(grown, int)) | {"so_far": True}
-        often = self.run.participation_counts(index) if self.by_schedule else np.ones(num_clients, int)
-        line = listed(one.events, one.kind, np.flatnonzero(often)) | {"so_far": False}
+            return encode_events(*number_events(after), np.array(grown, int)) | {"so_far": True}
+        often = self.run.participation_counts(index) if self.scheduled else np.ones(num_clients, int)
+        line = encode_events(one.events, one.kind, np.flatnonzero(often)) | {"so_far": False}
         for count in range(2, int(often.max(initial=1)) + 1):  # who trains twice is named twice
-            again = listed(one.events, one.kind, np.flatnonzero(often >= count))
+            again = encode_events(one.events, one.kind, np.flatnonzero(often >= count))
             places = [line["events"].index(event) for event in again["events"]]
             line["clients"] += [[ids, places[place]] for ids, place in again["clients"]]
         return line

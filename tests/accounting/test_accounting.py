@@ -1,7 +1,9 @@
 """Accountants against reference vectors made with other tools, and the laws they must obey."""
 
 import dataclasses
+import doctest
 import fractions
+import importlib
 import itertools
 import json
 import math
@@ -304,13 +306,6 @@ def test_replace_one_takes_the_sensitivity_2c_where_dp_accountings_rdp_takes_c()
     assert wrong.get_epsilon(1e-5) < epsilon_of(event, 1e-5, "gaussian") < epsilon_of(event, 1e-5, "rdp")
 
 
-def test_fixed_size_batches_are_not_the_poisson_event_of_jax_privacy():
-    """jax-privacy 2.0 reports 1.55 for this event, below what two real neighbours attain."""
-    event = fixed_size(2.0, 64, 6000, 1000)
-    assert epsilon_of(event, 1e-5, ATTAINED) == pytest.approx(1.96, abs=0.005)
-    assert all(epsilon_of(event, 1e-5, name) > 1.96 for name in ("pld", "rdp", "zcdp"))
-
-
 def test_one_noise_under_three_readings():
     """Section 4 of the accounting notes: 0.62, 1.21, and between 1.83 and 2.20 for the same z, rate and steps."""
     assert epsilon_of(poisson(2.0, 0.01, 1000), 1e-5) == pytest.approx(0.62, abs=0.005)
@@ -499,7 +494,7 @@ def test_mixture_over_participation_lies_between_mean_and_worst_and_under_the_qu
     each = fixed_size(2.0, 5, 100, 3)
     law = RandomParticipation(each, 0.3, 20)
     mixed = epsilon_of(law, 1e-4)
-    assert epsilon_of(dataclasses.replace(each, count=3 * 6), 1e-4) < mixed
+    assert epsilon_of(dataclasses.replace(each, count=3 * 6), 1e-4) < mixed  # of the mean, which papers count
     assert mixed < epsilon_of(dataclasses.replace(each, count=3 * 20), 1e-4)
     most = accounting.participation_quantile(20, 0.3, 0.25e-4)
     left = 1e-4 - accounting.participation_tail(20, 0.3, most)
@@ -510,14 +505,6 @@ def test_mixture_over_participation_lies_between_mean_and_worst_and_under_the_qu
         count.pmf(k) * accounting.cost_of(dataclasses.replace(each, count=3 * k)).delta(1.0) for k in range(1, 21)
     )
     assert curve.delta(1.0) == pytest.approx(averaged, rel=2e-3)
-
-
-def test_expected_participation_is_not_the_ex_ante_account():
-    """The wrong program that papers run: the mean count in place of the law reports less than the law."""
-    each = fixed_size(1.6, 10, 100, 5)
-    assert epsilon_of(dataclasses.replace(each, count=5 * 6), 1e-5) < epsilon_of(
-        RandomParticipation(each, 0.3, 20), 1e-5
-    )
 
 
 def test_gdp_trade_off_is_what_delta_promises():
@@ -623,12 +610,6 @@ def test_every_accountant_calibrates_every_event_it_covers(name, accountant):
         assert spent > 0.699
 
 
-def test_calibration_is_monotone_in_the_budget():
-    for accountant in ("pld", "rdp"):
-        noises = [noise_multiplier_for(EVENTS["composed"], e, 1e-5, accountant) for e in (0.1, 0.3, 1.0, 3.0, 10.0)]
-        assert all(a > b for a, b in itertools.pairwise(noises))
-
-
 # --- limits, speed, bad input ----------------------------------------------------------------------------------------
 
 
@@ -654,23 +635,6 @@ def test_losses_beyond_what_exp_can_hold_are_composed_all_the_same():
     assert epsilon_of(event, 1e-5) == pytest.approx(one.self_compose(100_000).get_epsilon_for_delta(1e-5), rel=5e-3)
     assert epsilon_of(event, 1e-5) < epsilon_of(event, 1e-5, "rdp")
     assert noise_multiplier_for(event, 701.0, 1e-5) == pytest.approx(noise_multiplier_for(event, 699.0, 1e-5), rel=0.01)
-
-
-@pytest.mark.parametrize(
-    ("noise", "sampling", "delta"),
-    [
-        (0.3, FullBatch(), 1e-5),
-        (1e9, Poisson(0.1), 1e-12),
-        (1e-3, FullBatch(), 1e-5),
-        (5.0, Poisson(1e-6), 1e-12),
-        (2.0, Poisson(0.999999), 1e-9),
-        (0.06, Poisson(1e-4), 1e-3),
-    ],
-)
-def test_extreme_events_have_an_answer(noise, sampling, delta):
-    event = RandomParticipation(GaussianSteps(noise, sampling, ADD_REMOVE, 10), 0.5, 50)
-    pld, rdp = epsilon_of(event, delta), epsilon_of(event, delta, "rdp")
-    assert 0 <= pld <= rdp * (1 + 1e-3) + 1e-9 or math.isinf(pld)
 
 
 def test_parts_that_release_nothing_cost_nothing():
@@ -735,17 +699,6 @@ def test_long_compositions_are_quick_and_their_discretisation_error_is_as_stated
     assert fine * (1 - 1e-9) <= quick <= fine * (1 + 5e-4)
 
 
-def test_a_ledger_asks_once_for_each_kind_of_client():
-    ledger = [fixed_size(2.0, 10, 600, 30 * (1 + i % 50)) for i in range(1000)]
-    told = []
-    began = time.process_time()
-    epsilons = accounting.epsilons_of(ledger, 1e-5, progress=lambda done, total: told.append((done, total)))
-    assert time.process_time() - began < 10
-    assert told == [(i + 1, 50) for i in range(50)]
-    assert len(epsilons) == 1000
-    assert epsilons[7] == epsilons[57] == epsilon_of(ledger[7], 1e-5)
-
-
 @pytest.mark.parametrize(
     ("call", "words"),
     [
@@ -808,16 +761,11 @@ def test_bad_input_is_refused_in_one_line(call, words):
     assert "\n" not in str(caught.value)
 
 
-def test_doctests_of_the_package():
-    import doctest
-    import importlib
-
-    tried = 0
-    for name in ("", ".gaussian", ".zcdp", ".participation"):
-        outcome = doctest.testmod(importlib.import_module(f"fedjax_dp.accounting{name}"))
-        assert outcome.failed == 0
-        tried += outcome.attempted
-    assert tried >= 5
+def test_examples_of_the_package_print_what_they_say():
+    names = ["", *(f".{file.stem}" for file in pathlib.Path(accounting.__file__).parent.glob("[a-z]*.py"))]
+    outcomes = [doctest.testmod(importlib.import_module(f"fedjax_dp.accounting{name}")) for name in names]
+    assert sum(outcome.failed for outcome in outcomes) == 0
+    assert sum(outcome.attempted for outcome in outcomes) >= 30
 
 
 def test_accounting_and_its_commands_work_without_jax():
@@ -902,6 +850,9 @@ def priced_or_refused(noise, drawn, kind, count, delta):
         (1e-9, EXTREMES[1], "alone", 10**9, 0.5),
         (1e-9, EXTREMES[0], "alone", 10**9, 1 - 1e-6),
         (1e12, EXTREMES[4], "mixed", 10, 1e-300),
+        (1e9, (Poisson(0.1), ADD_REMOVE), "random", 10, 1e-12),
+        (2.0, (Poisson(0.999999), ADD_REMOVE), "random", 10, 1e-9),
+        (0.06, (Poisson(1e-4), ADD_REMOVE), "random", 10, 1e-3),
     ],
 )
 def test_extreme_noise_has_a_price(noise, drawn, kind, count, delta):

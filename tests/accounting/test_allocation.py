@@ -22,7 +22,6 @@ from fedjax_dp.accounting import (
     RandomAllocation,
     RandomParticipation,
     Shuffled,
-    SkellamSums,
     TruncatedPoisson,
     WithoutReplacement,
     WithReplacement,
@@ -267,19 +266,3 @@ def test_of_shuffled_passes_a_zero_out_costs_half_the_sensitivity():
     """mu is sqrt(passes) / z: closed form."""
     event = steps(8.0, Shuffled(60, 600), 100, ZERO_OUT)
     assert epsilon_of(event, 1e-4) == pytest.approx(1.2987211223974002, rel=1e-8)
-
-
-def test_events_of_different_neighbours_do_not_compose():
-    with pytest.raises(errors.ConfigurationError, match="of one unit and adjacency"):
-        Composed((steps(2.0, FullBatch(), 1, ZERO_OUT), steps(2.0, FullBatch(), 1)))
-
-
-def test_other_noise_has_no_price_by_laws_that_span_sums():
-    @dataclasses.dataclass(frozen=True)
-    class Another(SkellamSums):
-        @property
-        def sampling(self):
-            return BallsInBins(3)
-
-    with pytest.raises(NotCoveredError, match="known of Gaussian noise alone"):
-        Another(40.0, 2.0, 3.0, ADD_REMOVE, 2)

@@ -37,14 +37,14 @@ from fedjax_dp.accounting import (
 from fedjax_dp.accounting.accountants import total
 from fedjax_dp.accounting.calibrate import UnreachableError
 from fedjax_dp.accounting.composed_phases import (
-    counted_with,
+    compose_past,
     digest_of_names,
+    encode_releases,
     events_for,
     events_of,
     is_private,
-    past_of,
+    phases_counted_in,
     same_clients,
-    spent,
     with_past,
     worst_of,
 )
@@ -89,9 +89,9 @@ def test_two_phases_have_the_epsilon_of_the_specification_in_either_order(first,
 def test_a_second_phase_of_no_rounds_costs_what_the_first_did():
     for first in (drawn(4.0, 10, 100, 20), StatedPrivacy(1.0, 1e-6, REPLACE)):
         nothing = drawn(4.0, 10, 100, 0)
-        (both,) = with_past(past_of([[first]]), [nothing])
+        (both,) = with_past(compose_past([[first]]), [nothing])
         assert epsilon_of(both, 1e-5) == pytest.approx(epsilon_of(first, 1e-5), rel=1e-12)
-        assert with_past(past_of([[nothing]]), [first]) == [first]
+        assert with_past(compose_past([[nothing]]), [first]) == [first]
         assert with_past(None, [first]) == [first]
 
 
@@ -223,7 +223,7 @@ def test_of_what_nobody_knows_exactly_the_worst_counts_under_every_accountant():
 def phase(events=None, *, records="aa", names=None, **changes):
     """The facts of a run's phase, with these events of its clients."""
     count = 3 if events is None else len(events)
-    known = None if events is None else json.loads(json.dumps(spent(events)))
+    known = None if events is None else json.loads(json.dumps(encode_releases(events)))
     return {
         "kind": "run",
         "algorithm": "dpnfl",
@@ -300,9 +300,9 @@ def test_where_epsilon_and_delta_alone_are_known_every_client_has_them():
 
 def test_phases_that_a_run_goes_on_from_are_so_many_lines_back():
     first, between = phase(ABC), phase(ABC, records="bb")
-    assert counted_with([first, between, phase(ABC, continues=[2])]) == (first,)
-    assert counted_with([first, between, phase(ABC, continues=[2, 1])]) == (first, between)
-    assert counted_with([first, phase(ABC)]) == ()
+    assert phases_counted_in([first, between, phase(ABC, continues=[2])]) == (first,)
+    assert phases_counted_in([first, between, phase(ABC, continues=[2, 1])]) == (first, between)
+    assert phases_counted_in([first, phase(ABC)]) == ()
 
 
 HOSTILE = {

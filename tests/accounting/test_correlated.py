@@ -112,11 +112,6 @@ def test_correlated_noise_gains_at_equal_privacy(releases, participations, separ
     assert error(1) > gain * min(map(error, range(1, 65)))
 
 
-def test_a_member_of_every_release_gains_nothing():
-    errors = [correlated_sensitivity(a, 50, 50, 1) * prefix_error(a, 50) for a in map(inverse_root_bands, range(1, 51))]
-    assert min(errors) == errors[0]
-
-
 @pytest.mark.parametrize("bands", [2, 3, 10, 64])
 def test_inverse_root_bands_are_covered(bands):
     assert np.isfinite(correlated_sensitivity(inverse_root_bands(bands), 5000, 5, 1000))

@@ -41,7 +41,6 @@ from fedjax_dp.accounting import (
     gaussian_trade_off,
     mu_of,
     noise_at_most,
-    noise_factor_for,
     one_run_contradicts,
     one_run_epsilon,
     one_run_mu,
@@ -226,18 +225,6 @@ def test_to_keep_the_better_of_both_tests_after_the_trials_is_wrong_more_often_t
     assert (law * np.where(by_halves, 1.0, jointly)).sum() > 1.02 * STATED
 
 
-@pytest.mark.parametrize("rate", [0.02, 0.5, 0.9])
-def test_identical_worlds_are_told_apart_jointly_no_more_often_than_stated(rate):
-    trials = 1000
-    told = int((-2 * ndtri(joint_bounds(trials)) > 0).sum()) - 1  # errors with which mu is above 0
-    bounds = error_bounds(told // 2, trials, told - told // 2, trials, joint=True)
-    assert mu_of(bounds) > 0
-    assert epsilon_of_any(bounds, 1e-300) > 0
-    chance = float(chance_of_so_few(told, trials, np.array([rate]), np.array([1 - rate]))[0])
-    assert chance <= STATED
-    assert rate != 0.5 or chance > 0.9 * STATED
-
-
 @pytest.mark.parametrize(
     ("event", "accountant"),
     [
@@ -354,15 +341,6 @@ def test_a_curve_is_one_and_agrees_with_the_accountants_epsilons(event, accounta
         assert (values >= lines - 2e-3 * (values > 0)).all()  # no looser than at this delta
     more = trade_off(event.scaled(1.5), accountant)
     assert (more(rates) >= values - 1e-12).all()
-
-
-def test_looser_accountants_promise_less():
-    rates = np.linspace(0.01, 0.99, 99)
-    for event in (gaussian(2.0, 3), poisson(1.0, 0.1, 20)):
-        pld, rdp, zcdp = (trade_off(event, name)(rates) for name in ("pld", "rdp", "zcdp"))
-        assert (pld >= rdp - 1e-4).all()
-        assert (rdp >= zcdp - 1e-3).all()
-        assert pld.sum() > rdp.sum() > zcdp.sum() - 1e-2
 
 
 def test_curves_at_the_ends():
@@ -485,7 +463,7 @@ def test_a_sampled_mechanism_is_best_told_by_its_tail():
     assert evidence(0.0) < best - 0.1
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # in CI `test_a_thousand_pilot_scores_find_a_good_test` keeps the law at one of these points
 @pytest.mark.parametrize(
     ("epsilon", "trials", "least", "halves"),
     [
@@ -503,30 +481,6 @@ def test_plans_keep_their_efficiency_over_many_audits(epsilon, trials, least, ha
     rng = np.random.default_rng(4)
     assert efficiency(epsilon, trials // 4, trials, 300, rng) >= least
     assert efficiency(epsilon, trials // 4, trials, 300, rng, (False,)) <= halves
-
-
-def sampled_scores(world, count, noise, rng):
-    """Likelihood ratios of a record that joins one batch in ten, 50 times, or is elsewhere."""
-    seen = noise * rng.normal(size=(count, 50)) + world * (rng.random((count, 50)) < 0.1)
-    return np.log(0.9 + 0.1 * np.exp((seen - 0.5) / noise**2)).sum(1)
-
-
-@pytest.mark.parametrize(("epsilon", "trials", "joint"), [(1.0, 4000, True), (8.0, 40_000, False)])
-def test_sampled_steps_are_put_to_the_test_that_proves_more(epsilon, trials, joint):
-    """Audits of many trials tell rare sure hits apart; few trials tell the bulk."""
-    rng, event = np.random.default_rng(11), fixed_size(1.0, 10, 100, 50)
-    event = event.scaled(noise_factor_for(event, epsilon, DELTA))
-    worlds = [sampled_scores(world, 40_000, event.relative_noise, rng) for world in (0, 1)]
-    curve, chosen, evidence = trade_off(event), [], {False: [], True: []}
-    for _ in range(9):
-        pilot = [rng.choice(scores, trials // 4) for scores in worlds]
-        chosen.append(choose_test(*pilot, trials, STATED, curve).joint)
-        for kind, found in evidence.items():
-            plan = choose_test(*pilot, trials, STATED, curve, (kind,))
-            fp, fn = plan.judge(*(rng.choice(scores, trials) for scores in worlds)).corner
-            found.append(float(ndtri(curve(fp)) - ndtri(fn)))
-    assert (np.mean(evidence[True]) > np.mean(evidence[False])) == joint
-    assert np.mean(np.array(chosen) == joint) > 0.6
 
 
 def test_thresholds_do_not_depend_on_the_unit_of_the_scores():
@@ -696,12 +650,3 @@ def test_bad_input_is_refused_in_one_line(call, words):
         call()
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_doctests():
-    import doctest
-    import importlib
-
-    for name in ("empirical", "trade_offs"):
-        found = doctest.testmod(importlib.import_module(f"fedjax_dp.accounting.{name}"))
-        assert found == (0, {"empirical": 4, "trade_offs": 2}[name])

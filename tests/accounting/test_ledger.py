@@ -30,8 +30,8 @@ from fedjax_dp.accounting import (
 )
 from fedjax_dp.accounting.ledger import (
     VERSION,
-    decoded,
-    encoded,
+    decode_event,
+    encode_event,
     ids_of,
     phases_in,
     ranges,
@@ -73,15 +73,15 @@ EVENTS = [
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
 def test_an_event_is_the_same_after_it_was_written_and_read(event):
     leaf = next(iter(event.leaves()))[0]
-    content = json.loads(json.dumps(encoded(event)))
-    assert decoded(content, leaf.adjacency, leaf.unit) == event
+    content = json.loads(json.dumps(encode_event(event)))
+    assert decode_event(content, leaf.adjacency, leaf.unit) == event
 
 
 def test_an_event_that_another_version_wrote_is_one_line():
-    content = encoded(steps(2.0))
+    content = encode_event(steps(2.0))
     for other in (content | {"later": 1}, {name: content[name] for name in content if name != "group"}):
         with pytest.raises(ConfigurationError, match="gaussian with the fields of another version; run the config"):
-            decoded(other, REPLACE, Unit.RECORD)
+            decode_event(other, REPLACE, Unit.RECORD)
 
 
 @pytest.mark.parametrize("event", EVENTS[:10], ids=lambda event: type(event).__name__)
@@ -104,7 +104,7 @@ def line(index, **more):
         "ledger": VERSION,
         "kind": "round",
         "round": index,
-        "events": [encoded(steps(1.5)), encoded(steps(2.5))],
+        "events": [encode_event(steps(1.5)), encode_event(steps(2.5))],
         "clients": [[[0, 2], 0], [[3], 1]],
         "so_far": False,
         "unit": "record",
@@ -143,7 +143,7 @@ def test_clients_pay_for_the_rounds_that_name_them():
 
 
 def test_events_of_everything_so_far_take_the_place_of_those_before():
-    now = [encoded(repeated(steps(1.5), 7))]
+    now = [encode_event(repeated(steps(1.5), 7))]
     ledger = read_rounds(text(line(0, so_far=True), line(1, events=now, clients=[[[2], 0]], so_far=True)), PHASE, "x")
     assert [sum(n for _, n in event.leaves()) for event in ledger.events()] == [2, 0, 14, 2, 0]
 

@@ -17,7 +17,7 @@ from fedjax_dp.accounting import (
     attack_bounds,
     epsilon_of,
 )
-from fedjax_dp.accounting.plain_words import at_most, epsilon_warnings
+from fedjax_dp.accounting.plain_words import epsilon_warnings
 
 DELTA = 1e-5
 
@@ -80,17 +80,6 @@ def test_the_balanced_rate_is_where_the_curve_crosses_the_diagonal():
     curve = TradeOff(None, np.array([0.0, 1.0, 2.0]), np.array([0.4, 0.2, 0.05]))
     assert float(curve(curve.balanced)) == pytest.approx(curve.balanced)
     assert TradeOff().balanced == 0.0
-
-
-def test_bounds_are_rounded_up_and_never_to_certainty_that_is_not_there():
-    assert [at_most(share) for share in (0.6915, 0.0917, 0.0123, 0.95, 0.9931, 1.0)] == [
-        "70%",
-        "9.2%",
-        "1.3%",
-        "95%",
-        "99.31%",
-        "100%",
-    ]
 
 
 def test_words_go_by_what_neighbours_are():

@@ -89,17 +89,6 @@ def test_kept_batches_are_steps_of_a_pass_and_cost_no_more():
         GaussianSteps(9.0, kept, Adjacency.REPLACE_ONE, 4)
 
 
-def test_only_constant_rates_make_add_remove_neighbours():
-    batches = EpochBatches(size=8)
-    with pytest.raises(NotCoveredError, match="use replace-one"):
-        GaussianSteps(2.0, batches.sampling(20), Adjacency.ADD_REMOVE, batches.count(1, 20))
-
-
-def test_a_rate_above_one_is_none():
-    with pytest.raises(ConfigurationError, match="in \\[0, 1\\]"):
-        accounting.Poisson(10 / 7)
-
-
 def test_noise_on_a_mean_wants_batches_of_one_size():
     privatizer = RecordGaussian(clip_norm=1.0, noise_multiplier=2.0, bound=ClipBatch())
     with pytest.raises(ConfigurationError, match="batches of several sizes"):

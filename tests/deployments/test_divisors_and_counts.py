@@ -30,12 +30,8 @@ FAINT = {  # a count, and updates under so much noise that they tell nothing
 }
 
 
-def facts_of(changes):
-    return {name: dict(value) if isinstance(value, dict) else value for name, value in changes.items()}
-
-
 def epsilon(facts, changes, **more):
-    return check(replace(facts, **facts_of(changes), **more)).mechanism.epsilon
+    return check(replace(facts, **changes, **more)).mechanism.epsilon
 
 
 def gaussian_epsilon(mu, delta):
@@ -65,9 +61,7 @@ def test_noise_on_a_mean_over_those_who_came_costs_at_least_what_a_test_proves()
     proved = proved_by_a_test()
     assert proved == pytest.approx(54.4, abs=0.5)
     for divisor in ("count", "unknown"):
-        checked = check(
-            replace(RECORD, **facts_of(BY_MEAN), weights__denominator=divisor, claim__epsilon=2.0, claim__per="run")
-        )
+        checked = check(replace(RECORD, **BY_MEAN, weights__denominator=divisor, claim__epsilon=2.0, claim__per="run"))
         assert checked.mechanism.epsilon > proved
         assert checked.mechanism.adjacency is Adjacency.REPLACE_ONE
         assert checked.verdict == "wrong"
@@ -97,7 +91,7 @@ def test_by_what_a_mean_is_divided_is_asked_for_where_batches_vary(records):
 
 def test_a_sum_that_is_divided_by_those_who_came_has_no_amplification():
     summed = {**BY_MEAN, "noise__on": "sum", "noise__std": 4.0}
-    counted = check(replace(RECORD, **facts_of(summed), weights__denominator="count"))
+    counted = check(replace(RECORD, **summed, weights__denominator="count"))
     assert counted.mechanism.epsilon == pytest.approx(gaussian_epsilon(2 / 4 * math.sqrt(1000), 1e-5), rel=1e-3)
     assert epsilon(RECORD, summed) == epsilon(RECORD, summed, weights__denominator="fixed")
 
@@ -115,12 +109,12 @@ def test_a_rest_that_is_kept_and_divided_by_its_own_number_weighs_more():
 
 
 def test_what_becomes_of_a_rest_is_asked_for_where_there_is_one():
-    deployment = replace(RECORD, **facts_of(PASSES))
+    deployment = replace(RECORD, **PASSES)
     assert missing_facts(deployment) == ["records.last"]
-    keeps = replace(RECORD, **facts_of(PASSES), records__last="keep")
+    keeps = replace(RECORD, **PASSES, records__last="keep")
     assert missing_facts(keeps) == ["weights.denominator"]
     whole = {**PASSES, "records": {"law": "shuffled", "size": 3, "of": 6, "steps": 2}}
-    assert missing_facts(replace(RECORD, **facts_of(whole))) == []
+    assert missing_facts(replace(RECORD, **whole)) == []
     with pytest.raises(errors.ConfigurationError, match=r"records\.last"):
         replace(RECORD, records__last="keep")
 
@@ -148,7 +142,7 @@ def test_tensors_with_bounds_of_their_own_have_a_count_each():
 def test_a_plan_keeps_the_part_of_counts_whatever_their_bits_are():
     rate = {"clients": {"law": "poisson", "rate": 0.1, "of": 100}, **ADAPTIVE, "clip__count_noise": 5.0}
     for bits in ("zero-one", "half"):
-        deployment = replace(CENTRAL, **facts_of(rate), clip__count_bits=bits)
+        deployment = replace(CENTRAL, **rate, clip__count_bits=bits)
         assert 1.998 < plan(deployment, epsilon=2.0).check.mechanism.epsilon <= 2.0
 
 
@@ -189,7 +183,7 @@ def test_records_of_an_unknown_law_may_stand_in_a_sum_several_times():
 )
 def test_what_no_account_has_a_part_for_is_refused(facts, changes, name):
     with pytest.raises(errors.ConfigurationError, match=name.replace(".", r"\.")):
-        check(replace(facts, **facts_of(changes)))
+        check(replace(facts, **changes))
 
 
 def test_a_clip_or_noise_that_is_ignored_in_part_is_ignored():

@@ -85,7 +85,7 @@ def events_for_numbers(monkeypatch):
     class Answer:
         number: float
 
-    monkeypatch.setattr(mechanism.Noisy, "epsilon", lambda cost, delta: number(cost.events, delta))
+    monkeypatch.setattr(mechanism.GaussianCost, "epsilon", lambda cost, delta: number(cost.events, delta))
     monkeypatch.setattr(rules, "epsilon_of", number)
     monkeypatch.setattr(mechanism, "noise_factor_for", lambda event, epsilon, delta: number(event, epsilon, delta))
     monkeypatch.setattr(mechanism.compare, "lower_bound", lambda event, delta: Answer(number(event, delta)))

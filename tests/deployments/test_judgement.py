@@ -48,17 +48,17 @@ def merged(facts, changes):
         if fact:
             made.setdefault(group, {})[fact] = value
         else:
-            made[group] = value
+            made[group] = dict(value) if isinstance(value, dict) else value
     return made
 
 
-def changed(facts, **changes):
+def replace(facts, **changes):
     """The deployment with other facts."""
     return Deployment(**merged(facts, changes))
 
 
 def epsilon(facts, **changes):
-    return check(changed(facts, **changes)).mechanism.epsilon
+    return check(replace(facts, **changes)).mechanism.epsilon
 
 
 @pytest.mark.parametrize("facts", ALL)
@@ -76,10 +76,10 @@ def test_more_noise_costs_less_and_a_larger_bound_or_more_rounds_cost_more(facts
 
 
 def test_a_larger_share_costs_more_and_is_named():
-    checked = check(changed(CENTRAL, weights__largest=0.2))
+    checked = check(replace(CENTRAL, weights__largest=0.2))
     assert checked.mechanism.epsilon > epsilon(CENTRAL)
     assert "cohort_mismatch" in checked.reasons
-    assert "cohort_mismatch" not in check(changed(CENTRAL)).reasons
+    assert "cohort_mismatch" not in check(replace(CENTRAL)).reasons
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_an_unknown_law_costs_no_less_than_every_law_of_the_same_sizes(facts, gr
     steps = {"steps": 5} if group == "records" else {}
     at = {law: epsilon(facts, **{group: {**steps, **sizes, "law": law}}) for law in (*laws, "unknown")}
     assert at["unknown"] >= max(at.values())
-    assert check(changed(facts, **{group: {**steps, **sizes, "law": "unknown"}})).missing == (f"{group}.law",)
+    assert check(replace(facts, **{group: {**steps, **sizes, "law": "unknown"}})).missing == (f"{group}.law",)
 
 
 def test_what_else_leaves_never_lowers_the_epsilon_of_everything():
@@ -103,10 +103,10 @@ def test_what_else_leaves_never_lowers_the_epsilon_of_everything():
         {"kind": "norm", "text": "before clipping", "to": "clients", "epsilon": 1.0},
         {"kind": "metrics", "text": "loss", "to": "server"},
     ]
-    alone = check(changed(CENTRAL)).mechanism.epsilon
+    alone = check(replace(CENTRAL)).mechanism.epsilon
     epsilons = []
     for count in range(len(also) + 1):
-        checked = check(changed(CENTRAL, also=also[:count]))
+        checked = check(replace(CENTRAL, also=also[:count]))
         assert checked.mechanism.epsilon == alone
         epsilons.append(math.inf if checked.everything is None else checked.everything.epsilon)
     assert epsilons == [alone, alone + 0.5, alone + 1.5, math.inf]
@@ -120,14 +120,14 @@ def test_clients_that_are_drawn_hide_nothing_from_a_server_and_nothing_of_record
 
 
 def test_noise_of_the_server_hides_nothing_from_it():
-    checked = check(changed(CENTRAL), view="server")
+    checked = check(replace(CENTRAL), view="server")
     assert checked.verdict == "no privacy"
     assert checked.reasons == ("no_noise:server",)
 
 
 def test_one_draw_for_the_run_is_revealed():
     """delta of one draw is the chance to be drawn times that of the Gaussian (a closed form)."""
-    deployment = changed(RECORD, records={"law": "once", "rate": 0.05, "steps": 5})
+    deployment = replace(RECORD, records={"law": "once", "rate": 0.05, "steps": 5})
     (event,) = mechanism_of(deployment).costs[0].events
     assert isinstance(event, RandomParticipation)
     assert check(deployment).mechanism.epsilon == pytest.approx(epsilon_of(event.each, 1e-5 / 0.05), rel=1e-3)
@@ -143,7 +143,7 @@ def test_tensors_clipped_one_by_one_have_the_square_root_of_their_number_times_t
 def test_laplace_noise_is_counted_by_its_l1_norm():
     laplace = {"law": "laplace", "std": math.sqrt(2), "on": "message", "by": "client"}  # scale 1
     assert epsilon(MESSAGE, noise=laplace, clip__norm="l1") == pytest.approx(2 * 3)
-    ball = check(changed(MESSAGE, noise=laplace, clip__coordinates=100))
+    ball = check(replace(MESSAGE, noise=laplace, clip__coordinates=100))
     assert ball.mechanism.epsilon == pytest.approx(2 * 10 * 3)
     assert "norm_mismatch" in ball.reasons
     assert ball.mechanism.delta == 0
@@ -152,7 +152,7 @@ def test_laplace_noise_is_counted_by_its_l1_norm():
 
 def test_counts_with_noise_take_their_part_of_an_adaptive_bound():
     """Andrew et al. 2021, Theorem 1."""
-    adaptive = changed(CENTRAL, clip__threshold="adaptive", clip__count_noise=1.0)
+    adaptive = replace(CENTRAL, clip__threshold="adaptive", clip__count_noise=1.0)
     (z,) = mechanism_of(adaptive).multipliers
     assert z**-2 == pytest.approx(1.0**-2 + 2.0**-2)
 
@@ -172,13 +172,13 @@ def test_counts_with_noise_take_their_part_of_an_adaptive_bound():
     ],
 )
 def test_what_bounds_nothing_has_no_epsilon_and_no_claim_about_it_is_true(changes, reason):
-    checked = check(changed(CENTRAL, **changes))
+    checked = check(replace(CENTRAL, **changes))
     assert checked.reasons[0] == reason
     assert checked.verdict == "no privacy"
     assert checked.everything is None
     assert checked.failed
     claim = {"epsilon": 1e5, "per": "run"}
-    assert check(changed(CENTRAL, **changes, claim=claim)).verdict == "wrong"
+    assert check(replace(CENTRAL, **changes, claim=claim)).verdict == "wrong"
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_what_bounds_nothing_has_no_epsilon_and_no_claim_about_it_is_true(change
     ],
 )
 def test_what_no_noise_covers_leaves_the_noisy_updates_their_epsilon(changes, reason):
-    checked = check(changed(CENTRAL, **changes, claim={"epsilon": 1e4, "per": "run"}))
+    checked = check(replace(CENTRAL, **changes, claim={"epsilon": 1e4, "per": "run"}))
     assert checked.reasons == (reason,)
     assert checked.mechanism.epsilon == epsilon(CENTRAL)
     assert checked.everything is None
@@ -202,7 +202,7 @@ def test_what_no_noise_covers_leaves_the_noisy_updates_their_epsilon(changes, re
 def test_a_claim_holds_from_what_is_proved_on_and_is_wrong_below_what_is_attained():
     proved = epsilon(MESSAGE)
     verdicts = {
-        factor: check(changed(MESSAGE, claim={"epsilon": factor * proved, "per": "run"})).verdict
+        factor: check(replace(MESSAGE, claim={"epsilon": factor * proved, "per": "run"})).verdict
         for factor in (0.9, 1.0, 1.1)
     }
     assert verdicts == {0.9: "wrong", 1.0: "holds", 1.1: "holds"}
@@ -210,7 +210,7 @@ def test_a_claim_holds_from_what_is_proved_on_and_is_wrong_below_what_is_attaine
 
 def test_a_claim_of_fewer_steps_than_are_taken_is_wrong_and_says_how_many_it_is_of():
     two = epsilon(RECORD, rounds=2)
-    checked = check(changed(RECORD, claim={"epsilon": two, "per": "run"}))
+    checked = check(replace(RECORD, claim={"epsilon": two, "per": "run"}))
     assert checked.verdict == "wrong"
     assert checked.reasons == ("steps_exceed_plan",)
     assert "20 noisy steps a client, noise for 10" in checked.claim.reason
@@ -218,8 +218,8 @@ def test_a_claim_of_fewer_steps_than_are_taken_is_wrong_and_says_how_many_it_is_
 
 def test_divisors_that_count_who_came_leave_no_amplification():
     poisson = {"clients": {"law": "poisson", "rate": 0.1, "of": 100}}
-    fixed = check(changed(CENTRAL, **poisson))
-    counts = check(changed(CENTRAL, **poisson, weights__denominator="count"))
+    fixed = check(replace(CENTRAL, **poisson))
+    counts = check(replace(CENTRAL, **poisson, weights__denominator="count"))
     assert fixed.mechanism.adjacency is Adjacency.ADD_REMOVE
     assert counts.mechanism.adjacency is Adjacency.REPLACE_ONE
     assert "count_denominator" in counts.reasons
@@ -227,13 +227,13 @@ def test_divisors_that_count_who_came_leave_no_amplification():
 
 
 def test_gaussian_noise_has_no_epsilon_at_delta_zero():
-    checked = check(changed(MESSAGE, claim={"epsilon": 1e5, "delta": 0.0, "per": "run"}))
+    checked = check(replace(MESSAGE, claim={"epsilon": 1e5, "delta": 0.0, "per": "run"}))
     assert checked.verdict == "wrong"
     assert "no epsilon is finite at delta 0" in checked.claim.reason
 
 
 def test_a_large_delta_is_no_claim():
-    checked = check(changed(MESSAGE, claim={"epsilon": 1e5, "delta": 0.2, "per": "run"}))
+    checked = check(replace(MESSAGE, claim={"epsilon": 1e5, "delta": 0.2, "per": "run"}))
     assert checked.verdict == "wrong"
     assert "delta_not_small" in checked.reasons
 
@@ -242,7 +242,7 @@ def test_every_statement_says_unit_neighbours_view_and_what_was_not_mentioned():
     for facts, view in itertools.product(ALL, ("server", "clients")):
         if facts is CENTRAL and view == "server":
             continue
-        checked = check(changed(facts), view=view)
+        checked = check(replace(facts), view=view)
         assert f"for one {checked.mechanism.unit}" in checked.statement
         assert str(checked.mechanism.view) in checked.statement
         assert "assumed not sent" in checked.beside[-1]

@@ -69,13 +69,6 @@ def test_guarantee_is_the_accountants_epsilon_of_each_client(data):
     assert promise.epsilon_min == min(promise.epsilons)
 
 
-def test_expected_participation_exceeds_the_budget_for_the_busiest_client_and_says_so(data):
-    value = fdp.calibrate(dpnfl(), data, rounds=ROUNDS, epsilon=2.0, delta=DELTA, seed=1, participation="expected")
-    promise = fdp.guarantee(value, data, rounds=ROUNDS, delta=DELTA, seed=1)
-    assert fdp.privacy.participations(value, data, ROUNDS, 1).max() > 2 * ROUNDS / 6
-    assert promise.epsilon > 2.0
-
-
 def test_worst_case_participation_stays_within_the_budget_for_any_seed(data):
     value = fdp.calibrate(dpnfl(), data, rounds=ROUNDS, epsilon=2.0, delta=DELTA, participation="worst")
     for seed in range(5):
@@ -382,16 +375,6 @@ def test_noise_as_dp_fedavg_output_prints_it():
     np.testing.assert_allclose(found.local.privatizer.noise_multiplier * (2.0 * 5 * 0.04), expected, rtol=1e-5)
 
 
-@pytest.mark.slow
-def test_a_budget_of_each_round_is_kept_by_one_round_and_exceeded_by_the_run(data):
-    options = {"rounds": ROUNDS, "delta": DELTA, "seed": 1}
-    value = fdp.calibrate(dpnfl(), data, epsilon=1.0, participation="once", **options)
-    assert 0.99 < fdp.guarantee(value, data, participation="once", **options).epsilon <= 1.0
-    assert fdp.guarantee(value, data, **options).epsilon > 1.5
-    told = fdp.run(dpnfl(), data, epsilon=1.0, participation="once", **options).guarantee
-    assert str(told).startswith("for a single round, which is no guarantee for the run: epsilon ")
-
-
 def test_noise_swallowed_by_the_ring_gains_nothing():
     data = ragged_data([50] * 6)
     value = dpnfl(local_steps=1, noise_multiplier=2.0, secure=True, learning_rate=0.1)
@@ -407,13 +390,6 @@ def test_an_l2_term_that_drives_models_apart_is_refused_with_noise_on_the_upload
     )
     with pytest.raises(errors.ConfigurationError, match="drive models apart"):
         fdp.guarantee(value, data, rounds=2, delta=DELTA)
-
-
-def test_run_carries_result_and_guarantee(data):
-    result = fdp.run(dpnfl(), data, rounds=3, epsilon=2.0, delta=DELTA)
-    assert result.guarantee.epsilon <= 2.0
-    assert result.test_accuracy == result.history[-1].test_accuracy
-    assert result.timing.total_s > 0
 
 
 def test_what_a_sum_adds_to_noise_on_uploads_does_not_depend_on_how_many_records_there_are():

@@ -425,11 +425,6 @@ def test_a_start_on_a_shipped_data_set_without_a_common_record_is_public(tmp_pat
         assert "treated as public" in line
 
 
-def test_no_word_denies_a_start_on_these_very_records(made):
-    assert "of these very records" in str(promise(made["open npz"], **PUBLIC))
-    assert "of 2 phases together" in str(promise(made["private npz"], **PUBLIC))
-
-
 def test_other_records_of_the_same_name_need_a_word_which_the_first_line_tells(made):
     data = federated(OTHERS, np.arange(700) % 10, "first")
     assert "as these clients' data are called" in str(promise(made["open npz"], data))
@@ -640,7 +635,7 @@ def test_events_of_ones_own_that_are_counted_by_name_alone_have_no_price(monkeyp
         "events": [{"kind": "composed", "parts": [{"kind": "own", "name": "Mine"}]}],
         "clients": [[[[0, 9]], 0]],
     }
-    monkeypatch.setattr(phases, "spent", lambda events: released)
+    monkeypatch.setattr(phases, "encode_releases", lambda events: released)
     facts = json.loads(phases.ledger_of("dpnfl", planned, verified_guarantee(planned), None).splitlines()[-1])
     assert facts["epsilon"] is None
     assert not composed_phases.is_private(facts)

@@ -171,11 +171,6 @@ def drawn_by_round(self, keys, round_index, shares):
     return type(self).__mro__[1].sample(self, keys._replace(run=keys.round), round_index, shares)
 
 
-def one_slot_for_all(self, keys, round_index, shares):
-    there = jax.random.randint(keys.run, (), 0, 4) == round_index % 4
-    return parts.AllClients().sample(keys, round_index, shares)._replace(selected=np.full(6, True) & there)
-
-
 @pytest.mark.parametrize(
     ("kind", "members", "line"),
     [

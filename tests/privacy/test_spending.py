@@ -32,12 +32,7 @@ CASES = {  # entry, options, terms, whether lines of rounds add up
     "secure sum": ("cpfed", {"local_steps": 1}, {"view": "broadcast"}, True),
     "noise that follows rates": ("dp_fedavg_output", {"noise_space": "literal"}, {}, False),
     "hidden clients": ("dp_fedavg", {}, {}, True),
-    "shared noise": (
-        "dp_fedavg",
-        {"noise": "shared", "secure": True, "fractional_bits": 6},
-        {"accountant": "rdp"},
-        True,
-    ),
+    "shared noise": ("dp_fedavg", SHARED, {"accountant": "rdp"}, True),
     "correlated noise": ("dp_ftrl", {}, {}, False),
     "passes of cohorts": ("dp_fedavg", {**PASSES, "cohort": "allocation"}, {}, False),
     "kept slots": ("dp_fedavg", {**PASSES, "cohort": "bins"}, {}, False),
