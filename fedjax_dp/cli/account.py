@@ -249,7 +249,7 @@ def _event(options: ReleaseOptions, noise: float) -> Event:
     errors.require_choice("view", options.view, [known.value for known in View])
     sampling, adjacency, unit = _sampling(options), Adjacency(options.adjacency), Unit(options.unit)
     of_clients = (GaussianSteps(noise, sampling, adjacency, options.steps, unit, group) for group in _groups(options))
-    events = [_seen(own, options) for own in of_clients]  # of a record and a client there is one
+    events = [_steps_in_view(own, options) for own in of_clients]  # of a record and a client there is one
     event = joined(events)
     if options.participation_log is not None:
         return repeated(event, int(_log(options).counts.max()))
@@ -299,7 +299,7 @@ def _counts(text: str) -> list[int]:
     return [count for count in counts if count]
 
 
-def _seen(own: GaussianSteps, options: ReleaseOptions) -> GaussianSteps:
+def _steps_in_view(own: GaussianSteps, options: ReleaseOptions) -> GaussianSteps:
     """The steps with the noise that the view sees: the own noise, unless a cohort is said to add to it."""
     shared = ("cohort_size", "colluders", "local_steps")
     if options.view == View.UPLOADS.value:
@@ -345,7 +345,7 @@ def _statement(options: ReleaseOptions) -> str:
     if options.rounds is not None:
         times += f" a round, {options.rounds} rounds taken part in with probability {options.participation:g}"
     if options.cohort_size is not None:
-        gain = _seen(GaussianSteps(1.0, FullBatch(), Adjacency.REPLACE_ONE, 1), options).noise_multiplier
+        gain = _steps_in_view(GaussianSteps(1.0, FullBatch(), Adjacency.REPLACE_ONE, 1), options).noise_multiplier
         times += (
             f" ({options.local_steps} between uploads), {options.cohort_size} clients of whom "
             f"{options.colluders or 0} collude, {gain:.3g} times one client's noise"

@@ -72,9 +72,9 @@ def account_ledger(arguments: list[str]) -> int:
         raise errors.refuse("plot", options.plot, "left out where results end the run")
     if options.plot:
         from fedjax_dp.figures.runs import plot_spending  # takes half a second to load
-        from fedjax_dp.reports.shared import thinned
+        from fedjax_dp.reports.shared import thin_rows
 
-        rounds = thinned(range(1, 1 + (options.rounds or ledger.rounds)), DRAWN)
+        rounds = thin_rows(range(1, 1 + (options.rounds or ledger.rounds)), DRAWN)
         curve = {"worst client": [max(ledger.epsilons(options.delta, options.accountant, at)) for at in rounds]}
         if options.delta is None and all(line["epsilon_at_any_time"] is not None for line in ledger.lines):
             curve["at any time"] = [ledger.lines[at - 1]["epsilon_at_any_time"] for at in rounds]

@@ -12,7 +12,7 @@ from fedjax_dp.audits.hypothesis_test import Outcome
 from fedjax_dp.cli.latest import RUNS, latest
 from fedjax_dp.cli.options import OUTPUT, SWITCHES, Detail, DetailOptions, PlotOption, Switch, known_flags, picture_of
 from fedjax_dp.cli.output import INDENT, show_lines
-from fedjax_dp.cli.run_options import configured_by
+from fedjax_dp.cli.run_options import parse_configuration
 from fedjax_dp.experiments.config import RunSpec
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.experiments.groups import ExecutionConfig, OutputConfig
@@ -66,10 +66,10 @@ class AuditOptions(DetailOptions, PlotOption):
 
 def audit_command(arguments: list[str]) -> int:
     """Run an audit and print its result; 1 where what is stated is violated."""
-    overrides, options, flagged, path = configured_by("audit", arguments, DESCRIPTION, AuditOptions)
+    overrides, options, flagged, path = parse_configuration("audit", arguments, DESCRIPTION, AuditOptions)
     if not overrides and (last := latest(RUNS)) is not None:
         arguments = [str(last), *arguments]
-        overrides, options, flagged, path = configured_by("audit", arguments, DESCRIPTION, AuditOptions)
+        overrides, options, flagged, path = parse_configuration("audit", arguments, DESCRIPTION, AuditOptions)
     detail, look = options.detail, picture_of(options)
     from fedjax_dp.audits.audit import require_sane  # loads JAX
     from fedjax_dp.experiments import environment
@@ -84,7 +84,7 @@ def audit_command(arguments: list[str]) -> int:
     config = RunSpec.of(overrides)
     _require_released(config, options.own)
     with config.naming_defaults():
-        result, promise = _audited(config, path, options, screen, _again(arguments))
+        result, promise = _run_audit(config, path, options, screen, _repeat_command(arguments))
     if options.plot:
         from fedjax_dp.figures.audits import plot_audit  # slow to import, and only needed here
 
@@ -116,7 +116,7 @@ def _require_released(config: RunSpec, own: bool) -> None:
         raise errors.refuse("own", True, "left out for a run that stands for no deployment", "drop --own")
 
 
-def _audited(
+def _run_audit(
     config: RunSpec, path: pathlib.Path | None, options: AuditOptions, screen: Screen, repeat: str
 ) -> "tuple[Audit, Guarantee]":
     """The audit of a configuration, from a path or without one, and the Guarantee of its run."""
@@ -140,7 +140,7 @@ def _audited(
     return result, promise
 
 
-def _again(arguments: list[str]) -> str:
+def _repeat_command(arguments: list[str]) -> str:
     """The command that repeats an audit, as it can be pasted; how its result was shown is left out."""
     shown = {name: option for name, option in of_class(AuditOptions).items() if name in OUTPUT}
     return shlex.join(["fedjax-dp", "audit", *known_flags(arguments, shown)[1]])

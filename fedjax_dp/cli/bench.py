@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from fedjax_dp import devices, errors
 from fedjax_dp.cli.options import Detail, PlotOption, PrintOptions, picture_of
 from fedjax_dp.cli.output import page, show_lines
-from fedjax_dp.cli.run_options import configured_by
+from fedjax_dp.cli.run_options import parse_configuration
 from fedjax_dp.experiments.config import RunSpec
 from fedjax_dp.experiments.console import Screen
 
@@ -43,7 +43,7 @@ class BenchOptions(PrintOptions, PlotOption):
 
 def bench_command(arguments: list[str]) -> int:
     """Measure and print."""
-    overrides, options, _, _ = configured_by("bench", arguments, DESCRIPTION, BenchOptions)
+    overrides, options, _, _ = parse_configuration("bench", arguments, DESCRIPTION, BenchOptions)
     look = picture_of(options)
     errors.require_count("turns", options.turns)
     from fedjax_dp.experiments.build import build_algorithm, build_execution, build_model  # loads JAX

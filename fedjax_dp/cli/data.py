@@ -57,18 +57,18 @@ def data_command(arguments: list[str]) -> int:
         from fedjax_dp.figures.runs import plot_clients  # slow to import, and only needed here
 
         clients = None if data.names is None else data.names.listed
-        plot_clients(counts, f"{summary.name}, {_about(options)}", options.plot, names=clients, **look)
+        plot_clients(counts, f"{summary.name}, {_partition_text(options)}", options.plot, names=clients, **look)
         Screen().say(f"picture in {options.plot}")
     if options.json:
         used = {name: value for name, value in dataclasses.asdict(options).items() if name not in HIDDEN}
         used = {name: value for name, value in used.items() if value is not None}
         print(json.dumps({"options": used, **summary._asdict()}, allow_nan=False))
     else:
-        print(summary.card(f"{summary.name}, {_about(options)}").text)
+        print(summary.card(f"{summary.name}, {_partition_text(options)}").text)
     return 0
 
 
-def _about(options: PopulationConfig) -> str:
+def _partition_text(options: PopulationConfig) -> str:
     """The partition in words: `partition dirichlet, concentration 0.5, seed 0`."""
     words = [] if options.partition is None else [f"partition {options.partition}"]
     for name in (*(name for name in OPTIONS if name not in TABULATED), "holdout"):

@@ -10,7 +10,7 @@ from fedjax_dp.accounting.guarantee import NoiseMultipliers, mark_of, marked, sp
 from fedjax_dp.accounting.neighbours import Adjacency, Unit
 from fedjax_dp.cli.options import Detail, DetailOptions, Switch, known_flags
 from fedjax_dp.cli.output import INDENT, show_lines
-from fedjax_dp.cli.run_options import configured_by
+from fedjax_dp.cli.run_options import parse_configuration
 from fedjax_dp.cli.tracking import TrackOptions, lost, trackers_of
 from fedjax_dp.data.loaders import kind_of
 from fedjax_dp.display import count
@@ -77,7 +77,7 @@ def run_command(arguments: list[str]) -> int:
     detail = options.detail
 
     def overridden() -> dict[str, Any]:
-        return configured_by("run", rest, DESCRIPTION, RunOptions)[0]
+        return parse_configuration("run", rest, DESCRIPTION, RunOptions)[0]
 
     early = overridden() if options.coordinator is None else None
     from fedjax_dp.execution import distributed  # loads JAX

@@ -28,7 +28,7 @@ fedjax-dp {command} --algorithm NAME --help   all that an algorithm takes, with 
 fedjax-dp {command} --help-all                every option of every algorithm, defaults by data set"""
 
 
-def configured_by(
+def parse_configuration(
     command: str, arguments: list[str], description: str, own: type[T]
 ) -> tuple[dict[str, Any], T, set[str], pathlib.Path | None]:
     """What file and flags set of a run, the command's own options, a dataclass, the names that flags set, and the path
@@ -118,7 +118,7 @@ def _help_of(command: str, description: str, own: Options, algorithm: str, confi
     if not entry.private:
         groups["privacy"] = {name: option for name, option in groups["privacy"].items() if name in entry.options}
     first = ((entry.__doc__ or "").strip() or "an algorithm without a docstring").splitlines()[0]
-    source = re.sub(rf"\b({'|'.join(CITATIONS)})\b", _cited, entry.source or "unknown")
+    source = re.sub(rf"\b({'|'.join(CITATIONS)})\b", _citation, entry.source or "unknown")
     about = f"{algorithm}: {first}\n\nSource: {source}. Defaults are those on {dataset}."
     for_all = [(group, groups.pop(group)) for group in FOR_ALL]
     print_help(command, {command: own, **groups}, f"{description}\n\n{about}")
@@ -129,7 +129,7 @@ def _help_of(command: str, description: str, own: Options, algorithm: str, confi
         )
 
 
-def _cited(match: re.Match[str]) -> str:
+def _citation(match: re.Match[str]) -> str:
     """A paper by its short name, and by its authors and year."""
     return f"{match[0]} ({CITATIONS[match[0]].short})"
 

@@ -63,7 +63,7 @@ def against(panel: Any, settings: Sequence[Setting], x: str, metric: Measure, by
     if scale.kind == "category":
         panel.set_xlim(-0.5, len(scale.values) - 0.5)
     how = "every setting" if random else best_over(settings, [x] if by is None else [x, by], metric)
-    how = _with_aside(how, 0 if random or scale.kind == "category" else len(lines))
+    how = _with_offset_note(how, 0 if random or scale.kind == "category" else len(lines))
     title(panel, f"{metric.words} against {scales.words([x])}", how)
     finish(panel, metric, legend_head(by))
 
@@ -75,7 +75,7 @@ def _aside(rank: int, of: int, kind: str) -> float:
     return (rank - (of - 1) / 2) * min(0.012, 0.06 / of) if of > elements.BANDS else 0.0
 
 
-def _with_aside(how: str, lines: int) -> str:
+def _with_offset_note(how: str, lines: int) -> str:
     """What stands below a title, where lines stand a little beside their values."""
     return "; ".join(filter(None, [how, "side by side at each value" if lines > elements.BANDS else ""]))
 
@@ -107,7 +107,7 @@ def privacy(panel: Any, settings: Sequence[Setting], metric: Measure, by: str | 
     panel.set_xlabel(epsilon_label(settings))
     kept = ["epsilon", *([] if by is None else [by])]
     how = best_over(settings, kept, metric) if budgets else "lines: settings that none beats with less epsilon"
-    how = _with_aside(how, len(among) if budgets else 0)
+    how = _with_offset_note(how, len(among) if budgets else 0)
     title(panel, f"{metric.words} against epsilon", how)
     finish(panel, metric, legend_head(by))
 
@@ -146,7 +146,7 @@ def frontier(settings: Sequence[Setting], metric: Measure) -> list[Placed]:
 
 def epsilon_label(settings: Sequence[Setting]) -> str:
     """What the proved epsilon is of: delta, unit and adjacency, and where points differ in them."""
-    found = [point["guarantee"] for point in found_in(settings)]
+    found = [point["guarantee"] for point in all_points(settings)]
     private = [guarantee for guarantee in found if guarantee.get("epsilon") is not None]
     parts = []
     for name, wording in (("delta", "delta {:g}"), ("unit", "one {}"), ("adjacency", "{}")):
@@ -155,10 +155,10 @@ def epsilon_label(settings: Sequence[Setting]) -> str:
             parts.append(wording.format(*known))
         elif known:
             parts.append(f"{name} differs")
-    return "; ".join(filter(None, ["proved epsilon (nats)", *parts, deployment_mark(found_in(settings))]))
+    return "; ".join(filter(None, ["proved epsilon (nats)", *parts, deployment_mark(all_points(settings))]))
 
 
-def found_in(settings: Sequence[Setting]) -> list[Record]:
+def all_points(settings: Sequence[Setting]) -> list[Record]:
     """The points of all settings."""
     return [point for setting in settings for point in setting.points]
 

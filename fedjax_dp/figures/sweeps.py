@@ -271,7 +271,7 @@ def _draw(
     with canvas.page(path, look, inches, len(draws), arrange, layout=layout, dpi=DPI, column=column) as page:
         for panel, draw in zip(page.panels, draws):
             draw(panel)
-        if whole := marked(title, deployment_mark(panels.found_in(settings))):
+        if whole := marked(title, deployment_mark(panels.all_points(settings))):
             page.title(whole)
         page.note(small_print(settings, bands))
     return page.figure

@@ -22,7 +22,7 @@ def of_content(content: Mapping[str, Any]) -> Report:
         data |= {"region": tables.regions(content), "errors": errors}
         blocks.append(_trade_off())
     blocks.append(FactList(_attack(content)))
-    sections = [_result(content), Section("The attack", blocks), *shared.resting(content["guarantee"])]
+    sections = [_result(content), Section("The attack", blocks), *shared.guarantee_sections(content["guarantee"])]
     sections += [_cost(content), shared.setting(config, content)]
     what = f"{config['algorithm']} on {config['dataset']}" if config else "an algorithm of Python"
     lead = f"An attack of {content['trials']:,} trials on client {_client(content)}, seed {content['seed']}"

@@ -26,7 +26,7 @@ def of_folder(path: pathlib.Path) -> Report:
     result = run_folder.result_of(path, manifest)
     history = folders.read_json(path / run_folder.METRICS) if (path / run_folder.METRICS).is_file() else []
     guarantee = run_folder.promise_of(path, manifest)
-    spent, missing = _spent(path, manifest, guarantee)
+    spent, missing = _epsilons_by_round(path, manifest, guarantee)
     return _report(manifest["config"], history, guarantee, result or {}, manifest, spent, missing, result is not None)
 
 
@@ -37,7 +37,7 @@ def of_content(content: Mapping[str, Any]) -> Report:
     return _report(config, content["history"], content["guarantee"], content, content, [], missing, True)
 
 
-def _spent(path: pathlib.Path, about: Mapping[str, Any], guarantee: Mapping[str, Any]) -> tuple[Rows, str]:
+def _epsilons_by_round(path: pathlib.Path, about: Mapping[str, Any], guarantee: Mapping[str, Any]) -> tuple[Rows, str]:
     """Epsilon by round, with progress on stderr, or why it is not known."""
     if guarantee["epsilon"] is None:
         return [], ""
@@ -60,7 +60,7 @@ def _report(
     finished: bool,
 ) -> Report:
     done = history[-1]["round"] if history else 0
-    rows = shared.thinned(history)
+    rows = shared.thin_rows(history)
     data: dict[str, Rows] = {"history": rows}
     measures = measures_of(about["task"])
     sections = [
@@ -69,7 +69,7 @@ def _report(
     ]
     if spent:
         data["spent"] = [row | {"state": "spent" if row["round"] <= done else "to come"} for row in spent]
-    sections += shared.resting(guarantee)
+    sections += shared.guarantee_sections(guarantee)
     clients, epsilons = _clients(history, guarantee, measures)
     if epsilons:
         data["epsilons"] = epsilons
@@ -212,7 +212,7 @@ def _curves(
         {"gradient_norm": "gradient norm (probe)"},
         charts.axis("value", "gradient norm"),
     )
-    if len(shared.thinned(history)) < len(history):
+    if len(shared.thin_rows(history)) < len(history):
         line = f"Of {len(history):,} evaluations {shared.DRAWN:,} are drawn, evenly chosen."
         blocks.append(Prose([line]))
     if history and tables.latest(history, "objective") is None:
@@ -266,7 +266,7 @@ def _epsilon(spent: Rows, guarantee: Mapping[str, Any], finished: bool, budget: 
 def _clients(history: Rows, guarantee: Mapping[str, Any], measures: Measures) -> tuple[Section, Rows]:
     """How clients differ: in what is promised to them, and in how well the model serves them."""
     blocks: list[Block] = []
-    rows = _ranked(guarantee.get("epsilons"), guarantee.get("names") or ())
+    rows = _rank_clients(guarantee.get("epsilons"), guarantee.get("names") or ())
     if not rows and guarantee["epsilon"] is not None:
         line = f"Epsilon of clients: {shared.spread(guarantee)}. Only the run's folder says each client's."
         blocks.append(Prose([line]))
@@ -298,7 +298,7 @@ def _clients(history: Rows, guarantee: Mapping[str, Any], measures: Measures) ->
         )
         blocks.append(Prose([line], "Missing"))
     else:
-        blocks += _served(history, measures)
+        blocks += _client_metrics(history, measures)
     return Section("Clients", blocks), rows
 
 
@@ -306,7 +306,7 @@ FEW_NAMES = 40  # below the bars of a chart
 RANKS = {"labelAngle": 0, "labelOverlap": "greedy", "ticks": False}
 
 
-def _ranked(epsilons: Sequence[tuple[float, int]] | None, names: Sequence[str]) -> Rows:
+def _rank_clients(epsilons: Sequence[tuple[float, int]] | None, names: Sequence[str]) -> Rows:
     """A row for each client by its epsilon, and by its name if it has one; evenly chosen where there are very many."""
     if not epsilons or any(epsilon is None for epsilon, _ in epsilons):
         return []
@@ -315,10 +315,10 @@ def _ranked(epsilons: Sequence[tuple[float, int]] | None, names: Sequence[str]) 
     rows: Rows = [{"rank": place, "epsilon": every[client]} for place, client in enumerate(order, 1)]
     if len(names) == len(every):
         rows = [row | {"client": names[client]} for row, client in zip(rows, order)]
-    return shared.thinned(rows)
+    return shared.thin_rows(rows)
 
 
-def _served(history: Rows, measures: Measures) -> list[Block]:
+def _client_metrics(history: Rows, measures: Measures) -> list[Block]:
     """The main metric by client: mean, spread, worst tenth."""
     main, words = measures.main, measures.main.words.removeprefix("test ")
     mean, worst, variance = (tables.latest(history, name) for name in ("client_mean", "worst_tenth", "client_variance"))

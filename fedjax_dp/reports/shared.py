@@ -65,7 +65,7 @@ def tiles(guarantee: Mapping[str, Any], budget: Any = None) -> list[tuple[str, s
     ]
 
 
-def resting(guarantee: Mapping[str, Any]) -> list[Section]:
+def guarantee_sections(guarantee: Mapping[str, Any]) -> list[Section]:
     """Terms, assumptions, and what papers claim of the same run."""
     if guarantee["epsilon"] is None:
         reason = guarantee.get("reason")
@@ -146,7 +146,7 @@ def machine(device: Mapping[str, Any]) -> str:
     return ", ".join(words)
 
 
-def thinned(rows: Sequence[T], most: int = DRAWN) -> list[T]:
+def thin_rows(rows: Sequence[T], most: int = DRAWN) -> list[T]:
     """Evenly chosen rows, the first and the last among them, where there are more than can be distinguished."""
     if len(rows) <= most:
         return list(rows)

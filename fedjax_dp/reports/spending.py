@@ -92,4 +92,4 @@ def _row(rounds: int, epsilons: Sequence[float]) -> dict[str, Any]:
 
 def rounds_shown(rounds: int, every: int) -> Sequence[int]:
     """The first round, evaluated ones, and the last: `MOST` at most."""
-    return shared.thinned(sorted({1, *range(every, rounds, every), rounds}), MOST)
+    return shared.thin_rows(sorted({1, *range(every, rounds, every), rounds}), MOST)

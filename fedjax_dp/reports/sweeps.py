@@ -79,7 +79,7 @@ def of_folder(path: pathlib.Path) -> Report:
     sections += comparison_section(records, axes)
     for statuses, heading, line in ENDS:
         if ended := [record for record in records if record["status"] in statuses]:
-            sections.append(_ended(ended, axes, heading, f"{count(len(ended), 'point')} {line}"))
+            sections.append(_ended_section(ended, axes, heading, f"{count(len(ended), 'point')} {line}"))
     sections += [_choosing(path, records, len(records) >= planned), *_promise(records), _cost(records)]
     common = shared.common([record["config"] for record in records])
     sections.append(shared.setting(common, about, "Fields that all points share"))
@@ -325,7 +325,7 @@ def best_of_each(records: Sequence[Record], axes: Sequence[str]) -> Section:
     )
 
 
-def _ended(points: Sequence[Record], axes: Sequence[str], heading: str, line: str) -> Section:
+def _ended_section(points: Sequence[Record], axes: Sequence[str], heading: str, line: str) -> Section:
     rows = [
         [
             *(chosen(one["values"].get(name)) for name in axes),
@@ -363,7 +363,7 @@ def _promise(records: Sequence[Record]) -> list[Section]:
     if len(kinds) > 1:
         line = "Points promise different things (unit, neighbours, view or delta): their epsilons do not compare."
         blocks.append(Prose([line], "Warning"))
-    (section,) = shared.resting(worst)
+    (section,) = shared.guarantee_sections(worst)
     return [Section(section.title, [*blocks, *section.blocks])]
 
 

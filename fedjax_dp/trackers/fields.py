@@ -120,7 +120,7 @@ class Memory:
 
 
 @contextlib.contextmanager
-def aside() -> Iterator[None]:
+def redirect_output() -> Iterator[None]:
     """Stdout is the run's own: what a tracker prints there goes to stderr, and what it warns of is its own affair."""
     with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -42,7 +42,7 @@ class MLflow:
 
     def on_start(self, run: Experiment) -> None:
         self._followed = run
-        with _patiently():
+        with _short_timeouts():
             import mlflow
 
             uri = self._uri or mlflow.get_tracking_uri()
@@ -80,13 +80,13 @@ class MLflow:
     def on_evaluation(self, evaluation: Evaluation) -> None:
         if evaluation.round <= self._memory.round:
             return
-        with _patiently():
+        with _short_timeouts():
             self._numbers(fields.numbers_of(evaluation, self._followed), evaluation.round)
         self._memory.round = evaluation.round
         self._memory.keep()
 
     def on_finish(self, result: Result) -> None:
-        with _patiently():
+        with _short_timeouts():
             self._numbers(fields.times_of(result), result.history[-1].round)
             self._client.set_terminated(self._memory.id, "FINISHED")  # also where a file is not taken
             with fields.files_of(result) as files:
@@ -94,7 +94,7 @@ class MLflow:
                     self._client.log_artifact(self._memory.id, str(file))
 
     def on_stop(self, error: BaseException) -> None:
-        with _patiently():
+        with _short_timeouts():
             self._client.set_tag(self._memory.id, "error", f"{type(error).__name__}: {error}"[:LONGEST])
             status = "KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED"
             self._client.set_terminated(self._memory.id, status)
@@ -123,7 +123,7 @@ def _without_password(uri: str) -> str:
 
 
 @contextlib.contextmanager
-def _patiently() -> Iterator[None]:
+def _short_timeouts() -> Iterator[None]:
     """MLflow reads variables at every request; those of the user stay, and nothing else is left set."""
     added = {name: value for name, value in PATIENCE.items() if name not in os.environ}
     retries: Any = logging.getLogger("urllib3.connectionpool")  # logs every attempt
@@ -131,7 +131,7 @@ def _patiently() -> Iterator[None]:
     os.environ.update(added)
     retries.setLevel(logging.ERROR)
     try:
-        with fields.aside():
+        with fields.redirect_output():
             yield
     except Exception as error:
         clean = _CREDENTIALS.sub("://", str(error))  # MLflow shows the whole address

@@ -29,7 +29,7 @@ class TensorBoard:
 
     def on_start(self, run: Experiment) -> None:
         self._followed = run
-        with fields.aside():
+        with fields.redirect_output():
             from tensorboardX import summary
             from tensorboardX.event_file_writer import EventsWriter  # which writes at once, in no thread
             from tensorboardX.proto import event_pb2
@@ -81,7 +81,7 @@ class TensorBoard:
     def on_finish(self, result: Result) -> None:
         self._numbers(fields.times_of(result), result.history[-1].round)
         self._write(summary=self._end)
-        with fields.aside(), fields.files_of(result) as files:
+        with fields.redirect_output(), fields.files_of(result) as files:
             from tensorboardX.proto.summary_pb2 import Summary
 
             picture = next(file for file in files if file.name == fields.PICTURE).read_bytes()

@@ -28,7 +28,7 @@ class Wandb:
 
     def on_start(self, run: Experiment) -> None:
         self._followed = run
-        with fields.aside():
+        with fields.redirect_output():
             import wandb
 
             project = self._project or os.environ.get("WANDB_PROJECT") or "fedjax-dp"
@@ -63,13 +63,13 @@ class Wandb:
     def on_evaluation(self, evaluation: Evaluation) -> None:
         if evaluation.round <= self._memory.round:
             return
-        with fields.aside():
+        with fields.redirect_output():
             self._run.log(fields.numbers_of(evaluation, self._followed), step=evaluation.round, commit=True)
         self._memory.round = evaluation.round
         self._memory.keep()
 
     def on_finish(self, result: Result) -> None:
-        with fields.aside(), fields.files_of(result) as files:
+        with fields.redirect_output(), fields.files_of(result) as files:
             import wandb
 
             self._run.summary.update(fields.times_of(result))
@@ -80,7 +80,7 @@ class Wandb:
             self._run.finish()
 
     def on_stop(self, error: BaseException) -> None:
-        with fields.aside():
+        with fields.redirect_output():
             self._run.summary["error"] = f"{type(error).__name__}: {error}"
             self._run.finish(exit_code=INTERRUPTED if isinstance(error, KeyboardInterrupt) else FAILED)
 

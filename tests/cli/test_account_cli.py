@@ -13,15 +13,15 @@ COMMON = ["--steps", "600", "--delta", "1e-3"]
 POISSON = ["--sampling", "poisson", "--rate", "0.01", "--adjacency", "add-remove"]
 
 
-def asked(capsys, *words):
+def json_of(capsys, *words):
     assert cli.main([*words, "--json"]) == 0
     return json.loads(capsys.readouterr().out)
 
 
 def test_account_gives_every_accountants_number_or_reason(capsys):
-    told = asked(capsys, "account", "--noise-multiplier", "2", *COMMON, *FIXED)
+    content = json_of(capsys, "account", "--noise-multiplier", "2", *COMMON, *FIXED)
     event = GaussianSteps(2.0, WithoutReplacement(10, 600), Adjacency.REPLACE_ONE, 600)
-    by_name = {entry["accountant"]: entry for entry in told["guarantees"]}
+    by_name = {entry["accountant"]: entry for entry in content["guarantees"]}
     assert list(by_name) == list(ACCOUNTANTS)
     for name in ("pld", "rdp", "zcdp"):
         assert by_name[name]["epsilon"] == epsilon_of(event, 1e-3, name)
@@ -29,72 +29,34 @@ def test_account_gives_every_accountants_number_or_reason(capsys):
     assert by_name["gaussian"]["epsilon"] is None
     assert "needs unsampled sums" in by_name["gaussian"]["reason"]
     assert "rho <= 0.1" in by_name["tcdp"]["reason"]
-    assert told["lower_bound"]["epsilon"] == epsilon_of(event, 1e-3, accounting.ATTAINED)
-    assert told["inputs"]["noise_multiplier"] == 2.0
-    assert told["inputs"]["batch_size"] == 10
-    assert told["inputs"]["unit"] == "record"
-    assert told["warnings"] == []
+    assert content["lower_bound"]["epsilon"] == epsilon_of(event, 1e-3, accounting.ATTAINED)
+    assert content["inputs"]["noise_multiplier"] == 2.0
+    assert content["inputs"]["batch_size"] == 10
+    assert content["inputs"]["unit"] == "record"
+    assert content["warnings"] == []
 
 
 def test_plain_words_of_an_epsilon_are_those_of_the_same_event(capsys):
     words = ["account", "--noise-multiplier", "2", *COMMON, *FIXED, "--plain"]
     event = GaussianSteps(2.0, WithoutReplacement(10, 600), Adjacency.REPLACE_ONE, 600)
     bounds = accounting.attack_bounds(event, epsilon_of(event, 1e-3), 1e-3)
-    assert asked(capsys, *words)["attack"] == bounds.to_dict(accounting.Unit.RECORD, Adjacency.REPLACE_ONE)
+    assert json_of(capsys, *words)["attack"] == bounds.to_dict(accounting.Unit.RECORD, Adjacency.REPLACE_ONE)
     assert cli.main(words) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert all(line in printed for line in bounds.in_words(accounting.Unit.RECORD, Adjacency.REPLACE_ONE))
 
 
 def test_account_knows_every_option(capsys):
-    told = asked(
-        capsys,
-        "account",
-        "--noise-multiplier",
-        "2",
-        "--steps",
-        "1",
-        "--delta",
-        "1e-3",
-        "--sampling",
-        "none",
-        "--adjacency",
-        "replace-one",
-        "--view",
-        "secure_sum",
-        "--cohort-size",
-        "10",
-        "--colluders",
-        "1",
-        "--local-steps",
-        "1",
-        "--rounds",
-        "20",
-        "--participation",
-        "0.5",
-        "--unit",
-        "client",
-    )
+    words = "--steps 1 --delta 1e-3 --sampling none --adjacency replace-one --view secure_sum --cohort-size 10"
+    words += " --colluders 1 --local-steps 1 --rounds 20 --participation 0.5 --unit client"
+    content = json_of(capsys, "account", "--noise-multiplier", "2", *words.split())
     own = GaussianSteps(6.0, accounting.FullBatch(), Adjacency.REPLACE_ONE, 1, accounting.Unit.CLIENT)
     law = accounting.RandomParticipation(own, 0.5, 20)
-    assert told["guarantees"][0]["epsilon"] == pytest.approx(epsilon_of(law, 1e-3), rel=1e-9)
-    assert "client with all its records" in told["statement"]
-    for words in (["--sampling", "with-replacement"], ["--sampling", "shuffled"]):
-        told = asked(
-            capsys,
-            "account",
-            "--noise-multiplier",
-            "9",
-            *COMMON,
-            *words,
-            "--batch-size",
-            "10",
-            "--records",
-            "600",
-            "--adjacency",
-            "replace-one",
-        )
-        assert told["guarantees"][0]["epsilon"] > 0
+    assert content["guarantees"][0]["epsilon"] == pytest.approx(epsilon_of(law, 1e-3), rel=1e-9)
+    assert "client with all its records" in content["statement"]
+    for sampling in ("with-replacement", "shuffled"):
+        words = ["account", "--noise-multiplier", "9", *COMMON, "--sampling", sampling, *FIXED[2:]]
+        assert json_of(capsys, *words)["guarantees"][0]["epsilon"] > 0
 
 
 @pytest.mark.parametrize(
@@ -113,19 +75,19 @@ def test_account_knows_every_option(capsys):
 def test_account_knows_laws_that_span_sums(words, sampling, adjacency, capsys):
     event = GaussianSteps(2.0, sampling, Adjacency(adjacency), 12)
     common = ["--steps", "12", "--delta", "1e-5", "--adjacency", adjacency]
-    told = asked(capsys, "account", "--noise-multiplier", "2", *common, "--sampling", *words)
-    assert told["guarantees"][0]["epsilon"] == epsilon_of(event, 1e-5)
-    assert str(sampling) in told["statement"]
+    content = json_of(capsys, "account", "--noise-multiplier", "2", *common, "--sampling", *words)
+    assert content["guarantees"][0]["epsilon"] == epsilon_of(event, 1e-5)
+    assert str(sampling) in content["statement"]
 
 
 def test_calibrate_inverts_account(capsys):
-    told = asked(capsys, "calibrate", "--epsilon", "1", *COMMON, *POISSON)
-    for entry in told["noise_multipliers"]:
+    content = json_of(capsys, "calibrate", "--epsilon", "1", *COMMON, *POISSON)
+    for entry in content["noise_multipliers"]:
         if entry["noise_multiplier"] is None:
             assert entry["reason"]
             continue
         noise = repr(entry["noise_multiplier"])
-        back = asked(capsys, "account", "--noise-multiplier", noise, *COMMON, *POISSON)
+        back = json_of(capsys, "account", "--noise-multiplier", noise, *COMMON, *POISSON)
         (spent,) = [e["epsilon"] for e in back["guarantees"] if e["accountant"] == entry["accountant"]]
         assert 0.999 < spent <= 1.0
 
@@ -164,46 +126,24 @@ def test_claims_prints_the_table_of_one_paper(capsys):
     assert "4.784" in out
     assert "conditional" in out
     assert "…" not in out  # nothing is cut off
-    told = asked(capsys, "claims", "--paper", "cpfed")["claims"]
-    assert {row["paper"] for row in told} == {"cpfed"}
-    assert {"claimed_epsilon", "provable_epsilon", "noise_ratio", "verdict", "reason"} <= set(told[0])
-
-
-@pytest.mark.parametrize("command", ["account", "calibrate", "claims"])
-def test_help_shows_every_option(command, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        cli.main([command, "--help"])
-    assert stopped.value.code == 0
-    assert "--plot" in capsys.readouterr().out
+    content = json_of(capsys, "claims", "--paper", "cpfed")["claims"]
+    assert {row["paper"] for row in content} == {"cpfed"}
+    assert {"claimed_epsilon", "provable_epsilon", "noise_ratio", "verdict", "reason"} <= set(content[0])
 
 
 Z = ["account", "--noise-multiplier", "2"]
+POISSON_OF, ONE = ["--sampling", "poisson", "--adjacency", "add-remove"], "positive and finite, got"
+BROADCAST = [*Z, *COMMON, *FIXED, "--view", "broadcast", "--cohort-size", "9"]
+ALLOCATION = "--adjacency add-remove --sampling allocation --of 4"
+UNREACHABLE = "calibrate --epsilon 1e-9 --steps 100000000 --delta 1e-12 --adjacency add-remove"
 BAD = [
     (["account", *COMMON, *POISSON], "noise_multiplier must be given, got nothing; add --noise-multiplier"),
-    (
-        ["account", "--noise-multiplier", "0", *COMMON, *POISSON],
-        "noise_multiplier must be positive and finite, got 0.0",
-    ),
-    (
-        ["account", "--noise-multiplier", "-1", *COMMON, *POISSON],
-        "noise_multiplier must be positive and finite, got -1",
-    ),
-    (
-        ["account", "--noise-multiplier", "nan", *COMMON, *POISSON],
-        "noise_multiplier must be positive and finite, got nan",
-    ),
-    (
-        [*Z, *COMMON, "--sampling", "poisson", "--rate", "1.5", "--adjacency", "add-remove"],
-        "rate must be in [0, 1], got 1.5",
-    ),
-    (
-        [*Z, *COMMON, "--sampling", "poisson", "--rate", "-1", "--adjacency", "add-remove"],
-        "rate must be in [0, 1], got -1",
-    ),
-    (
-        [*Z, *COMMON, "--sampling", "poisson", "--adjacency", "add-remove"],
-        "rate must be given for poisson sampling, got",
-    ),
+    ([*Z[:2], "0", *COMMON, *POISSON], f"noise_multiplier must be {ONE} 0.0"),
+    ([*Z[:2], "-1", *COMMON, *POISSON], f"noise_multiplier must be {ONE} -1"),
+    ([*Z[:2], "nan", *COMMON, *POISSON], f"noise_multiplier must be {ONE} nan"),
+    ([*Z, *COMMON, *POISSON_OF, "--rate", "1.5"], "rate must be in [0, 1], got 1.5"),
+    ([*Z, *COMMON, *POISSON_OF, "--rate", "-1"], "rate must be in [0, 1], got -1"),
+    ([*Z, *COMMON, *POISSON_OF], "rate must be given for poisson sampling, got"),
     ([*Z, *COMMON, *FIXED[:4], "--records", "5", *FIXED[6:], "--unit", "client"], "at most the 5 records, got 10"),
     ([*Z, *COMMON, *FIXED, "--last", "keep"], "last must be left out for sampling without-replacement"),
     ([*Z, *COMMON, *FIXED, "--rate", "0.1"], "rate must be left out for sampling without-replacement"),
@@ -211,7 +151,7 @@ BAD = [
     ([*Z, *COMMON, *FIXED[:-1], "zero-out"], "use replace-one"),
     ([*Z, *COMMON, "--adjacency", "replace-one", "--sampling", "bins", "--of", "4"], "use add-remove or zero-out"),
     (
-        [*Z, *COMMON, "--adjacency", "add-remove", "--sampling", "allocation", "--chosen", "5", "--of", "4"],
+        [*Z, *COMMON, *ALLOCATION.split(), "--chosen", "5"],
         "chosen must be at most the 4 sums of a pass, got 5",
     ),
     ([*Z, "--steps", "0", "--delta", "1e-5", *POISSON], "steps must be an integer of at least 1, got 0"),
@@ -229,22 +169,17 @@ BAD = [
     ([*Z, *COMMON, *POISSON, "--colluders", "1"], "colluders must be left out in view uploads"),
     ([*Z, *COMMON, *POISSON, "--nosie", "1"], "argument must be an option of fedjax-dp account"),
     ([*Z, *COMMON, *POISSON, "my_run"], "argument must be left out, got 'my_run'; fedjax-dp account takes no other"),
-    (["calibrate", "--epsilon", "-1", *COMMON, *POISSON], "epsilon must be positive and finite, got -1"),
+    (["calibrate", "--epsilon", "-1", *COMMON, *POISSON], f"epsilon must be {ONE} -1"),
     ([*Z], "steps and delta and adjacency must be given, got nothing; add --steps --delta --adjacency"),
     ([*Z, *COMMON, *POISSON, "--plot", "x.jpg"], "plot must be a file name that ends in .png"),
     ([*Z, *COMMON, *POISSON, "--noise", "1"], "did you mean --noise-multiplier?"),
     ([*Z, *COMMON, *POISSON, "--unit", "client"], "knows which clients take part"),
-    ([*Z, *COMMON, *FIXED, "--view", "broadcast", "--cohort-size", "9"], "local_steps must be given together"),
-    (
-        [*Z, *COMMON, *FIXED, "--view", "broadcast", "--cohort-size", "9", "--local-steps", "1", "--colluders", "9"],
-        "colluders must be an integer from 0 to 8",
-    ),
-    (
-        ["calibrate", "--epsilon", "1e-9", "--steps", "100000000", "--delta", "1e-12", "--adjacency", "add-remove"],
-        "the budget must be reachable",
-    ),
+    (BROADCAST, "local_steps must be given together"),
+    ([*BROADCAST, "--local-steps", "1", "--colluders", "9"], "colluders must be an integer from 0 to 8"),
+    (UNREACHABLE.split(), "the budget must be reachable"),
     (["claims", "--paper", "9"], "paper must be one of dpnfl"),
     (["claims", "--paper", "rfedavg", "--plot", "x.png"], "drawn for a paper with calibrated noise"),
+    ([*Z, *COMMON, *FIXED, "--accountant", "pld"], "accountant must be left out without --ledger"),
 ]
 
 
@@ -265,10 +200,10 @@ def test_a_participation_log_counts_the_rounds_of_its_busiest_client(capsys, tmp
     """The first case `participation_log` of the specification's participation_vectors.json; 40 digits."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "log.csv").write_text("round,client\n0,0\n0,1\n1,2\n2,0\n3,1\n4,0\n5,2\n7,0\n")
-    told = asked(capsys, *["5" if word == "2" else word for word in LOG], "--unit", "client")
-    by_name = {entry["accountant"]: entry["epsilon"] for entry in told["guarantees"]}
+    content = json_of(capsys, *["5" if word == "2" else word for word in LOG], "--unit", "client")
+    by_name = {entry["accountant"]: entry["epsilon"] for entry in content["guarantees"]}
     assert by_name["gaussian"] == pytest.approx(3.3869331861562646, rel=1e-9)
-    assert "4 rounds of the busiest of 3 clients by log.csv" in told["statement"]
+    assert "4 rounds of the busiest of 3 clients by log.csv" in content["statement"]
     hidden = ["--unit", "client", "--view", "broadcast", "--sampling", "poisson", "--rate", "0.1"]
     for more, words in (
         (["--rounds", "3"], "rounds must be left out beside a participation log"),
@@ -276,10 +211,5 @@ def test_a_participation_log_counts_the_rounds_of_its_busiest_client(capsys, tmp
         (hidden, "a log that is public amplifies nothing"),
     ):
         assert cli.main([*LOG, *more]) == 2
-        told = capsys.readouterr()
-        assert (told.out, words in told.err, told.err.count("\n")) == ("", True, 1), told.err
-
-
-def test_one_accountant_is_chosen_of_a_ledger_alone(capsys):
-    assert cli.main(["account", "--noise-multiplier", "2", *COMMON, *FIXED, "--accountant", "pld"]) == 2
-    assert "accountant must be left out without --ledger" in capsys.readouterr().err
+        content = capsys.readouterr()
+        assert (content.out, words in content.err, content.err.count("\n")) == ("", True, 1), content.err

@@ -150,11 +150,8 @@ def test_bad_input_ends_in_one_line_with_code_2(words, expected, capsys):
     assert cli.main(["audit", *words]) == 2
     out = capsys.readouterr()
     assert expected in out.err
-    told = [
-        line for line in out.err.splitlines() if not line.startswith("calibrating noise")
-    ]  # told where it takes long
-    assert len(told) == 1
-    assert told[0].startswith("fedjax-dp: ")
+    (line,) = [line for line in out.err.splitlines() if not line.startswith("calibrating noise")]  # if that is long
+    assert line.startswith("fedjax-dp: ")
     assert out.out == ""
     assert not list(pathlib.Path().iterdir())
 
@@ -175,15 +172,8 @@ def test_a_canary_that_changes_nothing_is_refused(capsys):
 @pytest.fixture(scope="module")
 def found():
     """A small audit of steps on Poisson batches."""
-    algorithm = fdp.dp_sgd(
-        cohort_size=None,
-        batch_size=4,
-        batches="poisson",
-        local_steps=1,
-        learning_rate=0.1,
-        clip_norm=1.0,
-        noise_multiplier=1.0,
-    )
+    words = {"cohort_size": None, "batch_size": 4, "batches": "poisson", "local_steps": 1, "learning_rate": 0.1}
+    algorithm = fdp.dp_sgd(**words, clip_norm=1.0, noise_multiplier=1.0)
     return fdp.audit(algorithm, ragged_data([10, 8]), rounds=2, delta=1e-3, trials=1000, parameters=4, lanes=64)
 
 

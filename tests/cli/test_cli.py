@@ -48,39 +48,18 @@ for words in {lines}:
 def test_default_run_trains_privately_well_above_chance(capsys):
     assert cli.main(["run", "--json"]) == 0
     out = capsys.readouterr()
-    told = json.loads(out.out)
+    content = json.loads(out.out)
     assert out.out.count("\n") == 1
-    assert told["test_accuracy"] > 0.7
-    assert told["guarantee"]["epsilon"] <= 4.0
-    assert told["guarantee"]["epsilon"] > 3.9
-    assert {
-        "algorithm",
-        "dataset",
-        "rounds",
-        "seed",
-        "test_accuracy",
-        "test_loss",
-        "history",
-        "guarantee",
-        "timing",
-        "versions",
-        "device",
-    } <= set(told)
-    assert {
-        "epsilon",
-        "delta",
-        "unit",
-        "adjacency",
-        "view",
-        "accountant",
-        "epsilon_min",
-        "epsilon_median",
-        "noise_multiplier",
-        "claims",
-    } <= (set(told["guarantee"]))
-    assert {"compile_s", "round_s_median", "total_s"} <= set(told["timing"])
-    assert {"round", "test_accuracy", "test_loss"} <= set(told["history"][0])
-    assert told["history"][-1]["round"] == told["rounds"] == 40
+    assert content["test_accuracy"] > 0.7
+    assert content["guarantee"]["epsilon"] <= 4.0
+    assert content["guarantee"]["epsilon"] > 3.9
+    names = "algorithm dataset rounds seed test_accuracy test_loss history guarantee timing versions device"
+    assert {*names.split()} <= set(content)
+    of_promise = "epsilon delta unit adjacency view accountant epsilon_min epsilon_median noise_multiplier claims"
+    assert {*of_promise.split()} <= set(content["guarantee"])
+    assert {"compile_s", "round_s_median", "total_s"} <= set(content["timing"])
+    assert {"round", "test_accuracy", "test_loss"} <= set(content["history"][0])
+    assert content["history"][-1]["round"] == content["rounds"] == 40
 
 
 def test_run_folder_holds_everything_and_a_picture_of_the_run():
@@ -120,14 +99,6 @@ def test_the_result_comes_first_and_detail_folds(capsys):
     assert labels["--quiet"] == ["noise", "privacy", "folder"]
     assert labels[""] == ["noise", "privacy", "folder", "next", "spent", "assuming", "probes", ""]
     assert labels["--verbose"] == [*labels[""], "claim", "traffic", "time"]  # a theorem that says nothing of this run
-
-
-@pytest.mark.slow
-def test_non_private_run_says_no_privacy(capsys):
-    assert cli.main(["run", *QUICK, "--algorithm", "fedavg", "--json"]) == 0
-    guarantee = json.loads(capsys.readouterr().out)["guarantee"]
-    assert guarantee["epsilon"] is None
-    assert guarantee["statement"].startswith("no privacy")
 
 
 def test_toml_and_flags_are_the_same_configuration(capsys):
@@ -284,6 +255,14 @@ BAD = [
     (["run", "--dataset", "mnist:x"], "dataset must be mnist without a path"),
     (["run", "--seed", "-1"], "seed must be an integer in [0, 2^32), got -1"),
     (["run", "--b1", "1", "--algorithm", "addpnfl"], "b1 must be in [0, 1), got 1.0"),
+    (["run", "--dtype", "float16"], "dtype must be one of float32, bfloat16, got 'float16'"),
+    (
+        ["run", "--algorithm", "fedavg", "--mu", "0.1"],
+        "mu must be left out for fedavg, which does not take it, got 0.1; it belongs to fedprox",
+    ),
+    (["run", "--algorithm", "rfedavg", "--model", "logistic"], "use --model mlp"),
+    (["run", "--view", "secure_sum"], "here the server sees every upload"),
+    (["run", "--secure", "maybe"], "--secure must be true or false"),
 ]
 
 
@@ -321,26 +300,9 @@ def test_bad_toml_ends_in_one_line(text, expected, capsys):
 
 @pytest.mark.slow
 def test_divergence_stops_with_round_and_clients_and_keeps_the_last_good_checkpoint(capsys):
-    words = [
-        "run",
-        "--algorithm",
-        "fedavg",
-        "--rounds",
-        "30",
-        "--learning-rate",
-        "1e38",
-        "--schedule",
-        "constant",
-        "--l2",
-        "0.4",
-        "--checkpoint-every",
-        "1",
-        "--evaluate-every",
-        "1",
-        "--out",
-        "d",
-    ]
-    assert cli.main(words) == 1
+    words = "run --algorithm fedavg --rounds 30 --learning-rate 1e38 --schedule constant --l2 0.4"
+    words += " --checkpoint-every 1 --evaluate-every 1 --out d"
+    assert cli.main(words.split()) == 1
     err = capsys.readouterr().err
     assert "diverged in round" in err
     assert "clients" in err
@@ -509,11 +471,6 @@ def test_every_entry_runs_on_mnist(entry, capsys, mnist_dir):
     runs(entry, capsys, "--dataset", "mnist", "--data-dir", str(mnist_dir), "--rounds", "2")
 
 
-def test_a_dtype_that_is_not_offered_is_refused(capsys):
-    assert cli.main(["run", "--dtype", "float16"]) == 2
-    assert "dtype must be one of float32, bfloat16, got 'float16'" in capsys.readouterr().err
-
-
 @pytest.mark.exhaustive
 def test_a_run_in_bfloat16_learns_under_the_same_guarantee(tmp_path, capsys):
     told = {}
@@ -522,19 +479,6 @@ def test_a_run_in_bfloat16_learns_under_the_same_guarantee(tmp_path, capsys):
         told[dtype] = json.loads(capsys.readouterr().out)
     assert told["bfloat16"]["guarantee"] == told["float32"]["guarantee"]
     assert 0 < abs(told["bfloat16"]["test_loss"] - told["float32"]["test_loss"]) < 0.05
-
-
-def test_an_option_of_another_algorithm_is_refused(capsys):
-    assert cli.main(["run", "--algorithm", "fedavg", "--mu", "0.1"]) == 2
-    assert "mu must be left out for fedavg, which does not take it, got 0.1; it belongs to fedprox" in (
-        capsys.readouterr().err
-    )
-    assert cli.main(["run", "--algorithm", "rfedavg", "--model", "logistic"]) == 2
-    assert "use --model mlp" in capsys.readouterr().err
-    assert cli.main(["run", "--view", "secure_sum"]) == 2
-    assert "here the server sees every upload" in capsys.readouterr().err
-    assert cli.main(["run", "--secure", "maybe"]) == 2
-    assert "--secure must be true or false" in capsys.readouterr().err
 
 
 @pytest.mark.exhaustive

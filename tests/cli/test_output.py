@@ -8,7 +8,7 @@ from rich.console import Console
 
 from fedjax_dp import cli
 from fedjax_dp.cli import output, sweep
-from fedjax_dp.cli.commands import COMMANDS
+from fedjax_dp.cli.commands import COMMANDS, CONFIGURED, options_of_command
 from fedjax_dp.sweeps.sweep import Sweep
 
 CELLS = {
@@ -50,7 +50,7 @@ def test_axes_are_always_there():
 
 
 @pytest.mark.parametrize("columns", [60, 80, 100])
-def test_help_breaks_between_words(columns, capsys, monkeypatch):
+def test_help_shows_every_option_and_breaks_between_words(columns, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(columns))
     for command in COMMANDS:
         if command == "sweep":  # shows a file as it is written
@@ -63,6 +63,8 @@ def test_help_breaks_between_words(columns, capsys, monkeypatch):
         out = capsys.readouterr().out
         assert max(map(len, out.splitlines())) <= columns, command
         assert out.count("usage:") == 1, command
+        if command not in CONFIGURED:
+            assert all(o.flag in out for o in options_of_command(command).values() if not o.about.positional), command
 
 
 def point(index, delta):

@@ -12,23 +12,9 @@ import re
 import pytest
 
 from fedjax_dp import cli
+from fedjax_dp.cli import commands
 
-COMMANDS = [
-    "run",
-    "sweep",
-    "best",
-    "plot",
-    "report",
-    "reproduce",
-    "audit",
-    "bench",
-    "account",
-    "calibrate",
-    "check",
-    "plan",
-    "claims",
-    "data",
-]
+COMMANDS = [name for name in commands.COMMANDS if name not in ("new", "export", "compare", "catalogue")]
 VALUES = ["", "nan", "-inf", "1e300", "99999999999999999999", "-1", "0x10", "é\t", "none/such/thing", "'; rm"]
 SHORT = {  # what makes a right command end soon
     "run": ["--rounds", "1", "--local-steps", "1"],
@@ -47,7 +33,7 @@ LEFT_OUT = {"--help", "--help-all", "--json", "--resume", "--plan", "--quiet", "
 }
 
 
-def told(argv):
+def outcome_of(argv):
     """Exit code, stdout and stderr of a command in this process."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -59,7 +45,7 @@ def told(argv):
 
 
 def flags(command):
-    code, out, _ = told([command, "--help-all" if command in ("run", "audit", "bench") else "--help"])
+    code, out, _ = outcome_of([command, "--help-all" if command in ("run", "audit", "bench") else "--help"])
     assert code in (0, None)
     return sorted(set(re.findall(r"--[a-z][a-z-]+", out)) - LEFT_OUT)
 
@@ -86,7 +72,7 @@ def wrong_inputs():
 def refused_well(argv, folder):
     """Runs it and checks what must hold of every wrong input."""
     before = sorted(folder.rglob("*"))
-    code, _, err = told(argv)
+    code, _, err = outcome_of(argv)
     lines = [line for line in err.splitlines() if line.startswith("fedjax-dp: ")]
     assert code in (0, 1, 2, None), (argv, code, err[-2000:])
     assert "Traceback" not in err, (argv, err[-2000:])

@@ -10,7 +10,7 @@ import pytest
 from fedjax_dp import cli
 from fedjax_dp.cli.audit import AuditOptions
 from fedjax_dp.cli.latest import RUNS, SWEEPS, latest
-from fedjax_dp.cli.run_options import configured_by
+from fedjax_dp.cli.run_options import parse_configuration
 from fedjax_dp.experiments.run_folder import RUN_FOLDER
 
 
@@ -72,7 +72,7 @@ def test_compare_without_a_sweep_is_refused_in_one_line(own_runs, capsys):
 
 def test_an_audit_of_a_run_takes_its_configuration(own_runs):
     config = json.loads((own_runs / "runs" / "mine" / "run.json").read_text())["config"]
-    overrides, options, _, path = configured_by("audit", ["runs/mine", "--trials", "50"], "", AuditOptions)
+    overrides, options, _, path = parse_configuration("audit", ["runs/mine", "--trials", "50"], "", AuditOptions)
     assert options.trials == 50
     assert path == pathlib.Path("runs/mine")
     assert overrides["rounds"] == config["rounds"] == 6

@@ -189,29 +189,15 @@ class Server:
     """`mlflow server` in a process of its own, with a store in files."""
 
     def __init__(self, folder):
-        self.uri = f"http://127.0.0.1:{free_port()}"
-        command = [
-            sys.executable,
-            "-m",
-            "mlflow",
-            "server",
-            "--host",
-            "127.0.0.1",
-            "--port",
-            self.uri.rpartition(":")[2],
-        ]
+        port = free_port()
+        self.uri = f"http://127.0.0.1:{port}"
+        command = [sys.executable, *f"-m mlflow server --workers 1 --host 127.0.0.1 --port {port}".split()]
         command += ["--backend-store-uri", f"{folder}/store", "--artifacts-destination", f"{folder}/artifacts"]
         allowed = os.environ | {"MLFLOW_ALLOW_FILE_STORE": "true", "MLFLOW_DISABLE_TELEMETRY": "true"}
         allowed = {name: value for name, value in allowed.items() if name != "MLFLOW_TRACKING_URI"}
         self.log = (folder / "log").open("w")
-        self.process = subprocess.Popen(
-            [*command, "--workers", "1"],
-            env=allowed,
-            cwd=folder,
-            stdout=self.log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        output = {"stdout": self.log, "stderr": subprocess.STDOUT}
+        self.process = subprocess.Popen(command, env=allowed, cwd=folder, start_new_session=True, **output)
         until = time.monotonic() + 120
         while True:
             with contextlib.suppress(OSError), urllib.request.urlopen(f"{self.uri}/health", timeout=1):
