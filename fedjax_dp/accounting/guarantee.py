@@ -326,7 +326,7 @@ class Guarantee:
                 phases=tuple(EarlierPhase(**one | {"epsilon": infinite(one["epsilon"])}) for one in before),
                 alone=infinite(saved["alone"]) if before else None,
                 names=tuple(map(str, saved.get("names", ()))),
-                attack=None if attack is None else AttackBounds(*(attack[name] for name in AttackBounds._fields)),
+                attacks=() if attack is None else (AttackBounds(*(attack[name] for name in AttackBounds._fields)),),
                 **plain,
             )
         except (KeyError, TypeError, ValueError) as error:

@@ -203,7 +203,7 @@ class Spending:
             after = self.events(index + 1)
             grown = [client for client, events in enumerate(zip(before, after, strict=True)) if events[0] != events[1]]
             return encode_events(*number_events(after), np.array(grown, int)) | {"so_far": True}
-        often = self.run.participation_counts(index) if self.scheduled else np.ones(num_clients, int)
+        often = self.run.participation_counts(index) if self.by_schedule else np.ones(num_clients, int)
         line = encode_events(one.events, one.kind, np.flatnonzero(often)) | {"so_far": False}
         for count in range(2, int(often.max(initial=1)) + 1):  # who trains twice is named twice
             again = encode_events(one.events, one.kind, np.flatnonzero(often >= count))
