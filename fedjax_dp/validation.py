@@ -111,12 +111,12 @@ def members(protocol: type) -> dict[str, Any]:
 
 def is_value(part: Any) -> bool:
     """Whether the exact class of a part was made by `value`."""
-    return is_made(type(part))
+    return is_value_class(type(part))
 
 
-def is_made(cls: type) -> bool:
+def is_value_class(cls: type) -> bool:
     """Whether this very class was made by `value`."""
-    return vars(cls).get("__made_by_value__") is cls
+    return vars(cls).get("__value_class__") is cls
 
 
 def described(thing: Any) -> str:
@@ -136,7 +136,7 @@ def described(thing: Any) -> str:
 def advice(thing: Any) -> str:
     """What to do with something that is often given in the place of a part; empty for anything else."""
     cls = thing if isinstance(thing, type) else type(thing)
-    if isinstance(thing, type) and "__made_by_value__" in vars(thing):
+    if isinstance(thing, type) and "__value_class__" in vars(thing):
         return f"write {call(thing)}"
     if cls.__module__.startswith("optax.") or _module(thing).startswith("optax."):
         return f"give its function and its numbers apart: {OPTIMIZER}"
@@ -154,7 +154,7 @@ def undecorated(error: Exception, function: Any) -> str:
     """What to do where a function failed as a class that it knows takes no fields; empty for any other error."""
     match = re.match(r"(\w+)(\.__init__)?\(\) takes (no arguments|exactly one argument)", str(error))
     cls = getattr(function, "__globals__", {}).get(match[1]) if match else None
-    return f"put @fedjax_dp.value above {cls.__name__}" if isinstance(cls, type) and not is_made(cls) else ""
+    return f"put @fedjax_dp.value above {cls.__name__}" if isinstance(cls, type) and not is_value_class(cls) else ""
 
 
 def call(cls: Any) -> str:

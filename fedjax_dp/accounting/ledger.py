@@ -221,7 +221,7 @@ class Ledger:
 
         Raises: ConfigurationError for events that are not known here, and for what no run wrote.
         """
-        with errors.refusing("ledger", _edited, "as the run wrote it", "put it back", MALFORMED):
+        with errors.refuse_errors("ledger", _edited, "as the run wrote it", "put it back", MALFORMED):
             return self._events(self.lines[:rounds])
 
     def _events(self, lines: Sequence[Line]) -> list[Event]:
@@ -282,7 +282,7 @@ def read_rounds(text: str, phase: Mapping[str, Any], where: str) -> Ledger:
     lines: list[Line] = []
     for number, words in enumerate(whole):
         at = f"{where}: the line of round {number}"
-        with errors.refusing(at, _edited, "as the run wrote it", "put it back", MALFORMED):
+        with errors.refuse_errors(at, _edited, "as the run wrote it", "put it back", MALFORMED):
             line = read_line(words)
             if line["ledger"] != VERSION:
                 got, wanted = f"of version {str(line['ledger'])[:20]}", f"of version {VERSION}, which is known here"
