@@ -87,7 +87,7 @@ def own_names(cls: type) -> set[str]:
     return {*vars(cls), *inspect.get_annotations(cls)}
 
 
-RENAMED = {"paid": "setup_event", "prior_event": "setup_event"}  # facts that cost something, by their names of before
+SETUP_EVENT_BEFORE = ("paid", "prior_event")  # names of `setup_event` in earlier versions
 
 
 _COMPLETE: set[tuple[str, type]] = set()  # slots, and classes that state all that the proof needs of them
@@ -98,9 +98,9 @@ def require_stated(slot: str, part: Any) -> None:
     cls = type(part)
     if (slot, cls) in _COMPLETE:
         return
-    unread = next((name for name in RENAMED if slot == "cohort" and hasattr(part, name)), None)
+    unread = next((name for name in SETUP_EVENT_BEFORE if slot == "cohort" and hasattr(part, name)), None)
     if unread is not None:  # else its cost would be taken for nothing
-        got, wanted = f"{cls.__name__} with {unread}", f"one that states it as {RENAMED[unread]}"
+        got, wanted = f"{cls.__name__} with {unread}", "one that states it as setup_event"
         raise errors.refuse(slot, got, wanted, f"rename {unread} in {cls.__name__}")
     missing = [name for name in FACTS[slot] if name not in own_names(cls) and not _follows(slot, cls, name)]
     if missing:
