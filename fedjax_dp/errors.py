@@ -24,13 +24,16 @@ class MissingDataError(ConfigurationError):
     """A data set is not at hand; the message says what to get and where it belongs."""
 
 
+def _list_clients(clients: list[int], called: Callable[[int], str]) -> str:
+    return ", ".join(map(called, clients[:10])) + (", ..." if len(clients) > 10 else "")
+
+
 class DivergedError(RuntimeError):
     """A loss or an update stopped being finite; `clients` is empty if it was the loss on the test set."""
 
     def __init__(self, round_index: int, clients: list[int], called: Callable[[int], str] = str):
         self.round, self.clients = round_index, clients
-        shown = ", ".join(map(called, clients[:10])) + (", ..." if len(clients) > 10 else "")
-        source = f"clients {shown}" if clients else "the test set"
+        source = f"clients {_list_clients(clients, called)}" if clients else "the test set"
         super().__init__(
             f"training diverged in round {round_index}: loss and update must be finite, got NaN or infinity from "
             f"{source}; lower the learning rate"
@@ -42,10 +45,9 @@ class RingOverflowError(RuntimeError):
 
     def __init__(self, round_index: int, clients: list[int], called: Callable[[int], str] = str):
         self.round, self.clients = round_index, clients
-        shown = ", ".join(map(called, clients[:10])) + (", ..." if len(clients) > 10 else "")
         super().__init__(
             f"the secure sum overflowed in round {round_index}: every number must fit its share of the ring, got a "
-            f"larger one from clients {shown}; use 64 ring bits or fewer fractional bits"
+            f"larger one from clients {_list_clients(clients, called)}; use 64 ring bits or fewer fractional bits"
         )
 
 
@@ -74,22 +76,22 @@ def refuse(what: str, got: Any, wanted: str, remedy: str = "") -> ConfigurationE
     return error
 
 
-def renamed(error: ConfigurationError, name: str) -> ConfigurationError:
-    """The same refusal, of what has another name where it was given."""
+def rename(error: ConfigurationError, name: str) -> ConfigurationError:
+    """The same refusal under the name that the user wrote."""
     result = type(error)(f"{name}{str(error).removeprefix(error.what or '')}")
     result.what = name
     return result
 
 
 @contextlib.contextmanager
-def refusing(
+def refuse_errors(
     what: str,
     got: Callable[[Exception], str],
     wanted: str,
     remedy: str = "",
     kinds: type[Exception] | tuple[type[Exception], ...] = Exception,
 ) -> Iterator[None]:
-    """Refuse whatever goes wrong inside, as `got` has it in words; what is refused inside is refused as it is."""
+    """Refuse in one line what fails inside, which `got` describes; a refusal inside passes unchanged."""
     try:
         yield
     except ConfigurationError:
@@ -144,21 +146,26 @@ def require_delta(value: Any) -> None:
     require_in_unit_interval("delta", value, "take one well below 1 / records, such as 1e-5")
 
 
+def is_integer(value: Any) -> bool:
+    """Whether a value is an integer of Python or NumPy; a bool is none."""
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
 def require_count(what: str, value: int, remedy: str = "") -> None:
     """An integer of at least 1, Python's or NumPy's."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
+    if not is_integer(value) or value < 1:
         raise refuse(what, value, "an integer of at least 1", remedy)
 
 
 def require_integer(what: str, value: int, least: int, most: int, remedy: str = "") -> None:
     """An integer from `least` to `most`, Python's or NumPy's."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not least <= value <= most:
+    if not is_integer(value) or not least <= value <= most:
         raise refuse(what, value, f"an integer from {least} to {most:,}", remedy)
 
 
 def require_seed(seed: int) -> None:
     """An integer of 32 bits: JAX takes a longer one for another, and a draw without a seed cannot be repeated."""
-    if isinstance(seed, bool) or not isinstance(seed, numbers.Integral) or not 0 <= seed < 2**32:
+    if not is_integer(seed) or not 0 <= seed < 2**32:
         raise refuse("seed", seed, "an integer in [0, 2^32)")
 
 
@@ -230,7 +237,7 @@ def nearest(word: str, names: Iterable[str]) -> list[str]:
     return begins[:1] or difflib.get_close_matches(word, names, n=1)
 
 
-def suggested(word: str, names: Iterable[str], otherwise: str = "") -> str:
+def suggestion(word: str, names: Iterable[str], otherwise: str = "") -> str:
     """The remedy for a name that is none of `names`: `did you mean ...?`, or something else where none is near."""
     near = nearest(word, names)
     return f"did you mean {near[0]}?" if near else otherwise
@@ -245,7 +252,7 @@ def require_choice(what: str, value: str, choices: Iterable[str]) -> None:
     """One of `choices`; the nearest name is offered."""
     names = list(choices)
     if not isinstance(value, str) or value not in names:
-        remedy = replacement(value) or suggested(value, names) if isinstance(value, str) else ""
+        remedy = replacement(value) or suggestion(value, names) if isinstance(value, str) else ""
         listed = f"one of {len(names)} names" if remedy and len(names) > 30 else "one of " + ", ".join(names)
         raise refuse(what, repr(value), listed, remedy)
 

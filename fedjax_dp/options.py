@@ -223,7 +223,7 @@ def _is_of(kind: type, value: Any) -> bool:
     if kind is float:
         return scalar.kind in "iuf" if scalar else isinstance(value, numbers.Real) and not isinstance(value, bool)
     if kind is int:
-        return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+        return errors.is_integer(value)
     return isinstance(value, kind) or (kind is bool and scalar is not None and scalar.kind == "b")
 
 

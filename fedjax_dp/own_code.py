@@ -44,7 +44,7 @@ def own(what: str, named: str) -> Any:
     module = _import_file(what, path.resolve(), _digest(path))
     public = [known for known in vars(module) if not known.startswith("_")]
     if name not in vars(module):
-        raise errors.refuse(what, named, f"a name in {path}", errors.suggested(name, public))
+        raise errors.refuse(what, named, f"a name in {path}", errors.suggestion(name, public))
     return vars(module)[name]
 
 
@@ -124,9 +124,9 @@ def describe_error(error: BaseException) -> str:
     return " ".join(f"{place}{kind}{error}".split())
 
 
-def refusing(what: str, got: str, wanted: str, remedy: str = "") -> contextlib.AbstractContextManager[None]:
+def refuse_errors(what: str, got: str, wanted: str, remedy: str = "") -> contextlib.AbstractContextManager[None]:
     """Refuse whatever a stranger's code does wrong inside, by what it says after what it is."""
-    return errors.refusing(what, lambda error: f"{got}: {describe_error(error)}", wanted, remedy)
+    return errors.refuse_errors(what, lambda error: f"{got}: {describe_error(error)}", wanted, remedy)
 
 
 def sources(*things: Any) -> dict[str, str]:

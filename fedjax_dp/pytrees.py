@@ -1,4 +1,4 @@
-"""Values: the habit that everything else is written in.
+"""Values, and what is done with pytrees of arrays.
 
 A *value* is a frozen dataclass that is a pytree: its numeric fields are leaves (traced, so they can be swept without
 compiling again), its `structure()` fields are static.
@@ -36,41 +36,41 @@ def value(cls: type[T]) -> type[T]:
 
     Not with `jax.tree_util.register_dataclass`: in jaxlib 0.10.2 structures of two such classes with the same fields
     compare equal (their hashes differ), so now and then `jit` ran one algorithm by the program of another.
-    What is made wrongly, or given what its fields cannot hold, is refused in one line: see `validation`.
+    `validation` refuses what the fields cannot hold.
     """
     by_fields = "__init__" not in vars(cls)
-    made: Any = dataclasses.dataclass(frozen=True, kw_only=True)(cls)  # `cls` itself, as it has no slots
-    fill = made.__init__
-    fixed, numbers = (
-        tuple(field.name for field in dataclasses.fields(made) if bool(field.metadata.get("static")) is static)
-        for static in (True, False)
+    dataclass: Any = dataclasses.dataclass(frozen=True, kw_only=True)(cls)  # `cls` itself, as it has no slots
+    set_fields = dataclass.__init__
+    static, leaves = (
+        tuple(field.name for field in dataclasses.fields(dataclass) if bool(field.metadata.get("static")) is fixed)
+        for fixed in (True, False)
     )
 
     def flatten(part: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        return tuple(getattr(part, name) for name in numbers), tuple(getattr(part, name) for name in fixed)
+        return tuple(getattr(part, name) for name in leaves), tuple(getattr(part, name) for name in static)
 
     def flatten_with_keys(part: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        return tuple((jax.tree_util.GetAttrKey(name), getattr(part, name)) for name in numbers), flatten(part)[1]
+        return tuple((jax.tree_util.GetAttrKey(name), getattr(part, name)) for name in leaves), flatten(part)[1]
 
-    def unflatten(structures: tuple[Any, ...], leaves: Any) -> Any:
-        return made.__past_the_door__(dict(zip(fixed, structures)) | dict(zip(numbers, leaves)))
+    def unflatten(structures: tuple[Any, ...], children: Any) -> Any:
+        return build(dict(zip(static, structures)) | dict(zip(leaves, children)))
 
-    def past_the_door(fields: dict[str, Any]) -> Any:
-        """One with these fields, whatever they are: JAX may put anything in the place of a leaf."""
-        part = object.__new__(made)
-        fill(part, **fields)
+    def build(fields: dict[str, Any]) -> Any:
+        """A value with these fields, unchecked: JAX may put anything in the place of a leaf."""
+        part = object.__new__(dataclass)
+        set_fields(part, **fields)
         return part
 
-    @functools.wraps(fill)
-    def checked(self: Any, /, *args: Any, **given: Any) -> None:
-        validation.check_fields(made, given)
-        fill(self, *args, **given)
+    @functools.wraps(set_fields)
+    def check_and_set(self: Any, /, *args: Any, **fields: Any) -> None:
+        validation.check_fields(dataclass, fields)
+        set_fields(self, *args, **fields)
 
     if by_fields:
-        made.__init__ = checked
+        dataclass.__init__ = check_and_set
 
-    jax.tree_util.register_pytree_with_keys(made, flatten_with_keys, unflatten, flatten)
-    made.__made_by_value__, made.__past_the_door__ = made, staticmethod(past_the_door)
+    jax.tree_util.register_pytree_with_keys(dataclass, flatten_with_keys, unflatten, flatten)
+    dataclass.__value_class__, dataclass.__build__ = dataclass, staticmethod(build)
     return cls
 
 
@@ -82,7 +82,7 @@ def checksum(*trees: Any) -> str:
     return f"{total:08x}"
 
 
-def same(first: Any, second: Any) -> bool:
+def equal(first: Any, second: Any) -> bool:
     """Whether two pytrees have the same structure and the same numbers."""
     leaves = (jax.tree.leaves(first), jax.tree.leaves(second))
     structures: list[Any] = [jax.tree.structure(tree) for tree in (first, second)]
@@ -90,19 +90,20 @@ def same(first: Any, second: Any) -> bool:
 
 
 def replace(part: T, **changes: Any) -> T:
-    """`dataclasses.replace` for a part known by its protocol only, whatever is put into it."""
+    """`dataclasses.replace` for a part known by its protocol only; fields of a value are not checked."""
     if not is_value(part):
         return dataclasses.replace(part, **changes)  # type: ignore[type-var]
-    made: Any = type(part)
-    now = {field.name: getattr(part, field.name) for field in dataclasses.fields(made) if field.init}
-    return made.__past_the_door__(now | changes)
+    return _build(type(part), part, changes)
 
 
-def of_class(part: Any, kind: type[T]) -> T:
+def as_class(part: Any, kind: type[T]) -> T:
     """The fields that a class has of a value, as a value of that class; they were checked when the part was made."""
-    made: Any = kind
-    names = [field.name for field in dataclasses.fields(made) if field.init]
-    return made.__past_the_door__({name: getattr(part, name) for name in names})
+    return _build(kind, part, {})
+
+
+def _build(kind: Any, part: Any, changes: dict[str, Any]) -> Any:
+    fields = {field.name: getattr(part, field.name) for field in dataclasses.fields(kind) if field.init}
+    return kind.__build__(fields | changes)
 
 
 class Wrapper:
@@ -135,10 +136,10 @@ def ravel(tree: Any) -> tuple[jax.Array, Callable[[jax.Array], Any]]:
 
     parts = [(leaf.T if turned else leaf).ravel() for leaf, turned in zip(leaves, tall, strict=True)]
 
-    def at_once(*parts: jax.Array) -> jax.Array:
+    def concatenate(*parts: jax.Array) -> jax.Array:
         return jnp.concatenate(parts)
 
-    def one_by_one(*parts: jax.Array) -> jax.Array:
+    def write_in_turn(*parts: jax.Array) -> jax.Array:
         """A concatenation would melt into what reads it, which on a CPU looks up the leaf of every number."""
         flat = jnp.zeros(ends[-1], jnp.result_type(*parts))
         for part, end in zip(parts, ends, strict=True):
@@ -146,11 +147,11 @@ def ravel(tree: Any) -> tuple[jax.Array, Callable[[jax.Array], Any]]:
         return flat
 
     # On a CPU, where several are computed at once it is cheaper to compare than to write once more.
-    on_cpu = at_once if at_once_on_a_core(ends[-1]) > 1 else one_by_one
-    return lax.platform_dependent(*parts, cpu=on_cpu, default=at_once), unravel
+    on_cpu = concatenate if models_per_core(ends[-1]) > 1 else write_in_turn
+    return lax.platform_dependent(*parts, cpu=on_cpu, default=concatenate), unravel
 
 
-def at_once_on_a_core(size: int, wanted: int = LARGE) -> int:
+def models_per_core(size: int, wanted: int = LARGE) -> int:
     """How many models of `size` parameters a CPU's core computes at once: as many as wanted that its caches hold.
 
     Two where one would be a vector of odd length, whose noise XLA draws number by number, 12 times slower.
@@ -158,9 +159,9 @@ def at_once_on_a_core(size: int, wanted: int = LARGE) -> int:
     return max(min(round(LARGE / size), wanted), 1 + size % 2)
 
 
-def rows_kept(rows: jax.Array, kept: jax.Array) -> jax.Array:
-    """`rows (n, ...)` where `kept (n,)` holds, zeros elsewhere, whatever stands there: 0 * NaN is NaN."""
-    return jnp.where(kept.reshape(-1, *[1] * (rows.ndim - 1)), rows, 0)
+def mask_rows(rows: jax.Array, mask: jax.Array) -> jax.Array:
+    """`rows (n, ...)` where `mask (n,)` holds, zeros elsewhere, also for NaN, as 0 * NaN is NaN."""
+    return jnp.where(mask.reshape(-1, *[1] * (rows.ndim - 1)), rows, 0)
 
 
 def path_name(path: Any) -> str:
@@ -176,7 +177,7 @@ def tensor_sizes(tree: Any) -> tuple[int, ...]:
 class Part:
     """Some tensors of a pytree, as a part of the vector that `ravel` makes of all; `chosen` says of each tensor.
 
-    Of all of them, nothing is moved.
+    A part of all tensors is the vector itself, not a copy.
     """
 
     def __init__(self, sizes: Sequence[int], chosen: Sequence[bool] | None = None) -> None:
@@ -205,7 +206,7 @@ class Part:
         parts = [flat[first:end] for first, end, chosen in self._runs() if chosen]
         return jnp.concatenate(parts) if parts else flat[:0]
 
-    def put(self, part: jax.Array, flat: jax.Array) -> jax.Array:
+    def insert(self, part: jax.Array, flat: jax.Array) -> jax.Array:
         """The whole vector with this part `(size,)` in its place."""
         if all(self._chosen):
             return part
@@ -226,13 +227,13 @@ class Part:
         return runs
 
 
-def same_shapes(one: Any, other: Any) -> bool:
+def equal_shapes(one: Any, other: Any) -> bool:
     """Whether two pytrees have the same structure, and arrays of the same shapes."""
     shapes = [(jax.tree.structure(tree), [np.shape(leaf) for leaf in jax.tree.leaves(tree)]) for tree in (one, other)]
     return shapes[0] == shapes[1]
 
 
-def shapes_in_words(tree: Any) -> str:
+def describe_shapes(tree: Any) -> str:
     """A pytree of arrays by their shapes, in one line."""
     if not jax.tree.leaves(tree):
         return "nothing"
@@ -260,7 +261,7 @@ def unravel_numbers(like: Any) -> Callable[[jax.Array], Any]:
     return back
 
 
-def of_clients(what: str, numbers: Any, num_clients: int, common: bool = True) -> np.ndarray:
+def client_numbers(what: str, numbers: Any, num_clients: int, common: bool = True) -> np.ndarray:
     """An array of one number for each client, or, if `common`, one for all; checked, on the host.
 
     Raises: ConfigurationError for another shape, and for what is no array of real numbers.

@@ -116,7 +116,7 @@ def is_value(part: Any) -> bool:
 
 def is_value_class(cls: type) -> bool:
     """Whether this very class was made by `value`."""
-    return vars(cls).get("__made_by_value__") is cls
+    return vars(cls).get("__value_class__") is cls
 
 
 def describe(thing: Any) -> str:
@@ -136,7 +136,7 @@ def describe(thing: Any) -> str:
 def advice(thing: Any) -> str:
     """What to do with something that is often given in the place of a part; empty for anything else."""
     cls = thing if isinstance(thing, type) else type(thing)
-    if isinstance(thing, type) and "__made_by_value__" in vars(thing):
+    if isinstance(thing, type) and "__value_class__" in vars(thing):
         return f"write {example_call(thing)}"
     if cls.__module__.startswith("optax.") or _module(thing).startswith("optax."):
         return f"give its function and its numbers apart: {OPTIMIZER}"

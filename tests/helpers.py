@@ -307,3 +307,13 @@ def noise_of_steps(size, rounds, num_clients, learning_rate=1.0, steps=1, start=
 
     over_clients = jax.vmap(update, in_axes=(None, 0))
     return np.asarray(jax.jit(jax.vmap(over_clients, in_axes=(0, None)))(jnp.arange(rounds), jnp.arange(num_clients)))
+
+
+SMALL_RUN = {"cohort_size": 4, "batch_size": 5, "local_steps": 2, "learning_rate": 0.1}
+
+
+def small_algorithm(name, **options):
+    """An entry of the catalogue with small numbers, and noise where it takes any."""
+    entry = algorithms.CATALOGUE[name]
+    private = {"clip_norm": 1.0, "noise_multiplier": 1.0} if entry.private else {}
+    return entry(**SMALL_RUN | private | ({"local_steps": 1} if name == "dp_sgd" else {}) | options)

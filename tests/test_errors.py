@@ -51,4 +51,4 @@ def test_every_extra_is_in_that_of_tests():
 def test_a_retired_flag_says_what_takes_its_place_and_a_column_of_its_name_does_not():
     for name in ("--compile-for", "compile_for", "--price"):
         assert "python benchmarks/compiled.py" in errors.replacement(name)
-    assert errors.suggested("price", ["prices"]) == "did you mean prices?"
+    assert errors.suggestion("price", ["prices"]) == "did you mean prices?"

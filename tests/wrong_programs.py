@@ -23,13 +23,13 @@ from fedjax_dp.parts.corrections import Correction
 from fedjax_dp.parts.facts import restates
 from fedjax_dp.parts.record_privacy import NonPrivate, clips
 from fedjax_dp.privacy.protection import clips_records, noises_steps
-from fedjax_dp.pytrees import Part, Wrapper, of_class, ravel, replace, structure, tensor_sizes, value
+from fedjax_dp.pytrees import Part, Wrapper, as_class, ravel, replace, structure, tensor_sizes, value
 
 
 @functools.cache
 def _mutant_class(kind, method, mutation):
     def instead(self, *args):
-        return mutation(of_class(self, kind), *args)
+        return mutation(as_class(self, kind), *args)
 
     name = f"{kind.__name__}_with_{mutation.__name__.strip('_')}"
     made = type(name, (kind,), {method: instead, "__doc__": mutation.__doc__, "__module__": __name__})
@@ -43,7 +43,7 @@ def mutated_part(part, method, mutation):
     same wrong program is compiled once.
     """
     kind: Any = type(part)
-    return of_class(part, _mutant_class(kind, method, mutation))
+    return as_class(part, _mutant_class(kind, method, mutation))
 
 
 PATHS = {  # of parts in an algorithm
@@ -355,7 +355,7 @@ def _clean_on(head):
         noisy, report = right.gradient(key, step, model, params, rows)
         plain, _ = NonPrivate().gradient(key, step, model, params, rows)
         kept = Part(tensor_sizes(params), tensors_named("head", head, model))
-        return kept.put(kept.take(plain), noisy), report
+        return kept.insert(kept.take(plain), noisy), report
 
     return _clean_head
 

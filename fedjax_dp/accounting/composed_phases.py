@@ -84,7 +84,7 @@ def kind_of(phase: Phase) -> Kind | None:
     unit, adjacency = phase.get("unit"), phase.get("adjacency")
     if unit is None or adjacency is None:
         return None
-    with errors.refusing("ledger", "a phase with {}".format, "as a run wrote it", "export it again", MALFORMED):
+    with errors.refuse_errors("ledger", "a phase with {}".format, "as a run wrote it", "export it again", MALFORMED):
         return Unit(unit), Adjacency(adjacency)
 
 
@@ -103,7 +103,7 @@ def events_of(phase: Phase, kind: Kind) -> list[Event] | None:
     def got(error: Exception) -> str:
         return f"a phase whose events are none ({' '.join(str(error).split())[:60]})"
 
-    with errors.refusing("ledger", got, "as a run wrote it", "export it again", MALFORMED):
+    with errors.refuse_errors("ledger", got, "as a run wrote it", "export it again", MALFORMED):
         if any(is_own_code(event) for event in content["events"]):
             return None
         events = [decode_event(event, adjacency, unit) for event in content["events"]]
@@ -118,7 +118,7 @@ def stated_privacy(phase: Phase, kind: Kind) -> StatedPrivacy:
     pair = phase["stated"] if phase["kind"] == FILE else (phase["epsilon"], phase["delta"])
     unit, adjacency = kind
     wanted = "an epsilon and a delta"
-    with errors.refusing("ledger", "a phase with {}".format, wanted, "export it again", MALFORMED):
+    with errors.refuse_errors("ledger", "a phase with {}".format, wanted, "export it again", MALFORMED):
         epsilon, delta = (float(number) for number in pair)
     return StatedPrivacy(max(epsilon, LEAST_EPSILON), delta, adjacency, unit=unit)
 

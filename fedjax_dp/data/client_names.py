@@ -62,7 +62,7 @@ def number_of(what: str, names: ClientNames | None, clients: int, client: int | 
             known = [] if names is None else list(names.listed)
             shown = ", ".join(known[:SHOWN]) + ", ..." * (len(known) > SHOWN)
             wanted = f"one of {shown}" if known else f"a number from 0 to {clients - 1}, as clients have no names"
-            raise errors.refuse(what, repr(client)[:60], wanted, errors.suggested(client, known))
+            raise errors.refuse(what, repr(client)[:60], wanted, errors.suggestion(client, known))
         client = int(client)
     errors.require_integer(what, client, 0, clients - 1)
     return int(client)

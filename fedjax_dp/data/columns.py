@@ -135,14 +135,14 @@ def _check_options(columns: Columns, aside: Any, features: Any, tables: Sequence
     for option, names in (("categories", columns.categories), ("fill", fill), ("standardise", constants)):
         for column in names:
             if column not in features and not (option == "standardise" and columns.source):
-                remedy = errors.suggested(str(column), map(str, features))
+                remedy = errors.suggestion(str(column), map(str, features))
                 raise errors.refuse(option, repr(column), "of columns that are features", remedy)
             if option == "standardise" and column in columns.categories:
                 raise errors.refuse("standardise", repr(column), "of columns of numbers", "drop it")
     known = {column for table in tables for column in table.frame.columns}
     for column in columns.drop:
         if column in aside or column not in known:
-            remedy = errors.suggested(str(column), map(str, known.difference(aside)))
+            remedy = errors.suggestion(str(column), map(str, known.difference(aside)))
             got = f"{column!r}, which " + ("is a label, a client or the split" if column in aside else "no table has")
             raise errors.refuse("drop", got, "of columns", remedy)
     for column, words in columns.categories.items():
@@ -172,7 +172,7 @@ def _check_columns(part: ColumnTable, first: ColumnTable, aside: Any, features: 
     for column in names:
         if column not in columns:
             others = "name those of labels and clients (--label-column, --client-column)"
-            remedy = errors.suggested(str(column), map(str, columns), others)
+            remedy = errors.suggestion(str(column), map(str, columns), others)
             shown = ", ".join(map(str, columns[:8])) + (", ..." if len(columns) > 8 else "")
             raise errors.refuse(f"{where}column {column}", "none", f"one of {shown}", remedy)
     if differ:

@@ -18,7 +18,7 @@ from fedjax_dp.data.checks import check_data
 from fedjax_dp.data.client_names import ClientNames, called, in_brackets, named
 from fedjax_dp.data.targets import Vocabulary, as_arrays, as_stored, native, rows_of, without_records
 from fedjax_dp.display import Card, count, displayed
-from fedjax_dp.pytrees import checksum, rows_kept, structure, value
+from fedjax_dp.pytrees import checksum, mask_rows, structure, value
 
 KEPT = ("name", "scale", "shift", "classes", "learnt", "notes", "overlap")  # of a data set, whoever holds its records
 BLOCK = 256  # records that are looked at together where all of a client's are; bounds memory
@@ -193,7 +193,7 @@ class FederatedData:
         def add(total: jax.Array, at: jax.Array) -> tuple[jax.Array, None]:
             real = at < client.size
             values = of(*self.gather(client, jnp.where(real, at, 0)))
-            return total + rows_kept(values, real).sum(0), None
+            return total + mask_rows(values, real).sum(0), None
 
         one = jax.eval_shape(lambda at: of(*self.gather(client, at)), positions[0])
         return lax.scan(add, jnp.zeros(one.shape[1:]), positions)[0] / client.size

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 from fedjax_dp import errors
 from fedjax_dp.devices import CPU_DEVICES
 from fedjax_dp.execution.host_tables import HostTable
-from fedjax_dp.pytrees import at_once_on_a_core, rows_kept
+from fedjax_dp.pytrees import mask_rows, models_per_core
 
 AXIS, MODEL = "cohort", "model"  # of a mesh
 
@@ -102,7 +102,7 @@ class Execution:
             most = at_once_on_a_tpu(math.ceil(size / self.model_devices))
         elif self.platform == "cpu":
             wanted = share if usual is None or usual >= cohort else math.ceil(usual / self.shares / 2)
-            most = at_once_on_a_core(size, wanted)
+            most = models_per_core(size, wanted)
         else:
             most = share
         return math.ceil(share / math.ceil(share / min(most, share)))
@@ -330,7 +330,7 @@ def sum_over_clients(
 
         def at_once() -> Any:  # and a loop is two launches for every client elsewhere
             def total(a: jax.Array) -> jax.Array:
-                return rows_kept(a, counts).sum(0, dtype=a.dtype)
+                return mask_rows(a, counts).sum(0, dtype=a.dtype)
 
             return jax.tree.map(total, terms)
 

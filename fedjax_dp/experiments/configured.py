@@ -26,7 +26,7 @@ from fedjax_dp.experiments.run_folder import Continuation
 from fedjax_dp.experiments.training import Callbacks, Experiment, prepare_experiment
 from fedjax_dp.privacy.planned_run import PlannedRun
 from fedjax_dp.privacy.protection import clips_records, noise_of, unit_of
-from fedjax_dp.pytrees import same
+from fedjax_dp.pytrees import equal
 from fedjax_dp.rounds.simulation import run_key
 
 BROUGHT = ("schedule", "per_step", "l2", "estimator")  # options whose defaults differ between entries
@@ -113,7 +113,7 @@ def _prepare(config: RunSpec, screen: Screen, goes_on: bool = False) -> Experime
         )
     if ready.halted_of is not None:
         again = build.build_algorithm(config.with_rounds(ready.rounds), data)
-        if not same(again, planned.algorithm):
+        if not equal(again, planned.algorithm):
             reason = "its algorithm is another for fewer rounds: give them as rounds"
             raise errors.refuse("stop_at_epsilon", config.privacy.stop_at_epsilon, "left out", reason)
     for line in (

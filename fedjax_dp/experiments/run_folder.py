@@ -23,7 +23,7 @@ from fedjax_dp.experiments.round_ledger import RoundLedger, carry_on, read_text,
 from fedjax_dp.experiments.training import Callbacks, Experiment, Result, train
 from fedjax_dp.folders import FolderKind, FolderLock
 from fedjax_dp.models.origins import LEDGER, RUN, phases_of
-from fedjax_dp.pytrees import checksum, same
+from fedjax_dp.pytrees import checksum, equal
 from fedjax_dp.rounds.checkpoint import Checkpoints
 from fedjax_dp.rounds.simulation import Evaluation, as_float32_leaves, initial_server_state
 from fedjax_dp.rounds.state import ServerState, place
@@ -234,13 +234,13 @@ def _require_alike(before: Experiment, after: Experiment) -> None:
     """Refuse more rounds where they would have been begun with other noise, weights or sizes of cohorts."""
     reason, whole = None, after.planned.algorithm
     cohorts, shares = (before.planned.algorithm.cohort, whole.cohort), np.asarray(after.planned.data.shares)
-    if not same(before.planned.algorithm, whole.prefix(before.rounds)):
+    if not equal(before.planned.algorithm, whole.prefix(before.rounds)):
         reason = "its noise was found for a budget that so many rounds spend"
         if before.spec.privacy.epsilon is None:
             reason = "its parts depend on their number"
     elif len({cohort.capacity(len(shares)) for cohort in cohorts}) > 1:
         reason = "no round of it has as many clients as the log has in a later one"
-    elif not same(*(cohort.rates(shares) for cohort in cohorts)) and whole.goes_by_rates:
+    elif not equal(*(cohort.rates(shares) for cohort in cohorts)) and whole.goes_by_rates:
         reason = "clients weigh by how often the whole log names them (--estimator mean does not)"
     if reason is not None:
         raise errors.refuse(

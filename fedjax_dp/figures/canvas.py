@@ -207,7 +207,7 @@ def _require_style(style: Any) -> None:
         )
     for name, value in style.items():
         if name not in matplotlib.rcParams:
-            remedy = errors.suggested(name, matplotlib.rcParams) if isinstance(name, str) else ""
+            remedy = errors.suggestion(name, matplotlib.rcParams) if isinstance(name, str) else ""
             raise errors.refuse("style", repr(name), "of rcParams", remedy)
         try:
             matplotlib.RcParams({name: value})

@@ -16,7 +16,7 @@ from jax import lax
 from fedjax_dp.gradients import program
 from fedjax_dp.gradients.analysis import WeightMatrix
 from fedjax_dp.gradients.outer_products import finite
-from fedjax_dp.pytrees import rows_kept
+from fedjax_dp.pytrees import mask_rows
 from fedjax_dp.small_reductions import sum_of_few
 
 LEAST = 2.0**-126  # of the positive float32 numbers that every device tells from 0
@@ -192,8 +192,8 @@ def square(a: jax.Array) -> jax.Array:
 
 def weighted_sum(rows: jax.Array, factors: jax.Array) -> jax.Array:
     """Sum of gradients of single records `(records, ...)` times their factors."""
-    return jnp.tensordot(factors, rows_kept(rows, factors > 0), 1, precision=EXACT)
+    return jnp.tensordot(factors, mask_rows(rows, factors > 0), 1, precision=EXACT)
 
 
 def _weigh(v: jax.Array, factors: jax.Array) -> jax.Array:
-    return rows_kept(v, factors > 0) * factors.reshape(-1, *[1] * (v.ndim - 1))
+    return mask_rows(v, factors > 0) * factors.reshape(-1, *[1] * (v.ndim - 1))

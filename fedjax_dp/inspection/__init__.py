@@ -176,10 +176,12 @@ def require_true(algorithm: Algorithm, data: FederatedData, model: Model, rounds
             continue
         name = f"{slot} {type(part).__name__}"
         with (
-            errors.refusing(
+            errors.refuse_errors(
                 name, _describe_failure, "one that can be examined", "see its Protocol for shapes and types"
             ),
-            errors.refusing(name, str, "what it states of itself", "correct the part or its facts", AssertionError),
+            errors.refuse_errors(
+                name, str, "what it states of itself", "correct the part or its facts", AssertionError
+            ),
         ):
             examine_part(slot, part, place)
 

@@ -58,7 +58,7 @@ def require_no_records(model: Model, data: FederatedData) -> None:
 
 def _constants(model: Model, data: FederatedData) -> Iterator[tuple[str, np.ndarray]]:
     failed, wanted = "one of which loss or init cannot be traced", "functions of JAX arrays of one record"
-    with own_code.refusing("model", failed, wanted):
+    with own_code.refuse_errors("model", failed, wanted):
         params = jax.eval_shape(model.init, run_key(0))
         x = jax.ShapeDtypeStruct(data.record_shape, np.int32 if data.tokens else np.float32)
         y = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), data.blank_targets(1))

@@ -31,7 +31,7 @@ from fedjax_dp.parts.local_training import extreme_rates
 from fedjax_dp.parts.noise import correlated_source
 from fedjax_dp.parts.transport import Transport
 from fedjax_dp.prng import role_key
-from fedjax_dp.pytrees import rows_kept, tensor_sizes
+from fedjax_dp.pytrees import mask_rows, tensor_sizes
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.simulation import run_key
 
@@ -213,7 +213,7 @@ def examine_transport(transport: Transport, place: Place) -> None:
             return transport.message(key, t, i, ids, here, flat[i])[0]
 
         def summed(a: jax.Array) -> jax.Array:
-            return rows_kept(a, here).sum(0, dtype=a.dtype)
+            return mask_rows(a, here).sum(0, dtype=a.dtype)
 
         arrived = transport.total(key, t, ids, here, here, jax.tree.map(summed, jax.vmap(send)(at)))
         return jnp.abs(arrived - jnp.where(here[:, None], flat, 0).sum(0)).max()
@@ -242,7 +242,7 @@ def examine_estimator(aggregate: Aggregate, place: Place) -> None:
     def mean(here: Members, updates: jax.Array, rate: jax.Array, params: jax.Array) -> jax.Array:
         weights = aggregate.weights(here, shares, rates)
         each = jax.vmap(lambda w, u: aggregate.contribution(w, u, jnp.float32(1), rate))(weights, updates)
-        total = jax.tree.map(lambda a: rows_kept(a, here.present).sum(0), each)
+        total = jax.tree.map(lambda a: mask_rows(a, here.present).sum(0), each)
         return aggregate.combine(total, here, shares, rates, params)
 
     def of(members: Members, key: jax.Array) -> tuple[jax.Array, jax.Array]:

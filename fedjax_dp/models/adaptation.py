@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from fedjax_dp.models.low_rank import LowRank
 from fedjax_dp.models.origins import Origin
-from fedjax_dp.pytrees import checksum, same
+from fedjax_dp.pytrees import checksum, equal
 
 
 class FrozenValues(NamedTuple):
@@ -28,7 +28,7 @@ class Frozen:
         return f"Frozen({self.checksum})"
 
     def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, Frozen) and same(self.values, other.values))
+        return self is other or (isinstance(other, Frozen) and equal(self.values, other.values))
 
     def __hash__(self) -> int:
         return hash(self.checksum)

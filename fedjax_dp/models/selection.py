@@ -50,7 +50,7 @@ def matching(what: str, patterns: Sequence[str], names: Collection[str]) -> list
     for pattern in patterns:
         hits = {name for name in names if _pattern(pattern).fullmatch(name)}
         if not hits:
-            remedy = errors.suggested(pattern, names, f"there are {_few(names)}")
+            remedy = errors.suggestion(pattern, names, f"there are {_few(names)}")
             raise errors.refuse(what, f"{pattern!r}, which matches nothing", "patterns of parameter paths", remedy)
         found |= hits
     return [name for name in names if name in found]

@@ -242,7 +242,7 @@ def _renamed(path: pathlib.Path, found: Mapping[str, Any], names: Mapping[str, A
             raise errors.refuse(f"start_names: {own}", entry, wanted)
         theirs, axes = entry["name"], entry.get("axes")
         if theirs not in found:
-            remedy = errors.suggested(theirs, found, "it has " + ", ".join(list(found)[:5]))
+            remedy = errors.suggestion(theirs, found, "it has " + ", ".join(list(found)[:5]))
             raise errors.refuse(f"start_names: {own}", theirs, f"an array of {path.name}", remedy)
         value = found[theirs]
         if axes is not None:

@@ -10,7 +10,7 @@ from fedjax_dp import errors, prng
 from fedjax_dp.parts.cohorts import Array, Cohort, CohortKeys, Members, prefix_of
 from fedjax_dp.parts.facts import restates
 from fedjax_dp.prng import role_key
-from fedjax_dp.pytrees import of_clients, replace, structure, value
+from fedjax_dp.pytrees import client_numbers, replace, structure, value
 
 
 def _of_cohort(name: str) -> Any:
@@ -73,7 +73,7 @@ class Dropout(Answers):
 
     def check(self, num_clients: int) -> None:
         self.cohort.check(num_clients)
-        rate = of_clients("dropout", self.rate, num_clients)
+        rate = client_numbers("dropout", self.rate, num_clients)
         if not np.all((rate >= 0) & (rate < 1)):
             raise errors.refuse("dropout", self.rate, "in [0, 1)", "somebody has to answer")
 
@@ -122,7 +122,7 @@ class FirstResponders(Answers):
                 "of a cohort of fixed size without repeats",
                 "use a uniform cohort",
             )
-        latency = of_clients("latency", self.latency, num_clients)
+        latency = client_numbers("latency", self.latency, num_clients)
         if not np.all((latency > 0) & np.isfinite(latency)):
             raise errors.refuse("latency", self.latency, "positive and finite")
         if self.size > self.cohort.capacity(num_clients):

@@ -53,7 +53,7 @@ class Choice:
             return home(*filter(None, [self.called]), **fields)
         except errors.ConfigurationError as error:
             known = self.numbers.get(error.what or "")
-            raise error if known is None else errors.renamed(error, known.name) from error
+            raise error if known is None else errors.rename(error, known.name) from error
 
     @property
     def home(self) -> Any:

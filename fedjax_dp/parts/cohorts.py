@@ -17,7 +17,7 @@ from fedjax_dp.accounting import (
     Sampling,
     WithoutReplacement,
 )
-from fedjax_dp.pytrees import of_clients, replace, structure, value
+from fedjax_dp.pytrees import client_numbers, replace, structure, value
 
 Array = jax.Array | np.ndarray
 
@@ -322,7 +322,7 @@ class MultinomialCohort(Cohort):
             raise errors.refuse("setup_event", repr(self.setup_event), "an event of fedjax_dp.accounting, or None")
         if self.probabilities is None:
             return
-        chance = of_clients("probabilities", self.probabilities, num_clients, common=False)
+        chance = client_numbers("probabilities", self.probabilities, num_clients, common=False)
         if not (np.all(chance > 0) and abs(chance.sum() - 1) < 1e-4):
             raise errors.refuse(
                 "probabilities",

@@ -149,7 +149,7 @@ class OwnPart(ClientModels):
         received, *more = client.received
         part, head, steps = self.part(client.model), own["head"], self.own_steps
         if steps is None:
-            whole = part.put(head, received)
+            whole = part.insert(head, received)
             result = sgd.run(client.receiving(whole, *more))
             own = {"head": part.take(whole + result.update), "steps": ()}
             return result._replace(update=part.rest.take(result.update)), own, ()
@@ -157,12 +157,12 @@ class OwnPart(ClientModels):
         first = first.receiving(head, (), own["steps"], ())
         mine = steps.of(sgd).run(first)
         head = head + mine.update
-        rest = on_part(client, self.sent_tensors(client.model), part.put(head, received))
+        rest = on_part(client, self.sent_tensors(client.model), part.insert(head, received))
         result = sgd.run(rest.receiving(part.rest.take(received), *more))
         return result, {"head": head, "steps": mine.client_state}, ()
 
     def model_of(self, sgd: LocalSgd, client: ClientContext, server: Any, own: Any) -> jax.Array:
-        return self.part(client.model).put(own["head"], client.received.params)
+        return self.part(client.model).insert(own["head"], client.received.params)
 
     def check(self, model: Model | None, sizes: np.ndarray) -> None:
         errors.require_integer("head_steps", self.head_steps, 0, MOST_STEPS)
@@ -178,7 +178,7 @@ def on_part(client: ClientContext, chosen: tuple[bool, ...], whole: jax.Array) -
     part = Part(tensor_sizes(client.unravel(whole)), chosen)
 
     def of(vector: jax.Array) -> Any:
-        return part_of(client.model, client.unravel(part.put(vector, whole)), chosen)
+        return part_of(client.model, client.unravel(part.insert(vector, whole)), chosen)
 
     return client._replace(model=of(part.take(whole))[0], unravel=lambda vector: of(vector)[1])
 

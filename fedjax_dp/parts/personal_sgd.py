@@ -19,7 +19,7 @@ from fedjax_dp.parts.corrections import Floats
 from fedjax_dp.parts.facts import restates
 from fedjax_dp.parts.local_sgd import LocalSgd
 from fedjax_dp.parts.local_training import AdditionalRelease
-from fedjax_dp.pytrees import of_class, value
+from fedjax_dp.pytrees import as_class, value
 
 
 @restates(LocalSgd)
@@ -34,7 +34,7 @@ class PersonalSgd(LocalSgd):
 
     @property
     def sgd(self) -> LocalSgd:
-        return of_class(self, LocalSgd)
+        return as_class(self, LocalSgd)
 
     def run(self, client: ClientContext) -> LocalResult:
         steps, server, own = _split_context(client)

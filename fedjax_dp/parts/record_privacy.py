@@ -14,7 +14,7 @@ from fedjax_dp.parts.by_round import ByRound, at_round, check_changes, field_of
 from fedjax_dp.parts.clipping import Bound, ClipBatch, ClipRecords, Records, StepReport, report_of
 from fedjax_dp.parts.contexts import StepContext
 from fedjax_dp.parts.noise import NoiseSource, WhiteNoise, noise_event
-from fedjax_dp.pytrees import of_clients, ravel, replace, structure, value
+from fedjax_dp.pytrees import client_numbers, ravel, replace, structure, value
 
 LEAST_CLIP = LEAST_RATE = 1e-12  # noise over batches and cohorts, or times rates, is still a float32 then
 
@@ -382,6 +382,6 @@ def check_mechanism(clip_norm: Any, noise_multiplier: Any, num_clients: int) -> 
     errors.require_positive("clip_norm", clip_norm, "use an algorithm without privacy to train without clipping")
     if float(clip_norm) < LEAST_CLIP:
         raise errors.refuse("clip_norm", float(clip_norm), f"at least {LEAST_CLIP:g}", "float32 would lose the noise")
-    noise = of_clients("noise_multiplier", noise_multiplier, num_clients)
+    noise = client_numbers("noise_multiplier", noise_multiplier, num_clients)
     if not np.all((noise >= 0) & np.isfinite(noise)):
         raise errors.refuse("noise_multiplier", noise_multiplier, "zero or positive and finite")

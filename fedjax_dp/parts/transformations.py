@@ -43,7 +43,7 @@ def uses_noise_variance(
     def failed(error: Exception) -> str:
         return f"{name}, which fails: {' '.join(str(error).split())}"
 
-    with errors.refusing(f"factory of the {whose}", failed, "a function of its hyperparameters"):
+    with errors.refuse_errors(f"factory of the {whose}", failed, "a function of its hyperparameters"):
         jax.eval_shape(update, jax.ShapeDtypeStruct((1,), jnp.float32))
     return bool(calls)
 

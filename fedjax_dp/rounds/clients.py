@@ -105,7 +105,7 @@ class RoundContext(NamedTuple):
     def whole(self, message: jax.Array) -> jax.Array:
         """A flat message, or a sum of them, with zeros for what is not shared of the model."""
         update, beside = self.split(message)
-        return ravel_numbers((self.sent.put(update, jnp.zeros(sum(tensor_sizes(self.state.params)))), beside))
+        return ravel_numbers((self.sent.insert(update, jnp.zeros(sum(tensor_sizes(self.state.params)))), beside))
 
 
 def build_round_context(

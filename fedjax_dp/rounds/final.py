@@ -3,7 +3,7 @@
 from typing import Any
 
 from fedjax_dp import errors
-from fedjax_dp.pytrees import same_shapes, shapes_in_words
+from fedjax_dp.pytrees import describe_shapes, equal_shapes
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.state import ServerState
 
@@ -18,9 +18,9 @@ def final_model(algorithm: Algorithm, state: ServerState) -> Any:
     if final is None:
         return state.params
     params = final(state.optimizer, state.params)
-    if not same_shapes(params, state.params):
-        what, wanted = f"what {type(algorithm.server).__name__}.final returns", shapes_in_words(state.params)
-        raise errors.refuse(what, shapes_in_words(params), f"shaped as the parameters, {wanted}")
+    if not equal_shapes(params, state.params):
+        what, wanted = f"what {type(algorithm.server).__name__}.final returns", describe_shapes(state.params)
+        raise errors.refuse(what, describe_shapes(params), f"shaped as the parameters, {wanted}")
     return params
 
 

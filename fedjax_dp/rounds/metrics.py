@@ -14,7 +14,7 @@ from fedjax_dp.data.store import FederatedData
 from fedjax_dp.data.targets import rows_of
 from fedjax_dp.display import Table
 from fedjax_dp.models import Model, task_of
-from fedjax_dp.pytrees import rows_kept
+from fedjax_dp.pytrees import mask_rows
 from fedjax_dp.rounds.comparison import Standing, standing
 from fedjax_dp.rounds.state import RoundReport
 from fedjax_dp.tasks import ScoreSums, Task, quotient
@@ -127,7 +127,7 @@ def evaluate(params: Any, data: FederatedData, *, model: Model) -> MetricSums:
 
     def block(total: Any, at: jax.Array, real: jax.Array) -> tuple[Any, Any]:
         sums, scores = seen(data.features(data.x_test[at]), rows_of(data.y_test, at))
-        sums = {name: rows_kept(a, real) for name, a in sums.items()}
+        sums = {name: mask_rows(a, real) for name, a in sums.items()}
         total = {name: total[name] + a.sum(0, dtype=a.dtype) for name, a in sums.items()}
         return total, (None if parts is None else sums, scores if task.keeps_scores else None)
 

@@ -18,7 +18,7 @@ from fedjax_dp.models import Model, task_of, usual_model
 from fedjax_dp.parts.contexts import ClientContext, Received
 from fedjax_dp.parts.local_training import LocalTraining
 from fedjax_dp.prng import role_key
-from fedjax_dp.pytrees import ravel, rows_kept
+from fedjax_dp.pytrees import mask_rows, ravel
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.final import with_final_model
 from fedjax_dp.rounds.metrics import MetricSums, record_sums, rows_per_block
@@ -113,7 +113,7 @@ def evaluate_personal(local: LocalTraining, states: ClientStates, data: Federate
             real = at < count
             taken = order[jnp.minimum(first + jnp.minimum(at, jnp.maximum(count - 1, 0)), records - 1)]
             sums, outputs = sums_of(params, taken)
-            total = {name: total[name] + rows_kept(a, real).sum(0, dtype=a.dtype) for name, a in sums.items()}
+            total = {name: total[name] + mask_rows(a, real).sum(0, dtype=a.dtype) for name, a in sums.items()}
             if task.keeps_scores:
                 scores = scores.at[jnp.where(real, taken, records)].set(outputs, mode="drop")
             return total, scores

@@ -136,7 +136,7 @@ def aggregate_messages(
     update, upload = algorithm.upload.release(
         role_key(key, "server noise"), state.round, update, extra, state.upload, sensitivity, messages
     )
-    update = sent.put(update, jnp.zeros_like(params))
+    update = sent.insert(update, jnp.zeros_like(params))
     if observe is not None:
         transcript = Transcript(
             report.transcript, observe(state.params, context.whole(message)), observe(state.params, update)

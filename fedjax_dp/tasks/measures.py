@@ -113,7 +113,7 @@ def target_of(text: str, measures: Measures, option: str = "target") -> MetricTa
     known = {full.removeprefix(TEST): one for full, one in measures.tested.items() if one.better}
     if name not in known:
         listed = f"METRIC=VALUE, METRIC one of {', '.join(known)}"
-        raise errors.refuse(option, repr(text), listed, errors.suggested(name, known))
+        raise errors.refuse(option, repr(text), listed, errors.suggestion(name, known))
     measure = known[name]
     if not measure.low <= value <= measure.high:
         ends = "from 0 to 1" if measure.share else "0 or more"

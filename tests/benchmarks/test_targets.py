@@ -11,7 +11,7 @@ import pytest
 from forecast import compiled, program_text, sweeps, targets
 from forecast.compiled import compiled_audit, compiled_sweep
 from forecast.program_text import Program
-from helpers import benchmark, refusal
+from helpers import benchmark, refusal, small_algorithm
 
 import fedjax_dp as fdp
 from fedjax_dp.latency.floor import work_of
@@ -19,13 +19,6 @@ from fedjax_dp.sweeps import runner
 
 DIGITS = fdp.load("digits")
 DATA = fdp.federate(DIGITS, fdp.data.iid(DIGITS.y_train, [20] * 10, 0))
-MADE = {"cohort_size": 4, "batch_size": 5, "local_steps": 2, "learning_rate": 0.1}
-
-
-def made(name, **more):
-    entry = fdp.CATALOGUE[name]
-    private = {"clip_norm": 1.0, "noise_multiplier": 1.0} if entry.private else {}
-    return entry(**MADE | private | ({"local_steps": 1} if name == "dp_sgd" else {}) | more)
 
 
 TEXT = """HloModule a
@@ -152,7 +145,7 @@ def test_a_round_and_a_sweep_of_ones_own_are_printed(here, monkeypatch, capsys, 
 @pytest.mark.exhaustive
 def test_a_sweep_is_compiled_with_as_many_points_at_once_as_fit(here, monkeypatch):
     shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(np.shape(a), jnp.result_type(a)), DATA)
-    algorithm = made("dpnfl")
+    algorithm = small_algorithm("dpnfl")
     sweep = compiled_sweep(algorithm, shapes, points=6, target=here)
     assert (sweep.runs, sweep.runs_at_once, sweep.turns) == (6, 6, 1)
     assert sweep.work.flops == 6 * work_of(algorithm, DATA, fdp.logistic_regression(DATA.record_shape, 10)).flops
@@ -199,7 +192,7 @@ def test_a_planned_sweep_has_hours_and_money_where_a_time_is_predicted(name, mon
 @pytest.mark.exhaustive
 def test_an_audit_is_compiled_with_all_rounds_of_its_trials(here):
     asked = {"rounds": 2, "target": here, "delta": 1e-5, "trials": 64, "lanes": 16}
-    found = compiled_audit(made("dpnfl"), DATA, **asked)
+    found = compiled_audit(small_algorithm("dpnfl"), DATA, **asked)
     assert (found.runs, found.runs_at_once, found.turns) == (64, 16, 4)
     assert found.launches["local_step"] >= 2 * 2 * found.step_launches > 0
 
@@ -240,11 +233,11 @@ needs = pytest.mark.skipif(
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["h200", "a100", "v5e"])
 def test_a_round_is_compiled_for_devices_that_are_not_here(name):
-    found = compiled.compiled_round(made("dpnfl", cohort_size=8), DATA, target=name, devices=4)
+    found = compiled.compiled_round(small_algorithm("dpnfl", cohort_size=8), DATA, target=name, devices=4)
     assert found.fits
     assert found.step_launches > 0
     assert 1 <= len(found.collectives) <= 3
-    sweep = compiled_sweep(made("dpnfl"), DATA, points=4, target=name)
+    sweep = compiled_sweep(small_algorithm("dpnfl"), DATA, points=4, target=name)
     assert sweep.launches["local_step"] == 2 * sweep.step_launches
-    audit = compiled_audit(made("dpnfl"), DATA, rounds=2, trials=4, lanes=4, target=name, delta=1e-5)
+    audit = compiled_audit(small_algorithm("dpnfl"), DATA, rounds=2, trials=4, lanes=4, target=name, delta=1e-5)
     assert audit.launches["local_step"] >= 2 * 2 * audit.step_launches

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import refusal, usual
+from helpers import refusal, small_algorithm, usual
 from jax import lax
 
 import fedjax_dp as fdp
@@ -24,20 +24,13 @@ from fedjax_dp.small_reductions import sum_of_few
 
 DIGITS = fdp.load("digits")
 DATA = fdp.federate(DIGITS, fdp.data.iid(DIGITS.y_train, [20] * 10, 0))
-MADE = {"cohort_size": 4, "batch_size": 5, "local_steps": 2, "learning_rate": 0.1}
-
-
-def made(name, **more):
-    entry = fdp.CATALOGUE[name]
-    private = {"clip_norm": 1.0, "noise_multiplier": 1.0} if entry.private else {}
-    return entry(**MADE | private | ({"local_steps": 1} if name == "dp_sgd" else {}) | more)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", usual(fdp.CATALOGUE, ["dpnfl", "scaffold", "dp_ftrl"]))
 def test_every_entry_is_lowered_for_gpus_and_tpus(name):
     model = fdp.mlp(DATA.record_shape, DATA.classes, (8,))
-    algorithm = simulation.as_float32_leaves(made(name))
+    algorithm = simulation.as_float32_leaves(small_algorithm(name))
     state = jax.eval_shape(lambda: initial_state(algorithm, model, DATA, simulation.run_key(0)))
     run = jax.jit(simulation.run_rounds, static_argnames=("model", "execution"))
     given = algorithm, state, DATA, simulation.run_key(0), np.int32(1)
@@ -104,7 +97,7 @@ def test_what_accelerators_run_gives_the_same_round(pair, monkeypatch):
     """To rounding: sums are taken in another order, draws and everything else are the same."""
     name, platform = pair.split()
     told = {"rounds": 2, "seed": 3, "execution": fdp.execution.some_devices(1), "model": fdp.mlp((8, 8), 10, (9,))}
-    ours = fdp.simulate(made(name, **MORE[name]), DATA, **told)
+    ours = fdp.simulate(small_algorithm(name, **MORE[name]), DATA, **told)
 
     def elsewhere(*args, default=None, **branches):
         return branches.get(platform, default)(*args)
@@ -112,7 +105,7 @@ def test_what_accelerators_run_gives_the_same_round(pair, monkeypatch):
     jax.clear_caches()
     with monkeypatch.context() as patched:
         patched.setattr(lax, "platform_dependent", elsewhere)
-        theirs = fdp.simulate(made(name, **MORE[name]), DATA, **told)
+        theirs = fdp.simulate(small_algorithm(name, **MORE[name]), DATA, **told)
     jax.clear_caches()
     for a, b in zip(jax.tree.leaves(ours.state.params), jax.tree.leaves(theirs.state.params), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
@@ -225,19 +218,21 @@ def test_a_tpu_computes_small_models_together_and_large_ones_one_by_one(monkeypa
 def test_a_run_whose_cohort_does_not_fit_computes_fewer_clients_at_once(name, on_host, monkeypatch):
     """As on an accelerator with little memory; the compiler is that of the CPU."""
     told = {"rounds": 2, "seed": 3, "model": fdp.mlp((8, 8), 10, (9,)), "execution": fdp.execution.some_devices(1)}
-    ours = fdp.simulate(made(name, cohort_size=10), DATA, **told)
+    ours = fdp.simulate(small_algorithm(name, cohort_size=10), DATA, **told)
     on_a_gpu(monkeypatch)
     whole, state = simulation.initialize(
-        made(name, cohort_size=10), DATA, told["model"], told["execution"], on_host=on_host
+        small_algorithm(name, cohort_size=10), DATA, told["model"], told["execution"], on_host=on_host
     )
     room = memory_of.bytes_of(whole.compile(state), True) - 1
     room += whole.prefetcher.bytes_in_use(0) if on_host else 0
     whole.close()
     monkeypatch.setattr(simulation, "free_memory", lambda devices: room)
-    run, _ = simulation.initialize(made(name, cohort_size=10), DATA, told["model"], told["execution"], on_host=on_host)
+    run, _ = simulation.initialize(
+        small_algorithm(name, cohort_size=10), DATA, told["model"], told["execution"], on_host=on_host
+    )
     run.close()
     assert run.execution.chunk_size == 5
     told["on_host"] = on_host
-    theirs = fdp.simulate(made(name, cohort_size=10), DATA, **told)
+    theirs = fdp.simulate(small_algorithm(name, cohort_size=10), DATA, **told)
     for a, b in zip(jax.tree.leaves(ours.state.params), jax.tree.leaves(theirs.state.params), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)

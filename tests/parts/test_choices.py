@@ -17,7 +17,7 @@ from fedjax_dp.experiments import RunSpec
 from fedjax_dp.experiments.config import read
 from fedjax_dp.options import REQUIRED, about
 from fedjax_dp.parts.choices import CHOICES, part_of
-from fedjax_dp.pytrees import same
+from fedjax_dp.pytrees import equal
 from fedjax_dp.sweeps.plan import SweepConfig, expand
 
 MOST = 30  # keywords that a person can look through
@@ -87,7 +87,7 @@ def test_a_name_with_its_numbers_is_the_part_that_python_makes_of_them(slot, nam
     values = {**{key: one.default for key, one in RUN_OPTIONS.items()}, **PLAIN, **numbers, slot: name}
     part = part_of(slot, values)
     rest = {key: value for key, value in PLAIN.items() if key != CHOICES[slot].size}
-    assert same(entry(**rest, **noise, **{slot: name if part is None else part}), named)
+    assert equal(entry(**rest, **noise, **{slot: name if part is None else part}), named)
     written = {slot: name, **numbers}
     assert RunSpec.of({"algorithm": "dpnfl", "rounds": 3, **written}).options.items() >= written.items()
 
@@ -102,7 +102,7 @@ def test_the_defaults_of_numbers_are_those_of_the_parts():
             values |= {one.name: "1,0.5" for one in choice.numbers.values() if one.name.endswith("_factors")}
             usual = {one.name: one.default for one in choice.numbers.values() if one.default is not REQUIRED}
             made = [choice.make(slot, values | more, 3 if choice.size else None) for more in ({}, usual)]
-            assert same(made[0], made[1]), (slot, name)
+            assert equal(made[0], made[1]), (slot, name)
 
 
 @pytest.mark.parametrize("number", SLOT_OF)

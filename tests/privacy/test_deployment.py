@@ -17,7 +17,7 @@ from fedjax_dp.accounting import Guarantee
 from fedjax_dp.experiments import phases
 from fedjax_dp.privacy.planned_run import plan_run
 from fedjax_dp.privacy.terms import PrivacyTerms
-from fedjax_dp.pytrees import replace, same
+from fedjax_dp.pytrees import equal, replace
 
 ROUNDS, DELTA, SIZE = 20, 1e-5, 50_000
 OF = {"deployment_cohort": 100, "deployment_population": 10_000}
@@ -71,7 +71,7 @@ def test_the_deployment_of_the_very_run_is_the_ordinary_run_bit_for_bit(data):
     plain, deployed = promise(algorithm, data), promise(algorithm, data, **itself)
     assert deployed.epsilon == deployed.own == plain.epsilon
     run = plan_run(algorithm, data, rounds=ROUNDS, terms=PrivacyTerms(delta=DELTA, **itself))
-    assert same(run.algorithm, algorithm)
+    assert equal(run.algorithm, algorithm)
     noise, _ = drawn_noise(run.algorithm.upload, 100)
     np.testing.assert_array_equal(noise, drawn_noise(algorithm.upload, 100)[0])
 

@@ -14,7 +14,7 @@ from fedjax_dp.experiments.config import RunSpec
 from fedjax_dp.privacy.guarantees import verified_guarantee
 from fedjax_dp.privacy.spending import Spending
 from fedjax_dp.privacy.terms import PrivacyTerms
-from fedjax_dp.pytrees import replace, same
+from fedjax_dp.pytrees import equal, replace
 from fedjax_dp.rounds import simulation
 
 COMMON = {"cohort_size": 2, "batch_size": 4, "local_steps": 2, "learning_rate": 0.1, "clip_norm": 1.0}
@@ -236,7 +236,7 @@ def test_weights_that_know_the_whole_log_are_those_of_the_longer_log_from_the_st
         for estimator in ("mean", "wor_delta"):
             whole = record_level(pairs, rounds, estimator)
             rates = [cohort.rates(DATA.shares) for cohort in (whole.cohort, whole.prefix(first).cohort)]
-            known[name, estimator] = whole.goes_by_rates and not same(*rates)
+            known[name, estimator] = whole.goes_by_rates and not equal(*rates)
     assert [key for key, other in known.items() if other] == [("irregular", "wor_delta")]
 
 

@@ -14,7 +14,7 @@ import fedjax_dp as fdp
 from fedjax_dp import cli, figures
 from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.models import logistic_regression
-from fedjax_dp.pytrees import same
+from fedjax_dp.pytrees import equal
 from fedjax_dp.rounds import metrics
 from fedjax_dp.rounds.comparison import standing
 from fedjax_dp.rounds.metrics import PROBES, Evaluation, noise_to_signal
@@ -298,7 +298,7 @@ def test_a_gpu_is_asked_for_the_signal_and_parameters_do_not_know_of_it(data, mo
     )
     assert whole.history[-1].noise_to_signal == requested.history[-1].noise_to_signal > 0
     assert without.history[-1].noise_to_signal is None
-    assert same(whole.params, without.params)
+    assert equal(whole.params, without.params)
     unnoised = fdp.dpnfl(**COMMON, clip_norm=0.4, noise_multiplier=0.0)
     assert last(unnoised, data, execution=Execution(signal=False)).noise_to_signal == 0.0
 

@@ -178,7 +178,7 @@ def _require_plain_name(file: pathlib.Path, name: Any) -> str:
 def _require_column(where: str, columns: dict[str, Column], name: str, option: str) -> str:
     if name not in columns:
         wanted = f"a column of {where}: {', '.join(columns)}"[:200]
-        raise errors.refuse(option, name, wanted, errors.suggested(name, columns))
+        raise errors.refuse(option, name, wanted, errors.suggestion(name, columns))
     return name
 
 
