@@ -3,13 +3,14 @@
 import json
 import math
 import pathlib
+import shutil
 import subprocess
 import sys
 
 import numpy as np
 import pandas as pd
 import pytest
-from helpers import MEASURES
+from helpers import MEASURES, refusal
 from scipy import stats
 from sweep_points import point, sweep_folder, textbook_interval
 
@@ -208,9 +209,9 @@ def test_best_under_a_limit_looks_at_the_largest_proved_epsilon():
     ],
 )
 def test_best_refuses_in_one_line(words, expected):
-    with pytest.raises(errors.ConfigurationError, match=expected) as refusal:
+    with pytest.raises(errors.ConfigurationError, match=expected) as caught:
         table.best(grid([0.1], [0], lambda rate, seed: 0.5), AXES, **words)
-    assert "\n" not in str(refusal.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_without_any_point_there_is_no_best():
@@ -266,10 +267,20 @@ DAMAGED = [
 def test_other_damage_is_refused_with_its_line(line, expected):
     folder = sweep_folder([WHOLE])
     (folder / "points.jsonl").write_text(json.dumps(WHOLE) + "\n" + line + "\n" + json.dumps(WHOLE) + "\n")
-    with pytest.raises(errors.ConfigurationError) as refusal:
+    with pytest.raises(errors.ConfigurationError) as caught:
         read_records(folder)
-    assert f"line 2 of {folder}/points.jsonl must be a finished point, got {expected}" in str(refusal.value)
-    assert "\n" not in str(refusal.value)
+    assert f"line 2 of {folder}/points.jsonl must be a finished point, got {expected}" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_guarantee_of_another_version_is_refused_in_one_line():
+    """Earlier versions gave each phase a key `phase`, which the report of a sweep cannot read."""
+    phase = {"phase": 1, "left": 0, "about": "a run", "epsilon": 1.0, "view": "uploads", "members": ""}
+    for part in ({"phases": [phase]}, {"deployment": {"cohort_size": 10, "phase": 1}}):
+        folder = sweep_folder([WHOLE, WHOLE | {"guarantee": WHOLE["guarantee"] | part}])
+        words = refusal(lambda folder=folder: read_records(folder))
+        assert "line 2 of sweep/points.jsonl must be as this version writes it" in words
+        shutil.rmtree(folder)
 
 
 def test_a_folder_of_something_else_is_refused():
