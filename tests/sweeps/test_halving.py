@@ -8,13 +8,14 @@ import jax
 import numpy as np
 import pytest
 from helpers import ragged_data, refusal
-from sweep_points import point
+from small_runs import Stopped
+from sweep_points import point, recorded
 
 import fedjax_dp as fdp
 from fedjax_dp import cli
 from fedjax_dp.accounting import View
 from fedjax_dp.models import logistic_regression
-from fedjax_dp.sweeps import runner, selection_cost
+from fedjax_dp.sweeps import selection_cost
 from fedjax_dp.sweeps.folder import read_own
 from fedjax_dp.sweeps.halving import Halving, Rung, key_of, reached, rungs_of
 from fedjax_dp.sweeps.plan import SweepConfig, digest, to_toml
@@ -220,28 +221,14 @@ def test_tables_and_the_best_mark_what_was_stopped(both, capsys):
     assert json.loads(capsys.readouterr().out)["excluded"] == {"stopped by halving": 8}
 
 
-class Stop(BaseException):
-    """Stands for a kill."""
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "points", [21, *(pytest.param(many, marks=pytest.mark.exhaustive) for many in (5, 18, 24, 25))]
 )
-def test_a_sweep_killed_inside_a_rung_goes_on_to_the_same_end(both, points, tmp_path, monkeypatch):
+def test_a_sweep_killed_inside_a_rung_goes_on_to_the_same_end(both, points, tmp_path):
     """In the first rung, between two, in the second, and in the last; 18 + 6 + 2 stretches of points are run."""
-    record, done = runner.record, []
-
-    def until(entry, outcome):
-        if len(done) == points:
-            raise Stop
-        done.append(entry.id)
-        return record(entry, outcome)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(runner, "record", until)
-        with pytest.raises(Stop):
-            swept(tmp_path / "x", halving=3)
+    with recorded(stop=points), pytest.raises(Stopped):
+        swept(tmp_path / "x", halving=3)
     again = swept(tmp_path / "x", halving=3)
     assert told(again.records) == told(both[1].records)
     assert len((tmp_path / "x" / "points.jsonl").read_text().splitlines()) == 18 + 6 + 2  # nothing twice
