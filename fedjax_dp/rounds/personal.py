@@ -133,7 +133,7 @@ def _readable(
     local: LocalTraining, held: ClientStates, data: FederatedData, *, model: Model, execution: Execution
 ) -> Tested:
     tested = evaluate_personal(local, held, jax.tree.map(jnp.asarray, data), model=model)
-    return execution.readable(tested)
+    return execution.gather_for_processes(tested)
 
 
 _tested = gradients.JitOfModel(_readable, ("execution",))

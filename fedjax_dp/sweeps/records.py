@@ -1,4 +1,4 @@
-"""What a sweep folder holds: `sweep.json` about the plan, and `points.jsonl` with one object per finished point."""
+"""The files of a sweep folder: `sweep.json` about the plan, and `points.jsonl` with one object per finished point."""
 
 import json
 import math
@@ -10,7 +10,7 @@ from typing import Any
 from fedjax_dp import errors, folders
 from fedjax_dp.accounting.guarantee import DeploymentSummary, EarlierPhase
 from fedjax_dp.sweeps.settings import Record as Record
-from fedjax_dp.sweeps.settings import metric_of, proved
+from fedjax_dp.sweeps.settings import metric_of, proved_epsilon
 from fedjax_dp.tasks.measures import PUBLIC_TESTS, Measure, private_records
 
 POINTS, SELECTION, PARAMS = "points.jsonl", "selection.json", "params"
@@ -53,7 +53,7 @@ def choosing(folder: pathlib.Path, records: Sequence[Record], measure: Measure |
         raise errors.refuse(str(path), "something else", "a JSON object with what choosing costs")
     held = any(record.get("clients") is not None for record in records)
     what = private_records(held, measure or metric_of(records, None))
-    private = any(math.isfinite(proved(record)) for record in records)
+    private = any(math.isfinite(proved_epsilon(record)) for record in records)
     return cost if what is None or not private else without_epsilon(what)
 
 
@@ -105,7 +105,7 @@ def _record(line: bytes, where: str) -> Record | None:
 def _require_known_parts(guarantee: Record, where: str) -> None:
     """Refuse a Guarantee with phases or a deployment that another version wrote."""
     deployment = guarantee.get("deployment")
-    parts = [(DeploymentSummary, deployment)] if deployment else []
+    parts: list[tuple[Any, Any]] = [(DeploymentSummary, deployment)] if deployment else []
     parts += [(EarlierPhase, phase) for phase in guarantee.get("phases") or ()]
     for kind, part in parts:
         if not isinstance(part, dict) or set(part) != set(kind._fields):

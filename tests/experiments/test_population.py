@@ -165,16 +165,6 @@ def test_clients_are_given_in_a_file():
         ({"partition": "dirichelt"}, "did you mean dirichlet?"),
         ({"holdout": 1.0}, "holdout must be strictly between 0 and 1"),
         ({"seed": -1}, "seed must be an integer"),
-    ],
-    ids=str,
-)
-def test_option_that_means_nothing_here_is_refused(options, words):
-    assert words in refusal(lambda: resolved(**options))
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
         ({"partition": "similarity", "similarity": 101.0}, "similarity must be between 0 and 100"),
         ({"partition": "similarity", "num_clients": 2000}, "records must be at least 1"),
         ({"partition": "dirichlet", "concentration": 0.0}, "concentration must be positive"),
@@ -195,7 +185,7 @@ def test_option_that_means_nothing_here_is_refused(options, words):
     ],
     ids=str,
 )
-def test_partition_that_cannot_be_is_refused(options, words):
+def test_partitions_that_cannot_be_and_options_that_mean_nothing_are_refused(options, words):
     assert words in refusal(lambda: build_data(resolved(**options)))
 
 

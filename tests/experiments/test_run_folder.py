@@ -236,7 +236,7 @@ def test_what_was_changed_is_named(data):
     for change in ({"epsilons": [[0.1, 10]]}, {"statement": "all is well"}, {"warnings": ["none"]}, {"seal": None}):
         edited = json.dumps(promise | change)
         assert "y/guarantee.json must be as the run wrote it" in refused("guarantee.json", lambda _, text=edited: text)
-    other = run_folder.sealed(promise, about | {"config": about["config"] | {"seed": 1}})
+    other = run_folder.seal_promise(promise, about | {"config": about["config"] | {"seed": 1}})
     assert "y/guarantee.json must be" in refused("guarantee.json", lambda _: json.dumps(other))
 
 
@@ -246,7 +246,7 @@ def test_a_run_that_names_a_retired_option_is_refused_in_one_line_that_says_so()
     about["config"]["start_clients"] = "same"
     run_folder.RUN_FOLDER.write(pathlib.Path("x"), about)
     promise = json.loads(pathlib.Path("x/guarantee.json").read_text())
-    folders.write_json(pathlib.Path("x/guarantee.json"), run_folder.sealed(promise, about))
+    folders.write_json(pathlib.Path("x/guarantee.json"), run_folder.seal_promise(promise, about))
     for read in (fdp.resume, lambda folder: fdp.open_run(folder).model):
         assert "got 'start_clients'; drop it: equal names or equal records" in refusal(read, "x")
 

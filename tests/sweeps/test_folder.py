@@ -452,7 +452,7 @@ def test_points_of_a_lost_task_are_recorded_as_failed(monkeypatch):
         wait=lambda running, num_returns: (running[:1], running[1:]),
         get=lose,
     )
-    monkeypatch.setattr(cluster, "_connected", lambda address: contextlib.nullcontext(ray))
+    monkeypatch.setattr(cluster, "_connect", lambda address: contextlib.nullcontext(ray))
     found = run_sweep(SWEEP, "lost", screen=quiet(), ray="local")
     assert [record["status"] for record in found.records] == ["failed"] * 12
     assert {record["reason"] for record in found.records} == {"Stopped: the worker died"}

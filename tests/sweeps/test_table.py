@@ -99,9 +99,10 @@ def test_csv_and_parquet_hold_the_same_table():
     assert sorted(path.name for path in pathlib.Path().iterdir()) == ["table.csv", "table.parquet"]
 
 
-def test_a_table_without_points_has_its_columns():
+def test_a_table_without_points_has_its_columns_and_no_best():
     assert list(table.tidy([], AXES).columns[:4]) == ["index", "point", "learning_rate", "seed"]
     assert table.summary([], AXES).empty
+    assert "got no finished point" in refusal(table.best, [], AXES)
 
 
 def test_a_broken_write_leaves_the_old_table(monkeypatch):
@@ -209,14 +210,7 @@ def test_best_under_a_limit_looks_at_the_largest_proved_epsilon():
     ],
 )
 def test_best_refuses_in_one_line(words, expected):
-    with pytest.raises(errors.ConfigurationError, match=expected) as caught:
-        table.best(grid([0.1], [0], lambda rate, seed: 0.5), AXES, **words)
-    assert "\n" not in str(caught.value)
-
-
-def test_without_any_point_there_is_no_best():
-    with pytest.raises(errors.ConfigurationError, match="got no finished point"):
-        table.best([], AXES)
+    assert expected in refusal(lambda: table.best(grid([0.1], [0], lambda rate, seed: 0.5), AXES, **words))
 
 
 def test_metrics_without_direction_are_judged_by_the_main_one():
@@ -267,10 +261,8 @@ DAMAGED = [
 def test_other_damage_is_refused_with_its_line(line, expected):
     folder = sweep_folder([WHOLE])
     (folder / "points.jsonl").write_text(json.dumps(WHOLE) + "\n" + line + "\n" + json.dumps(WHOLE) + "\n")
-    with pytest.raises(errors.ConfigurationError) as caught:
-        read_records(folder)
-    assert f"line 2 of {folder}/points.jsonl must be a finished point, got {expected}" in str(caught.value)
-    assert "\n" not in str(caught.value)
+    told = refusal(read_records, folder)
+    assert f"line 2 of {folder}/points.jsonl must be a finished point, got {expected}" in told
 
 
 def test_a_guarantee_of_another_version_is_refused_in_one_line():
@@ -285,11 +277,9 @@ def test_a_guarantee_of_another_version_is_refused_in_one_line():
 
 def test_a_folder_of_something_else_is_refused():
     pathlib.Path("mine").write_text("")
-    with pytest.raises(errors.ConfigurationError, match=r"sweep folder must be one with a file sweep\.json"):
-        read_records(".")
+    assert "sweep folder must be one with a file sweep.json" in refusal(read_records, ".")
     pathlib.Path("sweep.json").write_text('{"axes": 3}')
-    with pytest.raises(errors.ConfigurationError, match="sweep folder must be written by this version"):
-        read_records(".")
+    assert "sweep folder must be written by this version" in refusal(read_records, ".")
 
 
 def runnable():
