@@ -34,7 +34,7 @@ import fedjax_dp as fdp  # before JAX is used, so that every core is a device
 from fedjax_dp.privacy import PrivacyTerms
 from fedjax_dp.privacy.planned_run import plan_run
 from fedjax_dp.sweeps import program
-from fedjax_dp.sweeps.engine import Job, JobGroup, RecordCache, grouped
+from fedjax_dp.sweeps.engine import Job, JobGroup, RecordCache, group_jobs
 
 W = workloads.WORKLOADS["W1"]._replace(steps=10)
 ROUNDS, SEEDS = 50, 4
@@ -88,21 +88,21 @@ def measure_here(repeats):
         for clip in AXES["clip_norm"]
         for seed in range(SEEDS)
     ]
-    assert len(grouped(jobs)) == 1
+    assert len(group_jobs(jobs)) == 1
     traced, run_rounds = [], program.run_rounds
     program.run_rounds = lambda *a, **k: traced.append(1) or run_rounds(*a, **k)
     began = time.perf_counter()
     group = JobGroup(jobs, cache=RecordCache())
     compile_s = time.perf_counter() - began
-    visit, inside = group.compiled.visit, []
+    run_segment, inside = group.compiled.run_segment, []
 
     def timed(*arguments):
         began = time.perf_counter()
-        result = jax.block_until_ready(visit(*arguments))
+        result = jax.block_until_ready(run_segment(*arguments))
         inside.append(time.perf_counter() - began)
         return result
 
-    group.compiled = group.compiled._replace(visit=timed)
+    group.compiled = group.compiled._replace(run_segment=timed)
 
     def together():
         return dict(group.run())

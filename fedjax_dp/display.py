@@ -1,4 +1,4 @@
-"""How values show themselves: at most 20 lines at a prompt, a table in a notebook."""
+"""How values are displayed: at most 20 lines at a prompt, a table in a notebook."""
 
 import csv
 import dataclasses
@@ -43,7 +43,7 @@ class Card(NamedTuple):
         if len(lines) > room:
             lines = [*lines[: room - 1], f"  ... {len(lines) - room + 1} more"]
         if self.table is not None and rows:
-            lines += [_cut(line) for line in _aligned(self.table, LINES - len(lines))]
+            lines += [_shorten(line) for line in _align(self.table, LINES - len(lines))]
         return "\n".join(lines)
 
     def _facts(self, whole: bool) -> list[str]:
@@ -51,7 +51,7 @@ class Card(NamedTuple):
         wide = max(map(len, self.facts), default=0)
         lines = [("", self.title), *((f"  {name:<{wide}}  ", text) for name, text in self.facts.items())]
         if not whole:
-            return [_cut(start + " ".join(text.split())) for start, text in lines]
+            return [_shorten(start + " ".join(text.split())) for start, text in lines]
         inside = " " * (wide + 4)
         return [
             line
@@ -76,7 +76,7 @@ class Card(NamedTuple):
         names = "".join(f"<th>{html.escape(name)}</th>" for name in self.table.columns)
         body = "".join(
             "<tr>" + "".join(f"<td>{html.escape(text)}</td>" for text in row) + "</tr>"
-            for row in _some(self.table.rows, HTML_ROWS)
+            for row in _first_and_last(self.table.rows, HTML_ROWS)
         )
         return f"{head}<table><thead><tr>{names}</tr></thead><tbody>{body}</tbody></table>"
 
@@ -105,7 +105,7 @@ def displayed(shown: type[T]) -> type[T]:
 def words(value: Any) -> str:
     """A value in one line: parts by their names, without what they have by default, arrays by their shapes."""
     if isinstance(value, type | functools.partial) or (callable(value) and hasattr(value, "__qualname__")):
-        return _named(value)
+        return _name_of(value)
     fields = dict(_fields(value))
     if fields or dataclasses.is_dataclass(value):
         inside = ", ".join(f"{name}={words(field)}" for name, field in fields.items())
@@ -210,14 +210,14 @@ def _fields(value: Any) -> Iterator[tuple[str, Any]]:
             yield name, field
 
 
-def _cut(line: str) -> str:
+def _shorten(line: str) -> str:
     return line if len(line) <= WIDTH else f"{line[: WIDTH - 3]}..."
 
 
-def _named(value: Any) -> str:
+def _name_of(value: Any) -> str:
     if isinstance(value, functools.partial):
         arguments = [*map(words, value.args), *(f"{name}={words(one)}" for name, one in value.keywords.items())]
-        return f"{_named(value.func)}({', '.join(arguments)})"
+        return f"{_name_of(value.func)}({', '.join(arguments)})"
     name: str = getattr(value, "__qualname__", None) or type(value).__name__
     return name.replace("<locals>.", "")
 
@@ -237,7 +237,7 @@ def _array(value: Any) -> str:
     return kind
 
 
-def _some(rows: Sequence[Sequence[str]], most: int) -> list[Sequence[str]]:
+def _first_and_last(rows: Sequence[Sequence[str]], most: int) -> list[Sequence[str]]:
     """The first and the last of them."""
     if len(rows) <= most:
         return list(rows)
@@ -246,7 +246,7 @@ def _some(rows: Sequence[Sequence[str]], most: int) -> list[Sequence[str]]:
     return [*rows[:first], ["..."] + [""] * (len(rows[0]) - 1), *rows[len(rows) - last :]]
 
 
-def _aligned(table: Table, most: int) -> list[str]:
-    rows = [table.columns, *_some(table.rows, most - 1)]
+def _align(table: Table, most: int) -> list[str]:
+    rows = [table.columns, *_first_and_last(table.rows, most - 1)]
     wide = [max(len(row[i]) for row in rows) for i in range(len(table.columns))]
     return ["  " + "  ".join(f"{text:>{width}}" for text, width in zip(row, wide, strict=True)) for row in rows]

@@ -1,4 +1,4 @@
-"""Folders that are written to: each by one writer, and whether it can be is found before anything is computed for it.
+"""Folders with one writer each; whether they can be written is checked before anything is computed for them.
 
 What a folder holds is a `FolderKind`: its manifest says what decides the rest, and is read back before more is written.
 A name is taken by making it, and a folder by locking a file in it, which the system lets go when a process dies. A
@@ -45,14 +45,14 @@ TRIES = 100  # to lock a folder that others make and remove at the same time
 
 
 @contextlib.contextmanager
-def providing(folder: pathlib.Path) -> Iterator[None]:
+def ensure_folder(folder: pathlib.Path) -> Iterator[None]:
     """A folder that is there for the block; if the block fails and leaves it empty, what was made for it is gone."""
-    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    created = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         _make(folder)
         yield
     except BaseException:
-        for path in made:
+        for path in created:
             with contextlib.suppress(OSError):  # another process may have content in it by now
                 path.rmdir()
         raise
@@ -68,12 +68,12 @@ def _make(folder: pathlib.Path) -> None:
 
 
 @contextlib.contextmanager
-def making(folder: pathlib.Path) -> Iterator[None]:
-    """A folder, locked or nobody else's, that is there for the block.
+def create_folder(folder: pathlib.Path) -> Iterator[None]:
+    """A folder for the block, which no other process writes.
 
     If the block fails, what it added to a new or empty one is gone again.
     """
-    with providing(folder):
+    with ensure_folder(folder):
         empty = not content_of(folder)
         try:
             yield
@@ -94,7 +94,7 @@ class FolderLock:
 
         Raises: errors.StorageError where it was moved or removed since it was locked.
         """
-        if not _same(self._file, self.folder / LOCK):
+        if not _is_same_file(self._file, self.folder / LOCK):
             raise errors.StorageError(str(self.folder), "it was moved or removed meanwhile", PUT_BACK)
 
 
@@ -111,7 +111,7 @@ os.register_at_fork(after_in_child=_close_all)  # a child that outlives its pare
 
 
 @contextlib.contextmanager
-def locked(
+def lock_folder(
     what: str, folder: pathlib.Path, remedy: str = "", say: Callable[[str], object] = str
 ) -> Iterator[FolderLock]:
     """A folder, made if it is not there, for one writer: others are refused until the block ends, or this process.
@@ -121,36 +121,34 @@ def locked(
     Raises: ConfigurationError where another process or thread writes there, and for one that cannot be written.
     """
     require_writable(what, folder, remedy)
-    with providing(folder):
+    with ensure_folder(folder):
         try:
             file = _lock_file(folder, say)
         except BlockingIOError:
             got, wanted = f"{folder}, which is being written by another process", "free"
             raise errors.refuse(what, got, wanted, "wait until that has ended") from None
         except OSError as error:
-            raise errors.refuse(what, shown(str(folder)), "a folder that can be written", reason(error)) from None
+            raise errors.refuse(what, printable(str(folder)), "a folder that can be written", reason(error)) from None
         _FILES.add(file)
         try:
             yield FolderLock(folder, file)
         finally:
             if file in _FILES:  # not in a child
                 with contextlib.suppress(OSError):
-                    if _same(file, folder / LOCK):
+                    if _is_same_file(file, folder / LOCK):
                         (folder / LOCK).unlink()  # while it is locked: whoever has opened it sees that it is gone
                 _FILES.remove(file)
                 os.close(file)
 
 
 @contextlib.contextmanager
-def locked_unused(
-    what: str, parent: pathlib.Path, name: str, say: Callable[[str], object] = str
-) -> Iterator[FolderLock]:
-    """A new folder of the first of NAME, NAME-2, NAME-3, ... that nobody has, locked as by `locked`."""
+def lock_unused(what: str, parent: pathlib.Path, name: str, say: Callable[[str], object] = str) -> Iterator[FolderLock]:
+    """A new folder of the first of NAME, NAME-2, NAME-3, ... that nobody has, locked as by `lock_folder`."""
     require_writable(what, parent)
-    with providing(parent):
+    with ensure_folder(parent):
         folder = make_unused(parent, name)
         try:
-            with locked(what, folder, say=say) as lock:
+            with lock_folder(what, folder, say=say) as lock:
                 yield lock
         except BaseException:
             with contextlib.suppress(OSError):
@@ -176,13 +174,13 @@ def _lock_file(folder: pathlib.Path, say: Callable[[str], object]) -> int:
                 os.close(file)
                 raise
             say(f"the file system of {folder} keeps no locks: see to it that no other process writes there")
-        if _same(file, folder / LOCK):  # else the one before, which had it, has just removed it
+        if _is_same_file(file, folder / LOCK):  # else the one before, which had it, has just removed it
             return file
         os.close(file)
     raise BlockingIOError
 
 
-def _same(file: int, path: pathlib.Path) -> bool:
+def _is_same_file(file: int, path: pathlib.Path) -> bool:
     try:
         with path.open("rb") as there:  # not by its name alone, which network file systems remember for a while
             return os.path.samestat(os.fstat(file), os.fstat(there.fileno()))
@@ -191,12 +189,12 @@ def _same(file: int, path: pathlib.Path) -> bool:
 
 
 def content_of(folder: pathlib.Path) -> list[pathlib.Path]:
-    """What a folder holds beside its lock."""
+    """The contents of a folder without its lock."""
     return [path for path in folder.iterdir() if path.name != LOCK]
 
 
 def clear(folder: pathlib.Path) -> None:
-    """Remove all that a folder holds beside its lock."""
+    """Remove the contents of a folder without its lock."""
     with contextlib.suppress(OSError):
         for path in content_of(folder):
             if path.is_dir() and not path.is_symlink():
@@ -211,14 +209,14 @@ def require_writable(what: str, folder: pathlib.Path, remedy: str = "") -> None:
     Raises: ConfigurationError, with the reason that the file system gives.
     """
     try:
-        with contextlib.suppress(_Tried), providing(folder):
+        with contextlib.suppress(_Writable), ensure_folder(folder):
             with tempfile.TemporaryFile(dir=folder) as probe:  # without a name: nothing stays if the process is killed
                 probe.write(bytes(PROBE))
                 probe.flush()
-            raise _Tried
+            raise _Writable
     except (OSError, ValueError) as error:  # a name may hold what no file name can
         words = f"{remedy} ({reason(error)})" if remedy else reason(error)
-        raise errors.refuse(what, shown(str(folder)), "a folder that can be written", words) from None
+        raise errors.refuse(what, printable(str(folder)), "a folder that can be written", words) from None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -311,7 +309,7 @@ def checksum_of(content: Mapping[str, Any]) -> str:
 
 
 @contextlib.contextmanager
-def storing(where: pathlib.Path | str, remedy: str = "") -> Iterator[None]:
+def storage_errors(where: pathlib.Path | str, remedy: str = "") -> Iterator[None]:
     """Tell of a machine that fails to store what the block makes.
 
     remedy  how to go on; where it says to make room, and the disk is not full, what mends the failure takes its place
@@ -331,7 +329,7 @@ def storing(where: pathlib.Path | str, remedy: str = "") -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def drafting(path: pathlib.Path) -> Iterator[pathlib.Path]:
+def draft_file(path: pathlib.Path) -> Iterator[pathlib.Path]:
     """Where to write a file so that a reader, or a crash, sees the old content or the new, never a part."""
     draft = path.with_name(path.name + DRAFT)
     try:
@@ -344,8 +342,8 @@ def drafting(path: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def write_atomically(path: pathlib.Path, text: str) -> None:
-    """Write a file of text, see `drafting`."""
-    with drafting(path) as draft:
+    """Write a file of text, see `draft_file`."""
+    with draft_file(path) as draft:
         draft.write_text(text, encoding="utf-8")
 
 
@@ -356,12 +354,16 @@ def write_new(what: str, path: pathlib.Path, text: str) -> None:
     """
     if not os.path.lexists(path):
         require_writable("the folder of the file", path.parent, "give another name")
-    with providing(path.parent), taking(what, path), storing(path.parent, "make room, or write elsewhere"):
+    with (
+        ensure_folder(path.parent),
+        claim_file(what, path),
+        storage_errors(path.parent, "make room, or write elsewhere"),
+    ):
         write_atomically(path, text)
 
 
 @contextlib.contextmanager
-def taking(what: str, path: pathlib.Path) -> Iterator[None]:
+def claim_file(what: str, path: pathlib.Path) -> Iterator[None]:
     """The name of a new file for the block, by making it empty; if the block fails it is gone again.
 
     Raises: ConfigurationError where there is something of this name.
@@ -369,7 +371,7 @@ def taking(what: str, path: pathlib.Path) -> Iterator[None]:
     try:
         path.open("x").close()
     except FileExistsError:
-        raise errors.refuse(what, shown(str(path)), "a new file", "give another name, or remove it") from None
+        raise errors.refuse(what, printable(str(path)), "a new file", "give another name, or remove it") from None
     try:
         yield
     except BaseException:
@@ -403,16 +405,16 @@ def reason(error: BaseException) -> str:
     return text[:1].lower() + " ".join(text.split())[1:]
 
 
-def shown(path: str) -> str:
+def printable(path: str) -> str:
     """A path in a message: on one line, and not endless."""
     words = path if path.isprintable() else repr(path)
     return words if len(words) < 200 else f"{words[:60]}... of {len(words)} letters"
 
 
 def where_looked(path: pathlib.Path) -> str:
-    """The remedy for a path that is not there: one beside it that was probably meant, else where it was looked for."""
-    beside = [other.name for other in path.parent.glob(f"*{path.suffix}")] if path.suffix else []
-    near = errors.nearest(path.name, beside)
+    """The remedy for a path that is not there: a neighbour that was probably meant, else where it was looked for."""
+    siblings = [other.name for other in path.parent.glob(f"*{path.suffix}")] if path.suffix else []
+    near = errors.nearest(path.name, siblings)
     return f"did you mean {path.with_name(near[0])}?" if near else f"it is looked for in {path.absolute().parent}"
 
 
@@ -459,11 +461,11 @@ def _toml(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # the one that JSON takes and TOML does not
 
 
-class _Tried(Exception):
+class _Writable(Exception):
     """It went well: ends the attempt, so that nothing is left of it."""
 
 
-def quoted(path: str | os.PathLike[str]) -> str:
+def quote_path(path: str | os.PathLike[str]) -> str:
     """A path as a word of a command line that can be copied: one that begins with a dash would be taken for a flag."""
     word = os.fspath(path)
     return shlex.quote(f"./{word}" if word.startswith("-") else word)

@@ -1,11 +1,14 @@
 """Points of sweeps as a folder has them, with made numbers."""
 
+import contextlib
 import json
 import math
 import pathlib
 
+import pytest
 from helpers import CLASSES
 from scipy import stats
+from small_runs import Stopped
 
 from fedjax_dp.rounds.metrics import Evaluation
 
@@ -59,3 +62,21 @@ def textbook_interval(numbers):
     std = math.sqrt(sum((x - mean) ** 2 for x in numbers) / (n - 1))
     t = stats.t(df=n - 1).ppf(0.975)
     return mean, std, mean - t * std / math.sqrt(n), mean + t * std / math.sqrt(n)
+
+
+@contextlib.contextmanager
+def recorded(stop=None):
+    """Yields the list of points that sweeps record in the block; after `stop` of them something like a kill comes."""
+    from fedjax_dp.sweeps import runner  # loads JAX
+
+    record, ids = runner.record, []
+
+    def record_until(entry, outcome):
+        if len(ids) == stop:
+            raise Stopped
+        ids.append(entry.id)
+        return record(entry, outcome)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(runner, "record", record_until)
+        yield ids

@@ -34,7 +34,7 @@ def everything():
 
 
 def fail_in(folder, kind):
-    with folders.making(folder):
+    with folders.create_folder(folder):
         (folder / "file").write_text("")
         raise kind
 
@@ -155,11 +155,11 @@ def test_drafts_are_gone_where_writing_failed(monkeypatch):
 
 def test_only_what_the_file_system_refuses_is_told_as_such():
     told = "x could not be written: disk quota exceeded; again"
-    with pytest.raises(errors.StorageError, match=told), folders.storing("x", "again"):
+    with pytest.raises(errors.StorageError, match=told), folders.storage_errors("x", "again"):
         raise ValueError("tensorstore: Error writing: Disk quota exceeded [source]")
-    with pytest.raises(KeyError), folders.storing("x"):
+    with pytest.raises(KeyError), folders.storage_errors("x"):
         raise KeyError("a defect")
-    with pytest.raises(errors.ConfigurationError), folders.storing("x"):
+    with pytest.raises(errors.ConfigurationError), folders.storage_errors("x"):
         raise errors.refuse("x", 1, "2")
 
 
@@ -185,9 +185,9 @@ def test_memory_that_is_full_is_one_line(monkeypatch, capsys):
 
 
 def test_a_path_that_begins_with_a_dash_is_no_flag_when_it_is_copied():
-    assert folders.quoted("-x") == "./-x"
-    assert folders.quoted("--my runs") == "'./--my runs'"
-    assert folders.quoted("runs/a-b") == "runs/a-b"
+    assert folders.quote_path("-x") == "./-x"
+    assert folders.quote_path("--my runs") == "'./--my runs'"
+    assert folders.quote_path("runs/a-b") == "runs/a-b"
 
 
 def refusal(enter):
@@ -199,22 +199,22 @@ def refusal(enter):
 
 def test_a_folder_has_one_writer_and_who_is_refused_removes_nothing():
     mine = pathlib.Path("runs/mine")
-    with folders.locked("out", mine):
-        words = refusal(lambda: folders.locked("out", mine))
+    with folders.lock_folder("out", mine):
+        words = refusal(lambda: folders.lock_folder("out", mine))
         assert words.startswith("out must be free, got runs/mine, which is being written by another process")
         assert everything() == ["runs", "runs/mine", "runs/mine/.lock"]
         folders.require_writable("out", mine)  # as the second one does before
         (mine / "run.json").write_text("{}")
-        refusal(lambda: folders.locked("out", mine))
+        refusal(lambda: folders.lock_folder("out", mine))
     assert everything() == ["runs", "runs/mine", "runs/mine/run.json"]
-    with folders.locked("out", mine):
+    with folders.lock_folder("out", mine):
         pass
 
 
 def test_who_fails_before_anything_is_stored_leaves_no_folder_and_no_lock():
     for take in (
-        lambda: folders.locked("out", pathlib.Path("a/b")),
-        lambda: folders.locked_unused("out", pathlib.Path("c"), "d"),
+        lambda: folders.lock_folder("out", pathlib.Path("a/b")),
+        lambda: folders.lock_unused("out", pathlib.Path("c"), "d"),
     ):
         with pytest.raises(KeyError), take():
             raise KeyError
@@ -233,7 +233,7 @@ def test_names_are_taken_by_making_them_however_many_take_one_at_once():
 def test_of_many_that_begin_at_once_one_has_the_folder_whoever_fails():
     def begin(number):
         try:
-            with folders.locked("out", pathlib.Path("new/x")) as lock:
+            with folders.lock_folder("out", pathlib.Path("new/x")) as lock:
                 lock.require_own()
                 (lock.folder / "file").write_text(str(number))
                 lock.require_own()
@@ -254,7 +254,7 @@ def test_of_many_that_begin_at_once_one_has_the_folder_whoever_fails():
 HOLDER = """
 import os, pathlib, sys, time
 from fedjax_dp import folders
-with folders.locked("out", pathlib.Path("held")):
+with folders.lock_folder("out", pathlib.Path("held")):
     if "child" in sys.argv and os.fork() == 0:
         os.write(1, b"%d" % os.getpid())
         time.sleep(60)
@@ -270,10 +270,10 @@ def test_the_system_lets_a_folder_go_when_its_process_is_killed_even_where_a_chi
     with subprocess.Popen([sys.executable, "-c", HOLDER, *words], stdout=subprocess.PIPE) as process:
         child = int(os.read(process.stdout.fileno(), 20))
         try:
-            refusal(lambda: folders.locked("out", pathlib.Path("held")))
+            refusal(lambda: folders.lock_folder("out", pathlib.Path("held")))
             process.kill()
             process.wait()
-            with folders.locked("out", pathlib.Path("held")):
+            with folders.lock_folder("out", pathlib.Path("held")):
                 pass
         finally:
             process.kill()
@@ -283,10 +283,10 @@ def test_the_system_lets_a_folder_go_when_its_process_is_killed_even_where_a_chi
 
 def test_who_was_moved_away_writes_no_more_and_leaves_the_lock_of_the_next():
     mine = pathlib.Path("mine")
-    with folders.locked("out", mine) as lock:
+    with folders.lock_folder("out", mine) as lock:
         lock.require_own()
         mine.rename("moved")
-        with folders.locked("out", mine) as other:
+        with folders.lock_folder("out", mine) as other:
             with pytest.raises(errors.StorageError, match="mine could not be written: it was moved or removed"):
                 lock.require_own()
             other.require_own()
@@ -300,14 +300,17 @@ def test_a_file_system_without_locks_goes_on_and_says_so(monkeypatch):
 
     monkeypatch.setattr(folders.fcntl, "flock", without)
     notes = []
-    with folders.locked("out", pathlib.Path("a"), say=notes.append):
+    with folders.lock_folder("out", pathlib.Path("a"), say=notes.append):
         assert notes[0].startswith("the file system of a keeps no locks")
 
 
 def test_the_remedy_fits_what_failed():
     for code, words in ((errno.EDQUOT, "make room, or"), (errno.ENOENT, "put it back, or start anew, or")):
         for error in (OSError(code, os.strerror(code)), ValueError(f"tensorstore: {os.strerror(code)} [source]")):
-            with pytest.raises(errors.StorageError, match=words), folders.storing("x", "make room, or give another"):
+            with (
+                pytest.raises(errors.StorageError, match=words),
+                folders.storage_errors("x", "make room, or give another"),
+            ):
                 raise error
 
 
@@ -401,5 +404,5 @@ def test_a_folder_that_another_removes_while_it_is_made_is_made_again(monkeypatc
         mkdir(path, *mode)
 
     monkeypatch.setattr(os, "mkdir", removed_meanwhile)
-    with folders.providing(pathlib.Path("x")):
+    with folders.ensure_folder(pathlib.Path("x")):
         assert everything() == ["x"]

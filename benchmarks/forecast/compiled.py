@@ -20,7 +20,7 @@ from fedjax_dp import errors, gradients
 from fedjax_dp.audits import trials as games
 from fedjax_dp.audits.setup import AttackOptions, set_up
 from fedjax_dp.data.store import FederatedData
-from fedjax_dp.execution.memory import fitting, most_at_once, no_room
+from fedjax_dp.execution.memory import fit_execution, memory_error, most_at_once
 from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.latency.floor import Work, work_of
 from fedjax_dp.models import Model, usual_model
@@ -159,7 +159,7 @@ def compiled_round(
         return compiled_for(chosen, lambda options: made.compile(compiler_options=options))
 
     with compiling(target):
-        execution, made = fitting(compile_on, execution, members, size, chosen.room, placed=False)
+        execution, made = fit_execution(compile_on, execution, members, size, chosen.room, placed=False)
     at_once, work = execution.portion(members, size), work_of(algorithm, data, model)
     return read_off(chosen, made, work, devices=devices, model_devices=model_devices, at_once=at_once)
 
@@ -191,7 +191,9 @@ def compiled_sweep(
     alone = Execution(chunk_size=portion, parts=devices, pieces=there.in_pieces, signal=there.takes_signal)
 
     def compile_in(slots: int) -> programs.Executables:
-        program = programs.Program(mesh, structure, alone, train_metrics=False, together=True, slots=slots, marks=1)
+        program = programs.Program(
+            mesh, structure, alone, train_metrics=False, vmapped=True, slots=slots, max_evaluations=1
+        )
         shapes = program.shapes(algorithm, data.partition, records_of(data, data.largest, data.smallest), frozen)
         return compiled_for(chosen, lambda options: program.compile(*shapes, options))
 
@@ -199,14 +201,14 @@ def compiled_sweep(
         slots, made = most_at_once(
             compile_in,
             chosen.room,
-            first=there.runs(share, members, size),
+            first=there.runs_at_once(share, members, size),
             share=share,
             needs=lambda tried: tried.bytes,
             what="points",
         )
     work = times(work_of(algorithm, data, model), points)
     counts = {"at_once": portion, "runs": points, "runs_at_once": slots}
-    return read_off(chosen, made.visit, work, devices=devices, loops=2, **counts)
+    return read_off(chosen, made.run_segment, work, devices=devices, loops=2, **counts)
 
 
 def compiled_audit(
@@ -263,7 +265,7 @@ def require_room(target: Accelerator, model: Model, model_devices: int = 1) -> N
     """Refuse models of which not even one and the copy that a client moves fit, before anything is made of them."""
     least = 2 * 4 * size_of(model) / model_devices
     if least > target.memory:
-        raise no_room(target.memory, least, "a model and a client's copy of it need")
+        raise memory_error(target.memory, least, "a model and a client's copy of it need")
 
 
 @contextlib.contextmanager

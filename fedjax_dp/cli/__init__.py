@@ -80,7 +80,7 @@ def _done(command: str, rest: list[str]) -> int:
     except OSError as error:
         if error.errno in UNUSABLE and error.filename is not None:
             path, why = str(error.filename), folders.reason(error)
-            refusal = errors.refuse("path", folders.shown(path), "one that can be used", why)
+            refusal = errors.refuse("path", folders.printable(path), "one that can be used", why)
             print(f"fedjax-dp: {refusal}", file=sys.stderr)
             return 2
         return _failed(error)
@@ -90,7 +90,7 @@ def _done(command: str, rest: list[str]) -> int:
         again = "; the same command goes on where it stopped"
         resume = {"sweep": again, "reproduce": again}.get(command, "")
         for folder in getattr(error, "__notes__", ()):  # of a run that has begun
-            resume = f"; fedjax-dp run --resume {folders.quoted(folder)} goes on"
+            resume = f"; fedjax-dp run --resume {folders.quote_path(folder)} goes on"
         print(f"fedjax-dp: interrupted{resume}", file=sys.stderr)
         return 130
 

@@ -71,7 +71,7 @@ def compare_command(arguments: list[str]) -> int:
         require_comparable(planned.varied, planned.base)  # before it takes long
     sweep, folder = run_file(where) if is_file else (open_sweep(named), named)
     result, cost, path = sweep.comparison(), sweep.choosing, picture or folder / "compare.png"
-    with folders.storing(path.parent, "make room, or give another --out"):
+    with folders.storage_errors(path.parent, "make room, or give another --out"):
         sweep.plot(path, "personalisation", **look)
     if options.json:
         content = result.to_dict() | {"choosing": cost, "picture": str(path)}
@@ -80,7 +80,7 @@ def compare_command(arguments: list[str]) -> int:
     _print(result)
     lines = [
         ("picture", str(path)),
-        ("report", f"fedjax-dp report {folders.quoted(folder)} writes it too"),
+        ("report", f"fedjax-dp report {folders.quote_path(folder)} writes it too"),
     ]
     lines += [("proved", f"epsilon is of the {mark}")] if (mark := deployment_mark(sweep.records)) else []
     lines += [("choosing", cost["short"])] if cost else []

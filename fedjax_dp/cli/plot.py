@@ -62,7 +62,10 @@ def plot_command(arguments: list[str]) -> int:
         records, about["axes"], title, options.kind, options.metric, options.x, options.y, options.by
     )
     paths = _paths(options.out, folder / "plots", list(drawn))
-    with folders.storing(paths[0].parent, "make room, or give another --out"), folders.providing(paths[0].parent):
+    with (
+        folders.storage_errors(paths[0].parent, "make room, or give another --out"),
+        folders.ensure_folder(paths[0].parent),
+    ):
         for path, draw in zip(paths, drawn.values()):
             draw(path=path, **look)
             print(path)
@@ -85,7 +88,7 @@ def _plot_run(folder: pathlib.Path, options: PlotOptions, look: "Look") -> int:
     run, path = open_run(folder), pathlib.Path(options.out or folder / "run.png")
     if not run.history:
         raise errors.refuse("run", f"{folder} before its first evaluation", "evaluated", "resume goes on with it")
-    with folders.storing(path.parent, "make room, or give another --out"):
+    with folders.storage_errors(path.parent, "make room, or give another --out"):
         plot_run(run.history, run.guarantee, run.title, path, task=run.measures, **look)
     print(path)
     return 0

@@ -104,5 +104,5 @@ def _print(done: Any) -> None:
         console.print(f' "{claim.statement}", {claim.reading}: {claim.verdict}')
     for note in done.notes:
         console.print(f" {note}")
-    place = folders.quoted(done.folder)
+    place = folders.quote_path(done.folder)
     console.print(f" folder    {place} (table.md, table.csv, table.json, figure.png, runs/)")

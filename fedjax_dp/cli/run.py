@@ -85,9 +85,9 @@ def run_command(arguments: list[str]) -> int:
     from fedjax_dp.experiments.training import Callbacks
 
     devices.cache_programs()
-    with distributed.joined(options.group()):
-        screen = Screen(quiet=not distributed.first() or detail is Detail.QUIET)
-        overrides, trackers = distributed.together(
+    with distributed.join_processes(options.group()):
+        screen = Screen(quiet=not distributed.is_first() or detail is Detail.QUIET)
+        overrides, trackers = distributed.run_in_agreement(
             lambda: (overridden() if early is None else early, trackers_of(options)),
             lambda made: {name: str(value) for name, value in made[0].items()},
         )
@@ -99,9 +99,9 @@ def run_command(arguments: list[str]) -> int:
             result, where = configured.start(config, screen, callbacks)
         else:
             result, where = configured.resume(pathlib.Path(options.resume), overrides, screen, callbacks)
-        if options.json and distributed.first():
+        if options.json and distributed.is_first():
             print(json.dumps(result, allow_nan=False))
-        elif distributed.first():
+        elif distributed.is_first():
             _print_result(result, where, options, caption, trackers)
     return 0
 
@@ -123,7 +123,7 @@ def _print_result(
     main = measures.main
     reached = "" if main.name == "test_loss" else f"{_plainly(main)} {_four(result[main.name])}, "
     name = marked(f"{result['algorithm']} on {result['dataset']}", mark_of(guarantee))
-    last, place = result["history"][-1], folders.quoted(where)
+    last, place = result["history"][-1], folders.quote_path(where)
     shared = f"test {reached}loss {result['test_loss']:.4f}"
     done = f"after {count(last['round'], 'round')}"
     headline = f"{name}: {shared} {done}"
@@ -166,13 +166,13 @@ def _print_result(
 
 def _halt(result: dict[str, Any]) -> list[tuple[str, str]]:
     """What ended the run before its time."""
-    from fedjax_dp.experiments.training import ended_early  # loads JAX
+    from fedjax_dp.experiments.training import describe_early_end  # loads JAX
 
     spending = result.get("spending")  # folders of before have none
     if spending is None:
         return []
     done, wanted = result["history"][-1]["round"], spending["rounds_wanted"]
-    words = ended_early(done, wanted, spending["halt"], spending["budget"])
+    words = describe_early_end(done, wanted, spending["halt"], spending["budget"])
     return [("halted", words)] if words else []
 
 

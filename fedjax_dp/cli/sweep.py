@@ -159,7 +159,7 @@ def _print(result: "Sweep", out: pathlib.Path) -> None:
         if record["status"] != "done":
             name = "stopped" if record["status"] == "stopped" else "lost"
             ended[name][kept.sub("clients", record["reason"])] += 1
-    place = folders.quoted(out)
+    place = folders.quote_path(out)
     each = " and ".join(name for name in USUAL if name in result.axes)
     lines = [
         *(("proved", f"{name} epsilon at {whose}".strip()) for whose, name in names.items()),

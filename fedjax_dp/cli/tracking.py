@@ -58,9 +58,9 @@ def trackers_of(options: TrackOptions) -> "list[Tracker]":
         errors.require_choice("track", name, TRACKERS)
     if folder is not None and not set(names) & set(IN_FOLDERS):
         raise errors.refuse("track_dir", folder, f"left out for {options.track}", SEEN_WITH)
-    if folder is not None and distributed.first():
+    if folder is not None and distributed.is_first():
         folders.require_writable("track_dir", pathlib.Path(folder), "give another --track-dir")
-    return [made[name](folder) for name in names] if distributed.first() else []
+    return [made[name](folder) for name in names] if distributed.is_first() else []
 
 
 def lost(reason: str) -> None:

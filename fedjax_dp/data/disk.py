@@ -52,11 +52,11 @@ def save_store(data: FederatedData, folder: str | os.PathLike[str], show: Show =
         wanted = "one array, for which a store has a column"
         raise errors.refuse("targets", "several arrays", wanted, "keep them in memory")
     with contextlib.ExitStack() as stack:
-        stack.enter_context(folders.locked("out", draft))
+        stack.enter_context(folders.lock_folder("out", draft))
         folders.clear(draft)  # what a killed process has left
         check_place(folder)  # another may have written it until just now
-        stack.enter_context(folders.storing(folder, "make room, or give another --out"))
-        stack.enter_context(folders.making(draft))
+        stack.enter_context(folders.storage_errors(folder, "make room, or give another --out"))
+        stack.enter_context(folders.create_folder(draft))
         records = _records(data, draft, show)
         noted = checksum(records["x"], records["y"], data.sizes)
         _write(draft / "records.arrow", records)

@@ -43,7 +43,7 @@ def from_files(named: str, kind: str, reading: Reading) -> Dataset:
         if kind == "csv":
             _number(frames, reading.client_column)
     tables = [ColumnTable(f"{path.name}: ", frame, owner) for path, frame, owner in zip(paths, frames, owners)]
-    where = paths[0].name if len(paths) == 1 else folders.shown(named)
+    where = paths[0].name if len(paths) == 1 else folders.printable(named)
     about: dict[str, Any] = {"record_shape": reading.record_shape, "bounds": bounds}
     return from_tables(_name_of(named, paths), where, tables, columns, **about)
 
@@ -66,13 +66,13 @@ def _files_of(kind: str, named: str) -> list[pathlib.Path]:
             inside = sorted(entry.path for entry in os.scandir(word) if entry.name.endswith(ENDINGS[kind]))
             if not inside:
                 wanted = f"a folder with files that end in {' or '.join(ENDINGS[kind][:2])}"
-                raise errors.refuse(folders.shown(word), "no table in it", wanted, "name the folder of the files")
+                raise errors.refuse(folders.printable(word), "no table in it", wanted, "name the folder of the files")
             names += inside
         elif glob.has_magic(word) and not os.path.isfile(word):
             matches = sorted(glob.glob(word))
             if not matches:
                 raise errors.refuse(
-                    "files", folders.shown(word), "existing ones", folders.where_looked(pathlib.Path(word))
+                    "files", folders.printable(word), "existing ones", folders.where_looked(pathlib.Path(word))
                 )
             names += matches
         else:

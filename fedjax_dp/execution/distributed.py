@@ -65,7 +65,7 @@ def group_of(coordinator: str, processes: int | None, process: int | None, timeo
 
 
 @contextlib.contextmanager
-def joined(group: ProcessGroup | None) -> Iterator[None]:
+def join_processes(group: ProcessGroup | None) -> Iterator[None]:
     """Work that several processes share, or one alone if there is no group. Must begin before JAX is first used.
 
     Raises: ConfigurationError if nothing says who the others are, or the port is taken; errors.LostError if another
@@ -123,7 +123,7 @@ def _join(group: ProcessGroup) -> None:
 
 @contextlib.contextmanager
 def _own_stdout() -> Iterator[None]:
-    """What Python prints goes where it went; what libraries print beside it, as Gloo does, goes to stderr."""
+    """Python keeps its stdout; what libraries print there, as Gloo does, goes to stderr."""
     sys.stdout.flush()
     held = os.dup(1)
     with os.fdopen(held, "w", buffering=1) as out, contextlib.redirect_stdout(out):
@@ -135,12 +135,12 @@ def _own_stdout() -> Iterator[None]:
             os.dup2(held, 1)
 
 
-def first() -> bool:
+def is_first() -> bool:
     """Whether this process is the one that writes and speaks."""
     return not jax.distributed.is_initialized() or jax.process_index() == 0
 
 
-def together(prepare: Callable[[], T], facts: Callable[[T], dict[str, str]]) -> T:
+def run_in_agreement(prepare: Callable[[], T], facts: Callable[[T], dict[str, str]]) -> T:
     """What `prepare` gives, once all processes have it and agree on its `facts`; else they all refuse.
 
     Raises: ConfigurationError in every process if it is raised in one, or if a fact differs; errors.StorageError where
@@ -154,7 +154,7 @@ def together(prepare: Callable[[], T], facts: Callable[[T], dict[str, str]]) -> 
         stated = facts(made)
     except (errors.ConfigurationError, errors.StorageError) as error:
         mine, stated = error, {"refused": str(error)}
-    everyone = _gathered(stated)
+    everyone = _gather(stated)
     if mine is not None:
         raise mine
     for process, other in enumerate(everyone):
@@ -170,12 +170,12 @@ def together(prepare: Callable[[], T], facts: Callable[[T], dict[str, str]]) -> 
     return made
 
 
-def of_first(value: str) -> str:
+def broadcast_from_first(value: str) -> str:
     """What the first process has as the value."""
-    return _gathered({"value": value})[0]["value"] if jax.distributed.is_initialized() else value
+    return _gather({"value": value})[0]["value"] if jax.distributed.is_initialized() else value
 
 
-def code() -> str:
+def code_checksum() -> str:
     """A checksum of this package's programs."""
     root, total = pathlib.Path(__file__).parent.parent, 0
     for path in sorted(root.rglob("*.py")):
@@ -183,7 +183,7 @@ def code() -> str:
     return f"{total:08x}"
 
 
-def _gathered(stated: dict[str, str]) -> list[dict[str, str]]:
+def _gather(stated: dict[str, str]) -> list[dict[str, str]]:
     """What every process states, in their order."""
     from jax.experimental import multihost_utils
 

@@ -57,19 +57,19 @@ class HostTable:
                 view, at = view[written:], at + written
         self._written[clients] = True
 
-    def held(self) -> dict[str, np.ndarray]:
+    def written_rows(self) -> dict[str, np.ndarray]:
         """The rows that were written, and whose they are."""
         clients = np.flatnonzero(self._written)
         return {"clients": clients, "rows": self.read(clients, len(clients))}
 
-    def filled(self, held: dict[str, Any]) -> "HostTable":
-        """Another table of the same clients, with rows as `held` gives them."""
+    def with_rows(self, written_rows: dict[str, Any]) -> "HostTable":
+        """Another table of the same clients, with rows as `written_rows` gives them."""
         other = HostTable(len(self._written), self._first)
-        other.write(np.asarray(held["clients"]), np.asarray(held["rows"]))
+        other.write(np.asarray(written_rows["clients"]), np.asarray(written_rows["rows"]))
         return other
 
     def copy(self) -> "HostTable":
-        return self.filled(self.held())
+        return self.with_rows(self.written_rows())
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         """All rows; for small populations."""

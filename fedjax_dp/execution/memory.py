@@ -25,14 +25,14 @@ def free_memory(devices: Sequence[jax.Device]) -> float:
     return SHARE_OF_MEMORY * _free_on_host() / len(devices)
 
 
-def fitting(
+def fit_execution(
     compiled: Callable[[Execution], Any], execution: Execution, cohort: int, size: int, memory: float, *, placed: bool
 ) -> tuple[Execution, Any]:
     """An execution whose program needs no more of a device than `memory` bytes, by the compiler's own plan, and that.
 
     compiled  a program for an execution;
     size      parameters of a client's model;
-    placed    whether the arguments are on the device already, so that `memory` is for what comes beside them.
+    placed    whether the arguments are on the device already, so that `memory` is for everything else.
     Where a portion is given, it stays. Else as many of the cohort as suit the device are tried at once, then as many as
     should fit by what the last try needed.
     Raises: ConfigurationError, with the bytes needed and there, if not even one client fits.
@@ -85,18 +85,18 @@ def most_at_once(
                 raise
             needed = max(in_message, 1.1 * memory, 1.0)
         if given or at_once == 1:
-            raise no_room(memory, needed, f"{at_once} at once of its {what} need")
-        at_once = fewer(at_once, share, memory / needed)
+            raise memory_error(memory, needed, f"{at_once} at once of its {what} need")
+        at_once = smaller_portion(at_once, share, memory / needed)
 
 
-def no_room(memory: float, needed: float, of: str) -> errors.ConfigurationError:
+def memory_error(memory: float, needed: float, of: str) -> errors.ConfigurationError:
     """The error to raise where a device has `memory` bytes and `of`, such as `a model needs`, takes more."""
     wanted = f"at least the {needed / 1e9:.3g} GB that" if needed > memory else "more than there is for what"
     remedy = "lower chunk_size, microbatch or batch_size, or take more devices"
     return errors.refuse("memory of a device", f"{memory / 1e9:.3g} GB", f"{wanted} {of}", remedy)
 
 
-def fewer(at_once: int, share: int, room: float) -> int:
+def smaller_portion(at_once: int, share: int, room: float) -> int:
     """How many of a share to try next where `at_once` need 1 / `room` of the memory: in portions of equal size."""
     most = max(1, min(at_once - 1, int(at_once * room)))
     return math.ceil(share / math.ceil(share / most))
@@ -105,8 +105,8 @@ def fewer(at_once: int, share: int, room: float) -> int:
 def bytes_of(program: Any, placed: bool) -> int:
     """Bytes of a device that a compiled program plans with, with its arguments unless these are there already."""
     plan = program.memory_analysis()
-    beside = plan.temp_size_in_bytes + plan.output_size_in_bytes - plan.alias_size_in_bytes
-    return beside if placed else beside + plan.argument_size_in_bytes
+    without_arguments = plan.temp_size_in_bytes + plan.output_size_in_bytes - plan.alias_size_in_bytes
+    return without_arguments if placed else without_arguments + plan.argument_size_in_bytes
 
 
 def _bytes_in(error: str) -> float | None:

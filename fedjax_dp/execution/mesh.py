@@ -52,7 +52,7 @@ class Execution:
 
     @property
     def groups(self) -> int:
-        """Of devices, each with clients of its own."""
+        """Groups of devices; each computes other clients."""
         return self.devices // self.model_devices
 
     @property
@@ -107,7 +107,7 @@ class Execution:
             most = share
         return math.ceil(share / math.ceil(share / min(most, share)))
 
-    def runs(self, count: int, cohort: int, size: int) -> int:
+    def runs_at_once(self, count: int, cohort: int, size: int) -> int:
         """How many of `count` runs a device computes at once, each with portions of its own cohort, see `portion`."""
         if self.platform != "tpu":
             return count
@@ -155,7 +155,7 @@ class Execution:
         """
         return jax.tree.map(lambda a: a.addressable_data(0), tree) if self.mesh and self.model_devices == 1 else tree
 
-    def everywhere(self, tree: Any) -> Any:
+    def replicate(self, tree: Any) -> Any:
         """Arrays inside a compiled round that every device computes for itself.
 
         Else the compiler splits whatever leads to a client's share, and devices wait for each other in loops of a few
@@ -163,9 +163,9 @@ class Execution:
         """
         return lax.with_sharding_constraint(tree, NamedSharding(self.mesh, P())) if self.mesh else tree
 
-    def readable(self, tree: Any) -> Any:
+    def gather_for_processes(self, tree: Any) -> Any:
         """Arrays that leave a compiled program, so that every process can read the whole of them."""
-        return tree if len(self.own) == self.devices else self.everywhere(tree)
+        return tree if len(self.own) == self.devices else self.replicate(tree)
 
     def place_tables(self, tables: Any) -> Any:
         """Copy tables by client `(num_clients, size)`: each device holds a part of every row, so nothing is doubled."""
@@ -255,7 +255,7 @@ class CohortLayout:
         self.each = math.ceil(self.parts / execution.groups)  # parts on a device
         self.spare = self.each * execution.groups - self.parts
 
-    def dealt(self, a: jax.Array) -> jax.Array:
+    def to_parts(self, a: jax.Array) -> jax.Array:
         """Rows `(count + short, ...)` as `(parts, chunks, chunk, ...)`."""
         if not self.in_turn:
             return a.reshape(self.parts, self.chunks, self.chunk, *a.shape[1:])
@@ -263,7 +263,7 @@ class CohortLayout:
 
     def out(self, a: jax.Array) -> jax.Array:
         """Rows `(count, ...)` to the devices, with copies of the first where there are none."""
-        return self._padded(self.dealt(self._padded(a, self.short)), self.spare)
+        return self._padded(self.to_parts(self._padded(a, self.short)), self.spare)
 
     def back(self, a: jax.Array) -> jax.Array:
         """Rows as the devices hold them, in order `(count, ...)`."""
@@ -272,9 +272,9 @@ class CohortLayout:
         return rows.reshape(math.prod(rows.shape[:3]), *a.shape[3:])[: self.count]
 
     @property
-    def homes(self) -> np.ndarray:
+    def device_of_position(self) -> np.ndarray:
         """The device that computes each position `(count,)`."""
-        places = np.asarray(self.dealt(jnp.arange(self.count + self.short, dtype=jnp.int32)))
+        places = np.asarray(self.to_parts(jnp.arange(self.count + self.short, dtype=jnp.int32)))
         parts = np.empty(places.size, np.int32)
         parts[places.reshape(-1)] = np.repeat(np.arange(self.parts, dtype=np.int32), self.chunks * self.chunk)
         return parts[: self.count] // self.each
@@ -310,8 +310,8 @@ def sum_over_clients(
     counts = jnp.arange(count + layout.short) < count
     if needed is not None:
         counts = counts & jnp.pad(needed, (0, layout.short))
-    counts = jnp.pad(layout.dealt(counts), ((0, layout.spare), (0, 0), (0, 0)))
-    table = execution.everywhere((jax.tree.map(layout.out, members), counts))
+    counts = jnp.pad(layout.to_parts(counts), ((0, layout.spare), (0, 0), (0, 0)))
+    table = execution.replicate((jax.tree.map(layout.out, members), counts))
 
     def one_chunk(shared: Any, row: tuple[Any, jax.Array]) -> tuple[Any, Any]:
         portion, counts = row
@@ -339,7 +339,7 @@ def sum_over_clients(
 
     def one_share(shared: Any, row: Any) -> tuple[Any, Any]:
         # Devices that hold models together meet in every portion, and so do all groups: none may skip one.
-        return _one_after_another(one_chunk, shared, row, skips=needed is not None and execution.model_devices == 1)
+        return _scan_portions(one_chunk, shared, row, skips=needed is not None and execution.model_devices == 1)
 
     def one_device(shared: Any, rows: Any, own: Any) -> tuple[Any, Any]:
         if own is not None:
@@ -369,7 +369,7 @@ def sum_over_clients(
     return total, jax.tree.map(layout.back, rows)
 
 
-def _one_after_another(
+def _scan_portions(
     one: Callable[[Any, Any], tuple[Any, Any]], shared: Any, table: tuple[Any, jax.Array], skips: bool
 ) -> tuple[Any, Any]:
     """The sum of the terms, and the rows stacked, where (terms, rows) = one(shared, entry of `table`).

@@ -1,4 +1,4 @@
-"""What a resolved configuration stands for: data, model, algorithm, devices, budgets."""
+"""Data, model, algorithm, devices and budgets of a resolved configuration."""
 
 import dataclasses
 import functools
@@ -43,22 +43,22 @@ def build_model(config: RunSpec, data: FederatedData | RecordFormat) -> NetworkM
     if own_code.is_file_name(training.model):
         digests = tuple(own_code.checksums(training.model, what="model").items())
         like = RecordFormat(data.record_shape, data.classes, data.tokens, data.task, data.vocabulary)
-        made = _own_model(str(training.model), digests, like)
+        built = _own_model(str(training.model), digests, like)
     else:
         sizes: dict[str, Any] = {name: value for name in SIZES if (value := getattr(training, name)) is not None}
         if training.hidden is not None:
             sizes["hidden"] = _widths(training.hidden)
-        made = ARCHITECTURES[training.model or "logistic"](data.record_shape, data.classes, **sizes)
+        built = ARCHITECTURES[training.model or "logistic"](data.record_shape, data.classes, **sizes)
     ap, top_k = config.output.ap, config.output.top_k
-    if made.loss_of is cross_entropy or training.model in ARCHITECTURES or training.loss or ap:
-        made = made.for_data(data, training.loss, ap, top_k)
-    elif top_k is not None:  # a loss of one's own stays
-        made = dataclasses.replace(made.for_data(data, top_k=top_k), loss_of=made.loss_of)
-    made = dataclasses.replace(made, dtype=WIDTHS[training.dtype]) if training.dtype else made
+    if built.loss_of is cross_entropy or training.model in ARCHITECTURES or training.loss or ap:
+        built = built.for_data(data, training.loss, ap, top_k)
+    elif top_k is not None:  # a user-defined loss stays
+        built = dataclasses.replace(built.for_data(data, top_k=top_k), loss_of=built.loss_of)
+    built = dataclasses.replace(built, dtype=WIDTHS[training.dtype]) if training.dtype else built
     words = {name: getattr(training, name) for name in _OF_PARTS}
     if all(word is None for word in words.values()):
-        return made
-    return _partly_trained(made, tuple(config.files.items()), **words)
+        return built
+    return _freeze(built, tuple(config.files.items()), **words)
 
 
 _OF_PARTS = (
@@ -77,30 +77,30 @@ _OF_PARTS = (
 
 
 @functools.lru_cache(maxsize=8)  # as another model is another program, and checkpoints are large
-def _partly_trained(made: NetworkModel, digests: tuple[tuple[str, str], ...], **options: Any) -> NetworkModel:
+def _freeze(built: NetworkModel, digests: tuple[tuple[str, str], ...], **options: Any) -> NetworkModel:
     """The model of which a part is trained, begun with what is in the files of these checksums."""
     set_options = {name.removeprefix("lora_"): value for name, value in options.items() if value is not None}
     start, names = (set_options.pop(name, None) for name in ("start", "start_names"))
     if start is None and names is not None:
         raise errors.refuse("start_names", names, "left out where training begins at random", "give start, or drop it")
-    return freeze(made, **set_options, start=None if start is None else read_start(start, names=names))
+    return freeze(built, **set_options, start=None if start is None else read_start(start, names=names))
 
 
 @functools.cache  # as some networks are equal to themselves only, and another model is another program
 def _own_model(named: str, digests: tuple[tuple[str, str], ...], data: RecordFormat) -> NetworkModel:
     """The model of what stands under a name in the user's file of these checksums.
 
-    That is whatever `fedjax_dp.model` takes, a model, or a class or function that makes one of these, which gets by
+    That is a model, anything that `fedjax_dp.model` takes, or a class or function that makes one, which gets by
     name what it takes of `classes`, `record_shape` and `key` or `rngs`.
     """
     result = own_code.own("model", named)
     if isinstance(result, type) or inspect.isfunction(result):
-        result = _made(named, result, {"classes": data.classes, "record_shape": data.record_shape})
+        result = _call_factory(named, result, {"classes": data.classes, "record_shape": data.record_shape})
     return result if isinstance(result, NetworkModel) else model(result, data)
 
 
-def _made(named: str, make: Callable[..., Any], known: Mapping[str, Any]) -> Any:
-    """What a class or function makes of what is known, or, where it wants a key beside, a function of that."""
+def _call_factory(named: str, make: Callable[..., Any], known: Mapping[str, Any]) -> Any:
+    """Call a class or function with the known arguments; where it also wants a key, return a function of the key."""
     # Not the signature of a class itself: that of a module of nnx is its metaclass's.
     taken = dict(inspect.signature(vars(make).get("__init__", make) if isinstance(make, type) else make).parameters)
     taken.pop("self", None)

@@ -1,4 +1,4 @@
-"""How many bytes travel in a round: counted from the parts of the algorithm, so that nobody has to trust a formula."""
+"""How many bytes travel in a round, counted from the parts of the algorithm instead of by a formula."""
 
 from typing import Any, NamedTuple
 
@@ -39,11 +39,11 @@ def traffic(algorithm: Algorithm, model: Model, data: FederatedData) -> Traffic:
     """The bytes of one round of `algorithm`."""
     members = algorithm.cohort.capacity(data.num_clients)
     size, features = parameters(model, data)
-    beside = algorithm.local.floats(size, features, members, data.num_clients)
+    extra_floats = algorithm.local.floats(size, features, members, data.num_clients)
     shared = Part(tensor_sizes(jax.eval_shape(model.init, jax.random.key(0))), algorithm.local.sent_tensors(model)).size
-    joined = shared + algorithm.aggregate.extra + algorithm.upload.extra + beside.summed
-    down = 4 * (shared + algorithm.upload.extra + beside.down)
-    up = algorithm.transport.word_bytes * joined + 4 * beside.up
+    joined = shared + algorithm.aggregate.extra + algorithm.upload.extra + extra_floats.summed
+    down = 4 * (shared + algorithm.upload.extra + extra_floats.down)
+    up = algorithm.transport.word_bytes * joined + 4 * extra_floats.up
     rates = algorithm.cohort.rates(np.asarray(data.shares, float))
     clients = float(np.sum(rates)) if rates is not None else float(members)
     return Traffic(down, up, min(clients, members))

@@ -25,7 +25,6 @@ from fedjax_dp.experiments.groups import (
     ExecutionConfig,
     OutputConfig,
     PopulationConfig,
-    PrivacyConfig,
     TrainingConfig,
     entry_of,
     fixed_options,
@@ -68,7 +67,7 @@ class RunSpec:
     privacy: PrivacyTerms
     execution: ExecutionConfig
     output: OutputConfig
-    explicit: frozenset[str] = dataclasses.field(default=frozenset(), compare=False)  # names that were set by somebody
+    explicit: frozenset[str] = dataclasses.field(default=frozenset(), compare=False)  # names that the user set
     made_of: str = CONFIGURED
 
     @classmethod
@@ -79,23 +78,23 @@ class RunSpec:
         entry = entry_of(algorithm)
         taken = options_of(entry)
         own = own_numbers(explicit)
-        _require_apart(own, taken)
+        _require_own_names(own, taken)
         taken |= own
         _require_taken(entry, taken, explicit)
         explicit = {name: taken[name].typed(value) for name, value in explicit.items()}
         preset = _preset(entry, explicit)
-        population = resolve_population(PopulationConfig(**_only(explicit, PopulationConfig)), preset)
+        population = resolve_population(PopulationConfig(**_fields_of(explicit, PopulationConfig)), preset)
         filled = {
             name: value for name, value in preset.items() if name in taken and name not in population_of("digits")
         }
         values = filled | explicit
         for name in [
-            name for name in filled if name not in explicit and taken[name].missing(_effective(taken, values))
+            name for name in filled if name not in explicit and taken[name].missing(_with_defaults(taken, values))
         ]:
             del values[name]
         require_meant(taken, values, explicit)
         entry_options = entry.options | own  # in their order: files of equal runs are equal
-        values |= _over_whole_run(taken, values)
+        values |= _whole_run_rounds(taken, values)
         for name, value in values.items():
             if (
                 name in entry_options
@@ -103,15 +102,12 @@ class RunSpec:
                 and (0 < abs(value) < TINY or HUGE < abs(value) < math.inf)
             ):
                 raise errors.refuse(name, value, f"0, or from {TINY:g} to {HUGE:g} in size, as float32 holds it")
-        values = _checked(taken, values)
+        values = _check_values(taken, values)
         return cls(
             algorithm=algorithm,
             options={name: values[name] for name in entry_options if name in values},
             data=population,
-            training=TrainingConfig(**_only(values, TrainingConfig)),
-            privacy=PrivacyConfig(**_only(values, PrivacyConfig)),
-            execution=ExecutionConfig(**_only(values, ExecutionConfig)),
-            output=OutputConfig(**_only(values, OutputConfig)),
+            **{name: group(**_fields_of(values, group)) for name, group in GROUPS.items() if name != "data"},
             explicit=frozenset(explicit),
         )
 
@@ -128,15 +124,15 @@ class RunSpec:
                 raise errors.refuse(name, value, "left out where algorithm and data are values", remedy)
             errors.require_choice("option", name, taken)
             explicit[name] = value if name in privacy else taken[name].typed(value)
-        values = _checked(taken, explicit)
+        values = _check_values(taken, explicit)
         return cls(
             algorithm=algorithm,
             options={},
             data=PopulationConfig(dataset=dataset, seed=values.get("seed", 0)),
             training=TrainingConfig(rounds=values["rounds"], model=model),
-            privacy=PrivacyTerms(**_only(values, PrivacyTerms)),
-            execution=ExecutionConfig(**_only(values, ExecutionConfig)),
-            output=OutputConfig(**_only(values, OutputConfig)),
+            privacy=PrivacyTerms(**_fields_of(values, PrivacyTerms)),
+            execution=ExecutionConfig(**_fields_of(values, ExecutionConfig)),
+            output=OutputConfig(**_fields_of(values, OutputConfig)),
             explicit=frozenset(explicit),
             made_of=VALUES,
         )
@@ -180,7 +176,7 @@ class RunSpec:
         return {name: value for name, value in (result | dict(self.options)).items() if value is not None}
 
     def from_data_set(self) -> dict[str, Any]:
-        """What nobody set and the data set brought, by name."""
+        """Values that the user left out and the data set brought, by name."""
         brought = preset_of(kind_of(self.data.dataset))
         return {
             name: value
@@ -224,8 +220,8 @@ class RunSpec:
             raise type(error)(f"{error} ({error.what} was not set: it is the default of {whose})") from None
 
 
-def _require_apart(own: Options, taken: Options) -> None:
-    """Refuse numbers of a part of one's own that are named as something else."""
+def _require_own_names(own: Options, taken: Options) -> None:
+    """Refuse numbers of a user-defined part whose names are taken."""
     for name, option in own.items():
         (slot,) = option.about.beside
         if name in taken and slot not in taken[name].about.beside:
@@ -277,7 +273,7 @@ def _preset(entry: Entry[Any], explicit: Overrides) -> dict[str, Any]:
     return preset
 
 
-def _checked(taken: Options, values: Overrides) -> dict[str, Any]:
+def _check_values(taken: Options, values: Overrides) -> dict[str, Any]:
     """The values, each what its option takes, with the rounds between evaluations and checkpoints filled in."""
     for name, value in values.items():
         taken[name].check(value)
@@ -294,13 +290,13 @@ def _checked(taken: Options, values: Overrides) -> dict[str, Any]:
 
 
 def _by_rounds(rounds: int) -> dict[str, int]:
-    """Rounds between evaluations and between checkpoints, where nobody says."""
+    """Default rounds between evaluations and between checkpoints."""
     return {"evaluate_every": max(1, rounds // 20), "checkpoint_every": max(1, rounds // 5)}
 
 
-def _over_whole_run(taken: Options, values: Overrides) -> dict[str, Any]:
-    """The run's rounds, for schedules over rounds of which nobody says how many."""
-    effective = _effective(taken, values)
+def _whole_run_rounds(taken: Options, values: Overrides) -> dict[str, Any]:
+    """The run's rounds, for schedules over rounds that leave their number out."""
+    effective = _with_defaults(taken, values)
     return {
         name: values["rounds"]
         for name, option in taken.items()
@@ -310,7 +306,7 @@ def _over_whole_run(taken: Options, values: Overrides) -> dict[str, Any]:
     }
 
 
-def _effective(taken: Options, values: Overrides) -> dict[str, Any]:
+def _with_defaults(taken: Options, values: Overrides) -> dict[str, Any]:
     return {name: option.default for name, option in taken.items()} | dict(values)
 
 
@@ -319,13 +315,13 @@ def _owners(name: str) -> str:
     return "it belongs to " + ", ".join(users[:6]) + (", ..." if len(users) > 6 else "")
 
 
-def _only(values: Overrides, cls: type) -> dict[str, Any]:
+def _fields_of(values: Overrides, cls: type) -> dict[str, Any]:
     """What of the values are fields of a class."""
     names = {field.name for field in dataclasses.fields(cls)}
     return {name: value for name, value in values.items() if name in names}
 
 
-def _flat(written: Overrides, path: str | os.PathLike[str]) -> dict[str, Any]:
+def _flatten_tables(written: Overrides, path: str | os.PathLike[str]) -> dict[str, Any]:
     """With the numbers of a table of a slot, `[cohort]` with its name and its numbers, as options of the run."""
     result: dict[str, Any] = {}
     for name, value in written.items():
@@ -340,7 +336,7 @@ def _flat(written: Overrides, path: str | os.PathLike[str]) -> dict[str, Any]:
 
 def read(path: str | os.PathLike[str]) -> dict[str, Any]:
     """What a TOML file says, each value checked against its type."""
-    overrides, path = _flat(folders.read_toml("configuration file", path), path), pathlib.Path(path)
+    overrides, path = _flatten_tables(folders.read_toml("configuration file", path), path), pathlib.Path(path)
     known = known_options(overrides.get("algorithm")) | own_numbers(overrides)
     for name, value in overrides.items():
         if name in TAKEN_OFF:

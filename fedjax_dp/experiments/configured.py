@@ -1,4 +1,4 @@
-"""A run of a configuration, in a folder: started, gone on with, and to more rounds than it began with."""
+"""Start and resume runs of a configuration in a folder, also to more rounds."""
 
 import os
 import pathlib
@@ -43,7 +43,7 @@ def start(config: RunSpec, screen: Screen, callbacks: Callbacks | None = None) -
     usual = f"{config.data.dataset.partition(':')[0]}-{config.entry.name}-s{config.data.seed}"
     otherwise = f"or --resume {named}"
     result, path = run_folder.start(prepare, named, usual, otherwise, screen, callbacks or Callbacks())
-    return summary.of_run(result), path
+    return summary.summarise_run(result), path
 
 
 def resume(
@@ -59,7 +59,7 @@ def resume(
         if manifest["made of"] != CONFIGURED:
             remedy = "fedjax_dp.resume(folder, algorithm, data) goes on with it"
             raise errors.refuse("resume", f"{path}, a run of values of Python", "a run of a configuration", remedy)
-        config, rounds = _continued(manifest, overrides)
+        config, rounds = _changed_config(manifest, overrides)
 
         def prepare(to: int, screen: Screen) -> Experiment:
             return _prepare(config.replace(rounds=to), screen, goes_on=to < rounds)
@@ -69,11 +69,11 @@ def resume(
     return run_folder.resume(path, continuation, screen, callbacks or Callbacks()), path
 
 
-def _continued(manifest: run_folder.Manifest, overrides: dict[str, Any]) -> tuple[RunSpec, int]:
+def _changed_config(manifest: run_folder.Manifest, overrides: dict[str, Any]) -> tuple[RunSpec, int]:
     """The configuration of a run folder with what may change as `overrides`, and how many rounds to go to."""
     before, rounds = manifest["config"], overrides.get("rounds")
     if "out" in overrides:
-        raise errors.refuse("out", overrides["out"], "left out beside --resume, which names the folder", "drop it")
+        raise errors.refuse("out", overrides["out"], "left out with --resume, which names the folder", "drop it")
     for name, value in overrides.items():
         longer = name == "rounds" and isinstance(value, int) and value > before["rounds"]
         if name not in run_folder.FREE and value != before.get(name) and not longer:
@@ -118,9 +118,9 @@ def _prepare(config: RunSpec, screen: Screen, goes_on: bool = False) -> Experime
             raise errors.refuse("stop_at_epsilon", config.privacy.stop_at_epsilon, "left out", reason)
     for line in (
         *population.notes(config.data, data),
-        *_assumed(config),
-        *_brought(config),
-        *_about(config, ready),
+        *_assumed_defaults(config),
+        *_entry_defaults(config),
+        *_describe(config, ready),
         *filter(None, [ready.halt]),
     ):
         screen.say(line)
@@ -131,14 +131,14 @@ def _prepare(config: RunSpec, screen: Screen, goes_on: bool = False) -> Experime
     return ready
 
 
-def _assumed(config: RunSpec) -> list[str]:
+def _assumed_defaults(config: RunSpec) -> list[str]:
     """Numbers that were not set for data of the user's own, which no default can know."""
     brought = config.from_data_set() if kind_of(config.data.dataset) in presets.FILES else {}
     listed = ", ".join(f"{name} {value:g}" for name, value in brought.items() if isinstance(value, int | float))
     return [f"not set, so defaults: {listed}"] if listed else []
 
 
-def _brought(config: RunSpec) -> list[str]:
+def _entry_defaults(config: RunSpec) -> list[str]:
     """How its local steps and sums differ, by the defaults of an entry, from what other entries take."""
     taken = {name: option.default for name, option in config.entry.options.items() if name in BROUGHT}
     brought = {
@@ -150,7 +150,7 @@ def _brought(config: RunSpec) -> list[str]:
     return [f"{config.entry.name} brings {listed}, of its paper: say otherwise for plain steps"] if listed else []
 
 
-def _about(config: RunSpec, ready: Experiment) -> list[str]:
+def _describe(config: RunSpec, ready: Experiment) -> list[str]:
     """What a reader of the log wants to know before the first round."""
     run, options = ready.planned, config.options
     data, algorithm = run.data, run.algorithm

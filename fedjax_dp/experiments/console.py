@@ -1,4 +1,4 @@
-"""What people see while they wait. Progress goes to stderr, so that stdout stays clean, or into a notebook's cell."""
+"""Progress for users who wait. It goes to stderr, so that stdout stays clean, or into a notebook's cell."""
 
 import contextlib
 import html
@@ -33,28 +33,28 @@ class Screen:
     def bar(
         self, what: str, total: int, done: int = 0, every_s: float = EVERY_S
     ) -> Iterator[Callable[[float, str], None]]:
-        """Yields a function that sets how much is done and what to show beside it."""
+        """Yields a function that sets how much is done and a text to show with it."""
         if self._notebook:
             with _cell() as renew:
-                yield lambda now, beside: renew(_bar(what, now, total, beside), now >= total)
+                yield lambda now, note: renew(_bar(what, now, total, note), now >= total)
             return
         columns = (
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[beside]}"),
+            TextColumn("{task.fields[note]}"),
             TimeRemainingColumn(),
         )
         with Progress(*columns, console=self.console, transient=True, disable=not self.console.is_terminal) as progress:
-            task = progress.add_task(what, total=total, completed=done, beside="")
+            task = progress.add_task(what, total=total, completed=done, note="")
             last = time.perf_counter()
 
-            def show(now: float, beside: str) -> None:
+            def show(now: float, note: str) -> None:
                 nonlocal last
-                progress.update(task, completed=now, beside=beside)
+                progress.update(task, completed=now, note=note)
                 if not self.console.is_terminal and time.perf_counter() - last > every_s:
                     last = time.perf_counter()
-                    self.say(f"{what}: {now / total:.0%}" + (f", {beside}" if beside else ""))
+                    self.say(f"{what}: {now / total:.0%}" + (f", {note}" if note else ""))
 
             yield show
 
@@ -114,9 +114,9 @@ def _cell() -> Iterator[Callable[[str, bool], None]]:
         handle.update(ipython.HTML(""))
 
 
-def _bar(what: str, now: float, total: float, beside: str) -> str:
+def _bar(what: str, now: float, total: float, note: str) -> str:
     share = min(1.0, now / total) if total else 1.0
-    label = html.escape(f"{share:.0%}" + (f", {beside}" if beside else ""))
+    label = html.escape(f"{share:.0%}" + (f", {note}" if note else ""))
     return f"{html.escape(what)} <progress value='{share:.4f}' max='1' style='width:16em'></progress> {label}"
 
 

@@ -1,4 +1,4 @@
-"""Options of runs: the groups of options that every run takes, and those of its algorithm beside them."""
+"""Options of runs: the groups that every run takes, and those of its algorithm."""
 
 import dataclasses
 import functools
@@ -19,7 +19,7 @@ from fedjax_dp.tasks.names import APS, LOSSES
 ARCHITECTURES = ("logistic", "mlp", "cnn", "group_norm_cnn", "lstm", "vit", "gpt", "word_lstm", "char_lstm")
 DATASET_NAMES = tuple(f"{name}:{reader.suffix}" if reader.suffix else name for name, reader in DATASETS.items())
 WIDTHS = ("float32", "bfloat16")
-TRANSFORMERS = {"model": ("vit", "gpt")}  # beside which their sizes mean something
+TRANSFORMERS = {"model": ("vit", "gpt")}  # the models whose sizes these are
 
 
 @dataclasses.dataclass(frozen=True)

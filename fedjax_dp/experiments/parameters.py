@@ -27,8 +27,8 @@ def write(path: pathlib.Path, params: Any, ledger: str, described: Mapping[str, 
     named = by_name(params)
     if not path.parent.is_dir():
         raise errors.refuse("file of parameters", path, "in an existing folder", "make it first")
-    taking = folders.taking("file of parameters", path) if new else contextlib.nullcontext()
-    with folders.storing(path), taking, folders.drafting(path) as draft:
+    taking = folders.claim_file("file of parameters", path) if new else contextlib.nullcontext()
+    with folders.storage_errors(path), taking, folders.draft_file(path) as draft:
         if path.suffix == ".npz":
             arrays: Any = named | {ARRAY: np.frombuffer(ledger.encode(), np.uint8)}
             with draft.open("wb") as file:

@@ -27,10 +27,11 @@ class PartitionOptions:
 
 
 class Sizes(NamedTuple):
-    """Records of each client."""
+    """Records of each client, by a function of `fedjax_dp.data`: of all records, the clients, options and a seed."""
 
-    make: Callable[[int, PartitionOptions], np.ndarray]  # of so many records
+    function: str
     options: tuple[str, ...] = ()
+    drawn: bool = False  # it takes the seed
 
 
 class Partition(NamedTuple):
@@ -44,28 +45,23 @@ class Partition(NamedTuple):
 
 
 SIZES: dict[str, Sizes] = {
-    "equal": Sizes(lambda records, options: data.equal_sizes(records, options.num_clients)),
-    "power-law": Sizes(
-        lambda records, options: data.power_law_sizes(records, options.num_clients, options.min_records, options.seed),
-        ("min_records",),
-    ),
-    "zipf": Sizes(
-        lambda records, options: data.zipf_sizes(
-            records, options.num_clients, options.min_records, options.zipf_exponent, options.seed
-        ),
-        ("min_records", "zipf_exponent"),
-    ),
-    "linear": Sizes(lambda records, options: data.linear_sizes(records, options.num_clients)),
-    "square": Sizes(lambda records, options: data.square_sizes(records, options.num_clients)),
-    "exponential": Sizes(lambda records, options: data.exponential_sizes(records, options.num_clients)),
+    "equal": Sizes("equal_sizes"),
+    "power-law": Sizes("power_law_sizes", ("min_records",), drawn=True),
+    "zipf": Sizes("zipf_sizes", ("min_records", "zipf_exponent"), drawn=True),
+    "linear": Sizes("linear_sizes"),
+    "square": Sizes("square_sizes"),
+    "exponential": Sizes("exponential_sizes"),
 }
 
 
 def _sizes(dataset: "Dataset", options: PartitionOptions) -> np.ndarray:
-    return SIZES[options.sizes].make(len(dataset.x_train), options)
+    sizes = SIZES[options.sizes]
+    names = ("num_clients", *sizes.options, *(("seed",) if sizes.drawn else ()))
+    result: np.ndarray = getattr(data, sizes.function)(len(dataset.x_train), *(getattr(options, n) for n in names))
+    return result
 
 
-def _dealt(function: str, *names: str) -> Callable[["Dataset", PartitionOptions], Divided]:
+def _partition_by(function: str, *names: str) -> Callable[["Dataset", PartitionOptions], Divided]:
     """A function of `fedjax_dp.data` of the training targets and of these options, in their order."""
 
     def divide(dataset: "Dataset", options: PartitionOptions) -> Divided:
@@ -120,23 +116,23 @@ _SIZED = ("num_clients", "sizes")
 _DRAWN = (*_SIZED, "concentration", "concentration_scale")
 _DIRICHLET = ("sizes", "concentration", "seed", "concentration_scale")
 PARTITIONS: dict[str, Partition] = {
-    "iid": Partition(_dealt("iid", "sizes", "seed"), _SIZED),
+    "iid": Partition(_partition_by("iid", "sizes", "seed"), _SIZED),
     "labels": Partition(
-        _dealt("labels_per_client", "sizes", "labels_per_client", "seed"),
+        _partition_by("labels_per_client", "sizes", "labels_per_client", "seed"),
         (*_SIZED, "labels_per_client"),
         by_label=True,
     ),
     "pathological": Partition(
-        _dealt("pathological", "num_clients", "labels_per_client", "seed", "assignment"),
+        _partition_by("pathological", "num_clients", "labels_per_client", "seed", "assignment"),
         ("num_clients", "labels_per_client", "assignment"),
         by_label=True,
     ),
     "shards": Partition(_shards, ("num_clients", "shards_per_client", "shard_size"), by_label=True),
     "one-class": Partition(_one_class, _SIZED, by_label=True),
-    "dirichlet": Partition(_dealt("dirichlet", *_DIRICHLET), _DRAWN, by_label=True),
-    "inner-dirichlet": Partition(_dealt("inner_dirichlet", *_DIRICHLET), _DRAWN, by_label=True),
+    "dirichlet": Partition(_partition_by("dirichlet", *_DIRICHLET), _DRAWN, by_label=True),
+    "inner-dirichlet": Partition(_partition_by("inner_dirichlet", *_DIRICHLET), _DRAWN, by_label=True),
     "class-dirichlet": Partition(
-        _dealt("class_dirichlet", "num_clients", "concentration", "seed", "balance", "min_records"),
+        _partition_by("class_dirichlet", "num_clients", "concentration", "seed", "balance", "min_records"),
         ("num_clients", "concentration", "balance", "min_records"),
         by_label=True,
         brings={"min_records": 10},  # as in published code

@@ -1,4 +1,4 @@
-"""What the parameters of a run carry with them wherever they are written: its ledger."""
+"""The ledger of a run, which is written with its parameters."""
 
 import dataclasses
 import json
@@ -36,7 +36,7 @@ def ledger_of(
     """The ledger of a run: the phases of what it began with, then its own.
 
     checksum  of the records, by which clients of a run on the same ones are known again;
-    in_sweep  whether it is one of several runs, among which somebody may have chosen by what they released.
+    in_sweep  whether it is one of several runs, one of which may have been chosen by its releases.
     """
     data, before = planned.data, "".join(longest_lines(getattr(planned.model, "origins", ())))
     known = clients_in(data, checksum, guarantee.unit is not Unit.CLIENT)
@@ -60,7 +60,7 @@ def ledger_of(
     return with_phase(before, facts)
 
 
-def made_of(algorithm: Algorithm, model: Model) -> dict[str, str]:
+def checksums_of_values(algorithm: Algorithm, model: Model) -> dict[str, str]:
     """Checksums of what decides what a run releases, but for its data and seed, by name."""
     leaves, structure = jax.tree.flatten(algorithm)
     shape, looks = (
@@ -70,8 +70,8 @@ def made_of(algorithm: Algorithm, model: Model) -> dict[str, str]:
     return {"algorithm": f"{shape}{checksum_of(leaves)}", "model": looks, **code}
 
 
-def exported(ledger: str, values: Mapping[str, Any], round_done: int) -> str:
-    """The ledger beside these arrays: its last line names them, and the round they are of."""
+def ledger_of_parameters(ledger: str, values: Mapping[str, Any], round_done: int) -> str:
+    """The ledger that is written with these arrays: its last line names them and their round."""
     facts = _last(ledger) | {"round": round_done, "parameters": values_digest(values)}
     return with_phase(before_last(ledger), facts)
 
@@ -92,7 +92,7 @@ def without_digests(ledger: str) -> str:
     return text
 
 
-def longer(ledger: str, planned: PlannedRun, guarantee: Guarantee) -> str:
+def ledger_of_more_rounds(ledger: str, planned: PlannedRun, guarantee: Guarantee) -> str:
     """The ledger of a run that goes on to more rounds, with another Guarantee."""
     return with_phase(before_last(ledger), _last(ledger) | _cost(planned, guarantee))
 
@@ -130,11 +130,11 @@ def _last(ledger: str) -> dict[str, Any]:
 def _kinds(guarantee: Guarantee) -> list[list[Any]]:
     """Different epsilons and how many clients have each; of very many, rounded up to three digits."""
     many = len(set(guarantee.epsilons)) > KINDS
-    kinds = Counter(map(_up, guarantee.epsilons) if many else guarantee.epsilons)
+    kinds = Counter(map(_round_up, guarantee.epsilons) if many else guarantee.epsilons)
     return [[finite(epsilon), kinds[epsilon]] for epsilon in sorted(kinds)]
 
 
-def _up(epsilon: float) -> float:
+def _round_up(epsilon: float) -> float:
     if not 0 < epsilon < math.inf:
         return epsilon
     step = 10.0 ** (math.floor(math.log10(epsilon)) - 2)

@@ -32,7 +32,7 @@ def build_data(config: PopulationConfig) -> FederatedData:
             raise errors.refuse("dataset", repr(config.dataset), "store:FOLDER", "fedjax-dp data convert writes one")
         return open_store(where)
     reading = {name: getattr(config, name) for name in NAMES}
-    dataset = _normalised(load(config.dataset, config.data_dir, config.seed, **reading), config.normalise)
+    dataset = _normalise(load(config.dataset, config.data_dir, config.seed, **reading), config.normalise)
     partition = errors.require_given("partition", config.partition)
     if config.holdout is not None:
         way = PARTITIONS[partition]
@@ -55,7 +55,7 @@ def build_data(config: PopulationConfig) -> FederatedData:
 
 
 def notes(config: PopulationConfig, data: FederatedData) -> list[str]:
-    """What nobody set and was decided about the data, line by line."""
+    """Decisions about the data that the user left open, line by line."""
     lines, kind = list(data.notes), kind_of(config.dataset)
     if config.holdout is not None:
         lines.append(
@@ -88,7 +88,7 @@ def checksum(config: PopulationConfig, data: FederatedData) -> str:
     return data.checksum
 
 
-def _normalised(dataset: Dataset, constants: str | None) -> Dataset:
+def _normalise(dataset: Dataset, constants: str | None) -> Dataset:
     """Features less a mean, over a standard deviation; both are public numbers, nothing is learnt."""
     if constants is None:
         return dataset
@@ -99,9 +99,11 @@ def _normalised(dataset: Dataset, constants: str | None) -> Dataset:
     if dataset.tokens or not math.isfinite(mean) or not 0 < std < math.inf:
         wanted = "two numbers with a comma between, the second positive, for features that are numbers"
         raise errors.refuse("normalise", repr(constants), wanted, "such as 0.1307,0.3081")
-    made = dataset._replace(shift=dataset.shift + mean / dataset.scale, scale=dataset.scale / std)
-    ends = np.array([end for x in (made.x_train, made.x_test) for end in (x.min(initial=0), x.max(initial=0))], float)
+    result = dataset._replace(shift=dataset.shift + mean / dataset.scale, scale=dataset.scale / std)
+    ends = np.array(
+        [end for x in (result.x_train, result.x_test) for end in (x.min(initial=0), x.max(initial=0))], float
+    )
     with np.errstate(over="ignore"):
-        if not np.isfinite(((ends - made.shift) * made.scale).astype(np.float32)).all():
+        if not np.isfinite(((ends - result.shift) * result.scale).astype(np.float32)).all():
             raise errors.refuse("normalise", repr(constants), "constants that leave features finite in float32")
-    return made
+    return result

@@ -9,7 +9,7 @@ from fedjax_dp.data.loaders import check_reading, kind_of, names_clients
 from fedjax_dp.experiments.groups import PopulationConfig
 from fedjax_dp.experiments.partitions import OPTIONS, PARTITIONS, SIZES
 
-FILES = ("npz", "csv", "parquet", "hf")  # records of the user's own, of which nobody needs to say whose they are
+FILES = ("npz", "csv", "parquet", "hf")  # the user's own records, which need not name their clients
 
 _COMMON = {
     "sizes": "equal",
@@ -70,7 +70,7 @@ _BRIEF = _TRAINED | {
     "delta": 1e-3,
 }
 _LARGE = _BRIEF | {"rounds": 50, "cohort_size": 10, "delta": 1e-4}
-# Data of one's own: an option that Python may leave out means there what it means here.
+# User-defined data: an option that Python may leave out means there what it means here.
 _OWN = {name: value for name, value in _BRIEF.items() if name not in ("schedule", "l2")}
 _TRAINING: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("mnist", "fashion_mnist", "emnist_letters", "emnist_digits"), _DPNFL),
@@ -113,7 +113,7 @@ def resolve_population(config: P, preset: Mapping[str, Any]) -> P:
         where = "for a store, whose clients are made"
         errors.require_left_out(config, names, where, "give it to fedjax-dp data convert")
     else:
-        config = _divided(config, preset)
+        config = _fill_partition(config, preset)
     if config.pca is not None and config.cosines is not None:
         raise errors.refuse("pca", config.pca, "left out where cosines replace the features", "drop one of them")
     if config.holdout == 0:
@@ -124,7 +124,7 @@ def resolve_population(config: P, preset: Mapping[str, Any]) -> P:
     return config
 
 
-def _divided(config: P, preset: Mapping[str, Any]) -> P:
+def _fill_partition(config: P, preset: Mapping[str, Any]) -> P:
     """Fill in what the partition needs."""
     brought = "natural" if names_clients(config.dataset, config.client_column) else preset["partition"]
     partition = brought if config.partition is None else config.partition

@@ -82,7 +82,7 @@ def carry_on(file: pathlib.Path, ready: "Experiment") -> None:
     What rounds that are done have cost is not worked out again.
     """
     text, held = read_text(file), read_ledger(file)
-    before = phases.longer(phases_in(text), ready.planned, ready.guarantee)
+    before = phases.ledger_of_more_rounds(phases_in(text), ready.planned, ready.guarantee)
     lines = []
     for line in held.lines:
         ends = line["halt"] if line["halt"] == "rule" or line["round"] + 1 == ready.rounds else None

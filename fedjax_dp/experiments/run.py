@@ -64,7 +64,7 @@ def run(
     observers, path = Callbacks(callbacks), None if out is None else pathlib.Path(out)
     if path is None and checkpoint_every is not None:
         raise errors.refuse("checkpoint_every", checkpoint_every, "left out without a folder", "name one with out=")
-    screen = Screen(quiet=not progress or not distributed.first())
+    screen = Screen(quiet=not progress or not distributed.is_first())
     overrides: dict[str, Any] = {
         "rounds": rounds,
         "seed": seed,
@@ -151,7 +151,7 @@ def _prepare(
     """A run of values; `kept`: in a folder, for which values get checksums."""
     spec = RunSpec.of_values(
         overrides,
-        algorithm=_shortened(algorithm),
+        algorithm=_short_words(algorithm),
         dataset=data.name or "data",
         model=_architecture(model, data),
     )
@@ -163,16 +163,16 @@ def _prepare(
         on_host=spec.execution.records == "host",
         checksums=_checksums(algorithm, data, model) if kept else {},
     )
-    described = dataclasses.replace(ready.spec, algorithm=_shortened(ready.planned.algorithm))
+    described = dataclasses.replace(ready.spec, algorithm=_short_words(ready.planned.algorithm))
     return dataclasses.replace(ready, spec=described)
 
 
-def _shortened(algorithm: Algorithm) -> str:
+def _short_words(algorithm: Algorithm) -> str:
     return textwrap.shorten(words(algorithm), 200, placeholder="...")
 
 
 def _checksums(algorithm: Algorithm, data: FederatedData, model: Model) -> dict[str, str]:
-    return {"data": data.checksum, **phases.made_of(algorithm, model)}
+    return {"data": data.checksum, **phases.checksums_of_values(algorithm, model)}
 
 
 def _architecture(model: Model, data: FederatedData) -> str | None:

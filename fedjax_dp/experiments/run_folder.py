@@ -1,6 +1,6 @@
 """The folder of a run: configuration, metrics, checkpoints, result and picture; a stopped run goes on from there.
 
-`run.json` decides, under a seal. `config.toml` beside it is for people and for new runs: the run itself never reads it.
+`run.json` decides, under a seal. `config.toml` is for people and for new runs: the run itself never reads it.
 """
 
 import dataclasses
@@ -54,7 +54,7 @@ class RunFolder:
 
     def __init__(self, path: pathlib.Path, lock: FolderLock | None, ready: Experiment) -> None:
         self.path, self._lock = path, lock
-        self._ledger = RoundLedger(path, ready) if distributed.first() else None
+        self._ledger = RoundLedger(path, ready) if distributed.is_first() else None
         with self._storing():
             self._checkpoints = Checkpoints(path)
 
@@ -72,8 +72,8 @@ class RunFolder:
 
     def finish(self, result: Result) -> None:
         """Result and picture."""
-        content, ready = summary.of_run(result), result.ready
-        if distributed.first():
+        content, ready = summary.summarise_run(result), result.ready
+        if distributed.is_first():
             with self._storing():
                 hooks.plot_run(result.history, result.guarantee, ready.title, self.path / "run.png", task=ready.task)
                 write_tables(self.path, ready)
@@ -94,8 +94,10 @@ class RunFolder:
     def _storing(self) -> Iterator[None]:
         if self._lock is not None:
             self._lock.require_own()
-        place = folders.quoted(self.path)
-        with folders.storing(self.path, f"make room; fedjax-dp run --resume {place} goes on from what is stored"):
+        place = folders.quote_path(self.path)
+        with folders.storage_errors(
+            self.path, f"make room; fedjax-dp run --resume {place} goes on from what is stored"
+        ):
             yield
 
 
@@ -121,10 +123,10 @@ def start(
     otherwise  what else could be done with a folder that is that of a run
     """
     with _one_writer(lambda: _lock_new(named, usual, otherwise, screen)) as lock:
-        path = named or pathlib.Path(distributed.of_first(str(lock.folder) if lock else ""))
-        ready = distributed.together(prepare, lambda own: facts(path, own))
-        distributed.together(lambda: _begin(path, lock, ready), lambda nothing: {})
-        distributed.together(lambda: _check_shared(path), lambda nothing: {})
+        path = named or pathlib.Path(distributed.broadcast_from_first(str(lock.folder) if lock else ""))
+        ready = distributed.run_in_agreement(prepare, lambda own: facts(path, own))
+        distributed.run_in_agreement(lambda: _begin(path, lock, ready), lambda nothing: {})
+        distributed.run_in_agreement(lambda: _check_shared(path), lambda nothing: {})
         return _train(ready, path, lock, screen, callbacks), path
 
 
@@ -149,18 +151,18 @@ def resume(
     *_, result = read()
     if result is not None:  # which needs no lock
         return result
-    with _one_writer(lambda: folders.locked("resume", path, "make room", screen.say)) as lock:
+    with _one_writer(lambda: folders.lock_folder("resume", path, "make room", screen.say)) as lock:
         manifest, run, result = read()
         if result is not None:  # by another process, until just now
             return result
-        ready = distributed.together(
+        ready = distributed.run_in_agreement(
             lambda: _prepare_again(path, manifest, run, screen), lambda ready: facts(path, ready)
         )
         _note_changes(manifest, ready, screen)
-        if distributed.first():
-            with folders.storing(path):
+        if distributed.is_first():
+            with folders.storage_errors(path):
                 _carry_on(path, manifest, ready)
-        return summary.of_run(_train(ready, path, lock, screen, callbacks, again=True))
+        return summary.summarise_run(_train(ready, path, lock, screen, callbacks, again=True))
 
 
 @contextmanager
@@ -170,20 +172,20 @@ def _one_writer(lock: Callable[[], AbstractContextManager[FolderLock]]) -> Itera
     Raises: ConfigurationError in all of them where it is raised there.
     """
     with ExitStack() as stack:
-        yield distributed.together(
-            lambda: stack.enter_context(lock()) if distributed.first() else None, lambda nothing: {}
+        yield distributed.run_in_agreement(
+            lambda: stack.enter_context(lock()) if distributed.is_first() else None, lambda nothing: {}
         )
 
 
 @contextmanager
 def _lock_new(named: pathlib.Path | None, usual: str, otherwise: str, screen: Screen) -> Iterator[FolderLock]:
     if named is None:
-        with folders.locked_unused("out", RUNS, usual, screen.say) as lock:
+        with folders.lock_unused("out", RUNS, usual, screen.say) as lock:
             yield lock
         return
     remedy = f"give another out, {otherwise}" if RUN_FOLDER.is_at(named) else "give another out"
     RUN_FOLDER.require_new("out", named, remedy)  # before there is a lock in a folder of something else
-    with folders.locked("out", named, say=screen.say) as lock:
+    with folders.lock_folder("out", named, say=screen.say) as lock:
         RUN_FOLDER.require_new("out", named, f"give another out, {otherwise}")
         yield lock
 
@@ -218,7 +220,7 @@ def _prepare_again(path: pathlib.Path, manifest: Manifest, run: Continuation, sc
     before = manifest["config"]["rounds"]
     ready = run.prepare(before, screen if run.rounds == before else Screen(quiet=True))
     require_same(manifest, ready.checksums)
-    if distributed.first():
+    if distributed.is_first():
         require_own(path, ready)
     if run.rounds == before:
         return dataclasses.replace(ready, halted_of=manifest.get("halted_of"))
@@ -265,7 +267,7 @@ def facts(path: pathlib.Path, ready: Experiment) -> dict[str, str]:
     """What must be the same in all processes, and is not in the configuration."""
     return {
         "out": str(path),
-        "code": distributed.code(),
+        "code": distributed.code_checksum(),
         "noise and other numbers": checksum(as_float32_leaves(ready.planned.algorithm)),
         **ready.checksums,
         **{f"version of {name}": version for name, version in environment.versions().items()},
@@ -331,8 +333,8 @@ def history(path: pathlib.Path) -> list[Evaluation]:
     return [Evaluation.of_row(row) for row in rows]
 
 
-def sealed(promise: Mapping[str, Any], manifest: Manifest) -> dict[str, Any]:
-    """A saved Guarantee with the checksum of itself and of the run that it is of, to whatever round that goes."""
+def seal_promise(promise: Mapping[str, Any], manifest: Manifest) -> dict[str, Any]:
+    """A saved Guarantee with a checksum of itself and of its run, without the run's number of rounds."""
     plain = {name: value for name, value in promise.items() if name != "seal"}
     run = {name: value for name, value in manifest["config"].items() if name != "rounds"}
     return plain | {"seal": folders.checksum_of({"promise": plain, "run": run, "checksums": manifest["checksums"]})}
@@ -344,7 +346,7 @@ def promise_of(path: pathlib.Path, manifest: Manifest) -> dict[str, Any]:
     Raises: ConfigurationError where the file was changed since, or is another run's.
     """
     promise = folders.read_json(path / GUARANTEE)
-    if not isinstance(promise, dict) or promise != sealed(promise, manifest):
+    if not isinstance(promise, dict) or promise != seal_promise(promise, manifest):
         raise errors.refuse(str(path / GUARANTEE), "one that was changed since", "as the run wrote it", START_ANEW)
     return promise
 
@@ -385,8 +387,8 @@ def _begin(path: pathlib.Path, lock: FolderLock | None, ready: Experiment) -> No
         "versions": environment.versions(),
         "device": environment.device(),
     }
-    with folders.storing(path, "make room, or give another --out"), folders.making(path):
-        folders.write_json(path / GUARANTEE, sealed(ready.guarantee.saved(), manifest))
+    with folders.storage_errors(path, "make room, or give another --out"), folders.create_folder(path):
+        folders.write_json(path / GUARANTEE, seal_promise(ready.guarantee.saved(), manifest))
         folders.write_atomically(path / LEDGER, ready.ledger)
         RUN_FOLDER.write(path, manifest)
         _write_config(path, manifest["config"], {})
@@ -397,7 +399,8 @@ def _carry_on(path: pathlib.Path, manifest: Manifest, ready: Experiment) -> None
     before = manifest["config"]
     longer = ready.rounds != before["rounds"]
     manifest = {**manifest, **(_decisive(ready) if longer else {})}
-    folders.write_json(path / GUARANTEE, sealed(ready.guarantee.saved(), manifest))  # first: never of fewer rounds
+    # First, so that a promise is never of fewer rounds.
+    folders.write_json(path / GUARANTEE, seal_promise(ready.guarantee.saved(), manifest))
     _write_config(path, manifest["config"], before if longer else {})
     if longer:
         RUN_FOLDER.write(path, manifest)
@@ -409,7 +412,7 @@ def _decisive(ready: Experiment) -> dict[str, Any]:
 
 
 def _write_config(path: pathlib.Path, config: configs.Overrides, before: configs.Overrides) -> None:
-    """Write the configuration for people where there is none, or the one of `before`: another is somebody's own."""
+    """Write the configuration for people, unless a user has edited it since `before` was written."""
     file = path / CONFIG
     if not file.is_file() or file.read_bytes() == (FOR_PEOPLE + folders.toml(before)).encode():
         folders.write_atomically(file, FOR_PEOPLE + folders.toml(config))

@@ -14,7 +14,7 @@ from fedjax_dp.data.targets import vocabulary_of
 from fedjax_dp.display import Card, displayed
 from fedjax_dp.experiments import build, parameters, phases, run_folder
 from fedjax_dp.experiments import config as configs
-from fedjax_dp.experiments.training import whole
+from fedjax_dp.experiments.training import merge_params
 from fedjax_dp.models import ARCHITECTURES, Model, Origin, Start
 from fedjax_dp.models.origins import values_digest
 from fedjax_dp.rounds import metrics
@@ -124,12 +124,12 @@ class SavedRun:
     @property
     def whole(self) -> Any:
         """All parameters of the network: trained ones, frozen ones, and low-rank terms added to their kernels."""
-        return whole(self.model, self.params)
+        return merge_params(self.model, self.params)
 
     def as_start(self) -> Start:
         """All its parameters and their ledger: `models.freeze(model, start=run)` begins another run with them."""
         values = parameters.by_name(self.whole)
-        ledger = phases.exported(self._ledger, values, self.round)
+        ledger = phases.ledger_of_parameters(self._ledger, values, self.round)
         return Start(values, Origin(self.folder.name, values_digest(values), ledger=ledger))
 
     def export(self, path: str | os.PathLike[str], *, merged: bool = False) -> pathlib.Path:
@@ -142,7 +142,7 @@ class SavedRun:
         path = pathlib.Path(path)
         described = {"config": json.dumps(self.config), "round": str(self.round), "privacy": str(self.guarantee)}
         params = self.whole if merged else self.params
-        ledger = phases.exported(self._ledger, parameters.by_name(params), self.round)
+        ledger = phases.ledger_of_parameters(self._ledger, parameters.by_name(params), self.round)
         parameters.write(path, params, ledger, described, new=True)
         return path
 
@@ -187,7 +187,7 @@ class SavedRun:
 def open_run(folder: str | os.PathLike[str], *, model: Model | None = None) -> SavedRun:
     """What the folder of a run holds; nothing of it is changed.
 
-    model  of the run, where that is not in the folder: a network of one's own that was given in Python.
+    model  of the run, where that is not in the folder: a user-defined network of Python.
     Raises: ConfigurationError for what is no run folder, one whose `run.json` was edited, and one that lacks files of
             its run or has those of another.
     """

@@ -1,4 +1,4 @@
-"""The JSON object that a run leaves behind."""
+"""The JSON object that describes a finished run."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ def spending_of(ready: Experiment) -> dict[str, Any]:
     }
 
 
-def of_run(result: Result) -> dict[str, Any]:
+def summarise_run(result: Result) -> dict[str, Any]:
     """The JSON object of a run. `probes` names the fields of `history` that only the simulator can know."""
     ready, reached = result.ready, None
     run, target = ready.planned, ready.spec.output.target

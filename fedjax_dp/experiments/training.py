@@ -39,7 +39,7 @@ from fedjax_dp.tasks.measures import TEST, target_of
 
 @displayed
 class Result(NamedTuple):
-    """What a run found, and what it promises."""
+    """The outcome of a run, and its Guarantee."""
 
     algorithm: Algorithm  # as it ran, with the calibrated noise
     simulation: Simulation
@@ -52,8 +52,8 @@ class Result(NamedTuple):
 
     def as_start(self) -> Start:
         """All its parameters and their ledger: `models.freeze(model, start=result)` begins another run with them."""
-        values = parameters.by_name(whole(self.ready.planned.model, self.params))
-        ledger = phases.exported(self.ready.ledger, values, int(self.simulation.state.round))
+        values = parameters.by_name(merge_params(self.ready.planned.model, self.params))
+        ledger = phases.ledger_of_parameters(self.ready.ledger, values, int(self.simulation.state.round))
         return Start(values, Origin("a run", values_digest(values), ledger=ledger))
 
     @property
@@ -100,7 +100,7 @@ class Experiment:
 
     spec       what decides the run, as far as it can be written down
     run        algorithm, with its noise, data, model; and its Guarantee
-    checksums  of what decides it beside: data, code, values that only Python has, by name
+    checksums  of all else that decides it: data, code, values that only Python has, by name
     halted_of  rounds that were wanted, where a budget ends it before them
     stop       what ends it by a metric, if anything does
     folder     that it is kept in, if any
@@ -175,7 +175,7 @@ class Experiment:
     def halt(self) -> str | None:
         """What ends it before its time, in words."""
         (done, why), wanted = self.end, self.halted_of or self.rounds
-        words = ended_early(done, wanted, why, self.planned.terms.common_budget)
+        words = describe_early_end(done, wanted, why, self.planned.terms.common_budget)
         return f"halted {words}" if words else None
 
     @property
@@ -188,7 +188,7 @@ class Experiment:
         return Card(self.title, {"rounds": str(self.rounds), "privacy": str(self.guarantee)})
 
 
-def ended_early(done: int, wanted: int, why: str, budget: float | None) -> str | None:
+def describe_early_end(done: int, wanted: int, why: str, budget: float | None) -> str | None:
     """What ended the run before its time, after `done` of the rounds wanted, if anything did."""
     by = {"rule": "results", "budget": "the budget" if budget is None else f"the budget {budget:g}"}.get(why, "")
     return f"by {by} after {done:,} of {wanted:,} rounds" if done < wanted else None
@@ -283,7 +283,7 @@ class Callbacks:
                 self._lost(textwrap.shorten(reason, LONGEST, placeholder=" ..."))
 
 
-def whole(model: Model, params: Any) -> Any:
+def merge_params(model: Model, params: Any) -> Any:
     """All parameters of the network: trained ones, frozen ones, and low-rank terms added to their kernels."""
     merged = getattr(model, "whole", None)
     return params if merged is None else jax.tree.map(np.asarray, merged(params))
@@ -308,11 +308,11 @@ def train(
     start: ServerState | None = None,
 ) -> Result:
     """All rounds, or those after the state `start`, to which the evaluations in `ready.history` led."""
-    if not distributed.first():
+    if not distributed.is_first():
         callbacks = Callbacks()
     try:
         callbacks.notify("on_start", ready)
-        result = _trained(ready, screen, callbacks, keeper, start)
+        result = _train_rounds(ready, screen, callbacks, keeper, start)
     except BaseException as error:
         callbacks.notify("on_stop", error)
         raise
@@ -320,7 +320,7 @@ def train(
     return result
 
 
-def _trained(
+def _train_rounds(
     ready: Experiment, screen: Screen, callbacks: Callbacks, keeper: Keeper | None, start: ServerState | None
 ) -> Result:
     first, output = 0 if start is None else int(start.round), ready.spec.output

@@ -17,7 +17,7 @@ from fedjax_dp.figures.canvas import letters
 from fedjax_dp.figures.points import CROSS, RING, best_over, finish, legend_head, ring, title
 from fedjax_dp.figures.scales import AxisScale, Line
 from fedjax_dp.figures.tables import sweeps as tables
-from fedjax_dp.sweeps.settings import Interval, Setting, by_value, pick, ranked, reached, varying
+from fedjax_dp.sweeps.settings import Interval, Setting, group_by_value, metric_value, pick, rank_settings, varying_axes
 from fedjax_dp.tasks.measures import Measure
 
 CURVES = 8  # settings whose learning curves stand out
@@ -51,13 +51,13 @@ def curves(panel: Any, settings: Sequence[Setting], metric: Measure, by: str | N
     panel.set_xlabel("round")
     panel.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
     title(panel, f"learning curves: {metric.words}", how)
-    head = legend_head(by) if by else scales.words(varying(settings)) if lines else None
+    head = legend_head(by) if by else scales.words(varying_axes(settings)) if lines else None
     finish(panel, metric, head)
 
 
 def _best_lines(settings: Sequence[Setting], metric: Measure) -> tuple[list[Line], str]:
     """The best settings as lines in colours of their own, and what they are in words."""
-    names, best = varying(settings), ranked(settings, metric)[:CURVES]
+    names, best = varying_axes(settings), rank_settings(settings, metric)[:CURVES]
     lines = [
         Line(
             ", ".join(scales.in_words(setting.values[name]) for name in names),
@@ -86,7 +86,7 @@ def _background(panel: Any, setting: Setting, metric: Measure, alpha: float) -> 
     if setting.stopped and scores:
         panel.plot(rounds[-1], scores[-1].mean, color="0.5", gid=RING, zorder=2, **ring(3.5))
     for point in setting.points:
-        known = ((e["round"], reached(e, metric.name)) for e in point["history"])
+        known = ((e["round"], metric_value(e, metric.name)) for e in point["history"])
         seen = [(at, metric.shown(number)) for at, number in known if number is not None]
         if point["status"] not in ("done", "stopped") and seen:
             panel.plot(*zip(*seen), color=styles.FAILED, lw=0.7, alpha=0.6, zorder=2)
@@ -100,9 +100,9 @@ def parallel(panel: Any, settings: Sequence[Setting], metric: Measure) -> None:
     order of the metric, so that a bright upper edge shows what good settings share. Settings with a failed seed, and
     in grey those that halving stopped, are broken lines that end below the metric.
     """
-    names = varying(settings) or list(settings[0].values)
+    names = varying_axes(settings) or list(settings[0].values)
     uprights = {name: scales.scale_of(settings, name) for name in names}
-    order = ranked(settings, metric)[::-1]  # the better, the later drawn
+    order = rank_settings(settings, metric)[::-1]  # the better, the later drawn
     means = np.array([metric.shown(setting.score(metric.name).mean) for setting in order])
     norm, colors = styles.colour_range(means, metric.better), styles.colour_map(metric.better)
     ends = np.clip(np.asarray(norm(means), float), 0, 1)
@@ -131,7 +131,7 @@ def _spread(order: Sequence[Setting], names: Sequence[str]) -> dict[str, dict[in
     """By axis and `id` of a setting: how far its path lies beside the value that it shares with others."""
     aside: dict[str, dict[int, float]] = {}
     for name in names:
-        groups = by_value(order, name).values()
+        groups = group_by_value(order, name).values()
         room = min(SPREAD, 0.3 / max(len(groups), 1))
         aside[name] = {
             id(setting): room * (2 * rank / (len(group) - 1) - 1) if len(group) > 1 else 0.0

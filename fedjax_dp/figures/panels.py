@@ -20,12 +20,12 @@ from fedjax_dp.figures.tables import sweeps as tables
 from fedjax_dp.sweeps.settings import (
     Record,
     Setting,
-    by_value,
     deployment_mark,
+    group_by_value,
     pick,
     pick_or_stopped,
-    ranked,
-    same,
+    rank_settings,
+    value_key,
     values_of,
 )
 from fedjax_dp.tasks.measures import Measure
@@ -43,7 +43,7 @@ def against(panel: Any, settings: Sequence[Setting], x: str, metric: Measure, by
     """
     scale = scales.scale_of([setting for setting in settings if setting.values[x] is not None], x)
     lines = scales.lines_by(settings, by)
-    groups = [by_value((s for s in line.settings if s.values[x] is not None), x) for line in lines]
+    groups = [group_by_value((s for s in line.settings if s.values[x] is not None), x) for line in lines]
     random = len(scale.values) > MANY
     for rank, line in enumerate(lines):
         if random:
@@ -86,7 +86,7 @@ def privacy(panel: Any, settings: Sequence[Setting], metric: Measure, by: str | 
     Where the budget is an axis, each budget stands at its best setting. Where epsilon follows from other axes, the
     settings are dots, and the line goes through those that no other setting beats with at most as much epsilon.
     """
-    budgets = "epsilon" in settings[0].values and len(by_value(settings, "epsilon")) <= MANY
+    budgets = "epsilon" in settings[0].values and len(group_by_value(settings, "epsilon")) <= MANY
     epsilons = [setting.epsilon for setting in settings if math.isfinite(setting.epsilon)]
     wide = float(np.ptp(np.log(epsilons)))
     lines = scales.lines_by(settings, by)
@@ -133,7 +133,7 @@ def _epsilon_ticks(panel: Any, epsilons: Sequence[float], budgets: Sequence[floa
 def _at_budgets(settings: Sequence[Setting], metric: Measure) -> list[Placed]:
     """The best setting of each budget, at its proved epsilon; None at that of the first where every setting failed."""
     placed: list[Placed] = []
-    for group in by_value(settings, "epsilon").values():
+    for group in group_by_value(settings, "epsilon").values():
         best = pick_or_stopped(group, metric)
         placed.append(((best or group[0]).epsilon, best))
     return placed
@@ -201,10 +201,10 @@ def _cells(
     metric: Measure,
 ) -> bool:
     """The coloured cells of a heat map, one unit wide and high, with their numbers; whether one has a small cross."""
-    places = [{same(value): index for index, value in enumerate(scale.values)} for scale in both]
+    places = [{value_key(value): index for index, value in enumerate(scale.values)} for scale in both]
     cells: dict[tuple[int, int], list[Setting]] = {}
     for setting in settings:
-        column, row = (place[same(setting.values[name])] for place, name in zip(places, names))
+        column, row = (place[value_key(setting.values[name])] for place, name in zip(places, names))
         cells.setdefault((row, column), []).append(setting)
     means = np.full((len(places[1]), len(places[0])), np.nan)
     chosen = {place: pick(group, metric) for place, group in cells.items()}
@@ -257,7 +257,7 @@ def _hatched(panel: Any, row: int, column: int, why: str, color: Any) -> None:
 def _map_of_dots(panel: Any, settings: Sequence[Setting], x: str, y: str, metric: Measure) -> None:
     """Settings as coloured dots, the better ones on top; crosses for those that failed."""
     both = [scales.scale_of(settings, name) for name in (x, y)]
-    order = ranked(settings, metric)[::-1]
+    order = rank_settings(settings, metric)[::-1]
     means = [metric.shown(setting.score(metric.name).mean) for setting in order]
     mesh = coloured(panel, metric, np.array(means))
     at = [[scale.position(s.values[name]) for s in order] for scale, name in zip(both, (x, y))]

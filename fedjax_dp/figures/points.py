@@ -12,7 +12,7 @@ from matplotlib.cm import ScalarMappable
 from fedjax_dp.figures import elements, scales, styles
 from fedjax_dp.figures.canvas import letters, wrapped
 from fedjax_dp.figures.scales import Line
-from fedjax_dp.sweeps.settings import Setting, judged_by, pick, same
+from fedjax_dp.sweeps.settings import Setting, judge_of, pick, value_key
 from fedjax_dp.tasks.measures import Measure
 
 Placed = tuple[float, Setting | None]  # where it stands, and the setting, perhaps a stopped one; None: all failed
@@ -94,8 +94,8 @@ def legend_head(by: str | None) -> str | None:
 def best_over(settings: Sequence[Setting], kept: Sequence[str], metric: Measure) -> str:
     """In words, what a panel that shows the axes `kept` does about the others."""
     axes = settings[0].values if settings else ()
-    others = [name for name in axes if name not in kept and len({same(s.values[name]) for s in settings}) > 1]
-    judge = judged_by(metric)
+    others = [name for name in axes if name not in kept and len({value_key(s.values[name]) for s in settings}) > 1]
+    judge = judge_of(metric)
     how = "" if judge == metric else f" (by {judge.words})"
     if len(others) > 4:
         return f"best over the {len(others)} other axes{how}"

@@ -11,7 +11,7 @@ from matplotlib.ticker import NullLocator
 
 from fedjax_dp.figures import styles
 from fedjax_dp.figures.styles import ORDER, PALETTE
-from fedjax_dp.sweeps.settings import Setting, by_value, same
+from fedjax_dp.sweeps.settings import Setting, group_by_value, value_key
 from fedjax_dp.tasks.measures import Measure
 
 AXES = {
@@ -50,7 +50,7 @@ def in_words(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, int | float):
         return f"{value:.0f}" if value == round(value) and abs(value) < 1e6 else f"{value:.3g}"
-    text = value if isinstance(value, str) else same(value)
+    text = value if isinstance(value, str) else value_key(value)
     return text if len(text) <= 24 else text[:21] + "..."
 
 
@@ -67,7 +67,9 @@ class AxisScale(NamedTuple):
 
     def position(self, value: Any) -> float:
         """The coordinate of a value."""
-        return [same(one) for one in self.values].index(same(value)) if self.kind == "category" else float(value)
+        return (
+            [value_key(one) for one in self.values].index(value_key(value)) if self.kind == "category" else float(value)
+        )
 
     def beside(self, value: Any, fraction: float) -> float:
         """The coordinate of a value, moved by a fraction of the axis, or of the room of a category."""
@@ -104,7 +106,7 @@ def set_ticks(axis: Any, places: Sequence[float], values: Sequence[Any]) -> None
 
 def scale_of(settings: Iterable[Setting], axis: str) -> AxisScale:
     """The scale that suits the values of an axis: logarithmic if they span a decade or more in steps that grow."""
-    found = list({same(value): value for value in (setting.values[axis] for setting in settings)}.values())
+    found = list({value_key(value): value for value in (setting.values[axis] for setting in settings)}.values())
     numbers = sorted(value for value in found if is_number(value))
     values = [*numbers, *(value for value in found if not is_number(value))]
     if len(numbers) < len(values) or not values:
@@ -141,11 +143,13 @@ def lines_by(settings: Sequence[Setting], axis: str | None) -> list[Line]:
     """One line per value of an axis: numbers from dark to light in their order, words in colours of their own."""
     if axis is None:
         return [Line("", styles.TEST, list(settings))]
-    values, groups = scale_of(settings, axis).values, by_value(settings, axis)
+    values, groups = scale_of(settings, axis).values, group_by_value(settings, axis)
     numbers = sum(map(is_number, values))
     lines = []
     for rank, value in enumerate(values):
         ordered = rank < numbers > 2
         color = ORDER(0.85 * rank / (numbers - 1)) if ordered else PALETTE[rank % len(PALETTE)]
-        lines.append(Line(in_words(value), "0.5" if value is None else color, groups[same(value)], rank, len(values)))
+        lines.append(
+            Line(in_words(value), "0.5" if value is None else color, groups[value_key(value)], rank, len(values))
+        )
     return lines

@@ -29,11 +29,11 @@ from fedjax_dp.sweeps.comparison import comparable, compare
 from fedjax_dp.sweeps.settings import (
     Record,
     Setting,
-    by_value,
     deployment_mark,
+    group_by_value,
     metric_of,
     settings_of,
-    varying,
+    varying_axes,
 )
 from fedjax_dp.tasks.measures import Measure
 
@@ -167,11 +167,12 @@ def influential(settings: Sequence[Setting], metric: Measure) -> list[str]:
 
     def effect(name: str) -> float:
         means = [
-            np.mean([setting.score(metric.name).mean for setting in group]) for group in by_value(whole, name).values()
+            np.mean([setting.score(metric.name).mean for setting in group])
+            for group in group_by_value(whole, name).values()
         ]
         return float(np.var(means)) if means else 0.0
 
-    return sorted(varying(settings), key=effect, reverse=True)
+    return sorted(varying_axes(settings), key=effect, reverse=True)
 
 
 def two_axes(settings: Sequence[Setting], ranked: Sequence[str]) -> tuple[str, str] | None:
@@ -182,7 +183,7 @@ def two_axes(settings: Sequence[Setting], ranked: Sequence[str]) -> tuple[str, s
     pairs = sorted(itertools.combinations(ranked, 2), key=lambda pair: set(pair) == {"epsilon", "algorithm"})
     for x, y in pairs:
         both = panels.with_both(settings, x, y)
-        if {x, y} <= {*varying(both)}:
+        if {x, y} <= {*varying_axes(both)}:
             return x, y
     return None
 
@@ -190,7 +191,7 @@ def two_axes(settings: Sequence[Setting], ranked: Sequence[str]) -> tuple[str, s
 def line_axis(settings: Sequence[Setting], x: str | None) -> str | None:
     """The axis beside `x` that deserves a line for each value: the budget, else the algorithm, where it is swept."""
     for name in ("epsilon", "algorithm"):
-        if name != x and name in settings[0].values and 1 < len(by_value(settings, name)) <= LINES:
+        if name != x and name in settings[0].values and 1 < len(group_by_value(settings, name)) <= LINES:
             return name
     return None
 

@@ -21,7 +21,7 @@ def read_report(path: pathlib.Path) -> Report:
 
     Raises: ConfigurationError for a path that holds nothing known, or something damaged.
     """
-    name = folders.shown(str(path))
+    name = folders.printable(str(path))
     if not path.exists():
         raise errors.refuse("path", name, f"{WANTED} that exists", f"it is looked for in {path.absolute().parent}")
     if path.is_dir():

@@ -31,12 +31,12 @@ from fedjax_dp.sweeps.records import Record, choosing, read_records
 from fedjax_dp.sweeps.settings import (
     CONFIDENCE,
     Setting,
-    by_value,
     deployment_mark,
+    group_by_value,
     measures_of_records,
-    ranked,
-    same,
+    rank_settings,
     settings_of,
+    value_key,
     values_of,
 )
 from fedjax_dp.sweeps.winners import USUAL, title, winners
@@ -127,11 +127,11 @@ def words_of(metric: Measure) -> str:
 
 def _rows(settings: Sequence[Setting], axes: Sequence[str], main: Measure) -> tuple[Rows, str | None]:
     """A row for each setting, and the axis that colours distinguish."""
-    places = {name: {value: place for place, value in enumerate(by_value(settings, name))} for name in axes}
+    places = {name: {value: place for place, value in enumerate(group_by_value(settings, name))} for name in axes}
     group = next((name for name in axes if name != "epsilon" and 1 < len(places[name]) <= GROUPS), None)
     rows = [
         {
-            "at": [places[name][same(setting.values[name])] for name in axes],
+            "at": [places[name][value_key(setting.values[name])] for name in axes],
             "setting": ", ".join(f"{name} {chosen(setting.values[name])}" for name in axes) or "the only setting",
             "group": "all settings" if group is None else f"{group} {chosen(setting.values[group])}",
         }
@@ -144,7 +144,7 @@ def _rows(settings: Sequence[Setting], axes: Sequence[str], main: Measure) -> tu
 def _by_round(settings: Sequence[Setting], rows: Rows, main: Measure) -> Rows:
     """The mean of the main metric over the seeds that are done, by round, of the best settings."""
     place = {id(setting): row for setting, row in zip(settings, rows)}
-    best = [place[id(setting)] for setting in ranked(settings, main)]
+    best = [place[id(setting)] for setting in rank_settings(settings, main)]
     longest = max((len(point["history"]) for setting in settings for point in setting.points), default=1)
     most = min(DRAWN, max(ROWS // max(longest, 1), 1))
     keys = {row["key"] for row in best[:most]} or {row["key"] for row in rows[:most]}
@@ -171,7 +171,7 @@ def _result(
 ) -> Section:
     """The best setting, and how far the sweep is."""
     blocks: list[Block] = []
-    known = ranked(settings, main)
+    known = rank_settings(settings, main)
     if known:
         best = known[0]
         score, row = best.score(main.name), rows[[id(one) for one in settings].index(id(best))]

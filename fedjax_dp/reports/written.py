@@ -47,13 +47,13 @@ def report_statement(
 
 def _write(files: Mapping[pathlib.Path, str]) -> None:
     for target, content in files.items():
-        with folders.storing(target, "make room, or give another --out"):
+        with folders.storage_errors(target, "make room, or give another --out"):
             folders.write_atomically(target, content)
 
 
 def target_of(target: pathlib.Path) -> pathlib.Path:
     """Where a report goes: refused, before anything is read, where it could not be written."""
-    name = folders.shown(str(target))
+    name = folders.printable(str(target))
     if target.suffix.lower() != SUFFIX:
         raise errors.refuse("out", name, f"a file name that ends in {SUFFIX}", "rename it")
     _free(target)
@@ -75,7 +75,7 @@ def _free(target: pathlib.Path) -> pathlib.Path:
     ours = target.is_file() and not target.is_symlink() and MARK.encode() in _head(target)
     if not ours and (target.exists() or target.is_symlink()):
         wanted = "a new file, or a report that was written before"
-        raise errors.refuse("out", folders.shown(str(target)), wanted, "delete it, or give another --out")
+        raise errors.refuse("out", folders.printable(str(target)), wanted, "delete it, or give another --out")
     return target
 
 

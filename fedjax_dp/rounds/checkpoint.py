@@ -48,13 +48,13 @@ class Checkpoints:
         save = self._orbax.args.StandardSave
         parts = {STATE: save(_light(state))}
         if tables := prefetch.tables_of(state):
-            parts[TABLES] = save([table.held() for table in tables])
+            parts[TABLES] = save([table.written_rows() for table in tables])
         if params is not None and params is not state.params:
             parts[FINAL] = save(params)
         round_index, args = int(state.round), self._orbax.args.Composite(**parts)
         with _without_strays():
             self._thread.submit(self._manager.save, round_index, args=args).result()
-        if self._ledger.is_file() and distributed.first():  # so that a copy of the arrays alone says what they are
+        if self._ledger.is_file() and distributed.is_first():  # so that a copy of the arrays alone says what they are
             shutil.copy(self._ledger, arrays_at(pathlib.Path(self._manager.directory) / str(round_index)))
 
     def latest(self) -> int | None:
@@ -81,7 +81,7 @@ class Checkpoints:
                 f"start again in a new folder ({reason})",
             ) from None
         rows, rest = iter(held), iter(others)
-        state = jax.tree.map(lambda a: a.filled(next(rows)) if isinstance(a, HostTable) else next(rest), like)
+        state = jax.tree.map(lambda a: a.with_rows(next(rows)) if isinstance(a, HostTable) else next(rest), like)
         if int(state.round) != step:
             where = f"checkpoint {pathlib.Path(self._manager.directory) / str(step)}"
             raise errors.refuse(where, f"one of round {int(state.round)}", f"of round {step}", "give it its name back")

@@ -120,7 +120,7 @@ def build_round_context(
 ) -> RoundContext:
     """The cohort of a round, what its members hold, and the shape of what they will send."""
     model, frozen = gradients.split(model)
-    members = execution.everywhere(draw_cohort(algorithm.cohort, key, state.round, data.shares))
+    members = execution.replicate(draw_cohort(algorithm.cohort, key, state.round, data.shares))
     clients, places = data.client(members.ids), members.ids
     if block is not None:
         clients = clients._replace(offset=block.offsets[state.round - block.first])

@@ -133,7 +133,7 @@ def _test_sums(
     local: LocalTraining, states: ClientStates, data: FederatedData, *, model: Model, execution: Execution
 ) -> MetricSums:
     tested = evaluate_personal(local, states, jax.tree.map(jnp.asarray, data), model=model)
-    return execution.readable(tested)
+    return execution.gather_for_processes(tested)
 
 
 _compiled_test_sums = gradients.JitOfModel(_test_sums, ("execution",))

@@ -54,7 +54,7 @@ class Prefetcher:
         cohort = algorithm.cohort
         members, usual = cohort.capacity(data.num_clients), cohort.expected_size(data.num_clients)
         self._cohort, self._data, self._execution, self._key = cohort, data, execution, key
-        self._homes = CohortLayout(members, execution, size, usual, not cohort.fixed).homes
+        self._homes = CohortLayout(members, execution, size, usual, not cohort.fixed).device_of_position
         record = sum(np.asarray(a[:1]).nbytes for a in jax.tree.leaves((data.x, data.y)))
         # Bytes of a round on a device.
         needed = (record * float(np.mean(data.sizes)) + kept) * usual / execution.groups

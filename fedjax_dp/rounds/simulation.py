@@ -20,7 +20,7 @@ from fedjax_dp.data.store import FederatedData, require_clients
 from fedjax_dp.devices import COMPILER_OPTIONS
 from fedjax_dp.display import Card, count, displayed
 from fedjax_dp.execution.host_tables import HostTable
-from fedjax_dp.execution.memory import fitting, free_memory
+from fedjax_dp.execution.memory import fit_execution, free_memory
 from fedjax_dp.execution.mesh import Execution, all_devices
 from fedjax_dp.gradients import JitOfModel, joined, split
 from fedjax_dp.models import Model, NetworkModel, cross_entropy, task_of, usual_model
@@ -175,8 +175,8 @@ def run_rounds(
 
     state, report = lax.while_loop(unfinished, next_round, (state, empty_report(algorithm, data.num_clients)))
     if block is not None and block.places is not None:  # their rows go back to tables on the host
-        state = prefetch.over_tables(state, execution.readable)
-    return state, execution.readable(report)
+        state = prefetch.over_tables(state, execution.gather_for_processes)
+    return state, execution.gather_for_processes(report)
 
 
 # Compiled; the memory of `state` is used for the new one, so a state can be passed once.
@@ -239,7 +239,7 @@ class Rounds:
         try:
             in_use = 0.0 if self.prefetcher is None else self.prefetcher.bytes_in_use(int(state.round))
             room = max(free_memory(own) - in_use, 0.0)
-            fitted, _ = fitting(program_of, execution, members, size, room, placed=True)
+            fitted, _ = fit_execution(program_of, execution, members, size, room, placed=True)
         except errors.ConfigurationError:
             self.close()
             raise

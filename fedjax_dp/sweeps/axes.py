@@ -75,7 +75,7 @@ def parse(axes: Mapping[str, Any], points: Sequence[Values] = (), *, integers: C
     for point in points:
         for field, value in point.items():
             require_value(f"{_WRITTEN_OUT}: {field}", value)
-    parsed: dict[str, Axis] = {_WRITTEN_OUT: Choices(_different(_WRITTEN_OUT, points))} if points else {}
+    parsed: dict[str, Axis] = {_WRITTEN_OUT: Choices(_require_different(_WRITTEN_OUT, points))} if points else {}
     owners = {field: _WRITTEN_OUT for point in points for field in point}
     for joined, written in axes.items():
         fields = fields_of(joined)
@@ -85,9 +85,9 @@ def parse(axes: Mapping[str, Any], points: Sequence[Values] = (), *, integers: C
                 raise errors.refuse(f"axis {name}", f"{field} in {owners[field]} too", "over fields of its own")
             owners[field] = name
         if isinstance(written, Mapping):
-            parsed[name] = _range(f"axis {name}", fields, written, integers)
+            parsed[name] = _parse_range(f"axis {name}", fields, written, integers)
         else:
-            parsed[name] = _listed(f"axis {name}", fields, written)
+            parsed[name] = _parse_list(f"axis {name}", fields, written)
     return parsed
 
 
@@ -95,7 +95,7 @@ def grid(axes: Mapping[str, Axis]) -> list[Values]:
     """Every combination of the axes, the last axis fastest; without axes the one empty point."""
     listed = entries_of(axes)
     require_size(math.prod(map(len, listed)))
-    return [_merged(entries) for entries in itertools.product(*listed)]
+    return [_merge(entries) for entries in itertools.product(*listed)]
 
 
 def entries_of(axes: Mapping[str, Axis]) -> list[tuple[Values, ...]]:
@@ -123,7 +123,7 @@ def random_points(axes: Mapping[str, Axis], trials: int, seed: int) -> list[Valu
     if not axes:
         raise errors.refuse("trials", trials, "left out without axes or points to draw from", "add [axes]")
     quantiles = [generator(seed, name).random(trials).tolist() for name in axes]
-    return [_merged(axis.at(q) for axis, q in zip(axes.values(), row)) for row in zip(*quantiles)]
+    return [_merge(axis.at(q) for axis, q in zip(axes.values(), row)) for row in zip(*quantiles)]
 
 
 def generator(seed: int, role: str) -> np.random.Generator:
@@ -147,11 +147,11 @@ def with_seeds(points: Sequence[Values], seeds: Sequence[int]) -> list[Values]:
     for seed in seeds:
         errors.require_integer("seeds", seed, 0, 2**32 - 1)
     require_size(len(points) * len(seeds))
-    entries = _different("seeds", [{"seed": seed} for seed in seeds])
+    entries = _require_different("seeds", [{"seed": seed} for seed in seeds])
     return [{**point, **entry} for point in points for entry in entries]
 
 
-def varied(points: Iterable[Values]) -> tuple[str, ...]:
+def varied_fields(points: Iterable[Values]) -> tuple[str, ...]:
     """What the points set, the seed left out."""
     return tuple(dict.fromkeys(name for values in points for name in values if name != "seed"))
 
@@ -164,11 +164,11 @@ def require_size(total: int) -> None:
         )
 
 
-def _merged(entries: Iterable[Values]) -> Values:
+def _merge(entries: Iterable[Values]) -> Values:
     return {field: value for entry in entries for field, value in entry.items()}
 
 
-def _different(what: str, entries: Sequence[Values]) -> tuple[Values, ...]:
+def _require_different(what: str, entries: Sequence[Values]) -> tuple[Values, ...]:
     """The entries, which someone wrote down, so that a second copy is a slip."""
     seen = set()
     for entry in entries:
@@ -197,7 +197,7 @@ def require_value(what: str, written: Any) -> None:
         raise errors.refuse(what, written, "an integer of 64 bits")
 
 
-def _listed(what: str, fields: tuple[str, ...], written: Any) -> Choices:
+def _parse_list(what: str, fields: tuple[str, ...], written: Any) -> Choices:
     if not isinstance(written, list | tuple):
         raise errors.refuse(what, repr(written), "a list or a range", "such as [1, 2] or {log = [1, 10], points = 3}")
     if not written:
@@ -216,10 +216,10 @@ def _listed(what: str, fields: tuple[str, ...], written: Any) -> Choices:
         for value in entry:
             require_value(what, value)
         entries.append(dict(zip(fields, entry)))
-    return Choices(_different(what, entries))
+    return Choices(_require_different(what, entries))
 
 
-def _range(what: str, fields: tuple[str, ...], written: Mapping[str, Any], integers: Collection[str]) -> Axis:
+def _parse_range(what: str, fields: tuple[str, ...], written: Mapping[str, Any], integers: Collection[str]) -> Axis:
     if len(fields) > 1:
         raise errors.refuse(what, "a range", "a list of lists, since it joins fields", 'such as [["dpnfl", 0.1]]')
     for key in written:
@@ -230,15 +230,15 @@ def _range(what: str, fields: tuple[str, ...], written: Mapping[str, Any], integ
             what, dict(written), "a range with one of log, linear", "such as {log = [1, 10], points = 3}"
         )
     (field,), (spacing,) = fields, spacings
-    low, high = _ends(what, written[spacing], spacing == "log", field in integers)
+    low, high = _parse_ends(what, written[spacing], spacing == "log", field in integers)
     if "points" in written:
         errors.require_integer(f"{what}: points", written["points"], 2, LARGEST)
-        values = _spaced(what, low, high, written["points"], _SPACINGS[spacing], field in integers)
+        values = _space(what, low, high, written["points"], _SPACINGS[spacing], field in integers)
         return Choices(tuple({field: value} for value in values))
     return Span(field, low, high, spacing == "log", field in integers)
 
 
-def _ends(what: str, ends: Any, log: bool, integer: bool) -> tuple[float, float]:
+def _parse_ends(what: str, ends: Any, log: bool, integer: bool) -> tuple[float, float]:
     kind, kinds = ("integers", int) if integer else ("numbers", int | float)
     if not isinstance(ends, list | tuple) or len(ends) != 2:
         raise errors.refuse(what, repr(ends), "a range between two ends", "such as {log = [1, 10]}")
@@ -254,7 +254,7 @@ def _ends(what: str, ends: Any, log: bool, integer: bool) -> tuple[float, float]
     return low, high
 
 
-def _spaced(
+def _space(
     what: str, low: float, high: float, points: int, spacing: Callable[..., np.ndarray], integer: bool
 ) -> list[float]:
     """Values with both ends exact; those between are cut to 12 digits, so that they read as one would write them."""

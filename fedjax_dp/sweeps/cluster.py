@@ -13,11 +13,11 @@ from fedjax_dp import devices, errors
 from fedjax_dp.accounting import Guarantee
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.rounds.algorithm import Algorithm
-from fedjax_dp.sweeps.engine import PointEnd, grouped
+from fedjax_dp.sweeps.engine import PointEnd, group_jobs
 from fedjax_dp.sweeps.plan import Point
 from fedjax_dp.sweeps.preparation import PreparedPoint, Sources, with_noise
 from fedjax_dp.sweeps.records import Record
-from fedjax_dp.sweeps.runner import Keep, Watch, execute, planned, record
+from fedjax_dp.sweeps.runner import Keep, Watch, compile_plan, execute, record
 
 ANSWER_S = 5  # that a cluster has to answer
 RETRIES = 5  # of a batch whose worker dies
@@ -25,7 +25,7 @@ BATCHES_PER_WORKER = 4  # so that the last ones end at about the same time, and 
 
 
 def run_points(tasks: Sequence[tuple[Point, Algorithm, Guarantee]], parts: int) -> list[Record]:
-    """What a worker does: the records of some points, whatever becomes of them.
+    """The work of one Ray task: run some points and return their records, failed ones included.
 
     tasks  points, their algorithms with noise, and what they promise; their data is built here.
     """
@@ -36,7 +36,7 @@ def run_points(tasks: Sequence[tuple[Point, Algorithm, Guarantee]], parts: int) 
         with_noise(point, dataclasses.replace(sources.planned(point.config), algorithm=algorithm), guarantee)
         for point, algorithm, guarantee in tasks
     ]
-    execute(planned(entries, screen, parts=parts), lambda record, params: records.append(record), screen)
+    execute(compile_plan(entries, screen, parts=parts), lambda record, params: records.append(record), screen)
     return records
 
 
@@ -48,12 +48,12 @@ def run_on(ready: Sequence[PreparedPoint], address: str, parts: int, cpus: int, 
     cpus   cores of a task; on a cluster with GPUs a task takes one of them too.
     A batch whose worker dies runs again, elsewhere. Each batch is kept once, by this process.
     """
-    with _connected(address) as ray:
+    with _connect(address) as ray:
         gpus, workers = _workers(ray, cpus)
         size = -(-len(ready) // (workers * BATCHES_PER_WORKER))
         batches = [
             [ready[number] for number in numbers[at : at + size]]
-            for numbers in grouped([one.job for one in ready])
+            for numbers in group_jobs([one.job for one in ready])
             for at in range(0, len(numbers), size)
         ]
         screen.say(
@@ -94,7 +94,7 @@ def _workers(ray: Any, cpus: int) -> tuple[int, int]:
 
 
 def _require_answer(address: str) -> None:
-    """Refuse a HOST:PORT where nobody answers: Ray itself would try for minutes and then end the process."""
+    """Refuse a HOST:PORT that does not answer: Ray itself would retry for minutes and then end the process."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if not colon:
         return
@@ -105,7 +105,7 @@ def _require_answer(address: str) -> None:
 
 
 @contextlib.contextmanager
-def _connected(address: str) -> Iterator[Any]:
+def _connect(address: str) -> Iterator[Any]:
     """The ray module, connected to a cluster."""
     try:
         import ray

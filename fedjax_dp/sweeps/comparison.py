@@ -134,7 +134,7 @@ def compare(records: Sequence[Record], axes: Sequence[str]) -> Comparison:
         best[key] = (setting if better else chosen, count + 1)
     rows = [_row(*key, *chosen, measure) for key, chosen in best.items()]
     alone = Comparison(measure, tuple(sorted(rows, key=lambda row: (row.epsilon or 0.0, row.own, row.algorithm))))
-    return Comparison(measure, tuple(_against(row, alone.rivals(row.epsilon), measure) for row in alone.rows))
+    return Comparison(measure, tuple(_compare_with(row, alone.rivals(row.epsilon), measure) for row in alone.rows))
 
 
 def comparable(records: Sequence[Record], axes: Sequence[str]) -> bool:
@@ -147,8 +147,8 @@ def comparable(records: Sequence[Record], axes: Sequence[str]) -> bool:
 
 
 def _budget(setting: Setting) -> float | None:
-    found = setting.values.get("epsilon", setting.points[0]["config"].get("epsilon"))
-    return None if found is None else float(found)
+    budget = setting.values.get("epsilon", setting.points[0]["config"].get("epsilon"))
+    return None if budget is None else float(budget)
 
 
 def require_comparable(axes: Sequence[str], base: Mapping[str, Any]) -> None:
@@ -209,7 +209,7 @@ def _row(epsilon: float | None, algorithm: str, setting: Setting, settings: int,
     )
 
 
-def _against(row: ComparisonRow, rivals: Sequence[ComparisonRow], measure: Measure) -> ComparisonRow:
+def _compare_with(row: ComparisonRow, rivals: Sequence[ComparisonRow], measure: Measure) -> ComparisonRow:
     """Own models with what they gain on the rivals of their budget."""
     if not row.own or row.algorithm == ALONE:
         return row

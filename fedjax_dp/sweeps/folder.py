@@ -1,4 +1,4 @@
-"""A sweep that lives in a folder: points are written as they finish, and a killed sweep goes on where it stood.
+"""A sweep in a folder: points are written as they finish, and a killed sweep continues where it stopped.
 
 A sweep may grow: points are known by what decides their runs, and those that are there stand at their place in the new
 plan. Whatever was seen stays in the plan, so that what choosing costs is of all of it.
@@ -64,7 +64,7 @@ def lock(
     Raises ConfigurationError for a folder of something else, or one that cannot be written or is by another process.
     """
     read_own(folder, manifest, plan)  # before there is a lock in a folder of something else
-    with folders.locked("out", folder, say=screen.say):
+    with folders.lock_folder("out", folder, say=screen.say):
         _drop_torn_line(folder / POINTS)
         own, records = read_own(folder, manifest, plan)
         if not SWEEP_FOLDER.is_at(folder) or SWEEP_FOLDER.read(folder) != own:
@@ -88,11 +88,11 @@ def _line(record: Record) -> str:
 
 
 def _storing(folder: pathlib.Path) -> contextlib.AbstractContextManager[None]:
-    return folders.storing(folder, "make room; the same command goes on with the points that are not stored yet")
+    return folders.storage_errors(folder, "make room; the same command goes on with the points that are not stored yet")
 
 
 @contextlib.contextmanager
-def keeper(folder: pathlib.Path) -> Iterator[Keep]:
+def open_points(folder: pathlib.Path) -> Iterator[Keep]:
     """Yields a function that adds a finished point and its parameters; both are on disk when the function returns."""
     with (folder / POINTS).open("a") as lines:
 

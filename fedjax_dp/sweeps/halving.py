@@ -17,8 +17,8 @@ from typing import Any, NamedTuple, Self
 
 from fedjax_dp import errors
 from fedjax_dp.display import count
-from fedjax_dp.sweeps.axes import Values, varied
-from fedjax_dp.sweeps.settings import Record, metric_of, ranked, same, settings_of
+from fedjax_dp.sweeps.axes import Values, varied_fields
+from fedjax_dp.sweeps.settings import Record, metric_of, rank_settings, settings_of, value_key
 from fedjax_dp.sweeps.winners import USUAL
 
 Key = tuple[str, ...]  # of a setting, or of those that are compared with each other
@@ -27,7 +27,7 @@ Key = tuple[str, ...]  # of a setting, or of those that are compared with each o
 class Rung(NamedTuple):
     """Where settings are compared."""
 
-    marks: int  # evaluations of a point up to here
+    evaluations: int  # of a point up to here
     round: int
     divisor: int  # of the number of settings, for the number that goes on
 
@@ -43,17 +43,17 @@ class Halving(NamedTuple):
     seeds: int
 
     @classmethod
-    def of(cls, points: Sequence[Values], marks: Iterable[Sequence[int]], eta: int, seeds: int) -> Self:
+    def of(cls, points: Sequence[Values], evaluation_rounds: Iterable[Sequence[int]], eta: int, seeds: int) -> Self:
         """Of points with the rounds after which each is evaluated.
 
         Raises: ConfigurationError for points of different rounds, and where no rung stands before the end.
         """
-        different = {tuple(each) for each in marks}
+        different = {tuple(each) for each in evaluation_rounds}
         if len(different) > 1:
             remedy = "give them in [base]: points are compared after equal rounds"
             raise errors.refuse("halving", eta, "left out where rounds or evaluate_every vary", remedy)
         (each,) = different
-        axes = varied(points)
+        axes = varied_fields(points)
         groups = {key_of(values, axes): key_of(values, USUAL) for values in points}
         sizes = dict(Counter(groups.values()))
         rungs = rungs_of(max(sizes.values()), each, eta)
@@ -64,7 +64,7 @@ class Halving(NamedTuple):
             raise errors.refuse("halving", got, "such that a rung stands before the last round", remedy)
         return cls(eta, axes, tuple(rungs), each[-1], sizes, seeds)
 
-    def going_on(self, rung: int) -> int:
+    def num_survivors(self, rung: int) -> int:
         """Points that go on from a rung; -1: that begin."""
         divisor = 1 if rung < 0 else self.rungs[rung].divisor
         return self.seeds * sum(max(size // divisor, 1) for size in self.sizes.values())
@@ -73,18 +73,20 @@ class Halving(NamedTuple):
     def share(self) -> float:
         """The part of all points' rounds that is run."""
         ends = [0, *(rung.round for rung in self.rungs), self.rounds]
-        run = sum((end - start) * self.going_on(at - 1) for at, (start, end) in enumerate(itertools.pairwise(ends)))
-        return run / (self.rounds * self.going_on(-1))
+        run = sum(
+            (end - start) * self.num_survivors(at - 1) for at, (start, end) in enumerate(itertools.pairwise(ends))
+        )
+        return run / (self.rounds * self.num_survivors(-1))
 
     def line(self) -> str:
         """The rungs in words."""
-        steps = [f"{self.going_on(at - 1):,} points to round {rung.round:,}" for at, rung in enumerate(self.rungs)]
-        last = f"{self.going_on(len(self.rungs) - 1):,} to the last, {self.rounds:,}"
+        steps = [f"{self.num_survivors(at - 1):,} points to round {rung.round:,}" for at, rung in enumerate(self.rungs)]
+        last = f"{self.num_survivors(len(self.rungs) - 1):,} to the last, {self.rounds:,}"
         return f"halving by {self.eta}: {', '.join([*steps, last])}; {self.share:.0%} of the rounds of all points"
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
-        rungs = [{"round": rung.round, "go_on": self.going_on(at)} for at, rung in enumerate(self.rungs)]
+        rungs = [{"round": rung.round, "go_on": self.num_survivors(at)} for at, rung in enumerate(self.rungs)]
         return {"eta": self.eta, "rungs": rungs, "rounds": self.rounds, "share": self.share}
 
     def survivors(self, records: Iterable[Record], rung: Rung) -> set[Key]:
@@ -92,39 +94,39 @@ class Halving(NamedTuple):
 
         Equals go on in the order of the plan. One with a lost seed never does.
         """
-        seen = [_at(record, rung.round) for record in records]
-        measure, groups = metric_of(seen, None), dict[Key, list[Key]]()
-        for setting in ranked(settings_of(seen, self.axes), measure):
+        records_at_rung = [_cut_at(record, rung.round) for record in records]
+        measure, groups = metric_of(records_at_rung, None), dict[Key, list[Key]]()
+        for setting in rank_settings(settings_of(records_at_rung, self.axes), measure):
             groups.setdefault(key_of(setting.values, USUAL), []).append(key_of(setting.values, self.axes))
         return {key for group, keys in groups.items() for key in keys[: max(self.sizes[group] // rung.divisor, 1)]}
 
 
-def rungs_of(settings: int, marks: Sequence[int], eta: int) -> list[Rung]:
-    """Where so many settings are compared that are evaluated after `marks`; of rungs at one evaluation the last."""
-    rounds, steps = marks[-1], 0
+def rungs_of(settings: int, evaluation_rounds: Sequence[int], eta: int) -> list[Rung]:
+    """Where so many settings are compared; of several rungs at one evaluation the last."""
+    rounds, steps = evaluation_rounds[-1], 0
     while eta ** (steps + 1) <= min(settings, rounds):
         steps += 1
     rungs: dict[int, Rung] = {}
     for step in range(steps):
-        place = next(at for at, mark in enumerate(marks) if mark * eta ** (steps - step) >= rounds)
-        if marks[place] < rounds:
-            rungs[place] = Rung(place + 1, marks[place], eta ** (step + 1))
+        place = next(at for at, mark in enumerate(evaluation_rounds) if mark * eta ** (steps - step) >= rounds)
+        if evaluation_rounds[place] < rounds:
+            rungs[place] = Rung(place + 1, evaluation_rounds[place], eta ** (step + 1))
     return list(rungs.values())
 
 
 def key_of(values: Values, axes: Sequence[str]) -> Key:
     """Equal for the points of a setting."""
-    return tuple(same(values.get(name)) for name in axes)
+    return tuple(value_key(values.get(name)) for name in axes)
 
 
-def reached(record: Record | None, until: int) -> bool:
+def is_done_until(record: Record | None, until: int) -> bool:
     """Whether nothing is left to run of a point up to a round."""
     if record is None or record["status"] == "failed":
         return False
     return record["status"] != "stopped" or record["history"][-1]["round"] >= until
 
 
-def _at(record: Record, until: int) -> Record:
+def _cut_at(record: Record, until: int) -> Record:
     """A point as it was after a round, if it reached that."""
     history = [evaluation for evaluation in record["history"] if evaluation["round"] <= until]
     there = bool(history) and history[-1]["round"] == until

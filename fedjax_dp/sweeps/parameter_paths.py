@@ -1,4 +1,4 @@
-"""Fields of an algorithm value by name: what the axes of a sweep over such a value mean."""
+"""Paths to the fields of an algorithm value, which the axes of a sweep name."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,25 +13,25 @@ ALIASES = {"batch_size": "batches.size", "local_steps": "local.steps", "cohort_s
 RUN_AXES = ("rounds", "epsilon", "delta")  # of a sweep over an algorithm value: what is not part of it
 
 
-def made(algorithm: Algorithm | Callable[..., Algorithm], values: Values) -> Algorithm:
+def algorithm_of(algorithm: Algorithm | Callable[..., Algorithm], values: Values) -> Algorithm:
     """The algorithm of a point."""
     if not isinstance(algorithm, Algorithm):
         if not callable(algorithm):
             raise errors.refuse("algorithm", type(algorithm).__name__, "an Algorithm, or a function that makes one")
-        found = algorithm(**values)
-        if not isinstance(found, Algorithm):
-            raise errors.refuse("the algorithm's function", type(found).__name__, "one that returns an Algorithm")
-        return found
-    places, result = list(_places(algorithm)), algorithm
-    taken: dict[tuple[str, ...], str] = {}
+        result = algorithm(**values)
+        if not isinstance(result, Algorithm):
+            raise errors.refuse("the algorithm's function", type(result).__name__, "one that returns an Algorithm")
+        return result
+    paths, result = list(_paths(algorithm)), algorithm
+    owners: dict[tuple[str, ...], str] = {}
     for name, value in values.items():
-        place = _place(name, places)
-        if taken.setdefault(place, name) != name:
-            raise errors.refuse("axes", f"{taken[place]} and {name}", "of different numbers", "drop one of them")
-        old = _at(algorithm, place)
+        path = _find_path(name, paths)
+        if owners.setdefault(path, name) != name:
+            raise errors.refuse("axes", f"{owners[path]} and {name}", "of different numbers", "drop one of them")
+        old = _read(algorithm, path)
         if isinstance(value, bool) != isinstance(old, bool) or isinstance(value, str) != isinstance(old, str):
             raise errors.refuse(name, repr(value), f"of the kind of {old!r}")
-        result = _with(result, place, value)
+        result = _replace_at(result, path, value)
     return result
 
 
@@ -44,13 +44,13 @@ def integer_axes(algorithm: Algorithm | Callable[..., Algorithm], axes: Mapping[
     if not isinstance(algorithm, Algorithm):
         ends = {name: values.get("linear", [0.0]) for name, values in axes.items() if isinstance(values, Mapping)}
         return {"rounds"} | {name for name, pair in ends.items() if all(isinstance(end, int) for end in pair)}
-    places = list(_places(algorithm))
-    return {"rounds"} | {name for name in names if type(_at(algorithm, _place(name, places))) is int}
+    paths = list(_paths(algorithm))
+    return {"rounds"} | {name for name in names if type(_read(algorithm, _find_path(name, paths))) is int}
 
 
-def _at(part: Any, place: tuple[str, ...]) -> Any:
+def _read(part: Any, path: tuple[str, ...]) -> Any:
     """What stands at a place."""
-    for name in place:
+    for name in path:
         if isinstance(part, dict):
             part = part[name]
         else:
@@ -58,7 +58,7 @@ def _at(part: Any, place: tuple[str, ...]) -> Any:
     return part
 
 
-def _places(part: Any, above: tuple[str, ...] = ()) -> Iterable[tuple[str, ...]]:
+def _paths(part: Any, above: tuple[str, ...] = ()) -> Iterable[tuple[str, ...]]:
     """The way to every number and structure of a value."""
     if dataclasses.is_dataclass(part):
         below = {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
@@ -70,16 +70,16 @@ def _places(part: Any, above: tuple[str, ...] = ()) -> Iterable[tuple[str, ...]]
         yield above
         return
     for name, inner in below.items():
-        yield from _places(inner, (*above, name))
+        yield from _paths(inner, (*above, name))
 
 
-def _place(name: str, places: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+def _find_path(name: str, paths: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
     """The place that a name means; a field comes before a hyperparameter of a rule that it is handed to."""
     words = tuple(ALIASES.get(name, name).split("."))
-    ending = [place for place in places if place[-len(words) :] == words]
-    ending = [place for place in ending if "hyperparameters" not in place] or ending
+    ending = [path for path in paths if path[-len(words) :] == words]
+    ending = [path for path in ending if "hyperparameters" not in path] or ending
     if not ending:
-        known = sorted({place[-1] for place in places if not place[-1].isdecimal()})
+        known = sorted({path[-1] for path in paths if not path[-1].isdecimal()})
         errors.require_choice("an axis", name, [*known, *RUN_AXES])
     if len(ending) > 1:
         raise errors.refuse(
@@ -88,14 +88,14 @@ def _place(name: str, places: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
     return ending[0]
 
 
-def _with(part: Any, place: tuple[str, ...], value: Any) -> Any:
+def _replace_at(part: Any, path: tuple[str, ...], value: Any) -> Any:
     """The same value with another number, or structure, at a place."""
-    if not place:
+    if not path:
         return value
-    first, rest = place[0], place[1:]
+    first, rest = path[0], path[1:]
     if isinstance(part, dict):
-        return part | {first: _with(part[first], rest, value)}
+        return part | {first: _replace_at(part[first], rest, value)}
     if isinstance(part, tuple):
         at = int(first)
-        return (*part[:at], _with(part[at], rest, value), *part[at + 1 :])
-    return dataclasses.replace(part, **{first: _with(getattr(part, first), rest, value)})
+        return (*part[:at], _replace_at(part[at], rest, value), *part[at + 1 :])
+    return dataclasses.replace(part, **{first: _replace_at(getattr(part, first), rest, value)})

@@ -1,4 +1,4 @@
-"""A sweep as it is written down, and the runs that it stands for.
+"""The description of a sweep, and the runs that it stands for.
 
 In TOML: the fields that all runs share under `[base]`, what varies under `[axes]` (`sweeps.axes` says how) and in
 `[[points]]`, and `seeds`, `halving`, `trials`, `trials_law`, `search`, `search_batch` and `search_seed` at the top.
@@ -38,7 +38,7 @@ _NOT_BASE = {
 }
 _SHARED = ("the same for all runs", "give it in [base]")
 SEARCHES = ("random", "tpe")
-_LATER: Values = {"halving": None, "search": "random", "search_batch": 8}
+_DEFAULTS: Values = {"halving": None, "search": "random", "search_batch": 8}
 _NOT_VARIED = _NOT_BASE | {"data_dir": _SHARED, "checkpoint_every": _SHARED}
 
 
@@ -66,29 +66,29 @@ class SweepConfig:
 
     def __post_init__(self) -> None:
         _require_tables(self)
-        known = _known(self)
+        known = _known_options(self)
         varied: Values = {}
         for joined, written in self.axes.items():
             fields = axes.fields_of(joined)
             name = ", ".join(fields)
             if name in varied:
                 raise errors.refuse(f"axis {name}", "two of them", "given once", "drop one of them")
-            varied[name] = _axis(f"axis {name}", fields, written, known)
+            varied[name] = _convert_axis(f"axis {name}", fields, written, known)
         normal = {
-            "base": _of_fields("[base]", self.base, _NOT_BASE, known),
-            "points": tuple(_of_fields("[[points]]", point, _NOT_VARIED, known) for point in self.points),
+            "base": _convert_fields("[base]", self.base, _NOT_BASE, known),
+            "points": tuple(_convert_fields("[[points]]", point, _NOT_VARIED, known) for point in self.points),
             "axes": varied,
         }
         for name, value in normal.items():
             object.__setattr__(self, name, value)
-        _require_apart(self)
+        _require_disjoint(self)
         object.__setattr__(self, "seeds", axes.seeds_of(self.seeds))
         _require_number_of_points(self)
 
     @property
     def parsed(self) -> dict[str, Axis]:
         """What varies, by the names of axes; points written out first."""
-        known = _known(self)
+        known = _known_options(self)
         integers = {name for name, option in known.items() if int in option.kinds}
         return axes.parse(self.axes, self.points, integers=integers)
 
@@ -125,7 +125,7 @@ def to_toml(sweep: SweepConfig) -> str:
     top: Values = {"seeds": len(sweep.seeds) if counted else list(sweep.seeds)}
     if sweep.trials is not None:
         top |= {"trials": sweep.trials, "trials_law": sweep.trials_law, "search_seed": sweep.search_seed}
-    top |= _later(sweep)
+    top |= _non_defaults(sweep)
     points = (f"[[points]]\n{folders.toml(point)}" for point in sweep.points)
     return "\n".join(
         [folders.toml(top), f"[base]\n{folders.toml(sweep.base)}", f"[axes]\n{folders.toml(sweep.axes)}", *points]
@@ -135,18 +135,18 @@ def to_toml(sweep: SweepConfig) -> str:
 def digest(sweep: SweepConfig) -> str:
     """12 hexadecimal digits that distinguish sweeps; the order of keys and the folder of the data do not count."""
     base = {name: value for name, value in sweep.base.items() if name != "data_dir"}
-    fields = {name: value for name, value in dataclasses.asdict(sweep).items() if name not in _LATER}
+    fields = {name: value for name, value in dataclasses.asdict(sweep).items() if name not in _DEFAULTS}
     return _hash(
         fields
-        | _later(sweep)
+        | _non_defaults(sweep)
         | {"base": base}
-        | _code(own_code.checksums(*(name for names in _own(sweep).values() for name in names)))
+        | _code(own_code.checksums(*(name for names in _own_code(sweep).values() for name in names)))
     )
 
 
-def _later(sweep: SweepConfig) -> Values:
+def _non_defaults(sweep: SweepConfig) -> Values:
     """Fields that count only where they say something, so that digests of sweeps without them stay."""
-    return {name: getattr(sweep, name) for name, usual in _LATER.items() if getattr(sweep, name) != usual}
+    return {name: getattr(sweep, name) for name, usual in _DEFAULTS.items() if getattr(sweep, name) != usual}
 
 
 def expand(sweep: SweepConfig) -> list[Point]:
@@ -154,7 +154,7 @@ def expand(sweep: SweepConfig) -> list[Point]:
 
     Raises: ConfigurationError that counts the runs which cannot be, or names two written down that are the same.
     """
-    points = points_of(sweep, _seedless(sweep))
+    points = points_of(sweep, _seedless_points(sweep))
     if sweep.trials is None:
         _require_different(points)
     return points
@@ -165,7 +165,7 @@ def points_of(sweep: SweepConfig, seedless: Sequence[Values], first: int = 0) ->
     values = axes.with_seeds(seedless, sweep.seeds)
 
     def point(at: int) -> Point:
-        config = RunSpec.of(_shared(sweep.base, values[at]) | values[at])
+        config = RunSpec.of(_base_of(sweep.base, values[at]) | values[at])
         return Point(first + at, identity(config), values[at], config)
 
     return collect(values, point)
@@ -180,15 +180,15 @@ def law_of(sweep: SweepConfig) -> Trials | None:
     return NegativeBinomialTrials.of_mean(sweep.trials, _ETAS[sweep.trials_law])
 
 
-def _shared(base: Values, varied: Values) -> Values:
+def _base_of(base: Values, varied: Values) -> Values:
     """What of `[base]` a point takes: where algorithms vary, nothing that its own has no use for."""
     algorithm = str(varied.get("algorithm"))
     if algorithm not in CATALOGUE and not own_code.is_file_name(algorithm):
         return base
-    return taken_by(entry_of(algorithm), base)
+    return options_for(entry_of(algorithm), base)
 
 
-def taken_by(entry: Entry[Any], values: Values) -> Values:
+def options_for(entry: Entry[Any], values: Values) -> Values:
     """Of values for several algorithms, those that mean something to one."""
     taken, apart = options_of(entry) | own_numbers(values), () if entry.private else OF_PRIVATE
     effective = {name: option.default for name, option in taken.items()} | dict(values)
@@ -239,7 +239,7 @@ def identity(config: RunSpec) -> str:
     return _hash({name: value for name, value in config.flat().items() if name not in apart} | _code(config.code))
 
 
-def _require_apart(sweep: SweepConfig) -> None:
+def _require_disjoint(sweep: SweepConfig) -> None:
     """Refuses a field that two of axes, points and base set."""
     owners = {name: "[[points]]" for point in sweep.points for name in point}
     owners |= {name: f"axis {joined}" for joined in sweep.axes for name in axes.fields_of(joined)}
@@ -278,17 +278,17 @@ def _require_number_of_points(sweep: SweepConfig) -> None:
 
 
 def require_plain_search(search: str, batch: int, trials: int | None, halving: int | None) -> None:
-    """Refuses a search that is none, and what one by results does not go together with."""
+    """Refuse unknown searches, and options that a search by results excludes."""
     errors.require_choice("search", search, SEARCHES)
     if search == "tpe" and trials is None:
         raise errors.refuse("search", search, "left out without trials", "give trials = 20, or --trials 20")
     if search == "tpe" and halving is not None:
         raise errors.refuse("halving", halving, f"left out with search {search}", "drop one of them")
-    if search == "random" and batch != _LATER["search_batch"]:
+    if search == "random" and batch != _DEFAULTS["search_batch"]:
         raise errors.refuse("search_batch", batch, "left out of a search at random", "give search = tpe")
 
 
-def _own(sweep: SweepConfig) -> dict[str, list[str]]:
+def _own_code(sweep: SweepConfig) -> dict[str, list[str]]:
     """Names of the user's own code anywhere in a sweep, by the field that takes them."""
     pairs = [pair for values in (sweep.base, *sweep.points) for pair in values.items()]
     for joined, written in sweep.axes.items():
@@ -301,9 +301,9 @@ def _own(sweep: SweepConfig) -> dict[str, list[str]]:
     return result
 
 
-def _known(sweep: SweepConfig) -> Options:
+def _known_options(sweep: SweepConfig) -> Options:
     """Options of its runs, those of the user's own algorithms and parts among them."""
-    own = _own(sweep)
+    own = _own_code(sweep)
     result = known_options(*own.get("algorithm", ()))
     for slot in CHOICES:
         for name in own.get(slot, ()):
@@ -312,7 +312,7 @@ def _known(sweep: SweepConfig) -> Options:
 
 
 def _code(checksums: Mapping[str, str]) -> Values:
-    """What a digest covers beside what is written down."""
+    """The checksums of user-defined code, which a digest covers too."""
     return {"code": dict(checksums)} if checksums else {}
 
 
@@ -323,18 +323,18 @@ def _require_field(what: str, name: str, barred: Mapping[str, tuple[str, str]], 
     errors.require_choice(f"{what}: a field", name, known)
 
 
-def _of_fields(what: str, written: Values, barred: Mapping[str, tuple[str, str]], known: Options) -> Values:
+def _convert_fields(what: str, written: Values, barred: Mapping[str, tuple[str, str]], known: Options) -> Values:
     for name in written:
         _require_field(what, name, barred, known)
-    return {name: _typed(f"{what}: {name}", value, known[name]) for name, value in written.items()}
+    return {name: _convert(f"{what}: {name}", value, known[name]) for name, value in written.items()}
 
 
-def _typed(what: str, written: Any, option: Option) -> Any:
+def _convert(what: str, written: Any, option: Option) -> Any:
     axes.require_value(what, written)
     return option.typed(written, what)
 
 
-def _axis(what: str, fields: tuple[str, ...], written: Any, known: Options) -> Any:
+def _convert_axis(what: str, fields: tuple[str, ...], written: Any, known: Options) -> Any:
     """The values of an axis as its fields' types; lists and ranges of the wrong form are left to `axes.parse`."""
     for field in fields:
         _require_field(what, field, _NOT_VARIED, known)
@@ -342,15 +342,15 @@ def _axis(what: str, fields: tuple[str, ...], written: Any, known: Options) -> A
         if not {int, float} & set(known[fields[0]].kinds):
             raise errors.refuse(what, "a range", "a list, since its values are not numbers", 'such as ["one", "other"]')
         return {
-            key: [_typed(what, end, known[fields[0]]) for end in value] if isinstance(value, list | tuple) else value
+            key: [_convert(what, end, known[fields[0]]) for end in value] if isinstance(value, list | tuple) else value
             for key, value in written.items()
         }
     if not isinstance(written, list | tuple):
         return written
     if len(fields) == 1:
-        return [_typed(what, value, known[fields[0]]) for value in written]
+        return [_convert(what, value, known[fields[0]]) for value in written]
     return [
-        [_typed(f"{what}: {field}", value, known[field]) for field, value in zip(fields, entry)]
+        [_convert(f"{what}: {field}", value, known[field]) for field, value in zip(fields, entry)]
         if isinstance(entry, list | tuple) and len(entry) <= len(fields)
         else entry
         for entry in written
@@ -378,7 +378,7 @@ def _require_tables(sweep: SweepConfig) -> None:
         )
 
 
-def _seedless(sweep: SweepConfig) -> list[Values]:
+def _seedless_points(sweep: SweepConfig) -> list[Values]:
     """The points of a sweep, before each is run with every seed."""
     if sweep.trials is None:
         return axes.grid(sweep.parsed)

@@ -88,15 +88,15 @@ def find_noise(points: Sequence[Point], runs: Sequence[PlannedRun], screen: Scre
     """Every point with the noise that meets its budget. Raises one ConfigurationError for all that cannot meet it."""
     with screen.bar("noise of points", total=len(points)) as show:
 
-        def noised(at: int) -> PreparedPoint:
+        def prepare_point(at: int) -> PreparedPoint:
             show(at, "")
             refuse_halting(runs[at].terms)
             with points[at].config.naming_defaults():
                 return with_noise(points[at], *prepare(runs[at]))
 
-        found = collect([point.values for point in points], noised)
+        prepared = collect([point.values for point in points], prepare_point)
         show(len(points), "")
-    return found
+    return prepared
 
 
 def with_noise(point: Point, run: PlannedRun, guarantee: Guarantee) -> PreparedPoint:

@@ -1,6 +1,7 @@
-"""What a device does with its points: the one compiled program of a group of points that differ only in numbers."""
+"""The one compiled program of a group of points that differ only in numbers."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
@@ -27,8 +28,8 @@ from fedjax_dp.rounds.state import RoundReport, ServerState, initial_state
 
 AXIS = "points"
 
-Given = TypeVar("Given")
-Found = TypeVar("Found")
+In = TypeVar("In")
+Out = TypeVar("Out")
 
 
 class Points(NamedTuple):
@@ -37,21 +38,21 @@ class Points(NamedTuple):
     algorithm: Algorithm
     key: Any  # of the run
     partition: dict[str, Any]  # `FederatedData.partition`
-    marks: Any  # (points, marks) int32: rounds after which a point is evaluated
+    evaluation_rounds: Any  # (points, evaluations) int32: rounds after which a point is evaluated
 
 
 class Running(NamedTuple):
     """Where a point stands."""
 
     state: ServerState
-    sound: jax.Array  # bool: all it has shown is finite; else it stays where it is
+    finite: jax.Array  # bool: all it has shown is finite; else it stays where it is
 
 
 class Observation(NamedTuple):
-    """What a point leaves at a mark."""
+    """What is measured of a point at an evaluation."""
 
     round: jax.Array
-    look: Measurement
+    evaluation: Measurement
     report: RoundReport  # of the last round before
 
 
@@ -59,18 +60,18 @@ class Observation(NamedTuple):
 class Program:
     """The structure that the points share.
 
-    together  a device runs its points all at once; else one after another, with the arithmetic of a single run;
+    vmapped   a device runs its points all at once; else one after another, with the arithmetic of a single run;
     slots     points that a device holds;
-    marks     evaluations of a point, at most.
+    max_evaluations  of a point.
     """
 
     mesh: Mesh
     model: Model  # its structure; values that it never trains are given to each call, the same for all points
     execution: Execution  # of one point, on one device
     train_metrics: bool
-    together: bool
+    vmapped: bool
     slots: int
-    marks: int
+    max_evaluations: int
 
     def begin(self, points: Points, records: FederatedData, frozen: Any, count: jax.Array) -> Running:
         """A device's first `count[0]` points before round 0, `(slots, ...)`."""
@@ -83,7 +84,7 @@ class Program:
         shape: Running = jax.eval_shape(one, _first(points))
         return self._over_points(one, points, count[0], shape)
 
-    def visit(
+    def run_segment(
         self,
         points: Points,
         running: Running,
@@ -93,74 +94,77 @@ class Program:
         first: jax.Array,
         last: jax.Array,
     ) -> tuple[Running, Observation]:
-        """Bring a device's first `count[0]` points from their mark `first` to their mark `last`.
+        """Bring a device's first `count[0]` points from their evaluation `first` to their evaluation `last`.
 
-        Shapes: points and running (slots, ...), records (1, ...), count (1,); returns running and what is seen at each
-                mark (slots, marks, ...), zeros at those that are not visited.
+        Shapes: points and running (slots, ...), records (1, ...), count (1,); returns running and the observation at
+                each evaluation (slots, evaluations, ...), zeros where none is made.
         """
         shared, model = jax.tree.map(lambda a: a[0], records), joined(self.model, frozen)
 
         first_point, first_running = _first((points, running))
         data = replace(shared, **first_point.partition)
         nobody = empty_report(first_point.algorithm, data.num_clients)
-        shape = jax.eval_shape(lambda *seen: self._see(model, *seen), first_point, data, first_running.state, nobody)
-        unseen = jax.tree.map(lambda a: jnp.zeros((self.marks, *a.shape), a.dtype), shape)
+        shape = jax.eval_shape(functools.partial(self._observe, model), first_point, data, first_running.state, nobody)
+        blank = jax.tree.map(lambda a: jnp.zeros((self.max_evaluations, *a.shape), a.dtype), shape)
 
         def one(entry: tuple[Points, Running]) -> tuple[Running, Observation]:
-            return self._stretch(model, *entry, shared, unseen, first, last)
+            return self._advance(model, *entry, shared, blank, first, last)
 
-        return self._over_points(one, (points, running), count[0], (first_running, unseen))
+        return self._over_points(one, (points, running), count[0], (first_running, blank))
 
-    def _see(
+    def _observe(
         self, model: Model, point: Points, data: FederatedData, state: ServerState, report: RoundReport
     ) -> Observation:
         """What there is to see of a point whose last round gave `report`."""
         state = with_final_model(point.algorithm, state)
-        look, local = metrics.measure(state.params, data, model=model, train=self.train_metrics), point.algorithm.local
+        measured, local = (
+            metrics.measure(state.params, data, model=model, train=self.train_metrics),
+            point.algorithm.local,
+        )
         if local.personal and data.test_clients is not None:
-            everyone = jnp.arange(data.num_clients, dtype=jnp.int32)
-            held = ClientStates(state.params, state.shared, everyone, state.clients, state.round, point.key)
-            look = look._replace(personal=evaluate_personal(local, held, data, model=model))
-        return Observation(state.round, look, report)
+            clients = jnp.arange(data.num_clients, dtype=jnp.int32)
+            held = ClientStates(state.params, state.shared, clients, state.clients, state.round, point.key)
+            measured = measured._replace(personal=evaluate_personal(local, held, data, model=model))
+        return Observation(state.round, measured, report)
 
-    def _stretch(
+    def _advance(
         self,
         model: Model,
         point: Points,
         running: Running,
         records: FederatedData,
-        unseen: Observation,
+        blank: Observation,
         first: jax.Array,
         last: jax.Array,
     ) -> tuple[Running, Observation]:
-        """One point from mark to mark; `unseen` is what is seen where nobody looked."""
+        """One point from evaluation to evaluation; `blank` stands for those that are not reached."""
         data = replace(records, **point.partition)
 
         def to_mark(at: jax.Array, carry: tuple[Running, Observation]) -> tuple[Running, Observation]:
-            (state, sound), seen = carry
-            until = jnp.where(sound, point.marks[at], state.round)
+            (state, finite), observations = carry
+            until = jnp.where(finite, point.evaluation_rounds[at], state.round)
             state, report = run_rounds(
                 point.algorithm, state, data, point.key, until, model=model, execution=self.execution
             )
-            now = self._see(model, point, data, state, report)
-            sound &= jnp.all(report.finite & ~report.overflow) & jnp.isfinite(now.look.test.sums["loss"])
-            return Running(state, sound), jax.tree.map(lambda table, row: table.at[at].set(row), seen, now)
+            now = self._observe(model, point, data, state, report)
+            finite &= jnp.all(report.finite & ~report.overflow) & jnp.isfinite(now.evaluation.test.sums["loss"])
+            return Running(state, finite), jax.tree.map(lambda table, row: table.at[at].set(row), observations, now)
 
-        reached: tuple[Running, Observation] = lax.fori_loop(first, last, to_mark, (running, unseen))
+        reached: tuple[Running, Observation] = lax.fori_loop(first, last, to_mark, (running, blank))
         return reached
 
-    def _over_points(self, one: Callable[[Given], Found], points: Given, count: jax.Array, like: Found) -> Found:
-        """`one` of each of the first `count` points, stacked; whatever stands in the other slots means nothing.
+    def _over_points(self, one: Callable[[In], Out], points: In, count: jax.Array, like: Out) -> Out:
+        """`one` of each of the first `count` points, stacked; the contents of the other slots mean nothing.
 
         `like` has the shapes of one result, so that nothing is traced to find them.
         """
-        if self.together:
+        if self.vmapped:
             return jax.vmap(one)(points)
 
-        def at(slot: Any) -> Found:
+        def at(slot: Any) -> Out:
             return one(jax.tree.map(lambda a: a[slot], points))
 
-        results: Found
+        results: Out
         if self.slots == 1:
             results = jax.tree.map(lambda a: a[None], at(0))
             return results
@@ -184,9 +188,9 @@ class Program:
             )
 
         slots = devices * self.slots
-        marks: Any = jax.ShapeDtypeStruct((slots, self.marks), jnp.int32, sharding=spread)
+        evaluation_rounds: Any = jax.ShapeDtypeStruct((slots, self.max_evaluations), jnp.int32, sharding=spread)
         key = many(slots, jax.eval_shape(lambda: run_key(0)))
-        points = Points(many(slots, algorithm, jnp.float32), key, many(slots, partition), marks)
+        points = Points(many(slots, algorithm, jnp.float32), key, many(slots, partition), evaluation_rounds)
         count = jax.ShapeDtypeStruct((devices,), jnp.int32, sharding=spread)
         whole = NamedSharding(self.mesh, P())
         held = jax.tree.map(lambda a: jax.ShapeDtypeStruct(np.shape(a), jnp.result_type(a), sharding=whole), frozen)
@@ -203,9 +207,9 @@ class Program:
             ),
             compiler_options=options,
         )
-        visit = jax.jit(
+        run_segment = jax.jit(
             jax.shard_map(
-                self.visit,
+                self.run_segment,
                 mesh=self.mesh,
                 in_specs=(each, each, each, all_, each, all_, all_),
                 out_specs=each,
@@ -220,7 +224,7 @@ class Program:
             lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=spread),
             jax.eval_shape(begin, points, records, frozen, count),
         )
-        whole = visit.lower(points, running, records, frozen, count, jnp.int32(0), jnp.int32(1)).compile()
+        whole = run_segment.lower(points, running, records, frozen, count, jnp.int32(0), jnp.int32(1)).compile()
         return Executables(start, whole, max(_bytes(start.memory_analysis()), _bytes(whole.memory_analysis())))
 
 
@@ -241,5 +245,5 @@ class Executables(NamedTuple):
     """The executables of a program."""
 
     begin: Callable[..., Running]
-    visit: Callable[..., tuple[Running, Observation]]
+    run_segment: Callable[..., tuple[Running, Observation]]
     bytes: int  # that a device needs, by the compiler's plan

@@ -1,4 +1,4 @@
-"""Where the records of a sweep lie."""
+"""The records of a sweep on the devices, placed once for each data set."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,24 +17,24 @@ class RecordCache:
     """The records that each device holds: those of the data set that it ran on last."""
 
     def __init__(self) -> None:
-        self._held: dict[int, tuple[Any, list[jax.Array]]] = {}
+        self._cached: dict[int, tuple[Any, list[jax.Array]]] = {}
 
     def records(self, datas: Sequence[FederatedData], largest: int, smallest: int, mesh: Mesh) -> FederatedData:
         """The records of each device's data set `(devices, ...)`; those that a device already holds stay there."""
         for at, (data, device) in enumerate(zip(datas, mesh.devices.flat, strict=True)):
-            if at not in self._held or self._held[at][0] != base_of(data):
-                self._held.pop(at, None)
+            if at not in self._cached or self._cached[at][0] != base_of(data):
+                self._cached.pop(at, None)
                 leaves = [np.asarray(a)[None] for a in jax.tree.leaves(records_of(data, largest, smallest))]
-                self._held[at] = (base_of(data), jax.device_put(leaves, device))
+                self._cached[at] = (base_of(data), jax.device_put(leaves, device))
         spread = NamedSharding(mesh, P(AXIS))
-        columns = zip(*(self._held[at][1] for at in range(len(datas))), strict=True)
+        columns = zip(*(self._cached[at][1] for at in range(len(datas))), strict=True)
         whole = [
             jax.make_array_from_single_device_arrays((len(parts), *parts[0].shape[1:]), spread, list(parts))
             for parts in columns
         ]
         structure = jax.tree.structure(records_of(datas[0], largest, smallest))
-        shelved: FederatedData = jax.tree.unflatten(structure, whole)
-        return shelved
+        records_of_devices: FederatedData = jax.tree.unflatten(structure, whole)
+        return records_of_devices
 
 
 def records_of(data: FederatedData, largest: int, smallest: int) -> FederatedData:
@@ -44,6 +44,6 @@ def records_of(data: FederatedData, largest: int, smallest: int) -> FederatedDat
 
 
 def base_of(data: FederatedData) -> tuple[float, ...]:
-    """Tells the records of one data set from those of another."""
+    """A key that is equal for data sets of the same records."""
     arrays = tuple(id(array) for array in jax.tree.leaves((data.x, data.y, data.x_test, data.y_test)))
     return (*arrays, float(data.scale), float(data.shift))

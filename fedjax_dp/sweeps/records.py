@@ -1,4 +1,4 @@
-"""What a sweep folder holds: `sweep.json` about the plan, and `points.jsonl` with one object per finished point."""
+"""The files of a sweep folder: `sweep.json` about the plan, and `points.jsonl` with one object per finished point."""
 
 import json
 import math
@@ -8,19 +8,21 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedjax_dp import errors, folders
+from fedjax_dp.accounting.guarantee import DeploymentSummary, EarlierPhase
 from fedjax_dp.sweeps.settings import Record as Record
-from fedjax_dp.sweeps.settings import metric_of, proved
+from fedjax_dp.sweeps.settings import metric_of, proved_epsilon
 from fedjax_dp.tasks.measures import PUBLIC_TESTS, Measure, private_records
 
 POINTS, SELECTION, PARAMS = "points.jsonl", "selection.json", "params"
 SWEEP = "sweep.toml"  # the sweep as it was written
+RENEWAL = "run the sweep in another folder"
 SWEEP_FOLDER = folders.FolderKind(
     name="sweep",
     manifest="sweep.json",
     fields={"axes": list},
     beginning=(SWEEP,),
     remedy="fedjax-dp sweep writes one",
-    renewal="run the sweep in another folder",
+    renewal=RENEWAL,
 )
 STATUSES = ("done", "stopped", "diverged", "failed")  # stopped: at a rung of successive halving
 ENDED = ("done", "diverged")
@@ -51,7 +53,7 @@ def choosing(folder: pathlib.Path, records: Sequence[Record], measure: Measure |
         raise errors.refuse(str(path), "something else", "a JSON object with what choosing costs")
     held = any(record.get("clients") is not None for record in records)
     what = private_records(held, measure or metric_of(records, None))
-    private = any(math.isfinite(proved(record)) for record in records)
+    private = any(math.isfinite(proved_epsilon(record)) for record in records)
     return cost if what is None or not private else without_epsilon(what)
 
 
@@ -96,7 +98,18 @@ def _record(line: bytes, where: str) -> Record | None:
         raise _damage(where, "values without a seed")
     if record["status"] not in STATUSES:
         raise _damage(where, f"status {record['status']!r}")
+    _require_known_parts(record["guarantee"], where)
     return record
+
+
+def _require_known_parts(guarantee: Record, where: str) -> None:
+    """Refuse a Guarantee with phases or a deployment that another version wrote."""
+    deployment = guarantee.get("deployment")
+    parts: list[tuple[Any, Any]] = [(DeploymentSummary, deployment)] if deployment else []
+    parts += [(EarlierPhase, phase) for phase in guarantee.get("phases") or ()]
+    for kind, part in parts:
+        if not isinstance(part, dict) or set(part) != set(kind._fields):
+            raise errors.refuse(where, "a Guarantee of another version", "as this version writes it", RENEWAL)
 
 
 def _damage(where: str, got: str) -> errors.ConfigurationError:

@@ -13,8 +13,8 @@ from fedjax_dp.experiments import parameters, phases
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.models import task_of
 from fedjax_dp.sweeps.axes import Values, in_words
-from fedjax_dp.sweeps.engine import JobGroup, PointEnd, RecordCache, Sample, fastest, grouped, structure
-from fedjax_dp.sweeps.halving import Halving, key_of, reached
+from fedjax_dp.sweeps.engine import JobGroup, PointEnd, RecordCache, Sample, choose_fastest, group_jobs, structure
+from fedjax_dp.sweeps.halving import Halving, is_done_until, key_of
 from fedjax_dp.sweeps.plan import refuse_points
 from fedjax_dp.sweeps.preparation import PreparedPoint
 from fedjax_dp.sweeps.records import Record
@@ -86,19 +86,19 @@ class SweepPlan(NamedTuple):
             + ("" if several else f", {self._how(0)}")
             + f"; compiled and measured in {self.prepare_s:.1f} s, about {duration(self.total_s)} to run"
         )
-        beside = [*([self.halving.line()] if self.halving else []), *([self.search] if self.search else [])]
-        return [total, *beside, *(self._line(number) for number in range(len(self.groups)) if several)]
+        extra = [*([self.halving.line()] if self.halving else []), *([self.search] if self.search else [])]
+        return [total, *extra, *(self._line(number) for number in range(len(self.groups)) if several)]
 
     def _line(self, number: int) -> str:
         return (
-            f"program {number + 1}: {self._apart(number)}{count(len(self.entries[number]), 'point')}, "
+            f"program {number + 1}: {self._distinct_axes(number)}{count(len(self.entries[number]), 'point')}, "
             f"{self._how(number)}; about {duration(self.seconds[number])}" + (" to the end" if self.halving else "")
         )
 
     def _how(self, number: int) -> str:
         """`one after another on each of 2 cpu devices, 0.3 MB each`."""
         group = self.groups[number]
-        order = f"up to {group.program.slots:,} at once" if group.program.together else "one after another"
+        order = f"up to {group.program.slots:,} at once" if group.program.vmapped else "one after another"
         many, platform = len(group.devices), group.devices[0].platform
         where = f"on each of {many} {platform} devices" if many > 1 else f"on a {platform} device"
         return f"{order} {where}, {group.compiled.bytes / 1e6:,.1f} MB" + (" each" if many > 1 else "")
@@ -108,20 +108,20 @@ class SweepPlan(NamedTuple):
         programs = [
             {
                 "points": len(entries),
-                "apart": self._apart(number),
+                "apart": self._distinct_axes(number),
                 "slots": group.program.slots,
                 "batches": group.batches,
-                "at_once": group.program.together,
+                "at_once": group.program.vmapped,
                 "bytes": group.compiled.bytes,
                 "seconds": self.seconds[number],
             }
             for number, (group, entries) in enumerate(zip(self.groups, self.entries, strict=True))
         ]
-        beside: dict[str, Any] = {"halving": self.halving.to_dict()} if self.halving else {}
-        beside |= {"search": self.search} if self.search else {}
-        return {"programs": programs, "prepare_s": self.prepare_s, "seconds": self.total_s} | beside
+        extra: dict[str, Any] = {"halving": self.halving.to_dict()} if self.halving else {}
+        extra |= {"search": self.search} if self.search else {}
+        return {"programs": programs, "prepare_s": self.prepare_s, "seconds": self.total_s} | extra
 
-    def _apart(self, number: int) -> str:
+    def _distinct_axes(self, number: int) -> str:
         """The axes that have one value in this group and others elsewhere."""
         if len(self.groups) == 1:
             return ""
@@ -130,18 +130,18 @@ class SweepPlan(NamedTuple):
             for entries in self.entries
         ]
         own = {
-            name: next(iter(found.values()))
-            for name, found in kinds[number].items()
-            if len(found) == 1 and any(other.get(name) != found for other in kinds)
+            name: next(iter(values.values()))
+            for name, values in kinds[number].items()
+            if len(values) == 1 and any(other.get(name) != values for other in kinds)
         }
         return in_words(own) + ": " if own else ""
 
 
-def planned(
+def compile_plan(
     entries: Sequence[PreparedPoint],
     screen: Screen,
     *,
-    together: bool | None = None,
+    vmapped: bool | None = None,
     memory: float | None = None,
     parts: int | None = None,
     known: dict[Any, tuple[JobGroup, Sample]] | None = None,
@@ -149,14 +149,14 @@ def planned(
     """Groups of the entries, compiled and timed; see `JobGroup` for the options.
 
     known  groups by their structure, to take where they are and to add to.
-    Raises: ConfigurationError if a point does not fit the memory, and for all points whose program somebody's own code
+    Raises: ConfigurationError if a point does not fit the memory, and for all points whose program user-defined code
             fails to make.
     """
     if not entries:
         return SweepPlan([], [], [], 0.0)
-    kinds = [[entries[index] for index in numbers] for numbers in grouped([entry.job for entry in entries])]
+    kinds = [[entries[index] for index in numbers] for numbers in group_jobs([entry.job for entry in entries])]
     cache, began, groups, seconds = RecordCache(), time.perf_counter(), [], []
-    options: dict[str, Any] = {"together": together, "memory": memory, "parts": parts, "cache": cache}
+    options: dict[str, Any] = {"vmapped": vmapped, "memory": memory, "parts": parts, "cache": cache}
     refused: list[tuple[Values, str]] = []
     with screen.bar("compiling", total=len(kinds)) as show:
         for done, kind in enumerate(kinds):
@@ -164,7 +164,7 @@ def planned(
             shape, known = structure(jobs[0]), {} if known is None else known
             if shape not in known:
                 try:
-                    known[shape] = fastest(JobGroup(jobs, **options))
+                    known[shape] = choose_fastest(JobGroup(jobs, **options))
                 except Exception as error:
                     if not own_code.own_frames(error):
                         raise
@@ -241,24 +241,26 @@ def execute_rungs(
     Who goes on from a rung follows from the records, so that it is the same after an interruption. Points go on from
     their states where these are at hand, else from round 0: the same, bit for bit.
     """
-    found = {one["point"]: one for one in held}
+    latest = {one["point"]: one for one in held}
     alive, plan, before = list(entries), None, dict[str, PointEnd]()
 
     def kept(one: Record, trained: Trained | None) -> None:
-        found[one["point"]] = one
+        latest[one["point"]] = one
         keep(one, trained)
 
     for rung in (*halving.rungs, None):
         until = halving.rounds if rung is None else rung.round
-        left = {entry.id for entry in alive if not reached(found.get(entry.id), until)}
+        left = {entry.id for entry in alive if not is_done_until(latest.get(entry.id), until)}
         if left:
             if plan is None:
-                plan = planned(alive, screen, parts=parts)._replace(halving=halving)
+                plan = compile_plan(alive, screen, parts=parts)._replace(halving=halving)
                 announce(plan, screen)
             last = rung is None and with_params
-            before = execute(plan.part(left), kept, screen, with_params=last, until=rung and rung.marks, before=before)
+            before = execute(
+                plan.part(left), kept, screen, with_params=last, until=rung and rung.evaluations, before=before
+            )
         if rung is not None:
-            chosen = halving.survivors([found[entry.id] for entry in alive], rung)
+            chosen = halving.survivors([latest[entry.id] for entry in alive], rung)
             alive = [entry for entry in alive if key_of(entry.values, halving.axes) in chosen]
             before = {entry.id: before[entry.id] for entry in alive if entry.id in before}
 
@@ -268,7 +270,7 @@ def _trained(entry: PreparedPoint, outcome: PointEnd) -> Trained | None:
         return None
     name, run = str(entry.config.get("algorithm", "algorithm")), entry.job.run
     ledger = phases.ledger_of(name, run, entry.guarantee, in_sweep=True)
-    return Trained(outcome.params, phases.exported(ledger, parameters.by_name(outcome.params), run.rounds))
+    return Trained(outcome.params, phases.ledger_of_parameters(ledger, parameters.by_name(outcome.params), run.rounds))
 
 
 def _bytes(entry: PreparedPoint) -> int:
@@ -278,7 +280,7 @@ def _bytes(entry: PreparedPoint) -> int:
 
 
 class Watch:
-    """What somebody who waits wants to know."""
+    """Progress of a sweep for a user who waits."""
 
     def __init__(self, total: int):
         self.total, self.done, self.lost = total, 0, 0

@@ -20,14 +20,14 @@ P = TypeVar("P", Point, PreparedPoint)
 class Search(Generic[P]):
     """The trials of a sweep, as far as they are known; `points` are theirs, by id, the first of equal ones.
 
-    made    the points of trials with each of so many `seeds`, numbered from a number on;
-    batch   trials that are proposed at once.
+    make_points  the points of trials with each of so many `seeds`, numbered from a number on;
+    batch        trials that are proposed at once.
     """
 
     def __init__(
         self,
         axes: Mapping[str, Axis],
-        made: Callable[[Sequence[Values], int], list[P]],
+        make_points: Callable[[Sequence[Values], int], list[P]],
         *,
         trials: int,
         seeds: int,
@@ -38,61 +38,61 @@ class Search(Generic[P]):
         import optuna
 
         self.axes, self.trials, self.seeds, self.batch = axes, trials, seeds, batch
-        self.made: Callable[[Sequence[Values], int], list[P]] = made
+        self.make_points: Callable[[Sequence[Values], int], list[P]] = make_points
         self.points: dict[str, P] = {}
         verbosity = optuna.logging.get_verbosity()
         optuna.logging.set_verbosity(optuna.logging.WARNING)  # it would say that it begins
         self._study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=search_seed))
         optuna.logging.set_verbosity(verbosity)
         self._space = {name: _distribution(axis) for name, axis in axes.items()}
-        self._asked: list[list[P]] = []  # of all trials, one for each seed
-        self._told = 0
+        self._proposed: list[list[P]] = []  # of all trials, one for each seed
+        self._reported = 0
 
-    def left(self, found: Mapping[str, Record]) -> list[P]:
+    def left(self, results: Mapping[str, Record]) -> list[P]:
         """The points to run next: those without a record of the batch that was proposed last.
 
         If there are none, the batch is reported and the next one proposed, until all trials are done.
         """
         while True:
-            batch = {point.id: point for trial in self._asked[self._told :] for point in reversed(trial)}
-            left = [self.points[each] for each in batch if each not in found]
-            if left or len(self._asked) == self.trials:
+            batch = {point.id: point for trial in self._proposed[self._reported :] for point in reversed(trial)}
+            left = [self.points[each] for each in batch if each not in results]
+            if left or len(self._proposed) == self.trials:
                 return sorted(left, key=lambda point: point.index)
-            self._tell(found)
-            self._ask()
+            self._report(results)
+            self._propose()
 
     def line(self) -> str:
         """How far it is, in words."""
-        return f"search tpe: trials {self._told + 1:,} to {len(self._asked):,} of {self.trials:,}"
+        return f"search tpe: trials {self._reported + 1:,} to {len(self._proposed):,} of {self.trials:,}"
 
-    def _ask(self) -> None:
-        begun = len(self._asked)
+    def _propose(self) -> None:
+        begun = len(self._proposed)
         drawn: list[Values] = []
         for _ in range(min(self.batch, self.trials - begun)):
             params = self._study.ask(self._space).params
             entries = [_at(axis, params[name]) for name, axis in self.axes.items()]
             drawn.append({field: value for entry in entries for field, value in entry.items()})
-        points = self.made(drawn, begun * self.seeds)
+        points = self.make_points(drawn, begun * self.seeds)
         for point in points:
             self.points.setdefault(point.id, point)
-        self._asked += [points[at : at + self.seeds] for at in range(0, len(points), self.seeds)]
+        self._proposed += [points[at : at + self.seeds] for at in range(0, len(points), self.seeds)]
 
-    def _tell(self, found: Mapping[str, Record]) -> None:
+    def _report(self, results: Mapping[str, Record]) -> None:
         """The results of the trials of the last batch: none of one that lost a seed."""
         import optuna
 
-        known = [found[point.id] for trial in self._asked for point in trial]
+        known = [results[point.id] for trial in self._proposed for point in trial]
         if not known:
             return
         measure = metric_of(known, None)
-        for number in range(self._told, len(self._asked)):
-            records = [found[point.id] for point in self._asked[number]]
+        for number in range(self._reported, len(self._proposed)):
+            records = [results[point.id] for point in self._proposed[number]]
             (setting,) = settings_of(records, [name for name in records[0]["values"] if name != "seed"])
             if setting.comparable(measure):
                 self._study.tell(number, goodness(setting, measure))
             else:
                 self._study.tell(number, state=optuna.trial.TrialState.FAIL)
-        self._told = len(self._asked)
+        self._reported = len(self._proposed)
 
 
 def search_of(sweep: SweepConfig) -> Search[Point]:

@@ -96,16 +96,18 @@ def cost_of_choosing(
     tests = [entry.job.run.data for entry in entries]
     if (what := private_records(any(data.test_clients is not None for data in tests))) is not None:
         return without_epsilon(what)
-    if not all(_same(data.x_test, tests[0].x_test) for data in tests):  # of some they may be others' clients'
+    first = tests[0].x_test
+    # Test records of one point may be training records of another.
+    if not all(data.x_test is first or np.array_equal(data.x_test, first) for data in tests):
         return without_epsilon("different test records, which others may train on", "test all on the same records")
     settings = len({str(sorted((n, v) for n, v in e.values.items() if n != "seed")) for e in private})
     terms = [entry.job.run.terms for entry in private]
     views = {(entry.guarantee.view, one.colluders) for entry, one in zip(private, terms)}
     accountants, deployments = {one.accountant for one in terms}, {entry.guarantee.deployment for entry in private}
     if len(deployments) > 1:
-        return _unknown("its points stand for different deployments")
+        return _unknown_cost("its points stand for different deployments")
     if len(views) > 1:
-        return _unknown("its points are counted against different adversaries")
+        return _unknown_cost("its points are counted against different adversaries")
     ledgers, seeds = [_ledger(entry) for entry in private], [entry.values["seed"] for entry in private]
     alike = len({(seed, tuple(ledger)) for seed, ledger in zip(seeds, ledgers)}) == len(set(seeds))
     varied = {name.split(".")[-1] for entry in private for name in entry.values if name != "seed"}
@@ -119,14 +121,16 @@ def cost_of_choosing(
                 accountants.pop() if len(accountants) == 1 else "rdp",
                 trials,
                 drawn=law is not None and known,
-                moving=_moving(private),
+                moving=_records_move(private),
                 parts=seeds,
                 progress=lambda done, total: show(done / total, f"{done} of {total}"),
             )
     except (errors.ConfigurationError, NotCoveredError) as error:
-        return _unknown(str(error))
+        return _unknown_cost(str(error))
     ((view, colluders),) = views
-    unstated = {"growth": GROWN, "search": SEARCHED}.get(by_results or "") or _unseen(private, view, by_results)
+    unstated = {"growth": GROWN, "search": SEARCHED}.get(by_results or "") or _unreleased_reason(
+        private, view, by_results
+    )
     notes = [f"All against {view}" + (f" with {colluders} colluders." if colluders else ".")]
     mark = private[0].guarantee.mark
     if mark:
@@ -166,8 +170,8 @@ def cost_of_choosing(
     return summary | {"short": short, "statement": " ".join([summary["statement"], *notes, BY_PROBES, SIMULATED])}
 
 
-def _unseen(entries: Sequence[PreparedPoint], view: View, by_results: ByResults | None) -> str | None:
-    """Why no epsilon is stated where points are compared by models that nobody is given; None where all are."""
+def _unreleased_reason(entries: Sequence[PreparedPoint], view: View, by_results: ByResults | None) -> str | None:
+    """Why no epsilon is stated where points are compared by models that are not released; None where all are."""
     if by_results == "halving" and view not in SHOW_ROUNDS:
         return UNSEEN.format(
             points="rungs compared points", what="models of rounds", view=view, remedy="leave out halving"
@@ -177,15 +181,11 @@ def _unseen(entries: Sequence[PreparedPoint], view: View, by_results: ByResults 
     return None
 
 
-def _same(one: Any, other: Any) -> bool:
-    return one is other or np.array_equal(one, other)
-
-
 def _words(epsilon: float) -> str:
     return f"epsilon {epsilon:.4g}" if math.isfinite(epsilon) else "an infinite epsilon"
 
 
-def _unknown(reason: str) -> dict[str, Any]:
+def _unknown_cost(reason: str) -> dict[str, Any]:
     text = f"what choosing costs is not known: {reason}"
     return {"epsilon": None, "short": text, "statement": text}
 
@@ -195,7 +195,7 @@ def _ledger(entry: PreparedPoint) -> list[Any]:
     return client_events(run.with_terms(participation="schedule") if run.terms.participation in BY_NAME_ALONE else run)
 
 
-def _moving(entries: Sequence[PreparedPoint]) -> bool:
+def _records_move(entries: Sequence[PreparedPoint]) -> bool:
     """Whether some record belongs to different clients in different points."""
     first = entries[0].job.run.data
     return any(

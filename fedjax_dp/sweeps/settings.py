@@ -68,7 +68,7 @@ class Setting(NamedTuple):
     @property
     def epsilon(self) -> float:
         """The largest proved epsilon over the seeds; infinite without privacy, NaN where no Guarantee is known."""
-        known = [epsilon for point in self.points if not math.isnan(epsilon := proved(point))]
+        known = [epsilon for point in self.points if not math.isnan(epsilon := proved_epsilon(point))]
         return max(known, default=math.nan)
 
     def score(self, metric: str) -> Interval:
@@ -78,24 +78,24 @@ class Setting(NamedTuple):
     def by_seed(self, metric: str) -> dict[int, float]:
         """`metric` at the last evaluated round of each seed that is done and knows it."""
         last = {
-            point["values"]["seed"]: reached(point["history"][-1], metric) if point["history"] else None
+            point["values"]["seed"]: metric_value(point["history"][-1], metric) if point["history"] else None
             for point in self.done
         }
         return {seed: number for seed, number in last.items() if number is not None and math.isfinite(number)}
 
     def comparable(self, metric: Measure) -> bool:
         """Whether every seed is done and knows `metric`, and what it is judged by: a mean then leaves nothing out."""
-        names = {metric.name, judged_by(metric).name}
+        names = {metric.name, judge_of(metric).name}
         return all(self.score(name).seeds == len(self.points) for name in names)
 
 
-def reached(evaluation: Record, metric: str) -> float | None:
+def metric_value(evaluation: Record, metric: str) -> float | None:
     """A metric of an evaluation; clients without models of their own are served by the shared one."""
     number: float | None = evaluation.get(metric)
     return evaluation.get(SHARED) if number is None and metric == OWN else number
 
 
-def proved(point: Record) -> float:
+def proved_epsilon(point: Record) -> float:
     """Epsilon of the point's Guarantee: infinite where it says none is finite, NaN where there is no Guarantee."""
     if "epsilon" not in point["guarantee"]:
         return math.nan
@@ -123,7 +123,7 @@ def interval(numbers: Sequence[float]) -> Interval:
     return Interval(mean, std, mean - half, mean + half, seeds)
 
 
-def paired(one: Setting, other: Setting, metric: str) -> Interval:
+def paired_difference(one: Setting, other: Setting, metric: str) -> Interval:
     """How much more one setting has of a metric than another: the differences of the seeds that both have."""
     first, second = one.by_seed(metric), other.by_seed(metric)
     return interval([first[seed] - second[seed] for seed in first if seed in second])
@@ -136,7 +136,7 @@ def bounds(metric: Measure, low: float, high: float) -> str:
     return f"{max(low, metric.low):.4f} to {min(high, metric.high):.4f}"
 
 
-def same(value: Any) -> str:
+def value_key(value: Any) -> str:
     """Equal texts for equal values of an axis, be they numbers, words or lists; 1 and 1.0 are equal, true is not 1."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return json.dumps(float(value) if number else value, sort_keys=True)
@@ -147,31 +147,31 @@ def settings_of(records: Iterable[Record], axes: Sequence[str]) -> list[Setting]
 
     A search at random may draw a setting twice. Equal seeds give equal numbers, so only the first of them counts.
     """
-    found: dict[tuple[str, ...], Setting] = {}
+    groups: dict[tuple[str, ...], Setting] = {}
     for record in sorted(records, key=lambda record: record["index"]):
         values = {name: record["values"].get(name) for name in axes}
-        setting = found.setdefault(tuple(map(same, values.values())), Setting(values, []))
+        setting = groups.setdefault(tuple(map(value_key, values.values())), Setting(values, []))
         if all(record["values"]["seed"] != point["values"]["seed"] for point in setting.points):
             setting.points.append(record)
-    return list(found.values())
+    return list(groups.values())
 
 
-def by_value(settings: Iterable[Setting], axis: str) -> dict[str, list[Setting]]:
-    """Settings by their value of an axis, keyed by `same`."""
-    found: dict[str, list[Setting]] = {}
+def group_by_value(settings: Iterable[Setting], axis: str) -> dict[str, list[Setting]]:
+    """Settings by their value of an axis, keyed by `value_key`."""
+    groups: dict[str, list[Setting]] = {}
     for setting in settings:
-        found.setdefault(same(setting.values[axis]), []).append(setting)
-    return found
+        groups.setdefault(value_key(setting.values[axis]), []).append(setting)
+    return groups
 
 
-def varying(settings: Sequence[Setting]) -> list[str]:
+def varying_axes(settings: Sequence[Setting]) -> list[str]:
     """The axes with more than one value."""
-    return [name for name in settings[0].values if len(by_value(settings, name)) > 1] if settings else []
+    return [name for name in settings[0].values if len(group_by_value(settings, name)) > 1] if settings else []
 
 
 def values_of(settings: Iterable[Setting], axis: str) -> list[Any]:
     """The different values of an axis, in the order of the plan."""
-    return [group[0].values[axis] for group in by_value(settings, axis).values()]
+    return [group[0].values[axis] for group in group_by_value(settings, axis).values()]
 
 
 def measures_of_records(records: Iterable[Record]) -> Measures:
@@ -181,13 +181,13 @@ def measures_of_records(records: Iterable[Record]) -> Measures:
     """
     records = list(records)
     tasks = {json.dumps(record["task"], sort_keys=True): record["task"] for record in records}
-    found = [measures_of(one) for one in tasks.values()] or [measures_of(NOTHING)]
-    every = {name: one for measures in found[::-1] for name, one in measures.by_name.items()}
-    order = [*found[0].by_name, *(name for name in every if name not in found[0].by_name)]
+    groups = [measures_of(one) for one in tasks.values()] or [measures_of(NOTHING)]
+    every = {name: one for measures in groups[::-1] for name, one in measures.by_name.items()}
+    order = [*groups[0].by_name, *(name for name in every if name not in groups[0].by_name)]
     ends = [record["history"][-1] for record in records if record["history"]]
     known = [end.get(OWN) is not None for end in ends]
-    if not any(known) or any(reached(end, OWN) is None for end in ends):
-        return Measures({name: every[name] for name in order}, found[0].main)
+    if not any(known) or any(metric_value(end, OWN) is None for end in ends):
+        return Measures({name: every[name] for name in order}, groups[0].main)
     if not all(known):
         every[OWN] = every[OWN]._replace(words=every[SHARED].words)
     return Measures({name: every[name] for name in order}, every[OWN])
@@ -202,18 +202,18 @@ def metric_of(records: Iterable[Record], name: str | None, judges: bool = False)
     return measures.by_name[name]
 
 
-def judged_by(metric: Measure) -> Measure:
+def judge_of(metric: Measure) -> Measure:
     """The metric that settings are compared by where `metric` is looked at: itself, if it has a better direction."""
     return metric.judge or metric
 
 
 def goodness(setting: Setting, metric: Measure) -> float:
     """What is larger for the better of two comparable settings."""
-    judge = judged_by(metric)
+    judge = judge_of(metric)
     return judge.better * setting.score(judge.name).mean
 
 
-def ranked(settings: Iterable[Setting], metric: Measure) -> list[Setting]:
+def rank_settings(settings: Iterable[Setting], metric: Measure) -> list[Setting]:
     """The comparable settings, best first, equals in the order of the plan."""
     return sorted((s for s in settings if s.comparable(metric)), key=lambda setting: -goodness(setting, metric))
 
@@ -225,4 +225,4 @@ def pick_or_stopped(settings: Sequence[Setting], metric: Measure) -> Setting | N
 
 def pick(settings: Iterable[Setting], metric: Measure) -> Setting | None:
     """The best of the comparable settings; None where there is none."""
-    return next(iter(ranked(settings, metric)), None)
+    return next(iter(rank_settings(settings, metric)), None)

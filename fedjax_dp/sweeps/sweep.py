@@ -27,13 +27,13 @@ from fedjax_dp.sweeps import cluster
 from fedjax_dp.sweeps import folder as folders
 from fedjax_dp.sweeps.axes import Values
 from fedjax_dp.sweeps.comparison import Comparison, compare
-from fedjax_dp.sweeps.engine import Job, marks_of
+from fedjax_dp.sweeps.engine import Job, evaluation_rounds_of
 from fedjax_dp.sweeps.halving import Halving
-from fedjax_dp.sweeps.parameter_paths import RUN_AXES, integer_axes, made
+from fedjax_dp.sweeps.parameter_paths import RUN_AXES, algorithm_of, integer_axes
 from fedjax_dp.sweeps.plan import SweepConfig, collect, digest, expand, law_of, require_plain_search, to_toml
 from fedjax_dp.sweeps.preparation import PreparedPoint, Sources, build, find_noise, refuse_halting
 from fedjax_dp.sweeps.records import SELECTION, SWEEP_FOLDER, Record, choosing, read_records
-from fedjax_dp.sweeps.runner import Keep, SweepPlan, Trained, announce, execute, execute_rungs, planned
+from fedjax_dp.sweeps.runner import Keep, SweepPlan, Trained, announce, compile_plan, execute, execute_rungs
 from fedjax_dp.sweeps.search import P, Search, search_of
 from fedjax_dp.sweeps.selection_cost import ByResults, cost_of_choosing
 from fedjax_dp.sweeps.settings import settings_of
@@ -188,7 +188,7 @@ def sweep(
     algorithm  a value, of which axes name fields: `learning_rate`, `clip_norm`, `batches.size`, ...; or a function of
                the axes that makes one, such as `functools.partial(fdp.dpnfl, cohort_size=10, ...)`;
     data       for all seeds, or a function of the seed;
-    axes       lists and ranges of `sweeps.axes`; beside the algorithm's, `rounds`, `epsilon` and `delta` may vary;
+    axes       lists and ranges of `sweeps.axes`; `rounds`, `epsilon` and `delta` may vary too;
     seeds      a number of them, or which;
     trials     draw so many points at random, by `search_seed`, instead of the whole grid;
     search     "tpe" lets Optuna propose the `trials` from the results of those before, `search_batch` at once, see
@@ -238,32 +238,38 @@ def sweep(
             raise errors.refuse("noise_multiplier", "an axis", "left out where epsilon finds the noise", "drop one")
         counted = dataclasses.replace(terms, epsilon=run_options["epsilon"], delta=run_options["delta"])
         used, rounds = model or usual_model(own), run_options["rounds"]
-        planned_run = plan_run(made(algorithm, varied), own, rounds=rounds, seed=seed, model=used, terms=counted)
+        planned_run = plan_run(
+            algorithm_of(algorithm, varied), own, rounds=rounds, seed=seed, model=used, terms=counted
+        )
         run, promise = prepare(planned_run)
         job = Job(run, evaluate_every, train_metrics, chunk_size)
         identity = str(index) if out is None else _identity(values, job, digests[seed])
         return PreparedPoint(index, identity, values, run_options, job, promise.without_attack())
 
-    def pointed(drawn: Sequence[Values], first: int = 0) -> list[PreparedPoint]:
+    def prepare_drawn(drawn: Sequence[Values], first: int = 0) -> list[PreparedPoint]:
         points[first:] = spans.with_seeds(drawn, chosen)
         refusals = (TypeError, ValueError)  # also values of a kind that their place cannot take
         return collect(points[first:], lambda at: prepare_point(first + at), refusals)
 
     if halving is not None:
         errors.require_integer("halving", halving, 2, spans.LARGEST, "3 keeps the best third")
-        marks = [marks_of(values.get("rounds", rounds), evaluate_every) for values in points]
-    rungs = None if halving is None else Halving.of(points, marks, halving, len(chosen))
-    course, folder = _local(screen, rungs, with_params=out is not None), None if out is None else pathlib.Path(out)
+        evaluated = [evaluation_rounds_of(values.get("rounds", rounds), evaluate_every) for values in points]
+    rungs = None if halving is None else Halving.of(points, evaluated, halving, len(chosen))
+    run_points = _local_run(screen, rungs, with_params=out is not None)
+    folder = None if out is None else pathlib.Path(out)
     if trials is not None and search == "tpe":
-        batches = Search(parsed, pointed, trials=trials, seeds=len(chosen), batch=search_batch, search_seed=search_seed)
-        batches.left(_held(folder))
+        batches = Search(
+            parsed, prepare_drawn, trials=trials, seeds=len(chosen), batch=search_batch, search_seed=search_seed
+        )
+        batches.left(_stored_records(folder))
         entries = sorted(batches.points.values(), key=lambda entry: entry.index)
-        course, planned_points = _by_search(batches, entries, list, course, screen, folder), trials * len(chosen)
-        beside = f" search {search} {search_seed} {search_batch} {trials}"
+        run_points = _search_run(batches, entries, list, run_points, screen, folder)
+        planned_points = trials * len(chosen)
+        settings_text = f" search {search} {search_seed} {search_batch} {trials}"
     else:
-        entries = pointed(drawn)
-        planned_points, beside = len(entries), f" halving {halving}" if rungs else ""
-    names = spans.varied(points)
+        entries = prepare_drawn(drawn)
+        planned_points, settings_text = len(entries), f" halving {halving}" if rungs else ""
+    names = spans.varied_fields(points)
 
     def price(grown: bool = False) -> dict[str, Any] | None:
         by_results: ByResults | None = "growth" if grown else "halving" if rungs else None
@@ -273,13 +279,13 @@ def sweep(
     if folder is not None:
         always = search_batch * len(chosen) if search == "tpe" else len(points)  # known before there are results
         ids = sorted(entry.id for entry in entries if entry.index < always)
-        own = hashlib.sha256("".join([*ids, beside]).encode()).hexdigest()[:12]
+        own = hashlib.sha256("".join([*ids, settings_text]).encode()).hexdigest()[:12]
         manifest = folders.manifest_of(name, own, names, chosen, planned_points, halving)
         plan = {entry.id: (entry.index, entry.values) for entry in reversed(entries)}
-        return _in_folder(folder, manifest, plan, None, lambda: entries, price, screen, course)
-    found: dict[str, Record] = {}
-    course(entries, [], lambda record, params: found.update({record["point"]: record}), None)
-    return Sweep(name, names, tuple(sorted(found.values(), key=lambda record: record["index"])), price())
+        return _run_in_folder(folder, manifest, plan, None, lambda: entries, price, screen, run_points)
+    results: dict[str, Record] = {}
+    run_points(entries, [], lambda record, params: results.update({record["point"]: record}), None)
+    return Sweep(name, names, tuple(sorted(results.values(), key=lambda record: record["index"])), price())
 
 
 def run_sweep(
@@ -313,17 +319,19 @@ def run_sweep(
         points = {point.id: point for point in reversed(expand(sweep))}  # of equal random points the first
     else:
         search = search_of(sweep)
-        search.left(_held(out))
+        search.left(_stored_records(out))
         points = search.points
     order = sorted(points.values(), key=lambda point: point.index)
-    names = tuple(sweep.varied) if search else spans.varied([point.values for point in order])
+    names = tuple(sweep.varied) if search else spans.varied_fields([point.values for point in order])
     runs = build(order, sources)
     rungs = None
     if sweep.halving is not None:
         if ray is not None:
             raise errors.refuse("ray", ray, "left out with halving", "its rungs need all points of a machine")
-        marks = [marks_of(one.rounds, point.config.output.evaluate_every) for one, point in zip(runs, order)]
-        rungs = Halving.of([point.values for point in order], marks, sweep.halving, len(sweep.seeds))
+        evaluated = [
+            evaluation_rounds_of(one.rounds, point.config.output.evaluate_every) for one, point in zip(runs, order)
+        ]
+        rungs = Halving.of([point.values for point in order], evaluated, sweep.halving, len(sweep.seeds))
     planned_points = len(order) if search is None else search.trials * len(sweep.seeds)
     manifest = folders.manifest_of(name, digest(sweep), names, sweep.seeds, planned_points, sweep.halving)
     places = {point.id: (point.index, point.values) for point in order}
@@ -338,29 +346,29 @@ def run_sweep(
         return cost_of_choosing(prepared_points, sweep.trials is not None, law_of(sweep), screen, by_results)
 
     def on_cluster(entries: Sequence[PreparedPoint], held: Sequence[Record], keep: Keep, parts: int | None) -> None:
-        if left := _unfinished(entries, held):
+        if left := _unfinished_points(entries, held):
             cluster.run_on(left, str(ray), parts or 1, ray_cpus, keep, screen)
 
     if only_plan:
         _, held = folders.read_own(out, manifest, places)
-        left = prepare_points() if rungs else _unfinished(prepare_points(), held)
-        plan = planned(left, screen)._replace(halving=rungs, search=search.line() if search else None)
+        left = prepare_points() if rungs else _unfinished_points(prepare_points(), held)
+        plan = compile_plan(left, screen)._replace(halving=rungs, search=search.line() if search else None)
         return Sweep(name, names, tuple(held), plan=plan)
-    run = _local(screen, rungs) if ray is None else on_cluster
+    run = _local_run(screen, rungs) if ray is None else on_cluster
     if search is not None:
-        run = _by_search(
+        run = _search_run(
             search, prepared_points, lambda new: find_noise(new, build(new, sources), screen), run, screen, out
         )
-    return _in_folder(out, manifest, places, to_toml(sweep), prepare_points, None if bare else price, screen, run)
+    return _run_in_folder(out, manifest, places, to_toml(sweep), prepare_points, None if bare else price, screen, run)
 
 
-def _held(folder: pathlib.Path | None) -> dict[str, Record]:
+def _stored_records(folder: pathlib.Path | None) -> dict[str, Record]:
     """The records of a sweep's folder, by the id of their points."""
     there = folder is not None and SWEEP_FOLDER.is_at(folder)
     return {record["point"]: record for record in (read_records(folder)[1] if folder and there else ())}
 
 
-def _by_search(
+def _search_run(
     search: Search[P],
     entries: list[PreparedPoint],
     prepare_points: Callable[[list[P]], list[PreparedPoint]],
@@ -370,14 +378,14 @@ def _by_search(
 ) -> Run:
     """Runs the batches of a search one after another; `entries`, those that are prepared, grow by each."""
 
-    def course(known: Sequence[PreparedPoint], held: Sequence[Record], keep: Keep, parts: int | None) -> None:
-        found = {record["point"]: record for record in held}
+    def run_points(known: Sequence[PreparedPoint], held: Sequence[Record], keep: Keep, parts: int | None) -> None:
+        results = {record["point"]: record for record in held}
 
         def kept(record: Record, trained: Trained | None) -> None:
-            found[record["point"]] = record
+            results[record["point"]] = record
             keep(record, trained)
 
-        while left := search.left(found):
+        while left := search.left(results):
             screen.say(search.line())
             ready = {entry.id for entry in entries}
             entries.extend(prepare_points([point for point in left if point.id not in ready]))
@@ -386,10 +394,10 @@ def _by_search(
         if folder is not None:
             folders.recount(folder, len(search.points))
 
-    return course
+    return run_points
 
 
-def _in_folder(
+def _run_in_folder(
     out: pathlib.Path,
     manifest: folders.Manifest,
     places: folders.Plan,
@@ -403,21 +411,21 @@ def _in_folder(
     for package in ("pandas", "pyarrow") if price is not None else ():  # which write its tables in the end
         errors.require_installed(package, "tables", "for the tables of a sweep")
     with folders.lock(out, manifest, places, text, screen) as (own, held):
-        finished = len(_finished(held)) == own["points"]
+        finished = len(_finished_ids(held)) == own["points"]
         priced = (out / SELECTION).is_file() if price is not None or manifest.get("halving") else True
         everything = [] if finished and priced else entries()
         if held:
             stopped = sum(record["status"] == "stopped" for record in held)
             rungs = f", {stopped:,} of them up to a rung" if stopped else ""
-            screen.say(f"{out} holds {len(_finished(held)):,} of {own['points']:,} points{rungs}")
-        with folders.keeper(out) as keep:
+            screen.say(f"{out} holds {len(_finished_ids(held)):,} of {own['points']:,} points{rungs}")
+        with folders.open_points(out) as keep:
             run(everything, held, keep, own["device"]["count"])
         if everything and price is not None:
             folders.finish(out, price("grown" in own), screen)
         return open_sweep(out)
 
 
-def _local(screen: Screen, rungs: Halving | None, with_params: bool = True) -> Run:
+def _local_run(screen: Screen, rungs: Halving | None, with_params: bool = True) -> Run:
     """Runs points in this process, those of later calls with the programs of earlier ones."""
     known: dict[Any, Any] = {}
 
@@ -425,20 +433,20 @@ def _local(screen: Screen, rungs: Halving | None, with_params: bool = True) -> R
         if rungs is not None and entries:
             execute_rungs(entries, held, rungs, keep, screen, with_params=with_params, parts=parts)
             return
-        plan = planned(_unfinished(entries, held), screen, parts=parts, known=known)
+        plan = compile_plan(_unfinished_points(entries, held), screen, parts=parts, known=known)
         announce(plan, screen)
         execute(plan, keep, screen, with_params=with_params)
 
     return run
 
 
-def _finished(held: Iterable[Record]) -> set[str]:
+def _finished_ids(held: Iterable[Record]) -> set[str]:
     """Points that are there; one that failed for reasons of the machine is to run again."""
     return {record["point"] for record in held if record["status"] != "failed"}
 
 
-def _unfinished(entries: Sequence[PreparedPoint], held: Iterable[Record]) -> list[PreparedPoint]:
-    finished = _finished(held)
+def _unfinished_points(entries: Sequence[PreparedPoint], held: Iterable[Record]) -> list[PreparedPoint]:
+    finished = _finished_ids(held)
     return [entry for entry in entries if entry.id not in finished]
 
 

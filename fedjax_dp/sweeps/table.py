@@ -23,7 +23,7 @@ from fedjax_dp.sweeps.settings import (
     measures_of_records,
     metric_of,
     pick,
-    proved,
+    proved_epsilon,
     settings_of,
 )
 from fedjax_dp.tasks.measures import Measure
@@ -69,7 +69,7 @@ def tidy(records: Iterable[Record], axes: Sequence[str]) -> pandas.DataFrame:
     points: dict[str, list[Any]] = {name: [record[name] for record in records] for name in ("index", "point")}
     points |= {name: [record["values"].get(name) for record in records] for name in (*axes, "seed")}
     points |= {name: [record[name] for record in records] for name in ("status", "reason")}
-    points["guarantee_epsilon"] = [proved(record) for record in records]
+    points["guarantee_epsilon"] = [proved_epsilon(record) for record in records]
     points["guarantee_delta"] = [record["guarantee"].get("delta") for record in records]
     noises = [record["guarantee"].get("noise_multiplier") or {} for record in records]
     points["guarantee_noise"] = [noise.get("median") for noise in noises]
@@ -116,9 +116,9 @@ def column(values: Sequence[Any], empty: type = str) -> pandas.Series:
 
 def write(frame: pandas.DataFrame, folder: str | os.PathLike[str]) -> None:
     """`table.parquet` and `table.csv` in a folder; a reader, or a crash, sees old tables or new ones, never parts."""
-    with folders.drafting(pathlib.Path(folder) / "table.parquet") as draft:
+    with folders.draft_file(pathlib.Path(folder) / "table.parquet") as draft:
         frame.to_parquet(draft, engine="pyarrow", index=False)
-    with folders.drafting(pathlib.Path(folder) / "table.csv") as draft:
+    with folders.draft_file(pathlib.Path(folder) / "table.csv") as draft:
         frame.to_csv(draft, index=False)
 
 
@@ -205,8 +205,8 @@ def choose(
 
 def _weakest(setting: Setting) -> dict[str, Any]:
     """The Guarantee with the largest epsilon, empty where none is known."""
-    known = [point for point in setting.points if not math.isnan(proved(point))]
-    return max(known, key=proved)["guarantee"] if known else {}
+    known = [point for point in setting.points if not math.isnan(proved_epsilon(point))]
+    return max(known, key=proved_epsilon)["guarantee"] if known else {}
 
 
 def _obstacle(setting: Setting, metric: Measure, epsilon_at_most: float | None, most: int) -> str | None:

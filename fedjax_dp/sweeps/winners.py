@@ -16,11 +16,11 @@ from fedjax_dp.sweeps.settings import (
     deployment_mark,
     interval,
     metric_of,
-    paired,
-    same,
+    paired_difference,
     settings_of,
+    value_key,
     values_of,
-    varying,
+    varying_axes,
 )
 from fedjax_dp.sweeps.table import STOPPED, choose, excluded_in_words
 from fedjax_dp.tasks.measures import Measure
@@ -89,7 +89,7 @@ class Winners(NamedTuple):
         return shown | {"of settings": [str(row.settings) for row in rows]}
 
     def notes(self) -> list[str]:
-        """What has to be known beside the numbers."""
+        """Remarks that readers of the numbers need."""
         lines = []
         if any(row.score.seeds == 1 for row in self.rows):
             lines.append("one seed has no deviation and no interval")
@@ -151,7 +151,7 @@ def winners(
     """
     records = list(records)
     measure, settings = metric_of(records, metric, judges=True), settings_of(records, axes)
-    varied = varying(settings)
+    varied = varying_axes(settings)
     chosen = tuple(name for name in USUAL if name in varied) if by is None else tuple(dict.fromkeys(by))
     if not chosen:
         raise errors.refuse("by", "nothing", "axes of the sweep", f"such as {', '.join(axes) or 'seeds have no best'}")
@@ -167,20 +167,22 @@ def winners(
     reference = (against or algorithms[0]) if len(algorithms) > 1 else None
     groups: dict[tuple[str, ...], list[Setting]] = {}
     for setting in settings:
-        groups.setdefault(tuple(same(setting.values[name]) for name in chosen), []).append(setting)
+        groups.setdefault(tuple(value_key(setting.values[name]) for name in chosen), []).append(setting)
     picked = [(key, group[0].values, *choose(group, measure, None)) for key, group in groups.items()]
     best = {key: winner for key, _, winner, _, _ in picked}
     place = chosen.index("algorithm") if reference is not None else 0
     rows = []
     for key, values, winner, candidates, excluded in picked:
-        rival = best.get((*key[:place], same(reference), *key[place + 1 :])) if reference is not None else None
+        rival = best.get((*key[:place], value_key(reference), *key[place + 1 :])) if reference is not None else None
         both = () if rival is None or winner is None or rival is winner else (winner, rival)
-        difference = paired(*both, measure.name) if both else interval([])
+        difference = paired_difference(*both, measure.name) if both else interval([])
         score = winner.score(measure.name) if winner else interval([])
         own = {name: values[name] for name in chosen}
         rows.append(Winner(own, winner, score, difference, len(candidates), excluded))
     order = [{key: at for at, key in enumerate(_ordered(settings, name))} for name in chosen]
-    rows.sort(key=lambda row: [places[same(value)] for places, value in zip(order, row.values.values(), strict=True)])
+    rows.sort(
+        key=lambda row: [places[value_key(value)] for places, value in zip(order, row.values.values(), strict=True)]
+    )
     others = tuple(name for name in varied if name not in chosen)
     known = [point["history"][-1].get(OWN) is not None for point in records if point["history"]]
     apart = any(known) and not (measure.name == OWN and all(known))
@@ -188,10 +190,10 @@ def winners(
 
 
 def _ordered(settings: Sequence[Setting], axis: str) -> list[str]:
-    """The values of an axis, by `same`: numbers in their order, the rest as the plan has them."""
+    """The values of an axis, by `value_key`: numbers in their order, the rest as the plan has them."""
     values = values_of(settings, axis)
     number = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
-    return [same(value) for value in [*sorted(number), *(value for value in values if value not in number)]]
+    return [value_key(value) for value in [*sorted(number), *(value for value in values if value not in number)]]
 
 
 def _word(value: Any) -> str:
@@ -212,6 +214,6 @@ def _proved(setting: Setting | None) -> str:
     return "∞" if math.isinf(setting.epsilon) else f"{setting.epsilon:.4g}"
 
 
-def title(found: Winners) -> str:
+def title(best: Winners) -> str:
     """`the best of each epsilon and algorithm, of 24 settings`."""
-    return f"the best of each {' and '.join(found.by)}, of {count(sum(row.settings for row in found.rows), 'setting')}"
+    return f"the best of each {' and '.join(best.by)}, of {count(sum(row.settings for row in best.rows), 'setting')}"

@@ -79,7 +79,7 @@ def files_of(result: Result) -> Iterator[list[pathlib.Path]]:
     """
     ready, privacy = result.ready, privacy_of(result.guarantee)
     known = phases.without_digests(ready.ledger)
-    ledger = phases.exported(known, parameters.by_name(result.params), result.history[-1].round)
+    ledger = phases.ledger_of_parameters(known, parameters.by_name(result.params), result.history[-1].round)
     described = {"config": json.dumps(config_of(ready)), "privacy": str(privacy["privacy/statement"])}
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)

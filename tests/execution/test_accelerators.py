@@ -174,14 +174,16 @@ def on_a_gpu(monkeypatch):
 def test_as_many_clients_at_once_as_fit(compiled_by, monkeypatch):
     gpu = on_a_gpu(monkeypatch)
     for memory, placed, wanted in ((10_000, True, 100), (802, True, 100), (801, True, 50), (240, True, 25)):
-        found, program = memory_of.fitting(compiled_by, gpu, 100, 1, memory, placed=placed)
+        found, program = memory_of.fit_execution(compiled_by, gpu, 100, 1, memory, placed=placed)
         if compiled_by is Plan or memory <= 300:
             assert found.portion(100, 1) == program.clients == wanted
         assert memory_of.bytes_of(program, True) <= memory
-    assert memory_of.fitting(compiled_by, gpu, 100, 1, 240, placed=False)[1].clients < 25  # arguments take room, too
+    assert (
+        memory_of.fit_execution(compiled_by, gpu, 100, 1, 240, placed=False)[1].clients < 25
+    )  # as arguments take room
     given = Execution(chunk_size=30)
-    assert memory_of.fitting(Plan, given, 100, 1, 9, placed=True)[0] == given
-    told = refusal(lambda: memory_of.fitting(compiled_by, gpu, 100, 1, 9, placed=True))
+    assert memory_of.fit_execution(Plan, given, 100, 1, 9, placed=True)[0] == given
+    told = refusal(lambda: memory_of.fit_execution(compiled_by, gpu, 100, 1, 9, placed=True))
     assert "memory of a device must be at least the 1e-08 GB that 1 at once of its clients need" in told
 
 
@@ -192,7 +194,7 @@ def test_what_a_compiler_says_that_it_needs_is_read():
         ("no plan", 0.0),
     ):
         assert memory_of._bytes_in(f"RESOURCE_EXHAUSTED: {told}") == bytes_
-    assert "more than there is for what a model needs" in str(memory_of.no_room(10, 0, "a model needs"))
+    assert "more than there is for what a model needs" in str(memory_of.memory_error(10, 0, "a model needs"))
     assert memory_of._bytes_in("INTERNAL: (74.50G) exceeds") is None
 
 
@@ -201,14 +203,14 @@ def test_a_compiler_that_fails_for_another_reason_is_not_asked_again(monkeypatch
         raise jax.errors.JaxRuntimeError("INTERNAL: x")
 
     with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"):
-        memory_of.fitting(broken, on_a_gpu(monkeypatch), 100, 1, 10, placed=True)
+        memory_of.fit_execution(broken, on_a_gpu(monkeypatch), 100, 1, 10, placed=True)
 
 
 def test_a_tpu_computes_small_models_together_and_large_ones_one_by_one(monkeypatch):
     monkeypatch.setattr(Execution, "platform", "tpu")
     assert [Execution().portion(10, size) for size in (85_210, 203_530, 814_090, 1_663_370)] == [10, 10, 1, 1]
     assert [Execution().portion(1000, size) for size in (7_850, 85_210)] == [1000, 100]
-    assert [Execution().runs(256, 10, size) for size in (7_850, 1_663_370)] == [86, 1]
+    assert [Execution().runs_at_once(256, 10, size) for size in (7_850, 1_663_370)] == [86, 1]
     assert Execution(chunk_size=4).portion(10, 1_663_370) == 4
 
 

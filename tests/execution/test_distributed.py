@@ -128,39 +128,39 @@ OTHERS = {
 def test_processes_go_on_only_if_all_agree(name, monkeypatch):
     other, wanted = OTHERS[name]
     monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(distributed, "_gathered", lambda told: [told, other])
+    monkeypatch.setattr(distributed, "_gather", lambda told: [told, other])
     if wanted is None:
-        assert distributed.together(lambda: "made", lambda made: FACTS) == "made"
+        assert distributed.run_in_agreement(lambda: "made", lambda made: FACTS) == "made"
         return
     with pytest.raises(errors.ConfigurationError) as found:
-        distributed.together(lambda: "made", lambda made: FACTS)
+        distributed.run_in_agreement(lambda: "made", lambda made: FACTS)
     assert wanted in str(found.value)
 
 
 def test_a_refusal_of_this_process_is_told_to_the_others(monkeypatch):
     told = []
     monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(distributed, "_gathered", lambda facts: told.append(facts) or [FACTS, facts])
+    monkeypatch.setattr(distributed, "_gather", lambda facts: told.append(facts) or [FACTS, facts])
 
     def prepare():
         raise errors.ConfigurationError("mine")
 
     with pytest.raises(errors.ConfigurationError, match="mine"):
-        distributed.together(prepare, lambda made: FACTS)
+        distributed.run_in_agreement(prepare, lambda made: FACTS)
     assert told == [{"refused": "mine"}]
 
 
 def test_the_checksum_of_the_code_tells_changes(tmp_path, monkeypatch):
-    assert distributed.code() == distributed.code()
+    assert distributed.code_checksum() == distributed.code_checksum()
     copy = tmp_path / "fedjax_dp"
     shutil.copytree(
         pathlib.Path(distributed.__file__).parent.parent, copy, ignore=shutil.ignore_patterns("__pycache__")
     )
-    before = distributed.code()
+    before = distributed.code_checksum()
     monkeypatch.setattr(distributed, "__file__", str(copy / "execution" / "distributed.py"))
-    assert distributed.code() == before
+    assert distributed.code_checksum() == before
     (copy / "errors.py").write_text((copy / "errors.py").read_text() + "\n")
-    assert distributed.code() != before
+    assert distributed.code_checksum() != before
 
 
 @pytest.mark.parametrize(
@@ -174,12 +174,12 @@ def test_a_cluster_that_jax_cannot_make_out_is_refused_whatever_it_raises(error,
     refused = f"auto where JAX finds no cluster; {error.__name__}: .*no service account"
     with (
         pytest.raises(errors.ConfigurationError, match=refused) as found,
-        distributed.joined(distributed.group_of("auto", None, None)),
+        distributed.join_processes(distributed.group_of("auto", None, None)),
     ):
         pass
     assert "\n" not in str(found.value)
     own = distributed.ProcessGroup("localhost:1", 2, 1, 5)
-    with pytest.raises(error), distributed.joined(own):  # a defect, where all was given
+    with pytest.raises(error), distributed.join_processes(own):  # a defect, where all was given
         pass
 
 

@@ -37,7 +37,7 @@ def test_rows_are_what_was_written_and_the_first_row_elsewhere():
         np.testing.assert_array_equal(found[:9], plain[asked])
         np.testing.assert_array_equal(found[9:], 0)
     np.testing.assert_array_equal(np.asarray(table), plain)
-    again = HostTable(50, np.float32([1, 2, 3])).filled(table.held())
+    again = HostTable(50, np.float32([1, 2, 3])).with_rows(table.written_rows())
     np.testing.assert_array_equal(np.asarray(again), plain)
     copy = table.copy()
     table.write(np.arange(50), np.zeros((50, 3)))
@@ -47,7 +47,7 @@ def test_rows_are_what_was_written_and_the_first_row_elsewhere():
 def test_a_table_of_a_million_clients_takes_the_room_of_few():
     table = HostTable(1_000_000, np.zeros(100_000, np.float32))  # 400 GB
     table.write(np.array([999_999, 3]), np.ones((2, 100_000), np.float32))
-    assert table.held()["rows"].nbytes == 800_000
+    assert table.written_rows()["rows"].nbytes == 800_000
     assert table.read(np.array([3, 4]), 2).mean(1).tolist() == [1, 0]
 
 

@@ -8,7 +8,7 @@ import shutil
 import jax
 import numpy as np
 import pytest
-from helpers import usual
+from helpers import refusal, usual
 from safetensors.numpy import load_file
 from small_runs import Stopped, dpnfl, stop_at
 
@@ -236,8 +236,19 @@ def test_what_was_changed_is_named(data):
     for change in ({"epsilons": [[0.1, 10]]}, {"statement": "all is well"}, {"warnings": ["none"]}, {"seal": None}):
         edited = json.dumps(promise | change)
         assert "y/guarantee.json must be as the run wrote it" in refused("guarantee.json", lambda _, text=edited: text)
-    other = run_folder.sealed(promise, about | {"config": about["config"] | {"seed": 1}})
+    other = run_folder.seal_promise(promise, about | {"config": about["config"] | {"seed": 1}})
     assert "y/guarantee.json must be" in refused("guarantee.json", lambda _: json.dumps(other))
+
+
+def test_a_run_that_names_a_retired_option_is_refused_in_one_line_that_says_so():
+    configured.start(RunSpec.of(WORDS | {"rounds": 1, "out": "x"}), QUIET)
+    about = json.loads(pathlib.Path("x/run.json").read_text())
+    about["config"]["start_clients"] = "same"
+    run_folder.RUN_FOLDER.write(pathlib.Path("x"), about)
+    promise = json.loads(pathlib.Path("x/guarantee.json").read_text())
+    folders.write_json(pathlib.Path("x/guarantee.json"), run_folder.seal_promise(promise, about))
+    for read in (fdp.resume, lambda folder: fdp.open_run(folder).model):
+        assert "got 'start_clients'; drop it: equal names or equal records" in refusal(read, "x")
 
 
 def test_the_configuration_for_people_decides_nothing():

@@ -211,7 +211,7 @@ def test_the_ledger_of_exported_parameters_has_the_epsilon_of_the_run_itself(dat
         plan_run(dp_fedavg(noise_multiplier=20.0), data, rounds=t, terms=terms) for t in (ROUNDS, 2 * ROUNDS)
     )
     ledger = phases.ledger_of("dp_fedavg", run, stated)
-    for text in (ledger, phases.longer(ledger, longer, stated)):
+    for text in (ledger, phases.ledger_of_more_rounds(ledger, longer, stated)):
         facts = json.loads(text.splitlines()[-1])
         assert facts["epsilon"] == stated.own > stated.epsilon == facts["deployment"]["epsilon"]
         (event,) = facts["spent"]["events"]

@@ -199,7 +199,7 @@ def begun(path, data, algorithm=None, start=None, key=0, **facts):
     run = plan_run(algorithm or private(), data, rounds=2, terms=PrivacyTerms(delta=1e-3), model=model)
     ledger = phases.ledger_of("dpnfl", run, verified_guarantee(run), data.checksum, **facts)
     params = numbers(key)
-    parameters.write(path, params, phases.exported(ledger, parameters.by_name(params), 2), {})
+    parameters.write(path, params, phases.ledger_of_parameters(ledger, parameters.by_name(params), 2), {})
     return path
 
 

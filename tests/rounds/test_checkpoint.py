@@ -83,7 +83,7 @@ def test_a_checkpoint_that_fails_is_one_error_and_no_thread_waits_for_it(fail, s
         store = Checkpoints(tmp_path / str(attempt))
         try:
             fail(tmp_path / str(attempt))
-            with pytest.raises(errors.StorageError), folders.storing(tmp_path):
+            with pytest.raises(errors.StorageError), folders.storage_errors(tmp_path):
                 store.save(state._replace(round=np.int32(1)))
             store.close()
         finally:

@@ -77,8 +77,8 @@ def test_homes_are_where_positions_are_computed(count, in_turn, parts):
     rows = np.asarray(deal.out(np.arange(count)))
     for part, found in enumerate(rows[: deal.parts]):
         real = found.reshape(-1)
-        there = [p for p in np.unique(real) if p or part == deal.homes[0] * deal.each]  # 0 also fills up
-        assert all(deal.homes[p] == part // deal.each for p in there)
+        there = [p for p in np.unique(real) if p or part == deal.device_of_position[0] * deal.each]  # 0 also fills up
+        assert all(deal.device_of_position[p] == part // deal.each for p in there)
     np.testing.assert_array_equal(deal.back(deal.out(np.arange(count))), np.arange(count))
 
 

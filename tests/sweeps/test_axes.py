@@ -40,10 +40,6 @@ def test_a_grid_is_every_combination_with_the_last_axis_fastest(varied):
     assert all(list(point) == list(varied) for point in grid(varied))
 
 
-def test_a_grid_without_axes_is_the_one_empty_point():
-    assert grid({}) == [{}]
-
-
 def test_joined_fields_vary_together_and_entries_may_stop_early():
     varied = {"algorithm ,server_learning_rate": [["dpnfl"], ["addpnfl", 0.1]], "rounds": [1, 2]}
     assert grid(varied) == [
@@ -70,20 +66,13 @@ def values_of(field, given_range, **options):
 
 @given(ENDS, st.integers(2, 30))
 @settings(deadline=None)
-def test_log_ranges_have_exact_ends_and_a_constant_ratio(ends, points):
-    values = values_of("clip_norm", {"log": list(ends), "points": points})
-    assert (values[0], values[-1], len(values)) == (*ends, points)
-    ratios = np.divide(values[1:], values[:-1])
+def test_log_ranges_have_a_constant_ratio_and_linear_ones_a_constant_step_and_exact_ends(ends, points):
+    log, linear = (values_of("clip_norm", {spacing: list(ends), "points": points}) for spacing in ("log", "linear"))
+    for values in (log, linear):
+        assert (values[0], values[-1], len(values)) == (*ends, points)
+    ratios = np.divide(log[1:], log[:-1])
     np.testing.assert_allclose(ratios, (ends[1] / ends[0]) ** (1 / (points - 1)), rtol=1e-10)
-
-
-@given(ENDS, st.integers(2, 30))
-@settings(deadline=None)
-def test_linear_ranges_have_exact_ends_and_a_constant_step(ends, points):
-    values = values_of("clip_norm", {"linear": list(ends), "points": points})
-    assert (values[0], values[-1], len(values)) == (*ends, points)
-    step = (ends[1] - ends[0]) / (points - 1)
-    np.testing.assert_allclose(np.diff(values), step, atol=1e-10 * ends[1])
+    np.testing.assert_allclose(np.diff(linear), (ends[1] - ends[0]) / (points - 1), atol=1e-10 * ends[1])
 
 
 def test_values_of_a_range_read_as_one_would_write_them():
@@ -190,27 +179,19 @@ BAD = [
     ({"x": [2**70]}, "axis x must be an integer of 64 bits"),
     ({"x": {"log": [1, 10]}}, "axis x must be a list, or a range with points, in a grid, got 1.0 to 10.0; add points"),
     ({"x": {"log": [10, 1], "points": 3}}, "a range whose first end is lower, got 10.0 and 1.0; turn the ends around"),
-    ({"x": {"log": [1, 1], "points": 3}}, "a range whose first end is lower, got 1.0 and 1.0"),
     ({"x": {"log": [0, 1], "points": 3}}, "a log range between positive ends, got 0.0; use linear"),
     ({"x": {"linear": [NAN, 1], "points": 3}}, "axis x must be finite, got nan"),
-    ({"x": {"linear": [0, math.inf], "points": 3}}, "axis x must be finite, got inf"),
     ({"x": {"linear": [-1e308, 1.7e308], "points": 3}}, "a range whose values differ"),
     ({"x": {"linear": [0, "1"], "points": 3}}, "axis x must be a range between numbers, got '1'"),
-    ({"x": {"linear": [True, 2], "points": 3}}, "axis x must be a range between numbers, got True"),
     ({"x": {"linear": [0], "points": 3}}, "axis x must be a range between two ends, got [0]; such as {log = [1, 10]}"),
     ({"x": {"log": [1, 2], "points": 1}}, "axis x: points must be an integer from 2 to 1,000,000, got 1"),
-    ({"x": {"log": [1, 2], "points": 2.0}}, "axis x: points must be an integer from 2"),
     ({"x": {"log": [1, 2], "point": 3}}, "a key of its range must be one of log, linear, points, got 'point'; did you"),
     ({"x": {"log": [1, 2], "linear": [1, 2]}}, "axis x must be a range with one of log, linear"),
-    ({"x": {"points": 3}}, "axis x must be a range with one of log, linear"),
-    ({"x": {"linear": [1, 1 + 1e-14], "points": 9}}, "a range whose values differ, got 9 from 1.0 to"),
     ({"whole": {"log": [1, 3], "points": 9}}, "axis whole must be a range whose values differ, got 9 from 1 to 3; ask"),
     ({"whole": {"log": [1, 2.5], "points": 2}}, "axis whole must be a range between integers, got 2.5"),
     ({"x,": [1]}, "an axis must be named by a field"),
-    ({"x, x": [[1, 2]]}, "an axis must be named by a field"),
     ({"x, y": {"log": [1, 2], "points": 2}}, "axis x, y must be a list of lists, since it joins fields, got a range"),
     ({"x, y": [1]}, "a list with entries of 1 to 2 values, got 1; one for each of x, y"),
-    ({"x, y": [[]]}, "a list with entries of 1 to 2 values, got []"),
     ({"x, y": [[1, 2, 3]]}, "a list with entries of 1 to 2 values, got [1, 2, 3]"),
     ({"x, y": [[1, 2], [1, 2]]}, "axis x, y must be values that differ, got x=1, y=2 twice"),
     ({"x": [1], "x, y": [[1, 2]]}, "axis x, y must be over fields of its own, got x in x too"),
@@ -233,8 +214,6 @@ def test_points_seeds_and_trials_that_cannot_be_are_refused_in_one_line():
     assert "seeds must be an integer from 0 to 4,294,967,295, got -1" in refusal(axes.with_seeds, [{}], [-1])
     assert axes.seeds_of(3) == axes.seeds_of(range(3)) == axes.seeds_of(np.arange(3)) == (0, 1, 2)
     assert "seeds must be an integer from 1 to 1,000,000, got 0; or a list" in refusal(axes.seeds_of, 0)
-    assert "at most 1,000,000 points, got 1,001,000" in refusal(axes.with_seeds, [{}] * 1001, range(1000))
-    assert "trials must be an integer from 1 to 1,000,000, got 0" in refusal(random_points, SEARCH, 0, 0)
     assert "trials must be an integer from 1 to 1,000,000, got 1000001" in refusal(random_points, SEARCH, 1000001, 0)
     assert "left out without axes or points to draw from" in refusal(random_points, {}, 3, 0)
     assert "search_seed must be an integer from 0 to 4,294,967,295, got -1" in refusal(random_points, SEARCH, 3, -1)

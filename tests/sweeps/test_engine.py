@@ -15,7 +15,7 @@ from fedjax_dp.models import logistic_regression
 from fedjax_dp.privacy import PrivacyTerms
 from fedjax_dp.privacy.planned_run import plan_run
 from fedjax_dp.sweeps import engine, program
-from fedjax_dp.sweeps.engine import Job, JobGroup, grouped
+from fedjax_dp.sweeps.engine import Job, JobGroup, group_jobs
 from fedjax_dp.sweeps.runner import Watch
 from fedjax_dp.tasks import Own, describe_task
 
@@ -49,7 +49,7 @@ def jobs_on(data, algorithms, seeds=(0, 1), rounds=ROUNDS):
 def outcomes(jobs, stop=None, **options):
     """Of jobs, with a `stop` after so many evaluations, from which they go on."""
     found = {}
-    for numbers in grouped(jobs):
+    for numbers in group_jobs(jobs):
         group = JobGroup([jobs[number] for number in numbers], **options)
         before = None if stop is None else dict(group.run(until=stop))
         for at, outcome in group.run(before=before):
@@ -83,9 +83,9 @@ def test_points_that_differ_in_numbers_share_a_program(data):
     algorithms = [*GRID, dpnfl(clip_norm=3.0), dpnfl(batch_size=3), dpnfl(local_steps=2), per_client]
     jobs = jobs_on(data, [*algorithms, fdp.fedavg(**COMMON)])
     parts = [[0, 1, 2, 3, 4, 5, 6, 7], [8, 9], [10, 11], [12, 13], [14, 15]]
-    assert grouped(jobs) == parts
+    assert group_jobs(jobs) == parts
     others = [with_run(job, rounds=9) for job in jobs[:2]] + [job._replace(train_metrics=True) for job in jobs[:2]]
-    assert grouped([*jobs[:2], *others]) == [[0, 1, 2, 3], [4, 5]]
+    assert group_jobs([*jobs[:2], *others]) == [[0, 1, 2, 3], [4, 5]]
 
 
 @pytest.mark.slow
@@ -97,20 +97,20 @@ def test_a_point_equals_its_single_run_bit_for_bit(data):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("together", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
-def test_some_points_go_on_from_where_they_stopped_with_the_same_program(data, together):
+@pytest.mark.parametrize("vmapped", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
+def test_some_points_go_on_from_where_they_stopped_with_the_same_program(data, vmapped):
     """Those that go on are fewer than a device's slots, and where they stand is a matter of their own states."""
     jobs = jobs_on(data, GRID)
-    group = JobGroup(jobs, together=together)
+    group = JobGroup(jobs, vmapped=vmapped)
     stopped, whole = dict(group.run(until=2)), dict(group.run())
     left = {at: stopped[at] for at in (5, 1, 2)}
     part = group.of([jobs[at] for at in left])
-    assert (part.compiled is group.compiled) == (not together)
+    assert (part.compiled is group.compiled) == (not vmapped)
     found = dict(part.run(before=dict(enumerate(left.values()))))
     assert [end.status for end in stopped.values()] == ["stopped"] * len(jobs)
     for place, at in enumerate(left):
         assert found[place].status == "done"
-        if together:
+        if vmapped:
             losses = [[each.test_loss for each in ends[at].history] for ends, at in ((found, place), (whole, at))]
             np.testing.assert_allclose(*losses, rtol=1e-5)
         else:
@@ -123,7 +123,7 @@ def test_some_points_go_on_from_where_they_stopped_with_the_same_program(data, t
 @pytest.mark.slow
 def test_a_point_in_a_fixed_order_equals_its_single_run_bit_for_bit(data):
     jobs = [job._replace(parts=3) for job in jobs_on(data, GRID[1:2])]
-    assert grouped([*jobs, jobs[0]._replace(parts=None)]) == [[0, 1], [2]]
+    assert group_jobs([*jobs, jobs[0]._replace(parts=None)]) == [[0, 1], [2]]
     for job, outcome in zip(jobs, outcomes(jobs), strict=True):
         assert outcome.history == single(job, execution=fdp.execution.all_devices(parts=3))
 
@@ -131,7 +131,7 @@ def test_a_point_in_a_fixed_order_equals_its_single_run_bit_for_bit(data):
 @pytest.mark.exhaustive
 def test_all_at_once_equals_one_after_another_up_to_rounding(data):
     jobs = jobs_on(data, GRID)
-    for one, other in zip(outcomes(jobs, together=False), outcomes(jobs, together=True), strict=True):
+    for one, other in zip(outcomes(jobs, vmapped=False), outcomes(jobs, vmapped=True), strict=True):
         for a, b in zip(one.history, other.history, strict=True):
             assert a.test_loss == pytest.approx(b.test_loss, rel=1e-5)
             assert a.round == b.round
@@ -158,11 +158,11 @@ def test_partitions_seeds_rounds_and_data_sets_of_equal_shape_share_a_program():
     datas.append(dataclasses.replace(datas[0], scale=3.0, shift=0.5))  # the same arrays, seen otherwise
     datas.append(dataclasses.replace(datas[0], rows=np.asarray(datas[0].rows)[::-1]))
     jobs = [job_of(GRID[1], data, MODEL, ROUNDS - at % 2, at, 1) for at, data in enumerate(datas)]
-    assert len(grouped(jobs)) == 1
+    assert len(group_jobs(jobs)) == 1
     for job, outcome in zip(jobs, outcomes(jobs), strict=True):
         assert outcome.history == single(job)
     epochs = [with_run(job, algorithm=dpnfl(batches="epochs")) for job in jobs]
-    assert len(grouped(epochs)) == 2  # their steps follow the largest client
+    assert len(group_jobs(epochs)) == 2  # their steps follow the largest client
 
 
 def jobs_on_small_clients(batches):
@@ -172,7 +172,7 @@ def jobs_on_small_clients(batches):
 
 
 def test_points_with_clients_smaller_than_a_batch_share_a_program_of_their_own():
-    assert grouped(jobs_on_small_clients("without-replacement")) == [[0, 1], [2, 3]]
+    assert group_jobs(jobs_on_small_clients("without-replacement")) == [[0, 1], [2, 3]]
 
 
 @pytest.mark.exhaustive  # CI: points of larger clients, above, and such clients in rounds/test_ragged_batches.py
@@ -191,8 +191,8 @@ def test_a_point_that_diverges_says_so_and_takes_nobody_down(data):
         GRID[1],
     ]
     jobs = jobs_on(data, algorithms, seeds=(0,))
-    assert len(grouped(jobs)) == 1
-    for options in ({}, {"together": True}):
+    assert len(group_jobs(jobs)) == 1
+    for options in ({}, {"vmapped": True}):
         found = outcomes(jobs, **options)
         assert [o.status for o in found] == ["done", "diverged", "done"]
         with pytest.raises(errors.DivergedError) as caught:
@@ -230,14 +230,14 @@ def test_a_secure_sum_that_overflows_ends_its_point_only():
 def test_a_dispatch_that_fails_loses_its_own_points_only(data, monkeypatch):
     jobs = jobs_on(data, GRID, seeds=range(3), rounds=2)
     group = JobGroup(jobs)
-    visit = group.compiled.visit
+    run_segment = group.compiled.run_segment
 
     def broken(points, *rest):
         if (np.asarray(points.algorithm.local.learning_rate) > 0.8).any():
             raise RuntimeError("out of memory\nsomewhere")
-        return visit(points, *rest)
+        return run_segment(points, *rest)
 
-    group.compiled = group.compiled._replace(visit=broken)
+    group.compiled = group.compiled._replace(run_segment=broken)
     found = dict(group.run())
     assert len(found) == len(jobs)
     assert {number for number, outcome in found.items() if outcome.status == "failed"} == {6, 7, 8}
@@ -248,10 +248,10 @@ def test_a_dispatch_that_fails_loses_its_own_points_only(data, monkeypatch):
 @pytest.mark.exhaustive
 def test_batches_fit_the_memory_by_the_compilers_own_account(data):
     jobs = jobs_on(data, GRID, seeds=range(6), rounds=2)
-    whole = JobGroup(jobs, together=True)
+    whole = JobGroup(jobs, vmapped=True)
     assert whole.batches * whole.program.slots * len(whole.devices) >= len(jobs)
-    least = JobGroup(jobs[:1], together=True).compiled.bytes
-    tight = JobGroup(jobs, together=True, memory=(least + whole.compiled.bytes) / 2)
+    least = JobGroup(jobs[:1], vmapped=True).compiled.bytes
+    tight = JobGroup(jobs, vmapped=True, memory=(least + whole.compiled.bytes) / 2)
     assert tight.compiled.bytes < whole.compiled.bytes
     assert tight.batches > whole.batches
     for (_, one), (_, other) in zip(sorted(tight.run()), sorted(whole.run()), strict=True):
@@ -274,21 +274,25 @@ def test_another_way_to_run_is_taken_only_if_it_shows_the_same_numbers(data, mon
     monkeypatch.setattr(engine, "TRIAL_S", 0.0)
     group = JobGroup(jobs_on(data, GRID))
     sample = group.sample()
-    rival = group.all_at_once()
-    other = {job: jax.tree.map(lambda a: np.asarray(a) + 1, seen) for job, seen in sample.seen.items()}
-    for seen, factor, wanted in ((sample.seen, 0.5, True), (sample.seen, 1.0, False), (other, 0.5, False)):
-        measured = engine.Sample(sample.round_s * factor, sample.look_s * factor, seen)
-        monkeypatch.setattr(JobGroup, "all_at_once", lambda self: rival)
+    rival = group.vmapped_group()
+    other = {job: jax.tree.map(lambda a: np.asarray(a) + 1, seen) for job, seen in sample.observations.items()}
+    for seen, factor, wanted in (
+        (sample.observations, 0.5, True),
+        (sample.observations, 1.0, False),
+        (other, 0.5, False),
+    ):
+        measured = engine.Sample(sample.round_s * factor, sample.evaluation_s * factor, seen)
+        monkeypatch.setattr(JobGroup, "vmapped_group", lambda self: rival)
         monkeypatch.setattr(JobGroup, "sample", lambda self, m=measured: m if self is rival else sample)
-        assert (engine.fastest(group)[0] is rival) == wanted
+        assert (engine.choose_fastest(group)[0] is rival) == wanted
 
 
 @pytest.mark.slow
 def test_a_short_point_is_not_looked_at_as_often_as_the_longest(data):
     jobs = [job_of(GRID[0], data, MODEL, rounds, 0, 1) for rounds in (2, 12, 2, 12)]
     group = JobGroup(jobs)
-    visit, lasts = group.compiled.visit, []
-    group.compiled = group.compiled._replace(visit=lambda *a: lasts.append(int(a[-1])) or visit(*a))
+    run_segment, lasts = group.compiled.run_segment, []
+    group.compiled = group.compiled._replace(run_segment=lambda *a: lasts.append(int(a[-1])) or run_segment(*a))
     found = dict(group.run())
     assert [len(found[at].history) for at in range(4)] == [2, 12, 2, 12]
     if len(group.devices) == 2:
@@ -328,22 +332,9 @@ def test_points_of_every_structure_equal_their_single_runs_bit_for_bit(name, dat
         job_of(make.of({**{**COMMON, "learning_rate": rate}, **options}), data, model, ROUNDS, seed, 1, True)
         for rate, seed in itertools.product((0.1, 0.3), range(2))
     ]
-    assert len(grouped(jobs)) == 1
+    assert len(group_jobs(jobs)) == 1
     for job, outcome in zip(jobs, outcomes(jobs, stop=2), strict=True):  # whatever their states hold
         assert outcome.history == single(job)
-
-
-@pytest.mark.exhaustive
-def test_a_sweep_over_a_number_of_the_local_rule_equals_single_runs_bit_for_bit(data):
-    noisy = {**COMMON, "clip_norm": 0.5, "noise_multiplier": 0.5, "local_rule": "adamw_bc"}
-    jobs = [
-        job_of(fdp.dpnfl.of({**noisy, "local_b2": b2}), data, MODEL, ROUNDS, 0, 1, True) for b2 in (0.9, 0.99, 0.999)
-    ]
-    assert len(grouped(jobs)) == 1
-    found = outcomes(jobs)
-    for job, outcome in zip(jobs, found, strict=True):
-        assert outcome.history == single(job)
-    assert found[0].history[-1].test_loss != found[1].history[-1].test_loss
 
 
 @pytest.mark.exhaustive
@@ -354,7 +345,7 @@ def test_every_entry_sweeps_over_its_learning_rate(entry, data):
     model = TwoLayerModel(3, 4) if entry.startswith("rfedavg") else MODEL
     model = fdp.mlp(data.record_shape, data.classes, (4,)) if "head" in CATALOGUE[entry].options else model
     jobs = [job_of(CATALOGUE[entry].of(options | {"learning_rate": rate}), data, model, 2, 0, 1) for rate in (0.1, 0.3)]
-    assert len(grouped(jobs)) == 1
+    assert len(group_jobs(jobs)) == 1
     first, second = outcomes(jobs, stop=1)
     for outcome, job in ((first, jobs[0]), (second, jobs[1])):
         for seen, alone in zip(outcome.history, single(job), strict=True):
@@ -447,50 +438,35 @@ def test_a_sweep_over_a_value_goes_on_in_its_folder(data, tmp_path):
     assert first.choosing == second.choosing
 
 
-@pytest.mark.parametrize(
-    ("axes", "words"),
-    [
-        ({"learning_rate": ["a"]}, "learning_rate must be of the kind of 0.3, got 'a'"),
-        ({"batches.size": [2], "batch_size": [3]}, "axes must be of different numbers"),
-        (None, "axes must be names with lists or ranges, got None"),
-        ({"clip_nrom": [1.0]}, "did you mean clip_norm"),
-        ({"size": [2]}, "say cohort.size or"),
-        ({"learning_rate": [0.1, -1.0]}, "1 of 2 points cannot run: learning_rate=-1, seed=0: learning_rate must be"),
-        ({"learning_rate": []}, "at least one"),
-        ({"epsilon": [1.0]}, "delta must be given"),
-        ({"delta": [0.1, 0.2]}, "delta must be left out where it is an axis, got 0.1"),
-    ],
-)
-def test_wrong_axes_are_refused_in_one_line_before_anything_runs(axes, words, data):
-    named = axes or {}
-    algorithm = fdp.fedavg(**COMMON) if "size" in named else dpnfl()
-    options = {} if "epsilon" in named else {"delta": 0.1}
-    assert words in refusal(lambda: fdp.sweep(algorithm, data, rounds=1, axes=axes, progress=False, **options))
+FOUND = {"epsilon": 4.0, "delta": 0.1}
+BAD = [
+    ({"axes": {"learning_rate": ["a"]}}, "learning_rate must be of the kind of 0.3, got 'a'"),
+    ({"axes": {"batches.size": [2], "batch_size": [3]}}, "axes must be of different numbers"),
+    ({"axes": None}, "axes must be names with lists or ranges, got None"),
+    ({"axes": {"clip_nrom": [1.0]}}, "did you mean clip_norm"),
+    ({"axes": {"size": [2]}, "algorithm": fdp.fedavg(**COMMON)}, "say cohort.size or"),
+    (
+        {"axes": {"learning_rate": [0.1, -1.0]}},
+        "1 of 2 points cannot run: learning_rate=-1, seed=0: learning_rate",
+    ),
+    ({"axes": {"epsilon": [1.0]}, "delta": None}, "delta must be given"),
+    ({"axes": {"delta": [0.1, 0.2]}}, "delta must be left out where it is an axis, got 0.1"),
+    ({"axes": {"noise_multiplier": [1.0]}} | FOUND, "noise_multiplier must be left out where epsilon finds the noise"),
+    (
+        {"data": fdp.data.Dataset("raw", *[np.zeros((2, 1))] * 4, 2)},
+        "data must be a fedjax_dp.data.FederatedData",
+    ),
+    ({"algorithm": "dpnfl"}, "algorithm must be an Algorithm, or a function that makes one, got str"),
+    ({"algorithm": lambda learning_rate: None}, "must be one that returns an Algorithm, got NoneType"),
+    ({"chunk_size": 0}, "chunk_size must be an integer of at least 1"),
+    ({"evaluate_every": -1}, "evaluate_every must be an integer of at least 1"),
+]
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (
-            {"data": fdp.data.Dataset("raw", *[np.zeros((2, 1))] * 4, 2)},
-            "data must be a fedjax_dp.data.FederatedData, which fedjax_dp.federate makes, got Dataset; write fedjax_dp",
-        ),
-        ({"algorithm": "dpnfl"}, "algorithm must be an Algorithm, or a function that makes one, got str"),
-        ({"algorithm": lambda learning_rate: None}, "must be one that returns an Algorithm, got NoneType"),
-        ({"seeds": 2.5}, "seeds must be an integer from 1 to 1,000,000, got 2.5; or a list such as"),
-        ({"chunk_size": 0}, "chunk_size must be an integer of at least 1"),
-        ({"evaluate_every": -1}, "evaluate_every must be an integer of at least 1"),
-    ],
-)
-def test_wrong_arguments_are_refused_in_one_line(change, words, data):
-    given = {
-        "algorithm": dpnfl(),
-        "data": data,
-        "delta": 0.1,
-        "rounds": 1,
-        "axes": {"learning_rate": [0.1, 0.2]},
-    } | change
-    assert words in refusal(lambda: fdp.sweep(progress=False, **given))
+@pytest.mark.parametrize(("change", "words"), BAD, ids=[words[:40] for _, words in BAD])
+def test_what_cannot_be_swept_is_refused_in_one_line_before_anything_runs(change, words, data):
+    options = {"algorithm": dpnfl(), "data": data, "delta": 0.1, "rounds": 1, "axes": {"learning_rate": [0.1, 0.2]}}
+    assert words in refusal(lambda: fdp.sweep(progress=False, **options | change))
 
 
 @fdp.value

@@ -8,15 +8,16 @@ import jax
 import numpy as np
 import pytest
 from helpers import ragged_data, refusal
-from sweep_points import point
+from small_runs import Stopped
+from sweep_points import point, recorded
 
 import fedjax_dp as fdp
 from fedjax_dp import cli
 from fedjax_dp.accounting import View
 from fedjax_dp.models import logistic_regression
-from fedjax_dp.sweeps import runner, selection_cost
+from fedjax_dp.sweeps import selection_cost
 from fedjax_dp.sweeps.folder import read_own
-from fedjax_dp.sweeps.halving import Halving, Rung, key_of, reached, rungs_of
+from fedjax_dp.sweeps.halving import Halving, Rung, is_done_until, key_of, rungs_of
 from fedjax_dp.sweeps.plan import SweepConfig, digest, to_toml
 from fedjax_dp.sweeps.records import read_records
 
@@ -39,7 +40,7 @@ def test_rungs_stand_at_the_next_evaluation_and_leave_a_geometric_number(setting
     got = rungs_of(settings, range(1, rounds + 1), eta)
     assert {(rung.round, settings // rung.divisor) for rung in got} <= {(math.ceil(at), left) for at, left in want}
     assert {rung.round for rung in got} == {math.ceil(at) for at, _ in want if math.ceil(at) < rounds}
-    assert all(rung.marks == rung.round for rung in got)
+    assert all(rung.evaluations == rung.round for rung in got)
     assert [rung.round for rung in got] == sorted({rung.round for rung in got})
     for rung in got:  # of several at one evaluation the last
         assert settings // rung.divisor == min(left for at, left in want if math.ceil(at) == rung.round)
@@ -75,16 +76,16 @@ def test_each_budget_keeps_its_best():
     assert rule.survivors(records, rule.rungs[0]) == {
         key_of({"epsilon": e, "learning_rate": 3}, ("epsilon", "learning_rate")) for e in (0.1, 10.0)
     }
-    assert (rule.going_on(-1), rule.going_on(0)) == (6, 2)
+    assert (rule.num_survivors(-1), rule.num_survivors(0)) == (6, 2)
     assert rule.share == pytest.approx((6 * 10 + 2 * 20) / (6 * 30))
 
 
 def test_a_point_is_left_to_run_up_to_where_it_stands():
     stopped = point(0, {"seed": 0}, (0.1, 0.2), "stopped")
-    assert [reached(stopped, until) for until in (10, 20, 30)] == [True, True, False]
-    assert reached(stopped | {"status": "diverged"}, 30)
-    assert not reached(stopped | {"status": "failed"}, 10)
-    assert not reached(None, 1)
+    assert [is_done_until(stopped, until) for until in (10, 20, 30)] == [True, True, False]
+    assert is_done_until(stopped | {"status": "diverged"}, 30)
+    assert not is_done_until(stopped | {"status": "failed"}, 10)
+    assert not is_done_until(None, 1)
 
 
 def test_what_cannot_be_halved_is_refused():
@@ -144,9 +145,9 @@ def test_of_a_points_lines_the_first_that_ended_counts_else_the_last(tmp_path):
 
 def test_results_that_are_not_released_have_no_epsilon_of_the_choice():
     """A stop by what the adversary's view does not have is no function of what was counted."""
-    assert selection_cost._unseen([], View.UPLOADS, "halving") is None
+    assert selection_cost._unreleased_reason([], View.UPLOADS, "halving") is None
     for view in (View.FINAL_MODEL, View.OWNER, View.DEPLOYED):
-        assert "models of rounds" in selection_cost._unseen([], view, "halving")
+        assert "models of rounds" in selection_cost._unreleased_reason([], view, "halving")
 
 
 # Whole sweeps: 9 settings with 2 seeds, of which 3 and then 1 go on.
@@ -220,28 +221,14 @@ def test_tables_and_the_best_mark_what_was_stopped(both, capsys):
     assert json.loads(capsys.readouterr().out)["excluded"] == {"stopped by halving": 8}
 
 
-class Stop(BaseException):
-    """Stands for a kill."""
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "points", [21, *(pytest.param(many, marks=pytest.mark.exhaustive) for many in (5, 18, 24, 25))]
 )
-def test_a_sweep_killed_inside_a_rung_goes_on_to_the_same_end(both, points, tmp_path, monkeypatch):
+def test_a_sweep_killed_inside_a_rung_goes_on_to_the_same_end(both, points, tmp_path):
     """In the first rung, between two, in the second, and in the last; 18 + 6 + 2 stretches of points are run."""
-    record, done = runner.record, []
-
-    def until(entry, outcome):
-        if len(done) == points:
-            raise Stop
-        done.append(entry.id)
-        return record(entry, outcome)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(runner, "record", until)
-        with pytest.raises(Stop):
-            swept(tmp_path / "x", halving=3)
+    with recorded(stop=points), pytest.raises(Stopped):
+        swept(tmp_path / "x", halving=3)
     again = swept(tmp_path / "x", halving=3)
     assert told(again.records) == told(both[1].records)
     assert len((tmp_path / "x" / "points.jsonl").read_text().splitlines()) == 18 + 6 + 2  # nothing twice

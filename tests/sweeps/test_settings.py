@@ -8,7 +8,7 @@ from helpers import MEASURES
 from scipy import stats
 from sweep_points import point, textbook_interval
 
-from fedjax_dp.sweeps.settings import bounds, interval, same
+from fedjax_dp.sweeps.settings import bounds, interval, value_key
 
 
 @pytest.mark.parametrize("seeds", [2, 3, 5, 30])
@@ -38,8 +38,8 @@ def test_every_metric_of_an_evaluation_has_a_direction_or_none():
 
 
 def test_equal_values_have_equal_keys():
-    assert same(1) == same(1.0)
-    assert len({same(value) for value in (1, True, "1", None, [1], "null", "true")}) == 7
+    assert value_key(1) == value_key(1.0)
+    assert len({value_key(value) for value in (1, True, "1", None, [1], "null", "true")}) == 7
 
 
 def test_an_interval_in_words_stays_within_what_the_metric_can_be():

@@ -3,13 +3,14 @@
 import json
 import math
 import pathlib
+import shutil
 import subprocess
 import sys
 
 import numpy as np
 import pandas as pd
 import pytest
-from helpers import MEASURES
+from helpers import MEASURES, refusal
 from scipy import stats
 from sweep_points import point, sweep_folder, textbook_interval
 
@@ -98,9 +99,10 @@ def test_csv_and_parquet_hold_the_same_table():
     assert sorted(path.name for path in pathlib.Path().iterdir()) == ["table.csv", "table.parquet"]
 
 
-def test_a_table_without_points_has_its_columns():
+def test_a_table_without_points_has_its_columns_and_no_best():
     assert list(table.tidy([], AXES).columns[:4]) == ["index", "point", "learning_rate", "seed"]
     assert table.summary([], AXES).empty
+    assert "got no finished point" in refusal(table.best, [], AXES)
 
 
 def test_a_broken_write_leaves_the_old_table(monkeypatch):
@@ -208,14 +210,7 @@ def test_best_under_a_limit_looks_at_the_largest_proved_epsilon():
     ],
 )
 def test_best_refuses_in_one_line(words, expected):
-    with pytest.raises(errors.ConfigurationError, match=expected) as refusal:
-        table.best(grid([0.1], [0], lambda rate, seed: 0.5), AXES, **words)
-    assert "\n" not in str(refusal.value)
-
-
-def test_without_any_point_there_is_no_best():
-    with pytest.raises(errors.ConfigurationError, match="got no finished point"):
-        table.best([], AXES)
+    assert expected in refusal(lambda: table.best(grid([0.1], [0], lambda rate, seed: 0.5), AXES, **words))
 
 
 def test_metrics_without_direction_are_judged_by_the_main_one():
@@ -266,19 +261,25 @@ DAMAGED = [
 def test_other_damage_is_refused_with_its_line(line, expected):
     folder = sweep_folder([WHOLE])
     (folder / "points.jsonl").write_text(json.dumps(WHOLE) + "\n" + line + "\n" + json.dumps(WHOLE) + "\n")
-    with pytest.raises(errors.ConfigurationError) as refusal:
-        read_records(folder)
-    assert f"line 2 of {folder}/points.jsonl must be a finished point, got {expected}" in str(refusal.value)
-    assert "\n" not in str(refusal.value)
+    told = refusal(read_records, folder)
+    assert f"line 2 of {folder}/points.jsonl must be a finished point, got {expected}" in told
+
+
+def test_a_guarantee_of_another_version_is_refused_in_one_line():
+    """Earlier versions gave each phase a key `phase`, which the report of a sweep cannot read."""
+    phase = {"phase": 1, "left": 0, "about": "a run", "epsilon": 1.0, "view": "uploads", "members": ""}
+    for part in ({"phases": [phase]}, {"deployment": {"cohort_size": 10, "phase": 1}}):
+        folder = sweep_folder([WHOLE, WHOLE | {"guarantee": WHOLE["guarantee"] | part}])
+        words = refusal(lambda folder=folder: read_records(folder))
+        assert "line 2 of sweep/points.jsonl must be as this version writes it" in words
+        shutil.rmtree(folder)
 
 
 def test_a_folder_of_something_else_is_refused():
     pathlib.Path("mine").write_text("")
-    with pytest.raises(errors.ConfigurationError, match=r"sweep folder must be one with a file sweep\.json"):
-        read_records(".")
+    assert "sweep folder must be one with a file sweep.json" in refusal(read_records, ".")
     pathlib.Path("sweep.json").write_text('{"axes": 3}')
-    with pytest.raises(errors.ConfigurationError, match="sweep folder must be written by this version"):
-        read_records(".")
+    assert "sweep folder must be written by this version" in refusal(read_records, ".")
 
 
 def runnable():
@@ -358,14 +359,9 @@ def test_best_as_json_is_one_object_without_infinities(capsys):
 BAD = [
     (["best"], "sweep must be the folder of a sweep, got nothing"),
     (["best", "absent"], "sweep folder must be an existing folder, got absent; it is looked for in"),
-    (["best", "sweep", "--metrc", "test_loss"], "did you mean --metric?"),
-    (["best", "sweep", "--metric", "test_los"], "did you mean test_loss?"),
     (["best", "sweep", "--epsilon-at-most", "0.5"], "epsilon_at_most must be at least 1, the smallest of the sweep"),
-    (["plot"], "sweep must be the folder of a sweep or of a run, got nothing"),
-    (["plot", "absent"], "sweep folder must be an existing folder, got absent"),
     (["plot", "sweep", "--kind", "heatmap"], "kind must be one of all, overview, axis"),
     (["plot", "sweep", "--x", "learning_rat"], "did you mean learning_rate?"),
-    (["plot", "sweep", "--metric", "test_los"], "did you mean test_loss?"),
     (["plot", "sweep", "--kind", "heat"], "one that this sweep has points for: overview, axis, privacy, curves, got h"),
     (["plot", "sweep", "--out", "all.png"], "out must be a folder for 4 pictures, got all.png"),
     (["plot", "sweep", "--kind", "curves", "--out", "no/c.png"], "in a folder that exists and can be written to"),

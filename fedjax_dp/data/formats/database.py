@@ -42,7 +42,7 @@ def open_file(path: pathlib.Path) -> Iterator[sqlite3.Connection]:
         place = path
         if packed:
             where, remedy = f"the expanded database of {path}", "make room, or name another folder in TMPDIR"
-            stack.enter_context(folders.storing(where, remedy))
+            stack.enter_context(folders.storage_errors(where, remedy))
             holder = stack.enter_context(tempfile.TemporaryDirectory(prefix="fedjax_dp."))
             place = pathlib.Path(holder, "database")
             with open(place, "wb") as expanded:

@@ -44,7 +44,7 @@ def hugging_face(path: pathlib.Path, reading: Reading) -> Dataset:
     label_column: the one class label unless given, else a column `label`; without any, text alone is to go on.
     """
     if not os.path.isdir(path):  # unlike a path's own question, also of names that no folder can have
-        raise errors.refuse("hf folder", folders.shown(str(path)), "an existing folder", "save_to_disk writes one")
+        raise errors.refuse("hf folder", folders.printable(str(path)), "an existing folder", "save_to_disk writes one")
     errors.require_installed("pyarrow", "tables", "to read hf folders")
     folders_of, notes = _splits(path)
     tables, columns = dict[str, Any](), dict[str, Column]()

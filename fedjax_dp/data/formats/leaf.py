@@ -68,7 +68,7 @@ def _files(path: pathlib.Path) -> dict[str, list[pathlib.Path]]:
     if os.path.isfile(path):  # unlike a path's own question, also of names that no file can have
         return {"train": [path]}
     if not os.path.isdir(path):
-        raise errors.refuse("leaf folder", folders.shown(str(path)), "an existing folder, or a .json file")
+        raise errors.refuse("leaf folder", folders.printable(str(path)), "an existing folder, or a .json file")
     for base in (path / "data", path):
         for train in ("train", *WHOLE):
             splits = {"train": _json(base / train)}

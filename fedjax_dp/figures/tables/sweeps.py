@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedjax_dp.display import finite
-from fedjax_dp.sweeps.settings import Interval, Setting, goodness, interval, reached
+from fedjax_dp.sweeps.settings import Interval, Setting, goodness, interval, metric_value
 from fedjax_dp.tasks.measures import Measure
 
 Rows = list[dict[str, Any]]
@@ -54,7 +54,7 @@ def curve(setting: Setting, metric: Measure) -> list[tuple[int, Interval]]:
     points = setting.done or setting.stopped
     for point in points:
         for evaluation in point["history"]:
-            number = reached(evaluation, metric.name)
+            number = metric_value(evaluation, metric.name)
             if number is not None and math.isfinite(number):
                 seen.setdefault(evaluation["round"], []).append(number)
     every = len(points)

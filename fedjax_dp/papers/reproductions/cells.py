@@ -9,7 +9,7 @@ from fedjax_dp.data import load
 from fedjax_dp.experiments.config import RunSpec
 from fedjax_dp.experiments.groups import options_of
 from fedjax_dp.papers.reproductions.recipe import READINGS, Fields, Recipe, RecipePart, RecipeScale, pairs
-from fedjax_dp.sweeps.plan import SweepConfig, identity, taken_by
+from fedjax_dp.sweeps.plan import SweepConfig, identity, options_for
 
 
 class CellKey(NamedTuple):
@@ -100,7 +100,7 @@ def _taken(fields: Fields) -> Fields:
     entry, known = CATALOGUE[fields["algorithm"]], options_of()
     for name in fields:
         errors.require_choice("a field of a recipe", name, known)
-    fields = taken_by(entry, fields)
+    fields = options_for(entry, fields)
     unused = set() if entry.private else {"accountant", "participation", "sigma_mode", "view"}
     if fields.get("batches") == "full":
         unused |= {"batch_size"}

@@ -68,7 +68,7 @@ def reproduce(
     numbers = tuple(range(seeds or chosen_scale.seeds))
     folder = pathlib.Path(out or pathlib.Path("reproduced") / f"{name.replace('/', '-')}-{scale}")
     _require_own(folder, name)
-    with folders.locked("out", folder, "give another --out", screen.say):
+    with folders.lock_folder("out", folder, "give another --out", screen.say):
         _require_own(folder, name)  # another may have begun in it until just now
         return _reproduced(recipe, chosen_scale, numbers, panels, folder, data_dir, screen)
 
@@ -120,7 +120,7 @@ def _reproduced(
         folder,
         clouds,
     )
-    with folders.storing(folder, GOES_ON):
+    with folders.storage_errors(folder, GOES_ON):
         _write(done, cells, {record["point"]: record["seconds"] for of_cell in by_cell.values() for record in of_cell})
     return done
 
@@ -228,7 +228,7 @@ def _bytes(cells: Sequence[Cell], planned: Planned) -> dict[Reading, float]:
 def _clouds(cells: Sequence[Cell], folder: pathlib.Path, planned: Planned, screen: Screen) -> dict[Reading, Cloud]:
     """Features of every cell, kept in the folder."""
     clouds = {}
-    with folders.storing(folder, GOES_ON), screen.bar("training", total=len(cells)) as show:
+    with folders.storage_errors(folder, GOES_ON), screen.bar("training", total=len(cells)) as show:
         (folder / RUNS).mkdir(parents=True, exist_ok=True)
         for done, cell in enumerate(cells):
             path = folder / RUNS / f"{identity(cell.config(0))}.npz"

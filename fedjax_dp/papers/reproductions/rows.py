@@ -9,7 +9,7 @@ from fedjax_dp.papers.reproductions.cells import Cell, CellKey, Reading
 from fedjax_dp.papers.reproductions.measures import MEASURES
 from fedjax_dp.papers.reproductions.recipe import READINGS, Recipe, RecipeScale, matching
 from fedjax_dp.sweeps.records import Record
-from fedjax_dp.sweeps.settings import interval, proved
+from fedjax_dp.sweeps.settings import interval, proved_epsilon
 
 NOT_REACHED = "not reached"
 NOT_COMPARED = "not compared: another setting at this scale"
@@ -92,8 +92,8 @@ def result_of(
     done = [record for record in records if record["status"] == "done"]
     numbers = [number for record in done if (number := measure.of(record)) is not None]
     score = interval(numbers)
-    epsilons = [proved(record) for record in records]
-    guarantee: Record = max(records, key=proved)["guarantee"] if records else {}
+    epsilons = [proved_epsilon(record) for record in records]
+    guarantee: Record = max(records, key=proved_epsilon)["guarantee"] if records else {}
     private = guarantee.get("delta") is not None
     about = f"one {guarantee['unit']}, {guarantee['adjacency']}, {guarantee['view']}" if private else ""
     lost = len(records) - len(done)
