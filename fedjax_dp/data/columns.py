@@ -53,8 +53,9 @@ class ColumnTable(NamedTuple):
 
 def from_frame(name: str, frame: Any, test: Any, **options: Any) -> Dataset:
     """The data set of a DataFrame; `options` are fields of `Columns`, None where they are not set."""
-    columns = Columns(**{"label": LABEL} | {field: value for field, value in options.items() if value is not None})
-    return from_tables(name, "", [ColumnTable("", frame)], columns, test)
+    fields: dict[str, Any] = {"label": LABEL}
+    fields |= {field: value for field, value in options.items() if value is not None}
+    return from_tables(name, "", [ColumnTable("", frame)], Columns(**fields), test)
 
 
 def from_tables(
