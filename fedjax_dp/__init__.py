@@ -39,6 +39,7 @@ def _home(name: str) -> str:
 
 hooks.plot_run.connect("fedjax_dp.figures.runs:plot_run")
 hooks.plot_sweep.connect("fedjax_dp.figures.sweeps:plot_sweep")
+hooks.dataset_of_table.connect("fedjax_dp.data.columns:from_frame")
 hooks.claims_about.connect("fedjax_dp.papers.claims:claims_about")
 hooks.prescribed_noise.connect("fedjax_dp.papers.noise:prescribed")
 hooks.NOISE_RULES += (

@@ -1,4 +1,4 @@
-"""What the core leaves to tools: pictures, claims of papers, noise by their theorems.
+"""What the core leaves to tools: pictures, tables of one's own, claims of papers, noise by their theorems.
 
 The core imports no tool. It calls a hook by what it does; the top of the package says which function that is, and this
 is imported when it is first called. Every epsilon is the same without any of them.
@@ -36,6 +36,8 @@ plot_run = Hook("a run's picture")
 plot_sweep = Hook("a sweep's picture")
 # Claims about (a PlannedRun, delta, proved epsilon of each client, event of each client).
 claims_about = Hook("what papers claim")
+# A data set of (its name, a DataFrame, records to test on, task=, label=, and how its columns are read).
+dataset_of_table = Hook("a data set of a DataFrame")
 # Multipliers `(num_clients,)` of (a rule's name, algorithm, data, rounds, epsilon of each client, delta).
 prescribed_noise = Hook("noise by a paper's theorem")
 # Names of such rules, each a `sigma_mode`; nobody vouches that their noise meets the budget.

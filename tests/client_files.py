@@ -115,3 +115,21 @@ def saved(folder, table, features, split_of=None):
     (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": name} for name in names]}))
     (folder / "dataset_info.json").write_text(json.dumps({"features": features}))
     return folder
+
+
+def everything(found):
+    """Records of both splits by client in the order of names: the readers hold out what the files do not."""
+    ids = found.client_ids if found.test_client_ids is None else np.append(found.client_ids, found.test_client_ids)
+    keep = len(ids)
+    x = np.concatenate([found.x_train, found.x_test])[:keep]
+    y = np.concatenate([found.y_train, found.y_test])[:keep]
+    return x, y, ids
+
+
+def snippet_file(tmp_path):
+    return hdf5(tmp_path / "shakespeare_train.h5", {name: {"snippets": texts} for name, texts in SNIPPETS.items()})
+
+
+def posts(tmp_path, **more):
+    rows = [("train", name, example(tokens=[text.encode()], score=[-1])) for name in POSTS for text in POSTS[name]]
+    return database(tmp_path / "stackoverflow.sqlite", rows, **more)

@@ -83,11 +83,12 @@ def test_no_modules_import_one_another():
     assert not left, f"in circles, or above one: {sorted(left)}"
 
 
-def test_nothing_of_data_knows_the_formats_of_others():
-    """Each format is loaded by its name where it is read; what several need stands beside the store."""
+def test_nothing_knows_the_readers_of_own_files():
+    """Formats and tables are loaded by their names where they are read; what the core needs too stands in `data`."""
+    readers = ("data.formats", "data.tables", "data.columns")
     for name, path in MODULES.items():
-        if wing_of(name) == "data" and not name.startswith("data.formats"):
-            assert not [other for other in imports_of(path) if other.startswith("data.formats")], name
+        if not name.startswith(readers):
+            assert not [other for other in imports_of(path) if other.startswith(readers)], name
 
 
 def test_accounting_knows_neither_jax_nor_the_simulator():

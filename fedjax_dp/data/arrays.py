@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_dp import errors
-from fedjax_dp.data.columns import LABEL, Columns, ColumnTable, from_tables
+from fedjax_dp import errors, hooks
 from fedjax_dp.data.files import check_keys, read_npz
+from fedjax_dp.data.reading import Reading
 from fedjax_dp.data.records import RecordTable, make_dataset
 from fedjax_dp.data.store import Dataset
 from fedjax_dp.data.targets import OWN, Vocabulary, as_arrays, check_vocabulary, native
@@ -57,16 +57,15 @@ def dataset(
     Bytes are scaled to [0, 1]. Labels of a DataFrame may be anything; sorted, they are the classes.
     Raises: ConfigurationError, in one line, for anything that is no data set.
     """
+    of_tables = {"label": label, "client": client, "drop": drop, "categories": categories, "fill": fill}
+    of_tables |= {"missing": missing, "standardise": standardise}
     if hasattr(x_train, "columns") and y_train is None:
         of_arrays = {"x_test": x_test, "y_test": y_test, "classes": classes, "vocabulary": vocabulary}
         for what, one in (of_arrays | {"client_ids": client_ids, "test_client_ids": test_client_ids}).items():
             if one is not None:
                 raise errors.refuse(what, "an argument", "left out for a DataFrame", "name columns and give test=")
-        columns = Columns(LABEL if label is None else label, client, task=task, drop=drop or (), fill=fill)
-        columns = columns._replace(categories=categories or {}, standardise=standardise, missing=missing or ())
-        return from_tables(name, "", [ColumnTable("", x_train)], columns, test)
-    of_frames = {"label": label, "client": client, "test": test, "drop": drop, "categories": categories}
-    for what, one in (of_frames | {"fill": fill, "missing": missing, "standardise": standardise}).items():
+        return hooks.dataset_of_table(name, x_train, test, task=task, **of_tables)
+    for what, one in (of_tables | {"test": test}).items():
         if one is not None:
             raise errors.refuse(what, repr(one)[:60], "left out for arrays", "it is for a DataFrame alone")
     several = {"y_train", "y_test"} if task == OWN else set()  # which may be pytrees
@@ -82,13 +81,14 @@ def dataset(
     return _of_arrays(name, "", arrays, classes, task, vocabulary)
 
 
-def from_npz(path: pathlib.Path, task: str | None = None) -> Dataset:
+def from_npz(named: str, reading: Reading) -> Dataset:
     """Arrays x_train, y_train, x_test, y_test and, if clients are given, client_ids (one per training record).
 
     test_client_ids (one per test record) may stand beside client_ids, and classes, a number. Bytes are scaled to
     [0, 1]. For task `sequence`, whose features and targets are ids of tokens: vocabulary_size and perhaps pad, bos,
     eos, each one integer, and oov, a list.
     """
+    path, task = pathlib.Path(named), reading.task or "classes"
     arrays = {key: native(array) for key, array in read_npz(path).items()}
     check_keys(path, arrays, ARRAYS)
     classes = arrays.get("classes")
@@ -96,7 +96,7 @@ def from_npz(path: pathlib.Path, task: str | None = None) -> Dataset:
         raise errors.refuse(f"{path.name}: classes", f"{classes.dtype} {classes.shape}", "one integer")
     known = _vocabulary(path, arrays) if task == "sequence" else None
     count = None if classes is None else int(classes)
-    return _of_arrays(path.stem, path.name, arrays, count, task or "classes", known)
+    return _of_arrays(path.stem, path.name, arrays, count, task, known)
 
 
 def _vocabulary(path: pathlib.Path, arrays: dict[str, Any]) -> Vocabulary:
@@ -117,7 +117,7 @@ def _vocabulary(path: pathlib.Path, arrays: dict[str, Any]) -> Vocabulary:
     return check_vocabulary(f"{path.name}: vocabulary", Vocabulary(**fields))
 
 
-def has_ids(path: pathlib.Path) -> bool:
+def has_ids(path: str) -> bool:
     """Whether an npz file names its clients; looks at the names of its arrays alone."""
     try:
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:

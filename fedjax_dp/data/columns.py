@@ -51,6 +51,13 @@ class ColumnTable(NamedTuple):
     owner: str | None = None  # the client whose they all are
 
 
+def from_frame(name: str, frame: Any, test: Any, **options: Any) -> Dataset:
+    """The data set of a DataFrame; `options` are fields of `Columns`, None where they are not set."""
+    fields: dict[str, Any] = {"label": LABEL}
+    fields |= {field: value for field, value in options.items() if value is not None}
+    return from_tables(name, "", [ColumnTable("", frame)], Columns(**fields), test)
+
+
 def from_tables(
     name: str, file: str, tables: Sequence[ColumnTable], columns: Columns, test: Any = None, **about: Any
 ) -> Dataset:

@@ -27,32 +27,23 @@ class Reader(NamedTuple):
     owned: Callable[[str, str | None], bool] = lambda rest, column: False  # whether a user's data name their clients
 
 
-def _module(module: str) -> Any:
-    """A module of this package."""
-    return importlib.import_module(f"fedjax_dp.data.{module}")
+def _call(place: str, *arguments: Any) -> Any:
+    """What `module:function` answers, imported when it is needed: readers of own files are tools."""
+    module, _, function = place.partition(":")
+    return getattr(importlib.import_module(f"fedjax_dp.{module}"), function)(*arguments)
 
 
-def _files(module: str, function: str) -> Reader:
-    return Reader(lambda name, data_dir, seed, reading: getattr(_module(module), function)(name, data_dir))
+def _shipped(place: str) -> Reader:
+    return Reader(lambda name, data_dir, seed, reading: _call(place, name, data_dir))
 
 
-def _table(kind: str) -> Reader:
-    return Reader(
-        lambda path, data_dir, seed, reading: _module("tables").from_files(path, kind, reading),
-        "PATH",
-        (*COLUMNS, *TABLES, *(CSV if kind == "csv" else ())),
-        lambda rest, column: column is not None or _module("tables").is_several(rest),
-    )
+def _own(place: str, *takes: str, owned: Any = lambda path, column: True) -> Reader:
+    """Files of the user's own, read by a function of their path and a `Reading`."""
+    return Reader(lambda path, data_dir, seed, reading: _call(place, path, reading), "PATH", takes, owned)
 
 
-def _format(name: str, *takes: str, owned: Any = lambda rest, column: True) -> Reader:
-    """A format whose module reads it by a function of its own name."""
-    return Reader(
-        lambda path, data_dir, seed, reading: getattr(_module(f"formats.{name}"), name)(pathlib.Path(path), reading),
-        "PATH",
-        takes,
-        owned,
-    )
+def _tables_are_owned(path: str, column: str | None) -> bool:
+    return column is not None or _call("data.tables:is_several", path)
 
 
 def _store(folder: str, data_dir: Folder, seed: int, reading: Reading) -> "Dataset":
@@ -61,31 +52,30 @@ def _store(folder: str, data_dir: Folder, seed: int, reading: Reading) -> "Datas
 
 
 DATASETS: dict[str, Reader] = {
-    "digits": Reader(lambda name, data_dir, seed, reading: _module("digits").digits()),
-    **dict.fromkeys(IDX, _files("idx", "images")),
-    "adult": _files("adult", "adult"),
-    "adult_full": _files("adult", "adult"),
-    "cifar10": _files("cifar", "cifar10"),
-    "cifar10_pca60": _files("cifar", "cifar10_pca60"),
-    "svhn": _files("svhn", "svhn"),
-    "school": Reader(lambda name, data_dir, seed, reading: _module("school").school(name, data_dir, seed)),
-    "femnist_digits": _files("femnist", "femnist_digits"),
-    "sent140": _files("sent140", "sent140"),
-    "npz": Reader(
-        lambda path, data_dir, seed, reading: _module("arrays").from_npz(pathlib.Path(path), reading.task),
-        "PATH",
-        ("task",),
-        owned=lambda path, column: _module("arrays").has_ids(pathlib.Path(path)),
+    "digits": Reader(lambda name, data_dir, seed, reading: _call("data.digits:digits")),
+    **dict.fromkeys(IDX, _shipped("data.idx:images")),
+    **dict.fromkeys(("adult", "adult_full"), _shipped("data.adult:adult")),
+    "cifar10": _shipped("data.cifar:cifar10"),
+    "cifar10_pca60": _shipped("data.cifar:cifar10_pca60"),
+    "svhn": _shipped("data.svhn:svhn"),
+    "school": Reader(lambda name, data_dir, seed, reading: _call("data.school:school", name, data_dir, seed)),
+    "femnist_digits": _shipped("data.femnist:femnist_digits"),
+    "sent140": _shipped("data.sent140:sent140"),
+    "npz": _own("data.arrays:from_npz", "task", owned=lambda path, column: _call("data.arrays:has_ids", path)),
+    "csv": _own("data.tables:from_csv", *COLUMNS, *TABLES, *CSV, owned=_tables_are_owned),
+    "parquet": _own("data.tables:from_parquet", *COLUMNS, *TABLES, owned=_tables_are_owned),
+    "leaf": _own("data.formats.leaf:leaf", "task", *TEXT, *CUT, "convention", "record_shape"),
+    "tff": _own("data.formats.tff:tff", *TEXT, *CUT, "convention", "record_shape", "subset"),
+    "hf": _own(
+        "data.formats.hugging_face:hugging_face",
+        *(*COLUMNS, *TEXT, "convention"),
+        owned=lambda path, column: column is not None,
     ),
-    "csv": _table("csv"),
-    "parquet": _table("parquet"),
-    "leaf": _format("leaf", "task", *TEXT, *CUT, "convention", "record_shape"),
-    "tff": _format("tff", *TEXT, *CUT, "convention", "record_shape", "subset"),
-    "hf": _format("hugging_face", *COLUMNS, *TEXT, "convention", owned=lambda path, column: column is not None),
     "synthetic": Reader(
-        lambda setting, data_dir, seed, reading: _module("synthetic").synthetic(setting, seed), "U,V or synthetic:iid"
+        lambda setting, data_dir, seed, reading: _call("data.synthetic:synthetic", setting, seed),
+        "U,V or synthetic:iid",
     ),
-    "tfds": Reader(lambda name, data_dir, seed, reading: _module("tfds").image_classification(name, data_dir), "NAME"),
+    "tfds": _shipped("data.tfds:image_classification")._replace(suffix="NAME"),
     "store": Reader(_store, "FOLDER"),
 }
 

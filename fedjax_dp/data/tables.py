@@ -26,7 +26,17 @@ VALUE = re.compile(  # a number, or a date
 STATED = ("column", "mean", "std")  # the columns of a public file of constants
 
 
-def from_files(named: str, kind: str, reading: Reading) -> Dataset:
+def from_csv(named: str, reading: Reading) -> Dataset:
+    """The data set of CSV files, as `_from_files` has it."""
+    return _from_files(named, "csv", reading)
+
+
+def from_parquet(named: str, reading: Reading) -> Dataset:
+    """The data set of Parquet files, as `_from_files` has it."""
+    return _from_files(named, "parquet", reading)
+
+
+def _from_files(named: str, kind: str, reading: Reading) -> Dataset:
     """The data set of CSV or Parquet files: columns of numbers, and one of labels, or several.
 
     Clients are the values of the client column; where none is named, each of several files is a client.

@@ -74,18 +74,18 @@ def test_a_hand_made_data_set_passes_the_same_door(changes, words):
 
 
 @pytest.mark.parametrize(
-    "given",
+    ("changes", "words"),
     [
-        {"y_train": None},
-        {"x_train": [[1, 2], [3]]},
-        {"label": "y"},
-        {"test": 0.5},
-        {"test_client_ids": Y[:4]},
+        ({"y_train": None}, "y_train must be given"),
+        ({"x_train": [[1, 2], [3]]}, "lists of different lengths"),
+        ({"label": "y"}, "left out for arrays"),
+        ({"test": 0.5}, "left out for arrays"),
+        ({"test_client_ids": Y[:4]}, "client_ids must be given where test_client_ids are"),
     ],
     ids=str,
 )
-def test_half_given_arguments_are_refused(given):
-    refusal(fdp.dataset, **GOOD | given)
+def test_arguments_that_do_not_fit_one_another_are_refused(changes, words):
+    assert words in refusal(fdp.dataset, **GOOD | changes)
 
 
 def test_good_arrays_pass_unchanged_and_lists_and_words_do_too():

@@ -1,14 +1,13 @@
 """CIFAR-10 from every form in which it is handed out."""
 
 import io
-import os
 import pickle
-import struct
 import tarfile
 
 import numpy as np
 import pytest
 from helpers import refusal
+from test_pickles import Malicious, python2_pickle
 
 from fedjax_dp import data
 from fedjax_dp.data import cifar
@@ -22,23 +21,6 @@ def batches(monkeypatch):
     monkeypatch.setattr(cifar, "RECORDS", 2)
     rng = np.random.default_rng(0)
     return rng.integers(0, 256, (12, 3072), np.uint8), rng.integers(0, 10, 12)
-
-
-def python2_pickle(pixels, labels):
-    """The instructions that Python 2 wrote for {'data': array, 'labels': list}, with strings of bytes."""
-    raw = pixels.tobytes()
-    array = (
-        b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R"
-        + b"(K\x01K"
-        + bytes([len(pixels)])
-        + b"M\x00\x0c\x86cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R"
-        + b"(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89T"
-        + struct.pack("<i", len(raw))
-        + raw
-        + b"tb"
-    )
-    numbers = b"](" + b"".join(b"K" + bytes([label]) for label in labels) + b"e"
-    return b"\x80\x02}(U\x04data" + array + b"U\x06labels" + numbers + b"u."
 
 
 def contents(form, batches):
@@ -132,13 +114,6 @@ def test_damaged_archive_is_refused_by_name(folder, batches):
     path = folder / "cifar10" / "cifar-10-binary.tar.gz"
     path.write_bytes(path.read_bytes()[:-200])
     assert str(path) in refusal(data.load, "cifar10", folder)
-
-
-class Malicious:
-    """Unpickled freely it would write a file."""
-
-    def __reduce__(self):
-        return os.system, ("touch harmed",)
 
 
 def test_malicious_cifar_is_refused_in_one_line(folder, batches):

@@ -5,10 +5,8 @@ import sqlite3
 import tempfile
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet
 import pytest
-from client_files import database, example, saved
+from client_files import database, example
 from helpers import refusal
 
 from fedjax_dp.data import load
@@ -172,15 +170,3 @@ def test_a_name_that_would_be_a_command_is_a_name(tmp_path):
     before = path.read_bytes()
     assert set(load(f"tff:{path}").client_ids) == {name}
     assert path.read_bytes() == before
-
-
-VALUE = {"_type": "Value", "dtype": "float32"}
-
-LABEL = {"_type": "ClassLabel", "names": ["no", "yes"]}
-
-IMAGE = {"_type": "Image"}
-
-
-def folder(tmp_path, y=(0, 1, 0, 1), label=LABEL, **columns):
-    features = {name: IMAGE if name == "image" else VALUE for name in columns} | {"y": label}
-    return saved(tmp_path / "d", pa.table({**columns, "y": list(y)}), features)

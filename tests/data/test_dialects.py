@@ -149,15 +149,3 @@ def test_labels_of_a_half_are_numbers(tmp_path):
     found = read(tmp_path, leaf(tmp_path, (0.5, 1, 0.5, 0)).encode())
     assert found.task == "regression"
     assert any("task regression" in note for note in found.notes)
-
-
-# Partitions take a data set alike.
-
-
-@pytest.mark.parametrize("name", ["iid", "dirichlet", "inner_dirichlet", "labels_per_client", "one_class_per_client"])
-def test_partitions_take_a_data_set_and_a_number(name):
-    dataset = load("digits")
-    more = {"dirichlet": (0.5,), "inner_dirichlet": (0.5,), "labels_per_client": (10,)}.get(name, ())
-    parts = getattr(fdp.data, name)(dataset, 10, *more)
-    assert len(parts) == 10
-    assert fdp.federate(dataset, parts).num_clients == 10

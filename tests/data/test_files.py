@@ -36,30 +36,16 @@ def test_npz_bytes_are_scaled_to_one(tmp_path):
     assert (got.x_train.dtype, got.scale) == (np.uint8, 1 / 255)
 
 
-X, Y = arrays_of()["x_train"], arrays_of()["y_train"]
+X = arrays_of()["x_train"]
 
 
 @pytest.mark.parametrize(
     ("array", "value"),
     [
         *[(key, None) for key in arrays_of()],
-        ("x_train", X[:3]),
         ("x_train", np.zeros(4)),
-        ("x_train", X[..., 0]),  # not shaped like x_test
-        ("x_train", np.where(X > 0, np.nan, X)),
-        ("x_test", np.full((2, 2, 2), np.inf)),
-        ("x_test", np.zeros((2, 2, 2), np.uint8)),  # bytes beside floats: one scale cannot serve both
-        ("x_train", X.astype(str)),
         ("x_train", X * 1j),
-        ("y_train", Y[:3]),
-        ("y_train", Y[:, None]),
         ("y_train", np.array(1)),
-        ("y_train", Y.astype(float)),
-        ("y_train", Y == 0),
-        ("y_train", Y.astype(str)),
-        ("y_train", Y - 1),
-        ("y_test", np.array([1.0, np.nan])),
-        ("client_ids", np.arange(3)),
         ("client_ids", np.arange(4)[:, None]),
         ("x_train", X.astype(object)),
         ("client_ids", np.array(["a", None, 1, 2])),
@@ -69,11 +55,6 @@ X, Y = arrays_of()["x_train"], arrays_of()["y_train"]
 def test_npz_with_a_wrong_array_is_refused(tmp_path, array, value):
     np.savez(tmp_path / "a.npz", **arrays_of(**{array: value}))
     assert "a.npz" in refusal(data.load, f"npz:{tmp_path / 'a.npz'}")
-
-
-def test_npz_without_records_is_refused(tmp_path):
-    np.savez(tmp_path / "a.npz", **arrays_of(x_test=np.zeros((0, 2, 2)), y_test=np.zeros(0, int)))
-    assert "x_test" in refusal(data.load, f"npz:{tmp_path / 'a.npz'}")
 
 
 def test_file_that_is_no_npz_is_refused(tmp_path):

@@ -8,7 +8,19 @@ import pathlib
 import numpy as np
 import pyarrow as pa
 import pytest
-from client_files import POSTS, SNIPPETS, WINDOW, database, example, hdf5, leaf_file, saved, windows
+from client_files import (
+    SNIPPETS,
+    WINDOW,
+    database,
+    everything,
+    example,
+    hdf5,
+    leaf_file,
+    posts,
+    saved,
+    snippet_file,
+    windows,
+)
 from helpers import refusal
 
 import fedjax_dp as fdp
@@ -28,15 +40,6 @@ def given():
     if not (folder / "expected.json").is_file():
         pytest.skip("files of other systems are not at hand: FEDJAX_DP_DATA has no formats/expected.json")
     return folder, json.loads((folder / "expected.json").read_text())
-
-
-def everything(found):
-    """Records of both splits by client in the order of names: the readers hold out what the files do not."""
-    ids = found.client_ids if found.test_client_ids is None else np.append(found.client_ids, found.test_client_ids)
-    keep = len(ids)
-    x = np.concatenate([found.x_train, found.x_test])[:keep]
-    y = np.concatenate([found.y_train, found.y_test])[:keep]
-    return x, y, ids
 
 
 def clients_and_sizes(ids):
@@ -180,15 +183,6 @@ def test_given_lists_of_rows(given):
     parts = file_parts(folder / "table/partition.json", 6).values()
     assert [part.tolist() for part in parts] == told["rows"]
     assert [len(part) for part in parts] == told["sizes"]
-
-
-def snippet_file(tmp_path):
-    return hdf5(tmp_path / "shakespeare_train.h5", {name: {"snippets": texts} for name, texts in SNIPPETS.items()})
-
-
-def posts(tmp_path, **more):
-    rows = [("train", name, example(tokens=[text.encode()], score=[-1])) for name in POSTS for text in POSTS[name]]
-    return database(tmp_path / "stackoverflow.sqlite", rows, **more)
 
 
 def play(tmp_path, first=0, count=12, split="train"):

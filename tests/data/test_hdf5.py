@@ -2,10 +2,8 @@
 
 import h5py
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet
 import pytest
-from client_files import hdf5, saved
+from client_files import hdf5
 from helpers import refusal
 
 from fedjax_dp.data import files, load
@@ -135,18 +133,6 @@ def test_without_h5py_the_extra_is_named(tmp_path, monkeypatch):
     path = hdf5(tmp_path / "a.h5", {"a": {"tokens": ["x", "y"]}})
     monkeypatch.setitem(sys.modules, "h5py", None)
     assert 'pip install "fedjax-dp[hdf5]"' in refusal(lambda: load(f"tff:{path}"))
-
-
-VALUE = {"_type": "Value", "dtype": "float32"}
-
-LABEL = {"_type": "ClassLabel", "names": ["no", "yes"]}
-
-IMAGE = {"_type": "Image"}
-
-
-def folder(tmp_path, y=(0, 1, 0, 1), label=LABEL, **columns):
-    features = {name: IMAGE if name == "image" else VALUE for name in columns} | {"y": label}
-    return saved(tmp_path / "d", pa.table({**columns, "y": list(y)}), features)
 
 
 def test_a_collection_of_texts_without_end_is_refused_before_hdf5_loops_on_it(tmp_path):

@@ -2,10 +2,8 @@
 
 import os
 
-import pyarrow as pa
-import pyarrow.parquet
 import pytest
-from client_files import leaf_file, saved
+from client_files import leaf_file
 from helpers import refusal
 
 from fedjax_dp.data import load
@@ -141,15 +139,3 @@ def test_folders_without_files_and_files_for_folders(tmp_path):
     for name in ("leaf", "tff", "hf"):
         refusal(lambda name=name: load(f"{name}:a\0b"))
         refusal(lambda name=name: load(f"{name}:{'x' * 5000}"))
-
-
-VALUE = {"_type": "Value", "dtype": "float32"}
-
-LABEL = {"_type": "ClassLabel", "names": ["no", "yes"]}
-
-IMAGE = {"_type": "Image"}
-
-
-def folder(tmp_path, y=(0, 1, 0, 1), label=LABEL, **columns):
-    features = {name: IMAGE if name == "image" else VALUE for name in columns} | {"y": label}
-    return saved(tmp_path / "d", pa.table({**columns, "y": list(y)}), features)

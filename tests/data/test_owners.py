@@ -3,24 +3,10 @@
 import os
 import pathlib
 
-import pyarrow as pa
-import pyarrow.parquet
 import pytest
-from client_files import saved
 from helpers import refusal
 
 from fedjax_dp.data.owners import file_parts
-
-VALUE = {"_type": "Value", "dtype": "float32"}
-
-LABEL = {"_type": "ClassLabel", "names": ["no", "yes"]}
-
-IMAGE = {"_type": "Image"}
-
-
-def folder(tmp_path, y=(0, 1, 0, 1), label=LABEL, **columns):
-    features = {name: IMAGE if name == "image" else VALUE for name in columns} | {"y": label}
-    return saved(tmp_path / "d", pa.table({**columns, "y": list(y)}), features)
 
 
 @pytest.mark.parametrize(

@@ -2,23 +2,10 @@
 
 import numpy as np
 import pytest
-from client_files import POSTS, SNIPPETS, database, example, hdf5
+from client_files import database, everything, example, hdf5, posts, snippet_file
 
 from fedjax_dp.data import Vocabulary, load
 from fedjax_dp.data.sequences import LEAF_CHARACTERS, TFF_CHARACTERS, number_tokens, rows_of_text
-
-
-def everything(found):
-    """Records of both splits by client in the order of names: the readers hold out what the files do not."""
-    ids = found.client_ids if found.test_client_ids is None else np.append(found.client_ids, found.test_client_ids)
-    keep = len(ids)
-    x = np.concatenate([found.x_train, found.x_test])[:keep]
-    y = np.concatenate([found.y_train, found.y_test])[:keep]
-    return x, y, ids
-
-
-def letters(ids):
-    return "".join(LEAF_CHARACTERS[one] for one in ids)
 
 
 def test_ids_are_those_of_other_systems():
@@ -65,10 +52,6 @@ def test_snippets_of_a_client_are_joined_as_fedjax_joins_them():
     assert rows[:, 1:].tolist() == [[3, 4, 5], [6, 2, 1], [7, 2, 0]]
 
 
-def snippet_file(tmp_path):
-    return hdf5(tmp_path / "shakespeare_train.h5", {name: {"snippets": texts} for name, texts in SNIPPETS.items()})
-
-
 def rows_by_client(found):
     _, y, ids = everything(found)
     return {str(name): y[ids == name] for name in np.unique(ids)}
@@ -95,11 +78,6 @@ def test_bytes_that_are_no_known_character_are_unknown(tmp_path):
     code = 1 + TFF_CHARACTERS.index("A")
     assert found.x_train.tolist() == [[88, 87, code, 87, 89]]
     assert found.y_train.tolist() == [[87, code, 87, 89, 0]]
-
-
-def posts(tmp_path, **more):
-    rows = [("train", name, example(tokens=[text.encode()], score=[-1])) for name in POSTS for text in POSTS[name]]
-    return database(tmp_path / "stackoverflow.sqlite", rows, **more)
 
 
 def test_posts_become_sentences_of_public_words(tmp_path):

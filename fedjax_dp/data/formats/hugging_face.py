@@ -38,11 +38,12 @@ class Roles(NamedTuple):
     features: list[str]
 
 
-def hugging_face(path: pathlib.Path, reading: Reading) -> Dataset:
+def hugging_face(named: str, reading: Reading) -> Dataset:
     """The data set of a folder with `dataset_dict.json`, or with the one split that `state.json` describes.
 
     label_column: the one class label unless given, else a column `label`; without any, text alone is to go on.
     """
+    path = pathlib.Path(named)
     if not os.path.isdir(path):  # unlike a path's own question, also of names that no folder can have
         raise errors.refuse("hf folder", folders.printable(str(path)), "an existing folder", "save_to_disk writes one")
     errors.require_installed("pyarrow", "tables", "to read hf folders")

@@ -39,11 +39,12 @@ class LeafLayout(NamedTuple):
     options: tuple[str, ...]
 
 
-def leaf(path: pathlib.Path, reading: Reading) -> Dataset:
+def leaf(named: str, reading: Reading) -> Dataset:
     """The data set of a folder with data/train and data/test, of one with .json files, or of one such file.
 
     Without test files a tenth of every client's records is held out.
     """
+    path = pathlib.Path(named)
     folders = _files(path)
     layout: LeafLayout | None = None
     users: dict[str, set[str]] = {}

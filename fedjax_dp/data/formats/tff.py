@@ -49,8 +49,9 @@ class TffLayout(NamedTuple):
         return RecordTable(**{name: field.begin() for name, field in self.fields.items()})
 
 
-def tff(path: pathlib.Path, reading: Reading) -> Dataset:
+def tff(named: str, reading: Reading) -> Dataset:
     """The data set of a file; of a training file in HDF5 also that of its test file, where it lies beside it."""
+    path = pathlib.Path(named)
     check_file("TFF", path)
     with open(path, "rb") as file:
         beginning = file.read(len(database.MAGIC))
