@@ -1,4 +1,4 @@
-"""What an adversary of view deployed receives beside uploads: how models of clients' own have moved."""
+"""What an adversary of view deployed receives besides uploads: how clients' own models have moved."""
 
 from typing import Any, NamedTuple
 

@@ -22,7 +22,7 @@ TINY = 1e-12  # below this norm a gradient counts as zero in the clip factor
 
 
 class BatchGradient(NamedTuple):
-    """A sum over the records of a batch, and what only the simulator may look at."""
+    """A sum over the records of a batch, and probes, which only a simulator has."""
 
     total: Any  # pytree like the parameters
     losses: jax.Array  # (records,) probe; zero on padding

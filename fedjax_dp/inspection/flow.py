@@ -1,4 +1,4 @@
-"""What a round lets out of the records: every way from them to a message or to the next round, in the traced program.
+"""What a round reveals of the records: every way from them to a message or to the next round, in the traced program.
 
 A round is traced with a stand-in where records are noised. Its output is marked, as far as only the rows of a batch
 depend on records, and are whole records as they stand: the model, the mask, the divisor and whatever else a gradient is

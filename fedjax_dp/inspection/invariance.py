@@ -107,8 +107,8 @@ def _examine_padded_cohort(place: Place) -> None:
 def examine_order(place: Place) -> None:
     """The order of a batch's records, of a cohort's clients, and the portions they run in change only rounding.
 
-    Every step's gradient with the rows of all batches turned round; the new model with the positions of the cohort
-    turned round (clients keep their ids, hence keys), and with two clients at a time.
+    Every step's gradient with the rows of all batches reversed; the new model with the positions of the cohort
+    reversed (clients keep their ids, hence keys), and with two clients at a time.
     """
     setup = TrialInputs(keys_of(TRIALS, "runs", place.seed))
     algorithm, data = runs.select_clients(runs.with_plain_mean(place.algorithm), place.data, most=3)

@@ -1,4 +1,4 @@
-"""On what the size of a noise depends, read off the traced program: on the round, the client, the records, or nothing.
+"""What the size of a noise depends on, read off the traced program: the round, the client, the records, or nothing.
 
 Bits that are drawn with a key depend on nothing else, whatever is folded into the key, and a uniform word stays uniform
 when anything is added to it. From there on each equation is followed: what is added to a noise leaves its size as it

@@ -141,7 +141,7 @@ def select_clients(algorithm: Algorithm, data: FederatedData, most: int = CLIENT
     sizes, shares = np.asarray(data.sizes), np.asarray(data.shares)
     ids = np.argsort(sizes, kind="stable")[np.unique(np.linspace(0, len(sizes) - 1, min(most, len(sizes))).astype(int))]
     noise = getattr(mechanism_of(algorithm), "noise_multiplier", None)
-    if np.ndim(noise):
+    if noise is not None and np.ndim(noise):
         algorithm = with_noise(algorithm, np.asarray(noise, np.float32)[ids])
     return replace(algorithm, cohort=AllClients()), dataclasses.replace(
         data,

@@ -41,8 +41,13 @@ def examine_sampling(name: str, counts: np.ndarray, law: Sampling) -> None:
     rows = counts.reshape(-1, members)
     size, total, draws = rows.sum(1), len(rows), rows.sum(0)
     known, both = isinstance(law, WithoutReplacement | Shuffled), None
-    among = law.records if known or isinstance(law, WithReplacement) else members
-    sized = law.batch_size if known else law.draws if isinstance(law, WithReplacement) else members
+    match law:
+        case WithoutReplacement() | Shuffled():
+            among, sized = law.records, law.batch_size
+        case WithReplacement():
+            among, sized = law.records, law.draws
+        case _:
+            among, sized = members, members
     require(among == members, f"{name}: the stated law draws", f"from {among}", f"from all {members}")
     if isinstance(law, Poisson):
         apart = count_deviate(size.sum(), total * members, law.rate)
