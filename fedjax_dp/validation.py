@@ -48,17 +48,17 @@ def require_part(slot: str, part: Any, kind: type) -> None:
     cls = type(part)
     if (cls, kind) in _FITTING:
         return
-    wanted = f"a value that follows {public_name(kind)}" if _is_protocol(kind) else f"{kind.__name__}(...)"
-    page = page_of(kind)
-    see = f"see {page}" if page else ""
     wrong = missing_members(part, kind)
     written = "__module__" in vars(cls) and cls.__module__.partition(".")[0] not in ALIEN  # in Python, to be a part
-    if not written or advice(part):
-        raise errors.refuse(slot, describe(part), wanted, advice(part) or see)
-    if is_value(part) and not wrong:
+    if is_value(part) and not wrong and written:
         if not {field.name for field in dataclasses.fields(cls)} & set(members(kind)):  # else values of it may differ
             _FITTING.add((cls, kind))
         return
+    wanted = f"a value that follows {public_name(kind)}" if _is_protocol(kind) else f"{kind.__name__}(...)"
+    page = page_of(kind)
+    see = f"see {page}" if page else ""
+    if not written or advice(part):
+        raise errors.refuse(slot, describe(part), wanted, advice(part) or see)
     faults, todo = [], []
     if not is_value(part):
         faults.append("is not decorated with fedjax_dp.value")

@@ -89,6 +89,19 @@ def own_names(cls: type) -> set[str]:
     return {*vars(cls), *inspect.get_annotations(cls)}
 
 
+FORMER_NAMES = {  # of members, which nobody would read: the cost of a cohort's draws would count as nothing
+    "cohort": {
+        "paid": "setup_event",
+        "prior_event": "setup_event",
+        "drawn": "is_random",
+        "amplified": "amplification",
+        "resized": "with_size",
+    },
+    "upload": {"amplified": "is_amplified"},
+    "estimator": {"separate": "needs_individual_updates"},
+    "client models": {"trained": "local_params"},
+}
+
 _COMPLETE: set[tuple[str, type]] = set()  # slots, and classes that state all that the proof needs of them
 
 
@@ -97,10 +110,6 @@ def require_stated(slot: str, part: Any) -> None:
     cls = type(part)
     if (slot, cls) in _COMPLETE:
         return
-    for unread in ("paid", "prior_event"):  # the cost of its draws by a former name would be taken for nothing
-        if slot == "cohort" and hasattr(part, unread):
-            got, wanted = f"{cls.__name__} with {unread}", "one that states it as setup_event"
-            raise errors.refuse(slot, got, wanted, f"rename {unread} in {cls.__name__}")
     missing = [name for name in FACTS[slot] if name not in own_names(cls) and not _follows(slot, cls, name)]
     if missing:
         inherited = [name for name in missing if hasattr(part, name)]
@@ -120,8 +129,12 @@ def _follows(slot: str, cls: type, name: str) -> bool:
 
 
 def require_present(algorithm: Any) -> None:
-    """Refuse parts that lack a member which the rounds or the accountants read, before anything reads it."""
+    """Refuse parts that lack a member which the rounds or the accountants read, or have it by a former name."""
     for slot, part in parts_of(algorithm):
+        for former, name in FORMER_NAMES.get(slot, {}).items():
+            if hasattr(part, former):
+                got, wanted = f"{type(part).__name__} with {former}", f"one that states it as {name}"
+                raise errors.refuse(slot, got, wanted, f"rename {former} in {type(part).__name__}")
         errors.require_choice("slot of a part of the local steps", slot, SLOTS)
         validation.require_part(slot, part, SLOTS[slot])
     if algorithm.upload.shared_noise:

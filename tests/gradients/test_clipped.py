@@ -669,3 +669,14 @@ def test_bfloat16_rounds_the_gradient_and_not_its_bound(name):
     for i in range(6):  # a record alone: what is summed has the norm that was clipped to
         alone = ravel(clipped_sum(narrow, params, x[i : i + 1], y[i : i + 1], mask[:1], 0.5).total)[0]
         assert jnp.linalg.norm(alone) <= 0.5 * (1 + 1e-5)
+
+
+class WithoutLoss:
+    def init(self, key):
+        return jnp.zeros(3)
+
+
+def test_a_model_without_a_loss_of_one_record_is_refused():
+    plain = fdp.fedavg(cohort_size=2, batch_size=4, local_steps=1, learning_rate=0.1)
+    with pytest.raises(errors.ConfigurationError, match="WithoutLoss, which lacks loss"):
+        fdp.simulate(plain, ragged_data([20, 30, 25]), rounds=1, model=WithoutLoss())

@@ -44,6 +44,12 @@ def refused(algorithm, data=DATA, **options):
 # What was found by attack; each accepted before.
 
 
+def test_an_own_bound_of_whole_batches_is_refused_where_their_size_is_random():
+    bound = own.lying(fdp.parts.ClipBatch())
+    poisson = steps(own.with_privatizer(RECORD, bound=bound), batches=fdp.parts.PoissonBatches(size=2))
+    assert "ClipRecords for batches of random size" in refused(poisson)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("private", [{}, {"noise": "shared", "secure": True, "fractional_bits": 6}])
 def test_a_ring_of_masks_that_colluders_cut_is_not_taken_for_a_sum(private):

@@ -301,6 +301,13 @@ def test_a_cost_by_a_name_of_before_is_refused_where_it_would_count_as_nothing(d
         fdp.guarantee(replace(dpnfl(), cohort=cohort), data, rounds=2, delta=DELTA)
 
 
+def test_an_aggregate_that_asks_for_every_update_by_a_former_name_is_refused_without_privacy_too(data):
+    plain = fdp.fedavg(cohort_size=3, batch_size=2, local_steps=1, learning_rate=0.1)
+    former = replace(plain, aggregate=lying(parts.TrimmedMean(trim=0.1), separate=True))
+    with pytest.raises(errors.ConfigurationError, match=r"estimator must be one .* needs_individual_updates.*separate"):
+        fdp.run(former, data, rounds=1)
+
+
 def test_what_the_probabilities_cost_survives_a_wrapper(data):
     paid = GaussianSteps(0.5, accounting.FullBatch(), Adjacency.REPLACE_ONE, 1)
     common = {"cohort_size": 3, "batch_size": 2, "local_steps": 2, "learning_rate": 0.1, "noise_multiplier": 3.0}
