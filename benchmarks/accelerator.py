@@ -26,11 +26,11 @@ from provenance import made_with
 from round_latency import RESULTS, ours, quiet, relatives, timed, workloads
 
 import fedjax_dp as fdp
-from fedjax_dp.latency.floor import floor_of, speeds
-from fedjax_dp.latency.measurement import DISTURBED
 from fedjax_dp.privacy import PrivacyTerms
 from fedjax_dp.privacy.planned_run import plan_run
 from fedjax_dp.sweeps.engine import Job, JobGroup, RecordCache
+from fedjax_dp.tools.latency.floor import floor_of, speeds
+from fedjax_dp.tools.latency.measurement import DISTURBED
 
 ROUNDS = [
     *("W1:10", "W1:100", "W1:1000", "W2:10", "W2:100", "W2:1000", "W3dp:10", "W3dp:100", "W3:10", "W3:100"),
@@ -154,7 +154,7 @@ def table(found):
 
 def draw(found, path):
     """Milliseconds per round against the cohort, one line for each workload, with the counted floor."""
-    from fedjax_dp.figures import canvas, elements
+    from fedjax_dp.tools.figures import canvas, elements
 
     with canvas.page(path, {}, (6.5, 4), dpi=130) as page:
         (panel,) = page.panels

@@ -23,8 +23,8 @@ import jax
 import numpy as np
 
 import fedjax_dp as fdp
-from fedjax_dp import cli
-from fedjax_dp.reports import kinds
+from fedjax_dp.tools import cli
+from fedjax_dp.tools.reports import kinds
 
 COMMON = {"cohort_size": 5, "batch_size": 8, "local_steps": 3, "learning_rate": 0.1}
 NOISE = {"clip_norm": 0.7, "noise_multiplier": 2.0}

@@ -37,11 +37,11 @@ from provenance import commit
 from round_latency import RESULTS, ours, workloads
 
 import fedjax_dp as fdp
-from fedjax_dp.cli.sweep import run_file
 from fedjax_dp.experiments import build, environment
 from fedjax_dp.experiments.config import RunSpec, read
 from fedjax_dp.experiments.population import build_data
 from fedjax_dp.pytrees import replace
+from fedjax_dp.tools.cli.sweep import run_file
 
 COHORTS = (10, 100, 1000)
 FEW = 4  # sizes of exchanges that a cell of the table tells one by one
@@ -319,7 +319,7 @@ def exchanges(row):
 
 def draw(rows, path):
     """Predicted and measured milliseconds where there are any; launches or cycles, in a panel for every target."""
-    from fedjax_dp.figures import canvas, elements
+    from fedjax_dp.tools.figures import canvas, elements
 
     names = list(dict.fromkeys(row["name"] for row in rows))
     panels = [("time on one H200", "milliseconds", ("predicted_ms", "measured_ms"), rows)]

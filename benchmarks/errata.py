@@ -18,10 +18,10 @@ from provenance import made_with
 
 import fedjax_dp as fdp
 from fedjax_dp import errors, folders
-from fedjax_dp.audits.canaries import linear_data
 from fedjax_dp.data import Dataset, federate
 from fedjax_dp.parts import restates
 from fedjax_dp.pytrees import replace
+from fedjax_dp.tools.audits.canaries import linear_data
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 CLAIM, PROVED, UPPER = "#b5482f", "#1f6f8b", "#9a9a9a"

@@ -32,12 +32,12 @@ from provenance import made_with
 import fedjax_dp as fdp
 from fedjax_dp import accounting, errors
 from fedjax_dp.execution import Execution
-from fedjax_dp.figures import canvas, elements
 from fedjax_dp.parts.pull import Pull
 from fedjax_dp.rounds.personal import models_of_clients
 from fedjax_dp.rounds.round import run_round
 from fedjax_dp.rounds.simulation import as_float32_leaves, run_key
 from fedjax_dp.rounds.state import initial_state
+from fedjax_dp.tools.figures import canvas, elements
 
 SIGMA, CLIP_NORM, DELTA = 0.4, 1.0, 1e-5
 EPSILONS, SPREADS = (0.25, 1.0, 4.0), (0.03, 0.08, 0.2)

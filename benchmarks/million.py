@@ -26,9 +26,9 @@ from provenance import made_with
 import fedjax_dp as fdp
 from fedjax_dp import devices
 from fedjax_dp.data import Dataset, federate, open_store, save_store
-from fedjax_dp.latency.measurement import DISTURBED
 from fedjax_dp.models import logistic_regression
 from fedjax_dp.rounds import simulation
+from fedjax_dp.tools.latency.measurement import DISTURBED
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent / "peers"))
 import quiet

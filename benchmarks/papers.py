@@ -20,11 +20,11 @@ import sys
 import time
 
 import fedjax_dp as fdp
-from fedjax_dp.papers.reproductions import figure
-from fedjax_dp.papers.reproductions.cells import CellKey
-from fedjax_dp.papers.reproductions.recipe import READINGS, read_recipe
-from fedjax_dp.papers.reproductions.reproduction import Reproduction
-from fedjax_dp.papers.reproductions.rows import ReadingResult, ResultRow
+from fedjax_dp.tools.papers.reproductions import figure
+from fedjax_dp.tools.papers.reproductions.cells import CellKey
+from fedjax_dp.tools.papers.reproductions.recipe import READINGS, read_recipe
+from fedjax_dp.tools.papers.reproductions.reproduction import Reproduction
+from fedjax_dp.tools.papers.reproductions.rows import ReadingResult, ResultRow
 
 RESULTS = pathlib.Path(__file__).parent / "results" / "papers"
 KEPT = ("table.md", "table.json", "figure.png")

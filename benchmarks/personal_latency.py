@@ -21,8 +21,8 @@ from provenance import made_with
 
 import fedjax_dp as fdp
 from fedjax_dp import gradients
-from fedjax_dp.figures import canvas, styles
 from fedjax_dp.models import mlp
+from fedjax_dp.tools.figures import canvas, styles
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent / "peers"))
 import quiet

@@ -27,11 +27,11 @@ from provenance import made_with
 from scipy import ndimage
 
 import fedjax_dp as fdp
-from fedjax_dp.figures import canvas
 from fedjax_dp.rounds.comparison import gain, standing
 from fedjax_dp.rounds.metrics import client_metric, client_values
 from fedjax_dp.rounds.personal import measure_personal
 from fedjax_dp.rounds.simulation import run_key
+from fedjax_dp.tools.figures import canvas
 
 CLIENTS, RECORDS, TESTS, SIDE, CLASSES = 32, 300, 300, 14, 10
 ROUNDS, SEEDS, TRIED, DELTA, CLIP_NORM = 120, 4, 99, 1e-5, 0.5

@@ -27,11 +27,11 @@ from provenance import made_with
 import fedjax_dp as fdp
 from fedjax_dp.data import Dataset, federate
 from fedjax_dp.experiments import environment
-from fedjax_dp.latency.floor import floor_of
-from fedjax_dp.latency.measurement import DISTURBED
 from fedjax_dp.models import mlp
 from fedjax_dp.rounds import simulation
 from fedjax_dp.rounds.prefetch import Prefetcher
+from fedjax_dp.tools.latency.floor import floor_of
+from fedjax_dp.tools.latency.measurement import DISTURBED
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 FEATURES, RECORDS, BATCH, HIDDEN = 64, 10, 10, 133_333  # the model of 1e7 parameters of scaling.py

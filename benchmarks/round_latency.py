@@ -24,9 +24,9 @@ from provenance import made_with
 import fedjax_dp as fdp
 from fedjax_dp import gradients, prng
 from fedjax_dp.devices import COMPILER_OPTIONS
-from fedjax_dp.latency.floor import floor_of
 from fedjax_dp.models import mlp
 from fedjax_dp.rounds import simulation
+from fedjax_dp.tools.latency.floor import floor_of
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent / "peers"))
 import quiet

@@ -23,7 +23,7 @@ from round_latency import RESULTS, ours, quiet, timed, workloads
 import fedjax_dp as fdp
 from fedjax_dp import devices, folders
 from fedjax_dp.execution.mesh import AXIS
-from fedjax_dp.latency.measurement import DISTURBED
+from fedjax_dp.tools.latency.measurement import DISTURBED
 
 
 def counts_of(available):

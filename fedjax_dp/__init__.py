@@ -31,17 +31,17 @@ def _home(name: str) -> str:
     here = pathlib.Path(__file__).parent
     if name.startswith("_") or (here / f"{name}.py").exists():  # a module, which is about to be imported
         return ""
-    for listing in sorted(here.glob("*/__init__.py*")):
+    for listing in sorted([*here.glob("*/__init__.py*"), *here.glob("tools/*/__init__.py*")]):
         if re.search(rf"(?:import |^    \"){name}\b", listing.read_text(), re.MULTILINE):
             return f"; it is fedjax_dp.{listing.parent.name}.{name}"
     return ""
 
 
-hooks.plot_run.connect("fedjax_dp.figures.runs:plot_run")
-hooks.plot_sweep.connect("fedjax_dp.figures.sweeps:plot_sweep")
-hooks.dataset_of_table.connect("fedjax_dp.data.columns:from_frame")
-hooks.claims_about.connect("fedjax_dp.papers.claims:claims_about")
-hooks.prescribed_noise.connect("fedjax_dp.papers.noise:prescribed")
+hooks.plot_run.connect("fedjax_dp.tools.figures.runs:plot_run")
+hooks.plot_sweep.connect("fedjax_dp.tools.figures.sweeps:plot_sweep")
+hooks.dataset_of_table.connect("fedjax_dp.tools.formats.columns:from_frame")
+hooks.claims_about.connect("fedjax_dp.tools.papers.claims:claims_about")
+hooks.prescribed_noise.connect("fedjax_dp.tools.papers.noise:prescribed")
 hooks.NOISE_RULES += (
     "dpnfl",
     "cpfed",

@@ -2,24 +2,16 @@
 
 from . import accounting as accounting
 from . import algorithms as algorithms
-from . import audits as audits
 from . import data as data
-from . import deployments as deployments
 from . import execution as execution
 from . import experiments as experiments
-from . import figures as figures
 from . import gradients as gradients
-from . import latency as latency
 from . import models as models
-from . import papers as papers
 from . import parts as parts
 from . import privacy as privacy
-from . import reports as reports
 from . import rounds as rounds
 from . import sweeps as sweeps
 from . import tasks as tasks
-from . import testing as testing
-from . import trackers as trackers
 from .algorithms import CATALOGUE as CATALOGUE
 from .algorithms import acs_pldp as acs_pldp
 from .algorithms import addpnfl as addpnfl
@@ -51,12 +43,9 @@ from .algorithms import q_fedavg as q_fedavg
 from .algorithms import rfedavg as rfedavg
 from .algorithms import rfedavg_plus as rfedavg_plus
 from .algorithms import scaffold as scaffold
-from .audits.audit import audit as audit
 from .data import dataset as dataset
 from .data import federate as federate
 from .data import load as load
-from .deployments import Deployment as Deployment
-from .deployments import check as check
 from .errors import ConfigurationError as ConfigurationError
 from .experiments.run import resume as resume
 from .experiments.run import run as run
@@ -65,7 +54,6 @@ from .models import cnn as cnn
 from .models import logistic_regression as logistic_regression
 from .models import mlp as mlp
 from .models import model as model
-from .papers.reproductions.reproduce import reproduce as reproduce
 from .privacy.guarantees import calibrate as calibrate
 from .privacy.guarantees import guarantee as guarantee
 from .pytrees import structure as structure
@@ -74,5 +62,17 @@ from .rounds.algorithm import Algorithm as Algorithm
 from .rounds.simulation import simulate as simulate
 from .sweeps.sweep import open_sweep as open_sweep
 from .sweeps.sweep import sweep as sweep
+from .tools import audits as audits
+from .tools import deployments as deployments
+from .tools import figures as figures
+from .tools import latency as latency
+from .tools import papers as papers
+from .tools import reports as reports
+from .tools import testing as testing
+from .tools import trackers as trackers
+from .tools.audits.audit import audit as audit
+from .tools.deployments import Deployment as Deployment
+from .tools.deployments import check as check
+from .tools.papers.reproductions.reproduce import reproduce as reproduce
 
 __version__: str

@@ -2,6 +2,6 @@
 
 import sys
 
-from fedjax_dp.cli import main
+from fedjax_dp.tools.cli import main
 
 sys.exit(main())

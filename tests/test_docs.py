@@ -13,11 +13,11 @@ import pytest
 from helpers import usual
 
 import fedjax_dp as fdp
-from fedjax_dp import cli
 from fedjax_dp.accounting import Adjacency, GaussianSteps, Poisson, WithoutReplacement, epsilon_of
-from fedjax_dp.cli.commands import COMMANDS, options_of_command
-from fedjax_dp.cli.options import HELP
 from fedjax_dp.sweeps.plan import expand, read_sweep
+from fedjax_dp.tools import cli
+from fedjax_dp.tools.cli.commands import COMMANDS, options_of_command
+from fedjax_dp.tools.cli.options import HELP
 
 ROOT = pathlib.Path(__file__).parent.parent
 WRITTEN = ("api", "gallery", "_build", "extending")  # by a build, or tested by test_extending

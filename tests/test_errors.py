@@ -10,8 +10,8 @@ from helpers import ragged_data, refusal
 import fedjax_dp as fdp
 from fedjax_dp import errors
 from fedjax_dp.data import idx
-from fedjax_dp.reports import page
 from fedjax_dp.sweeps import table
+from fedjax_dp.tools.reports import page
 
 
 def _csv(folder):

@@ -15,11 +15,11 @@ import pytest
 from helpers import ragged_data
 
 import fedjax_dp as fdp
-from fedjax_dp import cli
 from fedjax_dp.accounting import Adjacency, FullBatch, GaussianSteps
 from fedjax_dp.data import DATASETS
 from fedjax_dp.data.loaders import Reader
 from fedjax_dp.parts import ClipRecords, noise_of_clients, of_client
+from fedjax_dp.tools import cli
 
 MOST_LINES = 40
 

@@ -13,13 +13,14 @@ from concurrent import futures
 import pytest
 
 import fedjax_dp as fdp
-from fedjax_dp import cli, errors, folders
+from fedjax_dp import errors, folders
 from fedjax_dp.data.disk import STORE_FOLDER
 from fedjax_dp.experiments.run_folder import RUN_FOLDER
-from fedjax_dp.papers.reproductions.reproduce import REPRODUCTION_FOLDER, reproduce
 from fedjax_dp.rounds.checkpoint import Checkpoints
 from fedjax_dp.sweeps import table
 from fedjax_dp.sweeps.records import SWEEP_FOLDER
+from fedjax_dp.tools import cli
+from fedjax_dp.tools.papers.reproductions.reproduce import REPRODUCTION_FOLDER, reproduce
 
 QUICK = ["--rounds", "4", "--local-steps", "2", "--evaluate-every", "2", "--checkpoint-every", "1"]
 SWEEP = "seeds = 2\n[base]\nrounds = 2\nlocal_steps = 2\n[axes]\nclip_norm = [0.5, 1.0]\n"
@@ -177,7 +178,7 @@ def test_memory_that_is_full_is_one_line(monkeypatch, capsys):
     def exhausted(arguments):
         raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 568000015528 bytes.")
 
-    monkeypatch.setattr("fedjax_dp.cli.catalogue.catalogue_command", exhausted)
+    monkeypatch.setattr("fedjax_dp.tools.cli.catalogue.catalogue_command", exhausted)
     assert cli.main(["catalogue"]) == 3
     told = capsys.readouterr().err
     assert told.startswith("fedjax-dp: memory is full: RESOURCE_EXHAUSTED: Out of memory allocating")

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from test_docs import PAGES, blocks, commands
 
-from fedjax_dp import cli
+from fedjax_dp.tools import cli
 
 PAGE = PAGES["guides/tables.md"]
 

@@ -11,7 +11,8 @@ import pytest
 from helpers import usual
 
 import fedjax_dp as fdp
-from fedjax_dp import accounting, testing
+from fedjax_dp import accounting
+from fedjax_dp.tools import testing
 
 PUBLIC = {"fdp": fdp, "accounting": accounting, "testing": testing}
 FOLDER = pathlib.Path(__file__).parent.parent / "notebooks"

@@ -7,9 +7,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from fedjax_dp import ConfigurationError, cli, folders, own_code
+from fedjax_dp import ConfigurationError, folders, own_code
 from fedjax_dp.experiments import config as configs
 from fedjax_dp.experiments.build import RecordFormat, build_model
+from fedjax_dp.tools import cli
 
 NET = """
 from flax import linen as nn, nnx

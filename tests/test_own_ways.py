@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import fedjax_dp as fdp
-from fedjax_dp import cli
+from fedjax_dp.tools import cli
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "own.md").read_text()

@@ -82,7 +82,7 @@ def row_of_claim(row):
 
 
 def test_table_of_claims_is_the_committed_one():
-    """Which is today's: `tests/papers/test_claims.py`."""
+    """Which is today's: `tests/tools/papers/test_claims.py`."""
     committed = json.loads((ROOT / "benchmarks" / "results" / "claims.json").read_text())["claims"]
     by_name = {(row["paper"], row["claim"], row["setting"]): row for row in committed}
     for name in SHOWN:

@@ -28,12 +28,12 @@ CORE = [  # wings, and the few modules that stand beside them, from the ground u
     {"sweeps"},
 ]
 TOOLS = [
-    {"figures", "deployments"},
+    {"figures", "formats", "deployments"},
     {"audits", "papers", "trackers"},
     {"latency", "reports"},
     {"cli", "testing"},
 ]
-FLOORS = [*CORE, *TOOLS, {"__main__", "__init__"}]
+FLOORS = [*CORE, *TOOLS, {"__main__", "__init__", "tools"}]
 FLOOR_OF = {name: height for height, names in enumerate(FLOORS) for name in names}
 
 
@@ -60,7 +60,20 @@ def imports_of(path, types=True):
 
 
 def wing_of(name):
-    return name.split(".")[0]
+    """The folder of a module, of tools the one below `tools`."""
+    return name.removeprefix("tools.").split(".")[0]
+
+
+def test_the_core_and_one_more_folder_lie_at_the_top():
+    folders = {path.parent.name for path in ROOT.glob("*/__init__.py")}
+    assert folders == {name for floor in CORE for name in floor if (ROOT / name).is_dir()} | {"tools"}
+    assert {path.parent.name for path in (ROOT / "tools").glob("*/__init__.py")} == set().union(*TOOLS)
+
+
+def test_the_package_starts_without_its_tools():
+    program = "import sys, fedjax_dp; print([name for name in sys.modules if name.startswith('fedjax_dp.tools')])"
+    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert loaded.stdout.strip() == "[]"
 
 
 def test_every_wing_has_a_floor():
@@ -81,14 +94,6 @@ def test_no_modules_import_one_another():
         for name in free:
             del left[name]
     assert not left, f"in circles, or above one: {sorted(left)}"
-
-
-def test_nothing_knows_the_readers_of_own_files():
-    """Formats and tables are loaded by their names where they are read; what the core needs too stands in `data`."""
-    readers = ("data.formats", "data.tables", "data.columns")
-    for name, path in MODULES.items():
-        if not name.startswith(readers):
-            assert not [other for other in imports_of(path) if other.startswith(readers)], name
 
 
 def test_accounting_knows_neither_jax_nor_the_simulator():

@@ -17,12 +17,9 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from fedjax_dp import errors, gradients
-from fedjax_dp.audits import trials as games
-from fedjax_dp.audits.setup import AttackOptions, set_up
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.execution.memory import fit_execution, memory_error, most_at_once
 from fedjax_dp.execution.mesh import Execution
-from fedjax_dp.latency.floor import Work, work_of
 from fedjax_dp.models import Model, usual_model
 from fedjax_dp.models.model import size_of
 from fedjax_dp.privacy.planned_run import plan_run
@@ -33,6 +30,9 @@ from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.state import initial_state, place
 from fedjax_dp.sweeps import program as programs
 from fedjax_dp.sweeps.record_cache import records_of
+from fedjax_dp.tools.audits import trials as games
+from fedjax_dp.tools.audits.setup import AttackOptions, set_up
+from fedjax_dp.tools.latency.floor import Work, work_of
 from forecast.kernels import CALIBRATED, OTHERS_WITHIN, PROFILED_WITHIN, Traffic, traffic
 from forecast.program_text import OTHER, Collective, Program, counted
 from forecast.targets import Accelerator, compiled_for, devices_of, execution_on, target_of

@@ -14,12 +14,12 @@ from sphinx.application import Sphinx
 from sphinx.config import Config
 
 import fedjax_dp as fdp
-from fedjax_dp.cli import catalogue_tables
-from fedjax_dp.deployments import system_rows
 from fedjax_dp.options import REQUIRED, Option
-from fedjax_dp.papers import citations
 from fedjax_dp.parts.facts import parts_of
 from fedjax_dp.rounds.algorithm import Algorithm
+from fedjax_dp.tools.cli import catalogue_tables
+from fedjax_dp.tools.deployments import system_rows
+from fedjax_dp.tools.papers import citations
 
 HERE = pathlib.Path(__file__).parent.parent
 ROOT = HERE.parent
@@ -340,7 +340,7 @@ ON_SITE = {  # where a link that goes to a file of the repository goes on the si
     r"(\.\./)+notebooks": "/gallery/index.md",
     r"(\.\./)+fedjax_dp/algorithms": "/catalogue.md",
     r"(\.\./)+fedjax_dp/parts/local_rules\.py": "/catalogue.md#local-rules",
-    r"(\.\./)+fedjax_dp/deployments/systems\.toml": "/systems.md",
+    r"(\.\./)+fedjax_dp/tools/deployments/systems\.toml": "/systems.md",
 }
 
 

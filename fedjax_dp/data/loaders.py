@@ -43,7 +43,7 @@ def _own(place: str, *takes: str, owned: Any = lambda path, column: True) -> Rea
 
 
 def _tables_are_owned(path: str, column: str | None) -> bool:
-    return column is not None or _call("data.tables:is_several", path)
+    return column is not None or _call("tools.formats.tables:is_several", path)
 
 
 def _store(folder: str, data_dir: Folder, seed: int, reading: Reading) -> "Dataset":
@@ -62,12 +62,12 @@ DATASETS: dict[str, Reader] = {
     "femnist_digits": _shipped("data.femnist:femnist_digits"),
     "sent140": _shipped("data.sent140:sent140"),
     "npz": _own("data.arrays:from_npz", "task", owned=lambda path, column: _call("data.arrays:has_ids", path)),
-    "csv": _own("data.tables:from_csv", *COLUMNS, *TABLES, *CSV, owned=_tables_are_owned),
-    "parquet": _own("data.tables:from_parquet", *COLUMNS, *TABLES, owned=_tables_are_owned),
-    "leaf": _own("data.formats.leaf:leaf", "task", *TEXT, *CUT, "convention", "record_shape"),
-    "tff": _own("data.formats.tff:tff", *TEXT, *CUT, "convention", "record_shape", "subset"),
+    "csv": _own("tools.formats.tables:from_csv", *COLUMNS, *TABLES, *CSV, owned=_tables_are_owned),
+    "parquet": _own("tools.formats.tables:from_parquet", *COLUMNS, *TABLES, owned=_tables_are_owned),
+    "leaf": _own("tools.formats.leaf:leaf", "task", *TEXT, *CUT, "convention", "record_shape"),
+    "tff": _own("tools.formats.tff:tff", *TEXT, *CUT, "convention", "record_shape", "subset"),
     "hf": _own(
-        "data.formats.hugging_face:hugging_face",
+        "tools.formats.hugging_face:hugging_face",
         *(*COLUMNS, *TEXT, "convention"),
         owned=lambda path, column: column is not None,
     ),

@@ -51,8 +51,8 @@ from fedjax_dp.accounting.compare import compare_epsilons
 from fedjax_dp.accounting.gaussian import DrawnGdp
 from fedjax_dp.accounting.laws import GaussianPair
 from fedjax_dp.accounting.losses import discretise
-from fedjax_dp.papers import theorems
-from fedjax_dp.papers.wang import WANG_RDP
+from fedjax_dp.tools.papers import theorems
+from fedjax_dp.tools.papers.wang import WANG_RDP
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden"
 CASES = json.loads((GOLDEN / "accounting_vectors.json").read_text())["cases"]

@@ -36,7 +36,7 @@ from fedjax_dp.accounting import (
 )
 from fedjax_dp.accounting import trials as trial_laws
 from fedjax_dp.accounting.accountants import total
-from fedjax_dp.papers import wang
+from fedjax_dp.tools.papers import wang
 
 ADD_REMOVE, REPLACE_ONE = Adjacency.ADD_REMOVE, Adjacency.REPLACE_ONE
 NOTHING = Composed(())

@@ -35,7 +35,7 @@ from fedjax_dp.accounting import (
     repeated,
     seen,
 )
-from fedjax_dp.papers.wang import WANG_RDP
+from fedjax_dp.tools.papers.wang import WANG_RDP
 
 ADD_REMOVE, REPLACE_ONE = Adjacency.ADD_REMOVE, Adjacency.REPLACE_ONE
 ORDERS = np.array([1.05, 1.5, 2.0, 2.5, 3.0, 4.0, 7.3, 8.0, 16.0, 32.0, 64.0, 100.0])

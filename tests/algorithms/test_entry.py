@@ -11,16 +11,16 @@ import jax.numpy as jnp
 import pytest
 
 import fedjax_dp as fdp
-from fedjax_dp import cli
 from fedjax_dp.algorithms import CATALOGUE, Common, Entry, assemble, entry
 from fedjax_dp.algorithms.assemble import ClipNorm, NoiseMultiplier
-from fedjax_dp.cli import catalogue_tables
 from fedjax_dp.data import DATASETS
 from fedjax_dp.experiments import config, groups
 from fedjax_dp.options import about
 from fedjax_dp.parts.corrections import Proximal
 from fedjax_dp.parts.record_privacy import RecordGaussian
 from fedjax_dp.sweeps.plan import SweepConfig, expand
+from fedjax_dp.tools import cli
+from fedjax_dp.tools.cli import catalogue_tables
 
 COMMON = {"cohort_size": 2, "batch_size": 3, "local_steps": 1, "learning_rate": 0.1}
 

@@ -22,7 +22,7 @@ from fedjax_dp.accounting import (
 )
 from fedjax_dp.accounting.personal import RAREST
 from fedjax_dp.algorithms import optimal_probabilities
-from fedjax_dp.papers.theorems import acs_pldp_lemma1
+from fedjax_dp.tools.papers.theorems import acs_pldp_lemma1
 
 GOLDEN = json.loads((pathlib.Path(__file__).parents[1] / "golden" / "worked_examples.json").read_text())["expected"]
 WORKED = GOLDEN["acs_q"]

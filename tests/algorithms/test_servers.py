@@ -11,13 +11,13 @@ import pytest
 from helpers import ragged_data, refusal, usual
 
 import fedjax_dp as fdp
-from fedjax_dp import cli
 from fedjax_dp.algorithms import CATALOGUE, PERSONAL
 from fedjax_dp.algorithms.assemble import ADAPTIVE
 from fedjax_dp.experiments.config import RunSpec
 from fedjax_dp.options import REQUIRED
 from fedjax_dp.parts.choices import SERVERS
 from fedjax_dp.privacy.terms import PrivacyTerms
+from fedjax_dp.tools import cli
 
 PLAIN = {"cohort_size": 3, "batch_size": 2, "local_steps": 1, "learning_rate": 0.3}
 NOISED = {"clip_norm": 0.7, "noise_multiplier": 2.0}

@@ -15,9 +15,9 @@ from helpers import GivenCohorts, ProductModel, QuadraticModel, states_of, usual
 
 from fedjax_dp import accounting, algorithms, data
 from fedjax_dp.accounting import personal
-from fedjax_dp.papers import theorems
 from fedjax_dp.parts.cohorts import AllClients
 from fedjax_dp.parts.feature_matching import NoisyFeatures
+from fedjax_dp.tools.papers import theorems
 
 GOLDEN = json.loads((pathlib.Path(__file__).parents[1] / "golden" / "worked_examples.json").read_text())
 INPUTS, EXPECTED = GOLDEN["inputs"], GOLDEN["expected"]

@@ -14,8 +14,8 @@ from forecast.program_text import Program
 from helpers import benchmark, refusal, small_algorithm
 
 import fedjax_dp as fdp
-from fedjax_dp.latency.floor import work_of
 from fedjax_dp.sweeps import runner
+from fedjax_dp.tools.latency.floor import work_of
 
 DIGITS = fdp.load("digits")
 DATA = fdp.federate(DIGITS, fdp.data.iid(DIGITS.y_train, [20] * 10, 0))

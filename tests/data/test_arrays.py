@@ -12,7 +12,7 @@ import pyarrow.parquet
 import pytest
 
 import fedjax_dp as fdp
-from fedjax_dp import cli
+from fedjax_dp.tools import cli
 
 X = np.arange(60, dtype=np.float32).reshape(20, 3)
 Y = np.arange(20) % 4

@@ -7,9 +7,10 @@ import pytest
 from helpers import refusal
 
 import fedjax_dp as fdp
-from fedjax_dp import errors, figures
+from fedjax_dp import errors
 from fedjax_dp.accounting import Guarantee
 from fedjax_dp.data.client_names import ClientNames, named, number_of
+from fedjax_dp.tools import figures
 
 SIZES = (30, 12, 6)
 NAMES = ("H0", "H1", "ward \u20ac")

@@ -13,8 +13,8 @@ from helpers import scattered_data
 
 import fedjax_dp as fdp
 from fedjax_dp import errors
-from fedjax_dp.cli import main
 from fedjax_dp.data import Dataset, federate, load, noted_checksum, open_store, save_store
+from fedjax_dp.tools.cli import main
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from helpers import quick, usual
 
 from fedjax_dp import devices
-from fedjax_dp.cli import main
+from fedjax_dp.tools.cli import main
 
 CASES = {
     "ours first": "import fedjax_dp as fdp; import jax; jax.numpy.zeros(1); fdp.execution.all_devices()",

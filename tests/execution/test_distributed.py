@@ -18,11 +18,11 @@ from helpers import scattered_data, usual
 import fedjax_dp
 import fedjax_dp as fdp
 from fedjax_dp import errors
-from fedjax_dp.cli import main
 from fedjax_dp.execution import distributed
 from fedjax_dp.experiments import run_folder as folder
 from fedjax_dp.prng import role_key
 from fedjax_dp.rounds.simulation import run_key
+from fedjax_dp.tools.cli import main
 
 PLAIN = ["--algorithm", "fedavg", "--rounds", "6", "--checkpoint-every", "3", "--evaluate-every", "2"]
 SOURCE = pathlib.Path(fedjax_dp.__file__).parent.parent
@@ -328,7 +328,7 @@ def shorten(out, rounds):
     (out / "run.json").write_text(json.dumps(about | {"seal": folder.RUN_FOLDER.seal(about)}))
 
 
-@pytest.mark.exhaustive  # CI: runs of two processes, above, and resuming on other devices, in tests/cli/test_cli.py
+@pytest.mark.exhaustive  # CI: runs of two processes, above; on other devices, tests/tools/cli/test_cli.py
 @pytest.mark.parametrize(("victim", "how"), [(0, signal.SIGKILL), (1, signal.SIGTERM)])
 def test_a_killed_process_ends_the_run_and_others_continue_it(victim, how, tmp_path):
     out = tmp_path / "run"

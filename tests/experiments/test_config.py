@@ -7,9 +7,9 @@ import pytest
 from helpers import refusal
 
 import fedjax_dp as fdp
-from fedjax_dp import cli
 from fedjax_dp.experiments import RunSpec
 from fedjax_dp.experiments.config import VALUES, read
+from fedjax_dp.tools import cli
 
 WORDS = {"algorithm": "Algorithm(...)", "dataset": "mine", "model": "mlp"}
 SET = {"rounds": 40, "seed": 3, "records": "devices", "epsilon": np.array([1.0, 2.0]), "delta": 1e-3}

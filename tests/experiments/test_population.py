@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 from helpers import refusal
 
-from fedjax_dp import cli, data, errors
+from fedjax_dp import data, errors
 from fedjax_dp.experiments import config
 from fedjax_dp.experiments.groups import PopulationConfig
 from fedjax_dp.experiments.partitions import OPTIONS, PARTITIONS, divide
 from fedjax_dp.experiments.population import build_data
 from fedjax_dp.experiments.presets import population_of, resolve_population
+from fedjax_dp.tools import cli
 
 
 def resolved(**changes):

@@ -10,9 +10,9 @@ import pytest
 from small_runs import Stopped, dpnfl, stop_at
 
 import fedjax_dp as fdp
-from fedjax_dp import cli
 from fedjax_dp.experiments import run_folder
 from fedjax_dp.experiments.round_ledger import read_ledger
+from fedjax_dp.tools import cli
 
 ROUNDS = 4
 

@@ -7,7 +7,6 @@ import pytest
 from helpers import ragged_data, target_data
 
 import fedjax_dp as fdp
-from fedjax_dp import cli
 from fedjax_dp.accounting.accountants import epsilons_of
 from fedjax_dp.accounting.ledger import text_of
 from fedjax_dp.experiments import run_folder
@@ -19,6 +18,7 @@ from fedjax_dp.privacy.terms import PrivacyTerms
 from fedjax_dp.rounds.simulation import Evaluation
 from fedjax_dp.tasks import Classes, measures_of_task
 from fedjax_dp.tasks.measures import target_of
+from fedjax_dp.tools import cli
 
 DATA = ragged_data([20, 20, 7, 40, 40, 20])
 DELTA = 1e-3

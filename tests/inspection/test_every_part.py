@@ -16,7 +16,7 @@ from fedjax_dp.accounting import ParticipationLog
 from fedjax_dp.algorithms import CATALOGUE
 from fedjax_dp.parts import facts
 from fedjax_dp.pytrees import replace
-from fedjax_dp.testing import check_algorithm
+from fedjax_dp.tools.testing import check_algorithm
 
 DATA = ragged_data([8, 8, 8, 10, 12, 9])
 MODEL = fdp.mlp(DATA.record_shape, DATA.classes, (4,))
@@ -221,7 +221,7 @@ def test_what_has_no_epsilon_says_so(name):
     assert WITHOUT[name]()
 
 
-@pytest.mark.exhaustive  # all checks of one take half a minute; CI has them in tests/testing
+@pytest.mark.exhaustive  # all checks of one take half a minute; CI has them in tests/tools/testing
 @pytest.mark.parametrize("name", [name for name in EXAMPLES if name not in ASSUMING])
 def test_every_part_passes_the_conformance_suite(name):
     check_algorithm(EXAMPLES[name][0], DATA, model=MODEL if name in FEATURES else None)

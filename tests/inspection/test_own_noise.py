@@ -11,7 +11,7 @@ from own_laplace import LaplaceRecords, LaplaceSteps
 
 import fedjax_dp as fdp
 from fedjax_dp.accounting import Adjacency, WithoutReplacement, epsilon_of
-from fedjax_dp.testing import check_algorithm
+from fedjax_dp.tools.testing import check_algorithm
 
 DATA = ragged_data([20] * 6)
 MODEL = fdp.logistic_regression(DATA.record_shape, DATA.classes)

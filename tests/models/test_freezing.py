@@ -18,7 +18,7 @@ from fedjax_dp.models import freeze, logistic_regression, lstm, mlp, model
 from fedjax_dp.models.low_rank import A, B
 from fedjax_dp.pytrees import path_name, ravel
 from fedjax_dp.rounds import metrics, simulation
-from fedjax_dp.testing import check_algorithm
+from fedjax_dp.tools.testing import check_algorithm
 
 DATA = ragged_data((5, 8, 3, 6), (6,), 4)
 PRIVATE = {"clip_norm": 1.0, "batch_size": 2, "cohort_size": 3, "learning_rate": 0.1, "local_steps": 2}

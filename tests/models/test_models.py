@@ -11,9 +11,10 @@ from flax import linen as nn
 from helpers import ragged_data
 
 import fedjax_dp as fdp
-from fedjax_dp import cli, errors, gradients
+from fedjax_dp import errors, gradients
 from fedjax_dp.models import cnn, group_norm_cnn, logistic_regression, lstm, mlp, random_embedding
 from fedjax_dp.pytrees import path_name
+from fedjax_dp.tools import cli
 
 
 def parameters(model):

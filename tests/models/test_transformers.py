@@ -11,10 +11,11 @@ import pytest
 from helpers import quick, thinned, usual
 from scipy import special
 
-from fedjax_dp import cli, errors, gradients
+from fedjax_dp import errors, gradients
 from fedjax_dp.models import char_lstm, explain_gradients, gpt, mlp, vit, word_lstm
 from fedjax_dp.pytrees import path_name
 from fedjax_dp.tasks import Binary, Regression, TokenCrossEntropy
+from fedjax_dp.tools import cli
 
 COUNTS = json.loads((pathlib.Path(__file__).parents[1] / "golden" / "model_gradients.json").read_text())[
     "parameter_counts"

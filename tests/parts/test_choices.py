@@ -10,7 +10,7 @@ import pytest
 from helpers import refusal
 
 import fedjax_dp as fdp
-from fedjax_dp import cli, parts
+from fedjax_dp import parts
 from fedjax_dp.algorithms import CATALOGUE, RUN_OPTIONS
 from fedjax_dp.algorithms.assemble import SLOT_OF
 from fedjax_dp.experiments import RunSpec
@@ -19,6 +19,7 @@ from fedjax_dp.options import REQUIRED, about
 from fedjax_dp.parts.choices import CHOICES, part_of
 from fedjax_dp.pytrees import equal
 from fedjax_dp.sweeps.plan import SweepConfig, expand
+from fedjax_dp.tools import cli
 
 MOST = 30  # keywords that a person can look through
 PLAIN = {"cohort_size": 4, "batch_size": 3, "local_steps": 1, "learning_rate": 0.1}

@@ -13,11 +13,11 @@ from own_parts import lying
 import fedjax_dp as fdp
 from fedjax_dp import accounting, errors, parts
 from fedjax_dp.accounting import Adjacency, FullBatch, GaussianSteps, View, WithoutReplacement
-from fedjax_dp.papers.theorems import acs_pldp_lemma1
 from fedjax_dp.privacy import guarantees, planned_run
 from fedjax_dp.pytrees import replace
 from fedjax_dp.rounds import simulation
 from fedjax_dp.rounds.clients import draw_cohort
+from fedjax_dp.tools.papers.theorems import acs_pldp_lemma1
 
 ROUNDS, STEPS, DELTA = 12, 3, 1e-3
 

@@ -13,11 +13,9 @@ import pytest
 from helpers import quick, usual
 
 import fedjax_dp as fdp
-from fedjax_dp import cli, errors
+from fedjax_dp import errors
 from fedjax_dp.accounting import Adjacency, Composed, Guarantee, StatedPrivacy, composed_phases, epsilons_of
 from fedjax_dp.accounting.composed_phases import same_clients, worst_of
-from fedjax_dp.audits.setup import AttackOptions, set_up
-from fedjax_dp.audits.verdict import judge
 from fedjax_dp.experiments import parameters, phases
 from fedjax_dp.experiments.round_ledger import read_ledger
 from fedjax_dp.models import freeze, logistic_regression, read_start
@@ -27,6 +25,9 @@ from fedjax_dp.privacy.guarantees import prepare, verified_guarantee
 from fedjax_dp.privacy.planned_run import plan_run
 from fedjax_dp.privacy.terms import PrivacyTerms
 from fedjax_dp.pytrees import replace
+from fedjax_dp.tools import cli
+from fedjax_dp.tools.audits.setup import AttackOptions, set_up
+from fedjax_dp.tools.audits.verdict import judge
 
 DIGITS = fdp.load("digits")
 OTHERS = np.random.default_rng(0).integers(0, 17, (700, 8, 8)).astype(np.uint8)

@@ -7,7 +7,7 @@ import scipy
 from helpers import ragged_data
 
 import fedjax_dp as fdp
-from fedjax_dp import cli, errors, parts
+from fedjax_dp import errors, parts
 from fedjax_dp.accounting import ParticipationLog, gaussian_epsilon
 from fedjax_dp.accounting.ledger import read_rounds, text_of
 from fedjax_dp.experiments.config import RunSpec
@@ -16,6 +16,7 @@ from fedjax_dp.privacy.spending import Spending
 from fedjax_dp.privacy.terms import PrivacyTerms
 from fedjax_dp.pytrees import equal, replace
 from fedjax_dp.rounds import simulation
+from fedjax_dp.tools import cli
 
 COMMON = {"cohort_size": 2, "batch_size": 4, "local_steps": 2, "learning_rate": 0.1, "clip_norm": 1.0}
 DELTA, N, ROUNDS = 1e-5, 6, 12

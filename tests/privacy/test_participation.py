@@ -8,7 +8,7 @@ import pytest
 from helpers import ragged_data, usual
 
 import fedjax_dp as fdp
-from fedjax_dp import cli
+from fedjax_dp.tools import cli
 
 DATA, ROUNDS, DELTA = ragged_data([20] * 6), 4, 1e-3
 TERMS = {"rounds": ROUNDS, "delta": DELTA, "seed": 1}

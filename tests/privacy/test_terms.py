@@ -8,10 +8,11 @@ import pytest
 from helpers import ragged_data
 
 import fedjax_dp as fdp
-from fedjax_dp import cli, hooks
-from fedjax_dp.papers.noise import PRESCRIBED
+from fedjax_dp import hooks
 from fedjax_dp.privacy import planned_run
 from fedjax_dp.privacy.terms import PrivacyOptions, PrivacyTerms
+from fedjax_dp.tools import cli
+from fedjax_dp.tools.papers.noise import PRESCRIBED
 
 DATA = ragged_data([20] * 6)
 ALGORITHM = fdp.dpnfl(

@@ -11,7 +11,6 @@ import pytest
 from helpers import GivenNoise, ragged_data, usual, with_given
 
 import fedjax_dp as fdp
-from fedjax_dp import cli, figures
 from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.models import logistic_regression
 from fedjax_dp.pytrees import equal
@@ -20,6 +19,7 @@ from fedjax_dp.rounds.comparison import standing
 from fedjax_dp.rounds.metrics import PROBES, Evaluation, noise_to_signal
 from fedjax_dp.tasks import Classes, Regression, measures_of_task
 from fedjax_dp.tasks.measures import target_of
+from fedjax_dp.tools import cli, figures
 
 MODEL = logistic_regression((3,), 3)
 SIZES = [5, 9, 2, 7, 4, 8, 3, 1, 6, 5, 2]

@@ -7,12 +7,12 @@ from on_host import COMMON, FEATURES, NOISE, SIZES, data, end  # noqa: F401
 
 import fedjax_dp as fdp
 from fedjax_dp import errors
-from fedjax_dp.cli import main
 from fedjax_dp.data import FederatedData
 from fedjax_dp.execution.mesh import CohortLayout
 from fedjax_dp.models import logistic_regression, mlp
 from fedjax_dp.pytrees import replace
 from fedjax_dp.rounds import prefetch, simulation
+from fedjax_dp.tools.cli import main
 
 CASES = {  # every client, cohorts that vary, draws one by one, tables, masks, losses on all records, epochs
     "uniform": (fdp.dpnfl, NOISE),

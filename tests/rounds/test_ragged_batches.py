@@ -14,7 +14,7 @@ from fedjax_dp.errors import ConfigurationError
 from fedjax_dp.inspection.local_steps import _initial_context
 from fedjax_dp.pytrees import replace
 from fedjax_dp.rounds.simulation import run_key
-from fedjax_dp.testing import check_algorithm
+from fedjax_dp.tools.testing import check_algorithm
 
 OPTIONS = {"cohort_size": 2, "batch_size": 4, "learning_rate": 0.3, "clip_norm": 0.7, "noise_multiplier": 2.0}
 RULES = ("without-replacement", "with-replacement", "poisson", "full", "epochs")

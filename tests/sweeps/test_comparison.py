@@ -7,12 +7,12 @@ import pytest
 from sweep_points import textbook_interval
 
 import fedjax_dp as fdp
-from fedjax_dp import cli
 from fedjax_dp.errors import ConfigurationError
-from fedjax_dp.reports.sweeps import comparison_section
 from fedjax_dp.rounds.comparison import gain, standing
 from fedjax_dp.sweeps.comparison import compare
 from fedjax_dp.tasks import Classes, describe_task
+from fedjax_dp.tools import cli
+from fedjax_dp.tools.reports.sweeps import comparison_section
 
 TASK = describe_task(Classes())
 

@@ -20,13 +20,14 @@ from small_runs import Stopped
 from sweep_points import recorded
 
 import fedjax_dp as fdp
-from fedjax_dp import cli, folders
+from fedjax_dp import folders
 from fedjax_dp.experiments import config, configured
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.sweeps import cluster, folder
 from fedjax_dp.sweeps.plan import SweepConfig, digest, to_toml
 from fedjax_dp.sweeps.records import read_records
 from fedjax_dp.sweeps.sweep import run_sweep
+from fedjax_dp.tools import cli
 
 BASE = {"dataset": "digits", "rounds": 3, "local_steps": 2, "evaluate_every": 1}
 AXES = {"learning_rate": [0.1, 0.3], "clip_norm": [0.5, 1.0, 2.0]}
@@ -387,7 +388,8 @@ import sys
 import jax.monitoring
 missed = []
 jax.monitoring.register_event_listener(lambda event, **_: missed.append(event) if "cache_misses" in event else None)
-from fedjax_dp import cli, folders
+from fedjax_dp import folders
+from fedjax_dp.tools import cli
 cli.main(["sweep", "sweep.toml", "--out", sys.argv[1], "--json"])
 print(len(missed), file=sys.stderr)
 """

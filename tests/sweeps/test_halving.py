@@ -12,7 +12,6 @@ from small_runs import Stopped
 from sweep_points import point, recorded
 
 import fedjax_dp as fdp
-from fedjax_dp import cli
 from fedjax_dp.accounting import View
 from fedjax_dp.models import logistic_regression
 from fedjax_dp.sweeps import selection_cost
@@ -20,6 +19,7 @@ from fedjax_dp.sweeps.folder import read_own
 from fedjax_dp.sweeps.halving import Halving, Rung, is_done_until, key_of, rungs_of
 from fedjax_dp.sweeps.plan import SweepConfig, digest, to_toml
 from fedjax_dp.sweeps.records import read_records
+from fedjax_dp.tools import cli
 
 AXES = ("learning_rate",)
 

@@ -8,19 +8,19 @@ from helpers import CLASSES
 from sweep_points import point, sweep_folder
 
 import fedjax_dp as fdp
-from fedjax_dp import cli
 from fedjax_dp.accounting import NegativeBinomialTrials
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.models import logistic_regression
 from fedjax_dp.privacy.guarantees import verified_guarantee
 from fedjax_dp.privacy.planned_run import plan_run
 from fedjax_dp.privacy.terms import PrivacyTerms
-from fedjax_dp.reports.sweeps import _choosing
 from fedjax_dp.sweeps.engine import Job
 from fedjax_dp.sweeps.preparation import PreparedPoint
 from fedjax_dp.sweeps.records import read_records
 from fedjax_dp.sweeps.selection_cost import cost_of_choosing
 from fedjax_dp.tasks.measures import PUBLIC_TESTS, measures_of, private_records
+from fedjax_dp.tools import cli
+from fedjax_dp.tools.reports.sweeps import _choosing
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(60, 3)).astype(np.float32), RNG.integers(0, 3, 60)

@@ -14,11 +14,12 @@ from helpers import MEASURES, refusal
 from scipy import stats
 from sweep_points import point, sweep_folder, textbook_interval
 
-from fedjax_dp import cli, errors
+from fedjax_dp import errors
 from fedjax_dp.experiments import config
 from fedjax_dp.sweeps import table
 from fedjax_dp.sweeps.records import read_records
 from fedjax_dp.sweeps.settings import pick, settings_of
+from fedjax_dp.tools import cli
 
 
 def grid(rates, seeds, accuracy):
@@ -380,6 +381,7 @@ def test_bad_input_ends_in_one_line_with_code_2(words, expected, capsys):
 
 
 def test_reading_a_sweep_loads_neither_jax_nor_pandas():
-    code = "import sys, fedjax_dp.sweeps.table, fedjax_dp.figures.sweeps; print({'jax', 'pandas'} & set(sys.modules))"
+    modules = "fedjax_dp.sweeps.table, fedjax_dp.tools.figures.sweeps"
+    code = f"import sys, {modules}; print({{'jax', 'pandas'}} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"

@@ -10,10 +10,10 @@ import pytest
 from helpers import refusal
 from sweep_points import point, sweep_folder, textbook_interval
 
-from fedjax_dp import cli
-from fedjax_dp.reports import sweeps as reports
 from fedjax_dp.sweeps.sweep import open_sweep
 from fedjax_dp.sweeps.winners import winners
+from fedjax_dp.tools import cli
+from fedjax_dp.tools.reports import sweeps as reports
 
 AXES = ("algorithm", "epsilon", "clip_norm")
 

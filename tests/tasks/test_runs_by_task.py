@@ -14,11 +14,12 @@ from flax import linen as nn
 from helpers import target_data, usual
 
 import fedjax_dp as fdp
-from fedjax_dp import cli, errors
+from fedjax_dp import errors
 from fedjax_dp.models import task_of, usual_model
 from fedjax_dp.rounds import metrics
 from fedjax_dp.rounds.comparison import standing
 from fedjax_dp.tasks import LossWords, Metric, measures_of_task, ratio
+from fedjax_dp.tools import cli
 
 RUN = ["--rounds", "2", "--algorithm", "fedavg", "--cohort-size", "2", "--batch-size", "4", "--local-steps", "2"]
 PLAIN = {"cohort_size": 2, "batch_size": 4, "local_steps": 2, "learning_rate": 0.1}

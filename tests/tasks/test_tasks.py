@@ -289,7 +289,7 @@ def test_top_k_accuracy_of_tokens_counts_the_likeliest_at_every_place_but_paddin
 
 
 def test_measures_of_papers_are_those_of_classes():
-    from fedjax_dp.papers.reproductions.measures import CLASSES
+    from fedjax_dp.tools.papers.reproductions.measures import CLASSES
 
     assert measures_of_task(Classes()) == CLASSES
 

@@ -1,0 +1,161 @@
+"""The game: an algorithm runs with a canary or without it, and an adversary is to tell which from what it received."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fedjax_dp.accounting import View
+from fedjax_dp.data.store import FederatedData
+from fedjax_dp.execution.mesh import Execution
+from fedjax_dp.models import Model
+from fedjax_dp.parts.cohorts import Array
+from fedjax_dp.pytrees import ravel, replace, structure, value
+from fedjax_dp.rounds.algorithm import Algorithm
+from fedjax_dp.rounds.final import final_model, with_final_model
+from fedjax_dp.rounds.round import run_round
+from fedjax_dp.rounds.state import RoundReport, ServerState, Transcript, initial_state
+from fedjax_dp.tools.audits import own_models
+from fedjax_dp.tools.audits.observations import GameObservation
+from fedjax_dp.tools.audits.wrappers import CanaryCohort, CanaryPrivatizer
+
+MODELS = (View.BROADCAST, View.OWNER)  # of every round; another client's own is made of what that client knows
+
+
+class Canary(NamedTuple):
+    """Records that differ between the worlds; every array `(records,)`.
+
+    slots    where they stand in `FederatedData.rows`;
+    owners   their clients;
+    coins    which of the bits that are drawn for a run decides about them;
+    present  rows of the store that stand there in the world with the canary;
+    absent   and in the other: what it replaces, or a record that is withdrawn.
+    """
+
+    slots: Array
+    owners: Array
+    coins: Array
+    present: Array
+    absent: Array
+
+
+@value
+class Game:
+    """Two neighbouring worlds that one program plays.
+
+    algorithm   numbers as arrays;
+    data        the store with the records of both worlds;
+    client      whose messages, and model, the adversary looks at, in views uploads and deployed;
+    schedule    words of the key of the cohorts, or None, see `CanaryCohort`;
+    leaves      owners are not there at all in the world without the canary (add-remove, whole clients);
+    view        what the adversary receives;
+    execution   how the clients of a run are computed.
+    """
+
+    algorithm: Algorithm
+    data: FederatedData
+    canary: Canary
+    client: Array
+    schedule: jax.Array | None
+    observation: GameObservation
+    model: Model = structure()
+    rounds: int = structure()
+    view: View = structure()
+    leaves: bool = structure(default=False)
+    execution: Execution = structure(default=Execution())
+
+    def play(self, key: jax.Array, there: jax.Array) -> jax.Array:
+        """What the adversary receives in one run, `(times, roles, numbers)`.
+
+        key    of the run;
+        there  bool: the canary is; or `(bits,)` where there are several canaries.
+        Times are rounds, and one before where clients release something first, and one after where steps follow.
+        Roles are the target and another client of its cohort, in view uploads; one in views of sums; one time and role
+        where a shared model is given away. In view deployed those of uploads are followed by those of clients' own
+        models, see `own_models.Moves`. Zeros where the target does not take part.
+        """
+        there = jnp.atleast_1d(there)[self.canary.coins]
+        standing = jnp.where(there, self.canary.present, self.canary.absent)
+        data = replace(self.data, rows=jnp.asarray(self.data.rows).at[self.canary.slots].set(standing))
+        gone = jnp.zeros(data.num_clients, bool)
+        if self.leaves:
+            gone = gone.at[self.canary.owners].set(~there)
+        cohort = CanaryCohort(cohort=self.algorithm.cohort, schedule=self.schedule, gone=gone)
+        local = self.algorithm.local
+        local = replace(local, privatizer=CanaryPrivatizer(base=local.privatizer))
+        algorithm = replace(self.algorithm, cohort=cohort, local=local)
+
+        def observe(params: Any, flat: jax.Array) -> jax.Array:
+            return self.observation.message(self.model, data, params, flat)
+
+        def one_round(before: ServerState, _: None) -> tuple[ServerState, jax.Array]:
+            after, report = run_round(algorithm, self.model, data, key, before, self.execution, observe)
+            received = self._receive_round(report)
+            if self.gives_away_models:
+                models = jnp.zeros((own_models.ROLES, received.shape[-1]))
+                if not own_models.has_last_steps(local):
+                    pair = self.client, report.clients[self._other_position(report)]
+                    moves = own_models.moves_in_round(local, self.model, data, key, (before, after), pair)
+                    models = moves.as_messages(observe, before.params, models.shape[1])
+                    models = jnp.where(jnp.any(self._target_messages(report)), models, 0.0)
+                received = jnp.concatenate([received, models])
+            return after, received
+
+        start = initial_state(algorithm, self.model, data, key)
+        if self.view is View.FINAL_MODEL or (self.view is View.DEPLOYED and not self.gives_away_models):
+            end = lax.fori_loop(0, self.rounds, lambda _, state: one_round(state, None)[0], start)
+            return self.observation.model(self.model, data, final_model(self.algorithm, end))[None, None]
+        end, received = lax.scan(one_round, start, length=self.rounds)
+        numbers, pair = received.shape[-1], (self.client, (self.client + 1) % data.num_clients)
+        more = received.shape[1] - 2
+        if self.view in (View.UPLOADS, View.DEPLOYED) and local.initial_release:
+            warm = [
+                own_models.fit_numbers(self._warm_start(start, who), observe, start.params, numbers) for who in pair
+            ]
+            first = jnp.stack([observe(start.params, flat) for flat in warm])
+            received = jnp.concatenate([jnp.pad(first, ((0, more), (0, 0)))[None], received])
+        if self.gives_away_models and own_models.has_last_steps(local):
+            end = with_final_model(self.algorithm, end)
+            moves = own_models.moves_at_end(local, self.model, data, key, end, pair)
+            last = moves.as_messages(observe, end.params, numbers)
+            received = jnp.concatenate([received, jnp.pad(last, ((2, 0), (0, 0)))[None]])
+        return received
+
+    @property
+    def gives_away_models(self) -> bool:
+        """Whether the adversary receives models of clients' own."""
+        return self.view is View.DEPLOYED and self.algorithm.local.personal
+
+    def _warm_start(self, start: ServerState, client: Array) -> jax.Array:
+        """What a client released before the first round, as the change that its messages hold later."""
+        kept = [table[client].ravel() for table in jax.tree.leaves(start.clients)]
+        return jnp.concatenate([jnp.zeros_like(ravel(start.params)[0]), *kept])
+
+    def _receive_round(self, report: RoundReport) -> jax.Array:
+        """Of a round's messages, `(roles, numbers)`."""
+        transcript: Transcript = report.transcript
+        if self.view is View.SECURE_SUM or (self.view in MODELS and self._shares_auxiliary):
+            return transcript.total[None]
+        if self.view in MODELS:
+            return transcript.update[None]
+        own = self._target_messages(report)
+        other = transcript.uploads[self._other_position(report)]
+        target = jnp.sum(jnp.where(own[:, None], transcript.uploads, 0.0), 0)
+        among = jnp.any(own)
+        alone = ~jnp.any(report.present & (report.clients != self.client))
+        return jnp.where(among, jnp.stack([target, jnp.where(alone, 0.0, other)]), 0.0)
+
+    @property
+    def _shares_auxiliary(self) -> bool:
+        """Whether all that is shared comes of terms beside the update, as models of clusters do."""
+        sent = self.algorithm.local.sent_tensors(self.model)
+        return sent is not None and not any(sent)
+
+    def _target_messages(self, report: RoundReport) -> jax.Array:
+        """Which messages are the target's."""
+        return (report.clients == self.client) & report.present
+
+    def _other_position(self, report: RoundReport) -> jax.Array:
+        """The place of another client."""
+        return jnp.argmax(report.present & (report.clients != self.client))

@@ -1,0 +1,147 @@
+"""From a game that can be played to a bound: pilot trials choose canary, attack and threshold, fresh ones count."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_dp import accounting, errors
+from fedjax_dp.accounting import ErrorBounds, Event, TradeOff, choose_test
+from fedjax_dp.tools.audits.attacks import Attack, Score
+
+Play = Callable[[int, np.ndarray, Callable[[int], None]], np.ndarray]
+# (number of the first trial, where the canary is (trials,), progress) -> received (trials, times, roles, numbers)
+
+PILOT = 0.1  # of all trials, for each game that is tried
+LEAST_PILOT = 200
+LARGEST = 1e15  # of a number that is received
+BLOCK = 2**26  # bytes of what is received that are held at once
+
+
+class Outcome(NamedTuple):
+    """What was counted, and how it was scored."""
+
+    game: str
+    attack: str
+    threshold: float
+    bounds: ErrorBounds
+    absent: np.ndarray  # scores of the counted trials without the canary
+    present: np.ndarray  # and with it
+    pilot: int  # trials that were only learnt from
+
+    @property
+    def evidence(self) -> str:
+        return f"{len(self.absent) + len(self.present):,} runs"
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "others": self.game,
+            "attack": self.attack,
+            "pilot_trials": self.pilot,
+            "threshold": self.threshold,
+            "errors": dataclasses.asdict(self.bounds),
+        }
+
+    def contradicts(self, curve: TradeOff) -> bool:
+        """See `accounting.contradicts`."""
+        return accounting.contradicts(self.bounds, curve)
+
+    def noise_at_most(self, event: Event, accountant: str) -> float:
+        """See `accounting.noise_at_most`."""
+        return accounting.noise_at_most(self.bounds, event, accountant)
+
+    def epsilon_at_least(self, event: Event, delta: float, accountant: str) -> float:
+        """See `accounting.epsilon_at_least`."""
+        return accounting.epsilon_at_least(self.bounds, event, delta, accountant)
+
+    def epsilon_of_any(self, delta: float) -> float:
+        """See `accounting.epsilon_of_any`."""
+        return accounting.epsilon_of_any(self.bounds, delta)
+
+
+def pilot_trials(trials: int, games: int) -> int:
+    """Trials of each game that attacks learn from, an even number."""
+    return max(LEAST_PILOT, int(trials * PILOT)) // 2 * 2 if games else 0
+
+
+def counted_trials(trials: int, games: int) -> int:
+    """Trials of each world that are counted."""
+    return (trials - games * pilot_trials(trials, games)) // 2
+
+
+def run_hypothesis_test(
+    games: Mapping[str, Play],
+    attacks: Mapping[str, Attack],
+    curve: TradeOff,
+    *,
+    trials: int,
+    significance: float,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Outcome:
+    """Play `trials` runs in all, half of them with the canary, and count the errors of the best attack.
+
+    games    ways to place the canary; each is tried, the one that shows most is counted;
+    attacks  each learns on one half of a game's pilot trials and is judged on the other, and the best learns again
+             from both. The threshold is chosen on the same trials: none of them is counted.
+    """
+    pilot, counted = pilot_trials(trials, len(games)), counted_trials(trials, len(games))
+    worlds, done = np.arange(pilot) % 2 == 1, 0
+    best: tuple[float, str, str, np.ndarray] | None = None
+    for name, play in games.items():
+        received = _limit_numbers(play(0, worlds, lambda now: progress(done + now, trials)))  # noqa: B023
+        done += pilot
+        for label, value in _rate_attacks(attacks, received, worlds, counted, significance, curve):
+            if best is None or value > best[0]:
+                best = (value, name, label, received)
+    if best is None:
+        raise errors.refuse(
+            "canary", "no difference in any trial", "one that leaves a trace in what the adversary receives"
+        )
+    _, game, label, received = best
+    score = attacks[label].learn(received[~worlds], received[worlds])
+    assert score is not None
+    scores = score(received)
+    plan = choose_test(scores[~worlds], scores[worlds], counted, significance, curve)
+    each = max(2, BLOCK // max(received[0].nbytes, 1) // 2 * 2)
+    fresh = np.arange(2 * counted) % 2 == 1
+    scored = []
+    for at in range(0, fresh.size, each):
+        part = games[game](pilot + at, fresh[at : at + each], lambda now: progress(done + now, trials))  # noqa: B023
+        scored.append(score(_limit_numbers(part)))
+        done += len(part)
+    counted_scores = np.concatenate(scored)
+    absent, present = counted_scores[~fresh], counted_scores[fresh]
+    bounds = plan.judge(absent, present)
+    return Outcome(game, label, plan.threshold, bounds, absent, present, pilot * len(games))
+
+
+def _rate_attacks(
+    attacks: Mapping[str, Attack],
+    received: np.ndarray,
+    worlds: np.ndarray,
+    counted: int,
+    significance: float,
+    curve: TradeOff,
+) -> Sequence[tuple[str, float]]:
+    """How well each attack does on the half of the pilot that it has not learnt from."""
+    half = np.arange(len(worlds)) % 4 < 2
+    promises = []
+    for label, attack in attacks.items():
+        values = []
+        for learnt, judged in ((half, ~half), (~half, half)):
+            score: Score | None = attack.learn(received[learnt & ~worlds], received[learnt & worlds])
+            if score is None:
+                break
+            scores = score(received)
+            plan = choose_test(scores[judged & ~worlds], scores[judged & worlds], counted, significance, curve)
+            values.append(plan.promise)
+        if len(values) == 2:
+            promises.append((label, float(np.mean(values))))
+    return promises
+
+
+def _limit_numbers(received: np.ndarray) -> np.ndarray:
+    """Numbers that can be squared: what is not finite, or enormous, still stands out."""
+    return np.clip(np.nan_to_num(received.astype(float)), -LARGEST, LARGEST)

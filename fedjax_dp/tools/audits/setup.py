@@ -1,0 +1,179 @@
+"""What is audited: the Guarantee, the client, and the games that put it to the test."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_dp import errors
+from fedjax_dp.accounting import Event, Guarantee, Release, Unit
+from fedjax_dp.data.client_names import number_of
+from fedjax_dp.data.store import FederatedData
+from fedjax_dp.privacy import guarantees
+from fedjax_dp.privacy.client_events import client_events
+from fedjax_dp.privacy.planned_run import INITIALIZATION, PlannedRun
+from fedjax_dp.privacy.protection import unit_of
+from fedjax_dp.privacy.release_table import participation_mode
+from fedjax_dp.rounds.algorithm import Algorithm
+from fedjax_dp.rounds.clients import draw_cohort
+from fedjax_dp.rounds.simulation import run_key
+from fedjax_dp.tools.audits.canaries import (
+    CANARIES,
+    SHAPES,
+    gradient_game,
+    input_game,
+    linear_data,
+    others_for,
+    place_many,
+    place_one,
+    target_of,
+    tensors_of,
+)
+from fedjax_dp.tools.audits.game import Game
+from fedjax_dp.tools.audits.one_run import LEAST
+from fedjax_dp.tools.audits.wrappers import linear_model
+
+CANARY_NAMES = ("gradient", *CANARIES)
+PARTICIPATIONS = ("schedule", "worst")  # participation of which a run of one seed can be a counterexample
+
+
+class AuditSetup(NamedTuple):
+    """`epsilon` is the client's at `delta`, `event` what is released of it; games differ in numbers only."""
+
+    guarantee: Guarantee
+    delta: float
+    client: int
+    name: str  # of the client
+    epsilon: float
+    event: Event
+    games: dict[str, Any]
+    bits: tuple[int, ...]  # shape of the coins of a run: () for one canary, else (canaries,)
+
+
+class AttackOptions(NamedTuple):
+    """What an audit tries, and how often; see `audit`."""
+
+    canary: str = "gradient"
+    client: int | str | None = None
+    record: int = 0
+    trials: int = 10_000
+    one_run: int | None = None
+    significance: float = 0.05
+    claim: float | None = None
+    parameters: int = 20
+    lanes: int | None = None
+    progress: Callable[[int, int], None] = lambda done, total: None
+
+
+def set_up(run: PlannedRun, attack: AttackOptions) -> tuple[PlannedRun, AuditSetup]:
+    """A run with the noise of its budget, and what of it is audited."""
+    canary, client, record, one_run, parameters = (
+        getattr(attack, name) for name in ("canary", "client", "record", "one_run", "parameters")
+    )
+    if run.unit.of_records:
+        remedy = "with --unit record the epsilon of a record is attacked"
+        raise errors.refuse("unit", run.unit.value, "record or client for an audit, which plants one record", remedy)
+    if run.terms.deployment is not None:
+        raise errors.refuse(
+            "deployment_cohort",
+            run.terms.deployment_cohort,
+            "left out of an audit, which attacks what a run itself releases, with less noise than its deployment has",
+            "find the noise with it (fedjax_dp.calibrate), and audit that algorithm without it",
+        )
+    if participation_mode(run) not in PARTICIPATIONS:
+        raise errors.refuse(
+            "participation of an audit",
+            run.terms.participation,
+            f"{' or '.join(PARTICIPATIONS)}, as it plays the cohorts of one seed",
+            f"find the noise for {run.terms.participation} first, and audit with that noise_multiplier",
+        )
+    run = (run if run.terms.epsilon is None else guarantees.with_least_noise(run)).with_terms(epsilon=None)
+    algorithm, data, rounds, seed = run.algorithm, run.data, run.rounds, run.draw_seed
+    errors.require_choice("canary", canary, CANARY_NAMES)
+    by_record = unit_of(algorithm) is Unit.RECORD
+    if one_run is not None:
+        errors.require_count("one_run", one_run)
+        parameters = max(2, min(one_run, data.largest if by_record else data.num_clients))
+    if record and not (by_record and one_run is None):
+        raise errors.refuse("record", record, "left out where there is no choice of one record")
+    store, played = data, run.model
+    if canary == "gradient":
+        played = linear_model(tensors_of(parameters))
+        store = linear_data(data, np.zeros((1, parameters)), np.zeros(1))
+    # Of what is trained, not of phases before; clients that are played are as many, of the same sizes.
+    known, terms = (
+        {INITIALIZATION: run.initialization.without_prior_runs},
+        dataclasses.replace(run.terms, view=run.view.value),
+    )
+    counted = dataclasses.replace(run, data=store, model=played, seed=seed, terms=terms, _cache=known)
+    promise = guarantees.unverified_guarantee(counted)
+    if math.isinf(promise.epsilon) or promise.delta is None:
+        raise errors.refuse(
+            "algorithm",
+            "no epsilon",
+            "one that has a Guarantee to be tested",
+            promise.reason or "the noise is too small for the accountant to tell the losses from infinite ones",
+        )
+    if promise.epsilon == 0:
+        remedy = "use view deployed, in which clients' own models are released"
+        raise errors.refuse("view", promise.view.value, "one that receives anything made of records", remedy)
+    if client is None:
+        target = _most_exposed(promise, algorithm, data, rounds, seed)
+    else:
+        target = number_of("client", data.names, data.num_clients, client)
+    event = client_events(counted)[target]
+    step = _release(algorithm, event, data.called(target))
+    place = (
+        place_one(algorithm, data, step, target, record)
+        if one_run is None
+        else place_many(algorithm, data, step, target, one_run)
+    )
+    if one_run is not None and place.coins[-1] + 1 < LEAST:
+        raise errors.refuse(
+            "canaries in one run",
+            int(place.coins[-1]) + 1,
+            f"at least {LEAST}",
+            "ask for that many, or take a larger client",
+        )
+    common = {"rounds": rounds, "view": promise.view, **target_of(seed, target, step)}
+    games: dict[str, Game]
+    if canary == "gradient":
+        games = {
+            others + kind: gradient_game(
+                algorithm, data, place, others=others, parameters=parameters, shape=shape, **common
+            )
+            for others in others_for(algorithm, place)
+            for kind, shape in SHAPES[2 if one_run else step.norm].items()
+        }
+    else:
+        games = {"data": input_game(algorithm, data, run.model, place, kind=canary, seed=seed, **common)}
+    bits = () if one_run is None else (int(place.coins[-1]) + 1,)
+    return run, AuditSetup(
+        promise, promise.delta, target, data.called(target), promise.epsilons[target], event, games, bits
+    )
+
+
+def _most_exposed(promise: Guarantee, algorithm: Algorithm, data: FederatedData, rounds: int, seed: int) -> int:
+    """A client with the largest epsilon, of those the one with the largest share: small weights hide behind noise.
+
+    One whose messages never arrive under the seed is passed over if there are others: its audit would prove nothing.
+    """
+    epsilons = np.array(promise.epsilons)
+    most = epsilons >= epsilons.max() * (1 - 1e-9)
+    draw = jax.jit(jax.vmap(lambda t: draw_cohort(algorithm.cohort, run_key(seed), t, jnp.asarray(data.shares))))
+    cohorts = draw(jnp.arange(rounds))
+    sends = np.zeros(data.num_clients, bool)
+    sends[np.asarray(cohorts.ids)[np.asarray(cohorts.present)]] = True
+    return int(np.argmax(np.where(most & sends if np.any(most & sends) else most, np.asarray(data.shares), -1.0)))
+
+
+def _release(algorithm: Algorithm, event: Event, client: str) -> Release:
+    """What one noisy sum of the run is to the accountants."""
+    steps = [step for step, _ in event.leaves() if step != algorithm.cohort.setup_event]
+    if not steps:
+        raise errors.refuse("client", client, "one that takes part", "it is in no cohort of this seed")
+    return steps[-1]

@@ -1,0 +1,423 @@
+"""`fedjax-dp account` and `calibrate`: accounting without running anything."""
+
+import dataclasses
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import numpy as np
+
+from fedjax_dp import errors
+from fedjax_dp.accounting import (
+    ACCOUNTANTS,
+    Adjacency,
+    AttackBounds,
+    BallsInBins,
+    Event,
+    FullBatch,
+    GaussianSteps,
+    ParticipationLog,
+    Poisson,
+    RandomAllocation,
+    RandomParticipation,
+    Sampling,
+    Shuffled,
+    TruncatedPoisson,
+    Unit,
+    View,
+    WithoutReplacement,
+    WithReplacement,
+    attack_bounds,
+    compare,
+    guarantee,
+    repeated,
+    seen,
+    windows_of_text,
+    windows_of_token,
+)
+from fedjax_dp.accounting.calibrate import require_budget
+from fedjax_dp.accounting.events import joined
+from fedjax_dp.options import about
+from fedjax_dp.tools.cli.account_ledger import account_ledger
+from fedjax_dp.tools.cli.options import OUTPUT, PlotOption, PrintOptions, Switch, missing, parse, picture_of
+from fedjax_dp.tools.cli.output import columns, page
+
+if TYPE_CHECKING:
+    from fedjax_dp.tools.figures.canvas import Look
+
+SAMPLING: dict[str, tuple[Callable[..., Sampling], tuple[str, ...]]] = {  # and the options that each takes
+    "none": (FullBatch, ()),
+    "poisson": (Poisson, ("rate",)),
+    "without-replacement": (WithoutReplacement, ("batch_size", "records")),
+    "with-replacement": (WithReplacement, ("batch_size", "records")),
+    "shuffled": (Shuffled, ("batch_size", "records", "last")),
+    "allocation": (RandomAllocation, ("chosen", "of")),
+    "bins": (BallsInBins, ("of",)),
+    "truncated": (TruncatedPoisson, ("rate", "capacity", "records")),
+}
+OF_TEXTS = ("tokens", "window", "stride")  # options of units that are parts of texts
+OF_SAMPLING = tuple(dict.fromkeys(name for _, names in SAMPLING.values() for name in names))
+CUT = ("without-replacement", "shuffled")  # batches of as many records as there are, where these are fewer
+A = TypeVar("A")
+B = TypeVar("B")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReleaseOptions(PrintOptions, PlotOption):
+    """What is released; the noise or the budget comes on top.
+
+    Args:
+        steps: noisy sums in all (with --rounds: in one round)
+        delta: delta of the guarantee
+        adjacency: add-remove, replace-one or zero-out
+        rate: for poisson and truncated: probability of being drawn
+        batch_size: of a fixed size: drawn at once, all records where fewer
+        last: for shuffled: the rest of an epoch, drop or keep
+        chosen: for allocation: sums of each pass that a member joins, at random
+        of: for allocation and bins: sums of a pass
+        capacity: for truncated: members that stay, at most
+        records: how many there are (unit client: clients), to draw from and to judge delta by
+        unit: whose presence is hidden: record, client, user, text or token
+        records_per_user: for unit user: records of one at a client, at most; or at each client, with commas
+        tokens: for units text and token: of the longest text
+        window: of them: tokens of a record, a window of a text
+        stride: of them: tokens from one window to the next
+        view: who looks: uploads (every noisy sum), secure_sum, broadcast or final_model
+        cohort_size: in other views: clients that each add such noise; with --local-steps
+        colluders: clients of the cohort that help the adversary
+        local_steps: noisy steps between two uploads; the cohort's noises add up for 1 only
+        rounds: with --participation: rounds, taken part in at random
+        participation: probability of taking part in a round
+        participation_log: CSV of round,client instead of both: the steps are of a round, its busiest client counts
+        quiet: print the numbers alone
+    """
+
+    steps: Annotated[int, about("", default="required")]
+    delta: Annotated[float, about("", default="required")]
+    adjacency: Annotated[str, about("", default="required")]
+    sampling: Annotated[str, about(", ".join(SAMPLING))] = "none"
+    rate: float | None = None
+    batch_size: int | None = None
+    last: Annotated[str | None, about("", default="drop")] = None
+    chosen: int | None = None
+    of: int | None = None
+    capacity: int | None = None
+    records: Annotated[int | None, about("", default="none", metavar="INT")] = None
+    unit: str = "record"
+    records_per_user: Annotated[str | None, about("", metavar="INT,...")] = None
+    tokens: int | None = None
+    window: int | None = None
+    stride: Annotated[int | None, about("", default="window")] = None
+    view: str = "uploads"
+    cohort_size: int | None = None
+    colluders: int | None = None
+    local_steps: int | None = None
+    rounds: int | None = None
+    participation: float | None = None
+    participation_log: Annotated[str | None, about("", metavar="FILE")] = None
+    quiet: Switch = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AccountOptions(ReleaseOptions):
+    """What is released, with its noise.
+
+    Args:
+        plain: print what the least epsilon means, in plain words
+        noise_multiplier: noise std on the sum / clip norm
+        ledger: instead of all others: of a run, or its folder; with --delta, --accountant, --rounds
+        accountant: with --ledger
+    """
+
+    plain: Switch = False
+    noise_multiplier: Annotated[float, about("", default="required")]
+    ledger: Annotated[str | None, about("", metavar="FILE")] = None
+    accountant: Annotated[str | None, about("", choices=tuple(ACCOUNTANTS), default="the run's")] = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CalibrateOptions(ReleaseOptions):
+    epsilon: Annotated[float, about("the budget, in nats", default="required")]
+
+
+def account_command(arguments: list[str]) -> int:
+    """Epsilon by every accountant, or that of a run by its ledger."""
+    if any(word.partition("=")[0] == "--ledger" for word in arguments):
+        return account_ledger(arguments)
+    options = parse(
+        "account",
+        arguments,
+        AccountOptions,
+        "The epsilon of noisy steps by every accountant.\n\n"
+        "usage: fedjax-dp account --noise-multiplier Z --steps T --delta D --adjacency A [--plain] [OPTIONS] [--json]\n"
+        "       fedjax-dp account --ledger FILE derives the epsilon of a run from its ledger.jsonl",
+    )
+    look = picture_of(options)
+    errors.require_left_out(options, ["accountant"], "without --ledger", "without it every accountant answers")
+    errors.require_positive("noise_multiplier", options.noise_multiplier, "without noise epsilon is infinite")
+    event = _event(options, options.noise_multiplier)
+    answers, least = compare.compare_epsilons(event, options.delta), compare.lower_bound(event, options.delta)
+    if options.plot:
+        _plot_account(options, look)
+    warnings = _warnings(options)
+    attack = _attack(event, options.delta, answers) if options.plain else None
+    means = [] if attack is None else attack.in_words(Unit(options.unit), Adjacency(options.adjacency))
+    if options.json:
+        content = {
+            "inputs": _inputs(options),
+            "statement": _statement(options),
+            "attack": None if attack is None else attack.to_dict(Unit(options.unit), Adjacency(options.adjacency)),
+            "guarantees": [answer.to_dict("epsilon") for answer in answers],
+            "lower_bound": least.to_dict("epsilon"),
+            "warnings": warnings,
+        }
+        print(json.dumps(content, allow_nan=False))
+        return 0
+    header = f"noise multiplier {options.noise_multiplier:g}, {_statement(options)}"
+    notes = [*([] if options.quiet else _between(answers, least)), *(f"warning: {line}" for line in warnings)]
+    notes += [f"{'       ' if at else 'means: '}{line}" for at, line in enumerate(means)]
+    _print_answers(header, "epsilon", [*answers, least], notes, options.quiet)
+    return 0
+
+
+def _attack(event: Event, delta: float, answers: list[compare.Answer]) -> AttackBounds | None:
+    """What attacks are held to by the accountant of the least epsilon; None where no accountant has one."""
+    known = [(answer.number, answer.accountant) for answer in answers if answer.number is not None]
+    if not known:
+        return None
+    epsilon, accountant = min(known)
+    return attack_bounds(event, epsilon, delta, accountant)
+
+
+def _between(answers: list[compare.Answer], least: compare.Answer) -> list[str]:
+    """Where the true epsilon lies, if that is known from both sides."""
+    known = [answer.number for answer in answers if answer.number is not None]
+    if least.number is None or not known:
+        return []
+    low, high = f"{least.number:.5g}", f"{min(known):.5g}"
+    if float(low) >= float(high):
+        return [f"the true epsilon is {high}"]
+    return [f"the true epsilon lies between {low} and {high}"]
+
+
+def calibrate_command(arguments: list[str]) -> int:
+    """Noise multiplier by every accountant."""
+    options = parse(
+        "calibrate",
+        arguments,
+        CalibrateOptions,
+        "The noise multiplier that each accountant asks for.\n\n"
+        "usage: fedjax-dp calibrate --epsilon E --steps T --delta D --adjacency A [OPTIONS] [--quiet] [--json]",
+    )
+    look = picture_of(options)
+    require_budget("epsilon", options.epsilon, "it is the budget in nats")
+    answers = compare.compare_noise(_event(options, 1.0), options.epsilon, options.delta)
+    if all(answer.number is None for answer in answers):
+        raise errors.refuse("the budget", f"epsilon {options.epsilon:g}", "reachable", str(answers[0].reason))
+    if options.plot:
+        _plot_calibrate(options, [answer.number for answer in answers if answer.number], look)
+    warnings = _warnings(options)
+    if options.json:
+        content = {
+            "inputs": _inputs(options),
+            "statement": _statement(options),
+            "noise_multipliers": [answer.to_dict("noise_multiplier") for answer in answers],
+            "warnings": warnings,
+        }
+        print(json.dumps(content, allow_nan=False))
+        return 0
+    header = f"for epsilon {options.epsilon:g}, {_statement(options)}"
+    _print_answers(header, "noise multiplier", answers, [f"warning: {line}" for line in warnings], options.quiet)
+    return 0
+
+
+def _both(names: tuple[str, str], first: A | None, second: B | None) -> tuple[A, B]:
+    """Two options that mean something only together."""
+    if first is None or second is None:
+        there, lacking = names if second is None else names[::-1]
+        got, remedy = f"{there} alone", f"add --{lacking.replace('_', '-')}"
+        raise errors.refuse(" and ".join(names), got, "given together, or neither", remedy)
+    return first, second
+
+
+def _event(options: ReleaseOptions, noise: float) -> Event:
+    """The event that the options describe, everything checked."""
+    errors.require_count("steps", options.steps)
+    errors.require_delta(options.delta)
+    errors.require_choice("adjacency", options.adjacency, [known.value for known in Adjacency])
+    errors.require_choice("unit", options.unit, [known.value for known in Unit])
+    errors.require_choice("view", options.view, [known.value for known in View])
+    sampling, adjacency, unit = _sampling(options), Adjacency(options.adjacency), Unit(options.unit)
+    of_clients = (GaussianSteps(noise, sampling, adjacency, options.steps, unit, group) for group in _groups(options))
+    events = [_steps_in_view(own, options) for own in of_clients]  # of a record and a client there is one
+    event = joined(events)
+    if options.participation_log is not None:
+        return repeated(event, int(_log(options).counts.max()))
+    if options.rounds is None and options.participation is None:
+        return event
+    rounds, participation = _both(("rounds", "participation"), options.rounds, options.participation)
+    return RandomParticipation(event, participation, rounds)
+
+
+def _log(options: ReleaseOptions) -> ParticipationLog:
+    """Who took part, as a file says it.
+
+    Raises: ConfigurationError beside a law of participation, which a log takes the place of.
+    """
+    errors.require_left_out(
+        options, ("rounds", "participation"), "beside a participation log", "drop --{flag}, or the log"
+    )
+    if options.unit == Unit.CLIENT.value and options.sampling != "none":
+        got, remedy = options.sampling, "a log that is public amplifies nothing"
+        raise errors.refuse("sampling", got, "none for unit client beside a participation log", remedy)
+    return ParticipationLog.read(errors.require_given("participation_log", options.participation_log))
+
+
+def _groups(options: ReleaseOptions) -> list[int]:
+    """Records of the unit, at most, at every client that has some."""
+    unit = Unit(options.unit)
+    wanted = {Unit.USER: ("records_per_user",), Unit.TEXT: OF_TEXTS, Unit.TOKEN: OF_TEXTS}.get(unit, ())
+    unwanted = [name for name in ("records_per_user", *OF_TEXTS) if name not in wanted]
+    errors.require_left_out(options, unwanted, f"for unit {unit.value}")
+    for name in wanted:
+        if getattr(options, name) is None and name != "stride":
+            raise missing(name, why=f" for unit {unit.value}, as without a bound nothing is known")
+    if unit is Unit.USER:
+        return _counts(str(options.records_per_user))
+    if not wanted:
+        return [1]
+    tokens, window = options.tokens or 0, options.window or 0
+    windows = windows_of_text if unit is Unit.TEXT else windows_of_token
+    return [windows(tokens, window, window if options.stride is None else options.stride)]
+
+
+def _counts(text: str) -> list[int]:
+    counts = [int(word) if word.strip().isdecimal() else -1 for word in text.split(",")]
+    if min(counts) < 0 or not any(counts):
+        wanted = "a count, or one for each client with commas between, not all 0"
+        raise errors.refuse("records_per_user", repr(text), wanted, "such as 4 or 3,0,2")
+    return [count for count in counts if count]
+
+
+def _steps_in_view(own: GaussianSteps, options: ReleaseOptions) -> GaussianSteps:
+    """The steps with the noise that the view sees: the own noise, unless a cohort is said to add to it."""
+    shared = ("cohort_size", "colluders", "local_steps")
+    if options.view == View.UPLOADS.value:
+        where = "in view uploads, where others' noise does not count"
+        errors.require_left_out(options, shared, where, "drop --{flag} or give another --view")
+        return seen(own, View.UPLOADS, cohort_size=1)
+    if all(getattr(options, name) is None for name in shared):
+        return seen(own, View(options.view), cohort_size=1)
+    size, steps = _both(("cohort_size", "local_steps"), options.cohort_size, options.local_steps)
+    return seen(own, View(options.view), cohort_size=size, colluders=options.colluders or 0, local_steps=steps)
+
+
+def _sampling(options: ReleaseOptions) -> Sampling:
+    errors.require_choice("sampling", options.sampling, SAMPLING)
+    made, wanted = SAMPLING[options.sampling]
+    unwanted = [name for name in OF_SAMPLING if name not in (*wanted, "records")]  # by which delta is judged, too
+    errors.require_left_out(options, unwanted, f"for sampling {options.sampling}")
+    for name in wanted:
+        if getattr(options, name) is None and name != "last":
+            raise missing(name, why=f" for {options.sampling} sampling")
+    if options.records is not None:
+        errors.require_count("records", options.records)
+    given = {name: getattr(options, name) for name in wanted if getattr(options, name) is not None}
+    if options.sampling in CUT and options.unit != Unit.CLIENT.value:
+        given["batch_size"] = min(given["batch_size"], given["records"])
+    return made(*given.values())
+
+
+def _inputs(options: ReleaseOptions) -> dict[str, Any]:
+    shown = (*OUTPUT, "plain")
+    return {
+        name: value for name, value in dataclasses.asdict(options).items() if value is not None and name not in shown
+    }
+
+
+def _statement(options: ReleaseOptions) -> str:
+    times = f"{options.steps} steps"
+    if options.participation_log is not None:
+        log = _log(options)
+        whose = f"{log.counts.max()} rounds of the busiest of {np.sum(log.counts > 0)} clients"
+        word = "who took part is public, and knows no records on the word of who wrote it"
+        times += f" a round, {whose} by {options.participation_log} ({word})"
+    if options.rounds is not None:
+        times += f" a round, {options.rounds} rounds taken part in with probability {options.participation:g}"
+    if options.cohort_size is not None:
+        gain = _steps_in_view(GaussianSteps(1.0, FullBatch(), Adjacency.REPLACE_ONE, 1), options).noise_multiplier
+        times += (
+            f" ({options.local_steps} between uploads), {options.cohort_size} clients of whom "
+            f"{options.colluders or 0} collude, {gain:.3g} times one client's noise"
+        )
+    view, groups = View(options.view), _groups(options)
+    whose = f"one {Unit(options.unit)}"
+    if Unit(options.unit).of_records:
+        at = "" if len(groups) == 1 else f" at {len(groups)} clients"
+        whose += f", at most {' and '.join(map(str, groups))} record{'s' * (groups != [1])}{at}"
+    whom = "whoever sees every noisy sum" if view is View.UPLOADS else view
+    return (
+        f"{times}, {_sampling(options)}, delta {options.delta:g}; unit: {whose}, "
+        f"{options.adjacency} neighbours, against {whom}"
+    )
+
+
+def _warnings(options: ReleaseOptions) -> list[str]:
+    if options.records is None:
+        return []
+    return list(guarantee.delta_warnings(options.delta, [options.records], Unit(options.unit)))
+
+
+def _print_answers(header: str, what: str, answers: list[compare.Answer], notes: list[str], quiet: bool) -> None:
+    console = page()
+    if quiet:
+        answers = [answer for answer in answers if answer.number is not None]
+    else:
+        console.print(header)
+    cells = {
+        "accountant": [answer.accountant for answer in answers],
+        what: ["-" if answer.number is None else f"{answer.number:.5g}" for answer in answers],
+    }
+    about = "what it is, or why it has no answer"
+    if not quiet:
+        cells[about] = [answer.reason or answer.about for answer in answers]
+    columns(console, cells, left=("accountant", about), wrapped=[about])
+    for note in notes:
+        console.print(note)
+
+
+def _curve_points(options: ReleaseOptions) -> tuple[str, list[int]]:
+    """What the picture's axis counts, and at which numbers."""
+    name = "steps" if options.rounds is None else "rounds"
+    most = options.steps if options.rounds is None else options.rounds
+    points = np.unique(np.geomspace(1, most, 24).round().astype(int)) if most > 24 else np.arange(1, most + 1)
+    sampling = _sampling(options)
+    per_epoch = sampling.steps_per_epoch if isinstance(sampling, Shuffled) else 1
+    return name, [int(point) * per_epoch for point in points if point * per_epoch <= most]
+
+
+def _plot_account(options: AccountOptions, look: "Look") -> None:
+    from fedjax_dp.tools.figures.runs import plot_epsilon  # takes half a second to load
+
+    name, counts = _curve_points(options)
+
+    def event(count: int) -> Event:
+        changed: dict[str, Any] = {name: count}
+        return _event(dataclasses.replace(options, **changed), options.noise_multiplier)
+
+    curves = compare.epsilon_curves(event, counts, options.delta)
+    title = f"noise multiplier {options.noise_multiplier:g}, {_sampling(options)}, delta {options.delta:g}"
+    plot_epsilon(curves, name, title, _legend(options), options.plot, **look)
+
+
+def _plot_calibrate(options: CalibrateOptions, noises: list[float], look: "Look") -> None:
+    from fedjax_dp.tools.figures.runs import plot_epsilon
+
+    points = np.geomspace(min(noises) / 2, max(noises) * 2, 24).tolist()
+    curves = compare.epsilon_curves(lambda noise: _event(options, noise), points, options.delta)
+    title = f"{options.steps} steps, {_sampling(options)}, delta {options.delta:g}"
+    plot_epsilon(curves, "noise multiplier", title, _legend(options), options.plot, options.epsilon, **look)
+
+
+def _legend(options: ReleaseOptions) -> str:
+    return f"one {Unit(options.unit)}, {options.adjacency}"

@@ -1,0 +1,50 @@
+"""`fedjax-dp export`."""
+
+import dataclasses
+from typing import Annotated
+
+from fedjax_dp import errors
+from fedjax_dp.options import about
+from fedjax_dp.tools.cli.options import parse
+
+DESCRIPTION = """Write the parameters of a run to a file that other programs read.
+
+usage: fedjax-dp export [--merged] RUN FILE.safetensors|FILE.npz
+
+RUN is the folder of a run; its newest checkpoint is taken, however many devices wrote it. Parameters are named by their
+paths in the model, such as Dense_0/kernel. A .safetensors file also holds configuration, rounds and Guarantee.
+Of a model of which a part is frozen they are those that were trained; --merged writes all, low-rank terms added.
+
+Every file carries the run's ledger, so that a run that begins with it knows what it was trained on. It holds a checksum
+of all records and a digest of all clients' names, by which another run's are known to be the same."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExportOptions:
+    """What is written, and where.
+
+    Args:
+        folder: of a run
+        file: .safetensors or .npz
+        merged: write all parameters of a model of which a part is frozen, low-rank terms added
+    """
+
+    folder: Annotated[str | None, about("", positional=True)] = None
+    file: Annotated[str | None, about("", positional=True)] = None
+    merged: Annotated[bool, about("", switch=True)] = False
+
+
+def export_command(arguments: list[str]) -> int:
+    """Export a run's parameters, and say where they are."""
+    options = parse("export", arguments, ExportOptions, DESCRIPTION)
+    if options.folder is None or options.file is None:
+        got = " ".join(arguments) or "nothing"
+        raise errors.refuse(
+            "export", got, "followed by a run folder and a new file", "export runs/x params.safetensors"
+        )
+    from fedjax_dp.experiments.saved_run import open_run  # loads JAX
+
+    run = open_run(options.folder)
+    where = run.export(options.file, merged=options.merged)
+    print(f"parameters after round {run.round} of {options.folder} are in {where}")
+    return 0

@@ -1,0 +1,57 @@
+"""`fedjax-dp plan`: the noise that meets a budget, in another system's own settings."""
+
+import dataclasses
+import json
+import pathlib
+from typing import Annotated
+
+from fedjax_dp import folders
+from fedjax_dp.options import about
+from fedjax_dp.tools.cli.options import PrintOptions, missing, parse
+from fedjax_dp.tools.deployments.description import read
+from fedjax_dp.tools.deployments.plan import FREE, plan
+
+DESCRIPTION = """The least noise with which a federation that another system runs meets a budget.
+
+usage: fedjax-dp plan DEPLOYMENT.toml --epsilon E [--delta D] [--for NAME] [-o FILE] [--json]
+
+The file is that of fedjax-dp check; noise.std may be blank, as it is what is found."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PlanOptions(PrintOptions):
+    """For what noise is found.
+
+    Args:
+        deployment: the file that describes it
+        epsilon: the budget, in nats
+        delta: in the place of the file's
+        system: a template, in whose system's settings the plan is written
+        output: write the plan to this new file
+    """
+
+    deployment: Annotated[str | None, about("", positional=True, metavar="DEPLOYMENT.toml")] = None
+    epsilon: Annotated[float | None, about("", default="required")] = None
+    delta: Annotated[float | None, about("")] = None
+    system: Annotated[str | None, about("", short="--for", metavar="NAME")] = None
+    output: Annotated[str | None, about("", short="-o", metavar="FILE")] = None
+
+
+def plan_command(arguments: list[str]) -> int:
+    """Print the plan, or write it."""
+    options = parse("plan", arguments, PlanOptions, DESCRIPTION)
+    if options.deployment is None:
+        raise missing("deployment")
+    if options.epsilon is None:
+        raise missing("epsilon")
+    deployment = read(options.deployment, free=FREE)
+    planned = plan(deployment, epsilon=options.epsilon, delta=options.delta, system=options.system)
+    if options.output is not None:
+        folders.write_new("output", pathlib.Path(options.output), planned.to_toml())
+    if options.json:
+        print(json.dumps(planned.to_dict(), allow_nan=False))
+    elif options.output is not None:
+        print(f"{planned.check.statement}\nwrote {options.output}")
+    else:
+        print(planned.to_toml(), end="")
+    return 0

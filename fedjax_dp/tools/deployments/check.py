@@ -1,0 +1,278 @@
+"""What a deployment proves: of its noisy updates, of everything that leaves, and of the epsilon that is stated."""
+
+import dataclasses
+import functools
+import math
+import os
+import typing
+from collections.abc import Callable
+from typing import Any
+
+from fedjax_dp import errors
+from fedjax_dp.accounting import Claim, Guarantee, Verdict
+from fedjax_dp.accounting.guarantee import delta_warnings, no_privacy
+from fedjax_dp.display import Card, displayed, finite
+from fedjax_dp.tools.deployments import templates
+from fedjax_dp.tools.deployments.description import UNKNOWN, Deployment, ReleaseKind, names_of
+from fedjax_dp.tools.deployments.idle import require_use
+from fedjax_dp.tools.deployments.log import REPLACED, mechanism_of_log
+from fedjax_dp.tools.deployments.mechanism import VIEWS, Mechanism, mechanism_of, view_of
+from fedjax_dp.tools.deployments.rules import (
+    ARGUED,
+    LARGEST_DELTA,
+    SLACK,
+    Case,
+    Effect,
+    Finding,
+    as_tuple,
+    findings_of,
+    findings_on_claim,
+    hypothetical_epsilon,
+    steps_for,
+)
+from fedjax_dp.tools.deployments.witness import witness_of
+
+MOST_DIGITS = 700.0  # nats, above which an epsilon is not worth its digits
+REMEDIES = 3  # that are shown
+
+
+def in_words(epsilon: float | None) -> str:
+    """An epsilon for people."""
+    if epsilon is None or math.isinf(epsilon):
+        return "none"
+    return f"above {MOST_DIGITS:g}" if epsilon > MOST_DIGITS else f"{epsilon:.3g}"
+
+
+@displayed
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """What was proved of a deployment.
+
+    mechanism   of the noisy updates alone; its epsilon is infinite, with the reason, where they have none;
+    everything  of all that leaves; None where it has no epsilon;
+    claim       what is stated of the deployment, with a verdict; None where nothing is;
+    reasons     codes of the rules that found something, with a detail after a colon;
+    missing     facts that are stated to be unknown, and were counted as the worst;
+    idle        facts that change nothing, each with its reason.
+    """
+
+    deployment: Deployment
+    mechanism: Guarantee
+    everything: Guarantee | None
+    claim: Claim | None
+    findings: tuple[Finding, ...]
+    missing: tuple[str, ...] = ()
+    remedies: tuple[str, ...] = ()  # what would change it, the cheapest first
+    idle: tuple[str, ...] = ()
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        return tuple(finding.reason for finding in self.findings)
+
+    @property
+    def verdict(self) -> str:
+        """holds, conditional, heuristic, wrong, no claim, or no privacy."""
+        if self.claim is not None:
+            return self.claim.verdict.value
+        return "no privacy" if math.isinf(self.mechanism.epsilon) else "no claim"
+
+    @property
+    def failed(self) -> bool:
+        """Whether the claim is wrong, or nothing is private."""
+        return self.verdict in (Verdict.WRONG.value, "no privacy")
+
+    @property
+    def statement(self) -> str:
+        """One sentence about the noisy updates."""
+        one, whom = self.mechanism, f"one {self.mechanism.unit}"
+        if math.isinf(one.epsilon):
+            return f"no epsilon for {whom} against {one.view}: {one.reason}"
+        spread = len(set(one.epsilons)) > 1
+        listed = ", ".join(in_words(epsilon) for epsilon in one.epsilons[:10]) + ", ..." * (len(one.epsilons) > 10)
+        own = f"; over {len(one.epsilons)} clients {listed}" if spread else ""
+        adjacency = "" if one.adjacency is None else f" ({one.adjacency.value} neighbours)"
+        return f"epsilon {in_words(one.epsilon)} at delta {one.delta:g} for {whom}{adjacency} against {one.view}{own}"
+
+    @property
+    def beside(self) -> tuple[str, ...]:
+        """What else leaves, and to whom, a line each; and what was not mentioned."""
+        also = self.deployment.also
+        lines = [
+            f"{one.kind} ({one.text}) to {_WHOM[one.to]}, "
+            + ("without noise: no epsilon against it" if one.epsilon is None else f"epsilon {one.epsilon:g} of its own")
+            for one in also
+        ]
+        silent = [kind for kind in typing.get_args(ReleaseKind) if kind not in {one.kind for one in also}]
+        return (*lines, f"assumed not sent, as nothing mentions it: {', '.join(silent)}")
+
+    def _card(self) -> Card:
+        facts = {"verdict": self.verdict if self.claim is None else str(self.claim)}
+        facts |= {"everything": "none" if self.everything is None else in_words(self.everything.epsilon)}
+        facts |= {f"also {number}": line for number, line in enumerate(self.beside, 1)}
+        facts |= {finding.reason: finding.words for finding in self.findings}
+        return Card(self.statement, facts)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON: an epsilon that is none is null."""
+        return {
+            "statement": self.statement,
+            "mechanism": self.mechanism.to_dict() | {"epsilons": [finite(one) for one in self.mechanism.epsilons]},
+            "everything": None if self.everything is None else self.everything.to_dict(),
+            "claim": None if self.claim is None else self.claim.to_dict(),
+            "verdict": self.verdict,
+            "reasons": list(self.reasons),
+            "findings": [
+                {"reason": one.reason, "words": one.words, "effect": one.effect.value} for one in self.findings
+            ],
+            "also": list(self.beside),
+            "missing": list(self.missing),
+            "idle": list(self.idle),
+            "remedies": list(self.remedies),
+            "source": self.deployment.source.to_dict(),
+        }
+
+
+_WHOM = {"server": "the server", "clients": "other clients", "public": "everybody"}
+
+
+def check(
+    deployment: Deployment,
+    *,
+    view: str | None = None,
+    delta: float | None = None,
+    log: str | os.PathLike[str] | None = None,
+) -> Check:
+    """What a deployment proves of its noisy updates and of everything that leaves, and what its claim is worth.
+
+    view   who looks, server (each message) or clients (each new model); default: whom the noise is added against;
+    delta  in the place of the deployment's;
+    log    a CSV file of what happened, which takes the place of the laws: see `deployments.log`.
+    Raises: ConfigurationError for facts that are missing, all of them at once, for facts on which nothing proved
+            depends, and for a log that cannot be true.
+    """
+    if delta is not None:
+        deployment = dataclasses.replace(deployment, delta=delta)
+    templates.require_version(deployment.source)
+    seen: set[str] = set()
+    findings = findings_of(witness_of(deployment, seen), view)
+    count: Callable[[], Mechanism] = functools.partial(mechanism_of, deployment, view, seen)
+    if log is not None:
+        count, more = mechanism_of_log(deployment, log, view, seen)
+        findings += more
+    result = judge(deployment, findings, view, count, seen)
+    if math.isinf(result.mechanism.epsilon):  # nothing is proved, so no fact has an effect on it
+        return result
+    return dataclasses.replace(result, idle=require_use(deployment, seen, () if log is None else REPLACED))
+
+
+def judge(
+    deployment: Deployment, findings: list[Finding], view: str | None, count: Callable[[], Mechanism], seen: set[str]
+) -> Check:
+    """A check from what rules found, and a function that counts the noisy updates where they have an epsilon.
+
+    Facts that the check is made of are added to `seen`.
+    """
+    silent = [f"{one.code}, {one.words}" for one in findings if one.effect is Effect.NO_MECHANISM]
+    mechanism = None if silent else count()
+    if mechanism is None:
+        clients, seen_by = deployment.clients.of or 1, VIEWS[view_of(deployment, view)]
+        alone = dataclasses.replace(no_privacy(clients, "; ".join(silent), seen_by), unit=deployment.hidden)
+    else:
+        alone = mechanism.guarantee(deployment.delta)
+        if alone.delta or deployment.claim is not None:
+            seen.add("delta")
+        read = witness_of(deployment, seen)
+        among = read.clients if read.unit == "client" else read.records
+        if alone.delta and among is not None and among.of is not None:
+            warnings = delta_warnings(alone.delta, as_tuple(among.of), deployment.hidden)
+            alone = dataclasses.replace(alone, warnings=warnings)
+    everything = None if mechanism is None else _everything(deployment, findings, alone)
+    claim = None
+    if deployment.claim is not None:
+        case = Case(deployment, witness_of(deployment.claim, seen), mechanism)
+        if not silent or deployment.noise.law not in ("none", "unknown"):
+            findings = [*findings, *findings_on_claim(case)]
+        claim = _judged_claim(case, findings, everything)
+    return Check(
+        deployment,
+        alone,
+        everything,
+        claim,
+        tuple(findings),
+        tuple(names_of(UNKNOWN, deployment.to_dict())),
+        tuple(_remedies(deployment, findings, mechanism, claim))[:REMEDIES],
+    )
+
+
+def _everything(deployment: Deployment, findings: list[Finding], alone: Guarantee) -> Guarantee | None:
+    """Of all that leaves: what has an epsilon of its own adds it."""
+    if any(one.effect is Effect.NOT_EVERYTHING for one in findings) or not math.isfinite(alone.epsilon):
+        return None
+    more = math.fsum(one.epsilon or 0.0 for one in deployment.also)
+    return dataclasses.replace(alone, epsilons=tuple(epsilon + more for epsilon in alone.epsilons)) if more else alone
+
+
+def _judged_claim(case: Case, findings: list[Finding], everything: Guarantee | None) -> Claim:
+    """The verdict, and what it rests on."""
+    promise, deployment = case.claim, case.deployment
+    codes = {one.code for one in findings}
+    about = [f"{one.reason}, {one.words}" for one in findings if one.effect is Effect.CLAIM]
+    verdict, first = _verdict(case, codes, everything)
+    source = f"claim of one {promise.per}" + (f" ({deployment.source.system})" if deployment.source.system else "")
+    reason = "; ".join(filter(None, [first, *about]))
+    return Claim(source, promise.epsilon, case.delta, verdict, reason, rounds=1 if promise.per == "round" else None)
+
+
+def _verdict(case: Case, codes: set[str], everything: Guarantee | None) -> tuple[Verdict, str]:
+    claimed, mechanism, delta = case.claim.epsilon, case.mechanism, case.delta
+    if mechanism is None:
+        return Verdict.WRONG, "nothing can be proved"
+    if "hypothetical_population" in codes:
+        proved = hypothetical_epsilon(case)
+        if proved is not None and proved <= claimed * (1 + SLACK):
+            own = in_words(mechanism.epsilon(delta))
+            return Verdict.CONDITIONAL, f"true of clients that are not there; of those in the data epsilon is {own}"
+    if delta >= LARGEST_DELTA:
+        return Verdict.WRONG, f"delta {delta:g} promises nothing"
+    proved = mechanism.epsilon(delta)
+    if math.isinf(proved):
+        return Verdict.WRONG, f"no epsilon is finite at delta {delta:g}"
+    if case.exceeded:
+        if "adjacency_of_fixed_cohorts" in codes:
+            return Verdict.CONDITIONAL, f"epsilon {in_words(proved)} is proved of a client that is exchanged"
+        least = mechanism.attained(delta)
+        if least > claimed * (1 + SLACK):
+            return Verdict.WRONG, f"two real neighbours attain {in_words(least)}"
+        return Verdict.CONDITIONAL, f"not proved; epsilon {in_words(proved)} is"
+    more = math.fsum(one.epsilon or 0.0 for one in case.deployment.also)
+    if everything is None or proved + more > claimed * (1 + SLACK):
+        return Verdict.CONDITIONAL, "true of the noisy updates alone, not of everything that leaves"
+    if codes & {*ARGUED}:
+        return (
+            Verdict.HEURISTIC,
+            f"its argument does not hold, though its number is above the {in_words(proved)} proved",
+        )
+    if case.deployment.assumes:
+        return Verdict.CONDITIONAL, f"true if {', '.join(case.deployment.assumes)}"
+    return Verdict.HOLDS, f"epsilon {in_words(proved)} is proved"
+
+
+def _remedies(
+    deployment: Deployment, findings: list[Finding], mechanism: Mechanism | None, claim: Claim | None
+) -> list[str]:
+    """What would change it, the cheapest first."""
+    lines = list(dict.fromkeys(one.remedy for one in findings if one.remedy))
+    if mechanism is None or claim is None or claim.epsilon is None or not 0 < claim.delta < 1:
+        return lines
+    if mechanism.epsilon(claim.delta) <= claim.epsilon * (1 + SLACK):
+        return lines
+    try:
+        factors = [f"{factor:.3g}" for factor in mechanism.factors_for(claim.epsilon, claim.delta)]
+    except errors.ConfigurationError:
+        return lines
+    own = [f"noise x {', '.join(factors[:10])}"]
+    if deployment.clip.of == "record":
+        steps = [steps_for(one, claim.epsilon, claim.delta) // deployment.rounds for one in deployment.kinds]
+        if min(steps):
+            own.append(f"records.steps = {', '.join(map(str, steps[:10]))}")
+    return [*own, *lines]

@@ -1,0 +1,371 @@
+"""What really happened, from a CSV file: a row for each message or, where a server adds the noise, for each round.
+
+Rows take the place of the laws: clients are counted for the rounds that they are in, and their draw hides nothing. The
+file is read row by row; what is kept are the kinds of rows, and how often each client has them.
+"""
+
+import collections
+import csv
+import dataclasses
+import io
+import math
+import os
+import pathlib
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from fedjax_dp import errors, folders
+from fedjax_dp.accounting import ACCOUNTANTS, FullBatch
+from fedjax_dp.accounting.events import AnyOf, joined, repeated
+from fedjax_dp.tools.deployments.description import UNKNOWN, Deployment, RecordDraws, Weights, lacking
+from fedjax_dp.tools.deployments.mechanism import (
+    VIEWS,
+    Draw,
+    GaussianCost,
+    Mechanism,
+    assumptions_of,
+    bound_of,
+    draw_of,
+    gaussian_cost,
+    missing_facts,
+    multiplier,
+    releases,
+    view_of,
+    weight,
+)
+from fedjax_dp.tools.deployments.rules import Effect, Finding, as_tuple
+from fedjax_dp.tools.deployments.witness import witness_of
+
+EVERYBODY = ""  # the client of rows that name none
+CLOSE = 1e-6  # relative, to which shares add up and norms keep the bound
+NUMBERS = {  # columns that hold numbers, and how they are checked
+    "replies": errors.require_count,
+    "share": errors.require_positive,
+    "clip": errors.require_positive,
+    "noise_std": errors.require_not_negative,
+    "steps": errors.require_count,
+    "rate": errors.require_positive,
+    "batch": errors.require_count,
+    "of": errors.require_count,
+    "noise_multiplier": errors.require_not_negative,
+    "norm_after": errors.require_not_negative,
+}
+WORDS = {
+    "sampling": ("full", "poisson", "fixed", "with-replacement", "shuffled", "unknown"),
+    "weights": ("equal",),
+    "received": ("0", "1", "true", "false"),  # what was sent is counted, received or not
+}
+COLUMNS = ("round", "client", *NUMBERS, *WORDS)
+FREE = (  # facts that rows may say in the place of the deployment
+    "clients.size",
+    "clients.rate",
+    *(f"records.{name}" for name in ("of", "size", "rate", "steps")),
+    "clip.bound",
+    "noise.std",
+    "noise.calibration",
+    "weights.largest",
+)
+REPLACED = (
+    *FREE,
+    "clients",
+    "rounds",
+    "records.law",
+    "records.last",
+    "weights.denominator",
+)  # by rows, if a row has them
+SHOWN = ("norm_after", "received")  # columns that change nothing that is counted
+COUNTS = ("replies", "steps", "batch", "of")
+
+Values = dict[str, Any]
+
+
+class Row(NamedTuple):
+    number: int  # in the file, the header is 1
+    round: int
+    client: str
+    cells: tuple[str, ...]  # of the columns that are counted
+    shown: tuple[str, ...]  # of the others
+
+
+class Kind(NamedTuple):
+    """What rows alike say, worked out once."""
+
+    cost: GaussianCost | None  # None without noise
+    values: Values
+    multiplier: float
+    drawn: Draw
+
+
+def mechanism_of_log(
+    deployment: Deployment, path: str | os.PathLike[str], view: str | None = None, seen: set[str] | None = None
+) -> tuple[Callable[[], Mechanism], list[Finding]]:
+    """A function that counts the noisy updates of a log, and what the log shows beside.
+
+    Facts of the deployment that the cost is made of are added to `seen`.
+
+    Raises: ConfigurationError for a file that is none, and for rows that cannot be true.
+    """
+    if deployment.noise.law == "laplace":
+        raise errors.refuse("noise.law", "laplace", "gaussian for a log", "leave --log out")
+    _require_priced_by_rows(deployment)
+    reader = _Reader(pathlib.Path(path))
+    seen = set() if seen is None else seen
+    kinds: dict[tuple[str, ...], Kind] = {}
+    taken: dict[str, collections.Counter[tuple[str, ...]]] = collections.defaultdict(collections.Counter)
+    spread: dict[str, set[float]] = collections.defaultdict(set)
+    shares, current = 0.0, -1
+    findings: dict[str, Finding] = {}
+    each = "share" in reader.columns and "client" in reader.columns
+    for row in reader:
+        if row.cells not in kinds:
+            kinds[row.cells] = _kind(deployment, reader.values(row), f"{reader.path.name} row {row.number}", seen)
+        kind = kinds[row.cells]
+        if row.round != current and each:
+            _require_whole(shares, current, reader.path.name)
+            shares = 0.0
+        current, shares = row.round, shares + kind.values.get("share", 0.0)
+        taken[row.client][row.cells] += 1
+        for finding in _findings_of_row(kind, row, reader.values(row, shown=True), spread, deployment):
+            findings.setdefault(finding.code, finding)
+    if current < 0:
+        raise errors.refuse("log", str(path), "a file with rows below its header")
+    if each:
+        _require_whole(shares, current, reader.path.name)
+
+    def count() -> Mechanism:
+        return _mechanism_of_rows(deployment, kinds, taken, view)
+
+    return count, list(findings.values())
+
+
+class _Reader:
+    """Rows of a CSV file in their order, each held to what a log is."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self.path = path
+        if not path.is_file():
+            raise errors.refuse("log", str(path), "an existing CSV file", folders.where_looked(path))
+        with self._opened() as file:
+            header = next(csv.reader(file), [])
+        first = ",".join(header)
+        where = f"{path.name} row 1"
+        if first.startswith("\ufeff"):
+            raise errors.refuse(
+                f"{where}, column {header[0][1:]}", "a byte-order mark", "plain", "save as UTF-8, no BOM"
+            )
+        if ";" in first:
+            raise errors.refuse(f"{where}, column {header[0]}", "semicolons", "separated from the next by a comma")
+        self.columns = [name.strip() for name in header]
+        for name in self.columns:
+            errors.require_choice(f"{where}: a column", name, COLUMNS)
+        if len(set(self.columns)) < len(self.columns):
+            raise errors.refuse(where, first, "each column once")
+        if "round" not in self.columns:
+            raise errors.refuse(where, first, "with a column round")
+        others = [place for place, name in enumerate(self.columns) if name not in ("round", "client")]
+        self._shown = [place for place in others if self.columns[place] in SHOWN]
+        self._counted = [place for place in others if self.columns[place] not in SHOWN]
+
+    def _opened(self) -> io.TextIOWrapper:
+        return open(self.path, encoding="utf-8", newline="")
+
+    def __iter__(self) -> Iterator[Row]:
+        place = self.columns.index("round")
+        who = self.columns.index("client") if "client" in self.columns else None
+        last, seen = -1, set[str]()
+        with self._opened() as file:
+            lines = csv.reader(file)
+            next(lines)
+            number = 1
+            while True:
+                number += 1
+                try:
+                    cells = next(lines, None)
+                except (csv.Error, UnicodeDecodeError) as error:
+                    raise errors.refuse(
+                        f"{self.path.name} row {number}", "what is no CSV", "text", str(error)
+                    ) from None
+                if cells is None:
+                    return
+                if not cells:
+                    continue
+                where = f"{self.path.name} row {number}"
+                if len(cells) != len(self.columns):
+                    remedy = "decimals have a point, and cells are separated by commas"
+                    raise errors.refuse(where, f"{len(cells)} cells", f"{len(self.columns)} cells", remedy)
+                if not cells[place].strip().isdecimal():
+                    raise errors.refuse(f"{where}, column round", repr(cells[place]), "a number of a round")
+                now, client = int(cells[place]), EVERYBODY if who is None else cells[who].strip()
+                if now < last:
+                    raise errors.refuse(f"{where}, column round", now, f"at least {last}: rounds ascend")
+                if now > last:
+                    last, seen = now, set()
+                if client in seen:
+                    whose = f"client {client!r} in " if client else ""
+                    raise errors.refuse(where, f"a second row of {whose}round {now}", "the only one")
+                seen.add(client)
+                counted = tuple([cells[other] for other in self._counted])
+                yield Row(number, now, client, counted, tuple([cells[other] for other in self._shown]))
+
+    def values(self, row: Row, shown: bool = False) -> Values:
+        """The cells that are counted, or the others, in their types; those that are empty are left out."""
+        result: Values = {}
+        for place, cell in zip(self._shown, row.shown) if shown else zip(self._counted, row.cells):
+            name, text = self.columns[place], cell.strip()
+            where = f"{self.path.name} row {row.number}, column {name}"
+            if not text:
+                continue
+            if name in WORDS:
+                errors.require_choice(where, text.lower(), WORDS[name])
+                result[name] = text.lower()
+                continue
+            try:
+                number = int(text) if name in COUNTS else float(text)
+            except ValueError:
+                remedy = "decimals have a point" if "," in text else ""
+                raise errors.refuse(where, repr(text), "an integer" if name in COUNTS else "a number", remedy) from None
+            NUMBERS[name](where, number)
+            result[name] = number
+        return result
+
+
+def _require_whole(shares: float, last: int, file: str) -> None:
+    if last >= 0 and abs(shares - 1) > CLOSE:
+        raise errors.refuse(f"{file}: shares of round {last}", f"a sum of {shares:.9g}", "1 together")
+
+
+def _kind(deployment: Deployment, values: Values, where: str, seen: set[str]) -> Kind:
+    """The release of one row: the deployment with the row's numbers in the place of its own."""
+    try:
+        one = witness_of(_with_row(deployment, values), seen)
+    except errors.ConfigurationError as error:
+        raise errors.ConfigurationError(f"{where}: {error}") from None
+    z = multiplier(one)
+    cost = None if z == 0 else gaussian_cost(one, releases(one))
+    return Kind(cost, values, z, draw_of(one))
+
+
+def _require_priced_by_rows(deployment: Deployment) -> None:
+    """Refuse draws of which no row says what they cost."""
+    records, law = deployment.records, deployment.clients.law
+    if records is not None and records.law == "once" and deployment.clip.of == "record":
+        wanted = "drawn anew in each step, as rows are priced one by one"
+        raise errors.refuse("records.law", "once", wanted, "leave --log out: one draw is kept for the whole run")
+    twice = law in ("with-replacement", UNKNOWN) and deployment.noise.by == "server" and deployment.noise.on == "sum"
+    if twice:
+        wanted = "one by which a client comes once a round, for a log of sums"
+        raise errors.refuse("clients.law", law, wanted, "leave --log out")
+
+
+def _with_row(deployment: Deployment, values: Values) -> Deployment:
+    """One round of the deployment by what a row says. A row is of one client, so lists are not looked into."""
+    share = values.get("share")
+    if share is None and values.get("weights") == "equal":
+        if "replies" not in values:
+            raise lacking(["replies"])
+        share = 1 / values["replies"]
+    largest = share if share is not None else deployment.weights.largest
+    weights = dataclasses.replace(deployment.weights, largest=largest)
+    clients = dataclasses.replace(deployment.clients, law="schedule")
+    records = deployment.records
+    if deployment.clip.of == "record":
+        own = {"law": values.get("sampling"), "steps": values.get("steps"), "of": values.get("of")}
+        if "rate" in values or "batch" in values:
+            own |= {"rate": values.get("rate"), "size": values.get("batch")}
+        stated = {} if records is None else records.to_dict()
+        stated = {name: value for name, value in stated.items() if not isinstance(value, list)}
+        if "rate" in own:
+            stated = {name: value for name, value in stated.items() if name not in ("rate", "size")}
+        stated |= {name: value for name, value in own.items() if value is not None}
+        if "law" not in stated:
+            raise lacking(["sampling"])
+        records = RecordDraws.from_dict(stated)
+    clip, noise = deployment.clip, deployment.noise
+    bound = values.get("clip", 1.0 if clip.bound is None and "noise_multiplier" in values else clip.bound)
+    clip = dataclasses.replace(clip, bound=bound)
+    if "noise_std" in values:
+        noise = dataclasses.replace(noise, std=values["noise_std"], calibration=None)
+    elif "noise_multiplier" in values:
+        noise = dataclasses.replace(noise, std=1.0, calibration=None)
+    one = dataclasses.replace(
+        deployment, rounds=1, clients=clients, records=records, clip=clip, noise=noise, weights=weights
+    )
+    if isinstance(one.noise.std, tuple) or isinstance(one.clip.bound, tuple):
+        raise errors.refuse("noise.std and clip.bound", "lists", "columns of the log", "add noise_std and clip")
+    if missing := missing_facts(one):
+        raise lacking(missing)
+    if "noise_multiplier" in values:
+        std = values["noise_multiplier"] * bound_of(one) * weight(one)
+        if "noise_std" in values and abs(values["noise_std"] - std) > CLOSE * std:
+            raise errors.refuse("noise_multiplier", values["noise_multiplier"], "that of noise_std", "keep one of them")
+        one = dataclasses.replace(one, noise=dataclasses.replace(noise, std=std))
+    return one
+
+
+def _findings_of_row(
+    kind: Kind, row: Row, shown: Values, spread: dict[str, set[float]], deployment: Deployment
+) -> Iterator[Finding]:
+    """What a row shows that no number says."""
+    values = kind.values
+    bound = values.get("clip", deployment.clip.bound)
+    most = math.inf if bound is None else max(as_tuple(bound))
+    if shown.get("norm_after", 0.0) > most * (1 + CLOSE):
+        words = f"round {row.round} has an update of norm {shown['norm_after']:g} above the bound {most:g}"
+        yield Finding("unclipped", words, Effect.NO_MECHANISM, remedy="clip each update")
+    if kind.multiplier == 0:
+        yield Finding("no_noise", f"round {row.round} has noise 0", Effect.NO_MECHANISM)
+    std = values.get("noise_std")
+    if std is not None:
+        seen = spread[f"{row.client} {bound}"]
+        seen.add(std)
+        if len(seen) == 2:
+            words = f"the noise changes from {min(seen):g} to {max(seen):g} while the clip bound stays {most:g}"
+            yield Finding("noise_changes", words, Effect.COUNTED)
+
+
+def _mechanism_of_rows(
+    deployment: Deployment,
+    kinds: dict[tuple[str, ...], Kind],
+    taken: dict[str, collections.Counter[tuple[str, ...]]],
+    view: str | None,
+) -> Mechanism:
+    """Each client's rows, added up; clients alike are counted once."""
+    if len({kind.drawn.adjacency for kind in kinds.values()}) > 1:
+        words = ", ".join(dict.fromkeys(kind.drawn.words for kind in kinds.values()))
+        raise errors.refuse("log", words, "of sums with one kind of neighbours", "check them in logs of their own")
+    costs: dict[frozenset[tuple[GaussianCost, int]], GaussianCost] = {}
+    clients: list[GaussianCost] = []
+    everybody = taken.pop(EVERYBODY, None)
+    for counter in taken.values() or ([everybody] if everybody else []):
+        parts: collections.Counter[GaussianCost] = collections.Counter()
+        for key, times in [*counter.items(), *(everybody.items() if everybody and counter is not everybody else ())]:
+            cost = kinds[key].cost
+            assert cost is not None  # rows without noise end before
+            parts[cost] += times
+        alike = frozenset(parts.items())
+        if alike not in costs:
+            costs[alike] = _compose_costs(sorted(alike, key=repr))
+        clients.append(costs[alike])
+    first = next(iter(kinds.values())).drawn
+    words = first.words if first.samplings != (FullBatch(),) else "clients are counted for the rounds that they are in"
+    lines = (
+        *assumptions_of(dataclasses.replace(deployment, weights=Weights()), first._replace(words=words)),
+        "the log is public: numbers of replies and shares in it are a release of their own",
+    )
+    return Mechanism(
+        tuple(clients),
+        tuple(kind.multiplier for kind in kinds.values()),
+        deployment.clients.of or 1,
+        deployment.hidden,
+        first.adjacency,
+        VIEWS[view_of(deployment, view)],
+        ACCOUNTANTS["pld"].about,
+        (*lines, *deployment.assumes),
+    )
+
+
+def _compose_costs(parts: list[tuple[GaussianCost, int]]) -> GaussianCost:
+    """Releases one after the other, each so many times; of each the worst where a law is unknown."""
+    events = [repeated(one.events[0] if len(one.events) == 1 else AnyOf(one.events), times) for one, times in parts]
+    reals = [repeated(one.real, times) for one, times in parts if one.real is not None]
+    return GaussianCost((joined(events),), joined(reals) if len(reals) == len(parts) else None)

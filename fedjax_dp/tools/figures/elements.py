@@ -1,0 +1,117 @@
+"""What figures are put together from: bands and bars, legends, axes without a frame."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib.ticker import LogLocator, NullFormatter
+
+from fedjax_dp.tools.figures.styles import SMALL, TEST
+
+BANDS = 2  # more of them cannot be distinguished where they overlap
+BELOW = "below"  # the name of legends under a panel, by which a note keeps off them
+
+
+def interval(
+    panel: Any, x: Any, mean: Any, low: Any, high: Any, color: Any, of: int = 1, every: tuple[int, int] = (0, 1)
+) -> None:
+    """What the mean of one of several lines is known to lie in: a band, or bars where there would be too many bands.
+
+    every  (first, step) of the points that have bars
+    """
+    if of <= BANDS:
+        panel.fill_between(x, low, high, color=color, alpha=0.16, lw=0, zorder=1)
+        return
+    lengths = np.nan_to_num(np.abs(np.array([low, high], float) - np.array(mean, float)))
+    panel.errorbar(x, mean, lengths, fmt="none", ecolor=color, elinewidth=0.9, capsize=2.5, errorevery=every, zorder=2)
+
+
+def label(panel: Any, words: str, at: Any, aside: tuple[float, float], **look: Any) -> None:
+    """Words so many points aside of a place."""
+    panel.annotate(words, at, xytext=aside, textcoords="offset points", **look)
+
+
+def legend_beside(panel: Any, **options: Any) -> Any:
+    """A legend on the right of a panel, where it covers nothing."""
+    look = {"frameon": False, "fontsize": SMALL, "title_fontsize": SMALL, "alignment": "left"}
+    return panel.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), **look, **options)
+
+
+def legend_below(panel: Any, columns: int = 1) -> Any:
+    """A legend under the label of a panel's x axis, which stands already, where it covers nothing."""
+    lines = panel.get_xlabel().count("\n")
+    made = panel.legend(
+        loc="upper center",
+        bbox_to_anchor=(0.5, 0),
+        borderaxespad=4.6 + 1.4 * lines,
+        ncols=columns,
+        frameon=False,
+        fontsize=SMALL,
+    )
+    made.set_gid(BELOW)
+    return made
+
+
+def legend_above(panel: Any, handles: Sequence[Any], labels: Sequence[str], title: str | None, letters: int) -> Any:
+    """A legend over the title of a panel, which has its figure for itself, in columns that so many letters allow."""
+    columns = max(1, min(len(labels), letters // (max(map(len, labels)) + 6)))
+    columns = -(-len(labels) // -(-len(labels) // columns))  # as even as may be
+    return panel.figure.legend(
+        handles,
+        labels,
+        loc="outside upper center",
+        ncols=columns,
+        title=title,
+        frameon=False,
+        fontsize=SMALL,
+        title_fontsize=SMALL,
+        borderpad=0.1,
+        labelspacing=0.2,
+        columnspacing=1.0,
+    )
+
+
+class Bar(NamedTuple):
+    """A bar from `start`, to the left where its length is below 0."""
+
+    name: str
+    length: float
+    start: float = 0.0
+    color: Any = TEST
+
+
+def draw_bars(panel: Any, bars: Sequence[Bar], words: Callable[[float], str]) -> None:
+    """Bars below one another, with their names on the left and their lengths in words at their ends."""
+    names, lengths, starts, colors = zip(*bars)
+    drawn = panel.barh(range(len(bars)), lengths, left=starts, color=colors)
+    for place, (bar, length) in enumerate(zip(drawn, lengths)):
+        end = bar.get_x() + max(bar.get_width(), 0)
+        label(panel, words(length), (end, place), (4, 0), va="center")
+    panel.set_yticks(range(len(bars)), names)
+    panel.invert_yaxis()
+    open_frame(panel, "x")
+
+
+def begin_at_zero(panel: Any) -> None:
+    """Let a panel's numbers begin at 0, with room above the largest: that of a small range would cut its marks."""
+    panel.update_datalim([(0.0, 0.0)], updatex=False)
+    panel.autoscale_view(scalex=False)
+    panel.set_ylim(bottom=0)
+
+
+def open_frame(panel: Any, grid: str = "both", which: Any = "major") -> None:
+    """Faint grid lines along the axes named, behind what is drawn, and no line above or on the right."""
+    panel.grid(alpha=0.25, axis=grid, which=which)
+    panel.set_axisbelow(True)
+    panel.spines[["top", "right"]].set_visible(False)
+
+
+def plain_log(axis: Any) -> None:
+    """Numbers as they are spoken on a logarithmic axis, more of them where there is hardly a power of ten."""
+    low, high = axis.get_view_interval()
+    if 10 * low <= high < 100 * low:
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter(lambda value, _: f"{value:g}")
+    axis.set_minor_formatter((lambda value, _: f"{value:.2g}") if high < 10 * low else NullFormatter())

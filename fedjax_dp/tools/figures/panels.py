@@ -1,0 +1,267 @@
+"""Panels of numbers at the last evaluated round: against an axis, against epsilon, and over two axes.
+
+Where a panel shows fewer axes of the sweep than there are, it takes the best value of the others, and its title says
+so. Every panel draws on axes of matplotlib that it is given.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import LogLocator, NullLocator
+
+from fedjax_dp.sweeps.settings import (
+    Record,
+    Setting,
+    deployment_mark,
+    group_by_value,
+    pick,
+    pick_or_stopped,
+    rank_settings,
+    value_key,
+    values_of,
+)
+from fedjax_dp.tasks.measures import Measure
+from fedjax_dp.tools.figures import elements, scales, styles
+from fedjax_dp.tools.figures.points import Placed, best_over, coloured, finish, intervals, legend_head, level, title
+from fedjax_dp.tools.figures.tables import sweeps as tables
+
+TICKS_APART = 0.06  # of the axis
+MANY = 12  # an axis with more values was drawn at random rather than listed
+
+
+def against(panel: Any, settings: Sequence[Setting], x: str, metric: Measure, by: str | None = None) -> None:
+    """A metric against an axis, one line for each value of `by`, with 95% intervals of the mean.
+
+    Words stand side by side with bars, and so do more than two lines, each a little beside the value. Settings that
+    leave the axis out are horizontal lines. Of an axis drawn at random every setting is a dot. A cross at the bottom
+    marks where every setting failed, a ring where halving stopped all.
+    """
+    scale = scales.scale_of([setting for setting in settings if setting.values[x] is not None], x)
+    lines = scales.lines_by(settings, by)
+    groups = [group_by_value((s for s in line.settings if s.values[x] is not None), x) for line in lines]
+    random = len(scale.values) > MANY
+    for rank, line in enumerate(lines):
+        if random:
+            every = [setting for group in groups[rank].values() for setting in group]
+            dots = [(scale.position(setting.values[x]), None if setting.failed else setting) for setting in every]
+            intervals(panel, dots, metric, line, joined=False, alpha=0.9)
+        else:
+            placed = []
+            for key, group in groups[rank].items():
+                there = [other for other, by_key in enumerate(groups) if key in by_key]  # lines at this value
+                aside = _aside(there.index(rank), len(there), scale.kind)
+                placed.append((scale.beside(group[0].values[x], aside), pick_or_stopped(group, metric)))
+            intervals(panel, placed, metric, line, joined=scale.kind != "category")
+        unplaced = [setting for setting in line.settings if setting.values[x] is None]
+        level(panel, unplaced, metric, line, f"{scales.words([x])} unset")
+    scale.set_on(panel.xaxis, scales.axis_label(x))
+    if scale.kind == "category":
+        panel.set_xlim(-0.5, len(scale.values) - 0.5)
+    how = "every setting" if random else best_over(settings, [x] if by is None else [x, by], metric)
+    how = _with_offset_note(how, 0 if random or scale.kind == "category" else len(lines))
+    title(panel, f"{metric.words} against {scales.words([x])}", how)
+    finish(panel, metric, legend_head(by))
+
+
+def _aside(rank: int, of: int, kind: str) -> float:
+    """How far one of several lines stands beside a value, as a fraction, where the bars of others stand there too."""
+    if kind == "category":
+        return (rank - (of - 1) / 2) * min(0.12, 0.6 / of)
+    return (rank - (of - 1) / 2) * min(0.012, 0.06 / of) if of > elements.BANDS else 0.0
+
+
+def _with_offset_note(how: str, lines: int) -> str:
+    """What stands below a title, where lines stand a little beside their values."""
+    return "; ".join(filter(None, [how, "side by side at each value" if lines > elements.BANDS else ""]))
+
+
+def privacy(panel: Any, settings: Sequence[Setting], metric: Measure, by: str | None = None) -> None:
+    """A metric against the proved epsilon, one line for each value of `by`; without privacy a broken horizontal line.
+
+    Where the budget is an axis, each budget stands at its best setting. Where epsilon follows from other axes, the
+    settings are dots, and the line goes through those that no other setting beats with at most as much epsilon.
+    """
+    budgets = "epsilon" in settings[0].values and len(group_by_value(settings, "epsilon")) <= MANY
+    epsilons = [setting.epsilon for setting in settings if math.isfinite(setting.epsilon)]
+    wide = float(np.ptp(np.log(epsilons)))
+    lines = scales.lines_by(settings, by)
+    among = [line.rank for line in lines if any(math.isfinite(setting.epsilon) for setting in line.settings)]
+    for line in lines:
+        private = [setting for setting in line.settings if math.isfinite(setting.epsilon)]
+        if budgets and private:
+            aside = math.exp(wide * _aside(among.index(line.rank), len(among), "log"))
+            placed = [(at * aside, best) for at, best in _at_budgets(private, metric)]
+            intervals(panel, placed, metric, line)
+        elif private:
+            dots = [(setting.epsilon, None if setting.failed else setting) for setting in private]
+            intervals(panel, dots, metric, line._replace(name=""), joined=False, alpha=0.3)
+            intervals(panel, frontier(private, metric), metric, line)
+        level(panel, [s for s in line.settings if math.isinf(s.epsilon)], metric, line, "not private")
+    budgeted = values_of(settings, "epsilon") if budgets else []
+    _epsilon_ticks(panel, epsilons, sorted(filter(scales.is_number, budgeted)))
+    panel.set_xlabel(epsilon_label(settings))
+    kept = ["epsilon", *([] if by is None else [by])]
+    how = best_over(settings, kept, metric) if budgets else "lines: settings that none beats with less epsilon"
+    how = _with_offset_note(how, len(among) if budgets else 0)
+    title(panel, f"{metric.words} against epsilon", how)
+    finish(panel, metric, legend_head(by))
+
+
+def _epsilon_ticks(panel: Any, epsilons: Sequence[float], budgets: Sequence[float]) -> None:
+    """A logarithmic axis with ticks at the budgets that were run, as far as they stand apart; without budgets at 1, 3,
+    10, ..., or, where epsilons are close together, at some of them."""
+    panel.set_xscale("log")
+    panel.xaxis.set_minor_locator(NullLocator())
+    panel.xaxis.set_major_formatter(lambda value, _: f"{value:.3g}")
+    if budgets:
+        apart = math.log(budgets[-1] / budgets[0]) * TICKS_APART
+        shown = [budgets[-1]]
+        for budget in budgets[-2::-1]:
+            shown += [budget] if math.log(shown[-1] / budget) > apart else []
+        panel.xaxis.set_ticks(shown[::-1])
+    elif max(epsilons) > 5 * min(epsilons):
+        panel.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
+    else:
+        panel.xaxis.set_ticks(sorted({min(epsilons), max(epsilons)}))
+
+
+def _at_budgets(settings: Sequence[Setting], metric: Measure) -> list[Placed]:
+    """The best setting of each budget, at its proved epsilon; None at that of the first where every setting failed."""
+    placed: list[Placed] = []
+    for group in group_by_value(settings, "epsilon").values():
+        best = pick_or_stopped(group, metric)
+        placed.append(((best or group[0]).epsilon, best))
+    return placed
+
+
+def frontier(settings: Sequence[Setting], metric: Measure) -> list[Placed]:
+    """(epsilon, setting) in order of epsilon, for settings that are better than all with at most as much epsilon."""
+    return [(row["epsilon"], settings[row["key"]]) for row in tables.front(tables.setting_rows(settings, metric))]
+
+
+def epsilon_label(settings: Sequence[Setting]) -> str:
+    """What the proved epsilon is of: delta, unit and adjacency, and where points differ in them."""
+    found = [point["guarantee"] for point in all_points(settings)]
+    private = [guarantee for guarantee in found if guarantee.get("epsilon") is not None]
+    parts = []
+    for name, wording in (("delta", "delta {:g}"), ("unit", "one {}"), ("adjacency", "{}")):
+        known = {guarantee.get(name): None for guarantee in private}
+        if len(known) == 1 and None not in known:
+            parts.append(wording.format(*known))
+        elif known:
+            parts.append(f"{name} differs")
+    return "; ".join(filter(None, ["proved epsilon (nats)", *parts, deployment_mark(all_points(settings))]))
+
+
+def all_points(settings: Sequence[Setting]) -> list[Record]:
+    """The points of all settings."""
+    return [point for setting in settings for point in setting.points]
+
+
+def with_both(settings: Sequence[Setting], x: str, y: str) -> list[Setting]:
+    """The settings that leave neither axis out."""
+    return [setting for setting in settings if None not in (setting.values[x], setting.values[y])]
+
+
+def heat(panel: Any, settings: Sequence[Setting], x: str, y: str, metric: Measure) -> None:
+    """Means of a metric over two axes, as coloured cells with numbers; the best one is framed.
+
+    Hatched: every setting there failed, or was stopped after so many rounds. A small cross: some failed, and the number
+    is of the best of the others. Axes drawn at random make no cells: their settings are coloured dots. Settings that
+    leave an axis out are not shown.
+    """
+    shown = with_both(settings, x, y)
+    columns, rows = scales.scale_of(shown, x), scales.scale_of(shown, y)
+    head = f"{metric.words} over {scales.words([x])} and {scales.words([y])}"
+    if max(len(columns.values), len(rows.values)) > MANY:
+        _map_of_dots(panel, shown, x, y, metric)
+        columns.set_on(panel.xaxis, scales.axis_label(x))
+        rows.set_on(panel.yaxis, scales.axis_label(y))
+        title(panel, head, "every setting")
+        return
+    crossed = _cells(panel, shown, (columns, rows), (x, y), metric)
+    for axis, scale, name in ((panel.xaxis, columns, x), (panel.yaxis, rows, y)):
+        scales.set_ticks(axis, [index + 0.5 for index in range(len(scale.values))], scale.values)
+        axis.set_label_text(scales.axis_label(name))
+    panel.tick_params(length=0)
+    panel.spines[:].set_visible(False)
+    title(panel, head, best_over(shown, [x, y], metric) + ("; x: some settings failed" if crossed else ""))
+
+
+def _cells(
+    panel: Any,
+    settings: Sequence[Setting],
+    both: tuple[scales.AxisScale, scales.AxisScale],
+    names: tuple[str, str],
+    metric: Measure,
+) -> bool:
+    """The coloured cells of a heat map, one unit wide and high, with their numbers; whether one has a small cross."""
+    places = [{value_key(value): index for index, value in enumerate(scale.values)} for scale in both]
+    cells: dict[tuple[int, int], list[Setting]] = {}
+    for setting in settings:
+        column, row = (place[value_key(setting.values[name])] for place, name in zip(places, names))
+        cells.setdefault((row, column), []).append(setting)
+    means = np.full((len(places[1]), len(places[0])), np.nan)
+    chosen = {place: pick(group, metric) for place, group in cells.items()}
+    for place, best in chosen.items():
+        if best is not None:
+            means[place] = metric.shown(best.score(metric.name).mean)
+    colors = coloured(panel, metric, means[np.isfinite(means)])
+    panel.pcolormesh(means, cmap=colors.cmap, norm=colors.norm, edgecolors="white", lw=1.5)
+    winner, crossed = pick(settings, metric), False
+    for (row, column), group in cells.items():
+        failed = any(setting.failed for setting in group)
+        if not np.isfinite(means[row, column]):
+            last = max((p["history"][-1]["round"] for setting in group for p in setting.stopped), default=None)
+            why = "failed" if failed else f"stopped\nat {last}" if last else "not known"
+            _hatched(panel, row, column, why, styles.FAILED if failed else "0.3")
+            continue
+        color = "white" if styles.dark(colors.to_rgba(means[row, column])) else "black"
+        panel.annotate(
+            scales.short(means[row, column], metric),
+            (column + 0.5, row + 0.5),
+            ha="center",
+            va="center",
+            fontsize=8.5 * styles.scale(),
+            color=color,
+        )
+        if failed:
+            middle = {"ha": "center", "va": "center"}
+            elements.label(panel, "x", (column + 1, row + 1), (-8, -9), fontsize=9, color=color, **middle)
+            crossed = True
+        if chosen[row, column] is winner:
+            frame = Rectangle((column, row), 1, 1, fill=False, ec="black", lw=2.2, zorder=4, clip_on=False)
+            panel.add_patch(frame)
+    return crossed
+
+
+def _hatched(panel: Any, row: int, column: int, why: str, color: Any) -> None:
+    """A cell without a number."""
+    panel.add_patch(Rectangle((column, row), 1, 1, fc="0.93", ec="0.7", hatch="////", lw=0))
+    panel.annotate(
+        why,
+        (column + 0.5, row + 0.5),
+        ha="center",
+        va="center",
+        fontsize=8,
+        color=color,
+        bbox={"fc": "0.93", "ec": "none", "pad": 1.5},
+    )
+
+
+def _map_of_dots(panel: Any, settings: Sequence[Setting], x: str, y: str, metric: Measure) -> None:
+    """Settings as coloured dots, the better ones on top; crosses for those that failed."""
+    both = [scales.scale_of(settings, name) for name in (x, y)]
+    order = rank_settings(settings, metric)[::-1]
+    means = [metric.shown(setting.score(metric.name).mean) for setting in order]
+    mesh = coloured(panel, metric, np.array(means))
+    at = [[scale.position(s.values[name]) for s in order] for scale, name in zip(both, (x, y))]
+    panel.scatter(*at, c=means, cmap=mesh.cmap, norm=mesh.norm, s=42, edgecolors="white", linewidths=0.6, zorder=3)
+    lost = [[scale.position(s.values[name]) for s in settings if s.failed] for scale, name in zip(both, (x, y))]
+    panel.plot(*lost, "x", color=styles.FAILED, ms=6, mew=1.5)
+    elements.open_frame(panel)

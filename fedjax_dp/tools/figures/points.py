@@ -1,0 +1,140 @@
+"""What panels of a sweep share: lines with intervals, dots, levels, crosses, titles and legends."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.cm import ScalarMappable
+
+from fedjax_dp.sweeps.settings import Setting, judge_of, pick, value_key
+from fedjax_dp.tasks.measures import Measure
+from fedjax_dp.tools.figures import elements, scales, styles
+from fedjax_dp.tools.figures.canvas import letters, wrapped
+from fedjax_dp.tools.figures.scales import Line
+
+Placed = tuple[float, Setting | None]  # where it stands, and the setting, perhaps a stopped one; None: all failed
+NARROW = 5.0  # inches of a picture, at the usual size of letters
+CROSS, RING = "failed", "stopped"  # the names of crosses and rings, by which the legend knows that there are some
+
+
+def intervals(
+    panel: Any, placed: Iterable[Placed], metric: Measure, line: Line, joined: bool = True, alpha: float = 0.0
+) -> None:
+    """Means with 95% intervals: a line if `joined`, else dots with bars, thin ones if `alpha` is given.
+
+    A cross at the bottom marks where all failed, and a ring where halving stopped all.
+    """
+    placed = sorted(placed, key=lambda pair: pair[0])
+    at_bottom(panel, [at for at, setting in placed if setting is None], line.color)
+    at_bottom(panel, [at for at, setting in placed if setting is not None and setting.stopped], line.color, RING)
+    known = [(at, setting.score(metric.name).shown(metric)) for at, setting in placed if setting is not None]
+    known = [(at, score) for at, score in known if math.isfinite(score.mean)]
+    if not known:
+        return
+    x, scores = zip(*known)
+    means, low, high = ([getattr(score, part) for score in scores] for part in ("mean", "low", "high"))
+    if joined and len(known) > 1:
+        panel.plot(x, means, label=line.name, zorder=3, **line.look)
+        elements.interval(panel, x, means, low, high, line.color, line.of)
+        return
+    lengths = np.nan_to_num(np.abs(np.array([low, high]) - np.array(means)))
+    look = {"ms": 4, "lw": 0.8, "alpha": alpha} if alpha else {"ms": 5, "capsize": 3, "lw": 1.4, "zorder": 3}
+    look |= {name: styles.scale() * look[name] for name in ("ms", "lw")}
+    look |= {"marker": line.look["marker"], "color": line.color}
+    panel.errorbar(x, means, lengths, ls="none", label=line.name, **look)
+
+
+def level(panel: Any, settings: Sequence[Setting], metric: Measure, line: Line, why: str) -> None:
+    """The best of settings that have no place on the x axis, as a broken horizontal line with its interval."""
+    best = pick(settings, metric)
+    if best is None:
+        return
+    score = best.score(metric.name).shown(metric)
+    label = why if line.name in ("", scales.in_words(None)) else f"{line.name}, {why}"
+    broken = styles.DASHES[1 + line.rank % (len(styles.DASHES) - 1)]
+    panel.axhline(score.mean, color=line.color, ls=broken, lw=1.4, label=label)
+    if score.seeds > 1:
+        panel.axhspan(score.low, score.high, color=line.color, alpha=0.08, lw=0)
+
+
+def at_bottom(panel: Any, places: Sequence[float], color: Any, kind: str = CROSS) -> None:
+    """Crosses or rings at the bottom of the panel, in the colour of their line."""
+    if places:
+        look: dict[str, Any] = {"marker": "x", "ms": 7, "mew": 1.8} if kind == CROSS else ring(5)
+        heights = np.full(len(places), 0.025)
+        panel.plot(
+            places, heights, **look, ls="none", color=color, gid=kind, zorder=5, transform=panel.get_xaxis_transform()
+        )
+
+
+def ring(size: float) -> dict[str, Any]:
+    """How a ring looks, but for its colour."""
+    return {"marker": "o", "ms": size, "mfc": styles.paper(), "mew": 1.2}
+
+
+def coloured(panel: Any, metric: Measure, known: np.ndarray) -> ScalarMappable:
+    """The colours for shown numbers `(settings,)` of a metric, with a bar beside the panel if there are any."""
+    colors = ScalarMappable(styles.colour_range(known, metric.better), styles.colour_map(metric.better))
+    if known.size:
+        below, above = min(known) < colors.norm.vmin, max(known) > colors.norm.vmax
+        extend = "min" if below else "max" if above else "neither"
+        bar = panel.figure.colorbar(colors, ax=panel, label=metric.label, pad=0.02, aspect=28, extend=extend)
+        bar.outline.set_visible(False)
+    return colors
+
+
+def legend_head(by: str | None) -> str | None:
+    """What a legend is headed by, where lines are the values of `by`."""
+    return None if by is None else scales.axis_label(by)
+
+
+def best_over(settings: Sequence[Setting], kept: Sequence[str], metric: Measure) -> str:
+    """In words, what a panel that shows the axes `kept` does about the others."""
+    axes = settings[0].values if settings else ()
+    others = [name for name in axes if name not in kept and len({value_key(s.values[name]) for s in settings}) > 1]
+    judge = judge_of(metric)
+    how = "" if judge == metric else f" (by {judge.words})"
+    if len(others) > 4:
+        return f"best over the {len(others)} other axes{how}"
+    return f"best over {scales.words(others)}{how}" if others else ""
+
+
+def title(panel: Any, head: str, how: str) -> None:
+    """A title on the left, with what was done about other axes in small print below it; both, and the label of the x
+    axis, which stands already, in lines that the picture has room for."""
+    room = _room(panel)
+    small = wrapped(how, room, "small")
+    lines, large = small.count("\n") + 1 if how else 0, styles.scale()
+    panel.set_title(wrapped(head, room, "medium"), loc="left", fontsize="medium", pad=large * (8 + 12 * lines))
+    panel.set_xlabel(wrapped(panel.get_xlabel(), room, "medium"))
+    if how:
+        below = {"xycoords": "axes fraction", "fontsize": "small", "alpha": 0.75}
+        elements.label(panel, small, (0, 1), (0, 6 * large), **below)
+
+
+def finish(panel: Any, metric: Measure, head: str | None) -> None:
+    """Label of the metric, grid, spines, and a legend under `head`: beside the panel, or above where that is narrow."""
+    panel.set_ylabel(metric.label)
+    elements.open_frame(panel)
+    handles, names = panel.get_legend_handles_labels()
+    if any(line.get_gid() == CROSS for line in panel.lines):
+        handles.append(panel.plot([], [], "x", color=styles.FAILED, ms=6, mew=1.6)[0])
+        names.append("failed")
+    if any(line.get_gid() == RING for line in panel.lines):
+        handles.append(panel.plot([], [], ls="none", color="0.5", **ring(5))[0])
+        names.append("stopped")
+    if not names:
+        return
+    narrow = panel.figure.bbox.width / panel.figure.figure.dpi < NARROW * styles.scale()  # for a legend beside it
+    if narrow and getattr(panel.figure.figure, "own", False):
+        elements.legend_above(panel, handles, names, head, letters(_room(panel), "small"))
+    else:
+        elements.legend_beside(panel, handles=handles, labels=names, title=head)
+
+
+def _room(panel: Any) -> float:
+    """Inches for what stands above or below the panel, beside the numbers of its y axis."""
+    return float(panel.figure.bbox.width / panel.figure.figure.dpi - 0.75 * styles.scale())

@@ -1,0 +1,326 @@
+"""Data sets that Hugging Face's `datasets` saved to disk: Arrow streams, named in `state.json`, and what columns are.
+
+Memory: files are mapped; each column that is used is held once, pictures as the files have them beside that.
+"""
+
+import os
+import pathlib
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_dp import errors, folders
+from fedjax_dp.data.files import ARROW_EXTENSION, check_file, check_growth, check_id, damaged, readable
+from fedjax_dp.data.json_files import list_of, object_of, read_json
+from fedjax_dp.data.pictures import decode
+from fedjax_dp.data.reading import COLUMNS, Reading
+from fedjax_dp.data.records import RecordTable, as_task, choose_test, make_dataset, number_labels
+from fedjax_dp.data.store import Dataset
+from fedjax_dp.tools.formats.words import CLASSIFIED_OPTIONS, SENTENCE_OPTIONS, sentences, text_classes
+
+END = b"\xff\xff\xff\xff" + bytes(4)  # of a stream; without it pyarrow takes one that is cut short for a whole one
+TEST = ("test", "validation")  # the first that is there is tested on
+
+
+class Column(NamedTuple):
+    """A column as `dataset_info.json` describes it."""
+
+    name: str
+    kind: str  # Value, ClassLabel, Image, or of lists: List
+    names: tuple[str, ...] = ()  # of classes, also of those in a list
+
+
+class Roles(NamedTuple):
+    """Which columns are what."""
+
+    label: str | None
+    client: str | None
+    features: list[str]
+
+
+def hugging_face(named: str, reading: Reading) -> Dataset:
+    """The data set of a folder with `dataset_dict.json`, or with the one split that `state.json` describes.
+
+    label_column: the one class label unless given, else a column `label`; without any, text alone is to go on.
+    """
+    path = pathlib.Path(named)
+    if not os.path.isdir(path):  # unlike a path's own question, also of names that no folder can have
+        raise errors.refuse("hf folder", folders.printable(str(path)), "an existing folder", "save_to_disk writes one")
+    errors.require_installed("pyarrow", "tables", "to read hf folders")
+    folders_of, notes = _splits(path)
+    tables, columns = dict[str, Any](), dict[str, Column]()
+    for name, folder in folders_of.items():
+        tables[name], present = _table(folder)
+        if columns and present != columns:
+            raise damaged(folder, "other columns", "those of the split train")
+        columns = present
+    where, roles = str(path), _roles(str(path), columns, reading)
+    of_text = [columns[name].kind for name in roles.features] == ["Value"] and _is_text(
+        tables["train"][roles.features[0]]
+    )
+    if roles.label is None and not of_text:
+        raise errors.refuse("label_column", "nothing", f"one of {', '.join(columns)}", "name the column of targets")
+    targets, about, splits = dict[str, Any](), dict[str, Any](), dict[str, RecordTable]()
+    if roles.label is not None:
+        labels = {name: table[roles.label] for name, table in tables.items()}
+        targets, about = _targets(where, columns[roles.label], labels, reading.task)
+    for name, table in tables.items():
+        clients = None if roles.client is None else _ids(f"{where}: {roles.client}", table[roles.client])
+        features = [table[feature] for feature in roles.features]
+        if of_text:
+            _require_whole(f"{where}: {roles.features[0]}", features[0])
+            column = {"tokens" if roles.label is None else "text": features[0].to_pylist()}
+        else:
+            column = {"x": _numbers(where, [columns[feature] for feature in roles.features], features)}
+        column |= {"y": targets[name]} if targets else {}
+        splits[name] = RecordTable(clients, notes=[*notes, *about.get("notes", ())], **column)
+    train, test = splits["train"], splits.get("test")
+    about.pop("notes", None)
+    if not of_text:
+        reading.require_meant(COLUMNS, "columns of numbers and pictures")
+        return make_dataset(path.name, where, train, test, record_shape=reading.record_shape, **about)
+    options = SENTENCE_OPTIONS if roles.label is None else CLASSIFIED_OPTIONS
+    reading.require_meant({*COLUMNS, *options} - {"record_shape", "task"}, "a column of text")
+    if roles.label is None:
+        return sentences(path.name, where, train, test, reading)
+    if "classes" not in about:
+        raise errors.refuse("label_column", roles.label, "a column of classes beside text")
+    return text_classes(path.name, where, train, test, reading, about["classes"])
+
+
+def _splits(path: pathlib.Path) -> tuple[dict[str, pathlib.Path], list[str]]:
+    """The folders of the splits that are used, and notes on the others."""
+    if not (path / "dataset_dict.json").is_file():
+        return {"train": path}, []
+    about = object_of(str(path / "dataset_dict.json"), read_json(path / "dataset_dict.json"), ("splits",))
+    names = list_of(f"{path / 'dataset_dict.json'}: splits", about["splits"], str, "names")
+    for name in names:
+        _require_plain_name(path / "dataset_dict.json", name)
+    if "train" not in names:
+        raise damaged(path, f"splits {', '.join(names)}"[:100], "with a split train")
+    test, notes = choose_test(names, "train", TEST)
+    return {"train": path / "train"} | ({} if test is None else {"test": path / test}), notes
+
+
+def _table(folder: pathlib.Path) -> tuple[Any, dict[str, Column]]:
+    """The records of a split, and what its columns are."""
+    import pyarrow as pa
+
+    state = object_of(str(folder / "state.json"), read_json(folder / "state.json"), ("_data_files",))
+    if state.get("_indices_data_files"):
+        raise damaged(folder / "state.json", "rows by an index", "all rows", "flatten_indices() before it is saved")
+    files = []
+    for entry in list_of(f"{folder / 'state.json'}: _data_files", state["_data_files"], dict, "objects"):
+        name = object_of(f"{folder / 'state.json'}: _data_files", entry, ("filename",))["filename"]
+        files.append(folder / _require_plain_name(folder / "state.json", name))
+    if not files:
+        raise damaged(folder / "state.json", "no file", "Arrow files in _data_files")
+    tables = [_read_stream(file) for file in files]
+    if other := next((file for file, table in zip(files, tables) if table.schema != tables[0].schema), None):
+        raise damaged(other, "other columns", f"those of {files[0].name}")
+    table = pa.concat_tables(tables)
+    if not len(table):
+        raise damaged(folder, "no record", "at least one in a split")
+    described = folder / "dataset_info.json"
+    features = object_of(f"{described}: features", object_of(str(described), read_json(described)).get("features"))
+    if sorted(features) != sorted(table.column_names):
+        raise damaged(f"{described}: features", ", ".join(features)[:100], ", ".join(table.column_names)[:100])
+    return table, {name: _describe(f"{described}: {name}", name, features[name]) for name in table.column_names}
+
+
+def _read_stream(path: pathlib.Path) -> Any:
+    """The table of a stream's record batches, all looked at: offsets lie within their buffers."""
+    import pyarrow as pa
+
+    size, wanted = check_file("Arrow", path), "an Arrow stream, as save_to_disk writes it"
+    kinds = (pa.ArrowException, OSError, MemoryError, ValueError, EOFError)
+    with readable(path, wanted, kinds), pa.memory_map(str(path)) as source:
+        if (
+            ARROW_EXTENSION in pa.ipc.read_message(source).metadata.to_pybytes()
+        ):  # the schema, before its types are made
+            raise damaged(path, "a column of an extension type", "an Arrow stream of plain types")
+        source.seek(max(0, size - len(END)))
+        if source.read() != END:
+            raise damaged(path, "an end within the stream", wanted)
+        source.seek(0)
+        with pa.ipc.open_stream(source) as reader:
+            batches, read = [], 0
+            for batch in reader:
+                batch.validate(full=True)
+                read += batch.nbytes
+                check_growth(path, size, read)  # bodies may be packed
+                batches.append(batch)
+            return pa.Table.from_batches(batches, reader.schema)
+
+
+def _describe(where: str, name: str, feature: Any) -> Column:
+    """What a column holds; a list is described by what is in it."""
+    if isinstance(feature, list) and len(feature) == 1:  # as older versions write a list
+        feature = {"_type": "List", "feature": feature[0]}
+    kind = object_of(where, feature, ("_type",))["_type"]
+    if kind in ("Sequence", "List", "LargeList"):
+        inner = _describe(where, name, feature.get("feature"))
+        return Column(name, "List", inner.names)
+    if kind == "ClassLabel":
+        names = list_of(f"{where}: names", feature.get("names"), str, "names")
+        if len(names) < 2 or len(set(names)) < len(names):
+            raise damaged(f"{where}: names", f"{len(names)}", "two different classes or more")
+        return Column(name, kind, tuple(names))
+    return Column(name, kind if isinstance(kind, str) else "something else")
+
+
+def _require_plain_name(file: pathlib.Path, name: Any) -> str:
+    """The name of something in the folder itself."""
+    if not isinstance(name, str) or name in ("", ".", "..") or pathlib.PurePath(name).name != name or "\0" in name:
+        raise damaged(file, f"{name!r:.60}", "plain names, of what is in the folder")
+    return name
+
+
+def _require_column(where: str, columns: dict[str, Column], name: str, option: str) -> str:
+    if name not in columns:
+        wanted = f"a column of {where}: {', '.join(columns)}"[:200]
+        raise errors.refuse(option, name, wanted, errors.suggestion(name, columns))
+    return name
+
+
+def _roles(where: str, columns: dict[str, Column], reading: Reading) -> Roles:
+    """Which columns are labels, clients and features."""
+    classes = [name for name, column in columns.items() if column.kind == "ClassLabel"]
+    label = classes[0] if len(classes) == 1 else "label" if "label" in columns else None
+    if reading.label_column is not None:
+        label = _require_column(where, columns, reading.label_column, "label_column")
+    client = None
+    if reading.client_column is not None:
+        client = _require_column(where, columns, reading.client_column, "client_column")
+    features = [name for name in columns if name not in (label, client)]
+    if reading.feature_columns is not None:
+        features = [
+            _require_column(where, columns, name, "feature_columns") for name in reading.feature_columns.split(",")
+        ]
+        if both := [name for name in features if name in (label, client) or features.count(name) > 1]:
+            raise errors.refuse("feature_columns", both[0], "other columns than those of labels and clients, each once")
+    if not features:
+        got = f"columns {', '.join(columns)}"
+        raise damaged(where, got[:100], "a column of features beside those of labels and clients")
+    return Roles(label, client, features)
+
+
+def _ids(where: str, column: Any) -> np.ndarray:
+    """Clients: integers, or text."""
+    _require_whole(where, column)
+    if _is_text(column):
+        return np.array([check_id(where, name) for name in column.to_pylist()], str)
+    ids = _numbers_of(where, column)
+    if ids.ndim != 1 or ids.dtype.kind not in "iu":
+        raise damaged(where, f"{column.type}"[:60], "integers or text")
+    return ids
+
+
+def _targets(
+    where: str, about: Column, columns: dict[str, Any], task: str | None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Targets of every split, and the fields of the data set that follow."""
+    where = f"{where}: {about.name}"
+    if task in ("binary", "regression") or (task == "multi_label" and not about.names):
+        return {name: as_task(where, _numbers_of(where, column), task) for name, column in columns.items()}, {
+            "task": task
+        }
+    if task not in (None, "multi_label" if about.kind == "List" else "classes"):
+        raise errors.refuse("task", task, f"another for the column {about.name}, of {about.kind}")
+    if about.kind == "ClassLabel":
+        labels = {name: _numbers_of(where, column) for name, column in columns.items()}
+        for y in labels.values():
+            if y.ndim != 1 or y.dtype.kind not in "iu" or y.min() < 0 or y.max() >= len(about.names):
+                got = f"{y.dtype} {y.shape}" if y.ndim != 1 or y.dtype.kind not in "iu" else f"{y.min()} to {y.max()}"
+                wanted = f"0 to {len(about.names) - 1} of its {len(about.names)} names"
+                raise damaged(where, got, wanted, "-1 is a label that is missing: drop the record")
+        return {name: y.astype(np.int32) for name, y in labels.items()}, {"classes": len(about.names)}
+    if about.names:
+        return {name: _mark_classes(where, column, len(about.names)) for name, column in columns.items()}, {
+            "task": "multi_label"
+        }
+    if all(_is_text(column) for column in columns.values()):
+        for column in columns.values():
+            _require_whole(where, column)
+        y, classes, notes = number_labels(np.concatenate([column.to_pylist() for column in columns.values()]))
+        ends = np.cumsum([len(column) for column in columns.values()])[:-1]
+        return dict(zip(columns, np.split(y, ends))), {"classes": classes, "notes": notes}
+    numbers = {name: _numbers_of(where, column) for name, column in columns.items()}
+    if all(y.ndim == 1 and y.dtype.kind in "iu" for y in numbers.values()):
+        most = max(int(y.max()) for y in numbers.values())
+        return numbers, {"classes": None if most else 2}
+    task = task or "regression"
+    return {name: as_task(where, y, task) for name, y in numbers.items()}, {"task": task}
+
+
+def _mark_classes(where: str, column: Any, classes: int) -> np.ndarray:
+    """Lists of classes as 0 and 1, `(records, classes)`."""
+    _require_whole(where, column)
+    marks = np.zeros((len(column), classes), np.uint8)
+    for row, listed in zip(marks, column.to_pylist()):
+        if not all(isinstance(one, int) and 0 <= one < classes for one in listed):
+            raise damaged(where, f"{listed}"[:60], f"lists of classes 0 to {classes - 1}")
+        row[listed] = 1
+    return marks
+
+
+def _numbers(where: str, columns: list[Column], contents: list[Any]) -> np.ndarray:
+    """Features `(records, ...)`: pictures, or the numbers of all columns side by side."""
+    if [column.kind for column in columns] == ["Image"]:
+        cells = contents[0].to_pylist()
+        return decode(f"{where}: {columns[0].name}", (c.get("bytes") if isinstance(c, dict) else None for c in cells))
+    arrays = []
+    for column, values in zip(columns, contents):
+        if column.kind == "Image" or _is_text(values):
+            got = ("pictures" if column.kind == "Image" else "text") + " among other features"
+            raise damaged(f"{where}: {column.name}", got, "numbers", "name the features with --feature-columns")
+        arrays.append(_numbers_of(f"{where}: {column.name}", values))
+    x = arrays[0]
+    if len(arrays) > 1 or x.ndim == 1:
+        x = np.concatenate([a.reshape(len(a), -1) for a in arrays], axis=1)
+    with np.errstate(over="ignore"):  # infinity is refused later
+        return x if x.dtype == np.uint8 else x.astype(np.float32)
+
+
+def _require_whole(where: str, column: Any) -> None:
+    """Refuse a column in which something is missing, also within its lists."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    inner = column
+    while True:
+        if inner.null_count:
+            raise damaged(where, f"nothing in {inner.null_count:,} places", "given in every record", "drop the records")
+        if not _is_list(pa, inner.type):
+            return
+        inner = pc.list_flatten(inner)
+
+
+def _numbers_of(where: str, column: Any) -> np.ndarray:
+    """A column of numbers or of lists of them, all of one length, as `(records, ...)`; truth values are 0 and 1."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    _require_whole(where, column)
+    shape: list[int] = [len(column)]
+    while _is_list(pa, column.type):
+        lengths = pc.unique(pc.list_value_length(column)).to_pylist()
+        if len(lengths) != 1:
+            raise damaged(where, f"lists of {sorted(lengths)[0]} and {sorted(lengths)[-1]}", "lists of one length")
+        shape.append(lengths[0])
+        column = pc.list_flatten(column)
+    if pa.types.is_boolean(column.type):
+        column = column.cast(pa.uint8())
+    if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
+        raise damaged(where, f"{column.type}"[:60], "numbers, or lists of them")
+    return column.to_numpy().reshape(shape)
+
+
+def _is_text(column: Any) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_string(column.type) or pa.types.is_large_string(column.type))
+
+
+def _is_list(pa: Any, kind: Any) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))

@@ -1,0 +1,362 @@
+"""Tables in files: CSV and Parquet, one with a column of clients, or several, each the records of a client."""
+
+import binascii
+import glob
+import io
+import os
+import pathlib
+import re
+import warnings
+from typing import Any
+
+from fedjax_dp import errors, folders
+from fedjax_dp.accounting.neighbours import Unit
+from fedjax_dp.data.files import ARROW_EXTENSION, check_file, check_growth, check_id, damaged, no_text, unpack
+from fedjax_dp.data.reading import Reading
+from fedjax_dp.data.store import Dataset, UnitBound
+from fedjax_dp.tools.formats.columns import LABEL, Columns, ColumnTable, from_tables, holds_numbers, missing_in
+
+PACKED = (".gz", ".bz2", ".xz", ".zip")  # a CSV file may be
+ENDINGS = {"csv": (".csv", *(f".csv{packed}" for packed in PACKED)), "parquet": (".parquet",)}
+OTHER_SEPARATORS = ";\t|"
+UNKNOWN = ("?", "NA", "N/A", "NaN", "nan", "null", "NULL", "None")  # as names of columns never are
+VALUE = re.compile(  # a number, or a date
+    r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|\d{1,4}([-/.])\d{1,2}\3\d{1,4}([ T][\d:.+Z-]*)?"
+)
+STATED = ("column", "mean", "std")  # the columns of a public file of constants
+
+
+def from_csv(named: str, reading: Reading) -> Dataset:
+    """The data set of CSV files, as `_from_files` has it."""
+    return _from_files(named, "csv", reading)
+
+
+def from_parquet(named: str, reading: Reading) -> Dataset:
+    """The data set of Parquet files, as `_from_files` has it."""
+    return _from_files(named, "parquet", reading)
+
+
+def _from_files(named: str, kind: str, reading: Reading) -> Dataset:
+    """The data set of CSV or Parquet files: columns of numbers, and one of labels, or several.
+
+    Clients are the values of the client column; where none is named, each of several files is a client.
+    named  a file, several with commas between, a pattern such as `hospital_*.csv`, or a folder.
+    """
+    paths, bounds = _files_of(kind, named), _bounds(reading)
+    columns = _columns(kind, paths, reading)
+    frames = [_read(path, kind, columns, reading.no_header) for path in paths]
+    owners: list[str | None] = [None] * len(paths)
+    if is_several(named) and reading.client_column is None:
+        owners = [*_names_of(paths)]
+    elif reading.client_column is not None:
+        _check_apart(paths, frames, columns)
+        if kind == "csv":
+            _number(frames, reading.client_column)
+    tables = [ColumnTable(f"{path.name}: ", frame, owner) for path, frame, owner in zip(paths, frames, owners)]
+    where = paths[0].name if len(paths) == 1 else folders.printable(named)
+    about: dict[str, Any] = {"record_shape": reading.record_shape, "bounds": bounds}
+    return from_tables(_name_of(named, paths), where, tables, columns, **about)
+
+
+def is_several(named: str) -> bool:
+    """Whether the files are clients: not one file, but a list, a pattern or a folder."""
+    return not os.path.isfile(named) and (os.path.isdir(named) or "," in named or glob.has_magic(named))
+
+
+def _files_of(kind: str, named: str) -> list[pathlib.Path]:
+    """The files in the order of the list, those of a pattern or a folder sorted by name.
+
+    Raises: ConfigurationError where there is none, or one twice.
+    """
+    if not is_several(named):
+        return [pathlib.Path(named)]
+    names = []
+    for word in [named] if os.path.isdir(named) else named.split(","):
+        if os.path.isdir(word):
+            inside = sorted(entry.path for entry in os.scandir(word) if entry.name.endswith(ENDINGS[kind]))
+            if not inside:
+                wanted = f"a folder with files that end in {' or '.join(ENDINGS[kind][:2])}"
+                raise errors.refuse(folders.printable(word), "no table in it", wanted, "name the folder of the files")
+            names += inside
+        elif glob.has_magic(word) and not os.path.isfile(word):
+            matches = sorted(glob.glob(word))
+            if not matches:
+                raise errors.refuse(
+                    "files", folders.printable(word), "existing ones", folders.where_looked(pathlib.Path(word))
+                )
+            names += matches
+        else:
+            names.append(word)
+    paths = [pathlib.Path(name) for name in names]
+    real_paths: set[str] = set()
+    for path in paths:
+        real = os.path.realpath(path)
+        if real in real_paths:
+            raise errors.refuse("files", f"{path.name} twice", "different ones", "name each once")
+        real_paths.add(real)
+    return paths
+
+
+def _stem_of(path: pathlib.Path) -> str:
+    """The name of a file without what says its kind."""
+    name = path.name
+    for ending in (*ENDINGS["csv"], *ENDINGS["parquet"]):
+        if name.endswith(ending):
+            return name.removesuffix(ending)
+    return path.stem
+
+
+def _name_of(named: str, paths: list[pathlib.Path]) -> str:
+    """What a data set of these files is called: the folder, the file, or what the names of the files begin with."""
+    if not is_several(named):
+        return _stem_of(paths[0])
+    if os.path.isdir(named):
+        return pathlib.Path(named).absolute().name
+    stems = [_stem_of(path) for path in paths]
+    shared = next((at for at, letters in enumerate(zip(*stems)) if len(set(letters)) > 1), min(map(len, stems)))
+    return stems[0][:shared].rstrip("_- .") or "tables"
+
+
+def _bounds(reading: Reading) -> tuple[UnitBound, ...]:
+    """What is kept of each user; refuses ids without a bound, and a bound without ids."""
+    bounds = {name: getattr(reading, name) for name in ("user_column", "records_per_user", "clients_per_user")}
+    if all(value is None for value in bounds.values()):
+        return ()
+    errors.require_given("user_column", reading.user_column, "a bound belongs to it")
+    records = errors.require_given("records_per_user", reading.records_per_user, "without a bound nothing is known")
+    clients = 1 if reading.clients_per_user is None else reading.clients_per_user
+    errors.require_count("records_per_user", records)
+    errors.require_count("clients_per_user", clients)
+    return (UnitBound(Unit.USER, records, clients),)
+
+
+def _columns(kind: str, paths: list[pathlib.Path], reading: Reading) -> Columns:
+    """What options say of columns; public constants are read from their file."""
+    columns = Columns(
+        label=reading.label_column or LABEL,
+        client=reading.client_column,
+        user=reading.user_column,
+        split=reading.split_column,
+        features=None if reading.feature_columns is None else reading.feature_columns.split(","),
+        task=reading.task or "classes",
+        drop=() if reading.drop is None else tuple(reading.drop.split(",")),
+        categories={name: tuple(words.split("|")) for name, words in _pairs("categories", reading.categories)},
+        fill=_fill(reading.fill),
+        missing=() if reading.missing is None else tuple(reading.missing.split(",")),
+    )
+    how = reading.standardise
+    if how is None or how == "records":
+        return columns._replace(standardise=how)
+    if how.endswith((".csv", ".parquet")):
+        path = pathlib.Path(how)
+        if path.exists() and any(other.exists() and path.samefile(other) for other in paths):
+            remedy = "records computes constants of the training records, and says so"
+            raise errors.refuse("standardise", path.name, "a public file, not the records", remedy)
+        frame = _read(path, path.suffix[1:], columns._replace(client=None), reading.no_header)
+        if set(frame.columns) == set(STATED):
+            frame = {row.column: (row.mean, row.std) for row in frame.itertuples()}
+        return columns._replace(standardise=frame, source=path.name)
+    constants = {}
+    for name, words in _pairs("standardise", how):
+        mean, _, std = words.partition(":")
+        try:
+            constants[name] = float(mean), float(std)
+        except ValueError:
+            got = repr(f"{name}={words}"[:60])
+            raise errors.refuse("standardise", got, "NAME=MEAN:STD,..., records, or a public file") from None
+    return columns._replace(standardise=constants)
+
+
+def _pairs(what: str, text: str | None) -> list[tuple[str, str]]:
+    """`NAME=WORDS,NAME=WORDS` as pairs."""
+    pairs = [] if text is None else [part.rpartition("=") for part in text.split(",")]
+    for name, equals, words in pairs:
+        if not (name and words):
+            raise errors.refuse(what, repr(f"{name}{equals}{words}"[:60]), "NAME=..., with commas between columns")
+    names = [name for name, _, _ in pairs]
+    if len(set(names)) < len(names):
+        raise errors.refuse(what, f"{next(n for n in names if names.count(n) > 1)} twice", "of each column once")
+    return [(name, words) for name, _, words in pairs]
+
+
+def _fill(text: str | None) -> dict[str, Any] | float | None:
+    """One number for all columns, or a constant of each."""
+    if text is None:
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        return dict(_pairs("fill", text))
+
+
+def _names_of(paths: list[pathlib.Path]) -> list[str]:
+    """Names of clients, those of their files."""
+    names: dict[str, pathlib.Path] = {}
+    for path in paths:
+        name = check_id(path.name, _stem_of(path))
+        if name in names:
+            raise errors.refuse(
+                "names of files", f"{names[name]} and {path}", "different, as clients are", "rename one"
+            )
+        names[name] = path
+    return list(names)
+
+
+def _check_apart(paths: list[pathlib.Path], frames: list[Any], columns: Columns) -> None:
+    """No client stands in two files; a file without the column is refused where columns are."""
+    first_file: dict[Any, pathlib.Path] = {}
+    client = columns.client
+    for path, frame in zip(paths, frames):
+        ids = frame[client] if client in frame.columns and len(paths) > 1 else None
+        for owner in () if ids is None else ids[~missing_in(ids, columns, str(client))].unique():
+            if owner in first_file:
+                got = f"{owner} in {first_file[owner].name} and {path.name}"
+                raise errors.refuse("clients", got[:120], "each in one file", "name them apart, or join the files")
+            first_file[owner] = path
+
+
+def _number(frames: list[Any], client: str) -> None:
+    """Text in which all clients are whole numbers becomes numbers."""
+    ids = [frame[client] for frame in frames if client in frame.columns]
+    if not any(column.isna().any() for column in ids) and all(_is_whole(word) for column in ids for word in column):
+        for frame in frames:
+            if client in frame.columns:
+                frame[client] = frame[client].astype("int64")
+
+
+def _read(path: pathlib.Path, kind: str, columns: Columns, no_header: bool | None) -> Any:
+    return _read_csv(path, columns, no_header) if kind == "csv" else _read_parquet(path)
+
+
+def _read_csv(path: pathlib.Path, columns: Columns, no_header: bool | None) -> Any:
+    """The table, whose clients and categories stay text: 007 is another client than 7, and NA a category if stated."""
+    errors.require_installed("pandas", "tables", f"to read {path.name}")
+    import pandas as pd  # slow to import, and only needed here
+
+    check_file("csv", path)
+    if path.suffix in (".tar", ".tgz", ".zst", ".7z", ".rar", ".Z"):
+        raise damaged(path, f"packed as {path.suffix}", f"a csv file, perhaps in {', '.join(PACKED)}", "unpack it")
+    if path.suffix.lower() == ".arff":
+        remedy = f"sed '1,/^@data/Id' {path.name} > {path.stem}.csv leaves its records, which --no-header reads"
+        raise damaged(path, "an ARFF file", "a csv file", remedy)
+    packed = io.BytesIO(unpack("csv", path)) if path.suffix in PACKED else None
+    with open(path, "rb") as file:
+        beginning = packed.getvalue()[:4096] if packed else file.read(4096)
+
+    def source() -> Any:
+        return path if packed is None else io.BytesIO(packed.getvalue())
+
+    how: dict[str, Any] = {"compression": None, "encoding": "utf-8", "skipinitialspace": True}
+    try:
+        header = pd.read_csv(source(), header=None, nrows=1, dtype=str, keep_default_na=False, **how).iloc[0]
+        named = not no_header or set(header) == set(STATED)
+        places: dict[str, int] = {} if named else {f"c{place}": place for place in range(len(header))}
+        how |= {"index_col": False} | ({} if named else {"header": None})  # no field is the name of a row
+        kept = {places.get(name, name): str for name in (columns.client, columns.user) if name is not None}
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", pd.errors.ParserWarning)
+            frame = pd.read_csv(source(), low_memory=False, dtype=kept, **how)
+        words = {places.get(name, name): categories for name, categories in columns.categories.items()}
+        if words := {name: categories for name, categories in words.items() if name in frame.columns}:
+            text = pd.read_csv(source(), usecols=[*words], dtype=str, keep_default_na=False, **how)
+            for name, categories in words.items():
+                frame[name] = text[name].where(frame[name].notna() | text[name].isin(categories))
+        if places:
+            frame.columns = [*places]
+    except UnicodeDecodeError:
+        raise no_text(path, beginning) from None
+    except pd.errors.ParserWarning:
+        got, remedy = "rows of more fields than that", "name every column in the first line"
+        raise damaged(path, got, f"records of {len(header)} fields, as the first line", remedy) from None
+    except Exception as error:  # pandas has many, without a common base
+        reason = " ".join(str(error).split())[:120]
+        raise damaged(path, "something else", "a readable csv file", reason) from None
+    if len(header) == 1 and (others := [mark for mark in OTHER_SEPARATORS if mark in header.iloc[0]]):
+        remedy = (
+            f"pandas.read_csv({path.name!r}, sep={others[0]!r}).to_csv writes one, decimal=',' reads commas in numbers"
+        )
+        raise damaged(path, f"fields with {others[0]!r} between", "a csv file with commas between fields", remedy)
+    if no_header is not False:
+        _check_first_line(path, [*map(str.strip, header)], frame, columns, named)
+    again = header[header.duplicated() & (header != "")]
+    if named and len(again):  # it would be read by another name, and be a feature whatever it is
+        raise damaged(f"{path}: columns", f"{again.iloc[0][:40]} twice", "of different names", "drop or rename one")
+    return frame
+
+
+def _read_parquet(path: pathlib.Path) -> Any:
+    """The table, of plain types."""
+    for package in ("pyarrow", "pandas"):
+        errors.require_installed(package, "tables", f"to read {path.name}")
+    import pyarrow.parquet
+
+    size = check_file("parquet", path)
+    if _has_extension_types(path, size):
+        raise damaged(path, "a column of an extension type", "a Parquet file of plain types")
+    try:
+        file = pyarrow.parquet.ParquetFile(path)
+        about = file.metadata
+        check_growth(path, size, sum(about.row_group(at).total_byte_size for at in range(about.num_row_groups)))
+        table = file.read()
+        table.validate(full=True)  # text is text
+        return table.to_pandas()
+    except errors.ConfigurationError:
+        raise
+    except Exception as error:  # pandas and pyarrow have many, without a common base
+        raise damaged(path, "something else", "a readable parquet file", folders.reason(error)[:120]) from None
+
+
+def _has_extension_types(path: pathlib.Path, size: int) -> bool:
+    """Whether the footer holds a schema of Arrow, packed as base64, that names an extension type.
+
+    Any other way of asking would make the schema, and its types, already.
+    """
+    with open(path, "rb") as file:
+        file.seek(max(0, size - 8))
+        length = int.from_bytes(file.read(4), "little")
+        file.seek(max(0, size - 8 - length))
+        footer = file.read(length)
+    packed = (run[at:] for run in re.findall(rb"[A-Za-z0-9+/]{24,}", footer) for at in range(4))
+    return any(ARROW_EXTENSION in binascii.a2b_base64(part[: len(part) // 4 * 4]) for part in packed)
+
+
+def _check_first_line(path: pathlib.Path, line: list[str], frame: Any, columns: Columns, named: bool) -> None:
+    """Refuse a record that is taken for the names of columns, and names that are taken for a record.
+
+    Names are words, over numbers or called by an option; what is a number or missing, or stands in its column again, is
+    a value.
+    """
+    called = {columns.label, columns.client, columns.user, columns.split, *columns.categories}
+    called |= {*(columns.features or ())}
+    of_names = of_record = False
+    for place, word in enumerate(line):
+        if of_names if named else of_record:  # it is what it is taken for
+            return
+        if VALUE.fullmatch(word) or word in (*UNKNOWN, *columns.missing):
+            of_record = True
+            continue
+        below = frame.iloc[int(not named) :, place]
+        below = below[~missing_in(below, columns, str(frame.columns[place]))]
+        if not word or not len(below):
+            continue
+        if holds_numbers(below):
+            of_names = True
+        elif bool((below.astype(str) == word).any()):
+            of_record = True
+        elif named and word in called:
+            of_names = True
+    shown = ", ".join(line[:4]) + ", ..." * (len(line) > 4)
+    if named and of_record and not of_names:
+        again = (frame.astype(str) == line).all(axis=1)
+        if again.any():  # names that stand there twice are over words alone
+            return _check_first_line(path, line, frame[~again], columns, named)
+        remedy = "--no-header names columns c0, c1, ...; --no-header=false takes these for names"
+        raise damaged(f"{path}: first line", f"a record, {shown[:80]}", "the names of the columns", remedy)
+    if not named and of_names and not of_record:
+        raise damaged(f"{path}: first line", f"names, {shown[:80]}", "a record", "drop --no-header")
+
+
+def _is_whole(word: str) -> bool:
+    """Whether it is how an integer of 64 bits is written."""
+    plain = len(word) < 21 and word.removeprefix("-").isdecimal() and word == str(int(word))
+    return plain and -(2**63) <= int(word) < 2**63

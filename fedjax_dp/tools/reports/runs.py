@@ -1,0 +1,378 @@
+"""The report of a run: its folder, finished or not, or the JSON object that it printed."""
+
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedjax_dp import errors, folders
+from fedjax_dp.accounting import Unit
+from fedjax_dp.accounting.guarantee import mark_of, marked
+from fedjax_dp.display import count, duration, size
+from fedjax_dp.experiments.console import Screen
+from fedjax_dp.tasks.measures import Measures, measures_of, plural
+from fedjax_dp.tools.figures.tables import runs as tables
+from fedjax_dp.tools.reports import charts, shared
+from fedjax_dp.tools.reports.contents import Block, FactList, Figure, Prose, Report, Rows, Section, Tiles, in_words
+
+KIND, FOLDER, KEYS = "run", "run.json", frozenset({"algorithm", "history", "guarantee", "config", "rounds"})
+COMING = "datum.state === 'to come'"
+
+
+def of_folder(path: pathlib.Path) -> Report:
+    """The report of a run folder."""
+    from fedjax_dp.experiments import run_folder  # loads JAX
+
+    manifest = run_folder.RUN_FOLDER.read(path)
+    result = run_folder.result_of(path, manifest)
+    history = folders.read_json(path / run_folder.METRICS) if (path / run_folder.METRICS).is_file() else []
+    guarantee = run_folder.promise_of(path, manifest)
+    spent, missing = _epsilons_by_round(path, manifest, guarantee)
+    return _report(manifest["config"], history, guarantee, result or {}, manifest, spent, missing, result is not None)
+
+
+def of_content(content: Mapping[str, Any]) -> Report:
+    """The report of what `fedjax-dp run --json` prints and `result.json` holds."""
+    missing = "" if content["guarantee"]["epsilon"] is None else "only the run's folder says it: name that"
+    config = content["config"]
+    return _report(config, content["history"], content["guarantee"], content, content, [], missing, True)
+
+
+def _epsilons_by_round(path: pathlib.Path, about: Mapping[str, Any], guarantee: Mapping[str, Any]) -> tuple[Rows, str]:
+    """Epsilon by round, with progress on stderr, or why it is not known."""
+    if guarantee["epsilon"] is None:
+        return [], ""
+    from fedjax_dp.tools.reports.spending import spent  # loads JAX
+
+    try:
+        return spent(path, about, guarantee["epsilon"], Screen()), ""
+    except errors.ConfigurationError as error:
+        return [], str(error)
+
+
+def _report(
+    config: Mapping[str, Any],
+    history: Rows,
+    guarantee: Mapping[str, Any],
+    result: Mapping[str, Any],
+    about: Mapping[str, Any],
+    spent: Rows,
+    missing: str,
+    finished: bool,
+) -> Report:
+    done = history[-1]["round"] if history else 0
+    rows = shared.thin_rows(history)
+    data: dict[str, Rows] = {"history": rows}
+    measures = measures_of(about["task"])
+    sections = [
+        _result(config, history, guarantee, done, finished, measures),
+        _curves(history, guarantee, spent, missing, finished, measures, _budget(config)),
+    ]
+    if spent:
+        data["spent"] = [row | {"state": "spent" if row["round"] <= done else "to come"} for row in spent]
+    sections += shared.guarantee_sections(guarantee)
+    clients, epsilons = _clients(history, guarantee, measures)
+    if epsilons:
+        data["epsilons"] = epsilons
+    sections += [clients, _cost(result), shared.setting(config, about)]
+    lead = (
+        f"A run with {count(int(config['num_clients']), 'client')}, seed {config['seed']}"
+        if (config.get("num_clients"))
+        else f"A run, seed {config['seed']}"
+    )
+    title = marked(f"{config['algorithm']} on {config['dataset']}", mark_of(guarantee))
+    return Report(KIND, title, lead, sections, data)
+
+
+def _result(
+    config: Mapping[str, Any],
+    history: Rows,
+    guarantee: Mapping[str, Any],
+    done: int,
+    finished: bool,
+    measures: Measures,
+) -> Section:
+    """What a reader came for."""
+    rounds = config["rounds"]
+    of = f"after {count(done, 'round')}" if finished else f"after {done:,} of {rounds:,} rounds"
+    main, loss = measures.main, measures["test_loss"]
+    items = [(main.words, shared.number(main, tables.latest(history, main.name)), of)]
+    items += shared.tiles(guarantee, config.get("stop_at_epsilon") or config.get("epsilon"))
+    for name, one in measures.tested.items():
+        if name not in (main.name, loss.name):
+            items.append((one.words, shared.number(one, tables.latest(history, name)), "public test data"))
+    of_loss = ", ".join(filter(None, [loss.words.removeprefix("test "), loss.unit]))
+    if main is not loss:
+        items.append(("test loss", in_words(tables.latest(history, "test_loss")), of_loss))
+    blocks: list[Block] = [Tiles(items), *shared.promise(guarantee)]
+    if not finished:
+        line = f"The run is at round {done:,} of {rounds:,}. Its Guarantee is of all {rounds:,} rounds, done or not."
+        blocks.append(Prose([line], "Unfinished"))
+    if not history:
+        blocks.append(Prose(["Nothing has been evaluated yet, so there are no curves."], "Missing"))
+    blocks.append(FactList(_what(config)))
+    return Section("Result", blocks)
+
+
+def _what(config: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """What was run, by the fields that readers ask for first."""
+    names = {
+        "algorithm": "algorithm",
+        "dataset": "data set",
+        "partition": "partition",
+        "model": "model",
+        "num_clients": "clients",
+        "cohort_size": "cohort size",
+        "rounds": "rounds",
+        "local_steps": "local steps",
+        "batch_size": "batch size",
+        "learning_rate": "learning rate",
+        "clip_norm": "clip norm",
+        "noise_multiplier": "noise multiplier",
+        "epsilon": "budget (epsilon)",
+        "stop_at_epsilon": "stop at epsilon",
+        "holdout": "held out for tests",
+        "seed": "seed",
+    }
+    return [(label, config[name]) for name, label in names.items() if config.get(name) is not None]
+
+
+def _curves(
+    history: Rows,
+    guarantee: Mapping[str, Any],
+    spent: Rows,
+    missing: str,
+    finished: bool,
+    measures: Measures,
+    budget: float | None,
+) -> Section:
+    """Everything that is known by round."""
+    main, loss = measures.main, measures["test_loss"]
+    words = main.words.removeprefix("test ")
+    blocks: list[Block] = [
+        *_figure(
+            history,
+            main.name.removeprefix("test_"),
+            f"{shared.capital(words)} by round",
+            shared.tested(history, words),
+            {name: label for name, label in tables.quality(measures).items() if name != "personal_mean"},
+            shared.axis_of("value", main, words, whole=True),
+            shared.format_of(main),
+        ),
+        *_figure(
+            history,
+            "loss",
+            "Loss by round",
+            f"Mean {loss.words.removeprefix('test ')}{f' in {loss.unit}' if loss.unit else ''}, without penalties.",
+            tables.LOSS,
+            charts.axis("value", loss.label.removeprefix("test ")),
+        ),
+    ]
+    if spent:
+        blocks.append(_epsilon(spent, guarantee, finished, budget))
+    elif guarantee["epsilon"] is None:
+        blocks.append(Prose(["Epsilon by round is infinite from the first round on."], "No privacy"))
+    else:
+        blocks.append(Prose([f"Epsilon by round is not known: {missing}."], "Missing"))
+    blocks += _figure(
+        history,
+        "clipped",
+        "Clipped fraction by round",
+        "Share of the last round's updates that were scaled down. Usual is half."
+        if guarantee["unit"] == Unit.CLIENT.value
+        else "Share of the last round's records whose gradient was scaled down. Usual is half, or nearly all with a "
+        "learning rate to match.",
+        {"clipped": "clipped fraction (probe)"},
+        charts.axis("value", "clipped fraction", ".0%", domain=[0, 1]),
+        ".1%",
+        idle=guarantee["epsilon"] is None,  # nothing is clipped there
+    )
+    blocks += _figure(
+        history,
+        "learnt_clip_norm",
+        "Clip norm by round",
+        "The bound on updates that the round began with; rounds learn it from the share of updates within.",
+        {"learnt_clip_norm": "clip norm (probe)"},
+        charts.axis("value", "clip norm"),
+    )
+    blocks += _figure(
+        history,
+        "noise",
+        "Noise to signal by round",
+        "Norm of a round's noise over the norm of what it is added to. Above 1 is usual: noise points everywhere, the "
+        "signal in few directions, and rounds average it out.",
+        {"noise_to_signal": "noise to signal (probe)"},
+        charts.axis("value", "noise / signal"),
+        idle=True,
+    )
+    blocks += _figure(
+        history,
+        "gradient",
+        "Gradient norm by round",
+        "L2 norm of the gradient of the objective over all training records.",
+        {"gradient_norm": "gradient norm (probe)"},
+        charts.axis("value", "gradient norm"),
+    )
+    if len(shared.thin_rows(history)) < len(history):
+        line = f"Of {len(history):,} evaluations {shared.DRAWN:,} are drawn, evenly chosen."
+        blocks.append(Prose([line]))
+    if history and tables.latest(history, "objective") is None:
+        line = (
+            "The objective over all training records was not computed: --train-metrics true adds it and its gradient."
+        )
+        blocks.append(Prose([line], "Missing"))
+    return Section("By round", blocks)
+
+
+def _figure(
+    history: Rows,
+    name: str,
+    title: str,
+    about: str,
+    fields: Mapping[str, str],
+    y: charts.Spec,
+    number: str = ".4g",
+    *,
+    idle: bool = False,
+) -> list[Block]:
+    """The figure of the fields that some evaluation knows; nothing where none does, or `idle` and all are 0."""
+    known = tables.known(history, fields)
+    if not known or (idle and not any(row.get(field) for field in known for row in history)):
+        return []
+    probes = all("probe" in label for label in known.values())
+    return [Figure(name, title, about, charts.curves("history", known, y, number), "history", probes)]
+
+
+def _budget(config: Mapping[str, Any]) -> float | None:
+    """Epsilon that every client may have, where it is one number."""
+    budget = config.get("stop_at_epsilon") or (None if config.get("epsilon_high") else config.get("epsilon"))
+    return float(budget) if isinstance(budget, int | float) else None
+
+
+def _epsilon(spent: Rows, guarantee: Mapping[str, Any], finished: bool, budget: float | None) -> Figure:
+    """What has been spent by each round, what is still to come, and a line at the budget."""
+    apart = any(row["epsilon"] != row["epsilon_median"] for row in spent)
+    fields = {"epsilon": "worst client"} | ({"epsilon_median": "median client"} if apart else {})
+    about = f"Had the run been stopped there: at delta {guarantee['delta']:g}, by the accountant of the Guarantee."
+    if not finished:
+        about += " The whole plan is shown: pale dots are rounds that are not done yet."
+    spec = charts.curves("spent", fields, charts.axis("epsilon", "epsilon (nats)"))
+    spec["layer"][1]["encoding"]["opacity"] = {"condition": {"test": COMING, "value": 0.35}, "value": 1}
+    if budget is not None:
+        about += f" The line across is the budget, {budget:g}."
+        spec["layer"].append(charts.across(budget))
+    return Figure("epsilon", marked("Epsilon by round", mark_of(guarantee)), about, spec, "spent")
+
+
+def _clients(history: Rows, guarantee: Mapping[str, Any], measures: Measures) -> tuple[Section, Rows]:
+    """How clients differ: in what is promised to them, and in how well the model serves them."""
+    blocks: list[Block] = []
+    rows = _rank_clients(guarantee.get("epsilons"), guarantee.get("names") or ())
+    if not rows and guarantee["epsilon"] is not None:
+        line = f"Epsilon of clients: {shared.spread(guarantee)}. Only the run's folder says each client's."
+        blocks.append(Prose([line]))
+    elif rows and in_words(rows[0]["epsilon"]) == in_words(rows[-1]["epsilon"]):
+        blocks.append(Prose([f"Epsilon is {in_words(rows[-1]['epsilon'])} for each of {rows[-1]['rank']:,} clients."]))
+        rows = []
+    elif rows:
+        about = "Clients in order of their epsilon, from the best protected to the worst. Each client has its own."
+        whose: list[Any] = [("client", "client", "")] if "client" in rows[0] else [("rank", "rank", ",d")]
+        few = "client" in rows[0] and len(rows) <= FEW_NAMES
+        names = {"field": "client", "type": "nominal", "sort": None, "title": "client, by epsilon"}
+        spec = charts.chart(
+            data={"name": "epsilons"},
+            mark={"type": "bar", "width": {"band": 0.8}, "orient": "vertical"},
+            encoding={
+                "x": names
+                if few
+                else {"field": "rank", "type": "ordinal", "title": "client, by epsilon", "axis": RANKS},
+                "y": charts.axis("epsilon", "epsilon (nats)"),
+                "tooltip": charts.tips(*whose, ("epsilon", "epsilon", ".5g")),
+            },
+        )
+        blocks.append(Figure("clients", "Epsilon of each client", about, spec, "epsilons"))
+    if tables.latest(history, "client_mean") is None:
+        line = (
+            f"How {measures.main.words.removeprefix('test ')} is spread over clients is not known: clients have no "
+            "test records of their own. "
+            "--holdout 0.2 keeps a fifth of each client's records for that."
+        )
+        blocks.append(Prose([line], "Missing"))
+    else:
+        blocks += _client_metrics(history, measures)
+    return Section("Clients", blocks), rows
+
+
+FEW_NAMES = 40  # below the bars of a chart
+RANKS = {"labelAngle": 0, "labelOverlap": "greedy", "ticks": False}
+
+
+def _rank_clients(epsilons: Sequence[tuple[float, int]] | None, names: Sequence[str]) -> Rows:
+    """A row for each client by its epsilon, and by its name if it has one; evenly chosen where there are very many."""
+    if not epsilons or any(epsilon is None for epsilon, _ in epsilons):
+        return []
+    every = [epsilon for epsilon, count in epsilons for _ in range(count)]
+    order = sorted(range(len(every)), key=every.__getitem__)
+    rows: Rows = [{"rank": place, "epsilon": every[client]} for place, client in enumerate(order, 1)]
+    if len(names) == len(every):
+        rows = [row | {"client": names[client]} for row, client in zip(rows, order)]
+    return shared.thin_rows(rows)
+
+
+def _client_metrics(history: Rows, measures: Measures) -> list[Block]:
+    """The main metric by client: mean, spread, worst tenth."""
+    main, words = measures.main, measures.main.words.removeprefix("test ")
+    mean, worst, variance = (tables.latest(history, name) for name in ("client_mean", "worst_tenth", "client_variance"))
+    own = [row for row in history if row.get("personal_mean") is not None]
+    items = [
+        *(
+            [("own models", shared.number(main, own[-1]["personal_mean"]), f"probe, mean {words} of clients")]
+            if own
+            else []
+        ),
+        (f"mean {words} of clients", shared.number(main, mean), "probe, last evaluation"),
+        ("worst tenth of clients", shared.number(main, worst), f"probe, mean of their {plural(words)}"),
+        ("standard deviation", shared.number(main, variance**0.5), "probe, over clients"),
+    ]
+    y = shared.axis_of("low", main, words, whole=True)
+    spec = charts.curves("history", tables.known(history, tables.CLIENTS), y, shared.format_of(main))
+    low, high = ("datum.client_mean - sqrt(datum.client_variance)", "datum.client_mean + sqrt(datum.client_variance)")
+    low = low if main.signed else f"max(0, {low})"
+    high = f"min(1, {high})" if main.share else high
+    band = {
+        "transform": [
+            {"filter": "isValid(datum.client_variance)"},
+            {"calculate": low, "as": "low"},
+            {"calculate": high, "as": "high"},
+        ],
+        "mark": {"type": "area", "opacity": 0.15, "aria": False},
+        "encoding": {"x": charts.ROUND, "y": y, "y2": {"field": "high"}},
+    }
+    lines = {"transform": spec.pop("transform"), "encoding": spec.pop("encoding"), "layer": spec.pop("layer")}
+    about = (
+        f"The model's {words} on each client's own test records: their mean with a band of one standard deviation over "
+        "clients, and the mean of the worst tenth."
+    )
+    figure = Figure(
+        "served", f"{shared.capital(words)} over clients", about, spec | {"layer": [band, lines]}, "history", True
+    )
+    return [Tiles(items), figure]
+
+
+def _cost(result: Mapping[str, Any]) -> Section:
+    """Time and bytes of a finished run."""
+    timing, traffic = result.get("timing"), result.get("traffic")
+    if not timing or not traffic:
+        return Section("Time and bytes", [Prose(["Time and bytes are known when the run is finished."], "Missing")])
+    facts = [
+        ("time in all", duration(timing["total_s"])),
+        ("time to compile", duration(timing["compile_s"])),
+        ("time of a round (median)", duration(timing["round_s_median"])),
+        ("sent to a client in a round", size(traffic["down"])),
+        ("sent by a client in a round", size(traffic["up"])),
+        ("clients in a round, on average", traffic["clients"]),
+        ("bytes of the run, both ways", size(traffic["total"])),
+    ]
+    if result.get("rounds_to_target") is not None:
+        facts.append(("rounds to the target", result["rounds_to_target"]))
+        facts.append(("bytes to the target", size(result["bytes_to_target"])))
+    return Section("Time and bytes", [FactList(facts)])

@@ -1,0 +1,182 @@
+"""What reports of several kinds say: a Guarantee with what it rests on, a configuration, versions and the device."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+from fedjax_dp.accounting import Unit, View
+from fedjax_dp.accounting.guarantee import EarlierPhase, NoiseMultipliers, epsilon_text, mark_of, marked, spends
+from fedjax_dp.accounting.plain_words import at_most
+from fedjax_dp.tasks.measures import Measure
+from fedjax_dp.tools.figures.tables import runs as tables
+from fedjax_dp.tools.reports import charts
+from fedjax_dp.tools.reports.contents import Block, FactList, Grid, Listing, Prose, Section, in_words, percent
+
+T = TypeVar("T")
+UNITS = {unit.value: f"one {unit}" for unit in Unit}
+DRAWN = 500  # rows of a curve
+LONG_VERDICTS = {
+    "holds": "holds: may be believed here",
+    "conditional": "conditional: see the reason",
+    "heuristic": "heuristic: not proved",
+    "wrong": "wrong: contradicted",
+}
+
+
+def promise(guarantee: Mapping[str, Any]) -> list[Block]:
+    """The Guarantee as a sentence, what it leaves to attackers in plain words, and its warnings."""
+    blocks: list[Block] = [Prose([sentence(guarantee["statement"])])]
+    if plain := plain_words(guarantee):
+        blocks.append(Prose([" ".join(map(sentence, plain))], "In plain words"))
+    if guarantee["warnings"]:
+        blocks.append(Prose([sentence(line) for line in guarantee["warnings"]], "Warning"))
+    return blocks
+
+
+def plain_words(guarantee: Mapping[str, Any]) -> list[str]:
+    """What epsilon leaves to attackers, where that was computed: an audit works with the number itself."""
+    attack = guarantee.get("attack")
+    return [] if attack is None else list(attack["statement"])
+
+
+def sentence(line: str) -> str:
+    """With a capital and a full stop."""
+    line = line[:1].upper() + line[1:]
+    return line if line.endswith((".", "!", "?")) else f"{line}."
+
+
+def tiles(guarantee: Mapping[str, Any], budget: Any = None) -> list[tuple[str, str, str]]:
+    """Epsilon and delta, and what they are of; an epsilon that uses up one budget of all is said as within it."""
+    if guarantee["epsilon"] is None:
+        return [("epsilon", "∞", "no privacy")]
+    unit = UNITS.get(guarantee["unit"], str(guarantee["unit"]))
+    alone = "; read its caveat" if guarantee.get("caveat") else ""
+    attack = guarantee.get("attack")
+    best: list[tuple[str, str, str]] = []
+    if attack is not None:
+        best = [("attacker's best guess", f"≤ {at_most(attack['right'])}", "right, where blind guessing is at 50%")]
+    shown, exactly = f"{guarantee['epsilon']:.4g}", ""
+    if spends(guarantee["epsilon"], budget):
+        shown, exactly = f"within {budget:g}", f"{shown} "
+    return [
+        ("epsilon", shown, marked(f"{exactly}for {unit}, {guarantee['adjacency']}{alone}", mark_of(guarantee))),
+        ("delta", f"{guarantee['delta']:g}", "the slack of the promise"),
+        *best,
+    ]
+
+
+def guarantee_sections(guarantee: Mapping[str, Any]) -> list[Section]:
+    """Terms, assumptions, and what papers claim of the same run."""
+    if guarantee["epsilon"] is None:
+        reason = guarantee.get("reason")
+        why = f"Nothing is promised, because {reason}." if reason else "Nothing is promised."
+        return [Section("What the promise rests on", [Prose([why])])]
+    terms = [
+        ("protected", UNITS.get(guarantee["unit"], guarantee["unit"])),
+        ("neighbours", guarantee["adjacency"]),
+        ("against", str(View(guarantee["view"]))),
+        ("accountant", guarantee["accountant"]),
+        ("epsilon of clients", spread(guarantee)),
+    ]
+    if guarantee.get("noise_multiplier") is not None:
+        noise = str(NoiseMultipliers(**guarantee["noise_multiplier"]))
+        terms.append(("noise multiplier", marked(noise, mark_of(guarantee))))
+    if deployment := guarantee.get("deployment"):
+        own = "infinite" if guarantee["own"] is None else f"{guarantee['own']:.4g}"
+        ratio = f"{deployment['noise_ratio']:.3g} of the deployment's noise"
+        terms.append(("epsilon of this run", f"{own}, with {ratio}: the simulation itself is not what is promised"))
+    before = [EarlierPhase(**phase) for phase in guarantee.get("phases") or ()]
+    terms += [("phase before", f"{phase.in_words()}; {phase.members}") for phase in before]
+    if guarantee.get("alone") is not None:
+        terms.append(("this run alone", epsilon_text(guarantee["alone"])))
+    blocks: list[Block] = [FactList(terms, wide=True)]
+    if guarantee["assumptions"]:
+        blocks += [Prose(["It holds if all of this is true:"]), Listing(guarantee["assumptions"])]
+    if guarantee["claims"]:
+        rows = [
+            [
+                claim["source"],
+                "no epsilon" if claim["epsilon"] is None else f"{claim['epsilon']:.4g} at delta {claim['delta']:g}",
+                LONG_VERDICTS.get(claim["verdict"], claim["verdict"]),
+                claim["reason"],
+            ]
+            for claim in guarantee["claims"]
+        ]
+        columns = ["theorem", "epsilon", "verdict", "reason"]
+        grid = Grid("What papers' theorems say of this run", columns, rows, folded=True)
+        blocks.append(grid)
+    return [Section("What the promise rests on", blocks)]
+
+
+def spread(guarantee: Mapping[str, Any]) -> str:
+    names = ("epsilon_min", "epsilon_median", "epsilon_max")
+    low, middle, high = (guarantee[name] for name in names)
+    if in_words(low) == in_words(high):
+        return f"{in_words(high)} for each"
+    return f"smallest {in_words(low)}, median {in_words(middle)}, largest {in_words(high)}"
+
+
+def setting(config: Mapping[str, Any], about: Mapping[str, Any], caption: str = "Configuration") -> Section:
+    """The configuration in full, and what made the numbers; `about` has versions and the device."""
+    set_fields = {name: value for name, value in config.items() if value is not None}
+    rows = [[name, value if isinstance(value, str) else json.dumps(value)] for name, value in set_fields.items()]
+    blocks: list[Block] = []
+    if rows:
+        blocks.append(Grid(caption, ["field", "value"], rows, folded=True))
+    versions, device = about.get("versions") or {}, about.get("device") or {}
+    made = [("versions", ", ".join(f"{name} {number}" for name, number in versions.items()))] if versions else []
+    made += [("machine", machine(device))] if device else []
+    if made:
+        blocks.append(FactList(made, wide=True))
+    return Section("Configuration and versions", blocks)
+
+
+def common(configurations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Fields on which all configurations agree."""
+    first = configurations[0] if configurations else {}
+    return {name: value for name, value in first.items() if all(one.get(name) == value for one in configurations)}
+
+
+def machine(device: Mapping[str, Any]) -> str:
+    """`2 cpu devices, AMD EPYC, 2 cores`."""
+    kind = device.get("kind") or device.get("platform")
+    words = [f"{device.get('count')} {kind} device" + "s" * (device.get("count") != 1)]
+    words += [str(device["processor"])] if device.get("processor") else []
+    words += [f"{device['cores']} cores"] if device.get("cores") else []
+    return ", ".join(words)
+
+
+def thin_rows(rows: Sequence[T], most: int = DRAWN) -> list[T]:
+    """Evenly chosen rows, the first and the last among them, where there are more than can be distinguished."""
+    if len(rows) <= most:
+        return list(rows)
+    step = (len(rows) - 1) / (most - 1)
+    return [rows[round(step * place)] for place in range(most)]
+
+
+def tested(rows: Sequence[Mapping[str, Any]], words: str) -> str:
+    """What a metric is measured on."""
+    held = tables.latest(rows, "client_mean") is not None
+    return f"{capital(words)} on {'records that clients hold out' if held else 'public test data'}."
+
+
+def capital(words: str) -> str:
+    """As a sentence begins."""
+    return words[:1].upper() + words[1:]
+
+
+def axis_of(field: str, measure: Measure, title: str, whole: bool = False) -> charts.Spec:
+    """A channel of a metric; `whole`: all that it can be, where that has two ends."""
+    if not measure.share:
+        return charts.axis(field, title + (f" ({measure.unit})" if measure.unit else ""), zero=False)
+    return charts.axis(field, title, ".0%", zero=whole, **({"domain": [0, 1]} if whole else {}))
+
+
+def number(measure: Measure, value: float | None) -> str:
+    """A metric in a tile."""
+    return percent(value) if measure.share else in_words(value)
+
+
+def format_of(measure: Measure) -> str:
+    """Of its numbers beside a point."""
+    return ".2%" if measure.share else ".4g"

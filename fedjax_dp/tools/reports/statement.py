@@ -1,0 +1,139 @@
+"""A page about a run for those who answer for data protection: what is promised, to whom, and what is not."""
+
+import importlib.resources
+import math
+import pathlib
+import re
+import tomllib
+from collections.abc import Mapping
+from typing import Any
+
+from fedjax_dp import __version__, errors
+from fedjax_dp.accounting import Adjacency, Unit, View
+from fedjax_dp.accounting.guarantee import FLOAT_NOISE, mark_of, marked
+from fedjax_dp.accounting.plain_words import MUCH
+from fedjax_dp.display import count
+from fedjax_dp.tools.reports import shared
+from fedjax_dp.tools.reports.contents import Block, FactList, Listing, Prose, Report, Section
+
+KIND = "privacy statement"
+TEXT = tomllib.loads(importlib.resources.files("fedjax_dp.tools.reports").joinpath("statement.toml").read_text("utf-8"))
+LARGE = math.log(1e6)  # an epsilon whose factor has no meaning for anybody
+
+
+def statement_of(path: pathlib.Path) -> Report:
+    """The statement about the run in a folder.
+
+    Raises: ConfigurationError for what is no run folder.
+    """
+    from fedjax_dp.experiments import run_folder  # loads JAX
+
+    manifest = run_folder.RUN_FOLDER.read(path)
+    return statement(run_folder.promise_of(path, manifest), manifest["config"], f"{path.name}, seal {manifest['seal']}")
+
+
+def statement(guarantee: Mapping[str, Any], config: Mapping[str, Any], source: str) -> Report:
+    """The same from its Guarantee and configuration as they are saved; `source`: where these are from."""
+    title = marked(f"{config['algorithm']} on {config['dataset']}", mark_of(guarantee))
+    lead = "What the training promises to those whose data it used, for readers who are no mathematicians."
+    sections = [Section("The promise", _promise(guarantee))]
+    if guarantee["epsilon"] is not None:
+        unit = Unit(guarantee["unit"])
+        assumed = [shared.sentence(line) for line in guarantee["assumptions"] if line != FLOAT_NOISE]  # said before
+        uncovered = [TEXT["of_unit"][unit.value], *(line.format(unit=unit.value) for line in TEXT["always"])]
+        sections += [
+            Section("What it means", [FactList(_terms(guarantee, config), wide=True)]),
+            Section("It holds if all of this is true", [Listing(assumed)]),
+            Section("What is not covered", [Listing(uncovered)]),
+        ]
+    made = [("made from", source), ("written by", f"fedjax-dp {__version__}, fedjax-dp report RUN --statement")]
+    sections += [
+        Section("Words", [FactList(list(TEXT["words"].items()), wide=True)]),
+        Section("Origin", [FactList(made, wide=True)]),
+    ]
+    return Report(KIND, title, lead, sections, {})
+
+
+def _promise(guarantee: Mapping[str, Any]) -> list[Block]:
+    simulated = Prose([TEXT["simulated"]], "Note")
+    if guarantee["epsilon"] is None:
+        reason = guarantee.get("reason")
+        line = "Nothing is promised" + (f", because {reason}" if reason else "")
+        return [Prose([f"{line}. An attacker may find out for certain whose data were used."], "Warning"), simulated]
+    blocks: list[Block] = [Prose([*map(shared.sentence, shared.plain_words(guarantee))])]
+    if guarantee.get("caveat"):
+        blocks.insert(0, Prose([shared.sentence(guarantee["caveat"])], "Read first"))
+    if guarantee["warnings"]:
+        blocks.append(Prose([*map(shared.sentence, guarantee["warnings"])], "Warning"))
+    return [*blocks, simulated]
+
+
+def _terms(guarantee: Mapping[str, Any], config: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Everything that epsilon depends on, each number with its meaning."""
+    unit, view, delta = Unit(guarantee["unit"]), View(guarantee["view"]), guarantee["delta"]
+    low, high = f"{guarantee['epsilon_min']:.4g}", f"{guarantee['epsilon']:.4g}"
+    whose = "for every client" if low == high else f"for the client that is protected least; {low} for the best"
+    adjacency = Adjacency(guarantee["adjacency"])
+    terms = [
+        ("protected", TEXT["protected"][unit.value]),
+        ("against", f"{shared.capital(str(view))}, and everybody who sees less."),
+        ("compared", f"{TEXT['compared'][adjacency.value].format(unit=unit.value)} ({adjacency.value} neighbours)"),
+        (
+            "epsilon",
+            f"{high}, {whose}. {_factor(guarantee['epsilon'], unit)}. 0 would mean that nothing can be learnt of it; "
+            f"about 1 is usually called strong, and above {MUCH:g} the number by itself rules out next to nothing.",
+        ),
+        (
+            "delta",
+            f"{delta:g}, that is 1 in {1 / delta:,.0f}: so small a chance is not covered by that factor. It should be "
+            f"far below 1 divided by the number of {unit.value}s.",
+        ),
+        ("trusted", TEXT["trusted"].get(view.value, TEXT["server"])),
+        ("training", f"{count(config['rounds'], 'round')} in all."),
+        ("computed by", f"{guarantee['accountant']}: software that adds up what every noisy step can reveal."),
+    ]
+    others = [
+        f"{View(other['view'])}: "
+        + ("no promise" if other["epsilon"] is None else f"epsilon {other['epsilon']:.4g} at delta {other['delta']:g}")
+        for other in guarantee["elsewhere"]
+    ]
+    return [*terms, *([("against others", f"{'; '.join(others)}.")] if others else [])]
+
+
+def _factor(epsilon: float, unit: Unit) -> str:
+    """What e to the power of epsilon bounds, rounded up."""
+    if epsilon > LARGE:
+        return f"Results may become more than a million times as likely because of the {unit.value}"
+    factor = math.exp(epsilon)
+    shown = f"{math.ceil(factor):,}" if factor >= 100 else f"{math.ceil(factor * 100) / 100:g}"
+    return f"No result becomes more than {shown} times as likely because of the {unit.value}"
+
+
+def markdown(report: Report) -> str:
+    """A report of paragraphs, facts and lists as Markdown."""
+    lines = [
+        f"# {_plain(report.kind)[:1].upper()}{_plain(report.kind)[1:]}: {_plain(report.title)}",
+        _plain(report.lead),
+    ]
+    for section in report.sections:
+        lines.append(f"## {_plain(section.title)}")
+        for block in section.blocks:
+            lines += _lines(block)
+    return "\n\n".join(lines) + "\n"
+
+
+def _lines(block: Block) -> list[str]:
+    """A block as paragraphs."""
+    match block:
+        case Prose(lines, tone):
+            return [(f"**{tone}:** " if tone else "") + _plain(line) for line in lines]
+        case FactList(items):
+            return ["\n".join(f"- **{_plain(label)}**: {_plain(value)}" for label, value in items)]
+        case Listing(lines):
+            return ["\n".join(f"- {_plain(line)}" for line in lines)]
+    raise errors.refuse("the block", type(block).__name__, "Prose, Facts or Listing")
+
+
+def _plain(text: Any) -> str:
+    """On one line, and nothing in it is a mark of Markdown or HTML."""
+    return re.sub(r"([\\`*_\[\]<>#|])", r"\\\1", " ".join(str(text).split()))

@@ -1,0 +1,529 @@
+"""The command line as a user meets it."""
+
+import json
+import pathlib
+import re
+import subprocess
+import sys
+
+import jax
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+from helpers import usual
+
+import fedjax_dp
+from fedjax_dp import algorithms, errors
+from fedjax_dp.experiments import build, config, environment, groups, population
+from fedjax_dp.options import of_class
+from fedjax_dp.rounds import simulation
+from fedjax_dp.tools import cli
+from fedjax_dp.tools.cli.commands import COMMANDS
+from fedjax_dp.tools.cli.run import RunOptions
+
+QUICK = ["--rounds", "4", "--local-steps", "2", "--evaluate-every", "2", "--checkpoint-every", "1"]
+OWN = of_class(RunOptions)
+
+
+def command(*words):
+    return [sys.executable, "-m", "fedjax_dp", *map(str, words)]
+
+
+def test_help_and_typing_errors_load_no_jax():
+    """Two seconds of every one: nothing of this needs a device."""
+    lines = [["run", "--epsilonn", "1"], ["run", "--rounds", "x"], ["help"], ["run", "--algorithm", "dpnfl", "--help"]]
+    lines += [[name, "--help"] for name in COMMANDS]
+    program = f"""
+import sys
+from fedjax_dp.tools import cli
+for words in {lines}:
+    try:
+        cli.main(words)
+    except SystemExit:
+        pass
+    late = [name for name in ("jax", "optax", "flax", "matplotlib", "pandas") if name in sys.modules]
+    assert not late, (words, late)"""
+    subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+
+
+def test_default_run_trains_privately_well_above_chance(capsys):
+    assert cli.main(["run", "--json"]) == 0
+    out = capsys.readouterr()
+    content = json.loads(out.out)
+    assert out.out.count("\n") == 1
+    assert content["test_accuracy"] > 0.7
+    assert content["guarantee"]["epsilon"] <= 4.0
+    assert content["guarantee"]["epsilon"] > 3.9
+    names = "algorithm dataset rounds seed test_accuracy test_loss history guarantee timing versions device"
+    assert {*names.split()} <= set(content)
+    of_promise = "epsilon delta unit adjacency view accountant epsilon_min epsilon_median noise_multiplier claims"
+    assert {*of_promise.split()} <= set(content["guarantee"])
+    assert {"compile_s", "round_s_median", "total_s"} <= set(content["timing"])
+    assert {"round", "test_accuracy", "test_loss"} <= set(content["history"][0])
+    assert content["history"][-1]["round"] == content["rounds"] == 40
+
+
+def test_run_folder_holds_everything_and_a_picture_of_the_run():
+    assert cli.main(["run", *QUICK, "--out", "here"]) == 0
+    folder = pathlib.Path("here")
+    assert config.read(folder / "config.toml")["rounds"] == 4
+    assert [point["round"] for point in json.loads((folder / "metrics.json").read_text())] == [2, 4]
+    result = json.loads((folder / "result.json").read_text())
+    assert json.loads((folder / "guarantee.json").read_text()).items() >= result["guarantee"].items()
+    assert {"versions", "device", "checksums", "devices"} <= set(json.loads((folder / "run.json").read_text()))
+    picture = plt.imread(folder / "run.png")
+    assert picture.shape[1] > 800
+    assert picture.std() > 0.05
+
+
+def test_human_output_is_one_guarantee_and_no_traceback(capsys):
+    assert cli.main(["run", *QUICK]) == 0
+    out = capsys.readouterr().out
+    assert " at delta 0.001 for one record of one client (replace-one neighbours)" in out
+    assert "protects nobody" in out
+    assert pathlib.Path("runs/digits-dpnfl-s0").is_dir()
+    assert cli.main(["run", *QUICK]) == 0  # a second run gets a folder of its own
+    assert pathlib.Path("runs/digits-dpnfl-s0-2").is_dir()
+
+
+@pytest.mark.slow
+def test_the_result_comes_first_and_detail_folds(capsys):
+    labels = {}
+    for flag in ([], ["--quiet"], ["--verbose"]):
+        assert cli.main(["run", *QUICK, "--train-metrics", "true", *flag]) == 0
+        out = capsys.readouterr()
+        labels[" ".join(flag)] = list(dict.fromkeys(line[:10].strip() for line in out.out.splitlines()[1:]))
+        assert out.out.startswith("dpnfl on digits: test accuracy")
+        assert (out.err == "") == (flag == ["--quiet"])
+        assert ("of gradients clipped: usual is half" in out.out) == (flag != ["--quiet"])
+        assert ("times the signal: above 1 is usual" in out.out) == (flag != ["--quiet"])
+    assert labels["--quiet"] == ["noise", "privacy", "folder"]
+    assert labels[""] == ["noise", "privacy", "folder", "next", "spent", "assuming", "probes", ""]
+    assert labels["--verbose"] == [*labels[""], "claim", "traffic", "time"]  # a theorem that says nothing of this run
+
+
+def test_toml_and_flags_are_the_same_configuration(capsys):
+    assert cli.main(["run", *QUICK, "--clip-norm", "0.5", "--seed", "3", "--out", "a", "--json"]) == 0
+    by_flags = json.loads(capsys.readouterr().out)
+    text = pathlib.Path("a/config.toml").read_text()
+    pathlib.Path("b.toml").write_text(text.replace('out = "a"', 'out = "b"'))
+    assert cli.main(["run", "b.toml", "--json"]) == 0
+    by_file = json.loads(capsys.readouterr().out)
+    assert by_file["history"] == by_flags["history"]
+    assert by_file["guarantee"] == by_flags["guarantee"]
+
+
+def test_what_run_takes_beside_its_configuration_is_no_key_of_a_file(capsys):
+    assert set(OWN) <= set(groups.TAKEN_OFF)
+    pathlib.Path("c.toml").write_text("quiet = true\n")
+    assert cli.main(["run", "c.toml"]) == 2
+    assert "quiet must be left to the command line, got True; fedjax-dp run c.toml --quiet" in capsys.readouterr().err
+
+
+def shown_by(capsys, monkeypatch, *arguments):
+    monkeypatch.setenv("COLUMNS", "100")
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["run", *arguments])
+    assert stop.value.code == 0
+    return capsys.readouterr().out
+
+
+def flags_in(out):
+    return set(re.findall(r"^\W (--[a-z0-9-]+)", out, re.MULTILINE))
+
+
+def test_version_help_and_exit_codes_are_told(capsys):
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"fedjax-dp {fedjax_dp.__version__}\n"
+    assert cli.main(["help"]) == 0
+    assert "exit codes: 0 done; 1 an audit found a violation" in capsys.readouterr().out
+    for words in (["help", "best"], ["best", "--help"]):
+        with pytest.raises(SystemExit) as ended:
+            cli.main(words)
+        assert ended.value.code == 0
+        assert "--epsilon-at-most" in capsys.readouterr().out
+
+
+def test_versions_are_those_that_run_whatever_an_older_installation_says(monkeypatch):
+    monkeypatch.setattr("importlib.metadata.version", lambda name: f"old {name}")
+    told = environment.versions()
+    assert told["fedjax-dp"] == fedjax_dp.__version__
+    assert told["jax"] == "old jax"
+
+
+def test_help_fits_one_screen_and_names_every_group(capsys, monkeypatch):
+    out = shown_by(capsys, monkeypatch, "--help")
+    assert len(out.splitlines()) <= 40
+    for group in groups.GROUPS:
+        assert f"\n  {group} " in out
+    assert all(name in out for name in algorithms.CATALOGUE)
+
+
+def test_all_help_shows_every_option_there_is_with_its_default(capsys, monkeypatch):
+    out = shown_by(capsys, monkeypatch, "--help-all")
+    everything = groups.options_of() | OWN
+    assert flags_in(out) == {option.flag for option in everything.values()}
+    assert len(re.findall(r"default:\s", out)) == len([one for one in everything.values() if not one.about.switch])
+    told = " ".join(out.replace("│", " ").split())
+    assert "dp_fedavg: how fast it follows [default: 0.2]" in told
+    assert "only their sum is seen [default: by algorithm: cpfed: true; else false]" in told
+    assert "dp_fedavg, dp_ftrl: C, L2 bound on a client's update" in told
+    assert "[default: by algorithm: dp_fedavg, dp_ftrl: 0.5;" in told
+    assert "no epsilon (record, scale, none); acs_pldp:" in told
+
+
+@pytest.mark.parametrize("entry", algorithms.CATALOGUE)
+def test_help_of_an_algorithm_shows_what_it_takes_and_nothing_else(capsys, monkeypatch, entry):
+    out = shown_by(capsys, monkeypatch, "--algorithm", entry, "--help")
+    of_privacy = {f"--{name.replace('_', '-')}" for name in vars(groups.PrivacyConfig())}
+    taken = {option.flag for option in (groups.options_of(algorithms.CATALOGUE[entry]) | OWN).values()}
+    taken -= set() if algorithms.CATALOGUE[entry].private else of_privacy
+    grouped = groups.groups_of(algorithms.CATALOGUE[entry])
+    for group in ("data", "execution"):  # of any algorithm: a line
+        flags = [option.flag for option in grouped[group].values()]
+        taken -= set(flags)
+        more = f"{group} {' '.join(flags[:3])} and {len(flags) - 3} more, of any algorithm: --help-all"
+        assert more in " ".join(out.split())
+    assert flags_in(out) == taken
+    defaults = config.RunSpec.of({"algorithm": entry}).flat()
+    assert f"rounds T [default: {defaults['rounds']}]" in out
+    assert "[default: ]" not in out
+
+
+BAD = [
+    ([], "usage: fedjax-dp run"),
+    (["rnu"], "command must be one of run, new, export, sweep, best,"),
+    (["rnu"], "got 'rnu'; did you mean run?"),
+    (["run", "--epsilonn", "1"], "did you mean --epsilon?"),
+    (["run", "--hlep"], "got '--hlep'; did you mean --help?"),
+    (["run", "--jsn"], "did you mean --json?"),
+    (["run", ""], "the first argument must be given, got an empty word"),
+    (["sweep", ""], "the first argument must be given, got an empty word"),
+    (["run", "--out", ""], "--out must be given, got an empty word"),
+    (["run", "--resume", ""], "--resume must be given, got an empty word"),
+    (["run", "--quiet", "--verbose"], "--quiet and --verbose must be one of them, got both"),
+    (
+        ["run", "--algorithm", "dp_fedavg", "--view", "uploads"],
+        "(epsilon was not set: it is the default of dp_fedavg on digits)",
+    ),
+    (["run", "--epsilon", "1e300"], "epsilon must be at most 1,000,000, got 1e+300"),
+    (["run", "--epsilon", "1", "--epsilon-high", "inf"], "epsilon_high must be positive and finite, got inf"),
+    (["run", "--rounds", "1000000000"], "rounds x local_steps must be at most 100,000,000, got 1,000,000,000 x 10"),
+    (["run", "--local-steps", "1000000000"], "rounds x local_steps must be at most 100,000,000"),
+    (["run", "--deterministic", "6"], "deterministic must be at most the 5 clients of a cohort, got 6"),
+    (["run", "--algorithm", "dp_ftrl", "--bands", "1000000000"], "bands must be an integer from 1 to 10,000"),
+    (["run", "--seed", "4294967296"], "seed must be an integer in [0, 2^32), got 4294967296"),
+    (["audit", "--seed", "4294967296"], "seed must be an integer in [0, 2^32), got 4294967296"),
+    (["bench", "--seed", "4294967296"], "seed must be an integer in [0, 2^32), got 4294967296"),
+    (["run", "--rounds", "ten"], "--rounds must be an integer, got 'ten'"),
+    (["run", "--rounds"], "--rounds must be followed by a value"),
+    (["run", "--out", "--x"], "--out must be followed by a value, got nothing; or --out=--x if that is it"),
+    (["run", "--out=--x", "--rounds", "0"], "rounds must be"),
+    (["run", "--normalise", "--epsilon", "4"], "--normalise must be followed by a value"),
+    (
+        ["run", "--algorithm", "dpnlf"],
+        "got 'dpnlf'; did you mean dpnfl?",
+    ),
+    (["run", "--dataset", "mnits"], "did you mean mnist?"),
+    (["run", "--rounds", "0"], "rounds must be an integer of at least 1, got 0"),
+    (["run", "--batch-size", "0"], "batch_size must be an integer of at least 1, got 0"),
+    (["run", "--cohort-size", "11"], "cohort_size must be at most the 10 clients, got 11"),
+    (["run", "--num-clients", "2000"], "num_clients must be at most the 1437 records"),
+    (["run", "--learning-rate", "nan"], "learning_rate must be positive and finite, got nan"),
+    (["run", "--clip-norm", "-1"], "clip_norm must be positive and finite, got -1.0"),
+    (
+        ["run", "--epsilon", "0"],
+        "epsilon must be positive and finite, got 0.0; for no privacy take an algorithm without",
+    ),
+    (["run", "--delta", "1"], "delta must be strictly between 0 and 1, got 1.0"),
+    (["run", "--delta", "0"], "got 0.0; take one well below 1 / records, such as 1e-5"),
+    (["run", "--epsilon", "1e-9", "--delta", "1e-12"], "epsilon must be reachable"),
+    (["run", "--accountant", "tcdp"], "tCDP subsampling needs a batch rate in (0, 0.1], got 0.1399"),
+    (["run", "--accountant", "tcdp", "--batches", "poisson"], "use accountant pld"),
+    (["run", "--accountant", "gaussian"], "the exact Gaussian formula needs unsampled sums"),
+    (["run", "--view", "upload"], "did you mean uploads?"),
+    (["run", "--algorithm", "fedavg", "--epsilon", "1"], "epsilon must be left out for fedavg"),
+    (["run", "--epsilon", "1", "--noise-multiplier", "1"], "epsilon must be left out when noise_multiplier is given"),
+    (["run", "--partition", "natural"], "partition must be used with a data set that has client_ids"),
+    (["run", "--partition", "labels", "--labels-per-client", "11"], "labels_per_client must be between 1 and the 10"),
+    (["run", "--dataset", "npz:absent.npz"], "npz file must be an existing file, got absent.npz"),
+    (["run", "--dataset", "mnist", "--data-dir", "absent"], "data_dir must be an existing folder, got absent"),
+    (["run", "absent.toml"], "configuration file must be an existing TOML file, got absent.toml; it is looked for in"),
+    (["run", "--resume", "absent"], "run folder must be an existing folder, got absent"),
+    (["best", "--sweep", "x"], "--sweep must be left out, got a flag; give its value alone"),
+    (["run", "--out", "full"], "out must be a new or empty folder, got full"),
+    (["run", "--batches", "full", "--batch-size", "5"], "batch_size must be left out beside batches full"),
+    (["run", "--dataset", "mnist:x"], "dataset must be mnist without a path"),
+    (["run", "--seed", "-1"], "seed must be an integer in [0, 2^32), got -1"),
+    (["run", "--b1", "1", "--algorithm", "addpnfl"], "b1 must be in [0, 1), got 1.0"),
+    (["run", "--dtype", "float16"], "dtype must be one of float32, bfloat16, got 'float16'"),
+    (
+        ["run", "--algorithm", "fedavg", "--mu", "0.1"],
+        "mu must be left out for fedavg, which does not take it, got 0.1; it belongs to fedprox",
+    ),
+    (["run", "--algorithm", "rfedavg", "--model", "logistic"], "use --model mlp"),
+    (["run", "--view", "secure_sum"], "here the server sees every upload"),
+    (["run", "--secure", "maybe"], "--secure must be true or false"),
+]
+
+
+@pytest.mark.parametrize(("words", "expected"), BAD, ids=[" ".join(words) or "nothing" for words, _ in BAD])
+def test_bad_input_ends_in_one_line_with_code_2_before_anything_compiles(words, expected, capsys):
+    pathlib.Path("full").mkdir()
+    pathlib.Path("full/mine.txt").write_text("precious")
+    before = simulation.advance._cache_size()
+    assert cli.main(words) == 2
+    out = capsys.readouterr()
+    assert expected in out.err
+    assert words == [] or len([line for line in out.err.splitlines() if line.startswith("fedjax-dp:")]) == 1
+    assert "Traceback" not in out.err
+    assert out.out == ""
+    assert simulation.advance._cache_size() == before
+    assert pathlib.Path("full/mine.txt").read_text() == "precious"
+    assert not pathlib.Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("rounds = ", "must be valid TOML"),
+        ("roundz = 3", "did you mean rounds?"),
+        ("rounds = 'x'", "an integer"),
+        ("rounds = 2.5", "rounds must be an integer, got 2.5"),
+        ("seed = true", "seed must be an integer, got True"),
+    ],
+)
+def test_bad_toml_ends_in_one_line(text, expected, capsys):
+    pathlib.Path("c.toml").write_text(text)
+    assert cli.main(["run", "c.toml"]) == 2
+    assert expected in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_divergence_stops_with_round_and_clients_and_keeps_the_last_good_checkpoint(capsys):
+    words = "run --algorithm fedavg --rounds 30 --learning-rate 1e38 --schedule constant --l2 0.4"
+    words += " --checkpoint-every 1 --evaluate-every 1 --out d"
+    assert cli.main(words.split()) == 1
+    err = capsys.readouterr().err
+    assert "diverged in round" in err
+    assert "clients" in err
+    assert not pathlib.Path("d/result.json").exists()
+
+
+def arrays_of(folder):
+    from fedjax_dp.rounds.checkpoint import Checkpoints
+
+    settings = config.RunSpec.of(config.read(folder / "config.toml"))
+    data = population.build_data(settings.data)
+    value = build.build_algorithm(settings, data)
+    from fedjax_dp.models import logistic_regression
+    from fedjax_dp.rounds.state import initial_state
+
+    model = logistic_regression(data.record_shape, data.classes)
+    like = simulation.all_devices().place(
+        initial_state(simulation.as_float32_leaves(value), model, data, simulation.run_key(0))
+    )
+    store = Checkpoints(folder)
+    state = store.restore(like)
+    store.close()
+    return state
+
+
+def same_state(first, second):
+    import jax
+
+    for a, b in zip(*map(jax.tree.leaves, (arrays_of(first), arrays_of(second))), strict=True):
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+
+@pytest.mark.slow
+def test_resume_of_another_configuration_is_refused(capsys):
+    assert cli.main(["run", *QUICK, "--out", "r"]) == 0
+    assert cli.main(["run", "--resume", "r", "--rounds", "9"]) == 2
+    told = capsys.readouterr().err
+    assert "rounds of the resumed run must be 4, as its noise was found for a budget that so many rounds spend" in told
+    assert cli.main(["run", "--resume", "r", "--rounds", "3"]) == 2
+    assert "rounds of the resumed run must be 4, as it began with, or more, got 3" in capsys.readouterr().err
+    about = json.loads(pathlib.Path("r/run.json").read_text())
+    pathlib.Path("r/run.json").write_text(json.dumps(about | {"checksums": {"data": "00000000"}}))
+    assert cli.main(["run", "--resume", "r"]) == 2
+    assert "r/run.json must be as the run wrote it, got one that was changed since" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_configuration_that_was_edited_does_not_change_what_is_promised(capsys):
+    """Noise, rounds, delta: what is resumed is what began, or the Guarantee would be another run's."""
+    assert cli.main(["run", "--out", "edited", "--json", *QUICK]) == 0
+    promised = json.loads(capsys.readouterr().out)["guarantee"]
+    file = pathlib.Path("edited/config.toml")
+    for before, after in (("local_steps = 2", "local_steps = 1"), ("seed = 0", "seed = 1")):
+        text = file.read_text()
+        assert before in text
+        file.write_text(text.replace(before, after))
+        pathlib.Path("edited/result.json").unlink()
+        assert cli.main(["run", "--resume", "edited", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["guarantee"] == promised
+        assert file.read_text() == text.replace(before, after)  # theirs
+
+
+def test_resume_of_another_version_is_refused(capsys):
+    assert cli.main(["run", *QUICK, "--out", "r"]) == 0
+    about = json.loads(pathlib.Path("r/run.json").read_text())
+    capsys.readouterr()
+    for absent in ("model_devices", "format"):
+        pathlib.Path("r/run.json").write_text(json.dumps({name: about[name] for name in about if name != absent}))
+        for words in (["run", "--resume", "r"], ["report", "r"], ["export", "r", "p.npz"], ["plot", "r"]):
+            assert cli.main(words) == 2
+            err = capsys.readouterr().err
+            assert "run folder must be written by this version, got r, of another version; fedjax-dp run r/con" in err
+
+
+@pytest.mark.slow
+def test_resume_of_a_finished_run_tells_the_same_result(capsys):
+    assert cli.main(["run", *QUICK, "--out", "r", "--json"]) == 0
+    first = json.loads(capsys.readouterr().out)
+    assert cli.main(["run", "--resume", "r", "--json"]) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert again["history"] == first["history"]
+    assert again["guarantee"] == first["guarantee"]
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        ([], []),
+        pytest.param(["--deterministic", "4", "--devices", "1"], ["--devices", "2"], marks=pytest.mark.slow),
+    ],
+)
+def test_interrupted_folder_resumes_bit_for_bit(first, then, monkeypatch):
+    if then and len(jax.devices()) < 2:
+        pytest.skip("there is one device: run with JAX_NUM_CPU_DEVICES=2")
+    assert cli.main(["run", *QUICK, *first, "--out", "whole"]) == 0
+    original = simulation.advance
+
+    def failing(algorithm, state, *rest, **named):
+        if int(state.round) == 3:
+            raise KeyboardInterrupt
+        return original(algorithm, state, *rest, **named)
+
+    monkeypatch.setattr(simulation, "advance", failing)
+    assert cli.main(["run", *QUICK, *first, "--out", "cut"]) == 130
+    monkeypatch.setattr(simulation, "advance", original)
+    assert cli.main(["run", "--resume", "cut", *then]) == 0
+    same_state(pathlib.Path("whole"), pathlib.Path("cut"))
+
+
+@pytest.mark.slow
+def test_progress_stays_off_stdout_and_off_pipes():
+    done = subprocess.run(command("run", *QUICK, "--json"), capture_output=True, text=True, check=True)
+    json.loads(done.stdout)
+    assert "\r" not in done.stderr
+    assert "\x1b" not in done.stderr
+
+
+@pytest.mark.slow
+def test_users_own_arrays_and_natural_clients_run(capsys):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(90, 5)).astype(np.float32)
+    np.savez(
+        "mine.npz",
+        x_train=x,
+        y_train=(x[:, 0] > 0).astype(int),
+        x_test=x,
+        y_test=(x[:, 0] > 0).astype(int),
+        client_ids=np.repeat(np.arange(6), 15),
+    )
+    words = ["run", "--dataset", "npz:mine.npz", "--partition", "natural", "--batch-size", "5", "--json", *QUICK]
+    assert cli.main(words) == 0
+    assert json.loads(capsys.readouterr().out)["test_accuracy"] > 0.4
+
+
+def test_names_are_public_and_documented():
+    for name in fedjax_dp.__all__:
+        assert getattr(fedjax_dp, name).__doc__, name
+    with pytest.raises(AttributeError):
+        _ = fedjax_dp.no_such_name
+
+
+PRIVATE_ENTRIES = [name for name, entry in algorithms.CATALOGUE.items() if entry.private]
+
+
+def runs(entry, capsys, *words):
+    assert cli.main(["run", "--algorithm", entry, *words, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["algorithm"] == entry
+    assert (told["traffic"]["up"] > 0) == (entry != "local")
+    promise = told["guarantee"]
+    assert (promise["epsilon"] is not None) == (entry in PRIVATE_ENTRIES)
+    if promise["epsilon"] is not None:
+        assert promise["epsilon"] <= (told["config"]["epsilon_high"] or told["config"]["epsilon"]) * (1 + 1e-6)
+    return told
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("entry", usual(algorithms.CATALOGUE, list(algorithms.CATALOGUE)[::16]))
+def test_every_entry_runs_and_prints_its_guarantee(entry, capsys):
+    runs(entry, capsys, *QUICK, "--local-steps", "1" if entry == "dp_sgd" else "2")
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("entry", algorithms.CATALOGUE)
+def test_every_entry_runs_on_mnist(entry, capsys, mnist_dir):
+    runs(entry, capsys, "--dataset", "mnist", "--data-dir", str(mnist_dir), "--rounds", "2")
+
+
+@pytest.mark.exhaustive
+def test_a_run_in_bfloat16_learns_under_the_same_guarantee(tmp_path, capsys):
+    told = {}
+    for dtype in ("float32", "bfloat16"):
+        assert cli.main(["run", "--dtype", dtype, "--out", str(tmp_path / dtype), "--json"]) == 0
+        told[dtype] = json.loads(capsys.readouterr().out)
+    assert told["bfloat16"]["guarantee"] == told["float32"]["guarantee"]
+    assert 0 < abs(told["bfloat16"]["test_loss"] - told["float32"]["test_loss"]) < 0.05
+
+
+@pytest.mark.exhaustive
+def test_the_delta_of_mnist_is_said_to_be_the_papers(capsys, mnist_dir):
+    words = ["run", "--dataset", "mnist", "--data-dir", str(mnist_dir), "--rounds", "1", "--local-steps", "1"]
+    told = "it is that of the dpnfl paper, the default on mnist"
+    assert cli.main([*words, "--quiet"]) == 0
+    assert told in capsys.readouterr().out
+    assert cli.main([*words, "--quiet", "--delta", "1e-2"]) == 0
+    assert told not in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_flags_are_read_alike_where_a_tracker_has_loaded_pydantic():
+    program = "import pydantic, sys; from fedjax_dp import cli; sys.exit(cli.main(sys.argv[1:]))"
+    words = ["run", "--algorithm", "fedavg", "--train-metrics", "maybe", "--model", "mlp.py:network", "--hidden", "8,4"]
+    done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (2, "fedjax-dp: --train-metrics must be true or false, got 'maybe'\n")
+    words[4] = "true"  # what is wrong then is no flag's form
+    done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True)
+    assert done.stderr == "fedjax-dp: hidden must be left out unless model is mlp, got 8,4; drop it\n"
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("--lr", "--learning-rate"),
+        ("--clients", "--num-clients"),
+        ("--optimizer", "--local-rule"),
+        ("--sigma", "--noise-multiplier"),
+        ("--epochs", "--local-steps"),
+        ("--max-grad-norm", "--clip-norm"),
+        ("--epsilon-budget", "--epsilon"),
+        ("--lerning-rate", "--learning-rate"),
+    ],
+)
+def test_names_of_other_tools_lead_to_the_right_ones(capsys, theirs, ours):
+    assert cli.main(["run", theirs, "3"]) == 2
+    assert f"did you mean {ours}?" in capsys.readouterr().err
+
+
+def test_every_name_that_is_offered_for_another_is_an_option_of_some_entry(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["run", "--help-all"])
+    flags = set(re.findall(r"--[a-z][a-z0-9-]*", capsys.readouterr().out))
+    entries = {name for entry in algorithms.CATALOGUE.values() for name in entry.options}
+    assert not {*errors.ELSEWHERE.values()} - {flag[2:].replace("-", "_") for flag in flags} - entries

@@ -1,0 +1,40 @@
+"""What a run says before its first round of what nobody chose."""
+
+import pytest
+
+from fedjax_dp.tools import cli
+from fedjax_dp.tools.cli import run
+
+
+def first_lines(capsys, *words):
+    assert cli.main(["run", "--rounds", "1", *words]) == 0
+    return capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_defaults_of_a_paper_and_clients_that_no_sampling_hides_are_named(capsys):
+    said = first_lines(capsys, "--algorithm", "dpnfl", "--batch-size", "150", "--out", "a")
+    assert "dpnfl brings --schedule inverse_sqrt, --l2 0.001" in said
+    assert "clients with <= 150 records are in every step with all of them, 10 of 10" in said
+    for remedy in ("--batches epochs", "--batch-size", "--epsilon", "--min-records 151"):
+        assert remedy in said
+
+
+@pytest.mark.slow
+def test_plain_steps_of_large_clients_need_no_word(capsys):
+    said = first_lines(capsys, "--algorithm", "dp_fedavg_record", "--out", "a")
+    assert "brings" not in said
+    assert "records are in every step" not in said
+    without = first_lines(capsys, "--algorithm", "fedavg", "--batch-size", "150", "--out", "b")
+    assert "10 clients with < 150 records: their batches are all they have" in without
+
+
+def test_noise_and_clip_norm_that_change_are_said_with_where_they_end():
+    multiplier = {"least": 2.0, "median": 2.0, "largest": 2.0}
+    result = {"guarantee": {"noise_multiplier": multiplier}, "history": [{"learnt_clip_norm": None}]}
+    noise = {"noise_schedule": "linear", "noise_end": 0.5}
+    assert run._noise(result | {"config": {"clip_norm": 1.0}}) == [("noise", "multiplier 2, clip norm 1")]
+    ((_, words),) = run._noise(result | {"config": {"clip_norm": 1.0, **noise}})
+    assert words == "multiplier 2 at first, linear to 0.5 times that, clip norm 1"
+    ((_, words),) = run._noise(result | {"config": {"clip_norm": 1.0, "clip_schedule": "list", "clip_factors": "1,2"}})
+    assert words == "multiplier 2, clip norm 1 at first, times 1,2 by round"

@@ -1,0 +1,249 @@
+"""Laws of what is proved of a deployment, whatever its numbers."""
+
+import dataclasses
+import itertools
+import math
+
+import pytest
+
+from fedjax_dp.accounting import Adjacency, epsilon_of
+from fedjax_dp.accounting.events import RandomParticipation
+from fedjax_dp.tools.deployments import Deployment, check
+from fedjax_dp.tools.deployments.mechanism import mechanism_of
+
+RECORD = {
+    "unit": "record",
+    "delta": 1e-5,
+    "rounds": 4,
+    "clients": {"law": "all", "of": 3},
+    "records": {"law": "poisson", "rate": 0.05, "steps": 5},
+    "clip": {"of": "record", "norm": "l2", "bound": 2.0},
+    "noise": {"law": "gaussian", "std": 2.0, "on": "sum", "by": "client"},
+}
+CENTRAL = {
+    "unit": "client",
+    "delta": 1e-5,
+    "rounds": 10,
+    "clients": {"law": "fixed", "size": 10, "of": 100},
+    "clip": {"of": "update", "norm": "l2", "bound": 2.0},
+    "noise": {"law": "gaussian", "std": 0.2, "on": "mean", "by": "server"},
+    "weights": {"largest": 0.1, "denominator": "fixed"},
+}
+MESSAGE = {
+    "unit": "client",
+    "delta": 1e-5,
+    "rounds": 3,
+    "clients": {"law": "all", "of": 3},
+    "clip": {"of": "update", "norm": "l2", "bound": 1.0},
+    "noise": {"law": "gaussian", "std": 4.0, "on": "message", "by": "client"},
+}
+ALL = (RECORD, CENTRAL, MESSAGE)
+
+
+def merged(facts, changes):
+    """The facts with others in their place, named `group__fact` or `fact`."""
+    made = {name: dict(value) if isinstance(value, dict) else value for name, value in facts.items()}
+    for name, value in changes.items():
+        group, _, fact = name.partition("__")
+        if fact:
+            made.setdefault(group, {})[fact] = value
+        else:
+            made[group] = dict(value) if isinstance(value, dict) else value
+    return made
+
+
+def replace(facts, **changes):
+    """The deployment with other facts."""
+    return Deployment(**merged(facts, changes))
+
+
+def epsilon(facts, **changes):
+    return check(replace(facts, **changes)).mechanism.epsilon
+
+
+@pytest.mark.parametrize("facts", ALL)
+def test_noise_and_bound_scaled_together_change_nothing(facts):
+    twice = {"noise__std": 2 * facts["noise"]["std"], "clip__bound": 2 * facts["clip"]["bound"]}
+    assert epsilon(facts, **twice) == epsilon(facts)
+
+
+@pytest.mark.parametrize("facts", ALL)
+def test_more_noise_costs_less_and_a_larger_bound_or_more_rounds_cost_more(facts):
+    usual = epsilon(facts)
+    assert epsilon(facts, noise__std=1.2 * facts["noise"]["std"]) < usual
+    assert epsilon(facts, clip__bound=1.2 * facts["clip"]["bound"]) > usual
+    assert epsilon(facts, rounds=facts["rounds"] + 1) > usual
+
+
+def test_a_larger_share_costs_more_and_is_named():
+    checked = check(replace(CENTRAL, weights__largest=0.2))
+    assert checked.mechanism.epsilon > epsilon(CENTRAL)
+    assert "cohort_mismatch" in checked.reasons
+    assert "cohort_mismatch" not in check(replace(CENTRAL)).reasons
+
+
+@pytest.mark.parametrize(
+    ("facts", "group", "laws"),
+    [
+        (RECORD, "records", ("full", "poisson", "fixed", "with-replacement", "shuffled", "once")),
+        (CENTRAL, "clients", ("all", "poisson", "fixed", "with-replacement", "round-robin", "schedule")),
+    ],
+)
+def test_an_unknown_law_costs_no_less_than_every_law_of_the_same_sizes(facts, group, laws):
+    sizes = {"size": 5, "of": 100}
+    steps = {"steps": 5} if group == "records" else {}
+    at = {law: epsilon(facts, **{group: {**steps, **sizes, "law": law}}) for law in (*laws, "unknown")}
+    assert at["unknown"] >= max(at.values())
+    assert check(replace(facts, **{group: {**steps, **sizes, "law": "unknown"}})).missing == (f"{group}.law",)
+
+
+def test_what_else_leaves_never_lowers_the_epsilon_of_everything():
+    also = [
+        {"kind": "counts", "text": "clipped", "to": "server", "epsilon": 0.5},
+        {"kind": "norm", "text": "before clipping", "to": "clients", "epsilon": 1.0},
+        {"kind": "metrics", "text": "loss", "to": "server"},
+    ]
+    alone = check(replace(CENTRAL)).mechanism.epsilon
+    epsilons = []
+    for count in range(len(also) + 1):
+        checked = check(replace(CENTRAL, also=also[:count]))
+        assert checked.mechanism.epsilon == alone
+        epsilons.append(math.inf if checked.everything is None else checked.everything.epsilon)
+    assert epsilons == [alone, alone + 0.5, alone + 1.5, math.inf]
+
+
+def test_clients_that_are_drawn_hide_nothing_from_a_server_and_nothing_of_records():
+    for facts in (RECORD, MESSAGE):
+        seldom = {"clients": {"law": "poisson", "rate": 0.01, "of": 3}}
+        assert epsilon(facts, **seldom) == epsilon(facts)
+    assert epsilon(CENTRAL) < epsilon(CENTRAL, clients={"law": "all", "of": 100})
+
+
+def test_noise_of_the_server_hides_nothing_from_it():
+    checked = check(replace(CENTRAL), view="server")
+    assert checked.verdict == "no privacy"
+    assert checked.reasons == ("no_noise:server",)
+
+
+def test_one_draw_for_the_run_is_revealed():
+    """delta of one draw is the chance to be drawn times that of the Gaussian (a closed form)."""
+    deployment = replace(RECORD, records={"law": "once", "rate": 0.05, "steps": 5})
+    (event,) = mechanism_of(deployment).costs[0].events
+    assert isinstance(event, RandomParticipation)
+    assert check(deployment).mechanism.epsilon == pytest.approx(epsilon_of(event.each, 1e-5 / 0.05), rel=1e-3)
+    claim = {"epsilon": 1e9, "per": "run", "assumes": {"records": "poisson"}}
+    assert "amplification_of_one_draw" in check(dataclasses.replace(deployment, claim=claim)).reasons
+
+
+def test_tensors_clipped_one_by_one_have_the_square_root_of_their_number_times_the_bound():
+    parts = epsilon(MESSAGE, clip__scope="tensor", clip__tensors=9)
+    assert parts == epsilon(MESSAGE, clip__bound=3.0)
+
+
+def test_laplace_noise_is_counted_by_its_l1_norm():
+    laplace = {"law": "laplace", "std": math.sqrt(2), "on": "message", "by": "client"}  # scale 1
+    assert epsilon(MESSAGE, noise=laplace, clip__norm="l1") == pytest.approx(2 * 3)
+    ball = check(replace(MESSAGE, noise=laplace, clip__coordinates=100))
+    assert ball.mechanism.epsilon == pytest.approx(2 * 10 * 3)
+    assert "norm_mismatch" in ball.reasons
+    assert ball.mechanism.delta == 0
+    assert epsilon(MESSAGE, noise=laplace, clip__norm="coordinate", clip__coordinates=100) == pytest.approx(600)
+
+
+def test_counts_with_noise_take_their_part_of_an_adaptive_bound():
+    """Andrew et al. 2021, Theorem 1."""
+    adaptive = replace(CENTRAL, clip__threshold="adaptive", clip__count_noise=1.0)
+    (z,) = mechanism_of(adaptive).multipliers
+    assert z**-2 == pytest.approx(1.0**-2 + 2.0**-2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"noise__law": "none"}, "no_noise"),
+        ({"noise__std": 0.0}, "no_noise"),
+        ({"clip__of": "nothing"}, "unclipped"),
+        ({"clip__of": "batch"}, "unclipped"),
+        ({"clip__of": "aggregate"}, "clip_after_aggregate"),
+        ({"clip__threshold": "private"}, "private_threshold"),
+        ({"clip__threshold": "unknown"}, "private_threshold"),
+        ({"noise__scale": "private"}, "private_scale"),
+        ({"ignored": ["noise"]}, "ignored_setting"),
+    ],
+)
+def test_what_bounds_nothing_has_no_epsilon_and_no_claim_about_it_is_true(changes, reason):
+    checked = check(replace(CENTRAL, **changes))
+    assert checked.reasons[0] == reason
+    assert checked.verdict == "no privacy"
+    assert checked.everything is None
+    assert checked.failed
+    claim = {"epsilon": 1e5, "per": "run"}
+    assert check(replace(CENTRAL, **changes, claim=claim)).verdict == "wrong"
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"noise__misses": ["counters"]}, "unnoised_tensor"),
+        ({"noise__scale": "next-bound"}, "noise_of_next_bound"),
+        ({"also": [{"kind": "preprocessing", "text": "a scaler", "to": "server"}]}, "private_preprocessing"),
+        ({"also": [{"kind": "batchnorm", "text": "means", "to": "server"}]}, "extra_release:batchnorm"),
+        ({"also": [{"kind": "threshold", "text": "zeroing", "to": "clients"}]}, "private_threshold:zeroing"),
+    ],
+)
+def test_what_no_noise_covers_leaves_the_noisy_updates_their_epsilon(changes, reason):
+    checked = check(replace(CENTRAL, **changes, claim={"epsilon": 1e4, "per": "run"}))
+    assert checked.reasons == (reason,)
+    assert checked.mechanism.epsilon == epsilon(CENTRAL)
+    assert checked.everything is None
+    assert checked.verdict == "conditional"
+
+
+def test_a_claim_holds_from_what_is_proved_on_and_is_wrong_below_what_is_attained():
+    proved = epsilon(MESSAGE)
+    verdicts = {
+        factor: check(replace(MESSAGE, claim={"epsilon": factor * proved, "per": "run"})).verdict
+        for factor in (0.9, 1.0, 1.1)
+    }
+    assert verdicts == {0.9: "wrong", 1.0: "holds", 1.1: "holds"}
+
+
+def test_a_claim_of_fewer_steps_than_are_taken_is_wrong_and_says_how_many_it_is_of():
+    two = epsilon(RECORD, rounds=2)
+    checked = check(replace(RECORD, claim={"epsilon": two, "per": "run"}))
+    assert checked.verdict == "wrong"
+    assert checked.reasons == ("steps_exceed_plan",)
+    assert "20 noisy steps a client, noise for 10" in checked.claim.reason
+
+
+def test_divisors_that_count_who_came_leave_no_amplification():
+    poisson = {"clients": {"law": "poisson", "rate": 0.1, "of": 100}}
+    fixed = check(replace(CENTRAL, **poisson))
+    counts = check(replace(CENTRAL, **poisson, weights__denominator="count"))
+    assert fixed.mechanism.adjacency is Adjacency.ADD_REMOVE
+    assert counts.mechanism.adjacency is Adjacency.REPLACE_ONE
+    assert "count_denominator" in counts.reasons
+    assert counts.mechanism.epsilon == epsilon(CENTRAL, clients={"law": "all", "of": 100})
+
+
+def test_gaussian_noise_has_no_epsilon_at_delta_zero():
+    checked = check(replace(MESSAGE, claim={"epsilon": 1e5, "delta": 0.0, "per": "run"}))
+    assert checked.verdict == "wrong"
+    assert "no epsilon is finite at delta 0" in checked.claim.reason
+
+
+def test_a_large_delta_is_no_claim():
+    checked = check(replace(MESSAGE, claim={"epsilon": 1e5, "delta": 0.2, "per": "run"}))
+    assert checked.verdict == "wrong"
+    assert "delta_not_small" in checked.reasons
+
+
+def test_every_statement_says_unit_neighbours_view_and_what_was_not_mentioned():
+    for facts, view in itertools.product(ALL, ("server", "clients")):
+        if facts is CENTRAL and view == "server":
+            continue
+        checked = check(replace(facts), view=view)
+        assert f"for one {checked.mechanism.unit}" in checked.statement
+        assert str(checked.mechanism.view) in checked.statement
+        assert "assumed not sent" in checked.beside[-1]
+        assert checked.to_dict()["verdict"] == "no claim"

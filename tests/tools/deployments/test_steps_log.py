@@ -1,0 +1,176 @@
+"""What a log of steps proves, against the laws that it takes the place of, and what no log may say."""
+
+import json
+import random
+import tracemalloc
+
+import pytest
+from helpers import SPECS
+from test_judgement import CENTRAL, MESSAGE, RECORD, replace
+
+from fedjax_dp import errors
+from fedjax_dp.tools.deployments import Deployment, check
+from fedjax_dp.tools.deployments.log import mechanism_of_log
+
+GOLDEN = json.loads((SPECS / "other_systems.json").read_text())["logs"]
+
+
+@pytest.fixture
+def written(tmp_path):
+    def write(rows, text=None):
+        path = tmp_path / "steps.csv"
+        columns = list(rows[0]) if rows else []
+        lines = [",".join(columns), *(",".join(str(row[name]) for name in columns) for row in rows)]
+        path.write_text("\n".join(lines) + "\n" if text is None else text)
+        return path
+
+    return write
+
+
+def epsilon(facts, log):
+    return check(replace(facts), log=log).mechanism.epsilon
+
+
+BARE = {
+    "log-opacus": {
+        "unit": "record",
+        "clip": {"of": "record", "norm": "l2"},
+        "noise": {"law": "gaussian", "on": "sum", "by": "client"},
+    },
+    "log-dropouts": {
+        "unit": "client",
+        "clip": {"of": "update", "norm": "l2"},
+        "noise": {"law": "gaussian", "on": "mean", "by": "server"},
+    },
+}
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_logs_have_the_epsilon_of_the_oracle(name, written):
+    log = GOLDEN[name]
+    deployment = Deployment(delta=log["delta"], rounds=3, clients={"law": "all"}, **BARE[name])
+    checked = check(deployment, log=written(log["rows"]))
+    assert checked.mechanism.epsilon == pytest.approx(log["epsilon"], rel=0.005)
+    assert checked.missing == ()
+
+
+def record_rows(rounds=4, clients=3, **more):
+    return [{"round": r, "client": c, "steps": 5, **more} for r in range(rounds) for c in range(clients)]
+
+
+def share_rows(rounds=10, replies=10, **more):
+    return [{"round": r, "client": c, "share": 1 / replies, **more} for r in range(rounds) for c in range(replies)]
+
+
+def test_a_log_in_which_everybody_does_what_the_laws_say_changes_no_digit(written):
+    assert epsilon(RECORD, written(record_rows())) == check(replace(RECORD)).mechanism.epsilon
+    everybody = check(replace(CENTRAL, clients={"law": "schedule", "of": 100})).mechanism.epsilon
+    assert epsilon(CENTRAL, written(share_rows())) == everybody
+    assert epsilon(CENTRAL, written([{"round": r, "replies": 10} for r in range(10)])) == everybody
+    rows = [{"round": r, "client": c} for r in range(3) for c in range(3)]
+    assert epsilon(MESSAGE, written(rows)) == check(replace(MESSAGE)).mechanism.epsilon
+
+
+def test_rows_that_are_removed_never_raise_epsilon(written):
+    rows, last = record_rows(), float("inf")
+    shuffler = random.Random(1)
+    while rows:
+        now = epsilon(RECORD, written(rows))
+        assert now <= last
+        last = now
+        rows.pop(shuffler.randrange(len(rows)))
+
+
+def test_a_larger_share_one_more_step_and_one_more_round_never_lower_epsilon(written):
+    usual = epsilon(RECORD, written(record_rows()))
+    assert epsilon(RECORD, written([row | {"steps": 6} for row in record_rows()])) > usual
+    assert epsilon(RECORD, written(record_rows(rounds=5))) > usual
+    rounds = [{"round": r, "share": 0.1} for r in range(10)]
+    fewer = epsilon(CENTRAL, written(rounds))
+    assert epsilon(CENTRAL, written([*rounds[:-1], {"round": 9, "share": 0.2}])) > fewer
+
+
+def test_clients_are_counted_for_their_own_rows_alone(written):
+    rows = [row for row in record_rows() if row["client"] == 0 or row["round"] == 0]
+    epsilons = check(replace(RECORD), log=written(rows)).mechanism.epsilons
+    assert epsilons[0] == check(replace(RECORD)).mechanism.epsilon
+    assert epsilons[1] == epsilons[2] == check(replace(RECORD, rounds=1)).mechanism.epsilon
+
+
+def test_a_norm_above_the_bound_shows_that_nothing_was_clipped(written):
+    rows = [row | {"clip": 2.0, "norm_after": 2.0} for row in share_rows()]
+    assert check(replace(CENTRAL), log=written(rows)).verdict == "no claim"
+    rows[7]["norm_after"] = 2.1
+    checked = check(replace(CENTRAL), log=written(rows))
+    assert checked.reasons == ("unclipped",)
+    assert checked.verdict == "no privacy"
+
+
+def test_noise_that_changes_under_one_bound_is_named_and_no_noise_ends_it(written):
+    rows = [{"round": r, "replies": 10, "noise_std": 0.2, "clip": 2.0} for r in range(3)]
+    rows[1]["noise_std"] = 0.3
+    assert check(replace(CENTRAL), log=written(rows)).reasons == ("noise_changes",)
+    rows[1]["noise_std"] = 0.0
+    assert "no_noise" in check(replace(CENTRAL), log=written(rows)).reasons
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ("\ufeffround,replies\n0,10\n", "row 1, column round"),
+        ("round;replies\n0;10\n", "row 1"),
+        ("round,noise_std\n0,0,2\n", "row 2"),
+        ('round,noise_std\n0,"0,2"\n', "row 2, column noise_std"),
+        ("round,replies\n0,ten\n", "row 2, column replies"),
+        ("round,replies\n1,10\n0,10\n", "row 3, column round"),
+        ("round,replies\n0,10\n0,10\n", "row 3"),
+        ("round,client,share\n0,a,0.5\n0,b,0.4\n1,a,1\n", "shares of round 0"),
+        ("round,client,share\n0,a,0.5\n0,b,0.4\n", "shares of round 0"),
+        ("round,nose_std\n0,0.2\n", "row 1"),
+        ("round,replies,replies\n0,10,10\n", "row 1"),
+        ("replies\n10\n", "row 1"),
+        ("round,replies\n", "rows"),
+        ("", "row 1"),
+        ("round,noise_std\n0,nan\n", "row 2, column noise_std"),
+        ("round,noise_std\n0,-1\n", "row 2, column noise_std"),
+        ("round,clip\n0,0\n", "row 2, column clip"),
+        ("round,weights\n0,alike\n", "row 2, column weights"),
+        ("round,weights\n0,equal\n", "replies"),
+        ("round,share\n0,1.5\n", "row 2"),
+    ],
+)
+def test_rows_that_cannot_be_true_are_refused_in_a_line_that_says_where(text, where, written):
+    with pytest.raises(errors.ConfigurationError) as refusal:
+        check(replace(CENTRAL), log=written([], text))
+    assert where in str(refusal.value)
+    assert len(str(refusal.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("facts", "changes", "name"),
+    [
+        (RECORD, {"records": {"law": "once", "rate": 0.1, "steps": 5}}, "records.law"),
+        *(
+            (CENTRAL, {"clients__law": law, "noise__on": "sum"}, "clients.law")
+            for law in ("with-replacement", "unknown")
+        ),
+    ],
+)
+def test_draws_that_no_row_prices_are_refused(facts, changes, name, written):
+    """A draw that is kept would count anew in each row, and a client that comes twice only once."""
+    text = "round,client,steps\n0,a,5\n1,a,5\n" if facts is RECORD else "round,replies\n0,10\n1,10\n"
+    with pytest.raises(errors.ConfigurationError, match=name.replace(".", r"\.")) as refusal:
+        check(replace(facts, **changes), log=written([], text))
+    assert "leave --log out" in str(refusal.value)
+
+
+def test_a_long_log_is_read_row_by_row(written):
+    """20,000 rows of three kinds: what is kept is the kinds and how often each client has them."""
+    rows = ((r, c, (0.5, 0.25, 0.25)[(r + c) % 3]) for r in range(5_000) for c in range(3))
+    text = "round,client,share\n" + "".join(f"{r},{c},{share}\n" for r, c, share in rows)
+    path = written([], text)
+    tracemalloc.start()
+    mechanism_of_log(replace(CENTRAL), path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < len(text)

@@ -1,0 +1,547 @@
+"""Tables of clients: one file each or a column, what becomes a feature, constants, categories, and what is refused."""
+
+import bz2
+import gzip
+import io
+import json
+import lzma
+import pathlib
+import zipfile
+
+import numpy as np
+import pandas as pd
+import pytest
+from helpers import refusal as refusal_of
+
+import fedjax_dp as fdp
+from fedjax_dp.data import load
+from fedjax_dp.experiments import config
+from fedjax_dp.tools import cli
+
+DRAWS = np.random.default_rng(0)
+
+
+def hospital(records=24, **changes):
+    """Records of one hospital: two columns of numbers, one of words, labels."""
+    columns = {"age": DRAWS.uniform(20, 90, records), "dose": DRAWS.normal(size=records), "stage": list("ABC") * 8}
+    columns |= {"sick": DRAWS.permutation([0, 1] * (records // 2))}
+    return pd.DataFrame({name: column for name, column in (columns | changes).items() if column is not None})
+
+
+WORDS = {"label_column": "sick", "drop": "stage"}
+
+
+@pytest.fixture(autouse=True)
+def hospitals(tmp_path, monkeypatch):
+    """Three files beside one another, each of one hospital, here."""
+    monkeypatch.chdir(tmp_path)
+    frames = {f"hospital_{number}": hospital() for number in range(3)}
+    for name, frame in frames.items():
+        frame.to_csv(f"{name}.csv", index=False)
+        frame.to_parquet(f"{name}.parquet")
+    return frames
+
+
+def refusal(function, *given, **options):
+    return refusal_of(lambda: function(*given, **options))
+
+
+def rows_of(dataset):
+    return np.sort(np.concatenate([dataset.x_train, dataset.x_test]), axis=0)
+
+
+# Which files.
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+@pytest.mark.parametrize("named", ["hospital_0.{0},hospital_1.{0},hospital_2.{0}", "hospital_*.{0}", "."])
+def test_each_file_is_a_client_by_its_name(kind, named, hospitals):
+    found = load(f"{kind}:{named.format(kind)}", **WORDS)
+    assert np.unique(found.client_ids).tolist() == sorted(hospitals)
+    for name, frame in hospitals.items():
+        both = [found.x_train[found.client_ids == name], found.x_test[found.test_client_ids == name]]
+        expected = np.sort(frame[["age", "dose"]].to_numpy(np.float32), axis=0)
+        np.testing.assert_array_equal(np.sort(np.concatenate(both), axis=0), expected)
+    assert found.name == (pathlib.Path.cwd().name if named == "." else "hospital")
+
+
+def test_files_are_the_same_clients_as_a_column(hospitals):
+    pd.concat([frame.assign(who=name) for name, frame in hospitals.items()]).to_csv("all.csv", index=False)
+    apart, together = load("csv:hospital_*.csv", **WORDS), load("csv:all.csv", client_column="who", **WORDS)
+    for left, right in zip(apart[1:5], together[1:5], strict=True):
+        np.testing.assert_array_equal(left, right)
+    assert apart.client_ids.tolist() == together.client_ids.tolist()
+
+
+def test_a_column_of_clients_may_stand_in_several_files(hospitals):
+    for number, frame in enumerate(hospitals.values()):
+        frame.assign(who=np.repeat([2 * number, 2 * number + 1], 12)).to_csv(f"part_{number}.csv", index=False)
+    found = load("csv:part_*.csv", client_column="who", **WORDS)
+    assert np.unique(found.client_ids).tolist() == list(range(6))
+    told = refusal(load, "csv:part_0.csv,copy.csv", client_column="who", **WORDS)
+    assert "copy.csv" in told
+    pathlib.Path("copy.csv").write_text(pathlib.Path("part_0.csv").read_text())
+    told = refusal(load, "csv:part_0.csv,copy.csv", client_column="who", **WORDS)
+    assert told.startswith("clients must be each in one file, got 0 in part_0.csv and copy.csv")
+
+
+def test_a_file_whose_name_looks_like_a_pattern_is_that_file(hospitals):
+    hospitals["hospital_0"].to_csv("a,[b]*.csv", index=False)
+    assert load("csv:a,[b]*.csv", **WORDS).client_ids is None
+
+
+def test_what_names_no_tables_is_one_line(hospitals):
+    pathlib.Path("empty").mkdir()
+    pathlib.Path("empty/notes.txt").write_text("none here")
+    pathlib.Path("other").mkdir()
+    pathlib.Path("other/hospital_0.csv").write_text(pathlib.Path("hospital_1.csv").read_text())
+    pathlib.Path("hospital_9.csv").write_text("")
+    for named, words in {
+        "empty": "files that end in .csv or .csv.gz, got no table in it",
+        "ward_*.csv": "files must be existing ones, got ward_*.csv",
+        "hospital_0.csv,hospital_7.csv": "csv file must be an existing file, got hospital_7.csv",
+        "hospital_0.csv,hospital_0.csv": "files must be different ones, got hospital_0.csv twice",
+        "hospital_0.csv,other/hospital_0.csv": "names of files must be different",
+        "hospital_*.csv": "hospital_9.csv must be a csv file, got empty",
+    }.items():
+        assert words in refusal(load, f"csv:{named}", **WORDS)
+
+
+def test_files_of_other_columns_are_named(hospitals):
+    hospital(weight=1.0).to_csv("hospital_3.csv", index=False)
+    told = refusal(load, "csv:hospital_*.csv", **WORDS)
+    assert told.startswith("hospital_3.csv: columns must be those of hospital_0.csv, got weight besides")
+    assert load("csv:hospital_*.csv", label_column="sick", drop="stage,weight").x_train.shape[1] == 2
+    hospital(dose=None).to_csv("hospital_3.csv", index=False)
+    assert "got no dose; --drop dose leaves it out" in refusal(load, "csv:hospital_*.csv", **WORDS)
+    hospital()[["sick", "stage", "dose", "age"]].to_csv("hospital_3.csv", index=False)
+    assert load("csv:hospital_*.csv", **WORDS).x_train.shape[1] == 2  # by name, in whatever order
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ending", ["gz", "bz2", "xz", "zip"])
+def test_packed_files_grow_as_far_as_they_may(ending, hospitals):
+    plain = pathlib.Path("hospital_0.csv").read_bytes()
+
+    def packed(content):
+        if ending == "zip":
+            held = io.BytesIO()
+            with zipfile.ZipFile(held, "w", zipfile.ZIP_DEFLATED) as archive:
+                archive.writestr("a.csv", content)
+            return held.getvalue()
+        return {"gz": gzip, "bz2": bz2, "xz": lzma}[ending].compress(content)
+
+    path = pathlib.Path(f"one.csv.{ending}")
+    path.write_bytes(packed(plain))
+    np.testing.assert_array_equal(load(f"csv:{path}", **WORDS).x_train, load("csv:hospital_0.csv", **WORDS).x_train)
+    path.write_bytes(packed(plain)[:-30])
+    assert "damaged" in refusal(load, f"csv:{path}", **WORDS)
+    if ending == "xz":  # the first of two files is not all
+        path.write_bytes(packed(plain) * 2)
+        assert "more bytes after its end" in refusal(load, f"csv:{path}", **WORDS)
+    path.write_bytes(packed(plain[:60] + b"0" * (1 << 27)))
+    assert "times as large when expanded" in refusal(load, f"csv:{path}", **WORDS)
+
+
+# What becomes a feature, and what is said of it.
+
+
+def notes_of(frame, **words):
+    return list(fdp.dataset(frame, **({"label": "sick", "drop": ["stage"]} | words)).notes)
+
+
+def warned(notes):
+    return [note for note in notes if note.startswith("warning")]
+
+
+def test_features_are_told_by_name():
+    assert "features: age, dose" in notes_of(hospital())
+    notes = notes_of(hospital(), drop=None, categories={"stage": ["A", "B", "C"]})
+    assert "features: age, dose, stage (3 categories)" in notes
+    assert not warned(notes)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("id", DRAWS.integers(0, 2, 24)),
+        ("patient_id", DRAWS.normal(size=24)),
+        ("patientId", DRAWS.normal(size=24)),
+        ("Unnamed: 0", DRAWS.normal(size=24)),
+        ("seen", DRAWS.permutation(24)),
+        ("seen", DRAWS.permutation(24) + 0.0),
+        ("time", np.cumsum(DRAWS.uniform(size=24))),
+        ("time", -np.cumsum(DRAWS.uniform(size=24))),
+    ],
+)
+def test_columns_that_look_like_ids_are_named(name, values):
+    (told,) = warned(notes_of(hospital(**{name: values})))
+    assert told.startswith(f"warning: {name} looks like an id, ")
+    assert told.endswith(f"drop=[{name!r}] leaves it out")
+    assert not warned(notes_of(hospital(**{name: values}), drop=["stage", name]))
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [("width", DRAWS.normal(size=24)), ("count", DRAWS.integers(0, 9, 24)), ("fluid", DRAWS.normal(size=24))],
+)
+def test_other_columns_are_not(name, values):
+    assert not warned(notes_of(hospital(**{name: values})))
+
+
+def test_a_row_number_of_each_client_looks_like_an_id(hospitals, capsys):
+    for name, frame in hospitals.items():
+        frame.assign(visit=np.arange(24)).to_csv(f"{name}.csv", index=False)
+    words = ["--label-column", "sick", "--drop", "stage"]
+    assert cli.main(["data", "csv:hospital_*.csv", *words]) == 0
+    said = capsys.readouterr().err
+    assert "warning: visit looks like an id, as it goes one way from row to row: --drop visit leaves it out" in said
+    assert "features: age, dose, visit" in said
+    assert "clients are those of the files (partition natural)" in said
+
+
+def test_sizes_far_apart_are_told_by_name():
+    (told,) = warned(notes_of(hospital(pay=DRAWS.normal(size=24) * 1e6)))
+    assert "pay within" in told
+    assert not warned(
+        notes_of(hospital(pay=DRAWS.normal(size=24) * 1e6), standardise={"pay": (0, 1e6), "age": (50, 20)})
+    )
+
+
+# Constants.
+
+
+def test_public_constants_stand_in_options_in_a_file_or_follow_from_a_public_table(hospitals):
+    plain = load("csv:hospital_*.csv", **WORDS)
+    pathlib.Path("public.csv").write_text("column,mean,std\nage,50,20\ndose,0,2\n")
+    public = hospital(stage=None)
+    public.to_csv("survey.csv", index=False)
+    own = [(public[name].mean(), public[name].std(ddof=0)) for name in ("age", "dose")]
+    for how, constants in (
+        ("age=50:20,dose=0:2", [(50, 20), (0, 2)]),
+        ("age=50:20", [(50, 20), (0, 1)]),
+        ("public.csv", [(50, 20), (0, 2)]),
+        ("survey.csv", own),
+    ):
+        found = load("csv:hospital_*.csv", standardise=how, **WORDS)
+        means, deviations = np.array(constants).T
+        np.testing.assert_allclose(found.x_train, (plain.x_train - means) / deviations, rtol=1e-4, atol=1e-5)
+        assert found.learnt == ()
+        assert any("taken for public" in note for note in found.notes)
+
+
+@pytest.mark.slow
+def test_constants_of_the_records_are_told_in_the_guarantee(hospitals):
+    found = load("csv:hospital_*.csv", standardise="records", **WORDS)
+    np.testing.assert_allclose(found.x_train.mean(0), 0, atol=1e-6)
+    np.testing.assert_allclose(found.x_train.std(0), 1, atol=1e-6)
+    algorithm = fdp.dpnfl(cohort_size=3, batch_size=5, local_steps=1, learning_rate=0.1, clip_norm=1.0)
+    warnings = {}
+    for how in ("records", "age=50:20"):
+        made = load("csv:hospital_*.csv", standardise=how, **WORDS)
+        data = fdp.federate(made, fdp.data.natural(made.client_ids))
+        ran = fdp.run(algorithm, data, rounds=1, epsilon=4.0, delta=1e-2, progress=False)
+        warnings[how] = [line for line in ran.guarantee.warnings if "deviations" in line]
+    (told,) = warnings["records"]
+    assert told.startswith("epsilon does not cover what the features were made with: means and deviations of 2 columns")
+    assert not warnings["age=50:20"]
+
+
+def test_categories_are_those_that_are_stated(hospitals):
+    found = load("csv:hospital_0.csv", label_column="sick", categories="stage=C|A|B|D")
+    assert found.x_train.shape[1] == 6
+    hot = rows_of(found)[:, 2:].sum(0)
+    assert hot.tolist() == [8, 8, 8, 0]
+    told = refusal(load, "csv:hospital_*.csv", label_column="sick", categories="stage=A|B")
+    assert told.startswith("hospital_0.csv: column stage must be one of A, B, got 'C' in row 3")
+    numbered = fdp.dataset(hospital(stage=[1.0, 2.0] * 12), label="sick", categories={"stage": [1, 2]})
+    assert rows_of(numbered)[:, 2:].sum(0).tolist() == [12, 12]
+
+
+def test_words_that_mean_nothing_elsewhere_are_categories():
+    hospital(stage=["NA", "None", "x"] * 8).to_csv("a.csv", index=False)
+    assert load("csv:a.csv", label_column="sick", categories="stage=NA|None|x").x_train.shape[1] == 5
+
+
+def test_missing_values_are_a_stated_constant():
+    frame = hospital(age=[None, 50.0] * 12, stage=[None, "A"] * 12)
+    frame.to_csv("a.csv", index=False)
+    words = {"label_column": "sick", "categories": "stage=A|unknown"}
+    assert "--fill age=NUMBER states a constant" in refusal(load, "csv:a.csv", **words)
+    assert "--fill stage=WORD states a constant" in refusal(load, "csv:a.csv", fill="7", **words)
+    found = rows_of(load("csv:a.csv", fill="age=7,stage=unknown", **words))
+    assert found[:, 0].tolist() == [7] * 12 + [50] * 12
+    assert found[:, 2:].sum(0).tolist() == [12, 12]
+    made = fdp.dataset(frame, label="sick", drop=["stage"], fill=7)
+    assert rows_of(made)[:, 0].tolist() == [7] * 12 + [50] * 12
+
+
+def test_columns_of_any_kind_are_filled():
+    """Nullable ones of pandas, and names that are no text."""
+    frame = hospital(age=pd.array([None, 50] * 12, dtype="Int64"), stage=pd.array([None, "A"] * 12, dtype="string"))
+    found = fdp.dataset(frame, label="sick", categories={"stage": ["A", "B"]}, fill={"age": 7.5, "stage": "B"})
+    assert rows_of(found)[:, 0].tolist() == [7.5] * 12 + [50] * 12
+    assert rows_of(found)[:, 2:].sum(0).tolist() == [12, 12]
+    plain = hospital(stage=None, age=[None, 50.0] * 12).rename(columns={"age": 0, "dose": 1})
+    assert rows_of(fdp.dataset(plain, label="sick", fill={0: 7})).shape == (24, 2)
+
+
+def test_names_of_columns_move_no_cursor():
+    assert "features: age, '\\x1b[2Jdose'" in notes_of(hospital().rename(columns={"dose": "\x1b[2Jdose"}))
+
+
+WRONG = [
+    ({"drop": "stag"}, "drop must be of columns, got 'stag', which no table has; did you mean stage?"),
+    ({"drop": "stage,sick"}, "which is a label, a client or the split"),
+    ({"standardise": "aeg=1:2"}, "standardise must be of columns that are features, got 'aeg'; did you mean age?"),
+    ({"standardise": "age=1"}, "NAME=MEAN:STD"),
+    ({"standardise": "age=1:0"}, "by a positive deviation, got a deviation of 0; --drop age leaves it out"),
+    ({"standardise": "age=1:nan"}, "by a positive deviation"),
+    ({"standardise": "age=1:1e-300"}, "finite in float32"),
+    ({"standardise": "recrods"}, "NAME=..."),
+    ({"standardise": "absent.csv"}, "csv file must be an existing file"),
+    ({"standardise": "hospital_0.csv"}, "a public file, not the records"),
+    ({"standardise": "wards.csv"}, "wards.csv: column dose must be of numbers"),
+    ({"standardise": "stated.csv"}, "stated.csv must be a row for each column of numbers, got no dose"),
+    ({"categories": "stage"}, "categories must be NAME="),
+    ({"categories": "stage=A|A", "drop": None}, "different words"),
+    ({"categories": "stage=A"}, "categories must be of columns that are features, got 'stage'"),
+    ({"fill": "age=old"}, "fill of age must be a number"),
+    ({"fill": "age=1,age=2"}, "fill must be of each column once"),
+    ({"label_column": "id", "drop": "stage"}, "column id must be labels, got another in every row, as ids are"),
+    ({"drop": None}, "column stage must be numeric, got 'A' in row 1; --categories stage=WORD|WORD states its words"),
+]
+
+
+@pytest.mark.parametrize(("changed", "words"), WRONG, ids=[words for _, words in WRONG])
+def test_what_options_cannot_mean_is_one_line(changed, words):
+    for number in range(3):
+        frame = hospital(id=DRAWS.permutation(1000)[:24])
+        if number == 2:
+            frame.loc[4, "age"] = None
+        frame.to_csv(f"hospital_{number}.csv", index=False)
+    pathlib.Path("wards.csv").write_text("age,dose\n1,x\n2,y\n")
+    pathlib.Path("stated.csv").write_text("column,mean,std\nage,50,20\nid,1,1\n")
+    options = {"label_column": "sick", "drop": "stage,id", "fill": "50"} | changed
+    assert words in refusal(load, "csv:hospital_*.csv", **options)
+
+
+def test_a_column_without_spread_cannot_be_standardised_by_the_records():
+    told = refusal(fdp.dataset, hospital(age=3.0), label="sick", drop=["stage"], standardise="records")
+    assert told.startswith("standardise age must be by a positive deviation, got a deviation of 0; drop=['age']")
+
+
+def test_options_of_tables_are_for_tables():
+    assert "left out for digits" in refusal(load, "digits", drop="a")
+    x = np.zeros((4, 2), np.float32)
+    assert "left out for arrays" in refusal(fdp.dataset, x, [0, 1, 0, 1], x, [0, 1, 0, 1], drop=["a"])
+
+
+# Dialects of CSV.
+
+
+def test_dialects_of_csv_are_read_or_refused_with_their_remedy(hospitals):
+    plain = pathlib.Path("hospital_0.csv").read_text().replace("age,", "âge,", 1)
+    expected = load("csv:hospital_0.csv", **WORDS)
+    head, *rows = plain.splitlines()
+    for content in (
+        b"\xef\xbb\xbf" + plain.encode(),
+        plain.replace("\n", "\r\n").encode(),
+        plain.replace("\n", "\n\n").encode(),
+        plain.replace(",", ", ").encode(),
+        "\n".join([head, *(f"{row}.0" for row in rows)]).encode(),  # labels 0.0 and 1.0
+    ):
+        pathlib.Path("a.csv").write_bytes(content)
+        found = load("csv:a.csv", **WORDS)
+        np.testing.assert_array_equal(found.x_train, expected.x_train)
+        np.testing.assert_array_equal(found.y_train, expected.y_train)
+    assert "labels written as 1.0 are whole numbers" in found.notes
+    for content, words in (
+        (plain.encode("latin-1"), "iconv -f latin1 -t utf-8 a.csv"),
+        (plain.encode("utf-16"), "iconv -f utf-16 -t utf-8 a.csv"),
+        (plain.replace(",", ";").encode(), "got fields with ';' between; pandas.read_csv('a.csv', sep=';')"),
+        (plain.replace(",", "\t").encode(), "got fields with '\\t' between"),
+        ((plain + plain).encode(), "the header again in row 25; drop that row, or name the files"),
+        (plain.replace("dose", "âge").encode(), "columns must be of different names, got âge twice"),
+    ):
+        pathlib.Path("a.csv").write_bytes(content)
+        assert words in refusal(load, "csv:a.csv", **WORDS)
+
+
+def test_labels_with_fractions_are_refused():
+    hospital(sick=[0.5, 1.0] * 12).to_csv("a.csv", index=False)
+    assert "whole numbers or words, got float64; name another column, or task regression" in refusal(
+        load, "csv:a.csv", **WORDS
+    )
+
+
+# Files without a line of names, and words for what is missing.
+
+PEOPLE = [f"{30 + place},{('male', 'female')[place % 2]},{place * place % 7 / 2},{place % 2}" for place in range(24)]
+NUMBERS = [f"{30 + place},{place * place % 7 / 2},{place % 2}" for place in range(24)]
+RECORD = "first line must be the names of the columns, got a record"
+
+
+def written(*lines):
+    pathlib.Path("a.csv").write_text("\n".join([*lines, ""]))
+
+
+@pytest.mark.parametrize(
+    ("lines", "label"),
+    [
+        (NUMBERS, "0"),
+        ([",".join(f'"{cell}"' for cell in line.split(",")) for line in NUMBERS], "0"),
+        (["\ufeff" + NUMBERS[0], *NUMBERS[1:]], "0"),
+        (["1,1,1", *NUMBERS], "1"),  # no names: twice the same would be refused as such
+        (PEOPLE, "0"),
+        (PEOPLE, "male"),
+        (["63,male,?,0", *PEOPLE], "0"),
+        ([f"{place}.5,a{place % 2}" for place in range(24)], "a0"),
+        ([f"{('male', 'female')[place % 2]},{'xyz'[place % 3]}" for place in range(24)], "x"),
+        ([f"2020-01-{place + 1:02d},{'xyz'[place % 3]}" for place in range(24)], "x"),
+        (["63,male,2,1"], "1"),
+    ],
+)
+def test_a_record_in_the_place_of_names_is_refused_and_not_lost(lines, label):
+    written(*lines)
+    told = refusal(load, "csv:a.csv", label_column=label)
+    assert RECORD in told
+    assert "--no-header names columns c0, c1" in told
+
+
+@pytest.mark.parametrize(
+    ("names", "lines", "options"),
+    [
+        ("age,dose,sick", NUMBERS, {}),
+        ("age,2019,sick", NUMBERS, {}),
+        ("NA,0,sick", NUMBERS, {}),
+        ("2020-01-01,2020-01-02,sick", NUMBERS, {}),
+        (",age,sick", NUMBERS, {}),
+        ("sex,sick", [f"{'mf'[place % 2]},{'xyz'[place % 3]}" for place in range(24)], {"categories": "sex=m|f"}),
+        ("2019,sick", [f"{place / 2},{'xyz'[place % 3]}" for place in range(24)], {}),
+        ("0,1,2", NUMBERS, {"label_column": "2", "no_header": False}),  # on the user's word
+    ],
+)
+def test_names_may_be_what_they_like_where_something_says_that_they_are_names(names, lines, options):
+    written(names, *lines)
+    found = load("csv:a.csv", **{"label_column": "sick"} | options)
+    assert len(found.x_train) + len(found.x_test) == 24
+
+
+def test_no_header_keeps_every_record_and_counts_the_columns():
+    written(*PEOPLE)
+    options = {"no_header": True, "label_column": "c3", "categories": "c1=male|female"}
+    found = rows_of(load("csv:a.csv", **options))
+    assert found[:, 0].tolist() == [30.0 + place for place in range(24)]
+    assert found[:, 1:3].sum(0).tolist() == [12, 12]
+    options |= {"categories": None, "standardise": "public.csv"}
+    pathlib.Path("public.csv").write_text("column,mean,std\nc0,30,2\n")  # which has names
+    found = load("csv:a.csv", **options | {"feature_columns": "c0"})
+    assert rows_of(found)[:, 0].tolist() == [place / 2 for place in range(24)]
+    kept = load("csv:a.csv", **options | {"standardise": None, "drop": "c0,c1", "client_column": None})
+    assert kept.x_train.shape[1] == 1
+    owned = load("csv:a.csv", no_header=True, label_column="c3", client_column="c1")
+    assert np.unique(owned.client_ids).tolist() == ["female", "male"]
+
+
+def test_of_several_files_the_one_without_names_is_named(hospitals):
+    hospital(stage=None).to_csv("hospital_1.csv", index=False, header=False)
+    told = refusal(load, "csv:hospital_*.csv", **WORDS)
+    assert told.startswith("hospital_1.csv: ")
+    assert RECORD in told
+    for name, frame in hospitals.items():
+        frame.to_csv(f"{name}.csv", index=False, header=name == "hospital_2")
+    options = {"no_header": True, "label_column": "c3", "drop": "c2"}
+    told = refusal(load, "csv:hospital_*.csv", **options)
+    assert told == "hospital_2.csv: first line must be a record, got names, age, dose, stage, sick; drop --no-header"
+    hospitals["hospital_2"].to_csv("hospital_2.csv", index=False, header=False)
+    assert len(np.unique(load("csv:hospital_*.csv", **options).client_ids)) == 3
+
+
+def test_no_header_is_a_flag_without_a_value_and_a_key_of_files(capsys):
+    written(*NUMBERS)
+    flags = ["--label-column", "c2", "--num-clients", "3"]
+    assert cli.main(["data", "csv:a.csv", "--no-header", "--json", *flags]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["records"] + told["test_records"] == 24 - (24 - told["test_records"]) % 3
+    assert told["options"]["no_header"]
+    assert cli.main(["data", "csv:a.csv", *flags]) == 2
+    assert RECORD in capsys.readouterr().err
+    assert cli.main(["data", "csv:a.csv", "--no-header=false", "--label-column", "0"]) == 0
+    pathlib.Path("run.toml").write_text('dataset = "csv:a.csv"\nno_header = true\nmissing = "-9"\n')
+    assert config.RunSpec.of(config.read("run.toml")).data.no_header
+    assert "left out for parquet" in refusal(load, "parquet:hospital_0.parquet", no_header=True)
+
+
+def test_files_of_other_shapes_than_their_first_line_and_of_other_kinds_are_refused():
+    written("age,dose,sick", *(f"{line},9" for line in NUMBERS))  # else pandas takes the ages for names of rows
+    assert "records of 3 fields, as the first line, got rows of more fields" in refusal(
+        load, "csv:a.csv", label_column="sick"
+    )
+    written("age,dose,sick", *(f"{line}," for line in NUMBERS))  # as spreadsheets write empty cells
+    assert rows_of(load("csv:a.csv", label_column="sick"))[:, 0].tolist() == [30.0 + place for place in range(24)]
+    pathlib.Path("a.arff").write_text("@relation a\n@attribute age numeric\n@data\n1\n")
+    assert "got an ARFF file; sed" in refusal(load, "csv:a.arff", **WORDS)
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet", "frame"])
+@pytest.mark.parametrize(
+    ("word", "more"), [("?", {}), (" ? ", {}), ("n.a.", {"missing": "n.a.,-9"}), ("-9", {"missing": "-9"})]
+)
+def test_a_word_for_a_missing_value_is_one_in_every_source(kind, word, more):
+    """As a number, a category, a label, a client."""
+
+    def read(frame, **options):
+        if kind == "frame":
+            short = {"label_column": "label", "client_column": "client"}
+            options = {short.get(name, name): value for name, value in options.items()}
+            if "missing" in options:
+                options["missing"] = options["missing"].split(",")
+            if "categories" in options:
+                options["categories"] = {"stage": ["A", "B"]}
+            if "fill" in options:
+                options["fill"] = {"age": 7} if options["fill"] == "age=7" else {"stage": "B"}
+            return fdp.dataset(frame, **options)
+        frame.to_csv("a.csv", index=False) if kind == "csv" else frame.to_parquet("a.parquet")
+        return load(f"{kind}:a.{kind}", **options)
+
+    cells = [word, "50"] * 12
+    plain = hospital(stage=None)
+    numbers = read(plain.assign(age=cells), label_column="sick", fill="age=7", **more)
+    assert rows_of(numbers)[:, 0].tolist() == [7] * 12 + [50] * 12
+    told = refusal(read, plain.assign(age=cells), label_column="sick", **more)
+    assert f"age must be given in every row, got {word.strip()!r}, which counts as missing, in row 1" in told
+    staged = plain.assign(stage=[word, "A"] * 12)
+    assert "which counts as missing" in refusal(read, staged, label_column="sick", categories="stage=A|B", **more)
+    found = rows_of(read(staged, label_column="sick", categories="stage=A|B", fill="stage=B", **more))
+    assert found[:, 2:].sum(0).tolist() == [12, 12]
+    for column in ("label_column", "client_column"):
+        options = {"label_column": "sick", column: "who", **more}
+        options |= {"drop": ["sick"] if kind == "frame" else "sick"} if column == "label_column" else {}
+        told = refusal(read, plain.assign(who=[word, "x", "x", "x"] * 6), **options)
+        assert "column who must be given in every row" in told
+
+
+def test_a_word_that_is_stated_as_a_category_is_not_missing():
+    hospital(stage=["?", "A", "NA"] * 8).to_csv("a.csv", index=False)
+    assert load("csv:a.csv", label_column="sick", categories="stage=A|?|NA").x_train.shape[1] == 5
+    told = refusal(load, "csv:a.csv", label_column="sick", categories="stage=A|?|NA", missing="?")
+    assert told.startswith("missing must be other words than the categories of stage, got '?'")
+    found = rows_of(load("csv:a.csv", label_column="sick", categories="stage=A|B", fill="stage=B"))
+    assert found[:, 2:].sum(0).tolist() == [8, 16]
+
+
+def test_numbers_that_are_stated_as_missing_are():
+    frame = hospital(stage=None, age=[-9.0, 50.0] * 12)
+    assert rows_of(fdp.dataset(frame, label="sick"))[0, 0] == -9
+    assert rows_of(fdp.dataset(frame, label="sick", missing=[-9], fill={"age": 7}))[0, 0] == 7
+    frame.to_csv("a.csv", index=False)
+    assert rows_of(load("csv:a.csv", label_column="sick", missing="-9", fill="age=7"))[0, 0] == 7
+
+
+def test_records_of_a_shape_are_warned_of_like_those_of_other_readers(tmp_path):
+    x = pd.DataFrame(np.arange(240).reshape(20, 12) % 251, columns=[f"p{place}" for place in range(12)])
+    x.assign(label=np.arange(20) % 2).to_csv(tmp_path / "a.csv", index=False)
+    dataset = load(f"csv:{tmp_path / 'a.csv'}", record_shape="3,2,2")
+    assert dataset.x_train.shape[1:] == (3, 2, 2)
+    assert any("(3, 2, 2) look like images with channels first" in note for note in dataset.notes)

@@ -1,0 +1,240 @@
+"""Where the time of a round goes: parts that are left out one by one, and a floor that is counted."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedjax_dp as fdp
+from fedjax_dp import prng
+from fedjax_dp.data import Dataset, federate
+from fedjax_dp.models import logistic_regression
+from fedjax_dp.parts.batches import FixedBatches
+from fedjax_dp.parts.clipping import Unbounded
+from fedjax_dp.pytrees import value
+from fedjax_dp.tools.cli import bench, main
+from fedjax_dp.tools.latency import measurement, plots
+from fedjax_dp.tools.latency.floor import Floor, floor_of
+
+CLIENTS, RECORDS, FEATURES, CLASSES = 6, 40, 30, 4
+COHORT, BATCH, STEPS = 4, 5, 3
+SIZE = FEATURES * CLASSES + CLASSES
+
+
+@pytest.fixture(scope="module")
+def data():
+    rng = np.random.default_rng(0)
+    x, y = (
+        rng.normal(size=(CLIENTS * RECORDS, FEATURES)).astype(np.float32),
+        rng.integers(0, CLASSES, CLIENTS * RECORDS),
+    )
+    dataset = Dataset("random", x, y.astype(np.int32), x[:20], y[:20].astype(np.int32), classes=CLASSES)
+    return federate(dataset, np.split(np.arange(CLIENTS * RECORDS), CLIENTS))
+
+
+def private(**changes):
+    common = {"cohort_size": COHORT, "batch_size": BATCH, "local_steps": STEPS, "learning_rate": 0.1}
+    return fdp.dpnfl(**common | {"clip_norm": 1.0, "noise_multiplier": 1.0} | changes)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return logistic_regression((FEATURES,), CLASSES)
+
+
+@pytest.fixture(scope="module")
+def found(data, model):
+    return measurement.measure_round(private(), data, model, evaluate_every=10, turns=3)
+
+
+TOLD = measurement.Latency(
+    round_ms=9.0,
+    spread=0.1,
+    parts=dict.fromkeys(measurement.PARTS, 1.25),
+    compile_s=2.0,
+    turns=3,
+    devices=2,
+    floor=Floor(1e6, 1e5, 1e4, 1.0, 2.0, 3.0),
+    changes=[measurement.Change("evaluate_every", "20 instead of 10", 0.5)],
+)
+
+
+def test_each_variant_lacks_one_more_part(model):
+    ladder = measurement.variants(private(), model)
+    assert list(ladder) == ["whole", "clipping", "noise", "sampling", "gradient", "gather"]
+    assert isinstance(ladder["clipping"][0].local.privatizer.bound, Unbounded)
+    assert not isinstance(ladder["clipping"][0].local.privatizer.source, measurement.Silence)
+    assert isinstance(ladder["noise"][0].local.privatizer.source, measurement.Silence)
+    assert isinstance(ladder["noise"][0].local.batches, FixedBatches)
+    assert isinstance(ladder["sampling"][0].local.batches, measurement.GivenBatches)
+    assert ladder["gradient"][1] == measurement.Idle(model, reads=True)
+    assert ladder["gather"][1] == measurement.Idle(model, reads=False)
+
+
+def test_what_is_not_there_is_not_left_out(model):
+    common = {"cohort_size": COHORT, "local_steps": STEPS, "learning_rate": 0.1}
+    assert list(measurement.variants(fdp.fedavg(**common, batch_size=BATCH), model)) == [
+        "whole",
+        "sampling",
+        "gradient",
+        "gather",
+    ]
+    client = fdp.dp_fedavg(**common, batch_size=BATCH, clip_norm=1.0, noise_multiplier=1.0)
+    assert "noise" in measurement.variants(client, model)
+
+
+def test_batches_that_are_counted_off_have_the_shapes_of_drawn_ones():
+    drawn, given = FixedBatches(size=BATCH), measurement.GivenBatches(base=FixedBatches(size=BATCH))
+    key, records = jax.random.key(0), jnp.int32(RECORDS)
+    for a, b in zip(
+        drawn.sample(key, records, STEPS, RECORDS, RECORDS),
+        given.sample(key, records, STEPS, RECORDS, RECORDS),
+        strict=True,
+    ):
+        assert (a.shape, a.dtype) == (b.shape, b.dtype)
+    assert np.asarray(given.sample(key, jnp.int32(7), STEPS, 7, 7).positions).max() == 6
+
+
+@pytest.mark.slow
+def test_a_round_without_noise_moves_as_a_plain_one_does(data, model):
+    """What is left after clipping and noise are out is the gradient of the batch, step by step."""
+    silent = measurement.variants(private(l2=0.0, schedule="constant"), model)["noise"][0]
+    plain = private(l2=0.0, schedule="constant")
+    plain = dataclasses.replace(plain, local=dataclasses.replace(plain.local, privatizer=fdp.parts.NonPrivate()))
+    ends = [fdp.simulate(algorithm, data, rounds=3, model=model).params for algorithm in (silent, plain)]
+    for a, b in zip(*map(jax.tree.leaves, ends), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.exhaustive
+def test_parts_add_up_to_the_round_and_its_share_of_an_evaluation(found):
+    assert tuple(found.parts) == measurement.PARTS
+    assert found.total_ms == pytest.approx(found.round_ms + found.parts["evaluation"], rel=1e-9)
+    assert found.parts["evaluation"] > 0
+    assert [change.saves_ms for change in found.changes] == sorted((c.saves_ms for c in found.changes), reverse=True)
+
+
+def test_the_floor_is_counted(data, model):
+    floor = floor_of(private(), data, model, fdp.execution.all_devices())
+    assert floor.normals == SIZE * STEPS * COHORT
+    assert floor.bytes == (BATCH * FEATURES * 4 + 8 * SIZE) * STEPS * COHORT
+    products = 4 * BATCH * FEATURES * CLASSES * STEPS * COHORT  # scores, and the gradient of the kernel
+    assert products <= floor.flops <= 2 * products
+    assert floor.ms == max(floor.flops_ms + floor.normals_ms, floor.bytes_ms) > 0
+
+
+@pytest.mark.slow
+def test_noise_of_whole_clients_is_drawn_once_a_round(data, model):
+    common = {"cohort_size": COHORT, "batch_size": BATCH, "local_steps": STEPS, "learning_rate": 0.1}
+    client = fdp.dp_fedavg(**common, clip_norm=1.0, noise_multiplier=1.0)
+    execution = fdp.execution.all_devices()
+    assert floor_of(client, data, model, execution).normals == SIZE
+    assert floor_of(fdp.fedavg(**common), data, model, execution).normals == 0
+
+
+@value
+class SlowNoise:
+    """Noise that is drawn a thousand times over."""
+
+    fresh, bands = True, (1.0,)
+
+    def draw(self, key, place, size):
+        def again(i, total):
+            return total + prng.normals(jax.random.fold_in(key, i), place.step, size)
+
+        return jax.lax.fori_loop(0, 1000, again, jnp.zeros(size))
+
+    def variance(self, step):
+        return 1000.0
+
+
+@value
+class SlowBatches:
+    """Batches that are drawn a thousand times over."""
+
+    like: FixedBatches
+    even = True
+
+    def divisor(self, records):
+        return self.like.divisor(records)
+
+    def count(self, steps, largest):
+        return self.like.count(steps, largest)
+
+    def sample(self, key, records, steps, largest, smallest):
+        def again(i, drawn):
+            fresh = self.like.sample(jax.random.fold_in(key, i), records, steps, largest, smallest)
+            return fresh._replace(positions=(fresh.positions + drawn.positions) % records)
+
+        return jax.lax.fori_loop(0, 1000, again, self.like.sample(key, records, steps, largest, smallest))
+
+    def sampling(self, records):
+        return self.like.sampling(records)
+
+    def check(self, sizes):
+        self.like.check(sizes)
+
+
+def with_slow_noise(local):
+    return dataclasses.replace(local, privatizer=dataclasses.replace(local.privatizer, source=SlowNoise()))
+
+
+def with_slow_batches(local):
+    return dataclasses.replace(local, batches=SlowBatches(like=local.batches))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("part", "slowed"), [("noise", with_slow_noise), ("sampling", with_slow_batches)])
+def test_the_part_that_is_made_slow_is_named_and_no_other(part, slowed, data, model):
+    algorithm = private()
+    slow = dataclasses.replace(algorithm, local=slowed(algorithm.local))
+    seen = measurement.measure_round(slow, data, model, evaluate_every=10, turns=3)
+    assert max(seen.parts, key=seen.parts.get) == part
+
+
+HOW = fdp.models.explain_gradients(fdp.mlp((6,), 3))
+
+
+def test_a_disturbed_measurement_says_so_instead_of_a_clean_number(capsys):
+    bench._print(TOLD._replace(spread=0.31), HOW, 20, "x")
+    assert "disturbed" in capsys.readouterr().out.splitlines()[0]
+    bench._print(TOLD._replace(spread=0.29), HOW, 20, "x")
+    assert "disturbed" not in capsys.readouterr().out
+
+
+def test_people_read_parts_floor_and_changes(capsys):
+    bench._print(TOLD, HOW, 20, "dpnfl on digits")
+    out = capsys.readouterr().out
+    assert all(
+        part in out for part in (*measurement.PARTS, "floor", "change", "ms a round", "Dense_0/kernel", "bytes a batch")
+    )
+
+
+@pytest.mark.exhaustive
+def test_command_measures_and_draws(tmp_path, capsys):
+    small = ["--algorithm", "fedavg", "--cohort-size", "4", "--local-steps", "2", "--chunk-size", "2", "--turns", "2"]
+    assert main(["bench", *small, "--plot", str(tmp_path / "bench.png"), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["total_ms"] == pytest.approx(sum(told["parts"].values()))
+    assert {"device", "versions", "config", "floor", "disturbed", "gradients"} <= set(told)
+    assert (tmp_path / "bench.png").stat().st_size > 5000
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [["--turns", "0"], ["--plot", "x.gif"], ["--cohort-size", "0"], ["--turn", "3"], ["--compile-for", "h200"]],
+)
+def test_bad_input_is_one_line(bad, capsys):
+    assert main(["bench", *bad]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("fedjax-dp: ")
+    assert len(captured.err.splitlines()) == 1
+
+
+def test_picture_is_drawn(tmp_path):
+    plots.plot_latency(TOLD._replace(spread=0.5), "x", tmp_path / "a.png")
+    assert (tmp_path / "a.png").stat().st_size > 5000

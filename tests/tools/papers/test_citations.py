@@ -1,0 +1,100 @@
+"""Papers go by short names that one place cites in full, and by no file number."""
+
+import json
+import pathlib
+import re
+
+import pytest
+
+from fedjax_dp import folders
+from fedjax_dp.experiments import config as configs
+from fedjax_dp.tools import cli
+from fedjax_dp.tools.papers.citations import CITATIONS, markdown
+from fedjax_dp.tools.papers.noise import PRESCRIBED
+from fedjax_dp.tools.papers.reproductions.recipe import BEST, read_recipe, recipes
+from fedjax_dp.tools.papers.settings import PAPERS
+
+ROOT = pathlib.Path(__file__).parents[3]
+NUMBER = re.compile(r"(?<![\w.,])00[0-4](?!\w|[.,]\d)|[A-Za-z](\w*_)?00[0-4](?!\d)")
+READ = {".py", ".md", ".toml", ".json", ".ipynb", ".csv"}
+KEPT = ("fedjax_dp", "benchmarks", "tests", "notebooks", "*.md", "*.toml")
+NOT_PAPERS = (
+    r"(RUF|NPY)00\d",  # rules of the linter
+    r'"image/png": "[^"]*"',  # pictures in notebooks
+)
+
+
+def test_citations_are_those_that_are_known():
+    assert list(CITATIONS) == ["dpnfl", "rfedavg", "cpfed", "acs_pldp", "dp_fedavg_output", "mr_mtl"]
+    assert [paper.short for paper in CITATIONS.values()] == [
+        "Chen et al. 2024",
+        "Wang et al.",
+        "Hu et al. 2020",
+        "Chen et al.",
+        "Li et al. 2025",
+        "Liu et al. 2022",
+    ]
+    assert str(CITATIONS["cpfed"]).endswith("Privacy-Preserving Federated Learning. arXiv:2003.13761, 2020.")
+    assert str(CITATIONS["acs_pldp"]).endswith("Adaptive Client Sampling.")
+
+
+def test_every_name_of_a_paper_is_cited():
+    others = {"moments", "adaptive_clipping"}  # an accountant, and a work that its rows cite
+    assert set(PAPERS) == {*CITATIONS, *others}
+    assert set(PRESCRIBED) < set(CITATIONS)
+    folders = list(dict.fromkeys(name.split("/")[0] for name in recipes()))
+    assert folders == [*CITATIONS, BEST]
+    for name in recipes():
+        paper, source = name.split("/")[0], read_recipe(name).source
+        assert source.startswith("Best" if paper == BEST else f"{paper}, ")
+
+
+@pytest.mark.slow
+def test_catalogue_and_readme_cite_every_paper(capsys):
+    assert f"## Citations\n\n{markdown()}" in printed(capsys, "catalogue")
+    cited = json.loads(printed(capsys, "catalogue", "--json"))["citations"]
+    assert {paper["name"]: paper["citation"] for paper in cited} == {name: str(p) for name, p in CITATIONS.items()}
+    assert markdown() in (ROOT / "README.md").read_text().split("\n## Citations\n")[1]
+
+
+def test_a_run_of_before_the_names_is_refused_with_the_choices(capsys, tmp_path):
+    config = configs.RunSpec.of({"dataset": "digits", "epsilon": 1.0, "sigma_mode": "dpnfl"})
+    text = folders.toml(config.flat()).replace('sigma_mode = "dpnfl"', 'sigma_mode = "paper_000"')
+    assert "paper_000" in text
+    (tmp_path / "config.toml").write_text(text)
+    assert cli.main(["run", str(tmp_path / "config.toml")]) == 2
+    (told,) = capsys.readouterr().err.splitlines()
+    assert f"one of per_client, common_worst, {', '.join(PRESCRIBED)}, got 'paper_000'" in told
+
+
+def printed(capsys, *arguments):
+    assert cli.main(list(arguments)) == 0
+    return capsys.readouterr().out
+
+
+def test_no_paper_goes_by_a_number():
+    found = [path for top in KEPT for path in (ROOT.glob(top) if "*" in top else (ROOT / top).rglob("*"))]
+    listed = [path.relative_to(ROOT).as_posix() for path in found if path.is_file() and "__pycache__" not in path.parts]
+    files = [pathlib.Path(name) for name in listed if pathlib.Path(name).suffix in READ]
+    assert len(files) > 300
+    assert [name for name in listed if NUMBER.search(name)] == []
+    for file in files:
+        text = re.sub("|".join(NOT_PAPERS), "", (ROOT / file).read_text())
+        found = (
+            []
+            if file == pathlib.Path("tests/tools/papers/test_citations.py")
+            else [match[0] for match in NUMBER.finditer(text)]
+        )
+        assert found == [], file
+
+
+@pytest.mark.parametrize(
+    "wrong", ["paper 000", "000's Lemma", "(004)", "of_003", "lemma1_003", "best/mnist-004", "002/fig8", "seed000_x"]
+)
+def test_a_number_is_found(wrong):
+    assert NUMBER.search(wrong)
+
+
+@pytest.mark.parametrize("right", ["0.001", "10_000", "4,000", "2004", "1e-3", "0002"])
+def test_other_numbers_are_none_of_a_paper(right):
+    assert not NUMBER.search(right)
