@@ -32,9 +32,9 @@ from fedjax_dp.experiments.groups import (
     options_of,
 )
 from fedjax_dp.experiments.presets import population_of, preset_of, resolve_population
-from fedjax_dp.options import Options, of_class, require_meant
+from fedjax_dp.options import Options, require_meant
 from fedjax_dp.parts.choices import CHOICES, own_numbers, takes_size
-from fedjax_dp.privacy.terms import PrivacyTerms
+from fedjax_dp.privacy.terms import PrivacyTerms, options_of_terms
 from fedjax_dp.tasks.measures import split_target
 from fedjax_dp.validation import PAGES
 
@@ -115,11 +115,11 @@ class RunSpec:
     def of_values(cls, overrides: Overrides, *, algorithm: str, dataset: str, model: str | None) -> "RunSpec":
         """The same where algorithm, data and model are values, which are described in words; nothing is brought."""
         explicit = {name: value for name, value in overrides.items() if value is not None}
-        privacy = of_class(PrivacyTerms)  # whose epsilon may be one for each client
-        every = options_of()
-        taken = {name: option for name, option in every.items() if name in BESIDE_VALUES} | privacy
+        privacy = options_of_terms()  # whose epsilon may be one for each client
+        fixed = {name: option for options in fixed_options().values() for name, option in options.items()}
+        taken = {name: fixed[name] for name in BESIDE_VALUES} | privacy
         for name, value in explicit.items():
-            if name in every and name not in taken:
+            if name not in taken and name in options_of():
                 remedy = "give it to what makes the algorithm, the data or the model"
                 raise errors.refuse(name, value, "left out where algorithm and data are values", remedy)
             errors.require_choice("option", name, taken)

@@ -68,7 +68,7 @@ class PrivacyTerms:
 
     def check(self) -> None:
         """Refuse names that are none of their choices, and half of a deployment."""
-        for name, option in _options().items():
+        for name, option in options_of_terms().items():
             option.check(getattr(self, name))
         pair = ("deployment_cohort", "deployment_population")
         for name, other in (pair, pair[::-1]):
@@ -112,7 +112,7 @@ class PrivacyTerms:
 
 
 @functools.cache
-def _options() -> Options:
+def options_of_terms() -> Options:
     return of_class(PrivacyTerms)
 
 

@@ -15,10 +15,9 @@ from fedjax_dp import accounting, errors
 from fedjax_dp.accounting import Event, Guarantee, TradeOff, Unit, View
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.models import Model, usual_model
-from fedjax_dp.options import of_class
 from fedjax_dp.privacy.guarantees import verification_error
 from fedjax_dp.privacy.planned_run import PlannedRun, plan_run
-from fedjax_dp.privacy.terms import PrivacyOptions, PrivacyTerms
+from fedjax_dp.privacy.terms import PrivacyOptions, PrivacyTerms, options_of_terms
 from fedjax_dp.pytrees import replace, structure, value
 from fedjax_dp.rounds.algorithm import Algorithm, without_noise
 from fedjax_dp.tools.audits.attacks import Attack, LikelihoodRatio, Summed, Weighed
@@ -218,7 +217,7 @@ def audit_mechanism(
 def _call(function: Callable[..., Any], options: dict[str, Any]) -> str:
     """The call with all options that are plain values and not the default."""
     usual = {name: parameter.default for name, parameter in inspect.signature(function).parameters.items()}
-    usual |= {name: option.default for name, option in of_class(PrivacyTerms).items() if name not in usual}
+    usual |= {name: option.default for name, option in options_of_terms().items() if name not in usual}
     explicit = [
         f"{name}={value!r}"
         for name, value in options.items()
