@@ -71,7 +71,7 @@ class Shuffled:
 
     size: int = fdp.structure()
 
-    drawn, fixed, at_most_once, max_participations, no_epsilon_reason, setup_event = True, True, True, 1, None, None
+    is_random, fixed, at_most_once, max_participations, no_epsilon_reason, setup_event = True, True, True, 1, None, None
 
     @property
     def base(self):
@@ -117,7 +117,7 @@ class Coins:
 
     rate: float
 
-    drawn, fixed, at_most_once, max_participations, no_epsilon_reason, setup_event = True, False, True, 1, None, None
+    is_random, fixed, at_most_once, max_participations, no_epsilon_reason, setup_event = True, False, True, 1, None, None
 
     @property
     def base(self):
@@ -160,7 +160,7 @@ class Coins:
 class Halves:
     """The two halves of the clients take turns."""
 
-    drawn, fixed, at_most_once, max_participations, no_epsilon_reason, setup_event = False, True, True, 1, None, None
+    is_random, fixed, at_most_once, max_participations, no_epsilon_reason, setup_event = False, True, True, 1, None, None
 
     @property
     def base(self):

@@ -277,7 +277,7 @@ def test_private_choices_equal_worked_example():
     models = parts.OwnClusters(choice=rule, number=3)
     shares, updates = sizes / sizes.sum(), np.array(c["updates"])
     mine = shares[:, None] * (np.arange(3) == choice[:, None])
-    total = {"moved": np.einsum("ck,cn->kn", mine, updates), "weight": mine.sum(0)}
+    total = {"delta": np.einsum("ck,cn->kn", mine, updates), "weight": mine.sum(0)}
     agree("ifca_gaussian", models.absorb(np.zeros((3, 2)), total, 4), told["update"])
     event = rule.event(None, c["z"], 50, None)
     agree("ifca_gaussian", 1 / event.relative_noise, told["mu_of_one_selection"])

@@ -45,7 +45,7 @@ def of_shape(*shape, kind=jnp.float32):
 
 def mixture(vector):
     """How a step turns the weight of a client's own model in a mixture."""
-    return MixedModels(alpha=0.5, alpha_speed=0.1)._turned(vector[0], vector, 2 * vector, vector[0] > 0)
+    return MixedModels(alpha=0.5, alpha_speed=0.1)._alpha_after(vector[0], vector, 2 * vector, vector[0] > 0)
 
 
 def windows(x, kernel=(5, 6), strides=(1, 1), dilation=(1, 1)):
