@@ -117,7 +117,8 @@ class Coins:
 
     rate: float
 
-    is_random, fixed, at_most_once, max_participations, no_epsilon_reason, setup_event = True, False, True, 1, None, None
+    is_random, fixed, at_most_once, max_participations = True, False, True, 1
+    no_epsilon_reason, setup_event = None, None
 
     @property
     def base(self):
@@ -160,7 +161,8 @@ class Coins:
 class Halves:
     """The two halves of the clients take turns."""
 
-    is_random, fixed, at_most_once, max_participations, no_epsilon_reason, setup_event = False, True, True, 1, None, None
+    is_random, fixed, at_most_once, max_participations = False, True, True, 1
+    no_epsilon_reason, setup_event = None, None
 
     @property
     def base(self):

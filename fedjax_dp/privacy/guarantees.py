@@ -9,6 +9,7 @@ import numpy as np
 
 from fedjax_dp import accounting, errors, hooks, inspection
 from fedjax_dp.accounting import Event, Guarantee, Unit
+from fedjax_dp.accounting.accountants import about_at
 from fedjax_dp.accounting.events import distinct, each
 from fedjax_dp.accounting.guarantee import (
     FLOAT_NOISE,
@@ -259,7 +260,7 @@ def unverified_guarantee(run: PlannedRun, progress: Callable[[int, int], None] |
         unit,
         adjacency=steps[0].adjacency if steps else accounting.Adjacency.REPLACE_ONE,
         view=run.view,
-        accountant=accounting.ACCOUNTANTS[terms.accountant].about,
+        accountant=about_at(terms.accountant, delta),
         assumptions=(
             *assumptions(run, steps),
             *(line for one in run.qualifiers for line in one.assumptions),

@@ -476,3 +476,11 @@ def test_a_choice_with_next_to_no_noise_has_a_finite_epsilon_or_none(data):
     value = fdp.CATALOGUE["ifca"].of({**base, "choice_noise": 0.01, "noise_multiplier": 4.0})
     found = {name: fdp.guarantee(value, data, rounds=5, delta=1e-5, accountant=name).epsilon for name in ("pld", "rdp")}
     assert 1000 < found["pld"] <= found["rdp"] < 1e4
+
+
+def test_the_basis_says_where_rounding_lets_another_accountant_in(data):
+    """Below delta 1e-8 losses may be priced by Renyi DP (`accounting.epsilon_of`)."""
+    small, usual = (fdp.guarantee(dpnfl(), data, rounds=2, delta=delta).accountant for delta in (1e-12, 1e-5))
+    assert small.startswith(usual)
+    assert "Renyi DP where that is less" in small
+    assert "Renyi" not in usual

@@ -13,6 +13,7 @@ import numpy as np
 
 from fedjax_dp import accounting, errors
 from fedjax_dp.accounting import Event, Guarantee, TradeOff, Unit, View
+from fedjax_dp.accounting.accountants import about_at
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.models import Model, usual_model
 from fedjax_dp.privacy.guarantees import verification_error
@@ -193,7 +194,7 @@ def audit_mechanism(
         step.unit,
         step.adjacency,
         View.UPLOADS,
-        accounting.ACCOUNTANTS[accountant].about,
+        about_at(accountant, delta),
         (f"the function releases {event}",),
     )
     setup = AuditSetup(promise, delta, 0, "0", epsilon, event, {"function": None}, ())

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from fedjax_dp import errors
 from fedjax_dp.accounting import ACCOUNTANTS, Adjacency, Guarantee, Unit, View, epsilons_of
+from fedjax_dp.accounting.accountants import about_at
 from fedjax_dp.accounting.guarantee import DeploymentSummary, infinite, marked
 from fedjax_dp.display import count
 from fedjax_dp.options import about
@@ -107,7 +108,7 @@ def _promise(ledger: "Ledger", options: LedgerOptions) -> Guarantee:
         epsilons = [infinite(epsilon) for epsilon, clients in ledger.phase["epsilons"] for _ in range(clients)]
     else:
         epsilons = ledger.epsilons(options.delta, options.accountant, options.rounds)
-    accountant = ACCOUNTANTS[options.accountant or last["accountant"]].about
+    accountant = about_at(options.accountant or last["accountant"], options.delta or last["delta"])
     unit, adjacency, view = Unit(last["unit"]), Adjacency(last["adjacency"]), View(last["view"])
     promise = Guarantee(tuple(epsilons), options.delta or last["delta"], unit, adjacency, view, accountant, ())
     promise = _with_phases(ledger, options, promise) if ledger.before and options.rounds is None else promise

@@ -25,6 +25,7 @@ from fedjax_dp.accounting import (
     epsilon_of,
     noise_factor_for,
 )
+from fedjax_dp.accounting.accountants import about_at
 from fedjax_dp.accounting.guarantee import NoiseMultipliers
 from fedjax_dp.tools.deployments.description import UNKNOWN, Deployment, MemberDraws, RecordDraws, lacking
 from fedjax_dp.tools.deployments.witness import unwrap, witness_of
@@ -129,7 +130,7 @@ class Mechanism:
             self.unit,
             self.adjacency,
             self.view,
-            self.accountant,
+            self.accountant if pure else about_at("pld", delta),
             self.assumptions,
             noise=NoiseMultipliers.of(self.multipliers) if self.multipliers else None,
         )
