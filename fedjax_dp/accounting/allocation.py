@@ -37,10 +37,10 @@ def of_pass(noise: float, blocks: tuple[tuple[int, int], ...]) -> tuple[Dominati
         return _of_block(noise, first)
     forward, reverse = zip(*(_of_block(noise, sums) for sums, _ in blocks), strict=True)
     counts = [count for _, count in blocks]
-    return _composed(forward, counts), _composed(reverse, counts)
+    return _compose(forward, counts), _compose(reverse, counts)
 
 
-def _composed(directions: tuple[Dominating, ...], counts: list[int]) -> Dominating:
+def _compose(directions: tuple[Dominating, ...], counts: list[int]) -> Dominating:
     """So many independent releases of each, as one."""
     every = list(zip(directions, counts, strict=True))
     square = sum(count * one.pairs[0].deviation ** 2 for one, count in every) / sum(counts)
@@ -81,12 +81,12 @@ def _sums(noise: float) -> Callable[[int], LossDistribution]:
             upper, lower, _, _ = GaussianPair(noise, 1.0).cells(edges * spacing)
             masses = split(edges * spacing, upper, lower) * np.exp(-edges * spacing)
             return LossDistribution(spacing, int(edges[0]), masses)
-        return _trimmed(_added(of(sums // 2), of(sums - sums // 2), spacing), sums)
+        return _trim(_add_on_grid(of(sums // 2), of(sums - sums // 2), spacing), sums)
 
     return of
 
 
-def _added(one: LossDistribution, other: LossDistribution, spacing: float) -> LossDistribution:
+def _add_on_grid(one: LossDistribution, other: LossDistribution, spacing: float) -> LossDistribution:
     """Logarithm of the sum of what both are logarithms of, on a grid of which theirs are part."""
     shared = min(one.spacing, other.spacing)
     finer = round(shared / spacing)
@@ -123,7 +123,7 @@ def _on_grid(law: LossDistribution, spacing: float) -> LossDistribution:
     return LossDistribution(spacing, law.lowest * finer, masses)
 
 
-def _trimmed(law: LossDistribution, sums: int) -> LossDistribution:
+def _trim(law: LossDistribution, sums: int) -> LossDistribution:
     """Without the ends that hardly matter under either law."""
     matters = law.masses * np.maximum(1.0, np.exp(law.losses - math.log(sums)))
     low = int(np.argmax(np.cumsum(matters) > TAIL_MASS))

@@ -178,7 +178,7 @@ def worst_of(events: Iterable[Event]) -> Event:
     is made up that dominates all.
     """
     kinds = list(dict.fromkeys(event for event in distinct(events) if any(True for _ in event.leaves())))
-    if len(kinds) > MOST_COMPARED and (sums := _joined(kinds)) is not None:
+    if len(kinds) > MOST_COMPARED and (sums := _dominating_sums(kinds)) is not None:
         kinds = [Composed(tuple(sums))]
     worst: list[Event] = []
     for event in kinds:
@@ -191,14 +191,14 @@ def worst_of(events: Iterable[Event]) -> Event:
 
 def _dominates(one: Event, other: Event) -> bool:
     """Whether all that `other` releases is known to be made of what `one` does, which is nothing by chance."""
-    return _certain(one) and _joined([one, other]) == [_plain(*leaf) for leaf in one.leaves()]
+    return _certain(one) and _dominating_sums([one, other]) == [_plain(*leaf) for leaf in one.leaves()]
 
 
 def _certain(event: Event) -> bool:
     return isinstance(event, Release) or (isinstance(event, Composed) and all(map(_certain, event.parts)))
 
 
-def _joined(events: Sequence[Event]) -> list[Any] | None:
+def _dominating_sums(events: Sequence[Event]) -> list[Any] | None:
     """Sum by sum what dominates those of all events, or None where that is not known of some."""
     sums = []
     for column in itertools.zip_longest(*(event.leaves() for event in events)):

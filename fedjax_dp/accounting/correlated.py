@@ -41,7 +41,7 @@ def strategy(coefficients: np.ndarray, releases: int) -> np.ndarray:
 
     Shapes: `coefficients` `(b,)`, of which the first is 1; returns `(releases,)`, in O(releases b).
     """
-    coefficients = _checked(coefficients)
+    coefficients = _require_coefficients(coefficients)
     errors.require_count("releases", releases)
     return scipy.signal.lfilter([1.0], coefficients, np.eye(1, releases)[0])
 
@@ -82,7 +82,7 @@ def prefix_error(coefficients: np.ndarray, releases: int) -> float:
     At equal privacy z is proportional to the sensitivity, so compare `correlated_sensitivity * prefix_error`.
     Limits: one band -> sqrt((releases + 1) / 2).
     """
-    coefficients = _checked(coefficients)
+    coefficients = _require_coefficients(coefficients)
     errors.require_count("releases", releases)
     padded = np.zeros(releases)
     padded[: len(coefficients)] = coefficients[:releases]
@@ -90,7 +90,7 @@ def prefix_error(coefficients: np.ndarray, releases: int) -> float:
     return float(np.sqrt(variances.mean()))
 
 
-def _checked(coefficients: np.ndarray) -> np.ndarray:
+def _require_coefficients(coefficients: np.ndarray) -> np.ndarray:
     coefficients = np.asarray(coefficients, float)
     if coefficients.ndim != 1 or not len(coefficients) or coefficients[0] != 1 or not np.isfinite(coefficients).all():
         raise errors.refuse("noise coefficients", coefficients.tolist(), "finite numbers of which the first is 1")

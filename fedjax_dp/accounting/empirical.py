@@ -143,7 +143,7 @@ def epsilon_of_any(bounds: ErrorBounds, delta: float) -> float:
     """
     errors.require_delta(delta)
     fp, fn = bounds.corner
-    return max(_forced(fp, fn, delta), _forced(fn, fp, delta))
+    return max(_implied_epsilon(fp, fn, delta), _implied_epsilon(fn, fp, delta))
 
 
 def mu_of(bounds: ErrorBounds) -> float:
@@ -243,7 +243,7 @@ def _upper(wrong: "np.ndarray | float", trials: int, significance: float) -> np.
     return np.where(left > 1e-9, bound, 1.0)
 
 
-def _forced(fp: float, fn: float, delta: float) -> float:
+def _implied_epsilon(fp: float, fn: float, delta: float) -> float:
     """ln((1 - fn - delta) / fp), at least 0."""
     return max(math.log((1 - fn - delta) / fp), 0.0) if 1 - fn > delta else 0.0
 

@@ -114,7 +114,7 @@ def mark_of(guarantee: Mapping[str, Any]) -> str:
     return DeploymentSummary(**deployment).mark if deployment else ""
 
 
-def marked(text: str, mark: str) -> str:
+def with_mark(text: str, mark: str) -> str:
     """The label of a run with the mark of its deployment, if it has one."""
     return f"{text} ({mark})" if text and mark else text or mark
 
@@ -178,7 +178,7 @@ class Guarantee:
     @property
     def noise_facts(self) -> dict[str, str]:
         """Its noise as it is shown, where there is some."""
-        return {} if self.noise is None else {"noise multiplier": marked(str(self.noise), self.mark)}
+        return {} if self.noise is None else {"noise multiplier": with_mark(str(self.noise), self.mark)}
 
     @property
     def epsilon(self) -> float:

@@ -224,7 +224,7 @@ class Ledger:
         places: dict[Event, int] = {}
         counts: list[np.ndarray] = []
         latest = np.full(self.num_clients, -1)
-        with errors.refuse_errors("ledger", _edited, "as the run wrote it", "put it back", MALFORMED):
+        with errors.refuse_errors("ledger", _edit_message, "as the run wrote it", "put it back", MALFORMED):
             for at, uses in Counter(line.get("as_round", line["round"]) for line in self.lines[:rounds]).items():
                 line = self.lines[at]
                 events = [decode_event(one, Adjacency(line["adjacency"]), Unit(line["unit"])) for one in line["events"]]
@@ -279,7 +279,7 @@ def read_rounds(text: str, phase: Mapping[str, Any], where: str) -> Ledger:
     lines: list[Line] = []
     for number, words in enumerate(whole):
         at = f"{where}: the line of round {number}"
-        with errors.refuse_errors(at, _edited, "as the run wrote it", "put it back", MALFORMED):
+        with errors.refuse_errors(at, _edit_message, "as the run wrote it", "put it back", MALFORMED):
             line = read_line(words)
             if line["ledger"] != VERSION:
                 got, wanted = f"of version {str(line['ledger'])[:20]}", f"of version {VERSION}, which is known here"
@@ -289,7 +289,7 @@ def read_rounds(text: str, phase: Mapping[str, Any], where: str) -> Ledger:
     return Ledger(phase, tuple(lines), bool(cut))
 
 
-def _edited(error: Exception) -> str:
+def _edit_message(error: Exception) -> str:
     return f"edited since ({' '.join(str(error).split())[:60]})"
 
 

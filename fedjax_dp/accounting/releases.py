@@ -144,7 +144,7 @@ class Release(ABC):
 
     def rdp(self, orders: np.ndarray) -> np.ndarray:
         """Renyi divergence bound, in nats, at real orders above 1 `(A,)`, outside an event of probability `lost`."""
-        orders = _checked(orders)
+        orders = _require_orders(orders)
         each = [pairs.divergence(direction, orders) for direction in self.dominating_pairs()]
         return np.max(each, axis=0)
 
@@ -196,7 +196,7 @@ def _highest(noise: float, rate: float) -> float:
     return 8 + 14 * noise + min(4 * noise**2 * math.log(1 / rate), 1e4)
 
 
-def _checked(orders: np.ndarray) -> np.ndarray:
+def _require_orders(orders: np.ndarray) -> np.ndarray:
     orders = np.asarray(orders, float)
     if not np.all(orders > 1):
         raise errors.refuse("Renyi orders", orders.min(), "above 1")
@@ -256,7 +256,7 @@ class GaussianSteps(Release):
                 whose Theorem 5 says that the direction taken here is the worse one.
         """
         errors.require_positive("noise_multiplier", self.noise_multiplier)
-        return pairs.divergence(self.dominating_pairs()[0], _checked(orders))
+        return pairs.divergence(self.dominating_pairs()[0], _require_orders(orders))
 
     @property
     def highest_order(self) -> float:
@@ -337,7 +337,7 @@ class SkellamSums(Release):
     def rdp(self, orders: np.ndarray) -> np.ndarray:
         """See `skellam_divergence`; both sensitivities double under replace-one."""
         twice = self.adjacency.sensitivity
-        return skellam_divergence(self.variance, twice * self.l2, twice * self.l1, _checked(orders))
+        return skellam_divergence(self.variance, twice * self.l2, twice * self.l1, _require_orders(orders))
 
 
 class OfEpsilon(Release):
@@ -381,7 +381,7 @@ class BoundedRange(OfEpsilon):
         return 2 / self.epsilon
 
     def rdp(self, orders: np.ndarray) -> np.ndarray:
-        return _checked(orders) / (2 * self.relative_noise**2)
+        return _require_orders(orders) / (2 * self.relative_noise**2)
 
     def zcdp(self) -> float:
         return 1 / (2 * self.relative_noise**2)

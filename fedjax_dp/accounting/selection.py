@@ -53,7 +53,7 @@ def composition_epsilons(
     Raises:    NotCoveredError if the accountant has no theorem for an event; ConfigurationError if runs differ in their
                clients, unit or adjacency, or if delta is outside (0, 1).
     """
-    return epsilons_of(_composed(_checked(ledgers)), delta, accountant, progress)
+    return epsilons_of(_compose_runs(_require_ledgers(ledgers)), delta, accountant, progress)
 
 
 def repetition_epsilons(ledgers: Ledgers, trials: Trials, delta: float, progress: Progress = None) -> list[float]:
@@ -66,7 +66,7 @@ def repetition_epsilons(ledgers: Ledgers, trials: Trials, delta: float, progress
     Source:    the law's `renyi`; a trial's chance of a total loss counts as often as trials are expected.
     Raises:    as `composition_epsilons`.
     """
-    return _repeated(_candidates(_checked(ledgers)), trials, delta, progress)
+    return _repetition_epsilons(_candidates(_require_ledgers(ledgers)), trials, delta, progress)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,12 +164,12 @@ def selection_cost(
     """
     if drawn and trials is None:
         raise errors.refuse("trials", trials, "the law from which the number of runs was drawn", "or leave out drawn")
-    ledgers = _checked(ledgers, not moving)
-    options = _checked([*ledgers, *(candidates or ())], not moving)
+    ledgers = _require_ledgers(ledgers, not moving)
+    options = _require_ledgers([*ledgers, *(candidates or ())], not moving)
     singles = list(dict.fromkeys(itertools.chain(*ledgers)))
     everything = Composed(tuple(itertools.chain(*options)))  # which refuses several units or adjacencies
     unit, adjacency = next(((step.unit, step.adjacency) for step, _ in everything.leaves()), (None, None))
-    composed = [] if moving else _composed(ledgers)
+    composed = [] if moving else _compose_runs(ledgers)
     choices = _candidates(ledgers, candidates or (), parts, moving) if trials else []
     stages = [len(singles), len(set(composed)), len(set(choices))]
 
@@ -188,7 +188,7 @@ def selection_cost(
         accountant="rdp" if moving else accountant_named(accountant).name,
         moving=moving,
         trials=trials,
-        repetition=max(_repeated(choices, trials, delta, onwards(2))) if trials else None,
+        repetition=max(_repetition_epsilons(choices, trials, delta, onwards(2))) if trials else None,
         drawn=drawn,
     )
 
@@ -197,7 +197,7 @@ def _in_words(epsilon: float) -> str:
     return f"epsilon {epsilon:.4g}" if math.isfinite(epsilon) else "an infinite epsilon"
 
 
-def _checked(ledgers: Ledgers, same: bool = True) -> Ledgers:
+def _require_ledgers(ledgers: Ledgers, same: bool = True) -> Ledgers:
     """At least one run; of the `same` clients each, where records stay with theirs."""
     ledgers = [list(ledger) for ledger in ledgers]
     sizes = {len(ledger) for ledger in ledgers}
@@ -207,13 +207,13 @@ def _checked(ledgers: Ledgers, same: bool = True) -> Ledgers:
     return ledgers
 
 
-def _composed(ledgers: Ledgers) -> list[Event]:
+def _compose_runs(ledgers: Ledgers) -> list[Event]:
     """All runs of each client as one event, the same for the same runs in any order."""
     times = [frozenset(Counter(events).items()) for events in zip(*ledgers, strict=True)]
-    return each(times, _merged)
+    return each(times, _merge_steps)
 
 
-def _merged(times: frozenset[tuple[Event, int]]) -> Event:
+def _merge_steps(times: frozenset[tuple[Event, int]]) -> Event:
     """Events one after the other, each so many times, with equal steps counted together."""
     counts: Counter[Event] = Counter()
     for event, often in times:
@@ -249,7 +249,7 @@ def _candidates(
     return list(zip(*([frozenset(events) for events in zip(*part, strict=True)] for part in runs), strict=True))
 
 
-def _repeated(clients: list[Trial], trials: Trials, delta: float, progress: Progress) -> list[float]:
+def _repetition_epsilons(clients: list[Trial], trials: Trials, delta: float, progress: Progress) -> list[float]:
     """Epsilon of each client by random repetition: one evaluation per distinct client."""
     errors.require_delta(delta)
 

@@ -93,7 +93,7 @@ def rfedavg(
             epsilon follows, because model uploads carry no noise
     """
     means = {"when": delta_at, "scope": delta_scope, "leave_one_out": leave_one_out, "one_batch": delta_batch}
-    return _matched(common, feature_clip_norm, feature_noise, strength=feature_strength, **means)
+    return _match_features(common, feature_clip_norm, feature_noise, strength=feature_strength, **means)
 
 
 @entry("rfedavg, Algorithm 2", defaults={"estimator": "renorm"}, presets={"model": "mlp"})
@@ -112,10 +112,10 @@ def rfedavg_plus(
     A client receives one target instead of the table of all deltas.
     """
     means = {"when": "global_after", "scope": delta_scope, "leave_one_out": leave_one_out, "one_batch": delta_batch}
-    return _matched(common, feature_clip_norm, feature_noise, strength=feature_strength, **means)
+    return _match_features(common, feature_clip_norm, feature_noise, strength=feature_strength, **means)
 
 
-def _matched(common: Mapping[str, Any], clip_norm: float, noise: float, **matching: Any) -> "Algorithm":
+def _match_features(common: Mapping[str, Any], clip_norm: float, noise: float, **matching: Any) -> "Algorithm":
     """`matching`: what `FeatureMatching` takes beside the release that clip norm and noise make."""
     release: parts.FeatureRelease = parts.PlainFeatures()
     if noise:

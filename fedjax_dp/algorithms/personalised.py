@@ -42,7 +42,7 @@ PersonalRate = Annotated[float | None, about("of the personal steps", default="l
 _PERSONAL = {"holdout": 0.2, "schedule": "constant", "l2": 0.0}
 
 
-def _drawn(explicit: Mapping[str, Any]) -> dict[str, Any]:
+def _cohort_default(explicit: Mapping[str, Any]) -> dict[str, Any]:
     return {"cohort": "poisson"} if explicit.get("noise_on") == "clients" else {}
 
 
@@ -53,12 +53,12 @@ def _presets(known: Mapping[str, Any]) -> dict[str, Any]:
     return brought | {name: value for name, value in _PERSONAL.items() if name != "holdout" or not stored}
 
 
-def _layered(known: Mapping[str, Any]) -> dict[str, Any]:
+def _model_default(known: Mapping[str, Any]) -> dict[str, Any]:
     """A head needs layers below it."""
     return _presets(known) | {"model": known.get("model") or "mlp"}
 
 
-def _assembled(
+def _build(
     common: Mapping[str, Any],
     models: "parts.ClientModels",
     noise_on: str,
@@ -105,10 +105,10 @@ def local(
     `noise_multiplier` protects its records from those who get its model (view `deployed`).
     """
     models = parts.OwnModel(shared=False, clean=personal_noise == 0)
-    return _assembled(common, models, "records", clip_norm, noise_multiplier, of_all=True)
+    return _build(common, models, "records", clip_norm, noise_multiplier, of_all=True)
 
 
-@entry("McMahan et al. 2018, personalised", defaults=_drawn, presets=_presets)
+@entry("McMahan et al. 2018, personalised", defaults=_cohort_default, presets=_presets)
 def finetune(
     *,
     clip_norm: ClipNorm,
@@ -121,10 +121,10 @@ def finetune(
 ) -> "Algorithm":
     """FedAvg, after which every client goes on from the model on its own records."""
     models = parts.FineTuned(**_beside(common, personal_steps, personal_noise, personal_learning_rate, noise_on))
-    return _assembled(common, models, noise_on, clip_norm, noise_multiplier)
+    return _build(common, models, noise_on, clip_norm, noise_multiplier)
 
 
-@entry("Li et al. 2021", defaults=_drawn, presets=_presets)
+@entry("Li et al. 2021", defaults=_cohort_default, presets=_presets)
 def ditto(
     *,
     clip_norm: ClipNorm,
@@ -143,7 +143,7 @@ def ditto(
     """
     beside = _beside(common, personal_steps, personal_noise, personal_learning_rate, noise_on)
     models = parts.ModelBeside(pull=parts.Pull(strength=strength, form=proximal), **beside)
-    return _assembled(common, models, noise_on, clip_norm, noise_multiplier)
+    return _build(common, models, noise_on, clip_norm, noise_multiplier)
 
 
 @entry("Li et al. 2021, one clip over both models", presets=_presets)
@@ -157,10 +157,10 @@ def ditto_joint(
 ) -> "Algorithm":
     """Ditto whose two gradients of a record are clipped as one vector and noised once: one release a step."""
     models = parts.JointModels(pull=parts.Pull(strength=strength, form=proximal))
-    return _assembled(common, models, "records", clip_norm, noise_multiplier)
+    return _build(common, models, "records", clip_norm, noise_multiplier)
 
 
-@entry("Liu et al. 2022", defaults=_drawn, presets=_presets, fixes=("estimator", *OF_SERVER))
+@entry("Liu et al. 2022", defaults=_cohort_default, presets=_presets, fixes=("estimator", *OF_SERVER))
 def mr_mtl(
     *,
     clip_norm: ClipNorm,
@@ -179,10 +179,10 @@ def mr_mtl(
             privacy
     """
     models = parts.OwnModel(pull=parts.Pull(strength=strength, form=proximal))
-    return _assembled(common, models, noise_on, clip_norm, noise_multiplier, of_all=True)
+    return _build(common, models, noise_on, clip_norm, noise_multiplier, of_all=True)
 
 
-@entry("Arivazhagan et al. 2019", defaults=_drawn, presets=_layered, fixes=AVERAGING)
+@entry("Arivazhagan et al. 2019", defaults=_cohort_default, presets=_model_default, fixes=AVERAGING)
 def fedper(
     *,
     clip_norm: ClipNorm,
@@ -192,10 +192,10 @@ def fedper(
     **common: Unpack[Common],
 ) -> "Algorithm":
     """FedPer (Arivazhagan et al. 2019): clients keep a head of their own and share the other layers."""
-    return _assembled(common, parts.OwnPart(head=head), noise_on, clip_norm, noise_multiplier)
+    return _build(common, parts.OwnPart(head=head), noise_on, clip_norm, noise_multiplier)
 
 
-@entry("Collins et al. 2021", defaults=_drawn, presets=_layered, fixes=AVERAGING)
+@entry("Collins et al. 2021", defaults=_cohort_default, presets=_model_default, fixes=AVERAGING)
 def fedrep(
     *,
     clip_norm: ClipNorm,
@@ -210,10 +210,10 @@ def fedrep(
     """FedRep (Collins et al. 2021): as FedPer, but the head is trained first, then `local_steps` on what is shared."""
     steps = common["local_steps"] if head_steps is None else head_steps
     errors.require_count("head_steps", steps)
-    return _assembled(common, parts.OwnPart(head=head, head_steps=steps), noise_on, clip_norm, noise_multiplier)
+    return _build(common, parts.OwnPart(head=head, head_steps=steps), noise_on, clip_norm, noise_multiplier)
 
 
-@entry("Deng et al. 2020", defaults=_drawn, presets=_presets, fixes=AVERAGING)
+@entry("Deng et al. 2020", defaults=_cohort_default, presets=_presets, fixes=AVERAGING)
 def apfl(
     *,
     clip_norm: ClipNorm,
@@ -229,10 +229,10 @@ def apfl(
     models = parts.MixedModels(
         alpha=alpha, alpha_speed=alpha_learning_rate, noise=beside["noise"], clean=beside["clean"]
     )
-    return _assembled(common, models, noise_on, clip_norm, noise_multiplier)
+    return _build(common, models, noise_on, clip_norm, noise_multiplier)
 
 
-@entry("Bietti et al. 2022", defaults=_drawn, presets=_presets, fixes=AVERAGING)
+@entry("Bietti et al. 2022", defaults=_cohort_default, presets=_presets, fixes=AVERAGING)
 def ppsgd(
     *,
     clip_norm: ClipNorm,
@@ -246,7 +246,7 @@ def ppsgd(
     At client level the paper clips a single gradient and steps at the server: local_steps 1, learning_rate 1.
     """
     speed = 1.0 if personal_learning_rate is None else personal_learning_rate / common["learning_rate"]
-    return _assembled(common, parts.OwnOffset(speed=speed), noise_on, clip_norm, noise_multiplier)
+    return _build(common, parts.OwnOffset(speed=speed), noise_on, clip_norm, noise_multiplier)
 
 
 @entry("Ghosh et al. 2020; Liu et al. 2022", presets=_presets, fixes=("estimator", *OF_SERVER))
@@ -278,4 +278,4 @@ def ifca(
     if choice == "gumbel":
         rule = parts.GumbelChoice(bound=loss_bound, epsilon=choice_epsilon, rounds=choices)
     models = parts.OwnClusters(number=clusters, choice=rule)
-    return _assembled(common, models, "records", clip_norm, noise_multiplier, of_all=True)
+    return _build(common, models, "records", clip_norm, noise_multiplier, of_all=True)

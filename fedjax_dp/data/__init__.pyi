@@ -24,7 +24,7 @@ from .partition import one_class_per_client as one_class_per_client
 from .partition import similarity as similarity
 from .reading import Reading as Reading
 from .records import hold_out as hold_out
-from .records import pooled as pooled
+from .records import pool_records as pool_records
 from .records import split_each as split_each
 from .sizes import equal_sizes as equal_sizes
 from .sizes import exponential_sizes as exponential_sizes

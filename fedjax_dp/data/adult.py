@@ -8,7 +8,7 @@ import tomllib
 
 import numpy as np
 
-from fedjax_dp.data.files import damaged, first_file, missing, search_folders
+from fedjax_dp.data.files import damage_error, first_file, missing_file_error, search_folders
 from fedjax_dp.data.store import Dataset
 
 # Columns as the files have them, and words of those that are categories.
@@ -28,7 +28,9 @@ def adult(name: str, data_dir: str | os.PathLike[str] | None) -> Dataset:
     folders = search_folders(["adult"], data_dir)
     paths = [first_file(folders, (file,)) for file in ("adult.data", "adult.test")]
     if paths[0] is None or paths[1] is None:
-        raise missing(name, folders[0], "adult.data and adult.test", "from https://archive.ics.uci.edu/dataset/2/adult")
+        raise missing_file_error(
+            name, folders[0], "adult.data and adult.test", "from https://archive.ics.uci.edu/dataset/2/adult"
+        )
     (train, y_train), (test, y_test) = (_read(path) for path in paths if path)
     x_train, x_test = (  # the columns one after the other
         np.concatenate([np.eye(len(w), dtype=np.uint8)[fields[c].astype(int)] for c, w in CATEGORIES.items()], axis=1)
@@ -55,19 +57,21 @@ def _read(path: pathlib.Path) -> tuple[dict[str, np.ndarray], np.ndarray]:
     try:
         lines = path.read_text(encoding="ascii").splitlines()
     except UnicodeDecodeError as error:
-        raise damaged(path, f"byte {error.start} that is no ASCII", "text") from None
+        raise damage_error(path, f"byte {error.start} that is no ASCII", "text") from None
     for number, line in enumerate(lines, start=1):
         if not line.strip() or line.startswith("|"):
             continue
         words = line.rstrip().removesuffix(".").split(", ")
         if len(words) != len(wanted):
-            raise damaged(f"{path}, line {number}", f"{len(words)} fields", f"{len(wanted)} fields, with ', ' between")
+            raise damage_error(
+                f"{path}, line {number}", f"{len(words)} fields", f"{len(wanted)} fields, with ', ' between"
+            )
         table.append(
             [_value(f"{path}, line {number}, {name}", word, index.get(name)) for name, word in zip(wanted, words)]
         )
     values = np.array(table).reshape(-1, len(wanted))
     if not len(values):
-        raise damaged(path, "no record", "at least one")
+        raise damage_error(path, "no record", "at least one")
     fields = {name: values[:, place] for place, name in enumerate(wanted)}
     return fields, fields.pop("label").astype(np.int32)
 
@@ -76,12 +80,12 @@ def _value(where: str, word: str, index: dict[str, int] | None) -> float:
     """Place of a category, or a finite number."""
     if index is not None:
         if word not in index:
-            raise damaged(where, repr(word), "one of " + ", ".join(index))
+            raise damage_error(where, repr(word), "one of " + ", ".join(index))
         return index[word]
     try:
         number = float(word)
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
-        raise damaged(where, repr(word), "a finite number")
+        raise damage_error(where, repr(word), "a finite number")
     return number

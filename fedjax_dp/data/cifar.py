@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_dp.data.files import check_labels, damaged, read_labelled, require_file, search_folders
+from fedjax_dp.data.files import check_labels, damage_error, read_labelled, require_file, search_folders
 from fedjax_dp.data.pickles import PickleError, bytes_only
 from fedjax_dp.data.store import Dataset
 
@@ -64,7 +64,7 @@ def _original(folder: pathlib.Path, form: _Form) -> list[tuple[str, bytes]]:
         absent = [path.name for path in paths if not path.is_file()]
         if len(absent) < len(paths):
             if absent:
-                raise damaged(base, "no " + ", ".join(absent), "complete with " + ", ".join(form.files))
+                raise damage_error(base, "no " + ", ".join(absent), "complete with " + ", ".join(form.files))
             return [(str(path), path.read_bytes()) for path in paths]
     archive = folder / form.archive
     if not archive.is_file():
@@ -77,16 +77,16 @@ def _original(folder: pathlib.Path, form: _Form) -> list[tuple[str, bytes]]:
                 if base_name in form.files and (file := tar.extractfile(member)) is not None:
                     content[base_name] = file.read()
     except (tarfile.TarError, OSError, EOFError) as error:
-        raise damaged(archive, "damaged or no archive", "a readable tar.gz", f"get it again ({error})") from None
+        raise damage_error(archive, "damaged or no archive", "a readable tar.gz", f"get it again ({error})") from None
     if absent := [file for file in form.files if file not in content]:
-        raise damaged(archive, "no " + ", ".join(absent), "complete with " + ", ".join(form.files))
+        raise damage_error(archive, "no " + ", ".join(absent), "complete with " + ", ".join(form.files))
     return [(f"{archive}: {file}", content[file]) for file in form.files]
 
 
 def _binary(file: str, raw: bytes) -> tuple[np.ndarray, np.ndarray]:
     """Records of one byte of label and 3,072 of pixels."""
     if len(raw) != RECORDS * (1 + PIXELS):
-        raise damaged(file, f"{len(raw)} bytes", f"{RECORDS * (1 + PIXELS)} bytes long, {RECORDS} records")
+        raise damage_error(file, f"{len(raw)} bytes", f"{RECORDS * (1 + PIXELS)} bytes long, {RECORDS} records")
     table = np.frombuffer(raw, np.uint8).reshape(RECORDS, 1 + PIXELS)
     check_labels(file, table[:, 0], CLASSES)
     return table[:, 1:], table[:, 0]
@@ -97,13 +97,13 @@ def _python(file: str, raw: bytes) -> tuple[np.ndarray, np.ndarray]:
     try:
         batch = bytes_only(raw)
     except PickleError as error:
-        raise damaged(file, str(error), "a pickle of plain values and arrays of bytes") from None
+        raise damage_error(file, str(error), "a pickle of plain values and arrays of bytes") from None
     batch = batch if isinstance(batch, dict) else {}
     pixels, labels = (batch.get(key.encode(), batch.get(key)) for key in ("data", "labels"))
     if not isinstance(pixels, np.ndarray) or pixels.shape != (RECORDS, PIXELS):
-        raise damaged(f"{file}: data", str(getattr(pixels, "shape", None)), f"bytes {(RECORDS, PIXELS)}")
+        raise damage_error(f"{file}: data", str(getattr(pixels, "shape", None)), f"bytes {(RECORDS, PIXELS)}")
     if not isinstance(labels, list) or len(labels) != RECORDS or any(type(label) is not int for label in labels):
-        raise damaged(f"{file}: labels", type(labels).__name__, f"a list of {RECORDS} integers")
+        raise damage_error(f"{file}: labels", type(labels).__name__, f"a list of {RECORDS} integers")
     check_labels(f"{file}: labels", np.array(labels), CLASSES)
     return pixels, np.array(labels)
 

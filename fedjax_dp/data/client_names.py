@@ -38,13 +38,13 @@ class ClientNames:
         return tuple(self[client] for client in range(len(self)))
 
 
-def named(names: Any) -> ClientNames | None:
+def as_client_names(names: Any) -> ClientNames | None:
     """Names of clients, or None where they are the clients' own numbers."""
     names = np.asarray([str(name) for name in names])
     return None if np.array_equal(names, np.arange(len(names)).astype(str)) else ClientNames(names)
 
 
-def called(names: ClientNames | None, client: int) -> str:
+def client_label(names: ClientNames | None, client: int) -> str:
     """A client's name, or its number."""
     return str(client) if names is None else names[client]
 
@@ -56,7 +56,7 @@ def number_of(what: str, names: ClientNames | None, clients: int, client: int | 
     """
     if isinstance(client, str):
         for number in range(0 if names is None else clients):
-            if called(names, number) == client:
+            if client_label(names, number) == client:
                 return number
         if not (client.isascii() and client.isdecimal() and len(client) < 20):
             known = [] if names is None else list(names.listed)

@@ -4,7 +4,7 @@ import os
 
 import numpy as np
 
-from fedjax_dp.data.files import damaged, read_labelled, require_file, search_folders
+from fedjax_dp.data.files import damage_error, read_labelled, require_file, search_folders
 from fedjax_dp.data.partition import natural
 from fedjax_dp.data.records import RecordTable, make_dataset, split_rows
 from fedjax_dp.data.store import Dataset
@@ -24,6 +24,6 @@ def femnist_digits(name: str, data_dir: str | os.PathLike[str] | None) -> Datase
     arrays = read_labelled(path, {"x": "y"}, 10, None, np.uint8, "client")
     x, y, owners = (arrays[key] for key in ("x", "y", "client"))
     if owners.shape != y.shape:
-        raise damaged(path, f"client {owners.shape}", f"client {y.shape}")
+        raise damage_error(path, f"client {owners.shape}", f"client {y.shape}")
     parts = RecordTable(owners, x=x, y=y).split(split_rows(natural(owners), TEST_FRACTION, seed=0))
     return make_dataset(name, "", *parts, classes=10, scale=-1 / 255, shift=255)

@@ -49,17 +49,17 @@ def require_file(
     """The first of `files` that is in one of the folders; the error of `missing` where none is."""
     path = first_file(folders, files)
     if path is None:
-        raise missing(name, folders[0], what, source)
+        raise missing_file_error(name, folders[0], what, source)
     return path
 
 
-def missing(name: str, folder: pathlib.Path, what: str, source: str) -> errors.MissingDataError:
+def missing_file_error(name: str, folder: pathlib.Path, what: str, source: str) -> errors.MissingDataError:
     """The error for a data set that is not on disk; says which file belongs where, and who has it."""
     remedy = f"put {what} ({source}) into {folder}"
     return errors.MissingDataError(str(errors.refuse(f"dataset {name}", "no file of it", "on disk", remedy)))
 
 
-def damaged(path: pathlib.Path | str, got: str, wanted: str, remedy: str = "get the file again") -> Exception:
+def damage_error(path: pathlib.Path | str, got: str, wanted: str, remedy: str = "get the file again") -> Exception:
     """The error for a file that is not what its name says."""
     return errors.refuse(str(path), got, wanted, remedy)
 
@@ -71,9 +71,11 @@ def check_file(kind: str, path: pathlib.Path) -> int:
     except (OSError, ValueError):  # not there, or a name that no file can have
         raise errors.refuse(f"{kind} file", str(path), "an existing file", folders.where_looked(path)) from None
     if not stat.S_ISREG(about.st_mode):
-        raise damaged(path, "a folder" if stat.S_ISDIR(about.st_mode) else "no file", f"a {kind} file", "name the file")
+        raise damage_error(
+            path, "a folder" if stat.S_ISDIR(about.st_mode) else "no file", f"a {kind} file", "name the file"
+        )
     if not about.st_size:
-        raise damaged(path, "empty", f"a {kind} file")
+        raise damage_error(path, "empty", f"a {kind} file")
     return about.st_size
 
 
@@ -87,14 +89,14 @@ def readable(
     except errors.ConfigurationError:
         raise
     except kinds as error:
-        raise damaged(what, f"damaged ({folders.reason(error)[:100]})", wanted) from None
+        raise damage_error(what, f"damaged ({folders.reason(error)[:100]})", wanted) from None
 
 
 def check_growth(what: pathlib.Path | str, stored: int, expanded: int) -> None:
     """Refuse content that would take far more room than what stands for it in the file."""
     if expanded > max(FREE, EXPANSION * stored):
         got = f"{expanded:,} bytes from {stored:,} or more"
-        raise damaged(str(what), got, f"at most {EXPANSION} times as large when expanded", "get it from elsewhere")
+        raise damage_error(str(what), got, f"at most {EXPANSION} times as large when expanded", "get it from elsewhere")
 
 
 def unpack(kind: str, path: pathlib.Path) -> bytes:
@@ -152,7 +154,7 @@ def no_text(path: pathlib.Path, beginning: bytes) -> Exception:
     """The error for bytes that are no UTF-8, with the command that makes them so."""
     kind = "utf-16" if beginning.startswith((b"\xff\xfe", b"\xfe\xff")) else "latin1"
     remedy = f"if it is {kind}: iconv -f {kind} -t utf-8 {path.name} > new-{path.name}"
-    return damaged(path, "bytes that are none", "text in UTF-8", remedy)
+    return damage_error(path, "bytes that are none", "text in UTF-8", remedy)
 
 
 def check_id(where: str, client: Any) -> str:
@@ -203,9 +205,11 @@ def read_mat(path: pathlib.Path, names: tuple[str, ...]) -> dict[str, np.ndarray
         arrays = loadmat(path, variable_names=names)
     except Exception as error:  # SciPy's reader fails in any way there is on a damaged file
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise damaged(path, "damaged or no MATLAB file", "a readable MATLAB file", f"get it again ({reason})") from None
+        raise damage_error(
+            path, "damaged or no MATLAB file", "a readable MATLAB file", f"get it again ({reason})"
+        ) from None
     if not set(names) <= set(arrays):
-        raise damaged(path, "no " + " or no ".join(names), f"a MATLAB file with {' and '.join(names)}")
+        raise damage_error(path, "no " + " or no ".join(names), f"a MATLAB file with {' and '.join(names)}")
     return {name: arrays[name] for name in names}
 
 
@@ -221,7 +225,7 @@ def check_labels(path: pathlib.Path | str, y: np.ndarray, classes: int, first: i
     """Labels lie in `first ... first + classes - 1`, as they stand in the file."""
     if y.min() < first or y.max() >= first + classes:
         wanted = f"labels {first} to {first + classes - 1}"
-        raise damaged(path, f"labels {y.min()} to {y.max()}", wanted)
+        raise damage_error(path, f"labels {y.min()} to {y.max()}", wanted)
 
 
 def read_labelled(
@@ -239,6 +243,6 @@ def read_labelled(
         check_labels(path, y, classes)
         if (shape is not None and x.shape[1:] != shape) or (dtype is not None and x.dtype != dtype):
             words = [str(np.dtype(dtype))] * (dtype is not None) + [f"records {shape}"] * (shape is not None)
-            raise damaged(f"{path}: {x_name}", f"{x.dtype} records {x.shape[1:]}", " ".join(words))
+            raise damage_error(f"{path}: {x_name}", f"{x.dtype} records {x.shape[1:]}", " ".join(words))
         arrays[y_name] = y.astype(np.int32)
     return {name: arrays[name] for name in wanted}

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_dp import errors
-from fedjax_dp.data.files import check_labels, damaged, first_file, search_folders, unpack
+from fedjax_dp.data.files import check_labels, damage_error, first_file, search_folders, unpack
 from fedjax_dp.data.store import Dataset
 from fedjax_dp.devices import cache_folder
 
@@ -53,7 +53,7 @@ def images(name: str, data_dir: str | os.PathLike[str] | None) -> Dataset:
         if x.ndim != 3 or y.ndim != 1 or len(x) != len(y):
             raise errors.refuse(str(path), f"{y.shape} labels for {x.shape} images", "one label per image")
     if x_train.shape[1:] != x_test.shape[1:]:
-        raise damaged(paths[2], f"images {x_test.shape[1:]}", f"of {x_train.shape[1:]} like those of training")
+        raise damage_error(paths[2], f"images {x_test.shape[1:]}", f"of {x_train.shape[1:]} like those of training")
     if source.transposed:
         x_train, x_test = x_train.transpose(0, 2, 1).copy(), x_test.transpose(0, 2, 1).copy()
     classes = int(y_train.max()) - source.first_label + 1

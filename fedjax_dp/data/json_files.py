@@ -8,7 +8,7 @@ import pathlib
 from typing import Any
 
 from fedjax_dp import folders
-from fedjax_dp.data.files import damaged, no_text, unpack
+from fedjax_dp.data.files import damage_error, no_text, unpack
 
 
 def read_json(path: pathlib.Path) -> Any:
@@ -22,29 +22,29 @@ def read_json(path: pathlib.Path) -> Any:
     except UnicodeDecodeError:
         raise no_text(path, content) from None
     except RecursionError:
-        raise damaged(path, "lists within lists without end", "a JSON file of data") from None
+        raise damage_error(path, "lists within lists without end", "a JSON file of data") from None
     except (ValueError, OSError, MemoryError) as error:  # of bytes that are no UTF-8, too
-        raise damaged(path, f"something else ({folders.reason(error)[:100]})", "a JSON file") from None
+        raise damage_error(path, f"something else ({folders.reason(error)[:100]})", "a JSON file") from None
 
 
 def object_of(where: str, value: Any, keys: tuple[str, ...] = ()) -> dict[str, Any]:
     """An object with these names, perhaps among others."""
     if not isinstance(value, dict):
-        raise damaged(where, f"a {kind_of(value)}", f"an object with {', '.join(keys)}" if keys else "an object")
+        raise damage_error(where, f"a {kind_of(value)}", f"an object with {', '.join(keys)}" if keys else "an object")
     for key in keys:
         if key not in value:
             shown = ", ".join(map(repr, sorted(value)[:5])) or "nothing"
-            raise damaged(where, shown[:100], f"an object with {key}")
+            raise damage_error(where, shown[:100], f"an object with {key}")
     return value
 
 
 def list_of(where: str, values: Any, kind: type | None = None, words: str = "") -> list[Any]:
     """A list, of values of one kind if it is given; `words` name the kind."""
     if not isinstance(values, list):
-        raise damaged(where, f"a {kind_of(values)}", f"a list{words and ' of '}{words}")
+        raise damage_error(where, f"a {kind_of(values)}", f"a list{words and ' of '}{words}")
     for place, value in enumerate(values if kind is not None else ()):
         if type(value) is not kind:  # true is no integer
-            raise damaged(f"{where}, item {place}", f"a {kind_of(value)}", f"a list of {words}")
+            raise damage_error(f"{where}, item {place}", f"a {kind_of(value)}", f"a list of {words}")
     return values
 
 

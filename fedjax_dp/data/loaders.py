@@ -33,7 +33,7 @@ def _call(place: str, *arguments: Any) -> Any:
     return getattr(importlib.import_module(f"fedjax_dp.{module}"), function)(*arguments)
 
 
-def _shipped(place: str) -> Reader:
+def _shipped_reader(place: str) -> Reader:
     return Reader(lambda name, data_dir, seed, reading: _call(place, name, data_dir))
 
 
@@ -53,14 +53,14 @@ def _store(folder: str, data_dir: Folder, seed: int, reading: Reading) -> "Datas
 
 DATASETS: dict[str, Reader] = {
     "digits": Reader(lambda name, data_dir, seed, reading: _call("data.digits:digits")),
-    **dict.fromkeys(IDX, _shipped("data.idx:images")),
-    **dict.fromkeys(("adult", "adult_full"), _shipped("data.adult:adult")),
-    "cifar10": _shipped("data.cifar:cifar10"),
-    "cifar10_pca60": _shipped("data.cifar:cifar10_pca60"),
-    "svhn": _shipped("data.svhn:svhn"),
+    **dict.fromkeys(IDX, _shipped_reader("data.idx:images")),
+    **dict.fromkeys(("adult", "adult_full"), _shipped_reader("data.adult:adult")),
+    "cifar10": _shipped_reader("data.cifar:cifar10"),
+    "cifar10_pca60": _shipped_reader("data.cifar:cifar10_pca60"),
+    "svhn": _shipped_reader("data.svhn:svhn"),
     "school": Reader(lambda name, data_dir, seed, reading: _call("data.school:school", name, data_dir, seed)),
-    "femnist_digits": _shipped("data.femnist:femnist_digits"),
-    "sent140": _shipped("data.sent140:sent140"),
+    "femnist_digits": _shipped_reader("data.femnist:femnist_digits"),
+    "sent140": _shipped_reader("data.sent140:sent140"),
     "npz": _own("data.arrays:from_npz", "task", owned=lambda path, column: _call("data.arrays:has_ids", path)),
     "csv": _own("tools.formats.tables:from_csv", *COLUMNS, *TABLES, *CSV, owned=_tables_are_owned),
     "parquet": _own("tools.formats.tables:from_parquet", *COLUMNS, *TABLES, owned=_tables_are_owned),
@@ -75,7 +75,7 @@ DATASETS: dict[str, Reader] = {
         lambda setting, data_dir, seed, reading: _call("data.synthetic:synthetic", setting, seed),
         "U,V or synthetic:iid",
     ),
-    "tfds": _shipped("data.tfds:image_classification")._replace(suffix="NAME"),
+    "tfds": _shipped_reader("data.tfds:image_classification")._replace(suffix="NAME"),
     "store": Reader(_store, "FOLDER"),
 }
 

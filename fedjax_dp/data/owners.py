@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_dp import errors
-from fedjax_dp.data.files import damaged
+from fedjax_dp.data.files import damage_error
 from fedjax_dp.data.json_files import list_of, object_of, read_json
 from fedjax_dp.data.partition import group, natural, rows_by_owner
 from fedjax_dp.data.store import Dataset
@@ -89,19 +89,19 @@ def _read_lists(path: pathlib.Path, records: int) -> dict[str, np.ndarray]:
     """Lists of rows, from the first on; none twice, none beyond the last."""
     lists = object_of(str(path), read_json(path))
     if not lists:
-        raise damaged(path, "no client", "lists of rows, one for each client")
+        raise damage_error(path, "no client", "lists of rows, one for each client")
     numbered = all(len(name) < 20 and name.isdecimal() and name == str(int(name)) for name in lists)
     used, parts = np.zeros(records, bool), {}
     for name in sorted(lists, key=int if numbered else None):
         where = f"{path}: {name[:40]!r}"
         rows = list_of(where, lists[name], int, "row numbers")
         if not rows:
-            raise damaged(where, "no row", "at least one", "drop the client")
+            raise damage_error(where, "no row", "at least one", "drop the client")
         for row in rows:
             if not 0 <= row < records:
-                raise damaged(where, f"row {row}"[:40], f"rows 0 to {records - 1} of {records:,} records")
+                raise damage_error(where, f"row {row}"[:40], f"rows 0 to {records - 1} of {records:,} records")
             if used[row]:
-                raise damaged(where, f"row {row} again", "every row once, in all lists")
+                raise damage_error(where, f"row {row} again", "every row once, in all lists")
             used[row] = True
         parts[name] = np.array(rows)
     return parts

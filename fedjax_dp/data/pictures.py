@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_dp import errors, folders
-from fedjax_dp.data.files import damaged
+from fedjax_dp.data.files import damage_error
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")  # none that starts other programs
 MOST_PIXELS = 1 << 24
@@ -28,21 +28,25 @@ def decode(where: str, cells: Iterable[Any], mode: str = "") -> np.ndarray:
     for place, raw in enumerate(cells):
         at = f"{where}, record {place}"
         if not isinstance(raw, bytes):
-            raise damaged(at, "a path alone, or nothing", "with the picture's bytes", "embed them before it is saved")
+            raise damage_error(
+                at, "a path alone, or nothing", "with the picture's bytes", "embed them before it is saved"
+            )
         try:
             with Image.open(io.BytesIO(raw), formats=FORMATS) as picture:
                 if picture.width * picture.height > MOST_PIXELS or picture.mode in DEEP:
                     got = f"{picture.width} x {picture.height}, {picture.mode}"
-                    raise damaged(at, got, f"bytes, at most {MOST_PIXELS:,} pixels")
+                    raise damage_error(at, got, f"bytes, at most {MOST_PIXELS:,} pixels")
                 mode = mode or ("L" if picture.mode in ("1", "L") else "RGB")
                 pixels = np.asarray(picture.convert(mode))
         except errors.ConfigurationError:
             raise
         except Exception as error:  # any error of a library that reads a damaged picture
-            raise damaged(at, f"no picture ({folders.reason(error)[:60]})", f"one of {', '.join(FORMATS)}") from None
+            raise damage_error(
+                at, f"no picture ({folders.reason(error)[:60]})", f"one of {', '.join(FORMATS)}"
+            ) from None
         if pictures and pixels.shape != pictures[0].shape:
-            raise damaged(at, f"{pixels.shape}", f"{pictures[0].shape}, as the first", "resize them")
+            raise damage_error(at, f"{pixels.shape}", f"{pictures[0].shape}, as the first", "resize them")
         pictures.append(pixels)
     if not pictures:
-        raise damaged(where, "no record", "at least one")
+        raise damage_error(where, "no record", "at least one")
     return np.stack(pictures)

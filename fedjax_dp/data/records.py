@@ -15,7 +15,7 @@ import numpy as np
 from fedjax_dp import errors
 from fedjax_dp.accounting.neighbours import Unit
 from fedjax_dp.data.checks import check_data, generator
-from fedjax_dp.data.files import damaged
+from fedjax_dp.data.files import damage_error
 from fedjax_dp.data.partition import natural
 from fedjax_dp.data.reading import shape_of
 from fedjax_dp.data.store import Dataset, row_lists
@@ -38,12 +38,12 @@ class NumberColumn:
         if self._shape is None:
             self._shape = rows.shape[1:]
         if math.prod(rows.shape[1:]) != math.prod(self._shape):
-            raise damaged(where, f"records of shape {rows.shape[1:]}", f"of shape {self._shape}, as the others")
+            raise damage_error(where, f"records of shape {rows.shape[1:]}", f"of shape {self._shape}, as the others")
         with np.errstate(over="ignore"):
             kept = rows.astype(self._dtype)
         exact = self._dtype.kind == "f" or np.array_equal(kept, rows)
         if not exact or not np.isfinite(kept).all():
-            raise damaged(where, "numbers outside of it", f"finite numbers that {self._dtype} holds")
+            raise damage_error(where, "numbers outside of it", f"finite numbers that {self._dtype} holds")
         self._bytes += kept.tobytes()
 
     @property
@@ -157,7 +157,7 @@ def divide(where: str, train: RecordTable, test: RecordTable | None) -> tuple[Re
     clients = [np.arange(len(train))] if train.clients is None else natural(train.clients)
     rows, tests = split_rows(clients, TEST_FRACTION, seed=0)
     if not tests.size:
-        raise damaged(where, "one record of every client and no test split", "two of some client, one to test on")
+        raise damage_error(where, "one record of every client and no test split", "two of some client, one to test on")
     whose = "all records" if train.clients is None else "every client's records"
     train.notes.append(f"no test split: {TEST_FRACTION:.0%} of {whose}, drawn at random, are held out")
     return train.split((np.sort(rows), np.sort(tests)))
@@ -171,9 +171,13 @@ def as_task(where: str, y: np.ndarray, task: str) -> np.ndarray:
     if y.ndim != (2 if task == "multi_label" else 1) or task == "sequence":
         wanted = "lists of 0 and 1" if task == "multi_label" else "one number a record"
         got = f"targets of shape {y.shape[1:]}"
-        raise damaged(where, got, "text" if task == "sequence" else f"{wanted} for task {task}", "give another --task")
+        raise damage_error(
+            where, got, "text" if task == "sequence" else f"{wanted} for task {task}", "give another --task"
+        )
     if not np.array_equal(y, np.floor(y)) or np.abs(y).max() >= 1 << 31:
-        raise damaged(where, "targets with fractions", f"whole numbers for task {task}", "--task regression takes any")
+        raise damage_error(
+            where, "targets with fractions", f"whole numbers for task {task}", "--task regression takes any"
+        )
     return y.astype(np.int32)
 
 
@@ -255,14 +259,14 @@ def _real(where: str, rows: Any) -> np.ndarray:
     try:
         array = np.asarray(rows)
     except (ValueError, OverflowError):
-        raise damaged(where, "records of different lengths", "numbers, as many in every record") from None
+        raise damage_error(where, "records of different lengths", "numbers, as many in every record") from None
     if array.dtype.kind not in "iuf":
         got = {"b": "truth values", "O": "numbers of different kinds, or none"}.get(array.dtype.kind, "text")
-        raise damaged(where, got, "real numbers of 64 bits")
+        raise damage_error(where, got, "real numbers of 64 bits")
     return array
 
 
-def pooled(dataset: Dataset) -> Dataset:
+def pool_records(dataset: Dataset) -> Dataset:
     """Training and test records together as training records, in this order; nothing is left to test on.
 
     What is cut from one text may then be on both sides, so that no bound of tokens holds any more.

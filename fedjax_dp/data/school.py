@@ -5,7 +5,7 @@ import pathlib
 
 import numpy as np
 
-from fedjax_dp.data.files import damaged, read_mat, require_file, search_folders
+from fedjax_dp.data.files import damage_error, read_mat, require_file, search_folders
 from fedjax_dp.data.partition import natural
 from fedjax_dp.data.records import RecordTable, make_dataset, split_each
 from fedjax_dp.data.store import Dataset
@@ -44,12 +44,14 @@ def _read(path: pathlib.Path) -> tuple[list[np.ndarray], list[np.ndarray]]:
     arrays = read_mat(path, ("X", "Y"))
     cells = arrays["X"].ravel(), arrays["Y"].ravel()
     if not len(cells[0]) or any(cell.dtype != object for cell in cells) or len(cells[0]) != len(cells[1]):
-        raise damaged(path, f"X {arrays['X'].shape}, Y {arrays['Y'].shape}", "a cell of each for every school")
+        raise damage_error(path, f"X {arrays['X'].shape}, Y {arrays['Y'].shape}", "a cell of each for every school")
     for place, (x, y) in enumerate(zip(*cells, strict=True)):
         if x.ndim != 2 or x.shape[1] != FEATURES or y.size != len(x) or not len(x):
-            raise damaged(
+            raise damage_error(
                 f"{path}, school {place}", f"X {x.shape}, Y {y.shape}", f"X (pupils, {FEATURES}), Y (pupils, 1)"
             )
         if not (np.isfinite(x).all() and (y >= LOWEST).all() and (y <= HIGHEST).all()):
-            raise damaged(f"{path}, school {place}", "other numbers", f"finite features, scores {LOWEST} to {HIGHEST}")
+            raise damage_error(
+                f"{path}, school {place}", "other numbers", f"finite features, scores {LOWEST} to {HIGHEST}"
+            )
     return [x.astype(float) for x in cells[0]], [y.ravel().astype(float) for y in cells[1]]

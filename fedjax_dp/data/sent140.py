@@ -6,7 +6,7 @@ import pathlib
 
 import numpy as np
 
-from fedjax_dp.data.files import damaged, require_file, search_folders
+from fedjax_dp.data.files import damage_error, require_file, search_folders
 from fedjax_dp.data.partition import natural
 from fedjax_dp.data.records import RecordTable, make_dataset, split_rows
 from fedjax_dp.data.sequences import cut_words, most_frequent, of_words, words_of
@@ -30,7 +30,7 @@ def sent140(name: str, data_dir: str | os.PathLike[str] | None) -> Dataset:
     users, labels, texts = _read(path)
     train, test = rows = split_rows(natural(users), TEST_FRACTION, seed=0)
     if not len(test):
-        raise damaged(path, "one message of every user", "two of some user, one to test on")
+        raise damage_error(path, "one message of every user", "two of some user, one to test on")
     x = cut_words(texts, of_words(most_frequent((texts[row] for row in train), VOCABULARY - 2)), LENGTH)
     learnt = ("a vocabulary of the most frequent words of all training messages",)
     parts = RecordTable(users, x=x, y=labels).split(rows)
@@ -45,19 +45,19 @@ def _read(path: pathlib.Path) -> tuple[np.ndarray, np.ndarray, list[list[str]]]:
             reader = csv.reader(file, strict=True)
             header = next(reader, [])
             if header != ["user", "positive", "text"]:
-                raise damaged(f"{path}, line 1", ",".join(header)[:60] or "nothing", "user,positive,text")
+                raise damage_error(f"{path}, line 1", ",".join(header)[:60] or "nothing", "user,positive,text")
             for row in reader:
                 if len(row) != 3:
-                    raise damaged(f"{path}, line {reader.line_num}", f"{len(row)} fields", "user,positive,text")
+                    raise damage_error(f"{path}, line {reader.line_num}", f"{len(row)} fields", "user,positive,text")
                 if not row[0].isdecimal():
-                    raise damaged(f"{path}, line {reader.line_num}, user", repr(row[0][:40]), "a number")
+                    raise damage_error(f"{path}, line {reader.line_num}, user", repr(row[0][:40]), "a number")
                 if row[1] not in ("0", "1"):
-                    raise damaged(f"{path}, line {reader.line_num}, positive", repr(row[1][:40]), "0 or 1")
+                    raise damage_error(f"{path}, line {reader.line_num}, positive", repr(row[1][:40]), "0 or 1")
                 users.append(int(row[0]))
                 labels.append(int(row[1]))
                 texts.append(words_of(row[2]))
     except (UnicodeDecodeError, csv.Error) as error:
-        raise damaged(path, f"damaged ({error})", "a CSV file in UTF-8") from None
+        raise damage_error(path, f"damaged ({error})", "a CSV file in UTF-8") from None
     if not users:
-        raise damaged(path, "no message", "at least one")
+        raise damage_error(path, "no message", "at least one")
     return np.array(users), np.array(labels, np.int32), texts

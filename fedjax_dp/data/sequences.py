@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_dp import errors
-from fedjax_dp.data.files import check_file, damaged
+from fedjax_dp.data.files import check_file, damage_error
 from fedjax_dp.data.records import RecordTable, make_dataset
 from fedjax_dp.data.store import Dataset
 from fedjax_dp.data.targets import Vocabulary
@@ -64,14 +64,18 @@ def read_words(path: pathlib.Path, most: int) -> list[str]:
             for number, line in enumerate(file, start=1):
                 where, parts = f"{path}, line {number}", line.split()
                 if not parts or len(parts) > 2 or (len(parts) == 2 and not parts[1].isdecimal()):
-                    raise damaged(where, repr(line.strip()[:40]), "a word, perhaps with a count behind it", "drop it")
+                    raise damage_error(
+                        where, repr(line.strip()[:40]), "a word, perhaps with a count behind it", "drop it"
+                    )
                 if parts[0] in words:
-                    raise damaged(where, f"{parts[0][:40]!r}, as in line {words[parts[0]]}", "another word", "drop it")
+                    raise damage_error(
+                        where, f"{parts[0][:40]!r}, as in line {words[parts[0]]}", "another word", "drop it"
+                    )
                 words[parts[0]] = number
                 if len(words) == most:
                     break
     except UnicodeDecodeError as error:
-        raise damaged(path, f"no text ({error.reason})", "a list of words in UTF-8") from None
+        raise damage_error(path, f"no text ({error.reason})", "a list of words in UTF-8") from None
     return list(words)
 
 
@@ -114,7 +118,7 @@ def sentence(ids: Iterable[int], vocabulary: Vocabulary, length: int) -> list[in
 
     So EOS is there only where fewer than `length` words are, as in TensorFlow Federated's and pfl's Stack Overflow.
     """
-    row = [*_framed(ids, vocabulary)][: length + 1]
+    row = [*_frame(ids, vocabulary)][: length + 1]
     return row + [PAD] * (length + 1 - len(row))
 
 
@@ -124,7 +128,7 @@ def rows_of_text(texts: Iterable[Iterable[int]], vocabulary: Vocabulary, length:
     As many rows as hold every id, the last one padded. A stride of `length` makes every id but the first the target of
     exactly one row; one of `length + 1` lets no two rows share an id, and leaves the first of each row unpredicted.
     """
-    ids = np.array([one for text in texts for one in _framed(text, vocabulary)], np.int32)
+    ids = np.array([one for text in texts for one in _frame(text, vocabulary)], np.int32)
     rows = 1 + max(0, -(-(ids.size - length - 1) // stride))
     filled = np.full((rows - 1) * stride + length + 1, PAD, np.int32)
     filled[: ids.size] = ids
@@ -172,7 +176,7 @@ def smallest(ids: np.ndarray, size: int) -> np.ndarray:
     return ids.astype(np.int16 if size <= 1 << 15 else np.int32)
 
 
-def _framed(ids: Iterable[int], vocabulary: Vocabulary) -> Iterator[int]:
+def _frame(ids: Iterable[int], vocabulary: Vocabulary) -> Iterator[int]:
     if vocabulary.bos is not None:
         yield vocabulary.bos
     yield from ids

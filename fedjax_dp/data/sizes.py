@@ -75,20 +75,22 @@ def zipf_sizes(records: int, num_clients: int, minimum: int, exponent: float, se
 
 def linear_sizes(records: int, num_clients: int) -> np.ndarray:
     """Client i of 1 to num_clients gets records i / (1 + 2 + ...), rounded down, and the last one the rest."""
-    return _growing("linear", records, num_clients, lambda clients: range(1, clients + 1))
+    return _sizes_by_law("linear", records, num_clients, lambda clients: range(1, clients + 1))
 
 
 def square_sizes(records: int, num_clients: int) -> np.ndarray:
     """As `linear_sizes`, in proportion to i^2."""
-    return _growing("square", records, num_clients, lambda clients: [i**2 for i in range(1, clients + 1)])
+    return _sizes_by_law("square", records, num_clients, lambda clients: [i**2 for i in range(1, clients + 1)])
 
 
 def exponential_sizes(records: int, num_clients: int) -> np.ndarray:
     """As `linear_sizes`, in proportion to e^i."""
-    return _growing("exponential", records, num_clients, lambda clients: np.exp(np.arange(1.0 - clients, 1.0)).tolist())
+    return _sizes_by_law(
+        "exponential", records, num_clients, lambda clients: np.exp(np.arange(1.0 - clients, 1.0)).tolist()
+    )
 
 
-def _growing(name: str, records: int, num_clients: int, law: Callable[[int], Sequence[float]]) -> np.ndarray:
+def _sizes_by_law(name: str, records: int, num_clients: int, law: Callable[[int], Sequence[float]]) -> np.ndarray:
     """Sizes in proportion to `law`, whole numbers exactly, rounded down, the rest to the last; refuses a zero."""
     errors.require_integer("num_clients", num_clients, 1, 2**31 - 1)
     parts = law(num_clients)

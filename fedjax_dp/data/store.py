@@ -15,7 +15,7 @@ from jax import lax
 from fedjax_dp import errors, validation
 from fedjax_dp.accounting.neighbours import Unit
 from fedjax_dp.data.checks import check_data
-from fedjax_dp.data.client_names import ClientNames, called, in_brackets, named
+from fedjax_dp.data.client_names import ClientNames, as_client_names, client_label, in_brackets
 from fedjax_dp.data.targets import Vocabulary, as_arrays, as_stored, native, rows_of, without_records
 from fedjax_dp.display import Card, count, displayed
 from fedjax_dp.pytrees import checksum, mask_rows, structure, value
@@ -160,7 +160,7 @@ class FederatedData:
 
     def called(self, client: int) -> str:
         """A client's name, or its number where it has none."""
-        return called(self.names, client)
+        return client_label(self.names, client)
 
     def client(self, client_id: jax.Array) -> Client:
         return Client(client_id, self.offsets[client_id], self.sizes[client_id])
@@ -269,7 +269,7 @@ def federate(
         largest=int(sizes.max()),
         smallest=int(sizes.min()),
         bounds=bounds,
-        names=None if names is None else named(names),
+        names=None if names is None else as_client_names(names),
     )
 
 
@@ -345,10 +345,10 @@ def require_clients(data: Any) -> None:
 def row_lists(clients: Any) -> list[np.ndarray]:
     """The training rows of each client, one array each."""
     lists = []
-    named = clients.items() if isinstance(clients, Mapping) else None
-    if named is None and (isinstance(clients, str) or not hasattr(clients, "__len__")):
+    as_client_names = clients.items() if isinstance(clients, Mapping) else None
+    if as_client_names is None and (isinstance(clients, str) or not hasattr(clients, "__len__")):
         raise errors.refuse("clients", type(clients).__name__, "lists of training rows, one for each client")
-    for client, rows in enumerate(clients) if named is None else named:
+    for client, rows in enumerate(clients) if as_client_names is None else as_client_names:
         try:
             part = np.asarray(rows)
         except ValueError:

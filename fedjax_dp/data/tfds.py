@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_dp import errors
-from fedjax_dp.data.files import check_labels, damaged, search_folders
+from fedjax_dp.data.files import check_labels, damage_error, search_folders
 from fedjax_dp.data.pictures import decode
 from fedjax_dp.data.store import Dataset
 
@@ -21,7 +21,7 @@ def image_classification(name: str, data_dir: str | os.PathLike[str] | None) -> 
 
     A single channel loses its axis, as in idx files. The test set is the split `test`, else `validation`.
     """
-    path = _prepared(name, search_folders(["tfds"], data_dir))
+    path = _version_folder(name, search_folders(["tfds"], data_dir))
     try:
         import tensorflow_datasets
     except ImportError as error:
@@ -34,7 +34,7 @@ def image_classification(name: str, data_dir: str | os.PathLike[str] | None) -> 
     try:
         builder = tensorflow_datasets.builder_from_directory(path)
     except Exception as error:  # any error of a library that reads a damaged folder
-        raise damaged(path, _first_line(error), "a prepared data set", "prepare it again") from None
+        raise damage_error(path, _first_line(error), "a prepared data set", "prepare it again") from None
     features = builder.info.features
     mode, classes = _check_features(name, features)
     splits = list(builder.info.splits)
@@ -50,19 +50,19 @@ def image_classification(name: str, data_dir: str | os.PathLike[str] | None) -> 
             blocks = (source.__getitems__([*range(at, min(at + BLOCK, len(source)))]) for at in starts)
             records = [(record["image"], record["label"]) for block in blocks for record in block]
         except Exception as error:  # any error of a library that reads a damaged file
-            raise damaged(f"{path}, split {split}", _first_line(error), "readable", "prepare it again") from None
+            raise damage_error(f"{path}, split {split}", _first_line(error), "readable", "prepare it again") from None
         images = decode(f"tfds:{name}, split {split}", (image for image, _ in records), mode)
         return images, np.array([label for _, label in records], np.int32)
 
     (x_train, y_train), (x_test, y_test) = read("train"), read(held_out)
     if x_train.shape[1:] != x_test.shape[1:]:
-        raise damaged(f"tfds:{name}, split {held_out}", f"images {x_test.shape[1:]}", f"of {x_train.shape[1:]}")
+        raise damage_error(f"tfds:{name}, split {held_out}", f"images {x_test.shape[1:]}", f"of {x_train.shape[1:]}")
     for split, y in (("train", y_train), (held_out, y_test)):
         check_labels(f"{path}, split {split}", y, classes)
     return Dataset(f"tfds:{name}", x_train, y_train, x_test, y_test, classes=classes, scale=1 / 255)
 
 
-def _prepared(name: str, folders: list[pathlib.Path]) -> pathlib.Path:
+def _version_folder(name: str, folders: list[pathlib.Path]) -> pathlib.Path:
     """The folder of that or the newest version; it is the one that holds dataset_info.json."""
     plain, _, version = name.partition(":")
     if not re.fullmatch(r"\w+(/[\w.\-]+)?", plain) or not re.fullmatch(r"[\d.]*", version):

@@ -14,7 +14,7 @@ from fedjax_dp.data import (
     load,
     noted_checksum,
     open_store,
-    pooled,
+    pool_records,
 )
 from fedjax_dp.data.loaders import DATASETS, kind_of, names_clients
 from fedjax_dp.data.projection import low_frequencies, principal_components
@@ -41,7 +41,7 @@ def build_data(config: PopulationConfig) -> FederatedData:
         if any(bound.unit is not Unit.TOKEN for bound in dataset.bounds):
             got, remedy = config.holdout, "name test records in the files"
             raise errors.refuse("holdout", got, "left out where users or texts have several records", remedy)
-        dataset = pooled(dataset)
+        dataset = pool_records(dataset)
     dataset, divided, test_clients = divide(partition, dataset, vars(config))
     clients = list(divided.values()) if isinstance(divided, dict) else divided
     if config.holdout is not None:

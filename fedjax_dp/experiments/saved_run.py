@@ -9,7 +9,7 @@ from typing import Any
 
 from fedjax_dp import errors
 from fedjax_dp.accounting import Guarantee
-from fedjax_dp.accounting.guarantee import marked
+from fedjax_dp.accounting.guarantee import with_mark
 from fedjax_dp.data.targets import vocabulary_of
 from fedjax_dp.display import Card, displayed
 from fedjax_dp.experiments import build, parameters, phases, run_folder
@@ -59,7 +59,7 @@ class SavedRun:
         config = self.config
         name = f"{config['algorithm']} on " if self._manifest["made of"] == configs.CONFIGURED else ""
         text = f"{name}{config['dataset']}, {len(self.guarantee.epsilons)} clients, seed {config['seed']}"
-        return marked(text, self.guarantee.mark)
+        return with_mark(text, self.guarantee.mark)
 
     @property
     def measures(self) -> Measures:

@@ -14,7 +14,7 @@ import numpy as np
 
 from fedjax_dp import errors
 from fedjax_dp.accounting import Guarantee
-from fedjax_dp.accounting.guarantee import marked
+from fedjax_dp.accounting.guarantee import with_mark
 from fedjax_dp.display import Card, count, displayed
 from fedjax_dp.execution import distributed
 from fedjax_dp.execution.mesh import Execution
@@ -182,7 +182,7 @@ class Experiment:
     def title(self) -> str:
         whose = f"{self.name} on " if self.spec.made_of == CONFIGURED else ""
         text = f"{whose}{self.dataset}, {self.planned.data.num_clients} clients, seed {self.seed}"
-        return marked(text, self.guarantee.mark)
+        return with_mark(text, self.guarantee.mark)
 
     def _card(self) -> Card:
         return Card(self.title, {"rounds": str(self.rounds), "privacy": str(self.guarantee)})

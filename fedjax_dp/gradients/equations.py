@@ -142,17 +142,17 @@ def scan_of(equation: Any) -> Scan:
         counts = [consts, carry, len(equation.invars) - consts - carry]
     if len(counts) != 3 or sum(counts) != len(equation.invars):
         raise _unknown(equation, f"arguments in parts of {counts}")
-    return Scan(_closed(body), counts[0], counts[1], length, reverse, unroll)
+    return Scan(_close(body), counts[0], counts[1], length, reverse, unroll)
 
 
 def while_of(equation: Any) -> While:
     condition, body, *consts = _read(equation, "cond_jaxpr", "body_jaxpr", "cond_nconsts", "body_nconsts")
-    return While(_closed(condition), _closed(body), *consts)
+    return While(_close(condition), _close(body), *consts)
 
 
 def branches_of(equation: Any) -> list[core.ClosedJaxpr]:
     """The programs of a cond, whose first argument says which is run."""
-    return [_closed(branch) for branch in _read(equation, "branches")[0]]
+    return [_close(branch) for branch in _read(equation, "branches")[0]]
 
 
 def branch_for(equation: Any, platform: str) -> core.ClosedJaxpr | None:
@@ -173,7 +173,7 @@ def inner_program(equation: Any) -> core.ClosedJaxpr:
         with jax.enable_x64(any(str(aval.dtype).endswith("64") for aval in avals)):  # as where it was traced
             return jax.make_jaxpr(_read(equation, "_prim")[0].expand)(*avals[: len(equation.invars)])
     known = _KNOWN.get(equation.primitive.name, "").split()
-    return _closed(_read(equation, "call_jaxpr" if "call_jaxpr" in known else "jaxpr")[0])
+    return _close(_read(equation, "call_jaxpr" if "call_jaxpr" in known else "jaxpr")[0])
 
 
 def is_of_numpy(equation: Any) -> bool:
@@ -190,7 +190,7 @@ def programs(equation: Any) -> Iterator[core.ClosedJaxpr]:
     if is_of_numpy(equation):
         yield inner_program(equation)
     leaves = jax.tree.leaves(list(equation.params.values()), is_leaf=lambda a: isinstance(a, _PROGRAMS))
-    yield from (_closed(inside) for inside in leaves if isinstance(inside, _PROGRAMS))
+    yield from (_close(inside) for inside in leaves if isinstance(inside, _PROGRAMS))
 
 
 def interpret(jaxpr: Any, inputs: Sequence[T], unknown: T, rule: Callable[[Any, list[T]], Sequence[T]]) -> list[T]:
@@ -370,7 +370,7 @@ def _unknown(equation: Any, what: str) -> errors.ConfigurationError:
 _PROGRAMS = (core.ClosedJaxpr, core.Jaxpr)  # one class since JAX 0.11
 
 
-def _closed(found: Any) -> core.ClosedJaxpr:
+def _close(found: Any) -> core.ClosedJaxpr:
     return found if isinstance(found, core.ClosedJaxpr) else core.ClosedJaxpr(found, ())
 
 

@@ -41,7 +41,7 @@ def require_records_apart(name: str, batched: Callable[..., Any], params: Any, r
     for two, three in zip(*(jax.tree.leaves(out) for _, out in traced)):
         if two.shape[:1] != (2,) or three.shape[:1] != (3,) or two.shape[1:] != three.shape[1:]:
             raise _no_rows(name, three, "three records")
-    found = _mixing(*(closed.jaxpr for closed, _ in traced))
+    found = _first_mixing_equation(*(closed.jaxpr for closed, _ in traced))
     if found is not None:
         raise errors.refuse(
             "model",
@@ -51,7 +51,7 @@ def require_records_apart(name: str, batched: Callable[..., Any], params: Any, r
         )
 
 
-def _mixing(two: Any, three: Any) -> Any | None:
+def _first_mixing_equation(two: Any, three: Any) -> Any | None:
     """The first equation that runs over records, of a program with two and the same with three of them."""
     pairs = list(
         itertools.zip_longest(
@@ -64,7 +64,7 @@ def _mixing(two: Any, three: Any) -> Any | None:
         if _runs_over(one, other, [_longer(a, b) for a, b in zip(one.invars, other.invars)]):
             return one
         for a, b in zip(equations.programs(one), equations.programs(other)):
-            found = _mixing(a.jaxpr, b.jaxpr)
+            found = _first_mixing_equation(a.jaxpr, b.jaxpr)
             if found is not None:
                 return found
     return None

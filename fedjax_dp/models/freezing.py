@@ -14,8 +14,8 @@ from fedjax_dp.models import low_rank
 from fedjax_dp.models.adaptation import Adaptation, Frozen, FrozenValues
 from fedjax_dp.models.low_rank import LowRank
 from fedjax_dp.models.model import NetworkModel
-from fedjax_dp.models.networks import named
-from fedjax_dp.models.selection import HEAD, chosen, listed, matching
+from fedjax_dp.models.networks import by_path
+from fedjax_dp.models.selection import HEAD, match_patterns, select_names, split_words
 from fedjax_dp.models.starts import Start, start_of, stated_pair, with_stated
 from fedjax_dp.prng import role_key
 
@@ -66,13 +66,13 @@ def freeze(
     if model.adaptation is not None and model.adaptation.low_rank is not None:
         raise errors.refuse("model", "one with low-rank terms", "one without", "begin with the model that they are of")
     key = jax.random.key(0, impl="threefry2x32") if key is None else key
-    words, already = listed("trainable", trainable), {} if model.frozen is None else dict(model.frozen.values)
+    words, already = split_words("trainable", trainable), {} if model.frozen is None else dict(model.frozen.values)
     before, model = model.origins, model.base  # what the model that is given brings
     tree = jax.eval_shape(model.init, jax.random.key(0))
-    shapes = {name: shape for name, shape in named(tree).items() if name not in already}
-    kept = {name: shape for name, shape in named(tree).items() if model.is_constant(name)}
+    shapes = {name: shape for name, shape in by_path(tree).items() if name not in already}
+    kept = {name: shape for name, shape in by_path(tree).items() if model.is_constant(name)}
     plan = plan_of(model, "scores", tree, (model.blank,))
-    trained = _trained(words, plan, shapes)
+    trained = _trainable_names(words, plan, shapes)
     adapters = _low_rank(words, plan, shapes, trained, rank, targets)
     of_start = {"start_private": start_private, "start_epsilon": start_epsilon, "start_delta": start_delta}
     of_files = {"fresh": fresh, "start_data": start_data}
@@ -83,9 +83,9 @@ def freeze(
         public = None if start_private is None else not start_private
         start = start_of(start, trained_on=start_data, public=public)
         start = with_stated(start, stated_pair(start_epsilon, start_delta))
-    anew = set() if fresh is None else chosen("fresh", listed("fresh", fresh), plan, shapes | kept)
-    begun = {} if start is None else _begun(start, shapes | kept, anew)
-    drawn = named(model.init(role_key(key, "init"))) if set(shapes) - set(begun) - set(trained) else {}
+    anew = set() if fresh is None else select_names("fresh", split_words("fresh", fresh), plan, shapes | kept)
+    begun = {} if start is None else _initial_values(start, shapes | kept, anew)
+    drawn = by_path(model.init(role_key(key, "init"))) if set(shapes) - set(begun) - set(trained) else {}
     values = {name: jnp.asarray(begun.get(name, drawn.get(name))) for name in shapes if name not in trained} | already
     values |= {name: jnp.asarray(begun[name]) for name in kept if name in begun}
     if adapters is not None and not adapters.both:
@@ -111,14 +111,14 @@ def freeze(
     )
 
 
-def _trained(words: Sequence[str], plan: GradientPlan, shapes: Mapping[str, Any]) -> tuple[str, ...]:
+def _trainable_names(words: Sequence[str], plan: GradientPlan, shapes: Mapping[str, Any]) -> tuple[str, ...]:
     """Names of the parameters that are trained as they are."""
     if ALL in words:
         if len(words) > 1:
             raise errors.refuse("trainable", ",".join(words), "all, or some", "drop one of them")
         return tuple(shapes)
     patterns = ["**bias" if word == BIAS else word for word in words if word not in (LORA, FFA_LORA)]
-    found = chosen("trainable", patterns, plan, shapes)
+    found = select_names("trainable", patterns, plan, shapes)
     if len(found) == len(shapes):
         raise errors.refuse(
             "trainable",
@@ -147,11 +147,11 @@ def _low_rank(
         raise errors.refuse("trainable", ",".join(words), f"{LORA} or {FFA_LORA}", "drop one of them")
     errors.require_count("lora_rank", rank)
     kernels = low_rank.kernels_of(plan)
-    patterns = listed("lora_targets", targets)
+    patterns = split_words("lora_targets", targets)
     if patterns == [DENSE]:
         names = [name for name in kernels if name in shapes and name not in trained]
     else:
-        names = matching("lora_targets", patterns, shapes)
+        names = match_patterns("lora_targets", patterns, shapes)
         for name in names:
             if name in trained:
                 raise errors.refuse("lora_targets", f"{name}, which is trained itself", "others", "drop one of the two")
@@ -173,7 +173,7 @@ def _low_rank(
     return LowRank(tuple(fitting), rank, both)
 
 
-def _begun(start: Start, shapes: Mapping[str, Any], fresh: Collection[str]) -> dict[str, Any]:
+def _initial_values(start: Start, shapes: Mapping[str, Any], fresh: Collection[str]) -> dict[str, Any]:
     """Values by path that training begins with."""
     values, where = start.values, start.origin.name
     wanted = {name: shape for name, shape in shapes.items() if name not in fresh}

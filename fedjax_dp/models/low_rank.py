@@ -140,7 +140,7 @@ def _by_step(factor: jax.Array, lengths: list[int]) -> jax.Array:
     return apart if blocks > 1 else apart.reshape(*lengths, *factor.shape[-2:])
 
 
-def added(plan: GradientPlan, leaves: list[Any], pairs: Mapping[str, LowRankFactors], scale: Any) -> list[Any]:
+def add_low_rank(plan: GradientPlan, leaves: list[Any], pairs: Mapping[str, LowRankFactors], scale: Any) -> list[Any]:
     """The parameters with their terms added to them: W + (alpha / r) A B."""
     result, kernels = list(leaves), kernels_of(plan)
     for name, (a, b) in pairs.items():

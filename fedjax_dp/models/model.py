@@ -20,7 +20,7 @@ from fedjax_dp.models import low_rank
 from fedjax_dp.models.adaptation import Adaptation, Frozen, FrozenValues
 from fedjax_dp.models.batch_axis import first_row, require_records_apart
 from fedjax_dp.models.low_rank import LowRankFactors
-from fedjax_dp.models.networks import Network, named, network_of, unnamed
+from fedjax_dp.models.networks import Network, by_path, from_paths, network_of
 from fedjax_dp.models.origins import Origin, values_digest
 from fedjax_dp.prng import role_key
 from fedjax_dp.pytrees import tensor_sizes
@@ -83,7 +83,7 @@ class NetworkModel:
             return (*self.adaptation.origins, other)
         if not self.network.stands:
             return ()
-        values = named(self.network.init(jax.random.key(0), jnp.zeros(self.blank.shape, self.blank.dtype)))
+        values = by_path(self.network.init(jax.random.key(0), jnp.zeros(self.blank.shape, self.blank.dtype)))
         values |= getattr(self.network, "statistics", {})
         return (Origin(f"{self.network.name} as it was given", values_digest(values)),)
 
@@ -120,7 +120,7 @@ class NetworkModel:
             blank = jnp.zeros(self.record_shape, jnp.int32 if self.tokens else jnp.float32)
             return self._user_code(lambda: self.network.init(key, blank))
         start, adapters = self._frozen().start, self.adaptation.low_rank
-        new = named(self.base.init(key)) if set(self.adaptation.trained) - set(start) else {}
+        new = by_path(self.base.init(key)) if set(self.adaptation.trained) - set(start) else {}
         params = {name: jnp.asarray(start[name] if name in start else new[name]) for name in self.adaptation.trained}
         if adapters is not None:
             kernels = low_rank.kernels_of(self._plan(None))
@@ -137,7 +137,7 @@ class NetworkModel:
             return params
         leaves, structure = jax.tree.flatten(self._own(params))
         return jax.tree.unflatten(
-            structure, low_rank.added(self._plan(None), leaves, self._pairs(params), self._frozen().scale)
+            structure, low_rank.add_low_rank(self._plan(None), leaves, self._pairs(params), self._frozen().scale)
         )
 
     def check(self, record_shape: tuple[int, ...], tokens: bool) -> None:
@@ -181,7 +181,7 @@ class NetworkModel:
         """The parameters of the network itself, trained and frozen."""
         assert self.adaptation is not None
         trained = {name: params[name] for name in self.adaptation.trained}
-        return unnamed({**self._frozen().values, **trained}, _structure(self.base))
+        return from_paths({**self._frozen().values, **trained}, _structure(self.base))
 
     def _pairs(self, params: Params) -> dict[str, LowRankFactors]:
         """Factors of the low-rank terms by kernel."""
@@ -281,7 +281,7 @@ def model(
 
 def with_frozen(model: NetworkModel, values: Mapping[str, Any], origins: tuple[Origin, ...] = ()) -> NetworkModel:
     """The model with these values, by path, of parameters that are never trained."""
-    trained = tuple(name for name in named(jax.eval_shape(model.init, jax.random.key(0))) if name not in values)
+    trained = tuple(name for name in by_path(jax.eval_shape(model.init, jax.random.key(0))) if name not in values)
     held = Frozen(FrozenValues({name: jnp.asarray(value) for name, value in values.items()}, {}, jnp.float32(1.0)))
     return dataclasses.replace(model, adaptation=Adaptation(trained, None, origins, held.checksum), held=held)
 
@@ -295,7 +295,7 @@ def _with_constants(made: NetworkModel) -> NetworkModel:
     made = dataclasses.replace(made, network=made._user_code(lambda: look(jax.random.key(0), blank)))
     if not getattr(made.network, "constants", ()):
         return made
-    values = {name: value for name, value in named(made.init(jax.random.key(0))).items() if made.is_constant(name)}
+    values = {name: value for name, value in by_path(made.init(jax.random.key(0))).items() if made.is_constant(name)}
     return with_frozen(made, values)
 
 

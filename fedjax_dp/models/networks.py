@@ -118,13 +118,13 @@ class Nnx:
     def init(self, key: jax.Array, blank: jax.Array) -> Any:
         from flax import nnx
 
-        return named(nnx.split(self.build(key), nnx.Param, ...)[1])
+        return by_path(nnx.split(self.build(key), nnx.Param, ...)[1])
 
     def run(self, params: Any, x: jax.Array, key: jax.Array | None) -> Any:
         from flax import nnx
 
         graph, structure, rest = self._parts
-        module = nnx.merge(graph, unnamed(params, structure), rest, copy=True)
+        module = nnx.merge(graph, from_paths(params, structure), rest, copy=True)
         module = nnx.view(module, deterministic=key is None, raise_if_not_found=False)
         if key is not None:
             streams = {part.key.tag for _, part in nnx.iter_graph(module) if isinstance(part, nnx.RngStream)}
@@ -168,13 +168,13 @@ class Equinox:
     def init(self, key: jax.Array, blank: jax.Array) -> Any:
         import equinox as eqx
 
-        return named(eqx.filter(self.build(key), eqx.is_inexact_array))
+        return by_path(eqx.filter(self.build(key), eqx.is_inexact_array))
 
     def run(self, params: Any, x: jax.Array, key: jax.Array | None) -> Any:
         import equinox as eqx
 
         structure, static, keyed = self._parts
-        module = eqx.nn.inference_mode(eqx.combine(unnamed(params, structure), static), key is None)
+        module = eqx.nn.inference_mode(eqx.combine(from_paths(params, structure), static), key is None)
         return module(x, **({"key": key} if keyed else {}), **_flag(self.mode, key is not None))
 
 
@@ -265,7 +265,7 @@ def network_of(network: Any, mode: str | None = None) -> Network:
         "model",
         validation.describe(network),
         "a module of Flax (linen or nnx), Equinox or Haiku, a function of a key that makes one, or a pair of functions",
-        _making(network) if isinstance(network, type) else _PAIR,
+        _constructor_words(network) if isinstance(network, type) else _PAIR,
     )
 
 
@@ -282,7 +282,7 @@ def _require_of_a_key(network: Callable[..., Any]) -> None:
         raise errors.refuse("model", f"one of {signature}", wanted, _PAIR) from None
 
 
-def _making(cls: type) -> str:
+def _constructor_words(cls: type) -> str:
     """How the class of a network is given."""
     taken = inspect.signature(vars(cls).get("__init__", cls)).parameters  # a class of nnx has its metaclass's
     for name, made in (("rngs", "nnx.Rngs(key)"), ("key", "key")):
@@ -322,12 +322,12 @@ def _flag(mode: str | None, trained: bool) -> dict[str, Any]:
     return {} if mode is None else {mode: trained == MODES.get(mode, True)}
 
 
-def named(tree: Any) -> dict[str, Any]:
+def by_path(tree: Any) -> dict[str, Any]:
     """The leaves of a pytree by their paths, so that parameters look alike whatever they come from."""
     return {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
-def unnamed(leaves: Mapping[str, Any], structure: Any) -> Any:
+def from_paths(leaves: Mapping[str, Any], structure: Any) -> Any:
     """And back."""
     blank = jax.tree.unflatten(structure, range(structure.num_leaves))
     paths = [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(blank)]
@@ -339,12 +339,12 @@ def _statistics(state: Any) -> dict[str, Any]:
     from flax import nnx
 
     kept: Any = nnx.filter_state(state, nnx.Any(nnx.BatchStat, nnx.Cache))
-    return named(kept)
+    return by_path(kept)
 
 
 def _require_constant(name: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
     """Refuse a call that writes what is kept, be it the same numbers: the traced arrays themselves must have stayed."""
-    kept, left = named(before), named(after)
+    kept, left = by_path(before), by_path(after)
     if kept.keys() != left.keys() or any(kept[path] is not left[path] for path in kept):
         raise _keeps(name, ", ".join(before))
 

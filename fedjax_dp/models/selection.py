@@ -10,7 +10,7 @@ from fedjax_dp import errors
 from fedjax_dp.gradients import Model
 from fedjax_dp.gradients.analysis import GradientPlan, plan_of
 from fedjax_dp.models.model import NetworkModel
-from fedjax_dp.models.networks import named
+from fedjax_dp.models.networks import by_path
 
 HEAD = "head"
 
@@ -21,12 +21,12 @@ def tensors_named(what: str, words: str, model: Model) -> tuple[bool, ...]:
     words  patterns of parameter paths with commas between, or `head`, the layer of the last product.
     Raises: ConfigurationError for a pattern that matches nothing.
     """
-    shapes = named(jax.eval_shape(model.init, jax.random.key(0)))
+    shapes = by_path(jax.eval_shape(model.init, jax.random.key(0)))
     found: set[str] = set()
-    for word in listed(what, words):
+    for word in split_words(what, words):
         own = [name for name in shapes if name == word or name.startswith(f"{word}/")]
         if word != HEAD or own:
-            found |= set(matching(what, [word], shapes))
+            found |= set(match_patterns(what, [word], shapes))
             continue
         if not isinstance(model, NetworkModel):
             raise errors.refuse(what, HEAD, "used with a network", f"name it by a pattern: there are {_few(shapes)}")
@@ -36,7 +36,7 @@ def tensors_named(what: str, words: str, model: Model) -> tuple[bool, ...]:
     return tuple(name in found for name in shapes)
 
 
-def listed(what: str, text: str) -> list[str]:
+def split_words(what: str, text: str) -> list[str]:
     """Words with commas between."""
     words = [word.strip() for word in text.split(",")]
     if "" in words:
@@ -44,7 +44,7 @@ def listed(what: str, text: str) -> list[str]:
     return words
 
 
-def matching(what: str, patterns: Sequence[str], names: Collection[str]) -> list[str]:
+def match_patterns(what: str, patterns: Sequence[str], names: Collection[str]) -> list[str]:
     """Names that one of the patterns matches, or that lie below what it matches, in their order; each has to match."""
     found: set[str] = set()
     for pattern in patterns:
@@ -56,12 +56,12 @@ def matching(what: str, patterns: Sequence[str], names: Collection[str]) -> list
     return [name for name in names if name in found]
 
 
-def chosen(what: str, words: Iterable[str], plan: GradientPlan, shapes: Mapping[str, Any]) -> set[str]:
+def select_names(what: str, words: Iterable[str], plan: GradientPlan, shapes: Mapping[str, Any]) -> set[str]:
     """Names that patterns match, or that `head` stands for."""
     return {
         name
         for word in words
-        for name in (head_of(what, plan, shapes) if word == HEAD else matching(what, [word], shapes))
+        for name in (head_of(what, plan, shapes) if word == HEAD else match_patterns(what, [word], shapes))
     }
 
 

@@ -20,9 +20,9 @@ import numpy as np
 
 from fedjax_dp import errors, folders
 from fedjax_dp.accounting.ledger import phases_in
-from fedjax_dp.data.files import damaged, read_npz
+from fedjax_dp.data.files import damage_error, read_npz
 from fedjax_dp.models import origins
-from fedjax_dp.models.networks import named
+from fedjax_dp.models.networks import by_path
 from fedjax_dp.models.origins import ARRAY, KEY, LEDGER, Origin
 
 WANTED = "an .npz or .safetensors file, the folder of a run, or one that orbax wrote"
@@ -73,7 +73,7 @@ def read_start(
     if isinstance(names, str | os.PathLike):
         names = folders.read_toml("start_names", names)
     if names is not None:
-        found = _renamed(path, found, names)
+        found = _rename(path, found, names)
     origin = Origin(path.name, digest(path), trained_on, public, ledger or "", foreign=ledger is None)
     return with_stated(Start(found, origin), stated)
 
@@ -116,7 +116,7 @@ def start_of(values: Any, *, trained_on: str | None = None, public: bool | None 
         origin = origin if trained_on is None else dataclasses.replace(origin, trained_on=trained_on)
         origin = origin if public is None else dataclasses.replace(origin, public=public)
         return dataclasses.replace(start, origin=origin)
-    arrays = named(values)
+    arrays = by_path(values)
     try:
         sha256 = origins.values_digest(arrays)
     except (TypeError, ValueError, AttributeError):  # what is no array is refused where it is used
@@ -155,7 +155,7 @@ def _read(path: pathlib.Path) -> tuple[dict[str, Any], str | None]:
         return found, None
     ledger = found.pop(ARRAY)
     if ledger.dtype != np.uint8 or ledger.ndim != 1:
-        raise damaged(path, f"{ARRAY} of {ledger.dtype} {ledger.shape}", "a ledger as bytes", "export it again")
+        raise damage_error(path, f"{ARRAY} of {ledger.dtype} {ledger.shape}", "a ledger as bytes", "export it again")
     return found, _text(ledger.tobytes(), path)
 
 
@@ -170,7 +170,7 @@ def _ledger_of_folder(path: pathlib.Path) -> str | None:
     with open(file, "rb") as opened:
         text = phases_in(_text(opened.read(origins.LARGEST + 1), path))  # lines of rounds may be many more
     if len(text) > origins.LARGEST:
-        raise damaged(file, f"{file.stat().st_size:,} bytes", f"a ledger of at most {origins.LARGEST:,}")
+        raise damage_error(file, f"{file.stat().st_size:,} bytes", f"a ledger of at most {origins.LARGEST:,}")
     return text
 
 
@@ -178,7 +178,7 @@ def _text(raw: bytes, path: pathlib.Path) -> str:
     try:
         return raw.decode()
     except UnicodeDecodeError:
-        raise damaged(path, "a ledger that is no text", "as a run wrote it", "export it again") from None
+        raise damage_error(path, "a ledger that is no text", "as a run wrote it", "export it again") from None
 
 
 def _safetensors(path: pathlib.Path) -> tuple[dict[str, Any], str | None]:
@@ -204,7 +204,7 @@ def _orbax(path: pathlib.Path) -> dict[str, Any]:
             raise errors.refuse("start", f"{path}, a run without a checkpoint", WANTED, "go on with the run first")
         path = arrays_at(max(done, key=lambda place: int(place.name)))
     try:
-        found = named(arrays_of(path.absolute()))
+        found = by_path(arrays_of(path.absolute()))
     except Exception as error:  # of orbax and tensorstore, without a common base
         reason = (" ".join(str(error).split()) or type(error).__name__)[:120]
         raise errors.refuse("start", f"{path}, which cannot be read", WANTED, reason) from None
@@ -232,7 +232,7 @@ def arrays_of(path: pathlib.Path) -> Any:
     return restored["params"] if of_run else restored
 
 
-def _renamed(path: pathlib.Path, found: Mapping[str, Any], names: Mapping[str, Any]) -> dict[str, Any]:
+def _rename(path: pathlib.Path, found: Mapping[str, Any], names: Mapping[str, Any]) -> dict[str, Any]:
     """Values under the model's names; those that are not named keep their own."""
     wanted = 'text, or {name = "...", axes = [...]}'
     taken = {}

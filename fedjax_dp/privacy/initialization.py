@@ -258,7 +258,7 @@ def _of_one(origin: Origin, data: FederatedData, unit: Unit) -> Initialization:
     if (unknown := _unknown(origin, phases)) is not None:
         return dataclasses.replace(unknown, prior_runs=prior_runs)
     if prior_runs:
-        return Initialization(assumptions=(_composed(origin, prior_runs, counted),), prior_runs=prior_runs)
+        return Initialization(assumptions=(_composition_words(origin, prior_runs, counted),), prior_runs=prior_runs)
     made_of = "" if origin.trained_on else ", ".join(filter(None, map(_made_of, phases)))
     made_of = f", made by {made_of}," if made_of else ","
     apart = ", as its data set shares no record with these clients'" if by_name else ""
@@ -285,7 +285,7 @@ def _unknown(origin: Origin, phases: Sequence[Phase]) -> Initialization | None:
     )
 
 
-def _composed(origin: Origin, prior_runs: Sequence[PriorRun], signs: Mapping[int, _Sign]) -> str:
+def _composition_words(origin: Origin, prior_runs: Sequence[PriorRun], signs: Mapping[int, _Sign]) -> str:
     lines = [f"training begins with {origin}"]
     for one, sign in zip(prior_runs, signs.values(), strict=True):
         lines += [f"of {describe_phase(one.phase)}, {one.members}", *([sign.reason] if sign.deniable else [])]

@@ -130,7 +130,7 @@ def compare(records: Sequence[Record], axes: Sequence[str]) -> Comparison:
     for setting in done:
         key = (_budget(setting), setting.values["algorithm"])
         chosen, count = best.get(key, (setting, 0))
-        better = measure.better * (_standing(setting, measure).mean - _standing(chosen, measure).mean) > 0
+        better = measure.better * (_mean_standing(setting, measure).mean - _mean_standing(chosen, measure).mean) > 0
         best[key] = (setting if better else chosen, count + 1)
     rows = [_row(*key, *chosen, measure) for key, chosen in best.items()]
     alone = Comparison(measure, tuple(sorted(rows, key=lambda row: (row.epsilon or 0.0, row.own, row.algorithm))))
@@ -179,7 +179,7 @@ def _require_clients(setting: Setting) -> None:
         raise _other_view(f"view of {name}", guarantee["view"])
 
 
-def _standing(setting: Setting, measure: Measure) -> Standing:
+def _mean_standing(setting: Setting, measure: Measure) -> Standing:
     each = [standing(*_values(point), measure.better) for point in setting.done]
     return Standing(*(statistics.fmean(numbers) for numbers in zip(*each, strict=True)))
 
@@ -201,7 +201,7 @@ def _row(epsilon: float | None, algorithm: str, setting: Setting, settings: int,
         setting.epsilon,
         point["guarantee"]["view"],
         point["clients"]["own"],
-        _standing(setting, measure),
+        _mean_standing(setting, measure),
         None,
         interval(means),
         interval([]),

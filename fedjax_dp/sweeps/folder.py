@@ -68,7 +68,7 @@ def lock(
         _drop_torn_line(folder / POINTS)
         own, records = read_own(folder, manifest, plan)
         if not SWEEP_FOLDER.is_at(folder) or SWEEP_FOLDER.read(folder) != own:
-            with _storing(folder):
+            with _storage_errors(folder):
                 _begin(folder, own, records, text)
         yield own, records
 
@@ -87,7 +87,7 @@ def _line(record: Record) -> str:
     return json.dumps(record, allow_nan=False) + "\n"
 
 
-def _storing(folder: pathlib.Path) -> contextlib.AbstractContextManager[None]:
+def _storage_errors(folder: pathlib.Path) -> contextlib.AbstractContextManager[None]:
     return folders.storage_errors(folder, "make room; the same command goes on with the points that are not stored yet")
 
 
@@ -97,7 +97,7 @@ def open_points(folder: pathlib.Path) -> Iterator[Keep]:
     with (folder / POINTS).open("a") as lines:
 
         def keep(record: Record, trained: Trained | None) -> None:
-            with _storing(folder):
+            with _storage_errors(folder):
                 if trained is not None:
                     (folder / PARAMS).mkdir(exist_ok=True)
                     words = {"values": json.dumps(record["values"]), "privacy": record["guarantee"]["statement"]}
@@ -152,7 +152,7 @@ def recount(folder: pathlib.Path, points: int) -> None:
     """Write down how many points a sweep has, where that was not known when it began."""
     manifest = SWEEP_FOLDER.read(folder)
     if manifest["points"] != points:
-        with _storing(folder):
+        with _storage_errors(folder):
             SWEEP_FOLDER.write(folder, manifest | {"points": points})
 
 
@@ -162,7 +162,7 @@ def finish(folder: pathlib.Path, cost: dict[str, Any] | None, screen: Screen) ->
 
     manifest, records = read_records(folder)
     no_privacy = "no point is private, so choosing has no epsilon"
-    with _storing(folder):
+    with _storage_errors(folder):
         table.write(table.tidy(records, manifest["axes"]), folder)
         if any(record["status"] == "done" for record in records):
             hooks.plot_sweep(records, manifest["axes"], manifest["name"], folder / "sweep.png")

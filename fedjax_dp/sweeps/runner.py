@@ -220,7 +220,7 @@ def execute(
                     room -= sum(leaf.nbytes for leaf in jax.tree.leaves(outcome.running))
                     stopped |= {entries[index].id: outcome} if room >= 0 else {}
                 kept = record(entries[index], outcome)
-                keep(kept, _trained(entries[index], outcome) if outcome.params is not None else None)
+                keep(kept, _trained_model(entries[index], outcome) if outcome.params is not None else None)
                 watch.add(kept)
                 show(watch.texts(watch.done))
     return stopped
@@ -265,7 +265,7 @@ def execute_rungs(
             before = {entry.id: before[entry.id] for entry in alive if entry.id in before}
 
 
-def _trained(entry: PreparedPoint, outcome: PointEnd) -> Trained | None:
+def _trained_model(entry: PreparedPoint, outcome: PointEnd) -> Trained | None:
     if outcome.status != "done":
         return None
     name, run = str(entry.config.get("algorithm", "algorithm")), entry.job.run

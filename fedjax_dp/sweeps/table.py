@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedjax_dp import errors, folders
-from fedjax_dp.accounting.guarantee import mark_of, marked
+from fedjax_dp.accounting.guarantee import mark_of, with_mark
 from fedjax_dp.display import Table, words
 from fedjax_dp.sweeps.records import Record
 from fedjax_dp.sweeps.settings import (
@@ -158,7 +158,7 @@ def overview(records: Iterable[Record], axes: Sequence[str]) -> Table:
         seen.append(f"{score.mean:.4f}" if score.seeds else "-")
         seen.append(f"{score.std:.4f}" if score.seeds > 1 else "-")
         rows.append([*(words(setting.values[name]) for name in axes), *seen])
-    return Table([*axes, "seeds", marked("proved epsilon", deployment_mark(records)), main.words, "std"], rows)
+    return Table([*axes, "seeds", with_mark("proved epsilon", deployment_mark(records)), main.words, "std"], rows)
 
 
 def best(

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from fedjax_dp import errors
-from fedjax_dp.accounting.guarantee import marked
+from fedjax_dp.accounting.guarantee import with_mark
 from fedjax_dp.display import comma_separated, count, words
 from fedjax_dp.sweeps.records import Record
 from fedjax_dp.sweeps.settings import (
@@ -83,7 +83,7 @@ class Winners(NamedTuple):
         if self.against is not None:
             shown[f"minus {self.against}"] = [_number(row.difference.mean, "+") for row in rows]
             shown["its 95% interval"] = [_ends(row.difference, "+") for row in rows]
-        shown[marked("proved epsilon", self.mark)] = [_proved(row.setting) for row in rows]
+        shown[with_mark("proved epsilon", self.mark)] = [_epsilon_text(row.setting) for row in rows]
         for name in self.others:
             shown[name] = [NOTHING if row.setting is None else _word(row.setting.values[name]) for row in rows]
         return shown | {"of settings": [str(row.settings) for row in rows]}
@@ -179,7 +179,7 @@ def winners(
         score = winner.score(measure.name) if winner else interval([])
         own = {name: values[name] for name in chosen}
         rows.append(Winner(own, winner, score, difference, len(candidates), excluded))
-    order = [{key: at for at, key in enumerate(_ordered(settings, name))} for name in chosen]
+    order = [{key: at for at, key in enumerate(_sorted_values(settings, name))} for name in chosen]
     rows.sort(
         key=lambda row: [places[value_key(value)] for places, value in zip(order, row.values.values(), strict=True)]
     )
@@ -189,7 +189,7 @@ def winners(
     return Winners(chosen, others, measure, reference, apart, tuple(rows))
 
 
-def _ordered(settings: Sequence[Setting], axis: str) -> list[str]:
+def _sorted_values(settings: Sequence[Setting], axis: str) -> list[str]:
     """The values of an axis, by `value_key`: numbers in their order, the rest as the plan has them."""
     values = values_of(settings, axis)
     number = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
@@ -208,7 +208,7 @@ def _ends(score: Interval, sign: str = "") -> str:
     return NOTHING if math.isnan(score.low) else f"{score.low:{sign}.4f} to {score.high:{sign}.4f}"
 
 
-def _proved(setting: Setting | None) -> str:
+def _epsilon_text(setting: Setting | None) -> str:
     if setting is None or math.isnan(setting.epsilon):
         return NOTHING
     return "∞" if math.isinf(setting.epsilon) else f"{setting.epsilon:.4g}"

@@ -68,9 +68,9 @@ def task_named(data: Aimed, loss: str | None = None, ap: str | None = None, top_
         if data.classes < 3:
             raise errors.refuse("top_k", top_k, f"left out for {data.classes} classes, of which all are among two")
         errors.require_integer("top_k", top_k, 2, data.classes - 1, f"there are {data.classes} classes")
-    return _made(data.task, loss or next(iter(known), ""), ap or APS[0], data.vocabulary, top_k)
+    return _make_task(data.task, loss or next(iter(known), ""), ap or APS[0], data.vocabulary, top_k)
 
 
 @functools.cache
-def _made(name: str, loss: str, ap: str, vocabulary: Any, top_k: int | None) -> Task:
+def _make_task(name: str, loss: str, ap: str, vocabulary: Any, top_k: int | None) -> Task:
     return TASKS[name](loss, ap, vocabulary, top_k)

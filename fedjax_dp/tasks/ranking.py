@@ -41,7 +41,7 @@ def area_under_curve(scores: np.ndarray, truth: np.ndarray, group: np.ndarray, g
     return quotient(found, positives * negatives)
 
 
-def bucketed(scores: np.ndarray) -> np.ndarray:
+def bucket_numbers(scores: np.ndarray) -> np.ndarray:
     """Logits as the number of the bucket of their probability, of BUCKETS of equal width."""
     with np.errstate(over="ignore"):
         probabilities = 1 / (1 + np.exp(-scores))

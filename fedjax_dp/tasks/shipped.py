@@ -10,7 +10,7 @@ import numpy as np
 
 from fedjax_dp.data.targets import OWN, Vocabulary
 from fedjax_dp.tasks import losses
-from fedjax_dp.tasks.ranking import area_under_curve, average_precision, bucketed
+from fedjax_dp.tasks.ranking import area_under_curve, average_precision, bucket_numbers
 from fedjax_dp.tasks.task import LossWords, Metric, ScoreSums, quotient, ratio
 
 NATS = LossWords("cross-entropy", "nats")
@@ -125,7 +125,7 @@ def _by_label(seen: ScoreSums, scores: np.ndarray) -> np.ndarray:
     return found.reshape(seen.groups, labels)
 
 
-def _kept(seen: ScoreSums) -> np.ndarray:
+def _scores_of(seen: ScoreSums) -> np.ndarray:
     if seen.scores is None:
         raise ValueError("a metric of ranks needs the scores of a task that keeps them")
     return seen.scores
@@ -133,14 +133,14 @@ def _kept(seen: ScoreSums) -> np.ndarray:
 
 def mean_ap(seen: ScoreSums) -> np.ndarray:
     """The mean of AP over the labels with a positive record; the others are left out."""
-    found = _by_label(seen, _kept(seen))
+    found = _by_label(seen, _scores_of(seen))
     known = ~np.isnan(found)
     return quotient(np.where(known, found, 0).sum(1), known.sum(1))
 
 
 def mean_ap_buckets200(seen: ScoreSums) -> np.ndarray:
     """The same of probabilities in 200 buckets, where a label without a positive record counts as 0."""
-    return np.nan_to_num(_by_label(seen, bucketed(_kept(seen)))).mean(1)
+    return np.nan_to_num(_by_label(seen, bucket_numbers(_scores_of(seen)))).mean(1)
 
 
 def labels_with_positives(seen: ScoreSums) -> np.ndarray:
@@ -150,7 +150,7 @@ def labels_with_positives(seen: ScoreSums) -> np.ndarray:
 
 def micro_ap(seen: ScoreSums) -> np.ndarray:
     """AP of all labels' scores and targets as of one label."""
-    scores, truth = _kept(seen), np.asarray(seen.targets)
+    scores, truth = _scores_of(seen), np.asarray(seen.targets)
     group = np.broadcast_to(seen.group_of[:, None], scores.shape)
     return average_precision(scores.ravel(), truth.ravel(), group.ravel(), seen.groups)
 
@@ -202,7 +202,7 @@ class MultiLabel:
 
 def _of_logits(ranked: Callable[..., np.ndarray]) -> Callable[[ScoreSums], np.ndarray]:
     def of(seen: ScoreSums) -> np.ndarray:
-        return ranked(_kept(seen)[:, 0], np.asarray(seen.targets), seen.group_of, seen.groups)
+        return ranked(_scores_of(seen)[:, 0], np.asarray(seen.targets), seen.group_of, seen.groups)
 
     return of
 

@@ -9,7 +9,7 @@ from helpers import refusal
 import fedjax_dp as fdp
 from fedjax_dp import errors
 from fedjax_dp.accounting import Guarantee
-from fedjax_dp.data.client_names import ClientNames, named, number_of
+from fedjax_dp.data.client_names import ClientNames, as_client_names, number_of
 from fedjax_dp.tools import figures
 
 SIZES = (30, 12, 6)
@@ -52,8 +52,8 @@ def test_a_client_is_found_by_name_or_number():
         (DATA.names, "H1", 1),
         (DATA.names, "2", 2),
         (DATA.names, 2, 2),
-        (named(["7", "3", "0"]), "0", 2),  # a name comes first
-        (named(["7", "3", "0"]), 0, 0),
+        (as_client_names(["7", "3", "0"]), "0", 2),  # a name comes first
+        (as_client_names(["7", "3", "0"]), 0, 0),
         (None, "1", 1),
     ):
         assert number_of("client", names, 3, word) == number

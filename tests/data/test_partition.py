@@ -223,7 +223,7 @@ def toy(train=30, test=10):
 
 
 def test_pooled_and_held_out_records_are_all_there_once_with_their_owners():
-    pool = data.pooled(toy())
+    pool = data.pool_records(toy())
     assert (len(pool.x_train), len(pool.x_test)) == (40, 0)
     np.testing.assert_array_equal(pool.client_ids, np.arange(40) % 4)
     clients = data.natural(pool.client_ids)

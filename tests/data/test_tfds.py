@@ -68,7 +68,7 @@ def test_newest_version_is_taken_by_number(folder):
     for version in ("1.9.0", "1.10.0", "1.2.0"):
         (folder / "tfds" / "toy" / version).mkdir(parents=True)
         (folder / "tfds" / "toy" / version / "dataset_info.json").write_text("{}")
-    assert tfds._prepared("toy", [folder / "tfds"]).name == "1.10.0"
+    assert tfds._version_folder("toy", [folder / "tfds"]).name == "1.10.0"
 
 
 def test_unprepared_tfds_says_how_to_prepare_it(folder):

@@ -18,7 +18,7 @@ from fedjax_dp.accounting import (
     gaussian_epsilon,
 )
 from fedjax_dp.accounting.ledger import read_rounds, text_of
-from fedjax_dp.data.records import pooled
+from fedjax_dp.data.records import pool_records
 from fedjax_dp.data.store import Dataset, UnitBound, of_units
 from fedjax_dp.privacy.guarantees import verified_guarantee
 from fedjax_dp.privacy.spending import Spending
@@ -79,7 +79,7 @@ def test_a_token_is_bounded_where_each_text_is_at_one_client():
     data = bounded(texts, 1)._replace(bounds=(token,))
     assert of_units(data, [np.arange(3), np.arange(3, 6)])[1] == (token,)
     assert of_units(data, [np.array([0, 2, 4]), np.array([1, 3, 5])])[1] == ()
-    assert pooled(data).bounds == ()
+    assert pool_records(data).bounds == ()
 
 
 def algorithm(**changes):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from fedjax_dp import errors
 from fedjax_dp.accounting import ACCOUNTANTS, Adjacency, Guarantee, Unit, View, epsilons_of
 from fedjax_dp.accounting.accountants import about_at
-from fedjax_dp.accounting.guarantee import DeploymentSummary, infinite, marked
+from fedjax_dp.accounting.guarantee import DeploymentSummary, infinite, with_mark
 from fedjax_dp.display import count
 from fedjax_dp.options import about
 from fedjax_dp.tools.cli.options import PlotOption, PrintOptions, Switch, parse, picture_of
@@ -79,7 +79,7 @@ def account_ledger(arguments: list[str]) -> int:
         curve = {"worst client": [max(ledger.epsilons(options.delta, options.accountant, at)) for at in rounds]}
         if options.delta is None and all(line["epsilon_at_any_time"] is not None for line in ledger.lines):
             curve["at any time"] = [ledger.lines[at - 1]["epsilon_at_any_time"] for at in rounds]
-        title = marked(f"{ledger.phase['algorithm']} on {ledger.phase['dataset']}", promise.mark)
+        title = with_mark(f"{ledger.phase['algorithm']} on {ledger.phase['dataset']}", promise.mark)
         plot_spending(rounds, curve, title, str(promise), options.plot, ledger.lines[-1]["budget"], **look)
     if options.json:
         content = promise.to_dict() | {"rounds": options.rounds or ledger.rounds, "notes": notes}

@@ -6,7 +6,7 @@ import pathlib
 from typing import TYPE_CHECKING, Annotated, Any
 
 from fedjax_dp import devices, errors, folders
-from fedjax_dp.accounting.guarantee import NoiseMultipliers, mark_of, marked, spends
+from fedjax_dp.accounting.guarantee import NoiseMultipliers, mark_of, spends, with_mark
 from fedjax_dp.accounting.neighbours import Adjacency, Unit
 from fedjax_dp.data.loaders import kind_of
 from fedjax_dp.display import count
@@ -122,7 +122,7 @@ def _print_result(
     measures = measures_of(result["task"])
     main = measures.main
     reached = "" if main.name == "test_loss" else f"{_plainly(main)} {_four(result[main.name])}, "
-    name = marked(f"{result['algorithm']} on {result['dataset']}", mark_of(guarantee))
+    name = with_mark(f"{result['algorithm']} on {result['dataset']}", mark_of(guarantee))
     last, place = result["history"][-1], folders.quote_path(where)
     shared = f"test {reached}loss {result['test_loss']:.4f}"
     done = f"after {count(last['round'], 'round')}"
@@ -187,7 +187,7 @@ def _spending(result: dict[str, Any], place: str) -> list[tuple[str, str]]:
     words = ", ".join(f"{known[at]:.3g} after {at:,}" for at in chosen)
     if spending["at_any_time"] is not None:
         words += f"; {spending['at_any_time']:.3g} where results may also prolong it"
-    words = marked(f"epsilon {words}", mark_of(result["guarantee"]))
+    words = with_mark(f"epsilon {words}", mark_of(result["guarantee"]))
     return [("spent", f"{words}; of every round: fedjax-dp account --ledger {place}")]
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from fedjax_dp import errors, folders
 from fedjax_dp.accounting import Unit, View
-from fedjax_dp.accounting.guarantee import mark_of, marked
+from fedjax_dp.accounting.guarantee import mark_of, with_mark
 from fedjax_dp.display import count
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.options import about
@@ -186,7 +186,7 @@ def _whose(setting: Setting) -> str:
     if math.isinf(setting.epsilon) or guarantee.get("delta") is None:
         return ""
     whom = f"one {Unit(guarantee['unit'])}, {guarantee['adjacency']} neighbours"
-    return marked(f"delta {guarantee['delta']:g} for {whom}, against {View(guarantee['view'])}", mark_of(guarantee))
+    return with_mark(f"delta {guarantee['delta']:g} for {whom}, against {View(guarantee['view'])}", mark_of(guarantee))
 
 
 def _shown(value: Any) -> str:

@@ -186,7 +186,7 @@ def judge(
         if alone.delta and among is not None and among.of is not None:
             warnings = delta_warnings(alone.delta, as_tuple(among.of), deployment.hidden)
             alone = dataclasses.replace(alone, warnings=warnings)
-    everything = None if mechanism is None else _everything(deployment, findings, alone)
+    everything = None if mechanism is None else _total_guarantee(deployment, findings, alone)
     claim = None
     if deployment.claim is not None:
         case = Case(deployment, witness_of(deployment.claim, seen), mechanism)
@@ -204,7 +204,7 @@ def judge(
     )
 
 
-def _everything(deployment: Deployment, findings: list[Finding], alone: Guarantee) -> Guarantee | None:
+def _total_guarantee(deployment: Deployment, findings: list[Finding], alone: Guarantee) -> Guarantee | None:
     """Of all that leaves: what has an epsilon of its own adds it."""
     if any(one.effect is Effect.NOT_EVERYTHING for one in findings) or not math.isfinite(alone.epsilon):
         return None

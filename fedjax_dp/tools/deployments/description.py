@@ -37,7 +37,7 @@ class Facts:
 
     def __post_init__(self) -> None:
         for name, option in self.facts().items():
-            object.__setattr__(self, name, _checked(option, getattr(self, name), self.where + name))
+            object.__setattr__(self, name, _typed_fact(option, getattr(self, name), self.where + name))
         for name, hint in typing.get_type_hints(type(self), include_extras=True).items():
             for require in getattr(hint, "__metadata__", ()):
                 _each(self.where + name, getattr(self, name), require)
@@ -64,7 +64,7 @@ class Facts:
             errors.require_choice(f"{cls.where}{name}: a key", name, taken)
         needed = [name for name, option in taken.items() if option.default is REQUIRED]
         if missing := [cls.where + name for name in needed if name not in values]:
-            raise lacking(missing)
+            raise missing_facts_error(missing)
         return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
@@ -193,7 +193,7 @@ class Clip(Facts):
                 remedy = "only an adaptive bound has counts"
                 raise errors.refuse(f"clip.{name}", value, f"left out for threshold {self.threshold}", remedy)
         if self.scope == "tensor" and self.tensors is None:
-            raise lacking(["clip.tensors"])
+            raise missing_facts_error(["clip.tensors"])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -243,7 +243,7 @@ class Noise(Facts):
             remedy = 'noise that a server adds is on = "mean" or "sum"'
             raise errors.refuse("noise.by", "server", "client for noise on messages", remedy)
         if self.law == "gaussian" and self.calibration is not None and self.calibration.delta is None:
-            raise lacking(["noise.calibration.delta"])
+            raise missing_facts_error(["noise.calibration.delta"])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -326,7 +326,7 @@ class Assumed(Facts):
 
     def _check(self) -> None:
         if (self.population is None) != (self.cohort is None):
-            raise lacking([f"claim.assumes.{'cohort' if self.cohort is None else 'population'}"])
+            raise missing_facts_error([f"claim.assumes.{'cohort' if self.cohort is None else 'population'}"])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -450,7 +450,7 @@ class Deployment(Facts):
                 )
         for name, value in self.per_client.items():
             if isinstance(value, tuple) and self.clients.of is None:
-                raise lacking(["clients.of"])
+                raise missing_facts_error(["clients.of"])
             if isinstance(value, tuple) and len(value) != self.clients.of:
                 wanted = f"a list of as many numbers as clients.of, {self.clients.of}"
                 raise errors.refuse(name, f"{len(value)} numbers", wanted)
@@ -538,12 +538,12 @@ def names_of(word: str, values: Mapping[str, Any], where: str = "") -> Iterator[
             yield from names_of(word, value, f"{where}{name}.")
 
 
-def lacking(names: list[str]) -> errors.ConfigurationError:
+def missing_facts_error(names: list[str]) -> errors.ConfigurationError:
     """The error to raise for facts that are missing, all of them at once."""
     return errors.refuse(", ".join(names), "nothing", "given", "nothing is assumed in its place")
 
 
-def _checked(option: Option, value: Any, what: str) -> Any:
+def _typed_fact(option: Option, value: Any, what: str) -> Any:
     """A fact in the type of its field: a group of facts, a scalar, a name, or a list of such."""
     if value is None or value is option.default:
         return value

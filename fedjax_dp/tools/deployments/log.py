@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from fedjax_dp import errors, folders
 from fedjax_dp.accounting import ACCOUNTANTS, FullBatch
 from fedjax_dp.accounting.events import AnyOf, joined, repeated
-from fedjax_dp.tools.deployments.description import UNKNOWN, Deployment, RecordDraws, Weights, lacking
+from fedjax_dp.tools.deployments.description import UNKNOWN, Deployment, RecordDraws, Weights, missing_facts_error
 from fedjax_dp.tools.deployments.mechanism import (
     VIEWS,
     Draw,
@@ -262,7 +262,7 @@ def _with_row(deployment: Deployment, values: Values) -> Deployment:
     share = values.get("share")
     if share is None and values.get("weights") == "equal":
         if "replies" not in values:
-            raise lacking(["replies"])
+            raise missing_facts_error(["replies"])
         share = 1 / values["replies"]
     largest = share if share is not None else deployment.weights.largest
     weights = dataclasses.replace(deployment.weights, largest=largest)
@@ -278,7 +278,7 @@ def _with_row(deployment: Deployment, values: Values) -> Deployment:
             stated = {name: value for name, value in stated.items() if name not in ("rate", "size")}
         stated |= {name: value for name, value in own.items() if value is not None}
         if "law" not in stated:
-            raise lacking(["sampling"])
+            raise missing_facts_error(["sampling"])
         records = RecordDraws.from_dict(stated)
     clip, noise = deployment.clip, deployment.noise
     bound = values.get("clip", 1.0 if clip.bound is None and "noise_multiplier" in values else clip.bound)
@@ -293,7 +293,7 @@ def _with_row(deployment: Deployment, values: Values) -> Deployment:
     if isinstance(one.noise.std, tuple) or isinstance(one.clip.bound, tuple):
         raise errors.refuse("noise.std and clip.bound", "lists", "columns of the log", "add noise_std and clip")
     if missing := missing_facts(one):
-        raise lacking(missing)
+        raise missing_facts_error(missing)
     if "noise_multiplier" in values:
         std = values["noise_multiplier"] * bound_of(one) * weight(one)
         if "noise_std" in values and abs(values["noise_std"] - std) > CLOSE * std:

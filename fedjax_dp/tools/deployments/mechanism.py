@@ -27,7 +27,7 @@ from fedjax_dp.accounting import (
 )
 from fedjax_dp.accounting.accountants import about_at
 from fedjax_dp.accounting.guarantee import NoiseMultipliers
-from fedjax_dp.tools.deployments.description import UNKNOWN, Deployment, MemberDraws, RecordDraws, lacking
+from fedjax_dp.tools.deployments.description import UNKNOWN, Deployment, MemberDraws, RecordDraws, missing_facts_error
 from fedjax_dp.tools.deployments.witness import unwrap, witness_of
 
 VIEWS = {"server": View.UPLOADS, "clients": View.BROADCAST}
@@ -152,7 +152,7 @@ def mechanism_of(deployment: Deployment, view: str | None = None, seen: set[str]
     Raises: ConfigurationError for facts that are missing, all of them at once.
     """
     if missing := list(dict.fromkeys(name for one in deployment.kinds for name in missing_facts(one))):
-        raise lacking(missing)
+        raise missing_facts_error(missing)
     seen = set() if seen is None else seen
     kinds = [witness_of(one, seen) for one in deployment.kinds]
     deployment = witness_of(deployment, seen)

@@ -114,7 +114,7 @@ def _no_noise(deployment: Deployment, view: str) -> Findings:
 # What bounds the unit, and whether the noise belongs to that bound.
 
 
-def _unclipped(deployment: Deployment, view: str) -> Findings:
+def _check_clipping(deployment: Deployment, view: str) -> Findings:
     of = deployment.clip.of
     if of == "aggregate":
         words = "the aggregate is clipped, after one client has moved it by any amount"
@@ -210,7 +210,7 @@ def _also(deployment: Deployment, view: str) -> Findings:
                 yield Finding("extra_release", words, Effect.NOT_EVERYTHING, one.kind, remedy)
 
 
-def _assumed(deployment: Deployment, view: str) -> Findings:
+def _check_assumptions(deployment: Deployment, view: str) -> Findings:
     for text in deployment.assumes:
         yield Finding("assumes", text, Effect.COUNTED, text)
 
@@ -348,9 +348,9 @@ def as_tuple(value: Any) -> tuple[Any, ...]:
 
 
 OF_SILENCE: tuple[Rule, ...] = (_ignored_setting, _no_noise)
-WITHOUT_NOISE: tuple[Rule, ...] = (_private_threshold, _also, _assumed)
+WITHOUT_NOISE: tuple[Rule, ...] = (_private_threshold, _also, _check_assumptions)
 OF_NOISE: tuple[Rule, ...] = (
-    _unclipped,
+    _check_clipping,
     _private_threshold,
     _private_scale,
     _norms,
@@ -359,7 +359,7 @@ OF_NOISE: tuple[Rule, ...] = (
     _cohort_mismatch,
     _count_denominator,
     _also,
-    _assumed,
+    _check_assumptions,
 )
 OF_CLAIMS: tuple[ClaimRule, ...] = (
     _laws,

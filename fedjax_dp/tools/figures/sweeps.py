@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from fedjax_dp import errors
-from fedjax_dp.accounting.guarantee import marked
+from fedjax_dp.accounting.guarantee import with_mark
 from fedjax_dp.sweeps.comparison import comparable, compare
 from fedjax_dp.sweeps.settings import (
     Record,
@@ -272,7 +272,7 @@ def _draw(
     with canvas.page(path, look, inches, len(draws), arrange, layout=layout, dpi=DPI, column=column) as page:
         for panel, draw in zip(page.panels, draws):
             draw(panel)
-        if whole := marked(title, deployment_mark(panels.all_points(settings))):
+        if whole := with_mark(title, deployment_mark(panels.all_points(settings))):
             page.title(whole)
         page.note(small_print(settings, bands))
     return page.figure

@@ -6,7 +6,7 @@ import numpy as np
 
 from fedjax_dp import errors
 from fedjax_dp.accounting.neighbours import Unit
-from fedjax_dp.data.files import damaged
+from fedjax_dp.data.files import damage_error
 from fedjax_dp.data.reading import CUT, Reading
 from fedjax_dp.data.records import TEST_FRACTION, RecordTable, divide
 from fedjax_dp.data.sequences import (
@@ -50,7 +50,7 @@ def windows(name: str, where: str, train: RecordTable, test: RecordTable | None,
             if ids.min() < 0:
                 stranger = chr(points[kept][ids < 0][0])
                 wanted, remedy = "one of LEAF's 80", "--convention tff gives unknown ones an id"
-                raise damaged(f"{where}: character", repr(stranger), wanted, remedy)
+                raise damage_error(f"{where}: character", repr(stranger), wanted, remedy)
             parts.append(RecordTable(clients[kept], ids=ids))
             if len(kept) < len(points):
                 notes.append(f"stride {stride}: {len(kept):,} of {len(points):,} windows are kept")
@@ -149,5 +149,7 @@ def _tails(where: str, owners: np.ndarray, gap: int) -> tuple[np.ndarray, np.nda
         tests.append(rows[len(rows) - tested :])
     if not sum(map(len, tests)):
         wanted = f"more than {10 if gap < 9 else gap + 1} windows of some client, to test on its last ones"
-        raise damaged(where, "no test split and few windows", wanted, "LEAF's preprocess.sh -t sample makes a split")
+        raise damage_error(
+            where, "no test split and few windows", wanted, "LEAF's preprocess.sh -t sample makes a split"
+        )
     return np.concatenate(train), np.concatenate(tests)

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 from fedjax_dp import folders
-from fedjax_dp.data.files import check_growth, damaged, readable, unpack_lzma
+from fedjax_dp.data.files import check_growth, damage_error, readable, unpack_lzma
 
 MAGIC = b"SQLite format 3\0"
 PACKED = (b"\x5d", b"\xfd7zXZ\0")  # lzma alone with its usual properties, xz
@@ -68,7 +68,7 @@ def check_table(path: pathlib.Path, base: sqlite3.Connection, table: str, column
     if len(rows) != 1 or rows[0][0] != "table" or not rows[0][1]:
         kinds = {str(kind) if root or kind != "table" else "virtual table" for kind, root in rows}
         got = f"a {' and a '.join(sorted(kinds))}" if kinds else "nothing"
-        raise damaged(f"{path}: {table}", got[:60], f"a table with {', '.join(columns)}")
+        raise damage_error(f"{path}: {table}", got[:60], f"a table with {', '.join(columns)}")
 
 
 def rows(path: pathlib.Path, base: sqlite3.Connection, table: str, columns: tuple[str, ...]) -> Iterator[Any]:
@@ -77,7 +77,9 @@ def rows(path: pathlib.Path, base: sqlite3.Connection, table: str, columns: tupl
     # an index could give another order; asking for this one could sort what has no end
     for number, *row in base.execute(f"SELECT rowid, {', '.join(columns)} FROM {table} NOT INDEXED"):
         if last is not None and not number > last:  # a page that is its own child has no end
-            raise damaged(f"{path}: {table}", f"row {number} again", "a table whose rows have numbers of their own")
+            raise damage_error(
+                f"{path}: {table}", f"row {number} again", "a table whose rows have numbers of their own"
+            )
         last = number
         yield row
 
@@ -89,7 +91,7 @@ def _check_size(path: pathlib.Path, place: pathlib.Path) -> None:
     page = int.from_bytes(header[16:18], "big")
     wanted = (1 << 16 if page == 1 else page) * int.from_bytes(header[28:32], "big")
     if len(header) < HEADER or (header[24:28] == header[92:96] and place.stat().st_size < wanted):
-        raise damaged(path, f"{place.stat().st_size:,} bytes", f"a readable database of {wanted:,} bytes")
+        raise damage_error(path, f"{place.stat().st_size:,} bytes", f"a readable database of {wanted:,} bytes")
 
 
 def _expand(path: pathlib.Path, expanded: BinaryIO) -> None:
@@ -105,6 +107,6 @@ def _expand(path: pathlib.Path, expanded: BinaryIO) -> None:
                 check_growth(path, stored, size)
                 expanded.write(piece)
         if begun != MAGIC:
-            raise damaged(path, f"{begun!r} at the beginning of what is packed", WANTED)
+            raise damage_error(path, f"{begun!r} at the beginning of what is packed", WANTED)
     except (EOFError, lzma.LZMAError, MemoryError) as error:
-        raise damaged(path, f"something else ({folders.reason(error)})", WANTED) from None
+        raise damage_error(path, f"something else ({folders.reason(error)})", WANTED) from None

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from fedjax_dp import errors
-from fedjax_dp.data.files import EXPANSION, check_growth, check_id, damaged, readable
+from fedjax_dp.data.files import EXPANSION, check_growth, check_id, damage_error, readable
 
 MAGIC = b"\x89HDF\r\n\x1a\n"
 HEAP = b"GCOL\1\0\0\0"  # begins a collection of texts
@@ -42,7 +42,7 @@ def _check_heaps(path: pathlib.Path) -> None:
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         sizes = 13 if content[8:9] in (b"\0", b"\1") else 9  # where the bytes of an address and of a length stand
         if content[sizes : sizes + 2] != b"\x08\x08":
-            raise damaged(path, f"{content[sizes : sizes + 2]!r}", "HDF5 with addresses and lengths of 8 bytes")
+            raise damage_error(path, f"{content[sizes : sizes + 2]!r}", "HDF5 with addresses and lengths of 8 bytes")
         begin = content.find(HEAP)
         while begin >= 0:
             at, end = begin + 16, begin + int.from_bytes(content[begin + 8 : begin + 16], "little")
@@ -50,7 +50,7 @@ def _check_heaps(path: pathlib.Path) -> None:
                 size = int.from_bytes(content[at + 8 : at + 16], "little")
                 step = 16 + -(-size // 8) * 8 if any(content[at : at + 2]) else size  # free space counts its own header
                 if not 0 < step <= end - at:
-                    raise damaged(path, f"a text of {size:,} bytes where {end - at:,} are", "a readable HDF5 file")
+                    raise damage_error(path, f"a text of {size:,} bytes where {end - at:,} are", "a readable HDF5 file")
                 at += step
             begin = content.find(HEAP, begin + len(HEAP))
 
@@ -71,17 +71,17 @@ def fields_of(path: pathlib.Path, group: Any, client: str) -> dict[str, Any]:
         plan = array.id.get_create_plist()
         if array.is_virtual or plan.get_external_count():
             kind = "virtual: it stands in another file" if array.is_virtual else "in an external file"
-            raise damaged(f"{where}: {name}", kind, "an array that stands in the file itself")
+            raise damage_error(f"{where}: {name}", kind, "an array that stands in the file itself")
         filters = [plan.get_filter(number)[0] for number in range(plan.get_nfilters())]
         if strange := [number for number in filters if number not in FILTERS]:
             known = ", ".join(FILTERS.values())
-            raise damaged(f"{where}: {name}", f"packed by filter {strange[0]}", f"packed by {known} or not")
+            raise damage_error(f"{where}: {name}", f"packed by filter {strange[0]}", f"packed by {known} or not")
         if array.shape is None or not array.shape or not array.shape[0]:
-            raise damaged(f"{where}: {name}", f"shape {array.shape}", "a row for each record, at least one")
+            raise damage_error(f"{where}: {name}", f"shape {array.shape}", "a row for each record, at least one")
         check_growth(f"{where}: {name}", array.id.get_storage_size(), array.size * array.dtype.itemsize)
     if len({array.shape[0] for array in arrays.values()}) > 1:
         counts = ", ".join(f"{name} {array.shape[0]}" for name, array in arrays.items())
-        raise damaged(where, f"records of {counts}", "as many records in every field")
+        raise damage_error(where, f"records of {counts}", "as many records in every field")
     return arrays
 
 
@@ -91,7 +91,7 @@ def texts(where: str, array: Any, stored: int) -> list[bytes]:
     import h5py
 
     if array.ndim != 1 or h5py.check_string_dtype(array.dtype) is None:
-        raise damaged(where, f"{array.dtype} {array.shape}", "text, one for each record")
+        raise damage_error(where, f"{array.dtype} {array.shape}", "text, one for each record")
     result: list[bytes] = []
     for at in range(0, len(array), EXPANSION):
         result += map(bytes, array[at : at + EXPANSION])
@@ -106,8 +106,8 @@ def _child(where: str, group: Any, name: str, kind: type, wanted: str) -> Any:
     links, key = group.id.links, name.encode()  # reading the group would follow the link
     if not links.exists(key) or links.get_info(key).type != h5py.h5l.TYPE_HARD:
         got = "a link to another place or file" if links.exists(key) else "nothing"
-        raise damaged(f"{where}: {name}", got, f"{wanted}, in the file itself")
+        raise damage_error(f"{where}: {name}", got, f"{wanted}, in the file itself")
     child = group[name]
     if not isinstance(child, kind):
-        raise damaged(f"{where}: {name}", "something else", wanted)
+        raise damage_error(f"{where}: {name}", "something else", wanted)
     return child

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_dp import errors, folders
-from fedjax_dp.data.files import ARROW_EXTENSION, check_file, check_growth, check_id, damaged, readable
+from fedjax_dp.data.files import ARROW_EXTENSION, check_file, check_growth, check_id, damage_error, readable
 from fedjax_dp.data.json_files import list_of, object_of, read_json
 from fedjax_dp.data.pictures import decode
 from fedjax_dp.data.reading import COLUMNS, Reading
@@ -52,7 +52,7 @@ def hugging_face(named: str, reading: Reading) -> Dataset:
     for name, folder in folders_of.items():
         tables[name], present = _table(folder)
         if columns and present != columns:
-            raise damaged(folder, "other columns", "those of the split train")
+            raise damage_error(folder, "other columns", "those of the split train")
         columns = present
     where, roles = str(path), _roles(str(path), columns, reading)
     of_text = [columns[name].kind for name in roles.features] == ["Value"] and _is_text(
@@ -97,7 +97,7 @@ def _splits(path: pathlib.Path) -> tuple[dict[str, pathlib.Path], list[str]]:
     for name in names:
         _require_plain_name(path / "dataset_dict.json", name)
     if "train" not in names:
-        raise damaged(path, f"splits {', '.join(names)}"[:100], "with a split train")
+        raise damage_error(path, f"splits {', '.join(names)}"[:100], "with a split train")
     test, notes = choose_test(names, "train", TEST)
     return {"train": path / "train"} | ({} if test is None else {"test": path / test}), notes
 
@@ -108,23 +108,25 @@ def _table(folder: pathlib.Path) -> tuple[Any, dict[str, Column]]:
 
     state = object_of(str(folder / "state.json"), read_json(folder / "state.json"), ("_data_files",))
     if state.get("_indices_data_files"):
-        raise damaged(folder / "state.json", "rows by an index", "all rows", "flatten_indices() before it is saved")
+        raise damage_error(
+            folder / "state.json", "rows by an index", "all rows", "flatten_indices() before it is saved"
+        )
     files = []
     for entry in list_of(f"{folder / 'state.json'}: _data_files", state["_data_files"], dict, "objects"):
         name = object_of(f"{folder / 'state.json'}: _data_files", entry, ("filename",))["filename"]
         files.append(folder / _require_plain_name(folder / "state.json", name))
     if not files:
-        raise damaged(folder / "state.json", "no file", "Arrow files in _data_files")
+        raise damage_error(folder / "state.json", "no file", "Arrow files in _data_files")
     tables = [_read_stream(file) for file in files]
     if other := next((file for file, table in zip(files, tables) if table.schema != tables[0].schema), None):
-        raise damaged(other, "other columns", f"those of {files[0].name}")
+        raise damage_error(other, "other columns", f"those of {files[0].name}")
     table = pa.concat_tables(tables)
     if not len(table):
-        raise damaged(folder, "no record", "at least one in a split")
+        raise damage_error(folder, "no record", "at least one in a split")
     described = folder / "dataset_info.json"
     features = object_of(f"{described}: features", object_of(str(described), read_json(described)).get("features"))
     if sorted(features) != sorted(table.column_names):
-        raise damaged(f"{described}: features", ", ".join(features)[:100], ", ".join(table.column_names)[:100])
+        raise damage_error(f"{described}: features", ", ".join(features)[:100], ", ".join(table.column_names)[:100])
     return table, {name: _describe(f"{described}: {name}", name, features[name]) for name in table.column_names}
 
 
@@ -138,10 +140,10 @@ def _read_stream(path: pathlib.Path) -> Any:
         if (
             ARROW_EXTENSION in pa.ipc.read_message(source).metadata.to_pybytes()
         ):  # the schema, before its types are made
-            raise damaged(path, "a column of an extension type", "an Arrow stream of plain types")
+            raise damage_error(path, "a column of an extension type", "an Arrow stream of plain types")
         source.seek(max(0, size - len(END)))
         if source.read() != END:
-            raise damaged(path, "an end within the stream", wanted)
+            raise damage_error(path, "an end within the stream", wanted)
         source.seek(0)
         with pa.ipc.open_stream(source) as reader:
             batches, read = [], 0
@@ -164,7 +166,7 @@ def _describe(where: str, name: str, feature: Any) -> Column:
     if kind == "ClassLabel":
         names = list_of(f"{where}: names", feature.get("names"), str, "names")
         if len(names) < 2 or len(set(names)) < len(names):
-            raise damaged(f"{where}: names", f"{len(names)}", "two different classes or more")
+            raise damage_error(f"{where}: names", f"{len(names)}", "two different classes or more")
         return Column(name, kind, tuple(names))
     return Column(name, kind if isinstance(kind, str) else "something else")
 
@@ -172,7 +174,7 @@ def _describe(where: str, name: str, feature: Any) -> Column:
 def _require_plain_name(file: pathlib.Path, name: Any) -> str:
     """The name of something in the folder itself."""
     if not isinstance(name, str) or name in ("", ".", "..") or pathlib.PurePath(name).name != name or "\0" in name:
-        raise damaged(file, f"{name!r:.60}", "plain names, of what is in the folder")
+        raise damage_error(file, f"{name!r:.60}", "plain names, of what is in the folder")
     return name
 
 
@@ -201,7 +203,7 @@ def _roles(where: str, columns: dict[str, Column], reading: Reading) -> Roles:
             raise errors.refuse("feature_columns", both[0], "other columns than those of labels and clients, each once")
     if not features:
         got = f"columns {', '.join(columns)}"
-        raise damaged(where, got[:100], "a column of features beside those of labels and clients")
+        raise damage_error(where, got[:100], "a column of features beside those of labels and clients")
     return Roles(label, client, features)
 
 
@@ -212,7 +214,7 @@ def _ids(where: str, column: Any) -> np.ndarray:
         return np.array([check_id(where, name) for name in column.to_pylist()], str)
     ids = _numbers_of(where, column)
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
-        raise damaged(where, f"{column.type}"[:60], "integers or text")
+        raise damage_error(where, f"{column.type}"[:60], "integers or text")
     return ids
 
 
@@ -233,7 +235,7 @@ def _targets(
             if y.ndim != 1 or y.dtype.kind not in "iu" or y.min() < 0 or y.max() >= len(about.names):
                 got = f"{y.dtype} {y.shape}" if y.ndim != 1 or y.dtype.kind not in "iu" else f"{y.min()} to {y.max()}"
                 wanted = f"0 to {len(about.names) - 1} of its {len(about.names)} names"
-                raise damaged(where, got, wanted, "-1 is a label that is missing: drop the record")
+                raise damage_error(where, got, wanted, "-1 is a label that is missing: drop the record")
         return {name: y.astype(np.int32) for name, y in labels.items()}, {"classes": len(about.names)}
     if about.names:
         return {name: _mark_classes(where, column, len(about.names)) for name, column in columns.items()}, {
@@ -259,7 +261,7 @@ def _mark_classes(where: str, column: Any, classes: int) -> np.ndarray:
     marks = np.zeros((len(column), classes), np.uint8)
     for row, listed in zip(marks, column.to_pylist()):
         if not all(isinstance(one, int) and 0 <= one < classes for one in listed):
-            raise damaged(where, f"{listed}"[:60], f"lists of classes 0 to {classes - 1}")
+            raise damage_error(where, f"{listed}"[:60], f"lists of classes 0 to {classes - 1}")
         row[listed] = 1
     return marks
 
@@ -273,7 +275,7 @@ def _numbers(where: str, columns: list[Column], contents: list[Any]) -> np.ndarr
     for column, values in zip(columns, contents):
         if column.kind == "Image" or _is_text(values):
             got = ("pictures" if column.kind == "Image" else "text") + " among other features"
-            raise damaged(f"{where}: {column.name}", got, "numbers", "name the features with --feature-columns")
+            raise damage_error(f"{where}: {column.name}", got, "numbers", "name the features with --feature-columns")
         arrays.append(_numbers_of(f"{where}: {column.name}", values))
     x = arrays[0]
     if len(arrays) > 1 or x.ndim == 1:
@@ -290,7 +292,9 @@ def _require_whole(where: str, column: Any) -> None:
     inner = column
     while True:
         if inner.null_count:
-            raise damaged(where, f"nothing in {inner.null_count:,} places", "given in every record", "drop the records")
+            raise damage_error(
+                where, f"nothing in {inner.null_count:,} places", "given in every record", "drop the records"
+            )
         if not _is_list(pa, inner.type):
             return
         inner = pc.list_flatten(inner)
@@ -306,13 +310,13 @@ def _numbers_of(where: str, column: Any) -> np.ndarray:
     while _is_list(pa, column.type):
         lengths = pc.unique(pc.list_value_length(column)).to_pylist()
         if len(lengths) != 1:
-            raise damaged(where, f"lists of {sorted(lengths)[0]} and {sorted(lengths)[-1]}", "lists of one length")
+            raise damage_error(where, f"lists of {sorted(lengths)[0]} and {sorted(lengths)[-1]}", "lists of one length")
         shape.append(lengths[0])
         column = pc.list_flatten(column)
     if pa.types.is_boolean(column.type):
         column = column.cast(pa.uint8())
     if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
-        raise damaged(where, f"{column.type}"[:60], "numbers, or lists of them")
+        raise damage_error(where, f"{column.type}"[:60], "numbers, or lists of them")
     return column.to_numpy().reshape(shape)
 
 

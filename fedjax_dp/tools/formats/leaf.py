@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_dp import errors, folders
-from fedjax_dp.data.files import check_id, damaged
+from fedjax_dp.data.files import check_id, damage_error
 from fedjax_dp.data.json_files import kind_of, list_of, object_of, read_json
 from fedjax_dp.data.reading import Reading
 from fedjax_dp.data.records import NumberColumn, RecordTable, as_task, divide, make_dataset
@@ -58,7 +58,7 @@ def leaf(named: str, reading: Reading) -> Dataset:
                     splits[split] = layout.begin()
                 splits[split].add(user, where, **layout.rows(splits[split], where, x, y))
     if layout is None:
-        raise damaged(path, "no user", "LEAF's files with users in them")
+        raise damage_error(path, "no user", "LEAF's files with users in them")
     reading.require_meant(layout.options, f"LEAF's {layout.name}")
     names = [part for part in path.absolute().parts if part not in ("data", "train", *WHOLE)]
     return layout.finish(pathlib.Path(names[-1]).stem, str(path), splits["train"], splits.get("test"), reading)
@@ -76,12 +76,12 @@ def _files(path: pathlib.Path) -> dict[str, list[pathlib.Path]]:
             if train == "train" and (base / "test").is_dir():
                 splits["test"] = _json(base / "test")
                 if not splits["test"]:
-                    raise damaged(base / "test", "no .json file", "LEAF's files of test records")
+                    raise damage_error(base / "test", "no .json file", "LEAF's files of test records")
             if splits["train"]:
                 return splits
     if whole_files := _json(path):
         return {"train": whole_files}
-    raise damaged(path, "no .json file in it or in data/train", "a folder of LEAF's")
+    raise damage_error(path, "no .json file in it or in data/train", "a folder of LEAF's")
 
 
 def _json(folder: pathlib.Path) -> list[pathlib.Path]:
@@ -96,19 +96,19 @@ def _users(path: pathlib.Path, known: set[str]) -> Iterator[tuple[str, str, list
     data = object_of(f"{path}: user_data", content["user_data"])
     if len(counts) != len(users) or len(data) != len(users):
         got = f"{len(counts)} and {len(data)}"
-        raise damaged(f"{path}: num_samples and user_data", got, f"of {len(users)}, one for each of users")
+        raise damage_error(f"{path}: num_samples and user_data", got, f"of {len(users)}, one for each of users")
     for user, count in zip(users, counts):
         check_id(f"{path}: users", user)
         if user in known:
-            raise damaged(f"{path}: users", f"{user!r} twice", "each user once in all files of a split")
+            raise damage_error(f"{path}: users", f"{user!r} twice", "each user once in all files of a split")
         known.add(user)
         where = f"{path}: {user!r}"
         records = object_of(where, data.get(user), ("x", "y"))
         x, y = (list_of(f"{where}: {name}", records[name]) for name in ("x", "y"))
         if not len(x) == len(y) == count:
-            raise damaged(where, f"{len(x)} x and {len(y)} y", f"{count} of each, as num_samples says")
+            raise damage_error(where, f"{len(x)} x and {len(y)} y", f"{count} of each, as num_samples says")
         if not count:
-            raise damaged(where, "no record", "at least one", "drop the user")
+            raise damage_error(where, "no record", "at least one", "drop the user")
         yield where, user, x, y
 
 
@@ -117,9 +117,9 @@ def _layout_of(where: str, x: Any, y: Any) -> LeafLayout:
         if layout.fits(x, y):
             return layout
     if _is_list_of(x, (int, float, list)) and isinstance(y, str):
-        raise damaged(f"{where}: y", f"text, {y[:40]!r}", "numbers", 'labels stand without quotes, "y": [0, 1]')
+        raise damage_error(f"{where}: y", f"text, {y[:40]!r}", "numbers", 'labels stand without quotes, "y": [0, 1]')
     got = f"x: {_kind(x)}, y: {_kind(y)}"
-    raise damaged(f"{where}, record 0", got, f"as in {', '.join(layout.name for layout in LAYOUTS)}")
+    raise damage_error(f"{where}, record 0", got, f"as in {', '.join(layout.name for layout in LAYOUTS)}")
 
 
 def _kind(value: Any) -> str:
@@ -159,7 +159,7 @@ def _from_zero(where: str, targets: list[np.ndarray]) -> tuple[list[np.ndarray],
         if present[0] >= 0:
             got = f"{len(present)} labels up to {present[-1]} without {absent}"
         remedy = "number them in the files, or predict them as numbers: --task regression"
-        raise damaged(f"{where}: y", got, "every number from 0 to the largest", remedy)
+        raise damage_error(f"{where}: y", got, "every number from 0 to the largest", remedy)
     return targets, []
 
 
@@ -172,7 +172,7 @@ def _characters(split: RecordTable, where: str, x: list[Any], y: list[Any]) -> d
     for place, (text, after) in enumerate(zip(inputs, outputs)):
         if len(text) != length or len(after) != 1 or not length:
             got = f"{len(text)} and {len(after)} characters in record {place}"
-            raise damaged(where, got, f"{length or 'some'} of x and one of y, as in the first record")
+            raise damage_error(where, got, f"{length or 'some'} of x and one of y, as in the first record")
     return {"rows": [text + after for text, after in zip(inputs, outputs)]}
 
 
@@ -184,11 +184,13 @@ def _messages(split: RecordTable, where: str, x: list[Any], y: list[Any]) -> dic
     for place, record in enumerate(x):
         fields = list_of(f"{where}: x, record {place}", record, str, "text")
         if len(fields) != SENT140:
-            raise damaged(f"{where}: x, record {place}", f"{len(fields)} fields", f"{SENT140}, the fifth is the text")
+            raise damage_error(
+                f"{where}: x, record {place}", f"{len(fields)} fields", f"{SENT140}, the fifth is the text"
+            )
         texts.append(fields[TEXT])
     for label in list_of(f"{where}: y", y, int, "integers"):
         if label not in (0, 1):
-            raise damaged(f"{where}: y", str(label)[:40], "0 or 1")
+            raise damage_error(f"{where}: y", str(label)[:40], "0 or 1")
     return {"text": texts, "y": y}
 
 
@@ -202,7 +204,7 @@ def _comments(split: RecordTable, where: str, x: list[Any], y: list[Any]) -> dic
         outputs = object_of(f"{at}: y", target, ("target_tokens",))["target_tokens"]
         both = [list_of(f"{at}: x", inputs), list_of(f"{at}: target_tokens", outputs)]
         if len(both[0]) != len(both[1]):
-            raise damaged(at, f"{len(both[0])} and {len(both[1])} sequences", "as many of x as of target_tokens")
+            raise damage_error(at, f"{len(both[0])} and {len(both[1])} sequences", "as many of x as of target_tokens")
         for tokens, after in zip(*both):
             list_of(f"{at}: x", tokens, str, "tokens")
             list_of(f"{at}: target_tokens", after, str, "tokens")
@@ -210,12 +212,12 @@ def _comments(split: RecordTable, where: str, x: list[Any], y: list[Any]) -> dic
             length = len(tokens) if first is None else len(first) - 1
             if not len(tokens) == len(after) == length or not length:
                 got = f"{len(tokens)} and {len(after)} tokens"
-                raise damaged(at, got, f"{length or 'some'} and as many, as in the first record")
+                raise damage_error(at, got, f"{length or 'some'} and as many, as in the first record")
             if tokens[1:] != after[:-1]:
-                raise damaged(f"{at}: target_tokens", "others", "the tokens of x, one on")
+                raise damage_error(f"{at}: target_tokens", "others", "the tokens of x, one on")
             rows.append(tuple(map(sys.intern, (*tokens, after[-1]))))
     if not rows:
-        raise damaged(where, "no sequence", "at least one", "drop the user")
+        raise damage_error(where, "no sequence", "at least one", "drop the user")
     return {"rows": rows}
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from fedjax_dp import errors, folders
 from fedjax_dp.accounting.neighbours import Unit
-from fedjax_dp.data.files import ARROW_EXTENSION, check_file, check_growth, check_id, damaged, no_text, unpack
+from fedjax_dp.data.files import ARROW_EXTENSION, check_file, check_growth, check_id, damage_error, no_text, unpack
 from fedjax_dp.data.reading import Reading
 from fedjax_dp.data.store import Dataset, UnitBound
 from fedjax_dp.tools.formats.columns import LABEL, Columns, ColumnTable, from_tables, holds_numbers, missing_in
@@ -235,10 +235,10 @@ def _read_csv(path: pathlib.Path, columns: Columns, no_header: bool | None) -> A
 
     check_file("csv", path)
     if path.suffix in (".tar", ".tgz", ".zst", ".7z", ".rar", ".Z"):
-        raise damaged(path, f"packed as {path.suffix}", f"a csv file, perhaps in {', '.join(PACKED)}", "unpack it")
+        raise damage_error(path, f"packed as {path.suffix}", f"a csv file, perhaps in {', '.join(PACKED)}", "unpack it")
     if path.suffix.lower() == ".arff":
         remedy = f"sed '1,/^@data/Id' {path.name} > {path.stem}.csv leaves its records, which --no-header reads"
-        raise damaged(path, "an ARFF file", "a csv file", remedy)
+        raise damage_error(path, "an ARFF file", "a csv file", remedy)
     packed = io.BytesIO(unpack("csv", path)) if path.suffix in PACKED else None
     with open(path, "rb") as file:
         beginning = packed.getvalue()[:4096] if packed else file.read(4096)
@@ -267,20 +267,22 @@ def _read_csv(path: pathlib.Path, columns: Columns, no_header: bool | None) -> A
         raise no_text(path, beginning) from None
     except pd.errors.ParserWarning:
         got, remedy = "rows of more fields than that", "name every column in the first line"
-        raise damaged(path, got, f"records of {len(header)} fields, as the first line", remedy) from None
+        raise damage_error(path, got, f"records of {len(header)} fields, as the first line", remedy) from None
     except Exception as error:  # pandas has many, without a common base
         reason = " ".join(str(error).split())[:120]
-        raise damaged(path, "something else", "a readable csv file", reason) from None
+        raise damage_error(path, "something else", "a readable csv file", reason) from None
     if len(header) == 1 and (others := [mark for mark in OTHER_SEPARATORS if mark in header.iloc[0]]):
         remedy = (
             f"pandas.read_csv({path.name!r}, sep={others[0]!r}).to_csv writes one, decimal=',' reads commas in numbers"
         )
-        raise damaged(path, f"fields with {others[0]!r} between", "a csv file with commas between fields", remedy)
+        raise damage_error(path, f"fields with {others[0]!r} between", "a csv file with commas between fields", remedy)
     if no_header is not False:
         _check_first_line(path, [*map(str.strip, header)], frame, columns, named)
     again = header[header.duplicated() & (header != "")]
     if named and len(again):  # it would be read by another name, and be a feature whatever it is
-        raise damaged(f"{path}: columns", f"{again.iloc[0][:40]} twice", "of different names", "drop or rename one")
+        raise damage_error(
+            f"{path}: columns", f"{again.iloc[0][:40]} twice", "of different names", "drop or rename one"
+        )
     return frame
 
 
@@ -292,7 +294,7 @@ def _read_parquet(path: pathlib.Path) -> Any:
 
     size = check_file("parquet", path)
     if _has_extension_types(path, size):
-        raise damaged(path, "a column of an extension type", "a Parquet file of plain types")
+        raise damage_error(path, "a column of an extension type", "a Parquet file of plain types")
     try:
         file = pyarrow.parquet.ParquetFile(path)
         about = file.metadata
@@ -303,7 +305,7 @@ def _read_parquet(path: pathlib.Path) -> Any:
     except errors.ConfigurationError:
         raise
     except Exception as error:  # pandas and pyarrow have many, without a common base
-        raise damaged(path, "something else", "a readable parquet file", folders.reason(error)[:120]) from None
+        raise damage_error(path, "something else", "a readable parquet file", folders.reason(error)[:120]) from None
 
 
 def _has_extension_types(path: pathlib.Path, size: int) -> bool:
@@ -351,9 +353,9 @@ def _check_first_line(path: pathlib.Path, line: list[str], frame: Any, columns: 
         if again.any():  # names that stand there twice are over words alone
             return _check_first_line(path, line, frame[~again], columns, named)
         remedy = "--no-header names columns c0, c1, ...; --no-header=false takes these for names"
-        raise damaged(f"{path}: first line", f"a record, {shown[:80]}", "the names of the columns", remedy)
+        raise damage_error(f"{path}: first line", f"a record, {shown[:80]}", "the names of the columns", remedy)
     if not named and of_names and not of_record:
-        raise damaged(f"{path}: first line", f"names, {shown[:80]}", "a record", "drop --no-header")
+        raise damage_error(f"{path}: first line", f"names, {shown[:80]}", "a record", "drop --no-header")
 
 
 def _is_whole(word: str) -> bool:

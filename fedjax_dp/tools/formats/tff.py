@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_dp import errors
-from fedjax_dp.data.files import check_file, check_growth, check_id, check_labels, damaged
+from fedjax_dp.data.files import check_file, check_growth, check_id, check_labels, damage_error
 from fedjax_dp.data.reading import NAMES, Reading
 from fedjax_dp.data.records import NumberColumn, RecordTable, choose_test, divide, make_dataset
 from fedjax_dp.data.store import Dataset
@@ -64,13 +64,13 @@ def tff(named: str, reading: Reading) -> Dataset:
             other, test = _from_hdf5(test_path)
             notes.append(f"test records are those of {test_path.name}")
             if other is not layout:
-                raise damaged(
+                raise damage_error(
                     test_path, " and ".join(other.fields), f"with {' and '.join(layout.fields)}, as {path.name}"
                 )
     elif database.is_database(beginning):
         layout, train, test, notes = _from_database(path, reading.subset)
     else:
-        raise damaged(path, f"{beginning[:8]!r} at its beginning", "HDF5, or SQLite, perhaps packed by lzma or xz")
+        raise damage_error(path, f"{beginning[:8]!r} at its beginning", "HDF5, or SQLite, perhaps packed by lzma or xz")
     reading.require_meant((*layout.options, "subset"), f"a data set of {', '.join(layout.fields)}")
     train.notes += notes
     return layout.finish(name, str(path), train, test, reading)
@@ -89,7 +89,7 @@ def _layout_of(where: str, fields: list[str]) -> TffLayout:
         if set(layout.fields) <= set(fields):
             return layout
     known = "; ".join(" and ".join(layout.fields) for layout in LAYOUTS)
-    raise damaged(where, f"fields {', '.join(fields)}"[:120] if fields else "no field", f"with fields {known}")
+    raise damage_error(where, f"fields {', '.join(fields)}"[:120] if fields else "no field", f"with fields {known}")
 
 
 def _from_hdf5(path: pathlib.Path) -> tuple[TffLayout, RecordTable]:
@@ -105,7 +105,9 @@ def _from_hdf5(path: pathlib.Path) -> tuple[TffLayout, RecordTable]:
             rows: dict[str, Any] = {}
             for name, field in layout.fields.items():
                 if name not in arrays:
-                    raise damaged(where, f"fields {', '.join(arrays)}"[:120], f"{name} among them, as the first client")
+                    raise damage_error(
+                        where, f"fields {', '.join(arrays)}"[:120], f"{name} among them, as the first client"
+                    )
                 if field.dtype is None:
                     rows[name] = hdf5.texts(f"{where}: {name}", arrays[name], stored)
                     read += sum(map(len, rows[name]))
@@ -115,7 +117,7 @@ def _from_hdf5(path: pathlib.Path) -> tuple[TffLayout, RecordTable]:
             split.add(client, where, **rows)
             check_growth(path, stored, read)  # of all: links may name one client many times
     if layout is None:
-        raise damaged(path, "no client", "a group for each client")
+        raise damage_error(path, "no client", "a group for each client")
     return layout, split
 
 
@@ -135,27 +137,27 @@ def _from_database(
             where = f"{path}: example {number}"
             key = split, client
             if key not in announced:
-                raise damaged(where, f"{split!r:.40}, {client!r:.40}", "a split and a client of client_metadata")
+                raise damage_error(where, f"{split!r:.40}, {client!r:.40}", "a split and a client of client_metadata")
             counts[key] = counts.get(key, 0) + 1
             if split not in (train, test):
                 continue
             if not isinstance(raw, bytes):
-                raise damaged(where, f"a {type(raw).__name__}", "the bytes of a tf.train.Example")
+                raise damage_error(where, f"a {type(raw).__name__}", "the bytes of a tf.train.Example")
             try:
                 names, values = features_of(raw, () if layout is None else tuple(layout.fields))
                 if layout is None:
                     layout = _layout_of(where, names)
                     names, values = features_of(raw, tuple(layout.fields))
             except ExampleError as error:
-                raise damaged(where, str(error), "a tf.train.Example") from None
+                raise damage_error(where, str(error), "a tf.train.Example") from None
             if split not in splits:
                 splits[split] = layout.begin()
             splits[split].add(client, where, **_row(where, layout, values))
     if wrong := next((key for key, count in announced.items() if counts.get(key, 0) != count), None):
         where = f"{path}: examples of {wrong[1]!r} in {wrong[0]!r:.40}"
-        raise damaged(where, f"{counts.get(wrong, 0):,}", f"{announced[wrong]:,}, as client_metadata says")
+        raise damage_error(where, f"{counts.get(wrong, 0):,}", f"{announced[wrong]:,}, as client_metadata says")
     if layout is None:
-        raise damaged(path, "no example", "a database with examples")
+        raise damage_error(path, "no example", "a database with examples")
     return layout, splits[train], splits.get(test) if test else None, notes
 
 
@@ -168,14 +170,14 @@ def _row(where: str, layout: TffLayout, values: dict[str, Any]) -> dict[str, Any
         if field.dtype is None:
             if not isinstance(value, list) or len(value) != 1:
                 got = "nothing" if value is None else f"{len(value)} values"
-                raise damaged(at, got, "one text")
+                raise damage_error(at, got, "one text")
             rows[name] = value
         else:
             if not isinstance(value, np.ndarray):
-                raise damaged(at, "nothing" if value is None else "text", "numbers")
+                raise damage_error(at, "nothing" if value is None else "text", "numbers")
             rows[name] = value[None] if field.shape else value
             if len(rows[name]) != 1:
-                raise damaged(at, f"{len(value)} numbers", "one number")
+                raise damage_error(at, f"{len(value)} numbers", "one number")
     return rows
 
 
@@ -187,9 +189,9 @@ def _client_counts(path: pathlib.Path, base: Any) -> dict[tuple[str, str], int]:
         check_id(where, client)
         if not isinstance(split, str) or type(count) is not int or count < 1:
             got = f"{client!r}, {split!r:.40} and {count!r:.40}"
-            raise damaged(where, got, "a client, a split, and how many examples, from 1")
+            raise damage_error(where, got, "a client, a split, and how many examples, from 1")
         if (split, client) in counts:
-            raise damaged(where, f"{client!r} twice in {split!r:.40}", "each client once in a split")
+            raise damage_error(where, f"{client!r} twice in {split!r:.40}", "each client once in a split")
         counts[split, client] = count
     return counts
 

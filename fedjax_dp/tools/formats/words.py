@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_dp import errors
-from fedjax_dp.data.files import damaged
+from fedjax_dp.data.files import damage_error
 from fedjax_dp.data.reading import Reading
 from fedjax_dp.data.records import RecordTable, divide, make_dataset
 from fedjax_dp.data.sequences import (
@@ -98,7 +98,7 @@ def _vocabulary(where: str, texts: Iterable[Sequence[str]], reading: Reading) ->
         return read_words(pathlib.Path(reading.vocabulary), most), ()
     words = most_frequent(texts, most)
     if not words:
-        raise damaged(where, "no word in any training record", "texts with words", "or give --vocabulary")
+        raise damage_error(where, "no word in any training record", "texts with words", "or give --vocabulary")
     return words, (LEARNT,)
 
 

@@ -98,7 +98,7 @@ def speeds(execution: Execution) -> dict[str, float]:
 
         run = jax.jit(all_, compiler_options=COMPILER_OPTIONS)
         placed = execution.place((start, jnp.arange(execution.shares, dtype=jnp.float32)))
-        timed = repeated(lambda: run(*placed), 1)
+        timed = round_timer(lambda: run(*placed), 1)
         return work * times * execution.shares / (min(timed() for _ in range(5)) / 1e3)
 
     return {
@@ -108,7 +108,7 @@ def speeds(execution: Execution) -> dict[str, float]:
     }
 
 
-def repeated(call: Callable[[], Any], rounds: int) -> Callable[[], float]:
+def round_timer(call: Callable[[], Any], rounds: int) -> Callable[[], float]:
     """Milliseconds of one of the rounds that a call makes."""
     jax.block_until_ready(call())
 

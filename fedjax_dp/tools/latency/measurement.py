@@ -33,7 +33,7 @@ from fedjax_dp.pytrees import Wrapper, replace, structure, value
 from fedjax_dp.rounds import metrics, simulation
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.state import ServerState
-from fedjax_dp.tools.latency.floor import Floor, floor_of, repeated
+from fedjax_dp.tools.latency.floor import Floor, floor_of, round_timer
 
 PARTS = ("sampling", "gather", "gradient", "clipping", "noise", "aggregation", "server", "evaluation")
 TURN_S = 0.2  # a measurement of one variant lasts about this long
@@ -67,12 +67,12 @@ class GivenBatches(Wrapper):
 
 
 @jax.custom_vjp
-def _nothing(params: Any) -> jax.Array:
+def _zero_loss(params: Any) -> jax.Array:
     """Zero, of which every parameter has the derivative one."""
     return jnp.float32(0)
 
 
-_nothing.defvjp(
+_zero_loss.defvjp(
     lambda params: (jnp.float32(0), params),
     lambda params, pulled: (jax.tree.map(lambda p: jnp.full_like(p, pulled), params),),
 )
@@ -107,7 +107,7 @@ class Idle:
 
     def loss(self, params: Any, x: jax.Array, y: Any, key: jax.Array | None) -> jax.Array:
         seen = jax.tree.leaves((x, y) if self.reads else y)
-        return sum(map(_bits, seen)).astype(jnp.float32) * _nothing(params)
+        return sum(map(_bits, seen)).astype(jnp.float32) * _zero_loss(params)
 
     def logits(self, params: Any, x: jax.Array) -> jax.Array:
         return self.model.logits(params, x)
@@ -197,7 +197,7 @@ def measure_round(
     everything = {**{name: (*parts, execution) for name, parts in ladder.items()}, **others}
     for at, (name, (changed_algorithm, changed_model, where)) in enumerate(everything.items()):
         show(0.5 * at / len(everything), f"compiling {name}")
-        runs[name], spent = _timed(changed_algorithm, data, changed_model, where, seed)
+        runs[name], spent = _time_rounds(changed_algorithm, data, changed_model, where, seed)
         compile_s = compile_s or spent
     runs["server"] = _server(algorithm, data, model, execution, seed)
     if evaluate_every:
@@ -251,7 +251,7 @@ def _parts(middle: dict[str, float], ladder: list[str], evaluate_every: int) -> 
     return parts
 
 
-def _timed(
+def _time_rounds(
     algorithm: Algorithm, data: FederatedData, model: Model, execution: Execution, seed: int
 ) -> tuple[Callable[[], float], float]:
     """Runs some rounds and measures milliseconds of one; and the seconds that compiling took."""
@@ -292,7 +292,7 @@ def _server(
 
         return jax.lax.fori_loop(0, rounds, one, (params, optimizer))
 
-    return repeated(lambda: moves(server, params, optimizer), rounds)
+    return round_timer(lambda: moves(server, params, optimizer), rounds)
 
 
 def _evaluation(data: FederatedData, model: Model, execution: Execution) -> Callable[[], float]:
@@ -301,7 +301,7 @@ def _evaluation(data: FederatedData, model: Model, execution: Execution) -> Call
     placed = execution.place((model.init(jax.random.key(0)), frozen, data))
     params, frozen, stored = execution.on_one_device(placed)
     model = gradients.joined(structure, frozen)
-    return repeated(lambda: metrics.measure(params, stored, model=model, train=False), 1)
+    return round_timer(lambda: metrics.measure(params, stored, model=model, train=False), 1)
 
 
 def _portions(

@@ -53,7 +53,7 @@ def claims_about(run: PlannedRun, delta: float, epsilons: tuple[float, ...], led
     )
 
 
-def _attained(event: Event, delta: float) -> float:
+def _lower_bound(event: Event, delta: float) -> float:
     """A lower bound on the true epsilon of an event; 0 where none is known."""
     try:
         return accounting.epsilon_of(event, delta, ATTAINED)
@@ -142,7 +142,7 @@ def _dp_fedavg_output(run: Subject) -> tuple[Claim, ...]:
             claimed = theorems.dp_fedavg_output_theorem1_noise(1.0, run.delta, rate) / in_their_unit
             first = last_rates(algorithm, run.data.largest, 1)
             one = privatizer.event(noise, algorithm.local.batches, records, steps, first)
-            claims.append((claimed, accounting.epsilon_of(one, run.delta), _attained(one, run.delta), rate))
+            claims.append((claimed, accounting.epsilon_of(one, run.delta), _lower_bound(one, run.delta), rate))
     if not claims:
         return ()
     claimed, proved, least, rate = max(claims)
@@ -176,7 +176,7 @@ def _acs_pldp(run: Subject) -> tuple[Claim, ...]:
     worst = max((proved[i] / (needed[i] / noise), needed[i] / noise, i) for i, noise in enumerate(noises))
     excess, claimed, client = worst
     name = run.data.called(client)
-    least = _attained(ledger[client], run.delta)
+    least = _lower_bound(ledger[client], run.delta)
     if least > claimed:
         verdict, reason = Verdict.WRONG, f"two real neighbours attain {least:.4g} at client {name}"
     elif excess > 1:
@@ -198,7 +198,7 @@ def _moments(run: Subject) -> tuple[Claim, ...]:
     if isinstance(steps[0].sampling, Poisson):
         verdict, reason = Verdict.HOLDS, "Poisson cohorts, as it assumes"
     else:
-        least = _attained(run.ledger[0], run.delta)
+        least = _lower_bound(run.ledger[0], run.delta)
         attained = _without_replacement(run.algorithm, run.data) and run.algorithm.aggregate.alike
         words = f"assumes Poisson cohorts; with {steps[0].sampling} two real neighbours attain {least:.4g}"
         verdict, reason = (Verdict.WRONG if attained and least > claimed else Verdict.HEURISTIC), words

@@ -6,7 +6,7 @@ from typing import Any
 
 from fedjax_dp import errors, folders
 from fedjax_dp.accounting import Unit
-from fedjax_dp.accounting.guarantee import mark_of, marked
+from fedjax_dp.accounting.guarantee import mark_of, with_mark
 from fedjax_dp.display import count, duration, size
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.tasks.measures import Measures, measures_of, plural
@@ -79,7 +79,7 @@ def _report(
         if (config.get("num_clients"))
         else f"A run, seed {config['seed']}"
     )
-    title = marked(f"{config['algorithm']} on {config['dataset']}", mark_of(guarantee))
+    title = with_mark(f"{config['algorithm']} on {config['dataset']}", mark_of(guarantee))
     return Report(KIND, title, lead, sections, data)
 
 
@@ -260,7 +260,7 @@ def _epsilon(spent: Rows, guarantee: Mapping[str, Any], finished: bool, budget: 
     if budget is not None:
         about += f" The line across is the budget, {budget:g}."
         spec["layer"].append(charts.across(budget))
-    return Figure("epsilon", marked("Epsilon by round", mark_of(guarantee)), about, spec, "spent")
+    return Figure("epsilon", with_mark("Epsilon by round", mark_of(guarantee)), about, spec, "spent")
 
 
 def _clients(history: Rows, guarantee: Mapping[str, Any], measures: Measures) -> tuple[Section, Rows]:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from fedjax_dp.accounting import Unit, View
-from fedjax_dp.accounting.guarantee import EarlierPhase, NoiseMultipliers, epsilon_text, mark_of, marked, spends
+from fedjax_dp.accounting.guarantee import EarlierPhase, NoiseMultipliers, epsilon_text, mark_of, spends, with_mark
 from fedjax_dp.accounting.plain_words import at_most
 from fedjax_dp.tasks.measures import Measure
 from fedjax_dp.tools.figures.tables import runs as tables
@@ -59,7 +59,7 @@ def tiles(guarantee: Mapping[str, Any], budget: Any = None) -> list[tuple[str, s
     if spends(guarantee["epsilon"], budget):
         shown, exactly = f"within {budget:g}", f"{shown} "
     return [
-        ("epsilon", shown, marked(f"{exactly}for {unit}, {guarantee['adjacency']}{alone}", mark_of(guarantee))),
+        ("epsilon", shown, with_mark(f"{exactly}for {unit}, {guarantee['adjacency']}{alone}", mark_of(guarantee))),
         ("delta", f"{guarantee['delta']:g}", "the slack of the promise"),
         *best,
     ]
@@ -80,7 +80,7 @@ def guarantee_sections(guarantee: Mapping[str, Any]) -> list[Section]:
     ]
     if guarantee.get("noise_multiplier") is not None:
         noise = str(NoiseMultipliers(**guarantee["noise_multiplier"]))
-        terms.append(("noise multiplier", marked(noise, mark_of(guarantee))))
+        terms.append(("noise multiplier", with_mark(noise, mark_of(guarantee))))
     if deployment := guarantee.get("deployment"):
         own = "infinite" if guarantee["own"] is None else f"{guarantee['own']:.4g}"
         ratio = f"{deployment['noise_ratio']:.3g} of the deployment's noise"

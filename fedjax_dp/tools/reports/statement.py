@@ -10,7 +10,7 @@ from typing import Any
 
 from fedjax_dp import __version__, errors
 from fedjax_dp.accounting import Adjacency, Unit, View
-from fedjax_dp.accounting.guarantee import FLOAT_NOISE, mark_of, marked
+from fedjax_dp.accounting.guarantee import FLOAT_NOISE, mark_of, with_mark
 from fedjax_dp.accounting.plain_words import MUCH
 from fedjax_dp.display import count
 from fedjax_dp.tools.reports import shared
@@ -34,7 +34,7 @@ def statement_of(path: pathlib.Path) -> Report:
 
 def statement(guarantee: Mapping[str, Any], config: Mapping[str, Any], source: str) -> Report:
     """The same from its Guarantee and configuration as they are saved; `source`: where these are from."""
-    title = marked(f"{config['algorithm']} on {config['dataset']}", mark_of(guarantee))
+    title = with_mark(f"{config['algorithm']} on {config['dataset']}", mark_of(guarantee))
     lead = "What the training promises to those whose data it used, for readers who are no mathematicians."
     sections = [Section("The promise", _promise(guarantee))]
     if guarantee["epsilon"] is not None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedjax_dp import errors
-from fedjax_dp.accounting.guarantee import marked
+from fedjax_dp.accounting.guarantee import with_mark
 from fedjax_dp.display import count, duration
 from fedjax_dp.sweeps.comparison import compare
 from fedjax_dp.sweeps.records import Record, choosing, read_records
@@ -84,7 +84,7 @@ def of_folder(path: pathlib.Path) -> Report:
     common = shared.common([record["config"] for record in records])
     sections.append(shared.setting(common, about, "Fields that all points share"))
     lead = f"A sweep over {', '.join(axes) or 'nothing but seeds'}: {count(planned, 'point')}"
-    lead = marked(lead, deployment_mark(records))
+    lead = with_mark(lead, deployment_mark(records))
     name = str(about.get("name", path.name))
     return Report(KIND, name if name.lower().startswith(KIND) else f"Sweep {name}", lead, sections, data)
 
@@ -241,7 +241,7 @@ def _privacy(
         *axes,
         main.label.removeprefix("test "),
         "95% interval",
-        marked("proved epsilon", mark),
+        with_mark("proved epsilon", mark),
         "seeds",
         "front",
     ]
@@ -271,7 +271,7 @@ def _between(row: Mapping[str, Any], main: Measure) -> str:
 
 
 def _front_spec(names: Sequence[str], group: str | None, main: Measure, mark: str) -> charts.Spec:
-    x = charts.axis("epsilon", marked("proved epsilon (nats, logarithmic)", mark), ".3~g")
+    x = charts.axis("epsilon", with_mark("proved epsilon (nats, logarithmic)", mark), ".3~g")
     x["scale"] = {"type": "log", "nice": False, "padding": 24}
     y, low = shared.axis_of("value", main, main.words), shared.axis_of("low", main, main.words)
     tips = _tips(main, ("epsilon", "epsilon", ".4g"), ("seeds", "seeds", ",d"))

@@ -24,7 +24,7 @@ from fedjax_dp.tools.cli.reproduce import _print as print_reproduction
 from fedjax_dp.tools.papers.reproductions import cells as cells_module
 from fedjax_dp.tools.papers.reproductions import features, tables
 from fedjax_dp.tools.papers.reproductions.cells import CellKey, cells_of, sweep_of, unavailable
-from fedjax_dp.tools.papers.reproductions.recipe import SCALES, matching, parse, read_recipe, recipes
+from fedjax_dp.tools.papers.reproductions.recipe import SCALES, concerns, parse, read_recipe, recipes
 from fedjax_dp.tools.papers.reproductions.reproduce import reproduce
 from fedjax_dp.tools.papers.reproductions.reproduction import Reproduction
 from fedjax_dp.tools.papers.reproductions.rows import claims_of, published, rows_of
@@ -148,18 +148,18 @@ def test_remarks_and_claims_are_about_lines_that_exist():
         recipe = read_recipe(name)
         pairs = {(cell.place.panel, cell.place.line) for cell in cells_of(recipe, recipe.scales["full"])}
         for told in recipe.impossible:
-            assert any(matching(told, *pair) for pair in pairs), (name, told)
+            assert any(concerns(told, *pair) for pair in pairs), (name, told)
         for claim in recipe.claims:
-            about = {line for panel, line in pairs if matching({"panels": claim.get("panels", "*")}, panel, line)}
+            about = {line for panel, line in pairs if concerns({"panels": claim.get("panels", "*")}, panel, line)}
             assert {claim[key] for key in ("better", "than") if key in claim} <= about, (name, claim)
             assert claim.get("metric", recipe.metrics[0]) in recipe.metrics
 
 
 def test_patterns_pick_panels_and_lines():
-    assert matching({}, "mnist-iid", "dpnfl")
-    assert matching({"panels": "mnist*", "lines": "*pnfl"}, "mnist-iid", "addpnfl")
-    assert not matching({"panels": "mnist*"}, "cifar10", "dpnfl")
-    assert not matching({"lines": "dpnfl"}, "mnist", "addpnfl")
+    assert concerns({}, "mnist-iid", "dpnfl")
+    assert concerns({"panels": "mnist*", "lines": "*pnfl"}, "mnist-iid", "addpnfl")
+    assert not concerns({"panels": "mnist*"}, "cifar10", "dpnfl")
+    assert not concerns({"lines": "dpnfl"}, "mnist", "addpnfl")
 
 
 def test_later_fields_win_and_what_an_algorithm_does_not_take_is_left_out():

@@ -66,7 +66,7 @@ def cells_of(
                     | (extra or {})
                 )
                 fields = {name: field for name, field in fields.items() if name not in line.options.get("without", ())}
-                cells.append(Cell(CellKey(panel.key, line.key, x), reading, _taken(fields)))
+                cells.append(Cell(CellKey(panel.key, line.key, x), reading, _applicable_fields(fields)))
     if not cells:
         raise errors.refuse(
             "panels",
@@ -94,7 +94,7 @@ def _values(recipe: Recipe, panel: RecipePart, scale: RecipeScale) -> list[tuple
     ]
 
 
-def _taken(fields: Fields) -> Fields:
+def _applicable_fields(fields: Fields) -> Fields:
     """The fields without those that the algorithm does not take, and with one kind of noise and batches."""
     errors.require_choice("algorithm", fields["algorithm"], CATALOGUE)
     entry, known = CATALOGUE[fields["algorithm"]], options_of()

@@ -84,6 +84,6 @@ BYTES = "feature_bytes"  # counted from the parts of an algorithm, nothing is ru
 MEASURES[BYTES] = PaperMeasure("mean features that one client receives in a round (bytes)", -1, lambda _: None, 0)
 
 
-def counted(algorithm: "Algorithm", params: int, features: int, members: int, clients: int) -> float:
+def message_bytes(algorithm: "Algorithm", params: int, features: int, members: int, clients: int) -> float:
     """BYTES of an algorithm: what its local steps send beside model and update, four bytes a number."""
     return 4.0 * algorithm.local.floats(params, features, members, clients).down

@@ -210,7 +210,7 @@ def _scale(name: str, table: Mapping[str, Any]) -> RecipeScale:
     return RecipeScale(name=name, fields={key: value for key, value in table.items() if key not in _OF_SCALE}, **taken)
 
 
-def matching(remark: Mapping[str, Any], panel: str, line: str) -> bool:
+def concerns(remark: Mapping[str, Any], panel: str, line: str) -> bool:
     """Whether a remark is about this panel and line."""
     return fnmatchcase(panel, remark.get("panels", "*")) and fnmatchcase(line, remark.get("lines", "*"))
 

@@ -20,7 +20,7 @@ from fedjax_dp.sweeps.sweep import run_sweep
 from fedjax_dp.tools.papers.reproductions import features, tables
 from fedjax_dp.tools.papers.reproductions.cells import Cell, Reading, cells_of, sweep_of, unavailable
 from fedjax_dp.tools.papers.reproductions.features import Cloud
-from fedjax_dp.tools.papers.reproductions.measures import BYTES, MEASURES, SEPARATION, counted
+from fedjax_dp.tools.papers.reproductions.measures import BYTES, MEASURES, SEPARATION, message_bytes
 from fedjax_dp.tools.papers.reproductions.recipe import SCALES, Recipe, RecipeScale, read_recipe
 from fedjax_dp.tools.papers.reproductions.reproduction import Reproduction
 from fedjax_dp.tools.papers.reproductions.rows import ResultRow, abouts, claims_of, rows_of
@@ -70,10 +70,10 @@ def reproduce(
     _require_own(folder, name)
     with folders.lock_folder("out", folder, "give another --out", screen.say):
         _require_own(folder, name)  # another may have begun in it until just now
-        return _reproduced(recipe, chosen_scale, numbers, panels, folder, data_dir, screen)
+        return _run_recipe(recipe, chosen_scale, numbers, panels, folder, data_dir, screen)
 
 
-def _reproduced(
+def _run_recipe(
     recipe: Recipe,
     chosen_scale: RecipeScale,
     numbers: tuple[int, ...],
@@ -90,7 +90,7 @@ def _reproduced(
     cells_at_hand = [cell for cell in cells if cell.place.panel not in missing]
     if not cells_at_hand:
         raise errors.MissingDataError(next(iter(missing.values())))
-    chosen, notes = _searched(recipe, chosen_scale, folder, data_dir, screen)
+    chosen, notes = _run_search(recipe, chosen_scale, folder, data_dir, screen)
     cells = cells_of(recipe, chosen_scale, panels, chosen)
     ready = [cell for cell in cells if cell.place.panel not in missing]
     by_cell: dict[Reading, list[Record]] = {}
@@ -151,16 +151,18 @@ def _records(
     return {cell.key: [by_id[identity(cell.config(seed))] for seed in seeds] for cell in cells}
 
 
-def _searched(
+def _run_search(
     recipe: Recipe, scale: RecipeScale, folder: pathlib.Path, data_dir: str | None, screen: Screen
 ) -> tuple[dict[str, Any], list[str]]:
     """What a search chooses on seeds of its own, and what choosing costs."""
     if not recipe.search:
         return {}, []
     search = recipe.search | scale.search
-    axes = {name: values for name, values in search["axes"].items() if not _varied([name]) & scale.fields.keys()}
+    axes = {
+        name: values for name, values in search["axes"].items() if not _fields_of_axes([name]) & scale.fields.keys()
+    }
     fields = recipe.base | recipe.readings["correct"] | search.get("fields", {}) | scale.fields
-    fields = {name: value for name, value in fields.items() if name not in _varied(axes)}
+    fields = {name: value for name, value in fields.items() if name not in _fields_of_axes(axes)}
     sweep = SweepConfig(
         base=fields | ({} if data_dir is None else {"data_dir": data_dir}),
         axes=axes,
@@ -180,7 +182,7 @@ def _searched(
     ]
 
 
-def _varied(axes: Iterable[str]) -> set[str]:
+def _fields_of_axes(axes: Iterable[str]) -> set[str]:
     return {field.strip() for name in axes for field in name.split(",")}
 
 
@@ -221,7 +223,7 @@ def _bytes(cells: Sequence[Cell], planned: Planned) -> dict[Reading, float]:
         run = planned(cell, 0)
         size, features = parameters(run.model, run.data)
         members = run.algorithm.cohort.capacity(run.data.num_clients)
-        numbers[cell.key] = counted(run.algorithm, size, features or 0, members, run.data.num_clients)
+        numbers[cell.key] = message_bytes(run.algorithm, size, features or 0, members, run.data.num_clients)
     return numbers
 
 

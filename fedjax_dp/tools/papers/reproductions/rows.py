@@ -9,7 +9,7 @@ from fedjax_dp.sweeps.records import Record
 from fedjax_dp.sweeps.settings import interval, proved_epsilon
 from fedjax_dp.tools.papers.reproductions.cells import Cell, CellKey, Reading
 from fedjax_dp.tools.papers.reproductions.measures import MEASURES
-from fedjax_dp.tools.papers.reproductions.recipe import READINGS, Recipe, RecipeScale, matching
+from fedjax_dp.tools.papers.reproductions.recipe import READINGS, Recipe, RecipeScale, concerns
 
 NOT_REACHED = "not reached"
 NOT_COMPARED = "not compared: another setting at this scale"
@@ -136,7 +136,7 @@ def _row(
         for reading, result in readings.items()
     }
     short = any(verdict in ("lower", "higher") for verdict in verdicts.values())
-    remarks = [remark["statement"] for remark in recipe.impossible if matching(remark, place.panel, place.line)]
+    remarks = [remark["statement"] for remark in recipe.impossible if concerns(remark, place.panel, place.line)]
     missing = {result.reason for result in readings.values() if result.reason}
     why = "; ".join(sorted(missing)) or ("impossible because " + "; ".join(remarks) if short and remarks else "")
     if not (why or comparable or mean is None):
@@ -192,11 +192,11 @@ def claims_of(recipe: Recipe, rows: Sequence[ResultRow]) -> list[Claimed]:
     claims: list[Claimed] = []
     for claim in recipe.claims:
         readings = [claim["reading"]] if "reading" in claim else READINGS
-        claims += [_claimed(claim, reading, claim.get("than_reading", reading), rows) for reading in readings]
+        claims += [_evaluate_claim(claim, reading, claim.get("than_reading", reading), rows) for reading in readings]
     return claims
 
 
-def _claimed(claim: Mapping[str, Any], reading: str, other: str, rows: Sequence[ResultRow]) -> Claimed:
+def _evaluate_claim(claim: Mapping[str, Any], reading: str, other: str, rows: Sequence[ResultRow]) -> Claimed:
     metric = claim.get("metric", rows[0].metric)
     by_place = {
         row.place: {one: result.mean for one, result in row.readings.items()} | {"published": row.published}
@@ -208,7 +208,7 @@ def _claimed(claim: Mapping[str, Any], reading: str, other: str, rows: Sequence[
         by_x = "better_x" in claim  # else by line
         meant = place.x == claim["better_x"] if by_x else place.line == claim["better"]
         against = place._replace(x=claim["than_x"]) if by_x else place._replace(line=claim["than"])
-        ours = means[reading] if meant and matching(claim, place.panel, place.line) else None
+        ours = means[reading] if meant and concerns(claim, place.panel, place.line) else None
         theirs = by_place.get(against, {}).get(other)
         if ours is not None and theirs is not None:
             cases += 1
