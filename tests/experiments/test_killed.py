@@ -197,9 +197,14 @@ def one_winner(ends, refused):
     assert -signal.SIGKILL in codes or sorted(codes) == [0, refused], ends
 
 
-@pytest.mark.exhaustive  # CI: threads that begin at once, and locks of killed processes, in tests/test_folders.py
-@pytest.mark.parametrize("pairs", [2, 20])
-@pytest.mark.parametrize("name", ["run of the command line", "run of Python"])
+@pytest.mark.parametrize(
+    ("name", "pairs"),
+    [
+        pytest.param("run of the command line", 2, marks=pytest.mark.slow),
+        pytest.param("run of the command line", 20, marks=pytest.mark.exhaustive),
+        pytest.param("run of Python", 20, marks=pytest.mark.exhaustive),
+    ],
+)
 def test_of_two_that_start_or_resume_at_once_one_wins_and_nothing_is_lost(name, pairs):
     way, draw, whole = WAYS[name], random.Random(pairs), pathlib.Path("whole")
     refused = 1 if "Python" in name else 2
