@@ -7,7 +7,8 @@ released by the run itself has r / R of the noise that the promise is of.
 """
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,9 +23,6 @@ from fedjax_dp.privacy.qualifiers import Account, Qualifier
 from fedjax_dp.privacy.terms import PrivacyTerms
 from fedjax_dp.pytrees import replace
 from fedjax_dp.rounds.algorithm import Algorithm
-
-if TYPE_CHECKING:
-    from fedjax_dp.privacy.planned_run import PlannedRun
 
 BY_SCHEDULE = ("worst", "expected", "once")  # participation that counts rounds of the simulated clients
 
@@ -42,34 +40,46 @@ class ClientPopulation(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Deployed(Qualifier):
-    """A qualifier: the Guarantee is of the deployment, the run's own epsilon stands beside it."""
+    """A qualifier: the Guarantee is of the deployment, and names the epsilon of the run itself.
 
-    run: "PlannedRun"
+    run_itself  the planned run without its deployment
+    """
+
+    population: ClientPopulation
+    simulated: ClientPopulation
+    num_rounds: int
+    noise_ratio: float
+    run_itself: Callable[[], Any]
 
     def fields(self, account: Account) -> dict[str, Any]:
-        run, step = self.run, next(step for event in distinct(account.events) for step, _ in event.leaves())
-        size, population = run.population.size, run.population.num_clients
+        step = next(step for event in distinct(account.events) for step, _ in event.leaves())
         sampler = str(step.sampling)
         if isinstance(step.sampling, FullBatch):
             often = f"each client in at most {step.count:,} of them"
-            sampler = f"who takes part is public, {often if step.count < run.rounds else 'every client in all'}"
+            sampler = f"who takes part is public, {often if step.count < self.num_rounds else 'every client in all'}"
         deployment = DeploymentSummary(
-            cohort_size=size,
-            population=population,
-            rounds=run.rounds,
+            cohort_size=self.population.size,
+            population=self.population.num_clients,
+            rounds=self.num_rounds,
             sampler=sampler,
-            noise_ratio=float(run.algorithm.upload.noise_ratio or 1.0),
-            simulated_cohort=run.algorithm.cohort.expected_size(run.data.num_clients),
-            simulated_population=run.data.num_clients,
+            noise_ratio=self.noise_ratio,
+            simulated_cohort=self.simulated.size,
+            simulated_population=self.simulated.num_clients,
         )
-        return {"deployment": deployment, "own": account.guarantee_of(run.without_deployment).epsilon}
+        return {"deployment": deployment, "own": account.guarantee_of(self.run_itself()).epsilon}
 
 
-def of_deployment(run: "PlannedRun") -> Deployed:
-    """The qualifier of a run that stands for a deployment."""
+def of_deployment(
+    algorithm: Algorithm,
+    population: ClientPopulation,
+    num_clients: int,
+    rounds: int,
+    run_itself: Callable[[], Any],
+) -> Deployed:
+    """The qualifier of a run of `num_clients` clients that stands for a deployment."""
     stale: tuple[str, ...] = ()
-    if run.algorithm.local.has_client_state:  # it is another in the simulation, though noise is alike
-        apart = run.population.num_clients / run.population.size
+    if algorithm.local.has_client_state:  # it is another in the simulation, though noise is alike
+        apart = population.num_clients / population.size
         stale = (
             "what clients keep is as old as rounds of the simulated clients make it; in the deployment a client is "
             f"drawn once in {apart:.4g} rounds",
@@ -80,7 +90,15 @@ def of_deployment(run: "PlannedRun") -> Deployed:
         "noise on the mean is the deployment's, but a mean of so few clients varies more than one of its cohorts: "
         "results are pessimistic",
     )
-    return Deployed(run=run, assumptions=lines, warnings=stale)
+    return Deployed(
+        population=population,
+        simulated=ClientPopulation(algorithm.cohort, num_clients),
+        num_rounds=rounds,
+        noise_ratio=float(algorithm.upload.noise_ratio or 1.0),
+        run_itself=run_itself,
+        assumptions=lines,
+        warnings=stale,
+    )
 
 
 def standing_for(algorithm: Algorithm, data: FederatedData, terms: PrivacyTerms) -> Algorithm:

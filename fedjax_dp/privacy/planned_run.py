@@ -101,7 +101,9 @@ class PlannedRun:
         if setup is not None:
             result.append(SetupRelease(event=setup))
         if self.terms.deployment is not None:
-            result.append(of_deployment(self))
+            clients, rounds = self.data.num_clients, self.rounds
+            run_itself = functools.partial(getattr, self, "without_deployment")
+            result.append(of_deployment(self.algorithm, self.population, clients, rounds, run_itself))
         if self.terms.stop is not None:
             result.append(of_stop(self.terms.stop, self.private_tests))
         if self.initialization is not RANDOM:
