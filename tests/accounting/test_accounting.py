@@ -774,7 +774,7 @@ def test_accounting_and_its_commands_work_without_jax():
         "from fedjax_dp import accounting as a\n"
         "s = a.GaussianSteps(4.0, a.WithoutReplacement(10, 600), a.Adjacency.REPLACE_ONE, 600)\n"
         "print(round(a.epsilon_of(s, 1e-2), 3))\n"
-        "from fedjax_dp import cli\n"
+        "from fedjax_dp.tools import cli\n"
         "cli.main(['account', '--noise-multiplier', '2', '--steps', '5', '--delta', '1e-5', '--adjacency',"
         " 'add-remove', '--json', '--plot', 'a.png'])\n"
     )

@@ -100,8 +100,8 @@ from fedjax_dp.rounds import simulation
 algorithm, model = fdp.addpnfl(**common, **noise, server_learning_rate=0.01), mlp((features,), 3, (4000,))
 held, bytes_ = [], []
 for together in (1, 4):
-    run, state = simulation.on_devices(algorithm, data, model, fdp.execution.some_devices(4, model_devices=together))
-    bytes_.append(run.compiled(state).memory_analysis().argument_size_in_bytes)
+    run, state = simulation.initialize(algorithm, data, model, fdp.execution.some_devices(4, model_devices=together))
+    bytes_.append(run.compile(state).memory_analysis().argument_size_in_bytes)
     for until in (1, 2, 3):
         state, _ = run.advance(state, until)
     held.append(sum(leaf.addressable_shards[0].data.size for leaf in jax.tree.leaves((state.params, state.optimizer))))
@@ -119,9 +119,9 @@ import re
 from fedjax_dp.rounds import simulation
 from fedjax_dp.models import logistic_regression
 algorithm, model = cases["dpnfl"][0], logistic_regression((features,), 3)
-rounds, state = simulation.on_devices(algorithm, data, model, fdp.execution.some_devices(4))
+rounds, state = simulation.initialize(algorithm, data, model, fdp.execution.some_devices(4))
 found = re.findall(r' (all-[a-z]+|reduce-scatter|collective-[a-z]+)(?:-start)?[(].*op_name="[^"]*/while/([^"]*)"',
-                   rounds.compiled(state).as_text())
+                   rounds.compile(state).as_text())
 print(sorted(f"{kind}:{name.rsplit('/', 1)[1]}" for kind, name in found))
 """
 

@@ -494,7 +494,7 @@ def test_the_delta_of_mnist_is_said_to_be_the_papers(capsys, mnist_dir):
 
 @pytest.mark.slow
 def test_flags_are_read_alike_where_a_tracker_has_loaded_pydantic():
-    program = "import pydantic, sys; from fedjax_dp import cli; sys.exit(cli.main(sys.argv[1:]))"
+    program = "import pydantic, sys; from fedjax_dp.tools import cli; sys.exit(cli.main(sys.argv[1:]))"
     words = ["run", "--algorithm", "fedavg", "--train-metrics", "maybe", "--model", "mlp.py:network", "--hidden", "8,4"]
     done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (2, "fedjax-dp: --train-metrics must be true or false, got 'maybe'\n")

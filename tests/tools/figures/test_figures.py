@@ -195,7 +195,7 @@ def own_axes(panels):
 
 @pytest.mark.slow
 def test_no_plot_chooses_a_backend_or_keeps_figures_open():
-    modules = ", ".join(f"fedjax_dp.{name}" for name in PLOTS)
+    modules = ", ".join(f"fedjax_dp.tools.{name}" for name in PLOTS)
     program = f"import sys, {modules}; assert 'matplotlib.pyplot' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True)
 
