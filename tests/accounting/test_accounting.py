@@ -372,6 +372,7 @@ def test_n_fold_composition_equals_n_copies(name, accountant):
         assert epsilon_of(many, 1e-4, accountant) == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.slow
 @given(settings_of_steps)
 @settings(max_examples=25, deadline=None)
 def test_attained_is_at_most_pld_is_at_most_rdp_is_at_most_tcdp(case):
@@ -782,6 +783,7 @@ def test_accounting_and_its_commands_work_without_jax():
     assert done.stdout.startswith("0.369\n{"), done.stderr
 
 
+@pytest.mark.slow
 def test_the_accountants_stay_below_a_gigabyte():
     code = (
         "import resource\n"

@@ -36,6 +36,7 @@ def same(first, second):
     return all(jax.tree.leaves(jax.tree.map(np.array_equal, first, second)))
 
 
+@pytest.mark.slow
 def test_a_folder_that_is_written_is_refused_and_its_run_ends_as_if_nothing_had_been(data):
     words = {"rounds": 2, "evaluate_every": 2, "checkpoint_every": 1, "delta": 1e-3}
     refused = []

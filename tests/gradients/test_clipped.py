@@ -416,6 +416,7 @@ def test_one_record_moves_the_sum_by_its_clip_norm_whatever_its_axes_look_like(m
     assert jnp.linalg.norm(ravel(whole.total)[0] - ravel(rest.total)[0]) <= 0.5 * (1 + 1e-5)
 
 
+@pytest.mark.slow
 def test_the_scale_of_a_weight_norm_is_trained():
     model, params, x, y = problem(Normed(), 4, (2, 3))
     total = clipped_sum(model, params, x, y, jnp.ones(4, bool), 1.0).total

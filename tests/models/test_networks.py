@@ -610,6 +610,7 @@ class Pretrained(nnx.Module):
 STATISTICS = {"mean": np.float32([0.5, -1.0, 2.0, 0.0]), "var": np.float32([4.0, 0.25, 1.0, 9.0])}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("entry", ["dpnfl", "fedavg"])
 def test_running_statistics_alone_are_constants_of_a_model(entry):
     """Those of a start are used, and neither trained nor written; a start without them is refused."""

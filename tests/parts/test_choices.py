@@ -156,6 +156,7 @@ def test_a_table_of_a_slot_is_its_name_and_its_numbers(tmp_path):
     assert "did you mean pass_rounds?" in refusal(lambda: read(tmp_path / "wrong.toml"))
 
 
+@pytest.mark.slow
 def test_a_law_of_ones_own_brings_its_options_to_the_command_line_files_and_sweeps(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     flags = ["--algorithm", "fedavg", "--rounds", "2", "--local-steps", "1", "--cohort-size", "2"]

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from helpers import noise_of_steps, ragged_data
 
 from fedjax_dp import algorithms, gradients
@@ -21,6 +22,7 @@ def test_one_client_one_step_is_gradient_descent():
         np.testing.assert_allclose(a, w - 0.5 * g, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_noise_of_an_update_is_not_lost_in_the_rounding_of_a_large_model():
     near, far = (noise_of_steps(32, 3, 4, learning_rate=1e-3, steps=5, start=at) for at in (0.0, 2.0**20))
     np.testing.assert_array_equal(near, far)

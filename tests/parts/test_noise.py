@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from helpers import noise_of_steps
 
 from fedjax_dp.parts.client_privacy import (
@@ -11,6 +12,7 @@ from fedjax_dp.parts.client_privacy import (
 from fedjax_dp.parts.noise import BandedNoise, WhiteNoise
 
 
+@pytest.mark.slow
 def test_noise_of_clients_steps_and_rounds_is_independent():
     noise = noise_of_steps(size=4_000, rounds=3, num_clients=4).reshape(12, -1)
     limit = 5.6 / np.sqrt(noise.shape[1])  # 66 pairs at 1e-6 together

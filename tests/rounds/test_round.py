@@ -227,6 +227,7 @@ def test_addpnfl_with_an_unmoving_rule_is_scaled_dpnfl(data):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_interrupted_run_equals_uninterrupted_bit_for_bit(data):
     value = algorithms.addpnfl(**settings_of())
     whole = simulation.simulate(value, data, rounds=7, seed=2)

@@ -40,7 +40,14 @@ def trained(algorithm, train, test, **options):
     return fdp.run(algorithm, data, rounds=2, delta=1e-3, model=fdp.model((init, network), data), **options)
 
 
-@pytest.mark.parametrize(("unit", "where"), [(unit, {}) for unit in PRIVATE] + [("records", {"on_host": True})])
+@pytest.mark.parametrize(
+    ("unit", "where"),
+    [
+        ("records", {}),
+        pytest.param("clients", {}, marks=pytest.mark.slow),
+        pytest.param("records", {"on_host": True}, marks=pytest.mark.slow),
+    ],
+)
 def test_a_private_run_counts_records_without_a_finite_loss(unit, where):
     with pytest.warns(RuntimeWarning, match="3 of 40 training records have no finite loss before the first") as caught:
         found = trained(PRIVATE[unit], 3, 0, **where)

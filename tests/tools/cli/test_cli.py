@@ -63,6 +63,7 @@ def test_default_run_trains_privately_well_above_chance(capsys):
     assert content["history"][-1]["round"] == content["rounds"] == 40
 
 
+@pytest.mark.slow
 def test_run_folder_holds_everything_and_a_picture_of_the_run():
     assert cli.main(["run", *QUICK, "--out", "here"]) == 0
     folder = pathlib.Path("here")

@@ -312,6 +312,7 @@ AWKWARD = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", thinned(AWKWARD, list(AWKWARD)[::2], 3))
 def test_an_awkward_sweep_has_an_overview_and_panels(name, panel, monkeypatch):
     monkeypatch.setattr(figures, "DPI", 40)  # quicker

@@ -86,6 +86,7 @@ def test_what_is_not_there_is_not_left_out(model):
     assert "noise" in measurement.variants(client, model)
 
 
+@pytest.mark.slow
 def test_batches_that_are_counted_off_have_the_shapes_of_drawn_ones():
     drawn, given = FixedBatches(size=BATCH), measurement.GivenBatches(base=FixedBatches(size=BATCH))
     key, records = jax.random.key(0), jnp.int32(RECORDS)
@@ -117,6 +118,7 @@ def test_parts_add_up_to_the_round_and_its_share_of_an_evaluation(found):
     assert [change.saves_ms for change in found.changes] == sorted((c.saves_ms for c in found.changes), reverse=True)
 
 
+@pytest.mark.slow
 def test_the_floor_is_counted(data, model):
     floor = floor_of(private(), data, model, fdp.execution.all_devices())
     assert floor.normals == SIZE * STEPS * COHORT

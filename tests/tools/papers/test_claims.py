@@ -14,13 +14,14 @@ from fedjax_dp.accounting import Verdict
 from fedjax_dp.tools.papers import settings
 from fedjax_dp.tools.papers.settings import claim_rows
 
+pytestmark = pytest.mark.slow  # every setting is accounted for anew
+
 
 @pytest.fixture(scope="module")
 def rows():
     return claim_rows()
 
 
-@pytest.mark.slow
 def test_committed_table_is_todays(rows):
     path = pathlib.Path(__file__).parents[3] / "benchmarks" / "results" / "claims.json"
     committed = json.loads(path.read_text())["claims"]
@@ -56,7 +57,6 @@ TABLE_DPNFL = {
 }
 
 
-@pytest.mark.slow
 def test_table_of_dpnfl(rows):
     found = {row.setting: row for row in chosen(rows, "dpnfl", "Lemmas 2-4")}
     for setting, (paper, tight, attained, wang, ratio, poisson) in TABLE_DPNFL.items():

@@ -11,6 +11,8 @@ from fedjax_dp.tools import cli
 from fedjax_dp.tools.reports import kinds
 from fedjax_dp.tools.reports.page import page
 
+pytestmark = pytest.mark.slow  # their pages are made of whole runs
+
 SIZES = {"desk": (1280, 900), "phone": (400, 800)}
 DRAWN = "() => window.report && window.report.ready"
 # What a view holds, without the marks that Vega puts on its rows.
@@ -83,7 +85,6 @@ def names_of(spec):
     return set().union(*map(names_of, spec)) if isinstance(spec, list) else set()
 
 
-@pytest.mark.slow
 def test_every_figure_holds_the_rows_of_the_files(reported, opened):
     made, report = opened(reported), kinds.read_report(reported)
     figures = {block.name: block for section in report.sections for block in section.blocks if hasattr(block, "spec")}
@@ -99,7 +100,6 @@ def test_every_figure_holds_the_rows_of_the_files(reported, opened):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.slow
 def test_a_phone_shows_all_in_colours_that_can_be_read_without_scrolling_sideways(reported, opened, scheme):
     made = opened(reported, "phone", scheme)
     assert made.evaluate("document.documentElement.scrollWidth") <= 400
@@ -121,7 +121,6 @@ def test_a_phone_shows_all_in_colours_that_can_be_read_without_scrolling_sideway
     assert made.evaluate("document.querySelector('.chart svg').getBoundingClientRect().width") > 400
 
 
-@pytest.mark.slow
 def test_a_screen_reader_finds_its_way(reported, opened):
     made = opened(reported)
     levels = made.evaluate("[...document.querySelectorAll('h1,h2,h3')].map((e) => Number(e.tagName[1]))")
@@ -147,7 +146,6 @@ def test_a_screen_reader_finds_its_way(reported, opened):
     assert made.evaluate("[...document.querySelectorAll('table')].every((t) => t.querySelector('th[scope=col]'))")
 
 
-@pytest.mark.slow
 def test_the_keyboard_alone_reaches_the_report_and_turns_it_dark(run_folder, opened):
     made = opened(run_folder)
     made.keyboard.press("Tab")
@@ -201,7 +199,6 @@ def test_filters_change_the_front(sweep_folder, opened):
     assert made.inner_text("#count").startswith("12 of 12 settings")
 
 
-@pytest.mark.slow
 def test_filters_work_by_keyboard(sweep_folder, opened):
     made = opened(sweep_folder)
     made.locator(".filters input").first.focus()
@@ -210,7 +207,6 @@ def test_filters_work_by_keyboard(sweep_folder, opened):
     assert made.inner_text("#count").startswith("6 of 12 settings")
 
 
-@pytest.mark.slow
 def test_tooltips_tell_the_numbers(run_folder, opened):
     made = opened(run_folder)
     last = json.loads((run_folder / "metrics.json").read_text())[-1]

@@ -13,6 +13,7 @@ from fedjax_dp.tools.reports import kinds, shared
 from fedjax_dp.tools.reports.page import page
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unspent")
 def test_a_report_and_plain_print_the_bounds_of_the_curve(run_folder, capsys):
     held = json.loads((run_folder / "guarantee.json").read_text())["attack"]

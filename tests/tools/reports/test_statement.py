@@ -16,6 +16,8 @@ from fedjax_dp.tools.reports import report_statement
 from fedjax_dp.tools.reports.page import MARK, page
 from fedjax_dp.tools.reports.statement import markdown, statement
 
+pytestmark = pytest.mark.slow  # their pages are made of whole runs
+
 CONFIG = {"algorithm": "dpnfl", "dataset": "digits", "rounds": 10}
 PARTS = ["The promise", "What it means", "It holds if all of this is true", "What is not covered", "Words", "Origin"]
 

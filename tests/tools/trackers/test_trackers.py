@@ -156,6 +156,7 @@ def test_who_comes_later_is_told_of_what_was_before(data):
     close(without(events("x/tensorboard")[0], "privacy", "time"), expected(seen.history), 1e-6)
 
 
+@pytest.mark.slow
 def test_a_full_disk_loses_the_tracker_and_not_the_run(data, monkeypatch):
     from tensorboardX.event_file_writer import EventsWriter
 
