@@ -17,7 +17,7 @@ MOST = {
     "public class names that stand twice": 0,
     "lines of the core": 43_300,
     "lines of tools": 18_600,
-    "lines of tests": 46_950,
+    "lines of tests": 46_960,
 }
 
 
