@@ -4,7 +4,7 @@ Parts that are not the project's own are examined before an epsilon is printed. 
 nothing contradicts it: the draws of a cohort or of batches are compared with the law that is stated, the noise with its
 standard deviation, neighbours with the sensitivity, weights with their reach. What no number shows (that a part holds
 no records itself) stands in the Guarantee as somebody's word. The project's own parts go through the same checks in its
-tests, and whole runs, whoever wrote their parts, through those that `fedjax_dp.tools.testing` calls.
+tests, and whole runs, whoever wrote their parts, through those that `fedjax_dp.testing` calls.
 """
 
 from collections.abc import Callable, Iterable, Mapping

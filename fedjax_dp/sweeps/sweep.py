@@ -144,7 +144,7 @@ class Sweep:
         personalisation.
 
         It is written to `path`, if there is one, as PNG, PDF or SVG by the ending of its name; `look` is ax, size and
-        style, see `fedjax_dp.tools.figures.Look`.
+        style, see `fedjax_dp.figures.Look`.
         """
         figure: Figure = hooks.plot_sweep(
             self.records, self.axes, self.name, path, kind, metric=metric, x=x, y=y, by=by, **look

@@ -2,7 +2,6 @@
 
 import lzma
 import sqlite3
-import tempfile
 
 import numpy as np
 import pytest
@@ -12,16 +11,6 @@ from helpers import refusal
 from fedjax_dp.data import load
 
 ROWS = [("train", name, example(tokens=[b"a b"])) for name in "ab"]
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_left(tmp_path, monkeypatch):
-    """Temporary files of readers land in a folder that is empty again at the end."""
-    folder = tmp_path / "temporary"
-    folder.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    yield
-    assert not list(folder.iterdir())
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,13 @@ import json
 import lzma
 import os
 import pathlib
-import tempfile
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
-from client_files import database, example, field, hdf5, leaf_file, saved, varint
+from client_files import database, example, field, hdf5, leaf_file, varint
+from test_hugging_face import folder
 
 import fedjax_dp as fdp
 from fedjax_dp.data import load
@@ -20,28 +20,6 @@ from fedjax_dp.tools import cli
 GOOD = ([[0.5, 1], [1, 2]], [0, 1])
 
 ROWS = [("train", name, example(tokens=[b"a b"])) for name in "ab"]
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_left(tmp_path, monkeypatch):
-    """Temporary files of readers land in a folder that is empty again at the end."""
-    folder = tmp_path / "temporary"
-    folder.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    yield
-    assert not list(folder.iterdir())
-
-
-VALUE = {"_type": "Value", "dtype": "float32"}
-
-LABEL = {"_type": "ClassLabel", "names": ["no", "yes"]}
-
-IMAGE = {"_type": "Image"}
-
-
-def folder(tmp_path, y=(0, 1, 0, 1), label=LABEL, **columns):
-    features = {name: IMAGE if name == "image" else VALUE for name in columns} | {"y": label}
-    return saved(tmp_path / "d", pa.table({**columns, "y": list(y)}), features)
 
 
 GIVEN_BAD = ["counts.json", "cut.sqlite.lzma", "external_link.h5", "ragged.json", "view.sqlite", "zeros.sqlite.lzma"]
