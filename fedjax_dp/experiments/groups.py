@@ -8,7 +8,7 @@ from fedjax_dp import errors, own_code
 from fedjax_dp.algorithms import CATALOGUE, Entry
 from fedjax_dp.data.loaders import DATASETS
 from fedjax_dp.data.names import ASSIGNMENTS, CONCENTRATION_SCALES, REMAINDERS
-from fedjax_dp.data.reading import Reading
+from fedjax_dp.data.reading import NAMES, Reading
 from fedjax_dp.experiments.partitions import PARTITIONS, SIZES
 from fedjax_dp.numpy_streams import numpy_stream
 from fedjax_dp.options import Option, Options, about, of_class
@@ -27,37 +27,39 @@ class PopulationConfig(Reading):
     """Everything that decides the clients and their records. None: the data set brings it, or it does not apply.
 
     Args:
-        dataset: its name; files and folders of your own stand behind a colon
-        data_dir: folder with data sets
-        seed: decides partition, cohorts, batches, noise and initial model
-        num_clients: clients N in the population
-        labels_per_client: k, for partitions labels and pathological
-        assignment: of labels, pathological: cyclic, client i has i, i + 1, ...; first, i and random ones
-        shards_per_client: s, for partition shards
-        shard_size: records of a shard instead, of which all whole ones are dealt
-        similarity: percent of records dealt at random, partition similarity
-        concentration: of the dirichlet partitions; small is heterogeneous
-        concentration_scale: hsu: concentration over the number of classes
-        balance: for class-dirichlet: clients with their even part take no classes to come
-        column: for continuous: target, target:J of several numbers, or the number of a feature
-        column_strength: for continuous: 0 is iid, 1 sorted by the column
-        group_size: natural clients that make one, grouped-natural
-        remainder: of these: a smaller client, spread over the others, dropped, or refused
-        client_ids: for partition given: .npy or text, an id for each training record; .json, lists of their rows
-        sizes: records per client
-        min_records: smallest client: sizes power-law, zipf; natural drops smaller, class-dirichlet redraws
-        zipf_exponent: for sizes zipf
+        dataset: data set; your own files and folders stand behind a colon, such as csv:patients.csv
+        data_dir: folder of the data sets
+        seed: seed of everything random: partition, cohorts, batches, noise, first model
+        num_clients: number of clients
+        labels_per_client: labels of each client; for partitions labels and pathological
+        assignment: which labels a client has; cyclic: i, i + 1, ...; first: i and random ones
+        shards_per_client: shards of each client; for partition shards
+        shard_size: records of a shard; all whole shards are dealt
+        similarity: percent of records dealt at random; for partition similarity
+        concentration: concentration of the Dirichlet partitions; a small one makes clients differ
+        concentration_scale: scale of the concentration; hsu divides it by the number of classes
+        balance: stop giving classes to clients that have their even part; for class-dirichlet
+        column: what partition continuous sorts by; target, target:J or the number of a feature
+        column_strength: 0 is iid, 1 sorts by the column; for partition continuous
+        group_size: natural clients that become one; for partition grouped-natural
+        remainder: natural clients left over: a smaller client, spread over the others, dropped, or refused
+        client_ids: who has which record; .npy or text: an id per training record; .json: lists of rows
+        sizes: how many records each client has
+        min_records: fewest records of a client; for sizes power-law and zipf; partition natural drops smaller clients,
+            class-dirichlet draws again
+        zipf_exponent: exponent of sizes zipf
         pca: principal components that replace the features; not private
-        cosines: so many lowest cosine frequencies a side replace an image; public, learns nothing
-        normalise: public constants: features become (x - MEAN) / STD, before pca and cosines
-        holdout: pool all records; clients keep this fraction of theirs to test on; 0 keeps the test set
+        cosines: lowest cosine frequencies per side that replace an image; public, learns nothing
+        normalise: public mean and deviation; features become (x - MEAN) / STD, before pca and cosines
+        holdout: fraction of its records that each client keeps for testing; all records are pooled first; 0 keeps the
+            test set
     """
 
     dataset: Annotated[str, about("", choices=DATASET_NAMES, open=True)] = "digits"
     data_dir: Annotated[str | None, about("", metavar="DIR", default="$FEDJAX_DP_DATA, else the user cache")] = None
     seed: int = 0
     num_clients: int | None = None
-    partition: Annotated[str | None, about("how records are spread", choices=PARTITIONS)] = None
+    partition: Annotated[str | None, about("how records are split over clients", choices=PARTITIONS)] = None
     labels_per_client: int | None = None
     assignment: Annotated[str | None, about("", choices=ASSIGNMENTS)] = None
     shards_per_client: int | None = None
@@ -85,30 +87,28 @@ class TrainingConfig:
     """How long, and what model.
 
     Args:
-        rounds: rounds T
-        model: the architecture, or FILE.py:NAME; logistic unless data set or algorithm ask for another
-        hidden: widths of mlp's hidden layers, such as 1200 or 64,32; 64 unless given
-        width: of a transformer's vectors, a multiple of heads; its hidden layers are 4 x as wide
-        layers: its blocks
-        heads: of its attention
-        patch: pixels a side of the squares that vit cuts an image into
-        loss: of a record; sequence: mean over its tokens or per length; multi_label: mean or sum over labels;
+        rounds: number of rounds
+        model: architecture; or FILE.py:NAME
+        hidden: widths of the hidden layers, such as 1200 or 64,32
+        width: width of a transformer's vectors, a multiple of heads; hidden layers are 4 times as wide
+        layers: blocks of the transformer
+        heads: attention heads
+        patch: pixels per side of the squares that an image is cut into
+        loss: loss of a record; sequence: mean over its tokens or per length; multi_label: mean or sum over labels;
             regression: squared or huber
-        dtype: bfloat16: gradients at half the width; norms, clipped sums, noise stay float32
-        trainable: what of the model is trained: all, head, bias, lora, ffa-lora or patterns of parameter paths, with
-            commas
-        start: checkpoint to begin with: .npz, .safetensors, a run folder or one of orbax; runs say what it was trained
-            on
-        start_names: TOML: the model's paths to names in the checkpoint
-        start_data: what the checkpoint was trained on, for the Guarantee to say
-        start_private: whether it holds records of these clients: then epsilon is of both trainings, if that of the
-            first is known; false: on your word it holds none
-        start_epsilon: of the training of a checkpoint that no run of ours wrote, for the same unit and neighbours
-        start_delta: of that training
-        fresh: head or patterns: parameters that begin at random, not with the checkpoint's
-        lora_rank: r of low-rank terms
-        lora_alpha: their factor is alpha / r
-        lora_targets: dense, or patterns of kernels
+        dtype: width of gradients; clipping norms, clipped sums and noise stay float32
+        trainable: what is trained: all, head, bias, lora, ffa-lora or patterns of parameter paths, with commas
+        start: checkpoint to start from; .npz, .safetensors, a run folder or a checkpoint of orbax
+        start_names: TOML file that maps parameter paths of the model to names in the checkpoint
+        start_data: what the checkpoint was trained on; the Guarantee quotes it
+        start_private: whether the checkpoint saw records of these clients; then epsilon covers both trainings, if that
+            of the first is known; false: you vouch that it saw none
+        start_epsilon: epsilon of a checkpoint from elsewhere, for the same unit and neighbours
+        start_delta: delta of that checkpoint
+        fresh: parameters that start at random instead: head, or patterns
+        lora_rank: rank of the low-rank terms
+        lora_alpha: their factor is alpha / rank
+        lora_targets: kernels that get low-rank terms: dense, or patterns
     """
 
     rounds: int
@@ -138,8 +138,8 @@ class PrivacyConfig(PrivacyTerms):
     """How privacy is counted.
 
     Args:
-        epsilon: budget per client; finds the noise
-        epsilon_high: budgets are uniform from epsilon to this, one per client
+        epsilon: privacy budget of each client; the noise is found that meets it
+        epsilon_high: budgets differ by client, uniformly from epsilon to this
     """
 
     epsilon: float | None = None
@@ -166,12 +166,12 @@ class ExecutionConfig:
     """Where it runs; results are the same, to rounding.
 
     Args:
-        devices: that share a cohort: auto takes all; no more than clients in a cohort
-        model_devices: that hold a model together, each a part, for models too large for one
-        records: kept on devices, or host, which feeds them the next cohorts'; auto: host for stores and several
+        devices: number of devices that share a cohort, at most one per client; auto takes all
+        model_devices: devices that hold one model together, for models too large for one
+        records: where records are kept; host feeds the next cohorts to the devices; auto: host for stores and several
             processes
-        chunk_size: clients computed at once on a device; all, but for large models on a CPU: 1
-        deterministic: add up the cohort in so many parts, in order: the same bits on any number of devices
+        chunk_size: clients computed at once on a device; all, but 1 for large models on a CPU
+        deterministic: number of parts in which the cohort is summed, in order; the same bits on any number of devices
     """
 
     devices: Annotated[int | str, about("", metavar="auto|INT")] = "auto"
@@ -187,12 +187,12 @@ class OutputConfig:
 
     Args:
         evaluate_every: rounds between evaluations
-        train_metrics: also evaluate objective and gradient norm over all training records; on a GPU noise to signal
-        target: value of a metric to count rounds and bytes to, such as accuracy=0.9
-        ap: how mean AP is taken of several labels: exact, or in 200 buckets as FLAIR's benchmark does
-        top_k: also measure how often the label, or token, is among so many of the likeliest
+        train_metrics: also measure objective and gradient norm on all training records; on a GPU noise to signal too
+        target: value of a metric, such as accuracy=0.9; rounds and bytes to it are counted
+        ap: how mean average precision is computed; exact, or in 200 buckets as FLAIR's benchmark does
+        top_k: also measure how often the right label is among the k likeliest
         checkpoint_every: rounds between checkpoints
-        out: run folder; must not exist or be empty
+        out: folder of the run; must be new or empty
     """
 
     evaluate_every: Annotated[int, about("", default="rounds / 20")]
@@ -210,6 +210,10 @@ GROUPS: dict[str, type] = {
     "privacy": PrivacyConfig,
     "execution": ExecutionConfig,
     "output": OutputConfig,
+}
+HELP_GROUPS = ("data", "files", "model", "training", "privacy", "server", "execution", "output")
+_SMALLER_GROUPS = dict.fromkeys(NAMES, "files") | {  # of help, where a group would not fit a screen
+    field.name: "model" for field in dataclasses.fields(TrainingConfig) if field.name != "rounds"
 }
 # Other flags of the command line.
 TAKEN_OFF = (
@@ -255,11 +259,12 @@ def fixed_options() -> dict[str, Options]:
 
 def groups_of(*entries: Entry[Any]) -> dict[str, Options]:
     """All options of runs of some algorithms, by group, in the order of help."""
-    names = about("which of the catalogue, or FILE.py:NAME", choices=CATALOGUE, own=True)
-    result: dict[str, Options] = {name: {} for name in ("data", "training", "privacy", "server", "execution", "output")}
+    names = about("algorithm; or FILE.py:NAME", choices=CATALOGUE, own=True)
+    result: dict[str, Options] = {name: {} for name in HELP_GROUPS}
     result["training"]["algorithm"] = Option("algorithm", str, "dpnfl", names)
     for group, options in fixed_options().items():
-        result[group] |= options
+        for name, option in options.items():
+            result[_SMALLER_GROUPS.get(name, group)][name] = option
     fields = {name for options in result.values() for name in options} | set(TAKEN_OFF)
     taken: set[str] = set()
     for entry in entries:

@@ -39,6 +39,7 @@ from fedjax_dp.accounting.calibrate import require_budget
 from fedjax_dp.accounting.events import joined
 from fedjax_dp.options import about
 from fedjax_dp.tools.cli.account_ledger import account_ledger
+from fedjax_dp.tools.cli.help import FirstPage
 from fedjax_dp.tools.cli.options import OUTPUT, PlotOption, PrintOptions, Switch, missing, parse, picture_of
 from fedjax_dp.tools.cli.output import columns, page
 
@@ -58,6 +59,41 @@ SAMPLING: dict[str, tuple[Callable[..., Sampling], tuple[str, ...]]] = {  # and 
 OF_TEXTS = ("tokens", "window", "stride")  # options of units that are parts of texts
 OF_SAMPLING = tuple(dict.fromkeys(name for _, names in SAMPLING.values() for name in names))
 CUT = ("without-replacement", "shuffled")  # batches of as many records as there are, where these are fewer
+USUAL = {
+    "steps": "1000",
+    "delta": "1e-5",
+    "adjacency": "add-remove",
+    "sampling": "poisson",
+    "rate": "0.01",
+    "batch_size": "64",
+    "records": "6000",
+    "unit": "client",
+    "view": "broadcast",
+    "rounds": "100",
+    "participation": "0.1",
+}
+OUT = {"plot": "epsilon.png", "quiet": "", "json": ""}
+_STEPS = "--steps 1000 --delta 1e-5 --adjacency add-remove"
+ACCOUNT = FirstPage(
+    "Compute the epsilon of noisy steps by every accountant, side by side.",
+    "--noise-multiplier Z --steps T --delta D --adjacency A [OPTIONS]",
+    {
+        f"account --noise-multiplier 1.1 {_STEPS} --sampling poisson --rate 0.01": "DP-SGD",
+        f"account --noise-multiplier 50 {_STEPS} --plain": "full batches, explained in plain words",
+        "run": "a run, whose ledger the next command reads",
+        "account --ledger runs/digits-dpnfl-s0": "the epsilon of that run, derived from its ledger alone",
+    },
+    {"noise_multiplier": "1.1", **USUAL, "ledger": "runs/first", "accountant": "rdp", "plain": "", **OUT},
+)
+CALIBRATE = FirstPage(
+    "Find the noise multiplier that each accountant asks for.",
+    "--epsilon E --steps T --delta D --adjacency A [OPTIONS]",
+    {
+        f"calibrate --epsilon 2 {_STEPS} --sampling poisson --rate 0.01": "DP-SGD",
+        f"calibrate --epsilon 2 {_STEPS}": "full batches",
+    },
+    {"epsilon": "2", **USUAL, **OUT},
+)
 A = TypeVar("A")
 B = TypeVar("B")
 
@@ -67,28 +103,28 @@ class ReleaseOptions(PrintOptions, PlotOption):
     """What is released; the noise or the budget comes on top.
 
     Args:
-        steps: noisy sums in all (with --rounds: in one round)
+        steps: number of noisy sums; with --rounds: in each round
         delta: delta of the guarantee
-        adjacency: add-remove, replace-one or zero-out
-        rate: for poisson and truncated: probability of being drawn
-        batch_size: of a fixed size: drawn at once, all records where fewer
-        last: for shuffled: the rest of an epoch, drop or keep
-        chosen: for allocation: sums of each pass that a member joins, at random
-        of: for allocation and bins: sums of a pass
-        capacity: for truncated: members that stay, at most
-        records: how many there are (unit client: clients), to draw from and to judge delta by
+        adjacency: neighbouring data sets: add-remove, replace-one or zero-out
+        rate: probability that a member is drawn; for poisson and truncated
+        batch_size: members of a batch of fixed size
+        last: rest of an epoch: drop or keep; for shuffled
+        chosen: sums of each pass that a member joins, at random; for allocation
+        of: sums of a pass; for allocation and bins
+        capacity: members that stay, at most; for truncated
+        records: number of records (unit client: of clients), to draw from and to judge delta by
         unit: whose presence is hidden: record, client, user, text or token
-        records_per_user: for unit user: records of one at a client, at most; or at each client, with commas
-        tokens: for units text and token: of the longest text
-        window: of them: tokens of a record, a window of a text
-        stride: of them: tokens from one window to the next
-        view: who looks: uploads (every noisy sum), secure_sum, broadcast or final_model
-        cohort_size: in other views: clients that each add such noise; with --local-steps
+        records_per_user: most records of a user at a client, or at each client, with commas; for unit user
+        tokens: tokens of the longest text; for units text and token
+        window: tokens of a record, a window of a text; for units text and token
+        stride: tokens from one window to the next; for units text and token
+        view: what the adversary sees: uploads (every noisy sum), secure_sum, broadcast or final_model
+        cohort_size: clients that each add such noise; for other views, with --local-steps
         colluders: clients of the cohort that help the adversary
-        local_steps: noisy steps between two uploads; the cohort's noises add up for 1 only
-        rounds: with --participation: rounds, taken part in at random
-        participation: probability of taking part in a round
-        participation_log: CSV of round,client instead of both: the steps are of a round, its busiest client counts
+        local_steps: noisy steps between two uploads; the noises of a cohort add up for 1 only
+        rounds: rounds that a client joins at random; with --participation
+        participation: probability of joining a round
+        participation_log: CSV of round,client instead of both; the steps are per round, and the busiest client counts
         quiet: print the numbers alone
     """
 
@@ -123,10 +159,10 @@ class AccountOptions(ReleaseOptions):
     """What is released, with its noise.
 
     Args:
-        plain: print what the least epsilon means, in plain words
-        noise_multiplier: noise std on the sum / clip norm
-        ledger: instead of all others: of a run, or its folder; with --delta, --accountant, --rounds
-        accountant: with --ledger
+        plain: explain the smallest epsilon in plain words
+        noise_multiplier: standard deviation of the noise on the sum, over the clipping norm
+        ledger: ledger of a run, or its folder, instead of all others but --delta, --accountant, --rounds
+        accountant: accountant that reads the ledger
     """
 
     plain: Switch = False
@@ -148,9 +184,7 @@ def account_command(arguments: list[str]) -> int:
         "account",
         arguments,
         AccountOptions,
-        "The epsilon of noisy steps by every accountant.\n\n"
-        "usage: fedjax-dp account --noise-multiplier Z --steps T --delta D --adjacency A [--plain] [OPTIONS] [--json]\n"
-        "       fedjax-dp account --ledger FILE derives the epsilon of a run from its ledger.jsonl",
+        ACCOUNT,
     )
     look = picture_of(options)
     errors.require_left_out(options, ["accountant"], "without --ledger", "without it every accountant answers")
@@ -206,8 +240,7 @@ def calibrate_command(arguments: list[str]) -> int:
         "calibrate",
         arguments,
         CalibrateOptions,
-        "The noise multiplier that each accountant asks for.\n\n"
-        "usage: fedjax-dp calibrate --epsilon E --steps T --delta D --adjacency A [OPTIONS] [--quiet] [--json]",
+        CALIBRATE,
     )
     look = picture_of(options)
     require_budget("epsilon", options.epsilon, "it is the budget in nats")

@@ -14,6 +14,7 @@ from fedjax_dp.experiments.groups import ExecutionConfig, OutputConfig
 from fedjax_dp.options import about, of_class
 from fedjax_dp.privacy.terms import PrivacyTerms
 from fedjax_dp.tools.audits.hypothesis_test import Outcome
+from fedjax_dp.tools.cli.help import FirstPage
 from fedjax_dp.tools.cli.latest import RUNS, latest
 from fedjax_dp.tools.cli.options import (
     OUTPUT,
@@ -31,13 +32,33 @@ from fedjax_dp.tools.cli.run_options import parse_configuration
 if TYPE_CHECKING:
     from fedjax_dp.tools.audits.verdict import Audit
 
-DESCRIPTION = """Put the epsilon of a run to the test: attack it, and prove a lower bound.
-
-usage: fedjax-dp audit [RUN|CONFIG.toml] [OPTIONS] [--json]; RUN is the folder of a run, whose configuration is audited;
-without any configuration the last run under runs/ is taken, if there is one. Options are those of fedjax-dp run, and
-after them those of the audit. --json prints one JSON object on stdout and nothing else; --quiet prints the result
-alone, --verbose also how often the attack erred. Exit code 1 says that what is stated is violated: with --significance
-0.05 at most one sound run in twenty is called so."""
+PAGE = FirstPage(
+    "Attack a run thousands of times and prove a lower bound on its epsilon.",
+    "[RUN_FOLDER|CONFIG.toml] [OPTIONS]",
+    {
+        "audit": "attack the last run below runs/, or the default run",
+        "audit --trials 2000 --seed 1": "fewer attacks, other random numbers",
+        "audit --algorithm dp_fedavg --epsilon 8": "a configuration instead of a run",
+        "audit --one-run 1000 --json": "one run with 1,000 canaries, printed as JSON",
+    },
+    {
+        "trials": "2000",
+        "one_run": "1000",
+        "canary": "label-flip",
+        "client": "3",
+        "record": "7",
+        "claim": "0.5",
+        "significance": "0.01",
+        "lanes": "64",
+        "own": "",
+        "plot": "audit.png",
+        "json": "",
+        "quiet": "",
+        "verbose": "",
+    },
+    "It takes the options of fedjax-dp run too, which describe the run. Exit code 1 says that the stated epsilon is "
+    "violated; with --significance 0.05 that happens to at most one sound run in twenty.",
+)
 IDLE = {**of_class(ExecutionConfig), **of_class(OutputConfig)}  # options of runs without an effect on audits
 _IF = f"{INDENT}if noise and sampling are as described, and only the amount of noise is in doubt"
 _UNTESTED = "your model, which is not run: this canary chooses gradients, and all that is done to them is run"
@@ -48,17 +69,17 @@ class AuditOptions(DetailOptions, PlotOption):
     """How to attack.
 
     Args:
-        trials: runs in all; some tenths of them only choose the attack
-        one_run: one run with so many canaries instead of many runs with one; proves less
-        canary: gradient: the worst gradients in a model made for them; label-flip, blank or mislabelled: a record of
-            your data in your model
-        client: whom to attack, by name, or by number from 0
-        record: of that client, where single records are hidden
-        significance: chance of a wrong VIOLATED, at most
-        claim: an epsilon to test instead of the one stated
-        parameters: of the model that the gradient canary is run in
+        trials: number of attacked runs; a few tenths of them only choose the attack
+        one_run: canaries of a single run, instead of many runs with one canary; proves less
+        canary: gradient: the worst gradients, in a model made for them; label-flip, blank or mislabelled: a record of
+            your data, in your model
+        client: client to attack, by name or by number from 0
+        record: record of that client to attack, where noise hides records
+        significance: probability of a false VIOLATED, at most
+        claim: epsilon to test instead of the stated one
+        parameters: parameters of the model that the gradient canary is run in
         lanes: runs at once on a device
-        own: of a run that stands for a deployment, attack what it releases itself
+        own: attack what the run itself releases, where it stands for a deployment
     """
 
     trials: int = 10_000
@@ -75,10 +96,10 @@ class AuditOptions(DetailOptions, PlotOption):
 
 def audit_command(arguments: list[str]) -> int:
     """Run an audit and print its result; 1 where what is stated is violated."""
-    overrides, options, flagged, path = parse_configuration("audit", arguments, DESCRIPTION, AuditOptions)
+    overrides, options, flagged, path = parse_configuration("audit", arguments, PAGE, AuditOptions)
     if not overrides and (last := latest(RUNS)) is not None:
         arguments = [str(last), *arguments]
-        overrides, options, flagged, path = parse_configuration("audit", arguments, DESCRIPTION, AuditOptions)
+        overrides, options, flagged, path = parse_configuration("audit", arguments, PAGE, AuditOptions)
     detail, look = options.detail, picture_of(options)
     from fedjax_dp.experiments import environment
     from fedjax_dp.tools.audits.audit import require_sane  # loads JAX
@@ -180,7 +201,9 @@ def _print(result: "Audit", promise: Guarantee, options: AuditOptions, terms: Pr
         ("attack", _attack(result, options)),
         *([("untested", _UNTESTED)] if result.canary == "gradient" else []),
     ]
-    show_lines(lines, rests_on, [*_errors(result), ("time", f"{result.seconds:.1f} s")], detail)
+    if detail is Detail.VERBOSE:
+        rests_on += [*_errors(result), ("time", f"{result.seconds:.1f} s")]
+    show_lines(lines, () if detail is Detail.QUIET else rests_on)
 
 
 def _own_statement(result: "Audit", promise: Guarantee, terms: PrivacyTerms) -> list[tuple[str, str]]:

@@ -7,18 +7,27 @@ from typing import TYPE_CHECKING, Any
 from fedjax_dp import devices, errors
 from fedjax_dp.experiments.config import RunSpec
 from fedjax_dp.experiments.console import Screen
-from fedjax_dp.tools.cli.options import Detail, PlotOption, PrintOptions, picture_of
+from fedjax_dp.tools.cli.help import FirstPage
+from fedjax_dp.tools.cli.options import PlotOption, PrintOptions, picture_of
 from fedjax_dp.tools.cli.output import page, show_lines
-from fedjax_dp.tools.cli.run_options import parse_configuration
+from fedjax_dp.tools.cli.run_options import USUAL, parse_configuration
 
 if TYPE_CHECKING:
     from fedjax_dp.gradients import Explanation
     from fedjax_dp.tools.latency.measurement import Latency
 
-DESCRIPTION = """Measure a round of a run, and where its time goes: the same round with one part after another left out.
-
-usage: fedjax-dp bench [CONFIG.toml] [OPTIONS] [--json]; options are those of fedjax-dp run. Nothing is trained and no
-noise is calibrated, which would not change the time. --json prints one JSON object on stdout and nothing else."""
+PAGE = FirstPage(
+    "Measure a round of a run, and how its time divides over clipping, noise, sampling and the rest.",
+    "[CONFIG.toml|RUN_FOLDER] [OPTIONS]",
+    {
+        "bench": "the default run",
+        "bench --algorithm dp_fedavg --cohort-size 20": "another algorithm, a larger cohort",
+        "bench --model mlp --turns 15 --plot bench.png": "with a picture; more turns are more certain",
+        "bench --devices 1 --json": "on one device, printed as JSON",
+    },
+    {"turns": "15", "plot": "bench.png", **USUAL, "json": ""},
+    "Each part is left out in turn, and the difference is its time. Nothing is trained, and no noise is calibrated.",
+)
 SHOWN_CHANGES = 2
 ABOUT_PARTS = (
     "clipping, noise, sampling, gradient and gather: the time saved by leaving it out too, in this order; server: "
@@ -43,7 +52,7 @@ class BenchOptions(PrintOptions, PlotOption):
 
 def bench_command(arguments: list[str]) -> int:
     """Measure and print."""
-    overrides, options, _, _ = parse_configuration("bench", arguments, DESCRIPTION, BenchOptions)
+    overrides, options, _, _ = parse_configuration("bench", arguments, PAGE, BenchOptions)
     look = picture_of(options)
     errors.require_count("turns", options.turns)
     from fedjax_dp.experiments.build import build_algorithm, build_execution, build_model  # loads JAX
@@ -124,7 +133,7 @@ def _print(result: "Latency", how: "Explanation", batch: int | None, name: str) 
         ),
         ("gradients", how.summary + (f"; {how.cost(batch):,} bytes a batch" if batch else "")),
     ]
-    show_lines(lines, (), (), Detail.USUAL)
+    show_lines(lines)
     for line in how.table:
         console.print(f"  {line}")
     rest = [
@@ -132,7 +141,7 @@ def _print(result: "Latency", how: "Explanation", batch: int | None, name: str) 
         ("compile", f"{result.compile_s:.1f} s; a second process finds the program on disk"),
         ("parts", ABOUT_PARTS),
     ]
-    show_lines(rest, (), (), Detail.USUAL)
+    show_lines(rest)
 
 
 def _number(count: float) -> str:

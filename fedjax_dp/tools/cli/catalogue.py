@@ -2,7 +2,7 @@
 
 import json
 
-from fedjax_dp.tools.cli.options import Detail, PrintOptions, parse
+from fedjax_dp.tools.cli.options import PrintOptions, parse
 from fedjax_dp.tools.cli.output import columns, page, show_lines
 from fedjax_dp.tools.papers import citations
 
@@ -37,5 +37,5 @@ def catalogue_command(arguments: list[str]) -> int:
     cells = zip(*(row.cells for row in views), strict=True)
     columns(console, dict(zip(tables.VIEWS_HEADER, cells, strict=True)), left=tables.VIEWS_HEADER[:1])
     console.print(f" {tables.ABOUT_VIEWS}\n")
-    show_lines([(name, str(paper)) for name, paper in citations.CITATIONS.items()], (), (), Detail.USUAL)
+    show_lines([(name, str(paper)) for name, paper in citations.CITATIONS.items()])
     return 0

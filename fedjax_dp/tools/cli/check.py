@@ -8,7 +8,7 @@ from typing import Annotated
 
 from fedjax_dp import errors, folders
 from fedjax_dp.options import about
-from fedjax_dp.tools.cli.options import Detail, PrintOptions, missing, parse
+from fedjax_dp.tools.cli.options import PrintOptions, missing, parse
 from fedjax_dp.tools.cli.output import Lines, show_lines
 from fedjax_dp.tools.deployments import log, templates
 from fedjax_dp.tools.deployments.check import Check, check, in_words
@@ -59,7 +59,7 @@ def check_command(arguments: list[str]) -> int:
     if options.json:
         print(json.dumps(checked.to_dict(), allow_nan=False))
     else:
-        show_lines(_result(checked), _rests_on(checked), (), Detail.USUAL)
+        show_lines(_result(checked), _rests_on(checked))
     return 1 if checked.failed else 0
 
 

@@ -11,7 +11,7 @@ from fedjax_dp.display import finite
 from fedjax_dp.options import about
 from fedjax_dp.sweeps.settings import bounds
 from fedjax_dp.tools.cli.latest import SWEEPS, named_or_latest
-from fedjax_dp.tools.cli.options import Detail, LookOptions, PrintOptions, look_of, parse
+from fedjax_dp.tools.cli.options import LookOptions, PrintOptions, look_of, parse
 from fedjax_dp.tools.cli.output import columns, page, show_lines
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def compare_command(arguments: list[str]) -> int:
     ]
     lines += [("proved", f"epsilon is of the {mark}")] if (mark := deployment_mark(sweep.records)) else []
     lines += [("choosing", cost["short"])] if cost else []
-    show_lines(lines, (), (), Detail.USUAL)
+    show_lines(lines)
     return 0
 
 

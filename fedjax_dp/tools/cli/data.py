@@ -11,20 +11,46 @@ from fedjax_dp.experiments.groups import PopulationConfig
 from fedjax_dp.experiments.partitions import OPTIONS
 from fedjax_dp.experiments.presets import population_of, resolve_population
 from fedjax_dp.options import about, of_class
+from fedjax_dp.tools.cli.help import FirstPage
 from fedjax_dp.tools.cli.options import SWITCHES, PlotOption, PrintOptions, known_flags, parse, picture_of
 
 HIDDEN = ("named", *SWITCHES)  # that decide nothing of what is shown
 TABULATED = ("num_clients", "min_records", "client_ids")  # of a partition's options: the table has them
 
-DESCRIPTION = """How a partition spreads a data set over clients.
-
-usage: fedjax-dp data [DATASET] [OPTIONS] [--plot FILE] [--json]; options mean what they mean for fedjax-dp run;
-fedjax-dp data convert DATASET [OPTIONS] --out DIR writes the clients into a store, which run takes as store:DIR."""
+PAGE = FirstPage(
+    "Show how a partition splits a data set over clients: sizes, labels, heterogeneity.",
+    "[DATASET] [OPTIONS]",
+    {
+        "data digits --partition dirichlet --concentration 0.5": "clients with different labels",
+        "data digits --num-clients 20 --plot clients.png": "with a picture of the labels of each client",
+        "data digits --json": "printed as JSON",
+        "data convert digits --out store": "write the clients to a store, which run takes as --dataset store:store",
+    },
+    {
+        "named": "mnist",
+        "partition": "dirichlet",
+        "concentration": "0.5",
+        "num_clients": "100",
+        "labels_per_client": "2",
+        "shards_per_client": "2",
+        "similarity": "10",
+        "sizes": "power-law",
+        "min_records": "10",
+        "label_column": "diagnosis",
+        "client_column": "hospital",
+        "seed": "1",
+        "data_dir": "data",
+        "out": "store",
+        "plot": "clients.png",
+        "json": "",
+    },
+    "Options mean what they mean for fedjax-dp run.",
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class DataOptions(PrintOptions, PlotOption, PopulationConfig):
-    named: Annotated[str | None, about("the data set, as --dataset", positional=True)] = None
+    named: Annotated[str | None, about("data set, as --dataset of fedjax-dp run", positional=True)] = None
     out: Annotated[str | None, about("for convert: a new folder", metavar="DIR")] = None
 
 
@@ -34,7 +60,7 @@ def data_command(arguments: list[str]) -> int:
     arguments = arguments[converts:]
     named = known_flags(arguments, of_class(DataOptions))[0].get("named", "digits")
     brought = resolve_population(DataOptions(dataset=named), population_of(kind_of(named)))
-    options = parse("data", arguments, DataOptions, DESCRIPTION, {"dataset": named}, shown=vars(brought))
+    options = parse("data", arguments, DataOptions, PAGE, {"dataset": named}, shown=vars(brought))
     look = picture_of(options)
     if converts != (options.out is not None):
         raise errors.refuse("out", options.out or "none", "given to data convert, and to nothing else")

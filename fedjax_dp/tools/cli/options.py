@@ -5,13 +5,9 @@ Options are described where they are taken (see `fedjax_dp.options`).
 
 import dataclasses
 import enum
-import functools
 import inspect
 import itertools
 import pathlib
-import re
-import shutil
-import textwrap
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional, TypeVar, Union
 
@@ -19,17 +15,14 @@ import cyclopts
 
 from fedjax_dp import errors, options
 from fedjax_dp.options import REQUIRED, Option, Options, about
+from fedjax_dp.tools.cli.help import FirstPage, console, in_words, metavar_of, print_first_page, wrapped
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from fedjax_dp.tools.figures.canvas import Look
 
 T = TypeVar("T")
 HELP = ("-h", "--help", "--help-all")
-WIDEST = 120  # letters of a line of help
 Switch = Annotated[bool, about("", group="output", switch=True)]
-_METAVARS: dict[type, str] = {int: "INT", float: "FLOAT", str: "STR", bool: "true|false"}
 
 
 class Detail(enum.Enum):
@@ -122,20 +115,25 @@ def parse(
     command: str,
     arguments: list[str],
     made: type[T],
-    description: str,
+    page: FirstPage | str,
     defaults: Mapping[str, Any] | None = None,
     *,
     shown: Mapping[str, Any] | None = None,
 ) -> T:
     """A dataclass from flags over `defaults` and its own.
 
-    `--help` prints and exits, with the defaults `shown` where these say more.
+    `--help` prints the page, or all options below a description, and exits; `--help-all` prints all. Both show the
+    defaults `shown` where these say more.
     Raises: ConfigurationError for flags that are none, and where a field without a default is left out.
     """
     taken = options.of_class(made, defaults)
     if set(arguments) & set(HELP):
         listed = sorted(options.of_class(made, shown or defaults).values(), key=lambda one: one.default is not REQUIRED)
-        print_help(command, {command: {option.name: option for option in listed}}, description)
+        every = {option.name: option for option in listed}
+        if isinstance(page, FirstPage) and "--help-all" not in arguments:
+            print_first_page(command, page, every, {"--help-all": f"everything about all {len(every)} options"})
+        else:
+            print_help(command, {command: every}, page.purpose if isinstance(page, FirstPage) else page)
         raise SystemExit(0)
     values, rest = known_flags(arguments, taken)
     require_known(command, rest, taken)
@@ -250,7 +248,7 @@ def _parameter(option: Option, group: cyclopts.Group, named: bool) -> inspect.Pa
         group=group, help=shown.text, alias=shown.short, negative="", allow_repeating=True, show_default=False
     )
     if not shown.switch:
-        metavar = shown.metavar or (None if choices else "|".join(_METAVARS[kind] for kind in option.kinds))
+        metavar = shown.metavar or (None if choices else metavar_of(option))
         value = cyclopts.Parameter(
             converter=convert,
             allow_leading_hyphen=True,
@@ -272,31 +270,3 @@ def _parameter(option: Option, group: cyclopts.Group, named: bool) -> inspect.Pa
 def print_help(command: str, boxes: Mapping[str, Options], description: str) -> None:
     """All options of a command, a box for each group."""
     app_of(f"fedjax-dp {command}", boxes, wrapped(description)).help_print([], console=console())
-
-
-def console() -> "Console":
-    """stdout, as wide as help is at most."""
-    from rich.console import Console
-
-    return Console(width=_width(), highlight=False, markup=False)
-
-
-def wrapped(text: str) -> str:
-    """Paragraphs as wide as help; indented lines stay as they are."""
-    lines = re.sub(r"(?<=\S)\n(?=\S)", " ", text).split("\n")
-    fill = functools.partial(textwrap.fill, width=_width(), break_on_hyphens=False, break_long_words=False)
-    return "\n".join(line if line.startswith(" ") else fill(line) for line in lines)
-
-
-def _width() -> int:
-    return min(shutil.get_terminal_size((WIDEST, 24)).columns, WIDEST)
-
-
-def in_words(option: Option) -> str:
-    """Its default."""
-    value = option.default
-    if option.about.default or value is REQUIRED or value is None:
-        return option.about.default or ("none" if value is None else "to be given")
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f"{value:g}" if isinstance(value, float) else str(value)

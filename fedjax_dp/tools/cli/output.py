@@ -1,4 +1,4 @@
-"""What is printed: the result first, and in a box below it what it rests on; --quiet folds it, --verbose adds to it."""
+"""What commands print: the result, and perhaps a box below it with details."""
 
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,18 +9,15 @@ from rich.measure import Measurement
 from rich.panel import Panel
 from rich.table import Table
 
-from fedjax_dp.tools.cli.options import Detail
-
 Lines = Iterable[tuple[str, str]]  # a label, which may be empty, and what it is about
 LABEL = 10  # letters
 INDENT = " " * LABEL  # of a line that goes on with the one above
 UNBOUNDED = 10_000  # letters: the width of what is no terminal
 
 
-def show_lines(result: Lines, rests_on: Lines, rest: Lines, detail: Detail) -> None:
-    """Print the result; unless quiet, what it rests on in a box; if verbose, the rest too."""
-    below = [*rests_on, *(rest if detail is Detail.VERBOSE else ())] if detail is not Detail.QUIET else []
-    console = page()
+def show_lines(result: Lines, details: Lines = ()) -> None:
+    """Print the result, and the details in a box below it."""
+    below, console = [*details], page()
     if not console.is_terminal:
         for label, text in [*result, *below]:
             console.print(f"{label:<{LABEL}}{text}" if label else text)
@@ -28,11 +25,7 @@ def show_lines(result: Lines, rests_on: Lines, rest: Lines, detail: Detail) -> N
     for label, text in result:
         console.print(_rows([(label, text)]) if label else text)
     if below:
-        hint = "--quiet folds this" + ("" if detail is Detail.VERBOSE else ", --verbose adds to it")
-        panel = Panel(
-            _rows(below), box=box.ROUNDED, title="what it rests on", subtitle=hint, title_align="left", style="dim"
-        )
-        console.print(panel)
+        console.print(Panel(_rows(below), box=box.ROUNDED, title="details", title_align="left", style="dim"))
 
 
 def page() -> Console:

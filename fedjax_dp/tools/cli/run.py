@@ -15,21 +15,27 @@ from fedjax_dp.experiments.console import Screen
 from fedjax_dp.experiments.presets import paper_of
 from fedjax_dp.options import about, of_class
 from fedjax_dp.tasks.measures import Measure, Measures, measures_of, target_of
+from fedjax_dp.tools.cli.help import FirstPage
 from fedjax_dp.tools.cli.options import Detail, DetailOptions, Switch, known_flags
 from fedjax_dp.tools.cli.output import INDENT, show_lines
-from fedjax_dp.tools.cli.run_options import parse_configuration
+from fedjax_dp.tools.cli.run_options import USUAL, parse_configuration
 from fedjax_dp.tools.cli.tracking import TrackOptions, lost, trackers_of
 
 if TYPE_CHECKING:
     from fedjax_dp.execution.distributed import ProcessGroup
     from fedjax_dp.tools.cli.tracking import Tracker
 
-DESCRIPTION = """Train a federated algorithm and say what privacy it gives.
-
-usage: fedjax-dp run [CONFIG.toml] [OPTIONS] [--json]; --json prints one JSON object on stdout and nothing else;
---quiet prints the result alone, --verbose also traffic and time, --plain what epsilon means for those in the data;
-fedjax-dp run --resume DIR continues a run from its last checkpoint;
-with --coordinator HOST:PORT --processes P --process I (auto: SLURM, Kubernetes) it is one of P."""
+PAGE = FirstPage(
+    "Train a federated algorithm and report its privacy guarantee.",
+    "[CONFIG.toml|RUN_FOLDER] [OPTIONS]",
+    {
+        "run": "a private run on scikit-learn's digits",
+        "run --algorithm dp_fedavg --epsilon 8": "hide whole clients instead of records",
+        "run --algorithm fedavg --rounds 20": "the same without privacy",
+        "run runs/digits-dpnfl-s0 --epsilon 2": "the first run with a smaller privacy budget",
+    },
+    {**USUAL, "resume": "runs/first", "json": "", "quiet": ""},
+)
 FEW = 0.1  # of the gradients
 PARTS = (0.25, 0.5, 1.0)  # of the rounds, at which epsilon is shown
 
@@ -39,12 +45,12 @@ class RunOptions(DetailOptions, TrackOptions):
     """How a run is carried out, which decides nothing of it.
 
     Args:
-        plain: print what epsilon means, in plain words
-        resume: a run folder, to go on with it from its last checkpoint
-        coordinator: HOST:PORT of process 0, or auto: this is one of several processes that share the run
-        processes: how many they are
-        process: which of them this is, from 0
-        timeout: seconds that they wait for each other
+        plain: explain the epsilon in plain words
+        resume: folder of an interrupted run, which goes on from its last checkpoint
+        coordinator: HOST:PORT of process 0 of several that share the run; auto: as SLURM or Kubernetes say
+        processes: number of processes that share the run
+        process: number of this process, from 0
+        timeout: seconds that processes wait for each other
     """
 
     plain: Switch = False
@@ -77,7 +83,7 @@ def run_command(arguments: list[str]) -> int:
     detail = options.detail
 
     def overridden() -> dict[str, Any]:
-        return parse_configuration("run", rest, DESCRIPTION, RunOptions)[0]
+        return parse_configuration("run", rest, PAGE, RunOptions)[0]
 
     early = overridden() if options.coordinator is None else None
     from fedjax_dp.execution import distributed  # loads JAX
@@ -137,31 +143,28 @@ def _print_result(
         *_own_models(result, shared),
         *_others(result, measures),
         *_target(result, measures),
-        *_guessing(result),
-        *_noise(result),
-        ("privacy", within(guarantee["epsilon"], result["config"].get("epsilon")) + guarantee["statement"]),
         *_halt(result),
+        *_guessing(result),
+        ("privacy", within(guarantee["epsilon"], result["config"].get("epsilon")) + guarantee["statement"]),
         *_meaning(guarantee, options.plain),
         *(("", INDENT + other["statement"]) for other in guarantee["elsewhere"]),
         *(("warning", text + caption * text.startswith("delta ")) for text in guarantee["warnings"]),
-        ("folder", f"{where} (run.json, metrics.json, result.json, run.png, checkpoints)"),
+        ("folder", str(where)),
         *(("tracked", tracker.place) for tracker in trackers if tracker.place),
         *([] if options.detail is Detail.QUIET else [("next", _next(guarantee, place))]),
     ]
-    rests_on = [
-        *_spending(result, place),
-        *(("assuming", text) for text in guarantee["assumptions"] if guarantee["epsilon"] is not None),
-        *(("claim", claim["statement"]) for claim in guarantee["claims"] if claim["epsilon"] is not None),
-        *probes_of(result),
-    ]
     in_all = f"{traffic['total']:,.0f} in all"
     compiled = f"{timing['compile_s']:.1f} s to compile, {timing['total_s']:.1f} s in all"
-    rest = [
-        *(("claim", claim["statement"]) for claim in guarantee["claims"] if claim["epsilon"] is None),
+    more = [
+        *_noise(result),
+        *_privacy_by_round(result, place),
+        *(("assumes", text) for text in guarantee["assumptions"] if guarantee["epsilon"] is not None),
+        *(("claim", claim["statement"]) for claim in guarantee["claims"]),
+        *diagnostics_of(result),
         ("traffic", f"{traffic['down']:,} bytes down and {traffic['up']:,} up per client and round, {in_all}"),
         ("time", f"{timing['round_s_median'] * 1e3:.1f} ms a round, {compiled}"),
     ]
-    show_lines(lines, rests_on, rest, options.detail)
+    show_lines(lines, more if options.detail is Detail.VERBOSE else ())
 
 
 def _halt(result: dict[str, Any]) -> list[tuple[str, str]]:
@@ -176,8 +179,8 @@ def _halt(result: dict[str, Any]) -> list[tuple[str, str]]:
     return [("halted", words)] if words else []
 
 
-def _spending(result: dict[str, Any], place: str) -> list[tuple[str, str]]:
-    """Epsilon at a few rounds, of which the last is the Guarantee's."""
+def _privacy_by_round(result: dict[str, Any], place: str) -> list[tuple[str, str]]:
+    """Epsilon after a few rounds; the last is that of the Guarantee."""
     spending = result.get("spending")
     if spending is None or not spending["planned"] or spending["halt"] == "rule":  # the Guarantee is of all rounds
         return []
@@ -186,9 +189,9 @@ def _spending(result: dict[str, Any], place: str) -> list[tuple[str, str]]:
     chosen = sorted({min(known, key=lambda one: abs(one - share * rounds)) for share in PARTS})
     words = ", ".join(f"{known[at]:.3g} after {at:,}" for at in chosen)
     if spending["at_any_time"] is not None:
-        words += f"; {spending['at_any_time']:.3g} where results may also prolong it"
+        words += f"; {spending['at_any_time']:.3g} if results may also prolong the run"
     words = with_mark(f"epsilon {words}", mark_of(result["guarantee"]))
-    return [("spent", f"{words}; of every round: fedjax-dp account --ledger {place}")]
+    return [("by round", f"{words}; for every round: fedjax-dp account --ledger {place}")]
 
 
 def within(epsilon: float | None, budget: Any) -> str:
@@ -201,8 +204,8 @@ def _next(guarantee: dict[str, Any], place: str) -> str:
     own = " --own" if guarantee["deployment"] else ""
     played = not Unit(guarantee["unit"]).of_records and guarantee["adjacency"] != Adjacency.ZERO_OUT.value
     attackable = guarantee["epsilon"] is not None and played
-    attacked = f", fedjax-dp audit {place}{own} attacks it" if attackable else ""
-    return f"fedjax-dp report {place} shows it in a browser{attacked}"
+    attacked = f", fedjax-dp audit {place}{own} tests its epsilon" if attackable else ""
+    return f"fedjax-dp report {place} opens it in a browser{attacked}"
 
 
 def _meaning(guarantee: dict[str, Any], plain: bool) -> list[tuple[str, str]]:
@@ -211,18 +214,20 @@ def _meaning(guarantee: dict[str, Any], plain: bool) -> list[tuple[str, str]]:
         return []
     attack = guarantee.get("attack")  # folders of before have none
     if attack is None and guarantee["epsilon"] is not None:
-        return [("means", "not computed: run it anew")]
+        return [("means", "unknown; run it again to compute it")]
     if attack is None:
-        return [("means", "nothing is promised: an attacker may find out for certain who or what was used")]
+        return [("means", "nothing is guaranteed: an attacker may find out with certainty whose data were used")]
     return [("" if at else "means", INDENT * bool(at) + text) for at, text in enumerate(attack["statement"])]
 
 
 def _own_models(result: dict[str, Any], shared: str) -> list[tuple[str, str]]:
     """What is printed of the shared model, where clients have their own."""
     if result["history"][-1]["personal_mean"] is not None:
-        return [("shared", shared if result["traffic"]["up"] else "nothing: clients send nothing")]
+        return [
+            ("shared", f"{shared} of the shared model" if result["traffic"]["up"] else "none: clients send nothing")
+        ]
     if any(one["view"] == "deployed" for one in (result["guarantee"], *result["guarantee"]["elsewhere"])):
-        return [("own", "clients' own models are not measured: hold out records of each (--holdout 0.2)")]
+        return [("personal", "clients' own models are not measured; hold out some records of each with --holdout 0.2")]
     return []
 
 
@@ -232,7 +237,7 @@ def _guessing(result: dict[str, Any]) -> list[tuple[str, str]]:
     if own or result["task"]["name"] != "classes" or result["test_accuracy"] * result["classes"] > 1:
         return []
     remedy = "a higher --epsilon, --batch-size or --cohort-size" if result["guarantee"]["epsilon"] else "other rates"
-    return [("warning", f"no better than to guess one of {result['classes']} classes: {remedy} may help")]
+    return [("warning", f"no better than guessing one of {result['classes']} classes at random; {remedy} may help")]
 
 
 def _plainly(measure: Measure) -> str:
@@ -291,46 +296,44 @@ def _changing(config: dict[str, Any], what: str) -> str:
     return f" at first, {schedule} to {config[f'{what}_end']:g} times that"
 
 
-def probes_of(result: dict[str, Any]) -> list[tuple[str, str]]:
-    """What else is known of the last evaluation; the simulator's own view is labelled so."""
+def diagnostics_of(result: dict[str, Any]) -> list[tuple[str, str]]:
+    """What else is known of the last evaluation; it is made of the records themselves."""
     last = result["history"][-1]
-    probes = ["what only the simulator sees, in no epsilon:"]
+    lines = ["not private, and not covered by epsilon; only a simulator can know this:"]
     if last["worst_tenth"] is not None:
-        probes.append(
+        lines.append(
             f"worst tenth of clients {last['worst_tenth']:.4f}, mean {last['client_mean']:.4f}, "
             f"variance {last['client_variance']:.2g}"
         )
     if last["objective"] is not None:
         norm = last["gradient_norm"]
-        probes.append(f"objective {last['objective']:.4f}" + ("" if norm is None else f", gradient norm {norm:.3g}"))
+        lines.append(f"objective {last['objective']:.4f}" + ("" if norm is None else f", gradient norm {norm:.3g}"))
     if last["clipped"] is not None and result["config"].get("clip_norm") is not None:
         updates = result["guarantee"]["unit"] == Unit.CLIENT.value
         what = f"{last['clipped']:.0%} of {'updates' if updates else 'gradients'} clipped"
-        probes.append(f"{what}: {_about_clipping(last['clipped'], updates)}")
+        lines.append(f"{what}; {_about_clipping(last['clipped'], updates)}")
     if last["noise_to_signal"]:  # which GPUs take only where it is wanted
-        probes.append(f"noise {last['noise_to_signal']:.3g} times the signal: {_about_noise(last['noise_to_signal'])}")
-    if len(probes) == 1:
+        lines.append(
+            f"noise is {last['noise_to_signal']:.3g} times the signal; {_about_noise(last['noise_to_signal'])}"
+        )
+    if len(lines) == 1:
         return []
-    return [("", INDENT + text) if index else ("probes", text) for index, text in enumerate(probes)]
+    return [("", INDENT + text) if index else ("internals", text) for index, text in enumerate(lines)]
 
 
 def _about_clipping(clipped: float, updates: bool) -> str:
     """What is usual: Abadi et al. 2016 and Andrew et al. 2021 take the median norm, De et al. 2022 clip nearly all."""
-    usual = "usual is half, at the median norm "
-    if updates:
-        usual += "(Andrew et al. 2021)"
-    else:
-        usual += "(Abadi et al. 2016), or nearly all, with a rate to match (De et al. 2022)"
+    usual = "half is usual (Andrew et al. 2021)"
+    if not updates:
+        usual = "half is usual (Abadi et al. 2016), as is nearly all with a learning rate to match (De et al. 2022)"
     if clipped > FEW:
         return usual
-    return f"{usual}; where few are, noise is larger than it need be: try a lower --clip-norm"
+    return f"{usual}; clipping so few adds more noise than needed: try a lower --clip-norm"
 
 
 def _about_noise(ratio: float) -> str:
     """It is a ratio of lengths, and noise has as many directions as the model has parameters."""
+    usual = "above 1 is usual, as noise has as many directions as the model has parameters, and rounds average it out"
     if ratio <= 1:
-        return "usual is more, as noise points everywhere in the model and the signal in few directions"
-    return (
-        "above 1 is usual, as noise points everywhere in the model and the signal in few directions, and rounds "
-        "average it out; if training stalls, larger --batch-size, --cohort-size or --epsilon lower it"
-    )
+        return usual
+    return f"{usual}; if training stalls, try a larger --batch-size, --cohort-size or --epsilon"

@@ -10,34 +10,49 @@ from fedjax_dp import errors, own_code
 from fedjax_dp.algorithms import CATALOGUE, Entry
 from fedjax_dp.data.loaders import DATASETS
 from fedjax_dp.experiments.config import RunSpec, read
-from fedjax_dp.experiments.groups import entry_of, groups_of, known_options, options_of
+from fedjax_dp.experiments.groups import HELP_GROUPS, entry_of, groups_of, known_options, options_of
 from fedjax_dp.experiments.presets import preset_of
 from fedjax_dp.options import Option, Options, about, of_class
 from fedjax_dp.parts.choices import CHOICES, own_numbers
+from fedjax_dp.tools.cli.help import FirstPage, in_words, metavar_of, print_first_page, print_group
 from fedjax_dp.tools.cli.latest import RUNS
-from fedjax_dp.tools.cli.options import HELP, console, in_words, known_flags, print_help, require_known, wrapped
+from fedjax_dp.tools.cli.options import HELP, known_flags, print_help, require_known
 from fedjax_dp.tools.papers.citations import CITATIONS
 
 T = TypeVar("T")
 V = TypeVar("V", bound=Hashable)
 FILE = {"file": Option("file", str, None, about("CONFIG.toml, or the folder of a run", positional=True))}
-FEW = 3  # names that stand for many: options of a group, algorithms without an option
-FOR_ALL = ("data", "execution")  # groups that no algorithm has a part in
-_MORE = """
-fedjax-dp {command} --algorithm NAME --help   all that an algorithm takes, with its defaults
-fedjax-dp {command} --help-all                every option of every algorithm, defaults by data set"""
+FEW = 3  # algorithms that are named because they lack an option
+USUAL = {  # options of nine runs in ten, in the order of help, with an example
+    "dataset": "mnist",
+    "num_clients": "100",
+    "algorithm": "dp_fedavg",
+    "model": "mlp",
+    "rounds": "50",
+    "cohort_size": "10",
+    "batch_size": "32",
+    "local_steps": "5",
+    "learning_rate": "0.1",
+    "clip_norm": "1.0",
+    "epsilon": "2",
+    "delta": "1e-5",
+    "seed": "1",
+    "out": "runs/first",
+    "devices": "1",
+}
 
 
 def parse_configuration(
-    command: str, arguments: list[str], description: str, own: type[T]
+    command: str, arguments: list[str], page: FirstPage, own: type[T]
 ) -> tuple[dict[str, Any], T, set[str], pathlib.Path | None]:
     """What file and flags set of a run, the command's own options, a dataclass, the names that flags set, and the path
     of the file, or of the folder of a run.
 
-    `--help` and `--help-all` print and exit.
+    `--help`, `--help GROUP` and `--help-all` print and exit.
     """
     mine = of_class(own)
-    words = [word for word in arguments if word not in HELP]
+    group = _group_wanted(command, arguments)
+    words = [word for word in arguments if word not in HELP and word != group]
     known = known_options()
     named, _ = known_flags(words, {name: known[name] for name in ("algorithm", *CHOICES)})
     taken = FILE | known_options(named.get("algorithm")) | own_numbers(named) | mine
@@ -45,10 +60,7 @@ def parse_configuration(
     file = _of_path(values["file"]) if "file" in values else {}
     algorithm = {**file, **named}.get("algorithm")
     if len(words) < len(arguments):
-        if algorithm is None or "--help-all" in arguments:
-            _help(command, description, mine, "--help-all" in arguments)
-        else:
-            _help_of(command, description, mine, algorithm, {**file, **values})
+        _print_help(command, page, mine, group, algorithm, {**file, **values}, everything="--help-all" in arguments)
         raise SystemExit(0)
     if own_code.is_file_name(algorithm) or own_numbers(file):  # of the file, perhaps
         taken |= known_options(algorithm) | own_numbers(file | named)
@@ -83,50 +95,68 @@ def _require_path(path: pathlib.Path) -> None:
     raise errors.refuse("argument", repr(str(path)), "a configuration file or the folder of a run", remedy)
 
 
-def _help(command: str, description: str, own: Options, everything: bool) -> None:
-    """The groups on one screen, or every option there is."""
-    from rich.table import Table
+def _group_wanted(command: str, arguments: list[str]) -> str | None:
+    """The group of options that follows `--help`, or nothing.
 
-    groups = {command: own} | groups_of(*CATALOGUE.values())
-    if everything:
-        shown = {group: {name: _anywhere(option) for name, option in of.items()} for group, of in groups.items()}
-        print_help(command, shown, description)
-        return
-    everybody = options_of(entry_of("fedavg")) | own
-    rows = Table.grid(padding=(0, 2))
-    for group, options in groups.items():
-        usual = [one.flag for name, one in options.items() if name in everybody and not one.about.beside]
-        left = len(options) - len(usual)
-        more = [f"and {left} of single algorithms or choices"] if usual and left else []
-        rows.add_row(f"  {group}", " ".join([*(usual or (option.flag for option in options.values())), *more]))
-    rows.add_row("  algorithms", ", ".join(CATALOGUE))
-    page = console()
-    page.print(wrapped(description), end="\n\n")
-    page.print(rows)
-    page.print(_MORE.format(command=command))
+    Raises: ConfigurationError for another word that is no file.
+    """
+    at = arguments.index("--help") + 1 if "--help" in arguments else len(arguments)
+    word = arguments[at] if at < len(arguments) else "-"
+    if word.startswith("-") or pathlib.Path(word).exists():
+        return None
+    errors.require_choice("--help", word, (command, *HELP_GROUPS))
+    return word
 
 
-def _help_of(command: str, description: str, own: Options, algorithm: str, config: Mapping[str, Any]) -> None:
-    """All that an algorithm takes, and parts of the user's own, with its defaults on a data set."""
-    entry, dataset = entry_of(algorithm), config.get("dataset", "digits")
-    values = RunSpec.of({"algorithm": algorithm, "dataset": dataset}).flat()
-    groups = {
-        group: {name: _with_default(option, values) for name, option in options.items()}
-        for group, options in groups_of(entry).items()
+def _print_help(
+    command: str,
+    page: FirstPage,
+    own: Options,
+    group: str | None,
+    algorithm: str | None,
+    config: Mapping[str, Any],
+    *,
+    everything: bool,
+) -> None:
+    """The first page, that of an algorithm, the options of a group, or every option there is."""
+    entries = CATALOGUE.values() if algorithm is None else [entry_of(algorithm)]
+    groups = {command: own} | groups_of(*entries)
+    if algorithm is not None and not entry_of(algorithm).private:
+        taken = entry_of(algorithm).options
+        groups["privacy"] = {name: one for name, one in groups["privacy"].items() if name in taken}
+    values = RunSpec.of({"algorithm": algorithm or "dpnfl", "dataset": config.get("dataset", "digits")}).flat()
+    with_defaults = {
+        of: {name: _with_default(one, values) for name, one in all_of.items()} for of, all_of in groups.items()
     }
-    groups["training"] |= own_numbers(config)
-    if not entry.private:
-        groups["privacy"] = {name: option for name, option in groups["privacy"].items() if name in entry.options}
+    common = own | options_of(entry_of("fedavg"), entry_of("dpnfl"))
+    if everything:
+        anywhere = {of: {name: _anywhere(one) for name, one in all_of.items()} for of, all_of in groups.items()}
+        print_help(command, anywhere if algorithm is None else with_defaults, page.purpose)
+    elif group is not None:
+        print_group(command, group, with_defaults[group], [name for name in groups[group] if name not in common])
+    else:
+        options = {name: one for all_of in with_defaults.values() for name, one in all_of.items()}
+        more = {
+            "--help GROUP": f"the options of a group: {', '.join(groups)}",
+            "--algorithm NAME --help": "what an algorithm is and takes (fedjax-dp catalogue lists all)",
+            "--help-all": "everything about every option",
+        }
+        if algorithm is not None:
+            page = _page_of(page, algorithm, {**own_numbers(config), **entry_of(algorithm).options}, common)
+            options |= own_numbers(config)
+            more[f"--algorithm {algorithm} --help-all"] = "everything about every option that it takes"
+            del more["--algorithm NAME --help"], more["--help-all"]
+        print_first_page(command, page, options, more)
+
+
+def _page_of(page: FirstPage, algorithm: str, taken: Options, common: Options) -> FirstPage:
+    """The first page of a command for an algorithm: what it is, and the options that few others have."""
+    entry = entry_of(algorithm)
     first = ((entry.__doc__ or "").strip() or "an algorithm without a docstring").splitlines()[0]
     source = re.sub(rf"\b({'|'.join(CITATIONS)})\b", _citation, entry.source or "unknown")
-    about = f"{algorithm}: {first}\n\nSource: {source}. Defaults are those on {dataset}."
-    for_all = [(group, groups.pop(group)) for group in FOR_ALL]
-    print_help(command, {command: own, **groups}, f"{description}\n\n{about}")
-    for group, options in for_all:
-        flags = [option.flag for option in options.values()]
-        console().print(
-            f"  {group:<11} {' '.join(flags[:FEW])} and {len(flags) - FEW} more, of any algorithm: --help-all"
-        )
+    own = {name: metavar_of(one) for name, one in taken.items() if one.kinds and name not in common}
+    usual = own | {name: example for name, example in page.usual.items() if name != "algorithm"}
+    return dataclasses.replace(page, examples={}, notes=f"{algorithm}: {first}\n\nSource: {source}", usual=usual)
 
 
 def _citation(match: re.Match[str]) -> str:

@@ -19,31 +19,43 @@ from fedjax_dp.sweeps.plan import read_sweep
 from fedjax_dp.sweeps.records import STATUSES, SWEEP, SWEEP_FOLDER
 from fedjax_dp.sweeps.settings import Setting, bounds, measures_of_records, settings_of
 from fedjax_dp.sweeps.winners import USUAL
-from fedjax_dp.tools.cli.options import Detail, PrintOptions, Switch, parse
+from fedjax_dp.tools.cli.help import FirstPage
+from fedjax_dp.tools.cli.options import PrintOptions, Switch, parse
 from fedjax_dp.tools.cli.output import columns, page, show_lines
 
 if TYPE_CHECKING:
     from fedjax_dp.sweeps.sweep import Sweep
 
-DESCRIPTION = """Run many configurations as few compiled programs.
-
-usage: fedjax-dp sweep SWEEP.toml [--out DIR] [--plan] [--ray ADDRESS] [--json]; the same command goes on with a sweep
-that was stopped, or whose file has more seeds and values by now, and so does fedjax-dp sweep DIR. SWEEP.toml looks like
-this; fields are those of a run (fedjax-dp run --help):
+PAGE = FirstPage(
+    "Run many configurations as few compiled programs.",
+    "SWEEP.toml|SWEEP_FOLDER [OPTIONS]",
+    {
+        "new sweep": "writes sweep.toml, a commented file to start from",
+        "sweep sweep.toml --plan": "what would run, how long it takes and how much memory it needs",
+        "sweep sweep.toml": "run it; the same command goes on after a stop, or with more values",
+        "best sweeps/sweep": "the best setting as a configuration for fedjax-dp run",
+    },
+    {
+        "plan": "",
+        "out": "sweeps/first",
+        "halving": "3",
+        "search": "tpe",
+        "trials": "50",
+        "ray": "local",
+        "ray_cpus": "2",
+        "quiet": "",
+        "json": "",
+    },
+    """A file names what all points share, and what varies; fields are the options of fedjax-dp run:
 
     seeds = 5                                         # or a list
     [base]                                            # what all points share
-    dataset = "mnist"
-    [axes]                                            # what varies: every combination
+    dataset = "digits"
+    [axes]                                            # what varies: every combination is a point
     epsilon = [0.1, 0.3, 1.0]
     clip_norm = { log = [0.3, 10.0], points = 4 }     # or linear
-    "algorithm, server_learning_rate" = [["dpnfl"], ["addpnfl", 0.01]]   # together; an entry may stop early
-
-[[points]] writes points out, as one more axis. trials = 50 draws points at random instead of taking the grid: from
-lists, and from ranges without points; search_seed = 1 draws others. search = "tpe" chooses them by the results of those
-before, search_batch = 8 at once. trials_law = "poisson", "geometric" or "logarithmic" also draws their number, of which
-trials is the mean, as random repetition (Papernot and Steinke 2022) asks for. halving = 3 stops lost points early. What
-an algorithm on an axis does not take is left out of [base] for it."""
+    "algorithm, server_learning_rate" = [["dpnfl"], ["addpnfl", 0.01]]   # these vary together""",
+)
 SHOWN = 5  # settings
 
 
@@ -53,12 +65,12 @@ class SweepOptions(PrintOptions):
 
     Args:
         file: SWEEP.toml, or the folder of a sweep
-        plan: print what would run, its seconds and memory, and stop there
-        out: folder of the sweep, new or of this sweep
-        halving: stop lost points early: at each rung the best 1/HALVING of the settings of a budget and algorithm go on
-        search: how trials are chosen: tpe, by Optuna, learns from those before
-        trials: points to draw, or to search, instead of taking the grid
-        ray: address of a Ray cluster that runs the points, or local
+        plan: print what would run, its time and its memory, and stop there
+        out: folder of the sweep; new, or of this sweep
+        halving: stop bad points early; at each rung the best 1/HALVING of each budget and algorithm go on
+        search: how trials are chosen; random, or tpe, by which Optuna learns from earlier trials
+        trials: points to draw or to search, instead of the whole grid
+        ray: address of the Ray cluster that runs the points, or local
         ray_cpus: cores of a task on the Ray cluster
         quiet: print the result alone, without progress
     """
@@ -79,7 +91,7 @@ def sweep_command(arguments: list[str]) -> int:
     if any(word.partition("=")[0] == "--coordinator" for word in arguments):
         remedy = "a sweep goes to several machines by points: start a Ray cluster and give --ray ADDRESS"
         raise errors.refuse("--coordinator", "it with a sweep", "left to fedjax-dp run", remedy)
-    options = parse("sweep", arguments, SweepOptions, DESCRIPTION)
+    options = parse("sweep", arguments, SweepOptions, PAGE)
     path = options.file
     if path is None:
         raise errors.refuse("sweep file", "none", "given", "fedjax-dp sweep SWEEP.toml; see fedjax-dp sweep --help")
@@ -173,7 +185,7 @@ def _print(result: "Sweep", out: pathlib.Path) -> None:
         ("next", f"fedjax-dp best {place} prints the winner as a configuration, fedjax-dp plot {place} draws"),
         *([("each", f"fedjax-dp best {place} --table text prints the best of each {each}")] if each else []),
     ]
-    show_lines(lines, (), (), Detail.USUAL)
+    show_lines(lines)
 
 
 def _proved(setting: Setting) -> str:

@@ -104,7 +104,7 @@ def test_one_run_with_many_canaries(capsys):
 def test_help_lists_the_options_of_run_and_those_of_the_audit(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     with pytest.raises(SystemExit) as stop:
-        cli.main(["audit", "--help"])
+        cli.main(["audit", "--help-all"])
     assert stop.value.code == 0
     out = capsys.readouterr().out
     names = [field.name for field in dataclasses.fields(AuditOptions)]
