@@ -120,7 +120,7 @@ def test_pages_install_from_a_copy_and_name_extras_that_are_there():
 
 
 def test_the_three_epsilons_of_the_same_noise_are_those_that_the_page_says():
-    stated = [float(number) for number in re.findall(r"\d\.\d+", PAGES["epsilon.md"].split("by its reading")[0])]
+    stated = [float(number) for number in re.findall(r"\d\.\d+", PAGES["epsilon.md"].split("depending on")[0])]
     ways = (
         (Poisson(0.01), Adjacency.ADD_REMOVE),
         (Poisson(0.01), Adjacency.REPLACE_ONE),
