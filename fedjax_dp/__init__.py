@@ -1,29 +1,36 @@
 """Differentially private federated learning, simulated: clients are an axis, a round is one compiled program.
 
-Here is what a notebook needs: the algorithms of the catalogue, data, models, `run`, `sweep`, `audit`; the rest stands
-in namespaces such as `fedjax_dp.parts`. Names are loaded when first used, so that `fedjax_dp.accounting` works without
-JAX.
+Start with `load` or `dataset`, `federate`, an algorithm such as `dpnfl`, and `run`; go on with `sweep` and `audit`.
+`CATALOGUE` and `algorithms` have every algorithm; `parts` has what they are made of. Names are loaded when first used,
+so that `fedjax_dp.accounting` works without JAX.
 """
 
 import pathlib
 import re
-import sys
 from typing import Any
 
 import lazy_loader
 
-from fedjax_dp import devices, hooks
+from fedjax_dp import devices, errors, hooks
 
 __version__ = "0.2.0"
 
-_load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+_load, _, __all__ = lazy_loader.attach_stub(__name__, __file__)
+_START = "load dataset federate model run resume open_run guarantee calibrate sweep open_sweep audit check reproduce"
+_START += " fedavg dp_fedavg dp_sgd dpnfl CATALOGUE algorithms parts models data accounting figures"
+
+
+def __dir__() -> list[str]:
+    """What one starts with, as completion shows it; `__all__` has every name."""
+    return _START.split()
 
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
         return _load(name)
-    words = f"module 'fedjax_dp' has no attribute {name!r}{_home(name)}"
-    raise AttributeError(words, name=name, obj=sys.modules[__name__])  # Python then says what was probably meant
+    home = _home(name)
+    meant = "" if home or name.startswith("_") else errors.suggestion(name, __all__)
+    raise AttributeError(f"module 'fedjax_dp' has no attribute {name!r}{home}{'; ' * bool(meant)}{meant}")
 
 
 def _home(name: str) -> str:
