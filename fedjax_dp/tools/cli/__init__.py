@@ -20,14 +20,14 @@ commands:
 
 {more}
 """
-MORE = """fedjax-dp COMMAND --help, or fedjax-dp help COMMAND, shows every option with its default; --version prints the
-version, --install-completion lets your shell complete commands and options.
+MORE = """fedjax-dp COMMAND --help shows examples and the usual options of a command, --help-all every option. --version
+prints the version; --install-completion lets your shell complete commands and options.
 
---json prints one JSON object on stdout and nothing else (all but new, export, plot, report); --quiet prints
-the result alone (run, audit, account, calibrate), --verbose all that is known of it (run, audit).
+--json prints one JSON object on stdout and nothing else (all commands but new, export, plot and report); --quiet prints
+the result alone; --verbose prints details (run, audit).
 
-exit codes: 0 done; 1 an audit found a violation, training diverged or a secure sum overflowed; 2 bad input, or code of
-your own that fails, in one line; 3 the machine failed (disk or memory full), in one line, or a defect of this program,
+exit codes: 0 done; 1 an audit found a violation, training diverged or a secure sum overflowed; 2 wrong input, or an
+error in your own code, in one line; 3 the machine failed (disk or memory full), in one line, or a bug of this program,
 with its traceback; 130 interrupted"""
 WIDEST = 120  # letters of a line of help
 UNUSABLE = (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM)  # as paths that a user gives may be

@@ -8,9 +8,8 @@ from fedjax_dp.tools.papers import citations
 
 DESCRIPTION = """usage: fedjax-dp catalogue [--json]
 
-Every algorithm: source, privacy, state and bytes per round; what clients with models of their own pay in each view;
-the papers cited in full. Markdown where stdout is
-no terminal."""
+List every algorithm: source, privacy, state and bytes per round; what personal models cost in each view; the papers in
+full. The output is Markdown unless stdout is a terminal."""
 CatalogueOptions = PrintOptions
 
 

@@ -15,13 +15,13 @@ from fedjax_dp.tools.deployments.check import Check, check, in_words
 from fedjax_dp.tools.deployments.description import read
 from fedjax_dp.tools.deployments.rules import Effect
 
-DESCRIPTION = """The epsilon of a federation that another system runs, from a description in public facts.
+DESCRIPTION = """Compute the epsilon of a federation that another system runs, from a description in public facts.
 
 usage: fedjax-dp check DEPLOYMENT.toml [--log STEPS.csv] [--view server|clients] [--delta D] [--json]
        fedjax-dp check --template NAME [-o FILE.toml]
 
-A template has a system's settings as facts, with blanks to fill in; blank is for any system. Exit codes: 0; 1 the claim
-is wrong, or nothing is private; 2 bad input, or a fact is missing."""
+A template lists a system's settings as facts, with blanks to fill in; template blank suits any system. Exit code 1 says
+that the claim is wrong, or that nothing is private; 2 that the input is wrong, or that a fact is missing."""
 VIEWS = ("server", "clients")
 
 
@@ -30,11 +30,11 @@ class CheckOptions(PrintOptions):
     """What is judged.
 
     Args:
-        deployment: the file that describes it
-        log: what happened, a row for each message or round, in the place of the laws
-        view: who looks; server: each message; clients: each new model
-        delta: in the place of the file's
-        template: print a file to fill in
+        deployment: file that describes the federation
+        log: what happened, a row per message or round, instead of sampling laws
+        view: adversary; server sees each message, clients see each new model
+        delta: delta, instead of that of the file
+        template: print a description to fill in
         output: write the template to this new file
     """
 

@@ -53,8 +53,8 @@ class ClaimsOptions(PrintOptions, PlotOption):
     """Whose claims.
 
     Args:
-        paper: of one paper, the moments accountant or adaptive clipping
-        of: of papers, or of configurations of other systems in public repositories
+        paper: one paper only, the moments accountant or adaptive clipping
+        of: whose claims: papers, or configurations of other systems in public repositories
     """
 
     paper: Annotated[str | None, about("", choices=PAPERS, default="all")] = None

@@ -1,7 +1,7 @@
-"""The commands, and what each is for.
+"""The commands, and what each does.
 
-A command stands in a module of its name, as the function `NAME_command` of the words that follow it, beside the
-dataclass `NameOptions` of its own options (`calibrate` stands beside `account`); the module is loaded where it is used.
+A command is the function `NAME_command` in the module of its name, next to `NameOptions`, the dataclass of its options.
+(`calibrate` is in the module of `account`.) A module is loaded when its command is used.
 """
 
 import importlib
@@ -16,26 +16,24 @@ if TYPE_CHECKING:
     from fedjax_dp.options import Options
 
 COMMANDS = {
-    "run": "train a federated algorithm and say what privacy it gives; with no argument a private run on digits",
-    "new": "a commented file for run, for sweep, or for a run on tables of your own",
-    "export": "the parameters of a run as a file that other programs read",
-    "sweep": "seeds x hyperparameters x budgets as few compiled programs; the same command goes on after a stop",
-    "best": "the winner of a sweep as a configuration for run",
-    "compare": "clients' own models against local and shared ones at the same epsilon, of a sweep over algorithms",
-    "plot": "pictures of a run or of a sweep",
-    "report": "one HTML file about a run, a sweep, an audit or a reproduction",
-    "reproduce": "the tables and figures of the papers: published, literal, correct, and what each proves",
-    "audit": "attack a run thousands of times and prove a lower bound; exit code 1 if its epsilon is violated",
-    "bench": "where the time of a round goes, and the least that it could take",
-    "account": "the epsilon of noisy steps by every accountant, side by side",
-    "calibrate": "the noise multiplier that each accountant asks for",
-    "check": "the epsilon of a federation that another system runs, from a description or a log of it",
-    "plan": "the noise for a budget in such a federation, in the other system's own settings",
-    "claims": "what the papers' theorems say on the papers' own settings, or other systems' files, and what is proved",
-    "catalogue": "every algorithm: source, whom it hides from whom, what is kept, bytes per round",
-    "data": (
-        "how a partition spreads a data set over clients: sizes, labels, heterogeneity, a picture; or writes a store"
-    ),
+    "run": "train a federated algorithm and report its privacy; without arguments a private run on the digits",
+    "new": "write a commented file for run, for sweep, or for your own tables",
+    "export": "write the parameters of a run to a file that other programs read",
+    "sweep": "run seeds x hyperparameters x budgets as few compiled programs, or go on with it",
+    "best": "print the best setting of a sweep as a configuration for run",
+    "compare": "compare personal models with local and shared ones at the same epsilon, from a sweep over algorithms",
+    "plot": "draw a run or a sweep",
+    "report": "write one HTML page about a run, a sweep, an audit or a reproduction",
+    "reproduce": "rerun tables and figures of papers: as printed, as described, and with correct noise",
+    "audit": "attack a run thousands of times and prove a lower bound on its epsilon",
+    "bench": "measure a round, and where its time goes",
+    "account": "compute the epsilon of noisy steps by every accountant",
+    "calibrate": "find the noise multiplier that each accountant asks for",
+    "check": "compute the epsilon of a federation that another system runs, from a description or a log of it",
+    "plan": "find the noise for a budget in such a federation, in that system's own settings",
+    "claims": "compare what theorems of papers, or files of other systems, claim with what can be proved",
+    "catalogue": "list every algorithm: source, whom it protects, what is kept, bytes per round",
+    "data": "show how a partition splits a data set over clients, or write the clients to a store",
 }
 INSTALL = "--install-completion"  # as cyclopts names its command
 CONFIGURED = ("run", "audit", "bench")  # take the options of a run too

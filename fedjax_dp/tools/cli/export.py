@@ -11,12 +11,12 @@ DESCRIPTION = """Write the parameters of a run to a file that other programs rea
 
 usage: fedjax-dp export [--merged] RUN FILE.safetensors|FILE.npz
 
-RUN is the folder of a run; its newest checkpoint is taken, however many devices wrote it. Parameters are named by their
-paths in the model, such as Dense_0/kernel. A .safetensors file also holds configuration, rounds and Guarantee.
-Of a model of which a part is frozen they are those that were trained; --merged writes all, low-rank terms added.
+RUN is the folder of a run; its newest checkpoint is used. Parameters are named by their paths in the model, such as
+Dense_0/kernel. A .safetensors file also contains configuration, rounds and Guarantee. If a part of the model is frozen,
+only the trained parameters are written; --merged writes all, with low-rank terms added.
 
-Every file carries the run's ledger, so that a run that begins with it knows what it was trained on. It holds a checksum
-of all records and a digest of all clients' names, by which another run's are known to be the same."""
+Every file contains the run's ledger, so that a run that starts from it knows what it was trained on: a checksum of all
+records and a digest of all clients' names tell whether these are the same."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -24,9 +24,9 @@ class ExportOptions:
     """What is written, and where.
 
     Args:
-        folder: of a run
-        file: .safetensors or .npz
-        merged: write all parameters of a model of which a part is frozen, low-rank terms added
+        folder: folder of a run
+        file: file to write, .safetensors or .npz
+        merged: write all parameters of a partly frozen model, with low-rank terms added
     """
 
     folder: Annotated[str | None, about("", positional=True)] = None

@@ -13,12 +13,12 @@ from fedjax_dp.experiments.groups import groups_of
 from fedjax_dp.options import Option, about
 from fedjax_dp.tools.cli.options import parse
 
-DESCRIPTION = """Write a file to begin with: every line with its comment, what is rarely changed commented out.
+DESCRIPTION = """Write a file to start from: every line has a comment, and what is rarely changed is commented out.
 
 usage: fedjax-dp new run|sweep|csv [FILE] [--algorithm NAME] [--dataset NAME]
 
-run for fedjax-dp run FILE, sweep for fedjax-dp sweep FILE, csv for a run on tables of your own, a file for each client.
-FILE is run.toml or sweep.toml unless given; it must not exist."""
+run is for fedjax-dp run FILE, sweep for fedjax-dp sweep FILE, csv for a run on your own tables, one file per client.
+FILE is run.toml or sweep.toml by default; it must not exist."""
 KINDS = ("run", "sweep", "csv")
 # What stands in the file; the rest is commented out, with the value that it has anyway.
 USUAL = (
@@ -62,10 +62,10 @@ class NewOptions:
     """What is written, and where.
 
     Args:
-        kind: of the file
-        file: new
-        algorithm: whose options stand in it
-        dataset: whose defaults stand in it
+        kind: what the file is for
+        file: file to write; must be new
+        algorithm: algorithm whose options it lists
+        dataset: data set whose defaults it lists
     """
 
     kind: Annotated[str | None, about("", positional=True, choices=KINDS)] = None

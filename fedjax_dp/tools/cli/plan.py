@@ -11,11 +11,11 @@ from fedjax_dp.tools.cli.options import PrintOptions, missing, parse
 from fedjax_dp.tools.deployments.description import read
 from fedjax_dp.tools.deployments.plan import FREE, plan
 
-DESCRIPTION = """The least noise with which a federation that another system runs meets a budget.
+DESCRIPTION = """Find the least noise with which a federation that another system runs meets a budget.
 
 usage: fedjax-dp plan DEPLOYMENT.toml --epsilon E [--delta D] [--for NAME] [-o FILE] [--json]
 
-The file is that of fedjax-dp check; noise.std may be blank, as it is what is found."""
+The file is that of fedjax-dp check; its noise.std may be blank."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -23,10 +23,10 @@ class PlanOptions(PrintOptions):
     """For what noise is found.
 
     Args:
-        deployment: the file that describes it
-        epsilon: the budget, in nats
-        delta: in the place of the file's
-        system: a template, in whose system's settings the plan is written
+        deployment: file that describes the federation
+        epsilon: privacy budget
+        delta: delta, instead of that of the file
+        system: template of the system in whose settings the plan is written
         output: write the plan to this new file
     """
 

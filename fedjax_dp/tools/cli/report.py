@@ -7,16 +7,15 @@ from fedjax_dp.options import about
 from fedjax_dp.tools.cli.latest import RUNS, SWEEPS, named_or_latest
 from fedjax_dp.tools.cli.options import parse
 
-DESCRIPTION = """One HTML file about a run, a sweep, an audit or a reproduction, which needs nothing else, no network
-either: open it in a browser, send it to a colleague.
+DESCRIPTION = """Write one HTML page about a run, a sweep, an audit or a reproduction. It needs no network and no
+other file: open it in a browser, send it to a colleague.
 
-usage: fedjax-dp report [RUN|SWEEP|AUDIT|REPRODUCTION] [-o FILE.html]; it is the folder of a run, a sweep or a
-reproduction, by default of the last run or sweep under runs/ and sweeps/, or a file with what fedjax-dp audit --json
-has printed. The file that was written is named on stdout; it replaces a report that was written there before, and
-nothing else.
+usage: fedjax-dp report [RUN|SWEEP|AUDIT|REPRODUCTION] [-o FILE.html]; give the folder of a run, a sweep or a
+reproduction, or a file with the output of fedjax-dp audit --json. Without any the last run or sweep is taken. The page
+is named on stdout; it replaces an older report of the same name, and nothing else.
 
-fedjax-dp report RUN --statement writes a page for those who answer for data protection, as HTML and as Markdown: what
-is protected, against whom, under which assumptions, and what is not covered."""
+fedjax-dp report RUN --statement writes a page for data protection officers, as HTML and as Markdown: what is protected,
+against whom, under which assumptions, and what is not covered."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,9 +23,9 @@ class ReportOptions:
     """Where the report goes.
 
     Args:
-        folder: what is reported
-        out: the .html file
-        statement: a page for those who answer for data protection instead
+        folder: what to report
+        out: the .html file to write
+        statement: write a page for data protection officers instead
     """
 
     folder: Annotated[str | None, about("", positional=True, default="the last run or sweep here")] = None

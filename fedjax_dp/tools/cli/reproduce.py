@@ -15,11 +15,11 @@ from fedjax_dp.tools.cli.options import PrintOptions, parse
 from fedjax_dp.tools.cli.output import page
 from fedjax_dp.tools.papers.citations import CITATIONS
 
-DESCRIPTION = """The tables and figures of the papers: as published, by the paper's literal recipe, by the correct
-reading with the same budget, the epsilon that each proves, and a verdict.
+DESCRIPTION = """Rerun tables and figures of papers: as published, by the paper's literal recipe, and with correct noise
+for the same budget, with the epsilon that each proves and a verdict.
 
 usage: fedjax-dp reproduce lists them; fedjax-dp reproduce NAME [OPTIONS] [--json] runs one, such as dpnfl/table2, and
-writes table.md, table.csv, table.json and figure.png; the same command goes on with one that was stopped."""
+writes table.md, table.csv, table.json and figure.png; the same command goes on after a stop."""
 OWN = "settings found by sweeps of this program, beside what the papers print"
 
 
@@ -28,12 +28,12 @@ class ReproduceOptions(PrintOptions):
     """How much of what is reproduced, and where.
 
     Args:
-        name: a table or figure
-        scale: smoke (seconds), small (minutes) or full (the paper's own)
-        seeds: how many
-        panels: only panels whose keys match this pattern, such as 'mnist*'
-        out: folder, new or of this reproduction
-        data_dir: folder with data sets
+        name: table or figure to rerun
+        scale: how much of it: smoke (seconds), small (minutes) or full (the paper's own)
+        seeds: number of seeds
+        panels: pattern of the panels to rerun, such as 'mnist*'
+        out: folder of the reproduction; new, or of this one
+        data_dir: folder of the data sets
     """
 
     name: Annotated[str | None, about("", positional=True)] = None
