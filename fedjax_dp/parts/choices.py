@@ -334,7 +334,7 @@ def part_of(slot: str, values: Mapping[str, Any]) -> Any:
 
         validation.require_part(slot, what, getattr(parts, of.kind))
         if size is not None:
-            raise errors.refuse(str(of.size), size, f"left out beside a part in slot {slot}", "drop it")
+            raise errors.refuse(str(of.size), size, f"left out with a part in slot {slot}", "drop it")
         return what
     made = choice_of(slot, what).make(f"{slot} {what}", values, size)
     return part_of(slot, {slot: made}) if own_code.is_file_name(what) else made
