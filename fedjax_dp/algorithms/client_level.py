@@ -71,8 +71,8 @@ def dp_fedavg(
         clip_rate: learning rate of the clip norm
         bit_noise: standard deviation of the noise on the number of updates within the clip norm
         weight_cap: share of all records from which on a client has full weight (w_hat / n)
-        least_weight: m of estimator f_c, which divides by max(m q W, realised weight) with twice the sensitivity of f_f,
-            which divides by the expected weight q W
+        least_weight: m of estimator f_c, which divides by max(m q W, realised weight), with twice the sensitivity of
+            f_f, which divides by the expected weight q W
     """
     if adaptive_clip and (clip_by == "tensor" or noise == "shared"):
         raise errors.refuse("adaptive_clip", True, "used with clip_by update and noise server")
