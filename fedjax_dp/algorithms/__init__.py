@@ -1,7 +1,7 @@
 """Every algorithm by its name in the papers: a short constructor that fills the slots of `Algorithm`.
 
-All take the options of `Common` by keyword, whose slots take names or parts; what an entry adds, and where its defaults
-differ, stands in its signature and above it. Every variant that the papers or their published code leave open is an
+All take the options of `Common` by keyword, whose slots take names or parts. The signature and decorator of an entry
+show its further options and its own defaults. Every variant that the papers or their published code leave open is an
 option.
 """
 
@@ -32,11 +32,13 @@ CATALOGUE: dict[str, Entry[Any]] = {
     if isinstance(member, Entry)
 }
 
-PERSONAL = tuple(name for name, member in CATALOGUE.items() if vars(personalised).get(name) is member)  # own models
+PERSONAL = tuple(
+    name for name, member in CATALOGUE.items() if vars(personalised).get(name) is member
+)  # personal models
 
 
 def __getattr__(name: str) -> Any:
-    """An entry by its name, so that a new one is written in one place."""
+    """An entry by its name: a new entry needs no list of imports."""
     if name == "optimal_probabilities":
         from fedjax_dp.algorithms.importance_sampling import optimal_probabilities  # loads JAX
 

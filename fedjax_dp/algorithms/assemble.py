@@ -1,4 +1,4 @@
-"""What all entries share: their common options, and how options become the slots of an `Algorithm`."""
+"""What all entries share: the common options, and how options become the slots of an `Algorithm`."""
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Required, TypedDict
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     ServerSlot = str | parts.ServerOptimizer
     AverageSlot = str | parts.ModelAverage
 else:
-    Noise = float | np.ndarray  # of JAX, which signatures do without, every array is one
-    # Nor do they load what else a slot takes: parts.
+    Noise = float | np.ndarray  # signatures must not load JAX
+    # nor the parts that a slot also takes
     CohortSlot = BatchesSlot = EstimatorSlot = RuleSlot = ScheduleSlot = ChangeSlot = ServerSlot = AverageSlot = str
     SecureSlot = bool
 
-ADAPTIVE = ("adam", "yogi", "adagrad")  # servers whose steps are of the rate's own size
+ADAPTIVE = ("adam", "yogi", "adagrad")  # servers whose step size does not depend on the size of the update
 
 BOUNDS: dict[str, Callable[[Any], "parts.Bound"]] = {
     "record": lambda gradient_bound: parts.ClipRecords(),
@@ -42,7 +42,7 @@ BOUNDS: dict[str, Callable[[Any], "parts.Bound"]] = {
 
 
 def _slot(name: str, default: Any, group: str | None = None) -> Any:
-    """A slot takes one of these names, or a part."""
+    """The annotation of a slot, which takes one of the names in `CHOICES` or a part."""
     choices = CHOICES[name].choices
     named = not isinstance(default, bool)
     return about("", value=default, choices=choices if named else None, own=named, group=group, part=True)
@@ -51,33 +51,33 @@ def _slot(name: str, default: Any, group: str | None = None) -> Any:
 class Common(TypedDict, total=False):
     """Options that every entry takes.
 
-    A slot takes a name or, from Python, a part, which has numbers of its own: `cohort="uniform"`, or
-    `cohort=fedjax_dp.parts.BinnedCohort(pass_rounds=8)`. On the command line and in files the numbers of what is named
-    are options too, see `parts.choices`.
+    A slot takes a name or, from Python, a part that holds its own numbers: `cohort="uniform"`, or
+    `cohort=fedjax_dp.parts.BinnedCohort(pass_rounds=8)`. On the command line and in files these numbers are options
+    too, see `parts.choices`.
 
     Args:
-        cohort_size: clients per round, or their expected number; num_clients, or from Python None, is all of them
-        cohort: how they are drawn; md draws by shares with replacement; allocation, bins and cyclic-poisson: by passes
-            of rounds; separated: with a rest between two rounds of a client; truncated: Poisson, cut; log: not at all,
-            participation_log says them
-        dropout: probability that a client's message does not arrive
-        first: wait for so many of the cohort only
-        estimator: how updates combine
-        batches: how a step's records are drawn; full takes all, with epochs, allocated and bins local steps are epochs
-        batch_size: records B per local step; a client with fewer is in every step with all of them
+        cohort_size: clients per round (their expected number if it varies); num_clients, or None in Python: all
+        cohort: how the cohort is sampled; md: in proportion to the shares, with replacement; allocation, bins,
+            cyclic-poisson: in passes of several rounds; separated: with a minimum gap between a client's rounds;
+            truncated: Poisson with a maximum size; log: read from participation_log
+        dropout: probability that a client's upload does not arrive
+        first: number of clients the server waits for in each round
+        estimator: how the server combines the updates
+        batches: how the records of a local step are sampled; full: all; epochs, allocated, bins: local_steps are epochs
+        batch_size: records B per local step; a client with fewer records uses all of them in every step
         local_steps: local steps tau per round
-        learning_rate: of the local steps
-        schedule: of the learning rate over rounds
-        per_step: the schedule runs over local steps, not rounds
-        local_rule: how a gradient becomes a step
-        l2: h in the penalty h |w|^2
-        microbatch: records whose gradients are built at once where a model needs that; bounds memory
-        noise_schedule: of the noise multiplier over rounds, which is that of the first; each is counted with its own
-        clip_schedule: of the clip norm, likewise; the noise follows it
-        secure: messages travel masked and only their sum is seen
-        server: how the server moves by the aggregated update (Reddi et al. 2021)
-        server_learning_rate: of the server's step
-        average: the final model is this mean of the models of rounds, at no cost of privacy; clients go on without it
+        learning_rate: learning rate of the local steps
+        schedule: how the learning rate changes over the rounds
+        per_step: change the learning rate with every local step instead of every round
+        local_rule: local optimizer: how a gradient becomes a step
+        l2: weight h of the penalty h |w|^2
+        microbatch: record gradients held in memory at once, for models that need them one by one
+        noise_schedule: how the noise multiplier changes over the rounds; each round is accounted with its own
+        clip_schedule: how the clip norm changes over the rounds; the noise scales with it
+        secure: secure aggregation: uploads are masked, and only their sum is seen
+        server: server optimizer, which applies the aggregated update (Reddi et al. 2021)
+        server_learning_rate: learning rate of the server
+        average: mean of the rounds' models that is returned as the final model; costs no privacy, training ignores it
     """
 
     cohort_size: Required[int | None]
@@ -105,11 +105,11 @@ class Common(TypedDict, total=False):
 
 
 COMMON = of_class(Common)
-SLOT_OF = {number: slot for slot in CHOICES for number in numbers_of(slot)}  # of the numbers of parts
+SLOT_OF = {number: slot for slot in CHOICES for number in numbers_of(slot)}  # the slot that each number belongs to
 
 
 def with_numbers(keywords: Options) -> Options:
-    """Options of an entry and, behind each slot, the numbers of the parts that it names: all that a run may say."""
+    """All options of a run: those of an entry and, after each slot, the numbers of the parts that it can name."""
     result: Options = {}
     for name, option in keywords.items():
         result[name] = option
@@ -122,7 +122,7 @@ RUN_OPTIONS = with_numbers(COMMON)
 
 
 def _of_slots(*slots: str) -> tuple[str, ...]:
-    """The options that say what stands in these slots."""
+    """The options that determine the parts in these slots."""
     sizes = tuple(size for slot in slots if (size := CHOICES[slot].size))
     return (*slots, *sizes, *(number for number, slot in SLOT_OF.items() if slot in slots))
 
@@ -130,13 +130,13 @@ def _of_slots(*slots: str) -> tuple[str, ...]:
 OF_COHORT = _of_slots("cohort")
 OF_SERVER = _of_slots("server", "average")
 AVERAGING = _of_slots("average")
-CHANGING = _of_slots("noise_schedule", "clip_schedule")  # of entries that add noise
-ClipNorm = Annotated[float, about("C, L2 bound on one record's gradient", group="privacy")]
-ClientClipNorm = Annotated[float, about("C, L2 bound on a client's update", group="privacy")]
+CHANGING = _of_slots("noise_schedule", "clip_schedule")  # only for entries that add noise
+ClipNorm = Annotated[float, about("clipping norm C: L2 bound on one record's gradient", group="privacy")]
+ClientClipNorm = Annotated[float, about("clipping norm S: L2 bound on a client's update", group="privacy")]
 NoiseMultiplier = Annotated[
     Noise,
     about(
-        "standard deviation of the noise on a sum of clipped gradients, over the clip norm; instead of --epsilon",
+        "standard deviation of the noise on a sum of clipped gradients, divided by clip_norm; instead of --epsilon",
         group="privacy",
         default="from epsilon",
     ),
@@ -144,7 +144,7 @@ NoiseMultiplier = Annotated[
 ClientNoiseMultiplier = Annotated[
     float,
     about(
-        "standard deviation of the noise on the sum of clipped updates, over the clip norm; instead of --epsilon",
+        "standard deviation of the noise on the sum of clipped updates, divided by clip_norm; instead of --epsilon",
         group="privacy",
         default="from epsilon",
     ),
@@ -164,11 +164,12 @@ def assemble(
     upload: "parts.UpdatePrivatizer | None" = None,
     drawn: Mapping[str, Any] | None = None,
 ) -> "Algorithm":
-    """An algorithm from common options and the parts that are special.
+    """An algorithm from the common options and the parts that are special to it.
 
-    common     options of a run by name: numbers of parts may be among them;
-    cohort     who is drawn; the options `first` and `dropout` decide who of these answers.
-    of_server  makes the server of the one that options say, and of the schedule of rates and its numbers.
+    common     options of a run by name, which may include numbers of parts;
+    cohort     samples the clients; the options `first` and `dropout` decide which of them answer;
+    of_server  builds the server from the one that the options choose, and from the learning rate schedule;
+    drawn      fields of a cohort that samples by `probabilities`.
     """
     from fedjax_dp.pytrees import replace  # loads JAX
     from fedjax_dp.rounds.algorithm import Algorithm
@@ -200,18 +201,18 @@ def assemble(
         privatizer = replace(privatizer, bound=parts.ClipRecords(microbatch=options["microbatch"]))
     noise, clip = (part_of(slot, options) for slot in ("noise_schedule", "clip_schedule"))
     if noise or clip:
-        noised: Any = privatizer if upload is None else upload
-        if not hasattr(noised, "noise_by_round"):
+        adds_noise: Any = privatizer if upload is None else upload
+        if not hasattr(adds_noise, "noise_by_round"):
             name = "noise_schedule" if noise else "clip_schedule"
             wanted = "constant unless Gaussian noise is added whose clip norm is not learnt"
-            raise errors.refuse(name, options[name], wanted, f"drop it beside {type(noised).__name__}")
-        noised = replace(noised, noise_by_round=noise, clip_by_round=clip)
-        privatizer, upload = (noised, None) if upload is None else (privatizer, noised)
+            raise errors.refuse(name, options[name], wanted, f"drop it with {type(adds_noise).__name__}")
+        adds_noise = replace(adds_noise, noise_by_round=noise, clip_by_round=clip)
+        privatizer, upload = (adds_noise, None) if upload is None else (privatizer, adds_noise)
     rates = part_of("schedule", options)
     schedule = {"schedule": rates.factor, "timing": rates.numbers}
     if server is None:
-        moves: Any = part_of("server", options)
-        server = moves if of_server is None else of_server(moves, schedule)
+        chosen: Any = part_of("server", options)
+        server = chosen if of_server is None else of_server(chosen, schedule)
         if (mean := part_of("average", options)) is not None:
             server = parts.AveragedServer(base=server, weight=mean.weight, numbers=mean.numbers)
     steps: dict[str, Any] = {
@@ -235,29 +236,29 @@ def assemble(
 
 
 def _require_size(slot: str, options: Mapping[str, Any]) -> None:
-    """Refuse a size beside what says its own, and batches without one."""
+    """Refuse a size for a choice that determines its own, and batches without the size that they need."""
     name, what = str(CHOICES[slot].size), options[slot]
-    size, taken = options[name], takes_size(slot, what)
-    if size is not None and not taken and not is_part(what):
-        raise errors.refuse(name, size, f"left out beside {slot} {what}, which says it by itself", "drop it")
-    if size is None and taken and slot == "batches":
-        raise errors.refuse(name, size, f"a number for batches {what}", "or take batches full")
+    size, needs_size = options[name], takes_size(slot, what)
+    if size is not None and not needs_size and not is_part(what):
+        raise errors.refuse(name, size, f"left out with {slot} {what}, which determines it", "drop it")
+    if size is None and needs_size and slot == "batches":
+        raise errors.refuse(name, size, f"a number for batches {what}", "or use batches full")
 
 
 def _cohort_of(options: Mapping[str, Any], drawn: Mapping[str, Any]) -> "parts.Cohort":
-    """The cohort of the options; all clients where nobody says how many. `drawn` is by which its draws are weighed."""
+    """The cohort that the options choose; all clients if there is no size. `drawn`: as in `assemble`."""
     from fedjax_dp.pytrees import replace  # loads JAX
 
     everyone = options["cohort_size"] is None and takes_size("cohort", options["cohort"])
     cohort: Any = parts.AllClients() if everyone else part_of("cohort", options)
-    weighed = hasattr(cohort, "probabilities")
-    if drawn.get("probabilities") is not None and not weighed:
+    takes_probabilities = hasattr(cohort, "probabilities")
+    if drawn.get("probabilities") is not None and not takes_probabilities:
         raise errors.refuse("cohort", options["cohort"], "md with a cohort_size for given probabilities")
-    return replace(cohort, **drawn) if weighed and drawn else cohort
+    return replace(cohort, **drawn) if takes_probabilities and drawn else cohort
 
 
-def brought_to_server(known: Mapping[str, Any]) -> dict[str, Any]:
-    """The data set's rate for servers whose steps are of the rate's own size, where it has one."""
+def server_presets(known: Mapping[str, Any]) -> dict[str, Any]:
+    """The data set's learning rate for adaptive servers, where it has one."""
     fits = known.get("server") in ADAPTIVE and "adaptive_learning_rate" in known
     return {"server_learning_rate": known["adaptive_learning_rate"]} if fits else {}
 

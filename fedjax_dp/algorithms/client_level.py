@@ -1,4 +1,4 @@
-"""Entries that noise the updates of whole clients."""
+"""Entries that add noise to the updates of whole clients."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
@@ -23,24 +23,26 @@ WHOLE_CLIENTS = {
 }
 
 
-def _by_noise(explicit: Mapping[str, Any]) -> dict[str, Any]:
+def _cohort_and_transport(explicit: Mapping[str, Any]) -> dict[str, Any]:
     if explicit.get("noise") != "shared":
         return {"cohort": "poisson"}
-    # the fixed point is the noise's, too: float32 carries its integers up to a size
+    # the noise has the same fixed point: float32 holds its integers exactly only up to a size
     return {"cohort": "uniform", "secure": True, "fractional_bits": 10}
 
 
-def _presets(explicit: Mapping[str, Any]) -> dict[str, Any]:  # integer noise has one accountant
-    integers = {"accountant": "rdp"} if explicit.get("noise") == "shared" else {}
-    deployed = explicit.get("deployment_cohort")  # whose bits are noised, not those of a cohort that stands for it
-    return WHOLE_CLIENTS | integers | ({"bit_noise": _bit_noise(deployed)} if isinstance(deployed, int) else {})
+def _presets(explicit: Mapping[str, Any]) -> dict[str, Any]:
+    accountant = {"accountant": "rdp"} if explicit.get("noise") == "shared" else {}  # the only one for integer noise
+    deployed = explicit.get("deployment_cohort")  # the noise is for its bits, not for those of the simulated cohort
+    return WHOLE_CLIENTS | accountant | ({"bit_noise": _bit_noise(deployed)} if isinstance(deployed, int) else {})
 
 
 def _bit_noise(cohort_size: int) -> float:
     return max(cohort_size / 20, 1.0)
 
 
-@entry("McMahan et al. 2018; Andrew et al. 2021", defaults=_by_noise, presets=_presets, fixes=("estimator",))
+@entry(
+    "McMahan et al. 2018; Andrew et al. 2021", defaults=_cohort_and_transport, presets=_presets, fixes=("estimator",)
+)
 def dp_fedavg(
     *,
     clip_norm: ClientClipNorm,
@@ -50,25 +52,27 @@ def dp_fedavg(
     adaptive_clip: Annotated[bool, about("", group="privacy")] = False,
     clip_quantile: Annotated[float, about("", group="privacy", beside={"adaptive_clip": True})] = 0.5,
     clip_rate: Annotated[float, about("", group="privacy", beside={"adaptive_clip": True})] = 0.2,
-    bit_noise: Annotated[float | None, about("", group="privacy", beside={"adaptive_clip": True})] = None,
-    weight_cap: float | None = None,
-    least_weight: float | None = None,
+    bit_noise: Annotated[
+        float | None, about("", group="privacy", beside={"adaptive_clip": True}, default="cohort_size / 20, at least 1")
+    ] = None,
+    weight_cap: Annotated[float | None, about("", default="equal weights")] = None,
+    least_weight: Annotated[float | None, about("", default="estimator f_f")] = None,
     **common: Unpack[Common],
 ) -> "Algorithm":
     """DP-FedAvg at client level (McMahan et al. 2018): clipped updates, bounded weights, noise on their mean.
 
-    Default cohort: Poisson.
+    The default cohort is Poisson.
 
     Args:
-        noise: "server", or "shared": each client adds integer Skellam noise before a secure sum
-        clip_by: "update", or "tensor": each of m tensors to S / sqrt(m)
-        adaptive_clip: the clip norm follows a quantile of the updates' norms (Andrew et al. 2021)
-        clip_quantile: which quantile the clip norm follows
-        clip_rate: how fast it follows
-        bit_noise: noise on the sum of the bits that tell it, a twentieth of the cohort unless given
-        weight_cap: share of all records from which a client has full weight (w_hat / n); all alike unless given
-        least_weight: estimator f_f, over the expected weight q W, unless given; a number m: f_c, over max(m q W,
-            realised weight), whose sensitivity is twice as large
+        noise: who adds the noise; "server"; "shared": each client adds integer Skellam noise before the secure sum
+        clip_by: what is clipped; "update": the whole update; "tensor": each of its m tensors, to S / sqrt(m)
+        adaptive_clip: let the clip norm follow a quantile of the update norms (Andrew et al. 2021)
+        clip_quantile: quantile of the update norms that the clip norm follows
+        clip_rate: learning rate of the clip norm
+        bit_noise: standard deviation of the noise on the number of updates within the clip norm
+        weight_cap: share of all records from which on a client has full weight (w_hat / n)
+        least_weight: m of estimator f_c, which divides by max(m q W, realised weight), with twice the sensitivity of
+            f_f, which divides by the expected weight q W
     """
     if adaptive_clip and (clip_by == "tensor" or noise == "shared"):
         raise errors.refuse("adaptive_clip", True, "used with clip_by update and noise server")
@@ -89,12 +93,12 @@ def dp_fedavg(
     return assemble(common, upload=upload, aggregate=aggregate)
 
 
-def _apart(explicit: Mapping[str, Any]) -> dict[str, Any]:
+def _momentum_of_sgd(explicit: Mapping[str, Any]) -> dict[str, Any]:
     momentum = {"momentum": 0.9} if explicit.get("server", "sgd") == "sgd" else {}
     return {"cohort": "cyclic", "estimator": "mean"} | momentum
 
 
-@entry("Kairouz et al. 2021", defaults=_apart, presets=WHOLE_CLIENTS)
+@entry("Kairouz et al. 2021", defaults=_momentum_of_sgd, presets=WHOLE_CLIENTS)
 def dp_ftrl(
     *,
     clip_norm: ClientClipNorm,
@@ -102,16 +106,16 @@ def dp_ftrl(
     bands: Annotated[int, about("", group="privacy")] = 8,
     **common: Unpack[Common],
 ) -> "Algorithm":
-    """DP-FTRL at client level (Kairouz et al. 2021): noise correlated over rounds, so that sums of it stay small.
+    """DP-FTRL at client level (Kairouz et al. 2021): noise correlated over rounds, so that its sums stay small.
 
-    Default cohort: cyclic, so that a client's rounds are far apart; the server has momentum.
+    The default cohort is cyclic, so that a client's rounds are far apart. The server has momentum.
 
     Args:
-        bands: rounds whose noise is taken back by later noise, a banded inverse square root; 1 is white noise
+        bands: number of rounds over which the noise is correlated (banded inverse square root); 1: independent noise
     """
     from fedjax_dp.accounting.correlated import inverse_root_bands
 
-    errors.require_integer("bands", bands, 1, 10_000)  # each is held beside the model
+    errors.require_integer("bands", bands, 1, 10_000)  # each round draws this many noise vectors
     source = parts.BandedNoise(coefficients=inverse_root_bands(bands))
     upload = parts.ClientGaussian(clip_norm=clip_norm, noise_multiplier=noise_multiplier, source=source)
     return assemble(common, upload=upload)

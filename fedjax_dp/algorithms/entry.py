@@ -1,4 +1,4 @@
-"""An entry of the catalogue: a constructor, where it comes from, and what it brings."""
+"""An entry of the catalogue: a constructor of algorithms, its source, and its defaults."""
 
 import dataclasses
 import functools
@@ -16,7 +16,7 @@ from fedjax_dp.algorithms.assemble import (
     RUN_OPTIONS,
     SLOT_OF,
     Common,
-    brought_to_server,
+    server_presets,
     with_numbers,
 )
 from fedjax_dp.options import Options, is_part
@@ -32,7 +32,7 @@ Values = Mapping[str, Any]
 
 
 class PrepareContext(NamedTuple):
-    """What is known of a run before its algorithm is made."""
+    """What is known of a run before its algorithm is built."""
 
     data: "FederatedData"
     model: "Model"
@@ -46,17 +46,17 @@ class PrepareContext(NamedTuple):
 class Entry(Generic[P]):
     """A constructor of algorithms whose keyword arguments are its options.
 
-    What they are named, their types, choices and defaults stand in its signature, what they mean in their types or in
-    the `Args:` of its docstring (see `fedjax_dp.options`); `**common: Unpack[Common]` takes what every entry takes.
+    Their names, types, choices and defaults are in its signature; their meaning is in their types or in the `Args:` of
+    its docstring (see `fedjax_dp.options`). `**common: Unpack[Common]` takes the options that all entries share.
 
-    source    who proposed it: author and year, or a paper by its short name;
-    defaults  of the common options, and of the numbers of parts, where they are others than these have;
-    presets   what a run has where nothing is said, over what its data set brings;
-    fixes     arguments that no run gives: common options that it decides itself, of a slot the name of its part, and
-              what `prepare` finds;
-    prepare   finds out something of clients before training: `prepare(context, options, *, ...)` returns more
-              arguments of the constructor; its own keyword arguments are options too.
-    `defaults` and `presets` may be functions of the options that are given; `presets` sees the data set's beside them.
+    source    who proposed it: author and year, or the short name of a paper;
+    defaults  defaults of common options and of numbers of parts that differ from the usual ones;
+    presets   values that a run uses for options it leaves out; they override the presets of the data set;
+    fixes     arguments that a run cannot give: common options that the entry decides itself (for a slot, the name of
+              its part) and results of `prepare`;
+    prepare   learns something about the clients before training: `prepare(context, options, *, ...)` returns further
+              arguments of the constructor; its keyword arguments are options too.
+    `defaults` and `presets` may be functions of the explicit options; `presets` also sees those of the data set.
     """
 
     constructor: Callable[P, "Algorithm"]
@@ -71,9 +71,8 @@ class Entry(Generic[P]):
             values = getattr(self, name)
             if not (callable(values) or isinstance(values, Mapping)):
                 raise errors.refuse(f"{name} of {self.name}", repr(values), "a mapping, or a function that makes one")
-        made = self.constructor  # looks like it: name, documentation, signature
-        texts = {name: getattr(made, name) for name in ("__module__", "__name__", "__qualname__", "__doc__")}
-        vars(self).update(texts, __wrapped__=made)
+        names = ("__module__", "__name__", "__qualname__", "__doc__")  # an entry looks like its constructor
+        vars(self).update({name: getattr(self.constructor, name) for name in names}, __wrapped__=self.constructor)
 
     def __reduce__(self) -> Any:
         home = sys.modules.get(self.constructor.__module__)
@@ -90,120 +89,119 @@ class Entry(Generic[P]):
 
     @functools.cached_property
     def _keywords(self) -> Options:
-        """Of the constructor, its own before what all take."""
+        """The options of the constructor: its own, then the common ones."""
         return options.of_function(self.constructor, {Common: COMMON})
 
     @functools.cached_property
     def _arguments(self) -> Options:
-        """The same with the numbers of parts, and with the defaults that they have here."""
-        brought, taken = _of(self.defaults, {}), with_numbers(self._keywords)
-        for name in brought:
-            errors.require_choice(f"defaults of {self.name}: an option", name, taken)
+        """The options of the constructor and the numbers of parts, with the defaults of this entry."""
+        defaults, known = _mapping_of(self.defaults, {}), with_numbers(self._keywords)
+        for name in defaults:
+            errors.require_choice(f"defaults of {self.name}: an option", name, known)
         return {
-            name: dataclasses.replace(option, default=brought[name]) if name in brought else option
-            for name, option in taken.items()
+            name: dataclasses.replace(option, default=defaults[name]) if name in defaults else option
+            for name, option in known.items()
         }
 
     @functools.cached_property
     def options(self) -> Options:
-        """Everything that a run may say to it, without what means nothing beside what it fixes."""
-        taken = self._arguments | (options.of_function(self.prepare) if self.prepare else {})
-        fixes = {*self.fixes, *(() if "noise_multiplier" in taken else CHANGING)}
-        fixed = {name: taken[name].default for name in fixes if name in taken}
-        free = {name: option.where(fixed) for name, option in taken.items() if name not in fixes}
+        """All options of a run, without those that have no meaning under the options that the entry fixes."""
+        known = self._arguments | (options.of_function(self.prepare) if self.prepare else {})
+        fixes = {*self.fixes, *(() if "noise_multiplier" in known else CHANGING)}
+        constants = {name: known[name].default for name in fixes if name in known}
+        free = {name: option.where(constants) for name, option in known.items() if name not in fixes}
         return {name: option for name, option in free.items() if option is not None}
 
     @property
     def __signature__(self) -> inspect.Signature:
-        """Every keyword with its type and the default that it has here."""
+        """Every keyword with its type and its default in this entry."""
         from fedjax_dp import parts
         from fedjax_dp.rounds.algorithm import Algorithm  # loads JAX
 
-        shown = {name: self._arguments[name].parameter for name in self._keywords}
+        parameters = {name: self._arguments[name].parameter for name in self._keywords}
         for slot, of in CHOICES.items():
-            if slot in shown and self._keywords[slot].about.part:
-                either = shown[slot].annotation | getattr(parts, of.kind)
-                shown[slot] = shown[slot].replace(annotation=either)
-        return inspect.Signature([*shown.values()], return_annotation=Algorithm)
+            if slot in parameters and self._keywords[slot].about.part:
+                either = parameters[slot].annotation | getattr(parts, of.kind)
+                parameters[slot] = parameters[slot].replace(annotation=either)
+        return inspect.Signature([*parameters.values()], return_annotation=Algorithm)
 
     @property
     def __advice__(self) -> str:
-        """Where an algorithm is wanted, and this is given."""
-        needed = (name for name, option in self._arguments.items() if option.default is options.REQUIRED)
-        return f"call it: {self.name}({', '.join(f'{name}=...' for name in needed)})"
+        """The remedy for an entry in the place of an algorithm."""
+        required = (name for name, option in self._arguments.items() if option.default is options.REQUIRED)
+        return f"call it: {self.name}({', '.join(f'{name}=...' for name in required)})"
 
     @property
     def private(self) -> bool:
-        """Whether it takes noise."""
+        """Whether it has a noise multiplier."""
         return "noise_multiplier" in self.options
 
     def preset(self, known: Values) -> dict[str, Any]:
-        """What a run has where nothing is said, `known` its data set's presets and what is given."""
-        server = brought_to_server(self._filled(known)) if "server_learning_rate" in self.options else {}
-        return {**server, **_of(self.presets, known)}
+        """Values for the options that a run leaves out; `known`: its explicit options over the data set's presets."""
+        server = server_presets(self._with_defaults(known)) if "server_learning_rate" in self.options else {}
+        return {**server, **_mapping_of(self.presets, known)}
 
-    def of_run(self, explicit: Values, known: PrepareContext) -> "Algorithm":
-        """The algorithm of a run, with what `prepare` finds out of its clients."""
+    def prepare_and_build(self, explicit: Values, known: PrepareContext) -> "Algorithm":
+        """The algorithm of a run, with the arguments that `prepare` learns from its clients."""
         if self.prepare is None:
             return self.of(explicit)
-        own = options.of_function(self.prepare)
-        mine = {name: value for name, value in explicit.items() if name not in own}
-        of_prepare = {name: value for name, value in explicit.items() if name in own}
-        more = self.prepare(known, self._sized(self._filled(mine)), **of_prepare)
-        return self.of(mine | dict(_of(more, mine)))
+        of_prepare = options.of_function(self.prepare)
+        arguments = {name: value for name, value in explicit.items() if name not in of_prepare}
+        arguments_of_prepare = {name: value for name, value in explicit.items() if name in of_prepare}
+        values = self._with_sizes(self._with_defaults(arguments))
+        further = self.prepare(known, values, **arguments_of_prepare)
+        return self.of(arguments | dict(_mapping_of(further, arguments)))
 
     def __call__(self, *args: P.args, **explicit: P.kwargs) -> "Algorithm":
-        """The algorithm of some options.
+        """The algorithm with these options.
 
-        Raises: ConfigurationError in one line for options that are unknown, missing, none of their choices, or given
-                where they mean nothing; numbers of parts are given in their part.
+        Raises: ConfigurationError in one line for options that are unknown, missing, not among their choices, or
+                without effect, and for numbers of parts, which belong into their part.
         """
         if args:
             got = ", ".join(map(validation.describe, args))
             raise errors.refuse(self.name, f"{got} without a name", "called with options by name", self.__advice__)
         for name, value in explicit.items():
             if name in SLOT_OF and name not in self._keywords:
-                chosen = self._filled(explicit).get(SLOT_OF[name])
+                chosen = self._with_defaults(explicit).get(SLOT_OF[name])
                 raise refuse_number(SLOT_OF[name], name, value, chosen)
         return self.of(explicit)
 
     def of(self, explicit: Values) -> "Algorithm":
-        """The same of the options of a run, which has numbers of parts by name, too."""
-        taken = self._arguments | own_numbers(explicit)
+        """The algorithm with the options of a run, which may also include numbers of parts by name."""
+        known = self._arguments | own_numbers(explicit)
         for name, value in explicit.items():
-            if name in taken:
-                taken[name].check(value)  # before defaults are found by it
+            if name in known:
+                known[name].check(value)  # before defaults depend on it
             if name in self.fixes and name in RUN_OPTIONS:
-                self._require_decided(name, value)
-        values = self._sized(self._filled(explicit))
-        options.require(taken, values, explicit, self.name)
-        made = self._made(values)
+                self._require_fixed_part(name, value)
+        values = self._with_sizes(self._with_defaults(explicit))
+        options.require(known, values, explicit, self.name)
+        algorithm = self._construct(values)
         from fedjax_dp.rounds.algorithm import Algorithm  # loads JAX
 
-        if not isinstance(made, Algorithm):
-            raise errors.refuse(self.name, type(made).__name__, "a function that returns an Algorithm")
-        return made
+        if not isinstance(algorithm, Algorithm):
+            raise errors.refuse(self.name, type(algorithm).__name__, "a function that returns an Algorithm")
+        return algorithm
 
-    def _made(self, values: Values) -> Any:
-        make: Callable[..., Algorithm] = self.constructor
+    def _construct(self, values: Values) -> Any:
+        constructor: Callable[..., Algorithm] = self.constructor
         try:
-            return make(**values)
-        except Exception as error:
-            if isinstance(error, errors.ConfigurationError) or make.__module__.startswith("fedjax_dp."):
+            return constructor(**values)
+        except Exception as error:  # user code may raise anything
+            if isinstance(error, errors.ConfigurationError) or constructor.__module__.startswith("fedjax_dp."):
                 raise
-            got = own_code.describe_error(error)  # of a stranger's code, whatever it is
-            raise errors.refuse(
-                self.name, got, "made without an error", validation.undecorated_advice(error, make)
-            ) from error
+            got, remedy = own_code.describe_error(error), validation.undecorated_advice(error, constructor)
+            raise errors.refuse(self.name, got, "made without an error", remedy) from error
 
-    def _filled(self, explicit: Values) -> dict[str, Any]:
-        """With the defaults that it has here; those of numbers are of what it names, and of no part."""
-        brought = _of(self.defaults, explicit)
-        named = {name: value for name, value in brought.items() if not is_part(explicit.get(SLOT_OF.get(name, "")))}
-        return {**named, **explicit}
+    def _with_defaults(self, explicit: Values) -> dict[str, Any]:
+        """The options with the defaults of this entry, except numbers for a slot that holds a part."""
+        defaults = _mapping_of(self.defaults, explicit)
+        fitting = {name: value for name, value in defaults.items() if not is_part(explicit.get(SLOT_OF.get(name, "")))}
+        return {**fitting, **explicit}
 
-    def _sized(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """With no size of what says its own, and therefore need not be given one."""
+    def _with_sizes(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The options with size None for choices that determine their own size."""
         result = dict(values)
         for slot, of in CHOICES.items():
             chosen = values.get(slot, self._arguments[slot].default) if slot in self._arguments else None
@@ -211,21 +209,21 @@ class Entry(Generic[P]):
                 result.setdefault(of.size, None)
         return result
 
-    def _require_decided(self, name: str, value: Any) -> None:
-        """Refuse what it decides itself; where it decides the name of a part, one with other numbers may come."""
-        numbered = any(SLOT_OF.get(number) == name for number in self.options)
-        if not (numbered and is_part(value)):
+    def _require_fixed_part(self, name: str, value: Any) -> None:
+        """Refuse an option that the entry fixes; if it fixes a part with numbers, that part with others is accepted."""
+        has_numbers = any(SLOT_OF.get(number) == name for number in self.options)
+        if not (has_numbers and is_part(value)):
             raise errors.refuse(name, value, f"left out for {self.name}, which decides it", "drop it")
-        decided = choice_of(name, self._arguments[name].default)
-        if not is_same_choice(value, decided.make(name, {})):
+        choice = choice_of(name, self._arguments[name].default)
+        if not is_same_choice(value, choice.make(name, {})):
             got = validation.describe(value)
-            raise errors.refuse(name, got, f"what {self.name} decides with other numbers", f"such as {decided.call()}")
+            raise errors.refuse(name, got, f"the part of {self.name} with other numbers", f"such as {choice.call()}")
 
 
-def _of(values: Values | Callable[[Values], Values], explicit: Values) -> Values:
+def _mapping_of(values: Values | Callable[[Values], Values], explicit: Values) -> Values:
     mapping = values(explicit) if callable(values) else values
     if not isinstance(mapping, Mapping):
-        raise errors.refuse("defaults, presets and what prepare finds", repr(mapping), "mappings of options to values")
+        raise errors.refuse("defaults, presets and results of prepare", repr(mapping), "mappings of options to values")
     return mapping
 
 
@@ -237,7 +235,7 @@ def entry(
     fixes: Collection[str] = (),
     prepare: Callable[..., Values] | None = None,
 ) -> Callable[[Callable[P, "Algorithm"]], Entry[P]]:
-    """Makes an `Entry` of the constructor below it."""
+    """A decorator that makes the constructor below it an `Entry`."""
     if not isinstance(source, str):
         raise errors.refuse("entry", validation.describe(source), "called", 'write @entry("Somebody 2026") above it')
 

@@ -1,4 +1,4 @@
-"""acs_pldp's client sampling: how often to draw whom, from the clients' gradient norms and personal budgets."""
+"""Client sampling of acs_pldp: probabilities from the clients' gradient norms and personal privacy budgets."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -19,11 +19,11 @@ from fedjax_dp.rounds.simulation import run_key
 
 
 class Sampling(NamedTuple):
-    """Probabilities of one draw, and what finding them cost."""
+    """The probabilities of one draw, and the privacy that finding them costs."""
 
     probabilities: np.ndarray  # (num_clients,)
-    norms: np.ndarray  # G_i as the server learnt them
-    setup_event: GaussianSteps | None  # what each client released; None: norms went out unnoised, which nothing covers
+    norms: np.ndarray  # G_i, as the server received them
+    setup_event: GaussianSteps | None  # each client's release; None: norms without noise, which no epsilon covers
 
 
 def optimal_probabilities(
@@ -44,17 +44,17 @@ def optimal_probabilities(
 ) -> Sampling:
     """acs_pldp's optimal q: min sum p^2 G^2 / q + strength p^2 B^2 / sqrt(q), q at most 1/K (`accounting.personal`).
 
-    Every client first takes two rounds of local steps that nobody sees and tells one number, the mean norm G_i of its
-    batches' gradients.
-    norm_noise  0: as acs_pldp does, the norms leave the clients as they are; no epsilon covers that, and the Guarantee
-                of an algorithm with these probabilities says so. z > 0: each norm is clipped to `norm_clip` and noise
-                of standard deviation z * norm_clip joins the mean, which is one Gaussian release per client, counted.
+    Every client first takes the local steps of two rounds, which nobody sees, and then sends one number: the mean norm
+    G_i of its batch gradients.
+    norm_noise  0: as in acs_pldp, clients send the norms without noise; no epsilon covers that, and the Guarantee of
+                an algorithm with these probabilities says so. z > 0: each norm is clipped to `norm_clip`, and the mean
+                gets noise of standard deviation z * norm_clip: one Gaussian release per client, which is accounted.
     """
     errors.require_not_negative("norm_noise", norm_noise)
     errors.require_positive("norm_clip", norm_clip)
     model = model or usual_model(data)
-    laws = FixedBatches(size=batch_size)
-    laws.check(np.asarray(data.sizes))
+    batches = FixedBatches(size=batch_size)
+    batches.check(np.asarray(data.sizes))
     private = norm_noise > 0
     norms = np.asarray(
         _norms(
@@ -64,7 +64,7 @@ def optimal_probabilities(
             jnp.float32(norm_clip if private else jnp.inf),
             jnp.float32(norm_noise * norm_clip),
             model=model,
-            batches=laws,
+            batches=batches,
             steps=2 * local_steps,
         ),
         float,
@@ -79,9 +79,9 @@ def optimal_probabilities(
     probabilities = personal.sampling_probabilities(
         np.asarray(data.shares, float), norms, terms, draws, strength=strength
     )
-    # The value lies in [0, norm_clip], so an exchanged record moves it by at most norm_clip: half a replace-one 2C.
-    paid = GaussianSteps(2 * norm_noise, FullBatch(), Adjacency.REPLACE_ONE, 1) if private else None
-    return Sampling(probabilities, norms, paid)
+    # The mean lies in [0, norm_clip], so replacing a record moves it by at most norm_clip: half a replace-one 2C.
+    setup_event = GaussianSteps(2 * norm_noise, FullBatch(), Adjacency.REPLACE_ONE, 1) if private else None
+    return Sampling(probabilities, norms, setup_event)
 
 
 def _norms(
@@ -95,14 +95,14 @@ def _norms(
     batches: FixedBatches,
     steps: int,
 ) -> jax.Array:
-    """Mean norm of each client's batch gradients along local steps of its own `(num_clients,)`."""
+    """Mean norm of each client's batch gradients along its own local steps `(num_clients,)`."""
     stored = jax.tree.map(jnp.asarray, data)
     start, unravel = ravel(model.init(role_key(key, "init")))
 
-    def one(i: jax.Array) -> jax.Array:
-        own = jax.random.fold_in(role_key(key, "norms"), i)
+    def mean_norm(i: jax.Array) -> jax.Array:
+        client_key = jax.random.fold_in(role_key(key, "norms"), i)
         client = stored.client(i)
-        drawn = batches.sample(role_key(own, "batch"), client.size, steps, data.largest, data.smallest)
+        sampled = batches.sample(role_key(client_key, "batch"), client.size, steps, data.largest, data.smallest)
 
         def step(params: jax.Array, batch: Batch) -> tuple[jax.Array, jax.Array]:
             x, y = stored.gather(client, batch.positions)
@@ -110,7 +110,7 @@ def _norms(
             norm = jnp.linalg.norm(gradient)
             return params - rate * gradient, jnp.where(jnp.isfinite(norm), jnp.minimum(norm, clip), clip)
 
-        norms = lax.scan(step, start, drawn)[1]
-        return norms.mean() + std * prng.normals(role_key(own, "noise"), 0, 1)[0]
+        norms = lax.scan(step, start, sampled)[1]
+        return norms.mean() + std * prng.normals(role_key(client_key, "noise"), 0, 1)[0]
 
-    return jax.lax.map(one, jnp.arange(data.num_clients))
+    return jax.lax.map(mean_norm, jnp.arange(data.num_clients))

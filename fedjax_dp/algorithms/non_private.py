@@ -20,11 +20,11 @@ def fedavg(**common: Unpack[Common]) -> "Algorithm":
 
 @entry("Li et al. 2020")
 def fedprox(*, mu: float = 1.0, prox_form: Literal["half", "full"] = "half", **common: Unpack[Common]) -> "Algorithm":
-    """FedAvg whose steps are pulled to the received model by mu/2 |w - w_start|^2 (Li et al. 2020).
+    """FedAvg with the proximal term mu/2 |w - w_start|^2, a pull to the received model (Li et al. 2020).
 
     Args:
-        mu: strength of the pull to the received model
-        prox_form: "half": gradient mu (w - w_start); "full": mu |w - w_start|^2, as in rfedavg's code, so twice that
+        mu: weight of the proximal term
+        prox_form: the proximal term; "half": mu/2 |w - w_start|^2; "full": mu |w - w_start|^2, as in rfedavg's code
     """
     return assemble(common, corrections=(parts.Proximal(strength=mu * (1 if prox_form == "half" else 2)),))
 
@@ -36,9 +36,9 @@ def scaffold(
     """SCAFFOLD (Karimireddy et al. 2020), estimator `mean`.
 
     Args:
-        controls: "update": option II, new control variates are read off the update; "gradient": option I, a gradient at
-            the received model
-        warm_start: control variates begin as gradients at the first model, not zero
+        controls: how control variates are computed; "update": from the update (option II); "gradient": as a gradient at
+            the received model (option I)
+        warm_start: start control variates as gradients at the initial model instead of zero
     """
     correction = parts.ControlVariates(again=controls == "gradient", warm_start=warm_start)
     return assemble(common, corrections=(correction,))
@@ -48,24 +48,28 @@ def scaffold(
 def q_fedavg(
     *, q: float = 1.0, fair_norm: Literal["update", "weighted"] = "update", **common: Unpack[Common]
 ) -> "Algorithm":
-    """q-FedAvg (Li et al. 2020, "Fair resource allocation"): clients of large loss count more; q = 0 is the mean.
+    """q-FedAvg (Li et al. 2020, "Fair resource allocation"): clients with a larger loss weigh more; q = 0: plain mean.
 
     Args:
-        q: how much large losses count
-        fair_norm: "update": the norm of L Delta_k; "weighted": of F_k^q L Delta_k, a mistake in rfedavg's code
+        q: fairness; larger values give clients with a large loss more weight
+        fair_norm: norm in the step size; "update": of L Delta_k; "weighted": of F_k^q L Delta_k, rfedavg's mistake
     """
     return assemble(common, aggregate=parts.FairRatio(q=q, of_weighted=fair_norm == "weighted"))
 
 
 Scope = Annotated[
     Literal["participants", "all"],
-    about("participants: targets from this round's cohort; all: the last delta of every client"),
+    about(
+        "clients whose mean features make the targets; participants: this round's cohort; all: the last of every client"
+    ),
 ]
-Strength = Annotated[float, about("lambda, on the mean over the other clients")]
-LeaveOneOut = Annotated[bool, about("a client's own features are left out of its target")]
-DeltaBatch = Annotated[int, about("records that mean features are taken over; 0 all")]
-FeatureClipNorm = Annotated[float, about("bound on one record's features, with noise", group="privacy")]
-FeatureNoise = Annotated[float, about("sigma_2 on mean features; no epsilon follows", group="privacy")]
+Strength = Annotated[float, about("weight lambda of the pull to the mean features of the other clients")]
+LeaveOneOut = Annotated[bool, about("leave a client's own features out of its target")]
+DeltaBatch = Annotated[int, about("number of records that the mean features are taken over; 0: all")]
+FeatureClipNorm = Annotated[
+    float, about("clipping norm of one record's features, used with feature_noise", group="privacy")
+]
+FeatureNoise = Annotated[float, about("noise sigma_2 on the mean features; gives no epsilon", group="privacy")]
 
 
 @entry("rfedavg, Algorithm 1", defaults={"estimator": "renorm"}, presets={"model": "mlp"})
@@ -80,20 +84,21 @@ def rfedavg(
     feature_noise: FeatureNoise = 0.0,
     **common: Unpack[Common],
 ) -> "Algorithm":
-    """rFedAvg (rfedavg, Algorithm 1): local steps also pull the mean feature towards the other clients'.
+    """rFedAvg (rfedavg, Algorithm 1): local steps also pull a client's mean features delta to those of the others.
 
     Args:
-        feature_strength: lambda, on the mean over the others (the text drops 1/(N-1) in places; the code divides)
-        delta_at: "local_after": delta^k at the client's own trained model, as theory and code have it; "global_before":
-            at the received model, as line 10 prints
-        delta_scope: "participants": targets from this round's cohort; "all": the last delta of every client
-        leave_one_out: False keeps a client's own delta in its target, as the paper's code does
-        delta_batch: records that delta is a mean of; 0 takes all (the paper's code: one batch)
-        feature_noise: sigma_2 of the paper's privacy evaluation, with features clipped to `feature_clip_norm`; no
-            epsilon follows, because model uploads carry no noise
+        feature_strength: weight lambda of the pull to the mean over the other clients (the paper's text drops 1/(N-1)
+            in places, its code divides)
+        delta_at: model for the mean features; "local_after": the client's trained model, as in the paper's theory and
+            code; "global_before": the received model, as in its line 10
+        delta_scope: clients in a target; "participants": this round's cohort; "all": the last delta of every client
+        leave_one_out: leave a client's own delta out of its target; the paper's code keeps it
+        delta_batch: number of records in the mean delta; 0: all (the paper's code: one batch)
+        feature_noise: noise sigma_2 of the paper's privacy evaluation on features clipped to `feature_clip_norm`;
+            gives no epsilon, because model uploads carry no noise
     """
-    means = {"when": delta_at, "scope": delta_scope, "leave_one_out": leave_one_out, "one_batch": delta_batch}
-    return _match_features(common, feature_clip_norm, feature_noise, strength=feature_strength, **means)
+    matching = {"when": delta_at, "scope": delta_scope, "leave_one_out": leave_one_out, "one_batch": delta_batch}
+    return _match_features(common, feature_clip_norm, feature_noise, strength=feature_strength, **matching)
 
 
 @entry("rfedavg, Algorithm 2", defaults={"estimator": "renorm"}, presets={"model": "mlp"})
@@ -107,16 +112,16 @@ def rfedavg_plus(
     feature_noise: FeatureNoise = 0.0,
     **common: Unpack[Common],
 ) -> "Algorithm":
-    """rFedAvg+ (rfedavg, Algorithm 2): as rFedAvg, with every delta at the same new model, in a second exchange.
+    """rFedAvg+ (rfedavg, Algorithm 2): rFedAvg that computes every delta at the same new model, in a second exchange.
 
     A client receives one target instead of the table of all deltas.
     """
-    means = {"when": "global_after", "scope": delta_scope, "leave_one_out": leave_one_out, "one_batch": delta_batch}
-    return _match_features(common, feature_clip_norm, feature_noise, strength=feature_strength, **means)
+    matching = {"when": "global_after", "scope": delta_scope, "leave_one_out": leave_one_out, "one_batch": delta_batch}
+    return _match_features(common, feature_clip_norm, feature_noise, strength=feature_strength, **matching)
 
 
 def _match_features(common: Mapping[str, Any], clip_norm: float, noise: float, **matching: Any) -> "Algorithm":
-    """`matching`: what `FeatureMatching` takes beside the release that clip norm and noise make."""
+    """FedAvg with feature matching; `matching`: fields of `FeatureMatching` other than its release."""
     release: parts.FeatureRelease = parts.PlainFeatures()
     if noise:
         if (size := common["batch_size"]) is None:
@@ -128,17 +133,17 @@ def _match_features(common: Mapping[str, Any], clip_norm: float, noise: float, *
 
 @entry("Hsu et al. 2019", defaults={"momentum": 0.9}, fixes=("server",))
 def fedavgm(**common: Unpack[Common]) -> "Algorithm":
-    """FedAvg whose server has momentum: v <- momentum v + Delta, w <- w + rate v (Hsu et al. 2019)."""
+    """FedAvg with server momentum: v <- momentum v + Delta, w <- w + rate v (Hsu et al. 2019)."""
     return assemble(common)
 
 
 @entry("Reddi et al. 2021", defaults={"server": "adam"}, fixes=("server",))
 def fedadam(**common: Unpack[Common]) -> "Algorithm":
-    """FedAvg whose server moves by Adam without bias correction (Reddi et al. 2021, Algorithm 2; pi is their tau)."""
+    """FedAvg with server optimizer Adam, without bias correction (Reddi et al. 2021, Algorithm 2; pi is their tau)."""
     return assemble(common)
 
 
 @entry("Reddi et al. 2021", defaults={"server": "yogi"}, fixes=("server",))
 def fedyogi(**common: Unpack[Common]) -> "Algorithm":
-    """FedAvg whose server moves by Yogi (Reddi et al. 2021, Algorithm 2)."""
+    """FedAvg with server optimizer Yogi (Reddi et al. 2021, Algorithm 2)."""
     return assemble(common)

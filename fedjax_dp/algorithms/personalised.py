@@ -1,6 +1,6 @@
-"""Entries whose clients end with models of their own, under noise on records or on whole clients.
+"""Entries whose clients end with personal models, with noise on record gradients or on the updates of whole clients.
 
-Where a client's own part was trained beside the last shared model and joins it, a mean of models means nothing.
+`average` is fixed for entries whose personal parts only fit the last shared model: they do not fit a mean of models.
 """
 
 from collections.abc import Mapping
@@ -17,28 +17,29 @@ if TYPE_CHECKING:
     from fedjax_dp.rounds.algorithm import Algorithm
 
 ClipNorm = Annotated[
-    float, about("C, L2 bound on one record's gradient, or with noise_on clients on a client's update", group="privacy")
+    float,
+    about("clipping norm: L2 bound on one record's gradient (noise_on clients: on a client's update)", group="privacy"),
 ]
 NoiseOn = Annotated[
     Literal["records", "clients"],
-    about("records: in every step, so that it hides them; clients: in every round", group="privacy"),
+    about("what noise protects; records: noise in every step; clients: noise on every upload", group="privacy"),
 ]
-Strength = Annotated[float, about("lambda, how strongly a client's own model is pulled to the shared one")]
+Strength = Annotated[float, about("weight lambda of the pull of a personal model to the shared model")]
 PullForm = Annotated[
     Literal["after", "explicit", "implicit", "inside"],
-    about("how the pull joins: after the noise (explicit while rate * lambda <= 1, else implicit), or inside the clip"),
+    about("how the pull is added; after: after the noise, explicit while rate * lambda <= 1; inside: before clipping"),
 ]
-Head = Annotated[str, about("parameters that clients keep: patterns of paths, or head, the last layer")]
-PersonalSteps = Annotated[int | None, about("steps of a client's own model", default="local_steps")]
+Head = Annotated[str, about("parameters that stay on the clients: patterns of paths, or head, the last layer")]
+PersonalSteps = Annotated[int | None, about("steps of the personal model per round", default="local_steps")]
 PersonalNoise = Annotated[
     float,
     about(
-        "noise of the personal steps over that of the shared ones; 0: without clipping and noise, which only the "
-        "client itself may see (view owner)",
+        "noise of the personal steps divided by that of the shared steps; 0: no clipping and no noise, so that only "
+        "the client itself may see its model (view owner)",
         group="privacy",
     ),
 ]
-PersonalRate = Annotated[float | None, about("of the personal steps", default="learning_rate")]
+PersonalRate = Annotated[float | None, about("learning rate of the personal steps", default="learning_rate")]
 _PERSONAL = {"holdout": 0.2, "schedule": "constant", "l2": 0.0}
 
 
@@ -47,10 +48,10 @@ def _cohort_default(explicit: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _presets(known: Mapping[str, Any]) -> dict[str, Any]:
-    """Clients are tested on records of their own, which those of a store cannot keep back."""
-    brought = WHOLE_CLIENTS if known.get("noise_on") == "clients" else {}
-    stored = str(known.get("dataset", "")).startswith("store")
-    return brought | {name: value for name, value in _PERSONAL.items() if name != "holdout" or not stored}
+    """Each client is tested on its own held-out records; a store cannot hold records out."""
+    whole_clients = WHOLE_CLIENTS if known.get("noise_on") == "clients" else {}
+    from_store = str(known.get("dataset", "")).startswith("store")
+    return whole_clients | {name: value for name, value in _PERSONAL.items() if name != "holdout" or not from_store}
 
 
 def _model_default(known: Mapping[str, Any]) -> dict[str, Any]:
@@ -64,7 +65,7 @@ def _build(
     noise_on: str,
     clip_norm: float,
     noise_multiplier: Any,
-    of_all: bool = False,  # a client that is absent counts with what it had, which has not moved
+    of_all: bool = False,  # the mean is over all clients; the models of absent ones have not changed
 ) -> "Algorithm":
     if noise_on == "clients":
         upload = parts.ClientGaussian(clip_norm=clip_norm, noise_multiplier=noise_multiplier)
@@ -74,16 +75,14 @@ def _build(
     return assemble(common, privatizer=privatizer, aggregate=aggregate, models=models)
 
 
-def _beside(
+def _personal_steps(
     common: Mapping[str, Any], steps: int | None, noise: float, rate: float | None, noise_on: str
 ) -> dict[str, Any]:
-    """What options say of personal steps; where whole clients are noised, nothing is noised there."""
+    """Arguments of a part with personal steps; with noise on whole clients, these steps have no noise."""
     errors.require_not_negative("personal_noise", noise)
     clean = noise_on == "clients" or noise == 0
     if noise_on == "clients" and noise != 1:
-        raise errors.refuse(
-            "personal_noise", noise, "left out with noise_on clients", "no step of a client is noised there"
-        )
+        raise errors.refuse("personal_noise", noise, "left out with noise_on clients", "no local step has noise there")
     return {
         "steps": common["local_steps"] if steps is None else steps,
         "noise": 1.0 if noise == 0 else noise,
@@ -97,12 +96,14 @@ def local(
     *,
     clip_norm: ClipNorm,
     noise_multiplier: NoiseMultiplier = 0.0,
-    personal_noise: Annotated[Literal[0, 1], about("0: without clipping and noise (view owner)", "privacy")] = 1,
+    personal_noise: Annotated[
+        Literal[0, 1], about("1: clipping and noise in every step; 0: neither (view owner)", "privacy")
+    ] = 1,
     **common: Unpack[Common],
 ) -> "Algorithm":
-    """Every client trains a model of its own and sends nothing.
+    """Every client trains its own model and sends nothing.
 
-    `noise_multiplier` protects its records from those who get its model (view `deployed`).
+    `noise_multiplier` protects its records from those who receive its model (view `deployed`).
     """
     models = parts.OwnModel(shared=False, clean=personal_noise == 0)
     return _build(common, models, "records", clip_norm, noise_multiplier, of_all=True)
@@ -119,9 +120,9 @@ def finetune(
     personal_learning_rate: PersonalRate = None,
     **common: Unpack[Common],
 ) -> "Algorithm":
-    """FedAvg, after which every client goes on from the model on its own records."""
-    models = parts.FineTuned(**_beside(common, personal_steps, personal_noise, personal_learning_rate, noise_on))
-    return _build(common, models, noise_on, clip_norm, noise_multiplier)
+    """FedAvg, after which every client fine-tunes the shared model on its own records."""
+    personal = _personal_steps(common, personal_steps, personal_noise, personal_learning_rate, noise_on)
+    return _build(common, parts.FineTuned(**personal), noise_on, clip_norm, noise_multiplier)
 
 
 @entry("Li et al. 2021", defaults=_cohort_default, presets=_presets)
@@ -137,12 +138,12 @@ def ditto(
     personal_learning_rate: PersonalRate = None,
     **common: Unpack[Common],
 ) -> "Algorithm":
-    """Ditto (Li et al. 2021): beside FedAvg, a model of each client's own, pulled to the one it receives.
+    """Ditto (Li et al. 2021): FedAvg, while each client also trains a personal model, pulled to the received model.
 
-    Whoever gets the personal models sees twice the gradients of one who sees the uploads: `ditto_joint` makes them one.
+    The personal models reveal a second noisy gradient for each one in the uploads: `ditto_joint` releases both as one.
     """
-    beside = _beside(common, personal_steps, personal_noise, personal_learning_rate, noise_on)
-    models = parts.ModelBeside(pull=parts.Pull(strength=strength, form=proximal), **beside)
+    personal = _personal_steps(common, personal_steps, personal_noise, personal_learning_rate, noise_on)
+    models = parts.ModelBeside(pull=parts.Pull(strength=strength, form=proximal), **personal)
     return _build(common, models, noise_on, clip_norm, noise_multiplier)
 
 
@@ -152,10 +153,10 @@ def ditto_joint(
     clip_norm: ClipNorm,
     noise_multiplier: NoiseMultiplier = 0.0,
     strength: Strength = 0.5,
-    proximal: Annotated[Literal["after", "explicit", "implicit"], about("how the pull joins")] = "after",
+    proximal: Annotated[Literal["after", "explicit", "implicit"], about("how the pull is added")] = "after",
     **common: Unpack[Common],
 ) -> "Algorithm":
-    """Ditto whose two gradients of a record are clipped as one vector and noised once: one release a step."""
+    """Ditto that clips a record's two gradients as one vector and adds noise once: one release per step."""
     models = parts.JointModels(pull=parts.Pull(strength=strength, form=proximal))
     return _build(common, models, "records", clip_norm, noise_multiplier)
 
@@ -172,11 +173,10 @@ def mr_mtl(
 ) -> "Algorithm":
     """Mean-regularised multi-task learning (Liu et al. 2022): every client's model is pulled to the mean of all.
 
-    The server keeps the mean of all clients' models, those absent included.
+    The server keeps the mean of all clients' models, including absent clients.
 
     Args:
-        strength: 0 is `local`; with more of it the models come as close to each other as FedAvg's, at no cost of
-            privacy
+        strength: weight lambda of the pull to the mean, at no cost of privacy; 0: `local`; large: close to FedAvg
     """
     models = parts.OwnModel(pull=parts.Pull(strength=strength, form=proximal))
     return _build(common, models, noise_on, clip_norm, noise_multiplier, of_all=True)
@@ -191,7 +191,7 @@ def fedper(
     head: Head = "head",
     **common: Unpack[Common],
 ) -> "Algorithm":
-    """FedPer (Arivazhagan et al. 2019): clients keep a head of their own and share the other layers."""
+    """FedPer (Arivazhagan et al. 2019): every client keeps its own head, and all share the other layers."""
     return _build(common, parts.OwnPart(head=head), noise_on, clip_norm, noise_multiplier)
 
 
@@ -203,11 +203,11 @@ def fedrep(
     noise_on: NoiseOn = "records",
     head: Head = "head",
     head_steps: Annotated[
-        int | None, about("steps on the head, before those on what is shared", default="local_steps")
+        int | None, about("steps on the head, before the steps on the shared layers", default="local_steps")
     ] = None,
     **common: Unpack[Common],
 ) -> "Algorithm":
-    """FedRep (Collins et al. 2021): as FedPer, but the head is trained first, then `local_steps` on what is shared."""
+    """FedRep (Collins et al. 2021): FedPer that trains the head first, then the shared layers for `local_steps`."""
     steps = common["local_steps"] if head_steps is None else head_steps
     errors.require_count("head_steps", steps)
     return _build(common, parts.OwnPart(head=head, head_steps=steps), noise_on, clip_norm, noise_multiplier)
@@ -220,14 +220,16 @@ def apfl(
     noise_multiplier: NoiseMultiplier = 0.0,
     noise_on: NoiseOn = "records",
     alpha: Annotated[float, about("weight of a client's own model in the mixture")] = 0.5,
-    alpha_learning_rate: Annotated[float, about("of alpha, in the first step of a round; 0: it stays")] = 0.0,
+    alpha_learning_rate: Annotated[
+        float, about("learning rate of alpha, which moves in the first step of a round; 0: alpha is fixed")
+    ] = 0.0,
     personal_noise: PersonalNoise = 1.0,
     **common: Unpack[Common],
 ) -> "Algorithm":
-    """APFL (Deng et al. 2020): a client's model is a mixture of its own and the shared one."""
-    beside = _beside(common, None, personal_noise, None, noise_on)
+    """APFL (Deng et al. 2020): a client's model is a mixture of its own model and the shared model."""
+    personal = _personal_steps(common, None, personal_noise, None, noise_on)
     models = parts.MixedModels(
-        alpha=alpha, alpha_speed=alpha_learning_rate, noise=beside["noise"], clean=beside["clean"]
+        alpha=alpha, alpha_speed=alpha_learning_rate, noise=personal["noise"], clean=personal["clean"]
     )
     return _build(common, models, noise_on, clip_norm, noise_multiplier)
 
@@ -241,7 +243,7 @@ def ppsgd(
     personal_learning_rate: PersonalRate = None,
     **common: Unpack[Common],
 ) -> "Algorithm":
-    """PPSGD (Bietti et al. 2022): a client adds an offset of its own; one gradient moves shared model and offset.
+    """PPSGD (Bietti et al. 2022): a client adds its own offset to the shared model; one gradient moves both.
 
     At client level the paper clips a single gradient and steps at the server: local_steps 1, learning_rate 1.
     """
@@ -254,28 +256,31 @@ def ifca(
     *,
     clip_norm: ClipNorm,
     noise_multiplier: NoiseMultiplier = 0.0,
-    clusters: Annotated[int, about("models that the server keeps")] = 2,
-    choice: Annotated[Literal["gaussian", "gumbel"], about("how a client chooses one", group="privacy")] = "gaussian",
-    loss_bound: Annotated[float, about("b, to which each record's loss is cut for the choice", group="privacy")] = 2.0,
-    choices: Annotated[int | None, about("rounds of a client in which it chooses, the first", default="all")] = None,
+    clusters: Annotated[int, about("number of models that the server keeps")] = 2,
+    choice: Annotated[Literal["gaussian", "gumbel"], about("", group="privacy")] = "gaussian",
+    loss_bound: Annotated[float, about("bound b at which each record's loss is cut for the choice", "privacy")] = 2.0,
+    choices: Annotated[
+        int | None, about("number of a client's first rounds in which it chooses a model", default="all")
+    ] = None,
     choice_noise: Annotated[
-        float, about("of a choice, over the noise multiplier", group="privacy", beside={"choice": "gaussian"})
+        float,
+        about("noise of a choice, divided by the noise multiplier", group="privacy", beside={"choice": "gaussian"}),
     ] = 1.0,
     choice_epsilon: Annotated[
-        float, about("of a choice, of the exponential mechanism", group="privacy", beside={"choice": "gumbel"})
+        float, about("epsilon of the exponential mechanism of one choice", group="privacy", beside={"choice": "gumbel"})
     ] = 0.1,
     **common: Unpack[Common],
 ) -> "Algorithm":
-    """IFCA (Ghosh et al. 2020) with a private choice: clients train the model, of several, that suits them best.
+    """IFCA (Ghosh et al. 2020) with a private choice: each client trains the one of several models that fits it best.
 
-    Models are means within their cluster; one that nobody chose stays as it is.
+    Each model is the mean over the clients that chose it; a model that nobody chose does not change.
 
     Args:
-        choice: "gaussian": least mean loss with Gaussian noise; "gumbel": with Gumbel noise, which is the exponential
-            mechanism (Liu et al. 2022), covered by accountants rdp and zcdp
+        choice: how a client chooses a model; "gaussian": least mean loss with Gaussian noise; "gumbel": with Gumbel
+            noise, the exponential mechanism (Liu et al. 2022), which accountants rdp and zcdp cover
     """
-    rule: ClusterChoice = parts.GaussianChoice(bound=loss_bound, noise=choice_noise, rounds=choices)
+    mechanism: ClusterChoice = parts.GaussianChoice(bound=loss_bound, noise=choice_noise, rounds=choices)
     if choice == "gumbel":
-        rule = parts.GumbelChoice(bound=loss_bound, epsilon=choice_epsilon, rounds=choices)
-    models = parts.OwnClusters(number=clusters, choice=rule)
+        mechanism = parts.GumbelChoice(bound=loss_bound, epsilon=choice_epsilon, rounds=choices)
+    models = parts.OwnClusters(number=clusters, choice=mechanism)
     return _build(common, models, "records", clip_norm, noise_multiplier, of_all=True)

@@ -1,4 +1,4 @@
-"""Entries that noise the gradients of records, in every local step or once per round."""
+"""Entries that add noise to clipped record gradients, in every local step or once per round."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
@@ -24,7 +24,7 @@ def dp_fedavg_record(
 ) -> "Algorithm":
     """DP-FedAvg at record level (Noble, Bellet, Dieuleveut 2022): DP-SGD in every local step, a mean of the updates.
 
-    Nothing of a paper comes along: the rate is constant, and there is no penalty.
+    It has no settings of any paper: the learning rate is constant, and there is no penalty.
     """
     return assemble(common, privatizer=parts.RecordGaussian(clip_norm=clip_norm, noise_multiplier=noise_multiplier))
 
@@ -33,8 +33,8 @@ def dp_fedavg_record(
 def dpnfl(*, clip_norm: ClipNorm, noise_multiplier: NoiseMultiplier = 0.0, **common: Unpack[Common]) -> "Algorithm":
     """DPNFL (dpnfl, Algorithm 1): every local step clips each record's gradient and adds noise to the batch.
 
-    `noise_multiplier` z is the noise on the sum over the clip norm (the paper's sigma is z G / B); one number, or one
-    per client. `calibrate` finds it for a budget; at its default of 0 there is no privacy, and the Guarantee says so.
+    `noise_multiplier` z is the noise on the sum divided by the clip norm (the paper's sigma is z G / B); one number, or
+    one per client. `calibrate` finds it for a budget; its default of 0 gives no privacy, and the Guarantee says so.
     Defaults: schedule inverse_sqrt, l2 = 1e-3.
     """
     return assemble(common, privatizer=parts.RecordGaussian(clip_norm=clip_norm, noise_multiplier=noise_multiplier))
@@ -45,37 +45,37 @@ def addpnfl(
     *,
     clip_norm: ClipNorm,
     noise_multiplier: NoiseMultiplier = 0.0,
-    nu_init: Annotated[float | None, about("", group="server")] = None,
+    nu_init: Annotated[float | None, about("", group="server", default="pi^2")] = None,
     second_moment: Annotated[str, about("", group="server", choices=SECOND_MOMENTS)] = "delta",
     **common: Unpack[Common],
 ) -> "Algorithm":
-    """AdDPNFL (dpnfl, Algorithm 2): DPNFL whose server moves by an Adam rule without bias correction.
+    """AdDPNFL (dpnfl, Algorithm 2): DPNFL with server optimizer Adam, without bias correction.
 
-    Both rates follow `schedule`.
+    Both learning rates follow `schedule`.
 
     Args:
-        second_moment: "delta" squares the update (Algorithm 2), "mu" squares the first moment (the displayed equation,
-            whose first steps are up to ten times larger), "unbiased" takes off the squared update what its noise brings
-            into it (DP-AdamBC); pi then bounds the steps
-        nu_init: where the second moment starts, pi^2 unless given (the paper: at least pi^2)
+        second_moment: what the second moment averages; "delta": the squared update (Algorithm 2); "mu": the squared
+            first moment (the displayed equation, with first steps up to ten times larger); "unbiased": the squared
+            update minus the variance of its noise (DP-AdamBC), with steps bounded by pi
+        nu_init: initial second moment (the paper: at least pi^2)
     """
     from fedjax_dp.pytrees import replace  # loads JAX
 
     privatizer = parts.RecordGaussian(clip_norm=clip_norm, noise_multiplier=noise_multiplier)
     start = {} if nu_init is None else {"nu_init": nu_init}
 
-    def adam(server: parts.Server, schedule: Mapping[str, Any]) -> parts.Server:
+    def with_second_moment(server: parts.Server, schedule: Mapping[str, Any]) -> parts.Server:
         numbers = server.hyperparameters | start
         return replace(server, hyperparameters=numbers, factory=parts.SECOND_MOMENTS[second_moment], **schedule)
 
-    return assemble(common, privatizer=privatizer, of_server=adam)
+    return assemble(common, privatizer=privatizer, of_server=with_second_moment)
 
 
 @entry("dpnfl, baseline", defaults=_DPNFL | {"estimator": "renorm"})
 def dp_fedavg_local(
     *, clip_norm: ClipNorm, noise_multiplier: NoiseMultiplier = 0.0, **common: Unpack[Common]
 ) -> "Algorithm":
-    """DPFedAvg at record level, the baseline of dpnfl: DPNFL's steps, updates averaged by records (`renorm`)."""
+    """DPFedAvg at record level, the baseline of dpnfl: DPNFL's local steps, updates weighted by records (`renorm`)."""
     return assemble(common, privatizer=parts.RecordGaussian(clip_norm=clip_norm, noise_multiplier=noise_multiplier))
 
 
@@ -89,14 +89,14 @@ def dp_scaffold(
     warm_start: bool = False,
     **common: Unpack[Common],
 ) -> "Algorithm":
-    """DP-SCAFFOLD (Noble et al. 2022): SCAFFOLD with clipped and noised gradients; estimator `mean`, or `renorm`.
+    """DP-SCAFFOLD (Noble et al. 2022): SCAFFOLD with clipped, noisy gradients; estimator `mean`, or `renorm`.
 
     Args:
-        clipping: "record", or "tensor-median" as in the published code: each parameter tensor at the median norm of the
-            batch, which is no privacy at all
-        controls: "update": option II, new control variates are read off the update; "gradient": option I, a gradient at
-            the received model
-        warm_start: every client first releases tau noisy gradients at the first model
+        clipping: what is clipped; "record": each record's gradient; "tensor-median", as in the published code: each
+            parameter tensor, at the median norm of the batch, which gives no privacy at all
+        controls: how control variates are computed; "update": from the update (option II); "gradient": as a gradient at
+            the received model (option I)
+        warm_start: start control variates from tau noisy gradients at the initial model, released by every client
     """
     privatizer = parts.RecordGaussian(clip_norm=clip_norm, noise_multiplier=noise_multiplier, bound=bound_of(clipping))
     correction = parts.ControlVariates(again=controls == "gradient", warm_start=warm_start)
@@ -107,7 +107,7 @@ def dp_scaffold(
 def dp_sgd(
     *, clip_norm: ClipNorm = 1.0, noise_multiplier: NoiseMultiplier = 0.0, **common: Unpack[Common]
 ) -> "Algorithm":
-    """Distributed DP-SGD, the baseline of cpfed: one noisy step a round (`local_steps` must be 1), plain mean."""
+    """Distributed DP-SGD, the baseline of cpfed: one noisy step per round (`local_steps` must be 1), plain mean."""
     if common["local_steps"] != 1:
         raise errors.refuse("local_steps", common["local_steps"], "1 for dp_sgd", "use cpfed for more")
     return assemble(common, privatizer=parts.RecordGaussian(clip_norm=clip_norm, noise_multiplier=noise_multiplier))
@@ -122,37 +122,45 @@ def cpfed(
     gradient_bound: Annotated[float | None, about("", group="privacy", beside={"clipping": "scale"})] = None,
     **common: Unpack[Common],
 ) -> "Algorithm":
-    """CPFed: noisy local steps, updates averaged through a secure sum, or plainly where secure is false.
+    """CPFed: noisy local steps, updates averaged by secure aggregation (or in the clear if `secure` is false).
 
-    Secure sums hide single uploads; the Guarantee counts the others' noise under view secure_sum.
+    Secure sums hide single uploads; under view secure_sum the Guarantee counts the other clients' noise.
 
     Args:
-        clipping: the paper assumes gradients below L = clip_norm without saying how: "record" clips them; "scale"
-            multiplies them by clip_norm / gradient_bound; "none" is as printed, which bounds nothing and has no epsilon
-        gradient_bound: what no gradient exceeds
+        clipping: how gradients are kept below L = clip_norm, which the paper assumes; "record": clip each record's
+            gradient; "scale": multiply by clip_norm / gradient_bound; "none", as printed: no bound, so no epsilon
+        gradient_bound: norm that no record's gradient exceeds
     """
     if clipping == "scale" and gradient_bound is None:
-        raise errors.refuse("gradient_bound", "nothing", "given for clipping scale", "say what no gradient exceeds")
+        remedy = "state a norm that no gradient exceeds"
+        raise errors.refuse("gradient_bound", "nothing", "given for clipping scale", remedy)
     bound = bound_of(clipping, gradient_bound)
     return assemble(
         common, privatizer=parts.RecordGaussian(clip_norm=clip_norm, noise_multiplier=noise_multiplier, bound=bound)
     )
 
 
-def _weigh_budgets(
+def _optimal_sampling(
     known: PrepareContext,
     options: Mapping[str, Any],
     *,
-    strength: Annotated[float, about("lambda, the weight of the budgets", beside={"sampling": "optimal"})] = 1.0,
+    strength: Annotated[
+        float, about("weight lambda of the privacy budgets in optimal sampling", beside={"sampling": "optimal"})
+    ] = 1.0,
     norm_noise: Annotated[
-        float, about("noise on the norms that clients tell; 0: no epsilon", "privacy", beside={"sampling": "optimal"})
+        float,
+        about(
+            "noise multiplier of the gradient norms that clients send for optimal sampling; 0: no epsilon",
+            "privacy",
+            beside={"sampling": "optimal"},
+        ),
     ] = 0.0,
 ) -> dict[str, Any]:
-    """Probabilities of the draws from gradient norms and budgets, where sampling is optimal."""
+    """The sampling probabilities from gradient norms and budgets, if sampling is optimal."""
     if options.get("sampling") != "optimal":
         return {}
     if known.epsilon is None:
-        raise errors.refuse("sampling", "optimal", "used with budgets, which it weighs", "give --epsilon")
+        raise errors.refuse("sampling", "optimal", "used with privacy budgets, which it weighs", "give --epsilon")
     from fedjax_dp.algorithms.importance_sampling import optimal_probabilities  # loads JAX
 
     optimal = optimal_probabilities(
@@ -176,7 +184,7 @@ def _weigh_budgets(
 _BUDGETS = {"epsilon": 16.0, "epsilon_high": 32.0, "sampling": "optimal", "norm_noise": 1.0}
 
 
-@entry("acs_pldp", defaults={"cohort": "md"}, presets=_BUDGETS, prepare=_weigh_budgets)
+@entry("acs_pldp", defaults={"cohort": "md"}, presets=_BUDGETS, prepare=_optimal_sampling)
 def acs_pldp(
     *,
     clip_norm: ClipNorm = 1.0,
@@ -187,22 +195,21 @@ def acs_pldp(
     setup_event: Any = None,
     **common: Unpack[Common],
 ) -> "Algorithm":
-    """ACS-PLDP-FL: K draws with replacement, unbiased updates p_i / (K q_i), a budget of its own per client.
+    """ACS-PLDP-FL: K draws with replacement, unbiased updates p_i / (K q_i), a privacy budget for each client.
 
     Args:
-        noise_multiplier: one per client: `calibrate` with one epsilon per client finds them
-        clipping: "record", or "batch" as line 12 prints: the mean gradient is clipped, which takes B times the noise
-            for the same privacy
-        sampling: q of the draws: "weighted" by shares, "uniform", or "optimal": the paper's trade of gradient norms
-            against budgets; from Python `probabilities`, and their `setup_event`, are given, from
-            `optimal_probabilities`
+        noise_multiplier: noise multiplier, one per client: `calibrate` with one epsilon per client finds them
+        clipping: what is clipped; "record": each record's gradient; "batch", as in line 12: the mean gradient, which
+            needs B times the noise for the same privacy
+        sampling: probabilities q of the draws; "weighted": by shares; "uniform"; "optimal": the paper's trade-off of
+            gradient norms and budgets (in Python, pass `probabilities` and `setup_event` of `optimal_probabilities`)
     """
     if (sampling == "optimal") != (probabilities is not None):
         raise errors.refuse(
             "probabilities",
             "none" if probabilities is None else "some",
             "given for sampling optimal, and only then",
-            "find them with fedjax_dp.algorithms.optimal_probabilities",
+            "compute them with fedjax_dp.algorithms.optimal_probabilities",
         )
     privatizer = parts.RecordGaussian(clip_norm=clip_norm, noise_multiplier=noise_multiplier, bound=bound_of(clipping))
     drawn = {
@@ -229,14 +236,14 @@ def dp_fedavg_output(
 ) -> "Algorithm":
     """DP-FedAvg with noise on the upload (dp_fedavg_output): clipped steps, noise at the synchronisation step.
 
-    Estimator `wor_model`, rates per step.
+    The estimator is `wor_model`, and the learning rate changes with every step.
 
     Args:
-        noise_multiplier: z in units of the farthest that the clipped steps can go, G * sum of rates
-        clipping: "batch" as in the paper, or "record"
-        noise_space: "model": that noise joins the uploaded model; "literal": it is multiplied by the learning rate, as
-            equation (13) prints, and does not give the epsilon it was computed for
-        noise_at: "last" step of a round, or "every" step
+        noise_multiplier: standard deviation of the noise, divided by the largest possible move G * sum of rates
+        clipping: what is clipped; "batch", as in the paper: the mean gradient; "record": each record's gradient
+        noise_space: size of the noise; "model": as accounted; "literal": multiplied by the learning rate, as in
+            equation (13), which does not give the epsilon it was computed for
+        noise_at: when noise is added: in the "last" step of a round, or in "every" step
     """
     privatizer = parts.OutputGaussian(
         clip_norm=clip_norm,

@@ -192,7 +192,7 @@ def build_algorithm(config: RunSpec, data: FederatedData) -> Algorithm:
         everyone = options.get("cohort_size") == data.num_clients and "cohort" not in options and drawn != "md"
         if everyone:
             options["cohort_size"] = None
-    return entry.of_run(
+    return entry.prepare_and_build(
         options,
         PrepareContext(
             data,

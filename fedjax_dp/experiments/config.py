@@ -267,9 +267,7 @@ def _preset(entry: Entry[Any], explicit: Overrides) -> dict[str, Any]:
             continue
         preset.pop(size, None)
         if size in explicit:
-            raise errors.refuse(
-                size, explicit[size], f"left out beside {slot} {chosen}, which says it itself", "drop it"
-            )
+            raise errors.refuse(size, explicit[size], f"left out with {slot} {chosen}, which determines it", "drop it")
     return preset
 
 

@@ -1,8 +1,8 @@
-"""Names that slots take in the place of parts, and the numbers of each part as options of a run. No JAX here.
+"""Names of parts for the slots of an algorithm, and the numbers of each part as options of a run. No JAX here.
 
-A slot of an entry takes a part, or a name of one. A name's own numbers are options on the command line and in files:
-one row here says all of them, and what takes names reads them off here. A part of one's own, `FILE.py:NAME`, says them
-itself: a class decorated with `fedjax_dp.value` by its fields, a function by its keyword arguments.
+A slot takes a part or the name of one. The numbers of a named part are options on the command line and in files; its
+row in this module is the only list of them. The numbers of a user-defined part, `FILE.py:NAME`, are the fields of a
+class decorated with `fedjax_dp.value`, or the keyword arguments of a function.
 """
 
 import dataclasses
@@ -13,20 +13,20 @@ from typing import Any
 from fedjax_dp import errors, options, own_code, validation
 from fedjax_dp.options import REQUIRED, Option, Options, about, is_part
 
-LAST = ("drop", "keep")  # what becomes of the rest of a pass over records
-RATES = ("size", "opacus")  # of Poisson batches
+LAST = ("drop", "keep")  # treatments of the last, smaller batch of a pass over the records
+RATES = ("size", "opacus")  # sampling rates of Poisson batches
 
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """A part by a name.
+    """A part that has a name.
 
-    part     its constructor, or a table of parts: a name in `fedjax_dp.parts`, which loads JAX; or a function; "" is no
-             part at all;
-    called   its name there, which the constructor takes first;
-    size     the field that takes the size that the entry has, such as cohort_size; None: its numbers say the size;
-    numbers  the options that it takes, by field;
-    always   what its other fields are.
+    part     its constructor, or a table of parts: a name in `fedjax_dp.parts`, which loads JAX, or a function; "": no
+             part;
+    called   its name in the table, or the first argument of the constructor;
+    size     the field that takes a size of the entry, such as cohort_size; None: its numbers determine the size;
+    numbers  its options, by field;
+    always   the values of its other fields.
     """
 
     part: str | Callable[..., Any] = ""
@@ -36,7 +36,7 @@ class Choice:
     always: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def make(self, what: str, values: Mapping[str, Any], size: Any = None) -> Any:
-        """The part, of options by name; those that are None are left to it."""
+        """The part with these options by name; None leaves a field at the part's default."""
         if not self.part:
             return None
         fields = dict(self.always) | ({self.size: size} if self.size and size is not None else {})
@@ -46,14 +46,14 @@ class Choice:
                 raise errors.refuse(option.name, "nothing", f"given for {what}")
             if number is not None:
                 fields[field] = number
-        home = self.home
-        if isinstance(home, Mapping):
-            return home[self.called]
+        constructor = self.home
+        if isinstance(constructor, Mapping):
+            return constructor[self.called]
         try:
-            return home(*filter(None, [self.called]), **fields)
+            return constructor(*filter(None, [self.called]), **fields)
         except errors.ConfigurationError as error:
-            known = self.numbers.get(error.what or "")
-            raise error if known is None else errors.rename(error, known.name) from error
+            option = self.numbers.get(error.what or "")
+            raise error if option is None else errors.rename(error, option.name) from error
 
     @property
     def home(self) -> Any:
@@ -64,19 +64,19 @@ class Choice:
         return functools.reduce(getattr, self.part.split("."), parts)
 
     def call(self, *names: str) -> str:
-        """How Python makes it with these options, and with those that it cannot do without."""
-        shown = [repr(self.called)] if self.called else []
-        shown += [f"{self.size}=..."] if self.size and not self.called else []
-        shown += [f"{field}=..." for field, one in self.numbers.items() if one.name in names or one.default is REQUIRED]
+        """The Python call that makes it with these options and those that it requires."""
+        words = [repr(self.called)] if self.called else []
+        words += [f"{self.size}=..."] if self.size and not self.called else []
+        words += [f"{field}=..." for field, one in self.numbers.items() if one.name in names or one.default is REQUIRED]
         name = self.part if isinstance(self.part, str) else self.part.__name__
-        return f"fdp.parts.{name}({', '.join(shown)})"
+        return f"fdp.parts.{name}({', '.join(words)})"
 
 
 @dataclasses.dataclass(frozen=True)
 class Slot:
-    """What stands in a slot: a part of a `kind`, by its name in `fedjax_dp.parts`, or one of the `choices`.
+    """What a slot holds: a part of a `kind`, a name in `fedjax_dp.parts`, or one of the `choices`.
 
-    size  the option of every entry that says the size of what is chosen.
+    size  the common option that sets the size of the choice.
     """
 
     kind: str
@@ -87,15 +87,15 @@ class Slot:
 def number(
     name: str, hint: Any, text: str, default: Any = REQUIRED, *, words: str | None = None, **more: Any
 ) -> Option:
-    """An option of a part; None as the default leaves it to the part, which has what `words` say."""
+    """An option of a part; a default of None means the part's own default, which `words` describe."""
     return Option(name, hint, default, about(text, default=words, **more))
 
 
 _PASS = number(
     "pass_rounds",
     int,
-    "rounds of a pass: a client is in chosen ones of each (allocation), in one that stays (bins), or may be in one "
-    "that its id says (cyclic-poisson)",
+    "rounds per pass; in each pass a client is in `chosen` rounds (allocation), always in the same round (bins), or "
+    "possibly in the round of its id (cyclic-poisson)",
 )
 COHORTS: dict[str, Choice] = {
     "uniform": Choice("UniformCohort", size="size"),
@@ -103,13 +103,15 @@ COHORTS: dict[str, Choice] = {
     "truncated": Choice(
         "TruncatedPoissonCohort",
         size="size",
-        numbers={"most": number("cohort_most", int, "clients that stay where more join")},
+        numbers={"most": number("cohort_most", int, "maximum number of clients in a round")},
     ),
     "md": Choice(
         "MultinomialCohort",
         size="draws",
         numbers={
-            "one_by_one": number("one_by_one", bool, "a client drawn m times trains m times instead of once", False)
+            "one_by_one": number(
+                "one_by_one", bool, "train a client that is drawn m times m times instead of once", False
+            )
         },
     ),
     "cyclic": Choice("CyclicCohort", size="size"),
@@ -117,13 +119,17 @@ COHORTS: dict[str, Choice] = {
     "separated": Choice(
         "SeparatedCohort",
         size="size",
-        numbers={"separation": number("separation", int, "rounds from one that a client is in to its next, at least")},
+        numbers={
+            "separation": number(
+                "separation", int, "minimum number of rounds from one participation of a client to its next"
+            )
+        },
     ),
     "allocation": Choice(
         "AllocatedCohort",
         numbers={
             "pass_rounds": _PASS,
-            "chosen": number("chosen", int, "rounds of a pass that a client is in", 1),
+            "chosen": number("chosen", int, "number of rounds of each pass that a client is in", 1),
         },
     ),
     "bins": Choice("BinnedCohort", numbers={"pass_rounds": _PASS}),
@@ -133,7 +139,7 @@ COHORTS: dict[str, Choice] = {
             "file": number(
                 "participation_log",
                 str,
-                "who takes part when, instead of cohort_size: a CSV of round,client, both from 0",
+                "CSV of round,client, both counted from 0: who takes part in each round, instead of cohort_size",
                 metavar="FILE",
             )
         },
@@ -150,7 +156,7 @@ BATCHES: dict[str, Choice] = {
             "rate": number(
                 "poisson_rate",
                 str,
-                "chance of a record: size is B / n_k, at most 1; opacus is 1 / ceil(n_k / B)",
+                "sampling rate of a record; size: B / n_k, at most 1; opacus: 1 / ceil(n_k / B)",
                 "size",
                 choices=RATES,
             )
@@ -160,7 +166,7 @@ BATCHES: dict[str, Choice] = {
     "epochs": Choice(
         "EpochBatches",
         size="size",
-        numbers={"last": number("last", str, "the rest of a pass, fewer than a batch", "drop", choices=LAST)},
+        numbers={"last": number("last", str, "drop or keep the last, smaller batch of a pass", "drop", choices=LAST)},
     ),
     "allocated": Choice("AllocatedBatches", size="size"),
     "bins": Choice("AllocatedBatches", size="size", always={"kept": True}),
@@ -174,7 +180,7 @@ ESTIMATORS: dict[str, Choice] = {
     "trimmed_mean": Choice(
         "TrimmedMean",
         numbers={
-            "trim": number("trim", float, "fraction of the updates left out at either end, in each coordinate", 0.1)
+            "trim": number("trim", float, "fraction of the updates to drop at either end, in each coordinate", 0.1)
         },
     ),
 }
@@ -186,10 +192,10 @@ def _of_rule(name: str, words: str, text: str) -> Option:
 
 _B1, _B2 = _of_rule("b1", "0.9", "decay of the first moment"), _of_rule("b2", "0.999", "decay of the second moment")
 _EPS = _of_rule("eps", "1e-08", "added to the root of the second moment")
-_FLOOR = _of_rule("floor", "1e-05", "least second moment once the noise's is taken off; a tiny one makes huge steps")
-_SHRINK = _of_rule("weight_decay", "0.01", "lambda: a step also takes rate * lambda of the model off it")
-_DECAY = "of momentum or rmsprop"
-_KEEP = number("keep_rule", bool, "the rule's state stays with its client across rounds", False)
+_FLOOR = _of_rule("floor", "1e-05", "minimum of the second moment without the noise's; a tiny floor makes huge steps")
+_WEIGHT_DECAY = _of_rule("weight_decay", "0.01", "lambda: a step also subtracts rate * lambda times the model")
+_DECAY = "decay of the momentum, or of the mean square in rmsprop"
+_KEEP = number("keep_rule", bool, "keep the state of a client's local optimizer across rounds", False)
 
 
 def _rule(name: str, **numbers: Option) -> Choice:
@@ -202,8 +208,8 @@ LOCAL_RULES: dict[str, Choice] = {
     "rmsprop": _rule("rmsprop", decay=_of_rule("decay", "0.99", _DECAY), eps=_EPS),
     "adam": _rule("adam", b1=_B1, b2=_B2, eps=_EPS),
     "adam_bc": _rule("adam_bc", b1=_B1, b2=_B2, floor=_FLOOR),
-    "adamw": _rule("adamw", b1=_B1, b2=_B2, eps=_EPS, weight_decay=_SHRINK),
-    "adamw_bc": _rule("adamw_bc", b1=_B1, b2=_B2, floor=_FLOOR, weight_decay=_SHRINK),
+    "adamw": _rule("adamw", b1=_B1, b2=_B2, eps=_EPS, weight_decay=_WEIGHT_DECAY),
+    "adamw_bc": _rule("adamw_bc", b1=_B1, b2=_B2, floor=_FLOOR, weight_decay=_WEIGHT_DECAY),
 }
 
 
@@ -211,54 +217,54 @@ def _schedule(name: str, *numbers: Option) -> Choice:
     return Choice("RateSchedule.of", name, numbers={one.name: one for one in numbers})
 
 
-_DECAYED = number("decay_rounds", int, "after which a cosine would be 0", whole_run=True)
-_WARMED = number("warm_up_rounds", int, "in which the rate grows to its own")
+_DECAY_ROUNDS = number("decay_rounds", int, "round in which a cosine schedule reaches 0", whole_run=True)
+_WARM_UP_ROUNDS = number("warm_up_rounds", int, "rounds until the learning rate reaches its full value")
 SCHEDULES: dict[str, Choice] = {
     **{name: _schedule(name) for name in ("constant", "inverse_sqrt", "inverse")},
-    "cosine": _schedule("cosine", _DECAYED),
+    "cosine": _schedule("cosine", _DECAY_ROUNDS),
     "step": _schedule(
         "step",
-        number("decay_every", int, "rounds between the falls of schedule step"),
-        number("decay_factor", float, "of each fall", None, words="0.1"),
+        number("decay_every", int, "rounds between two drops of the learning rate in schedule step"),
+        number("decay_factor", float, "factor of each drop of the learning rate", None, words="0.1"),
     ),
-    "warm_up": _schedule("warm_up", _WARMED),
-    "warm_up_cosine": _schedule("warm_up_cosine", _WARMED, _DECAYED),
+    "warm_up": _schedule("warm_up", _WARM_UP_ROUNDS),
+    "warm_up_cosine": _schedule("warm_up_cosine", _WARM_UP_ROUNDS, _DECAY_ROUNDS),
 }
 
 
 def _changes(what: str, quantity: str) -> dict[str, Choice]:
-    """Of noise multiplier and clip norm over rounds."""
-    moves = {
-        "end": number(f"{what}_end", float, "factor that it ends with"),
-        "rounds": number(f"{what}_rounds", int, "by which it does", whole_run=True),
-        "stages": number(f"{what}_stages", int, f"of equal {quantity} on the way, at most", 10),
+    """The choices for a noise multiplier or clip norm that changes over the rounds."""
+    numbers = {
+        "end": number(f"{what}_end", float, f"final {quantity} as a multiple of the first"),
+        "rounds": number(f"{what}_rounds", int, f"number of rounds until the final {quantity}", whole_run=True),
+        "stages": number(f"{what}_stages", int, f"maximum number of stages of equal {quantity}", 10),
     }
-    text = "of the rounds, with commas between, from 1; the last one stays"
+    text = f"{quantity} of each round as a multiple of the first, starting with 1: 1,0.8,0.5; the last value stays"
     return {
         "constant": Choice(),
-        **{name: Choice("ByRound.of", name, numbers=moves) for name in ("linear", "cosine", "step")},
+        **{name: Choice("ByRound.of", name, numbers=numbers) for name in ("linear", "cosine", "step")},
         "list": Choice("ByRound.of", "list", numbers={"factors": number(f"{what}_factors", str, text)}),
     }
 
 
-NOISE_SCHEDULES, CLIP_SCHEDULES = _changes("noise", "noise"), _changes("clip", "clip norm")
+NOISE_SCHEDULES, CLIP_SCHEDULES = _changes("noise", "noise multiplier"), _changes("clip", "clip norm")
 
 SECURE: dict[bool, Choice] = {
     False: Choice("PlainSum"),
     True: Choice(
         "SecureSum",
         numbers={
-            "bits": number("ring_bits", int, "of the secure sum's integers: 32 or 64", 32),
-            "fractional_bits": number("fractional_bits", int, "of the secure sum's fixed point", 16),
-            "neighbours": number("neighbours", int, "clients that each shares a mask with; all unless given", None),
+            "bits": number("ring_bits", int, "bits of the secure sum's integers: 32 or 64", 32),
+            "fractional_bits": number("fractional_bits", int, "fractional bits of the secure sum's fixed point", 16),
+            "neighbours": number("neighbours", int, "clients that each client shares a mask with", None, words="all"),
         },
     ),
 }
 
-_MOMENTUM = number("momentum", float, "of the server: v <- momentum v + update", None, words="none")
+_MOMENTUM = number("momentum", float, "momentum of the server: v <- momentum v + update", None, words="none")
 _SERVER_B1 = number("b1", float, "decay of the server's first moment", 0.9)
-_SERVER_B2 = number("b2", float, "decay of its second moment", 0.99)
-_PI = number("pi", float, "added to the root of its second moment (tau of Reddi et al. 2021)", 1e-3)
+_SERVER_B2 = number("b2", float, "decay of the server's second moment", 0.99)
+_PI = number("pi", float, "added to the root of the server's second moment (tau of Reddi et al. 2021)", 1e-3)
 
 
 def _server(name: str, **numbers: Option) -> Choice:
@@ -284,13 +290,16 @@ AVERAGES: dict[str, Choice] = {
         number(
             "average_decay",
             float,
-            "model t - k weighs in proportion to its k-th power; 0 is the last model alone",
+            "decay of the weights: model t - k has weight average_decay^k; 0: the last model alone",
             0.9,
         ),
     ),
-    "polyak": _average("polyak", number("average_from", int, "round from whose model on all weigh alike; 0: all", 0)),
+    "polyak": _average(
+        "polyak", number("average_from", int, "first round whose model counts in the mean; 0: all rounds", 0)
+    ),
     "polynomial": _average(
-        "polynomial", number("average_power", float, "model t weighs about t to this power; 0: all alike", 8.0)
+        "polynomial",
+        number("average_power", float, "power of the weights: model t has weight about t^power; 0: equal", 8.0),
     ),
 }
 
@@ -309,23 +318,23 @@ CHOICES: dict[str, Slot] = {
 
 
 def choice_of(slot: str, name: Any) -> Choice:
-    """What a name stands for in a slot: one of its choices, or a part of one's own, FILE.py:NAME."""
+    """The meaning of a name in a slot: one of its choices, or a user-defined part, FILE.py:NAME."""
     if own_code.is_file_name(name):
-        return _own_choice(slot, name)
+        return _user_choice(slot, name)
     if not isinstance(name, bool):
         errors.require_choice(slot, name, CHOICES[slot].choices)
     return CHOICES[slot].choices[name]
 
 
 def takes_size(slot: str, what: Any) -> bool:
-    """Whether a part, or one by this name, is given the size that the entry has."""
+    """Whether a part, or the part of this name, takes its size from an option of the entry."""
     return not is_part(what) and choice_of(slot, what).size is not None
 
 
 def part_of(slot: str, values: Mapping[str, Any]) -> Any:
-    """The part of a slot, of options by name.
+    """The part of a slot, from options by name.
 
-    Raises: ConfigurationError in one line for what is no such part.
+    Raises: ConfigurationError in one line for a value that is not such a part.
     """
     of, what = CHOICES[slot], values[slot]
     size = None if of.size is None else values.get(of.size)
@@ -334,19 +343,19 @@ def part_of(slot: str, values: Mapping[str, Any]) -> Any:
 
         validation.require_part(slot, what, getattr(parts, of.kind))
         if size is not None:
-            raise errors.refuse(str(of.size), size, f"left out beside a part in slot {slot}", "drop it")
+            raise errors.refuse(str(of.size), size, f"left out with a part in slot {slot}", "drop it")
         return what
-    made = choice_of(slot, what).make(f"{slot} {what}", values, size)
-    return part_of(slot, {slot: made}) if own_code.is_file_name(what) else made
+    part = choice_of(slot, what).make(f"{slot} {what}", values, size)
+    return part_of(slot, {slot: part}) if own_code.is_file_name(what) else part
 
 
 def is_same_choice(one: Any, other: Any) -> bool:
-    """Whether two parts are alike but for their numbers."""
+    """Whether two parts differ in nothing but their numbers."""
     return type(one) is type(other) and getattr(one, "factory", None) is getattr(other, "factory", None)
 
 
 def numbers_of(slot: str, group: str | None = None) -> Options:
-    """The numbers of all choices of a slot, as options of a run, each beside those that have it."""
+    """The numbers of all choices of a slot as options of a run, each limited to the choices that have it."""
     result: Options = {}
     for name, choice in CHOICES[slot].choices.items():
         for one in choice.numbers.values():
@@ -358,44 +367,44 @@ def numbers_of(slot: str, group: str | None = None) -> Options:
             else:
                 names = (name,)
             hint, default = (one.hint, one.default) if one.default not in (REQUIRED, None) else (one.hint | None, None)
-            described = dataclasses.replace(one.about, beside={slot: names}, default=words, group=group)
-            result[one.name] = Option(one.name, hint, default, described)
+            text = dataclasses.replace(one.about, beside={slot: names}, default=words, group=group)
+            result[one.name] = Option(one.name, hint, default, text)
     return result
 
 
 def own_numbers(values: Mapping[str, Any]) -> Options:
-    """The numbers of parts of one's own among these options, as options of a run."""
+    """The numbers of the user-defined parts among these options, as options of a run."""
     result: Options = {}
     for slot in CHOICES:
         if own_code.is_file_name(name := values.get(slot)):
             for one in choice_of(slot, name).numbers.values():
                 hint = one.hint | None if one.default is REQUIRED else one.hint
-                described = dataclasses.replace(one.about, beside={slot: (name,)})
-                result[one.name] = Option(one.name, hint, None if one.default is REQUIRED else one.default, described)
+                text = dataclasses.replace(one.about, beside={slot: (name,)})
+                result[one.name] = Option(one.name, hint, None if one.default is REQUIRED else one.default, text)
     return result
 
 
-def _own_choice(slot: str, named: str) -> Choice:
-    """What stands under a name in a file: a part, or a class or function that makes one, with its own options."""
-    part = own_code.own(slot, named)
+def _user_choice(slot: str, name: str) -> Choice:
+    """The user-defined part FILE.py:NAME: a part, or a class or function that makes one, with its options."""
+    part = own_code.own(slot, name)
     if not callable(part) or validation.is_value(part):
         return Choice(lambda: part)
-    described = options.of_class(part) if isinstance(part, type) else options.of_function(part)
-    size = "size" if "size" in described and CHOICES[slot].size else None
+    fields = options.of_class(part) if isinstance(part, type) else options.of_function(part)
+    size = "size" if "size" in fields and CHOICES[slot].size else None
     numbers = {
         field: dataclasses.replace(one, name=one.about.named or field)
-        for field, one in described.items()
+        for field, one in fields.items()
         if one.kinds and field != size
     }
     return Choice(part, size=size, numbers=numbers)
 
 
 def refuse_number(slot: str, name: str, value: Any, chosen: Any) -> errors.ConfigurationError:
-    """A number of a part, in Python: the part that is chosen, or the first that has it, takes it."""
-    having = {
+    """The refusal of a part's number as an option in Python; the remedy names the chosen or first part that has it."""
+    owners = {
         key: choice
         for key, choice in CHOICES[slot].choices.items()
         if any(one.name == name for one in choice.numbers.values())
     }
-    choice = having[chosen] if chosen in having else next(iter(having.values()))
+    choice = owners[chosen] if chosen in owners else next(iter(owners.values()))
     return errors.refuse(name, value, f"a number of the part in slot {slot}", f"write {slot}={choice.call(name)}")

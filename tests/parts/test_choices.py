@@ -116,12 +116,12 @@ def test_a_number_of_a_part_is_refused_by_the_entry_in_a_line_that_shows_the_par
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        ({"cohort": parts.BinnedCohort(pass_rounds=3)}, "cohort_size must be left out beside a part in slot cohort"),
+        ({"cohort": parts.BinnedCohort(pass_rounds=3)}, "cohort_size must be left out with a part in slot cohort"),
         ({"cohort": parts.FullBatches()}, "cohort must be a value that follows fedjax_dp.parts.Cohort"),
         ({"server": object()}, "server must be a value that follows fedjax_dp.parts.ServerOptimizer"),
         ({"schedule": parts.ByRound()}, "schedule must be RateSchedule(...)"),
         ({"average": parts.Server.of("adam")}, "average must be ModelAverage(...)"),
-        ({"cohort": "bins"}, "cohort_size must be left out beside cohort bins, which says it by itself"),
+        ({"cohort": "bins"}, "cohort_size must be left out with cohort bins, which determines it"),
     ],
 )
 def test_what_no_slot_takes_is_refused_in_one_line(options, line):
@@ -131,7 +131,7 @@ def test_what_no_slot_takes_is_refused_in_one_line(options, line):
 def test_an_entry_that_is_its_server_takes_that_server_with_other_numbers():
     adam = fdp.fedadam(**PLAIN, server=parts.Server.of("adam", b1=0.5)).server
     assert adam == fdp.fedadam.of(PLAIN | {"b1": 0.5}).server
-    assert "what fedadam decides with other numbers" in refusal(
+    assert "the part of fedadam with other numbers" in refusal(
         lambda: fdp.fedadam(**PLAIN, server=parts.Server.of("yogi"))
     )
     assert "left out for fedadam, which decides it" in refusal(lambda: fdp.fedadam(**PLAIN, server="adam"))

@@ -170,12 +170,12 @@ def test_a_configuration_takes_a_log_in_the_place_of_a_law(tmp_path):
     made = fdp.CATALOGUE["dpnfl"].of({**COMMON, "cohort_size": None, "cohort": "log", "participation_log": str(file)})
     assert made.cohort.log(3).patterns == [(), (0,), (1,)]
     for wrong, words in (
-        ({"cohort_size": 3}, "cohort_size must be left out beside cohort log"),
+        ({"cohort_size": 3}, "cohort_size must be left out with cohort log"),
         ({"cohort": "poisson"}, "participation_log must be left out unless cohort is log"),
     ):
         with pytest.raises(errors.ConfigurationError, match=words):
             RunSpec.of(options | wrong)
-    with pytest.raises(errors.ConfigurationError, match="left out beside cohort log"):
+    with pytest.raises(errors.ConfigurationError, match="left out with cohort log"):
         fdp.dpnfl.of({**COMMON, "cohort": "log", "participation_log": str(file)})
     with pytest.raises(errors.ConfigurationError, match="participation_log must be given"):
         fdp.dpnfl(**{**COMMON, "cohort_size": None}, cohort="log")

@@ -213,9 +213,9 @@ def test_all_help_shows_every_option_there_is_with_its_default(capsys, monkeypat
     assert flags_in(out) == {option.flag for option in everything.values()}
     assert len(re.findall(r"default:\s", out)) == len([one for one in everything.values() if not one.about.switch])
     told = " ".join(out.replace("│", " ").split())
-    assert "dp_fedavg: how fast it follows [default: 0.2]" in told
+    assert "dp_fedavg: learning rate of the clip norm [default: 0.2]" in told
     assert "only their sum is seen [default: by algorithm: cpfed: true; else false]" in told
-    assert "dp_fedavg, dp_ftrl: C, L2 bound on a client's update" in told
+    assert "dp_fedavg, dp_ftrl: clipping norm S: L2 bound on a client's update" in told
     assert "[default: by algorithm: dp_fedavg, dp_ftrl: 0.5;" in told
     assert "no epsilon (record, scale, none); acs_pldp:" in told
 
@@ -299,7 +299,7 @@ BAD = [
     (["run", "--resume", "absent"], "run folder must be an existing folder, got absent"),
     (["best", "--sweep", "x"], "--sweep must be left out, got a flag; give its value alone"),
     (["run", "--out", "full"], "out must be a new or empty folder, got full"),
-    (["run", "--batches", "full", "--batch-size", "5"], "batch_size must be left out beside batches full"),
+    (["run", "--batches", "full", "--batch-size", "5"], "batch_size must be left out with batches full"),
     (["run", "--dataset", "mnist:x"], "dataset must be mnist without a path"),
     (["run", "--seed", "-1"], "seed must be an integer in [0, 2^32), got -1"),
     (["run", "--b1", "1", "--algorithm", "addpnfl"], "b1 must be in [0, 1), got 1.0"),
