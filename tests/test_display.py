@@ -1,6 +1,8 @@
 """What a prompt and a notebook show of data, results, sweeps and algorithms; a notebook's progress."""
 
 import dataclasses
+import inspect
+import pydoc
 import re
 
 import jax
@@ -109,3 +111,19 @@ def test_markup_of_others_stays_text():
 def test_times_and_bytes_stand_in_the_unit_that_people_use():
     assert [duration(s) for s in (0.52, 42, 600, 7200)] == ["520 ms", "42 s", "10 min", "2 h"]
     assert [size(n) for n in (999, 2_000, 3.5e6, 4.25e9)] == ["999 bytes", "2 kB", "3.5 MB", "4.25 GB"]
+
+
+def test_completion_shows_what_one_starts_with_and_every_name_is_there():
+    assert len(dir(fdp)) <= 26
+    assert {*dir(fdp)} < {*fdp.__all__}
+    with pytest.raises(AttributeError, match=r"no attribute 'dp_fedvg'; did you mean dp_fedavg\?"):
+        _ = fdp.dp_fedvg
+    with pytest.raises(AttributeError, match=r"it is fedjax_dp\.parts\.PoissonCohort"):
+        _ = fdp.PoissonCohort
+
+
+@pytest.mark.parametrize("entry", fdp.CATALOGUE.values(), ids=fdp.CATALOGUE)
+def test_help_of_an_algorithm_fits_a_screen_and_says_every_keyword(entry):
+    text = pydoc.render_doc(entry, renderer=pydoc.plaintext)
+    assert all(f"  {name}: " in text for name in inspect.signature(entry).parameters if name not in entry.fixes)
+    assert len(text.splitlines()) <= 50

@@ -42,6 +42,16 @@ class PrepareContext(NamedTuple):
     seed: int
 
 
+class _Help:
+    """The docstring of a class, and of its instances their `help`."""
+
+    def __init__(self, of_class: str | None) -> None:
+        self.of_class = of_class
+
+    def __get__(self, entry: "Entry[Any] | None", owner: Any = None) -> str | None:
+        return self.of_class if entry is None else entry.help
+
+
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Entry(Generic[P]):
     """A constructor of algorithms whose keyword arguments are its options.
@@ -71,7 +81,7 @@ class Entry(Generic[P]):
             values = getattr(self, name)
             if not (callable(values) or isinstance(values, Mapping)):
                 raise errors.refuse(f"{name} of {self.name}", repr(values), "a mapping, or a function that makes one")
-        names = ("__module__", "__name__", "__qualname__", "__doc__")  # an entry looks like its constructor
+        names = ("__module__", "__name__", "__qualname__")  # an entry looks like its constructor
         vars(self).update({name: getattr(self.constructor, name) for name in names}, __wrapped__=self.constructor)
 
     def __reduce__(self) -> Any:
@@ -135,6 +145,17 @@ class Entry(Generic[P]):
     def private(self) -> bool:
         """Whether it has a noise multiplier."""
         return "noise_multiplier" in self.options
+
+    @property
+    def help(self) -> str:
+        """What `help` prints: the constructor's docstring, and a line for each keyword."""
+        described, _, _ = inspect.cleandoc(self.constructor.__doc__ or "").partition("\nArgs:")
+        lines = [described.rstrip(), "", "Args:"]
+        for name, option in self._arguments.items():
+            if name in self._keywords and name not in self.fixes:
+                default = "required" if option.default is options.REQUIRED else f"default {option.default!r}"
+                lines.append(f"    {name}: {option.about.text.split('; ')[0]} ({default})")
+        return "\n".join(lines)
 
     def preset(self, known: Values) -> dict[str, Any]:
         """Values for the options that a run leaves out; `known`: its explicit options over the data set's presets."""
@@ -218,6 +239,9 @@ class Entry(Generic[P]):
         if not is_same_choice(value, choice.make(name, {})):
             got = validation.describe(value)
             raise errors.refuse(name, got, f"the part of {self.name} with other numbers", f"such as {choice.call()}")
+
+
+Entry.__doc__ = _Help(Entry.__doc__)  # type: ignore[assignment]
 
 
 def _mapping_of(values: Values | Callable[[Values], Values], explicit: Values) -> Values:
