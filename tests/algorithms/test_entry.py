@@ -77,11 +77,11 @@ def test_its_help_and_its_row_of_the_catalogue_are_made(capsys):
         cli.main(["run", "--algorithm", "pulled", "--help"])
     out = " ".join(capsys.readouterr().out.replace("│", " ").split())
     assert "pulled: DP-SGD pulled to the received model (somebody, 2026)." in out
-    assert "--pull FLOAT how strongly [default: 0.1]" in out
-    assert '--form CHOICE "half" or "full" of the square [choices: half, full] [default: half]' in out
+    assert "--pull FLOAT how strongly [0.1]" in out
+    assert '--form NAME "half" or "full" of the square: half, full [half]' in out
     assert "--bands" not in out
     with pytest.raises(SystemExit):
-        cli.main(["run", "--help"])
+        cli.main(["run", "--help-all"])
     assert "pulled" in capsys.readouterr().out
     row = next(row for row in catalogue_tables.entry_rows() if row.entry == "pulled")
     assert (row.source, row.unit, row.view) == ("Somebody 2026, Algorithm 1", "record", "uploads")

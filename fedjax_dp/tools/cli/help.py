@@ -59,7 +59,7 @@ def print_options(options: Options, examples: Mapping[str, str] | None = None) -
         default = "" if option.default is None and not examples and not option.about.default else _default(option)
         room = max(screen.width - max(width, len(left)) - 2 - len(default), 20)
         text = brief(option.about.text, room)
-        if option.choices and examples is None:
+        if option.choices and left.endswith(f" {metavar_of(option)}"):  # no example
             text = brief(f"{text}: {', '.join(option.choices)}", room)
         screen.print(f"{left:<{width}}  {text}{default}", no_wrap=True, overflow="ellipsis")
 

@@ -152,7 +152,7 @@ def _print_help(
 def _page_of(page: FirstPage, algorithm: str, taken: Options, common: Options) -> FirstPage:
     """The first page of a command for an algorithm: what it is, and the options that few others have."""
     entry = entry_of(algorithm)
-    first = ((entry.__doc__ or "").strip() or "an algorithm without a docstring").splitlines()[0]
+    first = ((entry.constructor.__doc__ or "").strip() or "an algorithm without a docstring").splitlines()[0]
     source = re.sub(rf"\b({'|'.join(CITATIONS)})\b", _citation, entry.source or "unknown")
     own = {name: metavar_of(one) for name, one in taken.items() if one.kinds and name not in common}
     usual = own | {name: example for name, example in page.usual.items() if name != "algorithm"}
