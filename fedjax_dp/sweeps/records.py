@@ -4,7 +4,7 @@ import json
 import math
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedjax_dp import errors, folders
@@ -55,6 +55,11 @@ def choosing(folder: pathlib.Path, records: Sequence[Record], measure: Measure |
     what = private_records(held, measure or metric_of(records, None))
     private = any(math.isfinite(proved_epsilon(record)) for record in records)
     return cost if what is None or not private else without_epsilon(what)
+
+
+def is_configuration(config: Mapping[str, Any]) -> bool:
+    """Whether `fedjax-dp run` takes it. A sweep made in Python records only rounds and budget, and no seed."""
+    return "seed" in config
 
 
 def without_epsilon(what: str, remedy: str = PUBLIC_TESTS) -> dict[str, Any]:

@@ -143,7 +143,7 @@ def winners(
     metric: str | None = None,
     against: str | None = None,
 ) -> Winners:
-    """The best setting of each value of `by`: the budget and the algorithm unless others are named.
+    """The best setting of each value of `by`, unless others are named of `usual_axes`.
 
     Of each value are compared, as by `best`, settings whose seeds are all done and know the metric.
     against  the algorithm that others are compared with, seed by seed, the first of the axis unless another is named;
@@ -152,9 +152,9 @@ def winners(
     records = list(records)
     measure, settings = metric_of(records, metric, judges=True), settings_of(records, axes)
     varied = varying_axes(settings)
-    chosen = tuple(name for name in USUAL if name in varied) if by is None else tuple(dict.fromkeys(by))
-    if not chosen:
-        raise errors.refuse("by", "nothing", "axes of the sweep", f"such as {', '.join(axes) or 'seeds have no best'}")
+    chosen = usual_axes(settings) if by is None else tuple(dict.fromkeys(by))
+    if not chosen and axes:
+        raise errors.refuse("by", "nothing", "axes of the sweep", f"such as {', '.join(axes)}")
     for name in chosen:
         errors.require_choice("by", name, axes)
     if not settings:
@@ -189,6 +189,13 @@ def winners(
     return Winners(chosen, others, measure, reference, apart, tuple(rows))
 
 
+def usual_axes(settings: Sequence[Setting]) -> tuple[str, ...]:
+    """The axes of whose values each has its best: budget and algorithm where they vary, else all that vary, or are."""
+    varied = varying_axes(settings)
+    every = tuple(settings[0].values) if settings else ()
+    return tuple(name for name in USUAL if name in varied) or tuple(varied) or every
+
+
 def _sorted_values(settings: Sequence[Setting], axis: str) -> list[str]:
     """The values of an axis, by `value_key`: numbers in their order, the rest as the plan has them."""
     values = values_of(settings, axis)
@@ -216,4 +223,5 @@ def _epsilon_text(setting: Setting | None) -> str:
 
 def title(best: Winners) -> str:
     """`the best of each epsilon and algorithm, of 24 settings`."""
-    return f"the best of each {' and '.join(best.by)}, of {count(sum(row.settings for row in best.rows), 'setting')}"
+    each = f" of each {' and '.join(best.by)}" if best.by else ""
+    return f"the best{each}, of {count(sum(row.settings for row in best.rows), 'setting')}"

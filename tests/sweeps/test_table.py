@@ -353,8 +353,24 @@ def test_best_as_json_is_one_object_without_infinities(capsys):
     assert told["values"] == {"privatizer.clip_norm": 1.0}
     assert told["guarantee_epsilon"] is None
     assert (told["mean"], told["std"], told["seeds"], told["statement"]) == (0.6, None, 1, None)
-    assert cli.main(["best", "sweep"]) == 2  # values of Python have no TOML
-    assert "use --json" in capsys.readouterr().err
+
+
+def test_a_sweep_of_python_values_has_a_best_setting_without_a_configuration(capsys):
+    options = {"rounds": 5, "epsilon": 3.0, "delta": 1e-3}  # all that such a sweep records
+    cases = [(norm, seed) for norm in (0.3, 1.0) for seed in range(2)]
+    records = [
+        point(index, {"clip_norm": norm, "seed": seed}, (norm / 2 + seed / 100,), config=options)
+        for index, (norm, seed) in enumerate(cases)
+    ]
+    sweep_folder(records, ["clip_norm"])
+    assert cli.main(["best", "sweep"]) == 0
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    assert "rounds =" not in printed.out  # which fedjax-dp run would take, with another algorithm and other data
+    assert "the best of 2 settings compared: clip_norm 1.0" in printed.out
+    assert "made in Python, so it has no configuration for fedjax-dp run" in " ".join(
+        printed.out.split()
+    )
 
 
 BAD = [

@@ -121,6 +121,29 @@ def test_the_table_is_printed_as_text_csv_latex_and_json(capsys):
     assert told["best"][0]["minus_dp_one_mean"] is None
 
 
+@pytest.mark.parametrize(
+    ("axes", "head", "rows"),
+    [
+        (("epsilon", "clip_norm"), "the best of each clip_norm, of 2 settings", 2),  # one budget
+        (("clip_norm",), "the best of each clip_norm, of 2 settings", 2),
+        (("epsilon",), "the best of each epsilon, of 1 setting", 1),
+        ((), "the best, of 1 setting", 1),  # nothing but seeds
+    ],
+)
+@pytest.mark.parametrize("form", ["text", "csv", "latex"])
+def test_a_sweep_without_several_budgets_has_a_row_for_each_value_of_the_axes_that_there_are(
+    axes, head, rows, form, capsys
+):
+    every = [record for record in sweep_of((0, 1), ("dp_one",)) if record["values"]["epsilon"] == 4.0]
+    every = [record for record in every if "clip_norm" in axes or record["values"]["clip_norm"] == 3.0]
+    folder = sweep_folder(every, axes)
+    assert cli.main(["best", str(folder), "--table", form]) == 0
+    out = capsys.readouterr().out
+    lines = {"text": out.splitlines()[4 : 4 + rows], "csv": out.splitlines()[1:], "latex": out.splitlines()}
+    assert form != "text" or out.startswith(head)
+    assert sum(("0.2" in line or "0.1" in line) and not line.startswith("%") for line in lines[form]) == rows
+
+
 def test_the_report_has_the_same_table():
     grid, _ = reports.best_of_each(sweep_of((0, 1, 2)), AXES).blocks
     cells = winners(sweep_of((0, 1, 2)), AXES).cells()

@@ -13,7 +13,7 @@ from fedjax_dp.experiments.groups import options_of
 from fedjax_dp.options import about
 from fedjax_dp.parts.choices import own_numbers
 from fedjax_dp.sweeps import table
-from fedjax_dp.sweeps.records import SELECTION, Record, choosing, read_records
+from fedjax_dp.sweeps.records import SELECTION, Record, choosing, is_configuration, read_records
 from fedjax_dp.sweeps.settings import bounds, metric_of
 from fedjax_dp.sweeps.table import Best
 from fedjax_dp.sweeps.winners import title, winners
@@ -25,7 +25,8 @@ from fedjax_dp.tools.cli.output import columns, page
 DESCRIPTION = """The best setting of a sweep, as TOML that fedjax-dp run takes; what it reached goes to stderr.
 
 usage: fedjax-dp best [SWEEP] [OPTIONS] [--json]; the folder of a sweep, by default the last under sweeps/. The best has
-the best mean over seeds at the last evaluated round; settings with a failed seed are not compared.
+the best mean over seeds at the last evaluated round; settings with a failed seed are not compared. A sweep made in
+Python has no TOML: what its best setting reached goes to stdout.
 
 --table text, csv or latex prints the best of each budget and algorithm instead, with standard deviation and 95%
 interval over seeds, and how far algorithms lie apart, seed by seed."""
@@ -48,7 +49,7 @@ class BestOptions(PrintOptions):
     metric: Annotated[str | None, about("", default="the task's main one")] = None
     epsilon_at_most: Annotated[float | None, about("", default="any")] = None
     table: Annotated[Literal["text", "csv", "latex"] | None, about("", default="text with --by or --against")] = None
-    by: Annotated[str | None, about("", default="epsilon,algorithm", metavar="AXES")] = None
+    by: Annotated[str | None, about("", default="epsilon,algorithm, else all that vary", metavar="AXES")] = None
     against: Annotated[str | None, about("", default="the first", metavar="NAME")] = None
 
 
@@ -73,9 +74,15 @@ def best_command(arguments: list[str]) -> int:
         }
         print(json.dumps(finite(content), allow_nan=False))
         return 0
+    lines = _lines(best, len(records), about.get("points"), statement, _units(records), measure)
+    if not is_configuration(best.config):
+        console = page()
+        for line in [*lines, _where_values_are(folder)]:
+            console.print(line)
+        return 0
     print(_toml(best, folder), end="")
     screen = Screen()
-    for line in _lines(best, len(records), about.get("points"), statement, _units(records), measure):
+    for line in lines:
         screen.say(line)
     return 0
 
@@ -111,12 +118,18 @@ def _last(points: int, planned: int | None, statement: str | None) -> list[str]:
 
 def _toml(best: Best, folder: pathlib.Path) -> str:
     """The winner's configuration, which gets a run folder of its own."""
-    if not best.config:
-        raise errors.refuse("sweep", str(folder), "one over configurations to print TOML", "use --json")
     known = options_of() | own_numbers(best.config)
     for name in best.config:
         errors.require_choice(f"{folder}: a field of a configuration", name, known)
     return folders.toml(best.config | {"out": None})
+
+
+def _where_values_are(folder: pathlib.Path) -> str:
+    """Instead of a configuration, for a sweep whose algorithm and data are Python values."""
+    return (
+        "this sweep was made in Python, so it has no configuration for fedjax-dp run; "
+        f"fdp.open_sweep({str(folder)!r}).best().values has the values of its axes"
+    )
 
 
 def _lines(
@@ -124,7 +137,7 @@ def _lines(
 ) -> list[str]:
     """What the winner reached, how it was chosen, and what choosing costs."""
     chosen = ", ".join(f"{name} {value}" for name, value in best.values.items() if value is not None)
-    left_out = table.excluded_in_words(best.excluded)
+    left_out, from_file = table.excluded_in_words(best.excluded), is_configuration(best.config)
     reach = f"{measure.words} {best.mean:.4f}"
     if best.seeds == 1:
         reach += ", of one seed, which has no deviation"
@@ -138,7 +151,7 @@ def _lines(
         reach += f" (biased {way}: this setting was picked by this very number)"
     lines = [
         reach,
-        *([f"the configuration is that of seed {best.config['seed']}"] if best.config and best.seeds > 1 else []),
+        *([f"the configuration is that of seed {best.config['seed']}"] if from_file and best.seeds > 1 else []),
         best.guarantee.get("statement", "no Guarantee is known"),
         f"the best of {best.considered} setting{'s' * (best.considered != 1)} compared"
         + (f": {chosen}" if chosen else "")

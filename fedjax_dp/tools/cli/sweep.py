@@ -17,7 +17,7 @@ from fedjax_dp.experiments.console import Screen
 from fedjax_dp.options import about
 from fedjax_dp.sweeps.plan import read_sweep
 from fedjax_dp.sweeps.records import STATUSES, SWEEP, SWEEP_FOLDER
-from fedjax_dp.sweeps.settings import Setting, bounds, measures_of_records, settings_of
+from fedjax_dp.sweeps.settings import Setting, bounds, measures_of_records, settings_of, varying_axes
 from fedjax_dp.sweeps.winners import USUAL
 from fedjax_dp.tools.cli.options import Detail, PrintOptions, Switch, parse
 from fedjax_dp.tools.cli.output import columns, page, show_lines
@@ -160,7 +160,7 @@ def _print(result: "Sweep", out: pathlib.Path) -> None:
             name = "stopped" if record["status"] == "stopped" else "lost"
             ended[name][kept.sub("clients", record["reason"])] += 1
     place = folders.quote_path(out)
-    each = " and ".join(name for name in USUAL if name in result.axes)
+    each = " and ".join(name for name in USUAL if name in varying_axes(settings))
     lines = [
         *(("proved", f"{name} epsilon at {whose}".strip()) for whose, name in names.items()),
         *(
