@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from scipy import special
 
 from fedjax_dp import errors
-from fedjax_dp.accounting.guarantee import mark_of
+from fedjax_dp.accounting.guarantee import mark_of, spends
 from fedjax_dp.tasks.measures import Measure, Measures, measures_of
 
 Record = dict[str, Any]  # of a point, as a sweep's folder has it
@@ -200,6 +200,20 @@ def metric_of(records: Iterable[Record], name: str | None, judges: bool = False)
         return measures.main
     errors.require_choice("metric", name, [one.name for one in measures.by_name.values() if one.better or not judges])
     return measures.by_name[name]
+
+
+def epsilon_places(settings: Iterable[Setting]) -> list[float]:
+    """Where settings stand on an axis of epsilon, in their order: at the proved epsilon, infinite or NaN as it is.
+
+    Noise is found for a budget to a precision only. Epsilons that may be of one budget stand at the largest of them.
+    """
+    epsilons = [setting.epsilon for setting in settings]
+    places: dict[float, float] = {}
+    place = math.inf
+    for epsilon in sorted({one for one in epsilons if math.isfinite(one)}, reverse=True):
+        place = place if spends(epsilon, place) else epsilon
+        places[epsilon] = place
+    return [places.get(epsilon, epsilon) for epsilon in epsilons]
 
 
 def judge_of(metric: Measure) -> Measure:

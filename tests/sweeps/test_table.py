@@ -368,9 +368,7 @@ def test_a_sweep_of_python_values_has_a_best_setting_without_a_configuration(cap
     assert printed.err == ""
     assert "rounds =" not in printed.out  # which fedjax-dp run would take, with another algorithm and other data
     assert "the best of 2 settings compared: clip_norm 1.0" in printed.out
-    assert "made in Python, so it has no configuration for fedjax-dp run" in " ".join(
-        printed.out.split()
-    )
+    assert "made in Python, so it has no configuration for fedjax-dp run" in " ".join(printed.out.split())
 
 
 BAD = [

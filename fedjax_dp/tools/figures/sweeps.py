@@ -28,6 +28,7 @@ from fedjax_dp.sweeps.settings import (
     Record,
     Setting,
     deployment_mark,
+    epsilon_places,
     group_by_value,
     metric_of,
     settings_of,
@@ -142,7 +143,7 @@ def _panels(settings: Sequence[Setting], metric: Measure) -> list[Callable[[Any]
         return [lambda panel: _nothing_done(panel, settings), lambda panel: curves.curves(panel, settings, metric)]
     ranked = influential(settings, metric)
     chosen: list[Callable[[Any], None]] = []
-    if len({f"{setting.epsilon:.3g}" for setting in settings if math.isfinite(setting.epsilon)}) > 1:
+    if len(set(filter(math.isfinite, epsilon_places(settings)))) > 1:
         lines = "algorithm" if "algorithm" in ranked else None
         chosen.append(lambda panel: panels.privacy(panel, settings, metric, lines))
     elif ranked:

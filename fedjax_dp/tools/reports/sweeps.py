@@ -252,7 +252,7 @@ def _privacy(
             *(chosen(settings[row["key"]].values[name]) for name in axes),
             None if row["value"] is None else main.shown(row["value"]),
             _between(row, main),
-            row["epsilon"] if row["private"] else "∞",
+            settings[row["key"]].epsilon if row["private"] else "∞",
             row["seeds"],
             "on the front" if row["key"] in best else "",
         ]

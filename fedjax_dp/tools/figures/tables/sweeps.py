@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedjax_dp.display import finite
-from fedjax_dp.sweeps.settings import Interval, Setting, goodness, interval, metric_value
+from fedjax_dp.sweeps.settings import Interval, Setting, epsilon_places, goodness, interval, metric_value
 from fedjax_dp.tasks.measures import Measure
 
 Rows = list[dict[str, Any]]
@@ -15,18 +15,19 @@ def setting_rows(settings: Sequence[Setting], metric: Measure) -> Rows:
     """A row for each setting, in their order.
 
     key         its place
-    epsilon     proved; None where none is finite, be it without privacy or without a Guarantee, see `private`
+    epsilon     proved, of settings with one budget the largest, see `epsilon_places`; None where none is finite,
+                without privacy or without a Guarantee, see `private`
     value       mean of the metric over the seeds that are done, with the interval `low` to `high`; None: not known
     good        what is larger for the better of two; None where a seed failed, as such a setting is never chosen
     seeds, lost how many the mean is over, and how many failed
     """
     rows = []
-    for key, setting in enumerate(settings):
+    for key, (setting, place) in enumerate(zip(settings, epsilon_places(settings), strict=True)):
         score = setting.score(metric.name)
         rows.append(
             {
                 "key": key,
-                "epsilon": finite(setting.epsilon),
+                "epsilon": finite(place),
                 "private": math.isfinite(setting.epsilon),
                 "value": finite(score.mean),
                 "good": finite(goodness(setting, metric)) if setting.comparable(metric) else None,
