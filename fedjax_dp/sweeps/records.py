@@ -40,7 +40,9 @@ PARTS: dict[str, type | tuple[type, ...]] = {
 }
 
 
-def choosing(folder: pathlib.Path, records: Sequence[Record], measure: Measure | None = None) -> dict[str, Any] | None:
+def read_selection_cost(
+    folder: pathlib.Path, records: Sequence[Record], measure: Measure | None = None
+) -> dict[str, Any] | None:
     """What choosing by a metric costs, by default the main one; None as long as it is not known.
 
     Raises: ConfigurationError for a file that the sweep did not write.
@@ -51,10 +53,24 @@ def choosing(folder: pathlib.Path, records: Sequence[Record], measure: Measure |
     cost = folders.read_json(path)
     if not isinstance(cost, dict) or not isinstance(cost.get("short"), str):
         raise errors.refuse(str(path), "something else", "a JSON object with what choosing costs")
+    return cost_by_metric(cost, records, measure)
+
+
+def cost_by_metric(
+    cost: Mapping[str, Any], records: Sequence[Record], measure: Measure | None = None
+) -> dict[str, Any]:
+    """The cost of choosing where settings are compared by a metric: none is stated for one of private records."""
     held = any(record.get("clients") is not None for record in records)
     what = private_records(held, measure or metric_of(records, None))
     private = any(math.isfinite(proved_epsilon(record)) for record in records)
-    return cost if what is None or not private else without_epsilon(what)
+    return dict(cost) if what is None or not private else without_epsilon(what)
+
+
+def cost_statement(cost: Mapping[str, Any] | None, folder: pathlib.Path | None) -> str | None:
+    """The cost of choosing in one line, and the file that says more, if there is one."""
+    if cost is None:
+        return None
+    return cost["short"] if folder is None else f"{cost['short']}; {folders.quote_path(folder)}/{SELECTION} says more"
 
 
 def is_configuration(config: Mapping[str, Any]) -> bool:

@@ -32,11 +32,19 @@ from fedjax_dp.sweeps.halving import Halving
 from fedjax_dp.sweeps.parameter_paths import RUN_AXES, algorithm_of, integer_axes
 from fedjax_dp.sweeps.plan import SweepConfig, collect, digest, expand, law_of, require_plain_search, to_toml
 from fedjax_dp.sweeps.preparation import PreparedPoint, Sources, build, find_noise, refuse_halting
-from fedjax_dp.sweeps.records import SELECTION, SWEEP_FOLDER, Record, choosing, read_records
+from fedjax_dp.sweeps.records import (
+    SELECTION,
+    SWEEP_FOLDER,
+    Record,
+    cost_by_metric,
+    cost_statement,
+    read_records,
+    read_selection_cost,
+)
 from fedjax_dp.sweeps.runner import Keep, SweepPlan, Trained, announce, compile_plan, execute, execute_rungs
 from fedjax_dp.sweeps.search import P, Search, search_of
 from fedjax_dp.sweeps.selection_cost import ByResults, cost_of_choosing
-from fedjax_dp.sweeps.settings import settings_of
+from fedjax_dp.sweeps.settings import metric_of, settings_of
 from fedjax_dp.sweeps.table import Best, best, column, overview, summary, tidy
 from fedjax_dp.sweeps.winners import winners
 
@@ -66,6 +74,8 @@ class Sweep:
         facts = {"points": ", ".join(f"{many:,} {status}" for status, many in statuses.items()) or "none yet"}
         if any(len(setting.done) == 1 for setting in settings_of(self.records, self.axes)):
             facts["std"] = "one seed has no deviation"
+        if cost := cost_statement(self.choosing, self.folder):
+            facts["choosing"] = cost
         if self.plan is not None:
             facts["planned"] = "; ".join(self.plan.lines())
         if self.folder is not None:
@@ -83,7 +93,11 @@ class Sweep:
 
     def best(self, metric: str | None = None, epsilon_at_most: float | None = None) -> Best:
         """The setting with the best mean over its seeds, of those that promise at most this epsilon."""
-        return best(self.records, self.axes, metric, epsilon_at_most)
+        winner = best(self.records, self.axes, metric, epsilon_at_most)
+        if self.choosing is None:
+            return winner
+        cost = cost_by_metric(self.choosing, self.records, metric_of(self.records, metric))
+        return winner._replace(statement=cost_statement(cost, self.folder))
 
     def best_by(
         self, by: str | Sequence[str] | None = None, metric: str | None = None, against: str | None = None
@@ -159,7 +173,9 @@ def open_sweep(folder: str | os.PathLike[str]) -> Sweep:
     """
     path = pathlib.Path(folder)
     manifest, records = read_records(path)
-    return Sweep(manifest["name"], tuple(manifest["axes"]), tuple(records), choosing(path, records), folder=path)
+    return Sweep(
+        manifest["name"], tuple(manifest["axes"]), tuple(records), read_selection_cost(path, records), folder=path
+    )
 
 
 def sweep(

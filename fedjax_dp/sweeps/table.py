@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedjax_dp import errors, folders
 from fedjax_dp.accounting.guarantee import mark_of, with_mark
-from fedjax_dp.display import Table, words
+from fedjax_dp.display import Card, Table, count, displayed, words
 from fedjax_dp.sweeps.records import Record
 from fedjax_dp.sweeps.settings import (
     Setting,
@@ -33,8 +33,10 @@ if TYPE_CHECKING:
 
 
 STOPPED = "stopped by halving"  # why a setting is not compared
+UNKNOWN_COST = "the privacy cost of choosing is not known before the sweep is complete"
 
 
+@displayed
 class Best(NamedTuple):
     """The setting with the best mean over seeds. The mean is optimistic: the setting was chosen for it."""
 
@@ -51,6 +53,19 @@ class Best(NamedTuple):
     guarantee_epsilon: float  # that epsilon; infinite without privacy, NaN where none is known
     considered: int  # settings that were compared
     excluded: dict[str, int]  # settings that were not, by reason
+    statement: str | None = None  # what choosing among the settings costs in privacy; None: not known
+
+    def _card(self) -> Card:
+        values = ", ".join(f"{name} {words(value)}" for name, value in self.values.items() if value is not None)
+        spread = f" +- {self.std:.4f}, the mean of {self.seeds} seeds" if self.seeds > 1 else ", of one seed"
+        facts = {
+            self.metric: f"{self.mean:.4f}{spread}",
+            "compared": count(self.considered, "setting"),
+            "privacy": self.guarantee.get("statement", "no Guarantee is known"),
+        }
+        if self.statement is not None or math.isfinite(self.guarantee_epsilon):
+            facts["choosing"] = self.statement or UNKNOWN_COST
+        return Card(f"best setting: {values or 'the only one'}", facts)
 
 
 def tidy(records: Iterable[Record], axes: Sequence[str]) -> pandas.DataFrame:

@@ -19,6 +19,7 @@ from fedjax_dp.experiments import config
 from fedjax_dp.sweeps import table
 from fedjax_dp.sweeps.records import read_records
 from fedjax_dp.sweeps.settings import pick, settings_of
+from fedjax_dp.sweeps.sweep import open_sweep
 from fedjax_dp.tools import cli
 
 
@@ -343,6 +344,23 @@ def test_best_tells_what_choosing_costs_and_what_is_missing(capsys):
     (folder / "selection.json").write_text("nothing")
     assert cli.main(["best", "sweep"]) == 2
     assert "selection.json must be readable JSON" in capsys.readouterr().err
+
+
+def test_python_states_the_cost_of_choosing_in_the_words_of_the_command_line(capsys):
+    folder = sweep_folder(
+        [one | {"history": [seen | {"train_loss": 1.0} for seen in one["history"]]} for one in runnable()]
+    )
+    unknown = "the privacy cost of choosing is not known before the sweep is complete"
+    assert unknown in " ".join(repr(open_sweep(folder).best()).split())
+    (folder / "selection.json").write_text(json.dumps({"short": "choosing costs epsilon 2", "statement": "more"}))
+    assert cli.main(["best", "sweep"]) == 0
+    statement = "choosing costs epsilon 2; sweep/selection.json says more"
+    assert statement in capsys.readouterr().err
+    found = open_sweep(folder)
+    assert found.best().statement == statement
+    for one in (found, found.best()):
+        assert statement in " ".join(repr(one).split())
+    assert "no epsilon is stated" in found.best("train_loss").statement  # a probe of private records
 
 
 def test_best_as_json_is_one_object_without_infinities(capsys):

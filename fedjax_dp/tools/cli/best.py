@@ -13,7 +13,7 @@ from fedjax_dp.experiments.groups import options_of
 from fedjax_dp.options import about
 from fedjax_dp.parts.choices import own_numbers
 from fedjax_dp.sweeps import table
-from fedjax_dp.sweeps.records import SELECTION, Record, choosing, is_configuration, read_records
+from fedjax_dp.sweeps.records import Record, cost_statement, is_configuration, read_records, read_selection_cost
 from fedjax_dp.sweeps.settings import bounds, metric_of
 from fedjax_dp.sweeps.table import Best
 from fedjax_dp.sweeps.winners import title, winners
@@ -113,7 +113,7 @@ def _print_each(options: BestOptions, records: list[Record], about: Mapping[str,
 def _last(points: int, planned: int | None, statement: str | None) -> list[str]:
     """How far the sweep is, and what choosing costs."""
     lines = [f"{points} of {planned} points are there: the winner may change"] * (points < (planned or 0))
-    return [*lines, statement or "the privacy cost of choosing is not known before the sweep is complete"]
+    return [*lines, statement or table.UNKNOWN_COST]
 
 
 def _toml(best: Best, folder: pathlib.Path) -> str:
@@ -164,8 +164,7 @@ def _lines(
 
 def _statement(folder: pathlib.Path, records: list[Record], measure: Measure) -> str | None:
     """What choosing by a metric costs, in words, as the sweep has found when it was complete."""
-    cost = choosing(folder, records, measure)
-    return None if cost is None else f"{cost['short']}; {folder / SELECTION} says more"
+    return cost_statement(read_selection_cost(folder, records, measure), folder)
 
 
 def _units(records: list[Record]) -> int:

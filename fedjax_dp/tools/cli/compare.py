@@ -61,6 +61,7 @@ def compare_command(arguments: list[str]) -> int:
     where = str(named)
     from fedjax_dp.sweeps.comparison import require_comparable
     from fedjax_dp.sweeps.plan import read_sweep
+    from fedjax_dp.sweeps.records import cost_statement
     from fedjax_dp.sweeps.settings import deployment_mark
     from fedjax_dp.sweeps.sweep import open_sweep
     from fedjax_dp.tools.cli.sweep import run_file
@@ -83,7 +84,7 @@ def compare_command(arguments: list[str]) -> int:
         ("report", f"fedjax-dp report {folders.quote_path(folder)} writes it too"),
     ]
     lines += [("proved", f"epsilon is of the {mark}")] if (mark := deployment_mark(sweep.records)) else []
-    lines += [("choosing", cost["short"])] if cost else []
+    lines += [("choosing", line)] if (line := cost_statement(cost, folder)) else []
     show_lines(lines, (), (), Detail.USUAL)
     return 0
 

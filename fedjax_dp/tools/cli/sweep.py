@@ -16,7 +16,7 @@ from fedjax_dp.display import count
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.options import about
 from fedjax_dp.sweeps.plan import read_sweep
-from fedjax_dp.sweeps.records import STATUSES, SWEEP, SWEEP_FOLDER
+from fedjax_dp.sweeps.records import STATUSES, SWEEP, SWEEP_FOLDER, cost_statement
 from fedjax_dp.sweeps.settings import Setting, bounds, measures_of_records, settings_of, varying_axes
 from fedjax_dp.sweeps.winners import USUAL
 from fedjax_dp.tools.cli.options import Detail, PrintOptions, Switch, parse
@@ -168,7 +168,7 @@ def _print(result: "Sweep", out: pathlib.Path) -> None:
             for name, reasons in ended.items()
             for reason, times in reasons.most_common(3)
         ),
-        *([("choosing", f"{result.choosing['short']}; {place}/selection.json says more")] if result.choosing else []),
+        *([("choosing", cost)] if (cost := cost_statement(result.choosing, out)) else []),
         ("folder", f"{place} (points.jsonl, table.csv, table.parquet, selection.json, sweep.png)"),
         ("next", f"fedjax-dp best {place} prints the winner as a configuration, fedjax-dp plot {place} draws"),
         *([("each", f"fedjax-dp best {place} --table text prints the best of each {each}")] if each else []),

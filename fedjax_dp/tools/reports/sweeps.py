@@ -10,7 +10,7 @@ from fedjax_dp import errors
 from fedjax_dp.accounting.guarantee import with_mark
 from fedjax_dp.display import count, duration
 from fedjax_dp.sweeps.comparison import compare
-from fedjax_dp.sweeps.records import Record, choosing, read_records
+from fedjax_dp.sweeps.records import Record, read_records, read_selection_cost
 from fedjax_dp.sweeps.settings import (
     CONFIDENCE,
     Setting,
@@ -342,7 +342,7 @@ def _ended_section(points: Sequence[Record], axes: Sequence[str], heading: str, 
 
 def _choosing(path: pathlib.Path, records: Sequence[Record], finished: bool) -> Section:
     """What it costs in privacy to choose among the points."""
-    cost = choosing(path, records) if finished else None
+    cost = read_selection_cost(path, records) if finished else None
     if cost is None:
         line = "The cost of choosing is not known before the sweep is complete."
         return Section("The cost of choosing", [Prose([line], "Missing")])
