@@ -7,7 +7,7 @@ from fedjax_dp.experiments import environment
 from fedjax_dp.experiments.communication import traffic
 from fedjax_dp.experiments.training import Experiment, Result
 from fedjax_dp.rounds import metrics
-from fedjax_dp.tasks import describe_task, measures_of_task
+from fedjax_dp.tasks import constant_baseline, describe_task, measures_of_task
 from fedjax_dp.tasks.measures import TEST, target_of
 
 
@@ -33,6 +33,7 @@ def summarise_run(result: Result) -> dict[str, Any]:
     run, target = ready.planned, ready.spec.output.target
     if target is not None:
         reached = metrics.rounds_to(result.history, target_of(target, measures_of_task(ready.task)))
+    baseline = constant_baseline(ready.task, run.data.y_test)
     last, sent = result.history[-1].row(), traffic(run.algorithm, run.model, run.data)
     return {
         "algorithm": ready.name,
@@ -42,6 +43,7 @@ def summarise_run(result: Result) -> dict[str, Any]:
         "classes": run.data.classes,
         "task": describe_task(ready.task),
         **{name: value for name, value in last.items() if name.startswith(TEST)},
+        "baseline": None if baseline is None else baseline._asdict(),
         "history": [point.row() for point in result.history],
         "probes": list(metrics.PROBES),
         "rounds_to_target": reached,

@@ -19,7 +19,7 @@ from fedjax_dp.sweeps.plan import refuse_points
 from fedjax_dp.sweeps.preparation import PreparedPoint
 from fedjax_dp.sweeps.records import Record
 from fedjax_dp.sweeps.settings import measures_of_records
-from fedjax_dp.tasks import describe_task
+from fedjax_dp.tasks import constant_baseline, describe_task
 from fedjax_dp.tasks.measures import Measure
 
 
@@ -36,6 +36,9 @@ MOST_BYTES = 2**30  # of parameters that a sweep keeps, and of states of points 
 
 def record(entry: PreparedPoint, outcome: PointEnd) -> Record:
     """What is kept of a point: one JSON object."""
+    data = entry.job.run.data
+    task = task_of(entry.job.run.model, data)
+    baseline = constant_baseline(task, data.y_test)
     return {
         "point": entry.id,
         "index": entry.index,
@@ -43,7 +46,8 @@ def record(entry: PreparedPoint, outcome: PointEnd) -> Record:
         "config": dict(entry.config),
         "status": outcome.status,
         "reason": outcome.reason,
-        "task": describe_task(task_of(entry.job.run.model, entry.job.run.data)),
+        "task": describe_task(task),
+        "baseline": None if baseline is None else baseline._asdict(),
         "history": [point.row() for point in outcome.history],
         "clients": outcome.clients,
         "guarantee": entry.guarantee.to_dict(),

@@ -12,7 +12,7 @@ from scipy import special
 
 from fedjax_dp import errors
 from fedjax_dp.accounting.guarantee import mark_of, spends
-from fedjax_dp.tasks.measures import Measure, Measures, measures_of
+from fedjax_dp.tasks.measures import Measure, Measures, baseline_in_words, measures_of
 
 Record = dict[str, Any]  # of a point, as a sweep's folder has it
 CONFIDENCE = 0.95
@@ -200,6 +200,15 @@ def metric_of(records: Iterable[Record], name: str | None, judges: bool = False)
         return measures.main
     errors.require_choice("metric", name, [one.name for one in measures.by_name.values() if one.better or not judges])
     return measures.by_name[name]
+
+
+def baseline_of_records(records: Iterable[Record]) -> str:
+    """What the best constant answer reaches, in words; empty where points differ in it, or do not know it."""
+    records = list(records)
+    known = {json.dumps(record.get("baseline"), sort_keys=True) for record in records}
+    if len(known) != 1:
+        return ""
+    return baseline_in_words(records[0].get("baseline"), measures_of_records(records))
 
 
 def epsilon_places(settings: Iterable[Setting]) -> list[float]:

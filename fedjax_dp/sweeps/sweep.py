@@ -44,7 +44,7 @@ from fedjax_dp.sweeps.records import (
 from fedjax_dp.sweeps.runner import Keep, SweepPlan, Trained, announce, compile_plan, execute, execute_rungs
 from fedjax_dp.sweeps.search import P, Search, search_of
 from fedjax_dp.sweeps.selection_cost import ByResults, cost_of_choosing
-from fedjax_dp.sweeps.settings import metric_of, settings_of
+from fedjax_dp.sweeps.settings import baseline_of_records, metric_of, settings_of
 from fedjax_dp.sweeps.table import Best, best, column, overview, summary, tidy
 from fedjax_dp.sweeps.winners import winners
 
@@ -74,6 +74,8 @@ class Sweep:
         facts = {"points": ", ".join(f"{many:,} {status}" for status, many in statuses.items()) or "none yet"}
         if any(len(setting.done) == 1 for setting in settings_of(self.records, self.axes)):
             facts["std"] = "one seed has no deviation"
+        if baseline := baseline_of_records(self.records):
+            facts["baseline"] = baseline
         if cost := cost_statement(self.choosing, self.folder):
             facts["choosing"] = cost
         if self.plan is not None:

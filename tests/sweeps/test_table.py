@@ -18,7 +18,7 @@ from fedjax_dp import errors
 from fedjax_dp.experiments import config
 from fedjax_dp.sweeps import table
 from fedjax_dp.sweeps.records import read_records
-from fedjax_dp.sweeps.settings import pick, settings_of
+from fedjax_dp.sweeps.settings import baseline_of_records, pick, settings_of
 from fedjax_dp.sweeps.sweep import open_sweep
 from fedjax_dp.tools import cli
 
@@ -361,6 +361,15 @@ def test_python_states_the_cost_of_choosing_in_the_words_of_the_command_line(cap
     for one in (found, found.best()):
         assert statement in " ".join(repr(one).split())
     assert "no epsilon is stated" in found.best("train_loss").statement  # a probe of private records
+
+
+def test_a_sweep_shows_the_baseline_that_all_its_points_share():
+    baseline = {"answer": "always naming the most frequent class", "metric": "test_accuracy", "value": 0.125}
+    records = [record | {"baseline": baseline} for record in runnable()]
+    assert baseline_of_records(records) == "always naming the most frequent class: test accuracy 0.1250"
+    assert "most frequent class: test accuracy 0.1250" in " ".join(repr(open_sweep(sweep_folder(records))).split())
+    others = [records[0], *(record | {"baseline": baseline | {"value": 0.5}} for record in records[1:])]
+    assert baseline_of_records(others) == baseline_of_records(runnable()) == baseline_of_records([]) == ""
 
 
 def test_best_as_json_is_one_object_without_infinities(capsys):

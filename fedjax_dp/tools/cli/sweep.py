@@ -17,7 +17,14 @@ from fedjax_dp.experiments.console import Screen
 from fedjax_dp.options import about
 from fedjax_dp.sweeps.plan import read_sweep
 from fedjax_dp.sweeps.records import STATUSES, SWEEP, SWEEP_FOLDER, cost_statement
-from fedjax_dp.sweeps.settings import Setting, bounds, measures_of_records, settings_of, varying_axes
+from fedjax_dp.sweeps.settings import (
+    Setting,
+    baseline_of_records,
+    bounds,
+    measures_of_records,
+    settings_of,
+    varying_axes,
+)
 from fedjax_dp.sweeps.winners import USUAL
 from fedjax_dp.tools.cli.options import Detail, PrintOptions, Switch, parse
 from fedjax_dp.tools.cli.output import columns, page, show_lines
@@ -169,6 +176,7 @@ def _print(result: "Sweep", out: pathlib.Path) -> None:
             for reason, times in reasons.most_common(3)
         ),
         *([("choosing", cost)] if (cost := cost_statement(result.choosing, out)) else []),
+        *([("baseline", baseline)] if (baseline := baseline_of_records(result.records)) else []),
         ("folder", f"{place} (points.jsonl, table.csv, table.parquet, selection.json, sweep.png)"),
         ("next", f"fedjax-dp best {place} prints the winner as a configuration, fedjax-dp plot {place} draws"),
         *([("each", f"fedjax-dp best {place} --table text prints the best of each {each}")] if each else []),

@@ -27,6 +27,7 @@ from fedjax_dp.sweeps.comparison import comparable, compare
 from fedjax_dp.sweeps.settings import (
     Record,
     Setting,
+    baseline_of_records,
     deployment_mark,
     epsilon_places,
     group_by_value,
@@ -241,6 +242,8 @@ def small_print(settings: Sequence[Setting], bands: bool) -> str:
         parts.append("settings with a failed seed are never chosen")
     else:
         parts.append("no point failed")
+    if baseline := baseline_of_records(panels.all_points(settings)):
+        parts.append(baseline)
     return "; ".join(parts)
 
 

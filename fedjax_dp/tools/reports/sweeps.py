@@ -14,6 +14,7 @@ from fedjax_dp.sweeps.records import Record, read_records, read_selection_cost
 from fedjax_dp.sweeps.settings import (
     CONFIDENCE,
     Setting,
+    baseline_of_records,
     deployment_mark,
     group_by_value,
     measures_of_records,
@@ -198,6 +199,8 @@ def _result(
         blocks.append(Prose([line], "Unfinished"))
     facts = [(f"axis {name}", _values(settings, name)) for name in axes]
     seeds = about.get("seeds") or sorted({record["values"]["seed"] for record in records})
+    if baseline := baseline_of_records(records):
+        facts.append(("baseline", baseline))
     blocks.append(FactList([*facts, ("seeds", seeds)]))
     return Section("Result", blocks)
 
