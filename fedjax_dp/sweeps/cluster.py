@@ -33,7 +33,7 @@ def run_points(tasks: Sequence[tuple[Point, Algorithm, Guarantee]], parts: int) 
     screen, sources = Screen(quiet=True), Sources()
     records: list[Record] = []
     entries = [
-        with_noise(point, dataclasses.replace(sources.planned(point.config), algorithm=algorithm), guarantee)
+        with_noise(point, dataclasses.replace(sources.plan_run(point.config), algorithm=algorithm), guarantee)
         for point, algorithm, guarantee in tasks
     ]
     execute(compile_plan(entries, screen, parts=parts), lambda record, params: records.append(record), screen)
@@ -74,7 +74,7 @@ def run_on(ready: Sequence[PreparedPoint], address: str, parts: int, cpus: int, 
                 try:
                     records = ray.get(done)
                 except ray.exceptions.RayError as error:  # the others have nothing to do with it
-                    end = PointEnd.failed(getattr(error, "cause", None) or error)
+                    end = PointEnd.of_error(getattr(error, "cause", None) or error)
                     records = [record(one, end) for one in batch]
                 for one in records:
                     keep(one, None)

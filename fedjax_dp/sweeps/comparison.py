@@ -121,7 +121,7 @@ def compare(records: Sequence[Record], axes: Sequence[str]) -> Comparison:
     """
     _require_algorithms(axes)
     measure = measures_of_records(records).main
-    done = [setting for setting in settings_of(records, axes) if setting.done]
+    done = [setting for setting in settings_of(records, axes) if setting.done_points]
     if not done:
         raise errors.refuse("points of the sweep", "none that finished", "some of each algorithm", "see why they ended")
     for setting in done:
@@ -171,7 +171,7 @@ def _other_view(what: str, view: str) -> errors.ConfigurationError:
 
 
 def _require_clients(setting: Setting) -> None:
-    name, point = setting.values["algorithm"], setting.done[0]
+    name, point = setting.values["algorithm"], setting.done_points[0]
     clients, guarantee = point.get("clients"), point["guarantee"]
     if clients is None:
         raise errors.refuse("test records of clients", "none", "some of each", "write holdout = 0.2 under [base]")
@@ -180,7 +180,7 @@ def _require_clients(setting: Setting) -> None:
 
 
 def _mean_standing(setting: Setting, measure: Measure) -> Standing:
-    each = [standing(*_values(point), measure.better) for point in setting.done]
+    each = [standing(*_values(point), measure.better) for point in setting.done_points]
     return Standing(*(statistics.fmean(numbers) for numbers in zip(*each, strict=True)))
 
 
@@ -191,7 +191,7 @@ def _values(point: Record) -> tuple[np.ndarray, np.ndarray]:
 
 def _row(epsilon: float | None, algorithm: str, setting: Setting, settings: int, measure: Measure) -> ComparisonRow:
     """An algorithm by itself, not yet against others."""
-    point, means = setting.done[0], [standing(*_values(one), measure.better).mean for one in setting.done]
+    point, means = setting.done_points[0], [standing(*_values(one), measure.better).mean for one in setting.done_points]
     values = {name: value for name, value in setting.values.items() if name not in ("algorithm", "epsilon", "view")}
     return ComparisonRow(
         epsilon,
@@ -205,7 +205,7 @@ def _row(epsilon: float | None, algorithm: str, setting: Setting, settings: int,
         None,
         interval(means),
         interval([]),
-        tuple(setting.done),
+        tuple(setting.done_points),
     )
 
 

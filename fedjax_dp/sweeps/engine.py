@@ -80,7 +80,7 @@ class PointEnd(NamedTuple):
     running: Running | None = None  # where it stands, NumPy arrays, if it was to stop before its end
 
     @classmethod
-    def failed(cls, error: BaseException) -> Self:
+    def of_error(cls, error: BaseException) -> Self:
         """Of a point that an error ended."""
         return cls([], " ".join(f"{type(error).__name__}: {error}".split())[:300], False, 0.0)
 
@@ -204,7 +204,7 @@ class JobGroup:
             max_evaluations=max(len(job.evaluation_rounds) for job in self.jobs),
         )
         slots, self.compiled = most_at_once(
-            self._compiled,
+            self._compile,
             limit,
             first=self.program.slots,
             share=share,
@@ -236,7 +236,7 @@ class JobGroup:
         """Fillings of all slots that the jobs take."""
         return math.ceil(len(self.jobs) / (self.program.slots * len(self.devices)))
 
-    def _compiled(self, slots: int) -> Executables:
+    def _compile(self, slots: int) -> Executables:
         """The executables for so many points of a device."""
         program, run = dataclasses.replace(self.program, slots=slots), self.jobs[0].run
         records = records_of(run.data, self._largest, self._smallest)
@@ -320,7 +320,7 @@ class JobGroup:
     def _retry_singly(self, queues: list[list[int]], error: Exception, segment: _Segment) -> list[PointEnd]:
         """The jobs of a batch that failed, each alone; a single one has failed by itself."""
         if sum(map(len, queues)) == 1:
-            return [PointEnd.failed(error)]
+            return [PointEnd.of_error(error)]
         outcomes = []
         for at, index in ((at, index) for at, queue in enumerate(queues) for index in queue):
             one_job = [[index] if queue == at else [] for queue in range(len(queues))]

@@ -86,14 +86,14 @@ class SweepConfig:
         _require_number_of_points(self)
 
     @property
-    def parsed(self) -> dict[str, Axis]:
+    def axes_by_name(self) -> dict[str, Axis]:
         """What varies, by the names of axes; points written out first."""
         known = _known_options(self)
         integers = {name for name, option in known.items() if int in option.kinds}
         return axes.parse(self.axes, self.points, integers=integers)
 
     @property
-    def varied(self) -> list[str]:
+    def varying_fields(self) -> list[str]:
         """The fields that axes and points set."""
         written = [*self.axes, *(name for point in self.points for name in point)]
         return list(dict.fromkeys(name.strip() for names in written for name in names.split(",")))
@@ -266,14 +266,14 @@ def _require_number_of_points(sweep: SweepConfig) -> None:
         raise errors.refuse("trials_law", sweep.trials_law, f"fixed with search {sweep.search}", remedy)
     if sweep.trials is not None:
         errors.require_integer("trials", own["trials"].typed(sweep.trials), 1, axes.LARGEST // copies)
-        if not sweep.parsed:
+        if not sweep.axes_by_name:
             raise errors.refuse("trials", sweep.trials, "left out without axes or points to draw from", "add [axes]")
         return
     for name, default in (("trials_law", "fixed"), ("search_seed", 0)):
         if getattr(sweep, name) != default:
             raise errors.refuse(name, getattr(sweep, name), "left out without trials", "give trials = 20")
-    axes.require_size(math.prod(map(len, axes.entries_of(sweep.parsed))) * copies)
-    if not sweep.parsed and copies == 1:
+    axes.require_size(math.prod(map(len, axes.entries_of(sweep.axes_by_name))) * copies)
+    if not sweep.axes_by_name and copies == 1:
         raise errors.refuse("a sweep", "one run", "of several runs", "add [axes], [[points]] or seeds = 5")
 
 
@@ -381,7 +381,7 @@ def _require_tables(sweep: SweepConfig) -> None:
 def _seedless_points(sweep: SweepConfig) -> list[Values]:
     """The points of a sweep, before each is run with every seed."""
     if sweep.trials is None:
-        return axes.grid(sweep.parsed)
+        return axes.grid(sweep.axes_by_name)
     law, trials = law_of(sweep), sweep.trials
     if law is not None:
         trials = law.draw(axes.generator(sweep.search_seed, "number of trials"))
@@ -392,7 +392,7 @@ def _seedless_points(sweep: SweepConfig) -> list[Values]:
             "at least 1 to run anything",
             "this search ends with no result; trials_law geometric always draws one",
         )
-    return axes.random_points(sweep.parsed, trials, sweep.search_seed)
+    return axes.random_points(sweep.axes_by_name, trials, sweep.search_seed)
 
 
 def _require_different(points: Iterable[Point]) -> None:

@@ -63,7 +63,7 @@ class Sources:
             return data
         return replace(data, x=first.x, y=first.y, x_test=first.x_test, y_test=first.y_test)
 
-    def planned(self, config: RunSpec) -> PlannedRun:
+    def plan_run(self, config: RunSpec) -> PlannedRun:
         """The run of a configuration on its clients."""
         return planned_of(config, self.of(config.data))
 
@@ -71,11 +71,11 @@ class Sources:
 def build(points: Sequence[Point], sources: Sources) -> list[PlannedRun]:
     """The run of every point, checked. Raises one ConfigurationError for all the points that cannot run."""
 
-    def planned(at: int) -> PlannedRun:
+    def plan_point(at: int) -> PlannedRun:
         with points[at].config.naming_defaults():
-            return sources.planned(points[at].config)
+            return sources.plan_run(points[at].config)
 
-    return collect([point.values for point in points], planned)
+    return collect([point.values for point in points], plan_point)
 
 
 def refuse_halting(terms: PrivacyTerms) -> None:

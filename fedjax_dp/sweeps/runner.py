@@ -248,7 +248,7 @@ def execute_rungs(
     latest = {one["point"]: one for one in held}
     alive, plan, before = list(entries), None, dict[str, PointEnd]()
 
-    def kept(one: Record, trained: Trained | None) -> None:
+    def keep_result(one: Record, trained: Trained | None) -> None:
         latest[one["point"]] = one
         keep(one, trained)
 
@@ -261,7 +261,7 @@ def execute_rungs(
                 announce(plan, screen)
             last = rung is None and with_params
             before = execute(
-                plan.part(left), kept, screen, with_params=last, until=rung and rung.evaluations, before=before
+                plan.part(left), keep_result, screen, with_params=last, until=rung and rung.evaluations, before=before
             )
         if rung is not None:
             chosen = halving.survivors([latest[entry.id] for entry in alive], rung)

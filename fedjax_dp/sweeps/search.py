@@ -48,7 +48,7 @@ class Search(Generic[P]):
         self._proposed: list[list[P]] = []  # of all trials, one for each seed
         self._reported = 0
 
-    def left(self, results: Mapping[str, Record]) -> list[P]:
+    def next_points(self, results: Mapping[str, Record]) -> list[P]:
         """The points to run next: those without a record of the batch that was proposed last.
 
         If there are none, the batch is reported and the next one proposed, until all trials are done.
@@ -98,7 +98,7 @@ class Search(Generic[P]):
 def search_of(sweep: SweepConfig) -> Search[Point]:
     """The search of a sweep of configurations."""
     return Search(
-        sweep.parsed,
+        sweep.axes_by_name,
         lambda drawn, first: points_of(sweep, drawn, first),
         trials=sweep.trials or 0,
         seeds=len(sweep.seeds),

@@ -38,7 +38,7 @@ class Interval(NamedTuple):
         most = metric.high - metric.low
         return self._replace(low=max(self.low, -most), high=min(self.high, most))
 
-    def shown(self, metric: Measure) -> "Interval":
+    def for_display(self, metric: Measure) -> "Interval":
         """As figures show it, within what the metric can be."""
         mean, std, low, high = map(metric.shown, self.within(metric)[:4])
         return Interval(mean, std, low, high, self.seeds)
@@ -51,19 +51,19 @@ class Setting(NamedTuple):
     points: list[Record]
 
     @property
-    def done(self) -> list[Record]:
+    def done_points(self) -> list[Record]:
         """Points that were trained to the end."""
         return [point for point in self.points if point["status"] == "done"]
 
     @property
-    def stopped(self) -> list[Record]:
+    def stopped_points(self) -> list[Record]:
         """Points that a rung of successive halving stopped."""
         return [point for point in self.points if point["status"] == "stopped"]
 
     @property
-    def failed(self) -> int:
+    def failures(self) -> int:
         """How many points diverged or failed."""
-        return len(self.points) - len(self.done) - len(self.stopped)
+        return len(self.points) - len(self.done_points) - len(self.stopped_points)
 
     @property
     def epsilon(self) -> float:
@@ -79,7 +79,7 @@ class Setting(NamedTuple):
         """`metric` at the last evaluated round of each seed that is done and knows it."""
         last = {
             point["values"]["seed"]: metric_value(point["history"][-1], metric) if point["history"] else None
-            for point in self.done
+            for point in self.done_points
         }
         return {seed: number for seed, number in last.items() if number is not None and math.isfinite(number)}
 
@@ -243,7 +243,7 @@ def rank_settings(settings: Iterable[Setting], metric: Measure) -> list[Setting]
 
 def pick_or_stopped(settings: Sequence[Setting], metric: Measure) -> Setting | None:
     """The best of some settings, else one that halving stopped, else None: the others failed."""
-    return pick(settings, metric) or next((setting for setting in settings if setting.stopped), None)
+    return pick(settings, metric) or next((setting for setting in settings if setting.stopped_points), None)
 
 
 def pick(settings: Iterable[Setting], metric: Measure) -> Setting | None:

@@ -72,7 +72,7 @@ class Sweep:
     def _card(self) -> Card:
         statuses = Counter(record["status"] for record in self.records)
         facts = {"points": ", ".join(f"{many:,} {status}" for status, many in statuses.items()) or "none yet"}
-        if any(len(setting.done) == 1 for setting in settings_of(self.records, self.axes)):
+        if any(len(setting.done_points) == 1 for setting in settings_of(self.records, self.axes)):
             facts["std"] = "one seed has no deviation"
         if baseline := baseline_of_records(self.records):
             facts["baseline"] = baseline
@@ -279,7 +279,7 @@ def sweep(
         batches = Search(
             parsed, prepare_drawn, trials=trials, seeds=len(chosen), batch=search_batch, search_seed=search_seed
         )
-        batches.left(_stored_records(folder))
+        batches.next_points(_stored_records(folder))
         entries = sorted(batches.points.values(), key=lambda entry: entry.index)
         run_points = _search_run(batches, entries, list, run_points, screen, folder)
         planned_points = trials * len(chosen)
@@ -337,10 +337,10 @@ def run_sweep(
         points = {point.id: point for point in reversed(expand(sweep))}  # of equal random points the first
     else:
         search = search_of(sweep)
-        search.left(_stored_records(out))
+        search.next_points(_stored_records(out))
         points = search.points
     order = sorted(points.values(), key=lambda point: point.index)
-    names = tuple(sweep.varied) if search else spans.varied_fields([point.values for point in order])
+    names = tuple(sweep.varying_fields) if search else spans.varied_fields([point.values for point in order])
     runs = build(order, sources)
     rungs = None
     if sweep.halving is not None:
@@ -399,16 +399,16 @@ def _search_run(
     def run_points(known: Sequence[PreparedPoint], held: Sequence[Record], keep: Keep, parts: int | None) -> None:
         results = {record["point"]: record for record in held}
 
-        def kept(record: Record, trained: Trained | None) -> None:
+        def keep_result(record: Record, trained: Trained | None) -> None:
             results[record["point"]] = record
             keep(record, trained)
 
-        while left := search.left(results):
+        while left := search.next_points(results):
             screen.say(search.line())
             ready = {entry.id for entry in entries}
             entries.extend(prepare_points([point for point in left if point.id not in ready]))
             ids = {point.id for point in left}
-            run([entry for entry in entries if entry.id in ids], [], kept, parts)
+            run([entry for entry in entries if entry.id in ids], [], keep_result, parts)
         if folder is not None:
             folders.recount(folder, len(search.points))
 

@@ -151,8 +151,8 @@ def summary(records: Iterable[Record], axes: Sequence[str], metric: str | None =
     names = measures_of_records(records).by_name if metric is None else (metric_of(records, metric).name,)
     settings = settings_of(records, axes)
     columns = {name: column([setting.values[name] for setting in settings]) for name in axes}
-    columns["done"] = column([len(setting.done) for setting in settings], int)
-    columns["failed"] = column([setting.failed for setting in settings], int)
+    columns["done"] = column([len(setting.done_points) for setting in settings], int)
+    columns["failed"] = column([setting.failures for setting in settings], int)
     columns["guarantee_epsilon"] = column([setting.epsilon for setting in settings], float)
     columns["guarantee_deployment"] = column([deployment_mark(setting.points) or None for setting in settings])
     for name in names:
@@ -169,7 +169,7 @@ def overview(records: Iterable[Record], axes: Sequence[str]) -> Table:
     main = measures_of_records(records).main
     for setting in settings_of(records, axes):
         score = setting.score(main.name)
-        seen = [f"{len(setting.done)} of {len(setting.points)}", f"{setting.epsilon:.4g}"]
+        seen = [f"{len(setting.done_points)} of {len(setting.points)}", f"{setting.epsilon:.4g}"]
         seen.append(f"{score.mean:.4f}" if score.seeds else "-")
         seen.append(f"{score.std:.4f}" if score.seeds > 1 else "-")
         rows.append([*(words(setting.values[name]) for name in axes), *seen])
@@ -200,7 +200,7 @@ def best(
         winner.points[0]["config"],
         measure.name,
         *winner.score(measure.name),
-        failed=sum(setting.failed for setting in settings),
+        failed=sum(setting.failures for setting in settings),
         guarantee=_weakest(winner),
         guarantee_epsilon=winner.epsilon,
         considered=len(candidates),
@@ -226,9 +226,9 @@ def _weakest(setting: Setting) -> dict[str, Any]:
 
 def _obstacle(setting: Setting, metric: Measure, epsilon_at_most: float | None, most: int) -> str | None:
     """Why a setting is not compared; `most` is the largest number of seeds that any setting has."""
-    if setting.failed:
+    if setting.failures:
         return "with a failed seed"
-    if setting.stopped:
+    if setting.stopped_points:
         return STOPPED
     if len(setting.points) < most:
         return f"with fewer than {most} seeds"

@@ -69,7 +69,7 @@ def compare_command(arguments: list[str]) -> int:
     is_file = named.is_file()
     if is_file:
         planned = read_sweep(where)
-        require_comparable(planned.varied, planned.base)  # before it takes long
+        require_comparable(planned.varying_fields, planned.base)  # before it takes long
     sweep, folder = run_file(where) if is_file else (open_sweep(named), named)
     result, cost, path = sweep.comparison(), sweep.choosing, picture or folder / "compare.png"
     with folders.storage_errors(path.parent, "make room, or give another --out"):

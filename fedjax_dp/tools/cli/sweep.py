@@ -142,16 +142,16 @@ def _summary(result: "Sweep", out: pathlib.Path) -> dict[str, Any]:
 def _print(result: "Sweep", out: pathlib.Path) -> None:
     """The best settings, and what was lost."""
     settings, main = settings_of(result.records, result.axes), measures_of_records(result.records).main
-    known = [(setting.score(main.name), setting) for setting in settings if setting.done]
+    known = [(setting.score(main.name), setting) for setting in settings if setting.done_points]
     scores = sorted(known, key=lambda pair: -main.better * pair[0].mean)[:SHOWN]
-    kinds = list(dict.fromkeys(whose for _, setting in scores if (whose := _whose(setting))))
+    kinds = list(dict.fromkeys(whose for _, setting in scores if (whose := _epsilon_subject(setting))))
     names = {whose: f" ({chr(ord('a') + at)})" if len(kinds) > 1 else "" for at, whose in enumerate(kinds)}
-    cells = {axis: [_shown(setting.values[axis]) for _, setting in scores] for axis in result.axes} | {
+    cells = {axis: [_value_text(setting.values[axis]) for _, setting in scores] for axis in result.axes} | {
         main.words: [f"{score.mean:.4f}" for score, _ in scores],
-        "proved": [_proved(setting) + names.get(_whose(setting), "") for _, setting in scores],
+        "proved": [_epsilon_text(setting) + names.get(_epsilon_subject(setting), "") for _, setting in scores],
         "95% interval": [bounds(main, score.low, score.high) or "-" for score, _ in scores],
         "seeds": [
-            f"{score.seeds}" + (f", {setting.failed} lost" if setting.failed else "") for score, setting in scores
+            f"{score.seeds}" + (f", {setting.failures} lost" if setting.failures else "") for score, setting in scores
         ],
     }
     console = page()
@@ -184,11 +184,11 @@ def _print(result: "Sweep", out: pathlib.Path) -> None:
     show_lines(lines, (), (), Detail.USUAL)
 
 
-def _proved(setting: Setting) -> str:
+def _epsilon_text(setting: Setting) -> str:
     return "none" if math.isinf(setting.epsilon) else f"{setting.epsilon:.4g}"
 
 
-def _whose(setting: Setting) -> str:
+def _epsilon_subject(setting: Setting) -> str:
     """What an epsilon of the setting is about: its delta, whom it hides, among which neighbours, from whom."""
     guarantee = setting.points[0]["guarantee"]
     if math.isinf(setting.epsilon) or guarantee.get("delta") is None:
@@ -197,5 +197,5 @@ def _whose(setting: Setting) -> str:
     return with_mark(f"delta {guarantee['delta']:g} for {whom}, against {View(guarantee['view'])}", mark_of(guarantee))
 
 
-def _shown(value: Any) -> str:
+def _value_text(value: Any) -> str:
     return "-" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

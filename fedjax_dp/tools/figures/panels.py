@@ -50,7 +50,7 @@ def against(panel: Any, settings: Sequence[Setting], x: str, metric: Measure, by
     for rank, line in enumerate(lines):
         if random:
             every = [setting for group in groups[rank].values() for setting in group]
-            dots = [(scale.position(setting.values[x]), None if setting.failed else setting) for setting in every]
+            dots = [(scale.position(setting.values[x]), None if setting.failures else setting) for setting in every]
             intervals(panel, dots, metric, line, joined=False, alpha=0.9)
         else:
             placed = []
@@ -102,7 +102,7 @@ def privacy(panel: Any, settings: Sequence[Setting], metric: Measure, by: str | 
             placed = [(place[id(first)] * aside, best) for first, best in _at_budgets(private, metric)]
             intervals(panel, placed, metric, line)
         elif private:
-            dots = [(place[id(setting)], None if setting.failed else setting) for setting in private]
+            dots = [(place[id(setting)], None if setting.failures else setting) for setting in private]
             intervals(panel, dots, metric, line._replace(name=""), joined=False, alpha=0.3)
             intervals(panel, [(place[id(one)], one) for one in frontier(private, metric)], metric, line)
         level(panel, [s for s in line.settings if math.isinf(s.epsilon)], metric, line, "not private")
@@ -218,9 +218,9 @@ def _cells(
     panel.pcolormesh(means, cmap=colors.cmap, norm=colors.norm, edgecolors="white", lw=1.5)
     winner, crossed = pick(settings, metric), False
     for (row, column), group in cells.items():
-        failed = any(setting.failed for setting in group)
+        failed = any(setting.failures for setting in group)
         if not np.isfinite(means[row, column]):
-            last = max((p["history"][-1]["round"] for setting in group for p in setting.stopped), default=None)
+            last = max((p["history"][-1]["round"] for setting in group for p in setting.stopped_points), default=None)
             why = "failed" if failed else f"stopped\nat {last}" if last else "not known"
             _hatched(panel, row, column, why, styles.FAILED if failed else "0.3")
             continue
@@ -265,6 +265,6 @@ def _map_of_dots(panel: Any, settings: Sequence[Setting], x: str, y: str, metric
     mesh = coloured(panel, metric, np.array(means))
     at = [[scale.position(s.values[name]) for s in order] for scale, name in zip(both, (x, y))]
     panel.scatter(*at, c=means, cmap=mesh.cmap, norm=mesh.norm, s=42, edgecolors="white", linewidths=0.6, zorder=3)
-    lost = [[scale.position(s.values[name]) for s in settings if s.failed] for scale, name in zip(both, (x, y))]
+    lost = [[scale.position(s.values[name]) for s in settings if s.failures] for scale, name in zip(both, (x, y))]
     panel.plot(*lost, "x", color=styles.FAILED, ms=6, mew=1.5)
     elements.open_frame(panel)

@@ -33,7 +33,7 @@ def setting_rows(settings: Sequence[Setting], metric: Measure) -> Rows:
                 "good": finite(goodness(setting, metric)) if setting.comparable(metric) else None,
                 **within(score, metric),
                 "seeds": score.seeds,
-                "lost": setting.failed,
+                "lost": setting.failures,
             }
         )
     return rows
@@ -52,7 +52,7 @@ def front(rows: Rows) -> Rows:
 def curve(setting: Setting, metric: Measure) -> list[tuple[int, Interval]]:
     """Rounds that every finished seed, or stopped one, was evaluated after, and the metric there over these seeds."""
     seen: dict[int, list[float]] = {}
-    points = setting.done or setting.stopped
+    points = setting.done_points or setting.stopped_points
     for point in points:
         for evaluation in point["history"]:
             number = metric_value(evaluation, metric.name)
