@@ -12,7 +12,7 @@ from fedjax_dp.tasks.measures import TEST, target_of
 
 
 def spending_of(ready: Experiment) -> dict[str, Any]:
-    """Epsilon by round, as the run's ledger has it, and what ended the run."""
+    """The privacy spent by round, from the run's ledger, and why the run ended."""
     spending, budget = ready.spending, ready.planned.terms.common_budget
     known = spending.priced_rounds if spending.private else []
     any_time = spending.at_any_time(ready.rounds)
@@ -28,7 +28,7 @@ def spending_of(ready: Experiment) -> dict[str, Any]:
 
 
 def summarise_run(result: Result) -> dict[str, Any]:
-    """The JSON object of a run. `probes` names the fields of `history` that only the simulator can know."""
+    """The JSON object of a run. `probes` names the fields of `history` that only the simulator knows."""
     ready, reached = result.ready, None
     run, target = ready.planned, ready.spec.output.target
     if target is not None:

@@ -1,4 +1,4 @@
-"""The files of a sweep folder: `sweep.json` about the plan, and `points.jsonl` with one object per finished point."""
+"""The files of a sweep folder: `sweep.json` describes the plan, `points.jsonl` has one object per finished point."""
 
 import json
 import math
@@ -43,7 +43,7 @@ PARTS: dict[str, type | tuple[type, ...]] = {
 def read_selection_cost(
     folder: pathlib.Path, records: Sequence[Record], measure: Measure | None = None
 ) -> dict[str, Any] | None:
-    """What choosing by a metric costs, by default the main one; None as long as it is not known.
+    """The cost of choosing by a metric, the main one by default; None if it is not known yet.
 
     Raises: ConfigurationError for a file that the sweep did not write.
     """
@@ -79,7 +79,7 @@ def is_configuration(config: Mapping[str, Any]) -> bool:
 
 
 def without_epsilon(what: str, remedy: str = PUBLIC_TESTS) -> dict[str, Any]:
-    """That a choice by private records has no epsilon, as `selection_cost.cost_of_choosing` says it."""
+    """The cost of a choice by private records, which has no epsilon, in the form of `cost_of_choosing`."""
     text = f"no epsilon is stated for choosing among these runs, as they are compared by {what}; {remedy}"
     return {"epsilon": None, "short": text, "statement": text}
 
@@ -87,8 +87,8 @@ def without_epsilon(what: str, remedy: str = PUBLIC_TESTS) -> dict[str, Any]:
 def read_records(folder: str | os.PathLike[str]) -> tuple[dict[str, Any], list[Record]]:
     """The manifest of a sweep's folder, and the finished points in the order of the plan.
 
-    A last line that breaks off, as a killed writer leaves it, is no point yet. Of points with the same id the first
-    counts that has come to its end, else the last. Everything else that is not as the writer made it is refused.
+    An incomplete last line, as a killed writer leaves it, is ignored. Of several lines with the same id the first
+    finished one counts, else the last. Any other damage is refused.
     """
     folder = pathlib.Path(folder)
     manifest = SWEEP_FOLDER.read(folder)
@@ -103,7 +103,7 @@ def read_records(folder: str | os.PathLike[str]) -> tuple[dict[str, Any], list[R
 
 
 def _record(line: bytes, where: str) -> Record | None:
-    """The point on a line; None where the line breaks off."""
+    """The point on a line; None for an incomplete line."""
     if not line.endswith(b"\n"):
         return None
     try:
@@ -124,7 +124,7 @@ def _record(line: bytes, where: str) -> Record | None:
 
 
 def _require_known_parts(guarantee: Record, where: str) -> None:
-    """Refuse a Guarantee with phases or a deployment that another version wrote."""
+    """Refuse a Guarantee whose phases or deployment another version wrote."""
     deployment = guarantee.get("deployment")
     parts: list[tuple[Any, Any]] = [(DeploymentSummary, deployment)] if deployment else []
     parts += [(EarlierPhase, phase) for phase in guarantee.get("phases") or ()]

@@ -60,14 +60,14 @@ Run = Callable[[Sequence[PreparedPoint], Sequence[Record], Keep, int | None], No
 @displayed
 @dataclasses.dataclass(frozen=True)
 class Sweep:
-    """The points of a sweep, finished or lost, and what they show."""
+    """The results of a sweep: its points, finished or failed, with tables, pictures and the best setting."""
 
     name: str
     axes: tuple[str, ...]
     records: tuple[Record, ...]
-    choosing: Mapping[str, Any] | None = None  # what choosing the best costs in privacy, see `cost_of_choosing`
-    plan: SweepPlan | None = None  # of what is left, where nothing else was wanted
-    folder: pathlib.Path | None = None  # that it lives in
+    choosing: Mapping[str, Any] | None = None  # the privacy cost of choosing the best, see `cost_of_choosing`
+    plan: SweepPlan | None = None  # of the points that are left, with `only_plan`
+    folder: pathlib.Path | None = None  # where it is stored
 
     def _card(self) -> Card:
         statuses = Counter(record["status"] for record in self.records)
@@ -86,7 +86,7 @@ class Sweep:
         return Card(f"{title} over {', '.join(self.axes) or 'seeds'}", facts, overview(self.records, self.axes))
 
     def table(self) -> "pandas.DataFrame":
-        """One row per point and evaluated round, with everything that is known of it."""
+        """One row per point and evaluated round, with all its numbers and fields."""
         return tidy(self.records, self.axes)
 
     def summary(self, metric: str | None = None) -> "pandas.DataFrame":
@@ -94,7 +94,7 @@ class Sweep:
         return summary(self.records, self.axes, metric)
 
     def best(self, metric: str | None = None, epsilon_at_most: float | None = None) -> Best:
-        """The setting with the best mean over its seeds, of those that promise at most this epsilon."""
+        """The setting with the best mean over seeds, of those whose proved epsilon is at most `epsilon_at_most`."""
         winner = best(self.records, self.axes, metric, epsilon_at_most)
         if self.choosing is None:
             return winner
@@ -117,21 +117,21 @@ class Sweep:
         return pandas.DataFrame({name: column([row[name] for row in rows], float) for name in rows[0]})
 
     def comparison(self) -> Comparison:
-        """Clients' own models against training alone and one shared model, of a sweep over algorithms.
+        """The comparison of personal models with local training and a shared model, of a sweep over algorithms.
 
-        Raises: ConfigurationError for one that does not hold these, see `fedjax-dp compare --help`.
+        Raises: ConfigurationError for a sweep without these, see `fedjax-dp compare --help`.
         """
         return compare(self.records, self.axes)
 
     @property
     def points(self) -> tuple[Record, ...]:
-        """What is known of each finished point, in the order of the plan."""
+        """The record of each finished point, in the order of the plan."""
         return self.records
 
     def params(self, point: Record | None = None) -> Any:
-        """The trained parameters of a point, unless given the first of the best setting, as the folder has them.
+        """The trained parameters of a point from the folder, by default of the first point of the best setting.
 
-        Raises: ConfigurationError where they are not kept.
+        Raises: ConfigurationError if they are not stored.
         """
         if point is None:
             values = self.best().values
@@ -169,9 +169,9 @@ class Sweep:
 
 
 def open_sweep(folder: str | os.PathLike[str]) -> Sweep:
-    """The finished points of a sweep's folder; nothing of it is changed.
+    """Read the finished points of a sweep's folder, which is not changed.
 
-    Raises: ConfigurationError for what is no such folder.
+    Raises: ConfigurationError for any other folder.
     """
     path = pathlib.Path(folder)
     manifest, records = read_records(path)
@@ -208,13 +208,13 @@ def sweep(
     data       for all seeds, or a function of the seed;
     axes       lists and ranges of `sweeps.axes`; `rounds`, `epsilon` and `delta` may vary too;
     seeds      a number of them, or which;
-    trials     draw so many points at random, by `search_seed`, instead of the whole grid;
-    search     "tpe" lets Optuna propose the `trials` from the results of those before, `search_batch` at once, see
+    trials     number of points to draw at random, by `search_seed`, instead of the whole grid;
+    search     "tpe" lets Optuna propose the `trials` from earlier results, `search_batch` at once, see
                `sweeps.search`;
-    halving    3 lets the best third of the settings of each budget and algorithm go on at each rung of successive
+    halving    3 lets the best third of the settings of each budget and algorithm continue at each rung of successive
                halving, see `sweeps.halving`; points that stop there are marked, and never the best;
-    out        a folder that points are written to as they finish; the same call goes on where it was stopped, and one
-               with more values or seeds runs those that are not there.
+    out        a folder where points are stored as they finish; the same call continues an interrupted sweep, and one
+               with more values or seeds runs only the new points.
     The rest is as for `fedjax_dp.run`. On a CPU model and test metrics of every point equal its single run's bit
     for bit.
     Raises: ConfigurationError for all points that cannot run, before any runs.
@@ -317,14 +317,14 @@ def run_sweep(
     ray_cpus: int = 1,
     bare: bool = False,
 ) -> Sweep:
-    """Run a sweep of configurations in the folder `out`, or go on with it: no finished point is run again.
+    """Run or continue a sweep of configurations in the folder `out`. Finished points are not run again.
 
-    Every point is checked before anything runs. The sweep may have grown by seeds and values since the folder was
-    made: what is there is part of it, and only the rest is run.
-    only_plan  stop at the plan, `plan` of what is returned; nothing is written;
+    Every point is checked before anything runs. Seeds and values may have been added since the folder was made: then
+    only the new points are run.
+    only_plan  stop at the plan, which is `plan` of the result; nothing is written;
     ray        address of a Ray cluster whose workers run the points, or "local"; `ray_cpus` cores for each;
-    bare       without tables, picture and the cost of choosing, for those who make their own.
-    Raises: ConfigurationError for points that cannot run, or a folder of something else.
+    bare       without tables, picture and the cost of choosing, for callers that make their own.
+    Raises: ConfigurationError for points that cannot run, or another kind of folder.
     """
     screen, out = screen or Screen(), pathlib.Path(out)
     if not isinstance(sweep, SweepConfig):
@@ -394,7 +394,7 @@ def _search_run(
     screen: Screen,
     folder: pathlib.Path | None,
 ) -> Run:
-    """Runs the batches of a search one after another; `entries`, those that are prepared, grow by each."""
+    """A function that runs the batches of a search one after another and adds their points to `entries`."""
 
     def run_points(known: Sequence[PreparedPoint], held: Sequence[Record], keep: Keep, parts: int | None) -> None:
         results = {record["point"]: record for record in held}
@@ -425,7 +425,7 @@ def _run_in_folder(
     screen: Screen,
     run: Run,
 ) -> Sweep:
-    """Run what a folder does not hold yet, and finish it if `price` is given; `text` is the sweep as it was written."""
+    """Run the points that a folder lacks, and finish it if `price` is given; `text` is the sweep's TOML."""
     for package in ("pandas", "pyarrow") if price is not None else ():  # which write its tables in the end
         errors.require_installed(package, "tables", "for the tables of a sweep")
     with folders.lock(out, manifest, places, text, screen) as (own, held):
@@ -444,7 +444,7 @@ def _run_in_folder(
 
 
 def _local_run(screen: Screen, rungs: Halving | None, with_params: bool = True) -> Run:
-    """Runs points in this process, those of later calls with the programs of earlier ones."""
+    """A function that runs points in this process, and reuses its programs in later calls."""
     known: dict[Any, Any] = {}
 
     def run(entries: Sequence[PreparedPoint], held: Sequence[Record], keep: Keep, parts: int | None) -> None:
@@ -459,7 +459,7 @@ def _local_run(screen: Screen, rungs: Halving | None, with_params: bool = True) 
 
 
 def _finished_ids(held: Iterable[Record]) -> set[str]:
-    """Points that are there; one that failed for reasons of the machine is to run again."""
+    """The ids of finished points. One that failed because of the machine runs again."""
     return {record["point"] for record in held if record["status"] != "failed"}
 
 
@@ -469,7 +469,7 @@ def _unfinished_points(entries: Sequence[PreparedPoint], held: Iterable[Record])
 
 
 def _identity(values: Values, job: Job, data: str) -> str:
-    """12 hexadecimal digits of everything that decides a point, the same in every process."""
+    """12 hexadecimal digits of everything that decides a point, equal in every process."""
     run = job.run
     leaves, structure = jax.tree.flatten(run.algorithm)
     words = (  # the form may not change: folders go on by it

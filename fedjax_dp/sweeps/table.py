@@ -38,7 +38,7 @@ UNKNOWN_COST = "the privacy cost of choosing is not known before the sweep is co
 
 @displayed
 class Best(NamedTuple):
-    """The setting with the best mean over seeds. The mean is optimistic: the setting was chosen for it."""
+    """The setting with the best mean over seeds. The mean is optimistic, as the setting was chosen by it."""
 
     values: dict[str, Any]  # by axis
     config: dict[str, Any]  # of the first seed
@@ -71,11 +71,11 @@ class Best(NamedTuple):
 def tidy(records: Iterable[Record], axes: Sequence[str]) -> pandas.DataFrame:
     """One row per point and evaluated round; a point without any evaluation keeps one row, with empty metrics.
 
-    Columns: index, point, the axes, seed, status, reason, guarantee_epsilon and guarantee_delta (what was proved; an
-    axis epsilon is the budget), guarantee_noise (the noise multiplier that it is of, the median client's),
-    guarantee_deployment (whose it is, where it is not the run's own), seconds, round, every metric, and the other
-    fields of the configuration.
-    guarantee_epsilon is infinite without privacy and NaN where no Guarantee is known.
+    Columns: index, point, the axes, seed, status, reason, guarantee_epsilon and guarantee_delta (as proved; an axis
+    epsilon is the budget), guarantee_noise (the median client's noise multiplier), guarantee_deployment (the deployment
+    that the Guarantee is of, if it is not of the run itself), seconds, round, every metric, and the other fields of the
+    configuration.
+    guarantee_epsilon is infinite without privacy and NaN without a Guarantee.
     """
     errors.require_installed("pandas", "tables", "for the tables of a sweep")
     import pandas
@@ -130,7 +130,7 @@ def column(values: Sequence[Any], empty: type = str) -> pandas.Series:
 
 
 def write(frame: pandas.DataFrame, folder: str | os.PathLike[str]) -> None:
-    """`table.parquet` and `table.csv` in a folder; a reader, or a crash, sees old tables or new ones, never parts."""
+    """Write `table.parquet` and `table.csv` in a folder. Readers see old or new tables, never parts of them."""
     with folders.draft_file(pathlib.Path(folder) / "table.parquet") as draft:
         frame.to_parquet(draft, engine="pyarrow", index=False)
     with folders.draft_file(pathlib.Path(folder) / "table.csv") as draft:
@@ -140,9 +140,9 @@ def write(frame: pandas.DataFrame, folder: str | os.PathLike[str]) -> None:
 def summary(records: Iterable[Record], axes: Sequence[str], metric: str | None = None) -> pandas.DataFrame:
     """One row per setting: the axes, seeds done and failed, guarantee_epsilon, and each metric (or just one).
 
-    Of a metric at the last evaluated round: mean, standard deviation, the 95% confidence interval (low, high), over
-    the number of seeds in `..._seeds`, which are those that are done and know it. A setting with `failed` above 0 has
-    numbers of its better seeds only. guarantee_epsilon is the largest over all seeds.
+    Columns of a metric at the last evaluated round: mean, standard deviation and the 95% confidence interval (low,
+    high) over `..._seeds` seeds, those that are done and have it. A setting with `failed` above 0 has numbers of its
+    surviving seeds only. guarantee_epsilon is the largest over all seeds.
     """
     errors.require_installed("pandas", "tables", "for the tables of a sweep")
     import pandas
@@ -179,12 +179,11 @@ def overview(records: Iterable[Record], axes: Sequence[str]) -> Table:
 def best(
     records: Iterable[Record], axes: Sequence[str], metric: str | None = None, epsilon_at_most: float | None = None
 ) -> Best:
-    """The setting with the best mean of `metric` at the last evaluated round, the first in the plan among equals.
+    """The setting with the best mean of `metric` at the last evaluated round; of equal ones the first in the plan.
 
-    That is the task's main metric unless another is named, of clients' own models where all points have some.
-
-    Compared are settings whose seeds are all done and know the metric, with as many seeds as the others, and whose
-    proved epsilon is at most `epsilon_at_most` for every seed.
+    The metric is the task's main one by default, of personal models if all points have some. Settings are compared if
+    all their seeds are done and have the metric, if they have as many seeds as the others, and if their proved epsilon
+    is at most `epsilon_at_most` for every seed.
     """
     records = list(records)
     measure = metric_of(records, metric, judges=True)
@@ -211,7 +210,7 @@ def best(
 def choose(
     settings: Sequence[Setting], metric: Measure, epsilon_at_most: float | None
 ) -> tuple[Setting | None, list[Setting], dict[str, int]]:
-    """The best of some settings, those that could be compared, and how many could not, by reason."""
+    """The best of some settings, the settings that are comparable, and the number of the others by reason."""
     most = max((len(setting.points) for setting in settings), default=0)
     verdicts = [_obstacle(setting, metric, epsilon_at_most, most) for setting in settings]
     candidates = [setting for setting, verdict in zip(settings, verdicts) if verdict is None]

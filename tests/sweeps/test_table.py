@@ -308,8 +308,8 @@ def test_best_prints_a_configuration_that_run_takes(capsys):
     assert config.RunSpec.of(winner).options["batch_size"] == 20
     low, high = stats.t.interval(0.95, 1, 0.805, stats.sem([0.8, 0.81]))
     assert f"test accuracy 0.8050 +- 0.0071, the mean of 2 seeds, its 95% interval {low:.4f} to {high:.4f}" in out.err
-    assert "(biased upwards: this setting was picked by this very number)" in out.err
-    assert "the configuration is that of seed 0" in out.err
+    assert "(biased upwards: the setting was chosen by this number)" in out.err
+    assert "the configuration is of seed 0" in out.err
     assert "epsilon 1 and so on" in out.err
     assert "the best of 3 settings compared: learning_rate 0.3\n" in out.err
     assert "the privacy cost of choosing is not known before the sweep is complete" in out.err

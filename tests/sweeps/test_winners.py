@@ -84,7 +84,7 @@ def test_one_seed_has_no_deviation_and_says_so(capsys):
     assert "nan" not in out
     assert "one seed has no deviation and no interval" in out
     assert cli.main(["best", str(folder)]) == 0
-    assert ", of one seed, which has no deviation" in capsys.readouterr().err
+    assert ", of one seed, so without a deviation" in capsys.readouterr().err
     shown = repr(open_sweep(folder))
     assert "nan" not in shown
     assert "one seed has no deviation" in shown
@@ -103,7 +103,7 @@ def test_the_table_is_printed_as_text_csv_latex_and_json(capsys):
     text = printed("--by", "epsilon, algorithm")
     assert "the best of each epsilon and algorithm, of 8 settings" in text
     assert "+0.1100  +0.0852 to +0.1348" in text
-    assert "where several settings were compared, means are biased" in text
+    assert "where several settings were compared, the mean of the best is optimistic" in text
     rows = list(csv.DictReader(io.StringIO(printed("--table", "csv"))))
     frame = open_sweep(folder).best_by()
     assert list(rows[0]) == list(frame)

@@ -1,4 +1,4 @@
-"""`fedjax-dp compare`: are clients' own models worth it?"""
+"""`fedjax-dp compare`: personal models against local training and a shared model."""
 
 import dataclasses
 import json

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """Run many configurations as few compiled programs.
 
-usage: fedjax-dp sweep SWEEP.toml [--out DIR] [--plan] [--ray ADDRESS] [--json]; the same command goes on with a sweep
-that was stopped, or whose file has more seeds and values by now, and so does fedjax-dp sweep DIR. SWEEP.toml looks like
-this; fields are those of a run (fedjax-dp run --help):
+usage: fedjax-dp sweep SWEEP.toml [--out DIR] [--plan] [--ray ADDRESS] [--json]; the same command, or fedjax-dp sweep
+DIR, continues a sweep that was stopped, or whose file has new seeds and values. SWEEP.toml looks like this; fields are
+those of a run (fedjax-dp run --help):
 
     seeds = 5                                         # or a list
     [base]                                            # what all points share
@@ -47,8 +47,8 @@ this; fields are those of a run (fedjax-dp run --help):
     "algorithm, server_learning_rate" = [["dpnfl"], ["addpnfl", 0.01]]   # together; an entry may stop early
 
 [[points]] writes points out, as one more axis. trials = 50 draws points at random instead of taking the grid: from
-lists, and from ranges without points; search_seed = 1 draws others. search = "tpe" chooses them by the results of those
-before, search_batch = 8 at once. trials_law = "poisson", "geometric" or "logarithmic" also draws their number, of which
+lists, and from ranges without points; search_seed = 1 draws others. search = "tpe" chooses them by earlier results,
+search_batch = 8 at once. trials_law = "poisson", "geometric" or "logarithmic" also draws their number, of which
 trials is the mean, as random repetition (Papernot and Steinke 2022) asks for. halving = 3 stops lost points early. What
 an algorithm on an axis does not take is left out of [base] for it."""
 SHOWN = 5  # settings
@@ -56,14 +56,14 @@ SHOWN = 5  # settings
 
 @dataclasses.dataclass(frozen=True)
 class SweepOptions(PrintOptions):
-    """Where and on what it runs.
+    """Where the sweep runs.
 
     Args:
         file: SWEEP.toml, or the folder of a sweep
-        plan: print what would run, its seconds and memory, and stop there
+        plan: only print the plan, with its seconds and memory
         out: folder of the sweep, new or of this sweep
-        halving: stop lost points early: at each rung the best 1/HALVING of the settings of a budget and algorithm go on
-        search: how trials are chosen: tpe, by Optuna, learns from those before
+        halving: stop bad points early: at each rung the best 1/HALVING of the settings of a budget and algorithm go on
+        search: how trials are chosen; tpe, by Optuna, learns from earlier trials
         trials: points to draw, or to search, instead of taking the grid
         ray: address of a Ray cluster that runs the points, or local
         ray_cpus: cores of a task on the Ray cluster
@@ -82,7 +82,7 @@ class SweepOptions(PrintOptions):
 
 
 def sweep_command(arguments: list[str]) -> int:
-    """Run a sweep, or go on with it, and print its best settings."""
+    """Run or continue a sweep, and print its best settings."""
     if any(word.partition("=")[0] == "--coordinator" for word in arguments):
         remedy = "a sweep goes to several machines by points: start a Ray cluster and give --ray ADDRESS"
         raise errors.refuse("--coordinator", "it with a sweep", "left to fedjax-dp run", remedy)
@@ -108,9 +108,9 @@ def sweep_command(arguments: list[str]) -> int:
 def run_file(
     path: str, out: str | None = None, screen: Screen | None = None, keys: Mapping[str, Any] | None = None, **how: Any
 ) -> "tuple[Sweep, pathlib.Path]":
-    """Run a sweep's file, or go on with its folder; the sweep and where it is.
+    """Run a sweep's file, or continue its folder. Returns the sweep and its folder.
 
-    `keys` count instead of the file's; `how` is of `run_sweep`.
+    `keys` replace those of the file; `how` are options of `run_sweep`.
     """
     from fedjax_dp.sweeps.sweep import run_sweep  # loads JAX
 
@@ -124,7 +124,7 @@ def run_file(
 
 
 def _summary(result: "Sweep", out: pathlib.Path) -> dict[str, Any]:
-    """The JSON object of a sweep: what became of its points, and every setting with its means over seeds."""
+    """The JSON object of a sweep: its points by status, and every setting with its means over seeds."""
     settings = result.summary().astype(object)
     settings = settings.where(settings.notna() & ~settings.isin([math.inf]), None)
     return {
@@ -140,7 +140,7 @@ def _summary(result: "Sweep", out: pathlib.Path) -> dict[str, Any]:
 
 
 def _print(result: "Sweep", out: pathlib.Path) -> None:
-    """The best settings, and what was lost."""
+    """Print the best settings, and why points were stopped or lost."""
     settings, main = settings_of(result.records, result.axes), measures_of_records(result.records).main
     known = [(setting.score(main.name), setting) for setting in settings if setting.done_points]
     scores = sorted(known, key=lambda pair: -main.better * pair[0].mean)[:SHOWN]
@@ -189,7 +189,7 @@ def _epsilon_text(setting: Setting) -> str:
 
 
 def _epsilon_subject(setting: Setting) -> str:
-    """What an epsilon of the setting is about: its delta, whom it hides, among which neighbours, from whom."""
+    """What the epsilon of a setting is for: delta, unit, neighbours and view."""
     guarantee = setting.points[0]["guarantee"]
     if math.isinf(setting.epsilon) or guarantee.get("delta") is None:
         return ""
