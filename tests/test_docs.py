@@ -185,7 +185,7 @@ def test_the_sweep_that_is_shown_can_be_read(tmp_path):
     assert len(expand(read_sweep(tmp_path / "sweep.toml"))) == 3 * 4 * 3 * 3 * 5
     assert len(expand(read_sweep(tmp_path / "sweep.toml", halving=3))) == 3 * 4 * 3 * 3 * 5
     (tmp_path / "search.toml").write_text(search)
-    assert read_sweep(tmp_path / "search.toml", search="tpe", trials=20).varied[0] == "learning_rate"
+    assert read_sweep(tmp_path / "search.toml", search="tpe", trials=20).varying_fields[0] == "learning_rate"
 
 
 @pytest.mark.slow

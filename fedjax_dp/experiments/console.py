@@ -1,4 +1,4 @@
-"""Progress for users who wait. It goes to stderr, so that stdout stays clean, or into a notebook's cell."""
+"""Progress, shown on stderr, so that stdout stays clean, or in a notebook's cell."""
 
 import contextlib
 import html
@@ -33,7 +33,7 @@ class Screen:
     def bar(
         self, what: str, total: int, done: int = 0, every_s: float = EVERY_S
     ) -> Iterator[Callable[[float, str], None]]:
-        """Yields a function that sets how much is done and a text to show with it."""
+        """Yields a function that sets the progress and a text to show with it."""
         if self._notebook:
             with _cell() as renew:
                 yield lambda now, note: renew(_bar(what, now, total, note), now >= total)
@@ -60,13 +60,13 @@ class Screen:
 
     @contextlib.contextmanager
     def counter(self, what: str) -> Iterator[Callable[[int, int], None]]:
-        """Yields a function for (done, in all) of something short: a bar, or elsewhere a line every two seconds."""
+        """Yields a function of (done, total) for short work: a bar, or without a terminal a line every two seconds."""
         with self.bar(what, total=1, every_s=2) as show:
             yield lambda done, total: show(done / total, f"{done} of {total}")
 
     @contextlib.contextmanager
     def live(self, what: str) -> Iterator[Callable[[Mapping[str, str]], None]]:
-        """Yields a function that shows names with texts: a table that renews itself, elsewhere a line now and then."""
+        """Yields a function that shows names with texts: a live table, or without a terminal a line now and then."""
         if self._notebook:
             with _cell() as renew:
                 yield lambda texts: renew(_table(what, texts), False)
@@ -89,7 +89,7 @@ class Screen:
 
 
 def in_notebook() -> bool:
-    """Whether a notebook's kernel runs this; a kernel has loaded IPython itself."""
+    """Whether this runs in a notebook's kernel, which has loaded IPython."""
     shell = sys.modules.get("IPython")
     result = shell.get_ipython() if shell is not None else None
     return result is not None and hasattr(result, "kernel")
@@ -97,7 +97,7 @@ def in_notebook() -> bool:
 
 @contextlib.contextmanager
 def _cell() -> Iterator[Callable[[str, bool], None]]:
-    """Yields a function that renews what the cell shows, now and then unless it must; nothing stays in the end."""
+    """Yields a function that updates the cell, not too often unless `must`. The cell is empty at the end."""
     ipython: Any = sys.modules["IPython.display"]
     handle = ipython.display(ipython.HTML(""), display_id=True)
     last = 0.0

@@ -7,12 +7,12 @@ from fedjax_dp.experiments import environment
 from fedjax_dp.experiments.communication import traffic
 from fedjax_dp.experiments.training import Experiment, Result
 from fedjax_dp.rounds import metrics
-from fedjax_dp.tasks import describe_task, measures_of_task
+from fedjax_dp.tasks import constant_baseline, describe_task, measures_of_task
 from fedjax_dp.tasks.measures import TEST, target_of
 
 
 def spending_of(ready: Experiment) -> dict[str, Any]:
-    """Epsilon by round, as the run's ledger has it, and what ended the run."""
+    """The privacy spent by round, from the run's ledger, and why the run ended."""
     spending, budget = ready.spending, ready.planned.terms.common_budget
     known = spending.priced_rounds if spending.private else []
     any_time = spending.at_any_time(ready.rounds)
@@ -28,11 +28,12 @@ def spending_of(ready: Experiment) -> dict[str, Any]:
 
 
 def summarise_run(result: Result) -> dict[str, Any]:
-    """The JSON object of a run. `probes` names the fields of `history` that only the simulator can know."""
+    """The JSON object of a run. `probes` names the fields of `history` that only the simulator knows."""
     ready, reached = result.ready, None
     run, target = ready.planned, ready.spec.output.target
     if target is not None:
         reached = metrics.rounds_to(result.history, target_of(target, measures_of_task(ready.task)))
+    baseline = constant_baseline(ready.task, run.data.y_test)
     last, sent = result.history[-1].row(), traffic(run.algorithm, run.model, run.data)
     return {
         "algorithm": ready.name,
@@ -42,6 +43,7 @@ def summarise_run(result: Result) -> dict[str, Any]:
         "classes": run.data.classes,
         "task": describe_task(ready.task),
         **{name: value for name, value in last.items() if name.startswith(TEST)},
+        "baseline": None if baseline is None else baseline._asdict(),
         "history": [point.row() for point in result.history],
         "probes": list(metrics.PROBES),
         "rounds_to_target": reached,

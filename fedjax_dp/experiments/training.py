@@ -33,8 +33,8 @@ from fedjax_dp.rounds.final import final_model
 from fedjax_dp.rounds.metrics import main_metric
 from fedjax_dp.rounds.simulation import Evaluation, Simulation, Timing, as_float32_leaves, simulate
 from fedjax_dp.rounds.state import ServerState
-from fedjax_dp.tasks import Task, measures_of_task
-from fedjax_dp.tasks.measures import TEST, target_of
+from fedjax_dp.tasks import Task, constant_baseline, measures_of_task
+from fedjax_dp.tasks.measures import TEST, baseline_in_words, target_of
 
 
 @displayed
@@ -82,8 +82,11 @@ class Result(NamedTuple):
         return [*tuple.__dir__(self), *(f"{TEST}{metric}" for metric in self.metrics)]
 
     def _card(self) -> Card:
+        baseline = constant_baseline(self.ready.task, self.ready.planned.data.y_test)
+        words = baseline_in_words(baseline and baseline._asdict(), measures_of_task(self.ready.task))
         facts = {
             **main_metric(self.history),
+            **({"baseline": words} if words else {}),
             "privacy": str(self.guarantee),
             **self.guarantee.noise_facts,
             **({"budget": self.ready.halt} if self.ready.halt else {}),

@@ -1,9 +1,9 @@
-"""What varies in a sweep: axes of values and ranges, as a grid or drawn at random. Pure Python and NumPy.
+"""The axes of a sweep: lists of values and ranges, taken as a grid or drawn at random. Pure Python and NumPy.
 
-An axis is a name with a list of values, or with a range `{"log": [low, high], "points": n}` (or `"linear"`), ends
-included. A name may join fields by commas, which then vary together: `"algorithm, server_learning_rate"` with
-`[["dpnfl"], ["addpnfl", 0.01]]`. An entry may stop early, and leaves out the fields that it does not reach.
-Points written out count as one more axis, before all others.
+An axis is a name with a list of values, or with a range `{"log": [low, high], "points": n}` (or `"linear"`) that
+includes its ends. A name with commas joins fields that vary together: `"algorithm, server_learning_rate"` with
+`[["dpnfl"], ["addpnfl", 0.01]]`. A shorter entry leaves out the last fields.
+Points written out form one more axis, before all others.
 
 >>> grid(parse({"clip_norm": {"log": [0.1, 10], "points": 3}, "rounds": [50]}))
 [{'clip_norm': 0.1, 'rounds': 50}, {'clip_norm': 1.0, 'rounds': 50}, {'clip_norm': 10.0, 'rounds': 50}]
@@ -21,7 +21,7 @@ from fedjax_dp import errors
 from fedjax_dp.numpy_streams import numpy_stream
 
 Values = dict[str, Any]  # of one point: field -> value
-LARGEST = 1_000_000
+LARGEST = 1_000_000  # points of a sweep
 _SPACINGS: dict[str, Callable[..., np.ndarray]] = {"log": np.geomspace, "linear": np.linspace}
 _WRITTEN_OUT = "[[points]]"
 
@@ -99,7 +99,7 @@ def grid(axes: Mapping[str, Axis]) -> list[Values]:
 
 
 def entries_of(axes: Mapping[str, Axis]) -> list[tuple[Values, ...]]:
-    """What each axis of a grid goes through; refuses ranges that do not say how many points they have."""
+    """The values of each axis of a grid. Refuses ranges without a number of points."""
     listed = []
     for name, axis in axes.items():
         if isinstance(axis, Span):
@@ -114,10 +114,10 @@ def entries_of(axes: Mapping[str, Axis]) -> list[tuple[Values, ...]]:
 
 
 def random_points(axes: Mapping[str, Axis], trials: int, seed: int) -> list[Values]:
-    """`trials` independent draws: of a list uniformly, of a range uniformly or log-uniformly.
+    """`trials` independent points: uniform over a list, uniform or log-uniform over a range.
 
-    Each axis has a generator of its own, by its name: what a trial draws depends neither on how many trials there are
-    nor on the other axes. Equal trials are kept, since theorems on private selection need independent trials.
+    Each axis has its own generator, seeded by its name: a trial's draw depends neither on the number of trials nor on
+    the other axes. Equal trials are kept, since theorems on private selection need independent trials.
     """
     errors.require_integer("trials", trials, 1, LARGEST)
     if not axes:
@@ -127,13 +127,13 @@ def random_points(axes: Mapping[str, Axis], trials: int, seed: int) -> list[Valu
 
 
 def generator(seed: int, role: str) -> np.random.Generator:
-    """The generator of one named role of a search, so that roles share no draws."""
+    """A generator for one named role of a search. Different roles get independent draws."""
     errors.require_integer("search_seed", seed, 0, 2**32 - 1)
     return numpy_stream(role, seed)
 
 
 def seeds_of(written: Any) -> tuple[int, ...]:
-    """The seeds of a list of integers, or as many as an integer says, from 0 on."""
+    """The listed seeds, or 0, 1, ... if a number of seeds is written."""
     if isinstance(written, Iterable) and not isinstance(written, str | bytes):
         return tuple(int(point["seed"]) for point in with_seeds([{}], list(written)))
     errors.require_integer("seeds", written, 1, LARGEST, "or a list such as seeds = [3, 7]")
@@ -141,7 +141,7 @@ def seeds_of(written: Any) -> tuple[int, ...]:
 
 
 def with_seeds(points: Sequence[Values], seeds: Sequence[int]) -> list[Values]:
-    """Every point with every seed, as its last field; the seed varies fastest."""
+    """Every point with every seed, which is its last field and varies fastest."""
     if not seeds:
         raise errors.refuse("seeds", "none", "at least one", "such as seeds = 3")
     for seed in seeds:
@@ -152,12 +152,12 @@ def with_seeds(points: Sequence[Values], seeds: Sequence[int]) -> list[Values]:
 
 
 def varied_fields(points: Iterable[Values]) -> tuple[str, ...]:
-    """What the points set, the seed left out."""
+    """The fields that the points set, without the seed."""
     return tuple(dict.fromkeys(name for values in points for name in values if name != "seed"))
 
 
 def require_size(total: int) -> None:
-    """At most as many points as a sweep may hold."""
+    """Refuses more points than a sweep may hold."""
     if total > LARGEST:
         raise errors.refuse(
             "a sweep", f"{total:,}", f"at most {LARGEST:,} points", "list fewer values, or draw them with trials"
@@ -169,7 +169,7 @@ def _merge(entries: Iterable[Values]) -> Values:
 
 
 def _require_different(what: str, entries: Sequence[Values]) -> tuple[Values, ...]:
-    """The entries, which someone wrote down, so that a second copy is a slip."""
+    """The entries. A user wrote them, so a second copy is refused as a mistake."""
     seen = set()
     for entry in entries:
         key = frozenset((field, type(value) is bool, value) for field, value in entry.items())
@@ -188,7 +188,7 @@ def in_words(values: Values) -> str:
 
 
 def require_value(what: str, written: Any) -> None:
-    """One number, text or truth value; numbers finite, integers of 64 bits."""
+    """Refuses anything but a finite number, an integer of 64 bits, text or a truth value."""
     if not isinstance(written, bool | int | float | str):
         raise errors.refuse(what, repr(written), "numbers, text, true or false")
     if isinstance(written, float) and not math.isfinite(written):
@@ -257,7 +257,7 @@ def _parse_ends(what: str, ends: Any, log: bool, integer: bool) -> tuple[float, 
 def _space(
     what: str, low: float, high: float, points: int, spacing: Callable[..., np.ndarray], integer: bool
 ) -> list[float]:
-    """Values with both ends exact; those between are cut to 12 digits, so that they read as one would write them."""
+    """Spaced values with exact ends. Values between the ends are rounded to 12 digits, to be easy to read."""
     with np.errstate(all="ignore"):
         between = spacing(low, high, points)[1:-1].tolist()
     values = [low, *(round(x) if integer else float(f"{x:.12g}") for x in between), high]

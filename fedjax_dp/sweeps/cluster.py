@@ -1,4 +1,4 @@
-"""A sweep over many machines: batches of points are tasks of a Ray cluster, and only the driver writes."""
+"""A sweep on a Ray cluster: each task runs a batch of points, and only the driver writes files."""
 
 import contextlib
 import dataclasses
@@ -27,13 +27,13 @@ BATCHES_PER_WORKER = 4  # so that the last ones end at about the same time, and 
 def run_points(tasks: Sequence[tuple[Point, Algorithm, Guarantee]], parts: int) -> list[Record]:
     """The work of one Ray task: run some points and return their records, failed ones included.
 
-    tasks  points, their algorithms with noise, and what they promise; their data is built here.
+    tasks  points, their algorithms with noise, and their Guarantees. This process builds the data.
     """
     devices.cache_programs()
     screen, sources = Screen(quiet=True), Sources()
     records: list[Record] = []
     entries = [
-        with_noise(point, dataclasses.replace(sources.planned(point.config), algorithm=algorithm), guarantee)
+        with_noise(point, dataclasses.replace(sources.plan_run(point.config), algorithm=algorithm), guarantee)
         for point, algorithm, guarantee in tasks
     ]
     execute(compile_plan(entries, screen, parts=parts), lambda record, params: records.append(record), screen)
@@ -43,10 +43,10 @@ def run_points(tasks: Sequence[tuple[Point, Algorithm, Guarantee]], parts: int) 
 def run_on(ready: Sequence[PreparedPoint], address: str, parts: int, cpus: int, keep: Keep, screen: Screen) -> None:
     """Run points on the Ray cluster at `address` ("local" starts one here), a batch of equal structure per task.
 
-    parts  in which the sum over a cohort is taken: that of the machine that the sweep was begun on, so that points do
-           not depend on where they run;
-    cpus   cores of a task; on a cluster with GPUs a task takes one of them too.
-    A batch whose worker dies runs again, elsewhere. Each batch is kept once, by this process.
+    parts  number of partial sums over a cohort, that of the machine where the sweep began, so that results do not
+           depend on where points run;
+    cpus   cores of a task. On a cluster with GPUs, a task also takes one GPU.
+    If a worker dies, its batch runs again elsewhere. This process stores each batch once.
     """
     with _connect(address) as ray:
         gpus, workers = _workers(ray, cpus)
@@ -74,7 +74,7 @@ def run_on(ready: Sequence[PreparedPoint], address: str, parts: int, cpus: int, 
                 try:
                     records = ray.get(done)
                 except ray.exceptions.RayError as error:  # the others have nothing to do with it
-                    end = PointEnd.failed(getattr(error, "cause", None) or error)
+                    end = PointEnd.of_error(getattr(error, "cause", None) or error)
                     records = [record(one, end) for one in batch]
                 for one in records:
                     keep(one, None)
@@ -83,7 +83,7 @@ def run_on(ready: Sequence[PreparedPoint], address: str, parts: int, cpus: int, 
 
 
 def _workers(ray: Any, cpus: int) -> tuple[int, int]:
-    """GPUs of a task (0 or 1), and how many tasks the cluster runs at once."""
+    """The number of GPUs of a task (0 or 1), and the number of tasks that the cluster runs at once."""
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     gpus = int(any(node.get("GPU", 0) >= 1 for node in nodes))
     fitting = [int(min(node.get("CPU", 0) // cpus, node.get("GPU", 0) if gpus else math.inf)) for node in nodes]

@@ -1,4 +1,4 @@
-"""Clients' own models against training alone and against a shared model, at the same epsilon: a reading of a sweep."""
+"""Comparison of personal models with local training and a shared model, at the same epsilon, from a sweep."""
 
 import dataclasses
 import statistics
@@ -21,9 +21,10 @@ ALONE = "local"  # the entry whose clients share nothing
 class ComparisonRow:
     """An algorithm at a budget: its best setting by the mean over clients and seeds.
 
-    settings  among how many it was chosen;
-    standing  over clients, mean over seeds; against: of own models against local and the best shared one, likewise;
-    means     the mean over clients, over seeds, with its 95% interval (Student's t); regrets: likewise of `against`.
+    settings  number of settings that it was chosen from;
+    standing  statistics over clients, mean over seeds; against: the gain of personal models on local and the best
+              shared model, mean over seeds;
+    means     mean over clients, with its 95% interval over seeds (Student's t); regrets: the same of `against`.
     """
 
     epsilon: float | None  # the budget; None without one
@@ -48,7 +49,7 @@ class Comparison:
     rows: tuple[ComparisonRow, ...]
 
     def at(self, epsilon: float | None) -> list[ComparisonRow]:
-        """Those of one budget."""
+        """The rows of one budget."""
         return [row for row in self.rows if row.epsilon == epsilon]
 
     @property
@@ -77,12 +78,12 @@ class Comparison:
 
     @property
     def words(self) -> str:
-        """What is measured of each client."""
+        """The metric of each client, in words."""
         return self.measure.words.removeprefix("test ").removeprefix("mean ").removesuffix(" of clients")
 
     def one_by_one(self, epsilon: float | None) -> dict[str, list[np.ndarray]]:
-        """Of every algorithm at a budget, for each seed that local and the best shared model have too: how much better
-        or worse each client `(clients,)` is with it than with the better of these two; NaN without test records.
+        """By algorithm at a budget, for each seed that local and the best shared model have too: each client's gain
+        `(clients,)` over the better of these two, negative for a loss, NaN without test records.
         """
         rows = {
             row.algorithm: {point["values"]["seed"]: _values(point)[0] for point in row.points}
@@ -97,7 +98,7 @@ class Comparison:
         return {name: [own[seed] - best[seed] for seed in shared if seed in own] for name, own in rows.items()}
 
     def rivals(self, epsilon: float | None) -> tuple[ComparisonRow, ComparisonRow]:
-        """At a budget: training alone, and the best of the shared models.
+        """The rows of local training and of the best shared model at a budget.
 
         Raises: ConfigurationError where one of them is missing.
         """
@@ -114,14 +115,14 @@ class Comparison:
 
 
 def compare(records: Sequence[Record], axes: Sequence[str]) -> Comparison:
-    """The comparison that a sweep over algorithms holds.
+    """The comparison of the algorithms of a sweep.
 
-    Raises: ConfigurationError where a sweep has no algorithms to compare, nothing of it finished, clients have no test
-            parts, `local` or a shared model is missing, or an own model's epsilon is not that of those who get it.
+    Raises: ConfigurationError if algorithms do not vary, no point has finished, clients have no test records, `local`
+            or a shared model is missing, or the epsilon of a personal model is not of view deployed.
     """
     _require_algorithms(axes)
     measure = measures_of_records(records).main
-    done = [setting for setting in settings_of(records, axes) if setting.done]
+    done = [setting for setting in settings_of(records, axes) if setting.done_points]
     if not done:
         raise errors.refuse("points of the sweep", "none that finished", "some of each algorithm", "see why they ended")
     for setting in done:
@@ -138,7 +139,7 @@ def compare(records: Sequence[Record], axes: Sequence[str]) -> Comparison:
 
 
 def comparable(records: Sequence[Record], axes: Sequence[str]) -> bool:
-    """Whether a sweep holds a comparison."""
+    """Whether `compare` accepts the sweep."""
     try:
         compare(records, axes)
     except errors.ConfigurationError:
@@ -152,7 +153,7 @@ def _budget(setting: Setting) -> float | None:
 
 
 def require_comparable(axes: Sequence[str], base: Mapping[str, Any]) -> None:
-    """Refuse a sweep over `axes` of a configuration, before it runs, that could not be compared."""
+    """Refuse, before it runs, a sweep that `compare` would refuse."""
     _require_algorithms(axes)
     view, budget = base.get("view", View.UPLOADS.value), "epsilon" in axes or "epsilon" in base
     if budget and "view" not in axes and view != View.DEPLOYED.value:
@@ -171,7 +172,7 @@ def _other_view(what: str, view: str) -> errors.ConfigurationError:
 
 
 def _require_clients(setting: Setting) -> None:
-    name, point = setting.values["algorithm"], setting.done[0]
+    name, point = setting.values["algorithm"], setting.done_points[0]
     clients, guarantee = point.get("clients"), point["guarantee"]
     if clients is None:
         raise errors.refuse("test records of clients", "none", "some of each", "write holdout = 0.2 under [base]")
@@ -180,7 +181,7 @@ def _require_clients(setting: Setting) -> None:
 
 
 def _mean_standing(setting: Setting, measure: Measure) -> Standing:
-    each = [standing(*_values(point), measure.better) for point in setting.done]
+    each = [standing(*_values(point), measure.better) for point in setting.done_points]
     return Standing(*(statistics.fmean(numbers) for numbers in zip(*each, strict=True)))
 
 
@@ -190,8 +191,8 @@ def _values(point: Record) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _row(epsilon: float | None, algorithm: str, setting: Setting, settings: int, measure: Measure) -> ComparisonRow:
-    """An algorithm by itself, not yet against others."""
-    point, means = setting.done[0], [standing(*_values(one), measure.better).mean for one in setting.done]
+    """The row of an algorithm, before it is compared with others."""
+    point, means = setting.done_points[0], [standing(*_values(one), measure.better).mean for one in setting.done_points]
     values = {name: value for name, value in setting.values.items() if name not in ("algorithm", "epsilon", "view")}
     return ComparisonRow(
         epsilon,
@@ -205,12 +206,12 @@ def _row(epsilon: float | None, algorithm: str, setting: Setting, settings: int,
         None,
         interval(means),
         interval([]),
-        tuple(setting.done),
+        tuple(setting.done_points),
     )
 
 
 def _compare_with(row: ComparisonRow, rivals: Sequence[ComparisonRow], measure: Measure) -> ComparisonRow:
-    """Own models with what they gain on the rivals of their budget."""
+    """The row of a personal model with its gain on the rivals of its budget."""
     if not row.own or row.algorithm == ALONE:
         return row
     gains = _gains(row, rivals, measure)
@@ -219,7 +220,7 @@ def _compare_with(row: ComparisonRow, rivals: Sequence[ComparisonRow], measure: 
 
 
 def _gains(row: ComparisonRow, rivals: Sequence[ComparisonRow], measure: Measure) -> list[Gain]:
-    """Seed by seed, as other seeds may have other clients."""
+    """The gains by seed, since clients may differ between seeds."""
     by_seed = [{point["values"]["seed"]: point for point in other.points} for other in rivals]
     each = []
     for point in row.points:
@@ -233,5 +234,5 @@ def _gains(row: ComparisonRow, rivals: Sequence[ComparisonRow], measure: Measure
 
 
 def _ends(name: str, score: Interval) -> dict[str, float | None]:
-    """For JSON: standard deviation and 95% interval; None of one seed."""
+    """Standard deviation and 95% interval for JSON; None for a single seed."""
     return {f"{name}_{part}": finite(getattr(score, part)) for part in ("std", "low", "high")}

@@ -1,7 +1,7 @@
-"""Many runs as few compiled programs: points are grouped by structure and run in segments, shared out to devices.
+"""Many runs in few compiled programs: points are grouped by structure, divided among devices and run in segments.
 
-On a CPU a device runs its points one after another, with the arithmetic of a single run, so that a point's numbers are
-those of its single run bit for bit; an accelerator runs as many at once as suit it, which is what fills it.
+On a CPU, a device runs its points one after another with the arithmetic of a single run, so that results equal the
+single run bit for bit. An accelerator runs many points at once, which keeps it busy.
 """
 
 import copy
@@ -58,7 +58,7 @@ class Job(NamedTuple):
 
     @property
     def evaluation_rounds(self) -> list[int]:
-        """Rounds after which it is evaluated, those of `simulate`."""
+        """Rounds after which it is evaluated, as in `simulate`."""
         return evaluation_rounds_of(self.run.rounds, self.evaluate_every)
 
 
@@ -80,8 +80,8 @@ class PointEnd(NamedTuple):
     running: Running | None = None  # where it stands, NumPy arrays, if it was to stop before its end
 
     @classmethod
-    def failed(cls, error: BaseException) -> Self:
-        """Of a point that an error ended."""
+    def of_error(cls, error: BaseException) -> Self:
+        """The end of a point that raised an error."""
         return cls([], " ".join(f"{type(error).__name__}: {error}".split())[:300], False, 0.0)
 
     @property
@@ -92,7 +92,7 @@ class PointEnd(NamedTuple):
 
 
 class _Segment(NamedTuple):
-    """The evaluations that jobs go through, and what is kept of them."""
+    """Where jobs start and stop, and whether their parameters are kept."""
 
     until: int | None  # evaluations after which they stop; None: their last
     before: Mapping[int, PointEnd]  # of jobs that go on from where they had stopped
@@ -103,7 +103,7 @@ class _Segment(NamedTuple):
 
 
 def group_jobs(jobs: Sequence[Job]) -> list[list[int]]:
-    """Numbers of the jobs that share a program: those of equal structure and equal shapes."""
+    """The indices of jobs by program. Jobs of equal structure and equal shapes share one."""
     groups: dict[Any, list[int]] = {}
     for index, job in enumerate(jobs):
         groups.setdefault(structure(job), []).append(index)
@@ -111,7 +111,7 @@ def group_jobs(jobs: Sequence[Job]) -> list[list[int]]:
 
 
 def structure(job: Job) -> Any:
-    """Equal for jobs that share a program."""
+    """A key that is equal for jobs that share a program."""
 
     def shapes(tree: Any) -> Any:
         leaves, treedef = jax.tree.flatten(tree)
@@ -136,13 +136,13 @@ def _depends_on_largest(algorithm: Algorithm, largest: int) -> bool:
 
 
 def _rows(batches: Batches, largest: int) -> int:
-    """Of a batch, where the largest client has so many records."""
+    """The rows of a batch where the largest client has `largest` records."""
     drawn = jax.eval_shape(lambda key: batches.sample(key, jnp.int32(largest), 1, largest, 1), jax.random.key(0))
     return int(drawn.positions.shape[1])
 
 
 def _smallest_that_matters(algorithm: Algorithm, smallest: int) -> int:
-    """What a program depends on of the records of the smallest client: whether a batch has more, or their number."""
+    """How a program depends on the smallest client: whether a batch has more records, or the number of its records."""
     local = algorithm.local
     known = all(map(of_the_project, (local, local.batches, *(part for _, part in local.parts))))
     return int(smallest < getattr(local.batches, "size", 0)) if known else smallest
@@ -158,13 +158,13 @@ class _JobLeaves(NamedTuple):
 
 
 class JobGroup:
-    """Jobs that share a program. Executables when made.
+    """Jobs that share a program. The constructor compiles it.
 
     vmapped   whether a device runs many of its points at once; None: on accelerators only;
     memory    bytes that a device may use; None: most of what is free;
-    parts     in which the sum over a cohort is taken; None: as many as devices, like a single run here;
+    parts     number of partial sums over a cohort; None: one for each device, as in a single run;
     cache     records on the devices, which groups may share.
-    Raises ConfigurationError if not even one point fits.
+    Raises ConfigurationError if a single point does not fit the memory.
     """
 
     def __init__(
@@ -204,7 +204,7 @@ class JobGroup:
             max_evaluations=max(len(job.evaluation_rounds) for job in self.jobs),
         )
         slots, self.compiled = most_at_once(
-            self._compiled,
+            self._compile,
             limit,
             first=self.program.slots,
             share=share,
@@ -214,11 +214,11 @@ class JobGroup:
         self.program = dataclasses.replace(self.program, slots=slots)
 
     def vmapped_group(self) -> "JobGroup":
-        """The same jobs with a device's points all at once."""
+        """A group of the same jobs in which a device runs all its points at once."""
         return JobGroup(self.jobs, vmapped=True, **self._options)
 
     def of(self, jobs: Sequence[Job]) -> "JobGroup":
-        """Other jobs of the same structure with the same program; with one of their own where it does not suit them."""
+        """A group of other jobs of the same structure, with the same program if it suits them, else with a new one."""
         sizes = [size for job in jobs for size in (job.run.data.smallest, job.run.data.largest)]
         slots = math.ceil(len(jobs) / len(self.devices))  # empty ones cost time where all run at once
         if (
@@ -233,17 +233,17 @@ class JobGroup:
 
     @property
     def batches(self) -> int:
-        """Fillings of all slots that the jobs take."""
+        """How many times the jobs fill all slots."""
         return math.ceil(len(self.jobs) / (self.program.slots * len(self.devices)))
 
-    def _compiled(self, slots: int) -> Executables:
-        """The executables for so many points of a device."""
+    def _compile(self, slots: int) -> Executables:
+        """The executables for `slots` points on each device."""
         program, run = dataclasses.replace(self.program, slots=slots), self.jobs[0].run
         records = records_of(run.data, self._largest, self._smallest)
         return program.compile(*program.shapes(run.algorithm, run.data.partition, records, split(run.model)[1]))
 
     def sample(self) -> "Sample":
-        """Seconds of a round and of an evaluation, and what the first points show after two rounds."""
+        """Measure the seconds of a round and of an evaluation, and observe the first points after two rounds."""
         queues = [[at % len(self.jobs) for at in range(d, d + COMPARED_POINTS)] for d in range(len(self.devices))]
         queues = [queue[: self.program.slots] for queue in queues]
         points, records, frozen, count = self._place(queues)
@@ -291,8 +291,8 @@ class JobGroup:
         progress     called after every dispatch with the number of jobs done, unfinished ones in part;
         with_params  outcomes hold the trained parameters;
         until        evaluations after which jobs stop, where they do not go to their last one;
-        before       earlier outcomes that stopped at `until`, by job number: these jobs go on from there, bit for bit.
-        A dispatch that fails takes down its own points only, one at a time.
+        before       outcomes of an earlier call that stopped at `until`, by job: these jobs continue, bit for bit.
+        If a dispatch fails, its points are retried one by one, and only those that fail again are lost.
         """
         segment = _Segment(until, before or {}, with_params)
         waiting = sorted(
@@ -318,9 +318,9 @@ class JobGroup:
             progress(done)
 
     def _retry_singly(self, queues: list[list[int]], error: Exception, segment: _Segment) -> list[PointEnd]:
-        """The jobs of a batch that failed, each alone; a single one has failed by itself."""
+        """Run each job of a failed batch alone. A job that was alone already has failed."""
         if sum(map(len, queues)) == 1:
-            return [PointEnd.failed(error)]
+            return [PointEnd.of_error(error)]
         outcomes = []
         for at, index in ((at, index) for at, queue in enumerate(queues) for index in queue):
             one_job = [[index] if queue == at else [] for queue in range(len(queues))]
@@ -331,11 +331,11 @@ class JobGroup:
         return outcomes
 
     def _kind(self, segment: _Segment, index: int) -> tuple[int, tuple[float, ...]]:
-        """Marks that are behind a job, which a batch shares, and its records, which a device's jobs share."""
+        """The evaluations that a job has behind it, equal within a batch, and its records, equal on a device."""
         return segment.evaluations_done(index), base_of(self.jobs[index].run.data)
 
     def _schedule_jobs(self, waiting: list[int], at_once: int, segment: _Segment) -> tuple[list[list[int]], list[int]]:
-        """At most `at_once` jobs for each device, all of a device on the same records; and the jobs left."""
+        """Queues of at most `at_once` jobs for each device, which share records, and the jobs that still wait."""
         queues: list[list[int]] = []
         fair = min(at_once, math.ceil(len(waiting) / len(self.devices)))
         behind = segment.evaluations_done(waiting[0])
@@ -349,7 +349,7 @@ class JobGroup:
     def _run_queues(
         self, queues: list[list[int]], progress: Callable[[float], Any], segment: _Segment
     ) -> list[PointEnd]:
-        """The jobs in the lanes, in their order, from where they stand to their last mark or the one to stop at."""
+        """Run the queued jobs, in their order, to their last evaluation or to the one where the segment stops."""
         points, records, frozen, count = self._place(queues)
         batch = [index for queue in queues for index in queue]
         jobs = [self.jobs[index] for index in batch]
@@ -407,12 +407,12 @@ class JobGroup:
         return [d * self.program.slots + s for d, queue in enumerate(queues) for s in range(len(queue))]
 
     def _slot_jobs(self, queues: list[list[int]]) -> list[int]:
-        """The job in each slot of each device; one of them stands in those that are empty."""
+        """The job in each slot of each device. Empty slots hold a copy of some job."""
         slots, spare = self.program.slots, next(queue[0] for queue in queues if queue)
         return [index for queue in queues for index in (queue + [spare] * slots)[:slots]]
 
     def _host_points(self, queues: list[list[int]]) -> tuple[Points, np.ndarray]:
-        """Jobs in slots, keys as words, and their number on each device; empty slots hold a point of no rounds."""
+        """The points in the slots, with keys as words, and their number on each device. Empty slots run no round."""
         slots, most, first = self.program.slots, self.program.max_evaluations, self.jobs[0].run
         numbers = [self._leaves[index] for index in self._slot_jobs(queues)]
         real = [slot < len(queue) for queue in queues for slot in range(slots)]
@@ -430,21 +430,21 @@ class JobGroup:
 
 
 class Sample(NamedTuple):
-    """What was measured of a group's program: seconds for a round and for an evaluation of one point."""
+    """Measurements of a program: the seconds of a round and of an evaluation of one point."""
 
     round_s: float
     evaluation_s: float
     observations: dict[int, Observation]  # of some jobs, after two rounds
 
     def seconds(self, jobs: Sequence[Job]) -> float:
-        """An estimate for jobs."""
+        """The estimated seconds of jobs."""
         return sum(self.round_s * job.run.rounds + self.evaluation_s * len(job.evaluation_rounds) for job in jobs)
 
 
 def choose_fastest(group: JobGroup) -> tuple[JobGroup, Sample]:
-    """The group, or one that runs its points all at once where that is faster and shows the very same numbers.
+    """The group, or one that runs its points all at once if that is faster and gives identical numbers.
 
-    Tried on a CPU only, for groups that take long enough to repay the compilation; elsewhere many at once are the rule.
+    It is tried on a CPU only, for groups that run long enough to repay the compilation. Accelerators always do so.
     """
     sample = group.sample()
     if group.program.vmapped or sample.seconds(group.jobs) < TRIAL_S or len(group.jobs) <= len(group.devices):
@@ -475,7 +475,7 @@ def _stack(rows: list[list[np.ndarray]]) -> list[np.ndarray]:
 
 
 def _outcome(job: Job, history: list[Evaluation], observation: Observation, until: int) -> PointEnd:
-    """The history of a job, up to `until` evaluations, from observations after `history`, `(evaluations, ...)`."""
+    """The end of a job after `until` evaluations: `history`, continued by observations `(evaluations, ...)`."""
     task = task_of(job.run.model, job.run.data)
     for at in range(min(len(job.evaluation_rounds), until) - len(history)):
         done, measured, report = jax.tree.map(operator.itemgetter(at), observation)
@@ -493,7 +493,7 @@ def _outcome(job: Job, history: list[Evaluation], observation: Observation, unti
 
 
 def _divergence(job: Job, done: int, clients: list[int]) -> str:
-    """Why a loss or an update is not finite: data and model made it so before the first round, or training did."""
+    """Why a loss or an update is not finite: because of data and model before the first round, or of training."""
     run = job.run
     try:
         unscored.require_scores(run.model, run.data, run_key(run.draw_seed), tolerated=not clients)
@@ -503,7 +503,7 @@ def _divergence(job: Job, done: int, clients: list[int]) -> str:
 
 
 def _clients(job: Job, measured: Measurement) -> dict[str, Any] | None:
-    """The main metric of each client on its own test part, of its own model where it has one; None without parts."""
+    """The main metric of each client on its test records, of its personal model if any; None without such records."""
     data = job.run.data
     if data.test_clients is None:
         return None

@@ -1,7 +1,7 @@
 """A sweep in a folder: points are written as they finish, and a killed sweep continues where it stopped.
 
-A sweep may grow: points are known by what decides their runs, and those that are there stand at their place in the new
-plan. Whatever was seen stays in the plan, so that what choosing costs is of all of it.
+A sweep may grow. A point is identified by everything that decides its run, so stored points take their place in the new
+plan. Every point that was seen stays in the plan, so that the cost of choosing covers it.
 """
 
 import contextlib
@@ -18,14 +18,14 @@ from fedjax_dp.sweeps.axes import Values, in_words
 from fedjax_dp.sweeps.records import PARAMS, POINTS, SELECTION, SWEEP, SWEEP_FOLDER, Record, read_records
 from fedjax_dp.sweeps.runner import Keep, Trained
 
-Plan = Mapping[str, tuple[int, Values]]  # by the id of a point its place, and what it sets
+Plan = Mapping[str, tuple[int, Values]]  # by the id of a point: its index and its values
 Manifest = dict[str, Any]
 
 
 def read_own(folder: pathlib.Path, manifest: Manifest, plan: Plan) -> tuple[Manifest, list[Record]]:
-    """The manifest of a folder and its points, at their places in the plan; that of this sweep and none, if it is new.
+    """The manifest of a folder and its points, indexed as in the plan. A new folder gets `manifest` and has no points.
 
-    Raises: ConfigurationError for a folder of something else, also of a sweep whose points are not all of this one.
+    Raises: ConfigurationError for another kind of folder, and for a sweep with points that are not in the plan.
     """
     if not SWEEP_FOLDER.is_at(folder):
         SWEEP_FOLDER.require_new("out", folder, "give another out", ", or one of this sweep")
@@ -59,9 +59,9 @@ def read_own(folder: pathlib.Path, manifest: Manifest, plan: Plan) -> tuple[Mani
 def lock(
     folder: pathlib.Path, manifest: Manifest, plan: Plan, text: str | None, screen: Screen
 ) -> Iterator[tuple[Manifest, list[Record]]]:
-    """The folder of a sweep for one writer: a new one, or one of the same sweep before it grew. Yields what it holds.
+    """Lock the folder of a sweep, new or of the same sweep before it grew. Yields its manifest and points.
 
-    Raises ConfigurationError for a folder of something else, or one that cannot be written or is by another process.
+    Raises ConfigurationError for another kind of folder, one that cannot be written, or one locked by another process.
     """
     read_own(folder, manifest, plan)  # before there is a lock in a folder of something else
     with folders.lock_folder("out", folder, say=screen.say):
@@ -74,7 +74,7 @@ def lock(
 
 
 def _begin(folder: pathlib.Path, manifest: Manifest, records: Sequence[Record], text: str | None) -> None:
-    """Write down a sweep that is new, or has grown; whenever that is interrupted, the next time does it again."""
+    """Write the files of a sweep that is new or has grown. After an interruption the next call writes them again."""
     (folder / SELECTION).unlink(missing_ok=True)  # of fewer points
     if records:
         folders.write_atomically(folder / POINTS, "".join(map(_line, records)))
@@ -110,12 +110,12 @@ def open_points(folder: pathlib.Path) -> Iterator[Keep]:
 
 
 def params_of(folder: pathlib.Path, record: Record) -> pathlib.Path:
-    """Where the parameters of a point are, if they are kept."""
+    """The file of a point's parameters, which may not exist."""
     return folder / PARAMS / f"{record['point']}.safetensors"
 
 
 def _drop_torn_line(path: pathlib.Path) -> None:
-    """Cut off a last line that a killed writer has left unfinished, so that the next point starts a line of its own."""
+    """Cut off a last line that a killed writer left unfinished, so that the next point starts on a new line."""
     if not path.is_file():
         return
     content = path.read_bytes()
@@ -132,9 +132,9 @@ def _rungs(manifest: Manifest) -> str:
 def manifest_of(
     name: str, digest: str, axes: Sequence[str], seeds: Sequence[int], points: int, halving: int | None = None
 ) -> Manifest:
-    """The manifest of a sweep; no other has its `digest`.
+    """The manifest of a sweep, whose `digest` identifies it.
 
-    One that has grown also says `grown`: how many points were there each time.
+    The manifest of a sweep that has grown also has `grown`: the number of points each time before.
     """
     return {
         "name": name,
@@ -149,7 +149,7 @@ def manifest_of(
 
 
 def recount(folder: pathlib.Path, points: int) -> None:
-    """Write down how many points a sweep has, where that was not known when it began."""
+    """Update the number of points of a sweep that did not know it at its start."""
     manifest = SWEEP_FOLDER.read(folder)
     if manifest["points"] != points:
         with _storage_errors(folder):
@@ -157,7 +157,7 @@ def recount(folder: pathlib.Path, points: int) -> None:
 
 
 def finish(folder: pathlib.Path, cost: dict[str, Any] | None, screen: Screen) -> None:
-    """Tables, pictures, and what choosing among a sweep's points costs."""
+    """Write the tables, the picture and the cost of choosing of a sweep."""
     from fedjax_dp.sweeps import table  # slow to import
 
     manifest, records = read_records(folder)

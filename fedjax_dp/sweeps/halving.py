@@ -1,10 +1,10 @@
-"""Successive halving: after a few rounds the better part of the settings goes on, and so forth to the planned end.
+"""Successive halving: at each rung only the better settings continue, until the last round.
 
 Jamieson and Talwalkar 2016 (arXiv:1502.07943), algorithm 1, with the reduction factor eta of Hyperband (Li et al. 2018,
-arXiv:1603.06560). Of n settings rung i of s = floor(log_eta n) stands after eta^(i - s) of the rounds, at the next
-evaluation, and n / eta^(i + 1) settings go on from there, so that all rungs take about equally many rounds. Settings
-are compared by the mean over their seeds, among those of the same budget and algorithm: the best of each is what a
-sweep over these is for, and small budgets would all be lost first.
+arXiv:1603.06560). With n settings, rung i of s = floor(log_eta n) is the first evaluation after a share eta^(i - s) of
+the rounds, and n / eta^(i + 1) settings continue from it, so that all rungs take about equally many rounds. Settings
+are compared by the mean over their seeds, within the same budget and algorithm: a sweep over these looks for the best
+of each, and small budgets would otherwise all stop first.
 
 >>> [(rung.round, rung.divisor) for rung in rungs_of(27, range(1, 91), 3)]
 [(4, 3), (10, 9), (30, 27)]
@@ -25,15 +25,15 @@ Key = tuple[str, ...]  # of a setting, or of those that are compared with each o
 
 
 class Rung(NamedTuple):
-    """Where settings are compared."""
+    """An evaluation at which settings are compared."""
 
-    evaluations: int  # of a point up to here
+    evaluations: int  # of a point so far
     round: int
-    divisor: int  # of the number of settings, for the number that goes on
+    divisor: int  # the number of settings divided by it continue
 
 
 class Halving(NamedTuple):
-    """The rungs of a sweep, whose settings are `sizes` by the group within which they are compared."""
+    """The rungs of a sweep. `sizes` are the numbers of settings in the groups that are compared."""
 
     eta: int
     axes: tuple[str, ...]
@@ -44,9 +44,9 @@ class Halving(NamedTuple):
 
     @classmethod
     def of(cls, points: Sequence[Values], evaluation_rounds: Iterable[Sequence[int]], eta: int, seeds: int) -> Self:
-        """Of points with the rounds after which each is evaluated.
+        """The rungs for points and the rounds after which each is evaluated.
 
-        Raises: ConfigurationError for points of different rounds, and where no rung stands before the end.
+        Raises: ConfigurationError if points differ in their rounds, or if no rung comes before the last round.
         """
         different = {tuple(each) for each in evaluation_rounds}
         if len(different) > 1:
@@ -65,13 +65,13 @@ class Halving(NamedTuple):
         return cls(eta, axes, tuple(rungs), each[-1], sizes, seeds)
 
     def num_survivors(self, rung: int) -> int:
-        """Points that go on from a rung; -1: that begin."""
+        """The number of points that continue from a rung; -1: that begin."""
         divisor = 1 if rung < 0 else self.rungs[rung].divisor
         return self.seeds * sum(max(size // divisor, 1) for size in self.sizes.values())
 
     @property
     def share(self) -> float:
-        """The part of all points' rounds that is run."""
+        """The share of the rounds of all points that is run."""
         ends = [0, *(rung.round for rung in self.rungs), self.rounds]
         run = sum(
             (end - start) * self.num_survivors(at - 1) for at, (start, end) in enumerate(itertools.pairwise(ends))
@@ -90,9 +90,9 @@ class Halving(NamedTuple):
         return {"eta": self.eta, "rungs": rungs, "rounds": self.rounds, "share": self.share}
 
     def survivors(self, records: Iterable[Record], rung: Rung) -> set[Key]:
-        """The settings that go on from a rung, of those whose points reached it or were lost before.
+        """The settings that continue from a rung, among those whose points reached it or failed before.
 
-        Equals go on in the order of the plan. One with a lost seed never does.
+        Ties are broken by the order of the plan. A setting with a failed seed never continues.
         """
         records_at_rung = [_cut_at(record, rung.round) for record in records]
         measure, groups = metric_of(records_at_rung, None), dict[Key, list[Key]]()
@@ -102,7 +102,7 @@ class Halving(NamedTuple):
 
 
 def rungs_of(settings: int, evaluation_rounds: Sequence[int], eta: int) -> list[Rung]:
-    """Where so many settings are compared; of several rungs at one evaluation the last."""
+    """The rungs for a number of settings. Of several rungs at one evaluation only the last is kept."""
     rounds, steps = evaluation_rounds[-1], 0
     while eta ** (steps + 1) <= min(settings, rounds):
         steps += 1
@@ -115,12 +115,12 @@ def rungs_of(settings: int, evaluation_rounds: Sequence[int], eta: int) -> list[
 
 
 def key_of(values: Values, axes: Sequence[str]) -> Key:
-    """Equal for the points of a setting."""
+    """A key that is equal for the points of a setting."""
     return tuple(value_key(values.get(name)) for name in axes)
 
 
 def is_done_until(record: Record | None, until: int) -> bool:
-    """Whether nothing is left to run of a point up to a round."""
+    """Whether a point needs no more training to reach a round."""
     if record is None or record["status"] == "failed":
         return False
     return record["status"] != "stopped" or record["history"][-1]["round"] >= until

@@ -10,7 +10,7 @@ from fedjax_dp.sweeps import axes as spans
 from fedjax_dp.sweeps.axes import Values
 
 ALIASES = {"batch_size": "batches.size", "local_steps": "local.steps", "cohort_size": "cohort.size"}  # constructors'
-RUN_AXES = ("rounds", "epsilon", "delta")  # of a sweep over an algorithm value: what is not part of it
+RUN_AXES = ("rounds", "epsilon", "delta")  # axes that are no part of the algorithm
 
 
 def algorithm_of(algorithm: Algorithm | Callable[..., Algorithm], values: Values) -> Algorithm:
@@ -36,9 +36,9 @@ def algorithm_of(algorithm: Algorithm | Callable[..., Algorithm], values: Values
 
 
 def integer_axes(algorithm: Algorithm | Callable[..., Algorithm], axes: Mapping[str, Any]) -> set[str]:
-    """Axes whose ranges hold integers: the rounds, and places of the algorithm that hold one.
+    """The axes whose ranges hold integers: the rounds, and fields of the algorithm that hold an integer.
 
-    Of a function nothing is known: there a linear range between integers holds integers.
+    The arguments of a function have no known type: a linear range between integers then holds integers.
     """
     names = [field for name in axes for field in spans.fields_of(name) if field not in RUN_AXES]
     if not isinstance(algorithm, Algorithm):
@@ -49,7 +49,7 @@ def integer_axes(algorithm: Algorithm | Callable[..., Algorithm], axes: Mapping[
 
 
 def _read(part: Any, path: tuple[str, ...]) -> Any:
-    """What stands at a place."""
+    """The value at a path."""
     for name in path:
         if isinstance(part, dict):
             part = part[name]
@@ -59,7 +59,7 @@ def _read(part: Any, path: tuple[str, ...]) -> Any:
 
 
 def _paths(part: Any, above: tuple[str, ...] = ()) -> Iterable[tuple[str, ...]]:
-    """The way to every number and structure of a value."""
+    """The paths to all numbers and structures of a value."""
     if dataclasses.is_dataclass(part):
         below = {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
     elif isinstance(part, dict):
@@ -74,7 +74,7 @@ def _paths(part: Any, above: tuple[str, ...] = ()) -> Iterable[tuple[str, ...]]:
 
 
 def _find_path(name: str, paths: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
-    """The place that a name means; a field comes before a hyperparameter of a rule that it is handed to."""
+    """The path that a name means. A field takes precedence over a hyperparameter of the same name."""
     words = tuple(ALIASES.get(name, name).split("."))
     ending = [path for path in paths if path[-len(words) :] == words]
     ending = [path for path in ending if "hyperparameters" not in path] or ending
@@ -89,7 +89,7 @@ def _find_path(name: str, paths: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
 
 
 def _replace_at(part: Any, path: tuple[str, ...], value: Any) -> Any:
-    """The same value with another number, or structure, at a place."""
+    """A copy of a value with another number or structure at a path."""
     if not path:
         return value
     first, rest = path[0], path[1:]

@@ -1,7 +1,7 @@
-"""The description of a sweep, and the runs that it stands for.
+"""The description of a sweep, and the runs that it consists of.
 
-In TOML: the fields that all runs share under `[base]`, what varies under `[axes]` (`sweeps.axes` says how) and in
-`[[points]]`, and `seeds`, `halving`, `trials`, `trials_law`, `search`, `search_batch` and `search_seed` at the top.
+In TOML, `[base]` has the fields that all runs share, `[axes]` (see `sweeps.axes`) and `[[points]]` have those that
+vary, and `seeds`, `halving`, `trials`, `trials_law`, `search`, `search_batch` and `search_seed` are at the top.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ from fedjax_dp.sweeps.axes import Axis, Values
 T = TypeVar("T")
 _ETAS = {"geometric": 1.0, "logarithmic": 0.0}
 LAWS = ("fixed", "poisson", *_ETAS)
-# What may not stand in [base], or not vary: what is wanted instead, and the remedy.
+# Fields that [base] may not have, or that may not vary: what is wanted instead, and the remedy.
 _NOT_BASE = {
     "seed": ("given at the top", "write seeds = 5, or seeds = [3]"),
     "out": ("left out", "a sweep has one folder for all its runs"),
@@ -44,13 +44,13 @@ _NOT_VARIED = _NOT_BASE | {"data_dir": _SHARED, "checkpoint_every": _SHARED}
 
 @dataclasses.dataclass(frozen=True)
 class SweepConfig:
-    """Everything that decides a sweep: keys of its TOML file, of which `[base]` holds fields of a run.
+    """Everything that decides a sweep: the keys of its TOML file. `[base]` holds fields of a run.
 
     With `trials`, points are drawn at random instead of taking the whole grid; their number is `trials`, or drawn
     with that mean where `trials_law` is not fixed. With `search` "tpe" they are chosen by the results of those before
     them, `search_batch` at once. `halving` is the reduction factor of successive halving.
-    Once made it is in its normal form, every value of its field's type.
-    Raises: ConfigurationError for what no run can be, as far as that needs neither data nor algorithms.
+    The constructor converts every value to the type of its field.
+    Raises: ConfigurationError for invalid fields and values, as far as neither data nor algorithms are needed.
     """
 
     base: Values = dataclasses.field(default_factory=dict)
@@ -86,14 +86,14 @@ class SweepConfig:
         _require_number_of_points(self)
 
     @property
-    def parsed(self) -> dict[str, Axis]:
-        """What varies, by the names of axes; points written out first."""
+    def axes_by_name(self) -> dict[str, Axis]:
+        """The axes by name, points written out first."""
         known = _known_options(self)
         integers = {name for name, option in known.items() if int in option.kinds}
         return axes.parse(self.axes, self.points, integers=integers)
 
     @property
-    def varied(self) -> list[str]:
+    def varying_fields(self) -> list[str]:
         """The fields that axes and points set."""
         written = [*self.axes, *(name for point in self.points for name in point)]
         return list(dict.fromkeys(name.strip() for names in written for name in names.split(",")))
@@ -145,14 +145,14 @@ def digest(sweep: SweepConfig) -> str:
 
 
 def _non_defaults(sweep: SweepConfig) -> Values:
-    """Fields that count only where they say something, so that digests of sweeps without them stay."""
+    """The fields that differ from their defaults. Only these enter the digest, so that earlier digests stay."""
     return {name: getattr(sweep, name) for name, usual in _DEFAULTS.items() if getattr(sweep, name) != usual}
 
 
 def expand(sweep: SweepConfig) -> list[Point]:
-    """Every run of the sweep, resolved; the last axis varies faster than those before it, and the seed fastest.
+    """Every run of the sweep, resolved. Later axes vary faster, and the seed varies fastest.
 
-    Raises: ConfigurationError that counts the runs which cannot be, or names two written down that are the same.
+    Raises: ConfigurationError that counts the invalid runs, or names two runs that are equal.
     """
     points = points_of(sweep, _seedless_points(sweep))
     if sweep.trials is None:
@@ -161,7 +161,7 @@ def expand(sweep: SweepConfig) -> list[Point]:
 
 
 def points_of(sweep: SweepConfig, seedless: Sequence[Values], first: int = 0) -> list[Point]:
-    """Points with every seed, resolved, and numbered from `first` on. Raises: as `expand`, where some cannot be."""
+    """Points with every seed, resolved and numbered from `first` on. Raises: as `expand`, for invalid runs."""
     values = axes.with_seeds(seedless, sweep.seeds)
 
     def point(at: int) -> Point:
@@ -172,7 +172,7 @@ def points_of(sweep: SweepConfig, seedless: Sequence[Values], first: int = 0) ->
 
 
 def law_of(sweep: SweepConfig) -> Trials | None:
-    """The law that the number of trials is drawn from; None where it is fixed, or nothing is drawn."""
+    """The distribution of the number of trials; None if it is fixed, or nothing is drawn."""
     if sweep.trials is None or sweep.trials_law == "fixed":
         return None
     if sweep.trials_law == "poisson":
@@ -181,7 +181,7 @@ def law_of(sweep: SweepConfig) -> Trials | None:
 
 
 def _base_of(base: Values, varied: Values) -> Values:
-    """What of `[base]` a point takes: where algorithms vary, nothing that its own has no use for."""
+    """The fields of `[base]` for a point. Where algorithms vary, those that its own does not take are left out."""
     algorithm = str(varied.get("algorithm"))
     if algorithm not in CATALOGUE and not own_code.is_file_name(algorithm):
         return base
@@ -189,7 +189,7 @@ def _base_of(base: Values, varied: Values) -> Values:
 
 
 def options_for(entry: Entry[Any], values: Values) -> Values:
-    """Of values for several algorithms, those that mean something to one."""
+    """The values, of several algorithms, that one of them takes."""
     taken, apart = options_of(entry) | own_numbers(values), () if entry.private else OF_PRIVATE
     effective = {name: option.default for name, option in taken.items()} | dict(values)
     return {
@@ -204,7 +204,7 @@ def collect(
     make: Callable[[int], T],
     refusals: tuple[type[Exception], ...] = (errors.ConfigurationError,),
 ) -> list[T]:
-    """`make` of the number of each point. Raises one ConfigurationError for all the points that it refuses."""
+    """Call `make` with the index of each point. Raises one ConfigurationError for all the points that it refuses."""
     made, refused = [], []
     for index, values in enumerate(points):
         try:
@@ -217,7 +217,7 @@ def collect(
 
 
 def refuse_points(total: int, refused: Sequence[tuple[Values, str]]) -> errors.ConfigurationError:
-    """The error to raise for points with the reasons why they cannot run: how many, and three different reasons."""
+    """The error for points that cannot run: their number and up to three different reasons."""
     first: dict[str, Values] = {}
     for values, reason in refused:
         first.setdefault(reason, values)
@@ -234,13 +234,13 @@ def refuse_points(total: int, refused: Sequence[tuple[Values, str]]) -> errors.C
 
 
 def identity(config: RunSpec) -> str:
-    """12 hexadecimal digits of what decides a run's result: its fields, but neither its folders nor checkpoints."""
+    """12 hexadecimal digits of the fields that decide a run's result: neither folders nor checkpoints count."""
     apart = ("data_dir", "out", "checkpoint_every")
     return _hash({name: value for name, value in config.flat().items() if name not in apart} | _code(config.code))
 
 
 def _require_disjoint(sweep: SweepConfig) -> None:
-    """Refuses a field that two of axes, points and base set."""
+    """Refuses a field that is in two of axes, points and base."""
     owners = {name: "[[points]]" for point in sweep.points for name in point}
     owners |= {name: f"axis {joined}" for joined in sweep.axes for name in axes.fields_of(joined)}
     for name in sweep.base:
@@ -249,7 +249,7 @@ def _require_disjoint(sweep: SweepConfig) -> None:
 
 
 def _require_number_of_points(sweep: SweepConfig) -> None:
-    """Refuses settings of a random search without one, more points than a sweep may hold, and a single one."""
+    """Refuses options of a random search without trials, more points than a sweep may hold, and a single run."""
     copies = len(sweep.seeds)
     own = of_class(SweepConfig)
     errors.require_choice("trials_law", own["trials_law"].typed(sweep.trials_law), LAWS)
@@ -266,19 +266,19 @@ def _require_number_of_points(sweep: SweepConfig) -> None:
         raise errors.refuse("trials_law", sweep.trials_law, f"fixed with search {sweep.search}", remedy)
     if sweep.trials is not None:
         errors.require_integer("trials", own["trials"].typed(sweep.trials), 1, axes.LARGEST // copies)
-        if not sweep.parsed:
+        if not sweep.axes_by_name:
             raise errors.refuse("trials", sweep.trials, "left out without axes or points to draw from", "add [axes]")
         return
     for name, default in (("trials_law", "fixed"), ("search_seed", 0)):
         if getattr(sweep, name) != default:
             raise errors.refuse(name, getattr(sweep, name), "left out without trials", "give trials = 20")
-    axes.require_size(math.prod(map(len, axes.entries_of(sweep.parsed))) * copies)
-    if not sweep.parsed and copies == 1:
+    axes.require_size(math.prod(map(len, axes.entries_of(sweep.axes_by_name))) * copies)
+    if not sweep.axes_by_name and copies == 1:
         raise errors.refuse("a sweep", "one run", "of several runs", "add [axes], [[points]] or seeds = 5")
 
 
 def require_plain_search(search: str, batch: int, trials: int | None, halving: int | None) -> None:
-    """Refuse unknown searches, and options that a search by results excludes."""
+    """Refuse unknown searches, and options that do not go with a search by results."""
     errors.require_choice("search", search, SEARCHES)
     if search == "tpe" and trials is None:
         raise errors.refuse("search", search, "left out without trials", "give trials = 20, or --trials 20")
@@ -289,7 +289,7 @@ def require_plain_search(search: str, batch: int, trials: int | None, halving: i
 
 
 def _own_code(sweep: SweepConfig) -> dict[str, list[str]]:
-    """Names of the user's own code anywhere in a sweep, by the field that takes them."""
+    """Names of user-defined code anywhere in a sweep, by field."""
     pairs = [pair for values in (sweep.base, *sweep.points) for pair in values.items()]
     for joined, written in sweep.axes.items():
         for entry in written if isinstance(written, list | tuple) else ():
@@ -302,7 +302,7 @@ def _own_code(sweep: SweepConfig) -> dict[str, list[str]]:
 
 
 def _known_options(sweep: SweepConfig) -> Options:
-    """Options of its runs, those of the user's own algorithms and parts among them."""
+    """The options of its runs, including those of user-defined algorithms and parts."""
     own = _own_code(sweep)
     result = known_options(*own.get("algorithm", ()))
     for slot in CHOICES:
@@ -335,7 +335,7 @@ def _convert(what: str, written: Any, option: Option) -> Any:
 
 
 def _convert_axis(what: str, fields: tuple[str, ...], written: Any, known: Options) -> Any:
-    """The values of an axis as its fields' types; lists and ranges of the wrong form are left to `axes.parse`."""
+    """The values of an axis, converted to the types of its fields. `axes.parse` refuses wrong lists and ranges."""
     for field in fields:
         _require_field(what, field, _NOT_VARIED, known)
     if isinstance(written, Mapping) and len(fields) == 1:
@@ -379,9 +379,9 @@ def _require_tables(sweep: SweepConfig) -> None:
 
 
 def _seedless_points(sweep: SweepConfig) -> list[Values]:
-    """The points of a sweep, before each is run with every seed."""
+    """The points of a sweep without seeds."""
     if sweep.trials is None:
-        return axes.grid(sweep.parsed)
+        return axes.grid(sweep.axes_by_name)
     law, trials = law_of(sweep), sweep.trials
     if law is not None:
         trials = law.draw(axes.generator(sweep.search_seed, "number of trials"))
@@ -392,7 +392,7 @@ def _seedless_points(sweep: SweepConfig) -> list[Values]:
             "at least 1 to run anything",
             "this search ends with no result; trials_law geometric always draws one",
         )
-    return axes.random_points(sweep.parsed, trials, sweep.search_seed)
+    return axes.random_points(sweep.axes_by_name, trials, sweep.search_seed)
 
 
 def _require_different(points: Iterable[Point]) -> None:

@@ -1,4 +1,4 @@
-"""From points to jobs: data built once, every point checked before anything runs, noise found for every budget."""
+"""From points to jobs: data is built once, all points are checked first, and noise is calibrated."""
 
 import dataclasses
 import zlib
@@ -27,33 +27,33 @@ from fedjax_dp.sweeps.plan import Point, collect
 
 @dataclasses.dataclass(frozen=True)
 class PreparedPoint:
-    """A point as it is run and recorded: with its noise and what it promises."""
+    """A point ready to run, with its noise and its Guarantee."""
 
     index: int
     id: str
     values: Values  # axes, then the seed
-    config: Mapping[str, Any]  # everything else that is known of it
+    config: Mapping[str, Any]  # of the run; of a sweep in Python only rounds, epsilon and delta
     job: Job
     guarantee: Guarantee
     point: Point | None = None  # that it is of, in a sweep of configurations
 
 
 class Sources:
-    """Data of configurations: each built once, and the records of equal data sets held once."""
+    """The data of configurations. Each is built once, and equal data sets share their records in memory."""
 
     def __init__(self) -> None:
         self._built: dict[Any, FederatedData] = {}
         self._records: dict[Any, FederatedData] = {}
 
     def of(self, config: PopulationConfig) -> FederatedData:
-        """The clients of a resolved configuration."""
+        """The data of a resolved configuration."""
         key = dataclasses.astuple(config)
         if key not in self._built:
             self._built[key] = self.share(build_data(config))
         return self._built[key]
 
     def share(self, data: FederatedData) -> FederatedData:
-        """The same data, with the very arrays of records of an equal data set that was met before."""
+        """The same data, which shares the arrays of records with an equal data set that is known already."""
         leaves, shape = jax.tree.flatten((data.x, data.y, data.x_test, data.y_test))
         arrays = [np.ascontiguousarray(a) for a in leaves]
         key = (shape, *((a.shape, a.dtype.str, zlib.crc32(a.view(np.uint8).reshape(-1).data)) for a in arrays))
@@ -63,29 +63,29 @@ class Sources:
             return data
         return replace(data, x=first.x, y=first.y, x_test=first.x_test, y_test=first.y_test)
 
-    def planned(self, config: RunSpec) -> PlannedRun:
-        """The run of a configuration on its clients."""
+    def plan_run(self, config: RunSpec) -> PlannedRun:
+        """The run of a configuration on its data."""
         return planned_of(config, self.of(config.data))
 
 
 def build(points: Sequence[Point], sources: Sources) -> list[PlannedRun]:
     """The run of every point, checked. Raises one ConfigurationError for all the points that cannot run."""
 
-    def planned(at: int) -> PlannedRun:
+    def plan_point(at: int) -> PlannedRun:
         with points[at].config.naming_defaults():
-            return sources.planned(points[at].config)
+            return sources.plan_run(points[at].config)
 
-    return collect([point.values for point in points], planned)
+    return collect([point.values for point in points], plan_point)
 
 
 def refuse_halting(terms: PrivacyTerms) -> None:
-    """Points of a sweep take as many rounds as they say."""
+    """Refuse options that end a run early: points of a sweep run all their rounds."""
     where, remedy = "in a sweep, whose points take all their rounds", "give rounds, as an axis if need be, or epsilon"
     errors.require_left_out(terms, ("stop_at_epsilon", "stop"), where, remedy)
 
 
 def find_noise(points: Sequence[Point], runs: Sequence[PlannedRun], screen: Screen) -> list[PreparedPoint]:
-    """Every point with the noise that meets its budget. Raises one ConfigurationError for all that cannot meet it."""
+    """Calibrate the noise of every point. Raises one ConfigurationError for all that cannot meet their budget."""
     with screen.bar("noise of points", total=len(points)) as show:
 
         def prepare_point(at: int) -> PreparedPoint:
@@ -100,7 +100,7 @@ def find_noise(points: Sequence[Point], runs: Sequence[PlannedRun], screen: Scre
 
 
 def with_noise(point: Point, run: PlannedRun, guarantee: Guarantee) -> PreparedPoint:
-    """A point whose run has its noise."""
+    """The prepared point of a run that has its noise."""
     output, execution = point.config.output, point.config.execution
     job = Job(
         run, output.evaluate_every, bool(output.train_metrics), execution.chunk_size, parts=execution.deterministic

@@ -42,14 +42,14 @@ class Points(NamedTuple):
 
 
 class Running(NamedTuple):
-    """Where a point stands."""
+    """The state of a point between segments."""
 
     state: ServerState
-    finite: jax.Array  # bool: all it has shown is finite; else it stays where it is
+    finite: jax.Array  # bool: all its numbers were finite; else it is not trained further
 
 
 class Observation(NamedTuple):
-    """What is measured of a point at an evaluation."""
+    """The measurements of a point at an evaluation."""
 
     round: jax.Array
     evaluation: Measurement
@@ -115,7 +115,7 @@ class Program:
     def _observe(
         self, model: Model, point: Points, data: FederatedData, state: ServerState, report: RoundReport
     ) -> Observation:
-        """What there is to see of a point whose last round gave `report`."""
+        """The measurements of a point whose last round returned `report`."""
         state = with_final_model(point.algorithm, state)
         measured, local = (
             metrics.measure(state.params, data, model=model, train=self.train_metrics),
@@ -137,7 +137,7 @@ class Program:
         first: jax.Array,
         last: jax.Array,
     ) -> tuple[Running, Observation]:
-        """One point from evaluation to evaluation; `blank` stands for those that are not reached."""
+        """Train one point from evaluation `first` to `last`. Evaluations that are not reached stay `blank`."""
         data = replace(records, **point.partition)
 
         def to_mark(at: jax.Array, carry: tuple[Running, Observation]) -> tuple[Running, Observation]:
@@ -154,9 +154,9 @@ class Program:
         return reached
 
     def _over_points(self, one: Callable[[In], Out], points: In, count: jax.Array, like: Out) -> Out:
-        """`one` of each of the first `count` points, stacked; the contents of the other slots mean nothing.
+        """The stacked results of `one` for the first `count` points. Other slots have arbitrary contents.
 
-        `like` has the shapes of one result, so that nothing is traced to find them.
+        `like` has the shapes of one result, so that they need no tracing.
         """
         if self.vmapped:
             return jax.vmap(one)(points)
@@ -179,7 +179,7 @@ class Program:
     def shapes(
         self, algorithm: Algorithm, partition: dict[str, Any], records: FederatedData, frozen: Any
     ) -> tuple[Points, FederatedData, Any, Any]:
-        """What `compile` takes for points like this one: nothing is placed before it is known to fit."""
+        """The arguments of `compile` for points like this one, as shapes: nothing is placed before it surely fits."""
         spread, devices = NamedSharding(self.mesh, P(AXIS)), self.mesh.size
 
         def many(count: int, tree: Any, kind: Any = None) -> Any:
@@ -233,7 +233,7 @@ def _first(points: Any) -> Any:
 
 
 def _bytes(used: Any) -> int:
-    """What a device holds while a program runs; 0 where the compiler does not say."""
+    """The bytes that a device needs while a program runs; 0 if the compiler does not report them."""
     if used is None:
         return 0
     held: int = used.argument_size_in_bytes + used.output_size_in_bytes - used.alias_size_in_bytes

@@ -1,4 +1,4 @@
-"""The records of a sweep on the devices, placed once for each data set."""
+"""The records of a sweep on the devices. Each data set is placed once."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,13 +14,13 @@ from fedjax_dp.sweeps.program import AXIS
 
 
 class RecordCache:
-    """The records that each device holds: those of the data set that it ran on last."""
+    """The records on each device, which are those of the data set that it used last."""
 
     def __init__(self) -> None:
         self._cached: dict[int, tuple[Any, list[jax.Array]]] = {}
 
     def records(self, datas: Sequence[FederatedData], largest: int, smallest: int, mesh: Mesh) -> FederatedData:
-        """The records of each device's data set `(devices, ...)`; those that a device already holds stay there."""
+        """The records of each device's data set `(devices, ...)`. Records that a device already holds are not moved."""
         for at, (data, device) in enumerate(zip(datas, mesh.devices.flat, strict=True)):
             if at not in self._cached or self._cached[at][0] != base_of(data):
                 self._cached.pop(at, None)
@@ -38,12 +38,12 @@ class RecordCache:
 
 
 def records_of(data: FederatedData, largest: int, smallest: int) -> FederatedData:
-    """What all partitions of a data set share, where no client has more or fewer records than these."""
+    """The part of a data set that its partitions share. Clients have from `smallest` to `largest` records."""
     shared = replace(data, **dict.fromkeys(data.partition), name="", learnt=(), overlap="")
     return replace(shared, largest=largest, smallest=smallest)
 
 
 def base_of(data: FederatedData) -> tuple[float, ...]:
-    """A key that is equal for data sets of the same records."""
+    """A key that is equal for data sets with the same records."""
     arrays = tuple(id(array) for array in jax.tree.leaves((data.x, data.y, data.x_test, data.y_test)))
     return (*arrays, float(data.scale), float(data.shift))

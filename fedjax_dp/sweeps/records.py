@@ -1,10 +1,10 @@
-"""The files of a sweep folder: `sweep.json` about the plan, and `points.jsonl` with one object per finished point."""
+"""The files of a sweep folder: `sweep.json` describes the plan, `points.jsonl` has one object per finished point."""
 
 import json
 import math
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedjax_dp import errors, folders
@@ -40,8 +40,10 @@ PARTS: dict[str, type | tuple[type, ...]] = {
 }
 
 
-def choosing(folder: pathlib.Path, records: Sequence[Record], measure: Measure | None = None) -> dict[str, Any] | None:
-    """What choosing by a metric costs, by default the main one; None as long as it is not known.
+def read_selection_cost(
+    folder: pathlib.Path, records: Sequence[Record], measure: Measure | None = None
+) -> dict[str, Any] | None:
+    """The cost of choosing by a metric, the main one by default; None if it is not known yet.
 
     Raises: ConfigurationError for a file that the sweep did not write.
     """
@@ -51,14 +53,33 @@ def choosing(folder: pathlib.Path, records: Sequence[Record], measure: Measure |
     cost = folders.read_json(path)
     if not isinstance(cost, dict) or not isinstance(cost.get("short"), str):
         raise errors.refuse(str(path), "something else", "a JSON object with what choosing costs")
+    return cost_by_metric(cost, records, measure)
+
+
+def cost_by_metric(
+    cost: Mapping[str, Any], records: Sequence[Record], measure: Measure | None = None
+) -> dict[str, Any]:
+    """The cost of choosing where settings are compared by a metric: none is stated for one of private records."""
     held = any(record.get("clients") is not None for record in records)
     what = private_records(held, measure or metric_of(records, None))
     private = any(math.isfinite(proved_epsilon(record)) for record in records)
-    return cost if what is None or not private else without_epsilon(what)
+    return dict(cost) if what is None or not private else without_epsilon(what)
+
+
+def cost_statement(cost: Mapping[str, Any] | None, folder: pathlib.Path | None) -> str | None:
+    """The cost of choosing in one line, and the file that says more, if there is one."""
+    if cost is None:
+        return None
+    return cost["short"] if folder is None else f"{cost['short']}; {folders.quote_path(folder)}/{SELECTION} says more"
+
+
+def is_configuration(config: Mapping[str, Any]) -> bool:
+    """Whether `fedjax-dp run` takes it. A sweep made in Python records only rounds and budget, and no seed."""
+    return "seed" in config
 
 
 def without_epsilon(what: str, remedy: str = PUBLIC_TESTS) -> dict[str, Any]:
-    """That a choice by private records has no epsilon, as `selection_cost.cost_of_choosing` says it."""
+    """The cost of a choice by private records, which has no epsilon, in the form of `cost_of_choosing`."""
     text = f"no epsilon is stated for choosing among these runs, as they are compared by {what}; {remedy}"
     return {"epsilon": None, "short": text, "statement": text}
 
@@ -66,8 +87,8 @@ def without_epsilon(what: str, remedy: str = PUBLIC_TESTS) -> dict[str, Any]:
 def read_records(folder: str | os.PathLike[str]) -> tuple[dict[str, Any], list[Record]]:
     """The manifest of a sweep's folder, and the finished points in the order of the plan.
 
-    A last line that breaks off, as a killed writer leaves it, is no point yet. Of points with the same id the first
-    counts that has come to its end, else the last. Everything else that is not as the writer made it is refused.
+    An incomplete last line, as a killed writer leaves it, is ignored. Of several lines with the same id the first
+    finished one counts, else the last. Any other damage is refused.
     """
     folder = pathlib.Path(folder)
     manifest = SWEEP_FOLDER.read(folder)
@@ -82,7 +103,7 @@ def read_records(folder: str | os.PathLike[str]) -> tuple[dict[str, Any], list[R
 
 
 def _record(line: bytes, where: str) -> Record | None:
-    """The point on a line; None where the line breaks off."""
+    """The point on a line; None for an incomplete line."""
     if not line.endswith(b"\n"):
         return None
     try:
@@ -103,7 +124,7 @@ def _record(line: bytes, where: str) -> Record | None:
 
 
 def _require_known_parts(guarantee: Record, where: str) -> None:
-    """Refuse a Guarantee with phases or a deployment that another version wrote."""
+    """Refuse a Guarantee whose phases or deployment another version wrote."""
     deployment = guarantee.get("deployment")
     parts: list[tuple[Any, Any]] = [(DeploymentSummary, deployment)] if deployment else []
     parts += [(EarlierPhase, phase) for phase in guarantee.get("phases") or ()]

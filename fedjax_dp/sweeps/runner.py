@@ -1,4 +1,4 @@
-"""A sweep from plan to outcomes: groups are compiled, the plan is printed, points are run and recorded as they end."""
+"""A sweep from plan to results: groups are compiled, the plan is printed, points run and are recorded as they end."""
 
 import itertools
 import time
@@ -19,12 +19,12 @@ from fedjax_dp.sweeps.plan import refuse_points
 from fedjax_dp.sweeps.preparation import PreparedPoint
 from fedjax_dp.sweeps.records import Record
 from fedjax_dp.sweeps.settings import measures_of_records
-from fedjax_dp.tasks import describe_task
+from fedjax_dp.tasks import constant_baseline, describe_task
 from fedjax_dp.tasks.measures import Measure
 
 
 class Trained(NamedTuple):
-    """What is kept of a point's model; its ledger has no checksum of records, which would be read for every point."""
+    """A point's trained model. Its ledger has no checksum of the records, which would be read for every point."""
 
     params: Any
     ledger: str
@@ -35,7 +35,10 @@ MOST_BYTES = 2**30  # of parameters that a sweep keeps, and of states of points 
 
 
 def record(entry: PreparedPoint, outcome: PointEnd) -> Record:
-    """What is kept of a point: one JSON object."""
+    """The record of a point, one JSON object."""
+    data = entry.job.run.data
+    task = task_of(entry.job.run.model, data)
+    baseline = constant_baseline(task, data.y_test)
     return {
         "point": entry.id,
         "index": entry.index,
@@ -43,7 +46,8 @@ def record(entry: PreparedPoint, outcome: PointEnd) -> Record:
         "config": dict(entry.config),
         "status": outcome.status,
         "reason": outcome.reason,
-        "task": describe_task(task_of(entry.job.run.model, entry.job.run.data)),
+        "task": describe_task(task),
+        "baseline": None if baseline is None else baseline._asdict(),
         "history": [point.row() for point in outcome.history],
         "clients": outcome.clients,
         "guarantee": entry.guarantee.to_dict(),
@@ -56,13 +60,13 @@ class SweepPlan(NamedTuple):
 
     groups: list[JobGroup]
     entries: list[list[PreparedPoint]]
-    seconds: list[float]  # estimates, of all points to their end
+    seconds: list[float]  # estimates, if all points run to their end
     prepare_s: float
     halving: Halving | None = None  # by which most points stop before
-    search: str | None = None  # which of its batches this is
+    search: str | None = None  # the progress of a search in words
 
     def part(self, ids: Collection[str]) -> "SweepPlan":
-        """That of some of the points."""
+        """The plan of some of the points."""
         kept = [[at for at, one in enumerate(entries) if one.id in ids] for entries in self.entries]
         return self._replace(
             groups=[
@@ -73,7 +77,7 @@ class SweepPlan(NamedTuple):
 
     @property
     def total_s(self) -> float:
-        """An estimate of what it takes."""
+        """The estimated seconds of all points."""
         return sum(self.seconds) * (self.halving.share if self.halving else 1.0)
 
     def lines(self) -> list[str]:
@@ -104,7 +108,7 @@ class SweepPlan(NamedTuple):
         return f"{order} {where}, {group.compiled.bytes / 1e6:,.1f} MB" + (" each" if many > 1 else "")
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON: bytes of a device, estimated seconds."""
+        """The plan as JSON: bytes on a device, estimated seconds."""
         programs = [
             {
                 "points": len(entries),
@@ -148,9 +152,9 @@ def compile_plan(
 ) -> SweepPlan:
     """Groups of the entries, compiled and timed; see `JobGroup` for the options.
 
-    known  groups by their structure, to take where they are and to add to.
-    Raises: ConfigurationError if a point does not fit the memory, and for all points whose program user-defined code
-            fails to make.
+    known  groups by structure, which are reused and extended.
+    Raises: ConfigurationError if a point does not fit the memory, and for all points where user-defined code fails
+            while a program is compiled.
     """
     if not entries:
         return SweepPlan([], [], [], 0.0)
@@ -196,8 +200,8 @@ def execute(
 ) -> dict[str, PointEnd]:
     """Run a plan; `with_params` keeps the parameters of its points, unless they are more than MOST_BYTES.
 
-    until, before  evaluations after which points stop, and where they had stopped, see `JobGroup.run`. Returned is
-                   where they stand then, as far as that is at most MOST_BYTES: other points begin anew.
+    until, before  evaluations after which points stop, and their earlier ends, see `JobGroup.run`. Returns the states
+                   of stopped points, up to MOST_BYTES of them; other points will begin again.
     """
     stopped: dict[str, PointEnd] = {}
     room, before = MOST_BYTES, before or {}
@@ -236,15 +240,15 @@ def execute_rungs(
     with_params: bool = False,
     parts: int | None = None,
 ) -> None:
-    """Run points by successive halving, from where their records `held` have come to.
+    """Run points by successive halving, continuing from their stored records `held`.
 
-    Who goes on from a rung follows from the records, so that it is the same after an interruption. Points go on from
-    their states where these are at hand, else from round 0: the same, bit for bit.
+    The records decide which settings continue, so an interruption changes nothing. Points continue from their states if
+    these are in memory, else from round 0, with the same results bit for bit.
     """
     latest = {one["point"]: one for one in held}
     alive, plan, before = list(entries), None, dict[str, PointEnd]()
 
-    def kept(one: Record, trained: Trained | None) -> None:
+    def keep_result(one: Record, trained: Trained | None) -> None:
         latest[one["point"]] = one
         keep(one, trained)
 
@@ -257,7 +261,7 @@ def execute_rungs(
                 announce(plan, screen)
             last = rung is None and with_params
             before = execute(
-                plan.part(left), kept, screen, with_params=last, until=rung and rung.evaluations, before=before
+                plan.part(left), keep_result, screen, with_params=last, until=rung and rung.evaluations, before=before
             )
         if rung is not None:
             chosen = halving.survivors([latest[entry.id] for entry in alive], rung)
@@ -274,7 +278,7 @@ def _trained_model(entry: PreparedPoint, outcome: PointEnd) -> Trained | None:
 
 
 def _bytes(entry: PreparedPoint) -> int:
-    """Of a point's parameters."""
+    """The bytes of a point's parameters."""
     params = jax.eval_shape(entry.job.run.model.init, jax.random.key(0))
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
 

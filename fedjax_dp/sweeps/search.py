@@ -1,8 +1,8 @@
-"""Trials that Optuna's sampler TPE proposes, each from the results of those before it.
+"""Trials proposed by Optuna's TPE sampler from the results of earlier trials.
 
 Bergstra, Bardenet, Bengio and Kegl 2011: a tree-structured Parzen estimator of what good trials have in common and
-others lack. A batch of trials is proposed, run as one, and reported to the sampler: of each the mean over its seeds.
-Nothing of the sampler is stored: for the same seed and the results in a sweep's folder it proposes the same again.
+others lack. A batch of trials is proposed and run, and the mean of each over its seeds is reported to the sampler.
+The sampler is not stored: with the same seed and the results in the sweep's folder it proposes the same trials.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,10 +18,10 @@ P = TypeVar("P", Point, PreparedPoint)
 
 
 class Search(Generic[P]):
-    """The trials of a sweep, as far as they are known; `points` are theirs, by id, the first of equal ones.
+    """The trials that are known so far. `points` are their points by id; of equal points the first counts.
 
-    make_points  the points of trials with each of so many `seeds`, numbered from a number on;
-    batch        trials that are proposed at once.
+    make_points  makes the points of trials, `seeds` for each, numbered from its second argument on;
+    batch        number of trials that are proposed at once.
     """
 
     def __init__(
@@ -48,10 +48,10 @@ class Search(Generic[P]):
         self._proposed: list[list[P]] = []  # of all trials, one for each seed
         self._reported = 0
 
-    def left(self, results: Mapping[str, Record]) -> list[P]:
-        """The points to run next: those without a record of the batch that was proposed last.
+    def next_points(self, results: Mapping[str, Record]) -> list[P]:
+        """The points to run next: those of the last batch that have no result.
 
-        If there are none, the batch is reported and the next one proposed, until all trials are done.
+        If all have one, the batch is reported and the next one proposed, until all trials are done.
         """
         while True:
             batch = {point.id: point for trial in self._proposed[self._reported :] for point in reversed(trial)}
@@ -62,7 +62,7 @@ class Search(Generic[P]):
             self._propose()
 
     def line(self) -> str:
-        """How far it is, in words."""
+        """The progress of the search in words."""
         return f"search tpe: trials {self._reported + 1:,} to {len(self._proposed):,} of {self.trials:,}"
 
     def _propose(self) -> None:
@@ -78,7 +78,7 @@ class Search(Generic[P]):
         self._proposed += [points[at : at + self.seeds] for at in range(0, len(points), self.seeds)]
 
     def _report(self, results: Mapping[str, Record]) -> None:
-        """The results of the trials of the last batch: none of one that lost a seed."""
+        """Report the results of the last batch. A trial with a failed seed counts as failed."""
         import optuna
 
         known = [results[point.id] for trial in self._proposed for point in trial]
@@ -98,7 +98,7 @@ class Search(Generic[P]):
 def search_of(sweep: SweepConfig) -> Search[Point]:
     """The search of a sweep of configurations."""
     return Search(
-        sweep.parsed,
+        sweep.axes_by_name,
         lambda drawn, first: points_of(sweep, drawn, first),
         trials=sweep.trials or 0,
         seeds=len(sweep.seeds),
@@ -118,7 +118,7 @@ def _distribution(axis: Axis) -> Any:
 
 
 def _at(axis: Axis, param: Any) -> Values:
-    """What a trial sets of an axis: numbers of six digits, so that they read as one would write them."""
+    """The values of an axis in a trial. Numbers are rounded to six digits, so that they are easy to read."""
     if isinstance(axis, Choices):
         return axis.entries[param]
     return {axis.field: param if axis.integer else min(max(float(f"{param:.6g}"), axis.low), axis.high)}

@@ -1,4 +1,4 @@
-"""What it costs in privacy to choose among the points of a sweep."""
+"""The privacy cost of choosing among the points of a sweep."""
 
 import math
 import operator
@@ -10,6 +10,7 @@ import numpy as np
 
 from fedjax_dp import errors
 from fedjax_dp.accounting import NegativeBinomialTrials, NotCoveredError, Trials, View, selection_cost
+from fedjax_dp.display import count
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.privacy.client_events import client_events
 from fedjax_dp.privacy.terms import BY_NAME_ALONE
@@ -17,7 +18,7 @@ from fedjax_dp.sweeps.preparation import PreparedPoint
 from fedjax_dp.sweeps.records import without_epsilon
 from fedjax_dp.tasks.measures import private_records
 
-# What may vary from trial to trial without changing what is released, where the trials at hand agree in that.
+# Fields that may vary between trials without changing what is released, if the trials at hand agree in that.
 FREE = {
     "learning_rate",
     "clip_norm",
@@ -50,12 +51,14 @@ FREE = {
 }
 ByResults = Literal["growth", "halving", "search"]
 BY_PROBES = "A choice by a probe, such as the loss of clients' batches, has no epsilon."
-SIMULATED = "Points of this simulation share the noise of their seed; in earnest each would need noise of its own."
+SIMULATED = (
+    "Points of this simulation share the noise of their seed; in a real deployment each would need independent noise."
+)
 SHOW_ROUNDS = (View.UPLOADS, View.SECURE_SUM, View.BROADCAST)  # views in which every round's model is released
 STOPPED = (
-    "Runs that a rung stopped are counted to their planned end, which covers the fewer rounds: the stop follows from "
-    "released models and the test records, which are taken as public. It is no random repetition, as trials stop each "
-    "other."
+    "Runs that a rung stopped are counted to their planned end, which covers fewer rounds: the stop follows from "
+    "released models and the test records, which are taken as public. This is not random repetition, as trials stop "
+    "each other."
 )
 UNSEEN = (
     "no epsilon is stated, as {points} by what is not released: {what}, against {view}. The sum bounds the cost only "
@@ -80,14 +83,14 @@ def cost_of_choosing(
 ) -> dict[str, Any] | None:
     """The cost as one JSON object with a `statement`; None for a sweep without privacy. Its epsilon may be None.
 
-    drawn  the points were drawn at random: others might have been, of which nothing is known;
-    law    from which their number was drawn, if it was. For a fixed grid a geometric one is shown for comparison.
-    by_results  what was decided by results of points, if anything.
-        growth, search  which points there are. The sum of all is then no epsilon: theorems of composition want the
-                        budget fixed before what is spent on is chosen (Rogers et al. 2016), and random repetition the
-                        law.
-        halving         where points stop. What is released then follows from the releases of all points to their end,
-                        whose sum bounds it (post-processing), if the results do too.
+    drawn  whether the points were drawn at random: nothing is known of other points that could have been drawn;
+    law    distribution of their number, if it was drawn. For a fixed grid a geometric one is shown for comparison.
+    by_results  the decision that depended on results of points, if any.
+        growth, search  which points there are. The sum of all is then no epsilon: composition theorems need the budget
+                        to be fixed before the mechanisms are chosen (Rogers et al. 2016), and random repetition needs
+                        the law.
+        halving         where points stop. The releases are then post-processing of those of all points to their end,
+                        whose sum bounds them, if the results are released too.
     Seeds are part of a trial: a setting is judged by the mean over them.
     """
     private = [entry for entry in entries if math.isfinite(entry.guarantee.epsilon)]
@@ -134,17 +137,19 @@ def cost_of_choosing(
     notes = [f"All against {view}" + (f" with {colluders} colluders." if colluders else ".")]
     mark = private[0].guarantee.mark
     if mark:
-        notes.append(f"That is if all points were trained in the {mark}, and not of the runs that stand for it.")
+        notes.append(f"This holds if all points are trained in the {mark}; it is not the cost of the simulated runs.")
     if cost.applies == "repetition":
-        notes.append("Whoever sees this folder sees all points and their number, so composition counts for him.")
+        notes.append(
+            "Whoever sees this folder sees all points and their number, so for them the cost is that of composition."
+        )
     if any(one.participation in BY_NAME_ALONE for one in terms):
-        notes.append("Every client is counted for the rounds that it was drawn for.")
+        notes.append("Every client is counted for the rounds in which it takes part.")
     if unstated:
         notes.append(f"{unstated[0].upper()}{unstated[1:]}.")
     elif by_results:
         notes.append(STOPPED)
     elif not known:
-        notes.append("Random repetition is not counted: points that were not drawn might cost more.")
+        notes.append("Random repetition is not counted: points that were not drawn could cost more.")
     summary = cost.to_dict() | {"settings": settings}
     if unstated:
         summary["epsilon"] = None
@@ -152,26 +157,26 @@ def cost_of_choosing(
         summary["epsilon"] = None
         others = len(entries) - len(private)
         notes.append(
-            f"That is for choosing among the private points alone: comparing them with the {others} points without "
+            f"This covers choosing among the private points only: comparing them with the {others} points without "
             "privacy has no finite cost."
         )
     runs = f"{len(private)} private runs"
     if len(set(seeds)) > 1 and len(private) == settings * len(set(seeds)):
-        runs += f" ({settings} settings x {len(set(seeds))} seeds)"
+        runs += f" ({count(settings, 'setting')} x {len(set(seeds))} seeds)"
     costs = "adds up to" if unstated else "costs at most" if by_results else "costs"
     short = (
-        f"seeing these {runs}, as whoever chooses among them does, {costs} {_words(cost.composition)} at delta "
+        f"comparing these {runs} {costs} {_words(cost.composition)} at delta "
         f"{cost.delta:g} for one {cost.unit}; one run fixed in advance costs at most {_words(cost.single)}"
     )
     if unstated:
         short += f"; {unstated}"
     if mark:
-        short += f"; all of it if the points were trained in the {mark}"
+        short += f"; this holds if the points are trained in the {mark}"
     return summary | {"short": short, "statement": " ".join([summary["statement"], *notes, BY_PROBES, SIMULATED])}
 
 
 def _unreleased_reason(entries: Sequence[PreparedPoint], view: View, by_results: ByResults | None) -> str | None:
-    """Why no epsilon is stated where points are compared by models that are not released; None where all are."""
+    """Why no epsilon is stated if points are compared by models that are not released; None if all are released."""
     if by_results == "halving" and view not in SHOW_ROUNDS:
         return UNSEEN.format(
             points="rungs compared points", what="models of rounds", view=view, remedy="leave out halving"

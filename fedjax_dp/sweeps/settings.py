@@ -1,6 +1,6 @@
-"""Points grouped into settings, a metric's mean over seeds with its interval, and the best of several settings.
+"""Settings of a sweep: their metrics over seeds, with intervals, and the best of several settings.
 
-A setting is one value of every axis; its points differ in nothing but the seed.
+A setting is one value of every axis. Its points differ only in the seed.
 """
 
 import json
@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 from scipy import special
 
 from fedjax_dp import errors
-from fedjax_dp.accounting.guarantee import mark_of
-from fedjax_dp.tasks.measures import Measure, Measures, measures_of
+from fedjax_dp.accounting.guarantee import mark_of, spends
+from fedjax_dp.tasks.measures import Measure, Measures, baseline_in_words, measures_of
 
 Record = dict[str, Any]  # of a point, as a sweep's folder has it
 CONFIDENCE = 0.95
@@ -21,25 +21,25 @@ NOTHING = {"name": "", "loss": {"words": "loss", "unit": "", "signed": True}, "m
 
 
 class Interval(NamedTuple):
-    """A metric over the seeds of a setting; NaN where there are too few seeds to say."""
+    """A metric over the seeds of a setting; NaN where there are too few seeds."""
 
     mean: float
     std: float  # over seeds, divided by one less than their number
     low: float  # of the 95% confidence interval of the mean, Student's t
     high: float
-    seeds: int  # that the numbers are over
+    seeds: int  # number of seeds
 
     def within(self, metric: Measure) -> "Interval":
-        """With ends that the metric can have."""
+        """The interval with its ends cut to the range of the metric."""
         return self._replace(low=max(self.low, metric.low), high=min(self.high, metric.high))
 
     def of_differences(self, metric: Measure) -> "Interval":
-        """With ends that a difference of two values of the metric can have."""
+        """The interval with its ends cut to the range of differences of the metric."""
         most = metric.high - metric.low
         return self._replace(low=max(self.low, -most), high=min(self.high, most))
 
-    def shown(self, metric: Measure) -> "Interval":
-        """As figures show it, within what the metric can be."""
+    def for_display(self, metric: Measure) -> "Interval":
+        """The interval as figures show it, cut to the range of the metric."""
         mean, std, low, high = map(metric.shown, self.within(metric)[:4])
         return Interval(mean, std, low, high, self.seeds)
 
@@ -51,19 +51,19 @@ class Setting(NamedTuple):
     points: list[Record]
 
     @property
-    def done(self) -> list[Record]:
+    def done_points(self) -> list[Record]:
         """Points that were trained to the end."""
         return [point for point in self.points if point["status"] == "done"]
 
     @property
-    def stopped(self) -> list[Record]:
+    def stopped_points(self) -> list[Record]:
         """Points that a rung of successive halving stopped."""
         return [point for point in self.points if point["status"] == "stopped"]
 
     @property
-    def failed(self) -> int:
+    def failures(self) -> int:
         """How many points diverged or failed."""
-        return len(self.points) - len(self.done) - len(self.stopped)
+        return len(self.points) - len(self.done_points) - len(self.stopped_points)
 
     @property
     def epsilon(self) -> float:
@@ -72,31 +72,31 @@ class Setting(NamedTuple):
         return max(known, default=math.nan)
 
     def score(self, metric: str) -> Interval:
-        """`metric` at the last evaluated round, over the seeds that are done and know it."""
+        """`metric` at the last evaluated round, over the seeds that are done and have it."""
         return interval(list(self.by_seed(metric).values()))
 
     def by_seed(self, metric: str) -> dict[int, float]:
-        """`metric` at the last evaluated round of each seed that is done and knows it."""
+        """`metric` at the last evaluated round of each seed that is done and has it."""
         last = {
             point["values"]["seed"]: metric_value(point["history"][-1], metric) if point["history"] else None
-            for point in self.done
+            for point in self.done_points
         }
         return {seed: number for seed, number in last.items() if number is not None and math.isfinite(number)}
 
     def comparable(self, metric: Measure) -> bool:
-        """Whether every seed is done and knows `metric`, and what it is judged by: a mean then leaves nothing out."""
+        """Whether every seed is done and has `metric` and its judge, so that the mean covers all seeds."""
         names = {metric.name, judge_of(metric).name}
         return all(self.score(name).seeds == len(self.points) for name in names)
 
 
 def metric_value(evaluation: Record, metric: str) -> float | None:
-    """A metric of an evaluation; clients without models of their own are served by the shared one."""
+    """A metric of an evaluation. Clients without personal models use the shared one."""
     number: float | None = evaluation.get(metric)
     return evaluation.get(SHARED) if number is None and metric == OWN else number
 
 
 def proved_epsilon(point: Record) -> float:
-    """Epsilon of the point's Guarantee: infinite where it says none is finite, NaN where there is no Guarantee."""
+    """Epsilon of the point's Guarantee: infinite without privacy, NaN without a Guarantee."""
     if "epsilon" not in point["guarantee"]:
         return math.nan
     epsilon = point["guarantee"]["epsilon"]
@@ -104,7 +104,7 @@ def proved_epsilon(point: Record) -> float:
 
 
 def deployment_mark(records: Iterable[Record]) -> str:
-    """`deployment R of N`, where points stand for deployments; empty where all are themselves what they promise."""
+    """`deployment R of N` if the Guarantees are of deployments; empty if they are of the runs themselves."""
     marks = list(dict.fromkeys(mark_of(record["guarantee"]) for record in records if "epsilon" in record["guarantee"]))
     return marks[0] if len(marks) == 1 else "of several deployments" if any(marks) else ""
 
@@ -124,20 +124,20 @@ def interval(numbers: Sequence[float]) -> Interval:
 
 
 def paired_difference(one: Setting, other: Setting, metric: str) -> Interval:
-    """How much more one setting has of a metric than another: the differences of the seeds that both have."""
+    """The differences of a metric between two settings, over the seeds that both have."""
     first, second = one.by_seed(metric), other.by_seed(metric)
     return interval([first[seed] - second[seed] for seed in first if seed in second])
 
 
 def bounds(metric: Measure, low: float, high: float) -> str:
-    """The ends of an interval as `0.7100 to 0.8400`, within what the metric can be; empty where there are none."""
+    """The ends of an interval as `0.7100 to 0.8400`, cut to the range of the metric; empty if they are not known."""
     if math.isnan(low):
         return ""
     return f"{max(low, metric.low):.4f} to {min(high, metric.high):.4f}"
 
 
 def value_key(value: Any) -> str:
-    """Equal texts for equal values of an axis, be they numbers, words or lists; 1 and 1.0 are equal, true is not 1."""
+    """A text that is equal for equal values of an axis. 1 and 1.0 are equal, true is not 1."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return json.dumps(float(value) if number else value, sort_keys=True)
 
@@ -175,9 +175,9 @@ def values_of(settings: Iterable[Setting], axis: str) -> list[Any]:
 
 
 def measures_of_records(records: Iterable[Record]) -> Measures:
-    """What the histories of a sweep hold; of several tasks what any does, the main one that of the first point.
+    """The measures in the histories of a sweep, of all its tasks. The main one is that of the first point.
 
-    Where clients have models of their own these are what is compared, with the shared model of points that have none.
+    If clients have personal models, these are compared, with the shared model of points that have none.
     """
     records = list(records)
     tasks = {json.dumps(record["task"], sort_keys=True): record["task"] for record in records}
@@ -194,7 +194,7 @@ def measures_of_records(records: Iterable[Record]) -> Measures:
 
 
 def metric_of(records: Iterable[Record], name: str | None, judges: bool = False) -> Measure:
-    """A metric by its name in a history; the main one unless one is named. `judges`: it must have a better way."""
+    """A metric by its name in a history, by default the main one. `judges`: it must have a better direction."""
     measures = measures_of_records(records)
     if name is None:
         return measures.main
@@ -202,27 +202,50 @@ def metric_of(records: Iterable[Record], name: str | None, judges: bool = False)
     return measures.by_name[name]
 
 
+def baseline_of_records(records: Iterable[Record]) -> str:
+    """The baseline of the points in words; empty if they differ in it or have none."""
+    records = list(records)
+    known = {json.dumps(record.get("baseline"), sort_keys=True) for record in records}
+    if len(known) != 1:
+        return ""
+    return baseline_in_words(records[0].get("baseline"), measures_of_records(records))
+
+
+def epsilon_places(settings: Iterable[Setting]) -> list[float]:
+    """Where settings stand on an axis of epsilon, in their order: at the proved epsilon, infinite or NaN as it is.
+
+    Noise is found for a budget to a precision only. Epsilons that may be of one budget stand at the largest of them.
+    """
+    epsilons = [setting.epsilon for setting in settings]
+    places: dict[float, float] = {}
+    place = math.inf
+    for epsilon in sorted({one for one in epsilons if math.isfinite(one)}, reverse=True):
+        place = place if spends(epsilon, place) else epsilon
+        places[epsilon] = place
+    return [places.get(epsilon, epsilon) for epsilon in epsilons]
+
+
 def judge_of(metric: Measure) -> Measure:
-    """The metric that settings are compared by where `metric` is looked at: itself, if it has a better direction."""
+    """The metric that settings are compared by where `metric` is shown: itself, if it has a better direction."""
     return metric.judge or metric
 
 
 def goodness(setting: Setting, metric: Measure) -> float:
-    """What is larger for the better of two comparable settings."""
+    """A number that is larger for the better of two comparable settings."""
     judge = judge_of(metric)
     return judge.better * setting.score(judge.name).mean
 
 
 def rank_settings(settings: Iterable[Setting], metric: Measure) -> list[Setting]:
-    """The comparable settings, best first, equals in the order of the plan."""
+    """The comparable settings, best first, ties in the order of the plan."""
     return sorted((s for s in settings if s.comparable(metric)), key=lambda setting: -goodness(setting, metric))
 
 
 def pick_or_stopped(settings: Sequence[Setting], metric: Measure) -> Setting | None:
-    """The best of some settings, else one that halving stopped, else None: the others failed."""
-    return pick(settings, metric) or next((setting for setting in settings if setting.stopped), None)
+    """The best of some settings, else one that halving stopped, else None, as all have failed."""
+    return pick(settings, metric) or next((setting for setting in settings if setting.stopped_points), None)
 
 
 def pick(settings: Iterable[Setting], metric: Measure) -> Setting | None:
-    """The best of the comparable settings; None where there is none."""
+    """The best of the comparable settings; None if there is none."""
     return next(iter(rank_settings(settings, metric)), None)

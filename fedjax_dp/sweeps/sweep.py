@@ -32,11 +32,19 @@ from fedjax_dp.sweeps.halving import Halving
 from fedjax_dp.sweeps.parameter_paths import RUN_AXES, algorithm_of, integer_axes
 from fedjax_dp.sweeps.plan import SweepConfig, collect, digest, expand, law_of, require_plain_search, to_toml
 from fedjax_dp.sweeps.preparation import PreparedPoint, Sources, build, find_noise, refuse_halting
-from fedjax_dp.sweeps.records import SELECTION, SWEEP_FOLDER, Record, choosing, read_records
+from fedjax_dp.sweeps.records import (
+    SELECTION,
+    SWEEP_FOLDER,
+    Record,
+    cost_by_metric,
+    cost_statement,
+    read_records,
+    read_selection_cost,
+)
 from fedjax_dp.sweeps.runner import Keep, SweepPlan, Trained, announce, compile_plan, execute, execute_rungs
 from fedjax_dp.sweeps.search import P, Search, search_of
 from fedjax_dp.sweeps.selection_cost import ByResults, cost_of_choosing
-from fedjax_dp.sweeps.settings import settings_of
+from fedjax_dp.sweeps.settings import baseline_of_records, metric_of, settings_of
 from fedjax_dp.sweeps.table import Best, best, column, overview, summary, tidy
 from fedjax_dp.sweeps.winners import winners
 
@@ -52,20 +60,24 @@ Run = Callable[[Sequence[PreparedPoint], Sequence[Record], Keep, int | None], No
 @displayed
 @dataclasses.dataclass(frozen=True)
 class Sweep:
-    """The points of a sweep, finished or lost, and what they show."""
+    """The results of a sweep: its points, finished or failed, with tables, pictures and the best setting."""
 
     name: str
     axes: tuple[str, ...]
     records: tuple[Record, ...]
-    choosing: Mapping[str, Any] | None = None  # what choosing the best costs in privacy, see `cost_of_choosing`
-    plan: SweepPlan | None = None  # of what is left, where nothing else was wanted
-    folder: pathlib.Path | None = None  # that it lives in
+    choosing: Mapping[str, Any] | None = None  # the privacy cost of choosing the best, see `cost_of_choosing`
+    plan: SweepPlan | None = None  # of the points that are left, with `only_plan`
+    folder: pathlib.Path | None = None  # where it is stored
 
     def _card(self) -> Card:
         statuses = Counter(record["status"] for record in self.records)
         facts = {"points": ", ".join(f"{many:,} {status}" for status, many in statuses.items()) or "none yet"}
-        if any(len(setting.done) == 1 for setting in settings_of(self.records, self.axes)):
+        if any(len(setting.done_points) == 1 for setting in settings_of(self.records, self.axes)):
             facts["std"] = "one seed has no deviation"
+        if baseline := baseline_of_records(self.records):
+            facts["baseline"] = baseline
+        if cost := cost_statement(self.choosing, self.folder):
+            facts["choosing"] = cost
         if self.plan is not None:
             facts["planned"] = "; ".join(self.plan.lines())
         if self.folder is not None:
@@ -74,7 +86,7 @@ class Sweep:
         return Card(f"{title} over {', '.join(self.axes) or 'seeds'}", facts, overview(self.records, self.axes))
 
     def table(self) -> "pandas.DataFrame":
-        """One row per point and evaluated round, with everything that is known of it."""
+        """One row per point and evaluated round, with all its numbers and fields."""
         return tidy(self.records, self.axes)
 
     def summary(self, metric: str | None = None) -> "pandas.DataFrame":
@@ -82,8 +94,12 @@ class Sweep:
         return summary(self.records, self.axes, metric)
 
     def best(self, metric: str | None = None, epsilon_at_most: float | None = None) -> Best:
-        """The setting with the best mean over its seeds, of those that promise at most this epsilon."""
-        return best(self.records, self.axes, metric, epsilon_at_most)
+        """The setting with the best mean over seeds, of those whose proved epsilon is at most `epsilon_at_most`."""
+        winner = best(self.records, self.axes, metric, epsilon_at_most)
+        if self.choosing is None:
+            return winner
+        cost = cost_by_metric(self.choosing, self.records, metric_of(self.records, metric))
+        return winner._replace(statement=cost_statement(cost, self.folder))
 
     def best_by(
         self, by: str | Sequence[str] | None = None, metric: str | None = None, against: str | None = None
@@ -101,21 +117,21 @@ class Sweep:
         return pandas.DataFrame({name: column([row[name] for row in rows], float) for name in rows[0]})
 
     def comparison(self) -> Comparison:
-        """Clients' own models against training alone and one shared model, of a sweep over algorithms.
+        """The comparison of personal models with local training and a shared model, of a sweep over algorithms.
 
-        Raises: ConfigurationError for one that does not hold these, see `fedjax-dp compare --help`.
+        Raises: ConfigurationError for a sweep without these, see `fedjax-dp compare --help`.
         """
         return compare(self.records, self.axes)
 
     @property
     def points(self) -> tuple[Record, ...]:
-        """What is known of each finished point, in the order of the plan."""
+        """The record of each finished point, in the order of the plan."""
         return self.records
 
     def params(self, point: Record | None = None) -> Any:
-        """The trained parameters of a point, unless given the first of the best setting, as the folder has them.
+        """The trained parameters of a point from the folder, by default of the first point of the best setting.
 
-        Raises: ConfigurationError where they are not kept.
+        Raises: ConfigurationError if they are not stored.
         """
         if point is None:
             values = self.best().values
@@ -153,13 +169,15 @@ class Sweep:
 
 
 def open_sweep(folder: str | os.PathLike[str]) -> Sweep:
-    """The finished points of a sweep's folder; nothing of it is changed.
+    """Read the finished points of a sweep's folder, which is not changed.
 
-    Raises: ConfigurationError for what is no such folder.
+    Raises: ConfigurationError for any other folder.
     """
     path = pathlib.Path(folder)
     manifest, records = read_records(path)
-    return Sweep(manifest["name"], tuple(manifest["axes"]), tuple(records), choosing(path, records), folder=path)
+    return Sweep(
+        manifest["name"], tuple(manifest["axes"]), tuple(records), read_selection_cost(path, records), folder=path
+    )
 
 
 def sweep(
@@ -190,13 +208,13 @@ def sweep(
     data       for all seeds, or a function of the seed;
     axes       lists and ranges of `sweeps.axes`; `rounds`, `epsilon` and `delta` may vary too;
     seeds      a number of them, or which;
-    trials     draw so many points at random, by `search_seed`, instead of the whole grid;
-    search     "tpe" lets Optuna propose the `trials` from the results of those before, `search_batch` at once, see
+    trials     number of points to draw at random, by `search_seed`, instead of the whole grid;
+    search     "tpe" lets Optuna propose the `trials` from earlier results, `search_batch` at once, see
                `sweeps.search`;
-    halving    3 lets the best third of the settings of each budget and algorithm go on at each rung of successive
+    halving    3 lets the best third of the settings of each budget and algorithm continue at each rung of successive
                halving, see `sweeps.halving`; points that stop there are marked, and never the best;
-    out        a folder that points are written to as they finish; the same call goes on where it was stopped, and one
-               with more values or seeds runs those that are not there.
+    out        a folder where points are stored as they finish; the same call continues an interrupted sweep, and one
+               with more values or seeds runs only the new points.
     The rest is as for `fedjax_dp.run`. On a CPU model and test metrics of every point equal its single run's bit
     for bit.
     Raises: ConfigurationError for all points that cannot run, before any runs.
@@ -261,7 +279,7 @@ def sweep(
         batches = Search(
             parsed, prepare_drawn, trials=trials, seeds=len(chosen), batch=search_batch, search_seed=search_seed
         )
-        batches.left(_stored_records(folder))
+        batches.next_points(_stored_records(folder))
         entries = sorted(batches.points.values(), key=lambda entry: entry.index)
         run_points = _search_run(batches, entries, list, run_points, screen, folder)
         planned_points = trials * len(chosen)
@@ -299,14 +317,14 @@ def run_sweep(
     ray_cpus: int = 1,
     bare: bool = False,
 ) -> Sweep:
-    """Run a sweep of configurations in the folder `out`, or go on with it: no finished point is run again.
+    """Run or continue a sweep of configurations in the folder `out`. Finished points are not run again.
 
-    Every point is checked before anything runs. The sweep may have grown by seeds and values since the folder was
-    made: what is there is part of it, and only the rest is run.
-    only_plan  stop at the plan, `plan` of what is returned; nothing is written;
+    Every point is checked before anything runs. Seeds and values may have been added since the folder was made: then
+    only the new points are run.
+    only_plan  stop at the plan, which is `plan` of the result; nothing is written;
     ray        address of a Ray cluster whose workers run the points, or "local"; `ray_cpus` cores for each;
-    bare       without tables, picture and the cost of choosing, for those who make their own.
-    Raises: ConfigurationError for points that cannot run, or a folder of something else.
+    bare       without tables, picture and the cost of choosing, for callers that make their own.
+    Raises: ConfigurationError for points that cannot run, or another kind of folder.
     """
     screen, out = screen or Screen(), pathlib.Path(out)
     if not isinstance(sweep, SweepConfig):
@@ -319,10 +337,10 @@ def run_sweep(
         points = {point.id: point for point in reversed(expand(sweep))}  # of equal random points the first
     else:
         search = search_of(sweep)
-        search.left(_stored_records(out))
+        search.next_points(_stored_records(out))
         points = search.points
     order = sorted(points.values(), key=lambda point: point.index)
-    names = tuple(sweep.varied) if search else spans.varied_fields([point.values for point in order])
+    names = tuple(sweep.varying_fields) if search else spans.varied_fields([point.values for point in order])
     runs = build(order, sources)
     rungs = None
     if sweep.halving is not None:
@@ -376,21 +394,21 @@ def _search_run(
     screen: Screen,
     folder: pathlib.Path | None,
 ) -> Run:
-    """Runs the batches of a search one after another; `entries`, those that are prepared, grow by each."""
+    """A function that runs the batches of a search one after another and adds their points to `entries`."""
 
     def run_points(known: Sequence[PreparedPoint], held: Sequence[Record], keep: Keep, parts: int | None) -> None:
         results = {record["point"]: record for record in held}
 
-        def kept(record: Record, trained: Trained | None) -> None:
+        def keep_result(record: Record, trained: Trained | None) -> None:
             results[record["point"]] = record
             keep(record, trained)
 
-        while left := search.left(results):
+        while left := search.next_points(results):
             screen.say(search.line())
             ready = {entry.id for entry in entries}
             entries.extend(prepare_points([point for point in left if point.id not in ready]))
             ids = {point.id for point in left}
-            run([entry for entry in entries if entry.id in ids], [], kept, parts)
+            run([entry for entry in entries if entry.id in ids], [], keep_result, parts)
         if folder is not None:
             folders.recount(folder, len(search.points))
 
@@ -407,7 +425,7 @@ def _run_in_folder(
     screen: Screen,
     run: Run,
 ) -> Sweep:
-    """Run what a folder does not hold yet, and finish it if `price` is given; `text` is the sweep as it was written."""
+    """Run the points that a folder lacks, and finish it if `price` is given; `text` is the sweep's TOML."""
     for package in ("pandas", "pyarrow") if price is not None else ():  # which write its tables in the end
         errors.require_installed(package, "tables", "for the tables of a sweep")
     with folders.lock(out, manifest, places, text, screen) as (own, held):
@@ -426,7 +444,7 @@ def _run_in_folder(
 
 
 def _local_run(screen: Screen, rungs: Halving | None, with_params: bool = True) -> Run:
-    """Runs points in this process, those of later calls with the programs of earlier ones."""
+    """A function that runs points in this process, and reuses its programs in later calls."""
     known: dict[Any, Any] = {}
 
     def run(entries: Sequence[PreparedPoint], held: Sequence[Record], keep: Keep, parts: int | None) -> None:
@@ -441,7 +459,7 @@ def _local_run(screen: Screen, rungs: Halving | None, with_params: bool = True) 
 
 
 def _finished_ids(held: Iterable[Record]) -> set[str]:
-    """Points that are there; one that failed for reasons of the machine is to run again."""
+    """The ids of finished points. One that failed because of the machine runs again."""
     return {record["point"] for record in held if record["status"] != "failed"}
 
 
@@ -451,7 +469,7 @@ def _unfinished_points(entries: Sequence[PreparedPoint], held: Iterable[Record])
 
 
 def _identity(values: Values, job: Job, data: str) -> str:
-    """12 hexadecimal digits of everything that decides a point, the same in every process."""
+    """12 hexadecimal digits of everything that decides a point, equal in every process."""
     run = job.run
     leaves, structure = jax.tree.flatten(run.algorithm)
     words = (  # the form may not change: folders go on by it

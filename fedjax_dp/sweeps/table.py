@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedjax_dp import errors, folders
 from fedjax_dp.accounting.guarantee import mark_of, with_mark
-from fedjax_dp.display import Table, words
+from fedjax_dp.display import Card, Table, count, displayed, words
 from fedjax_dp.sweeps.records import Record
 from fedjax_dp.sweeps.settings import (
     Setting,
@@ -33,10 +33,12 @@ if TYPE_CHECKING:
 
 
 STOPPED = "stopped by halving"  # why a setting is not compared
+UNKNOWN_COST = "the privacy cost of choosing is not known before the sweep is complete"
 
 
+@displayed
 class Best(NamedTuple):
-    """The setting with the best mean over seeds. The mean is optimistic: the setting was chosen for it."""
+    """The setting with the best mean over seeds. The mean is optimistic, as the setting was chosen by it."""
 
     values: dict[str, Any]  # by axis
     config: dict[str, Any]  # of the first seed
@@ -51,16 +53,29 @@ class Best(NamedTuple):
     guarantee_epsilon: float  # that epsilon; infinite without privacy, NaN where none is known
     considered: int  # settings that were compared
     excluded: dict[str, int]  # settings that were not, by reason
+    statement: str | None = None  # what choosing among the settings costs in privacy; None: not known
+
+    def _card(self) -> Card:
+        values = ", ".join(f"{name} {words(value)}" for name, value in self.values.items() if value is not None)
+        spread = f" +- {self.std:.4f}, the mean of {self.seeds} seeds" if self.seeds > 1 else ", of one seed"
+        facts = {
+            self.metric: f"{self.mean:.4f}{spread}",
+            "compared": count(self.considered, "setting"),
+            "privacy": self.guarantee.get("statement", "no Guarantee is known"),
+        }
+        if self.statement is not None or math.isfinite(self.guarantee_epsilon):
+            facts["choosing"] = self.statement or UNKNOWN_COST
+        return Card(f"best setting: {values or 'the only one'}", facts)
 
 
 def tidy(records: Iterable[Record], axes: Sequence[str]) -> pandas.DataFrame:
     """One row per point and evaluated round; a point without any evaluation keeps one row, with empty metrics.
 
-    Columns: index, point, the axes, seed, status, reason, guarantee_epsilon and guarantee_delta (what was proved; an
-    axis epsilon is the budget), guarantee_noise (the noise multiplier that it is of, the median client's),
-    guarantee_deployment (whose it is, where it is not the run's own), seconds, round, every metric, and the other
-    fields of the configuration.
-    guarantee_epsilon is infinite without privacy and NaN where no Guarantee is known.
+    Columns: index, point, the axes, seed, status, reason, guarantee_epsilon and guarantee_delta (as proved; an axis
+    epsilon is the budget), guarantee_noise (the median client's noise multiplier), guarantee_deployment (the deployment
+    that the Guarantee is of, if it is not of the run itself), seconds, round, every metric, and the other fields of the
+    configuration.
+    guarantee_epsilon is infinite without privacy and NaN without a Guarantee.
     """
     errors.require_installed("pandas", "tables", "for the tables of a sweep")
     import pandas
@@ -115,7 +130,7 @@ def column(values: Sequence[Any], empty: type = str) -> pandas.Series:
 
 
 def write(frame: pandas.DataFrame, folder: str | os.PathLike[str]) -> None:
-    """`table.parquet` and `table.csv` in a folder; a reader, or a crash, sees old tables or new ones, never parts."""
+    """Write `table.parquet` and `table.csv` in a folder. Readers see old or new tables, never parts of them."""
     with folders.draft_file(pathlib.Path(folder) / "table.parquet") as draft:
         frame.to_parquet(draft, engine="pyarrow", index=False)
     with folders.draft_file(pathlib.Path(folder) / "table.csv") as draft:
@@ -125,9 +140,9 @@ def write(frame: pandas.DataFrame, folder: str | os.PathLike[str]) -> None:
 def summary(records: Iterable[Record], axes: Sequence[str], metric: str | None = None) -> pandas.DataFrame:
     """One row per setting: the axes, seeds done and failed, guarantee_epsilon, and each metric (or just one).
 
-    Of a metric at the last evaluated round: mean, standard deviation, the 95% confidence interval (low, high), over
-    the number of seeds in `..._seeds`, which are those that are done and know it. A setting with `failed` above 0 has
-    numbers of its better seeds only. guarantee_epsilon is the largest over all seeds.
+    Columns of a metric at the last evaluated round: mean, standard deviation and the 95% confidence interval (low,
+    high) over `..._seeds` seeds, those that are done and have it. A setting with `failed` above 0 has numbers of its
+    surviving seeds only. guarantee_epsilon is the largest over all seeds.
     """
     errors.require_installed("pandas", "tables", "for the tables of a sweep")
     import pandas
@@ -136,8 +151,8 @@ def summary(records: Iterable[Record], axes: Sequence[str], metric: str | None =
     names = measures_of_records(records).by_name if metric is None else (metric_of(records, metric).name,)
     settings = settings_of(records, axes)
     columns = {name: column([setting.values[name] for setting in settings]) for name in axes}
-    columns["done"] = column([len(setting.done) for setting in settings], int)
-    columns["failed"] = column([setting.failed for setting in settings], int)
+    columns["done"] = column([len(setting.done_points) for setting in settings], int)
+    columns["failed"] = column([setting.failures for setting in settings], int)
     columns["guarantee_epsilon"] = column([setting.epsilon for setting in settings], float)
     columns["guarantee_deployment"] = column([deployment_mark(setting.points) or None for setting in settings])
     for name in names:
@@ -154,7 +169,7 @@ def overview(records: Iterable[Record], axes: Sequence[str]) -> Table:
     main = measures_of_records(records).main
     for setting in settings_of(records, axes):
         score = setting.score(main.name)
-        seen = [f"{len(setting.done)} of {len(setting.points)}", f"{setting.epsilon:.4g}"]
+        seen = [f"{len(setting.done_points)} of {len(setting.points)}", f"{setting.epsilon:.4g}"]
         seen.append(f"{score.mean:.4f}" if score.seeds else "-")
         seen.append(f"{score.std:.4f}" if score.seeds > 1 else "-")
         rows.append([*(words(setting.values[name]) for name in axes), *seen])
@@ -164,12 +179,11 @@ def overview(records: Iterable[Record], axes: Sequence[str]) -> Table:
 def best(
     records: Iterable[Record], axes: Sequence[str], metric: str | None = None, epsilon_at_most: float | None = None
 ) -> Best:
-    """The setting with the best mean of `metric` at the last evaluated round, the first in the plan among equals.
+    """The setting with the best mean of `metric` at the last evaluated round; of equal ones the first in the plan.
 
-    That is the task's main metric unless another is named, of clients' own models where all points have some.
-
-    Compared are settings whose seeds are all done and know the metric, with as many seeds as the others, and whose
-    proved epsilon is at most `epsilon_at_most` for every seed.
+    The metric is the task's main one by default, of personal models if all points have some. Settings are compared if
+    all their seeds are done and have the metric, if they have as many seeds as the others, and if their proved epsilon
+    is at most `epsilon_at_most` for every seed.
     """
     records = list(records)
     measure = metric_of(records, metric, judges=True)
@@ -185,7 +199,7 @@ def best(
         winner.points[0]["config"],
         measure.name,
         *winner.score(measure.name),
-        failed=sum(setting.failed for setting in settings),
+        failed=sum(setting.failures for setting in settings),
         guarantee=_weakest(winner),
         guarantee_epsilon=winner.epsilon,
         considered=len(candidates),
@@ -196,7 +210,7 @@ def best(
 def choose(
     settings: Sequence[Setting], metric: Measure, epsilon_at_most: float | None
 ) -> tuple[Setting | None, list[Setting], dict[str, int]]:
-    """The best of some settings, those that could be compared, and how many could not, by reason."""
+    """The best of some settings, the settings that are comparable, and the number of the others by reason."""
     most = max((len(setting.points) for setting in settings), default=0)
     verdicts = [_obstacle(setting, metric, epsilon_at_most, most) for setting in settings]
     candidates = [setting for setting, verdict in zip(settings, verdicts) if verdict is None]
@@ -211,9 +225,9 @@ def _weakest(setting: Setting) -> dict[str, Any]:
 
 def _obstacle(setting: Setting, metric: Measure, epsilon_at_most: float | None, most: int) -> str | None:
     """Why a setting is not compared; `most` is the largest number of seeds that any setting has."""
-    if setting.failed:
+    if setting.failures:
         return "with a failed seed"
-    if setting.stopped:
+    if setting.stopped_points:
         return STOPPED
     if len(setting.points) < most:
         return f"with fewer than {most} seeds"

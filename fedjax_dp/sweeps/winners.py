@@ -1,4 +1,4 @@
-"""The best setting of each budget and algorithm, and how far algorithms lie apart, seed by seed."""
+"""The best setting of each budget and algorithm, and the differences between algorithms seed by seed."""
 
 import math
 import re
@@ -31,14 +31,14 @@ NOTHING = "–"
 
 
 class Winner(NamedTuple):
-    """The best setting among those with one value of each axis named."""
+    """The best setting among those with the same values of some axes."""
 
     values: dict[str, Any]  # of these axes
-    setting: Setting | None  # None where none can be chosen
+    setting: Setting | None  # None if none is comparable
     score: Interval  # of its metric over its seeds
     difference: Interval  # to the winner of the algorithm compared against at the same values, over the seeds of both
-    settings: int  # that were compared
-    excluded: dict[str, int]  # that were not, by reason
+    settings: int  # number of settings that were compared
+    excluded: dict[str, int]  # number of settings that were not, by reason
 
 
 class Winners(NamedTuple):
@@ -48,16 +48,16 @@ class Winners(NamedTuple):
     others: tuple[str, ...]  # axes that the best was taken over
     metric: Measure
     against: str | None  # the algorithm that differences are to
-    own: bool  # clients have own models in some points, and the metric is not of these alone
+    own: bool  # some points have personal models, and the metric is not of these alone
     rows: tuple[Winner, ...]
 
     @property
     def mark(self) -> str:
-        """Of the deployments that the settings stand for, if they do."""
+        """The mark of the deployments that the Guarantees are of, if any."""
         return deployment_mark([point for row in self.rows if row.setting for point in row.setting.points])
 
     def table(self) -> list[dict[str, Any]]:
-        """A row for each winner; what too few seeds cannot say is NaN, an epsilon without privacy infinite."""
+        """A row for each winner. Numbers that need more seeds are NaN; an epsilon without privacy is infinite."""
         return [self._row(winner) for winner in self.rows]
 
     def _row(self, winner: Winner) -> dict[str, Any]:
@@ -104,7 +104,9 @@ class Winners(NamedTuple):
         elif self.own:
             lines.append(f"{self.metric.words} is of the shared model: fedjax-dp compare reads clients' own models")
         if any(row.settings > 1 or STOPPED in row.excluded for row in self.rows):
-            lines.append("where several settings were compared, means are biased to the good: it was chosen by them")
+            lines.append(
+                "where several settings were compared, the mean of the best is optimistic: it was chosen by that mean"
+            )
         for row in self.rows:
             if row.excluded:
                 at = ", ".join(f"{name} {_word(value)}" for name, value in row.values.items())
@@ -112,7 +114,7 @@ class Winners(NamedTuple):
         return lines
 
     def csv(self) -> str:
-        """The rows of `table`, nothing where a number is not known."""
+        """The rows of `table`; a number that is not known is empty."""
         rows = self.table()
         return comma_separated(
             list(rows[0]), [["" if value != value else value for value in row.values()] for row in rows]
@@ -143,18 +145,18 @@ def winners(
     metric: str | None = None,
     against: str | None = None,
 ) -> Winners:
-    """The best setting of each value of `by`: the budget and the algorithm unless others are named.
+    """The best setting of each value of the axes `by`, `usual_axes` by default.
 
-    Of each value are compared, as by `best`, settings whose seeds are all done and know the metric.
-    against  the algorithm that others are compared with, seed by seed, the first of the axis unless another is named;
-             settings of equal seeds share their clients and the noise's draws, so that their differences vary less.
+    Settings are compared as by `best`: all their seeds are done and have the metric.
+    against  the algorithm that others are compared with, seed by seed, by default the first of the axis. Equal seeds
+             share clients and noise draws, so that differences vary less.
     """
     records = list(records)
     measure, settings = metric_of(records, metric, judges=True), settings_of(records, axes)
     varied = varying_axes(settings)
-    chosen = tuple(name for name in USUAL if name in varied) if by is None else tuple(dict.fromkeys(by))
-    if not chosen:
-        raise errors.refuse("by", "nothing", "axes of the sweep", f"such as {', '.join(axes) or 'seeds have no best'}")
+    chosen = usual_axes(settings) if by is None else tuple(dict.fromkeys(by))
+    if not chosen and axes:
+        raise errors.refuse("by", "nothing", "axes of the sweep", f"such as {', '.join(axes)}")
     for name in chosen:
         errors.require_choice("by", name, axes)
     if not settings:
@@ -189,8 +191,15 @@ def winners(
     return Winners(chosen, others, measure, reference, apart, tuple(rows))
 
 
+def usual_axes(settings: Sequence[Setting]) -> tuple[str, ...]:
+    """Budget and algorithm if they vary, else all axes that vary, else all axes."""
+    varied = varying_axes(settings)
+    every = tuple(settings[0].values) if settings else ()
+    return tuple(name for name in USUAL if name in varied) or tuple(varied) or every
+
+
 def _sorted_values(settings: Sequence[Setting], axis: str) -> list[str]:
-    """The values of an axis, by `value_key`: numbers in their order, the rest as the plan has them."""
+    """The values of an axis by `value_key`: numbers sorted, then the rest in the order of the plan."""
     values = values_of(settings, axis)
     number = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
     return [value_key(value) for value in [*sorted(number), *(value for value in values if value not in number)]]
@@ -216,4 +225,5 @@ def _epsilon_text(setting: Setting | None) -> str:
 
 def title(best: Winners) -> str:
     """`the best of each epsilon and algorithm, of 24 settings`."""
-    return f"the best of each {' and '.join(best.by)}, of {count(sum(row.settings for row in best.rows), 'setting')}"
+    each = f" of each {' and '.join(best.by)}" if best.by else ""
+    return f"the best{each}, of {count(sum(row.settings for row in best.rows), 'setting')}"

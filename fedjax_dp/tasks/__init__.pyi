@@ -21,10 +21,12 @@ from .shipped import MultiLabel as MultiLabel
 from .shipped import Own as Own
 from .shipped import Regression as Regression
 from .shipped import Sequence as Sequence
+from .task import Baseline as Baseline
 from .task import LossWords as LossWords
 from .task import Metric as Metric
 from .task import ScoreSums as ScoreSums
 from .task import Task as Task
+from .task import constant_baseline as constant_baseline
 from .task import describe_task as describe_task
 from .task import measures_of_task as measures_of_task
 from .task import quotient as quotient

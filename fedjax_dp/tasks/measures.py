@@ -147,6 +147,13 @@ def measures_of(task: Mapping[str, Any]) -> Measures:
     return Measures({one.name: one for one in found}, main)
 
 
+def baseline_in_words(baseline: Mapping[str, Any] | None, measures: Measures) -> str:
+    """`always naming the most frequent class: test accuracy 0.1167`, as files keep a baseline; empty without one."""
+    if baseline is None:
+        return ""
+    return f"{baseline['answer']}: {measures[baseline['metric']].words} {baseline['value']:.4f}"
+
+
 def plural(words: str) -> str:
     """Several of a metric: `accuracies`."""
     return words[:-1] + "ies" if words.endswith("y") else words

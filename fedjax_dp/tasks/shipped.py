@@ -1,6 +1,7 @@
 """The tasks that data name: classes, sequences, several labels, yes or no, numbers, and targets of one's own."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -41,6 +42,15 @@ class Classes:
         if self.top_k is not None:
             found["among_likeliest"] = _is_among(self.top_k, scores, target).astype(jnp.int32)
         return found
+
+    def constant_answer(self, targets: np.ndarray) -> tuple[str, float]:
+        return "always naming the most frequent class", _largest_share(targets)
+
+
+def _largest_share(targets: np.ndarray) -> float:
+    """The share of the most frequent value; NaN without any."""
+    counts = np.unique(targets, return_counts=True)[1]
+    return float(counts.max() / counts.sum()) if counts.size else math.nan
 
 
 def _among(top_k: int | None, first: Metric, *sums: str) -> tuple[Metric, ...]:
@@ -114,6 +124,9 @@ class Sequence:
         if self.top_k is not None:
             found["among_likeliest"] = (_is_among(self.top_k, scores, target) & there).sum(dtype=jnp.int32)
         return found
+
+    def constant_answer(self, targets: np.ndarray) -> tuple[str, float]:
+        return "always naming the most frequent token", _largest_share(targets[targets != self.vocabulary.pad])
 
 
 def _by_label(seen: ScoreSums, scores: np.ndarray) -> np.ndarray:
@@ -227,6 +240,9 @@ class Binary:
     def sums(self, scores: jax.Array, target: jax.Array) -> Mapping[str, jax.Array]:
         return {"right": ((scores[0] >= 0) == (target > 0)).astype(jnp.int32)}
 
+    def constant_answer(self, targets: np.ndarray) -> tuple[str, float]:
+        return "always giving the more frequent answer", _largest_share(targets > 0)
+
 
 def mean_squared(seen: ScoreSums) -> np.ndarray:
     """Over records and numbers of a target."""
@@ -270,6 +286,9 @@ class Regression:
     def sums(self, scores: jax.Array, target: jax.Array) -> Mapping[str, jax.Array]:
         errors = losses.wide(scores) - target
         return {"squared": errors * errors, "absolute": jnp.mean(jnp.abs(errors))}
+
+    def constant_answer(self, targets: np.ndarray) -> tuple[str, float]:
+        return "always naming the mean", float(np.sqrt(np.var(np.asarray(targets, float), axis=0).mean()))
 
 
 def _no_loss(scores: Any, target: Any) -> jax.Array:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import numpy as np
 
-from fedjax_dp.tasks.measures import Measures, measures_of
+from fedjax_dp.tasks.measures import TEST, Measures, measures_of
 
 
 class ScoreSums(NamedTuple):
@@ -83,6 +83,26 @@ class Task(Protocol):
     def sums(self, scores: Any, target: Any) -> Mapping[str, jax.Array]:
         """Of one record, what is added up over records; traced. Counts are integers, so that they stay exact."""
         ...
+
+
+class Baseline(NamedTuple):
+    """What the best answer that ignores a record's features reaches, by the main metric of the task."""
+
+    answer: str  # in words
+    metric: str  # its name in a history
+    value: float
+
+
+def constant_baseline(task: Task, targets: Any) -> Baseline | None:
+    """The baseline of test targets; None where the task has no method `constant_answer(targets)` for its main metric.
+
+    The method returns the answer in words and the number that it reaches.
+    """
+    constant_answer = getattr(task, "constant_answer", None)
+    if constant_answer is None:
+        return None
+    answer, value = constant_answer(jax.tree.map(np.asarray, targets))
+    return Baseline(answer, TEST + task.metrics[0].name, float(value)) if np.isfinite(value) else None
 
 
 def ratio(over: str, under: str = "records") -> Callable[[ScoreSums], np.ndarray]:

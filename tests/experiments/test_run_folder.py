@@ -337,7 +337,7 @@ FIELDS = {  # of format 1; a folder with others is to be of another one
     "metrics.json": "client_mean client_variance clipped gradient_norm learnt_clip_norm noise_to_signal objective "
     "personal_mean personal_pooled personal_variance personal_worst_tenth round test_accuracy test_loss train_loss "
     "worst_tenth",
-    "result.json": "algorithm bytes_to_target classes config dataset device guarantee history probes rounds "
+    "result.json": "algorithm baseline bytes_to_target classes config dataset device guarantee history probes rounds "
     "rounds_to_target seed spending task test_accuracy test_loss timing traffic versions",
     "run.json": "checksums config device devices format halted_of made of model_devices records seal task versions",
 }
@@ -348,6 +348,21 @@ def test_files_of_a_folder_have_the_fields_of_its_format(data):
     files = {name: json.loads(pathlib.Path("x", name).read_text()) for name in FIELDS}
     fields = {name: " ".join(sorted(one[0] if isinstance(one, list) else one)) for name, one in files.items()}
     assert (run_folder.RUN_FOLDER.format, fields) == (("format", 2), FIELDS), "raise the format with the fields"
+
+
+def test_a_result_holds_the_share_of_the_most_frequent_class_and_folders_without_it_are_read(data):
+    result = fdp.run(dpnfl(), data, rounds=1, out="x", delta=1e-3)
+    share = np.bincount(data.y_test).max() / len(data.y_test)
+    path = pathlib.Path("x/result.json")
+    content = json.loads(path.read_text())
+    words = "always naming the most frequent class"
+    assert content["baseline"] == {"answer": words, "metric": "test_accuracy", "value": pytest.approx(share)}
+    assert f"{words}: test accuracy {share:.4f}" in repr(result)
+    del content["baseline"]
+    path.write_text(json.dumps(content))
+    assert fdp.open_run("x").test_accuracy == content["test_accuracy"]
+    assert fdp.resume("x", dpnfl(), data, rounds=2).history[-1].round == 2
+    assert "baseline" in json.loads(path.read_text())
 
 
 class Told:

@@ -309,7 +309,7 @@ def test_command_prints_the_plan_the_best_and_the_cost_of_choosing(capsys):
     assert cli.main(["sweep", "sweep.toml"]) == 0
     out = capsys.readouterr().out
     assert "the best of 6 settings" in out
-    assert "choosing  seeing these 12 private runs (6 settings x 2 seeds), as whoever chooses among them does," in out
+    assert "choosing  comparing these 12 private runs (6 settings x 2 seeds) costs" in out
     assert "proved    epsilon at delta" in out
     assert cli.main(["sweep", "sweep.toml", "--json"]) == 0
     told = capsys.readouterr()

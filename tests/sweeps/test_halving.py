@@ -216,7 +216,7 @@ def test_tables_and_the_best_mark_what_was_stopped(both, capsys):
     table = halved.table().groupby("status")["point"].nunique()
     assert table.to_dict() == {"done": 2, "stopped": 16}
     assert cli.main(["best", str(halved.folder), "--by", "clip_norm"]) == 0
-    assert "means are biased to the good" in capsys.readouterr().out  # though one setting alone came to its end
+    assert "the mean of the best is optimistic" in capsys.readouterr().out  # though one setting alone came to its end
     assert cli.main(["best", str(halved.folder), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["excluded"] == {"stopped by halving": 8}
 

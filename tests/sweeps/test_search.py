@@ -38,7 +38,7 @@ def result(one):
 def searched(config, found=None, lost=()):
     """The records of a whole search with made results."""
     search, found = search_of(config), dict(found or {})
-    while left := search.left(found):
+    while left := search.next_points(found):
         for one in left:
             found[one.id] = result(one)
             if one.index in lost:
@@ -63,7 +63,7 @@ def test_trials_are_in_their_ranges_and_learn_from_those_before():
         assert trial["batch_size"] in (5, 20)
     off = [abs(math.log10(trial["learning_rate"] / 0.1)) for trial in trials]
     assert sum(off[-8:]) < sum(off[:8])
-    assert search.left(found) == []
+    assert search.next_points(found) == []
 
 
 @with_optuna
@@ -73,7 +73,7 @@ def test_a_search_that_was_stopped_anywhere_goes_on_to_the_same_trials(held):
     first = dict(itertools.islice(whole.items(), held))
     _, again = searched(CONFIG, first, lost=(4, 15))
     assert in_order(again) == in_order(whole)
-    left = search_of(CONFIG).left(first)
+    left = search_of(CONFIG).next_points(first)
     assert not {one.id for one in left} & set(first)
     assert len(left) == (0 if held == 40 else min(12 - held % 12, 40 - held))
 
@@ -99,7 +99,7 @@ def test_more_trials_begin_with_those_of_fewer():
 def test_a_trial_that_was_there_is_not_run_again():
     few = SweepConfig(base=BASE, axes={"batch_size": [5, 20]}, trials=9, search="tpe", search_batch=4)
     search, found = search_of(few), {}
-    while left := search.left(found):
+    while left := search.next_points(found):
         found |= {one.id: point(one.index, one.values, [0.1], epsilon=None) | {"point": one.id} for one in left}
     assert len(search.points) == len(found) == 2
 

@@ -18,7 +18,8 @@ from fedjax_dp import errors
 from fedjax_dp.experiments import config
 from fedjax_dp.sweeps import table
 from fedjax_dp.sweeps.records import read_records
-from fedjax_dp.sweeps.settings import pick, settings_of
+from fedjax_dp.sweeps.settings import baseline_of_records, pick, settings_of
+from fedjax_dp.sweeps.sweep import open_sweep
 from fedjax_dp.tools import cli
 
 
@@ -307,8 +308,8 @@ def test_best_prints_a_configuration_that_run_takes(capsys):
     assert config.RunSpec.of(winner).options["batch_size"] == 20
     low, high = stats.t.interval(0.95, 1, 0.805, stats.sem([0.8, 0.81]))
     assert f"test accuracy 0.8050 +- 0.0071, the mean of 2 seeds, its 95% interval {low:.4f} to {high:.4f}" in out.err
-    assert "(biased upwards: this setting was picked by this very number)" in out.err
-    assert "the configuration is that of seed 0" in out.err
+    assert "(biased upwards: the setting was chosen by this number)" in out.err
+    assert "the configuration is of seed 0" in out.err
     assert "epsilon 1 and so on" in out.err
     assert "the best of 3 settings compared: learning_rate 0.3\n" in out.err
     assert "the privacy cost of choosing is not known before the sweep is complete" in out.err
@@ -345,6 +346,32 @@ def test_best_tells_what_choosing_costs_and_what_is_missing(capsys):
     assert "selection.json must be readable JSON" in capsys.readouterr().err
 
 
+def test_python_states_the_cost_of_choosing_in_the_words_of_the_command_line(capsys):
+    folder = sweep_folder(
+        [one | {"history": [seen | {"train_loss": 1.0} for seen in one["history"]]} for one in runnable()]
+    )
+    unknown = "the privacy cost of choosing is not known before the sweep is complete"
+    assert unknown in " ".join(repr(open_sweep(folder).best()).split())
+    (folder / "selection.json").write_text(json.dumps({"short": "choosing costs epsilon 2", "statement": "more"}))
+    assert cli.main(["best", "sweep"]) == 0
+    statement = "choosing costs epsilon 2; sweep/selection.json says more"
+    assert statement in capsys.readouterr().err
+    found = open_sweep(folder)
+    assert found.best().statement == statement
+    for one in (found, found.best()):
+        assert statement in " ".join(repr(one).split())
+    assert "no epsilon is stated" in found.best("train_loss").statement  # a probe of private records
+
+
+def test_a_sweep_shows_the_baseline_that_all_its_points_share():
+    baseline = {"answer": "always naming the most frequent class", "metric": "test_accuracy", "value": 0.125}
+    records = [record | {"baseline": baseline} for record in runnable()]
+    assert baseline_of_records(records) == "always naming the most frequent class: test accuracy 0.1250"
+    assert "most frequent class: test accuracy 0.1250" in " ".join(repr(open_sweep(sweep_folder(records))).split())
+    others = [records[0], *(record | {"baseline": baseline | {"value": 0.5}} for record in records[1:])]
+    assert baseline_of_records(others) == baseline_of_records(runnable()) == baseline_of_records([]) == ""
+
+
 def test_best_as_json_is_one_object_without_infinities(capsys):
     records = [point(0, {"privatizer.clip_norm": 1.0, "seed": 0}, epsilon=math.inf)]
     sweep_folder(records, ["privatizer.clip_norm"])
@@ -353,8 +380,22 @@ def test_best_as_json_is_one_object_without_infinities(capsys):
     assert told["values"] == {"privatizer.clip_norm": 1.0}
     assert told["guarantee_epsilon"] is None
     assert (told["mean"], told["std"], told["seeds"], told["statement"]) == (0.6, None, 1, None)
-    assert cli.main(["best", "sweep"]) == 2  # values of Python have no TOML
-    assert "use --json" in capsys.readouterr().err
+
+
+def test_a_sweep_of_python_values_has_a_best_setting_without_a_configuration(capsys):
+    options = {"rounds": 5, "epsilon": 3.0, "delta": 1e-3}  # all that such a sweep records
+    cases = [(norm, seed) for norm in (0.3, 1.0) for seed in range(2)]
+    records = [
+        point(index, {"clip_norm": norm, "seed": seed}, (norm / 2 + seed / 100,), config=options)
+        for index, (norm, seed) in enumerate(cases)
+    ]
+    sweep_folder(records, ["clip_norm"])
+    assert cli.main(["best", "sweep"]) == 0
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    assert "rounds =" not in printed.out  # which fedjax-dp run would take, with another algorithm and other data
+    assert "the best of 2 settings compared: clip_norm 1.0" in printed.out
+    assert "made in Python, so it has no configuration for fedjax-dp run" in " ".join(printed.out.split())
 
 
 BAD = [

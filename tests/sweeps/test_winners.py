@@ -84,7 +84,7 @@ def test_one_seed_has_no_deviation_and_says_so(capsys):
     assert "nan" not in out
     assert "one seed has no deviation and no interval" in out
     assert cli.main(["best", str(folder)]) == 0
-    assert ", of one seed, which has no deviation" in capsys.readouterr().err
+    assert ", of one seed, so without a deviation" in capsys.readouterr().err
     shown = repr(open_sweep(folder))
     assert "nan" not in shown
     assert "one seed has no deviation" in shown
@@ -103,7 +103,7 @@ def test_the_table_is_printed_as_text_csv_latex_and_json(capsys):
     text = printed("--by", "epsilon, algorithm")
     assert "the best of each epsilon and algorithm, of 8 settings" in text
     assert "+0.1100  +0.0852 to +0.1348" in text
-    assert "where several settings were compared, means are biased" in text
+    assert "where several settings were compared, the mean of the best is optimistic" in text
     rows = list(csv.DictReader(io.StringIO(printed("--table", "csv"))))
     frame = open_sweep(folder).best_by()
     assert list(rows[0]) == list(frame)
@@ -119,6 +119,29 @@ def test_the_table_is_printed_as_text_csv_latex_and_json(capsys):
     told = json.loads(printed("--json", "--by", "algorithm"))
     assert [row["epsilon"] for row in told["best"]] == [4.0, 4.0]
     assert told["best"][0]["minus_dp_one_mean"] is None
+
+
+@pytest.mark.parametrize(
+    ("axes", "head", "rows"),
+    [
+        (("epsilon", "clip_norm"), "the best of each clip_norm, of 2 settings", 2),  # one budget
+        (("clip_norm",), "the best of each clip_norm, of 2 settings", 2),
+        (("epsilon",), "the best of each epsilon, of 1 setting", 1),
+        ((), "the best, of 1 setting", 1),  # nothing but seeds
+    ],
+)
+@pytest.mark.parametrize("form", ["text", "csv", "latex"])
+def test_a_sweep_without_several_budgets_has_a_row_for_each_value_of_the_axes_that_there_are(
+    axes, head, rows, form, capsys
+):
+    every = [record for record in sweep_of((0, 1), ("dp_one",)) if record["values"]["epsilon"] == 4.0]
+    every = [record for record in every if "clip_norm" in axes or record["values"]["clip_norm"] == 3.0]
+    folder = sweep_folder(every, axes)
+    assert cli.main(["best", str(folder), "--table", form]) == 0
+    out = capsys.readouterr().out
+    lines = {"text": out.splitlines()[4 : 4 + rows], "csv": out.splitlines()[1:], "latex": out.splitlines()}
+    assert form != "text" or out.startswith(head)
+    assert sum(("0.2" in line or "0.1" in line) and not line.startswith("%") for line in lines[form]) == rows
 
 
 def test_the_report_has_the_same_table():

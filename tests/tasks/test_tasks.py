@@ -20,6 +20,7 @@ from fedjax_dp.tasks import (
     ScoreSums,
     area_under_curve,
     average_precision,
+    constant_baseline,
     describe_task,
     measures_of,
     measures_of_task,
@@ -286,6 +287,36 @@ def test_top_k_accuracy_of_tokens_counts_the_likeliest_at_every_place_but_paddin
     found = values(made("sequence", top_k=3), scores, targets)
     np.testing.assert_allclose(found.pop("top_3_token_accuracy"), right[targets != WORDS.pad].mean())
     assert found == values(made("sequence"), scores, targets)
+
+
+def constant_scores():
+    """By task: its targets, and the scores of every answer that ignores the features."""
+    rng = np.random.default_rng(0)
+    numbers = rng.normal(size=(40, 2)) * 3
+    texts = rng.integers(0, 7, (10, 4))
+    return {
+        "classes": (rng.integers(0, 7, 40) ** 2 % 7, [np.eye(7)[label] for label in range(7)]),
+        "sequence": (texts, [np.broadcast_to(np.eye(7)[token], (4, 7)) for token in range(7)]),
+        "binary": (rng.random(40) < 0.3, [np.array([1.0]), np.array([-1.0])]),
+        "regression": (numbers, [numbers.mean(0), numbers.mean(0) + 0.1, np.median(numbers, 0), np.zeros(2)]),
+    }
+
+
+@pytest.mark.parametrize("name", constant_scores())
+def test_the_baseline_is_the_best_of_all_constant_answers(name):
+    task, (targets, answers) = made(name), constant_scores()[name]
+    main = task.metrics[0]
+    reached = [main.better * main.of(seen(task, [answer] * len(targets), targets))[0] for answer in answers]
+    found = constant_baseline(task, targets)
+    assert found.metric == f"test_{main.name}"
+    assert found.value == pytest.approx(main.better * max(reached))
+    assert json.loads(json.dumps(found._asdict())) == found._asdict()
+
+
+def test_a_task_without_a_constant_answer_has_no_baseline():
+    assert constant_baseline(made("multi_label"), np.zeros((3, 2))) is None
+    assert constant_baseline(Own(), np.zeros(3)) is None
+    assert constant_baseline(made("classes"), np.zeros(0, int)) is None
 
 
 def test_measures_of_papers_are_those_of_classes():

@@ -13,7 +13,7 @@ from fedjax_dp.experiments.groups import options_of
 from fedjax_dp.options import about
 from fedjax_dp.parts.choices import own_numbers
 from fedjax_dp.sweeps import table
-from fedjax_dp.sweeps.records import SELECTION, Record, choosing, read_records
+from fedjax_dp.sweeps.records import Record, cost_statement, is_configuration, read_records, read_selection_cost
 from fedjax_dp.sweeps.settings import bounds, metric_of
 from fedjax_dp.sweeps.table import Best
 from fedjax_dp.sweeps.winners import title, winners
@@ -22,25 +22,26 @@ from fedjax_dp.tools.cli.latest import SWEEPS, named_or_latest
 from fedjax_dp.tools.cli.options import PrintOptions, parse
 from fedjax_dp.tools.cli.output import columns, page
 
-DESCRIPTION = """The best setting of a sweep, as TOML that fedjax-dp run takes; what it reached goes to stderr.
+DESCRIPTION = """The best setting of a sweep, as TOML for fedjax-dp run; its results go to stderr.
 
 usage: fedjax-dp best [SWEEP] [OPTIONS] [--json]; the folder of a sweep, by default the last under sweeps/. The best has
-the best mean over seeds at the last evaluated round; settings with a failed seed are not compared.
+the best mean over seeds at the last evaluated round; settings with a failed seed are not compared. A sweep made in
+Python has no TOML: the results of its best setting go to stdout.
 
 --table text, csv or latex prints the best of each budget and algorithm instead, with standard deviation and 95%
-interval over seeds, and how far algorithms lie apart, seed by seed."""
+interval over seeds, and the differences between algorithms, seed by seed."""
 
 
 @dataclasses.dataclass(frozen=True)
 class BestOptions(PrintOptions):
-    """What best means.
+    """How the best setting is chosen and printed.
 
     Args:
         sweep: folder of the sweep
         metric: what to compare: a field of the history, as in metrics.json
         epsilon_at_most: largest proved epsilon that the winner may have
-        table: print the best of each budget and algorithm so, instead of one
-        by: axes, with commas, of whose values each has its best
+        table: print a table with the best of each budget and algorithm
+        by: axes, with commas; the table has the best setting of each of their values
         against: algorithm that the others are compared with
     """
 
@@ -48,12 +49,12 @@ class BestOptions(PrintOptions):
     metric: Annotated[str | None, about("", default="the task's main one")] = None
     epsilon_at_most: Annotated[float | None, about("", default="any")] = None
     table: Annotated[Literal["text", "csv", "latex"] | None, about("", default="text with --by or --against")] = None
-    by: Annotated[str | None, about("", default="epsilon,algorithm", metavar="AXES")] = None
+    by: Annotated[str | None, about("", default="epsilon,algorithm, else all that vary", metavar="AXES")] = None
     against: Annotated[str | None, about("", default="the first", metavar="NAME")] = None
 
 
 def best_command(arguments: list[str]) -> int:
-    """Print the winning configuration, and what it reached."""
+    """Print the best configuration and its results."""
     options = parse("best", arguments, BestOptions, DESCRIPTION)
     folder = named_or_latest("sweep", options.sweep, "the folder of a sweep", "fedjax-dp best sweeps/mine", SWEEPS)
     about, records = read_records(folder)
@@ -73,15 +74,21 @@ def best_command(arguments: list[str]) -> int:
         }
         print(json.dumps(finite(content), allow_nan=False))
         return 0
+    lines = _lines(best, len(records), about.get("points"), statement, _units(records), measure)
+    if not is_configuration(best.config):
+        console = page()
+        for line in [*lines, _where_values_are(folder)]:
+            console.print(line)
+        return 0
     print(_toml(best, folder), end="")
     screen = Screen()
-    for line in _lines(best, len(records), about.get("points"), statement, _units(records), measure):
+    for line in lines:
         screen.say(line)
     return 0
 
 
 def _print_each(options: BestOptions, records: list[Record], about: Mapping[str, Any], folder: pathlib.Path) -> None:
-    """The best of each value of some axes on stdout; what to know of them below, or on stderr beside CSV and LaTeX."""
+    """Print the best of each value of some axes, with notes below, which go to stderr with CSV and LaTeX."""
     errors.require_left_out(options, ["epsilon_at_most"], "beside --table", "drop one of them")
     by = None if options.by is None else [name.strip() for name in options.by.split(",")]
     found = winners(records, about["axes"], by, options.metric, options.against)
@@ -104,30 +111,36 @@ def _print_each(options: BestOptions, records: list[Record], about: Mapping[str,
 
 
 def _last(points: int, planned: int | None, statement: str | None) -> list[str]:
-    """How far the sweep is, and what choosing costs."""
+    """The progress of the sweep, and the cost of choosing."""
     lines = [f"{points} of {planned} points are there: the winner may change"] * (points < (planned or 0))
-    return [*lines, statement or "the privacy cost of choosing is not known before the sweep is complete"]
+    return [*lines, statement or table.UNKNOWN_COST]
 
 
 def _toml(best: Best, folder: pathlib.Path) -> str:
-    """The winner's configuration, which gets a run folder of its own."""
-    if not best.config:
-        raise errors.refuse("sweep", str(folder), "one over configurations to print TOML", "use --json")
+    """The winner's configuration as TOML, without the folder, so that its run gets a new one."""
     known = options_of() | own_numbers(best.config)
     for name in best.config:
         errors.require_choice(f"{folder}: a field of a configuration", name, known)
     return folders.toml(best.config | {"out": None})
 
 
+def _where_values_are(folder: pathlib.Path) -> str:
+    """Instead of a configuration, for a sweep whose algorithm and data are Python values."""
+    return (
+        "this sweep was made in Python, so it has no configuration for fedjax-dp run; "
+        f"fdp.open_sweep({str(folder)!r}).best().values has the values of its axes"
+    )
+
+
 def _lines(
     best: Best, points: int, planned: int | None, statement: str | None, units: int, measure: Measure
 ) -> list[str]:
-    """What the winner reached, how it was chosen, and what choosing costs."""
+    """The winner's results, how it was chosen, and the cost of choosing."""
     chosen = ", ".join(f"{name} {value}" for name, value in best.values.items() if value is not None)
-    left_out = table.excluded_in_words(best.excluded)
+    left_out, from_file = table.excluded_in_words(best.excluded), is_configuration(best.config)
     reach = f"{measure.words} {best.mean:.4f}"
     if best.seeds == 1:
-        reach += ", of one seed, which has no deviation"
+        reach += ", of one seed, so without a deviation"
     else:
         reach += (
             f" +- {best.std:.4f}, the mean of {best.seeds} seeds, its 95% interval "
@@ -135,27 +148,26 @@ def _lines(
         )
     if best.considered > 1 or table.STOPPED in best.excluded:
         way = "upwards" if measure.better > 0 else "downwards"
-        reach += f" (biased {way}: this setting was picked by this very number)"
+        reach += f" (biased {way}: the setting was chosen by this number)"
     lines = [
         reach,
-        *([f"the configuration is that of seed {best.config['seed']}"] if best.config and best.seeds > 1 else []),
+        *([f"the configuration is of seed {best.config['seed']}"] if from_file and best.seeds > 1 else []),
         best.guarantee.get("statement", "no Guarantee is known"),
         f"the best of {best.considered} setting{'s' * (best.considered != 1)} compared"
         + (f": {chosen}" if chosen else "")
         + (f"; {left_out}" if left_out else ""),
     ]
     if units > 1:
-        lines.append("epsilons of different units, neighbours or views were compared: see the Guarantee of each point")
+        lines.append("the compared epsilons have different units, neighbours or views: see the Guarantee of each point")
     return [*lines, *_last(points, planned, statement)]
 
 
 def _statement(folder: pathlib.Path, records: list[Record], measure: Measure) -> str | None:
-    """What choosing by a metric costs, in words, as the sweep has found when it was complete."""
-    cost = choosing(folder, records, measure)
-    return None if cost is None else f"{cost['short']}; {folder / SELECTION} says more"
+    """The cost of choosing by a metric in words; None before the sweep is complete."""
+    return cost_statement(read_selection_cost(folder, records, measure), folder)
 
 
 def _units(records: list[Record]) -> int:
-    """How many different things the finite epsilons are about."""
+    """The number of different units, adjacencies and views of the finite epsilons."""
     guarantees = [record["guarantee"] for record in records if record["guarantee"].get("epsilon") is not None]
     return len({(one.get("unit"), one.get("adjacency"), one.get("view")) for one in guarantees})

@@ -1,4 +1,4 @@
-"""`fedjax-dp compare`: are clients' own models worth it?"""
+"""`fedjax-dp compare`: personal models against local training and a shared model."""
 
 import dataclasses
 import json
@@ -61,6 +61,7 @@ def compare_command(arguments: list[str]) -> int:
     where = str(named)
     from fedjax_dp.sweeps.comparison import require_comparable
     from fedjax_dp.sweeps.plan import read_sweep
+    from fedjax_dp.sweeps.records import cost_statement
     from fedjax_dp.sweeps.settings import deployment_mark
     from fedjax_dp.sweeps.sweep import open_sweep
     from fedjax_dp.tools.cli.sweep import run_file
@@ -68,7 +69,7 @@ def compare_command(arguments: list[str]) -> int:
     is_file = named.is_file()
     if is_file:
         planned = read_sweep(where)
-        require_comparable(planned.varied, planned.base)  # before it takes long
+        require_comparable(planned.varying_fields, planned.base)  # before it takes long
     sweep, folder = run_file(where) if is_file else (open_sweep(named), named)
     result, cost, path = sweep.comparison(), sweep.choosing, picture or folder / "compare.png"
     with folders.storage_errors(path.parent, "make room, or give another --out"):
@@ -83,7 +84,7 @@ def compare_command(arguments: list[str]) -> int:
         ("report", f"fedjax-dp report {folders.quote_path(folder)} writes it too"),
     ]
     lines += [("proved", f"epsilon is of the {mark}")] if (mark := deployment_mark(sweep.records)) else []
-    lines += [("choosing", cost["short"])] if cost else []
+    lines += [("choosing", line)] if (line := cost_statement(cost, folder)) else []
     show_lines(lines)
     return 0
 

@@ -95,7 +95,7 @@ def _plot_run(folder: pathlib.Path, options: PlotOptions, look: "Look") -> int:
 
 
 def _paths(out: str | None, usual: pathlib.Path, names: list[str]) -> list[pathlib.Path]:
-    """Where pictures go."""
+    """The files of the pictures."""
     path = usual if out is None else pathlib.Path(out)
     if path.suffix in errors.PICTURES:
         if len(names) > 1:

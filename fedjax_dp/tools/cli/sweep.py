@@ -16,8 +16,15 @@ from fedjax_dp.display import count
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.options import about
 from fedjax_dp.sweeps.plan import read_sweep
-from fedjax_dp.sweeps.records import STATUSES, SWEEP, SWEEP_FOLDER
-from fedjax_dp.sweeps.settings import Setting, bounds, measures_of_records, settings_of
+from fedjax_dp.sweeps.records import STATUSES, SWEEP, SWEEP_FOLDER, cost_statement
+from fedjax_dp.sweeps.settings import (
+    Setting,
+    baseline_of_records,
+    bounds,
+    measures_of_records,
+    settings_of,
+    varying_axes,
+)
 from fedjax_dp.sweeps.winners import USUAL
 from fedjax_dp.tools.cli.help import FirstPage
 from fedjax_dp.tools.cli.options import PrintOptions, Switch, parse
@@ -61,7 +68,7 @@ SHOWN = 5  # settings
 
 @dataclasses.dataclass(frozen=True)
 class SweepOptions(PrintOptions):
-    """Where and on what it runs.
+    """Where the sweep runs.
 
     Args:
         file: SWEEP.toml, or the folder of a sweep
@@ -87,7 +94,7 @@ class SweepOptions(PrintOptions):
 
 
 def sweep_command(arguments: list[str]) -> int:
-    """Run a sweep, or go on with it, and print its best settings."""
+    """Run or continue a sweep, and print its best settings."""
     if any(word.partition("=")[0] == "--coordinator" for word in arguments):
         remedy = "a sweep goes to several machines by points: start a Ray cluster and give --ray ADDRESS"
         raise errors.refuse("--coordinator", "it with a sweep", "left to fedjax-dp run", remedy)
@@ -113,9 +120,9 @@ def sweep_command(arguments: list[str]) -> int:
 def run_file(
     path: str, out: str | None = None, screen: Screen | None = None, keys: Mapping[str, Any] | None = None, **how: Any
 ) -> "tuple[Sweep, pathlib.Path]":
-    """Run a sweep's file, or go on with its folder; the sweep and where it is.
+    """Run a sweep's file, or continue its folder. Returns the sweep and its folder.
 
-    `keys` count instead of the file's; `how` is of `run_sweep`.
+    `keys` replace those of the file; `how` are options of `run_sweep`.
     """
     from fedjax_dp.sweeps.sweep import run_sweep  # loads JAX
 
@@ -129,7 +136,7 @@ def run_file(
 
 
 def _summary(result: "Sweep", out: pathlib.Path) -> dict[str, Any]:
-    """The JSON object of a sweep: what became of its points, and every setting with its means over seeds."""
+    """The JSON object of a sweep: its points by status, and every setting with its means over seeds."""
     settings = result.summary().astype(object)
     settings = settings.where(settings.notna() & ~settings.isin([math.inf]), None)
     return {
@@ -145,18 +152,18 @@ def _summary(result: "Sweep", out: pathlib.Path) -> dict[str, Any]:
 
 
 def _print(result: "Sweep", out: pathlib.Path) -> None:
-    """The best settings, and what was lost."""
+    """Print the best settings, and why points were stopped or lost."""
     settings, main = settings_of(result.records, result.axes), measures_of_records(result.records).main
-    known = [(setting.score(main.name), setting) for setting in settings if setting.done]
+    known = [(setting.score(main.name), setting) for setting in settings if setting.done_points]
     scores = sorted(known, key=lambda pair: -main.better * pair[0].mean)[:SHOWN]
-    kinds = list(dict.fromkeys(whose for _, setting in scores if (whose := _whose(setting))))
+    kinds = list(dict.fromkeys(whose for _, setting in scores if (whose := _epsilon_subject(setting))))
     names = {whose: f" ({chr(ord('a') + at)})" if len(kinds) > 1 else "" for at, whose in enumerate(kinds)}
-    cells = {axis: [_shown(setting.values[axis]) for _, setting in scores] for axis in result.axes} | {
+    cells = {axis: [_value_text(setting.values[axis]) for _, setting in scores] for axis in result.axes} | {
         main.words: [f"{score.mean:.4f}" for score, _ in scores],
-        "proved": [_proved(setting) + names.get(_whose(setting), "") for _, setting in scores],
+        "proved": [_epsilon_text(setting) + names.get(_epsilon_subject(setting), "") for _, setting in scores],
         "95% interval": [bounds(main, score.low, score.high) or "-" for score, _ in scores],
         "seeds": [
-            f"{score.seeds}" + (f", {setting.failed} lost" if setting.failed else "") for score, setting in scores
+            f"{score.seeds}" + (f", {setting.failures} lost" if setting.failures else "") for score, setting in scores
         ],
     }
     console = page()
@@ -172,7 +179,7 @@ def _print(result: "Sweep", out: pathlib.Path) -> None:
             name = "stopped" if record["status"] == "stopped" else "lost"
             ended[name][kept.sub("clients", record["reason"])] += 1
     place = folders.quote_path(out)
-    each = " and ".join(name for name in USUAL if name in result.axes)
+    each = " and ".join(name for name in USUAL if name in varying_axes(settings))
     lines = [
         *(("proved", f"{name} epsilon at {whose}".strip()) for whose, name in names.items()),
         *(
@@ -180,7 +187,8 @@ def _print(result: "Sweep", out: pathlib.Path) -> None:
             for name, reasons in ended.items()
             for reason, times in reasons.most_common(3)
         ),
-        *([("choosing", f"{result.choosing['short']}; {place}/selection.json says more")] if result.choosing else []),
+        *([("choosing", cost)] if (cost := cost_statement(result.choosing, out)) else []),
+        *([("baseline", baseline)] if (baseline := baseline_of_records(result.records)) else []),
         ("folder", f"{place} (points.jsonl, table.csv, table.parquet, selection.json, sweep.png)"),
         ("next", f"fedjax-dp best {place} prints the winner as a configuration, fedjax-dp plot {place} draws"),
         *([("each", f"fedjax-dp best {place} --table text prints the best of each {each}")] if each else []),
@@ -188,12 +196,12 @@ def _print(result: "Sweep", out: pathlib.Path) -> None:
     show_lines(lines)
 
 
-def _proved(setting: Setting) -> str:
+def _epsilon_text(setting: Setting) -> str:
     return "none" if math.isinf(setting.epsilon) else f"{setting.epsilon:.4g}"
 
 
-def _whose(setting: Setting) -> str:
-    """What an epsilon of the setting is about: its delta, whom it hides, among which neighbours, from whom."""
+def _epsilon_subject(setting: Setting) -> str:
+    """What the epsilon of a setting is for: delta, unit, neighbours and view."""
     guarantee = setting.points[0]["guarantee"]
     if math.isinf(setting.epsilon) or guarantee.get("delta") is None:
         return ""
@@ -201,5 +209,5 @@ def _whose(setting: Setting) -> str:
     return with_mark(f"delta {guarantee['delta']:g} for {whom}, against {View(guarantee['view'])}", mark_of(guarantee))
 
 
-def _shown(value: Any) -> str:
+def _value_text(value: Any) -> str:
     return "-" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

@@ -49,7 +49,7 @@ def _means(panel: Any, found: Comparison, colors: dict[str, Any]) -> None:
         rows = [row for row in found.rows if row.algorithm == name]
         epsilons = [np.nan if row.epsilon is None else row.epsilon for row in rows]
         where = np.arange(len(rows)) if np.isnan(epsilons).all() else epsilons
-        scores = [row.means.shown(found.measure) for row in rows]
+        scores = [row.means.for_display(found.measure) for row in rows]
         means, low, high = ([getattr(score, part) for score in scores] for part in ("mean", "low", "high"))
         line = styles.line_look(rank, len(colors))
         panel.plot(where, means, color=color, label=name if rows[0].own else f"{name} (shared)", **line)

@@ -76,14 +76,14 @@ def _best_lines(settings: Sequence[Setting], metric: Measure) -> tuple[list[Line
 def curve(setting: Setting, metric: Measure) -> tuple[list[int], list[Interval]]:
     """Rounds that every finished or stopped seed was evaluated after, and the metric there over these, as shown."""
     seen = tables.curve(setting, metric)
-    return [at for at, _ in seen], [score.shown(metric) for _, score in seen]
+    return [at for at, _ in seen], [score.for_display(metric) for _, score in seen]
 
 
 def _background(panel: Any, setting: Setting, metric: Measure, alpha: float) -> None:
     """The mean of a setting as a thin grey line; each of its failed runs as a red one that ends in a cross."""
     rounds, scores = curve(setting, metric)
     panel.plot(rounds, [score.mean for score in scores], color="0.6", lw=0.6, alpha=alpha, zorder=1)
-    if setting.stopped and scores:
+    if setting.stopped_points and scores:
         panel.plot(rounds[-1], scores[-1].mean, color="0.5", gid=RING, zorder=2, **ring(3.5))
     for point in setting.points:
         known = ((e["round"], metric_value(e, metric.name)) for e in point["history"])
@@ -110,7 +110,7 @@ def parallel(panel: Any, settings: Sequence[Setting], metric: Measure) -> None:
     lost = [setting for setting in settings if not setting.comparable(metric)]
     paths = [[uprights[name].fraction(s.values[name]) + aside[name][id(s)] for name in names] for s in order]
     broken = [_bent([*(uprights[name].fraction(s.values[name]) for name in names), FAILED_AT]) for s in lost]
-    why = ["failed" if setting.failed else "stopped" for setting in lost]
+    why = ["failed" if setting.failures else "stopped" for setting in lost]
     colours = [styles.FAILED if each == "failed" else "0.6" for each in why]
     panel.add_collection(LineCollection(broken, colors=colours, lw=0.8, ls=(0, (3, 2)), alpha=0.6))
     drawn = [_bent([*path, end]) for path, end in zip(paths, ends)]

@@ -18,6 +18,7 @@ from fedjax_dp.sweeps.settings import (
     Record,
     Setting,
     deployment_mark,
+    epsilon_places,
     group_by_value,
     pick,
     pick_or_stopped,
@@ -27,10 +28,11 @@ from fedjax_dp.sweeps.settings import (
 )
 from fedjax_dp.tasks.measures import Measure
 from fedjax_dp.tools.figures import elements, scales, styles
-from fedjax_dp.tools.figures.points import Placed, best_over, coloured, finish, intervals, legend_head, level, title
+from fedjax_dp.tools.figures.points import best_over, coloured, finish, intervals, legend_head, level, title
 from fedjax_dp.tools.figures.tables import sweeps as tables
 
 TICKS_APART = 0.06  # of the axis
+ALONE = 2.0  # the ratio of the ends of an axis with a single epsilon
 MANY = 12  # an axis with more values was drawn at random rather than listed
 
 
@@ -48,7 +50,7 @@ def against(panel: Any, settings: Sequence[Setting], x: str, metric: Measure, by
     for rank, line in enumerate(lines):
         if random:
             every = [setting for group in groups[rank].values() for setting in group]
-            dots = [(scale.position(setting.values[x]), None if setting.failed else setting) for setting in every]
+            dots = [(scale.position(setting.values[x]), None if setting.failures else setting) for setting in every]
             intervals(panel, dots, metric, line, joined=False, alpha=0.9)
         else:
             placed = []
@@ -87,27 +89,29 @@ def privacy(panel: Any, settings: Sequence[Setting], metric: Measure, by: str | 
     settings are dots, and the line goes through those that no other setting beats with at most as much epsilon.
     """
     budgets = "epsilon" in settings[0].values and len(group_by_value(settings, "epsilon")) <= MANY
-    epsilons = [setting.epsilon for setting in settings if math.isfinite(setting.epsilon)]
-    wide = float(np.ptp(np.log(epsilons)))
+    place = {id(setting): at for setting, at in zip(settings, epsilon_places(settings), strict=True)}
+    epsilons = sorted({at for at in place.values() if math.isfinite(at)})
+    wide = float(np.ptp(np.log(epsilons))) or math.log(ALONE)
+    kind = "log" if len(epsilons) > 1 else "category"
     lines = scales.lines_by(settings, by)
     among = [line.rank for line in lines if any(math.isfinite(setting.epsilon) for setting in line.settings)]
     for line in lines:
         private = [setting for setting in line.settings if math.isfinite(setting.epsilon)]
         if budgets and private:
-            aside = math.exp(wide * _aside(among.index(line.rank), len(among), "log"))
-            placed = [(at * aside, best) for at, best in _at_budgets(private, metric)]
+            aside = math.exp(wide * _aside(among.index(line.rank), len(among), kind))
+            placed = [(place[id(first)] * aside, best) for first, best in _at_budgets(private, metric)]
             intervals(panel, placed, metric, line)
         elif private:
-            dots = [(setting.epsilon, None if setting.failed else setting) for setting in private]
+            dots = [(place[id(setting)], None if setting.failures else setting) for setting in private]
             intervals(panel, dots, metric, line._replace(name=""), joined=False, alpha=0.3)
-            intervals(panel, frontier(private, metric), metric, line)
+            intervals(panel, [(place[id(one)], one) for one in frontier(private, metric)], metric, line)
         level(panel, [s for s in line.settings if math.isinf(s.epsilon)], metric, line, "not private")
     budgeted = values_of(settings, "epsilon") if budgets else []
     _epsilon_ticks(panel, epsilons, sorted(filter(scales.is_number, budgeted)))
     panel.set_xlabel(epsilon_label(settings))
     kept = ["epsilon", *([] if by is None else [by])]
     how = best_over(settings, kept, metric) if budgets else "lines: settings that none beats with less epsilon"
-    how = _with_offset_note(how, len(among) if budgets else 0)
+    how = _with_offset_note(how, len(among) if budgets and kind == "log" else 0)
     title(panel, f"{metric.words} against epsilon", how)
     finish(panel, metric, legend_head(by))
 
@@ -128,20 +132,19 @@ def _epsilon_ticks(panel: Any, epsilons: Sequence[float], budgets: Sequence[floa
         panel.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
     else:
         panel.xaxis.set_ticks(sorted({min(epsilons), max(epsilons)}))
+    if 0 < min(epsilons) == max(epsilons):
+        panel.set_xlim(epsilons[0] / math.sqrt(ALONE), epsilons[0] * math.sqrt(ALONE))
 
 
-def _at_budgets(settings: Sequence[Setting], metric: Measure) -> list[Placed]:
-    """The best setting of each budget, at its proved epsilon; None at that of the first where every setting failed."""
-    placed: list[Placed] = []
-    for group in group_by_value(settings, "epsilon").values():
-        best = pick_or_stopped(group, metric)
-        placed.append(((best or group[0]).epsilon, best))
-    return placed
+def _at_budgets(settings: Sequence[Setting], metric: Measure) -> list[tuple[Setting, Setting | None]]:
+    """The setting at whose proved epsilon each budget stands, and its best one; None where every setting failed."""
+    bests = [(group[0], pick_or_stopped(group, metric)) for group in group_by_value(settings, "epsilon").values()]
+    return [(best or first, best) for first, best in bests]
 
 
-def frontier(settings: Sequence[Setting], metric: Measure) -> list[Placed]:
-    """(epsilon, setting) in order of epsilon, for settings that are better than all with at most as much epsilon."""
-    return [(row["epsilon"], settings[row["key"]]) for row in tables.front(tables.setting_rows(settings, metric))]
+def frontier(settings: Sequence[Setting], metric: Measure) -> list[Setting]:
+    """In order of epsilon, the settings that are better than all others with at most as much epsilon."""
+    return [settings[row["key"]] for row in tables.front(tables.setting_rows(settings, metric))]
 
 
 def epsilon_label(settings: Sequence[Setting]) -> str:
@@ -215,9 +218,9 @@ def _cells(
     panel.pcolormesh(means, cmap=colors.cmap, norm=colors.norm, edgecolors="white", lw=1.5)
     winner, crossed = pick(settings, metric), False
     for (row, column), group in cells.items():
-        failed = any(setting.failed for setting in group)
+        failed = any(setting.failures for setting in group)
         if not np.isfinite(means[row, column]):
-            last = max((p["history"][-1]["round"] for setting in group for p in setting.stopped), default=None)
+            last = max((p["history"][-1]["round"] for setting in group for p in setting.stopped_points), default=None)
             why = "failed" if failed else f"stopped\nat {last}" if last else "not known"
             _hatched(panel, row, column, why, styles.FAILED if failed else "0.3")
             continue
@@ -262,6 +265,6 @@ def _map_of_dots(panel: Any, settings: Sequence[Setting], x: str, y: str, metric
     mesh = coloured(panel, metric, np.array(means))
     at = [[scale.position(s.values[name]) for s in order] for scale, name in zip(both, (x, y))]
     panel.scatter(*at, c=means, cmap=mesh.cmap, norm=mesh.norm, s=42, edgecolors="white", linewidths=0.6, zorder=3)
-    lost = [[scale.position(s.values[name]) for s in settings if s.failed] for scale, name in zip(both, (x, y))]
+    lost = [[scale.position(s.values[name]) for s in settings if s.failures] for scale, name in zip(both, (x, y))]
     panel.plot(*lost, "x", color=styles.FAILED, ms=6, mew=1.5)
     elements.open_frame(panel)

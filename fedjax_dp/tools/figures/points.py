@@ -29,8 +29,8 @@ def intervals(
     """
     placed = sorted(placed, key=lambda pair: pair[0])
     at_bottom(panel, [at for at, setting in placed if setting is None], line.color)
-    at_bottom(panel, [at for at, setting in placed if setting is not None and setting.stopped], line.color, RING)
-    known = [(at, setting.score(metric.name).shown(metric)) for at, setting in placed if setting is not None]
+    at_bottom(panel, [at for at, setting in placed if setting is not None and setting.stopped_points], line.color, RING)
+    known = [(at, setting.score(metric.name).for_display(metric)) for at, setting in placed if setting is not None]
     known = [(at, score) for at, score in known if math.isfinite(score.mean)]
     if not known:
         return
@@ -52,7 +52,7 @@ def level(panel: Any, settings: Sequence[Setting], metric: Measure, line: Line, 
     best = pick(settings, metric)
     if best is None:
         return
-    score = best.score(metric.name).shown(metric)
+    score = best.score(metric.name).for_display(metric)
     label = why if line.name in ("", scales.in_words(None)) else f"{line.name}, {why}"
     broken = styles.DASHES[1 + line.rank % (len(styles.DASHES) - 1)]
     panel.axhline(score.mean, color=line.color, ls=broken, lw=1.4, label=label)

@@ -27,7 +27,9 @@ from fedjax_dp.sweeps.comparison import comparable, compare
 from fedjax_dp.sweeps.settings import (
     Record,
     Setting,
+    baseline_of_records,
     deployment_mark,
+    epsilon_places,
     group_by_value,
     metric_of,
     settings_of,
@@ -142,7 +144,7 @@ def _panels(settings: Sequence[Setting], metric: Measure) -> list[Callable[[Any]
         return [lambda panel: _nothing_done(panel, settings), lambda panel: curves.curves(panel, settings, metric)]
     ranked = influential(settings, metric)
     chosen: list[Callable[[Any], None]] = []
-    if len({f"{setting.epsilon:.3g}" for setting in settings if math.isfinite(setting.epsilon)}) > 1:
+    if len(set(filter(math.isfinite, epsilon_places(settings)))) > 1:
         lines = "algorithm" if "algorithm" in ranked else None
         chosen.append(lambda panel: panels.privacy(panel, settings, metric, lines))
     elif ranked:
@@ -240,6 +242,8 @@ def small_print(settings: Sequence[Setting], bands: bool) -> str:
         parts.append("settings with a failed seed are never chosen")
     else:
         parts.append("no point failed")
+    if baseline := baseline_of_records(panels.all_points(settings)):
+        parts.append(baseline)
     return "; ".join(parts)
 
 

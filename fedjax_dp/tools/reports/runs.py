@@ -64,7 +64,7 @@ def _report(
     data: dict[str, Rows] = {"history": rows}
     measures = measures_of(about["task"])
     sections = [
-        _result(config, history, guarantee, done, finished, measures),
+        _result(config, history, guarantee, done, finished, measures, result.get("baseline")),
         _curves(history, guarantee, spent, missing, finished, measures, _budget(config)),
     ]
     if spent:
@@ -90,11 +90,14 @@ def _result(
     done: int,
     finished: bool,
     measures: Measures,
+    baseline: Mapping[str, Any] | None,
 ) -> Section:
     """What a reader came for."""
     rounds = config["rounds"]
     of = f"after {count(done, 'round')}" if finished else f"after {done:,} of {rounds:,} rounds"
     main, loss = measures.main, measures["test_loss"]
+    if baseline is not None:
+        of += f"; {baseline['answer']}: {shared.number(main, baseline['value'])}"
     items = [(main.words, shared.number(main, tables.latest(history, main.name)), of)]
     items += shared.tiles(guarantee, config.get("stop_at_epsilon") or config.get("epsilon"))
     for name, one in measures.tested.items():

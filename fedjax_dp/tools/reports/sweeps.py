@@ -10,10 +10,11 @@ from fedjax_dp import errors
 from fedjax_dp.accounting.guarantee import with_mark
 from fedjax_dp.display import count, duration
 from fedjax_dp.sweeps.comparison import compare
-from fedjax_dp.sweeps.records import Record, choosing, read_records
+from fedjax_dp.sweeps.records import Record, read_records, read_selection_cost
 from fedjax_dp.sweeps.settings import (
     CONFIDENCE,
     Setting,
+    baseline_of_records,
     deployment_mark,
     group_by_value,
     measures_of_records,
@@ -198,6 +199,8 @@ def _result(
         blocks.append(Prose([line], "Unfinished"))
     facts = [(f"axis {name}", _values(settings, name)) for name in axes]
     seeds = about.get("seeds") or sorted({record["values"]["seed"] for record in records})
+    if baseline := baseline_of_records(records):
+        facts.append(("baseline", baseline))
     blocks.append(FactList([*facts, ("seeds", seeds)]))
     return Section("Result", blocks)
 
@@ -252,7 +255,7 @@ def _privacy(
             *(chosen(settings[row["key"]].values[name]) for name in axes),
             None if row["value"] is None else main.shown(row["value"]),
             _between(row, main),
-            row["epsilon"] if row["private"] else "∞",
+            settings[row["key"]].epsilon if row["private"] else "∞",
             row["seeds"],
             "on the front" if row["key"] in best else "",
         ]
@@ -342,7 +345,7 @@ def _ended_section(points: Sequence[Record], axes: Sequence[str], heading: str, 
 
 def _choosing(path: pathlib.Path, records: Sequence[Record], finished: bool) -> Section:
     """What it costs in privacy to choose among the points."""
-    cost = choosing(path, records) if finished else None
+    cost = read_selection_cost(path, records) if finished else None
     if cost is None:
         line = "The cost of choosing is not known before the sweep is complete."
         return Section("The cost of choosing", [Prose([line], "Missing")])

@@ -12,7 +12,7 @@ from sweep_points import point, sweep_folder, textbook_interval
 
 from fedjax_dp import errors
 from fedjax_dp.rounds.metrics import PROBES
-from fedjax_dp.sweeps.settings import settings_of
+from fedjax_dp.sweeps.settings import epsilon_places, settings_of
 from fedjax_dp.tools import cli
 from fedjax_dp.tools.figures import curves, panels, scales, styles
 from fedjax_dp.tools.figures import sweeps as figures
@@ -165,8 +165,36 @@ def test_the_frontier_holds_what_nothing_with_less_epsilon_beats():
         for index, (epsilon, height) in enumerate(drawn)
     ]
     found = panels.frontier(settings_of(records, ["noise_multiplier"]), MEASURES.main)
-    assert [setting.values["noise_multiplier"] for _, setting in found] == [0.0, 3.0, 5.0]
-    assert [epsilon for epsilon, _ in found] == [0.5, 2.0, 4.0]
+    assert [setting.values["noise_multiplier"] for setting in found] == [0.0, 3.0, 5.0]
+    assert [setting.epsilon for setting in found] == [0.5, 2.0, 4.0]
+
+
+def near(*epsilons):
+    """Settings of one budget, as noise is found for it: the better ones with a little more epsilon."""
+    return [
+        point(index, {"rounds": index, "seed": 0}, (0.5 + index / 10,), epsilon=epsilon)
+        for index, epsilon in enumerate(epsilons)
+    ]
+
+
+def test_settings_of_one_budget_stand_at_one_place_and_one_of_them_is_on_the_front(panel):
+    settings = settings_of(near(2.9997, 2.9998, 2.9999), ["rounds"])
+    panels.privacy(panel, settings, MEASURES.main)
+    dots = [float(x) for box in panel.containers for x in box.lines[0].get_xdata()]
+    assert dots == [2.9999] * 4  # each setting, and the best of them
+    assert list(panel.get_xticks()) == [2.9999]
+    low, high = panel.get_xlim()
+    assert low < 2.5 < 3.5 < high
+    assert [setting.values["rounds"] for setting in panels.frontier(settings, MEASURES.main)] == [2]
+    assert figures.influential(settings, MEASURES.main) == ["rounds"]
+    assert len(figures._panels(settings, MEASURES.main)) == 2  # against rounds, not against epsilon, and over rounds
+
+
+def test_epsilons_apart_by_more_than_noise_is_found_to_are_places_of_their_own(panel):
+    settings = settings_of(near(2.99, 2.9999, 3.0, 4.0), ["rounds"])
+    assert epsilon_places(settings) == [2.99, 3.0, 3.0, 4.0]
+    panels.privacy(panel, settings, MEASURES.main)
+    assert [2.99, 3.0, 4.0] in [list(one.get_xdata()) for one in panel.lines]
 
 
 def test_heat_map_holds_the_best_means_and_says_what_failed(panel):

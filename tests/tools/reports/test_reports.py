@@ -129,6 +129,18 @@ def test_rounds_that_are_accounted_for_are_few_and_have_both_ends():
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("unspent")
+def test_the_accuracy_of_a_run_stands_with_that_of_its_baseline(run_folder, tmp_path):
+    words = "always naming the most frequent class: "
+    assert words in page(kinds.read_report(run_folder))
+    folder = shutil.copytree(run_folder, tmp_path / "earlier")  # of an earlier version, which had none
+    result = json.loads((folder / "result.json").read_text())
+    del result["baseline"]
+    (folder / "result.json").write_text(json.dumps(result))
+    assert words not in page(kinds.read_report(folder))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("unspent")
 def test_an_unfinished_run_says_how_far_it_is(run_folder, tmp_path):
     folder = shutil.copytree(run_folder, tmp_path / "half")
     (folder / "result.json").unlink()

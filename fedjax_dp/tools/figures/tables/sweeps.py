@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedjax_dp.display import finite
-from fedjax_dp.sweeps.settings import Interval, Setting, goodness, interval, metric_value
+from fedjax_dp.sweeps.settings import Interval, Setting, epsilon_places, goodness, interval, metric_value
 from fedjax_dp.tasks.measures import Measure
 
 Rows = list[dict[str, Any]]
@@ -15,24 +15,25 @@ def setting_rows(settings: Sequence[Setting], metric: Measure) -> Rows:
     """A row for each setting, in their order.
 
     key         its place
-    epsilon     proved; None where none is finite, be it without privacy or without a Guarantee, see `private`
+    epsilon     proved, of settings with one budget the largest, see `epsilon_places`; None where none is finite,
+                without privacy or without a Guarantee, see `private`
     value       mean of the metric over the seeds that are done, with the interval `low` to `high`; None: not known
     good        what is larger for the better of two; None where a seed failed, as such a setting is never chosen
     seeds, lost how many the mean is over, and how many failed
     """
     rows = []
-    for key, setting in enumerate(settings):
+    for key, (setting, place) in enumerate(zip(settings, epsilon_places(settings), strict=True)):
         score = setting.score(metric.name)
         rows.append(
             {
                 "key": key,
-                "epsilon": finite(setting.epsilon),
+                "epsilon": finite(place),
                 "private": math.isfinite(setting.epsilon),
                 "value": finite(score.mean),
                 "good": finite(goodness(setting, metric)) if setting.comparable(metric) else None,
                 **within(score, metric),
                 "seeds": score.seeds,
-                "lost": setting.failed,
+                "lost": setting.failures,
             }
         )
     return rows
@@ -51,7 +52,7 @@ def front(rows: Rows) -> Rows:
 def curve(setting: Setting, metric: Measure) -> list[tuple[int, Interval]]:
     """Rounds that every finished seed, or stopped one, was evaluated after, and the metric there over these seeds."""
     seen: dict[int, list[float]] = {}
-    points = setting.done or setting.stopped
+    points = setting.done_points or setting.stopped_points
     for point in points:
         for evaluation in point["history"]:
             number = metric_value(evaluation, metric.name)

@@ -99,7 +99,7 @@ def _run_recipe(
     sources = Sources()
 
     def planned(cell: Cell, seed: int) -> PlannedRun:
-        return sources.planned(cell.config(seed).replace(data_dir=data_dir))
+        return sources.plan_run(cell.config(seed).replace(data_dir=data_dir))
 
     if recipe.metrics == (BYTES,):
         counts = _bytes(ready, planned)
