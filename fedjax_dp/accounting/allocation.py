@@ -46,7 +46,7 @@ def _compose(directions: tuple[Dominating, ...], counts: list[int]) -> Dominatin
     square = sum(count * one.pairs[0].deviation ** 2 for one, count in every) / sum(counts)
     spacing = min(math.sqrt(square) / 20, 1e-2)
     total = functools.reduce(LossDistribution.plus, (discretise(one, spacing, n).times(n) for one, n in every))
-    return Dominating((1.0,), (DiscretePair(total.losses, total.masses),), total.infinite)
+    return Dominating((1.0,), (DiscretePair(total.losses, total.masses),), total.infinite_mass)
 
 
 @functools.lru_cache(maxsize=64)

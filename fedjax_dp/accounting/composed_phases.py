@@ -216,7 +216,7 @@ def _plain(step: Any, releases: int) -> Any:
     if isinstance(step, GaussianSteps) and isinstance(step.sampling, Shuffled):
         step = dataclasses.replace(step, sampling=FullBatch())
     return dataclasses.replace(
-        step, count=step.count if step.sampling.kept else releases * step.sampling.steps_per_epoch
+        step, count=step.count if step.sampling.keeps_draw else releases * step.sampling.steps_per_epoch
     )
 
 

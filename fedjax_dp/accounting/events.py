@@ -46,7 +46,7 @@ class Composed(_Several):
             got = ", ".join(sorted(f"{unit.value}/{adjacency.value}" for adjacency, unit in kinds))
             raise errors.refuse("composed events", got, "of one unit and adjacency", "account for them separately")
         ongoing = [part for part in self.parts if not isinstance(part, Past)]
-        if sum(step.sampling.kept for part in ongoing for step, _ in part.leaves()) > 1:
+        if sum(step.sampling.keeps_draw for part in ongoing for step, _ in part.leaves()) > 1:
             raise NotCoveredError(
                 "several events do not say whether a slot is kept from one to the next; state one event, or use "
                 "slots that are drawn afresh in each pass"
@@ -82,7 +82,7 @@ class RandomParticipation:
         if not 0 <= self.rate <= 1:
             raise errors.refuse("the participation rate", self.rate, "in [0, 1]")
         errors.require_count("rounds", self.rounds)
-        if any(step.sampling.kept for step, _ in self.each.leaves()):
+        if any(step.sampling.keeps_draw for step, _ in self.each.leaves()):
             raise NotCoveredError(
                 "a slot that is kept over rounds drawn at random is not covered; use slots drawn afresh in each pass"
             )

@@ -37,16 +37,16 @@ from fedjax_dp.accounting.zcdp import zcdp_epsilon
 
 @dataclasses.dataclass(frozen=True)
 class Filter(ABC):
-    """Steps within a budget of `epsilon` at `delta`; `used` is what those taken have cost."""
+    """Steps within a budget of `epsilon` at `delta`; `used_budget` is what those taken have cost."""
 
     epsilon: float
     delta: float
-    used: float = dataclasses.field(default=0.0, kw_only=True)
+    used_budget: float = dataclasses.field(default=0.0, kw_only=True)
 
     def __post_init__(self) -> None:
         errors.require_positive("epsilon", self.epsilon)
         errors.require_delta(self.delta)
-        errors.require_not_negative("used", self.used)
+        errors.require_not_negative("used_budget", self.used_budget)
 
     @property
     @abstractmethod
@@ -62,7 +62,7 @@ class Filter(ABC):
 
     def admits(self, step: Any) -> bool:
         """Whether the step may be taken."""
-        return self.used + self.cost(step) <= self.budget
+        return self.used_budget + self.cost(step) <= self.budget
 
     def after(self, step: Any) -> Self:
         """The filter with the step taken.
@@ -70,12 +70,12 @@ class Filter(ABC):
         Raises: ConfigurationError for a step that would pass the budget.
         """
         cost = self.cost(step)
-        if not self.used + cost <= self.budget:
-            left = f"{self.budget - self.used:.4g} of {self.budget:.4g} left"
+        if not self.used_budget + cost <= self.budget:
+            left = f"{self.budget - self.used_budget:.4g} of {self.budget:.4g} left"
             raise errors.refuse("the next step", f"a cost of {cost:.4g}", f"within the {left}", "stop here")
-        return dataclasses.replace(self, used=self.used + cost)
+        return dataclasses.replace(self, used_budget=self.used_budget + cost)
 
-    def taken(self, steps: Iterable[Any]) -> tuple[int, Self]:
+    def take(self, steps: Iterable[Any]) -> tuple[int, Self]:
         """How many of these are taken one after the other before the first that may not, and the filter after them."""
         one, count = self, 0
         for step in steps:
@@ -91,7 +91,7 @@ class GdpFilter(Filter):
 
     >>> from fedjax_dp.accounting import Adjacency, FullBatch, GaussianSteps
     >>> step = GaussianSteps(8.0, FullBatch(), Adjacency.ADD_REMOVE, 1)
-    >>> GdpFilter(2.0, 1e-5).taken([step] * 100)[0]
+    >>> GdpFilter(2.0, 1e-5).take([step] * 100)[0]
     16
     """
 
@@ -148,7 +148,7 @@ class RenyiFilter(Filter):
 
     def cost(self, step: Event) -> float:
         curve = total(step, rdp.price(step, np.array([self.order])))
-        if curve.lost:
+        if curve.infinite_mass:
             raise NotCoveredError(
                 "a filter needs a Renyi divergence that holds without exception; use another sampling"
             )
@@ -170,8 +170,8 @@ def best_order(expected: Event, epsilon: float, delta: float) -> float:
 class ApproximateFilter(Filter):
     """For steps of which only (epsilon, delta) is known: the claim is epsilon at `delta` + `delta_of_steps`.
 
-    delta is that of the composition, `delta_of_steps` what the steps' own may add up to; `used` is the sum of their
-    epsilon^2, `used_delta` that of their delta.
+    `delta` is spent by the composition; the deltas of the steps may add up to `delta_of_steps`. `used_budget` is the
+    sum of epsilon^2 over the steps taken, `used_delta` the sum of their deltas.
     """
 
     delta_of_steps: float
@@ -190,7 +190,7 @@ class ApproximateFilter(Filter):
     @property
     def epsilon_used(self) -> float:
         """What the steps taken cost."""
-        return math.sqrt(2 * math.log(1 / self.delta) * self.used) + self.used / 2
+        return math.sqrt(2 * math.log(1 / self.delta) * self.used_budget) + self.used_budget / 2
 
     def cost(self, step: tuple[float, float]) -> float:
         """Of a step (epsilon, delta)."""
@@ -237,15 +237,15 @@ class IndividualFilter:
     Covers: add-remove and zero-out neighbours, unsampled, the noise of a trusted server.
     Source: Feldman and Zrnic 2021, arXiv:2008.11193; its Gaussian form Koskela, Tobaben, Honkela 2023,
             arXiv:2209.15596.
-    Shapes: norms, `used` and masks `(clients,)`.
+    Shapes: norms, `used_budget` and masks `(clients,)`.
     """
 
     epsilon: float
     delta: float
     noise_multiplier: float
     clip_norm: float
-    used: np.ndarray = dataclasses.field(repr=False, compare=False)
-    left: np.ndarray = dataclasses.field(repr=False, compare=False)
+    used_budget: np.ndarray = dataclasses.field(repr=False, compare=False)
+    has_left: np.ndarray = dataclasses.field(repr=False, compare=False)
 
     @classmethod
     def start(
@@ -278,16 +278,16 @@ class IndividualFilter:
 
     def active(self, norms: np.ndarray) -> np.ndarray:
         """Whose update of this norm counts in the next round; data, for the sum alone."""
-        return ~self.left & (self.used + self._costs(norms) <= self.budget_mu**2)
+        return ~self.has_left & (self.used_budget + self._costs(norms) <= self.budget_mu**2)
 
     def after(self, norms: np.ndarray) -> Self:
         """The filter after a round with updates of these norms, whoever counted in it."""
         counts = self.active(norms)
-        used = self.used + np.where(counts, self._costs(norms), 0.0)
-        return dataclasses.replace(self, used=used, left=~counts)
+        used_budget = self.used_budget + np.where(counts, self._costs(norms), 0.0)
+        return dataclasses.replace(self, used_budget=used_budget, has_left=~counts)
 
     def _costs(self, norms: np.ndarray) -> np.ndarray:
         norms = np.asarray(norms, float)
-        if norms.shape != self.used.shape or not np.all(norms >= 0):
-            raise errors.refuse("norms", f"shape {norms.shape}", f"{self.used.size} numbers of at least 0")
+        if norms.shape != self.used_budget.shape or not np.all(norms >= 0):
+            raise errors.refuse("norms", f"shape {norms.shape}", f"{self.used_budget.size} numbers of at least 0")
         return (np.minimum(norms, self.clip_norm) / (self.noise_multiplier * self.clip_norm)) ** 2

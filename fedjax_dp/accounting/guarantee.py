@@ -289,18 +289,18 @@ class Guarantee:
             "elsewhere": [other.to_dict() for other in self.elsewhere],
         }
 
-    def saved(self) -> dict[str, Any]:
-        """For a file: all of it, the epsilons of clients as runs of equal ones; `restored` reads it."""
+    def to_full_dict(self) -> dict[str, Any]:
+        """For a file: all of it, the epsilons of clients as runs of equal ones; `from_full_dict` reads it."""
         alike = [(epsilon, len(list(same))) for epsilon, same in itertools.groupby(self.epsilons)]
         return self.to_dict() | {
             "reason": self.reason,
             "epsilons": [[finite(epsilon), count] for epsilon, count in alike],
             "names": list(self.names),
-            "elsewhere": [other.saved() for other in self.elsewhere],
+            "elsewhere": [other.to_full_dict() for other in self.elsewhere],
         }
 
     @classmethod
-    def restored(cls, saved: dict[str, Any]) -> "Guarantee":
+    def from_full_dict(cls, saved: dict[str, Any]) -> "Guarantee":
         """The Guarantee that was saved.
 
         Raises: ConfigurationError for what is none.
@@ -311,29 +311,29 @@ class Guarantee:
             noise, attack = saved.get("noise_multiplier"), saved.get("attack")
             plain: dict[str, Any] = {name: saved[name] for name in ("delta", "accountant", "reason")}
             return cls(
-                tuple(infinite(value) for value, count in saved["epsilons"] for _ in range(count)),
+                tuple(infinity_of_null(value) for value, count in saved["epsilons"] for _ in range(count)),
                 unit=Unit(saved["unit"]),
                 adjacency=None if saved["adjacency"] is None else Adjacency(saved["adjacency"]),
                 view=View(saved["view"]),
                 assumptions=tuple(saved["assumptions"]),
                 claims=tuple(Claim(**claim | {"verdict": Verdict(claim["verdict"])}) for claim in claims),
                 warnings=tuple(saved["warnings"]),
-                elsewhere=tuple(map(cls.restored, saved.get("elsewhere", ()))),
+                elsewhere=tuple(map(cls.from_full_dict, saved.get("elsewhere", ()))),
                 caveat=saved.get("caveat"),
                 deployment=None if deployed is None else DeploymentSummary(**deployed),
-                own=None if deployed is None else infinite(saved["own"]),
+                own=None if deployed is None else infinity_of_null(saved["own"]),
                 noise=None if noise is None else NoiseMultipliers(**noise),
-                phases=tuple(EarlierPhase(**one | {"epsilon": infinite(one["epsilon"])}) for one in before),
-                alone=infinite(saved["alone"]) if before else None,
+                phases=tuple(EarlierPhase(**one | {"epsilon": infinity_of_null(one["epsilon"])}) for one in before),
+                alone=infinity_of_null(saved["alone"]) if before else None,
                 names=tuple(map(str, saved.get("names", ()))),
                 attacks=() if attack is None else (AttackBounds(*(attack[name] for name in AttackBounds._fields)),),
                 **plain,
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise errors.refuse("a saved Guarantee", repr(error), "as `Guarantee.saved` wrote it") from None
+            raise errors.refuse("a saved Guarantee", repr(error), "as `Guarantee.to_full_dict` wrote it") from None
 
 
-def infinite(epsilon: float | None) -> float:
+def infinity_of_null(epsilon: float | None) -> float:
     """As `display.finite` wrote it: JSON has no infinite number."""
     return math.inf if epsilon is None else epsilon
 

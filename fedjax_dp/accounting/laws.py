@@ -62,7 +62,7 @@ class Dominating:
 
     weights: tuple[float, ...]
     pairs: tuple[LawPair, ...]
-    lost: float = 0.0
+    infinite_mass: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +86,7 @@ class GaussianPair:
             denominator = np.logaddexp(np.log1p(-self.down), np.log(self.down) + (-2 * x - 1) / s2)
         return numerator - denominator
 
-    def where(self, losses: np.ndarray) -> np.ndarray:
+    def inverse_loss(self, losses: np.ndarray) -> np.ndarray:
         """The `x` at which the loss takes each value; -inf (inf) for values below (above) all losses.
 
         With u = exp(x / s^2) and c = exp(-1 / (2 s^2)) this is the positive root of a c u^2 - m u - e^l b c = 0,
@@ -132,7 +132,7 @@ class GaussianPair:
         return min(spread, max(-low, high))
 
     def cells(self, losses: np.ndarray) -> Cells:
-        edges = self.where(losses)
+        edges = self.inverse_loss(losses)
         high, low = edges[-1] / self.noise, edges[0] / self.noise
         shift = 1 / self.noise
         above = (1 - self.up) * ndtr(-high) + self.up * ndtr(shift - high)
@@ -172,7 +172,7 @@ class ShiftMixture:
         ratios = logs + (2 * shifts * (sign * x)[..., None] - shifts**2) / (2 * self.noise**2)
         return sign * logsumexp(ratios, axis=-1)
 
-    def where(self, losses: np.ndarray) -> np.ndarray:
+    def inverse_loss(self, losses: np.ndarray) -> np.ndarray:
         """The `x` at which the loss takes each value; -inf (inf) for values below (above) all losses.
 
         With g(x) the logarithm of the part of the ratio whose shifts are above zero, convex and increasing, this is
@@ -204,12 +204,12 @@ class ShiftMixture:
         return x
 
     def upper_mass(self, edges: np.ndarray) -> np.ndarray:
-        return normal_masses(edges, 0.0, self.noise) if self.down else self._mixed(edges, 1.0)
+        return normal_masses(edges, 0.0, self.noise) if self.down else self._mixture_masses(edges, 1.0)
 
     def lower_mass(self, edges: np.ndarray) -> np.ndarray:
-        return self._mixed(edges, -1.0) if self.down else normal_masses(edges, 0.0, self.noise)
+        return self._mixture_masses(edges, -1.0) if self.down else normal_masses(edges, 0.0, self.noise)
 
-    def _mixed(self, edges: np.ndarray, sign: float) -> np.ndarray:
+    def _mixture_masses(self, edges: np.ndarray, sign: float) -> np.ndarray:
         total = np.zeros(edges.size - 1)
         for shift, weight in zip(self.shifts, self.weights, strict=True):
             total += weight * normal_masses(edges, sign * shift, self.noise)
@@ -233,7 +233,7 @@ class ShiftMixture:
         return min(spread, max(-low, high))
 
     def cells(self, losses: np.ndarray) -> Cells:
-        edges = self.where(losses)
+        edges = self.inverse_loss(losses)
         ends = np.array([-np.inf, edges[0], edges[-1], np.inf])
         below, _, above = self.upper_mass(ends).tolist()
         return Cells(self.upper_mass(edges), self.lower_mass(edges), above, below)
@@ -386,15 +386,15 @@ class BoundedLosses:
     def sampled(self, rate: float) -> "BoundedLosses":
         """With probability `rate` the first law, else the second; against the second."""
 
-        def unmixed(losses: np.ndarray) -> np.ndarray:  # the loss of the first law whose mixture has this one
+        def unmix(losses: np.ndarray) -> np.ndarray:  # the loss of the first law whose mixture has this one
             with np.errstate(over="ignore", divide="ignore"):
                 whole: np.ndarray = np.log1p(np.maximum(np.expm1(losses) / rate, -1.0))
             return whole
 
         low, high = (math.log1p(rate * math.expm1(end)) for end in (self.lowest, self.highest))
         return BoundedLosses(
-            lambda losses: rate * self._up_to(unmixed(losses)) + (1 - rate) * self._up_to(unmixed(losses), self.lower),
-            lambda losses: self._up_to(unmixed(losses), self.lower),
+            lambda losses: rate * self._up_to(unmix(losses)) + (1 - rate) * self._up_to(unmix(losses), self.lower),
+            lambda losses: self._up_to(unmix(losses), self.lower),
             low,
             high,
         )

@@ -194,14 +194,14 @@ class Ledger:
 
     phase  the run's own phase, the last before its rounds;
     lines  of the rounds, from 0 on;
-    cut    whether the file ends in the middle of a line, which does not count;
-    before  phases that its epsilons are of too.
+    is_cut  whether the file ends in the middle of a line, which does not count;
+    prior_phases  phases that its epsilons cover too.
     """
 
     phase: Mapping[str, Any]
     lines: tuple[Line, ...]
-    cut: bool = False
-    before: tuple[Mapping[str, Any], ...] = ()
+    is_cut: bool = False
+    prior_phases: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def num_clients(self) -> int:

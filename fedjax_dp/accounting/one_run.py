@@ -80,17 +80,17 @@ def one_run_mu(correct: int, guesses: int, canaries: int, significance: float = 
     """
     _check(correct, guesses, canaries, significance)
 
-    def refuted(mu: float) -> bool:
+    def refutes(mu: float) -> bool:
         return _contradicts(correct, guesses, canaries, lambda x: float(ndtr(ndtri(x) - mu)), significance)
 
-    if not refuted(0.0):
+    if not refutes(0.0):
         return 0.0
     low, high = 0.0, 1.0
-    while high < MOST_MU and refuted(high):
+    while high < MOST_MU and refutes(high):
         low, high = high, 2 * high
     while high - low > 1e-6:
         middle = (low + high) / 2
-        low, high = (middle, high) if refuted(middle) else (low, middle)
+        low, high = (middle, high) if refutes(middle) else (low, middle)
     return low
 
 
@@ -108,17 +108,17 @@ def choose_guesses(canaries: int, mu: float, significance: float = 0.05) -> int:
     errors.require_in_unit_interval("significance", significance)
     numbers = np.unique(2 * np.round(np.geomspace(min(5, canaries // 2), canaries // 2, TRIED)).astype(int))
 
-    def promised(guesses: int) -> float:
+    def evidence(guesses: int) -> float:
         share = guesses / canaries / 2  # of the canaries, above the upper cut
 
-        def missing(cut: float) -> float:
+        def excess(cut: float) -> float:
             return (ndtr(-cut) + ndtr(mu - cut)) / 2 - share
 
-        cut = scipy.optimize.brentq(missing, mu / 2 - 1e-9, mu + 40.0)
+        cut = scipy.optimize.brentq(excess, mu / 2 - 1e-9, mu + 40.0)
         right = ndtr(mu - cut) / (ndtr(-cut) + ndtr(mu - cut))
         return one_run_mu(math.floor(guesses * right), guesses, canaries, significance)
 
-    return int(max(numbers.tolist(), key=promised))
+    return int(max(numbers.tolist(), key=evidence))
 
 
 def _check(correct: int, guesses: int, canaries: int, significance: float) -> None:

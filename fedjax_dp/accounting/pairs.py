@@ -86,7 +86,7 @@ def of_gaussian(
         _require_single(sampling, group)
         return _of_truncated(sampling, noise)
     if rate == 1:
-        return (Dominating((1.0,), (GaussianPair(noise / group / math.sqrt(sampling.joined), 1.0),)),)
+        return (Dominating((1.0,), (GaussianPair(noise / group / math.sqrt(sampling.sums_per_member), 1.0),)),)
     if group > 1:
         return _of_group(noise, sampling, adjacency, group)
     if isinstance(sampling, RandomAllocation | BallsInBins):
@@ -139,8 +139,8 @@ def _both_ways(drawn: Any, noise: float, most: int) -> tuple[Dominating, ...]:
     weights = drawn.pmf(numbers)
     kept = (drawn.cdf(numbers) > NEGLIGIBLE) & (drawn.sf(numbers - 1) > NEGLIGIBLE)
     shifts, law = tuple(numbers[kept].tolist()), tuple(weights[kept].tolist())
-    lost = float(weights[~kept].sum())
-    return tuple(Dominating((1.0,), (ShiftMixture(noise, shifts, law, down),), lost) for down in (False, True))
+    infinite_mass = float(weights[~kept].sum())
+    return tuple(Dominating((1.0,), (ShiftMixture(noise, shifts, law, down),), infinite_mass) for down in (False, True))
 
 
 def attained_by_gaussian(

@@ -21,7 +21,7 @@ class AttackBounds(NamedTuple):
     of_curve: bool  # from the trade-off curve; else from epsilon and delta alone, which leave more open
 
     @property
-    def named(self) -> float:
+    def precision(self) -> float:
         """How sure it is of what it names, at that rate of false alarms."""
         return self.recognised / (self.recognised + FALSE_ALARMS)
 
@@ -41,12 +41,13 @@ class AttackBounds(NamedTuple):
             f"an attacker who knows {before}: after all that it sees, its best guess is right in at most "
             f"{at_most(self.right)} of cases",
             f"if it may be wrong about 1 in 100 that were not used, it recognises at most {at_most(self.recognised)} "
-            f"of those that were (blind guessing: 1%), and is at most {at_most(self.named)} sure of one that it names",
+            "of those that were (blind guessing: 1%), and is at most "
+            f"{at_most(self.precision)} sure of one that it names",
             f"computed from {basis}",
         )
 
     def to_dict(self, unit: Unit, adjacency: Adjacency | None) -> dict[str, Any]:
-        return self._asdict() | {"named": self.named, "statement": list(self.in_words(unit, adjacency))}
+        return self._asdict() | {"named": self.precision, "statement": list(self.in_words(unit, adjacency))}
 
 
 def at_most(share: float) -> str:

@@ -37,35 +37,35 @@ def last_round(epsilon_after: Callable[[int], float], rounds: int, budget: float
 
 @dataclasses.dataclass(frozen=True)
 class GaussianOdometer:
-    """Epsilon at any time of unsampled Gaussian noise, tight where `planned` has been spent.
+    """Epsilon at any time of unsampled Gaussian noise, tight where V = `final_squared_mu`.
 
-    With V the sum of mu^2 of the releases so far, each of which may be chosen from those before, the privacy loss L
-    makes exp(2 b (L - V/2) - 2 b^2 V) a supermartingale. By Ville's inequality L stays below a + (b + 1/2) V at all
-    times with probability 1 - exp(-2 a b), which is 1 - delta; a and b are those that are best at V = `planned`, where
-    the bound is rho + 2 sqrt(rho ln(1/delta)) with rho = V/2.
+    V is the sum of mu^2 of the releases so far, each of which may be chosen from earlier ones. The privacy loss L makes
+    exp(2 b (L - V/2) - 2 b^2 V) a supermartingale. By Ville's inequality L stays below a + (b + 1/2) V at all times
+    with probability 1 - exp(-2 a b) = 1 - delta. a and b are optimal for V = `final_squared_mu`, where the bound is
+    rho + 2 sqrt(rho ln(1/delta)) with rho = V/2.
     Source: derived here; odometers: Rogers, Roth, Ullman, Vadhan 2016, arXiv:1605.08294, Definition 3.3; losses as
             supermartingales: Whitehouse, Ramdas, Rogers, Wu 2023, arXiv:2203.05481.
     """
 
-    planned: float  # the sum of mu^2 that is expected in the end, fixed beforehand
+    final_squared_mu: float  # the sum of mu^2 that is expected in the end, fixed beforehand
     delta: float
 
     def __post_init__(self) -> None:
-        errors.require_positive("planned", self.planned)
+        errors.require_positive("final_squared_mu", self.final_squared_mu)
         errors.require_delta(self.delta)
 
     def epsilon(self, spent: float) -> float:
         """Epsilon where the releases so far have a sum of mu^2 of `spent`; nothing released costs nothing.
 
-        >>> odometer = GaussianOdometer(planned=0.25, delta=1e-5)
+        >>> odometer = GaussianOdometer(final_squared_mu=0.25, delta=1e-5)
         >>> round(odometer.epsilon(0.25), 4), round(odometer.epsilon(0.05), 4)
         (2.5243, 1.4646)
         """
         errors.require_not_negative("spent", spent)
         if spent == 0:
             return 0.0
-        slope = math.sqrt(math.log(1 / self.delta) / (2 * self.planned))
-        return slope * self.planned + (slope + 0.5) * spent
+        slope = math.sqrt(math.log(1 / self.delta) / (2 * self.final_squared_mu))
+        return slope * self.final_squared_mu + (slope + 0.5) * spent
 
 
 def squared_mu(event: Event) -> float:

@@ -23,39 +23,43 @@ FINER = 40  # orders between the neighbours of the best: 0.15% apart, and 0.008%
 
 @dataclasses.dataclass(frozen=True)
 class RenyiCurve:
-    """Renyi divergence, in nats, at most `values[k]` at `orders[k]` > 1, outside an event of probability `lost`."""
+    """Bounds `values[k]`, in nats, on the Renyi divergence of order `orders[k]` > 1, where the loss is finite.
+
+    It is infinite with probability `infinite_mass` at most.
+    """
 
     orders: np.ndarray
     values: np.ndarray
-    lost: float = 0.0
+    infinite_mass: float = 0.0
 
     def times(self, count: int) -> "RenyiCurve":
-        return RenyiCurve(self.orders, self.values * count, self.lost * count)
+        return RenyiCurve(self.orders, self.values * count, self.infinite_mass * count)
 
     def plus(self, other: "RenyiCurve") -> "RenyiCurve":
-        return RenyiCurve(self.orders, self.values + other.values, self.lost + other.lost)
+        return RenyiCurve(self.orders, self.values + other.values, self.infinite_mass + other.infinite_mass)
 
     def worst(self, other: "RenyiCurve") -> "RenyiCurve":
-        return RenyiCurve(self.orders, np.maximum(self.values, other.values), max(self.lost, other.lost))
+        mass = max(self.infinite_mass, other.infinite_mass)
+        return RenyiCurve(self.orders, np.maximum(self.values, other.values), mass)
 
     def thinned(self, rate: float) -> "RenyiCurve":
         """With probability `rate` this, else nothing, which of the two is public: the exponentials are averaged."""
         with np.errstate(divide="ignore"):
             mean = np.logaddexp(np.log1p(-rate), np.log(rate) + (self.orders - 1) * self.values)
-        return RenyiCurve(self.orders, np.maximum(mean, 0.0) / (self.orders - 1), self.lost * rate)
+        return RenyiCurve(self.orders, np.maximum(mean, 0.0) / (self.orders - 1), self.infinite_mass * rate)
 
     def epsilon(self, delta: float) -> float:
         """The best order's conversion (Canonne, Kamath, Steinke 2020, arXiv:2004.00010, Proposition 12)."""
-        return math.inf if self.lost >= delta else max(float(np.min(self._converted(delta))), 0.0)
+        return math.inf if self.infinite_mass >= delta else max(float(np.min(self._conversion(delta))), 0.0)
 
     def around(self, delta: float) -> np.ndarray:
-        """Finer orders, between the neighbours of the one that is best for a delta above `lost`."""
-        best, last = int(np.argmin(self._converted(delta))), self.orders.size - 1
+        """Finer orders, between the neighbours of the one that is best for a delta above `infinite_mass`."""
+        best, last = int(np.argmin(self._conversion(delta))), self.orders.size - 1
         return np.linspace(self.orders[max(best - 1, 0)], self.orders[min(best + 1, last)], FINER)
 
-    def _converted(self, delta: float) -> np.ndarray:
+    def _conversion(self, delta: float) -> np.ndarray:
         a = self.orders
-        return self.values + np.log1p(-1 / a) - (math.log(delta - self.lost) + np.log(a)) / (a - 1)
+        return self.values + np.log1p(-1 / a) - (math.log(delta - self.infinite_mass) + np.log(a)) / (a - 1)
 
 
 def price(event: Event, at: np.ndarray | None = None) -> Callable[[Release], RenyiCurve]:
@@ -69,7 +73,7 @@ def price(event: Event, at: np.ndarray | None = None) -> Callable[[Release], Ren
         values = np.full(orders.size, np.inf)
         if useful.any():
             values[useful] = step.rdp(orders[useful])
-        return RenyiCurve(orders, values, step.lost)
+        return RenyiCurve(orders, values, step.infinite_mass)
 
     return of
 

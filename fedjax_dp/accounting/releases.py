@@ -55,9 +55,9 @@ class Release(ABC):
     """
 
     noise: ClassVar[str] = ""  # in words, of refusals
-    covered: ClassVar[str] = ""  # what to use instead of what is refused
+    coverage: ClassVar[str] = ""  # what to use instead of what is refused
     adds_up: ClassVar[bool] = False  # whether independent noises of this kind add up to one of it, variances added
-    normal: ClassVar[bool] = False  # whether the noise has the normal law; of another `as_normal` tells
+    is_normal: ClassVar[bool] = False  # whether the noise has the normal law; of another `as_normal` tells
     norm: ClassVar[int] = 2  # of the vectors of members, in which the clip norm bounds them: 1 or 2
     deviation: ClassVar[float] = 1.0  # standard deviation of noise of multiplier 1 at clip norm 1
 
@@ -79,7 +79,7 @@ class Release(ABC):
         if self.adjacency not in self.sampling.adjacencies:
             covered = " or ".join(known.value for known in self.sampling.adjacencies)
             raise NotCoveredError(f"{_UNCOVERED[self.adjacency].format(self.sampling)}; use {covered}")
-        if self.sampling.of_gaussian and not isinstance(self, GaussianSteps):
+        if self.sampling.gaussian_only and not isinstance(self, GaussianSteps):
             raise NotCoveredError(
                 f"{self.noise or type(self).__name__} does not say what it costs by {self.sampling}, which is known of "
                 "Gaussian noise alone; use others, such as Poisson sampling"
@@ -104,7 +104,7 @@ class Release(ABC):
         """How many sums, or passes, can contain a given member."""
         if self.sampling.rate == 0:
             return 0
-        return min(self._passes, 1) if self.sampling.kept else self._passes
+        return min(self._passes, 1) if self.sampling.keeps_draw else self._passes
 
     @property
     def reveals_everything(self) -> bool:
@@ -143,16 +143,16 @@ class Release(ABC):
         raise self._lacks("attained_pairs")
 
     def rdp(self, orders: np.ndarray) -> np.ndarray:
-        """Renyi divergence bound, in nats, at real orders above 1 `(A,)`, outside an event of probability `lost`."""
+        """Bound on the Renyi divergence, in nats, at real orders above 1 `(A,)`, where the loss is finite."""
         orders = _require_orders(orders)
         each = [pairs.divergence(direction, orders) for direction in self.dominating_pairs()]
         return np.max(each, axis=0)
 
     @property
-    def lost(self) -> float:
-        """See `rdp`: the chance of a total loss in the dominating pairs."""
+    def infinite_mass(self) -> float:
+        """Probability of an infinite loss in the dominating pairs; `rdp` leaves it out."""
         try:
-            return max(direction.lost for direction in self.dominating_pairs())
+            return max(direction.infinite_mass for direction in self.dominating_pairs())
         except NotCoveredError:
             return 0.0
 
@@ -181,15 +181,15 @@ class Release(ABC):
         """Standard normals made of numbers of variance 1, each the difference of two noises, coordinate by coordinate.
 
         By this the law of noise that is drawn is compared with what is stated. With D the law of such differences, they
-        are N^-1(D(x)), in the shape that they come in; `normal` noise stays as it is.
+        are N^-1(D(x)), in the shape that they come in; `is_normal` noise stays as it is.
         """
-        if self.normal:
+        if self.is_normal:
             return differences
         raise NotCoveredError(f"{self.noise or type(self).__name__} states no as_normal, by which its law is looked at")
 
     def _lacks(self, price: str) -> NotCoveredError:
         needs = f"states no {price}, which accountant {PRICES[price]} needs; use another"
-        return NotCoveredError(f"{self.noise or type(self).__name__} {self.covered or needs}")
+        return NotCoveredError(f"{self.noise or type(self).__name__} {self.coverage or needs}")
 
 
 def _highest(noise: float, rate: float) -> float:
@@ -214,7 +214,7 @@ class GaussianSteps(Release):
     """
 
     noise: ClassVar[str] = "Gaussian noise"
-    normal: ClassVar[bool] = True
+    is_normal: ClassVar[bool] = True
     adds_up: ClassVar[bool] = True
 
     noise_multiplier: float
@@ -234,12 +234,12 @@ class GaussianSteps(Release):
     @property
     def relative_noise(self) -> float:
         """Noise standard deviation divided by what the unit can change in a release that holds all of its members."""
-        return self._noise / (self.adjacency.sensitivity * self.group * math.sqrt(self.sampling.joined))
+        return self._noise / (self.adjacency.sensitivity * self.group * math.sqrt(self.sampling.sums_per_member))
 
     @property
     def _noise(self) -> float:
         """Of a release: the sums of a kept slot tell as much as their mean."""
-        return self.noise_multiplier / math.sqrt(max(self._passes, 1) if self.sampling.kept else 1)
+        return self.noise_multiplier / math.sqrt(max(self._passes, 1) if self.sampling.keeps_draw else 1)
 
     def dominating_pairs(self) -> tuple[Dominating, ...]:
         return pairs.of_gaussian(self._noise, self.sampling, self.adjacency, self.group)
@@ -298,12 +298,12 @@ class SkellamSums(Release):
                Poisson draws and adds up: each of n clients may contribute variance / n.
     l2, l1     bounds on the norms of one member's vector, in ring units, as encoded: after rounding.
     Sums that wrap around are covered, since they are computed from those that do not. If members add the noise
-    themselves, only what the honest others of a cohort of fixed size add may be counted, as `views.seen` does.
+    themselves, only what the honest others of a cohort of fixed size add may be counted, as `views.steps_in_view` does.
     """
 
     noise: ClassVar[str] = "integer (Skellam) noise"
-    covered: ClassVar[str] = "is covered by its Renyi bound alone; use accountant rdp"
-    normal: ClassVar[bool] = True
+    coverage: ClassVar[str] = "is covered by its Renyi bound alone; use accountant rdp"
+    is_normal: ClassVar[bool] = True
     adds_up: ClassVar[bool] = True
 
     variance: float
@@ -365,7 +365,7 @@ class BoundedRange(OfEpsilon):
     """
 
     noise: ClassVar[str] = "a choice with Gumbel noise"
-    covered: ClassVar[str] = "is covered by its zCDP alone; use accountant rdp or zcdp"
+    coverage: ClassVar[str] = "is covered by its zCDP alone; use accountant rdp or zcdp"
 
     epsilon: float
     adjacency: Adjacency

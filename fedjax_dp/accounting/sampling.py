@@ -15,8 +15,10 @@ class _Law:
     """What holds of a law that says nothing else; whole numbers in it are counts."""
 
     adjacencies: ClassVar[tuple[Adjacency, ...]] = (Adjacency.REPLACE_ONE,)  # neighbours of which something is proved
-    of_gaussian: ClassVar[bool] = False  # whether its price is known of Gaussian noise alone
-    kept: ClassVar[bool] = False  # whether what is drawn stays for all sums of an event, which then cannot be split
+    gaussian_only: ClassVar[bool] = False  # whether its price is known of Gaussian noise alone
+    keeps_draw: ClassVar[bool] = (
+        False  # whether what is drawn stays for all sums of an event, which then cannot be split
+    )
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -29,7 +31,7 @@ class _Law:
         return 1
 
     @property
-    def joined(self) -> int:
+    def sums_per_member(self) -> int:
         """Sums of one release that a member is in, at most."""
         return 1
 
@@ -160,7 +162,7 @@ class RandomAllocation(_Law):
     """
 
     adjacencies: ClassVar[tuple[Adjacency, ...]] = (Adjacency.ADD_REMOVE, Adjacency.ZERO_OUT)
-    of_gaussian: ClassVar[bool] = True
+    gaussian_only: ClassVar[bool] = True
 
     chosen: int
     of: int
@@ -179,7 +181,7 @@ class RandomAllocation(_Law):
         return self.of
 
     @property
-    def joined(self) -> int:
+    def sums_per_member(self) -> int:
         return self.chosen
 
     @property
@@ -206,8 +208,8 @@ class BallsInBins(_Law):
     """
 
     adjacencies: ClassVar[tuple[Adjacency, ...]] = (Adjacency.ADD_REMOVE, Adjacency.ZERO_OUT)
-    of_gaussian: ClassVar[bool] = True
-    kept: ClassVar[bool] = True
+    gaussian_only: ClassVar[bool] = True
+    keeps_draw: ClassVar[bool] = True
 
     bins: int
 
@@ -236,7 +238,7 @@ class TruncatedPoisson(_Law):
     """
 
     adjacencies: ClassVar[tuple[Adjacency, ...]] = (Adjacency.ZERO_OUT,)
-    of_gaussian: ClassVar[bool] = True
+    gaussian_only: ClassVar[bool] = True
 
     rate: float
     capacity: int

@@ -254,7 +254,9 @@ def _repetition_epsilons(clients: list[Trial], trials: Trials, delta: float, pro
     errors.require_delta(delta)
 
     def of_best(one: rdp.RenyiCurve) -> rdp.RenyiCurve:
-        return rdp.RenyiCurve(one.orders, trials.renyi(one.orders, one.values), min(one.lost * trials.mean, 1.0))
+        return rdp.RenyiCurve(
+            one.orders, trials.renyi(one.orders, one.values), min(one.infinite_mass * trials.mean, 1.0)
+        )
 
     return each(clients, lambda parts: _epsilon(parts, delta, of_best), progress)
 

@@ -64,10 +64,10 @@ class TradeOff:
         return curve.reshape(rates.shape)
 
     @property
-    def balanced(self) -> float:
+    def equal_error_rate(self) -> float:
         """The rate at which both errors are equal. An attack that tries for the least sum of both has twice as much.
 
-        >>> round(TradeOff(mu=1.0).balanced, 4)
+        >>> round(TradeOff(mu=1.0).equal_error_rate, 4)
         0.3085
         """
         if self.mu is not None:
@@ -115,8 +115,8 @@ def attack_bounds(event: Event, epsilon: float, delta: float, accountant: str | 
     with contextlib.suppress(NotCoveredError):
         curve = trade_off(event, accountant)
     if curve is None or (curve.mu is None and not curve.epsilons.size):
-        return AttackBounds(1 - proved.balanced, 1 - float(proved(FALSE_ALARMS)), of_curve=False)
-    right, recognised = 1 - curve.balanced, 1 - float(curve(FALSE_ALARMS))
+        return AttackBounds(1 - proved.equal_error_rate, 1 - float(proved(FALSE_ALARMS)), of_curve=False)
+    right, recognised = 1 - curve.equal_error_rate, 1 - float(curve(FALSE_ALARMS))
     return AttackBounds(right, recognised, of_curve=True)
 
 
@@ -216,7 +216,9 @@ def trials_needed(curve: TradeOff, significance: float = 0.05) -> int:
             "one that an attack can break in a trillion trials",
             "use more noise, or test a smaller claim",
         )
-    rate = curve.balanced  # the corner of a flawless attack is on the diagonal, and contradicts the curve below it
+    rate = (
+        curve.equal_error_rate
+    )  # the corner of a flawless attack is on the diagonal, and contradicts the curve below it
     return math.floor(max(math.log(significance) / math.log1p(-rate), 1 / rate) / 2) + 1
 
 
@@ -236,7 +238,7 @@ def _tangents(loss: LossDistribution) -> np.ndarray:
     first = max(loss.lowest, 0)
     probits = np.linspace(-8.2, 8.2, TANGENTS)
     below = np.cumsum(loss.masses)  # false negative rates
-    above = loss.infinite + np.cumsum(loss.masses[::-1])[::-1]
+    above = loss.infinite_mass + np.cumsum(loss.masses[::-1])[::-1]
     rarer = np.cumsum((loss.masses * np.exp(-np.maximum(loss.losses, -STEEPEST)))[::-1])[::-1]  # false positive rates
     rows = (
         np.concatenate(
@@ -255,10 +257,10 @@ def _tangents(loss: LossDistribution) -> np.ndarray:
 def _deltas(loss: LossDistribution, rows: np.ndarray) -> np.ndarray:
     """Delta at epsilon = row * spacing: the mass from there on, less the same discounted by e^(epsilon - loss)."""
     if not loss.masses.size:  # every loss is infinite
-        return np.full(rows.shape, loss.infinite)
+        return np.full(rows.shape, loss.infinite_mass)
     mass, discounted = loss.tails
     at = np.maximum(rows - loss.lowest, 0)  # the first loss that is not below epsilon
     inside = at < mass.size
     at = np.where(inside, at, 0)
     gap = np.exp(np.minimum((rows - loss.lowest - at) * loss.spacing, 0.0))
-    return loss.infinite + np.where(inside, np.maximum(mass[at] - gap * discounted[at], 0.0), 0.0)
+    return loss.infinite_mass + np.where(inside, np.maximum(mass[at] - gap * discounted[at], 0.0), 0.0)

@@ -44,7 +44,7 @@ def helpers_of(members: int, view: View, colluders: int) -> int:
     return max(colluders, 1) if view in (View.BROADCAST, View.OWNER) else colluders
 
 
-def seen(
+def steps_in_view(
     own: Steps,
     view: View | str,
     *,

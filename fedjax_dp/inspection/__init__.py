@@ -56,7 +56,7 @@ class Property(NamedTuple):
     always: Mapping[str, Check] = {}
     of_records: Mapping[str, Check] = {}  # where noise hides records
     of_clients: Mapping[str, Check] = {}  # where it hides whole clients
-    claimed: bool = False  # whole runs are compared with what the accountants count
+    needs_claim: bool = False  # whole runs are compared with what the accountants count
 
 
 def _examine_draws(place: Place) -> None:
@@ -85,19 +85,19 @@ PROPERTIES = {
         always={"cohort": draws.examine_cohort},
         of_records={"batches": draws.examine_batches, "local": local_steps.examine_local},
     ),
-    "statements": Property(_examine_statements, claimed=True),
+    "statements": Property(_examine_statements, needs_claim=True),
     "sensitivity": Property(
         neighbours_of_runs.examine_sensitivity,
         of_records={"bound": steps.examine_bound, "correction": steps.examine_correction},
         of_clients={"estimator": updates.examine_estimator, "transport": updates.examine_transport},
-        claimed=True,
+        needs_claim=True,
     ),
     "noise": Property(
         noise_of_runs.examine_law,
         always={"noise source": steps.examine_source},
         of_records={"privatizer": steps.examine_privatizer},
         of_clients={"upload": updates.examine_upload},
-        claimed=True,
+        needs_claim=True,
     ),
     "masks": Property(
         lambda place: masks.examine_masks(place.algorithm.transport, place), always={"transport": masks.examine_masks}

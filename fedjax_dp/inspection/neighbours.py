@@ -69,8 +69,8 @@ class NeighbouringBatches(NamedTuple):
     """Batches and their neighbours, `(BATCHES, rows, ...)` each: with another first record, and without it."""
 
     own: Any
-    exchanged: Any
-    less: Any
+    with_other: Any
+    without_one: Any
     params: np.ndarray  # (BATCHES, size)
     unravel: Callable[[jax.Array], Any]
 
@@ -116,11 +116,11 @@ def neighbouring_stores(
     drawn = rng.integers(0, len(data.x), (2, len(theirs)))  # whose targets they have
     pair = worst_records(rng, np.asarray(data.features(data.x[drawn[0]])), np.asarray(data.x))
 
-    def joined(a: Any, instead: np.ndarray) -> np.ndarray:
+    def replace_rows(a: Any, instead: np.ndarray) -> np.ndarray:
         return np.where(theirs.reshape(*theirs.shape, *[1] * (np.ndim(a) - 1)), instead[:, None], np.asarray(a)[None])
 
     return [
-        (joined(data.x, x), jax.tree.map(lambda a: joined(a, np.asarray(a)[at]), data.y))  # noqa: B023
+        (replace_rows(data.x, x), jax.tree.map(lambda a: replace_rows(a, np.asarray(a)[at]), data.y))  # noqa: B023
         for x, at in zip(pair, drawn)
     ]
 

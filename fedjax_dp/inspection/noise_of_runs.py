@@ -68,13 +68,13 @@ def _examine_steps(place: Place) -> None:
     wanted = runs.step_units(algorithm, data, rounds) * claim.noise[:, None]
     places = [(t, i, s) for t, i, s in np.ndindex(wanted.shape) if wanted[t, i, s] > 0]
     trials = _trials(size, len(places))
-    trials *= 1 if claim.release.normal else 2  # of another law two make a normal one
+    trials *= 1 if claim.release.is_normal else 2  # of another law two make a normal one
     noise = _steps_noise(place, algorithm, data, trials, rounds)
     source = correlated_source(algorithm.local.privatizer)
     if source is not None:
         noise = whiten(noise, np.asarray(source.bands, float))
     rows = np.stack([noise[:, t, i, s] / wanted[t, i, s] for t, i, s in places], 1)
-    if not claim.release.normal:
+    if not claim.release.is_normal:
         differences = (rows[: trials // 2] - rows[trials // 2 : trials // 2 * 2]) / math.sqrt(2)
         rows = claim.release.as_normal(differences / claim.release.deviation)
     examine_noise(rows, [f"round {t}, client {i}, step {s}" for t, i, s in places])

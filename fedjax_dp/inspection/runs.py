@@ -44,7 +44,7 @@ class RecordedGradients(NamedTuple):
     """Gradients written down so far `(steps, size)`, and their number."""
 
     gradients: jax.Array
-    written: jax.Array
+    count: jax.Array
 
 
 @functools.cache
@@ -58,7 +58,7 @@ def recording_rule(steps: int) -> Callable[[], optax.GradientTransformation]:
         def update(
             gradient: jax.Array, noted: RecordedGradients, params: Any = None
         ) -> tuple[jax.Array, RecordedGradients]:
-            after = RecordedGradients(noted.gradients.at[noted.written].set(gradient), noted.written + 1)
+            after = RecordedGradients(noted.gradients.at[noted.count].set(gradient), noted.count + 1)
             return jnp.zeros_like(gradient), after
 
         return optax.GradientTransformation(init, update)

@@ -113,11 +113,11 @@ def _require_chance(law: str, counts: np.ndarray, draws: int, chance: float, mis
 
 def _examine_allocation(name: str, counts: np.ndarray, law: RandomAllocation | BallsInBins) -> None:
     """Of each pass every member is in so many draws, which it picks by itself, afresh in each pass or once a run."""
-    members, of, chosen = counts.shape[-1], law.steps_per_epoch, law.joined
+    members, of, chosen = counts.shape[-1], law.steps_per_epoch, law.sums_per_member
     whole = counts[:, : counts.shape[1] // of * of].reshape(len(counts), -1, of, members)
     times = np.unique(whole.sum(2))
     require_so(np.all(times == chosen), f"{name}: draws of a pass with a member", f"{times.tolist()}", f"{chosen}")
-    passes = whole[:, 0] if law.kept else whole.reshape(-1, of, members)
+    passes = whole[:, 0] if law.keeps_draw else whole.reshape(-1, of, members)
     total = len(passes)
     if of == 1:
         return
@@ -131,7 +131,7 @@ def _examine_allocation(name: str, counts: np.ndarray, law: RandomAllocation | B
         _require_chance(f"{name}: how often each pair is in a first draw", together, total, law.rate**2)
         _require_even_pairs(name, rows.astype(float), law.rate**2)
     flat = whole.reshape(len(counts), -1, of * members)
-    if law.kept:
+    if law.keeps_draw:
         require_so(np.all(flat == flat[:, :1]), f"{name}: draws of later passes", "others", "those of the first")
     elif chosen < of:
         require_independent(f"{name}: passes", flat[:, :-1], flat[:, 1:])

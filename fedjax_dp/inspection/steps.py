@@ -143,7 +143,7 @@ def examine_privatizer(privatizer: Privatizer, place: Place) -> None:
             last, at_last = tuple(a[-1] for a in at), tuple(a[-1:] for a in at)
             own, other = (
                 np.asarray(run(own_keys, last, divisor, batches.params, *batch), float)
-                for batch in (batches.own, batches.less if varies else batches.exchanged)
+                for batch in (batches.own, batches.without_one if varies else batches.with_other)
             )
             finite = np.isfinite(own).all() and np.isfinite(other).all()
             require_so(finite, "a noised gradient", "not finite", "finite: a run that stops tells of a record")
@@ -181,7 +181,7 @@ def _noise_of_pairs(drawn: jax.Array) -> np.ndarray:
 def _scale_of_noise(of: Callable[..., jax.Array], usual: tuple[Any, ...]) -> tuple[Names, Names]:
     """Names of what the size of the noise, and its bits, depend on; refused where that is no point of the schedule."""
 
-    def named(key: jax.Array, divisor: Any, params: Any, records: Any, **where: Any) -> jax.Array:
+    def release(key: jax.Array, divisor: Any, params: Any, records: Any, **where: Any) -> jax.Array:
         return of(key, schedule_points.arrays(StepContext(**where)), divisor, params, *records)
 
     params, *records = usual
@@ -191,7 +191,7 @@ def _scale_of_noise(of: Callable[..., jax.Array], usual: tuple[Any, ...]) -> tup
         "records": tuple(records),
         **schedule_points.example_point(),
     }
-    (trace,) = scale_names(named, run_key(0), inputs)
+    (trace,) = scale_names(release, run_key(0), inputs)
     require_so(trace.noise, "the gradient", "no noise of its key", "noise", "the trace is exact")
     require_public(trace.scale | trace.bits, {"params": "the parameters", "records": "the records of its batch"})
     return trace.scale, trace.bits
@@ -223,7 +223,7 @@ def _examine_everywhere(
             return of(key, schedule_points.arrays(at), jnp.asarray(own, jnp.int32)[at.client], *usual)[:size]
 
         every = schedule_points.points_of_clients(algorithm, data, rounds, depends | bits)
-        as_normal = None if kind.normal else kind.as_normal
+        as_normal = None if kind.is_normal else kind.as_normal
         schedule_points.examine(draw, every, np.ones(1), usual[0].size, depends, bits, wanted * share, as_normal)
 
 

@@ -212,10 +212,10 @@ def examine_transport(transport: Transport, place: Place) -> None:
         def send(i: jax.Array) -> Any:
             return transport.message(key, t, i, ids, here, flat[i])[0]
 
-        def summed(a: jax.Array) -> jax.Array:
+        def add_up(a: jax.Array) -> jax.Array:
             return mask_rows(a, here).sum(0, dtype=a.dtype)
 
-        arrived = transport.total(key, t, ids, here, here, jax.tree.map(summed, jax.vmap(send)(at)))
+        arrived = transport.total(key, t, ids, here, here, jax.tree.map(add_up, jax.vmap(send)(at)))
         return jnp.abs(arrived - jnp.where(here[:, None], flat, 0).sum(0)).max()
 
     keys = keys_of(len(tried), "transport")

@@ -26,7 +26,7 @@ def with_qualifiers(run: PlannedRun, events: list[Event]) -> list[Event]:
 def own_events(run: PlannedRun, events: list[Event]) -> list[Event]:
     """The same without what prior runs released."""
     for one in run.qualifiers:
-        if one.own:
+        if one.in_run:
             events = one.releases(events)
     return events
 

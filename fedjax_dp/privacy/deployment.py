@@ -39,7 +39,7 @@ class ClientPopulation(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Deployed(Qualifier):
+class DeploymentQualifier(Qualifier):
     """A qualifier: the Guarantee is of the deployment, and names the epsilon of the run itself.
 
     run_itself  the planned run without its deployment
@@ -75,7 +75,7 @@ def of_deployment(
     num_clients: int,
     rounds: int,
     run_itself: Callable[[], Any],
-) -> Deployed:
+) -> DeploymentQualifier:
     """The qualifier of a run of `num_clients` clients that stands for a deployment."""
     stale: tuple[str, ...] = ()
     if algorithm.local.has_client_state:  # it is another in the simulation, though noise is alike
@@ -90,7 +90,7 @@ def of_deployment(
         "noise on the mean is the deployment's, but a mean of so few clients varies more than one of its cohorts: "
         "results are pessimistic",
     )
-    return Deployed(
+    return DeploymentQualifier(
         population=population,
         simulated=ClientPopulation(algorithm.cohort, num_clients),
         num_rounds=rounds,

@@ -12,4 +12,4 @@ def of_stop(stop: str, private_tests: str | None) -> Qualifier:
         reason = f"the run stops by {private_tests}, without noise: use a public test set, or fix the rounds"
         return Qualifier(reason=reason)
     words = f"the run ends where {stop} is reached on a test set of no client's records, which nothing protects, "
-    return Qualifier(assumptions=(f"{words}and is counted with all its rounds",), published=True)
+    return Qualifier(assumptions=(f"{words}and is counted with all its rounds",), keeps_claims=True)

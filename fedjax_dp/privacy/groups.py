@@ -36,11 +36,11 @@ class Groups(Qualifier):
         bound = self.bound
 
         @functools.cache
-        def grouped(event: Event, records: int) -> Event:
+        def of_unit(event: Event, records: int) -> Event:
             joins = any(step.adjacency is Adjacency.ADD_REMOVE for step, _ in event.leaves())
             return of_group(event, bound.unit, bound.records if joins else min(bound.records, records))
 
-        at_client = [grouped(*one) for one in zip(events, np.asarray(self.data.sizes).tolist(), strict=True)]
+        at_client = [of_unit(*one) for one in zip(events, np.asarray(self.data.sizes).tolist(), strict=True)]
         others = min(bound.clients, self.data.num_clients) - 1
         if not others:
             return at_client

@@ -268,7 +268,7 @@ def unverified_guarantee(run: PlannedRun, progress: Callable[[int, int], None] |
             FLOAT_NOISE,
         ),
         claims=hooks.Deferred(hooks.claims_about, run, delta, epsilons, events)
-        if all(one.published for one in run.qualifiers)
+        if all(one.keeps_claims for one in run.qualifiers)
         else (),
         warnings=(
             *epsilon_warnings(max(epsilons)),

@@ -81,14 +81,14 @@ class Initialization(Qualifier):
     prior_runs: tuple[PriorRun, ...] = ()
     unit: Unit = Unit.RECORD
     num_clients: int = 0
-    own: bool = False
+    in_run: bool = False
     # Of these prior runs, never of a copy's.
     _events: dict[Adjacency | None, list[list[Event]]] = dataclasses.field(
         default_factory=dict, init=False, compare=False, repr=False
     )
 
     @property
-    def listed(self) -> str:
+    def names(self) -> str:
         """The prior runs in words."""
         return ", ".join(describe_phase(one.phase) for one in self.prior_runs)
 
@@ -103,9 +103,9 @@ class Initialization(Qualifier):
         """The same for a Guarantee of what follows the prior runs, where nobody attacks their own releases."""
         if not self.prior_runs:
             return self
-        caveat = f"{OF} the model of {self.listed}, whose own releases are not attacked"
+        caveat = f"{OF} the model of {self.names}, whose own releases are not attacked"
         words = "; ".join(filter(None, (self.caveat, caveat)))
-        return dataclasses.replace(self, caveat=words, assumptions=(), published=True, prior_runs=())
+        return dataclasses.replace(self, caveat=words, assumptions=(), keeps_claims=True, prior_runs=())
 
     def on(self, terms: PrivacyTerms) -> "Initialization":
         """The qualifier of a run on these terms: with the reason that they add, if they do."""
@@ -136,13 +136,14 @@ class Initialization(Qualifier):
         past = compose_past(self._earlier(adjacency_of(target.events)))
         if past is None:
             return target
-        if max(sum(step.lost * count for step, count in event.leaves()) for event in distinct(past)) >= target.delta:
-            wanted = "one at which the phases before have an epsilon"
-            raise errors.refuse("delta", target.delta, wanted, self._unresolved)
+        deltas = (sum(step.infinite_mass * count for step, count in event.leaves()) for event in distinct(past))
+        if max(deltas) >= target.delta:
+            wanted = "one at which the earlier phases have an epsilon"
+            raise errors.refuse("delta", target.delta, wanted, self._no_epsilon_reason)
         costs = epsilons_of(past, target.delta, accountant)
         budget, most = min(zip(target.budgets, costs, strict=True), key=lambda pair: pair[0] - pair[1])
         if not budget > most:
-            wanted = f"above {most:.4g}, which {self.listed} cost already at delta {target.delta:g}"
+            wanted = f"above {most:.4g}, which {self.names} cost already at delta {target.delta:g}"
             raise errors.refuse("epsilon", budget, wanted, "raise it, or begin with another start")
         return target._replace(events=with_past(past, target.events))
 
@@ -150,7 +151,7 @@ class Initialization(Qualifier):
         """That the prior runs have no epsilon at this delta, where the run by itself has one."""
         if not self.prior_runs or math.isinf(max(epsilons_of(account.events, account.delta, account.accountant))):
             return None
-        return self._unresolved
+        return self._no_epsilon_reason
 
     def fields(self, account: Account) -> dict[str, Any]:
         if not self.prior_runs:
@@ -163,9 +164,9 @@ class Initialization(Qualifier):
         return {"phases": tuple(phases), "alone": alone}
 
     @property
-    def _unresolved(self) -> str:
+    def _no_epsilon_reason(self) -> str:
         return (
-            f"{self.listed} has no epsilon at this delta; where epsilon and delta alone are known, delta must be above "
+            f"{self.names} has no epsilon at this delta; where epsilon and delta alone are known, delta must be above "
             "theirs"
         )
 
@@ -178,14 +179,14 @@ class Initialization(Qualifier):
         return self._events[adjacency]
 
 
-RANDOM = Initialization(published=True)
+RANDOM = Initialization(keeps_claims=True)
 
 
 class _Sign(NamedTuple):
     """What speaks for a start being made of these clients' records, and whether a word to the contrary outweighs it."""
 
     reason: str
-    deniable: bool = True
+    is_deniable: bool = True
 
 
 def initialization_of(origins: Sequence[Origin], data: FederatedData, unit: Unit) -> Initialization:
@@ -211,7 +212,7 @@ def initialization_of(origins: Sequence[Origin], data: FederatedData, unit: Unit
         caveat="; ".join(part.caveat for part in parts if part.caveat) or None,
         assumptions=tuple(line for part in parts for line in part.assumptions),
         warnings=tuple(line for part in parts for line in part.warnings),
-        published=not prior_runs,
+        keeps_claims=not prior_runs,
         prior_runs=tuple(prior_runs),
         unit=unit,
         num_clients=data.num_clients,
@@ -239,13 +240,13 @@ def _of_one(origin: Origin, data: FederatedData, unit: Unit) -> Initialization:
         sign = _Sign(f"said to be trained on {origin.trained_on}, as these clients' data are called")
         signs = {place: signs.get(place, sign) for place in range(len(phases))}
     if origin.public is False or origin.stated is not None:
-        sign = _Sign("which was trained on records of these clients", deniable=False)
+        sign = _Sign("which was trained on records of these clients", is_deniable=False)
         known = [place for place, phase in enumerate(phases) if phase["kind"] == RUN or is_private(phase)]
         signs |= dict.fromkeys(known or range(len(phases)), sign)
-    counted = {place: sign for place, sign in sorted(signs.items()) if not (origin.public and sign.deniable)}
+    counted = {place: sign for place, sign in sorted(signs.items()) if not (origin.public and sign.is_deniable)}
     for place, sign in counted.items():
         if not is_private(phases[place]):
-            remedy = f": {SAY_SO}" if sign.deniable else ""
+            remedy = f": {SAY_SO}" if sign.is_deniable else ""
             why = f": {without_price(phases[place])}" if phases[place]["kind"] == RUN else ""
             return Initialization(reason=f"training begins with {origin.name}, {sign.reason}{why}{remedy}")
     facts = clients_in(data, data.checksum, unit is not Unit.CLIENT) if counted else {}
@@ -288,7 +289,7 @@ def _unknown(origin: Origin, phases: Sequence[Phase]) -> Initialization | None:
 def _composition_words(origin: Origin, prior_runs: Sequence[PriorRun], signs: Mapping[int, _Sign]) -> str:
     lines = [f"training begins with {origin}"]
     for one, sign in zip(prior_runs, signs.values(), strict=True):
-        lines += [f"of {describe_phase(one.phase)}, {one.members}", *([sign.reason] if sign.deniable else [])]
+        lines += [f"of {describe_phase(one.phase)}, {one.members}", *([sign.reason] if sign.is_deniable else [])]
     return "; ".join(lines)
 
 
@@ -306,7 +307,7 @@ def _sign(phase: Phase, origin: Origin, data: FederatedData) -> _Sign | None:
         return None
     made_by = f"made by {_made_of(phase)}"
     if phase["records"].get("checksum") == data.checksum:
-        return _Sign(f"{made_by}, of these very records", deniable=False)
+        return _Sign(f"{made_by}, of these very records", is_deniable=False)
     if name and phase["dataset"] == name:
         return _Sign(f"{made_by}, as these clients' data are called")
     return _Sign(f"{made_by}, whose records may be these clients' in another form")

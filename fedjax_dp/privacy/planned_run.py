@@ -343,10 +343,12 @@ def noise_amplification(
     (C / B where records are clipped); the cohort is taken to be the least noisy one that contains i. In view broadcast
     the adversary is a client that knows its own noise.
     Noise must span some steps of the ring, or rounding would swallow it: else nothing is gained.
-    Nothing is gained with more local steps (`accounting.seen` says why), where cohorts vary in size or multiplicity, or
-    where what clients keep acts on later updates: a control variate carries a client's own noise from one sum into the
-    next alone; nor where updates are combined otherwise than by a sum of public weights; nor where a part that is not
-    the project's own stands between the noise and the sum.
+    Nothing is gained
+    * with more than one local step (see `accounting.steps_in_view`);
+    * if cohorts vary in size or multiplicity;
+    * if client state acts on later updates: a control variate carries a client's own noise into the next sum alone;
+    * if updates are combined otherwise than by a sum with public weights;
+    * if a user-defined part stands between the noise and the sum.
     """
     ones, local = np.ones(data.num_clients), algorithm.local
     cohort = algorithm.cohort

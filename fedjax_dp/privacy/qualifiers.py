@@ -35,16 +35,16 @@ class Qualifier:
 
     reason       why no epsilon exists, where none does
     caveat       what has to be read before the number
-    published    whether theorems of papers may speak of such a run
-    own          whether what it adds is released by the run itself
+    keeps_claims  whether theorems of papers apply to such a run
+    in_run       whether what it adds is released by the run itself
     """
 
     reason: str | None = None
     caveat: str | None = None
     assumptions: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
-    published: bool = False
-    own: bool = True
+    keeps_claims: bool = False
+    in_run: bool = True
 
     def rounds(self, events: list[Event]) -> list[Event]:
         """What the rounds release of each client."""

@@ -13,7 +13,7 @@ class SetupRelease(Qualifier):
     """A qualifier: what clients sent before, see `Cohort.setup_event`."""
 
     event: Event
-    published: bool = True
+    keeps_claims: bool = True
 
     def releases(self, events: list[Event]) -> list[Event]:
         return each(events, lambda event: Composed((self.event, event)))

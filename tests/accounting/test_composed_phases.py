@@ -206,7 +206,7 @@ def test_what_dominates_both_of_two_distributions_has_the_larger_delta_everywher
         assert worst.delta(epsilon) == pytest.approx(max(deltas), rel=1e-3, abs=1e-11)
     assert crossed == {True, False}
     for direction in worst.directions:
-        assert direction.masses.sum() + direction.infinite == pytest.approx(1.0, abs=1e-9)
+        assert direction.masses.sum() + direction.infinite_mass == pytest.approx(1.0, abs=1e-9)
 
 
 def test_of_what_nobody_knows_exactly_the_worst_counts_under_every_accountant():

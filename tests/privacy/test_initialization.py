@@ -168,7 +168,7 @@ def test_a_second_phase_keeps_the_ledger_of_the_first_and_has_one_epsilon_of_bot
     assert text.startswith(before)
     run = fdp.open_run(made["second"], model=freeze(NETWORK, start=made["private npz"]))
     assert run.as_start().origin.ledger.startswith(before)
-    assert Guarantee.restored(run.guarantee.saved()) == run.guarantee
+    assert Guarantee.from_full_dict(run.guarantee.to_full_dict()) == run.guarantee
     ledger = read_ledger(made["second"])
     np.testing.assert_allclose(ledger.epsilons(), run.guarantee.epsilons, rtol=1e-9)
     assert [line["epsilon_planned"] for line in ledger.lines][-1] == run.guarantee.epsilon

@@ -61,7 +61,7 @@ def test_noise_is_found_for_what_the_guarantee_counts(name):
 def test_what_is_no_guarantee_of_the_run_says_so_first(stated, name):
     promise = stated[name]
     assert str(promise).startswith(NO_GUARANTEE.get(name, "epsilon "))
-    assert fdp.accounting.Guarantee.restored(json.loads(json.dumps(promise.saved()))) == promise
+    assert fdp.accounting.Guarantee.from_full_dict(json.loads(json.dumps(promise.to_full_dict()))) == promise
 
 
 @pytest.mark.slow
