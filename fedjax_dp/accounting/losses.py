@@ -1,9 +1,9 @@
 """Privacy loss distributions on a grid.
 
-Probabilities of losses plus a mass at infinity. Each interval of the exact loss is split over its two ends so that its
-probability under both neighbours is kept ("connect the dots", Doroshenko et al. 2022, arXiv:2207.04380, Algorithm 1),
-which can only raise the hockey-stick curve. Composition is a product in Fourier space; what the window leaves out goes
-to infinity, bounded by Chernoff's inequality.
+A distribution has probabilities of finite losses and a mass at infinity. Each interval of the exact loss is split over
+its two ends so that its probability under both neighbours is kept ("connect the dots", Doroshenko et al. 2022,
+arXiv:2207.04380, Algorithm 1), which can only raise the hockey-stick curve. Composition is a product in Fourier space;
+mass outside the window, bounded by Chernoff's inequality, moves to infinity.
 """
 
 import dataclasses
@@ -50,7 +50,7 @@ class LossDistribution:
         return LossDistribution(self.spacing, low, np.maximum(total, 0.0), infinite_mass)
 
     def plus(self, other: "LossDistribution") -> "LossDistribution":
-        """This and an independent other one added up; both on the same grid."""
+        """The sum of this loss and an independent other one on the same grid."""
         length = self.masses.size + other.masses.size - 1
         size = fft.next_fast_len(length, real=True)
         total = fft.irfft(fft.rfft(self.masses, size) * fft.rfft(other.masses, size), size)[:length]
@@ -58,7 +58,7 @@ class LossDistribution:
         return LossDistribution(self.spacing, self.lowest + other.lowest, np.maximum(total, 0.0), infinite_mass)
 
     def worst(self, other: "LossDistribution") -> "LossDistribution":
-        """One whose delta is at every epsilon at least the larger of both, so that it dominates either; both on a grid.
+        """A distribution that dominates both: its delta is at least the larger one at every epsilon; on one grid.
 
         With h the spacing and D_k the larger delta at loss l_k, p_k = r_k - e^h r_(k-1), where r_k is
         (D_(k+1) - D_k) / (e^h - 1), makes delta a straight line in e^epsilon between grid points: a chord of the larger
@@ -76,13 +76,13 @@ class LossDistribution:
 
     @property
     def curve(self) -> np.ndarray:
-        """delta at each of the losses: at l_k it is inf + M_(k+1) - e^-h D_(k+1), see `tails`."""
+        """Delta at each loss: at l_k it is infinite_mass + M_(k+1) - e^-h D_(k+1), see `tails`."""
         mass, discounted = self.tails
         return self.infinite_mass + np.append(mass[1:], 0.0) - math.exp(-self.spacing) * np.append(discounted[1:], 0.0)
 
     @property
     def tails(self) -> tuple[np.ndarray, np.ndarray]:
-        """M_k, the mass from k on, and D_k, the same with every loss l discounted by e^(l_k - l).
+        """M_k, the mass from k on, and D_k, the same mass with every loss l discounted by e^(l_k - l).
 
         The recursion D_k = p_k + e^-h D_(k+1) gives it without overflow.
         """
@@ -97,7 +97,7 @@ class LossDistribution:
         return LossDistribution(self.spacing, low, masses, self.infinite_mass)
 
     def thinned(self, rate: float) -> "LossDistribution":
-        """This with probability `rate`, else no loss; which of the two is public."""
+        """This loss with probability `rate`, else none; the choice is public."""
         low = min(self.lowest, 0)
         high = max(self.lowest + self.masses.size, 1)
         masses = rate * self._widen(low, high).masses
@@ -149,7 +149,7 @@ class LossDistribution:
 
 
 def discretise(dominating: Dominating, spacing: float, count: int) -> LossDistribution:
-    """The loss of a public draw of pairs on the grid, fit for `count` copies."""
+    """The loss of a public draw among pairs on a grid, wide enough for `count` copies."""
     parts = [_of_pair(pair, spacing, count) for pair in dominating.pairs]
     low = min(part.lowest for part in parts)
     high = max(part.lowest + part.masses.size for part in parts)
@@ -180,7 +180,7 @@ def _of_pair(pair: LawPair, spacing: float, count: int) -> LossDistribution:
 
 
 def split(losses: np.ndarray, upper: np.ndarray, lower: np.ndarray) -> np.ndarray:
-    """Put each interval's mass on its two ends so that its mass under both neighbours is kept."""
+    """Split the mass of each interval over its two ends so that its mass under both neighbours is kept."""
     discount = np.exp(-losses)
     to_high = (upper * discount[:-1] - lower) / (discount[:-1] - discount[1:])
     to_high = np.clip(to_high, 0.0, upper)

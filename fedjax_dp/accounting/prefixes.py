@@ -1,8 +1,7 @@
-"""Epsilon while a run goes on: of its first rounds, at any time, and the last round that a budget admits.
+"""Epsilon during a run: of its first rounds, at any time, and the last round within a budget.
 
-*Planned* is the account of the first t rounds: the epsilon of a run that was planned to stop after round t. *At any
-time* is an odometer: a bound that holds at all rounds at once, so that whoever watches may stop where results suggest
-it. The second is never below the first.
+*Planned* epsilon is that of a run which was planned to stop after round t. *At any time* is an odometer: a bound that
+holds in all rounds simultaneously, so that results may decide when to stop. The second is never below the first.
 """
 
 import dataclasses
@@ -16,10 +15,10 @@ from fedjax_dp.accounting.gaussian import Gdp
 
 
 def last_round(epsilon_after: Callable[[int], float], rounds: int, budget: float) -> int:
-    """The largest T up to `rounds` of which the first T rounds cost at most `budget`; 0 where the first costs more.
+    """The largest T <= `rounds` such that the first T rounds cost at most `budget`; 0 if the first costs more.
 
-    epsilon_after  of the first t rounds, never decreasing in t; called about log2(rounds) times.
-    No filter is needed where noise, rates and steps of all rounds are known: T depends on no data.
+    epsilon_after  epsilon of the first t rounds, non-decreasing in t; called about log2(rounds) times.
+    No filter is needed: noise, rates and steps of all rounds are known, so T depends on no data.
     """
     errors.require_count("rounds", rounds)
     errors.require_positive("budget", budget)
@@ -55,7 +54,7 @@ class GaussianOdometer:
         errors.require_delta(self.delta)
 
     def epsilon(self, spent: float) -> float:
-        """Epsilon where the releases so far have a sum of mu^2 of `spent`; nothing released costs nothing.
+        """Epsilon if mu^2 of the releases so far adds up to `spent`; 0 without releases.
 
         >>> odometer = GaussianOdometer(final_squared_mu=0.25, delta=1e-5)
         >>> round(odometer.epsilon(0.25), 4), round(odometer.epsilon(0.05), 4)
@@ -69,7 +68,7 @@ class GaussianOdometer:
 
 
 def squared_mu(event: Event) -> float:
-    """The sum of mu^2 of what an event releases, whose noise is Gaussian and whose sums are unsampled.
+    """The sum of mu^2 over the releases of an event with Gaussian noise and without sampling.
 
     Raises: NotCoveredError for other noise, and for sampled sums.
     """

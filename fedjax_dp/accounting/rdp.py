@@ -3,8 +3,8 @@
 Composition adds the divergences order by order; the best order is taken at the end. Always looser than the loss
 distribution of the same pairs, because one order has to serve all losses.
 
-The best order is looked for on a grid, then on finer ones around the best of it. Theorems for integer orders (Skellam
-noise) are carried to those between by chords, which are bounds, so nothing changes there.
+The best order is searched on a grid, then on finer grids around it. Theorems for integer orders (Skellam noise) extend
+to real orders by chords, which are upper bounds.
 """
 
 import dataclasses
@@ -43,7 +43,7 @@ class RenyiCurve:
         return RenyiCurve(self.orders, np.maximum(self.values, other.values), mass)
 
     def thinned(self, rate: float) -> "RenyiCurve":
-        """With probability `rate` this, else nothing, which of the two is public: the exponentials are averaged."""
+        """This with probability `rate`, else nothing; the choice is public, so the exponentials are averaged."""
         with np.errstate(divide="ignore"):
             mean = np.logaddexp(np.log1p(-rate), np.log(rate) + (self.orders - 1) * self.values)
         return RenyiCurve(self.orders, np.maximum(mean, 0.0) / (self.orders - 1), self.infinite_mass * rate)
@@ -53,7 +53,7 @@ class RenyiCurve:
         return math.inf if self.infinite_mass >= delta else max(float(np.min(self._conversion(delta))), 0.0)
 
     def around(self, delta: float) -> np.ndarray:
-        """Finer orders, between the neighbours of the one that is best for a delta above `infinite_mass`."""
+        """Finer orders around the best one, for a delta above `infinite_mass`."""
         best, last = int(np.argmin(self._conversion(delta))), self.orders.size - 1
         return np.linspace(self.orders[max(best - 1, 0)], self.orders[min(best + 1, last)], FINER)
 
@@ -63,7 +63,7 @@ class RenyiCurve:
 
 
 def price(event: Event, at: np.ndarray | None = None) -> Callable[[Release], RenyiCurve]:
-    """The curve of one release of a step, at orders dense near 1 and up to beyond the best of the noisiest step."""
+    """The curve of one release of a step; orders are dense near 1 and reach beyond the best of the noisiest step."""
     highest = max(step.highest_order for step, _ in event.leaves())
     orders = 1 + np.geomspace(1e-3, highest - 1, NUM_ORDERS) if at is None else at
 
@@ -79,7 +79,7 @@ def price(event: Event, at: np.ndarray | None = None) -> Callable[[Release], Ren
 
 
 def best_epsilon(curve_at: Callable[[np.ndarray | None], RenyiCurve], delta: float) -> float:
-    """Epsilon at the best order: of the grid (None), then of finer orders around it."""
+    """Epsilon at the best order of the grid (None), refined around it."""
     curve = curve_at(None)
     epsilon = curve.epsilon(delta)
     for _ in range(2 if 0 < epsilon < math.inf else 0):
