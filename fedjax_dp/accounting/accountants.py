@@ -154,7 +154,7 @@ def epsilon_of(event: Event, delta: float, accountant: str | Accountant = "pld")
     if isinstance(event, AnyOf):
         return max(epsilon_of(part, delta, chosen) for part in event.parts)
     if chosen is ATTAINED and delta < RESOLVED and sum(count for _, count in event.leaves()) > 10_000:
-        raise NotCoveredError(f"a lower bound at delta below {RESOLVED:g} would drown in rounding errors of long runs")
+        raise NotCoveredError(f"no lower bound below delta {RESOLVED:g}: rounding errors of long runs would exceed it")
     if chosen is ACCOUNTANTS["rdp"]:
         return rdp.best_epsilon(lambda orders: total(event, rdp.price(event, orders)), delta)
     cost = cost_of(event, chosen)

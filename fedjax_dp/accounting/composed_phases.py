@@ -31,7 +31,7 @@ from fedjax_dp.accounting.sampling import (
 
 FILE = "file"  # the kind of a phase of which words alone are known
 LEAST_EPSILON = 1e-6  # that stands for 0, where a delta is all that was spent
-ANY_CLIENT = "every client is taken for the worst of its clients, as nobody knows which is which"
+ANY_CLIENT = "every client counts as the worst of its clients, as the correspondence of clients is unknown"
 MOST_COMPARED = 300  # events of clients of which any may be the worst
 Phase = Mapping[str, Any]
 Kind = tuple[Unit, Adjacency]
@@ -63,9 +63,9 @@ def is_private(phase: Phase) -> bool:
 def without_price(phase: Phase) -> str:
     """The reason why the cost of a run's phase is unknown."""
     if phase.get("in_sweep"):
-        return "one point of a sweep, which costs more than itself as it was chosen among others (fedjax-dp best)"
+        return "one point of a sweep, whose cost includes the choice among the others (fedjax-dp best)"
     unknown = phase.get("epsilon") is None and phase.get("spent") is None
-    return "a run that had no privacy" if unknown else "of whose epsilon not all is known"
+    return "a run that had no privacy" if unknown else "whose epsilon is not fully known"
 
 
 def describe_phase(phase: Phase) -> str:
@@ -138,7 +138,7 @@ def same_clients(earlier: Phase, later: Phase) -> str | None:
     if equal("records", "checksum"):  # which is of who has them, too
         return "client by client, as both have the same records"
     if equal("clients", "names"):
-        return "client by client, by their names, taking every record to stay at its client"
+        return "client by client, by their names, if every record stays at its client"
     return None
 
 

@@ -48,8 +48,8 @@ class Composed(_Several):
         ongoing = [part for part in self.parts if not isinstance(part, Past)]
         if sum(step.sampling.keeps_draw for part in ongoing for step, _ in part.leaves()) > 1:
             raise NotCoveredError(
-                "several events do not say whether a slot is kept from one to the next; state one event, or use "
-                "slots that are drawn afresh in each pass"
+                "several events do not state whether they share a slot; state one event, or use slots that are drawn "
+                "in each pass"
             )
 
 
@@ -84,7 +84,7 @@ class RandomParticipation:
         errors.require_count("rounds", self.rounds)
         if any(step.sampling.keeps_draw for step, _ in self.each.leaves()):
             raise NotCoveredError(
-                "a slot that is kept over rounds drawn at random is not covered; use slots drawn afresh in each pass"
+                "one slot for rounds that are drawn at random is not covered; use slots that are drawn in each pass"
             )
 
     def scaled(self, factor: float) -> "RandomParticipation":
@@ -127,7 +127,7 @@ def of_group(event: Event, unit: Unit, group: int) -> Event:
         case RandomParticipation():
             return dataclasses.replace(event, each=of_group(event.each, unit, group))
     noise = event.noise or type(event).__name__
-    raise NotCoveredError(f"{noise} does not say what several records of one {unit.value} cost; use Gaussian noise")
+    raise NotCoveredError(f"{noise} does not state the cost of several records of one {unit.value}; use Gaussian noise")
 
 
 def joined(events: Sequence[Event]) -> Event:

@@ -149,9 +149,7 @@ class RenyiFilter(Filter):
     def cost(self, step: Event) -> float:
         curve = total(step, rdp.price(step, np.array([self.order])))
         if curve.infinite_mass:
-            raise NotCoveredError(
-                "a filter needs a Renyi divergence that holds without exception; use another sampling"
-            )
+            raise NotCoveredError("a filter needs a Renyi divergence without infinite losses; use another sampling")
         return float(curve.values[0])
 
 
@@ -221,8 +219,8 @@ def filter_for(accountant: str, epsilon: float, delta: float, order: float | Non
     filters: dict[str, type[Filter]] = {"gaussian": GdpFilter, "zcdp": ZcdpFilter}
     if accountant not in filters:
         raise NotCoveredError(
-            f"there is no filter for trade-off curves, as {accountant} adds up, so nothing may be chosen from results; "
-            "fix noise and rounds beforehand, or use rdp at one order, zcdp, or gaussian without sampling"
+            f"there is no filter for the currency of {accountant}, so nothing may be chosen from results; fix noise "
+            "and rounds beforehand, or use rdp at one order, zcdp, or gaussian without sampling"
         )
     return filters[accountant](epsilon, delta)
 

@@ -306,7 +306,7 @@ class DiscretePair:
         return Cells(upper[1:-1], lower[1:-1], float(upper[-1]), float(upper[0]))
 
     def renyi(self, orders: np.ndarray, quick: bool = False) -> np.ndarray:
-        raise NotCoveredError("losses that are listed are covered by their distribution alone; use accountant pld")
+        raise NotCoveredError("a list of losses is covered by its distribution alone; use accountant pld")
 
 
 def normal_masses(edges: np.ndarray, mean: float, noise: float) -> np.ndarray:

@@ -173,7 +173,7 @@ def attained_by_gaussian(
         case TruncatedPoisson() if group == 1:
             rate = sampling.inclusion
         case _:
-            raise NotCoveredError(f"no pair of neighbours with a closed form is at hand for {sampling}")
+            raise NotCoveredError(f"no pair of neighbours with a closed form is known for {sampling}")
     return tuple(Dominating((1.0,), (pair,)) for pair in _in_or_out(noise, rate))
 
 

@@ -36,8 +36,7 @@ _UNCOVERED = {  # neighbours of a sampling that is not covered for them
     Adjacency.ADD_REMOVE: "add-remove neighbours have different numbers of records, so {} is not the same sampling for "
     "both",
     Adjacency.REPLACE_ONE: "{} is not proved for replace-one neighbours",
-    Adjacency.ZERO_OUT: "what is drawn instead of a member moves sums by 2 all the same, so {} is not covered for "
-    "zero-out neighbours",
+    Adjacency.ZERO_OUT: "the member drawn instead still moves sums by 2, so {} is not covered for zero-out neighbours",
 }
 _KINDS: dict[str, tuple[Any, str]] = {  # of the fields of a release, each with an example
     "sampling": (Sampling, "Poisson(0.01)"),
@@ -81,8 +80,8 @@ class Release(ABC):
             raise NotCoveredError(f"{_UNCOVERED[self.adjacency].format(self.sampling)}; use {covered}")
         if self.sampling.gaussian_only and not isinstance(self, GaussianSteps):
             raise NotCoveredError(
-                f"{self.noise or type(self).__name__} does not say what it costs by {self.sampling}, which is known of "
-                "Gaussian noise alone; use others, such as Poisson sampling"
+                f"{self.noise or type(self).__name__} does not state its cost under {self.sampling}, which is known "
+                "for Gaussian noise alone; use another sampling, such as Poisson"
             )
         epoch = self.sampling.steps_per_epoch
         if isinstance(self.sampling, Shuffled) and self.count % epoch:
@@ -185,7 +184,7 @@ class Release(ABC):
         """
         if self.is_normal:
             return differences
-        raise NotCoveredError(f"{self.noise or type(self).__name__} states no as_normal, by which its law is looked at")
+        raise NotCoveredError(f"{self.noise or type(self).__name__} has no as_normal, which the check of its law needs")
 
     def _lacks(self, price: str) -> NotCoveredError:
         needs = f"states no {price}, which accountant {PRICES[price]} needs; use another"

@@ -749,7 +749,7 @@ def test_long_compositions_are_quick_and_their_discretisation_error_is_as_stated
             ),
             "take it with them when they leave",
         ),
-        (lambda: epsilon_of(poisson(0.6, 1e-7, 10**6), 1e-9, ATTAINED), "drown in rounding errors"),
+        (lambda: epsilon_of(poisson(0.6, 1e-7, 10**6), 1e-9, ATTAINED), "rounding errors of long runs"),
         (lambda: GaussianSteps(1.0, FullBatch(), "add-remove", 1), "such as Adjacency.REPLACE_ONE"),
         (lambda: GaussianSteps(1.0, "poisson", ADD_REMOVE, 1), "sampling must be a value from fedjax_dp.accounting"),
         (lambda: unsampled(1.0, 10**22), "an integer from 0 to 1,000,000,000"),

@@ -278,7 +278,7 @@ def test_clients_of_equal_records_or_of_equal_names_are_the_same_and_pay_for_the
     for first, later, words in (
         (phase(ABC), phase([D] * 3), "as both have the same records"),
         (phase(ABC, names="xyz"), phase([D] * 3, names="uvw"), "as both have the same records"),
-        (phase(ABC, names="xyz"), phase([D] * 3, names="xyz", records="bb"), "by their names, taking every record to"),
+        (phase(ABC, names="xyz"), phase([D] * 3, names="xyz", records="bb"), "by their names, if every record stays"),
     ):
         assert words in same_clients(first, later)
         assert events_for(first, True, RECORD, 3) == ABC

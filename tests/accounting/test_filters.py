@@ -147,7 +147,7 @@ def test_an_order_chosen_at_the_end_would_admit_what_no_fixed_order_does():
 
 @pytest.mark.parametrize("accountant", ["pld", "tcdp"])
 def test_no_filter_for_what_adds_up_as_curves(accountant):
-    with pytest.raises(NotCoveredError, match=r"no filter for trade-off curves.*rdp at one order"):
+    with pytest.raises(NotCoveredError, match=r"no filter for the currency of.*rdp at one order"):
         filter_for(accountant, 1.0, 1e-5)
 
 

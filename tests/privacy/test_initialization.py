@@ -281,7 +281,7 @@ def test_clients_of_the_same_names_pay_for_themselves_and_all_others_for_the_dea
     assert len(set(first)) == 3
     paid = first if same else [worst_of(first)] * now.num_clients
     np.testing.assert_allclose(found.epsilons, together(paid, second), rtol=1e-9)
-    assert ("by their names" if same else "taken for the worst") in found.phases[0].members
+    assert ("by their names" if same else "counts as the worst") in found.phases[0].members
     run = plan_run(private(), now, rounds=1, terms=PrivacyTerms(delta=1e-3), model=model)
     earlier, own = phases_of(phases.ledger_of("dpnfl", run, found, now.checksum), "ledger")
     assert (same_clients(earlier, own) is not None) is same  # whoever reads the ledger composes as the run did
@@ -337,7 +337,7 @@ def test_where_nobody_knows_who_was_who_every_client_is_the_worst(made, tmp_path
     found = promise(made["private npz"], shuffled)
     assert found.phases[0].epsilon == pytest.approx(worst, rel=1e-9)
     assert min(found.epsilons) >= worst
-    assert any("taken for the worst" in line for line in found.assumptions)
+    assert any("counts as the worst" in line for line in found.assumptions)
     assert promise(made["private bare"], OTHER).phases  # without digests: nobody knows that they are others
 
 
@@ -623,7 +623,7 @@ def test_points_of_a_sweep_carry_a_ledger_without_a_checksum(tmp_path):
     found = fdp.sweep(private(), axes={"local.learning_rate": [0.1, 0.3]}, out=tmp_path / "s", **network)
     file = next((tmp_path / "s" / "params").glob("*.safetensors"))
     assert found.records
-    assert "one point of a sweep, which costs more than itself" in str(promise(file))
+    assert "one point of a sweep, whose cost includes the choice" in str(promise(file))
 
 
 def test_events_of_ones_own_that_are_counted_by_name_alone_have_no_price(monkeypatch):
@@ -640,4 +640,4 @@ def test_events_of_ones_own_that_are_counted_by_name_alone_have_no_price(monkeyp
     facts = json.loads(phases.ledger_of("dpnfl", planned, verified_guarantee(planned), None).splitlines()[-1])
     assert facts["epsilon"] is None
     assert not composed_phases.is_private(facts)
-    assert composed_phases.without_price(facts) == "of whose epsilon not all is known"
+    assert composed_phases.without_price(facts) == "whose epsilon is not fully known"
