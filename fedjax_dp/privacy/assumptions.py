@@ -1,4 +1,4 @@
-"""What the epsilon of a run's rounds rests on, in sentences; what is beside the rounds has its own (`qualifiers`)."""
+"""The assumptions behind the epsilon of a run's rounds, in sentences; `qualifiers` add those of other features."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +14,7 @@ from fedjax_dp.privacy.release_table import participation_mode, remembers
 
 
 def assumptions(run: PlannedRun, steps: Sequence[Any]) -> list[str]:
-    """The sentences, of a run whose rounds release these steps."""
+    """The assumptions of a run whose rounds release these steps."""
     algorithm, colluders = run.algorithm, run.terms.colluders
     participation = participation_mode(run)
     cohorts = {
@@ -28,9 +28,7 @@ def assumptions(run: PlannedRun, steps: Sequence[Any]) -> list[str]:
     if participation != run.terms.participation:
         cohorts[participation] += f"; for participation {run.terms.participation} no less is known here"
     if algorithm.cohort.log(run.data.num_clients) is not None:
-        cohorts["schedule"] = (
-            "who takes part stands in a log, which is public and knows no records on the word of who wrote it"
-        )
+        cohorts["schedule"] = "participation follows a public log, which is trusted to depend on no records"
     unit, local = unit_of(algorithm), algorithm.local
     if not steps:
         return [cohorts[participation]]

@@ -1,4 +1,4 @@
-"""Epsilon by round, and the lines of a run's ledger: all of it follows from the planned run, before its first round."""
+"""Privacy spent by round, and the lines of a run's ledger, both derived from the planned run before its first round."""
 
 import functools
 from collections.abc import Iterator
@@ -29,24 +29,24 @@ CHEAP = ("gaussian", "zcdp", "tcdp")  # accountants whose epsilons cost next to 
 
 
 class Price(NamedTuple):
-    """What the first rounds cost: `epsilon` is that of the first `priced_at`, which are as many or more."""
+    """The cost of the first rounds: `epsilon` is that of the first `priced_at` rounds, which are at least as many."""
 
     epsilon: float
     priced_at: int
 
 
 class OneRound(NamedTuple):
-    """What a round releases of each client that is counted in it: the kind of each client, and the kinds' events."""
+    """The event of one round for each client that takes part: the kind of each client, and the event of each kind."""
 
     kind: np.ndarray  # (num_clients,)
     events: list[Event]
 
 
 class Spending:
-    """Of a planned run with its noise and its Guarantee.
+    """Privacy spent by a planned run.
 
-    A client's epsilon never falls from a round to the next, so where it would take long to know it for every round, the
-    epsilon of a later one stands for it: an upper bound, with the round that it is of.
+    A client's epsilon never decreases from round to round. So if it is slow to compute for every round, the epsilon of
+    a later round serves as an upper bound, reported with that round.
     """
 
     def __init__(self, run: PlannedRun, guarantee: Guarantee) -> None:
@@ -69,7 +69,7 @@ class Spending:
 
     @functools.cached_property
     def priced_rounds(self) -> list[int]:
-        """Numbers of rounds of which the epsilon is worked out: all, where that is cheap, else powers of two."""
+        """Numbers of rounds whose epsilon is computed: all if that is cheap, else powers of two."""
         rounds = self.run.rounds
         kinds = max(len(self._kinds(rounds)), 1) if self.private else 1
         if self._is_cheap and kinds * rounds <= EXACT and self.run.data.num_clients * rounds <= COUNTS:
@@ -92,9 +92,9 @@ class Spending:
         return epsilons_of(events, self.guarantee.delta, self.run.terms.accountant)
 
     def at_any_time(self, rounds: int) -> float | None:
-        """See `GaussianOdometer`, for the worst client; None where noise is not Gaussian or sums are sampled.
+        """`GaussianOdometer` for the worst client; None if noise is not Gaussian or sums are sampled.
 
-        Of as many rounds as `planned` is of.
+        It is for the `priced_at` rounds of `price`.
         """
         if self._odometer is None:
             return None
@@ -127,7 +127,7 @@ class Spending:
         return [repeated(event, int(count)) for event, count in zip(one.events, most) if count]
 
     def counts(self, rounds: int) -> np.ndarray:
-        """Rounds, of the first ones, that each client is counted for."""
+        """Number of rounds, among the first `rounds`, for which each client is counted."""
         num_clients = self.run.data.num_clients
         if not self.by_schedule:
             return np.full(num_clients, rounds)
@@ -137,14 +137,14 @@ class Spending:
 
     @functools.cached_property
     def by_schedule(self) -> bool:
-        """Whether each client is counted for the rounds that it is drawn for."""
+        """Whether each client is counted for the rounds for which it is drawn."""
         return participation_mode(self.run) == "schedule"
 
     @functools.cached_property
     def one_round(self) -> OneRound | None:
-        """What each round releases, where these add up to what the Guarantee is of; else None.
+        """The release of each round, if the rounds compose to the event of the Guarantee; else None.
 
-        They do not for noise that is correlated over rounds, slots that are kept, or what is released once a run.
+        They do not for noise that is correlated over rounds, fixed slots, or releases that happen once in a run.
         """
         run = self.run
         kinds, kind = number_events(own_events(run, training_events(run.prefix(1), at_least=1)))
@@ -156,7 +156,7 @@ class Spending:
         return OneRound(kind, kinds) if adds_up else None
 
     def lines(self, first: int, until: int, end: int | None = None, halt: str = "rounds") -> Iterator[dict[str, Any]]:
-        """Lines of the rounds from `first` up to `until`, for a ledger.
+        """Ledger lines of the rounds from `first` to `until` - 1.
 
         end, halt  the round at which the run ends (default: its last), and what ends it: rounds, budget or rule.
         """

@@ -230,7 +230,7 @@ def test_two_private_starts_have_no_epsilon_as_their_noise_may_cancel(tmp_path):
         both = freeze(freeze(NETWORK, start=a, trainable="**kernel"), start=b)
         found = fdp.guarantee(private(), DATA, rounds=1, delta=1e-3, model=both)
         assert np.isinf(found.epsilon)
-        assert "private runs of which none began with the other" in found.reason
+        assert "two private runs that did not follow each other" in found.reason
         assert "\n" not in str(found)
     stated = freeze(freeze(NETWORK, start=a, trainable="**kernel"), start=numbers(1), start_epsilon=1, start_delta=0)
     assert np.isinf(fdp.guarantee(private(), DATA, rounds=1, delta=1e-3, model=stated).epsilon)
@@ -252,7 +252,7 @@ def test_runs_of_one_start_that_come_back_in_one_ledger_have_no_epsilon(tmp_path
     merged = begun(tmp_path / "d.npz", OTHER, fdp.fedavg(**LOCAL), start=both, key=3)
     assert len(read_start(merged).origin.phases) == 5
     found = promise(merged, start_private=False)
-    assert "private runs of which none began with the other" in found.reason
+    assert "two private runs that did not follow each other" in found.reason
 
 
 def named(*clients, name="named"):
@@ -364,12 +364,12 @@ def test_a_phase_is_not_counted_against_fewer_colluders_than_the_run_that_goes_o
     for first, closed in ((secure, True), (private(), False)):
         start = begun(tmp_path / f"{closed}.npz", DATA, first)
         found = fdp.guarantee(secure, DATA, model=freeze(NETWORK, start=start), view="secure_sum", **words)
-        assert (found.reason or "").endswith("before it is counted with 0 colluders: count both with as many") is closed
+        assert (found.reason or "").endswith("is counted with 0 colluders: count both with the same number") is closed
 
 
 def test_a_start_that_was_chosen_in_a_sweep_has_no_price(tmp_path):
     start = begun(tmp_path / "a.npz", DATA, in_sweep=True)
-    assert "chosen among others" in str(promise(start))
+    assert "the choice among the others" in str(promise(start))
     denied = promise(start, OTHER, **PUBLIC)
     assert denied.epsilon == fdp.guarantee(private(), OTHER, rounds=2, delta=1e-3).epsilon
 
@@ -431,13 +431,13 @@ def test_other_records_of_the_same_name_need_a_word_which_the_first_line_tells(m
     assert "as these clients' data are called" in str(promise(made["open npz"], data))
     found = promise(made["open npz"], data, **PUBLIC)
     assert str(found).startswith("of the training alone, which begins with open.npz")
-    assert "on the word of whoever runs it" in found.caveat
+    assert "declared public by its user" in found.caveat
     assert np.isfinite(found.epsilon)
 
 
 def test_a_start_without_a_checksum_is_closed_until_somebody_denies_it(made):
     assert np.isinf(promise(made["open bare"]).epsilon)
-    assert "on the word of whoever runs it" in str(promise(made["open bare"], **PUBLIC))
+    assert "declared public by its user" in str(promise(made["open bare"], **PUBLIC))
     (phase,) = read_start(made["open bare"]).origin.phases
     assert phase["records"]["checksum"] is None
 
@@ -452,7 +452,7 @@ def test_arrays_without_an_origin_are_named_before_the_epsilon(made):
         assert any("start_data" in line for line in found.warnings)
     named = promise(params, start_data="drawings of others")
     assert str(named) == str(PLAIN)
-    assert any("drawings of others" in line and "on the word" in line for line in named.assumptions)
+    assert any("drawings of others" in line and "declared public" in line for line in named.assumptions)
     assert str(promise(params, **PUBLIC)) == str(PLAIN)
     for said in ({"start_private": True}, {"start_data": "first"}, {"start_data": "the First half"}):
         assert np.isinf(promise(params, **said).epsilon)

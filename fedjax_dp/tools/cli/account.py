@@ -340,7 +340,7 @@ def _statement(options: ReleaseOptions) -> str:
     if options.participation_log is not None:
         log = _log(options)
         whose = f"{log.counts.max()} rounds of the busiest of {np.sum(log.counts > 0)} clients"
-        word = "who took part is public, and knows no records on the word of who wrote it"
+        word = "participation is public, and its log is trusted to depend on no records"
         times += f" a round, {whose} by {options.participation_log} ({word})"
     if options.rounds is not None:
         times += f" a round, {options.rounds} rounds taken part in with probability {options.participation:g}"
