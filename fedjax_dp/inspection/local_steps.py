@@ -1,6 +1,6 @@
-"""Do local steps hand to the privatizer the batches that are drawn, with a key and step of their own each?
+"""Checks that local steps pass the drawn batches to the privatizer, each with its own key and step.
 
-And, where whole clients are noised: does a client's round depend on its own records alone?
+With noise on whole clients: checks that a client's round depends on its own records alone.
 """
 
 import threading
@@ -33,7 +33,7 @@ NOTED = 2**11  # gradients that are noted at most, at a tenth of a millisecond e
 
 
 def examine_local(local: Any, place: Place) -> None:
-    """Examines what the privatizer receives, and that updates of two clients and rounds differ in their noise."""
+    """Check the privatizer's inputs, and that updates of two clients and rounds have different noise."""
     if local.privatizer.on_upload:
         raise AssertionError("noise on the upload is understood of LocalSgd alone, with any batches and corrections")
     if local.initial_release:
@@ -43,7 +43,7 @@ def examine_local(local: Any, place: Place) -> None:
 
 
 class Gradient(NamedTuple):
-    """One gradient that the privatizer made."""
+    """Record of one gradient computed by the privatizer."""
 
     trial: int
     word: tuple[int, ...]  # of its key
@@ -56,7 +56,7 @@ class Gradient(NamedTuple):
 
 @value
 class RecordingPrivatizer:
-    """A privatizer that records its arguments, and gives zeros."""
+    """A privatizer that records its arguments and returns zeros."""
 
     trial: jax.Array
     note: Callable[..., None] = structure()
@@ -78,7 +78,7 @@ class RecordingPrivatizer:
 
 
 def examine_batches_of_steps(local: Any, place: Place) -> None:
-    """The privatizer receives the records that are drawn, and a key and step that are new each time."""
+    """The privatizer receives the drawn records, and a new key and step each time."""
     algorithm, data, model, rounds = place[:4]
     sizes = np.asarray(data.sizes)
     context_of = _initial_context(local, algorithm, data, model)
@@ -209,7 +209,7 @@ def _examine_updates(local: Any, place: Place) -> None:
 
 
 def examine_isolation(part: Any, place: Place) -> None:
-    """A client's round is the same whatever the records of others, who may even train beside it."""
+    """A client's round does not depend on the records of others, even if they train at the same time."""
     algorithm, data, model, rounds = place[:4]
     sizes, local = np.asarray(data.sizes), algorithm.local
     some = np.unique(np.linspace(0, len(sizes) - 1, min(len(sizes), 4)).astype(np.int32))

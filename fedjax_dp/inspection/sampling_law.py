@@ -1,4 +1,4 @@
-"""Are members drawn by the law that is stated? NumPy and SciPy alone."""
+"""Checks that members are drawn by the stated law, by NumPy and SciPy."""
 
 import math
 
@@ -33,7 +33,7 @@ LAGS = 6  # draws that are so far apart are compared, and all with all together
 
 
 def examine_sampling(name: str, counts: np.ndarray, law: Sampling) -> None:
-    """Assertions on `(trials, draws, members)` counts; the draws of a trial follow one another."""
+    """Check counts `(trials, draws, members)`; the draws of a trial are consecutive."""
     members = counts.shape[-1]
     if isinstance(law, RandomAllocation | BallsInBins):
         _examine_allocation(name, counts, law)
@@ -162,7 +162,7 @@ def _require_even_pairs(name: str, rows: np.ndarray, both: float) -> None:
 
 
 def require_independent_draws(name: str, counts: np.ndarray) -> None:
-    """Draws of a trial, `(trials, draws, members)`, have no more in common than chance makes of them."""
+    """Check that draws of a trial, `(trials, draws, members)`, overlap no more than independent ones."""
     draws = counts.shape[1]
     for lag in range(1, min(LAGS, draws - 1) + 1):
         require_independent(f"{name}: draws {lag} apart", counts[:, :-lag], counts[:, lag:])
@@ -183,7 +183,7 @@ def require_independent_draws(name: str, counts: np.ndarray) -> None:
 
 
 def require_independent(name: str, a: np.ndarray, b: np.ndarray) -> None:
-    """Draws that are independent have in common what their rates make of them."""
+    """Check that pairs of draws overlap as independent draws of their rates."""
     if not a.size or not b.size or a.shape[-1] < 2:
         return
     a, b = a.reshape(-1, a.shape[-1]).astype(float), b.reshape(-1, b.shape[-1]).astype(float)
