@@ -121,7 +121,7 @@ def test_records_are_counted_by_the_rounds_of_their_client():
     assert stated.epsilons[3:] == (0.0, 0.0, 0.0)
     law = verified_guarantee(planned(once, rounds=3, participation="law"))
     assert law.epsilon > stated.epsilon  # a log has no law: every round counts
-    assert any("no less is known" in line for line in law.assumptions)
+    assert any("nothing less is proved" in line for line in law.assumptions)
 
 
 def test_a_budget_may_end_a_run_before_its_log():
