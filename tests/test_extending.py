@@ -47,7 +47,7 @@ def test_a_template_runs_and_has_the_epsilon_of_the_parts_that_it_replaces(name)
         ours, theirs = (fdp.guarantee(one, names["data"], **terms) for one in (algorithm, private))
         assert math.isfinite(ours.epsilon)
         assert ours.epsilon == pytest.approx(theirs.epsilon, rel=1e-3)
-        assert any("on the word of" in line for line in ours.assumptions)
+        assert any(" is trusted: " in line for line in ours.assumptions)
 
 
 def test_pages_are_short_and_say_the_same_things():

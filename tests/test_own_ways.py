@@ -55,7 +55,7 @@ def test_both_ways_end_in_the_same_model_and_the_same_guarantee(capsys):
     assert cli.main(WORDS[1:]) == 0
     out = capsys.readouterr().out
     assert f"test accuracy {told[1]}" in out
-    assert "on the word of Leash (correction)" in out
+    assert "Leash (correction) is trusted" in out
     first, second = fdp.open_run("notebook", model=names["model"]), fdp.open_run("terminal")
     assert first.guarantee == second.guarantee
     assert first.history == second.history

@@ -1,6 +1,6 @@
 """Privacy accounting in float64 on NumPy and SciPy; nothing here imports JAX.
 
-Say what was released as an event, then ask for its price:
+Describe a release as an event, then compute its epsilon:
 
 >>> from fedjax_dp.accounting import Adjacency, GaussianSteps, WithoutReplacement, epsilon_of
 >>> steps = GaussianSteps(2.0, WithoutReplacement(10, 600), Adjacency.REPLACE_ONE, 600)

@@ -100,7 +100,7 @@ from .users import weighted_user as weighted_user
 from .users import windows_of_text as windows_of_text
 from .users import windows_of_token as windows_of_token
 from .views import View as View
-from .views import seen as seen
+from .views import steps_in_view as steps_in_view
 from .zcdp import Zcdp as Zcdp
 from .zcdp import zcdp_epsilon as zcdp_epsilon
 from .zcdp import zcdp_epsilon_standard as zcdp_epsilon_standard

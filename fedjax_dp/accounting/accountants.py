@@ -1,4 +1,4 @@
-"""The accountants side by side: each prices one release in a currency of its own; composition is written here, once."""
+"""The accountants. Each prices one release in its own currency; composition is written here, once."""
 
 import contextlib
 import dataclasses
@@ -38,7 +38,7 @@ C = TypeVar("C", bound=Currency)
 
 @dataclasses.dataclass(frozen=True)
 class Accountant:
-    """A name, what its numbers are, and how it prices one release given the whole event (for grids and orders)."""
+    """Prices one release in a currency; grids and orders are chosen for the whole event."""
 
     name: str
     about: str
@@ -47,7 +47,7 @@ class Accountant:
 
 
 def total(event: Event, price: Callable[[Release], C]) -> C:
-    """What an event costs, from what one release of each of its steps costs."""
+    """The cost of an event, composed from the cost of one release of each step."""
     match event:
         case Release():
             return price(event).times(event.releases)
@@ -140,8 +140,8 @@ def epsilon_of(event: Event, delta: float, accountant: str | Accountant = "pld")
                noise by "rdp" and "zcdp".
     Errors:    "pld": at most 5e-4 above the exact epsilon of its pairs, relative, up to 1e6 steps and for delta down to
                1e-8; below, and where single losses exceed 700 nats, "rdp" is used where it is better, as rounding
-               errors and such losses are counted against delta; above 700 also the account of a draw that is published.
-               For ATTAINED infinity says that they are not resolved.
+               errors and such losses are counted against delta; above 700 nats also the bound that publishes the draw.
+               For ATTAINED, infinity means that the losses are not resolved.
     Raises:    NotCoveredError if the accountant has no theorem for the event; ValueError if delta is outside (0, 1).
     """
     errors.require_delta(delta)
@@ -154,7 +154,7 @@ def epsilon_of(event: Event, delta: float, accountant: str | Accountant = "pld")
     if isinstance(event, AnyOf):
         return max(epsilon_of(part, delta, chosen) for part in event.parts)
     if chosen is ATTAINED and delta < RESOLVED and sum(count for _, count in event.leaves()) > 10_000:
-        raise NotCoveredError(f"a lower bound at delta below {RESOLVED:g} would drown in rounding errors of long runs")
+        raise NotCoveredError(f"no lower bound below delta {RESOLVED:g}: rounding errors of long runs would exceed it")
     if chosen is ACCOUNTANTS["rdp"]:
         return rdp.best_epsilon(lambda orders: total(event, rdp.price(event, orders)), delta)
     cost = cost_of(event, chosen)
@@ -177,7 +177,7 @@ def _rounded_up(event: Event) -> float:
 
 
 def about_at(accountant: str, delta: float) -> str:
-    """What an accountant's numbers at this delta are, in words."""
+    """Description of an accountant's numbers at this delta."""
     about = ACCOUNTANTS[accountant].about
     if accountant != "pld" or not 0 < delta < RESOLVED:
         return about
@@ -192,13 +192,13 @@ def epsilons_of(
 ) -> list[float]:
     """Epsilon of each event, such as each client's: one evaluation per distinct event.
 
-    progress  called with (distinct events done, distinct events in all).
+    progress  called with (distinct events done, distinct events).
     """
     return each(ledger, lambda event: epsilon_of(event, delta, accountant), progress)
 
 
 def accountant_named(chosen: str | Accountant) -> Accountant:
-    """The accountant of that name; an accountant is its own."""
+    """The accountant of that name; an `Accountant` is returned unchanged."""
     if isinstance(chosen, Accountant):
         return chosen
     errors.require_choice("accountant", chosen, ACCOUNTANTS)

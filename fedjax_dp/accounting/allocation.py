@@ -1,4 +1,4 @@
-"""What it costs to join one of a pass's sums, drawn at random and kept secret, with white Gaussian noise.
+"""The cost of joining one sum of a pass, drawn at random and kept secret, with white Gaussian noise.
 
 The ratio of densities of sums with and without the member is the mean of as many independent log-normals, one for each
 sum: P = mean_j N(e_j, s^2) against Q = N(0, s^2) has dP/dQ = mean_j exp((2 y_j - 1) / (2 s^2)) (Choquette-Choo
@@ -27,9 +27,9 @@ MOST_SUMS = 10**5
 
 
 def of_pass(noise: float, blocks: tuple[tuple[int, int], ...]) -> tuple[Dominating, Dominating]:
-    """Dominating pairs of a pass of blocks, (m, count): in each of `count` blocks of m sums the member joins one.
+    """Dominating pairs of a pass of blocks (m, count): the member joins one of m sums in each of `count` blocks.
 
-    noise  standard deviation over what the member moves a sum by; one block is exact but for its grid.
+    noise  standard deviation, divided by how far the member moves a sum; one block is exact up to its grid.
     Raises: NotCoveredError for more sums than can be added up.
     """
     (first, times), *others = blocks
@@ -46,7 +46,7 @@ def _compose(directions: tuple[Dominating, ...], counts: list[int]) -> Dominatin
     square = sum(count * one.pairs[0].deviation ** 2 for one, count in every) / sum(counts)
     spacing = min(math.sqrt(square) / 20, 1e-2)
     total = functools.reduce(LossDistribution.plus, (discretise(one, spacing, n).times(n) for one, n in every))
-    return Dominating((1.0,), (DiscretePair(total.losses, total.masses),), total.infinite)
+    return Dominating((1.0,), (DiscretePair(total.losses, total.masses),), total.infinite_mass)
 
 
 @functools.lru_cache(maxsize=64)

@@ -20,8 +20,8 @@ class UnreachableError(errors.ConfigurationError):
 def noise_multiplier_for(event: Event, epsilon: float, delta: float, accountant: str | Accountant = "pld") -> float:
     """Smallest noise multiplier with which `event` costs at most `epsilon` at `delta`.
 
-    The event's own noise does not matter if all its parts share one; else the answer is that of the first part, the
-    others in proportion. Precision, limits and errors as of `noise_factor_for`.
+    The noise that `event` states matters only if its parts differ: the answer is for the first part, and the others
+    keep their ratio to it. Precision, limits and errors: as `noise_factor_for`.
     """
     own: float = next((step.noise_multiplier for step, _ in event.leaves()), 1.0)
     return own * noise_factor_for(event, epsilon, delta, accountant)
@@ -31,7 +31,7 @@ MOST_EPSILON = 1e6  # nats; far above what hides anything, and where losses stil
 
 
 def require_budget(what: str, epsilon: float, remedy: str = "") -> None:
-    """A positive epsilon that noise can be found for."""
+    """Refuse a budget unless it is a positive epsilon for which noise can be calibrated."""
     errors.require_positive(what, epsilon, remedy)
     if epsilon > MOST_EPSILON:
         raise errors.refuse(what, epsilon, f"at most {MOST_EPSILON:,.0f}", remedy)
@@ -41,11 +41,11 @@ def require_budget(what: str, epsilon: float, remedy: str = "") -> None:
 def noise_factor_for(event: Event, epsilon: float, delta: float, accountant: str | Accountant = "pld") -> float:
     """Smallest factor on all the noise of `event` with which it costs at most `epsilon` at `delta`.
 
-    It lies on the private side, within the accountant's precision (pld: 2e-4 relative, the others 1e-6 or better).
-    Limits: an event without releases needs no noise, nor one whose noise is fixed; any other gets a noise multiplier of
+    The result meets the budget and is minimal within the accountant's precision (pld: 2e-4 relative, others 1e-6).
+    Limits: an event without releases, or with fixed noise alone, needs no noise; any other gets a noise multiplier of
             at least about 0.05.
-    What is `Past` keeps its noise: the rest gets the noise with which both together are within the budget.
-    Raises: ConfigurationError if the budget is unreachable, or spent already; NotCoveredError if no noise makes the
+    `Past` events keep their noise: the other events get the noise with which all together meet the budget.
+    Raises: ConfigurationError if the budget is unreachable or already spent; NotCoveredError if no noise makes the
             accountant's theorem apply.
     """
     require_budget("epsilon", epsilon)

@@ -1,4 +1,4 @@
-"""All accountants on one event, with the reason where one has nothing to say."""
+"""All accountants applied to one event, with a reason where one has no theorem for it."""
 
 import dataclasses
 import functools
@@ -14,7 +14,7 @@ from fedjax_dp.accounting.neighbours import NotCoveredError
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """What one accountant says: a number, or None and the reason."""
+    """The result of one accountant: a number, or None and the reason."""
 
     accountant: str
     about: str
@@ -33,14 +33,14 @@ def compare_epsilons(event: Event, delta: float) -> list[Answer]:
 
 
 def lower_bound(event: Event, delta: float) -> Answer:
-    """The epsilon that a real pair of neighbours attains: no valid accountant says less."""
+    """The epsilon that a real pair of neighbours attains: no valid accountant reports less."""
     return _answer(ATTAINED, functools.partial(epsilon_of, event, delta))
 
 
 def compare_noise(event: Event, epsilon: float, delta: float) -> list[Answer]:
     """The smallest factor on the noise of `event` for the budget, by every accountant.
 
-    With clients of noise multiplier 1 it is the noise multiplier of a client, whatever of it a view sees.
+    If clients have noise multiplier 1, this is the noise multiplier of a client in every view.
     """
     return [
         _answer(accountant, functools.partial(noise_factor_for, event, epsilon, delta))
@@ -51,7 +51,7 @@ def compare_noise(event: Event, epsilon: float, delta: float) -> list[Answer]:
 def epsilon_curves(
     events: Callable[[Any], Event], points: Sequence[Any], delta: float
 ) -> dict[str, tuple[list[Any], list[float]]]:
-    """Epsilon against whatever `points` are (numbers of steps, noise multipliers), per accountant that has any."""
+    """Epsilon at each of `points` (steps or noise multipliers), for every accountant that covers the events."""
     curves: dict[str, tuple[list[Any], list[float]]] = {}
     for accountant in (*ACCOUNTANTS.values(), ATTAINED):
         for point in points:

@@ -1,8 +1,8 @@
-"""Phases of training on the same members, by the facts that their ledgers have of them: what each released of whom.
+"""Composition of several training phases on the same clients, from the facts in their ledgers.
 
-The line of a run's phase has what the run releases of each client (`spent`), which phases before it its Guarantee is of
-too (`continues`: so many lines back), and digests of its clients' names and of its records: where one of both is the
-same, client k is client k.
+The line of a run's phase contains what the run releases of each client (`spent`), the earlier phases that its Guarantee
+covers too (`continues`: how many lines back), and digests of its clients' names and of its records. If either digest
+agrees, client k of both phases is the same client.
 """
 
 import dataclasses
@@ -31,28 +31,28 @@ from fedjax_dp.accounting.sampling import (
 
 FILE = "file"  # the kind of a phase of which words alone are known
 LEAST_EPSILON = 1e-6  # that stands for 0, where a delta is all that was spent
-ANY_CLIENT = "every client is taken for the worst of its clients, as nobody knows which is which"
+ANY_CLIENT = "every client counts as the worst of its clients, as the correspondence of clients is unknown"
 MOST_COMPARED = 300  # events of clients of which any may be the worst
 Phase = Mapping[str, Any]
 Kind = tuple[Unit, Adjacency]
 
 
 def encode_releases(events: Sequence[Event]) -> dict[str, Any]:
-    """What is released of each client, as JSON: events, and of which clients each is."""
+    """The releases of all clients as JSON: the distinct events, and the clients of each."""
     return encode_events(*number_events(events), np.arange(len(events)))
 
 
 def digest_of_names(names: Sequence[str] | None) -> str | None:
-    """Of the names of clients in their order: it says of no single name whether it is one of them."""
+    """Digest of the ordered list of client names; it does not reveal whether one name is in the list."""
     if names is None or len(set(names)) < len(names):
         return None
     return hashlib.sha256(json.dumps(list(names)).encode()).hexdigest()
 
 
 def is_private(phase: Phase) -> bool:
-    """Whether a price of it is known, so that it composes with others.
+    """Whether the cost of a phase is known, so that it composes with others.
 
-    That of a point of a sweep is not: it was chosen among others, by whatever they released.
+    The cost of one sweep point is not: the point was chosen among others by their results.
     """
     if phase["kind"] == FILE:
         return phase.get("stated") is not None
@@ -61,15 +61,15 @@ def is_private(phase: Phase) -> bool:
 
 
 def without_price(phase: Phase) -> str:
-    """Why no price is known of a run's phase, in words."""
+    """The reason why the cost of a run's phase is unknown."""
     if phase.get("in_sweep"):
-        return "one point of a sweep, which costs more than itself as it was chosen among others (fedjax-dp best)"
+        return "one point of a sweep, whose cost includes the choice among the others (fedjax-dp best)"
     unknown = phase.get("epsilon") is None and phase.get("spent") is None
-    return "a run that had no privacy" if unknown else "of whose epsilon not all is known"
+    return "a run that had no privacy" if unknown else "whose epsilon is not fully known"
 
 
 def describe_phase(phase: Phase) -> str:
-    """What it was, in words."""
+    """Short description of a phase."""
     if phase["kind"] == FILE:
         return str(phase["name"])
     rounds = phase["rounds"]
@@ -77,9 +77,9 @@ def describe_phase(phase: Phase) -> str:
 
 
 def kind_of(phase: Phase) -> Kind | None:
-    """Its unit and neighbours; None where nobody says them.
+    """The unit and adjacency of a phase; None if they are not recorded.
 
-    Raises: ConfigurationError for others than are known here.
+    Raises: ConfigurationError for an unknown unit or adjacency.
     """
     unit, adjacency = phase.get("unit"), phase.get("adjacency")
     if unit is None or adjacency is None:
@@ -89,10 +89,10 @@ def kind_of(phase: Phase) -> Kind | None:
 
 
 def events_of(phase: Phase, kind: Kind) -> list[Event] | None:
-    """What it releases of each of its clients, for neighbours of this kind.
+    """The event of each client of a phase, for this unit and adjacency.
 
-    None where its epsilon and delta alone are known, or events are code of its user: see `stated_privacy`.
-    Raises: ConfigurationError for what no run wrote.
+    None if only epsilon and delta are known, or if events are user-defined classes: see `stated_privacy`.
+    Raises: ConfigurationError for content that no run writes.
     """
     content = phase.get("spent")
     if content is None:
@@ -114,7 +114,7 @@ def events_of(phase: Phase, kind: Kind) -> list[Event] | None:
 
 
 def stated_privacy(phase: Phase, kind: Kind) -> StatedPrivacy:
-    """What is known of each of its clients by epsilon and delta alone."""
+    """The event of each client of a phase of which only epsilon and delta are known."""
     pair = phase["stated"] if phase["kind"] == FILE else (phase["epsilon"], phase["delta"])
     unit, adjacency = kind
     wanted = "an epsilon and a delta"
@@ -124,9 +124,9 @@ def stated_privacy(phase: Phase, kind: Kind) -> StatedPrivacy:
 
 
 def same_clients(earlier: Phase, later: Phase) -> str | None:
-    """How client k of one phase is known to be client k of the other, in words; None where nobody knows who was who.
+    """Why client k of one phase is client k of the other, in words; None if that is unknown.
 
-    later  facts of a phase, of which `clients` and `records` are looked at.
+    later  facts of the later phase, of which `clients` and `records` are compared.
     """
     if earlier["kind"] == FILE or earlier["clients"]["count"] != later["clients"]["count"]:
         return None
@@ -138,12 +138,12 @@ def same_clients(earlier: Phase, later: Phase) -> str | None:
     if equal("records", "checksum"):  # which is of who has them, too
         return "client by client, as both have the same records"
     if equal("clients", "names"):
-        return "client by client, by their names, taking every record to stay at its client"
+        return "client by client, by their names, if every record stays at its client"
     return None
 
 
 def events_for(phase: Phase, by_client: bool, kind: Kind, num_clients: int) -> list[Event]:
-    """What a phase releases of each client of a later one: where these are not `same_clients`, of any of its own."""
+    """The events of an earlier phase for the clients of a later one; for the worst client if not `same_clients`."""
     events = events_of(phase, kind)
     if events is None:
         return [stated_privacy(phase, kind)] * num_clients
@@ -151,7 +151,7 @@ def events_for(phase: Phase, by_client: bool, kind: Kind, num_clients: int) -> l
 
 
 def with_past(past: Sequence[Event] | None, events: Sequence[Event]) -> list[Event]:
-    """What follows of each client, then what was released of it before; None: nothing was."""
+    """The event of each client, composed with its past events; None: it has none."""
     if past is None:
         return list(events)
 
@@ -164,7 +164,7 @@ def with_past(past: Sequence[Event] | None, events: Sequence[Event]) -> list[Eve
 
 
 def compose_past(phases: Sequence[Sequence[Event]]) -> list[Event] | None:
-    """What all of these phases release of each client, as what is over; None without any."""
+    """The releases of all these phases for each client, as `Past` events; None without phases."""
     return combine_by_client(phases, lambda *events: Past(events)) if phases else None
 
 
@@ -172,10 +172,10 @@ BY_RATE = FullBatch | Poisson | WithoutReplacement | AnyStep  # of which less of
 
 
 def worst_of(events: Iterable[Event]) -> Event:
-    """An event that costs no less than any of these, whatever it is composed with: any of those that may be the worst.
+    """An event that costs no less than any of these in every composition: `AnyOf` those that may be the worst.
 
-    Those are left out that another dominates, sum by sum: by the rate, noise and number of releases. Of very many one
-    is made up that dominates all.
+    Events that another one dominates, sum by sum, in rate, noise and number of releases are left out. Very many events
+    are replaced by a single one that dominates them all.
     """
     kinds = list(dict.fromkeys(event for event in distinct(events) if any(True for _ in event.leaves())))
     if len(kinds) > MOST_COMPARED and (sums := _dominating_sums(kinds)) is not None:
@@ -216,7 +216,7 @@ def _plain(step: Any, releases: int) -> Any:
     if isinstance(step, GaussianSteps) and isinstance(step.sampling, Shuffled):
         step = dataclasses.replace(step, sampling=FullBatch())
     return dataclasses.replace(
-        step, count=step.count if step.sampling.kept else releases * step.sampling.steps_per_epoch
+        step, count=step.count if step.sampling.keeps_draw else releases * step.sampling.steps_per_epoch
     )
 
 
@@ -246,19 +246,19 @@ def _join(one: Any, other: Any) -> Any:
 
 
 def is_own_code(event: Any) -> bool:
-    """Whether an event, or a part of one, is of a class that only its author has."""
+    """Whether an event, or a part of it, has a user-defined class."""
     if isinstance(event, dict):
         return event.get("kind") == "own" or any(map(is_own_code, event.values()))
     return isinstance(event, list) and any(map(is_own_code, event))
 
 
 def phases_counted_in(phases: Sequence[Phase]) -> tuple[Phase, ...]:
-    """Of the phases of a ledger those that the Guarantee of the last is of too, that one left out."""
+    """The earlier phases of a ledger that the Guarantee of its last phase covers too."""
     return tuple(phases[-1 - back] for back in phases[-1].get("continues") or ())
 
 
 def costs_of(earlier: Sequence[Phase], later: Phase, delta: float, accountant: str) -> tuple[EarlierPhase, ...]:
-    """What phases cost the clients of a later one, each alone."""
+    """The cost of each phase alone, for the clients of a later one."""
     kind, costs = kind_of(later), []
     assert kind is not None
     for phase in earlier:

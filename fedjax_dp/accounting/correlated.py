@@ -1,4 +1,4 @@
-"""Gaussian noise that is correlated over releases, so that it largely cancels in the sums that training is made of.
+"""Gaussian noise that is correlated over releases, so that it largely cancels in the running sums of training.
 
 The noise on release t is n_t = z (w_t + a_1 w_{t-1} + ... + a_{b-1} w_{t-b+1}) with w white and standard normal, per
 unit clip norm. With A the banded Toeplitz matrix of the coefficients a = (1, a_1, ..., a_{b-1}) and C its inverse, the
@@ -8,9 +8,9 @@ earlier releases (Denisov et al. 2022, arXiv:2202.08312). So the event of the ru
 
     GaussianSteps(z / correlated_sensitivity(a, releases, participations, separation), FullBatch(), adjacency, 1, unit)
 
-That is for contributions that are there or not, of norm at most 1: add-remove, and when they take part is public.
-Replace-one, with one member in the other's place at the same releases, doubles it: `Adjacency.sensitivity` does that,
-as for independent noise. Sampling members afresh for each release amplifies nothing here.
+This holds for add-remove neighbours with contributions of norm at most 1, if participation is public. Replace-one, with
+the new member in the same releases, doubles the sensitivity: `Adjacency.sensitivity` does that, as for independent
+noise. Sampling members for each release amplifies nothing here.
 
 >>> a = inverse_root_bands(8)
 >>> round(correlated_sensitivity(a, releases=100, participations=4, separation=25), 3)
@@ -28,7 +28,7 @@ from fedjax_dp import errors
 def inverse_root_bands(bands: int) -> np.ndarray:
     """The first `bands` coefficients of sqrt(1 - x): 1, -1/2, -1/8, ..., for prefix sums. One band is white noise.
 
-    Shapes: returns `(bands,)`. So many past noise vectors, less one, must be kept at hand.
+    Shapes: returns `(bands,)`. The generator keeps bands - 1 past noise vectors.
     Source: Kalinin, McKenna, Upadhyay, Lampert 2025, arXiv:2505.12128 (banded inverse square root).
     """
     errors.require_count("bands", bands)
@@ -47,12 +47,12 @@ def strategy(coefficients: np.ndarray, releases: int) -> np.ndarray:
 
 
 def correlated_sensitivity(coefficients: np.ndarray, releases: int, participations: int, separation: int) -> float:
-    """L2 norm of the most that one member may change C G, with contributions (rows of G) of L2 norm at most 1.
+    """L2 sensitivity of C G to one member whose contributions (rows of G) have L2 norm at most 1.
 
-    The member contributes to at most `participations` of the `releases`, at least `separation` apart. Then nothing is
-    worse than to contribute the same at 0, separation, 2 separation, ... : the norm of the sum of those columns of C.
+    The member contributes to at most `participations` of the `releases`, at least `separation` apart. The worst case is
+    the same contribution at 0, separation, 2 separation, ... : the norm of the sum of these columns of C.
     Limits: separation >= releases -> the norm of the first column; one band -> sqrt(participations).
-    Raises: ConfigurationError unless the column of C is nowhere negative and nowhere increases, which this needs.
+    Raises: ConfigurationError unless the column of C is non-negative and non-increasing, as the theorem requires.
     Source: Kalinin, Lampert 2024, arXiv:2405.13763, Theorem 2.
     """
     errors.require_count("participations", participations)

@@ -1,8 +1,8 @@
-"""What a rule costs that ends a run early by a score.
+"""The privacy cost of early stopping by a score.
 
-Free: released values and public records; the claim stays that of the planned end. Priced: records of members that are
-held out, where the number of right answers is noised. Without an epsilon: the same without noise, be it for the best of
-several checkpoints or for rates that follow a plateau. A curve that is drawn and not acted on is a probe.
+Stopping by released values or public records is free; the epsilon is still that of the planned end. Stopping by noisy
+counts of right answers on held-out records of members is priced. Without noise there is no epsilon; this also holds for
+choosing the best checkpoint and for rates that follow a plateau. A curve that nothing acts on is a diagnostic.
 """
 
 import math
@@ -19,10 +19,10 @@ HELD_BY = ("public", "other records", "same clients")
 def looks_event(
     looks: int, noise_on_count: float, adjacency: Adjacency, unit: Unit, held_out: int = 1
 ) -> GaussianSteps:
-    """`looks` noisy counts of right answers, each changed by at most `held_out` by one member.
+    """The event of `looks` noisy counts of right answers; one member changes each by at most `held_out`.
 
     noise_on_count  standard deviation of the noise on each count;
-    held_out        records that the member holds out, a public number: 1 for a record, all of its own for a client.
+    held_out        public number of records that the member holds out: 1 for a record, all its records for a client.
     """
     errors.require_count("looks", looks)
     errors.require_positive("noise_on_count", noise_on_count)
@@ -32,10 +32,10 @@ def looks_event(
 
 
 def with_looks(training: Gdp, looks: int, noise_on_count: float | None, held_by: str) -> Gdp:
-    """Unsampled training and its looks at a score, for the member that pays most.
+    """Unsampled training and the noisy counts that may stop it, for the member with the largest cost.
 
-    held_by  public: nothing to pay; "other records" than those trained on, at unit record, where each record pays for
-             what touches it alone; "same clients", at unit client, where both add up.
+    held_by  "public": no cost; "other records" than the training records, at unit record: each record pays either for
+             training or for the counts; "same clients", at unit client: both costs add up.
     For sampled training compose its event with `looks_event`.
     Raises: NotCoveredError for members' records without noise.
     """

@@ -1,12 +1,12 @@
-"""Lower bounds on epsilon from the errors of an attack, and how to choose its threshold and the test beforehand.
+"""Lower bounds on epsilon from the errors of an attack, and the choice of its threshold and test beforehand.
 
-An attack is run many times in each of two worlds, on two neighbouring datasets: in the negative one it should say no,
-in the positive one yes. It says yes where its score is above the threshold. Everything here holds for an attack and a
-test that were fixed, threshold included, before the trials that are counted; trials are independent of each other.
+An attack runs many times in each of two worlds, on two neighbouring data sets. It answers "positive" if its score is
+above the threshold, and should do so in the positive world only. All results assume independent trials, and an attack,
+a threshold and a test that were fixed before the trials that are counted.
 
-There are two tests. "Halves" bounds either error rate, each with half of the significance; "joint" bounds the mean of
-both rates, with all of it. Joint is tighter where both errors are about as frequent, halves where one is rare. Either
-yields a corner (see `ErrorBounds`), and all conclusions are drawn from the corner alone.
+There are two tests. "Halves" bounds both error rates, each with half of the significance; "joint" bounds their mean
+with all of it. Joint is tighter if both errors are about equally frequent, halves if one is rare. Each test yields a
+corner (see `ErrorBounds`), and all conclusions follow from the corner alone.
 """
 
 import dataclasses
@@ -31,11 +31,11 @@ MISFIT = 3.0  # standard deviations by which a smooth curve may miss the pilot's
 class ErrorBounds:
     """Upper bounds on the error rates of an attack with confidence 1 - `significance`.
 
-    false_positive, false_negative   on each rate, by halves: for both together. With a joint test they are for display,
-                                     no conclusion uses them, and they do not hold together with `mean`;
-    mean                             on the mean of both rates, by the joint test; None if the test is by halves.
-    The counts are those they came from: `false_positives` in so many trials of the negative world (`negatives`), and
-    `false_negatives` of the positive one (`positives`).
+    false_positive, false_negative   bounds on both rates, which hold together, by halves. With a joint test they are
+                                     for display only, and do not hold together with `mean`;
+    mean                             bound on the mean of both rates, by the joint test; None if the test is by halves.
+    The bounds follow from counts: `false_positives` among `negatives` trials of the negative world, and
+    `false_negatives` among `positives` trials of the positive world.
     """
 
     false_positive: float
@@ -61,9 +61,9 @@ class ErrorBounds:
 
 
 class ChosenTest(NamedTuple):
-    """A test to be applied to trials that are yet to be run: yes is a score above `threshold`.
+    """A test for future trials: a score above `threshold` counts as positive.
 
-    promise  the evidence that is expected of it, see `choose_test`; above 0 it is expected to contradict the curve.
+    promise  its expected evidence, see `choose_test`; above 0 it is expected to contradict the curve.
     """
 
     threshold: float
@@ -72,7 +72,7 @@ class ChosenTest(NamedTuple):
     promise: float
 
     def judge(self, absent: np.ndarray, present: np.ndarray) -> ErrorBounds:
-        """What follows from the scores of new trials in the negative world (`absent`) and in the positive one."""
+        """Bounds from the scores of new trials in the negative world (`absent`) and in the positive world."""
         wrong = np.asarray(absent) > self.threshold, ~(np.asarray(present) > self.threshold)
         return error_bounds(
             int(wrong[0].sum()), wrong[0].size, int(wrong[1].sum()), wrong[1].size, self.significance, joint=self.joint
@@ -88,10 +88,10 @@ def error_bounds(
     *,
     joint: bool = False,
 ) -> ErrorBounds:
-    """Bounds on the error rates from the errors that an attack made, in at most one of 1 / significance audits too low.
+    """Upper bounds on the error rates of an attack from its errors, too low with probability `significance` at most.
 
-    Halves: each rate's bound is exact for binomial counts. No more can be said than that flawless attacks err less than
-            about ln(2 / significance) times in as many trials.
+    Halves: each rate's bound is exact for binomial counts. In n flawless trials the bound is about
+            ln(2 / significance) / n.
     Joint:  with n trials in either world let K be all errors, m the mean of both rates, B(k) = P(Bin(2n, m) <= k). The
             bound is the larger of (K + 1) / 2n and of Clopper's and Pearson's for K of 2n. Let c be the largest K whose
             bound is below m. Then c <= 2nm - 1 and B(c) < significance; so it suffices that P(K <= c) <= B(c), which
@@ -100,7 +100,7 @@ def error_bounds(
             T rises up to a mode less than 1 away from its mean 2nm - 2m >= c, so at least up to c, and the derivative
             is at most 0: equal rates are the worst case. (K + 1) / 2n matters only for a significance above 1/4, or
             where all trials but one were errors.
-    Raises: ConfigurationError for counts that are none, for a joint test of unequal numbers of trials, and if the
+    Raises: ConfigurationError for invalid counts, for a joint test of unequal numbers of trials, and if the
             significance is outside (0, 1).
     Source: Clopper and Pearson 1934 for a rate, the union bound for halves; for joint Hoeffding 1956 (Annals of
             Mathematical Statistics 27), the theorem on P(S <= c) for c <= np - 1; Darroch 1964 for the mode.
@@ -131,7 +131,7 @@ def error_bounds(
 
 
 def epsilon_of_any(bounds: ErrorBounds, delta: float) -> float:
-    """Epsilon that every mechanism with these error rates has at least at `delta`; 0 where nothing follows.
+    """Lower bound on the epsilon at `delta` of every mechanism with these error rates; 0 if nothing follows.
 
     Proved with confidence 1 - `significance`. An (epsilon, delta)-private mechanism has 1 - fn <= e^epsilon fp + delta,
     and the same with the rates exchanged; the larger of the two bounds counts, since both follow from one corner. For a
@@ -147,11 +147,11 @@ def epsilon_of_any(bounds: ErrorBounds, delta: float) -> float:
 
 
 def mu_of(bounds: ErrorBounds) -> float:
-    """Mu of Gaussian differential privacy that the error rates force, with its sign: Phi^-1(1 - fp) - Phi^-1(fn).
+    """Signed lower bound on mu of Gaussian differential privacy, from the error rates: Phi^-1(1 - fp) - Phi^-1(fn).
 
     Proved: a mu-GDP mechanism has mu >= this with confidence 1 - `significance`; joint, it is -2 Phi^-1(mean). Zero or
-    less says nothing, however far below zero: upper bounds on the rates say nothing about an attack that errs often,
-    so never take the absolute value.
+    a negative value proves nothing: upper bounds on the rates do not describe an attack that errs often. So never take
+    the absolute value.
     Limits: -inf where every trial of a world was an error.
     Source: Nasr et al. 2023, arXiv:2302.07956, section 4 (deviations: none).
     """
@@ -167,22 +167,21 @@ def choose_test(
     curve: "Callable[[np.ndarray], np.ndarray] | None" = None,
     tests: tuple[bool, ...] = (False, True),
 ) -> ChosenTest:
-    """The threshold and the test with which `evaluated` new trials per world promise the strongest evidence.
+    """The threshold and the test with the strongest expected evidence from `evaluated` new trials per world.
 
     negatives, positives   pilot scores of either world, `(A,)` and `(B,)`, of which the positive ones tend to be the
                            larger; infinities are allowed. They must not be counted in the trials that follow.
     curve                  the trade-off curve to contradict, such as a `TradeOff`; without one, that of some mu-GDP;
-    tests                  those to choose from: joint or not.
+    tests                  candidates: joint or not.
 
-    Evidence is by how much the corner (fp, fn) would undercut the curve f if each count came out at its mean, in
-    standard deviations, Phi^-1(f(fp)) - Phi^-1(fn), as a share of those which the curve allows there: about by such a
-    share the noise must be less than promised. The means come from the pilot's error rates. Those of one
-    threshold are noisy, and the best of many noisy thresholds is the luckiest. So what the pilot's rates themselves
-    undercut the curve by (it is zero everywhere if the curve is true and the attack the best) is replaced by a parabola
-    in the probit of the pooled rank, unless that misses it anywhere by three standard deviations, and a standard
-    deviation is taken off. Whatever comes out, the bounds that follow are valid: the plan is made before the trials
-    that it is applied to. To apply both tests and keep the better is not.
-    Limits: scores that are all equal -> that score; worlds that do not overlap -> the middle between them.
+    Evidence measures how far the corner (fp, fn) would lie below the curve f if each count equalled its mean:
+    Phi^-1(f(fp)) - Phi^-1(fn), relative to what the curve allows there. It is about the relative lack of noise. The
+    means come from the pilot's error rates. The rates at one threshold are noisy, and the best of many noisy thresholds
+    is the luckiest. So the pilot's own gap below the curve (zero everywhere if the curve is true and the attack
+    optimal) is replaced by a parabola in the probit of the pooled rank, unless that misses it anywhere by three
+    standard deviations; then one standard deviation is subtracted. The bounds that follow are valid for every choice,
+    as it is made before the trials. To apply both tests and keep the better one is not valid.
+    Limits: all scores equal -> that score; worlds that do not overlap -> the middle between them.
     Raises: ConfigurationError for no scores or NaN.
     """
     errors.require_in_unit_interval("significance", significance)

@@ -1,7 +1,7 @@
-"""What happened, as explicit types: who is a neighbour, how records were sampled, how much noise was added, how often.
+"""Events: what was released, with its adjacency, sampling, noise and number of steps, as explicit types.
 
-An event is public information: releases (`releases`), one after the other or by chance. Each release says what it
-costs; accountants add that up.
+An event is public information: releases (`releases`), composed or chosen by chance. Each release states its cost;
+accountants compose the costs.
 """
 
 import dataclasses
@@ -24,11 +24,11 @@ class _Several:
     parts: "tuple[Event, ...]"
 
     def mapped(self, of: "Callable[[Event], Event]") -> Self:
-        """The same of other parts."""
+        """The event with `of` applied to each part."""
         return type(self)(tuple(map(of, self.parts)))
 
     def scaled(self, factor: float) -> Self:
-        """The same with `factor` times the noise everywhere."""
+        """The event with all noise multiplied by `factor`."""
         return self.mapped(lambda part: part.scaled(factor))
 
     def leaves(self, taken: int = 1) -> Iterator[tuple[Release, int]]:
@@ -38,7 +38,7 @@ class _Several:
 
 @dataclasses.dataclass(frozen=True)
 class Composed(_Several):
-    """Events that follow one another, each free to depend on what earlier ones released."""
+    """Adaptive composition: each event may depend on what earlier ones released."""
 
     def __post_init__(self) -> None:
         kinds = {(step.adjacency, step.unit) for step, _ in self.leaves()}
@@ -46,32 +46,32 @@ class Composed(_Several):
             got = ", ".join(sorted(f"{unit.value}/{adjacency.value}" for adjacency, unit in kinds))
             raise errors.refuse("composed events", got, "of one unit and adjacency", "account for them separately")
         ongoing = [part for part in self.parts if not isinstance(part, Past)]
-        if sum(step.sampling.kept for part in ongoing for step, _ in part.leaves()) > 1:
+        if sum(step.sampling.keeps_draw for part in ongoing for step, _ in part.leaves()) > 1:
             raise NotCoveredError(
-                "several events do not say whether a slot is kept from one to the next; state one event, or use "
-                "slots that are drawn afresh in each pass"
+                "several events do not state whether they share a slot; state one event, or use slots that are drawn "
+                "in each pass"
             )
 
 
 @dataclasses.dataclass(frozen=True)
 class Past(Composed):
-    """Events whose noise is fixed beforehand, as that of phases that are over: no budget changes it."""
+    """Events with fixed noise, such as finished phases: calibration does not change it."""
 
     def scaled(self, factor: float) -> Self:
-        """The same."""
+        """The event itself: its noise is fixed."""
         return self
 
 
 @dataclasses.dataclass(frozen=True)
 class AnyOf(_Several):
-    """One of these events has happened, and nobody knows which: whatever else is released, the worst of them counts."""
+    """One of these events has happened, but it is unknown which: in every composition the worst of them counts."""
 
 
 @dataclasses.dataclass(frozen=True)
 class RandomParticipation:
-    """In each of `rounds` rounds `each` happens with probability `rate`, by a coin that is public and knows no data.
+    """In each of `rounds` rounds `each` happens with probability `rate`, by a public coin that is independent of data.
 
-    The ex-ante account: delta(eps) is the mean over the number of rounds taken part in, drawn from a binomial law.
+    Ex-ante accounting: delta(epsilon) is the mean over the binomial number of rounds with participation.
     """
 
     each: "Event"
@@ -82,9 +82,9 @@ class RandomParticipation:
         if not 0 <= self.rate <= 1:
             raise errors.refuse("the participation rate", self.rate, "in [0, 1]")
         errors.require_count("rounds", self.rounds)
-        if any(step.sampling.kept for step, _ in self.each.leaves()):
+        if any(step.sampling.keeps_draw for step, _ in self.each.leaves()):
             raise NotCoveredError(
-                "a slot that is kept over rounds drawn at random is not covered; use slots drawn afresh in each pass"
+                "one slot for rounds that are drawn at random is not covered; use slots that are drawn in each pass"
             )
 
     def scaled(self, factor: float) -> "RandomParticipation":
@@ -99,7 +99,7 @@ Event = Release | Composed | AnyOf | RandomParticipation
 
 
 def repeated(event: Event, times: float) -> Event:
-    """`times` adaptively composed copies; every number of steps, or rounds, is rounded up to whole ones, or epochs.
+    """`times` adaptively composed copies; numbers of steps, rounds and epochs are rounded up to whole ones.
 
     Raises: ConfigurationError if `times` is negative or not finite.
     """
@@ -115,9 +115,9 @@ def repeated(event: Event, times: float) -> Event:
 
 
 def of_group(event: Event, unit: Unit, group: int) -> Event:
-    """The same releases for a unit that has at most `group` of the records that an event of one record is of.
+    """The event of a unit with at most `group` records, from the event of one record.
 
-    Raises: NotCoveredError for releases that do not say what several records cost.
+    Raises: NotCoveredError for releases that do not state the cost of several records.
     """
     match event:
         case GaussianSteps():
@@ -127,28 +127,28 @@ def of_group(event: Event, unit: Unit, group: int) -> Event:
         case RandomParticipation():
             return dataclasses.replace(event, each=of_group(event.each, unit, group))
     noise = event.noise or type(event).__name__
-    raise NotCoveredError(f"{noise} does not say what several records of one {unit.value} cost; use Gaussian noise")
+    raise NotCoveredError(f"{noise} does not state the cost of several records of one {unit.value}; use Gaussian noise")
 
 
 def joined(events: Sequence[Event]) -> Event:
-    """One after the other."""
+    """The composition of these events."""
     return events[0] if len(events) == 1 else Composed(tuple(events))
 
 
 def adjacency_of(events: Iterable[Event]) -> Adjacency | None:
-    """Of whatever is released; None where nothing is."""
+    """The adjacency of the releases; None if nothing is released."""
     return next((step.adjacency for event in distinct(events) for step, _ in event.leaves()), None)
 
 
 def distinct(ledger: Iterable[Event]) -> list[Event]:
-    """The events of a ledger, each once. A million clients share a few objects, which are hashed a few times."""
+    """The distinct events of a ledger. A million clients share few objects, so few are hashed."""
     return list(dict.fromkeys({id(event): event for event in ledger}.values()))
 
 
 def each(ledger: Iterable[K], of: Callable[[K], T], progress: Callable[[int, int], None] | None = None) -> list[T]:
     """`of(event)` for every event of a ledger, evaluated once for each distinct one.
 
-    progress  called with (distinct events done, distinct events in all).
+    progress  called with (distinct events done, distinct events).
     """
     ledger = list(ledger)
     shared = {id(event): event for event in ledger}
@@ -162,7 +162,7 @@ def each(ledger: Iterable[K], of: Callable[[K], T], progress: Callable[[int, int
 
 
 def number_events(ledger: Iterable[Event]) -> tuple[list[Event], np.ndarray]:
-    """The distinct events of a ledger, and which of them each is."""
+    """The distinct events of a ledger, and the index of each client's event among them."""
     ledger = list(ledger)
     kinds = distinct(ledger)
     places = {event: place for place, event in enumerate(kinds)}
@@ -170,7 +170,7 @@ def number_events(ledger: Iterable[Event]) -> tuple[list[Event], np.ndarray]:
 
 
 def combine_by_client(ledgers: Iterable[Sequence[Event]], of: Callable[..., Event]) -> list[Event]:
-    """`of` the events of every client in all of these ledgers, made once for those that share them."""
+    """`of` the events of every client in all these ledgers, evaluated once for clients that share them."""
     made: dict[tuple[int, ...], Event] = {}
     columns = list(zip(*ledgers, strict=True))
     for events in columns:

@@ -1,7 +1,7 @@
-"""Privacy filters: what may still be released where noise, rates or the end are chosen from earlier results.
+"""Privacy filters: composition of steps whose noise, rates or number are chosen from earlier results.
 
-Ordinary composition needs steps that are fixed beforehand. A filter fixes a budget instead: a step is taken while the
-sum with it stays within, otherwise it is *not* taken, and the claim is the budget, whatever was chosen.
+Ordinary composition needs steps that are fixed beforehand. A filter fixes a budget instead: a step is taken only if the
+total cost stays within it, and the guarantee is the budget for every choice.
 
 | what is known of a step | go on while | source |
 |---|---|---|
@@ -11,8 +11,8 @@ sum with it stays within, otherwise it is *not* taken, and the claim is the budg
 | (epsilon, delta) alone | advanced composition of the sum of epsilon^2 | arXiv:2203.05481, Theorem 1 |
 | trade-off curves, loss distributions | none is valid in general | arXiv:2602.06756 |
 
-Learning rates, clip norms (at a fixed noise multiplier), models and weights are no such choices: they act on what is
-already released. A filter is a value: `after(step)` is the filter once the step was taken.
+Learning rates, clip norms (at a fixed noise multiplier), models and weights need no filter: they are post-processing. A
+filter is a value: `after(step)` is the filter once the step was taken.
 """
 
 import dataclasses
@@ -37,32 +37,32 @@ from fedjax_dp.accounting.zcdp import zcdp_epsilon
 
 @dataclasses.dataclass(frozen=True)
 class Filter(ABC):
-    """Steps within a budget of `epsilon` at `delta`; `used` is what those taken have cost."""
+    """Steps within a budget of `epsilon` at `delta`; `used_budget` is the cost of the steps taken."""
 
     epsilon: float
     delta: float
-    used: float = dataclasses.field(default=0.0, kw_only=True)
+    used_budget: float = dataclasses.field(default=0.0, kw_only=True)
 
     def __post_init__(self) -> None:
         errors.require_positive("epsilon", self.epsilon)
         errors.require_delta(self.delta)
-        errors.require_not_negative("used", self.used)
+        errors.require_not_negative("used_budget", self.used_budget)
 
     @property
     @abstractmethod
     def budget(self) -> float:
-        """What all steps may cost together."""
+        """The total that all steps together may cost."""
 
     @abstractmethod
     def cost(self, step: Any) -> float:
-        """Of one step, chosen from whatever was released before it.
+        """The cost of one step, which may be chosen from earlier releases.
 
-        Raises: NotCoveredError for steps of which the filter knows no cost.
+        Raises: NotCoveredError for steps whose cost the filter does not know.
         """
 
     def admits(self, step: Any) -> bool:
         """Whether the step may be taken."""
-        return self.used + self.cost(step) <= self.budget
+        return self.used_budget + self.cost(step) <= self.budget
 
     def after(self, step: Any) -> Self:
         """The filter with the step taken.
@@ -70,13 +70,13 @@ class Filter(ABC):
         Raises: ConfigurationError for a step that would pass the budget.
         """
         cost = self.cost(step)
-        if not self.used + cost <= self.budget:
-            left = f"{self.budget - self.used:.4g} of {self.budget:.4g} left"
+        if not self.used_budget + cost <= self.budget:
+            left = f"{self.budget - self.used_budget:.4g} of {self.budget:.4g} left"
             raise errors.refuse("the next step", f"a cost of {cost:.4g}", f"within the {left}", "stop here")
-        return dataclasses.replace(self, used=self.used + cost)
+        return dataclasses.replace(self, used_budget=self.used_budget + cost)
 
-    def taken(self, steps: Iterable[Any]) -> tuple[int, Self]:
-        """How many of these are taken one after the other before the first that may not, and the filter after them."""
+    def take(self, steps: Iterable[Any]) -> tuple[int, Self]:
+        """The number of steps taken, in order, before the first that is not admitted, and the filter after them."""
         one, count = self, 0
         for step in steps:
             if not one.admits(step):
@@ -87,11 +87,11 @@ class Filter(ABC):
 
 @dataclasses.dataclass(frozen=True)
 class GdpFilter(Filter):
-    """For unsampled Gaussian noise, in mu^2: the claim is exact.
+    """For unsampled Gaussian noise, in mu^2: exact.
 
     >>> from fedjax_dp.accounting import Adjacency, FullBatch, GaussianSteps
     >>> step = GaussianSteps(8.0, FullBatch(), Adjacency.ADD_REMOVE, 1)
-    >>> GdpFilter(2.0, 1e-5).taken([step] * 100)[0]
+    >>> GdpFilter(2.0, 1e-5).take([step] * 100)[0]
     16
     """
 
@@ -124,9 +124,9 @@ class ZcdpFilter(Filter):
 
 @dataclasses.dataclass(frozen=True)
 class RenyiFilter(Filter):
-    """For steps with a Renyi divergence, sampled ones too, at one order that is fixed beforehand.
+    """For steps with a Renyi divergence, also sampled ones, at one order that is fixed beforehand.
 
-    An order that is chosen from what was spent is no filter: `best_order` chooses it for steps that are expected.
+    An order chosen from the budget spent so far is invalid: `best_order` chooses it for the expected steps.
     Conversion: Canonne, Kamath, Steinke 2020, arXiv:2004.00010, Proposition 12.
     """
 
@@ -148,15 +148,13 @@ class RenyiFilter(Filter):
 
     def cost(self, step: Event) -> float:
         curve = total(step, rdp.price(step, np.array([self.order])))
-        if curve.lost:
-            raise NotCoveredError(
-                "a filter needs a Renyi divergence that holds without exception; use another sampling"
-            )
+        if curve.infinite_mass:
+            raise NotCoveredError("a filter needs a Renyi divergence without infinite losses; use another sampling")
         return float(curve.values[0])
 
 
 def best_order(expected: Event, epsilon: float, delta: float) -> float:
-    """The order at which most of a budget is left for steps like `expected`; to be chosen before the first step."""
+    """The order that leaves most of the budget for steps like `expected`; choose it before the first step."""
     orders = np.unique(np.concatenate([np.arange(2, 65), np.geomspace(1.05, 1024, 200)]))
     with np.errstate(divide="ignore"):
         budgets = epsilon - np.log1p(-1 / orders) + np.log(orders * delta) / (orders - 1)
@@ -168,10 +166,10 @@ def best_order(expected: Event, epsilon: float, delta: float) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class ApproximateFilter(Filter):
-    """For steps of which only (epsilon, delta) is known: the claim is epsilon at `delta` + `delta_of_steps`.
+    """For steps known by (epsilon, delta) alone: the guarantee is `epsilon` at `delta` + `delta_of_steps`.
 
-    delta is that of the composition, `delta_of_steps` what the steps' own may add up to; `used` is the sum of their
-    epsilon^2, `used_delta` that of their delta.
+    `delta` is spent by the composition; the deltas of the steps may add up to `delta_of_steps`. `used_budget` is the
+    sum of epsilon^2 over the steps taken, `used_delta` the sum of their deltas.
     """
 
     delta_of_steps: float
@@ -189,11 +187,11 @@ class ApproximateFilter(Filter):
 
     @property
     def epsilon_used(self) -> float:
-        """What the steps taken cost."""
-        return math.sqrt(2 * math.log(1 / self.delta) * self.used) + self.used / 2
+        """Epsilon of the steps taken."""
+        return math.sqrt(2 * math.log(1 / self.delta) * self.used_budget) + self.used_budget / 2
 
     def cost(self, step: tuple[float, float]) -> float:
-        """Of a step (epsilon, delta)."""
+        """The cost of a step (epsilon, delta)."""
         epsilon, delta = step
         errors.require_not_negative("epsilon of a step", epsilon)
         errors.require_not_negative("delta of a step", delta)
@@ -210,9 +208,9 @@ class ApproximateFilter(Filter):
 
 
 def filter_for(accountant: str, epsilon: float, delta: float, order: float | None = None) -> Filter:
-    """The filter in the currency of an accountant.
+    """The filter for the currency of an accountant.
 
-    Raises: NotCoveredError for accountants whose currency has no filter: no choice from results is covered there.
+    Raises: NotCoveredError for accountants whose currency has no filter: then no choice from results is covered.
     """
     if accountant == "rdp":
         return RenyiFilter(epsilon, delta, errors.require_given("order", order, "best_order chooses one beforehand"))
@@ -221,31 +219,31 @@ def filter_for(accountant: str, epsilon: float, delta: float, order: float | Non
     filters: dict[str, type[Filter]] = {"gaussian": GdpFilter, "zcdp": ZcdpFilter}
     if accountant not in filters:
         raise NotCoveredError(
-            f"there is no filter for trade-off curves, as {accountant} adds up, so nothing may be chosen from results; "
-            "fix noise and rounds beforehand, or use rdp at one order, zcdp, or gaussian without sampling"
+            f"there is no filter for the currency of {accountant}, so nothing may be chosen from results; fix noise "
+            "and rounds beforehand, or use rdp at one order, zcdp, or gaussian without sampling"
         )
     return filters[accountant](epsilon, delta)
 
 
 @dataclasses.dataclass(frozen=True)
 class IndividualFilter:
-    """Every client contributes while its own clipped updates have cost less than a common budget, then never again.
+    """Every client contributes until its clipped updates have used up a common budget, then never again.
 
-    Client i counts in a round while the sum over rounds, with this one, of (|u_i| / (z C))^2 is at most mu_B^2; the
-    claim is the budget, for everybody. Who still counts, how many do, and what each has used are **data**: they may
-    steer the sum and nothing else, and are not to be printed; divisors stay constant. So they stand in no `repr`.
+    Client i counts in a round if the sum of (|u_i| / (z C))^2 over rounds, including this one, is at most mu_B^2. The
+    guarantee is the budget, for every client. Which clients still count, how many, and what each has used are
+    **data**: they may act on the sum only and must not be printed, so no `repr` shows them; divisors stay constant.
     Covers: add-remove and zero-out neighbours, unsampled, the noise of a trusted server.
     Source: Feldman and Zrnic 2021, arXiv:2008.11193; its Gaussian form Koskela, Tobaben, Honkela 2023,
             arXiv:2209.15596.
-    Shapes: norms, `used` and masks `(clients,)`.
+    Shapes: norms, `used_budget` and masks `(clients,)`.
     """
 
     epsilon: float
     delta: float
     noise_multiplier: float
     clip_norm: float
-    used: np.ndarray = dataclasses.field(repr=False, compare=False)
-    left: np.ndarray = dataclasses.field(repr=False, compare=False)
+    used_budget: np.ndarray = dataclasses.field(repr=False, compare=False)
+    has_left: np.ndarray = dataclasses.field(repr=False, compare=False)
 
     @classmethod
     def start(
@@ -258,9 +256,9 @@ class IndividualFilter:
         clip_norm: float,
         adjacency: Adjacency,
     ) -> Self:
-        """Before round 0.
+        """The filter before round 0.
 
-        Raises: NotCoveredError for replace-one neighbours, whose exchanged client may have used less.
+        Raises: NotCoveredError for replace-one neighbours, where the other client may have used less.
         """
         errors.require_count("num_clients", num_clients)
         errors.require_positive("epsilon", epsilon)
@@ -273,21 +271,21 @@ class IndividualFilter:
 
     @functools.cached_property
     def budget_mu(self) -> float:
-        """mu_B, with which Gaussian noise has the epsilon at the delta."""
+        """mu_B: Gaussian noise of this mu has `epsilon` at `delta`."""
         return 1 / gaussian_noise(self.epsilon, self.delta)
 
     def active(self, norms: np.ndarray) -> np.ndarray:
-        """Whose update of this norm counts in the next round; data, for the sum alone."""
-        return ~self.left & (self.used + self._costs(norms) <= self.budget_mu**2)
+        """Mask of clients whose update of this norm counts in the next round; data, for the sum alone."""
+        return ~self.has_left & (self.used_budget + self._costs(norms) <= self.budget_mu**2)
 
     def after(self, norms: np.ndarray) -> Self:
-        """The filter after a round with updates of these norms, whoever counted in it."""
+        """The filter after a round with updates of these norms."""
         counts = self.active(norms)
-        used = self.used + np.where(counts, self._costs(norms), 0.0)
-        return dataclasses.replace(self, used=used, left=~counts)
+        used_budget = self.used_budget + np.where(counts, self._costs(norms), 0.0)
+        return dataclasses.replace(self, used_budget=used_budget, has_left=~counts)
 
     def _costs(self, norms: np.ndarray) -> np.ndarray:
         norms = np.asarray(norms, float)
-        if norms.shape != self.used.shape or not np.all(norms >= 0):
-            raise errors.refuse("norms", f"shape {norms.shape}", f"{self.used.size} numbers of at least 0")
+        if norms.shape != self.used_budget.shape or not np.all(norms >= 0):
+            raise errors.refuse("norms", f"shape {norms.shape}", f"{self.used_budget.size} numbers of at least 0")
         return (np.minimum(norms, self.clip_norm) / (self.noise_multiplier * self.clip_norm)) ** 2

@@ -50,10 +50,10 @@ class Gdp:
 
 @dataclasses.dataclass(frozen=True)
 class DrawnGdp:
-    """mu-GDP in each of `draws` releases with probability `rate`, else nothing, and all know in which.
+    """mu-GDP in each of `draws` releases with probability `rate`, else nothing; the draws are public.
 
-    Publishing who is drawn can only cost more than hiding it, so this bounds every sampled release from above; it is
-    close where one release alone reveals its member.
+    Publishing the draws can only cost more than hiding them, so this bounds every sampled release from above; it is
+    tight if a single release reveals its member.
     """
 
     mu: float
@@ -77,7 +77,7 @@ class DrawnGdp:
         return dataclasses.replace(self, rate=self.rate * rate)
 
     def epsilon(self, delta: float) -> float:
-        """Where the mean over the number of draws of the Gaussian delta is `delta`."""
+        """The epsilon at which the Gaussian delta, averaged over the number of draws, is `delta`."""
         law = scipy.stats.binom(self.draws, self.rate)
         low, high = (int(law.isf(tail)) for tail in (1 - LEAST_WEIGHT, LEAST_WEIGHT))
         if high - low > MOST_COUNTS:
@@ -101,7 +101,7 @@ class DrawnGdp:
 
 
 def gaussian_trade_off(mu: float, false_positive: np.ndarray) -> np.ndarray:
-    """Smallest false negative rate of any test between neighbours, per false positive rate, under mu-GDP.
+    """Smallest false negative rate of any test between neighbours at a false positive rate, under mu-GDP.
 
     Shapes: any; returns the same. Source: Dong, Roth, Su 2022, equation (6): Phi(Phi^-1(1 - alpha) - mu).
     """
@@ -112,7 +112,7 @@ def gaussian_delta(epsilon: float, relative_noise: float, count: int = 1) -> flo
     """Smallest delta of `count` Gaussian releases at `epsilon`.
 
     Units:     `relative_noise` is the standard deviation over the sensitivity; `epsilon` in nats.
-    Adjacency: whichever the sensitivity was taken under.
+    Adjacency: that of the sensitivity.
     Source:    Balle and Wang 2018, arXiv:1805.06530, Theorem 8; `count` releases are one with noise / sqrt(count).
     """
     errors.require_positive("relative_noise", relative_noise)

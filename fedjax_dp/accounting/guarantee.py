@@ -1,4 +1,4 @@
-"""What is promised, to whom, under which assumptions. Never a bare epsilon."""
+"""Privacy guarantees: the protected unit, the adversary, the assumptions; never a bare epsilon."""
 
 import dataclasses
 import enum
@@ -17,7 +17,7 @@ FLOAT_NOISE = "noise comes from a seeded float32 generator: it measures utility 
 
 
 class Verdict(enum.StrEnum):
-    """Whether a theorem may be believed for a configuration."""
+    """Whether a theorem holds for a configuration."""
 
     HOLDS = "holds"
     CONDITIONAL = "conditional"
@@ -36,7 +36,7 @@ class Verdict(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """What a paper's own theorem says, and whether it may be believed here. Not a guarantee."""
+    """The statement of a paper's theorem, and whether it holds here. Not a guarantee."""
 
     source: str
     epsilon: float | None  # None where the theorem says nothing
@@ -55,7 +55,7 @@ class Claim:
 
 
 class NoiseMultipliers(NamedTuple):
-    """Of the clients: the noise on a sum over the clip norm, before the source's own standard deviation."""
+    """Range of the clients' noise multipliers: noise on a sum divided by the clip norm, for a source of deviation 1."""
 
     least: float
     median: float  # the upper one of an even number
@@ -73,7 +73,7 @@ class NoiseMultipliers(NamedTuple):
 
 
 class EarlierPhase(NamedTuple):
-    """A phase that a Guarantee is of beside the run itself."""
+    """An earlier phase that a Guarantee covers in addition to the run itself."""
 
     about: str  # what it was
     epsilon: float  # of it alone, of the worst of the run's clients, at the delta of the Guarantee
@@ -81,7 +81,7 @@ class EarlierPhase(NamedTuple):
     members: str = ""  # how its clients are the run's
 
     def in_words(self, view: View | None = None) -> str:
-        """As a part of a sentence; against whom where that is another than `view`."""
+        """Description for a sentence; names the adversary if it is not `view`."""
         known = None if self.view is None else View(self.view)
         against = "" if known is None or known is view else f", against {known}"
         return f"{self.about} ({epsilon_text(self.epsilon)} alone{against})"
@@ -92,7 +92,7 @@ def epsilon_text(epsilon: float) -> str:
 
 
 class DeploymentSummary(NamedTuple):
-    """What a Guarantee is of, where it is not of the run itself but of a deployment that the run stands for."""
+    """The deployment that a Guarantee describes, if the run simulates a larger one."""
 
     cohort_size: int  # R, expected
     population: int  # N
@@ -104,18 +104,18 @@ class DeploymentSummary(NamedTuple):
 
     @property
     def mark(self) -> str:
-        """What stands beside every number of such a run."""
+        """The label that accompanies every number of such a run."""
         return f"deployment {self.cohort_size:,} of {self.population:,}"
 
 
 def mark_of(guarantee: Mapping[str, Any]) -> str:
-    """The mark of a Guarantee as JSON has it; empty where it is of the run itself."""
+    """The mark of a Guarantee in JSON; empty if it describes the run itself."""
     deployment = guarantee.get("deployment")
     return DeploymentSummary(**deployment).mark if deployment else ""
 
 
 def with_mark(text: str, mark: str) -> str:
-    """The label of a run with the mark of its deployment, if it has one."""
+    """The label of a run, with the mark of its deployment if it has one."""
     return f"{text} ({mark})" if text and mark else text or mark
 
 
@@ -167,17 +167,17 @@ class Guarantee:
 
     @property
     def attack(self) -> AttackBounds | None:
-        """What any attack on any client is held to, worked out when it is first read."""
+        """Bounds on every attack on any client, computed when first read."""
         return next(iter(self.attacks), None)
 
     def without_attack(self) -> "Guarantee":
-        """The same without these rates, in the other views too: milliseconds for each kind of clients."""
+        """A copy without attack bounds, also in the other views; they take milliseconds for each kind of client."""
         elsewhere = tuple(other.without_attack() for other in self.elsewhere)
         return dataclasses.replace(self, attacks=(), elsewhere=elsewhere)
 
     @property
     def noise_facts(self) -> dict[str, str]:
-        """Its noise as it is shown, where there is some."""
+        """The noise multiplier for display; empty without noise."""
         return {} if self.noise is None else {"noise multiplier": with_mark(str(self.noise), self.mark)}
 
     @property
@@ -197,12 +197,12 @@ class Guarantee:
 
     @property
     def mark(self) -> str:
-        """`deployment R of N`; empty where it is of the run itself."""
+        """`deployment R of N`; empty if the Guarantee describes the run itself."""
         return "" if self.deployment is None else self.deployment.mark
 
     @property
     def in_plain_words(self) -> tuple[str, ...]:
-        """What the two numbers leave to an attacker, for people who are no mathematicians."""
+        """What epsilon and delta mean for an attacker, in plain words."""
         return () if self.attack is None else self.attack.in_words(self.unit, self.adjacency)
 
     def __str__(self) -> str:
@@ -264,7 +264,7 @@ class Guarantee:
         return whose[0] if len(whose) == 1 else f"{whose[0]} and {len(whose) - 1} more"
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON: infinite epsilon is null."""
+        """The Guarantee for JSON: an infinite epsilon is null."""
         return {
             "epsilon": finite(self.epsilon),
             "delta": self.delta,
@@ -289,21 +289,21 @@ class Guarantee:
             "elsewhere": [other.to_dict() for other in self.elsewhere],
         }
 
-    def saved(self) -> dict[str, Any]:
-        """For a file: all of it, the epsilons of clients as runs of equal ones; `restored` reads it."""
+    def to_full_dict(self) -> dict[str, Any]:
+        """All fields, for a file: epsilons of clients as (epsilon, number of clients); `from_full_dict` reads it."""
         alike = [(epsilon, len(list(same))) for epsilon, same in itertools.groupby(self.epsilons)]
         return self.to_dict() | {
             "reason": self.reason,
             "epsilons": [[finite(epsilon), count] for epsilon, count in alike],
             "names": list(self.names),
-            "elsewhere": [other.saved() for other in self.elsewhere],
+            "elsewhere": [other.to_full_dict() for other in self.elsewhere],
         }
 
     @classmethod
-    def restored(cls, saved: dict[str, Any]) -> "Guarantee":
-        """The Guarantee that was saved.
+    def from_full_dict(cls, saved: dict[str, Any]) -> "Guarantee":
+        """The Guarantee that `to_full_dict` wrote.
 
-        Raises: ConfigurationError for what is none.
+        Raises: ConfigurationError for invalid content.
         """
         try:
             claims = ({key: value for key, value in claim.items() if key != "statement"} for claim in saved["claims"])
@@ -311,30 +311,30 @@ class Guarantee:
             noise, attack = saved.get("noise_multiplier"), saved.get("attack")
             plain: dict[str, Any] = {name: saved[name] for name in ("delta", "accountant", "reason")}
             return cls(
-                tuple(infinite(value) for value, count in saved["epsilons"] for _ in range(count)),
+                tuple(infinity_of_null(value) for value, count in saved["epsilons"] for _ in range(count)),
                 unit=Unit(saved["unit"]),
                 adjacency=None if saved["adjacency"] is None else Adjacency(saved["adjacency"]),
                 view=View(saved["view"]),
                 assumptions=tuple(saved["assumptions"]),
                 claims=tuple(Claim(**claim | {"verdict": Verdict(claim["verdict"])}) for claim in claims),
                 warnings=tuple(saved["warnings"]),
-                elsewhere=tuple(map(cls.restored, saved.get("elsewhere", ()))),
+                elsewhere=tuple(map(cls.from_full_dict, saved.get("elsewhere", ()))),
                 caveat=saved.get("caveat"),
                 deployment=None if deployed is None else DeploymentSummary(**deployed),
-                own=None if deployed is None else infinite(saved["own"]),
+                own=None if deployed is None else infinity_of_null(saved["own"]),
                 noise=None if noise is None else NoiseMultipliers(**noise),
-                phases=tuple(EarlierPhase(**one | {"epsilon": infinite(one["epsilon"])}) for one in before),
-                alone=infinite(saved["alone"]) if before else None,
+                phases=tuple(EarlierPhase(**one | {"epsilon": infinity_of_null(one["epsilon"])}) for one in before),
+                alone=infinity_of_null(saved["alone"]) if before else None,
                 names=tuple(map(str, saved.get("names", ()))),
                 attacks=() if attack is None else (AttackBounds(*(attack[name] for name in AttackBounds._fields)),),
                 **plain,
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise errors.refuse("a saved Guarantee", repr(error), "as `Guarantee.saved` wrote it") from None
+            raise errors.refuse("a saved Guarantee", repr(error), "as `Guarantee.to_full_dict` wrote it") from None
 
 
-def infinite(epsilon: float | None) -> float:
-    """As `display.finite` wrote it: JSON has no infinite number."""
+def infinity_of_null(epsilon: float | None) -> float:
+    """The inverse of `display.finite`: JSON has no infinite number."""
     return math.inf if epsilon is None else epsilon
 
 
@@ -342,12 +342,12 @@ NEAR = 1e-3  # relative: as near to a budget as noise is found
 
 
 def spends(epsilon: float | None, budget: Any) -> bool:
-    """Whether the worst epsilon is the one budget of all clients, as far as noise is found for it: not above it."""
+    """Whether the worst epsilon meets the common budget up to the precision of calibration, and not above it."""
     return isinstance(budget, int | float) and epsilon is not None and (1 - NEAR) * budget <= epsilon <= budget
 
 
 def delta_warnings(delta: float, members: Sequence[int], unit: Unit = Unit.RECORD) -> tuple[str, ...]:
-    """A delta above 1/n allows publishing somebody outright: say so. `members` are records per client, or clients."""
+    """A warning if delta is above 1/n, which allows publishing a member. `members`: records of clients, or clients."""
     smallest = min(members)
     if delta <= 1 / smallest:
         return ()
@@ -358,6 +358,6 @@ def delta_warnings(delta: float, members: Sequence[int], unit: Unit = Unit.RECOR
 
 
 def no_privacy(num_clients: int, reason: str, view: View = View.UPLOADS) -> Guarantee:
-    """The guarantee of an algorithm that gives none."""
+    """The Guarantee of an algorithm without privacy."""
     infinite = (math.inf,) * num_clients
     return Guarantee(infinite, None, Unit.RECORD, None, view, None, (), reason=reason)

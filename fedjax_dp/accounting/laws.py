@@ -1,4 +1,4 @@
-"""Laws of what is released under two neighbours: the loss between them, its probabilities, Renyi divergences."""
+"""Pairs of output laws under two neighbours: their privacy loss, its distribution and Renyi divergences."""
 
 import dataclasses
 import functools
@@ -21,7 +21,7 @@ NODES, WEIGHTS = np.polynomial.legendre.leggauss(20)
 
 
 class Cells(NamedTuple):
-    """Probabilities of the intervals between losses, under both laws; and of losses beyond them, under the first."""
+    """Probabilities of intervals of losses under both laws, and of losses `above` and `below` them under the first."""
 
     upper: np.ndarray
     lower: np.ndarray
@@ -30,9 +30,9 @@ class Cells(NamedTuple):
 
 
 class LawPair(Protocol):
-    """Two laws, by the loss between them: the logarithm of the ratio of their densities.
+    """Two laws, described by their privacy loss: the logarithm of the ratio of their densities.
 
-    Where `symmetrised`, only the losses above zero are the pair's own: the mass at -l is e^-l times the mass at l.
+    If `symmetrised`, only losses above zero are used as they are: the mass at -l is e^-l times the mass at l.
     """
 
     @property
@@ -40,37 +40,36 @@ class LawPair(Protocol):
 
     @property
     def deviation(self) -> float:
-        """Scale of one release's loss, for which a grid has to be fine enough."""
+        """Scale of the loss of one release, which a grid has to resolve."""
         ...
 
     def reach(self, count: int) -> tuple[float, float]:
-        """Lowest and highest loss of one release outside which `count` of them have mass about TAIL_MASS."""
+        """Lowest and highest loss of one release; in `count` releases losses outside have mass about TAIL_MASS."""
         ...
 
     def cells(self, losses: np.ndarray) -> Cells:
-        """Of increasing losses `(k,)`, k - 1 intervals."""
+        """The k - 1 intervals between increasing losses `(k,)`."""
         ...
 
     def renyi(self, orders: np.ndarray, quick: bool = False) -> np.ndarray:
-        """Divergence of the first law from the second, or a bound on it, in nats; where `quick`, a rough one."""
+        """Divergence of the first law from the second, or an upper bound, in nats; with `quick` a rough bound."""
         ...
 
 
 @dataclasses.dataclass(frozen=True)
 class Dominating:
-    """What dominates one release in one direction: a public draw of a pair, and the chance of a total loss."""
+    """Dominates one release in one direction: a public draw among pairs, and the probability of an infinite loss."""
 
     weights: tuple[float, ...]
     pairs: tuple[LawPair, ...]
-    lost: float = 0.0
+    infinite_mass: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
 class GaussianPair:
     """(1-a) N(0, s^2) + a N(1, s^2) against (1-b) N(0, s^2) + b N(-1, s^2), with a = `up`, b = `down`, s = `noise`.
 
-    The loss, the logarithm of the ratio of densities, increases along the line. With `symmetrised` only the losses
-    above zero are the pair's own: the mass at -l is set to e^-l times the mass at l.
+    The loss, the logarithm of the ratio of densities, increases along the line. `symmetrised`: as of `LawPair`.
     """
 
     noise: float
@@ -86,8 +85,8 @@ class GaussianPair:
             denominator = np.logaddexp(np.log1p(-self.down), np.log(self.down) + (-2 * x - 1) / s2)
         return numerator - denominator
 
-    def where(self, losses: np.ndarray) -> np.ndarray:
-        """The `x` at which the loss takes each value; -inf (inf) for values below (above) all losses.
+    def inverse_loss(self, losses: np.ndarray) -> np.ndarray:
+        """The `x` at which the loss takes each value; -inf (inf) below (above) all losses.
 
         With u = exp(x / s^2) and c = exp(-1 / (2 s^2)) this is the positive root of a c u^2 - m u - e^l b c = 0,
         taken in logarithms because c underflows.
@@ -132,7 +131,7 @@ class GaussianPair:
         return min(spread, max(-low, high))
 
     def cells(self, losses: np.ndarray) -> Cells:
-        edges = self.where(losses)
+        edges = self.inverse_loss(losses)
         high, low = edges[-1] / self.noise, edges[0] / self.noise
         shift = 1 / self.noise
         above = (1 - self.up) * ndtr(-high) + self.up * ndtr(shift - high)
@@ -151,8 +150,8 @@ class GaussianPair:
 class ShiftMixture:
     """sum_i w_i N(j_i, s^2) against N(0, s^2), with j = `shifts` >= 0, w = `weights`, s = `noise`.
 
-    Where `down`, N(0, s^2) against sum_i w_i N(-j_i, s^2), so that the loss increases along the line either way. Where
-    weights below any that matters are left out, losses can only be larger; their sum counts as a total loss.
+    If `down`, N(0, s^2) against sum_i w_i N(-j_i, s^2), so that the loss increases along the line in both cases.
+    Negligible weights are left out, which can only raise losses; their sum counts as an infinite loss.
     """
 
     noise: float
@@ -172,8 +171,8 @@ class ShiftMixture:
         ratios = logs + (2 * shifts * (sign * x)[..., None] - shifts**2) / (2 * self.noise**2)
         return sign * logsumexp(ratios, axis=-1)
 
-    def where(self, losses: np.ndarray) -> np.ndarray:
-        """The `x` at which the loss takes each value; -inf (inf) for values below (above) all losses.
+    def inverse_loss(self, losses: np.ndarray) -> np.ndarray:
+        """The `x` at which the loss takes each value; -inf (inf) below (above) all losses.
 
         With g(x) the logarithm of the part of the ratio whose shifts are above zero, convex and increasing, this is
         g(x) = log(e^l - w_0), by Newton's method from the right, where it never leaves that side.
@@ -204,12 +203,12 @@ class ShiftMixture:
         return x
 
     def upper_mass(self, edges: np.ndarray) -> np.ndarray:
-        return normal_masses(edges, 0.0, self.noise) if self.down else self._mixed(edges, 1.0)
+        return normal_masses(edges, 0.0, self.noise) if self.down else self._mixture_masses(edges, 1.0)
 
     def lower_mass(self, edges: np.ndarray) -> np.ndarray:
-        return self._mixed(edges, -1.0) if self.down else normal_masses(edges, 0.0, self.noise)
+        return self._mixture_masses(edges, -1.0) if self.down else normal_masses(edges, 0.0, self.noise)
 
-    def _mixed(self, edges: np.ndarray, sign: float) -> np.ndarray:
+    def _mixture_masses(self, edges: np.ndarray, sign: float) -> np.ndarray:
         total = np.zeros(edges.size - 1)
         for shift, weight in zip(self.shifts, self.weights, strict=True):
             total += weight * normal_masses(edges, sign * shift, self.noise)
@@ -233,7 +232,7 @@ class ShiftMixture:
         return min(spread, max(-low, high))
 
     def cells(self, losses: np.ndarray) -> Cells:
-        edges = self.where(losses)
+        edges = self.inverse_loss(losses)
         ends = np.array([-np.inf, edges[0], edges[-1], np.inf])
         below, _, above = self.upper_mass(ends).tolist()
         return Cells(self.upper_mass(edges), self.lower_mass(edges), above, below)
@@ -247,10 +246,10 @@ class ShiftMixture:
 
 @dataclasses.dataclass(frozen=True)
 class TwoLosses:
-    """The pair that dominates whatever is (epsilon, 0)-private: its loss is epsilon or -epsilon, the first more often.
+    """The pair that dominates every (epsilon, 0)-private mechanism: its loss is epsilon or, less often, -epsilon.
 
-    With a chance of delta of a total loss beside, it dominates whatever is (epsilon, delta)-private, in either order of
-    neighbours. Source: Kairouz, Oh, Viswanath 2015, arXiv:1311.0776, the mechanism of which all others are made.
+    With an infinite loss of probability delta in addition, it dominates every (epsilon, delta)-private mechanism, in
+    both orders of the neighbours. Source: Kairouz, Oh, Viswanath 2015, arXiv:1311.0776 (randomised response).
     """
 
     epsilon: float
@@ -282,7 +281,7 @@ class TwoLosses:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class DiscretePair:
-    """A pair by its losses, increasing, and the first law's probabilities of them: whatever is left is a total loss."""
+    """A pair given by increasing losses and their probabilities under the first law; the rest is an infinite loss."""
 
     losses: np.ndarray
     masses: np.ndarray
@@ -307,7 +306,7 @@ class DiscretePair:
         return Cells(upper[1:-1], lower[1:-1], float(upper[-1]), float(upper[0]))
 
     def renyi(self, orders: np.ndarray, quick: bool = False) -> np.ndarray:
-        raise NotCoveredError("losses that are listed are covered by their distribution alone; use accountant pld")
+        raise NotCoveredError("a list of losses is covered by its distribution alone; use accountant pld")
 
 
 def normal_masses(edges: np.ndarray, mean: float, noise: float) -> np.ndarray:
@@ -338,9 +337,9 @@ def _quadrature(pair: GaussianPair, orders: np.ndarray) -> np.ndarray:
 
 
 def convex_bound(pair: GaussianPair, orders: np.ndarray) -> np.ndarray:
-    """E[r^a] - 1 <= q (E[unsampled r^a] - 1), by joint convexity; close where the unsampled divergence is huge.
+    """E[r^a] - 1 <= q (E[unsampled r^a] - 1), by joint convexity; tight if the unsampled divergence is huge.
 
-    It holds for the symmetrised pair, too: with r >= 1 there, (r^(a-1) - 1)(r - r^(1-a)) <= r^a - r.
+    It holds for the symmetrised pair too: with r >= 1 there, (r^(a-1) - 1)(r - r^(1-a)) <= r^a - r.
     """
     shift = 2.0 if pair.down else 1.0
     log_moments = (orders - 1) * orders * (shift / pair.noise) ** 2 / 2
@@ -348,7 +347,7 @@ def convex_bound(pair: GaussianPair, orders: np.ndarray) -> np.ndarray:
 
 
 def panels(pair: GaussianPair, order: float) -> tuple[np.ndarray, np.ndarray]:
-    """Gauss-Legendre nodes and weights that cover where either law, or its tilt by orders up to `order`, has mass."""
+    """Gauss-Legendre nodes and weights on the range where either law, or its tilt by an order <= `order`, has mass."""
     width = min(3 * pair.noise, 4 * pair.noise**2)
     low, high = -1 - 10 * pair.noise, (2 * order if pair.down else order) + 10 * pair.noise
     if pair.symmetrised:
@@ -363,9 +362,9 @@ Distribution = Callable[[np.ndarray], np.ndarray]  # probability of a loss up to
 
 @dataclasses.dataclass(frozen=True)
 class BoundedLosses:
-    """Two laws whose loss is never outside [`lowest`, `highest`], by its distribution under the first and the second.
+    """Two laws with a loss in [`lowest`, `highest`], given by its distribution functions under both laws.
 
-    For mechanisms of one's own: whatever is known of a release is how likely its losses are.
+    For user-defined mechanisms of which the loss distribution is known.
 
     >>> def laplace(noise):  # Lap(1, noise) against Lap(0, noise): the loss is (|x| - |x - 1|) / noise
     ...     def below(loss, center):
@@ -384,17 +383,17 @@ class BoundedLosses:
     symmetrised: bool = False
 
     def sampled(self, rate: float) -> "BoundedLosses":
-        """With probability `rate` the first law, else the second; against the second."""
+        """The mixture of the first law (with probability `rate`) and the second, against the second."""
 
-        def unmixed(losses: np.ndarray) -> np.ndarray:  # the loss of the first law whose mixture has this one
+        def unmix(losses: np.ndarray) -> np.ndarray:  # the loss of the first law whose mixture has this one
             with np.errstate(over="ignore", divide="ignore"):
                 whole: np.ndarray = np.log1p(np.maximum(np.expm1(losses) / rate, -1.0))
             return whole
 
         low, high = (math.log1p(rate * math.expm1(end)) for end in (self.lowest, self.highest))
         return BoundedLosses(
-            lambda losses: rate * self._up_to(unmixed(losses)) + (1 - rate) * self._up_to(unmixed(losses), self.lower),
-            lambda losses: self._up_to(unmixed(losses), self.lower),
+            lambda losses: rate * self._up_to(unmix(losses)) + (1 - rate) * self._up_to(unmix(losses), self.lower),
+            lambda losses: self._up_to(unmix(losses), self.lower),
             low,
             high,
         )
@@ -423,7 +422,7 @@ class BoundedLosses:
         return Cells(np.diff(upper), np.diff(lower), float(1 - upper[-1]), float(upper[0]))
 
     def renyi(self, orders: np.ndarray, quick: bool = False) -> np.ndarray:
-        """A bound, closer than 1e-4 for orders below 1e3: each cell's losses are counted as its largest."""
+        """Upper bound that counts each cell as its largest loss; error below 1e-4 for orders below 1e3."""
         edges = self._edges()
         if self.symmetrised:
             edges = edges[edges >= 0]

@@ -1,9 +1,9 @@
-"""The ledger of a run, read without the run: lines of JSON, its phases (`models.origins`), then one for each round.
+"""The ledger of a run, readable without the run: lines of JSON, first phases (`models.origins`), then rounds.
 
-A round's line says what was released of whom, and what that and all before it cost. `events` are what the round
-releases of the clients that `clients` name (ids, or pairs of first and last), each by its place; where `so_far` is true
-they stand for everything up to the round instead, as for noise that is correlated over rounds. `as_round` stands for
-events and clients that are those of another round. A line that a kill cut off does not count.
+The line of a round contains what was released of which clients, and the cost of this and all earlier rounds. `clients`
+are (ids, or pairs of first and last id) with the index of their event in `events`. If `so_far` is true, the events
+cover all rounds up to this one, as for noise that is correlated over rounds. `as_round` names another round with the
+same events and clients. A last line that is incomplete, because the run was killed, does not count.
 """
 
 import dataclasses
@@ -78,7 +78,7 @@ MALFORMED = (ValueError, TypeError, KeyError, IndexError, AttributeError, Recurs
 
 
 def encode_event(event: Any) -> dict[str, Any]:
-    """An event, or a sampling, as JSON: its kind and its fields."""
+    """An event or a sampling as JSON: its kind and its fields."""
     kind = next((name for name, made in KINDS.items() if type(event) is made), None)
     if kind is None:
         return {"kind": NO_PRICE, "name": type(event).__name__}
@@ -95,10 +95,10 @@ def _plain(value: Any) -> Any:
 
 
 def decode_event(content: Any, adjacency: Adjacency, unit: Unit) -> Any:
-    """The event that `encode_event` made this of.
+    """The inverse of `encode_event`.
 
-    Raises: ConfigurationError for a kind that is not known here, or of a version that had other fields; ValueError for
-            what is none of ours.
+    Raises: ConfigurationError for an unknown kind, or one with the fields of another version; ValueError for content
+            that is no event.
     """
     if not isinstance(content, dict):
         raise ValueError("an event that is none")
@@ -124,7 +124,7 @@ def _value(value: Any, adjacency: Adjacency, unit: Unit) -> Any:
 
 
 def ranges(ids: np.ndarray) -> list[Any]:
-    """Increasing ids, three and more in a row as [first, last]."""
+    """Compress increasing ids: three or more consecutive ones become [first, last]."""
     if not ids.size:
         return []
     runs = np.split(ids, np.flatnonzero(np.diff(ids) != 1) + 1)
@@ -132,7 +132,7 @@ def ranges(ids: np.ndarray) -> list[Any]:
 
 
 def encode_events(kinds: Sequence[Event], kind: np.ndarray, members: np.ndarray) -> dict[str, Any]:
-    """Events as JSON, and of which of these members each is; `kind` `(num_clients,)` says which of `kinds` is whose."""
+    """Events as JSON with the members of each; client k has the event `kinds[kind[k]]`, `kind` is `(num_clients,)`."""
     there = np.unique(kind[members])
     return {
         "events": [encode_event(kinds[at]) for at in there],
@@ -141,9 +141,9 @@ def encode_events(kinds: Sequence[Event], kind: np.ndarray, members: np.ndarray)
 
 
 def ids_of(listed: Iterable[Any], num_clients: int) -> np.ndarray:
-    """What `ranges` made this of.
+    """The inverse of `ranges`.
 
-    Raises: ValueError for clients that are not there.
+    Raises: ValueError for unknown clients.
     """
     ends = [one if isinstance(one, list) else [one, one] for one in listed]
     ids = np.concatenate([np.arange(first, last + 1) for first, last in ends]) if ends else np.zeros(0, int)
@@ -157,14 +157,14 @@ def as_json(content: Mapping[str, Any]) -> str:
 
 
 def text_of(lines: Iterable[Line]) -> str:
-    """Lines as they stand in the file."""
+    """The text of these lines in the file."""
     return "".join(f"{as_json(line)}\n" for line in lines)
 
 
 def read_line(text: str) -> dict[str, Any]:
-    """A line of any kind.
+    """Parse a line of any kind.
 
-    Raises: ValueError for what is none.
+    Raises: ValueError for invalid lines.
     """
 
     def finite(number: str) -> float:
@@ -179,7 +179,7 @@ def read_line(text: str) -> dict[str, Any]:
 
 
 def phases_in(text: str) -> str:
-    """The lines of phases, which stand before those of rounds, as they are."""
+    """The lines of phases, which precede those of rounds, unchanged."""
     kept = []
     for line in text.splitlines(keepends=True):
         if line.lstrip().startswith("{") and f'"kind":"{ROUND}"' in line[:60].replace(" ", ""):
@@ -190,18 +190,18 @@ def phases_in(text: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Ledger:
-    """The rounds of a run, as its ledger has them.
+    """The rounds of a run in its ledger.
 
     phase  the run's own phase, the last before its rounds;
-    lines  of the rounds, from 0 on;
-    cut    whether the file ends in the middle of a line, which does not count;
-    before  phases that its epsilons are of too.
+    lines  the lines of the rounds, from 0;
+    is_cut  whether the file ends with an incomplete line, which does not count;
+    prior_phases  phases that its epsilons cover too.
     """
 
     phase: Mapping[str, Any]
     lines: tuple[Line, ...]
-    cut: bool = False
-    before: tuple[Mapping[str, Any], ...] = ()
+    is_cut: bool = False
+    prior_phases: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def num_clients(self) -> int:
@@ -213,13 +213,13 @@ class Ledger:
 
     @property
     def follows_results(self) -> bool:
-        """Whether results may end the run: what its rounds would cost as a plan bounds nothing."""
+        """Whether results may end the run: then the cost of planned rounds is no bound."""
         return bool(self.lines) and "stop" in self.lines[0].get("law", {})
 
     def events(self, rounds: int | None = None) -> list[Event]:
-        """What the first `rounds` rounds (default: all) release of each client.
+        """The event of each client in the first `rounds` rounds (default: all).
 
-        Raises: ConfigurationError for events that are not known here, and for what no run wrote.
+        Raises: ConfigurationError for unknown events, and for content that no run writes.
         """
         places: dict[Event, int] = {}
         counts: list[np.ndarray] = []
@@ -246,9 +246,9 @@ class Ledger:
     def epsilons(
         self, delta: float | None = None, accountant: str | None = None, rounds: int | None = None
     ) -> list[float]:
-        """Of each client after `rounds` rounds (default: all), by default as the run counted.
+        """Epsilon of each client after `rounds` rounds (default: all), by default at the run's delta and accountant.
 
-        Raises: ConfigurationError for a run without an epsilon, and for one that follows results.
+        Raises: ConfigurationError for a run without an epsilon, and for one that results may end.
         """
         if self.follows_results:
             wanted, remedy = "of one whose rounds were planned", "its Guarantee has its epsilon"
@@ -270,9 +270,9 @@ def _sum(events: Sequence[Event], column: np.ndarray) -> Event:
 
 
 def read_rounds(text: str, phase: Mapping[str, Any], where: str) -> Ledger:
-    """The rounds in the text of a ledger, whose own phase is known.
+    """The rounds in the text of a ledger whose own phase is known.
 
-    Raises: ConfigurationError in one line for lines that are none, were left out or are of another version.
+    Raises: ConfigurationError for lines that are invalid, missing or of another version.
     """
     rest = text[len(phases_in(text)) :]
     *whole, cut = rest.split("\n")

@@ -1,9 +1,9 @@
 """Privacy loss distributions on a grid.
 
-Probabilities of losses plus a mass at infinity. Each interval of the exact loss is split over its two ends so that its
-probability under both neighbours is kept ("connect the dots", Doroshenko et al. 2022, arXiv:2207.04380, Algorithm 1),
-which can only raise the hockey-stick curve. Composition is a product in Fourier space; what the window leaves out goes
-to infinity, bounded by Chernoff's inequality.
+A distribution has probabilities of finite losses and a mass at infinity. Each interval of the exact loss is split over
+its two ends so that its probability under both neighbours is kept ("connect the dots", Doroshenko et al. 2022,
+arXiv:2207.04380, Algorithm 1), which can only raise the hockey-stick curve. Composition is a product in Fourier space;
+mass outside the window, bounded by Chernoff's inequality, moves to infinity.
 """
 
 import dataclasses
@@ -22,12 +22,12 @@ LARGEST_LOSS = 709  # nats, of which the exponential still is a number
 
 @dataclasses.dataclass(frozen=True)
 class LossDistribution:
-    """Probabilities `masses[k]` of loss `(lowest + k) * spacing`, and `infinite` at infinity."""
+    """Probabilities `masses[k]` of loss `(lowest + k) * spacing`, and `infinite_mass` at infinity."""
 
     spacing: float
     lowest: int
     masses: np.ndarray
-    infinite: float = 0.0
+    infinite_mass: float = 0.0
 
     @property
     def losses(self) -> np.ndarray:
@@ -37,7 +37,7 @@ class LossDistribution:
         """`count` independent copies added up."""
         if count == 1:
             return self
-        if self.infinite >= 1 or not self.masses.sum() > 1e-100:  # every loss is infinite
+        if self.infinite_mass >= 1 or not self.masses.sum() > 1e-100:  # every loss is infinite
             return LossDistribution(self.spacing, 0, np.zeros(1), 1.0)
         if count == 0:
             return LossDistribution(self.spacing, 0, np.ones(1))
@@ -46,19 +46,19 @@ class LossDistribution:
         total = fft.irfft(fft.rfft(self.masses, size) ** count, size)
         first = self.lowest * count  # index 0 of `total`, modulo `size`
         total = np.roll(total, (first - low) % size)[: high - low + 1]
-        infinite = -math.expm1(count * math.log1p(-self.infinite)) + 2 * TAIL_MASS + ROUNDING * count
-        return LossDistribution(self.spacing, low, np.maximum(total, 0.0), infinite)
+        infinite_mass = -math.expm1(count * math.log1p(-self.infinite_mass)) + 2 * TAIL_MASS + ROUNDING * count
+        return LossDistribution(self.spacing, low, np.maximum(total, 0.0), infinite_mass)
 
     def plus(self, other: "LossDistribution") -> "LossDistribution":
-        """This and an independent other one added up; both on the same grid."""
+        """The sum of this loss and an independent other one on the same grid."""
         length = self.masses.size + other.masses.size - 1
         size = fft.next_fast_len(length, real=True)
         total = fft.irfft(fft.rfft(self.masses, size) * fft.rfft(other.masses, size), size)[:length]
-        infinite = self.infinite + other.infinite - self.infinite * other.infinite + OF_A_SUM
-        return LossDistribution(self.spacing, self.lowest + other.lowest, np.maximum(total, 0.0), infinite)
+        infinite_mass = self.infinite_mass + other.infinite_mass - self.infinite_mass * other.infinite_mass + OF_A_SUM
+        return LossDistribution(self.spacing, self.lowest + other.lowest, np.maximum(total, 0.0), infinite_mass)
 
     def worst(self, other: "LossDistribution") -> "LossDistribution":
-        """One whose delta is at every epsilon at least the larger of both, so that it dominates either; both on a grid.
+        """A distribution that dominates both: its delta is at least the larger one at every epsilon; on one grid.
 
         With h the spacing and D_k the larger delta at loss l_k, p_k = r_k - e^h r_(k-1), where r_k is
         (D_(k+1) - D_k) / (e^h - 1), makes delta a straight line in e^epsilon between grid points: a chord of the larger
@@ -67,22 +67,22 @@ class LossDistribution:
         """
         low = min(self.lowest, other.lowest)
         high = max(one.lowest + one.masses.size for one in (self, other))
-        curve = np.maximum(*(one._widened(low, high).curve for one in (self, other)))
+        curve = np.maximum(*(one._widen(low, high).curve for one in (self, other)))
         rises = np.append(np.diff(curve), 0.0) / math.expm1(self.spacing)
         masses = rises - math.exp(self.spacing) * np.append(0.0, rises[:-1])
         masses[0] += 1 - curve[0]
-        infinite = float(curve[-1]) + ROUNDING * masses.size
-        return LossDistribution(self.spacing, low, np.maximum(masses, 0.0), infinite)
+        infinite_mass = float(curve[-1]) + ROUNDING * masses.size
+        return LossDistribution(self.spacing, low, np.maximum(masses, 0.0), infinite_mass)
 
     @property
     def curve(self) -> np.ndarray:
-        """delta at each of the losses: at l_k it is inf + M_(k+1) - e^-h D_(k+1), see `tails`."""
+        """Delta at each loss: at l_k it is infinite_mass + M_(k+1) - e^-h D_(k+1), see `tails`."""
         mass, discounted = self.tails
-        return self.infinite + np.append(mass[1:], 0.0) - math.exp(-self.spacing) * np.append(discounted[1:], 0.0)
+        return self.infinite_mass + np.append(mass[1:], 0.0) - math.exp(-self.spacing) * np.append(discounted[1:], 0.0)
 
     @property
     def tails(self) -> tuple[np.ndarray, np.ndarray]:
-        """M_k, the mass from k on, and D_k, the same with every loss l discounted by e^(l_k - l).
+        """M_k, the mass from k on, and D_k, the same mass with every loss l discounted by e^(l_k - l).
 
         The recursion D_k = p_k + e^-h D_(k+1) gives it without overflow.
         """
@@ -90,19 +90,19 @@ class LossDistribution:
         discounted = scipy.signal.lfilter([1.0], [1.0, -math.exp(-self.spacing)], backwards)
         return np.cumsum(backwards)[::-1], discounted[::-1]
 
-    def _widened(self, low: int, high: int) -> "LossDistribution":
+    def _widen(self, low: int, high: int) -> "LossDistribution":
         """The same on more of the grid."""
         masses = np.zeros(high - low)
         masses[self.lowest - low :][: self.masses.size] = self.masses
-        return LossDistribution(self.spacing, low, masses, self.infinite)
+        return LossDistribution(self.spacing, low, masses, self.infinite_mass)
 
     def thinned(self, rate: float) -> "LossDistribution":
-        """This with probability `rate`, else no loss; which of the two is public."""
+        """This loss with probability `rate`, else none; the choice is public."""
         low = min(self.lowest, 0)
         high = max(self.lowest + self.masses.size, 1)
-        masses = rate * self._widened(low, high).masses
+        masses = rate * self._widen(low, high).masses
         masses[-low] += 1 - rate
-        return LossDistribution(self.spacing, low, masses, rate * self.infinite)
+        return LossDistribution(self.spacing, low, masses, rate * self.infinite_mass)
 
     def _window(self, count: int) -> tuple[int, int]:
         """Grid indices outside which `count` copies have at most TAIL_MASS on either side (Chernoff)."""
@@ -128,13 +128,13 @@ class LossDistribution:
         return int(low), int(high)
 
     def delta(self, epsilon: float) -> float:
-        """Hockey-stick divergence at `epsilon`: infinite + sum over losses above epsilon of p (1 - e^(eps - loss))."""
+        """Hockey-stick divergence at `epsilon`: infinite mass + sum over l > epsilon of p (1 - e^(epsilon - l))."""
         above = self.losses > epsilon
-        return float(self.infinite - self.masses[above] @ np.expm1(epsilon - self.losses[above]))
+        return float(self.infinite_mass - self.masses[above] @ np.expm1(epsilon - self.losses[above]))
 
     def epsilon(self, delta: float) -> float:
         """Smallest epsilon >= 0 whose delta is at most `delta`; infinity if the mass at infinity exceeds it."""
-        if self.infinite > delta:
+        if self.infinite_mass > delta:
             return math.inf
         # delta at e in (l_(k-1), l_k] is inf + M_k - e^(e - l_k) D_k, as at the losses themselves (`curve`)
         first = max(-self.lowest, 0)  # losses below 0 cannot matter
@@ -142,22 +142,22 @@ class LossDistribution:
             return 0.0
         losses, curve, mass, discounted = (each[first:] for each in (self.losses, self.curve, *self.tails))
         k = int(np.argmax(curve <= delta))  # the first grid loss that is good enough; the answer lies just below it
-        missing = self.infinite + mass[k] - delta
+        missing = self.infinite_mass + mass[k] - delta
         if k == 0 or missing <= 0 or discounted[k] <= 0:
             return max(float(losses[k]), 0.0)
         return max(float(losses[k]) + min(math.log(missing / discounted[k]), 0.0), 0.0)
 
 
 def discretise(dominating: Dominating, spacing: float, count: int) -> LossDistribution:
-    """The loss of a public draw of pairs on the grid, fit for `count` copies."""
+    """The loss of a public draw among pairs on a grid, wide enough for `count` copies."""
     parts = [_of_pair(pair, spacing, count) for pair in dominating.pairs]
     low = min(part.lowest for part in parts)
     high = max(part.lowest + part.masses.size for part in parts)
-    masses, infinite = np.zeros(high - low), dominating.lost
+    masses, infinite_mass = np.zeros(high - low), dominating.infinite_mass
     for weight, part in zip(dominating.weights, parts, strict=True):
         masses[part.lowest - low :][: part.masses.size] += weight * part.masses
-        infinite += weight * part.infinite
-    return LossDistribution(spacing, low, masses, infinite)
+        infinite_mass += weight * part.infinite_mass
+    return LossDistribution(spacing, low, masses, infinite_mass)
 
 
 def _of_pair(pair: LawPair, spacing: float, count: int) -> LossDistribution:
@@ -180,7 +180,7 @@ def _of_pair(pair: LawPair, spacing: float, count: int) -> LossDistribution:
 
 
 def split(losses: np.ndarray, upper: np.ndarray, lower: np.ndarray) -> np.ndarray:
-    """Put each interval's mass on its two ends so that its mass under both neighbours is kept."""
+    """Split the mass of each interval over its two ends so that its mass under both neighbours is kept."""
     discount = np.exp(-losses)
     to_high = (upper * discount[:-1] - lower) / (discount[:-1] - discount[1:])
     to_high = np.clip(to_high, 0.0, upper)

@@ -1,4 +1,4 @@
-"""Who is hidden from whom: units, neighbours, and the refusal of whatever no theorem covers."""
+"""Protected units and adjacencies, and the error for events that no theorem covers."""
 
 import enum
 
@@ -6,16 +6,16 @@ from fedjax_dp import errors
 
 
 class NotCoveredError(errors.ConfigurationError):
-    """An accountant has no theorem for an event, so it says nothing rather than too little."""
+    """An accountant has no theorem for an event, so it gives no number rather than one that is too small."""
 
     @property
     def reason(self) -> str:
-        """What is not covered, without what to do instead."""
+        """The reason, without the remedy."""
         return str(self).partition("; ")[0]
 
 
 class Unit(enum.Enum):
-    """Whose presence is hidden."""
+    """The protected unit."""
 
     RECORD = "record"
     CLIENT = "client"
@@ -34,7 +34,7 @@ class Unit(enum.Enum):
 
     @property
     def of_records(self) -> bool:
-        """Whether it is several records of clients, so that it has a bounded group of them."""
+        """Whether the unit is a bounded group of several records."""
         return self not in (Unit.RECORD, Unit.CLIENT)
 
 
@@ -47,5 +47,5 @@ class Adjacency(enum.Enum):
 
     @property
     def sensitivity(self) -> float:
-        """L2 change of a sum of vectors bounded by 1 between neighbours: 2 where one is exchanged, else 1."""
+        """L2 sensitivity of a sum of vectors of norm at most 1: 2 for replace-one, else 1."""
         return 2.0 if self is Adjacency.REPLACE_ONE else 1.0

@@ -1,13 +1,12 @@
-"""Auditing in a single run: many canaries, each in or out by a fair coin of its own, and guesses about their coins.
+"""Auditing with a single run: each of many canaries is included by a fair coin, and an attacker guesses the coins.
 
-The canaries are what one member of the data may be (a record, or a client), the coins are independent, and in-or-out is
-the adjacency. After the run the attacker guesses, for as many canaries as it committed itself to beforehand, whether
-they were in; it abstains for the others. It may choose which ones by anything it has seen of the run. The guesses are
-not independent of each other, so no binomial bound holds without the theorems below, which are weaker than many runs:
-noise that hides all canaries at once is seen only once.
+A canary is a record or a client; the coins are independent, and the adjacency is inclusion or exclusion. After the run
+the attacker guesses for a number of canaries, fixed beforehand, whether they were included, and abstains for the
+others. It may choose them by everything that the run released. The guesses are not independent, so a binomial bound
+needs the theorems below. They are weaker than many runs: a single draw of noise hides all canaries.
 
-The number of guesses is part of the experiment: fix it before the scores are seen, by `choose_guesses` for instance. To
-try K numbers and keep the best, divide the significance by K.
+The number of guesses is part of the experiment: fix it before the scores are known, for instance by `choose_guesses`.
+To try K numbers and keep the best, divide the significance by K.
 """
 
 import functools
@@ -26,9 +25,9 @@ TRIED = 24  # numbers of guesses that are compared
 
 
 def one_run_epsilon(correct: int, guesses: int, canaries: int, delta: float, significance: float = 0.05) -> float:
-    """Epsilon at `delta` that the mechanism has at least, with confidence 1 - `significance`; 0 where nothing follows.
+    """Lower bound on the mechanism's epsilon at `delta` with confidence 1 - `significance`; 0 if nothing follows.
 
-    Adjacency: in or out, as the canaries were. Errors: 1e-9 absolute. Limits: 100, where every guess may be right.
+    Adjacency: in or out, as the canaries. Errors: 1e-9 absolute. Limits: at most 100.
     Raises:    ConfigurationError unless 0 <= correct <= guesses <= canaries.
     Source:    Steinke, Nasr, Jagielski 2023, arXiv:2305.08846, Theorem 5.2: the chance of so many right guesses is at
                most P(B >= v) + 2 m delta max_i P(v > B >= v - i) / i with B binomial of success rate
@@ -52,7 +51,7 @@ def one_run_epsilon(correct: int, guesses: int, canaries: int, delta: float, sig
 
 
 def one_run_contradicts(correct: int, guesses: int, canaries: int, curve: TradeOff, significance: float = 0.05) -> bool:
-    """Whether a mechanism that keeps the promise `curve` has so many right guesses with less than `significance`.
+    """Whether under the trade-off curve `curve` so many right guesses have a probability below `significance`.
 
     Proof, after the source, with p_k the chance of k right guesses, and A_i, B_i the chances that a canary drawn at
     random is guessed rightly (wrongly) and that at least i guesses are right: A_i = sum over k >= i of k p_k / m, and
@@ -73,34 +72,34 @@ def one_run_contradicts(correct: int, guesses: int, canaries: int, curve: TradeO
 
 
 def one_run_mu(correct: int, guesses: int, canaries: int, significance: float = 0.05) -> float:
-    """Mu of Gaussian differential privacy that so many right guesses force, with confidence 1 - `significance`.
+    """Lower bound on mu of Gaussian differential privacy from right guesses, with confidence 1 - `significance`.
 
-    At least 0, which says nothing. A mechanism that is mu-GDP under in-or-out has at least this mu.
+    A mechanism that is mu-GDP under in-or-out has at least this mu; 0 proves nothing.
     Errors: 1e-6 below, absolute. Limits: 30. Raises and Source: as `one_run_contradicts`.
     """
     _check(correct, guesses, canaries, significance)
 
-    def refuted(mu: float) -> bool:
+    def refutes(mu: float) -> bool:
         return _contradicts(correct, guesses, canaries, lambda x: float(ndtr(ndtri(x) - mu)), significance)
 
-    if not refuted(0.0):
+    if not refutes(0.0):
         return 0.0
     low, high = 0.0, 1.0
-    while high < MOST_MU and refuted(high):
+    while high < MOST_MU and refutes(high):
         low, high = high, 2 * high
     while high - low > 1e-6:
         middle = (low + high) / 2
-        low, high = (middle, high) if refuted(middle) else (low, middle)
+        low, high = (middle, high) if refutes(middle) else (low, middle)
     return low
 
 
 @functools.lru_cache(maxsize=1024)
 def choose_guesses(canaries: int, mu: float, significance: float = 0.05) -> int:
-    """The number of guesses that promises the largest `one_run_mu` if scores are ideal under mu-GDP.
+    """The number of guesses with the largest expected `one_run_mu` if scores are ideal under mu-GDP.
 
-    Ideal means independent N(0, 1) for canaries that are out and N(mu, 1) for those that are in; the attacker guesses
-    "in" for the half of its guesses with the largest scores, "out" for that with the smallest. Nothing of the run is
-    used, so the number may be chosen this way without any correction. It is even.
+    Ideal scores are independent, N(0, 1) for canaries that are out and N(mu, 1) for those that are in. The attacker
+    guesses "in" for the largest scores and "out" for equally many of the smallest. The choice uses nothing of the run,
+    so it needs no correction. The number is even.
     Raises: ConfigurationError for fewer than 2 canaries or a mu that is not positive.
     """
     errors.require_integer("canaries", canaries, 2, 10**9)
@@ -108,17 +107,17 @@ def choose_guesses(canaries: int, mu: float, significance: float = 0.05) -> int:
     errors.require_in_unit_interval("significance", significance)
     numbers = np.unique(2 * np.round(np.geomspace(min(5, canaries // 2), canaries // 2, TRIED)).astype(int))
 
-    def promised(guesses: int) -> float:
+    def evidence(guesses: int) -> float:
         share = guesses / canaries / 2  # of the canaries, above the upper cut
 
-        def missing(cut: float) -> float:
+        def excess(cut: float) -> float:
             return (ndtr(-cut) + ndtr(mu - cut)) / 2 - share
 
-        cut = scipy.optimize.brentq(missing, mu / 2 - 1e-9, mu + 40.0)
+        cut = scipy.optimize.brentq(excess, mu / 2 - 1e-9, mu + 40.0)
         right = ndtr(mu - cut) / (ndtr(-cut) + ndtr(mu - cut))
         return one_run_mu(math.floor(guesses * right), guesses, canaries, significance)
 
-    return int(max(numbers.tolist(), key=promised))
+    return int(max(numbers.tolist(), key=evidence))
 
 
 def _check(correct: int, guesses: int, canaries: int, significance: float) -> None:

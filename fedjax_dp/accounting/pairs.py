@@ -1,7 +1,6 @@
-"""The pairs of laws that dominate one release: where sampling theorems are stated, once.
+"""Dominating pairs of one release: the only place that states sampling theorems.
 
-All lengths are in units of the sensitivity. PLD and RDP accountants both read these pairs, so they cannot disagree on
-what was sampled.
+Lengths are in units of the sensitivity. PLD and RDP accountants both use these pairs, so they agree on the sampling.
 """
 
 import math
@@ -33,7 +32,7 @@ LARGEST_NOISE = 1e6
 
 
 def divergence(worst: Dominating, orders: np.ndarray) -> np.ndarray:
-    """Renyi divergence of a public draw of pairs, per order, outside the total loss."""
+    """Renyi divergence of a public draw among pairs at each order, without the infinite loss."""
     if len(worst.pairs) == 1:
         return worst.pairs[0].renyi(orders)
     # a public draw averages exp((a - 1) D); for pairs that are hardly ever drawn a quick bound will do
@@ -45,7 +44,7 @@ def divergence(worst: Dominating, orders: np.ndarray) -> np.ndarray:
 def of_gaussian(
     noise_multiplier: float, sampling: Sampling, adjacency: Adjacency, group: int = 1
 ) -> tuple[Dominating, ...]:
-    """Dominating pairs of one sampled sum with Gaussian noise, one per direction; the worse of the composition counts.
+    """Dominating pairs of one sampled sum with Gaussian noise, one per direction; after composition the worse counts.
 
     | sampling               | adjacency   | pair, in sensitivities                  | source                      |
     | none, epochs           | any         | N(1) against N(0)                       | exact                       |
@@ -86,7 +85,7 @@ def of_gaussian(
         _require_single(sampling, group)
         return _of_truncated(sampling, noise)
     if rate == 1:
-        return (Dominating((1.0,), (GaussianPair(noise / group / math.sqrt(sampling.joined), 1.0),)),)
+        return (Dominating((1.0,), (GaussianPair(noise / group / math.sqrt(sampling.sums_per_member), 1.0),)),)
     if group > 1:
         return _of_group(noise, sampling, adjacency, group)
     if isinstance(sampling, RandomAllocation | BallsInBins):
@@ -139,14 +138,14 @@ def _both_ways(drawn: Any, noise: float, most: int) -> tuple[Dominating, ...]:
     weights = drawn.pmf(numbers)
     kept = (drawn.cdf(numbers) > NEGLIGIBLE) & (drawn.sf(numbers - 1) > NEGLIGIBLE)
     shifts, law = tuple(numbers[kept].tolist()), tuple(weights[kept].tolist())
-    lost = float(weights[~kept].sum())
-    return tuple(Dominating((1.0,), (ShiftMixture(noise, shifts, law, down),), lost) for down in (False, True))
+    infinite_mass = float(weights[~kept].sum())
+    return tuple(Dominating((1.0,), (ShiftMixture(noise, shifts, law, down),), infinite_mass) for down in (False, True))
 
 
 def attained_by_gaussian(
     noise_multiplier: float, sampling: Sampling, adjacency: Adjacency, group: int = 1
 ) -> tuple[Dominating, ...]:
-    """The pair that two real neighbours attain, in both directions. No valid accountant reports less.
+    """The pair that two real neighbours attain, in both directions: no valid accountant reports less.
 
     With batches of fixed size every other record has gradient -C e; the exchanged one has C e in one dataset and -C e
     in the other. So one dataset's sum is always the same, and the other's is off by the full sensitivity exactly when
@@ -174,7 +173,7 @@ def attained_by_gaussian(
         case TruncatedPoisson() if group == 1:
             rate = sampling.inclusion
         case _:
-            raise NotCoveredError(f"no pair of neighbours with a closed form is at hand for {sampling}")
+            raise NotCoveredError(f"no pair of neighbours with a closed form is known for {sampling}")
     return tuple(Dominating((1.0,), (pair,)) for pair in _in_or_out(noise, rate))
 
 

@@ -1,4 +1,4 @@
-"""How often a client takes part: exact binomial tails."""
+"""Exact binomial tails of the number of rounds in which a client participates."""
 
 import math
 

@@ -1,6 +1,6 @@
-"""Who took part when, as a log says it instead of a law: each client's rounds, gaps, and what these rounds move.
+"""Participation logs: the recorded rounds of each client, their gaps, and the sensitivity of these rounds.
 
-A log is public: nothing is amplified by it. That it was made without looking at records is its author's word.
+A log is public, so it amplifies nothing. Its author is trusted that it does not depend on records.
 """
 
 import csv
@@ -49,7 +49,7 @@ class ParticipationLog:
     def of(cls, pairs: np.ndarray, num_rounds: int, num_clients: int, where: str = "participation log") -> Self:
         """The log of pairs `(pairs, 2)` of round and client.
 
-        Raises: ConfigurationError for a round or client that is not there, and for a pair that stands twice.
+        Raises: ConfigurationError for an unknown round or client, and for a duplicate pair.
         """
         errors.require_count("rounds", num_rounds)
         errors.require_count("clients", num_clients)
@@ -69,7 +69,7 @@ class ParticipationLog:
     def read(cls, path: str | os.PathLike[str], num_rounds: int | None = None, num_clients: int | None = None) -> Self:
         """The log in a CSV file with the header `round,client`.
 
-        Without numbers of rounds and clients they are those that the log names.
+        Numbers of rounds and clients default to those in the log.
         """
         what, pairs = f"participation log {path}", []
         for number, row in _read_csv(path):
@@ -85,31 +85,31 @@ class ParticipationLog:
         return cls.of(found, rounds, clients, what)
 
     def digest(self, rounds: int | None = None) -> str:
-        """sha256 of who takes part in the first `rounds` rounds; None: in all."""
+        """sha256 of the participation in the first `rounds` rounds (None: all)."""
         first = self.rounds < (self.num_rounds if rounds is None else rounds)
         return hashlib.sha256(np.stack([self.rounds, self.clients], 1)[first].tobytes()).hexdigest()
 
     @property
     def counts(self) -> np.ndarray:
-        """Rounds of each client `(clients,)`."""
+        """Number of rounds of each client `(clients,)`."""
         return np.bincount(self.clients, minlength=self.num_clients)
 
     @property
     def least_gaps(self) -> list[int | None]:
-        """Of each client, the fewest rounds from one that it is in to its next; None with fewer than two."""
+        """The smallest gap between two rounds of each client; None for clients with fewer than two."""
         return [int(np.diff(rounds).min()) if len(rounds) > 1 else None for rounds in self.patterns]
 
     @functools.cached_property
     def patterns(self) -> list[tuple[int, ...]]:
-        """Rounds of each client, in their order."""
+        """The rounds of each client in increasing order."""
         order = np.argsort(self.clients, kind="stable")
         return [tuple(own.tolist()) for own in np.split(self.rounds[order], np.cumsum(self.counts)[:-1])]
 
 
 def pattern_sensitivity(column: np.ndarray, rounds: "tuple[int, ...]", num_rounds: int) -> float:
-    """L2 norm of the most that one member changes C G with rows of G of norm at most 1 in these rounds and 0 elsewhere.
+    """L2 sensitivity of C G to one member whose rows of G have norm at most 1 in these rounds and are 0 elsewhere.
 
-    column  the first of C, a lower triangular Toeplitz matrix of `num_rounds` rows; a shorter one ends with zeros.
+    column  first column of C, a lower triangular Toeplitz matrix of `num_rounds` rows; padded with zeros.
     |C G|^2 is the sum of X_ij <g_i, g_j> with X = C^T C on these rounds, so at most the sum of |X_ij|. Where no entry
     is negative, equal rows attain it: |C 1_S|. Limits: [1] -> sqrt(rounds).
 

@@ -1,4 +1,4 @@
-"""How often to draw clients that have privacy budgets of their own (acs_pldp).
+"""Sampling probabilities for clients with individual privacy budgets (acs_pldp).
 
 A client with a small budget adds much noise, so it should be drawn less often than its gradient alone suggests.
 """
@@ -17,13 +17,13 @@ NEWTON_STEPS = 6  # from a relative error below 0.27 to rounding: each step leav
 def sampling_probabilities(
     shares: np.ndarray, gradient_norms: np.ndarray, noise_terms: np.ndarray, draws: int, strength: float = 1.0
 ) -> np.ndarray:
-    """The probabilities q that minimise sum of p^2 G^2 / q + strength p^2 B^2 / sqrt(q) over clients.
+    """The probabilities q that minimise the sum over clients of p^2 G^2 / q + strength p^2 B^2 / sqrt(q).
 
     Shapes: p = `shares`, G = `gradient_norms` and B = `noise_terms` (see `noise_terms`) are `(N,)`; returns `(N,)`,
             which sums to 1 within 1e-12, each q at most 1 / draws and at least 1e-6 / N.
     Limits: strength 0 -> q ~ p G; all G zero -> q ~ (p B)^(4/3); draws = N -> 1 / N.
-    Zeros:  a client with p G = p B = 0 does not care, and gets the least probability, or an equal part of what is left
-            where all others are at 1 / draws. Refusing it would stop a run whose gradients vanish; q = 0 would bias it.
+    Zeros:  for a client with p G = p B = 0 every q is optimal: it gets the least probability, or an equal part of the
+            rest if all others are at 1 / draws. Refusal would stop a run whose gradients vanish; q = 0 would bias it.
     Raises: ConfigurationError if draws > N, or for numbers that are negative or not finite.
     Source: acs_pldp's sampling problem, by the conditions of Karush, Kuhn, Tucker: each q is 1 / draws or the root of
             p^2 G^2 / q^2 + (strength / 2) p^2 B^2 / q^(3/2) = nu, and nu makes the sum 1. It increases in p G and in

@@ -1,4 +1,4 @@
-"""What a promise leaves to an attacker, in rates that can be read without mathematics."""
+"""What a guarantee means for an attacker, as success rates in plain words."""
 
 import math
 from typing import Any, NamedTuple
@@ -10,8 +10,8 @@ MUCH = 10.0  # nats; above it epsilon itself rules out next to nothing
 
 
 class AttackBounds(NamedTuple):
-    """Rates that no attack on a release exceeds. The attacker has to decide whether a record (or a client) was used,
-    or which of two was: before it looks one is as likely as the other, and it knows everything else.
+    """Success rates that no attack on a release exceeds. The attacker decides whether a record (or a client) was used,
+    or which of two was used: both are equally likely beforehand, and the attacker knows everything else.
 
     `accounting.attack_bounds` computes them.
     """
@@ -21,12 +21,12 @@ class AttackBounds(NamedTuple):
     of_curve: bool  # from the trade-off curve; else from epsilon and delta alone, which leave more open
 
     @property
-    def named(self) -> float:
-        """How sure it is of what it names, at that rate of false alarms."""
+    def precision(self) -> float:
+        """Share of right answers among the members that the attack names, at that rate of false alarms."""
         return self.recognised / (self.recognised + FALSE_ALARMS)
 
     def in_words(self, unit: Unit, adjacency: Adjacency | None) -> tuple[str, ...]:
-        """The same for people who are no mathematicians, and what it was computed from."""
+        """The bounds in plain words, and their basis."""
         before = (
             f"everything else, and finds it 50% likely that one {unit} was used"
             if adjacency in (Adjacency.ADD_REMOVE, Adjacency.ZERO_OUT)
@@ -41,16 +41,17 @@ class AttackBounds(NamedTuple):
             f"an attacker who knows {before}: after all that it sees, its best guess is right in at most "
             f"{at_most(self.right)} of cases",
             f"if it may be wrong about 1 in 100 that were not used, it recognises at most {at_most(self.recognised)} "
-            f"of those that were (blind guessing: 1%), and is at most {at_most(self.named)} sure of one that it names",
+            "of those that were (blind guessing: 1%), and is at most "
+            f"{at_most(self.precision)} sure of one that it names",
             f"computed from {basis}",
         )
 
     def to_dict(self, unit: Unit, adjacency: Adjacency | None) -> dict[str, Any]:
-        return self._asdict() | {"named": self.named, "statement": list(self.in_words(unit, adjacency))}
+        return self._asdict() | {"named": self.precision, "statement": list(self.in_words(unit, adjacency))}
 
 
 def at_most(share: float) -> str:
-    """A bound from above in percent, rounded up to two digits of it or of what is left of 100%.
+    """An upper bound in percent, rounded up to two digits of it or of its distance to 100%.
 
     >>> [at_most(share) for share in (0.6915, 0.0917, 0.99301, 0.9999999)]
     ['70%', '9.2%', '99.31%', '100%']
@@ -62,7 +63,7 @@ def at_most(share: float) -> str:
 
 
 def epsilon_warnings(epsilon: float) -> tuple[str, ...]:
-    """That an epsilon is so large that the number by itself says little."""
+    """A warning if epsilon is so large that the number alone means little."""
     if epsilon <= MUCH or math.isinf(epsilon):
         return ()
     return (

@@ -20,7 +20,7 @@ POINTS_PER_DEVIATION = 20  # grid points per standard deviation of one step's lo
 
 @dataclasses.dataclass(frozen=True)
 class Losses:
-    """The losses in each direction, on one grid; the worse direction counts."""
+    """The loss distributions of both directions on one grid; the worse direction counts."""
 
     directions: tuple[LossDistribution, ...]
 
@@ -53,7 +53,7 @@ Pairs = Callable[[Release], tuple[Dominating, ...]]
 
 
 def spacing_for(event: Event, pairs: Pairs) -> float:
-    """A spacing fine enough for the whole event: the root mean square deviation of its steps over 20."""
+    """Grid spacing for the whole event: the root mean square deviation of the losses of its steps, divided by 20."""
     moments, steps, largest, rarest = 0.0, 0, 0.0, 0.0
     for step, releases in event.leaves():
         worst = pairs(step)[0]
@@ -70,7 +70,7 @@ def spacing_for(event: Event, pairs: Pairs) -> float:
 
 
 def price(event: Event, pairs: Pairs = operator.methodcaller("dominating_pairs")) -> Callable[[Release], Losses]:
-    """The losses of one release of a step, on a grid that suits `event`, of which the step is a part."""
+    """The losses of one release of a step, on a grid for the `event` that contains the step."""
     spacing = spacing_for(event, pairs)
     counts: dict[Release, int] = {}
     for step, releases in event.leaves():

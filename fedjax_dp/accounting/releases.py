@@ -1,7 +1,7 @@
-"""Noisy sums that are released, by the kind of their noise; each says what it costs.
+"""Releases of noisy sums, one class for each kind of noise; each states its cost.
 
-The noise multiplier is always the standard deviation (or scale) of the noise on the *sum* divided by the clip norm; the
-conversion to the sensitivity under an adjacency is done here and nowhere else.
+The noise multiplier is always the standard deviation (or scale) of the noise on the *sum* divided by the clip norm.
+Only this module converts it to the sensitivity under an adjacency.
 """
 
 import dataclasses
@@ -36,8 +36,7 @@ _UNCOVERED = {  # neighbours of a sampling that is not covered for them
     Adjacency.ADD_REMOVE: "add-remove neighbours have different numbers of records, so {} is not the same sampling for "
     "both",
     Adjacency.REPLACE_ONE: "{} is not proved for replace-one neighbours",
-    Adjacency.ZERO_OUT: "what is drawn instead of a member moves sums by 2 all the same, so {} is not covered for "
-    "zero-out neighbours",
+    Adjacency.ZERO_OUT: "the member drawn instead still moves sums by 2, so {} is not covered for zero-out neighbours",
 }
 _KINDS: dict[str, tuple[Any, str]] = {  # of the fields of a release, each with an example
     "sampling": (Sampling, "Poisson(0.01)"),
@@ -47,17 +46,17 @@ _KINDS: dict[str, tuple[Any, str]] = {  # of the fields of a release, each with 
 
 
 class Release(ABC):
-    """`count` adaptively composed noisy sums of one kind, each over a fresh sample; what each of them costs it says.
+    """`count` adaptively composed noisy sums of one kind, each over a fresh sample, and the cost of each.
 
-    For noise of your own, a frozen dataclass of this class with the fields `adjacency`, `count` and `unit`, a
-    `noise_multiplier` (scaled noise is `scaled`) and a `sampling`, as `GaussianSteps` has them, and one method at
-    least: `dominating_pairs`. What a release does not say is refused by its name, whatever the accountant.
+    A user-defined release is a frozen dataclass of this class with the fields `adjacency`, `count` and `unit`, a
+    `noise_multiplier` (`scaled` changes it) and a `sampling`, as in `GaussianSteps`, and at least one method:
+    `dominating_pairs`. An accountant that needs a missing method refuses the release.
     """
 
     noise: ClassVar[str] = ""  # in words, of refusals
-    covered: ClassVar[str] = ""  # what to use instead of what is refused
+    coverage: ClassVar[str] = ""  # what to use instead of what is refused
     adds_up: ClassVar[bool] = False  # whether independent noises of this kind add up to one of it, variances added
-    normal: ClassVar[bool] = False  # whether the noise has the normal law; of another `as_normal` tells
+    is_normal: ClassVar[bool] = False  # whether the noise has the normal law; of another `as_normal` tells
     norm: ClassVar[int] = 2  # of the vectors of members, in which the clip norm bounds them: 1 or 2
     deviation: ClassVar[float] = 1.0  # standard deviation of noise of multiplier 1 at clip norm 1
 
@@ -79,10 +78,10 @@ class Release(ABC):
         if self.adjacency not in self.sampling.adjacencies:
             covered = " or ".join(known.value for known in self.sampling.adjacencies)
             raise NotCoveredError(f"{_UNCOVERED[self.adjacency].format(self.sampling)}; use {covered}")
-        if self.sampling.of_gaussian and not isinstance(self, GaussianSteps):
+        if self.sampling.gaussian_only and not isinstance(self, GaussianSteps):
             raise NotCoveredError(
-                f"{self.noise or type(self).__name__} does not say what it costs by {self.sampling}, which is known of "
-                "Gaussian noise alone; use others, such as Poisson sampling"
+                f"{self.noise or type(self).__name__} does not state its cost under {self.sampling}, which is known "
+                "for Gaussian noise alone; use another sampling, such as Poisson"
             )
         epoch = self.sampling.steps_per_epoch
         if isinstance(self.sampling, Shuffled) and self.count % epoch:
@@ -101,18 +100,18 @@ class Release(ABC):
 
     @functools.cached_property
     def releases(self) -> int:
-        """How many sums, or passes, can contain a given member."""
+        """The largest number of sums, or passes, that can contain a given member."""
         if self.sampling.rate == 0:
             return 0
-        return min(self._passes, 1) if self.sampling.kept else self._passes
+        return min(self._passes, 1) if self.sampling.keeps_draw else self._passes
 
     @property
     def reveals_everything(self) -> bool:
-        """Sums were released without noise, so no finite epsilon exists."""
+        """Whether sums were released without noise, so that no finite epsilon exists."""
         return self.releases > 0 and self.noise_multiplier == 0
 
     def scaled(self, factor: float) -> Self:
-        """The same with `factor` times the noise."""
+        """The release with its noise multiplied by `factor`."""
         return self._with(noise_multiplier=self.noise_multiplier * factor)
 
     def repeated(self, times: float) -> Self:
@@ -121,75 +120,75 @@ class Release(ABC):
         return self._with(count=math.ceil(steps) * self.sampling.steps_per_epoch)
 
     def once(self) -> Self:
-        """A single release of it: for random epochs, one epoch."""
+        """A single release: for random epochs, one epoch."""
         return self._with(count=self.count // self.releases)
 
     def _with(self, **changes: Any) -> Self:
         return dataclasses.replace(self, **changes)  # type: ignore[type-var]
 
     def leaves(self, taken: int = 1) -> "Iterator[tuple[Release, int]]":
-        """Every noisy sum that is released at all, and how often at most."""
+        """Every released noisy sum, and the largest number of its releases."""
         if self.releases * taken:
             yield self, self.releases * taken
 
     # What one of the sums costs, in the currencies of the accountants.
 
     def dominating_pairs(self) -> tuple[Dominating, ...]:
-        """What dominates a sum, one per direction; of a symmetric one, one alone. For accountant pld."""
+        """Dominating pairs of a sum, one for each direction; a symmetric one has a single pair. For accountant pld."""
         raise self._lacks("dominating_pairs")
 
     def attained_pairs(self) -> tuple[Dominating, ...]:
-        """What two real neighbours attain; for lower bounds, see `ATTAINED`."""
+        """Pairs that two real neighbours attain; for lower bounds, see `ATTAINED`."""
         raise self._lacks("attained_pairs")
 
     def rdp(self, orders: np.ndarray) -> np.ndarray:
-        """Renyi divergence bound, in nats, at real orders above 1 `(A,)`, outside an event of probability `lost`."""
+        """Bound on the Renyi divergence, in nats, at real orders above 1 `(A,)`, where the loss is finite."""
         orders = _require_orders(orders)
         each = [pairs.divergence(direction, orders) for direction in self.dominating_pairs()]
         return np.max(each, axis=0)
 
     @property
-    def lost(self) -> float:
-        """See `rdp`: the chance of a total loss in the dominating pairs."""
+    def infinite_mass(self) -> float:
+        """Probability of an infinite loss in the dominating pairs; `rdp` leaves it out."""
         try:
-            return max(direction.lost for direction in self.dominating_pairs())
+            return max(direction.infinite_mass for direction in self.dominating_pairs())
         except NotCoveredError:
             return 0.0
 
     @property
     def highest_order(self) -> float:
-        """Of `rdp`: orders above this one never suit any delta above 1e-12."""
+        """Upper limit of useful orders of `rdp`: higher ones are never best for a delta above 1e-12."""
         return _highest(self.relative_noise, self.sampling.rate)
 
     def zcdp(self) -> float:
-        """The rho of zCDP, sampling ignored."""
+        """The rho of zCDP without amplification by sampling."""
         raise self._lacks("zcdp")
 
     def gdp(self) -> float:
-        """The mu of Gaussian differential privacy, where that is exact."""
+        """The mu of Gaussian differential privacy, if the release is exactly Gaussian."""
         raise self._lacks("gdp")
 
     def tcdp(self) -> Tcdp:
-        """As in the dpnfl paper."""
+        """The tCDP of the dpnfl paper."""
         raise self._lacks("tcdp")
 
     def drawn_in_public(self) -> DrawnGdp:
-        """A bound that publishes who is drawn, for losses that no grid resolves."""
+        """An upper bound that treats the draw as public, for losses that no grid resolves."""
         raise self._lacks("drawn_in_public")
 
     def as_normal(self, differences: np.ndarray) -> np.ndarray:
-        """Standard normals made of numbers of variance 1, each the difference of two noises, coordinate by coordinate.
+        """Transform differences of two noises, of variance 1, to standard normals, coordinate by coordinate.
 
-        By this the law of noise that is drawn is compared with what is stated. With D the law of such differences, they
-        are N^-1(D(x)), in the shape that they come in; `normal` noise stays as it is.
+        Examinations use it to compare drawn noise with the stated law: with D the distribution function of such
+        differences it returns N^-1(D(x)), in the same shape. `is_normal` noise is returned unchanged.
         """
-        if self.normal:
+        if self.is_normal:
             return differences
-        raise NotCoveredError(f"{self.noise or type(self).__name__} states no as_normal, by which its law is looked at")
+        raise NotCoveredError(f"{self.noise or type(self).__name__} has no as_normal, which the check of its law needs")
 
     def _lacks(self, price: str) -> NotCoveredError:
         needs = f"states no {price}, which accountant {PRICES[price]} needs; use another"
-        return NotCoveredError(f"{self.noise or type(self).__name__} {self.covered or needs}")
+        return NotCoveredError(f"{self.noise or type(self).__name__} {self.coverage or needs}")
 
 
 def _highest(noise: float, rate: float) -> float:
@@ -207,14 +206,14 @@ def _require_orders(orders: np.ndarray) -> np.ndarray:
 class GaussianSteps(Release):
     """`count` adaptively composed noisy sums of clipped vectors, each over a fresh sample.
 
-    `noise_multiplier` is z: the noise on the sum has standard deviation z times the clip norm, which bounds what one
-    member of the sample (a record's gradient, or a client's update) adds to the sum.
-    `group` is the number of members that belong to the unit, at most: neighbours differ in all of these, added and
-    removed together or each replaced in its place.
+    `noise_multiplier` is z: the noise on the sum has standard deviation z times the clip norm, which bounds the
+    contribution of one member (a record's gradient, or a client's update).
+    `group` is the largest number of members that belong to the unit: neighbours differ in all of them, which are added
+    or removed together, or replaced one by one.
     """
 
     noise: ClassVar[str] = "Gaussian noise"
-    normal: ClassVar[bool] = True
+    is_normal: ClassVar[bool] = True
     adds_up: ClassVar[bool] = True
 
     noise_multiplier: float
@@ -233,13 +232,13 @@ class GaussianSteps(Release):
 
     @property
     def relative_noise(self) -> float:
-        """Noise standard deviation divided by what the unit can change in a release that holds all of its members."""
-        return self._noise / (self.adjacency.sensitivity * self.group * math.sqrt(self.sampling.joined))
+        """Noise standard deviation divided by the unit's sensitivity in a release that contains all its members."""
+        return self._noise / (self.adjacency.sensitivity * self.group * math.sqrt(self.sampling.sums_per_member))
 
     @property
     def _noise(self) -> float:
         """Of a release: the sums of a kept slot tell as much as their mean."""
-        return self.noise_multiplier / math.sqrt(max(self._passes, 1) if self.sampling.kept else 1)
+        return self.noise_multiplier / math.sqrt(max(self._passes, 1) if self.sampling.keeps_draw else 1)
 
     def dominating_pairs(self) -> tuple[Dominating, ...]:
         return pairs.of_gaussian(self._noise, self.sampling, self.adjacency, self.group)
@@ -248,12 +247,12 @@ class GaussianSteps(Release):
         return pairs.attained_by_gaussian(self._noise, self.sampling, self.adjacency, self.group)
 
     def rdp(self, orders: np.ndarray) -> np.ndarray:
-        """Renyi divergence of the dominating pair, per order, in nats; of two directions, the worse one.
+        """Renyi divergence of the dominating pair at each order, in nats; the worse of both directions.
 
-        Limits: rate 1 -> order / (2 noise^2), the noise in sensitivities.
+        Limits: rate 1 -> order / (2 noise^2), with the noise in sensitivities.
         Errors: of the quadrature, 1e-8 relative where the divergence is above 1e-16.
         Source: the dominating pairs; for Poisson and add-remove this is Mironov, Talwar, Zhang 2019, arXiv:1908.10530,
-                whose Theorem 5 says that the direction taken here is the worse one.
+                whose Theorem 5 proves that the direction used here is the worse one.
         """
         errors.require_positive("noise_multiplier", self.noise_multiplier)
         return pairs.divergence(self.dominating_pairs()[0], _require_orders(orders))
@@ -266,13 +265,13 @@ class GaussianSteps(Release):
         return _highest(min(self.relative_noise, worst.noise), self.sampling.rate)
 
     def zcdp(self) -> float:
-        """1 / (2 noise^2), the noise in sensitivities (Bun and Steinke 2016, Proposition 1.6)."""
+        """1 / (2 noise^2), with the noise in sensitivities (Bun and Steinke 2016, Proposition 1.6)."""
         if isinstance(self.sampling, WithReplacement):
             raise NotCoveredError("zCDP cannot ignore sampling in which a record may be drawn many times; use pld")
         return 1 / (2 * self.relative_noise**2)
 
     def gdp(self) -> float:
-        """One over the noise in sensitivities, without sampling."""
+        """1 / noise, with the noise in sensitivities, for unsampled sums."""
         if self.sampling.rate != 1 or isinstance(self.sampling, WithReplacement):
             raise NotCoveredError(
                 f"the exact Gaussian formula needs unsampled sums, got {self.sampling}; use accountant pld"
@@ -296,14 +295,14 @@ class SkellamSums(Release):
 
     variance   of the noise on a coordinate of the sum, in squared ring units. Skellam noise is the difference of two
                Poisson draws and adds up: each of n clients may contribute variance / n.
-    l2, l1     bounds on the norms of one member's vector, in ring units, as encoded: after rounding.
-    Sums that wrap around are covered, since they are computed from those that do not. If members add the noise
-    themselves, only what the honest others of a cohort of fixed size add may be counted, as `views.seen` does.
+    l2, l1     bounds on the norms of one member's encoded vector, in ring units, after rounding.
+    Sums modulo the ring are post-processing of exact sums. If members add the noise themselves, only the noise of the
+    other honest members of a cohort of fixed size counts, see `views.steps_in_view`.
     """
 
     noise: ClassVar[str] = "integer (Skellam) noise"
-    covered: ClassVar[str] = "is covered by its Renyi bound alone; use accountant rdp"
-    normal: ClassVar[bool] = True
+    coverage: ClassVar[str] = "is covered by its Renyi bound alone; use accountant rdp"
+    is_normal: ClassVar[bool] = True
     adds_up: ClassVar[bool] = True
 
     variance: float
@@ -331,7 +330,7 @@ class SkellamSums(Release):
         return math.sqrt(self.variance) / self.l2
 
     def scaled(self, factor: float) -> "SkellamSums":
-        """The same with noise of `factor` times the standard deviation."""
+        """The release with the standard deviation of its noise multiplied by `factor`."""
         return dataclasses.replace(self, variance=self.variance * factor**2)
 
     def rdp(self, orders: np.ndarray) -> np.ndarray:
@@ -341,7 +340,7 @@ class SkellamSums(Release):
 
 
 class OfEpsilon(Release):
-    """What an epsilon bounds, whatever its noise was: no budget changes it, and every member is in it."""
+    """A release known by its epsilon alone: calibration does not change it, and it contains every member."""
 
     @property
     def sampling(self) -> FullBatch:
@@ -349,7 +348,7 @@ class OfEpsilon(Release):
 
     @property
     def noise_multiplier(self) -> float:
-        """That of Gaussian noise with the same zCDP, where delta is 0."""
+        """The noise multiplier of Gaussian noise with the same zCDP, at delta 0."""
         return self.relative_noise * self.adjacency.sensitivity
 
     def scaled(self, factor: float) -> Self:
@@ -358,14 +357,14 @@ class OfEpsilon(Release):
 
 @dataclasses.dataclass(frozen=True)
 class BoundedRange(OfEpsilon):
-    """`count` choices by the exponential mechanism, each epsilon-bounded range, so epsilon^2/8-zCDP.
+    """`count` choices by the exponential mechanism, each of bounded range epsilon, so epsilon^2/8-zCDP.
 
-    epsilon  of one choice: a choice's log probabilities move within a range of epsilon between neighbours.
-    No budget changes it. Source: Dong, Durfee, Rogers 2020; Cesar and Rogers 2021, arXiv:2004.07223, Lemma 3.2.
+    epsilon  range in which the log probabilities of one choice change between neighbours; calibration does not change
+             it. Source: Dong, Durfee, Rogers 2020; Cesar and Rogers 2021, arXiv:2004.07223, Lemma 3.2.
     """
 
     noise: ClassVar[str] = "a choice with Gumbel noise"
-    covered: ClassVar[str] = "is covered by its zCDP alone; use accountant rdp or zcdp"
+    coverage: ClassVar[str] = "is covered by its zCDP alone; use accountant rdp or zcdp"
 
     epsilon: float
     adjacency: Adjacency
@@ -389,10 +388,10 @@ class BoundedRange(OfEpsilon):
 
 @dataclasses.dataclass(frozen=True)
 class StatedPrivacy(OfEpsilon):
-    """`count` releases, whatever they were, of which is known that each is (`epsilon`, `delta`)-private.
+    """`count` releases that are only known to be (`epsilon`, `delta`)-private each.
 
-    No budget changes it. What dominates it, `TwoLosses` and a total loss with probability delta, composes with whatever
-    else was released; a composition has no epsilon at a delta that is not above those of its parts.
+    Calibration does not change them. Their dominating pair, `TwoLosses` and an infinite loss with probability delta,
+    composes with other releases; a composition has an epsilon only at a delta above those of its parts.
     """
 
     noise: ClassVar[str] = "a release of which epsilon and delta alone are known"

@@ -1,4 +1,4 @@
-"""How the members of one noisy sum are drawn."""
+"""Sampling laws for the members of one noisy sum."""
 
 import dataclasses
 import math
@@ -15,8 +15,10 @@ class _Law:
     """What holds of a law that says nothing else; whole numbers in it are counts."""
 
     adjacencies: ClassVar[tuple[Adjacency, ...]] = (Adjacency.REPLACE_ONE,)  # neighbours of which something is proved
-    of_gaussian: ClassVar[bool] = False  # whether its price is known of Gaussian noise alone
-    kept: ClassVar[bool] = False  # whether what is drawn stays for all sums of an event, which then cannot be split
+    gaussian_only: ClassVar[bool] = False  # whether its price is known of Gaussian noise alone
+    keeps_draw: ClassVar[bool] = (
+        False  # whether what is drawn stays for all sums of an event, which then cannot be split
+    )
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -29,14 +31,14 @@ class _Law:
         return 1
 
     @property
-    def joined(self) -> int:
+    def sums_per_member(self) -> int:
         """Sums of one release that a member is in, at most."""
         return 1
 
 
 @dataclasses.dataclass(frozen=True)
 class FullBatch(_Law):
-    """Everybody is in every sum: no sampling."""
+    """No sampling: every member is in every sum."""
 
     adjacencies: ClassVar[tuple[Adjacency, ...]] = tuple(Adjacency)
     rate: ClassVar[float] = 1.0
@@ -47,7 +49,7 @@ class FullBatch(_Law):
 
 @dataclasses.dataclass(frozen=True)
 class Poisson(_Law):
-    """Everybody joins independently with probability `rate`, afresh for every sum; the sum is divided by a constant."""
+    """Each member joins each sum independently with probability `rate`; the sum is divided by a constant."""
 
     adjacencies: ClassVar[tuple[Adjacency, ...]] = tuple(Adjacency)
 
@@ -63,7 +65,7 @@ class Poisson(_Law):
 
 @dataclasses.dataclass(frozen=True)
 class WithoutReplacement(_Law):
-    """`batch_size` distinct members of `records`, uniform, drawn afresh for every sum."""
+    """A uniform subset of `batch_size` out of `records` members, drawn independently for every sum."""
 
     batch_size: int
     records: int
@@ -100,9 +102,9 @@ class WithReplacement(_Law):
 
 @dataclasses.dataclass(frozen=True)
 class AnyStep(_Law):
-    """Drawn in at least one of `steps` batches, when one release covers all of them (dp_fedavg_output's upload).
+    """Sampling of one release that covers `steps` batches: a member counts if it is in any (dp_fedavg_output's upload).
 
-    The clip norm is then the bound on what one member can change over all its appearances.
+    The clip norm then bounds what one member can change in all batches together.
     """
 
     batches: "WithoutReplacement | WithReplacement"
@@ -120,9 +122,10 @@ class AnyStep(_Law):
 
 @dataclasses.dataclass(frozen=True)
 class Shuffled(_Law):
-    """Shuffled, then cut into consecutive batches: an epoch touches every record once, which amplifies nothing.
+    """Shuffled, then split into consecutive batches: an epoch uses every record once, without amplification.
 
-    The order may be public. last: the rest of an epoch, fewer than a batch: "drop", or "keep" as a batch of its own.
+    The order may be public.
+    last  what happens to the last records of an epoch if they are fewer than a batch: "drop", or "keep" as a batch.
     """
 
     adjacencies: ClassVar[tuple[Adjacency, ...]] = (Adjacency.REPLACE_ONE, Adjacency.ZERO_OUT)
@@ -142,7 +145,7 @@ class Shuffled(_Law):
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Records of the batches of an epoch, in their order."""
+        """Numbers of records in the batches of an epoch, in order."""
         whole, rest = divmod(self.records, self.batch_size)
         return (self.batch_size,) * whole + (rest,) * (self.last == "keep" and rest > 0)
 
@@ -154,13 +157,13 @@ class Shuffled(_Law):
 
 @dataclasses.dataclass(frozen=True)
 class RandomAllocation(_Law):
-    """Of the `of` sums of a pass each member joins `chosen` uniformly drawn ones by itself, afresh in every pass.
+    """Each member joins `chosen` of the `of` sums of a pass, drawn uniformly and independently for member and pass.
 
-    One release is a pass; a partial last one is counted whole. Which sums a member joins is secret.
+    One release is a pass; a partial last pass counts as a whole one. The sums that a member joins are secret.
     """
 
     adjacencies: ClassVar[tuple[Adjacency, ...]] = (Adjacency.ADD_REMOVE, Adjacency.ZERO_OUT)
-    of_gaussian: ClassVar[bool] = True
+    gaussian_only: ClassVar[bool] = True
 
     chosen: int
     of: int
@@ -179,15 +182,15 @@ class RandomAllocation(_Law):
         return self.of
 
     @property
-    def joined(self) -> int:
+    def sums_per_member(self) -> int:
         return self.chosen
 
     @property
     def blocks(self) -> tuple[tuple[int, int], ...]:
-        """(m, how many of them): independent choices of one sum of m that cost no less than a pass.
+        """(m, count): `count` independent choices of one sum out of m, which together cost no less than a pass.
 
-        A uniform partition of the sums into `chosen` blocks with one uniform place in each is a uniform choice of as
-        many; given the partition the law is a product, and a mixture of laws costs no more than the dearest of them.
+        A uniform partition of the sums into `chosen` blocks with one uniform place in each is a uniform choice of
+        `chosen` sums. Given the partition the law is a product, and a mixture costs no more than its worst component.
         """
         short, longer = divmod(self.of, self.chosen)
         counts = ((short, self.chosen - longer), (short + 1, longer))
@@ -199,15 +202,15 @@ class RandomAllocation(_Law):
 
 @dataclasses.dataclass(frozen=True)
 class BallsInBins(_Law):
-    """Each member has one uniform slot of `bins`, drawn by itself, kept and secret; it joins that sum of every pass.
+    """Each member has one of `bins` slots, uniform, independent, fixed and secret; it joins this sum of every pass.
 
-    One release is a whole run: with white Gaussian noise T sums cost what one pass does at the noise over the root of
-    ceil(T / bins), as a slot's sums are as good as their mean. What a run releases is therefore one event.
+    One release is a whole run: with white Gaussian noise, T sums cost as much as one pass with the noise divided by
+    sqrt(ceil(T / bins)), as the sums of a slot reveal no more than their mean. So a run is one event.
     """
 
     adjacencies: ClassVar[tuple[Adjacency, ...]] = (Adjacency.ADD_REMOVE, Adjacency.ZERO_OUT)
-    of_gaussian: ClassVar[bool] = True
-    kept: ClassVar[bool] = True
+    gaussian_only: ClassVar[bool] = True
+    keeps_draw: ClassVar[bool] = True
 
     bins: int
 
@@ -221,7 +224,7 @@ class BallsInBins(_Law):
 
     @property
     def blocks(self) -> tuple[tuple[int, int], ...]:
-        """Of one pass, as of `RandomAllocation`."""
+        """The blocks of one pass, as in `RandomAllocation`."""
         return ((self.bins, 1),)
 
     def __str__(self) -> str:
@@ -230,13 +233,13 @@ class BallsInBins(_Law):
 
 @dataclasses.dataclass(frozen=True)
 class TruncatedPoisson(_Law):
-    """Each of `members` joins independently with probability `rate`; of more than `capacity`, so many stay, uniformly.
+    """Each of `members` joins with probability `rate`; if more than `capacity` join, a uniform subset of so many stays.
 
     The number of members is public, and the sum is divided by a constant.
     """
 
     adjacencies: ClassVar[tuple[Adjacency, ...]] = (Adjacency.ZERO_OUT,)
-    of_gaussian: ClassVar[bool] = True
+    gaussian_only: ClassVar[bool] = True
 
     rate: float
     capacity: int
@@ -248,19 +251,19 @@ class TruncatedPoisson(_Law):
 
     @property
     def chance_truncated(self) -> float:
-        """Probability that not all stay, for a member that joins: of at least `capacity` others that join."""
+        """Probability of truncation if a given member joins: at least `capacity` others join too."""
         return float(scipy.stats.binom.sf(self.capacity - 1, self.members - 1, self.rate))
 
     @property
     def rate_truncated(self) -> float:
-        """Probability that a given member stays in that case, as if it had not yet drawn whether it joins."""
+        """Probability that a given member is in the sum in that case, before it draws whether it joins."""
         chance = self.chance_truncated
         more = float(scipy.stats.binom.sf(self.capacity, self.members, self.rate))
         return self.capacity * more / (self.members * chance) if chance else 0.0
 
     @property
     def inclusion(self) -> float:
-        """Probability that a given member is in a given sum: the mean of min(how many join, capacity) over members."""
+        """Probability that a given member is in a given sum: E[min(number of joiners, capacity)] / members."""
         chance = self.chance_truncated
         return (1 - chance) * self.rate + chance * self.rate_truncated
 

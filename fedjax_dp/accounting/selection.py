@@ -1,9 +1,9 @@
-"""What it costs to publish the best of several private runs, such as a search over hyperparameters on private data.
+"""The cost of publishing the best of several private runs, such as a hyperparameter search on private data.
 
-Two ways to count. Composition: every run is taken as published, so all events of a client are composed; it always
-holds. Random repetition (Papernot and Steinke 2022, arXiv:2110.03620): the number of trials is drawn from a law and
-kept secret, hyperparameters are drawn without looking at the data, and only the best trial is published; that costs
-about as much as two or three runs, instead of all of them.
+There are two accounts. Composition treats every run as published, so all events of a client are composed; it always
+holds. Random repetition (Papernot and Steinke 2022, arXiv:2110.03620) costs about as much as two or three runs. It
+requires that the number of trials is drawn from a law and stays secret, that hyperparameters are drawn independently
+of the data, and that only the best trial is published.
 
 >>> from fedjax_dp.accounting import Adjacency, GaussianSteps, NegativeBinomialTrials, Poisson
 >>> run = [GaussianSteps(4.0, Poisson(0.01), Adjacency.ADD_REMOVE, 1000)]
@@ -49,7 +49,7 @@ def composition_epsilons(
     """Epsilon of each client, in nats, if every run is published. It always holds: later runs may depend on earlier.
 
     Adjacency: the events'. Errors: the accountant's, as of `epsilon_of`.
-    progress   called with (distinct clients done, distinct clients in all).
+    progress   called with (distinct clients done, distinct clients).
     Raises:    NotCoveredError if the accountant has no theorem for an event; ConfigurationError if runs differ in their
                clients, unit or adjacency, or if delta is outside (0, 1).
     """
@@ -59,11 +59,11 @@ def composition_epsilons(
 def repetition_epsilons(ledgers: Ledgers, trials: Trials, delta: float, progress: Progress = None) -> list[float]:
     """Epsilon of each client, in nats, if the best of randomly many trials is published, and nothing else.
 
-    ledgers    of all hyperparameters that a trial may draw, also those that happened not to be drawn, and of all seeds
-               that decide who takes part: the largest of their divergences, order by order, bounds any law over them.
+    ledgers    of all hyperparameters that a trial may draw, drawn or not, and of all seeds that decide participation:
+               the largest of their divergences at each order bounds every law over them.
     Adjacency: the events'. Errors: those of the Renyi accountant.
-    Limits:    a client of whom nothing is released in any trial pays 0.
-    Source:    the law's `renyi`; a trial's chance of a total loss counts as often as trials are expected.
+    Limits:    a client without releases in any trial has epsilon 0.
+    Source:    the law's `renyi`; a trial's probability of an infinite loss counts times the expected number of trials.
     Raises:    as `composition_epsilons`.
     """
     return _repetition_epsilons(_candidates(_require_ledgers(ledgers)), trials, delta, progress)
@@ -71,7 +71,7 @@ def repetition_epsilons(ledgers: Ledgers, trials: Trials, delta: float, progress
 
 @dataclasses.dataclass(frozen=True)
 class SelectionCost:
-    """What choosing among runs costs the client that pays most: if all are published, and by random repetition."""
+    """The cost of choosing among runs for the worst client, by composition and by random repetition."""
 
     runs: int
     delta: float
@@ -87,7 +87,7 @@ class SelectionCost:
 
     @property
     def applies(self) -> str:
-        """Which of the two counts."""
+        """The account that applies: composition or repetition."""
         return "repetition" if self.drawn and self.repetition is not None else "composition"
 
     @property
@@ -121,7 +121,7 @@ class SelectionCost:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON: infinite epsilon is null."""
+        """The costs for JSON: an infinite epsilon is null."""
         return {
             "runs": self.runs,
             "delta": self.delta,
@@ -151,15 +151,15 @@ def selection_cost(
     parts: Sequence[Hashable] | None = None,
     progress: Progress = None,
 ) -> SelectionCost:
-    """What choosing the best of these runs costs, counted both ways; see `SelectionCost`.
+    """The cost of choosing the best of these runs, by both accounts; see `SelectionCost`.
 
     trials      the law for random repetition, such as one with as many expected trials as there are runs
-    drawn       the number of runs was drawn from it and the other conditions hold; else composition applies
-    candidates  ledgers of what a trial may draw besides, as in `repetition_epsilons`
-    moving      a record may belong to another client in each run, as where every seed has a partition of its own: then
-                each run is counted for its worst client, order by order, by Renyi divergences whatever the accountant
-    parts       for each run which part of its trial it is, such as its seed: a trial is one run of each part
-    progress    called with (evaluations done, evaluations in all)
+    drawn       whether the number of runs was drawn from it and the other conditions hold; else composition applies
+    candidates  ledgers of other settings that a trial may draw, as in `repetition_epsilons`
+    moving      whether a record may belong to another client in each run, as if every seed has its own partition: then
+                each run counts for its worst client, order by order, by Renyi divergences for every accountant
+    parts       the part of its trial that each run is, such as its seed: a trial is one run of each part
+    progress    called with (evaluations done, evaluations)
     Raises:     as `composition_epsilons`; ConfigurationError if `drawn` comes without `trials`.
     """
     if drawn and trials is None:
@@ -254,7 +254,9 @@ def _repetition_epsilons(clients: list[Trial], trials: Trials, delta: float, pro
     errors.require_delta(delta)
 
     def of_best(one: rdp.RenyiCurve) -> rdp.RenyiCurve:
-        return rdp.RenyiCurve(one.orders, trials.renyi(one.orders, one.values), min(one.lost * trials.mean, 1.0))
+        return rdp.RenyiCurve(
+            one.orders, trials.renyi(one.orders, one.values), min(one.infinite_mass * trials.mean, 1.0)
+        )
 
     return each(clients, lambda parts: _epsilon(parts, delta, of_best), progress)
 

@@ -1,4 +1,4 @@
-"""Integer noise: the Renyi bound of Skellam noise, the difference of two Poisson draws.
+"""Integer noise: the Renyi bound for Skellam noise, the difference of two Poisson draws.
 
 Source: Agarwal, Kairouz, Liu 2021, "The Skellam mechanism for differentially private federated learning",
 arXiv:2110.04995.
@@ -10,11 +10,11 @@ from fedjax_dp import errors
 
 
 def skellam_divergence(variance: float, l2: float, l1: float, orders: np.ndarray) -> np.ndarray:
-    """Renyi divergence bound of one sum of integers with Skellam noise, per order, in nats.
+    """Bound on the Renyi divergence of one sum of integers with Skellam noise at each order, in nats.
 
     Shapes:    orders `(A,)`, real, above 1; returns `(A,)`.
-    Units:     `l2` and `l1` are sensitivities of the sum, and with `variance` in ring units.
-    Limits:    much noise -> order l2^2 / (2 variance), that of Gaussian noise of the same variance.
+    Units:     `l2` and `l1` are sensitivities of the sum; they and `variance` are in ring units.
+    Limits:    much noise -> order l2^2 / (2 variance), as for Gaussian noise of the same variance.
     Source:    2110.04995, Corollary 4.1 at scale 1, for integer orders. Between them (order - 1) times the divergence
                is convex, so a chord bounds it.
     """

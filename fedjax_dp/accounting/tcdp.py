@@ -1,4 +1,4 @@
-"""Truncated concentrated differential privacy (tCDP): the accounting that the dpnfl paper states.
+"""Truncated concentrated differential privacy (tCDP): the accounting of the dpnfl paper.
 
 Source: Bun, Dwork, Rothblum, Steinke 2018 (BDRS), "Composable and versatile privacy via truncated CDP", as quoted in
 dpnfl's Lemmas 2-4. `rho` is in nats per order, `omega` the largest order for which the bound holds.
@@ -14,7 +14,7 @@ from fedjax_dp.accounting.sampling import FullBatch, Sampling, WithoutReplacemen
 
 
 class TcdpConditionError(NotCoveredError):
-    """A condition under which a tCDP theorem holds is not met, so it promises nothing here."""
+    """A condition of a tCDP theorem is not met, so it gives no guarantee here."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,13 +35,13 @@ class Tcdp:
         return type(self)(max(self.rho, other.rho), min(self.omega, other.omega))
 
     def thinned(self, rate: float) -> Self:
-        """Participation that is public and random helps no order enough: the worst case counts."""
+        """Public random participation does not reduce tCDP: the worst case counts."""
         return self if rate else type(self)(0.0)
 
     def epsilon(self, delta: float) -> float:
         """Conversion to (epsilon, delta), both branches of BDRS Lemma 6 (dpnfl's Lemma 2 is the first branch only).
 
-        Raises: TcdpConditionError if omega is not above 1, where tCDP says nothing.
+        Raises: TcdpConditionError if omega is not above 1, where tCDP gives no bound.
         """
         errors.require_delta(delta)
         errors.require_not_negative("rho", self.rho)
@@ -59,7 +59,7 @@ def subsample(part: Tcdp, rate: float) -> Tcdp:
     """Amplification by fixed-size sampling without replacement (BDRS Theorem 12, dpnfl's Lemma 4).
 
     Raises: TcdpConditionError unless 0 < rate <= 0.1, 0 < rho <= 0.1, ln(1/rate) >= 3 rho (2 + log2(1/rho)) and
-            omega >= ln(1/rate) / (2 rho) >= 3: of a step with a smaller omega the theorem says nothing.
+            omega >= ln(1/rate) / (2 rho) >= 3: the theorem does not cover a step with a smaller omega.
     """
     if not 0 < rate <= 0.1:
         raise TcdpConditionError(
@@ -83,7 +83,7 @@ def subsample(part: Tcdp, rate: float) -> Tcdp:
 
 
 def of_gaussian(noise_multiplier: float, sampling: Sampling, adjacency: Adjacency) -> Tcdp:
-    """Of one sampled sum with Gaussian noise: dpnfl's 26 G^2 / (n^2 sigma^2) and B^2 sigma^2 ln(n/B) / (8 G^2).
+    """tCDP of one sampled sum with Gaussian noise: dpnfl's 26 G^2 / (n^2 sigma^2) and B^2 sigma^2 ln(n/B) / (8 G^2).
 
     Raises: TcdpConditionError where the subsampling theorem does not apply.
     """

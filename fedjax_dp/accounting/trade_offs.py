@@ -1,9 +1,9 @@
-"""What an event's accountant promises about every attack: a trade-off curve, and what it means to find it broken.
+"""Trade-off curves: the bound of an accountant on every attack, and the conclusions from an attack that breaks it.
 
-The trade-off curve f of an event gives, for each false positive rate, the smallest false negative rate of any attack on
-its releases (Dong, Roth, Su 2022, arXiv:1905.02383, Definition 2.1). An attack with rates below the curve refutes the
-promise, and tells how much less noise there must be. An epsilon at one delta is one pair of tangents of the curve: it
-throws away most of what the accountant knows, which costs an audit more trials than there are.
+The trade-off curve f of an event gives the smallest false negative rate of any attack on its releases at each false
+positive rate (Dong, Roth, Su 2022, arXiv:1905.02383, Definition 2.1). An attack with rates below the curve refutes the
+guarantee, and bounds the actual noise. An epsilon at one delta is only one pair of tangents of the curve: an audit of
+it alone needs far more trials.
 """
 
 import contextlib
@@ -36,10 +36,10 @@ LEAST_SEARCHED, MOST_SEARCHED = 0.05, 1e6  # noise in clip norms
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TradeOff:
-    """The smallest false negative rate that any attack can have, per false positive rate: call it on rates in [0, 1].
+    """The smallest false negative rate of any attack; call it on false positive rates in [0, 1].
 
-    Either that of mu-GDP, or the highest of the lines that (`epsilons[k]`, `deltas[k]`)-privacy in both directions
-    puts below every attack: 1 - delta - e^epsilon fp and e^-epsilon (1 - delta - fp). No lines: everything is revealed.
+    Either the curve of mu-GDP, or the largest of the lower bounds by (`epsilons[k]`, `deltas[k]`)-privacy in both
+    directions: 1 - delta - e^epsilon fp and e^-epsilon (1 - delta - fp). Without these everything is revealed.
     Shapes: any; returns the same. The curve falls from at most 1 to 0 and is convex.
     Source: Dong, Roth, Su 2022, equation (6) for mu, Proposition 2.12 for the lines.
 
@@ -64,10 +64,10 @@ class TradeOff:
         return curve.reshape(rates.shape)
 
     @property
-    def balanced(self) -> float:
-        """The rate at which both errors are equal. An attack that tries for the least sum of both has twice as much.
+    def equal_error_rate(self) -> float:
+        """The rate at which both errors are equal; the least sum of both error rates is twice as large.
 
-        >>> round(TradeOff(mu=1.0).balanced, 4)
+        >>> round(TradeOff(mu=1.0).equal_error_rate, 4)
         0.3085
         """
         if self.mu is not None:
@@ -77,12 +77,12 @@ class TradeOff:
 
 @functools.lru_cache(maxsize=1024)
 def trade_off(event: Event, accountant: str | Accountant = "pld") -> TradeOff:
-    """The trade-off curve that an accountant promises for an event, between any two neighbours in either order.
+    """The trade-off curve that an accountant proves for an event, for all neighbours in both orders.
 
     Adjacency: the event's. Limits: nothing released -> 1 - fp; a release without noise -> 0.
     Errors:    none for "gaussian", nor for "pld" where that is exact. Else "pld" lies below the curve of its pairs, by
-               at most 1e-3 of mu where both rates are above 1e-12. The others know an epsilon per delta only; theirs is
-               the curve of all these, and as loose as they are.
+               at most 1e-3 of mu where both rates are above 1e-12. The other accountants give an epsilon at each delta;
+               their curve combines these, and is as loose as they are.
     Raises:    NotCoveredError if the accountant has no theorem for the event.
     """
     released = [step for step, _ in event.leaves()]
@@ -102,11 +102,10 @@ def trade_off(event: Event, accountant: str | Accountant = "pld") -> TradeOff:
 
 
 def attack_bounds(event: Event, epsilon: float, delta: float, accountant: str | Accountant = "pld") -> AttackBounds:
-    """What attacks on an event are held to, by the accountant's trade-off curve; where it has none, by a proved
-    (`epsilon`, `delta`) alone.
+    """Bounds on attacks on an event, by the accountant's trade-off curve; by (`epsilon`, `delta`) if it has none.
 
     Adjacency: the event's. Limits: nothing released -> 50% and 1%, blind guessing; everything revealed -> 100%.
-    Errors:    from above, those of `trade_off`.
+    Errors:    those of `trade_off`, upwards.
     Source:    the best guess at even odds errs with half the least sum of both error rates, where they are equal as the
                curve is symmetric (Dong, Roth, Su 2022, Section 2); the other rate is 1 - f(1%).
     """
@@ -115,16 +114,16 @@ def attack_bounds(event: Event, epsilon: float, delta: float, accountant: str | 
     with contextlib.suppress(NotCoveredError):
         curve = trade_off(event, accountant)
     if curve is None or (curve.mu is None and not curve.epsilons.size):
-        return AttackBounds(1 - proved.balanced, 1 - float(proved(FALSE_ALARMS)), of_curve=False)
-    right, recognised = 1 - curve.balanced, 1 - float(curve(FALSE_ALARMS))
+        return AttackBounds(1 - proved.equal_error_rate, 1 - float(proved(FALSE_ALARMS)), of_curve=False)
+    right, recognised = 1 - curve.equal_error_rate, 1 - float(curve(FALSE_ALARMS))
     return AttackBounds(right, recognised, of_curve=True)
 
 
 def contradicts(bounds: ErrorBounds, curve: TradeOff) -> bool:
-    """Whether no mechanism that keeps the promise `curve` has error rates within the bounds.
+    """Whether no mechanism with the trade-off curve `curve` has error rates within the bounds.
 
-    Proved: if the promise is kept this happens in at most a fraction `bounds.significance` of audits. For a joint test
-    it is the case if and only if the sum of both rates is below the least x + curve(x).
+    Proved: if the curve holds, this happens in at most a fraction `bounds.significance` of audits. For a joint test it
+    happens if and only if the sum of both rates is below the least x + curve(x).
     """
     fp, fn = bounds.corner
     return bool(fn < curve(fp))
@@ -133,10 +132,10 @@ def contradicts(bounds: ErrorBounds, curve: TradeOff) -> bool:
 def noise_at_most(bounds: ErrorBounds, event: Event, accountant: str | Accountant = "pld") -> float:
     """The largest factor s on all noise of `event` for which `event.scaled(s)` is not contradicted; inf if none is.
 
-    Proved: if what was attacked is `event.scaled(s)` for some s, that is the sampling, the number of releases, the clip
-            norms and the kind of noise are as stated, then s is at most this, with confidence 1 - `significance`. Below
-            1 the noise is less than stated. Should the attack beat even noise multipliers of 0.05, that factor is
-            returned: s is at most that as well, and the mechanism is probably not of this kind.
+    Proved: if the mechanism is `event.scaled(s)` for some s, that is if sampling, number of releases, clip norms and
+            kind of noise are as stated, then s is at most this, with confidence 1 - `significance`. Below 1 there is
+            less noise than stated. If the attack beats even noise multipliers of 0.05, the factor for these is
+            returned: s is at most that, and the mechanism is probably of another kind.
     Errors: 1e-3 above the largest such factor, relative; closed form where the accountant's curve is Gaussian.
     Raises: NotCoveredError if the accountant has no theorem for the event, ConfigurationError if it adds no noise.
     """
@@ -174,13 +173,13 @@ def noise_at_most(bounds: ErrorBounds, event: Event, accountant: str | Accountan
 
 
 def epsilon_at_least(bounds: ErrorBounds, event: Event, delta: float, accountant: str | Accountant = "pld") -> float:
-    """Epsilon at `delta` that the attacked mechanism has at least, if it is `event` with some other amount of noise.
+    """Lower bound on the mechanism's epsilon at `delta`, if it is `event` with some other amount of noise.
 
-    Proved: let what was attacked be `event.scaled(s)` for some s > 0. With confidence 1 - `significance` s is at most
-            `noise_at_most`, and with that much noise two real neighbours attain the epsilon given here: those of
-            `ATTAINED`, for which there is a closed form. Less noise can only cost more. Without the hypothesis only
-            `epsilon_of_any` is proved; it follows from the same bounds, so the larger of the two counts, and it alone
-            where no pair of neighbours is known in closed form.
+    Proved: let the mechanism be `event.scaled(s)` for some s > 0. With confidence 1 - `significance` s is at most
+            `noise_at_most`, and with that much noise two real neighbours attain this epsilon: those of `ATTAINED`,
+            which has a closed form. Less noise can only cost more. Without the hypothesis only `epsilon_of_any` is
+            proved; it follows from the same bounds, so the larger of the two counts, and it alone if no pair of
+            neighbours is known in closed form.
     Limits: 0 where the bounds contradict nothing. For Gaussian events the exact epsilon of the mu that `mu_of` gives.
     Errors: 1e-3 below, and, as losses are discretised upwards, at most 5e-4 above, both relative.
     Raises: NotCoveredError if the accountant has no theorem for the event; ConfigurationError for a delta outside
@@ -204,9 +203,9 @@ def epsilon_at_least(bounds: ErrorBounds, event: Event, delta: float, accountant
 def trials_needed(curve: TradeOff, significance: float = 0.05) -> int:
     """The smallest number of trials per world after which a flawless attack would contradict the curve.
 
-    By the joint test, which then needs fewer trials than the one by halves. With fewer, no outcome of either test can
-    refute the promise, so an audit says nothing. An honest attack needs several times more.
-    Raises: ConfigurationError if an attack with error rates of 1e-12 would keep the promise.
+    It assumes the joint test, which then needs fewer trials than the test by halves. With fewer trials no outcome can
+    refute the curve, so an audit is pointless. A real attack needs several times more.
+    Raises: ConfigurationError if error rates of 1e-12 would not contradict the curve.
     """
     errors.require_in_unit_interval("significance", significance)
     if float(curve(LEAST_RATE)) <= LEAST_RATE:
@@ -216,7 +215,9 @@ def trials_needed(curve: TradeOff, significance: float = 0.05) -> int:
             "one that an attack can break in a trillion trials",
             "use more noise, or test a smaller claim",
         )
-    rate = curve.balanced  # the corner of a flawless attack is on the diagonal, and contradicts the curve below it
+    rate = (
+        curve.equal_error_rate
+    )  # the corner of a flawless attack is on the diagonal, and contradicts the curve below it
     return math.floor(max(math.log(significance) / math.log1p(-rate), 1 / rate) / 2) + 1
 
 
@@ -236,7 +237,7 @@ def _tangents(loss: LossDistribution) -> np.ndarray:
     first = max(loss.lowest, 0)
     probits = np.linspace(-8.2, 8.2, TANGENTS)
     below = np.cumsum(loss.masses)  # false negative rates
-    above = loss.infinite + np.cumsum(loss.masses[::-1])[::-1]
+    above = loss.infinite_mass + np.cumsum(loss.masses[::-1])[::-1]
     rarer = np.cumsum((loss.masses * np.exp(-np.maximum(loss.losses, -STEEPEST)))[::-1])[::-1]  # false positive rates
     rows = (
         np.concatenate(
@@ -255,10 +256,10 @@ def _tangents(loss: LossDistribution) -> np.ndarray:
 def _deltas(loss: LossDistribution, rows: np.ndarray) -> np.ndarray:
     """Delta at epsilon = row * spacing: the mass from there on, less the same discounted by e^(epsilon - loss)."""
     if not loss.masses.size:  # every loss is infinite
-        return np.full(rows.shape, loss.infinite)
+        return np.full(rows.shape, loss.infinite_mass)
     mass, discounted = loss.tails
     at = np.maximum(rows - loss.lowest, 0)  # the first loss that is not below epsilon
     inside = at < mass.size
     at = np.where(inside, at, 0)
     gap = np.exp(np.minimum((rows - loss.lowest - at) * loss.spacing, 0.0))
-    return loss.infinite + np.where(inside, np.maximum(mass[at] - gap * discounted[at], 0.0), 0.0)
+    return loss.infinite_mass + np.where(inside, np.maximum(mass[at] - gap * discounted[at], 0.0), 0.0)

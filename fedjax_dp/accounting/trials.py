@@ -1,4 +1,4 @@
-"""Laws for the number of trials of a random search of which only the best is published, and what they cost.
+"""Laws for the number of trials of a random search that publishes only the best trial, and their cost.
 
 Source: Papernot and Steinke 2022, "Hyperparameter tuning with Renyi differential privacy", arXiv:2110.03620.
 """
@@ -17,9 +17,9 @@ LEAST_GAMMA, MOST_ETA = 1e-12, 1e6  # beyond them floats do not resolve the law
 
 @dataclasses.dataclass(frozen=True)
 class PoissonTrials:
-    """The number of trials is Poisson with this mean. It may be 0: then something that knows no data is published.
+    """A Poisson number of trials with this mean. If it is 0, something independent of the data is published.
 
-    Suits a few trials; from about ten on, negative binomial laws of the same mean cost less.
+    It suits a few trials; from about ten on, negative binomial laws of the same mean cost less.
     """
 
     mean: float
@@ -39,9 +39,9 @@ class PoissonTrials:
 
         Shapes:    both `(A,)`, orders above 1 and increasing; divergences hold in both directions; returns `(A,)`.
         Source:    Papernot and Steinke 2022, Theorem 6, where d is the delta of one trial at log(1 + 1/(a-1)) and
-                   G = exp(mean (a-1) d): the moment M = exp((a-1) D) grows to mean G M. That leaves out that nothing
-                   may be tried, and says too little for means below 1. Here it grows to 1 + mean G (M - 1), which holds
-                   for every mean and is no more than theirs where mean G >= 1; the proof stands in the code.
+                   G = exp(mean (a-1) d): the moment M = exp((a-1) D) grows to mean G M. That ignores the case of no
+                   trial, and is too small for means below 1. Here it grows to 1 + mean G (M - 1), which holds for every
+                   mean and is not larger if mean G >= 1; the proof is in the code.
         Raises:    ConfigurationError for orders or divergences that are not as above.
         """
         # Q and P: laws of one trial on neighbours; t(y) and s(y): their masses above y, ties broken at random; m: the
@@ -61,10 +61,10 @@ class PoissonTrials:
 
 @dataclasses.dataclass(frozen=True)
 class NegativeBinomialTrials:
-    """The number of trials is k >= 1, likely in proportion to (1 - gamma)^k (1 + eta) ... (k - 1 + eta) / k!.
+    """The number of trials is k >= 1 with probability proportional to (1 - gamma)^k (1 + eta) ... (k - 1 + eta) / k!.
 
-    eta    above -1: 1 is the geometric law, 0 the logarithmic one; smaller has a longer tail and costs less.
-    gamma  in (0, 1]: smaller means more trials; with 1 there is always one, which costs what it costs alone.
+    eta    above -1: 1 is the geometric law, 0 the logarithmic law; a smaller eta has a longer tail and costs less.
+    gamma  in (0, 1]: smaller means more trials; 1 means a single trial, at its own cost.
     Source: Papernot and Steinke 2022, Definition 1. Errors: gamma below 1e-12 and eta above 1e6 are refused.
     """
 
@@ -79,7 +79,7 @@ class NegativeBinomialTrials:
 
     @classmethod
     def of_mean(cls, mean: float, eta: float = 1.0) -> "NegativeBinomialTrials":
-        """The law of that shape with this expected number of trials, at least 1.
+        """The law with this eta and expected number of trials, which is at least 1.
 
         Raises: ConfigurationError if no gamma from 1e-12 to 1 has this mean.
         """
@@ -107,7 +107,8 @@ class NegativeBinomialTrials:
     def draw(self, rng: np.random.Generator) -> int:
         """A number of trials, at least 1.
 
-        A draw in which k is k times as likely is 1 + an ordinary negative binomial number; it is kept with chance 1/k.
+        Rejection sampling: propose 1 + a negative binomial number, where k is k times as likely; accept it with
+        probability 1/k.
         """
         while True:
             count = 1 + int(rng.negative_binomial(1 + self.eta, self.gamma))

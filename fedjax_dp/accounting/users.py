@@ -1,6 +1,6 @@
-"""Units above the record: how many records a person, a text or a token has, and what several clients release of them.
+"""Units above the record: numbers of records of a person, a text or a token, and releases of several clients.
 
-What a person has at one client is a `group` of a release; at several clients, releases are composed:
+A person's records at one client are a `group` of a release; releases of several clients are composed:
 
 >>> from fedjax_dp.accounting import Adjacency, Composed, FullBatch, GaussianSteps, Unit, epsilon_of
 >>> first = GaussianSteps(20.0, FullBatch(), Adjacency.REPLACE_ONE, 20, Unit.USER, group=3)
@@ -21,22 +21,22 @@ from fedjax_dp.accounting.sampling import FullBatch
 
 
 def windows_of_text(tokens: int, window: int, stride: int) -> int:
-    """Windows of `window` tokens, each `stride` after the one before, that cover a text; the last one is padded."""
+    """Number of windows of `window` tokens, at a distance of `stride`, that cover a text; the last one is padded."""
     for name, value in (("tokens", tokens), ("window", window), ("stride", stride)):
         errors.require_count(name, value)
     return 1 + math.ceil(max(tokens - window, 0) / stride)
 
 
 def windows_of_token(tokens: int, window: int, stride: int) -> int:
-    """Windows over one token of such a text, at most."""
+    """Largest number of windows that contain one token of such a text."""
     return min(math.ceil(window / stride), windows_of_text(tokens, window, stride))
 
 
 def user_weights(counts: np.ndarray, rule: Literal["uniform", "proportional"] = "uniform") -> np.ndarray:
-    """What each user's update counts at each client `(users, clients)`, of sum 1 for each user.
+    """Weight of each user's update at each client `(users, clients)`; the weights of a user sum to 1.
 
-    counts  records `(users, clients)`. Uniform weights need nothing of them and are best where uploads are seen;
-            proportional ones are public only where the counts are.
+    counts  numbers of records `(users, clients)`. Uniform weights do not depend on them and are best if uploads are
+            seen; proportional weights are public only if the counts are.
     Source: Kato et al. 2023, arXiv:2308.12210 (ULDP-AVG and its weighted form).
     """
     errors.require_choice("rule", rule, ("uniform", "proportional"))
@@ -49,12 +49,12 @@ def user_weights(counts: np.ndarray, rule: Literal["uniform", "proportional"] = 
 
 
 def weighted_user(noise_multiplier: float, rounds: int, weights: np.ndarray | None = None) -> GaussianSteps:
-    """What is released of a user whose update every client clips to C and counts by its weight.
+    """The event of a user whose update every client clips to C and multiplies by its weight.
 
     Each of S clients adds noise of standard deviation noise_multiplier * C / sqrt(S), so that the sum has
     noise_multiplier * C.
-    weights  of the user `(clients,)`, where a server sees the clients' uploads; None: it sees their sum alone, which
-             the user's updates move by C however they are weighed.
+    weights  the user's weights `(clients,)`, if a server sees the clients' uploads; None: it sees only their sum, where
+             the user's sensitivity is C for all weights.
     Adjacency: add or remove a user. Unsampled: mu is sqrt(rounds S sum w^2) / noise_multiplier where uploads are seen,
     else sqrt(rounds) / noise_multiplier.
     Source: Kato et al. 2023, arXiv:2308.12210.

@@ -1,4 +1,4 @@
-"""Who sees what, and how much noise is left in what they see."""
+"""Adversaries, and the noise that remains in what they see."""
 
 import enum
 import math
@@ -33,18 +33,18 @@ class View(enum.Enum):
         }[self]
 
     def sees_more_than(self, other: "View") -> bool:
-        """Whether it sees all of training that the other sees, and more; nothing is known of clients' own models."""
+        """Whether it sees more of the training than the other view; False for the clients' own models."""
         ranked = (View.FINAL_MODEL, View.BROADCAST, View.SECURE_SUM, View.UPLOADS)
         return self in ranked and other in ranked and ranked.index(self) > ranked.index(other)
 
 
 def helpers_of(members: int, view: View, colluders: int) -> int:
-    """How many of a cohort help the adversary. In views of clients it is itself one that knows its own part."""
+    """Number of cohort members that help the adversary; in views of clients the adversary is one of them."""
     errors.require_integer("colluders", colluders, 0, members - 1, "at least one client of the cohort is honest")
     return max(colluders, 1) if view in (View.BROADCAST, View.OWNER) else colluders
 
 
-def seen(
+def steps_in_view(
     own: Steps,
     view: View | str,
     *,
@@ -52,13 +52,13 @@ def seen(
     colluders: int = 0,
     local_steps: int = 1,
 ) -> Steps:
-    """What `view` sees of one client's `own` noisy steps, when all clients of a cohort add equal noise.
+    """The noisy steps of one client as `view` sees them, if all clients of a cohort add equal noise.
 
-    own            the client's own steps, as its server would see them (unit client: noise that each of `cohort_size`
-                   clients adds to its clipped update; with noise that a trusted server adds, cohort_size is 1);
-    colluders      clients of the cohort that tell the adversary their messages; in views `broadcast` and `owner` the
-                   adversary is itself a client that knows its own noise, so at least one is counted there;
-    local_steps    tau, noisy steps between two uploads.
+    own            the client's own steps as the server sees them (unit client: each of `cohort_size` clients adds noise
+                   to its clipped update; if a trusted server adds the noise, cohort_size is 1);
+    colluders      clients of the cohort that share their messages with the adversary; in views `broadcast` and `owner`
+                   the adversary is a client that knows its own noise, so at least one colluder counts;
+    local_steps    tau, the noisy steps between two uploads.
 
     | tau = 1                          | the noises of the h = cohort_size - colluders honest clients add up: h z^2 |
     | otherwise, and in view `uploads` | own noise only: the sum is computed from the uploads; so for noise that    |
@@ -67,9 +67,9 @@ def seen(
     The cpfed paper counts h z^2 for tau > 1 too. A client with a linear loss among clients whose step forgets its start
     has no more than z^2 (tau + h - 1) / tau.
 
-    That a record's client may hide in the cohort is not counted: another client's whole update, which may differ by
-    more than one record's clip norm, can show who took part. Amplification by client sampling belongs to events of unit
-    client, in the views that do not show the cohort.
+    Client sampling does not amplify the privacy of a record: another client's whole update, which may differ by more
+    than one record's clip norm, can reveal the cohort. It amplifies events of unit client, in views that do not show
+    the cohort.
     Raises: ConfigurationError unless 0 <= colluders < cohort_size; NotCoveredError for sampled clients in a view that
             shows who takes part, and for noise of several clients where neighbours differ in the number of clients.
     """

@@ -1,6 +1,6 @@
 """Zero-concentrated differential privacy (zCDP): a bound rho * order on the Renyi divergence of every order.
 
-Source: Bun and Steinke 2016, arXiv:1605.02065. Sampling amplifies nothing here: it is ignored, which is safe.
+Source: Bun and Steinke 2016, arXiv:1605.02065. Amplification by sampling is ignored, which is safe.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ from fedjax_dp.accounting.tcdp import Tcdp
 
 @dataclasses.dataclass(frozen=True)
 class Zcdp(Tcdp):
-    """rho-zCDP: tCDP of every order, of which more is known."""
+    """rho-zCDP: tCDP of every order, with a tighter conversion."""
 
     def __post_init__(self) -> None:
         errors.require_not_negative("rho", self.rho)
@@ -29,7 +29,7 @@ def zcdp_epsilon_standard(rho: float, delta: float) -> float:
 
 
 def zcdp_epsilon(rho: float, delta: float) -> float:
-    """Smallest epsilon that rho-zCDP is known to give at `delta`.
+    """Smallest known epsilon of rho-zCDP at `delta`.
 
     The minimum over orders a > 1 of a rho + ln(1 - 1/a) - (ln delta + ln a) / (a - 1).
     Limits: rho = 0 costs 0. Source: Canonne, Kamath, Steinke 2020, arXiv:2004.00010, Proposition 12.

@@ -50,7 +50,7 @@ def read_ledger(path: pathlib.Path) -> Ledger:
     *_, phase = every = phases_of(text, str(file))
     if phase["kind"] != RUN:
         raise errors.refuse(str(file), f"a ledger that ends with {phase['kind']}", "that of a run", PUT_BACK)
-    return dataclasses.replace(read_rounds(text, phase, str(file)), before=phases_counted_in(every))
+    return dataclasses.replace(read_rounds(text, phase, str(file)), prior_phases=phases_counted_in(every))
 
 
 def require_own(folder: pathlib.Path, ready: "Experiment") -> None:

@@ -388,7 +388,7 @@ def _begin(path: pathlib.Path, lock: FolderLock | None, ready: Experiment) -> No
         "device": environment.device(),
     }
     with folders.storage_errors(path, "make room, or give another --out"), folders.create_folder(path):
-        folders.write_json(path / GUARANTEE, seal_promise(ready.guarantee.saved(), manifest))
+        folders.write_json(path / GUARANTEE, seal_promise(ready.guarantee.to_full_dict(), manifest))
         folders.write_atomically(path / LEDGER, ready.ledger)
         RUN_FOLDER.write(path, manifest)
         _write_config(path, manifest["config"], {})
@@ -400,7 +400,7 @@ def _carry_on(path: pathlib.Path, manifest: Manifest, ready: Experiment) -> None
     longer = ready.rounds != before["rounds"]
     manifest = {**manifest, **(_decisive(ready) if longer else {})}
     # First, so that a promise is never of fewer rounds.
-    folders.write_json(path / GUARANTEE, seal_promise(ready.guarantee.saved(), manifest))
+    folders.write_json(path / GUARANTEE, seal_promise(ready.guarantee.to_full_dict(), manifest))
     _write_config(path, manifest["config"], before if longer else {})
     if longer:
         RUN_FOLDER.write(path, manifest)

@@ -79,7 +79,7 @@ class SavedRun:
     @functools.cached_property
     def guarantee(self) -> Guarantee:
         """Of all its rounds, done or not."""
-        return Guarantee.restored(run_folder.promise_of(self.folder, self._manifest))
+        return Guarantee.from_full_dict(run_folder.promise_of(self.folder, self._manifest))
 
     @property
     def round(self) -> int:

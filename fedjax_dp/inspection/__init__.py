@@ -1,10 +1,9 @@
-"""Is an algorithm what its parts state? One table of properties, each with its checks of parts and of whole runs.
+"""Examination of algorithms: one table of properties, with checks of single parts and of whole runs.
 
-Parts that are not the project's own are examined before an epsilon is printed. A fact is believed only as far as
-nothing contradicts it: the draws of a cohort or of batches are compared with the law that is stated, the noise with its
-standard deviation, neighbours with the sensitivity, weights with their reach. What no number shows (that a part holds
-no records itself) stands in the Guarantee as somebody's word. The project's own parts go through the same checks in its
-tests, and whole runs, whoever wrote their parts, through those that `fedjax_dp.testing` calls.
+User-defined parts are examined before an epsilon is printed. The draws of cohorts and batches are compared with their
+stated law, the noise with its standard deviation, neighbours with the sensitivity, weights with their reach; a
+contradiction is refused. What no check can show (that a part holds no records) is an assumption of the Guarantee. The
+project's own parts pass the same checks in its tests; `fedjax_dp.testing` calls the checks of whole runs.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -32,17 +31,17 @@ from fedjax_dp.rounds.algorithm import Algorithm
 WORDS = {
     "cohort": "who takes part depends on no records",
     "batches": "who is in a batch depends on no more than a client's number of records",
-    "privatizer": "it releases what its event says, and holds no records itself",
+    "privatizer": "it releases what its event states, and holds no records itself",
     "bound": "no neighbours that were not tried move it by more than its noise_unit",
     "noise source": "its noise is fresh and normal",
     "correction": "it holds no records itself",
-    "local": "it runs the privatized steps on the batches that are drawn, with noise of their own everywhere, neither "
-    "takes noise back nor tells its keys, and holds no records itself",
+    "local": "it runs the privatized steps on the drawn batches with independent noise in each, neither removes noise "
+    "nor reveals its keys, and holds no records itself",
     "local rule": "it holds no records itself",
     "client models": "it holds no records itself",
-    "upload": "it bounds and noises whatever a client sends",
+    "upload": "it bounds and noises everything that a client sends",
     "estimator": "no client moves it by more than its reach",
-    "transport": "nobody sees more than it says",
+    "transport": "nobody sees more than it states",
 }
 
 Check = Callable[[Any, Place], None]  # of a part, where it stands
@@ -50,13 +49,13 @@ _IN_LOCAL_STEPS = ("batches", "bound", "privatizer", "correction", "local")
 
 
 class Property(NamedTuple):
-    """What is examined, as far as it applies: in single parts, by their slots, and in whole runs."""
+    """A property and its checks: of single parts, by slot, and of whole runs."""
 
     of_runs: Callable[[Place], None]
     always: Mapping[str, Check] = {}
     of_records: Mapping[str, Check] = {}  # where noise hides records
     of_clients: Mapping[str, Check] = {}  # where it hides whole clients
-    claimed: bool = False  # whole runs are compared with what the accountants count
+    needs_claim: bool = False  # whole runs are compared with what the accountants count
 
 
 def _examine_draws(place: Place) -> None:
@@ -85,19 +84,19 @@ PROPERTIES = {
         always={"cohort": draws.examine_cohort},
         of_records={"batches": draws.examine_batches, "local": local_steps.examine_local},
     ),
-    "statements": Property(_examine_statements, claimed=True),
+    "statements": Property(_examine_statements, needs_claim=True),
     "sensitivity": Property(
         neighbours_of_runs.examine_sensitivity,
         of_records={"bound": steps.examine_bound, "correction": steps.examine_correction},
         of_clients={"estimator": updates.examine_estimator, "transport": updates.examine_transport},
-        claimed=True,
+        needs_claim=True,
     ),
     "noise": Property(
         noise_of_runs.examine_law,
         always={"noise source": steps.examine_source},
         of_records={"privatizer": steps.examine_privatizer},
         of_clients={"upload": updates.examine_upload},
-        claimed=True,
+        needs_claim=True,
     ),
     "masks": Property(
         lambda place: masks.examine_masks(place.algorithm.transport, place), always={"transport": masks.examine_masks}
@@ -118,28 +117,28 @@ def _name_of(thing: Any) -> str:
 
 
 def words_of(algorithm: Algorithm) -> list[str]:
-    """On whose word the Guarantee rests: one line for each part that is not the project's own."""
+    """The parts that the Guarantee trusts: one line for each user-defined part."""
     words = [
-        f"on the word of {type(part).__name__} ({slot}): {WORDS[slot]}"
+        f"{type(part).__name__} ({slot}) is trusted: {WORDS[slot]}"
         for slot, part in facts.parts_of(algorithm)
         if not facts.of_the_project(part)
     ]
     known = {id(part) for _, part in facts.parts_of(algorithm)}
     words += [
-        f"on the word of {_name_of(thing)} ({name}): it holds no records itself"
+        f"{_name_of(thing)} ({name}) is trusted: it holds no records itself"
         for name, thing in facts.things_of("algorithm", algorithm)
         if id(thing) not in known and name != "weigh" and not facts.of_known_origin(thing)
     ]
     weigh = getattr(algorithm.aggregate, "weigh", None)
     if weigh is not None and not facts.of_the_project(weigh):
-        words.append(f"on the word of {getattr(weigh, '__name__', 'the weights')}: {WORDS['estimator']}")
+        words.append(f"{getattr(weigh, '__name__', 'the weights')} is trusted: {WORDS['estimator']}")
     if getattr(algorithm.cohort.base, "public", False):
-        words.append("on the word of whoever gave them, the probabilities of clients are made of public numbers alone")
+        words.append("the probabilities of clients are trusted to depend on public numbers alone")
     return list(dict.fromkeys(words))
 
 
 def examine_part(slot: str, part: Any, place: Place) -> None:
-    """Raise AssertionError where some number contradicts what a part in this slot of the algorithm states of itself."""
+    """Raise AssertionError if a measurement contradicts what the part in this slot of the algorithm states."""
     for law in PROPERTIES.values():
         for checks in (law.always, law.of_clients if place.by_client else law.of_records):
             if slot in checks:
@@ -147,9 +146,9 @@ def examine_part(slot: str, part: Any, place: Place) -> None:
 
 
 def examine(place: Place, names: Iterable[str] = PROPERTIES) -> list[CheckReport]:
-    """What holds of whole runs in this place, one report for each law that was measured.
+    """Check whole runs; returns one report for each law that holds.
 
-    Raises: AssertionError by the first that does not hold; ConfigurationError where a part cannot be examined.
+    Raises: AssertionError for the first law that does not hold; ConfigurationError if a part cannot be examined.
     """
     with record_reports() as reports:
         for name in names:
@@ -158,9 +157,9 @@ def examine(place: Place, names: Iterable[str] = PROPERTIES) -> list[CheckReport
 
 
 def require_true(algorithm: Algorithm, data: FederatedData, model: Model, rounds: int, seed: int) -> None:
-    """Refuse parts, other than the project's own, of which some number contradicts what they state.
+    """Refuse user-defined parts if a measurement contradicts what they state.
 
-    Statistical assertions fail for a true part with probability 1e-6 each.
+    Each statistical check rejects a correct part with probability 1e-6.
     """
     if algorithm.upload.shared_noise and not facts.of_the_project(algorithm.transport):
         raise errors.refuse(

@@ -1,4 +1,4 @@
-"""Does a model hold records of the clients? What it closes over is examined, and the values that it never trains."""
+"""Search for records of clients in a model: in the arrays that it closes over and in its frozen values."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -27,20 +27,20 @@ LABELS = 32  # targets in a row that are no chance
 
 
 def words_of(model: Model) -> list[str]:
-    """On whose word the Guarantee rests where a model, or what it is made of, is not the project's or Flax's."""
+    """The line of the Guarantee that trusts a model, if it or a part of it is not from the project or Flax."""
     things = [thing for _, thing in facts.things_of("model", model)]
     if all(facts.of_known_origin(thing, "flax") for thing in things):
         return []
     network = getattr(model, "network", None) if facts.of_the_project(model) else None
     name = type(model).__name__ if network is None else network.name
-    return [f"on the word of {name} (model): {HOLDS_NONE}"]
+    return [f"{name} (model) is trusted: {HOLDS_NONE}"]
 
 
 def require_no_records(model: Model, data: FederatedData) -> None:
-    """Refuse a model of which some constant is near records of clients: copies, scaled, shifted, cast, a part of them.
+    """Refuse a model with a constant that resembles records of clients: copied, scaled, shifted, cast, or a part.
 
-    Looked at are the arrays that its `loss` and its `init` close over, wherever in them, and its frozen values. A
-    function of the records that no row shows (a checksum, a mean over several clients) is left to its author's word.
+    It examines the arrays that `loss` and `init` close over, at any depth, and the frozen values. A function of the
+    records that no row shows (a checksum, a mean over several clients) is not found: there the model is trusted.
     """
     held: Any = None
     for where, constant in _constants(model, data):
@@ -51,8 +51,8 @@ def require_no_records(model: Model, data: FederatedData) -> None:
             raise errors.refuse(
                 "model",
                 f"an array {constant.shape} in its {where} that holds {held_rows}",
-                "one that sees the clients' records as its arguments alone",
-                "leave the array out: what it tells of a record no noise covers",
+                "one that receives the clients' records as arguments only",
+                "leave the array out: no noise covers what it reveals of a record",
             )
 
 

@@ -1,4 +1,4 @@
-"""Are cohorts and batches drawn as they state?"""
+"""Checks that cohorts and batches are drawn by their stated laws."""
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,7 @@ RUN = 10  # rounds in a row that are taken together
 
 
 def examine_cohort(cohort: Cohort, place: Place) -> None:
-    """The run's cohorts, and others of other runs."""
+    """Cohorts of the run, and of runs with other seeds."""
     algorithm, data, rounds, seed, effort = place.algorithm, place.data, place.rounds, place.seed, place.effort
     shares, num_clients = jnp.asarray(data.shares), data.num_clients
     drawn = jax.eval_shape(lambda: draw_cohort(cohort, run_key(0), jnp.int32(0), shares)).ids.shape[0]
@@ -159,7 +159,7 @@ def _examine_each_round(cohort: Cohort, shares: jax.Array, rounds: int) -> None:
 
 
 def counts_by_client(members: Members, num_clients: int) -> tuple[np.ndarray, np.ndarray]:
-    """How often each client is selected in each round, and counts; `(rounds, num_clients)`."""
+    """How often each client is selected, and how often it counts, in each round; both `(rounds, num_clients)`."""
     rows = np.broadcast_to(np.arange(len(members.ids))[:, None], members.ids.shape)
     times, counted = np.zeros((2, len(members.ids), num_clients))
     ids = np.clip(members.ids, 0, num_clients - 1)
@@ -169,7 +169,7 @@ def counts_by_client(members: Members, num_clients: int) -> tuple[np.ndarray, np
 
 
 def examine_batches(batches: Batches, place: Place) -> None:
-    """Batches of clients of every size, or of DISTINCT sizes."""
+    """Batches of clients of every size, or of DISTINCT sizes at most."""
     local, data = place.algorithm.local, place.data
     steps = batches.count(local.steps, data.largest)
     distinct = np.unique(np.asarray(data.sizes))
@@ -200,7 +200,7 @@ def examine_batches(batches: Batches, place: Place) -> None:
 
 
 def examine_records(name: str, times: np.ndarray, law: Sampling) -> None:
-    """How often each record is in each batch of each trial `(trials, steps, records)`, against the law."""
+    """Compare how often each record is in each batch of each trial `(trials, steps, records)` with the law."""
     if isinstance(law, FullBatch):
         require_at_most(f"{name}: times that a record is in a batch", times.max(initial=0), 1)
     else:

@@ -1,10 +1,10 @@
-"""What a round reveals of the records: every way from them to a message or to the next round, in the traced program.
+"""Information flow from records to messages and to the next round, in the traced program of a round.
 
-A round is traced with a stand-in where records are noised. Its output is marked, as far as only the rows of a batch
-depend on records, and are whole records as they stand: the model, the mask, the divisor and whatever else a gradient is
-made with must depend on none, and a derivative of what is released is no release. All that depends on records and is
-not behind a mark must end in probes; what reaches a message or a state is a release that nobody accounts for, whatever
-its part says of itself. A program says it all: nothing is tried, and no numbers are needed.
+A round is traced with a stand-in in place of the noise on records. The stand-in's output is marked as released if only
+the rows of a batch depend on records, as whole unmodified records: the model, the mask, the divisor and all other
+inputs of a gradient must not depend on records, and a derivative of a release is no release. Everything else that
+depends on records must end in diagnostics: if it reaches a message or a state, it is an unaccounted release, whatever
+its part states. The analysis is static and needs no numbers.
 """
 
 import secrets
@@ -39,9 +39,9 @@ from fedjax_dp.rounds.state import initial_state
 
 
 def require_accounted(algorithm: Algorithm, data: FederatedData, model: Model) -> None:
-    """Refuse an algorithm by which records reach a message, or a later round, past what is accounted for.
+    """Refuse an algorithm in which records reach a message or a later round through an unaccounted release.
 
-    Raises: ConfigurationError that says where; also for more privatized gradients than are counted.
+    Raises: ConfigurationError with the place; also for more privatized gradients than are counted.
     """
     if all(facts.of_the_project(part) for _, part in facts.parts_of(algorithm)):
         return  # tests look at all of the catalogue
@@ -51,7 +51,7 @@ def require_accounted(algorithm: Algorithm, data: FederatedData, model: Model) -
 
 
 def check(algorithm: Algorithm, data: FederatedData, model: Model) -> None:
-    """Refuse such an algorithm, whoever wrote its parts: `require_accounted` leaves out the project's own."""
+    """As `require_accounted`, also for algorithms made of the project's parts alone."""
     marks = Marks(f"released {secrets.token_hex(8)}")  # nobody else can write it
     marked, data = _mark_releases(as_float32_leaves(algorithm), marks), jax.tree.map(np.asarray, data)
     key, by_record = run_key(0), algorithm.upload.unit is None
@@ -117,9 +117,9 @@ def _mark_releases(algorithm: Algorithm, marks: Marks, only_sent: bool = False) 
 
 @value
 class ShapedCorrection(Wrapper):
-    """A correction whose gradient must have the shape of a gradient: a number would join every entry of one.
+    """A correction whose gradient must keep its shape: a scalar would be added to every entry.
 
-    What it refuses names the correction itself.
+    Its refusals name the correction that it wraps.
     """
 
     base: Correction
@@ -142,7 +142,7 @@ class ShapedCorrection(Wrapper):
 
 @value
 class MarkedPrivatizer:
-    """A privatizer whose gradient depends on all its arguments, on the rows of records behind a mark if noised."""
+    """A stand-in whose gradient depends on all arguments; its dependence on rows of records is marked if noised."""
 
     marks: Marks | None = structure()
     only_sent: bool = structure(default=False)  # personal series are as plain gradients
@@ -173,7 +173,7 @@ class MarkedPrivatizer:
 
 @value
 class MarkedChoice(Wrapper):
-    """A private choice whose noisy losses are marked."""
+    """A private choice that marks its noisy losses."""
 
     base: ClusterChoice
     mark: str = structure()
@@ -188,13 +188,13 @@ def _total(tree: Any) -> jax.Array:
 
 @value
 class MarkedUpload(Wrapper):
-    """An upload whose released mean is marked."""
+    """An upload that marks its released mean."""
 
     base: UpdatePrivatizer
     mark: str = structure()
 
     def release(self, *arguments: Any) -> Any:
-        """The mean is marked; what is kept for later rounds for the project's own alone, which noise it by itself."""
+        """Mark the mean, and state for later rounds only for the project's uploads, which add noise to it."""
         update, state = self.base.release(*arguments)
         if facts.of_the_project(self.base):
             state = jax.tree.map(lambda a: checkpoint_name(a, self.mark), state)
@@ -337,7 +337,7 @@ def _require_counted(
 
 
 def stated_gradients(local: Any, records: int) -> dict[int, int]:
-    """The private gradients of a client's round, by the stream of their draws, for so many records."""
+    """The number of private gradients in a client's round by stream of draws, for so many records."""
     allowed = {0: local.batches.count(local.steps, records) + local.extra_gradients}
     for one in local.additional_releases:
         if one.stream and one.noised and not one.final:

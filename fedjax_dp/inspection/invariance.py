@@ -1,4 +1,4 @@
-"""Nothing but the records, the clients and the keys may matter: neither padding nor any order."""
+"""Checks that results do not depend on padding or on any order, only on records, clients and keys."""
 
 from typing import Any
 
@@ -62,11 +62,11 @@ def _sum_resolution(algorithm: Algorithm, data: FederatedData) -> float:
 
 
 def examine_padding(place: Place) -> None:
-    """Padding contributes exactly zero: rows that no record fills, and positions of a cohort that no client fills.
+    """Padding contributes exactly zero: empty rows of batches, and empty positions of cohorts.
 
-    Batches get two more rows that point to a record of enormous features and to one of NaN (only where each record is
-    clipped: a plain mean does not promise to survive NaN), marked as padding; every step's gradient must stay as it is.
-    Cohorts get two more positions that point to a client of NaN, marked as not selected; the new model must stay.
+    Batches get two padding rows that point to a record with enormous features and to one of NaN (only if each record is
+    clipped: a plain mean need not survive NaN); the gradient of every step must not change. Cohorts get two more
+    positions, marked as not selected, that point to a client of NaN; the new model must not change.
     """
     algorithm, data = runs.select_clients(runs.with_plain_mean(place.algorithm), place.data, most=1)
     data, privatizer = runs.flat_records(data), algorithm.local.privatizer
@@ -105,7 +105,7 @@ def _examine_padded_cohort(place: Place) -> None:
 
 
 def examine_order(place: Place) -> None:
-    """The order of a batch's records, of a cohort's clients, and the portions they run in change only rounding.
+    """The order of records in a batch and of clients in a cohort, and the chunks they run in, change only rounding.
 
     Every step's gradient with the rows of all batches reversed; the new model with the positions of the cohort
     reversed (clients keep their ids, hence keys), and with two clients at a time.

@@ -1,6 +1,6 @@
-"""Do local steps hand to the privatizer the batches that are drawn, with a key and step of their own each?
+"""Checks that local steps pass the drawn batches to the privatizer, each with its own key and step.
 
-And, where whole clients are noised: does a client's round depend on its own records alone?
+With noise on whole clients: checks that a client's round depends on its own records alone.
 """
 
 import threading
@@ -33,7 +33,7 @@ NOTED = 2**11  # gradients that are noted at most, at a tenth of a millisecond e
 
 
 def examine_local(local: Any, place: Place) -> None:
-    """Examines what the privatizer receives, and that updates of two clients and rounds differ in their noise."""
+    """Check the privatizer's inputs, and that updates of two clients and rounds have different noise."""
     if local.privatizer.on_upload:
         raise AssertionError("noise on the upload is understood of LocalSgd alone, with any batches and corrections")
     if local.initial_release:
@@ -43,7 +43,7 @@ def examine_local(local: Any, place: Place) -> None:
 
 
 class Gradient(NamedTuple):
-    """One gradient that the privatizer made."""
+    """Record of one gradient computed by the privatizer."""
 
     trial: int
     word: tuple[int, ...]  # of its key
@@ -56,7 +56,7 @@ class Gradient(NamedTuple):
 
 @value
 class RecordingPrivatizer:
-    """A privatizer that records its arguments, and gives zeros."""
+    """A privatizer that records its arguments and returns zeros."""
 
     trial: jax.Array
     note: Callable[..., None] = structure()
@@ -78,10 +78,10 @@ class RecordingPrivatizer:
 
 
 def examine_batches_of_steps(local: Any, place: Place) -> None:
-    """The privatizer receives the records that are drawn, and a key and step that are new each time."""
+    """The privatizer receives the drawn records, and a new key and step each time."""
     algorithm, data, model, rounds = place[:4]
     sizes = np.asarray(data.sizes)
-    met = _initial_context(local, algorithm, data, model)
+    context_of = _initial_context(local, algorithm, data, model)
     for client in sorted({int(np.argmin(sizes)), int(np.argmax(sizes)), len(sizes) - 1}):
         records = int(sizes[client])
         count = max(min(RUNS, NOTED // sum(stated_gradients(local, data.largest).values())), 20)
@@ -102,7 +102,7 @@ def examine_batches_of_steps(local: Any, place: Place) -> None:
             key: jax.Array, trial: jax.Array, t: jax.Array, client: int = client, held: Any = held, note: Any = note
         ) -> jax.Array:
             recording = replace(local, privatizer=RecordingPrivatizer(trial=trial, note=note))
-            return recording.run(met(key, t, jnp.int32(client), held)).update
+            return recording.run(context_of(key, t, jnp.int32(client), held)).update
 
         jax.block_until_ready(compile_trials(of)(keys_of(count, "local"), jnp.arange(count), jnp.asarray(tried)))
         jax.effects_barrier()
@@ -151,29 +151,29 @@ def _initial_context(
     members = AllClients().sample(CohortKeys.of(run_key(0), jnp.int32(0)), jnp.int32(0), jnp.asarray(data.shares))
     kept = state.clients, local.send(LocalState(state.shared, state.clients), members)
 
-    def met(
+    def context_of(
         key: jax.Array, t: jax.Array, client: jax.Array, held: FederatedData, params: Any = state.params
     ) -> ClientContext:
         start, unravel = ravel(params)
         received = Received(start, state.shared, *jax.tree.map(lambda table: table[client], kept))
         return ClientContext(key, t, held.client(client), held, model, unravel, received)
 
-    return met
+    return context_of
 
 
 def _number_records(data: FederatedData, client: int) -> FederatedData:
     """A store of one client's records, of which all features and targets are its number; of all others, none."""
     records = int(np.asarray(data.sizes)[client])
 
-    def numbered(a: Any, kind: Any) -> jax.Array:
+    def fill_with_numbers(a: Any, kind: Any) -> jax.Array:
         numbers = np.arange(records).reshape(-1, *[1] * (a.ndim - 1))
         return jnp.asarray(np.broadcast_to(numbers, (records, *a.shape[1:])).astype(kind))
 
     own = np.arange(data.num_clients) == client
     return replace(
         data,
-        x=numbered(data.x, np.int32 if data.tokens else np.float32),
-        y=jax.tree.map(lambda a: numbered(a, np.float32 if a.dtype.kind == "f" else np.int32), data.y),
+        x=fill_with_numbers(data.x, np.int32 if data.tokens else np.float32),
+        y=jax.tree.map(lambda a: fill_with_numbers(a, np.float32 if a.dtype.kind == "f" else np.int32), data.y),
         rows=None,
         scale=1.0,
         shift=0.0,
@@ -188,7 +188,7 @@ def _number_records(data: FederatedData, client: int) -> FederatedData:
 
 def _examine_updates(local: Any, place: Place) -> None:
     algorithm, data, model, rounds = place[:4]
-    met = _initial_context(local, algorithm, data, model)
+    context_of = _initial_context(local, algorithm, data, model)
     pairs = [(i, t) for i in sorted({0, data.num_clients - 1}) for t in (0, max(rounds - 1, 1))]
 
     def of(key: jax.Array) -> jax.Array:
@@ -196,7 +196,7 @@ def _examine_updates(local: Any, place: Place) -> None:
 
         def at(client: int, t: int) -> jax.Array:
             own = jax.random.fold_in(jax.random.fold_in(key, t), client)
-            return local.run(met(own, jnp.int32(t), jnp.int32(client), held, params)).update
+            return local.run(context_of(own, jnp.int32(t), jnp.int32(client), held, params)).update
 
         return jnp.stack([at(i, t) for i, t in pairs])
 
@@ -209,16 +209,16 @@ def _examine_updates(local: Any, place: Place) -> None:
 
 
 def examine_isolation(part: Any, place: Place) -> None:
-    """A client's round is the same whatever the records of others, who may even train beside it."""
+    """A client's round does not depend on the records of others, even if they train at the same time."""
     algorithm, data, model, rounds = place[:4]
     sizes, local = np.asarray(data.sizes), algorithm.local
     some = np.unique(np.linspace(0, len(sizes) - 1, min(len(sizes), 4)).astype(np.int32))
-    met, held = _initial_context(local, algorithm, data, model), _select_clients(data, some)
+    context_of, held = _initial_context(local, algorithm, data, model), _select_clients(data, some)
 
     @jax.jit
     def train(held: FederatedData, t: jax.Array) -> Any:
         def one(i: jax.Array) -> Any:
-            result = local.run(met(jax.random.fold_in(run_key(1), i), t, i, held))
+            result = local.run(context_of(jax.random.fold_in(run_key(1), i), t, i, held))
             return result.update, result.auxiliary, result.client_state
 
         return jax.vmap(one)(jnp.asarray(some))
@@ -254,14 +254,14 @@ def _change_others(data: FederatedData, client: int) -> FederatedData:
         held_out = np.flatnonzero(np.asarray(data.test_clients) == client)
         owned |= {"x_test": held_out, "y_test": held_out}
 
-    def turned(a: Any, rows: np.ndarray) -> jax.Array:
+    def mirror(a: Any, rows: np.ndarray) -> jax.Array:
         records = np.asarray(a)
         others = (records.max() - records + records.min()).astype(records.dtype)
         others[rows] = records[rows]
         return jnp.asarray(others)
 
     arrays = {
-        name: jax.tree.map(lambda a: turned(a, rows), getattr(data, name))  # noqa: B023
+        name: jax.tree.map(lambda a: mirror(a, rows), getattr(data, name))  # noqa: B023
         for name, rows in owned.items()
     }
     return replace(data, **arrays)

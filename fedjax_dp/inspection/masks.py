@@ -1,4 +1,4 @@
-"""Does a secure sum hide every message?"""
+"""Checks that a secure sum hides every message."""
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +13,9 @@ KEYS, MEMBERS, SIZE = 256, 5, 16  # runs, members and coordinates that are tried
 
 
 def examine_masks(transport: Transport, place: Place) -> None:
-    """Every bit that a member uploads is a fair coin: alone, added to another's, and less its own of another round.
+    """Every uploaded bit is a fair coin: alone, in the sum of two members, and in the difference of two rounds.
 
-    So no two masks cancel, and who helps the server learns nothing by its own. Of a sum that is not secret: nothing.
+    So no two masks cancel, and a member that helps the server learns nothing from its own. Skips plain sums.
     """
     if not transport.secret:
         return

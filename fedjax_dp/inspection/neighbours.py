@@ -1,4 +1,4 @@
-"""Neighbours that are meant to do the worst, and the bound on how far they may move what is noised."""
+"""Worst-case neighbours, and the check that they move a noised value no further than its stated sensitivity."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -24,10 +24,10 @@ SPREADS = [0.0, 0.3, 3.0, 30.0, 1e3]  # standard deviations of what joins the pa
 
 
 def worst_records(rng: np.random.Generator, own: np.ndarray, population: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Records `(trials, ...)` of all scales and signs, and what each of them is exchanged for.
+    """Records `(trials, ...)` of all scales and signs, and their replacements.
 
-    Floats are normal, zero, as a record is, in one coordinate alone, even, of one sign or whole, and exchanged for the
-    opposite; integers those of a record, or any between those of the population, and exchanged for one another.
+    Float records are normal, zero, real, one-hot, constant, of one sign or integers; the replacement is the negative.
+    Integer records are real, or random within the population's range; the replacement is another of them.
     own  records of the population, as the model sees them.
     """
     kind, x = _kinds(len(own)), _random_records(rng, own, population)
@@ -66,19 +66,19 @@ def worst_models(rng: np.random.Generator, model: Model, trials: int) -> np.ndar
 
 
 class NeighbouringBatches(NamedTuple):
-    """Batches and their neighbours, `(BATCHES, rows, ...)` each: with another first record, and without it."""
+    """Batches `(BATCHES, rows, ...)` and their neighbours: with another first record, and without it."""
 
     own: Any
-    exchanged: Any
-    less: Any
+    with_other: Any
+    without_one: Any
     params: np.ndarray  # (BATCHES, size)
     unravel: Callable[[jax.Array], Any]
 
 
 def neighbouring_batches(data: FederatedData, model: Model, varies: bool) -> NeighbouringBatches:
-    """Batches whose first record is meant to do the worst, with others of all kinds, all alike, or of zeros.
+    """Batches with a worst-case first record; the others are of all kinds, all equal, or zero.
 
-    Where batches vary in size, some rows are not there, or all but the first.
+    If batches vary in size, some rows are missing, or all but the first.
     """
     rng, rows = numpy_stream("neighbouring batches"), ROWS if varies else DIVISOR
     kind = np.arange(BATCHES) // SCALES.size
@@ -109,18 +109,18 @@ def neighbouring_batches(data: FederatedData, model: Model, varies: bool) -> Nei
 def neighbouring_stores(
     rng: np.random.Generator, data: FederatedData, theirs: np.ndarray
 ) -> list[tuple[np.ndarray, Any]]:
-    """Features and targets of two stores by trial, in which the records `theirs` (trials, records) are others.
+    """Features and targets of two stores by trial, in which the records `theirs` (trials, records) are replaced.
 
-    All of a trial's are one record that is meant to do the worst, and in the second store what it is exchanged for.
+    In each trial one worst-case record replaces them all, in the second store its neighbour.
     """
     drawn = rng.integers(0, len(data.x), (2, len(theirs)))  # whose targets they have
     pair = worst_records(rng, np.asarray(data.features(data.x[drawn[0]])), np.asarray(data.x))
 
-    def joined(a: Any, instead: np.ndarray) -> np.ndarray:
+    def replace_rows(a: Any, instead: np.ndarray) -> np.ndarray:
         return np.where(theirs.reshape(*theirs.shape, *[1] * (np.ndim(a) - 1)), instead[:, None], np.asarray(a)[None])
 
     return [
-        (joined(data.x, x), jax.tree.map(lambda a: joined(a, np.asarray(a)[at]), data.y))  # noqa: B023
+        (replace_rows(data.x, x), jax.tree.map(lambda a: replace_rows(a, np.asarray(a)[at]), data.y))  # noqa: B023
         for x, at in zip(pair, drawn)
     ]
 
@@ -128,9 +128,9 @@ def neighbouring_stores(
 def require_bounded(
     law: str, one: np.ndarray, other: np.ndarray, bound: Any, order: int = 2, slack: Any = SLACK
 ) -> None:
-    """Refuse neighbours `(trials, size)` that are not finite, or more than a bound apart, in L1 or L2.
+    """Refuse values of neighbours `(trials, size)` that are not finite, or differ by more than a bound, in L1 or L2.
 
-    bound, slack  one number, or one by trial; the slack is relative.
+    bound, slack  one number, or one for each trial; the slack is relative.
     """
     lost = ~(np.isfinite(one).all(-1) & np.isfinite(other).all(-1))
     wanted = "finite: a bound maps NaN and infinity to zero, as a run that stops tells of a record"
@@ -148,7 +148,7 @@ def require_bounded(
 def require_moved_within(
     what: str, one: np.ndarray, other: np.ndarray, bound: Any, adjacency: Adjacency, order: int = 2
 ) -> None:
-    """`require_bounded` with a slack of ROUNDING, and of the vectors' own in float32."""
+    """`require_bounded` with a slack of ROUNDING and of the float32 rounding of the vectors."""
     law = f"{what} moves between {adjacency.value} neighbours by at most the sensitivity"
     slack = ROUNDING + np.finfo(np.float32).eps * np.linalg.norm(one, ord=order, axis=-1) / bound
     require_bounded(law, one, other, bound, order, slack)
@@ -157,7 +157,7 @@ def require_moved_within(
 def examine_function(
     function: Callable[[Any], Any], sensitivity: float, adjacency: Adjacency, records: Any, seed: int, trials: int
 ) -> None:
-    """Sums of some records, of which one is exchanged for another, or left out."""
+    """Check a function on sums of records in which one record is replaced or removed."""
     rng = numpy_stream("neighbours of a function", seed)
     leaves, structure = jax.tree.flatten(jax.tree.map(np.asarray, records))
     each, count = np.arange(trials), len(leaves[0])

@@ -1,4 +1,4 @@
-"""How far neighbours can move what whole runs noise: searched for, with records that are meant to do the worst."""
+"""Sensitivity of whole runs, searched with worst-case records."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -19,11 +19,13 @@ NEIGHBOURS = 256
 
 
 def examine_sensitivity(place: Place) -> None:
-    """The mean gradient of every local step, or the mean of updates, at random models, of the same keys without noise.
+    """Compare runs of neighbours with equal keys and without noise, at random models.
 
-    A record that is drawn is exchanged, or left out of its batch, as the ledger's event says; clients have one record
-    more than a batch, so that it is drawn often, and once where batches are drawn with replacement. Of noise on the
-    upload, the whole update. Of whole clients, one's records are exchanged for the worst, or its message is missing.
+    For noise in local steps, one drawn record is replaced, or removed from its batch, by the adjacency of the event,
+    and the mean gradients of all steps are compared. Clients have one record more than a batch, so that it is drawn
+    often, and once if batches are drawn with replacement. For noise on the upload the whole updates are compared. For
+    noise on whole clients, one client's records are replaced by the worst, or its message is missing, and means of
+    updates are compared.
     """
     (_examine_clients if place.by_client else _examine_records)(place)
 

@@ -1,4 +1,4 @@
-"""Is noise white, normal, independent, and of the standard deviation that is stated? NumPy and SciPy alone."""
+"""Checks that noise is white, normal, independent, and of the stated standard deviation, by NumPy and SciPy."""
 
 import math
 from collections.abc import Callable
@@ -22,9 +22,9 @@ PAIRED = 4096  # rows that are compared in pairs
 
 
 def examine_noise(noise: np.ndarray, places: list[str], smooth: bool = True) -> None:
-    """Assertions on what should be independent standard normals `(trials, places, size)`.
+    """Check that noise `(trials, places, size)` consists of independent standard normals.
 
-    smooth  whether the law is compared with the normal one, too: integer noise of few steps is not.
+    smooth  whether its law is compared with the normal law too; not for integer noise of few steps.
     """
     _, count, size = noise.shape
     error = 1 / math.sqrt(2 * noise.size)
@@ -67,10 +67,10 @@ def examine_noise(noise: np.ndarray, places: list[str], smooth: bool = True) -> 
 
 
 def examine_sizes(squares: np.ndarray, numbers: int, name: Callable[[int], str], least: bool = False) -> None:
-    """Sums of squares `(places,)` of so many independent standard normals each, alone and in runs of 2, 4, 8, ...
+    """Check sums of squares `(places,)` of `numbers` standard normals each, alone and in blocks of 2, 4, 8, ...
 
-    name   of a place;
-    least  whether larger ones are right, too.
+    name   names a place;
+    least  whether larger ones are accepted too.
     """
     blocks, length = squares, 1
     while True:
@@ -89,9 +89,9 @@ def examine_sizes(squares: np.ndarray, numbers: int, name: Callable[[int], str],
 
 
 def require_uncorrelated(what: str, rows: np.ndarray, names: list[str], allowed: float = 0.0) -> None:
-    """Every pair of rows has the mean product of independent standard normals, or one up to `allowed`.
+    """Check that pairs of rows have the correlation of independent standard normals, up to `allowed`.
 
-    Of many rows some are compared.
+    If there are many rows, only some pairs are compared.
     """
     if len(rows) < 2:
         return

@@ -1,4 +1,4 @@
-"""The noise of whole runs: is it what the accountants count, fresh in every place, and the same for a seed?"""
+"""Checks that the noise of whole runs is as accounted, new in every place, and reproducible from the seed."""
 
 import math
 from typing import Any
@@ -31,9 +31,9 @@ COORDINATES = 64  # compared
 
 
 def examine_law(place: Place) -> None:
-    """Noise of two runs of the same keys, with it and without, over what the event and a member's reach make of it.
+    """Compare the noise, the difference of runs with and without it, with that of the event and the sensitivity.
 
-    Of all local steps of two rounds of up to 6 clients; of whole clients' noise, of three moves of the server.
+    It covers all local steps of two rounds of up to 6 clients; for noise on whole clients, three server steps.
     """
     (_examine_server if place.by_client else _examine_steps)(place)
 
@@ -68,13 +68,13 @@ def _examine_steps(place: Place) -> None:
     wanted = runs.step_units(algorithm, data, rounds) * claim.noise[:, None]
     places = [(t, i, s) for t, i, s in np.ndindex(wanted.shape) if wanted[t, i, s] > 0]
     trials = _trials(size, len(places))
-    trials *= 1 if claim.release.normal else 2  # of another law two make a normal one
+    trials *= 1 if claim.release.is_normal else 2  # of another law two make a normal one
     noise = _steps_noise(place, algorithm, data, trials, rounds)
     source = correlated_source(algorithm.local.privatizer)
     if source is not None:
         noise = whiten(noise, np.asarray(source.bands, float))
     rows = np.stack([noise[:, t, i, s] / wanted[t, i, s] for t, i, s in places], 1)
-    if not claim.release.normal:
+    if not claim.release.is_normal:
         differences = (rows[: trials // 2] - rows[trials // 2 : trials // 2 * 2]) / math.sqrt(2)
         rows = claim.release.as_normal(differences / claim.release.deviation)
     examine_noise(rows, [f"round {t}, client {i}, step {s}" for t, i, s in places])
@@ -100,7 +100,7 @@ def _examine_server(place: Place) -> None:
 
 
 def examine_keys(place: Place) -> None:
-    """One run traced and run twice, and the noise of every place of 4 runs of 12 rounds, each against each other."""
+    """Run twice with one seed, and compare the noise of all places in 4 runs of 12 rounds with each other."""
     if size_of(place.model) < 6:
         raise errors.refuse("model", f"{size_of(place.model)} parameters", "of at least 6, to tell noise apart")
     multipliers = getattr(mechanism_of(place.algorithm), "noise_multiplier", None)

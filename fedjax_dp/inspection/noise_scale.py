@@ -1,9 +1,9 @@
-"""What the size of a noise depends on, read off the traced program: the round, the client, the records, or nothing.
+"""Static analysis of what the size of noise depends on: the round, the client, the records, or nothing.
 
-Bits that are drawn with a key depend on nothing else, whatever is folded into the key, and a uniform word stays uniform
-when anything is added to it. From there on each equation is followed: what is added to a noise leaves its size as it
-is, what it is multiplied by, or chosen by, does not. Where two noises meet, which bits each was drawn from decides
-whether they add up or cancel. What is not known to keep a noise apart is taken to scale it.
+Bits drawn with a key depend on nothing else, even if values are folded into the key, and a uniform word stays uniform
+if anything is added to it. Then each equation of the traced program is followed: an addition to noise does not change
+its size, a multiplication or a choice does. If two noises are combined, their bits decide whether they add up or
+cancel. Operations without a known rule are assumed to scale the noise.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,7 +21,7 @@ NONE: Names = frozenset()
 
 
 class Trace(NamedTuple):
-    """What is known of a value."""
+    """What the analysis knows of a value."""
 
     noise: bool = False  # it depends on bits that a key draws
     uniform: bool = False  # an integer of which every bit is a fair coin
@@ -34,9 +34,9 @@ KEY = Trace(noise=True, uniform=True)
 
 
 def scale_names(function: Callable[..., Any], key: Any, named: Mapping[str, Any]) -> list[Trace]:
-    """What the value, and the size of the noise, of every output of `function(key, **named)` depends on.
+    """What the value and the noise size of every output of `function(key, **named)` depend on.
 
-    key    all that is drawn with another one counts as no noise;
+    key    draws with any other key do not count as noise;
     named  arguments by name, pytrees of arrays or shapes.
     """
     names = sorted(named)
@@ -48,7 +48,7 @@ def scale_names(function: Callable[..., Any], key: Any, named: Mapping[str, Any]
 
 
 def require_public(names: Names, private: Mapping[str, str]) -> None:
-    """Refuse a noise of which the size depends on one of these inputs, which are given in words."""
+    """Refuse noise whose size depends on one of these inputs; the values are their descriptions."""
     for name, what in private.items():
         measured = f"one that may depend on {what}"
         wanted = "one of public numbers: multiply noise by these alone, and add it last"

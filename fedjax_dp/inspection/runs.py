@@ -1,7 +1,7 @@
-"""What an algorithm does, read off its own round: the gradients that local steps use, the moves of the server.
+"""Observation of an algorithm in its own rounds: the gradients of local steps, and the server steps.
 
-The local rule writes down every gradient and moves nothing, so all steps of a round are seen at the model that was
-received, with the keys, batches and noise of the real run. The same run with noise_multiplier 0 gives the signal.
+The local rule records every gradient and does not move, so all steps of a round start from the received model, with
+the keys, batches and noise of the real run. The same run with noise_multiplier 0 gives the signal.
 """
 
 import dataclasses
@@ -41,15 +41,15 @@ CLIENTS = 6  # at most, of those that there are
 
 
 class RecordedGradients(NamedTuple):
-    """Gradients written down so far `(steps, size)`, and their number."""
+    """The gradients recorded so far `(steps, size)`, and their number."""
 
     gradients: jax.Array
-    written: jax.Array
+    count: jax.Array
 
 
 @functools.cache
 def recording_rule(steps: int) -> Callable[[], optax.GradientTransformation]:
-    """A local rule that notes `steps` gradients and moves nothing."""
+    """A local rule that records `steps` gradients and does not move the parameters."""
 
     def factory() -> optax.GradientTransformation:
         def init(params: jax.Array) -> RecordedGradients:
@@ -58,7 +58,7 @@ def recording_rule(steps: int) -> Callable[[], optax.GradientTransformation]:
         def update(
             gradient: jax.Array, noted: RecordedGradients, params: Any = None
         ) -> tuple[jax.Array, RecordedGradients]:
-            after = RecordedGradients(noted.gradients.at[noted.written].set(gradient), noted.written + 1)
+            after = RecordedGradients(noted.gradients.at[noted.count].set(gradient), noted.count + 1)
             return jnp.zeros_like(gradient), after
 
         return optax.GradientTransformation(init, update)
@@ -68,7 +68,7 @@ def recording_rule(steps: int) -> Callable[[], optax.GradientTransformation]:
 
 @value
 class RearrangedDraws(Wrapper):
-    """Batches, or a cohort, whose draws are laid out in another way."""
+    """Batches or a cohort with rearranged draws."""
 
     base: Any
     layout: Callable[..., Any] = structure()  # of a draw, of `which`, and of the arguments of `sample`
@@ -98,7 +98,7 @@ def _drop_client(members: Members, client: jax.Array, *rest: Any) -> Members:
 
 
 class TrialInputs(NamedTuple):
-    """What may differ from trial to trial; each None, or arrays with a leading axis (trials,)."""
+    """Inputs that may differ between trials; each None, or arrays with a leading axis (trials,)."""
 
     key: Any
     x: Any = None  # features of the store
@@ -109,7 +109,7 @@ class TrialInputs(NamedTuple):
 
 
 class TrialOutputs(NamedTuple):
-    """What a trial shows, by round."""
+    """Observations of the trials, by round."""
 
     gradients: Any  # (trials, rounds, clients, steps, size), of members
     params: Any  # (trials, rounds + 1, size)
@@ -117,7 +117,7 @@ class TrialOutputs(NamedTuple):
 
 
 def with_plain_mean(algorithm: Algorithm) -> Algorithm:
-    """The local steps with a plain mean around them: what a record's noise passes through before it is released."""
+    """The local steps followed by a plain mean."""
     plain = replace(algorithm, upload=PlainUpload(), aggregate=ESTIMATORS["mean"], transport=PlainSum())
     return with_plain_server(plain)
 
@@ -128,7 +128,7 @@ def with_plain_server(algorithm: Algorithm) -> Algorithm:
 
 
 def record_gradients(algorithm: Algorithm, data: FederatedData) -> Algorithm:
-    """An algorithm whose local steps are recorded and move nothing, and which leaves out what clients keep."""
+    """The algorithm with recorded local steps that move nothing, and without client state."""
     local: Any = algorithm.local
     steps = local.batches.count(local.steps, data.largest)
     rule = LocalRule(hyperparameters={}, factory=recording_rule(steps), keep=True)
@@ -137,7 +137,7 @@ def record_gradients(algorithm: Algorithm, data: FederatedData) -> Algorithm:
 
 
 def select_clients(algorithm: Algorithm, data: FederatedData, most: int = CLIENTS) -> tuple[Algorithm, FederatedData]:
-    """Algorithm and data of at most so many clients, from the smallest to the largest; all of them take part."""
+    """Algorithm and data of a limited number of clients, from the smallest to the largest; all of them participate."""
     sizes, shares = np.asarray(data.sizes), np.asarray(data.shares)
     ids = np.argsort(sizes, kind="stable")[np.unique(np.linspace(0, len(sizes) - 1, min(most, len(sizes))).astype(int))]
     noise = getattr(mechanism_of(algorithm), "noise_multiplier", None)
@@ -155,9 +155,9 @@ def select_clients(algorithm: Algorithm, data: FederatedData, most: int = CLIENT
 
 
 def flat_records(data: FederatedData, records: int | None = None) -> FederatedData:
-    """A store of the records that clients hold alone, one client's after the other's, as the model sees them.
+    """A store of the clients' training records alone, client by client, as the model sees them.
 
-    records  so many for every client: the first of its own, copied again where it has fewer.
+    records  number for every client: its first records, repeated if it has fewer.
     """
     starts, own = np.asarray(data.offsets), np.asarray(data.sizes)
     sizes = own if records is None else np.full_like(own, records)
@@ -185,7 +185,7 @@ def observe(
     rounds: int = 1,
     execution: Execution | None = None,
 ) -> TrialOutputs:
-    """Run every trial's rounds, those of the simulator, all trials at once."""
+    """Run the simulator's rounds for all trials at once."""
     execution = execution or Execution()
     return jax.device_get(
         _compiled_trials(as_float32_leaves(algorithm), data, setup, model=model, rounds=rounds, execution=execution)
@@ -235,7 +235,7 @@ _compiled_trials = JitOfModel(_run_trials, ("rounds", "execution"), compiler_opt
 
 
 class NoiseClaim(NamedTuple):
-    """What the accountants count of each client's noise."""
+    """The noise of each client as accounted."""
 
     noise: np.ndarray  # (num_clients,) noise multiplier of the white noise under it
     release: Release  # one, which states neighbours, law and norm
@@ -244,7 +244,7 @@ class NoiseClaim(NamedTuple):
 
 
 def claim_of(place: Place, algorithm: Algorithm, data: FederatedData, rounds: int) -> NoiseClaim:
-    """Of several releases of a round, the least noise; `rounds` where whole clients are hidden."""
+    """The claim of the release with least noise in a round; `rounds` matter if noise protects whole clients."""
     assert place.releases is not None
     releases = place.releases(algorithm, data, place.model, rounds if place.by_client else 1)
     noise = np.array([min(release.noise_multiplier for release in each) for each in releases])
@@ -272,11 +272,11 @@ def _reach(algorithm: Algorithm, data: FederatedData, source: NoiseSource, recor
 
 
 def step_units(algorithm: Algorithm, data: FederatedData, rounds: int = 1) -> np.ndarray:
-    """What one record can change in the gradient of each step by joining, as the noise takes it.
+    """Sensitivity of the gradient of each step to one additional record, in the scale of its noise.
 
-    Shape: `(rounds, clients, steps)`. C / B where records are clipped, C where the batch is. Noise on the upload: what
-    the round's steps can move, C times the sum of their rates, over the rate that the noise is about to be multiplied
-    by; 0 stands for a step that adds no noise or is not taken. Steps that are taken come first.
+    Shape: `(rounds, clients, steps)`. C / B if records are clipped, C if the batch is. For noise on the upload: the
+    sensitivity of the round's steps, C times the sum of their rates, divided by the rate that will multiply the noise.
+    0 means that the step adds no noise or is skipped. Steps that are taken come first.
     Raises: ConfigurationError for a privatizer without clip_norm.
     """
     local, privatizer, clip = algorithm.local, algorithm.local.privatizer, gradient_clip_of(algorithm)
@@ -312,7 +312,7 @@ def clip_of(algorithm: Algorithm) -> float:
 
 
 def mean_unit(algorithm: Algorithm, data: FederatedData, clip: Any) -> Any:
-    """What a client whose update is at the clip norm can move the mean by joining."""
+    """How far an additional client with an update of norm `clip_norm` can move the mean."""
     shares = np.asarray(data.shares)
     members = algorithm.cohort.capacity(data.num_clients)
     return clip * float(algorithm.aggregate.sensitivity(shares, algorithm.cohort.rates(shares), members))

@@ -1,4 +1,4 @@
-"""Are members drawn by the law that is stated? NumPy and SciPy alone."""
+"""Checks that members are drawn by the stated law, by NumPy and SciPy."""
 
 import math
 
@@ -33,7 +33,7 @@ LAGS = 6  # draws that are so far apart are compared, and all with all together
 
 
 def examine_sampling(name: str, counts: np.ndarray, law: Sampling) -> None:
-    """Assertions on `(trials, draws, members)` counts; the draws of a trial follow one another."""
+    """Check counts `(trials, draws, members)`; the draws of a trial are consecutive."""
     members = counts.shape[-1]
     if isinstance(law, RandomAllocation | BallsInBins):
         _examine_allocation(name, counts, law)
@@ -113,11 +113,11 @@ def _require_chance(law: str, counts: np.ndarray, draws: int, chance: float, mis
 
 def _examine_allocation(name: str, counts: np.ndarray, law: RandomAllocation | BallsInBins) -> None:
     """Of each pass every member is in so many draws, which it picks by itself, afresh in each pass or once a run."""
-    members, of, chosen = counts.shape[-1], law.steps_per_epoch, law.joined
+    members, of, chosen = counts.shape[-1], law.steps_per_epoch, law.sums_per_member
     whole = counts[:, : counts.shape[1] // of * of].reshape(len(counts), -1, of, members)
     times = np.unique(whole.sum(2))
     require_so(np.all(times == chosen), f"{name}: draws of a pass with a member", f"{times.tolist()}", f"{chosen}")
-    passes = whole[:, 0] if law.kept else whole.reshape(-1, of, members)
+    passes = whole[:, 0] if law.keeps_draw else whole.reshape(-1, of, members)
     total = len(passes)
     if of == 1:
         return
@@ -131,7 +131,7 @@ def _examine_allocation(name: str, counts: np.ndarray, law: RandomAllocation | B
         _require_chance(f"{name}: how often each pair is in a first draw", together, total, law.rate**2)
         _require_even_pairs(name, rows.astype(float), law.rate**2)
     flat = whole.reshape(len(counts), -1, of * members)
-    if law.kept:
+    if law.keeps_draw:
         require_so(np.all(flat == flat[:, :1]), f"{name}: draws of later passes", "others", "those of the first")
     elif chosen < of:
         require_independent(f"{name}: passes", flat[:, :-1], flat[:, 1:])
@@ -162,7 +162,7 @@ def _require_even_pairs(name: str, rows: np.ndarray, both: float) -> None:
 
 
 def require_independent_draws(name: str, counts: np.ndarray) -> None:
-    """Draws of a trial, `(trials, draws, members)`, have no more in common than chance makes of them."""
+    """Check that draws of a trial, `(trials, draws, members)`, overlap no more than independent ones."""
     draws = counts.shape[1]
     for lag in range(1, min(LAGS, draws - 1) + 1):
         require_independent(f"{name}: draws {lag} apart", counts[:, :-lag], counts[:, lag:])
@@ -183,7 +183,7 @@ def require_independent_draws(name: str, counts: np.ndarray) -> None:
 
 
 def require_independent(name: str, a: np.ndarray, b: np.ndarray) -> None:
-    """Draws that are independent have in common what their rates make of them."""
+    """Check that pairs of draws overlap as independent draws of their rates."""
     if not a.size or not b.size or a.shape[-1] < 2:
         return
     a, b = a.reshape(-1, a.shape[-1]).astype(float), b.reshape(-1, b.shape[-1]).astype(float)

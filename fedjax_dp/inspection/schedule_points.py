@@ -1,4 +1,4 @@
-"""Noise at every point of a run's schedule that its size may depend on: rounds, clients and their steps."""
+"""Checks of noise at every point of a run's schedule on which its size may depend: rounds, clients and steps."""
 
 from collections.abc import Callable
 from typing import Any
@@ -26,14 +26,14 @@ OF_A_CLIENT = frozenset({"client", "round", "rate", "total_rate", "divisor"})
 
 
 def example_point() -> dict[str, Any]:
-    """What a point of the schedule is made of, by name."""
+    """The fields of a point of the schedule, by name."""
     at, one = jnp.int32(0), jnp.float32(1)
     point = StepContext(at, at, jnp.uint32(0), one, one, jnp.bool_(False))._asdict()
     return {name: number for name, number in point.items() if name != "stream"}
 
 
 def arrays(at: StepContext) -> tuple[Any, ...]:
-    """What is traced of points: all but the stream."""
+    """The traced fields of points: all but the stream."""
     return tuple(at)[:-1]
 
 
@@ -47,16 +47,16 @@ def points_of_steps(algorithm: Algorithm, data: FederatedData, client: Any, t: A
 
 
 def divisors(algorithm: Algorithm, data: FederatedData) -> np.ndarray:
-    """What each client's batches are divided by `(2, num_clients)`: the largest number, and the smallest."""
+    """The largest and the smallest divisor of each client's batches `(2, num_clients)`."""
     local, (sizes, at) = algorithm.local, np.unique(np.asarray(data.sizes), return_inverse=True)
     each = [divisors_of(local.batches, n, local.batches.count(local.steps, n)) for n in sizes.tolist()]
     return np.array([[of.max() for of in each], [of.min() for of in each]])[:, at]
 
 
 def points_of_clients(algorithm: Algorithm, data: FederatedData, rounds: int, depends: Names) -> StepContext:
-    """Points `(sequences, steps)`: all steps; and, where it matters, every round, every client, and pairs of them.
+    """Points `(sequences, steps)`: all steps, and if they matter every round, every client, and pairs of them.
 
-    Where clients matter by the divisor of their batches alone, one of each divisor stands for all.
+    If clients matter only through the divisor of their batches, one client for each divisor is enough.
     """
     tau = algorithm.local.batches.count(algorithm.local.steps, data.largest)
     sequences, times, ids = 1, 1, np.arange(data.num_clients)
@@ -108,13 +108,12 @@ def examine(
     std: Any = 1.0,
     as_normal: Callable[[np.ndarray], np.ndarray] | None = None,
 ) -> None:
-    """The noise of `draw(key, point, size)` is as large as stated at all points `(sequences, steps)`, and new in each.
+    """Check that the noise of `draw(key, point, size)` has the stated size at all points, and is new at each.
 
-    A sequence of steps has one key, as a client's round has, or the sums of a run.
-    depends, bits  what its size depends on, and which bits it is made of; for the latter alone some points are enough.
-    std  its standard deviation under the bands, for each client where it is one for each; more of it is no lie where
-         there are several numbers;
-    as_normal  what makes standard normals of differences of two noises over their standard deviation; None: nothing.
+    points  `(sequences, steps)`; a sequence of steps has one key, as a client's round, or the sums of a run;
+    depends, bits  names that decide its size, and its bits; for bits alone some points are enough;
+    std  its standard deviation below the bands, one number or one for each client, where more noise is accepted;
+    as_normal  transforms scaled differences of two noises to standard normals; None: they are normal.
     """
     sequences, steps = every.number.shape
     of_each = int(np.clip(NUMBERS // (sequences * steps), min(LEAST, size), size))

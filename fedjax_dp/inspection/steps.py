@@ -1,4 +1,4 @@
-"""Do the parts of a local step bound and noise the records as they state?"""
+"""Checks that the parts of a local step bound records and add noise as stated."""
 
 from collections.abc import Callable
 from typing import Any
@@ -35,7 +35,7 @@ AGAIN = 24  # times as many draws of noise that seems too small
 
 
 def examine_source(source: NoiseSource, place: Place) -> None:
-    """Noise has the stated law at 12 steps of random clients and rounds, or everywhere if its size depends on them."""
+    """Check the law of noise at 12 steps of random clients and rounds, or everywhere if its size depends on them."""
     size, steps, trials = 48, 12, 200
 
     def of(key: jax.Array) -> jax.Array:
@@ -72,7 +72,7 @@ def _varies(algorithm: Algorithm) -> bool:
 
 
 def examine_bound(bound: Bound, place: Place) -> None:
-    """Neighbouring batches move the mean by no more than its unit, which is public."""
+    """Check that neighbouring batches move the mean by at most its unit, which is public."""
     algorithm, data, model = place[:3]
     privatizer = algorithm.local.privatizer
     if not clips(privatizer):
@@ -106,7 +106,7 @@ def examine_bound(bound: Bound, place: Place) -> None:
 
 
 def examine_privatizer(privatizer: Privatizer, place: Place) -> None:
-    """Its event is of all that clients do, and its noise as large as that says over what neighbours move."""
+    """Check that its event covers all steps, and that its noise over the neighbours' difference is as stated."""
     algorithm, data, model, rounds = place[:4]
     local, sizes = algorithm.local, np.asarray(data.sizes)
     if privatizer.on_upload:
@@ -143,7 +143,7 @@ def examine_privatizer(privatizer: Privatizer, place: Place) -> None:
             last, at_last = tuple(a[-1] for a in at), tuple(a[-1:] for a in at)
             own, other = (
                 np.asarray(run(own_keys, last, divisor, batches.params, *batch), float)
-                for batch in (batches.own, batches.less if varies else batches.exchanged)
+                for batch in (batches.own, batches.without_one if varies else batches.with_other)
             )
             finite = np.isfinite(own).all() and np.isfinite(other).all()
             require_so(finite, "a noised gradient", "not finite", "finite: a run that stops tells of a record")
@@ -181,7 +181,7 @@ def _noise_of_pairs(drawn: jax.Array) -> np.ndarray:
 def _scale_of_noise(of: Callable[..., jax.Array], usual: tuple[Any, ...]) -> tuple[Names, Names]:
     """Names of what the size of the noise, and its bits, depend on; refused where that is no point of the schedule."""
 
-    def named(key: jax.Array, divisor: Any, params: Any, records: Any, **where: Any) -> jax.Array:
+    def release(key: jax.Array, divisor: Any, params: Any, records: Any, **where: Any) -> jax.Array:
         return of(key, schedule_points.arrays(StepContext(**where)), divisor, params, *records)
 
     params, *records = usual
@@ -191,7 +191,7 @@ def _scale_of_noise(of: Callable[..., jax.Array], usual: tuple[Any, ...]) -> tup
         "records": tuple(records),
         **schedule_points.example_point(),
     }
-    (trace,) = scale_names(named, run_key(0), inputs)
+    (trace,) = scale_names(release, run_key(0), inputs)
     require_so(trace.noise, "the gradient", "no noise of its key", "noise", "the trace is exact")
     require_public(trace.scale | trace.bits, {"params": "the parameters", "records": "the records of its batch"})
     return trace.scale, trace.bits
@@ -223,7 +223,7 @@ def _examine_everywhere(
             return of(key, schedule_points.arrays(at), jnp.asarray(own, jnp.int32)[at.client], *usual)[:size]
 
         every = schedule_points.points_of_clients(algorithm, data, rounds, depends | bits)
-        as_normal = None if kind.normal else kind.as_normal
+        as_normal = None if kind.is_normal else kind.as_normal
         schedule_points.examine(draw, every, np.ones(1), usual[0].size, depends, bits, wanted * share, as_normal)
 
 
@@ -240,9 +240,9 @@ def _event(privatizer: Privatizer, algorithm: Algorithm, data: FederatedData, cl
 def releases_of(
     event: Event, law: Sampling, adjacency: Adjacency, sums: int, source: Any, any_neighbours: bool = False
 ) -> list[Release]:
-    """The releases of an event, which must be of so many sums, under their sampling law and neighbours.
+    """The releases of an event, which must cover so many sums, with their sampling law and adjacency.
 
-    Of a correlated source of the project one release may stand for all sums, with `any_neighbours` under others.
+    For a correlated source of the project one release may cover all sums, with `any_neighbours` of any adjacency.
     """
     joined = source is not None and facts.of_the_project(source)
     releases = [release for release, _ in event.leaves()]
@@ -263,7 +263,7 @@ def _noise_kind(events: list[list[Release]]) -> Release:
 
 
 def examine_correction(correction: Correction, place: Place) -> None:
-    """Where noise joins the upload: a step brings models no further apart than they are, but for their gradients."""
+    """For noise on the upload: check that a step increases the distance of two models by that of gradients at most."""
     algorithm, data, model, rounds = place[:4]
     if not algorithm.local.privatizer.on_upload:
         return

@@ -1,6 +1,6 @@
-"""What in a traced program depends on records: from equation to equation, through calls, branches and loops.
+"""Taint analysis: what in a traced program depends on records, through all equations, calls, branches and loops.
 
-What is not known to keep records apart, or to be free of them, is taken to depend on them.
+Operations without a known rule are assumed to mix records, and their outputs to depend on all of them.
 """
 
 import functools
@@ -14,7 +14,7 @@ _PACKAGE = str(pathlib.Path(__file__).parent.parent)
 
 
 class Rows(NamedTuple):
-    """Whole records along the leading axes, each place of which depends on one record, and none chose which."""
+    """Whole records along the leading axes: each place depends on one record, which was not chosen by records."""
 
     axes: int  # how many
     of: object  # alike where places stand for the same records
@@ -26,31 +26,31 @@ Taint = str | Rows | None
 
 
 class Marks(NamedTuple):
-    """Names, of `checkpoint_name`, that nobody else can write."""
+    """Secret names for `checkpoint_name`, which user code cannot guess."""
 
     released: str  # depends on no records any more, as it is noised
 
     def of_stream(self, number: int) -> str:
-        """The name of a private gradient that is noised, by the number of its stream of draws."""
+        """The name of a noised private gradient, from the number of its stream of draws."""
         return f"{self.released}, stream {number}"
 
     def stream_of(self, name: str) -> int | None:
-        """The stream of the private gradient of this name, or None if it names none."""
+        """The stream of the private gradient of this name; None for other names."""
         head, comma, number = name.partition(", stream ")
         return int(number) if comma and head == self.released else None
 
     def rows(self, rank: int) -> str:
-        """The name of what may depend on records, as it is noised: one at each place of all but the last axes."""
+        """The name of noised values that may depend on records: one record at each place of all but the last axes."""
         return f"{self.released}, rows of rank {rank}"
 
 
 def store_rows() -> Rows:
-    """Records as they stand in the store."""
+    """The taint of unmodified records of the store."""
     return Rows(1, object())
 
 
 def output_taints(jaxpr: Any, inputs: list[Taint], marks: Marks) -> list[Taint]:
-    """Whether and how every output of a program depends on records, by its inputs."""
+    """The taint of every output of a program, from the taints of its inputs."""
     return equations.interpret(jaxpr, inputs, None, functools.partial(_taint_equation, marks))
 
 

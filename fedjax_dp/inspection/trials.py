@@ -1,4 +1,4 @@
-"""What all examinations share: where they look, how much is tried, and how it is compiled."""
+"""Settings that all examinations share: the examined run, the number of trials, and their compilation."""
 
 import functools
 from collections.abc import Callable
@@ -25,7 +25,7 @@ QUICK = {"xla_backend_optimization_level": 0}
 
 
 class Effort(NamedTuple):
-    """How much is tried."""
+    """Numbers of trials."""
 
     cohorts: int  # that are drawn
     batches: int  # of a client that are drawn, at least, in no fewer than RUNS of its rounds
@@ -63,7 +63,7 @@ def keys_of(count: int, role: str, seed: int = 0) -> jax.Array:
 
 
 def draw_cohorts(cohort: Cohort, key: jax.Array, rounds: np.ndarray, shares: jax.Array) -> Members:
-    """The cohorts of some rounds, `(rounds, members)` each, on the host."""
+    """The cohorts of these rounds as host arrays `(rounds, members)`."""
     return jax.tree.map(np.asarray, _draw(cohort, key, jnp.asarray(rounds), shares))
 
 

@@ -1,4 +1,4 @@
-"""Do the parts behind a client's steps bound and noise its update as they state?"""
+"""Checks that the parts after a client's steps bound its update and add noise as stated."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -39,7 +39,7 @@ HORIZON = 32  # rounds that are tried
 
 
 def examine_upload(upload: ClientPrivacy, place: Place) -> None:
-    """In every round the noise that joins the mean covers the longest message, and the mean passes as it is."""
+    """Check that the noise added to the mean covers the longest message in every round, and that the mean is kept."""
     algorithm, data, model, rounds = place[:4]
     if upload.shared_noise or upload.extra:
         raise AssertionError("shares of noise, and numbers beside an update, are understood of the project's alone")
@@ -199,7 +199,7 @@ def _sample_cohorts(place: Place, most: int) -> tuple[Members, np.ndarray]:
 
 
 def examine_transport(transport: Transport, place: Place) -> None:
-    """The sum that arrives is that of the messages, or its noise would be of another size than they."""
+    """Check that the sum that arrives is the sum of the messages: otherwise its noise would be scaled."""
     members, size = place.algorithm.cohort.capacity(place.data.num_clients), 8
     clip = _message_length(place.algorithm.upload)
     schedule, tried = _sample_cohorts(place, 2**20 // members**2)
@@ -212,10 +212,10 @@ def examine_transport(transport: Transport, place: Place) -> None:
         def send(i: jax.Array) -> Any:
             return transport.message(key, t, i, ids, here, flat[i])[0]
 
-        def summed(a: jax.Array) -> jax.Array:
+        def add_up(a: jax.Array) -> jax.Array:
             return mask_rows(a, here).sum(0, dtype=a.dtype)
 
-        arrived = transport.total(key, t, ids, here, here, jax.tree.map(summed, jax.vmap(send)(at)))
+        arrived = transport.total(key, t, ids, here, here, jax.tree.map(add_up, jax.vmap(send)(at)))
         return jnp.abs(arrived - jnp.where(here[:, None], flat, 0).sum(0)).max()
 
     keys = keys_of(len(tried), "transport")
@@ -226,7 +226,7 @@ def examine_transport(transport: Transport, place: Place) -> None:
 
 
 def examine_estimator(aggregate: Aggregate, place: Place) -> None:
-    """The mean is linear in the messages, and one moves it by no more than is stated, in cohorts of the run."""
+    """Check, in cohorts of the run, that the mean is linear and that one message moves it by at most its reach."""
     algorithm, data, _, rounds = place[:4]
     shares, local = jnp.asarray(data.shares), algorithm.local
     rates = algorithm.cohort.rates(shares)

@@ -1,6 +1,6 @@
-"""What an examination says: a report of each law that holds, one line of what was measured and wanted if one does not.
+"""Results of examinations: a report for each law that holds, and a one-line AssertionError if one does not.
 
-Each assertion says how often it is mistaken, either way.
+Each check states how often it is wrong, in both directions.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ MISSED = 1e-3  # of the wrong program that a check names
 
 
 class CheckReport(NamedTuple):
-    """A law that holds, as far as was measured."""
+    """Report of a law that holds, with its measurement."""
 
     law: str
     measured: str
@@ -33,7 +33,7 @@ _RECORD: contextvars.ContextVar[list[CheckReport] | None] = contextvars.ContextV
 
 @contextlib.contextmanager
 def record_reports() -> Iterator[list[CheckReport]]:
-    """Collects the reports of all assertions that hold inside, in order."""
+    """Collect the reports of all checks inside that hold, in order."""
     reports: list[CheckReport] = []
     token = _RECORD.set(reports)
     try:
@@ -43,7 +43,7 @@ def record_reports() -> Iterator[list[CheckReport]]:
 
 
 def require(holds: Any, law: str, measured: str, wanted: str, certain: str = "exact") -> None:
-    """Record a report where `recorded` collects them; or raise an AssertionError of one line."""
+    """Add a report where `record_reports` collects them; raise a one-line AssertionError if the law does not hold."""
     if not bool(holds):
         raise AssertionError(f"{law}: measured {measured}, wanted {wanted}; {certain}")
     reports = _RECORD.get()
@@ -52,21 +52,21 @@ def require(holds: Any, law: str, measured: str, wanted: str, certain: str = "ex
 
 
 def require_at_most(law: str, measured: Any, most: Any, certain: str = "exact") -> None:
-    """`require` that a number is no larger than another."""
+    """`require` that a number is at most a bound."""
     shown, bound = (f"{a}" if isinstance(a, int | np.integer) else f"{a:.4g}" for a in (measured, most))
     require(measured <= most, law, shown, f"at most {bound}", certain)
 
 
 def require_so(holds: Any, law: str, otherwise: str, wanted: str, certain: str = "exact") -> None:
-    """`require` of what is so or is not: where it is, nothing else was measured than what is wanted."""
+    """`require` for a yes-or-no law: if it holds, the measurement is what was wanted."""
     require(holds, law, wanted if bool(holds) else otherwise, wanted, certain)
 
 
 def require_usual(law: str, deviates: Any, wanted: str, measured: str = "", seen: str = "", slack: float = 1.0) -> None:
-    """`require` of normal deviates that none is further from 0 than chance brings the largest of so many.
+    """`require` that no normal deviate is further from 0 than chance brings the largest of so many.
 
-    measured, seen  in words, where more is known than how far the largest is off, and of what would be missed;
-    slack           a factor on how far they may be, where they are normal but roughly.
+    measured, seen  descriptions of the measurement, by default the largest deviate, and of what would be missed;
+    slack           factor on the limit, for deviates that are only roughly normal.
     """
     worst, tests = largest_deviate(deviates), np.size(deviates)
     measured = measured or f"{worst:.3g} standard errors off"
@@ -74,7 +74,7 @@ def require_usual(law: str, deviates: Any, wanted: str, measured: str = "", seen
 
 
 def certainty(tests: int = 1) -> str:
-    """How often a right program fails an assertion about so many numbers."""
+    """How often a correct program fails a check of so many numbers, in words."""
     return f"false alarm {FALSE_ALARM:g} over {tests} number{'s' if tests > 1 else ''}"
 
 

@@ -66,7 +66,7 @@ class PrivateGradients(NamedTuple):
     ) -> "PrivateGradients":
         """So many as there are rates, and `further`."""
         with jax.named_scope("batch_draw"):
-            data, is_kept = client.data, batches.sampling(client.data.largest).kept
+            data, is_kept = client.data, batches.sampling(client.data.largest).keeps_draw
             key = client.run_key if is_kept and client.run_key is not None else client.key
             drawn = batches.sample(
                 role_key(key, "batch"), client.client.size, rates.size + further, data.largest, data.smallest

@@ -1,4 +1,4 @@
-"""What a run promises: what is released of each client, and the noise for a budget."""
+"""Privacy of a run: its Guarantee, the events of its clients, and the calibration of noise for a budget."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""What the epsilon of a run's rounds rests on, in sentences; what is beside the rounds has its own (`qualifiers`)."""
+"""The assumptions behind the epsilon of a run's rounds, in sentences; `qualifiers` add those of other features."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +14,7 @@ from fedjax_dp.privacy.release_table import participation_mode, remembers
 
 
 def assumptions(run: PlannedRun, steps: Sequence[Any]) -> list[str]:
-    """The sentences, of a run whose rounds release these steps."""
+    """The assumptions of a run whose rounds release these steps."""
     algorithm, colluders = run.algorithm, run.terms.colluders
     participation = participation_mode(run)
     cohorts = {
@@ -26,11 +26,9 @@ def assumptions(run: PlannedRun, steps: Sequence[Any]) -> list[str]:
         "once": "a single round of the run is accounted for, whichever it is",
     }
     if participation != run.terms.participation:
-        cohorts[participation] += f"; for participation {run.terms.participation} no less is known here"
+        cohorts[participation] += f"; nothing less is proved for participation {run.terms.participation} here"
     if algorithm.cohort.log(run.data.num_clients) is not None:
-        cohorts["schedule"] = (
-            "who takes part stands in a log, which is public and knows no records on the word of who wrote it"
-        )
+        cohorts["schedule"] = "participation follows a public log, which is trusted to depend on no records"
     unit, local = unit_of(algorithm), algorithm.local
     if not steps:
         return [cohorts[participation]]
@@ -38,7 +36,7 @@ def assumptions(run: PlannedRun, steps: Sequence[Any]) -> list[str]:
         hidden = not isinstance(steps[0].sampling, accounting.FullBatch)
         lines = [
             *_noise_schedule(run),
-            f"clients by {steps[0].sampling}, and nobody sees which take part" if hidden else cohorts[participation],
+            f"clients by {steps[0].sampling}, and who takes part is hidden" if hidden else cohorts[participation],
             *_client_state(run, hidden),
             *_known_members(run, hidden),
             "the number of clients, their shares and all divisors are public",
@@ -75,8 +73,8 @@ def assumptions(run: PlannedRun, steps: Sequence[Any]) -> list[str]:
             low, high = (f"{gain:.3g}" for gain in (gains.min(), gains.max()))
             between = low if low == high else f"{low} to {high}"
             lines.append(
-                f"what is seen carries {between} times the variance of a client's own noise, with "
-                f"{colluders} of a cohort helping the adversary"
+                f"the adversary sees {between} times the variance of a client's own noise, with {colluders} colluders "
+                "in a cohort"
             )
             if algorithm.transport.resolution:
                 lines.append(
@@ -101,8 +99,8 @@ def _client_state(run: PlannedRun, hidden: bool) -> list[str]:
     if not remembers(run.algorithm):
         return []
     if hidden:
-        return ["what a client keeps changes in its own rounds alone, by its own records and what was released"]
-    public = "clients keep what acts on later updates: their draw is counted as public, so that it hides nothing"
+        return ["client state changes in its client's own rounds alone, by its own records and by releases"]
+    public = "client state acts on later updates: the draw of clients is counted as public, without amplification"
     return [public] if run.algorithm.cohort.is_random else []
 
 
@@ -114,8 +112,8 @@ def _known_members(run: PlannedRun, hidden: bool) -> list[str]:
     if not isinstance(cohort.amplification(num_clients, run.helpers)[0], accounting.FullBatch):
         return []
     return [
-        "nothing is known of who is drawn in the eyes of members of a cohort: their draw is counted as public, so that "
-        "it hides nothing (view final_model has no such members)"
+        "no amplification is proved against members of a cohort: the draw of clients is counted as public "
+        "(view final_model has no such members)"
     ]
 
 

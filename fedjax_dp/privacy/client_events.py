@@ -1,4 +1,4 @@
-"""The events of a run: what of each client is released, read off the very value that is simulated."""
+"""The events of a run: what is released of each client, derived from the algorithm that is simulated."""
 
 from fedjax_dp import errors
 from fedjax_dp.accounting import Event, View
@@ -9,30 +9,30 @@ from fedjax_dp.privacy.terms import BY_NAME_ALONE
 
 
 def client_events(run: PlannedRun) -> list[Event]:
-    """The event of each client: what the adversary of the run's view receives that depends on it.
+    """The event of each client: everything that depends on it and that the adversary of the run's view receives.
 
-    Of phases that the run goes on from it is what theirs received.
+    For earlier phases the adversary is that of their own view.
     """
     return with_qualifiers(run, training_events(run))
 
 
 def with_qualifiers(run: PlannedRun, events: list[Event]) -> list[Event]:
-    """The same, of what its rounds release."""
+    """The events of all clients, from the releases of the rounds: earlier phases and other releases are added."""
     for one in run.qualifiers:
         events = one.releases(events)
     return events
 
 
 def own_events(run: PlannedRun, events: list[Event]) -> list[Event]:
-    """The same without what prior runs released."""
+    """The events of all clients without the releases of earlier runs."""
     for one in run.qualifiers:
-        if one.own:
+        if one.in_run:
             events = one.releases(events)
     return events
 
 
 def training_events(run: PlannedRun, at_least: int = 0) -> list[Event]:
-    """The same without what clients paid before for how they are drawn: what rounds release, given their cohorts.
+    """The releases of the rounds alone, for given cohorts: without releases before the first round.
 
     `at_least` rounds are counted even for clients that are never drawn.
     """
@@ -43,7 +43,7 @@ def training_events(run: PlannedRun, at_least: int = 0) -> list[Event]:
     table = ReleaseTable(run)
     if len(table.levels.factors) > 1 and table.participation in BY_NAME_ALONE:
         wanted = "schedule, law or worst where the noise differs from round to round"
-        raise errors.refuse("participation", table.participation, wanted, "nobody says of which rounds it would be")
+        raise errors.refuse("participation", table.participation, wanted, "the rounds it counts are undefined")
     events = table.events(at_least)
     for one in run.qualifiers:
         events = one.rounds(events)

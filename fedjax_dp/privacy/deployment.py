@@ -1,9 +1,9 @@
-"""A deployment with larger cohorts, which a run of small ones stands for (pfl-research calls it noise_cohort_size).
+"""Deployments with large cohorts, simulated by runs with small ones (noise_cohort_size in pfl-research).
 
-Simulated are cohorts of r out of n clients, promised is a deployment with cohorts of R out of N. Noise on the
-deployment's sum is z C, so on its mean z C / R. The same noise on a mean of r is (r / R) z C on the simulated sum: the
-model moves as noisily as the deployment's would, and its mean over clients varies R / r times as much. What is
-released by the run itself has r / R of the noise that the promise is of.
+The run simulates cohorts of r out of n clients; the Guarantee describes a deployment with cohorts of R out of N. The
+noise on the deployment's sum is z C, so z C / R on its mean. The same noise on a mean of r clients is (r / R) z C on
+the simulated sum. The model then gets the noise of the deployment, but the variance of its mean over clients is R / r
+times as large. The releases of the run itself have only r / R of the noise of the Guarantee.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ BY_SCHEDULE = ("worst", "expected", "once")  # participation that counts rounds 
 
 
 class ClientPopulation(NamedTuple):
-    """How many there are, and how the cohorts among them are drawn."""
+    """The number of clients, and the cohorts drawn among them."""
 
     cohort: Cohort
     num_clients: int
@@ -39,8 +39,8 @@ class ClientPopulation(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Deployed(Qualifier):
-    """A qualifier: the Guarantee is of the deployment, and names the epsilon of the run itself.
+class DeploymentQualifier(Qualifier):
+    """A qualifier: the Guarantee describes the deployment, and names the epsilon of the run itself.
 
     run_itself  the planned run without its deployment
     """
@@ -75,8 +75,8 @@ def of_deployment(
     num_clients: int,
     rounds: int,
     run_itself: Callable[[], Any],
-) -> Deployed:
-    """The qualifier of a run of `num_clients` clients that stands for a deployment."""
+) -> DeploymentQualifier:
+    """The qualifier of a run of `num_clients` clients that simulates a deployment."""
     stale: tuple[str, ...] = ()
     if algorithm.local.has_client_state:  # it is another in the simulation, though noise is alike
         apart = population.num_clients / population.size
@@ -90,7 +90,7 @@ def of_deployment(
         "noise on the mean is the deployment's, but a mean of so few clients varies more than one of its cohorts: "
         "results are pessimistic",
     )
-    return Deployed(
+    return DeploymentQualifier(
         population=population,
         simulated=ClientPopulation(algorithm.cohort, num_clients),
         num_rounds=rounds,
@@ -102,9 +102,9 @@ def of_deployment(
 
 
 def standing_for(algorithm: Algorithm, data: FederatedData, terms: PrivacyTerms) -> Algorithm:
-    """The algorithm with r / R of its noise, for terms that speak of a deployment.
+    """The algorithm with r / R of its noise, for terms with a deployment.
 
-    Raises: ConfigurationError for what cannot stand for one.
+    Raises: ConfigurationError for algorithms and sizes that cannot simulate one.
     """
     assert terms.deployment is not None
     size, population = terms.deployment

@@ -21,26 +21,26 @@ BOUNDED_BY = {  # how one comes to know how many records a unit has
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Groups(Qualifier):
-    """A qualifier: the Guarantee is of a group of records."""
+    """A qualifier: the Guarantee protects a group of records."""
 
     bound: UnitBound
     data: FederatedData
 
     def rounds(self, events: list[Event]) -> list[Event]:
-        """What the rounds release of all records of a unit that has some at a client.
+        """The releases of the rounds for all records of a unit with records at each client.
 
-        That is no more than there are, where sizes are public; a unit that may join can bring more. One that has
-        records at several clients is taken to have them at the dearest ones beside: releases of clients compose.
-        Raises: ConfigurationError where no client is known to be dearest.
+        If sizes are public, a unit has at most the records of the client; for add-remove it may bring more. A unit
+        with records at several clients is assumed to have the others at the most costly clients: releases compose.
+        Raises: ConfigurationError if the most costly client is unknown.
         """
         bound = self.bound
 
         @functools.cache
-        def grouped(event: Event, records: int) -> Event:
+        def of_unit(event: Event, records: int) -> Event:
             joins = any(step.adjacency is Adjacency.ADD_REMOVE for step, _ in event.leaves())
             return of_group(event, bound.unit, bound.records if joins else min(bound.records, records))
 
-        at_client = [grouped(*one) for one in zip(events, np.asarray(self.data.sizes).tolist(), strict=True)]
+        at_client = [of_unit(*one) for one in zip(events, np.asarray(self.data.sizes).tolist(), strict=True)]
         others = min(bound.clients, self.data.num_clients) - 1
         if not others:
             return at_client
@@ -49,12 +49,12 @@ class Groups(Qualifier):
 
 
 def of_groups(bound: UnitBound, data: FederatedData) -> Groups:
-    """The qualifier of a unit of so many records."""
+    """The qualifier of a unit with a bounded number of records."""
     return Groups(bound=bound, data=data, assumptions=(_rule(bound),))
 
 
 def require_bound(unit: Unit, data: FederatedData) -> None:
-    """Refuse a group that nobody bounds, or whose records features were made with."""
+    """Refuse a unit without a bound on its records, or features that were learnt from training records."""
     if data.bound_of(unit) is None:
         raise errors.refuse("unit", unit.value, "one whose records the data bound", BOUNDED_BY[unit])
     if data.learnt:

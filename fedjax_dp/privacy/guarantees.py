@@ -1,4 +1,4 @@
-"""The bridge from the simulated value to its Guarantee: what is accounted is what was run."""
+"""The Guarantee of a run, derived from the algorithm that is simulated."""
 
 import dataclasses
 import math
@@ -50,11 +50,11 @@ def calibrate(
 ) -> Algorithm:
     """The same algorithm with the smallest noise that keeps each client, or each client's records, within the budget.
 
-    Each client gets its own, unless noise is counted together: on whole clients, or in a secure sum that gains by it.
-    With one budget per client, noise on records differs from client to client; noise on whole clients is common, so the
+    Each client gets its own noise, unless clients share it: with noise on whole clients, or a secure sum that adds it
+    up. With one budget per client, noise on records differs between clients; noise on whole clients is common, so the
     smallest budget decides.
     privacy   `epsilon`, `delta`, ...: the fields of `PrivacyTerms`;
-    progress  called with (client kinds done, client kinds in all).
+    progress  called with (client kinds done, client kinds).
     Raises:   ConfigurationError if the budget is unreachable or the combination has no accountant.
     """
     terms = PrivacyTerms(**privacy)
@@ -66,9 +66,9 @@ def calibrate(
 
 
 def with_least_noise(run: PlannedRun, progress: Callable[[int, int], None] | None = None) -> PlannedRun:
-    """The run with that noise, its parts not inspected.
+    """The run with that noise, without inspection of its parts.
 
-    Raises: ConfigurationError too where its parts cannot carry so much noise.
+    Raises: ConfigurationError also if its parts cannot represent so much noise.
     """
     noised = _least_noise(run, progress)
     check(noised.algorithm, noised.data, noised.rounds)
@@ -124,7 +124,7 @@ def _least_noise(run: PlannedRun, progress: Callable[[int, int], None] | None) -
 
 
 def verification_error(run: PlannedRun) -> str | None:
-    """What speaks against the statements of its parts without running it, or None: see `guarantee`."""
+    """The error that contradicts the statements of its parts, found without a run, or None: see `guarantee`."""
     try:
         verify_custom_parts(run)
     except errors.ConfigurationError as contradicted:
@@ -133,7 +133,7 @@ def verification_error(run: PlannedRun) -> str | None:
 
 
 def verify_custom_parts(run: PlannedRun) -> None:
-    """Refuse parts that leave a fact unsaid, and parts other than the project's own that say what is not so."""
+    """Refuse parts without a required fact, and user-defined parts with a wrong one."""
     facts.require_facts(run.algorithm)
     if constants.words_of(run.model) or getattr(run.model, "frozen", None) is not None:
         constants.require_no_records(run.model, run.data)
@@ -161,19 +161,17 @@ def guarantee(
     progress: Callable[[int, int], None] | None = None,
     **privacy: Unpack[PrivacyOptions],
 ) -> Guarantee:
-    """What the run of `algorithm` for `rounds` rounds with `seed` promises, per client.
+    """The Guarantee of each client for a run of `algorithm` over `rounds` rounds with `seed`.
 
-    The unit is one record of one client where local steps are noised, and a client with all its records where updates
-    are.
-    model     needed where its size matters (integer noise), and for parts of one's own that work on models; default
-              logistic regression;
-    privacy   `delta`, `view`, ...: the fields of `PrivacyTerms`. As in `run`, an `epsilon` finds the noise first, and a
-              `stop_at_epsilon` ends the run: the Guarantee is of that noise, and of the rounds within it;
-    progress  called with (distinct clients done, distinct clients in all).
-    Parts that are not the project's own are believed only as far as nothing contradicts them: see `parts.facts` and
-    `inspection`. The assumptions name them.
-    Raises: ConfigurationError for a combination without an accountant, for parts that leave a fact unsaid or say what
-            is not so, and for a budget that cannot be met.
+    The unit is one record of one client if local steps are noised, and a client with all its records if updates are.
+    model     needed if its size matters (integer noise), and for user-defined parts that use models; default logistic
+              regression;
+    privacy   `delta`, `view`, ...: the fields of `PrivacyTerms`. As in `run`, `epsilon` calibrates the noise first, and
+              `stop_at_epsilon` ends the run: the Guarantee is for this noise and these rounds;
+    progress  called with (distinct clients done, distinct clients).
+    User-defined parts are examined, see `parts.facts` and `inspection`; the assumptions name them.
+    Raises: ConfigurationError for a combination without an accountant, for parts with missing or wrong facts, and for
+            a budget that cannot be met.
     """
     terms = PrivacyTerms(**privacy)
     run = plan_run(algorithm, data, rounds=rounds, seed=seed, model=model, terms=terms)
@@ -202,17 +200,17 @@ def _attacks(events: list[Event], delta: float, accountant: str) -> tuple[Attack
 
 
 class PreparedRun(NamedTuple):
-    """A run with the noise that meets its epsilon, or of the rounds that its budget allows, and its Guarantee."""
+    """A run with calibrated noise, or with the rounds that its budget allows, and its Guarantee."""
 
     planned: PlannedRun
     guarantee: Guarantee
 
 
 def prepare(run: PlannedRun, progress: Callable[[int, int], None] | None = None) -> PreparedRun:
-    """Find the noise of a run, or the end of its rounds, and its Guarantee: all before any training.
+    """Calibrate the noise or the number of rounds, and derive the Guarantee, before any training.
 
-    progress  called with (kinds of clients done, kinds in all).
-    Raises:   ConfigurationError without a delta, for a budget that cannot be met, for parts that say what is not so.
+    progress  called with (kinds of clients done, kinds of clients).
+    Raises:   ConfigurationError without a delta, for a budget that cannot be met, and for parts with wrong facts.
     """
     if noise_of(run.algorithm) is not None and run.terms.delta is None:
         raise errors.refuse("delta", "none", "given for a private algorithm", "delta below 1 / records is usual")
@@ -225,7 +223,7 @@ def prepare(run: PlannedRun, progress: Callable[[int, int], None] | None = None)
 
 
 def unverified_guarantee(run: PlannedRun, progress: Callable[[int, int], None] | None = None) -> Guarantee:
-    """The same from what the parts state, which is not looked into: for those who try to break it, as audits do."""
+    """The Guarantee by the stated facts of the parts, without examination: audits try to break it."""
     algorithm, data, terms = run.algorithm, run.data, run.terms
     num_clients, unit, delta = data.num_clients, run.unit, terms.delta
     reason = run.no_epsilon_reason
@@ -268,7 +266,7 @@ def unverified_guarantee(run: PlannedRun, progress: Callable[[int, int], None] |
             FLOAT_NOISE,
         ),
         claims=hooks.Deferred(hooks.claims_about, run, delta, epsilons, events)
-        if all(one.published for one in run.qualifiers)
+        if all(one.keeps_claims for one in run.qualifiers)
         else (),
         warnings=(
             *epsilon_warnings(max(epsilons)),
@@ -320,7 +318,7 @@ def _feature_warnings(data: FederatedData) -> list[str]:
 
 
 def over_budget(promise: Guarantee, terms: PrivacyTerms) -> Guarantee:
-    """The same Guarantee with a warning if some client's epsilon is above its budget."""
+    """The Guarantee, with a warning if the epsilon of some client is above its budget."""
     budgets = terms.budgets(len(promise.epsilons))
     spent, budget = max(zip(promise.epsilons, budgets, strict=True), key=lambda pair: pair[0] / pair[1])
     if spent <= budget:

@@ -1,4 +1,4 @@
-"""How many of its rounds a run takes that an epsilon ends, found before the first of them."""
+"""Runs that end at an epsilon: their number of rounds, known before the first round."""
 
 from fedjax_dp import errors
 from fedjax_dp.accounting import Guarantee, last_round
@@ -12,12 +12,12 @@ BY_NOISE = "give --noise-multiplier (noise_multiplier= in Python) instead of eps
 
 
 def within_budget(run: PlannedRun, promise: Guarantee) -> PlannedRun:
-    """The first rounds of a run within `stop_at_epsilon`, all of them where that is met.
+    """The run cut to the rounds within `stop_at_epsilon`, which may be all.
 
-    The first client that would pass it ends the run for all. That depends on noise, rates and schedule, which are
-    fixed, and on no record: so no filter is needed, and the epsilons are those of a run that was planned so.
-    promise  of all its rounds.
-    Raises: ConfigurationError where epsilon is infinite, and where not even one round is within it.
+    The first client that would exceed it ends the run for all. This depends on noise, rates and schedule, which are
+    fixed, and on no record: so no filter is needed, and the epsilons are those of a run with so many planned rounds.
+    promise  the Guarantee of all its rounds.
+    Raises: ConfigurationError if epsilon is infinite, or if the first round exceeds the budget.
     """
     budget = run.terms.stop_at_epsilon
     assert budget is not None
@@ -32,7 +32,7 @@ def within_budget(run: PlannedRun, promise: Guarantee) -> PlannedRun:
 
 
 def require_halting(run: PlannedRun) -> None:
-    """Refuse an epsilon that cannot end this run, before anything is worked out."""
+    """Refuse a `stop_at_epsilon` that cannot end this run, before any computation."""
     name, budget = "stop_at_epsilon", run.terms.stop_at_epsilon
     assert budget is not None
     require_budget(name, budget, WITHOUT)

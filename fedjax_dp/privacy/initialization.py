@@ -1,9 +1,9 @@
-"""What the values that training begins with hold of the clients' records, as far as it is known.
+"""Initial parameters that earlier training may have derived from the clients' records.
 
-A phase of training counts: the Guarantee is of it and of the run together, and there is none where that phase had no
-privacy, or nobody says how much. It does not count where its records are others by name, both data sets being shipped
-ones that share none, or where somebody denies it; the Guarantee then names the start. Records are not compared, as
-those of a data set may have been cropped, mirrored, scaled or relabelled.
+An earlier phase on these records counts: the Guarantee covers it and the run together; there is none if that phase had
+no privacy, or an unknown epsilon. A phase does not count if its data set is known by name to share no records with the
+clients' (both are shipped with the package), or if the user declares it public; the Guarantee then names the initial
+parameters. Records are not compared, as they may have been cropped, mirrored, scaled or relabelled.
 """
 
 import dataclasses
@@ -42,9 +42,9 @@ SAY_SO = "say that it holds none of these clients' records (start_private false)
 
 
 class PriorRun(NamedTuple):
-    """A phase that is over, whose releases are of the clients too.
+    """A finished phase with releases of the same clients.
 
-    known_by  how its clients are known to be the run's, client by client; None: nobody knows which is which.
+    known_by  why its client k is the run's client k, in words; None: the correspondence is unknown.
     """
 
     phase: Phase
@@ -52,16 +52,16 @@ class PriorRun(NamedTuple):
 
     @property
     def members(self) -> str:
-        """How what it releases of its clients counts for the run's."""
+        """How its releases count for the run's clients, in words."""
         return self.known_by or ANY_CLIENT
 
     def events(self, kind: Kind, num_clients: int) -> list[Event]:
-        """What it releases of each client.
+        """The event of each client in this phase.
 
-        An add-remove price is not always one for a zero in the place (as of an individual filter): where a sum is
-        divided by who is drawn (`BoundedMean` with `least`), a client without its contribution still counts in the
-        divisor, and one that is gone does not; sampling then hides it less, and no ledger says what was divided by.
-        Raises: ConfigurationError where it is of another unit or other neighbours.
+        Add-remove does not always imply zero-out (used by individual filters): if a sum is divided by the realised
+        cohort size (`BoundedMean` with `least`), a client without contribution still counts in the divisor, and an
+        absent one does not. Then sampling hides it less, and ledgers do not record the divisor.
+        Raises: ConfigurationError for a phase of another unit or adjacency.
         """
         if (own := kind_of(self.phase)) is not None and own != kind:
             of_that, of_this = (f"one {unit} ({adjacency.value} neighbours)" for unit, adjacency in (own, kind))
@@ -73,47 +73,47 @@ class PriorRun(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Initialization(Qualifier):
-    """A qualifier: the values that training begins with, and the runs before that the Guarantee is of too.
+    """A qualifier: the initial parameters, and the earlier runs that the Guarantee covers too.
 
-    unit, num_clients  of the run
+    unit, num_clients  unit of the Guarantee and number of clients of the run
     """
 
     prior_runs: tuple[PriorRun, ...] = ()
     unit: Unit = Unit.RECORD
     num_clients: int = 0
-    own: bool = False
+    in_run: bool = False
     # Of these prior runs, never of a copy's.
     _events: dict[Adjacency | None, list[list[Event]]] = dataclasses.field(
         default_factory=dict, init=False, compare=False, repr=False
     )
 
     @property
-    def listed(self) -> str:
-        """The prior runs in words."""
+    def names(self) -> str:
+        """Names of the prior runs."""
         return ", ".join(describe_phase(one.phase) for one in self.prior_runs)
 
     @property
     def views(self) -> list[View]:
-        """In which the prior runs are counted, as far as it is known."""
+        """The known views of the prior runs."""
         views = (one.phase.get("view") for one in self.prior_runs)
         return [View(view) for view in views if view in {known.value for known in View}]
 
     @property
     def without_prior_runs(self) -> "Initialization":
-        """The same for a Guarantee of what follows the prior runs, where nobody attacks their own releases."""
+        """The qualifier without prior runs, for a Guarantee against attacks on the later releases alone."""
         if not self.prior_runs:
             return self
-        caveat = f"{OF} the model of {self.listed}, whose own releases are not attacked"
+        caveat = f"{OF} the model of {self.names}, whose own releases are not attacked"
         words = "; ".join(filter(None, (self.caveat, caveat)))
-        return dataclasses.replace(self, caveat=words, assumptions=(), published=True, prior_runs=())
+        return dataclasses.replace(self, caveat=words, assumptions=(), keeps_claims=True, prior_runs=())
 
     def on(self, terms: PrivacyTerms) -> "Initialization":
-        """The qualifier of a run on these terms: with the reason that they add, if they do."""
+        """The qualifier of a run on these terms, with the reason against an epsilon that they add, if any."""
         if self.reason is not None or not self.prior_runs:
             return self
         reason = self._collusion(terms.colluders)
         if terms.deployment is not None:
-            reason = "nobody knows which members of a deployment were in the phase before"
+            reason = "it is unknown which members of a deployment were in the earlier phase"
         return self if reason is None else dataclasses.replace(self, reason=reason)
 
     def _collusion(self, colluders: int) -> str | None:
@@ -121,36 +121,37 @@ class Initialization(Qualifier):
         for phase in (one.phase for one in self.prior_runs):
             known = phase.get("colluders")
             if known is not None and known < colluders and phase.get("view") != View.UPLOADS.value:
-                return f"{describe_phase(phase)} before it is counted with {known} colluders: count both with as many"
+                return f"{describe_phase(phase)} is counted with {known} colluders: count both with the same number"
         return None
 
     def releases(self, events: list[Event]) -> list[Event]:
-        """With those of the prior runs.
+        """The events composed with those of the prior runs.
 
-        Raises: ConfigurationError where these are of another unit or other neighbours.
+        Raises: ConfigurationError for prior runs of another unit or adjacency.
         """
         return with_past(compose_past(self._earlier(adjacency_of(events))), events)
 
     def target(self, target: Target, accountant: str) -> Target:
-        """Refuse budgets that the prior runs have spent, which no noise of the run changes."""
+        """The target after the prior runs; refuses budgets that these have already spent."""
         past = compose_past(self._earlier(adjacency_of(target.events)))
         if past is None:
             return target
-        if max(sum(step.lost * count for step, count in event.leaves()) for event in distinct(past)) >= target.delta:
-            wanted = "one at which the phases before have an epsilon"
-            raise errors.refuse("delta", target.delta, wanted, self._unresolved)
+        deltas = (sum(step.infinite_mass * count for step, count in event.leaves()) for event in distinct(past))
+        if max(deltas) >= target.delta:
+            wanted = "one at which the earlier phases have an epsilon"
+            raise errors.refuse("delta", target.delta, wanted, self._no_epsilon_reason)
         costs = epsilons_of(past, target.delta, accountant)
         budget, most = min(zip(target.budgets, costs, strict=True), key=lambda pair: pair[0] - pair[1])
         if not budget > most:
-            wanted = f"above {most:.4g}, which {self.listed} cost already at delta {target.delta:g}"
+            wanted = f"above {most:.4g}, which {self.names} cost already at delta {target.delta:g}"
             raise errors.refuse("epsilon", budget, wanted, "raise it, or begin with another start")
         return target._replace(events=with_past(past, target.events))
 
     def infinite_reason(self, account: Account) -> str | None:
-        """That the prior runs have no epsilon at this delta, where the run by itself has one."""
+        """The reason if the prior runs have no epsilon at this delta, though the run itself has one."""
         if not self.prior_runs or math.isinf(max(epsilons_of(account.events, account.delta, account.accountant))):
             return None
-        return self._unresolved
+        return self._no_epsilon_reason
 
     def fields(self, account: Account) -> dict[str, Any]:
         if not self.prior_runs:
@@ -163,9 +164,9 @@ class Initialization(Qualifier):
         return {"phases": tuple(phases), "alone": alone}
 
     @property
-    def _unresolved(self) -> str:
+    def _no_epsilon_reason(self) -> str:
         return (
-            f"{self.listed} has no epsilon at this delta; where epsilon and delta alone are known, delta must be above "
+            f"{self.names} has no epsilon at this delta; where epsilon and delta alone are known, delta must be above "
             "theirs"
         )
 
@@ -178,20 +179,20 @@ class Initialization(Qualifier):
         return self._events[adjacency]
 
 
-RANDOM = Initialization(published=True)
+RANDOM = Initialization(keeps_claims=True)
 
 
 class _Sign(NamedTuple):
     """What speaks for a start being made of these clients' records, and whether a word to the contrary outweighs it."""
 
     reason: str
-    deniable: bool = True
+    is_deniable: bool = True
 
 
 def initialization_of(origins: Sequence[Origin], data: FederatedData, unit: Unit) -> Initialization:
-    """What is known of all of these values: the first reason against an epsilon, or all that the Guarantee has to name.
+    """The qualifier for these origins: the first reason against an epsilon, or all that the Guarantee has to name.
 
-    unit  of the Guarantee: of a client it is not public who takes part, so that none is known by its name.
+    unit  unit of the Guarantee: for clients the participants are not public, so no client is known by its name.
     """
     if not origins:
         return RANDOM
@@ -203,15 +204,15 @@ def initialization_of(origins: Sequence[Origin], data: FederatedData, unit: Unit
     private = [origin for origin, part in zip(origins, parts, strict=True) if part.prior_runs]
     if private and (apart := _apart(private, [one.phase for one in prior_runs])) is not None:
         reasons.append(
-            f"training begins with {apart}, private runs of which none began with the other, so that their noise may "
-            "be the same numbers: begin with one of them"
+            f"training begins with {apart}, two private runs that did not follow each other, so that their noise may "
+            "be identical: begin with one of them"
         )
     return Initialization(
         reason=next(iter(reasons), None),
         caveat="; ".join(part.caveat for part in parts if part.caveat) or None,
         assumptions=tuple(line for part in parts for line in part.assumptions),
         warnings=tuple(line for part in parts for line in part.warnings),
-        published=not prior_runs,
+        keeps_claims=not prior_runs,
         prior_runs=tuple(prior_runs),
         unit=unit,
         num_clients=data.num_clients,
@@ -239,20 +240,20 @@ def _of_one(origin: Origin, data: FederatedData, unit: Unit) -> Initialization:
         sign = _Sign(f"said to be trained on {origin.trained_on}, as these clients' data are called")
         signs = {place: signs.get(place, sign) for place in range(len(phases))}
     if origin.public is False or origin.stated is not None:
-        sign = _Sign("which was trained on records of these clients", deniable=False)
+        sign = _Sign("which was trained on records of these clients", is_deniable=False)
         known = [place for place, phase in enumerate(phases) if phase["kind"] == RUN or is_private(phase)]
         signs |= dict.fromkeys(known or range(len(phases)), sign)
-    counted = {place: sign for place, sign in sorted(signs.items()) if not (origin.public and sign.deniable)}
+    counted = {place: sign for place, sign in sorted(signs.items()) if not (origin.public and sign.is_deniable)}
     for place, sign in counted.items():
         if not is_private(phases[place]):
-            remedy = f": {SAY_SO}" if sign.deniable else ""
+            remedy = f": {SAY_SO}" if sign.is_deniable else ""
             why = f": {without_price(phases[place])}" if phases[place]["kind"] == RUN else ""
             return Initialization(reason=f"training begins with {origin.name}, {sign.reason}{why}{remedy}")
     facts = clients_in(data, data.checksum, unit is not Unit.CLIENT) if counted else {}
     prior_runs = tuple(PriorRun(phases[place], same_clients(phases[place], facts)) for place in counted)
     denied = next((sign for place, sign in signs.items() if place not in counted), None)
     by_name = bool(origin.ledger) and origin.public is None
-    word = "treated as public" if by_name else "public on the word of whoever runs it"
+    word = "treated as public" if by_name else "declared public by its user"
     if denied is not None:
         return Initialization(caveat=f"{OF} {origin}, {word} although {denied.reason}", prior_runs=prior_runs)
     if (unknown := _unknown(origin, phases)) is not None:
@@ -288,7 +289,7 @@ def _unknown(origin: Origin, phases: Sequence[Phase]) -> Initialization | None:
 def _composition_words(origin: Origin, prior_runs: Sequence[PriorRun], signs: Mapping[int, _Sign]) -> str:
     lines = [f"training begins with {origin}"]
     for one, sign in zip(prior_runs, signs.values(), strict=True):
-        lines += [f"of {describe_phase(one.phase)}, {one.members}", *([sign.reason] if sign.deniable else [])]
+        lines += [f"of {describe_phase(one.phase)}, {one.members}", *([sign.reason] if sign.is_deniable else [])]
     return "; ".join(lines)
 
 
@@ -306,7 +307,7 @@ def _sign(phase: Phase, origin: Origin, data: FederatedData) -> _Sign | None:
         return None
     made_by = f"made by {_made_of(phase)}"
     if phase["records"].get("checksum") == data.checksum:
-        return _Sign(f"{made_by}, of these very records", deniable=False)
+        return _Sign(f"{made_by}, of these very records", is_deniable=False)
     if name and phase["dataset"] == name:
         return _Sign(f"{made_by}, as these clients' data are called")
     return _Sign(f"{made_by}, whose records may be these clients' in another form")

@@ -1,4 +1,4 @@
-"""A run before its first round: checked once, and what accounting has to know of it worked out once."""
+"""A run before its first round, checked once, and the facts that accounting needs, computed once."""
 
 import dataclasses
 import functools
@@ -40,7 +40,7 @@ INITIALIZATION, COHORTS, ATTENDANCE, RATES = "initialization", "cohorts", "atten
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PlannedRun:
-    """An algorithm, what it runs on, and how its privacy is counted; `plan_run` makes one that has been checked."""
+    """An algorithm, its data, rounds and privacy terms; `plan_run` makes a checked one."""
 
     algorithm: Algorithm
     data: FederatedData
@@ -59,7 +59,7 @@ class PlannedRun:
 
     @functools.cached_property
     def view(self) -> View:
-        """Who must learn nothing: unless it is given, no weaker adversary than those of the prior runs."""
+        """The adversary; by default not weaker than those of the prior runs."""
         view = view_of(self.algorithm, self.terms.view)
         if self.terms.view is not None or not self.prior_runs or no_epsilon_reason_of(self.algorithm, view):
             return view
@@ -70,9 +70,9 @@ class PlannedRun:
 
     @property
     def unit(self) -> Unit:
-        """Whom the Guarantee is of: unless terms say it, whom noise hides, or of whom the data keep so many records.
+        """The protected unit; by default that of the noise, or the user or text whose records the data bound.
 
-        Tokens alone have to be named: their bound follows from how texts are cut, and nobody set it.
+        Tokens must be requested: their bound follows from the windows of texts, not from a setting.
         """
         if self.terms.unit is not None:
             return Unit(self.terms.unit)
@@ -82,19 +82,19 @@ class PlannedRun:
 
     @property
     def bound(self) -> UnitBound:
-        """How many records the unit has."""
+        """The bound on the records of the unit."""
         return self.data.bound_of(self.unit) or UnitBound(self.unit, 1)
 
     @functools.cached_property
     def population(self) -> ClientPopulation:
-        """Whom the Guarantee is of: the clients of the data, or those of the deployment that they stand for."""
+        """The clients of the Guarantee: those of the data, or of the deployment that they simulate."""
         if self.terms.deployment is not None:
             return clients_of(self.algorithm, self.terms)
         return ClientPopulation(self.algorithm.cohort, self.data.num_clients)
 
     @functools.cached_property
     def qualifiers(self) -> tuple[Qualifier, ...]:
-        """What features beside its plain rounds change of its Guarantee, in the order in which they are counted."""
+        """The qualifiers of features other than plain rounds, in the order in which they are counted."""
         setup, result = self.algorithm.cohort.setup_event, list[Qualifier]()
         if self.unit.of_records:
             result.append(of_groups(self.bound, self.data))
@@ -112,36 +112,36 @@ class PlannedRun:
 
     @property
     def helpers(self) -> int:
-        """Members of a cohort of theirs that help the adversary, see `helpers_of`."""
+        """Cohort members that help the adversary, see `helpers_of`."""
         return helpers_of(self.population.cohort.capacity(self.population.num_clients), self.view, self.terms.colluders)
 
     @functools.cached_property
     def no_epsilon_reason(self) -> str | None:
-        """Why no epsilon exists, where none does."""
+        """The reason why no epsilon exists, if any."""
         reasons = (one.reason for one in self.qualifiers if one.reason is not None)
         return no_epsilon_reason_of(self.algorithm, self.view) or next(reasons, None)
 
     @property
     def private_tests(self) -> str | None:
-        """What a choice by a metric of the test set looks at, where that is private."""
+        """Description of the private records behind metrics of the test set, if they are private."""
         return private_records(self.data.test_clients is not None)
 
     @property
     def initialization(self) -> Initialization:
-        """What is known of the values that training begins with; looked up once, as it may read all records."""
+        """The qualifier of the initial parameters; computed once, as it may read all records."""
         origins = getattr(self.model, "origins", ())
         return self._compute_once(INITIALIZATION, lambda: initialization_of(origins, self.data, self.unit))
 
     @property
     def prior_runs(self) -> tuple[PriorRun, ...]:
-        """Runs that are over, which the Guarantee is of too."""
+        """Finished runs that the Guarantee covers too."""
         return self.initialization.prior_runs
 
     @functools.cached_property
     def noise_levels(self) -> "NoiseLevels":
-        """The factors on the noise multiplier, where it differs from round to round as was fixed beforehand.
+        """The factors on the noise multiplier by round, which are fixed beforehand.
 
-        Raises: ConfigurationError where parts of somebody's own tell the noise its round.
+        Raises: ConfigurationError if user-defined parts pass the round to the noise.
         """
         part, local = mechanism_of(self.algorithm), self.algorithm.local
         require_clip_norms(part, self.rounds)
@@ -160,7 +160,7 @@ class PlannedRun:
 
     @property
     def attendance(self) -> np.ndarray:
-        """Rounds of each noise level that each client is drawn for `(num_clients, levels)`."""
+        """Number of rounds of each noise level for which each client is drawn `(num_clients, levels)`."""
 
         def counts() -> np.ndarray:
             levels, (ids, drawn) = self.noise_levels, self.cohorts
@@ -172,8 +172,8 @@ class PlannedRun:
 
     @property
     def draw_seed(self) -> int:
-        """Of cohorts, batches and noise: `seed`, unless the run goes on from private phases. Then it is one made of
-        both, as the same draws in two phases would cancel where their releases are compared."""
+        """Seed of cohorts, batches and noise: `seed`, unless the run continues private phases. Then it is derived from
+        both, as identical noise in two phases would cancel in the difference of their releases."""
         if not self.prior_runs:
             return self.seed
         prior = json.dumps([self.seed, *(one.phase for one in self.prior_runs)])
@@ -181,17 +181,17 @@ class PlannedRun:
 
     @property
     def cohorts(self) -> tuple[np.ndarray, np.ndarray]:
-        """Ids, and who of them is selected, of all rounds `(rounds, members)`; drawn once, as no noise changes them."""
+        """Ids and selection of the cohorts of all rounds `(rounds, members)`; drawn once, as no noise changes them."""
         return self._compute_once(COHORTS, lambda: cohorts_of(self.algorithm, self.data, self.rounds, self.draw_seed))
 
     def participation_counts(self, rounds: slice | int = slice(None)) -> np.ndarray:
-        """How often each client is drawn in these rounds, under the seed `(num_clients,)`."""
+        """Number of draws of each client in these rounds, under the seed `(num_clients,)`."""
         ids, drawn = (of_rounds[rounds] for of_rounds in self.cohorts)
         return np.bincount(ids[drawn], minlength=self.data.num_clients)
 
     @property
     def last_rates(self) -> np.ndarray:
-        """Learning rate of the last step of every round `(rounds,)`; worked out once, as no noise changes it."""
+        """Learning rate of the last step of every round `(rounds,)`; computed once, as noise does not change it."""
         return self._compute_once(RATES, lambda: last_rates(self.algorithm, self.data.largest, self.rounds))
 
     @functools.cached_property
@@ -203,15 +203,15 @@ class PlannedRun:
 
     @property
     def without_deployment(self) -> "PlannedRun":
-        """The same run, counted as what it releases itself, whatever deployment it stands for."""
+        """The run without its deployment: the Guarantee describes its own releases."""
         return self.with_terms(deployment_cohort=None, deployment_population=None)
 
     def with_terms(self, **terms: Unpack[PrivacyOptions]) -> "PlannedRun":
-        """The same run, counted on other terms."""
+        """The run with other privacy terms."""
         return dataclasses.replace(self, terms=dataclasses.replace(self.terms, **terms))
 
     def prefix(self, rounds: int) -> "PlannedRun":
-        """The same algorithm, planned for its first `rounds` rounds."""
+        """The run planned for its first `rounds` rounds."""
         known = {name: value for name, value in self._cache.items() if name != ATTENDANCE}
         known[INITIALIZATION] = self.initialization
         if COHORTS in known:
@@ -221,7 +221,7 @@ class PlannedRun:
         return dataclasses.replace(self, rounds=rounds, _cache=known)
 
     def with_noise(self, noise_multiplier: float | np.ndarray) -> "PlannedRun":
-        """The same run with other noise."""
+        """The run with another noise multiplier."""
         return dataclasses.replace(self, algorithm=with_noise(self.algorithm, noise_multiplier))
 
 
@@ -234,9 +234,9 @@ def plan_run(
     seed: int = 0,
     model: Model | None = None,
 ) -> PlannedRun:
-    """The run, of logistic regression unless said, after everything that can be refused without accounting.
+    """The run, by default of logistic regression, after all checks that need no accounting.
 
-    Raises: ConfigurationError for parts that do not fit, and for terms that cannot be.
+    Raises: ConfigurationError for parts that do not fit, and for invalid terms.
     """
     run_key(seed)  # refuses what is none
     check(algorithm, data, rounds, model)
@@ -277,7 +277,7 @@ def _check_unit(run: PlannedRun) -> None:
 
 
 class NoiseLevels(NamedTuple):
-    """The noise of rounds, over that of the noise multiplier; one level of 1 where it is the same in all."""
+    """Noise of rounds relative to the noise multiplier; a single level of 1 if it is constant."""
 
     factors: np.ndarray  # float32, each once `(levels,)`
     of_round: np.ndarray  # which of them is each round's `(rounds,)`
@@ -293,26 +293,26 @@ class NoiseLevels(NamedTuple):
 
 
 def cohorts_of(algorithm: Algorithm, data: FederatedData, rounds: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Ids, and who of them is selected, in `rounds` rounds, for a seed; both `(rounds, members)`.
+    """Ids and selection of the cohorts of `rounds` rounds for a seed; both `(rounds, members)`.
 
-    Cohorts depend on the seed and on public numbers, never on data, so the whole schedule can be known, and published,
-    ahead. Whoever was drawn is counted, also if its message is lost or late: it may have been seen on its way.
+    Cohorts depend on the seed and on public numbers, never on data, so the whole schedule can be published in advance.
+    Every drawn client is counted, even if its message is lost or late: the adversary may have seen it.
     """
     ids, drawn = draw_cohorts(algorithm.cohort, run_key(seed), jnp.arange(rounds), jnp.asarray(data.shares))
     return np.asarray(ids), np.asarray(drawn)
 
 
 def participations(algorithm: Algorithm, data: FederatedData, rounds: int, seed: int) -> np.ndarray:
-    """How often each client trains in `rounds` rounds, for a seed; shape `(num_clients,)`."""
+    """Number of rounds in which each client trains, out of `rounds`, for a seed; shape `(num_clients,)`."""
     ids, drawn = cohorts_of(algorithm, data, rounds, seed)
     return np.bincount(ids[drawn], minlength=data.num_clients)
 
 
 def honest_of(algorithm: Algorithm, data: FederatedData, view: View, helpers: int) -> int:
-    """Members of a cohort of which the adversary sees no more than the sum.
+    """Number of cohort members of which the adversary sees only the sum.
 
-    Where it is the server, the helpers' masks may cut honest members out of what is hidden together.
-    Raises: ConfigurationError where one of them may stand alone though there are others.
+    If the adversary is the server, the masks that its helpers know may split the honest members into groups.
+    Raises: ConfigurationError if an honest member may be in a group alone though there are others.
     """
     members = algorithm.cohort.capacity(data.num_clients)
     others = max(members - helpers, 1)
@@ -336,17 +336,18 @@ def last_rates(algorithm: Algorithm, largest: int, rounds: int) -> np.ndarray:
 def noise_amplification(
     algorithm: Algorithm, data: FederatedData, view: View, colluders: int, rounds: int = 1
 ) -> np.ndarray:
-    """How much more noise variance than its own each client's message is hidden under in `view`; `(num_clients,)`.
+    """Noise variance in `view` relative to the variance of each client's own noise; `(num_clients,)`.
 
-    After one plain local step, noises add up in the sum of a cohort. Client i's message has weight a_i, so relative to
-    what its record can change the others bring (a_j z_j u_j)^2 to its own (a_i z_i u_i)^2, with u the unit of the bound
-    (C / B where records are clipped); the cohort is taken to be the least noisy one that contains i. In view broadcast
-    the adversary is a client that knows its own noise.
-    Noise must span some steps of the ring, or rounding would swallow it: else nothing is gained.
-    Nothing is gained with more local steps (`accounting.seen` says why), where cohorts vary in size or multiplicity, or
-    where what clients keep acts on later updates: a control variate carries a client's own noise from one sum into the
-    next alone; nor where updates are combined otherwise than by a sum of public weights; nor where a part that is not
-    the project's own stands between the noise and the sum.
+    After one plain local step, the noises of a cohort add up in the sum. Client i's message has weight a_i, so relative
+    to the sensitivity of its record the others add (a_j z_j u_j)^2 to its own (a_i z_i u_i)^2, with u the unit of the
+    bound (C / B if records are clipped). The worst case is the least noisy cohort that contains i. In view broadcast
+    the adversary is a client that knows its own noise. Noise must span some steps of the ring, or rounding removes it.
+    Nothing is gained
+    * with more than one local step (see `accounting.steps_in_view`);
+    * if cohorts vary in size or multiplicity;
+    * if client state acts on later updates: a control variate carries a client's own noise into the next sum alone;
+    * if updates are combined otherwise than by a sum with public weights;
+    * if a user-defined part stands between the noise and the sum.
     """
     ones, local = np.ones(data.num_clients), algorithm.local
     cohort = algorithm.cohort

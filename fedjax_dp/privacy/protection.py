@@ -1,4 +1,4 @@
-"""Whom an algorithm hides from whom, read off its parts."""
+"""The unit, views and noise of an algorithm, derived from its parts."""
 
 from typing import Any
 
@@ -8,12 +8,12 @@ from fedjax_dp.rounds.algorithm import Algorithm, mechanism_of
 
 
 def unit_of(algorithm: Algorithm) -> Unit:
-    """Whom the noise is meant to hide."""
+    """The unit that the noise protects."""
     return algorithm.upload.unit or Unit.RECORD
 
 
 def views_of(algorithm: Algorithm) -> tuple[View, ...]:
-    """The views of a run's Guarantee: the natural one, and with clients' own models those of server and world."""
+    """The views of a run's Guarantee: the natural one, and with client models also those of server and public."""
     natural = natural_view(algorithm)
     if not algorithm.local.personal:
         return (natural,)
@@ -21,7 +21,7 @@ def views_of(algorithm: Algorithm) -> tuple[View, ...]:
 
 
 def natural_view(algorithm: Algorithm) -> View:
-    """The strongest adversary against whom the algorithm was made."""
+    """The strongest adversary that the algorithm protects against."""
     if not algorithm.local.sends_steps and unit_of(algorithm) is Unit.RECORD:
         return View.DEPLOYED  # nothing is sent
     if unit_of(algorithm) is Unit.CLIENT and not algorithm.upload.shared_noise:
@@ -30,7 +30,7 @@ def natural_view(algorithm: Algorithm) -> View:
 
 
 def view_of(algorithm: Algorithm, view: str | None) -> View:
-    """The view of that name, or the natural one; refuses one that the algorithm does not hide from."""
+    """The view of that name, or the natural one; refuses views that the algorithm does not protect against."""
     if view is None:
         return natural_view(algorithm)
     errors.require_choice("view", view, [known.value for known in View])
@@ -42,7 +42,7 @@ def view_of(algorithm: Algorithm, view: str | None) -> View:
 
 
 def no_epsilon_reason_of(algorithm: Algorithm, view: View) -> str | None:
-    """Why no epsilon exists, where none does."""
+    """The reason why no epsilon exists, if any."""
     if algorithm.cohort.no_epsilon_reason:
         return algorithm.cohort.no_epsilon_reason
     if algorithm.local.no_epsilon_reason:
@@ -66,18 +66,18 @@ def no_epsilon_reason_of(algorithm: Algorithm, view: View) -> str | None:
 
 
 def noise_of(algorithm: Algorithm) -> Any:
-    """The noise multiplier: one number, or one per client."""
+    """The noise multiplier: one number, or one for each client."""
     return getattr(mechanism_of(algorithm), "noise_multiplier", None)
 
 
 def noises_steps(algorithm: Algorithm) -> bool:
-    """Whether the gradient of every local step is noised by itself."""
+    """Whether every local step adds noise to its gradient."""
     privatizer = algorithm.local.privatizer
     return getattr(privatizer, "noise_multiplier", None) is not None and not privatizer.on_upload
 
 
 def clips_records(algorithm: Algorithm) -> bool:
-    """Whether every step clips the gradients of single records and noises their sum."""
+    """Whether every step clips record gradients and adds noise to their sum."""
     bound = getattr(algorithm.local.privatizer, "bound", None)
     clips = bound is not None and bound.per_record and not (bound.no_epsilon_reason or bound.assumption)
     return clips and noises_steps(algorithm)

@@ -1,8 +1,8 @@
-"""What a feature that only some runs have changes of a Guarantee.
+"""Qualifiers: how optional features of a run change its Guarantee.
 
-A Guarantee is made of events. Another unit, a release before the first round, an early stop, a private start and a
-deployment each have a qualifier, in their own files. A run lists those that it has (`PlannedRun.qualifiers`); one
-without any calls none.
+A Guarantee follows from events. Another unit, a release before the first round, an early stop, private initial
+parameters and a deployment each have a qualifier in their own file. `PlannedRun.qualifiers` lists those of a run; a run
+without such features calls none of their code.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ from fedjax_dp.accounting import Event, Guarantee
 
 
 class Target(NamedTuple):
-    """What noise is to be found for."""
+    """The target of calibration."""
 
     events: list[Event]  # of each client, at noise multiplier 1
     budgets: Sequence[float]  # epsilon of each client
@@ -21,7 +21,7 @@ class Target(NamedTuple):
 
 
 class Account(NamedTuple):
-    """How the Guarantee is worked out."""
+    """The inputs from which a Guarantee is computed."""
 
     events: list[Event]  # of each client, of the run by itself
     delta: float
@@ -31,38 +31,38 @@ class Account(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Qualifier:
-    """What a Guarantee says of the feature, and what it changes of its events; the plain ones change nothing.
+    """What a feature adds to a Guarantee, and how it changes its events; by default it changes nothing.
 
-    reason       why no epsilon exists, where none does
-    caveat       what has to be read before the number
-    published    whether theorems of papers may speak of such a run
-    own          whether what it adds is released by the run itself
+    reason       why no epsilon exists, if none does
+    caveat       text before the number
+    keeps_claims  whether theorems of papers apply to such a run
+    in_run       whether the run itself makes the releases that it adds
     """
 
     reason: str | None = None
     caveat: str | None = None
     assumptions: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
-    published: bool = False
-    own: bool = True
+    keeps_claims: bool = False
+    in_run: bool = True
 
     def rounds(self, events: list[Event]) -> list[Event]:
-        """What the rounds release of each client."""
+        """The events of all clients in the rounds."""
         return events
 
     def releases(self, events: list[Event]) -> list[Event]:
-        """What is released of each client in all, of what its rounds release."""
+        """All events of all clients, from those of the rounds."""
         return events
 
     def target(self, target: Target, accountant: str) -> Target:
-        """What the noise of the rounds is to be found for: less budget where other releases have noise of their own.
+        """The target for the noise of the rounds: the budget left after other releases with fixed noise.
 
-        Raises: ConfigurationError where they leave none.
+        Raises: ConfigurationError if nothing is left.
         """
         return target
 
     def infinite_reason(self, account: Account) -> str | None:
-        """Why epsilon is infinite, where the feature makes it so; asked only where it is."""
+        """The reason if the feature makes epsilon infinite; called only for infinite epsilons."""
         return None
 
     def fields(self, account: Account) -> dict[str, Any]:

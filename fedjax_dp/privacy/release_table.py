@@ -1,7 +1,7 @@
-"""What the rounds of a run release, given their cohorts: one table of client kind, noise level and rounds.
+"""The releases of a run's rounds for given cohorts: a table of client kinds, noise levels and rounds.
 
-A row is a client: its kind, and how often it is counted at each noise level. What one round releases of a kind at a
-level is worked out once, however many clients are alike.
+A row is a client: its kind, and its number of rounds at each noise level. The release of one round for a kind and a
+level is computed once, for all clients of this kind.
 """
 
 import functools
@@ -36,7 +36,7 @@ from fedjax_dp.rounds.simulation import run_key
 
 
 class ClientKind(NamedTuple):
-    """What clients have in common of which a round releases the same; all are alike where noise hides whole clients."""
+    """Properties of clients with equal releases in a round; all clients are of one kind if noise protects clients."""
 
     noise_multiplier: float
     records: int = 0
@@ -44,22 +44,22 @@ class ClientKind(NamedTuple):
 
 
 class Attendance(NamedTuple):
-    """The rounds that a client is counted for."""
+    """The rounds for which a client is counted."""
 
     counts: tuple[float, ...]  # of each noise level
     chance: float | None = None  # of taking part in each of them, by a public coin; None: it does
     pattern: tuple[int, ...] | None = None  # the very rounds, where a log says them
 
     def of(self, event: Event, count: float) -> Event:
-        """What so many rounds release that release this each."""
+        """The event of so many rounds, each with this event."""
         return repeated(event, count) if self.chance is None else RandomParticipation(event, self.chance, int(count))
 
 
 class ReleaseTable:
-    """Of a planned run, counted by its terms.
+    """The releases of a planned run under its privacy terms.
 
     participation  how rounds are counted, see `participation_mode`;
-    rounds         of each noise level.
+    rounds         number of rounds of each noise level.
     """
 
     def __init__(self, run: PlannedRun) -> None:
@@ -69,12 +69,12 @@ class ReleaseTable:
         self.by_client = unit_of(run.algorithm) is Unit.CLIENT
 
     def events(self, at_least: int = 0) -> list[Event]:
-        """What the rounds release of each client; `at_least` rounds count even of one that is never drawn."""
+        """The event of each client in the rounds; at least `at_least` rounds, even if it is never drawn."""
         of_rounds = functools.cache(self._sums() if self.by_client else self._messages())
         return [of_rounds(*row) for row in zip(self.kinds(), self.attendance(at_least), strict=True)]
 
     def kinds(self) -> list[ClientKind]:
-        """Of each client."""
+        """The kind of each client."""
         run, num_clients, upload = self.run, self.run.data.num_clients, cast(ClientPrivacy, self.run.algorithm.upload)
         if self.by_client:
             of_deployment = run.terms.deployment is not None
@@ -84,7 +84,7 @@ class ReleaseTable:
         return [ClientKind(*one) for one in zip(noises, sizes, run.noise_amplification.tolist(), strict=True)]
 
     def attendance(self, at_least: int = 0) -> list[Attendance]:
-        """Of each client."""
+        """The attendance of each client."""
         run, cohort, num_clients = self.run, self.run.algorithm.cohort, self.run.data.num_clients
         if run.terms.deployment is not None:  # one noise level, or all rounds of each: more than there can be
             apart = run.population.cohort.min_separation(run.population.num_clients)
@@ -176,11 +176,10 @@ class ReleaseTable:
 
 
 def participation_mode(run: PlannedRun) -> str:
-    """How rounds are counted: as the terms say, or in the worst case where no less is known.
+    """How rounds are counted: by the privacy terms, or all rounds if nothing less is proved.
 
-    Cohorts that follow what clients sent of their records are one of the things that were released, and neighbours
-    would have had others: what these could have been at most holds for all of them. Hidden cohorts are amplified in
-    every round instead of counted. A law is known of records, and of cohorts that are drawn.
+    Cohorts that depend on messages about records are releases, and neighbours would have other cohorts: so all rounds
+    count. Hidden cohorts amplify every round instead. A law is known for records, and for cohorts that are drawn.
     """
     wanted, cohort, by_client = run.terms.participation, run.algorithm.cohort, unit_of(run.algorithm) is Unit.CLIENT
     if run.terms.deployment is not None:  # whose schedule nobody knows
@@ -194,12 +193,11 @@ def participation_mode(run: PlannedRun) -> str:
 
 
 def client_sampling(run: PlannedRun) -> tuple[Sampling, Adjacency]:
-    """How clients are drawn in the eyes of the adversary.
+    """The sampling of clients from the adversary's point of view.
 
-    What a client keeps tells later how often it was drawn. That is no matter where every client has coins of its own:
-    all others' may be known, and their states with them (docs/epsilon.md has the proof). Where the draw of one decides
-    who else is drawn, nothing is known but that published cohorts hide no less than these; nor is more known of a pass
-    of rounds in which noise differs.
+    Client state reveals later how often a client was drawn. If each client draws independently, this costs nothing: all
+    other draws and states may be known (proof in docs/epsilon.md). If the draw of one client affects others, no
+    amplification is proved, and the cohorts count as public; nor is it for a pass of rounds with different noise.
     """
     cohort, num_clients = run.population
     of_one_noise = (
@@ -212,7 +210,7 @@ def client_sampling(run: PlannedRun) -> tuple[Sampling, Adjacency]:
 
 
 def remembers(algorithm: Algorithm) -> bool:
-    """Whether what clients keep may act on what they send later; others than the project's parts are not believed."""
+    """Whether client state may act on later messages; it is assumed for user-defined parts."""
     local = algorithm.local
     known = all(map(of_the_project, (local, *(part for _, part in local.parts))))
     return local.state_affects_messages if known else local.has_client_state

@@ -1,4 +1,4 @@
-"""A release before the first round, by which clients are drawn: its noise is fixed, and it is counted once."""
+"""A release before the first round that determines how clients are drawn: it has fixed noise and counts once."""
 
 import dataclasses
 
@@ -10,16 +10,16 @@ from fedjax_dp.privacy.qualifiers import Qualifier, Target
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SetupRelease(Qualifier):
-    """A qualifier: what clients sent before, see `Cohort.setup_event`."""
+    """A qualifier: messages before the first round, see `Cohort.setup_event`."""
 
     event: Event
-    published: bool = True
+    keeps_claims: bool = True
 
     def releases(self, events: list[Event]) -> list[Event]:
         return each(events, lambda event: Composed((self.event, event)))
 
     def target(self, target: Target, accountant: str) -> Target:
-        """A tenth of delta, and its epsilon there, are off the budget."""
+        """The target less a tenth of delta, and less the epsilon of this release at it."""
         cost = accounting.epsilon_of(self.event, target.delta / 10, accountant)
         for budget in target.budgets:
             if not budget > cost:

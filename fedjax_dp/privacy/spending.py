@@ -1,4 +1,4 @@
-"""Epsilon by round, and the lines of a run's ledger: all of it follows from the planned run, before its first round."""
+"""Privacy spent by round, and the lines of a run's ledger, both derived from the planned run before its first round."""
 
 import functools
 from collections.abc import Iterator
@@ -25,54 +25,54 @@ from fedjax_dp.privacy.release_table import participation_mode
 EVALUATIONS = 24  # of loss distributions that a run may spend on epsilons of its rounds: a fiftieth of a second each
 EXACT = 20_000  # of closed forms
 COUNTS = 10**7  # of rounds by client
-CLOSED = ("gaussian", "zcdp", "tcdp")  # accountants whose epsilons cost next to nothing
+CHEAP = ("gaussian", "zcdp", "tcdp")  # accountants whose epsilons cost next to nothing
 
 
-class Spent(NamedTuple):
-    """What the first rounds cost: `epsilon` is that of the first `priced_at`, which are as many or more."""
+class Price(NamedTuple):
+    """The cost of the first rounds: `epsilon` is that of the first `priced_at` rounds, which are at least as many."""
 
     epsilon: float
     priced_at: int
 
 
 class OneRound(NamedTuple):
-    """What a round releases of each client that is counted in it: the kind of each client, and the kinds' events."""
+    """The event of one round for each client that takes part: the kind of each client, and the event of each kind."""
 
     kind: np.ndarray  # (num_clients,)
     events: list[Event]
 
 
 class Spending:
-    """Of a planned run with its noise and its Guarantee.
+    """Privacy spent by a planned run.
 
-    A client's epsilon never falls from a round to the next, so where it would take long to know it for every round, the
-    epsilon of a later one stands for it: an upper bound, with the round that it is of.
+    A client's epsilon never decreases from round to round. So if it is slow to compute for every round, the epsilon of
+    a later round serves as an upper bound, reported with that round.
     """
 
     def __init__(self, run: PlannedRun, guarantee: Guarantee) -> None:
         self.run, self.guarantee = run, guarantee
         self.private = bool(np.isfinite(guarantee.epsilon))
-        self._counted: tuple[int, np.ndarray] = (0, np.zeros(run.data.num_clients, int))
+        self._last_counts: tuple[int, np.ndarray] = (0, np.zeros(run.data.num_clients, int))
         self.events = functools.lru_cache(3)(self._events)
 
     def _events(self, rounds: int) -> list[Event]:
         """What the first rounds release of each client."""
         return client_events(self.run.prefix(rounds))
 
-    def price(self, rounds: int) -> Spent:
+    def price(self, rounds: int) -> Price:
         """Epsilon of the worst client after the first `rounds` rounds, or a bound on it."""
         at = self._priced_at(rounds)
-        return Spent(self.epsilon(at), at)
+        return Price(self.epsilon(at), at)
 
     def _priced_at(self, rounds: int) -> int:
         return next(one for one in self.priced_rounds if one >= rounds)
 
     @functools.cached_property
     def priced_rounds(self) -> list[int]:
-        """Numbers of rounds of which the epsilon is worked out: all, where that is cheap, else powers of two."""
+        """Numbers of rounds whose epsilon is computed: all if that is cheap, else powers of two."""
         rounds = self.run.rounds
         kinds = max(len(self._kinds(rounds)), 1) if self.private else 1
-        if self._closed and kinds * rounds <= EXACT and self.run.data.num_clients * rounds <= COUNTS:
+        if self._is_cheap and kinds * rounds <= EXACT and self.run.data.num_clients * rounds <= COUNTS:
             return list(range(1, rounds + 1))
         powers = [2**power for power in range(rounds.bit_length()) if 2**power < rounds]
         return [*powers[len(powers) - min(EVALUATIONS // kinds, len(powers)) :], rounds]
@@ -92,9 +92,9 @@ class Spending:
         return epsilons_of(events, self.guarantee.delta, self.run.terms.accountant)
 
     def at_any_time(self, rounds: int) -> float | None:
-        """See `GaussianOdometer`, for the worst client; None where noise is not Gaussian or sums are sampled.
+        """`GaussianOdometer` for the worst client; None if noise is not Gaussian or sums are sampled.
 
-        Of as many rounds as `planned` is of.
+        It is for the `priced_at` rounds of `price`.
         """
         if self._odometer is None:
             return None
@@ -113,9 +113,9 @@ class Spending:
         return max(map(squared_mu, self._kinds(rounds)), default=0.0)
 
     @property
-    def _closed(self) -> bool:
+    def _is_cheap(self) -> bool:
         accountant = self.run.terms.accountant
-        return not self.private or accountant in CLOSED or (accountant == "pld" and self._odometer is not None)
+        return not self.private or accountant in CHEAP or (accountant == "pld" and self._odometer is not None)
 
     def _kinds(self, rounds: int) -> list[Event]:
         """Events of the first rounds that differ, of which the worst client has one."""
@@ -127,28 +127,28 @@ class Spending:
         return [repeated(event, int(count)) for event, count in zip(one.events, most) if count]
 
     def counts(self, rounds: int) -> np.ndarray:
-        """Rounds, of the first ones, that each client is counted for."""
+        """Number of rounds, among the first `rounds`, for which each client is counted."""
         num_clients = self.run.data.num_clients
         if not self.by_schedule:
             return np.full(num_clients, rounds)
-        done, counts = self._counted if self._counted[0] <= rounds else (0, np.zeros(num_clients, int))
-        self._counted = rounds, counts + self.run.participation_counts(slice(done, rounds))
-        return self._counted[1]
+        done, counts = self._last_counts if self._last_counts[0] <= rounds else (0, np.zeros(num_clients, int))
+        self._last_counts = rounds, counts + self.run.participation_counts(slice(done, rounds))
+        return self._last_counts[1]
 
     @functools.cached_property
     def by_schedule(self) -> bool:
-        """Whether each client is counted for the rounds that it is drawn for."""
+        """Whether each client is counted for the rounds for which it is drawn."""
         return participation_mode(self.run) == "schedule"
 
     @functools.cached_property
     def one_round(self) -> OneRound | None:
-        """What each round releases, where these add up to what the Guarantee is of; else None.
+        """The release of each round, if the rounds compose to the event of the Guarantee; else None.
 
-        They do not for noise that is correlated over rounds, slots that are kept, or what is released once a run.
+        They do not for noise that is correlated over rounds, fixed slots, or releases that happen once in a run.
         """
         run = self.run
         kinds, kind = number_events(own_events(run, training_events(run.prefix(1), at_least=1)))
-        if any(step.sampling.kept for event in kinds for step, _ in event.leaves()):
+        if any(step.sampling.keeps_draw for event in kinds for step, _ in event.leaves()):
             return None
         rows = zip(kind.tolist(), self.counts(run.rounds).tolist(), self.events(run.rounds), strict=True)
         whole = {(at, count, id(event)): event for at, count, event in rows}
@@ -156,7 +156,7 @@ class Spending:
         return OneRound(kind, kinds) if adds_up else None
 
     def lines(self, first: int, until: int, end: int | None = None, halt: str = "rounds") -> Iterator[dict[str, Any]]:
-        """Lines of the rounds from `first` up to `until`, for a ledger.
+        """Ledger lines of the rounds from `first` to `until` - 1.
 
         end, halt  the round at which the run ends (default: its last), and what ends it: rounds, budget or rule.
         """
@@ -174,7 +174,7 @@ class Spending:
             "ledger": VERSION,
             "kind": ROUND,
             "round": index,
-            **self._released(index),
+            **self._releases_of_round(index),
             "unit": guarantee.unit.value,
             "adjacency": None if guarantee.adjacency is None else guarantee.adjacency.value,
             "view": guarantee.view.value,
@@ -191,7 +191,7 @@ class Spending:
             "deployment": None if guarantee.deployment is None else guarantee.deployment._asdict(),
         }
 
-    def _released(self, index: int) -> dict[str, Any]:
+    def _releases_of_round(self, index: int) -> dict[str, Any]:
         """What the round releases of whom; where rounds do not add up, all up to it, of those for whom it has grown."""
         num_clients, one = self.run.data.num_clients, self.one_round if self.private else None
         if index and (not self.private or (one and not self.by_schedule)):

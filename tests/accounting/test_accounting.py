@@ -450,7 +450,7 @@ def test_full_samples_of_any_kind_are_the_exact_gaussian():
 def test_losses_and_their_inverse_agree_and_masses_add_up(pair):
     x = np.linspace(-3, 5, 101)
     assert np.all(np.diff(pair.loss(x)) > 0)
-    np.testing.assert_allclose(pair.where(pair.loss(x)), x, atol=1e-7)
+    np.testing.assert_allclose(pair.inverse_loss(pair.loss(x)), x, atol=1e-7)
     edges = np.array([-np.inf, -1.0, 0.3, 2.0, np.inf])
     assert pair.upper_mass(edges).sum() == pytest.approx(1.0, abs=1e-12)
     assert pair.lower_mass(edges).sum() == pytest.approx(1.0, abs=1e-12)
@@ -461,7 +461,7 @@ def test_discretised_losses_are_a_pessimistic_probability_law(name):
     for step, _ in EVENTS[name].leaves():
         for direction in step.dominating_pairs():
             losses = discretise(direction, 1e-3, 10)
-            assert losses.masses.sum() + losses.infinite == pytest.approx(1.0, abs=1e-9)
+            assert losses.masses.sum() + losses.infinite_mass == pytest.approx(1.0, abs=1e-9)
             # sum of p e^-l is the mass of the second law: at most 1, up to what was cut
             assert losses.masses @ np.exp(-losses.losses) <= 1 + 1e-9
 
@@ -526,15 +526,17 @@ def test_gdp_trade_off_is_what_delta_promises():
 def test_noise_adds_up_over_the_honest_cohort_for_one_local_step_only():
     own = unsampled(2.0, 10, REPLACE_ONE)
     for view, alone in ((View.SECURE_SUM, 10), (View.BROADCAST, 9), (View.FINAL_MODEL, 10)):
-        seen = accounting.seen(own, view, cohort_size=10, colluders=3)
+        seen = accounting.steps_in_view(own, view, cohort_size=10, colluders=3)
         assert seen.noise_multiplier == pytest.approx(2.0 * math.sqrt(7))
         # another client of the cohort subtracts the noise it added itself
-        assert accounting.seen(own, view, cohort_size=10).noise_multiplier == pytest.approx(2.0 * math.sqrt(alone))
-        assert accounting.seen(own, view, cohort_size=1) == own
-        assert accounting.seen(own, view, cohort_size=10, local_steps=5) == own
-    assert accounting.seen(own, View.UPLOADS, cohort_size=10, colluders=3) == own
+        assert accounting.steps_in_view(own, view, cohort_size=10).noise_multiplier == pytest.approx(
+            2.0 * math.sqrt(alone)
+        )
+        assert accounting.steps_in_view(own, view, cohort_size=1) == own
+        assert accounting.steps_in_view(own, view, cohort_size=10, local_steps=5) == own
+    assert accounting.steps_in_view(own, View.UPLOADS, cohort_size=10, colluders=3) == own
     sampled = fixed_size(2.0, 5, 100, 10)
-    assert accounting.seen(sampled, View.SECURE_SUM, cohort_size=10, local_steps=5) == sampled
+    assert accounting.steps_in_view(sampled, View.SECURE_SUM, cohort_size=10, local_steps=5) == sampled
 
 
 @pytest.mark.parametrize(("steps", "cohort", "colluders"), [(1, 10, 0), (10, 10, 0), (10, 10, 4), (5, 1, 0)])
@@ -542,7 +544,7 @@ def test_what_is_attained_over_local_steps_is_below_the_account_and_above_the_pa
     """A linear loss moves the sum by `steps` sensitivities; clients that forget their start keep one noise each."""
     noise, honest = 3.0, cohort - colluders
     own = unsampled(2 * noise, steps, REPLACE_ONE)
-    seen = accounting.seen(own, View.SECURE_SUM, cohort_size=cohort, colluders=colluders, local_steps=steps)
+    seen = accounting.steps_in_view(own, View.SECURE_SUM, cohort_size=cohort, colluders=colluders, local_steps=steps)
     shift, spread = steps, noise * math.sqrt(steps + honest - 1)
     attained = accounting.gaussian_epsilon(1e-5, spread / shift)
     assert epsilon_of(seen, 1e-5) >= attained * (1 - 1e-12)
@@ -727,21 +729,27 @@ def test_long_compositions_are_quick_and_their_discretisation_error_is_as_stated
         ),
         (lambda: epsilon_of(fixed_size(3.0, 1, 90, 9), 1e-5, "tcdp"), "rho <= 0.1 in one step, got 0.222"),
         (lambda: epsilon_of(fixed_size(3.0, 1, 90, 9), 1e-5, "gaussian"), "needs unsampled sums"),
-        (lambda: accounting.seen(unsampled(1.0, 1), View.SECURE_SUM, cohort_size=5, colluders=5), "colluders must be"),
-        (lambda: accounting.seen(unsampled(1.0, 1), "bogus", cohort_size=5), "view must be one of uploads, secure_sum"),
         (
-            lambda: accounting.seen(
+            lambda: accounting.steps_in_view(unsampled(1.0, 1), View.SECURE_SUM, cohort_size=5, colluders=5),
+            "colluders must be",
+        ),
+        (
+            lambda: accounting.steps_in_view(unsampled(1.0, 1), "bogus", cohort_size=5),
+            "view must be one of uploads, secure_sum",
+        ),
+        (
+            lambda: accounting.steps_in_view(
                 GaussianSteps(1.0, Poisson(0.1), ADD_REMOVE, 1, Unit.CLIENT), "uploads", cohort_size=1
             ),
             "knows which clients take part",
         ),
         (
-            lambda: accounting.seen(
+            lambda: accounting.steps_in_view(
                 GaussianSteps(1.0, FullBatch(), ADD_REMOVE, 1, Unit.CLIENT), "secure_sum", cohort_size=10
             ),
             "take it with them when they leave",
         ),
-        (lambda: epsilon_of(poisson(0.6, 1e-7, 10**6), 1e-9, ATTAINED), "drown in rounding errors"),
+        (lambda: epsilon_of(poisson(0.6, 1e-7, 10**6), 1e-9, ATTAINED), "rounding errors of long runs"),
         (lambda: GaussianSteps(1.0, FullBatch(), "add-remove", 1), "such as Adjacency.REPLACE_ONE"),
         (lambda: GaussianSteps(1.0, "poisson", ADD_REMOVE, 1), "sampling must be a value from fedjax_dp.accounting"),
         (lambda: unsampled(1.0, 10**22), "an integer from 0 to 1,000,000,000"),
@@ -877,7 +885,7 @@ def test_every_accountant_prices_extreme_noise_or_refuses(noise, drawn, kind, co
 
 def test_losses_that_are_all_infinite_compose_to_infinite_ones():
     infinite = losses.LossDistribution(0.01, 0, np.array([1e-20]), 1.0)
-    assert infinite.times(1000).infinite == 1.0
+    assert infinite.times(1000).infinite_mass == 1.0
 
 
 @pytest.mark.parametrize("delta", [1e-5, 1e-8])

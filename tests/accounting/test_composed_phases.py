@@ -206,7 +206,7 @@ def test_what_dominates_both_of_two_distributions_has_the_larger_delta_everywher
         assert worst.delta(epsilon) == pytest.approx(max(deltas), rel=1e-3, abs=1e-11)
     assert crossed == {True, False}
     for direction in worst.directions:
-        assert direction.masses.sum() + direction.infinite == pytest.approx(1.0, abs=1e-9)
+        assert direction.masses.sum() + direction.infinite_mass == pytest.approx(1.0, abs=1e-9)
 
 
 def test_of_what_nobody_knows_exactly_the_worst_counts_under_every_accountant():
@@ -278,7 +278,7 @@ def test_clients_of_equal_records_or_of_equal_names_are_the_same_and_pay_for_the
     for first, later, words in (
         (phase(ABC), phase([D] * 3), "as both have the same records"),
         (phase(ABC, names="xyz"), phase([D] * 3, names="uvw"), "as both have the same records"),
-        (phase(ABC, names="xyz"), phase([D] * 3, names="xyz", records="bb"), "by their names, taking every record to"),
+        (phase(ABC, names="xyz"), phase([D] * 3, names="xyz", records="bb"), "by their names, if every record stays"),
     ):
         assert words in same_clients(first, later)
         assert events_for(first, True, RECORD, 3) == ABC

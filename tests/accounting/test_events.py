@@ -23,7 +23,7 @@ from fedjax_dp.accounting import (
     epsilon_of,
     noise_multiplier_for,
     repeated,
-    seen,
+    steps_in_view,
     trade_off,
 )
 
@@ -107,8 +107,8 @@ def test_it_composes_repeats_participates_and_is_calibrated_as_any():
 
 def test_noise_that_does_not_add_up_to_its_kind_gains_nothing_from_others():
     laplacian, gaussian = (kind(2.0, FullBatch(), REPLACE_ONE, 5) for kind in (LaplaceSteps, GaussianSteps))
-    assert seen(laplacian, View.SECURE_SUM, cohort_size=4) == laplacian
-    assert seen(gaussian, View.SECURE_SUM, cohort_size=4).noise_multiplier == 4.0
+    assert steps_in_view(laplacian, View.SECURE_SUM, cohort_size=4) == laplacian
+    assert steps_in_view(gaussian, View.SECURE_SUM, cohort_size=4).noise_multiplier == 4.0
 
 
 def test_a_release_that_says_nothing_has_no_price():

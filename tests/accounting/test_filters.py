@@ -49,10 +49,10 @@ def test_renyi_filters_stop_before_the_step_that_would_pass(case):
     assert one.budget == pytest.approx(budget, rel=1e-8)
     steps = [step(*each) for each in steps]
     assert [one.cost(each) for each in steps[:4]] == pytest.approx(costs, rel=1e-6)
-    taken, after = one.taken(steps)
+    taken, after = one.take(steps)
     assert taken == count
-    assert after.used == pytest.approx(used, rel=1e-6)
-    assert after.used <= after.budget
+    assert after.used_budget == pytest.approx(used, rel=1e-6)
+    assert after.used_budget <= after.budget
     if count < len(steps):
         with pytest.raises(ConfigurationError, match="the next step must be within"):
             after.after(steps[count])
@@ -68,17 +68,17 @@ APPROXIMATE = [
 @pytest.mark.parametrize("case", APPROXIMATE, ids=["equal", "mixed"])
 def test_filters_of_steps_known_by_epsilon_and_delta_alone(case):
     epsilon, delta, steps, count, used, whole = case
-    taken, after = ApproximateFilter(epsilon, delta, 1e-5).taken(steps)
+    taken, after = ApproximateFilter(epsilon, delta, 1e-5).take(steps)
     assert taken == count
     assert after.epsilon_used == pytest.approx(used, rel=1e-8)
     assert delta + after.used_delta == pytest.approx(whole, rel=1e-8)
-    rho = after.used / 2  # where steps have no delta it is the zCDP of pure steps
+    rho = after.used_budget / 2  # where steps have no delta it is the zCDP of pure steps
     assert after.epsilon_used == pytest.approx(rho + 2 * math.sqrt(rho * math.log(1 / delta)), rel=1e-12)
 
 
 def test_what_steps_bring_of_delta_is_bounded_too():
     one = ApproximateFilter(2.0, 1e-6, 2.5e-8)
-    assert one.taken([(0.1, 1e-8)] * 80)[0] == 2
+    assert one.take([(0.1, 1e-8)] * 80)[0] == 2
     with pytest.raises(ConfigurationError, match="delta of the next step"):
         one.after((0.1, 1e-7))
 
@@ -89,7 +89,7 @@ def test_constant_steps_never_beat_the_fixed_schedule(accountant):
     epsilon, delta = 2.0, 1e-5
     for z in (3.0, 8.0, 20.0):
         order = best_order(step(z), epsilon, delta) if accountant == "rdp" else None
-        count, _ = filter_for(accountant, epsilon, delta, order).taken([step(z)] * 200)
+        count, _ = filter_for(accountant, epsilon, delta, order).take([step(z)] * 200)
         assert epsilon_of(step(z, count=count), delta, accountant) <= epsilon * (1 + 1e-9)
         assert count < 200
         assert epsilon_of(step(z, count=count + 1), delta, "gaussian") > epsilon or accountant != "gaussian"
@@ -138,16 +138,16 @@ def test_an_order_chosen_at_the_end_would_admit_what_no_fixed_order_does():
     epsilon, delta = 2.0, 1e-5
 
     def chosen_at_the_end(count):
-        return any(RenyiFilter(epsilon, delta, order).taken(steps[:count])[0] == count for order in (8, 12, 16, 24, 48))
+        return any(RenyiFilter(epsilon, delta, order).take(steps[:count])[0] == count for order in (8, 12, 16, 24, 48))
 
-    fixed = RenyiFilter(epsilon, delta, best_order(steps[0], epsilon, delta)).taken(steps)[0]
+    fixed = RenyiFilter(epsilon, delta, best_order(steps[0], epsilon, delta)).take(steps)[0]
     assert fixed < len(steps)
     assert chosen_at_the_end(fixed + 50)
 
 
 @pytest.mark.parametrize("accountant", ["pld", "tcdp"])
 def test_no_filter_for_what_adds_up_as_curves(accountant):
-    with pytest.raises(NotCoveredError, match=r"no filter for trade-off curves.*rdp at one order"):
+    with pytest.raises(NotCoveredError, match=r"no filter for the currency of.*rdp at one order"):
         filter_for(accountant, 1.0, 1e-5)
 
 
@@ -191,7 +191,7 @@ def test_clients_count_while_their_own_norms_allow_it_and_then_never_again(case)
         active.append(one.active(of_round))
         one = one.after(of_round)
     assert [np.flatnonzero(mine).tolist() for mine in np.array(active).T] == [list(rounds) for rounds in wanted]
-    assert np.all(one.used <= one.budget_mu**2)
+    assert np.all(one.used_budget <= one.budget_mu**2)
 
 
 def test_ten_thousand_clients_that_choose_their_norms_stay_within_the_budget():
@@ -202,7 +202,7 @@ def test_ten_thousand_clients_that_choose_their_norms_stay_within_the_budget():
         norms = rng.choice([0.0, 0.1, 0.5, 1.0, 7.0], 10_000)  # those above the clip norm count as it
         late += np.where(late <= one.budget_mu**2, (np.minimum(norms, 1) / 4) ** 2, 0)
         one = one.after(norms)
-    assert one.used.max() <= one.budget_mu**2 < late.max()
+    assert one.used_budget.max() <= one.budget_mu**2 < late.max()
 
 
 def test_what_individual_filters_know_is_data():

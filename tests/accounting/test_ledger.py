@@ -156,8 +156,8 @@ def test_who_trains_twice_in_a_round_pays_twice():
 def test_the_last_whole_line_counts():
     whole = text(line(0), line(1))
     ledger = read_rounds(whole[:-30], PHASE, "x")
-    assert (ledger.rounds, ledger.cut) == (1, True)
-    assert read_rounds(whole, PHASE, "x").cut is False
+    assert (ledger.rounds, ledger.is_cut) == (1, True)
+    assert read_rounds(whole, PHASE, "x").is_cut is False
     assert read_rounds("", PHASE, "x").rounds == 0
 
 

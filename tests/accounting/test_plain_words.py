@@ -37,7 +37,7 @@ def test_of_one_gaussian_they_are_those_of_its_best_test(mu):
     assert bounds.of_curve
     assert bounds.right == pytest.approx(norm.cdf(mu / 2), abs=1e-9)
     assert bounds.recognised == pytest.approx(norm.cdf(mu - norm.ppf(0.99)), abs=1e-9)
-    assert bounds.named == pytest.approx(bounds.recognised / (bounds.recognised + 0.01))
+    assert bounds.precision == pytest.approx(bounds.recognised / (bounds.recognised + 0.01))
     assert bounds.right < _by_epsilon_alone(epsilon_of(event, DELTA)) - 0.1  # which says too much
 
 
@@ -78,8 +78,8 @@ def test_the_balanced_rate_is_where_the_curve_crosses_the_diagonal():
     import numpy as np
 
     curve = TradeOff(None, np.array([0.0, 1.0, 2.0]), np.array([0.4, 0.2, 0.05]))
-    assert float(curve(curve.balanced)) == pytest.approx(curve.balanced)
-    assert TradeOff().balanced == 0.0
+    assert float(curve(curve.equal_error_rate)) == pytest.approx(curve.equal_error_rate)
+    assert TradeOff().equal_error_rate == 0.0
 
 
 def test_words_go_by_what_neighbours_are():
@@ -95,8 +95,8 @@ def test_words_go_by_what_neighbours_are():
 def test_they_are_stored_with_the_guarantee():
     bounds = _bounds(GaussianSteps(1.0, FullBatch(), Adjacency.ADD_REMOVE, 1))
     promise = Guarantee((1.0,), DELTA, Unit.RECORD, Adjacency.ADD_REMOVE, View.UPLOADS, "x", (), attacks=(bounds,))
-    assert Guarantee.restored(promise.saved()) == promise
-    assert promise.saved()["attack"]["statement"] == list(promise.in_plain_words)
+    assert Guarantee.from_full_dict(promise.to_full_dict()) == promise
+    assert promise.to_full_dict()["attack"]["statement"] == list(promise.in_plain_words)
 
 
 def test_an_epsilon_above_ten_is_warned_of():

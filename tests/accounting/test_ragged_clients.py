@@ -106,7 +106,7 @@ def test_other_noise_does_not_say_what_a_law_known_of_gaussian_noise_costs():
         unit: accounting.Unit = accounting.Unit.RECORD
 
     assert Another(Shuffled(3, 3)).releases == 1
-    with pytest.raises(NotCoveredError, match="known of Gaussian noise alone"):
+    with pytest.raises(NotCoveredError, match="known for Gaussian noise alone"):
         Another(accounting.RandomAllocation(1, 3), adjacency=Adjacency.ADD_REMOVE)
 
 

@@ -279,7 +279,7 @@ def test_a_chance_of_total_loss_counts_as_often_as_trials_are_expected():
     event = GaussianSteps(3.0, WithReplacement(10, 600), REPLACE_ONE, 60)
     (finite,) = repetition_epsilons([[event]], NegativeBinomialTrials.of_mean(20), 1e-5)
     assert epsilon_of(event, 1e-5, "rdp") < finite < 20
-    lost = rdp.price(event)(event).times(event.releases).lost
+    lost = rdp.price(event)(event).times(event.releases).infinite_mass
     assert lost > 0
     assert repetition_epsilons([[event]], NegativeBinomialTrials.of_mean(20), 19 * lost) == [math.inf]
     assert math.isfinite(repetition_epsilons([[event]], NegativeBinomialTrials.of_mean(20), 21 * lost)[0])

@@ -33,7 +33,7 @@ from fedjax_dp.accounting import (
     noise_factor_for,
     noise_multiplier_for,
     repeated,
-    seen,
+    steps_in_view,
 )
 from fedjax_dp.tools.papers.wang import WANG_RDP
 
@@ -241,14 +241,14 @@ def test_limits():
 
 def test_the_noise_of_honest_clients_adds_up():
     own = SkellamSums(10.0, 5.0, 25.0, REPLACE_ONE, 7)
-    assert seen(own, View.UPLOADS, cohort_size=20) == own
-    summed = seen(own, View.SECURE_SUM, cohort_size=20, colluders=4)
+    assert steps_in_view(own, View.UPLOADS, cohort_size=20) == own
+    summed = steps_in_view(own, View.SECURE_SUM, cohort_size=20, colluders=4)
     assert isinstance(summed, SkellamSums)
     assert summed.variance == pytest.approx(160.0, rel=1e-12)
-    assert seen(own, "broadcast", cohort_size=20).variance == pytest.approx(190.0, rel=1e-12)
-    assert seen(own, "secure_sum", cohort_size=20, local_steps=5) == own
+    assert steps_in_view(own, "broadcast", cohort_size=20).variance == pytest.approx(190.0, rel=1e-12)
+    assert steps_in_view(own, "secure_sum", cohort_size=20, local_steps=5) == own
     with pytest.raises(NotCoveredError, match="take it with them"):
-        seen(dataclasses.replace(own, adjacency=ADD_REMOVE), "secure_sum", cohort_size=20)
+        steps_in_view(dataclasses.replace(own, adjacency=ADD_REMOVE), "secure_sum", cohort_size=20)
 
 
 @pytest.mark.parametrize(

@@ -81,9 +81,9 @@ def test_a_guarantee_says_whose_epsilon_is_the_largest_unless_clients_are_hidden
     promise = fdp.guarantee(algorithm, DATA, rounds=2, delta=1e-2)
     assert f"({NAMES[2]})" in str(promise)
     assert promise.names == NAMES
-    assert Guarantee.restored(promise.saved()).names == NAMES
+    assert Guarantee.from_full_dict(promise.to_full_dict()).names == NAMES
     hidden = fdp.guarantee(fdp.dp_fedavg(cohort_size=2, **TRAINED), DATA, rounds=2, delta=1e-2)
-    assert not any(name in str(hidden.saved()) for name in NAMES)
+    assert not any(name in str(hidden.to_full_dict()) for name in NAMES)
     numbered = fdp.federate(DATASET, dict(enumerate(fdp.data.natural(OWNERS))))
     plain = fdp.guarantee(algorithm, numbered, rounds=2, delta=1e-2)
     assert plain.names == ()

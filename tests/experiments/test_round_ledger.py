@@ -72,7 +72,7 @@ def test_a_stopped_run_goes_on_with_its_ledger_also_where_a_line_was_cut_off(run
     whole = (runs / "whole" / "ledger.jsonl").read_text()
     file = folder / "ledger.jsonl"
     file.write_text(file.read_text()[:-40])
-    assert read_ledger(file).cut
+    assert read_ledger(file).is_cut
     fdp.resume(folder, dpnfl(), data)
     assert file.read_text() == whole
 

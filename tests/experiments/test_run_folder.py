@@ -406,6 +406,6 @@ def test_guarantees_come_back_from_files(data):
         fdp.guarantee(dpnfl(), data, rounds=2, delta=1e-3),
         fdp.guarantee(fdp.fedavg(cohort_size=5, batch_size=10, local_steps=1, learning_rate=0.1), data, rounds=2),
     ):
-        assert Guarantee.restored(json.loads(json.dumps(made.saved()))) == made
+        assert Guarantee.from_full_dict(json.loads(json.dumps(made.to_full_dict()))) == made
     with pytest.raises(fdp.ConfigurationError, match="a saved Guarantee must be"):
-        Guarantee.restored({"delta": 1.0})
+        Guarantee.from_full_dict({"delta": 1.0})

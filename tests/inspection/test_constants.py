@@ -149,7 +149,7 @@ RIGHT = {
 @pytest.mark.parametrize("name", quick(RIGHT, ("a table of its own", "one hot rows")))
 def test_a_model_of_ones_own_has_its_line(name):
     lines = [line for line in promise(RIGHT[name]).assumptions if "(model)" in line]
-    assert lines == [f"on the word of Own (model): {constants.HOLDS_NONE}"]
+    assert lines == [f"Own (model) is trusted: {constants.HOLDS_NONE}"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,7 +175,7 @@ def test_whose_word_a_network_rests_on():
         "Dense": fdp.model(nn.Dense(3), (SIZE,), loss=lambda scores, y: scores[y]),
     }
     for name, model in own.items():
-        assert constants.words_of(model) == [f"on the word of {name} (model): {constants.HOLDS_NONE}"]
+        assert constants.words_of(model) == [f"{name} (model) is trusted: {constants.HOLDS_NONE}"]
     assert constants.words_of(fdp.model(nn.Dense(3), (SIZE,))) == []
     assert constants.words_of(fdp.models.freeze(fdp.mlp((SIZE,), 3), "head")) == []
     shapes = {

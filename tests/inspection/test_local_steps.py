@@ -186,7 +186,7 @@ WRONG = {
 def test_right_steps_are_priced_as_the_projects_own(base):
     found = fdp.guarantee(own(base), DATA, rounds=4, delta=1e-3, model=MODEL)
     assert found.epsilon == fdp.guarantee(base, DATA, rounds=4, delta=1e-3, model=MODEL).epsilon
-    assert any("on the word of Own (local)" in words for words in found.assumptions)
+    assert any("Own (local) is trusted" in words for words in found.assumptions)
 
 
 @pytest.mark.parametrize("name", quick(WRONG, list(WRONG)[:4]))

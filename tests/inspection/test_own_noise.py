@@ -105,7 +105,9 @@ def test_an_event_that_states_no_law_is_refused_in_one_line():
     def event(self, *step):
         return Silent(**vars(LaplaceRecords.event(self, *step)))
 
-    with pytest.raises(fdp.ConfigurationError, match="Laplace noise states no as_normal, by which its law is looked"):
+    with pytest.raises(
+        fdp.ConfigurationError, match="Laplace noise has no as_normal, which the check of its law needs"
+    ):
         fdp.guarantee(liar(event=event), DATA, **RUN)
 
 

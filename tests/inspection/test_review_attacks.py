@@ -65,7 +65,7 @@ def test_a_librarys_own_function_that_holds_records_is_refused(name):
 )
 def test_whatever_holds_numbers_of_somebodys_is_on_his_word(layer):
     lines = promise(layers(layer)).assumptions
-    assert any(line.startswith("on the word of Sequential (model)") for line in lines)
+    assert any(line.startswith("Sequential (model) is trusted") for line in lines)
 
 
 def test_a_network_of_flax_alone_is_on_nobodys_word():
@@ -84,7 +84,7 @@ def said_to_be_sgd(learning_rate):
 
 def test_a_server_rule_that_is_said_to_be_optaxs_is_on_somebodys_word():
     algorithm = replace(RECORD, server=replace(RECORD.server, factory=said_to_be_sgd))
-    assert "on the word of sgd (factory): it holds no records itself" in promise(layers(), algorithm).assumptions
+    assert "sgd (factory) is trusted: it holds no records itself" in promise(layers(), algorithm).assumptions
 
 
 def seeing_where_it_is_not_differentiated():

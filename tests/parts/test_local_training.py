@@ -88,7 +88,7 @@ def test_private_gradients_make_private_heads_on_the_word_of_whoever_wrote_them(
     """What is sent, and the head that it is made with, depend on records through noised gradients alone."""
     found, plain = (fdp.guarantee(algorithm, DATA, **ASKED) for algorithm in (with_own_head(PRIVATE), PRIVATE))
     assert found.epsilons == plain.epsilons
-    assert any(told.startswith("on the word of OwnHead (local)") for told in found.assumptions)
+    assert any(told.startswith("OwnHead (local) is trusted") for told in found.assumptions)
     assert not np.isfinite(fdp.guarantee(with_own_head(fdp.fedavg(**COMMON)), DATA, **ASKED).epsilon)
 
 

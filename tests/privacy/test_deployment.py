@@ -195,11 +195,11 @@ def test_a_guarantee_of_a_deployment_names_it_and_says_what_it_is_not_of(data):
     content = stated.to_dict()
     assert {"cohort_size": 100, "population": 10_000, "noise_ratio": 0.05}.items() <= content["deployment"].items()
     assert content["own"] == stated.own
-    restored = Guarantee.restored(stated.saved())
+    restored = Guarantee.from_full_dict(stated.to_full_dict())
     assert restored == stated
     assert str(dataclasses.replace(stated, own=3.0)).count("epsilon 3 of its own") == 1
     assert "an infinite epsilon of its own" in str(dataclasses.replace(stated, own=math.inf))
-    lost = Guarantee.restored(dataclasses.replace(stated, own=math.inf).saved())
+    lost = Guarantee.from_full_dict(dataclasses.replace(stated, own=math.inf).to_full_dict())
     assert lost.own == math.inf
 
 

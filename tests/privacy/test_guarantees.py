@@ -143,7 +143,7 @@ def test_other_views_count_the_cohorts_noise_for_one_local_step():
     summed = fdp.guarantee(one, data, **options)
     assert summed.view is View.SECURE_SUM  # what a secure sum is made for
     assert "only the sum" in str(summed)
-    assert any("carries 2 times the variance" in text for text in summed.assumptions)
+    assert any("sees 2 times the variance" in text for text in summed.assumptions)
     step = GaussianSteps(2.0 * math.sqrt(2), WithoutReplacement(2, 50), Adjacency.REPLACE_ONE, ROUNDS)
     assert summed.epsilon == pytest.approx(accounting.epsilon_of(step, DELTA), rel=1e-6)
     colluding = fdp.guarantee(one, data, view="final_model", colluders=1, **options)
@@ -415,7 +415,7 @@ def test_what_a_sum_adds_to_noise_on_uploads_does_not_depend_on_how_many_records
         estimator="mean",
     )
     promise = fdp.guarantee(algorithm, ragged_data(sizes), rounds=2, delta=DELTA, view="secure_sum")
-    assert any("carries 10 times the variance" in line for line in promise.assumptions)
+    assert any("sees 10 times the variance" in line for line in promise.assumptions)
 
 
 def test_a_small_clip_norm_whose_noise_float32_would_lose_is_refused(data):

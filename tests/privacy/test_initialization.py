@@ -168,7 +168,7 @@ def test_a_second_phase_keeps_the_ledger_of_the_first_and_has_one_epsilon_of_bot
     assert text.startswith(before)
     run = fdp.open_run(made["second"], model=freeze(NETWORK, start=made["private npz"]))
     assert run.as_start().origin.ledger.startswith(before)
-    assert Guarantee.restored(run.guarantee.saved()) == run.guarantee
+    assert Guarantee.from_full_dict(run.guarantee.to_full_dict()) == run.guarantee
     ledger = read_ledger(made["second"])
     np.testing.assert_allclose(ledger.epsilons(), run.guarantee.epsilons, rtol=1e-9)
     assert [line["epsilon_planned"] for line in ledger.lines][-1] == run.guarantee.epsilon
@@ -230,7 +230,7 @@ def test_two_private_starts_have_no_epsilon_as_their_noise_may_cancel(tmp_path):
         both = freeze(freeze(NETWORK, start=a, trainable="**kernel"), start=b)
         found = fdp.guarantee(private(), DATA, rounds=1, delta=1e-3, model=both)
         assert np.isinf(found.epsilon)
-        assert "private runs of which none began with the other" in found.reason
+        assert "two private runs that did not follow each other" in found.reason
         assert "\n" not in str(found)
     stated = freeze(freeze(NETWORK, start=a, trainable="**kernel"), start=numbers(1), start_epsilon=1, start_delta=0)
     assert np.isinf(fdp.guarantee(private(), DATA, rounds=1, delta=1e-3, model=stated).epsilon)
@@ -252,7 +252,7 @@ def test_runs_of_one_start_that_come_back_in_one_ledger_have_no_epsilon(tmp_path
     merged = begun(tmp_path / "d.npz", OTHER, fdp.fedavg(**LOCAL), start=both, key=3)
     assert len(read_start(merged).origin.phases) == 5
     found = promise(merged, start_private=False)
-    assert "private runs of which none began with the other" in found.reason
+    assert "two private runs that did not follow each other" in found.reason
 
 
 def named(*clients, name="named"):
@@ -281,7 +281,7 @@ def test_clients_of_the_same_names_pay_for_themselves_and_all_others_for_the_dea
     assert len(set(first)) == 3
     paid = first if same else [worst_of(first)] * now.num_clients
     np.testing.assert_allclose(found.epsilons, together(paid, second), rtol=1e-9)
-    assert ("by their names" if same else "taken for the worst") in found.phases[0].members
+    assert ("by their names" if same else "counts as the worst") in found.phases[0].members
     run = plan_run(private(), now, rounds=1, terms=PrivacyTerms(delta=1e-3), model=model)
     earlier, own = phases_of(phases.ledger_of("dpnfl", run, found, now.checksum), "ledger")
     assert (same_clients(earlier, own) is not None) is same  # whoever reads the ledger composes as the run did
@@ -337,7 +337,7 @@ def test_where_nobody_knows_who_was_who_every_client_is_the_worst(made, tmp_path
     found = promise(made["private npz"], shuffled)
     assert found.phases[0].epsilon == pytest.approx(worst, rel=1e-9)
     assert min(found.epsilons) >= worst
-    assert any("taken for the worst" in line for line in found.assumptions)
+    assert any("counts as the worst" in line for line in found.assumptions)
     assert promise(made["private bare"], OTHER).phases  # without digests: nobody knows that they are others
 
 
@@ -364,12 +364,12 @@ def test_a_phase_is_not_counted_against_fewer_colluders_than_the_run_that_goes_o
     for first, closed in ((secure, True), (private(), False)):
         start = begun(tmp_path / f"{closed}.npz", DATA, first)
         found = fdp.guarantee(secure, DATA, model=freeze(NETWORK, start=start), view="secure_sum", **words)
-        assert (found.reason or "").endswith("before it is counted with 0 colluders: count both with as many") is closed
+        assert (found.reason or "").endswith("is counted with 0 colluders: count both with the same number") is closed
 
 
 def test_a_start_that_was_chosen_in_a_sweep_has_no_price(tmp_path):
     start = begun(tmp_path / "a.npz", DATA, in_sweep=True)
-    assert "chosen among others" in str(promise(start))
+    assert "the choice among the others" in str(promise(start))
     denied = promise(start, OTHER, **PUBLIC)
     assert denied.epsilon == fdp.guarantee(private(), OTHER, rounds=2, delta=1e-3).epsilon
 
@@ -431,13 +431,13 @@ def test_other_records_of_the_same_name_need_a_word_which_the_first_line_tells(m
     assert "as these clients' data are called" in str(promise(made["open npz"], data))
     found = promise(made["open npz"], data, **PUBLIC)
     assert str(found).startswith("of the training alone, which begins with open.npz")
-    assert "on the word of whoever runs it" in found.caveat
+    assert "declared public by its user" in found.caveat
     assert np.isfinite(found.epsilon)
 
 
 def test_a_start_without_a_checksum_is_closed_until_somebody_denies_it(made):
     assert np.isinf(promise(made["open bare"]).epsilon)
-    assert "on the word of whoever runs it" in str(promise(made["open bare"], **PUBLIC))
+    assert "declared public by its user" in str(promise(made["open bare"], **PUBLIC))
     (phase,) = read_start(made["open bare"]).origin.phases
     assert phase["records"]["checksum"] is None
 
@@ -452,7 +452,7 @@ def test_arrays_without_an_origin_are_named_before_the_epsilon(made):
         assert any("start_data" in line for line in found.warnings)
     named = promise(params, start_data="drawings of others")
     assert str(named) == str(PLAIN)
-    assert any("drawings of others" in line and "on the word" in line for line in named.assumptions)
+    assert any("drawings of others" in line and "declared public" in line for line in named.assumptions)
     assert str(promise(params, **PUBLIC)) == str(PLAIN)
     for said in ({"start_private": True}, {"start_data": "first"}, {"start_data": "the First half"}):
         assert np.isinf(promise(params, **said).epsilon)
@@ -623,7 +623,7 @@ def test_points_of_a_sweep_carry_a_ledger_without_a_checksum(tmp_path):
     found = fdp.sweep(private(), axes={"local.learning_rate": [0.1, 0.3]}, out=tmp_path / "s", **network)
     file = next((tmp_path / "s" / "params").glob("*.safetensors"))
     assert found.records
-    assert "one point of a sweep, which costs more than itself" in str(promise(file))
+    assert "one point of a sweep, whose cost includes the choice" in str(promise(file))
 
 
 def test_events_of_ones_own_that_are_counted_by_name_alone_have_no_price(monkeypatch):
@@ -640,4 +640,4 @@ def test_events_of_ones_own_that_are_counted_by_name_alone_have_no_price(monkeyp
     facts = json.loads(phases.ledger_of("dpnfl", planned, verified_guarantee(planned), None).splitlines()[-1])
     assert facts["epsilon"] is None
     assert not composed_phases.is_private(facts)
-    assert composed_phases.without_price(facts) == "of whose epsilon not all is known"
+    assert composed_phases.without_price(facts) == "whose epsilon is not fully known"

@@ -12,8 +12,8 @@ from fedjax_dp.accounting import Adjacency, GaussianSteps, Poisson, cost_of
 
 DATA = ragged_data([20] * 6)
 TERMS = {"rounds": 4, "delta": 1e-3, "seed": 1}
-CHANGES = "what a client keeps changes in its own rounds alone, by its own records and what was released"
-PUBLIC = "clients keep what acts on later updates: their draw is counted as public, so that it hides nothing"
+CHANGES = "client state changes in its client's own rounds alone, by its own records and by releases"
+PUBLIC = "client state acts on later updates: the draw of clients is counted as public, without amplification"
 RATE, LEVELS = 0.3, (0.0, 0.2, 1.0, 3.0)
 
 

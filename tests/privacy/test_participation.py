@@ -61,7 +61,7 @@ def test_noise_is_found_for_what_the_guarantee_counts(name):
 def test_what_is_no_guarantee_of_the_run_says_so_first(stated, name):
     promise = stated[name]
     assert str(promise).startswith(NO_GUARANTEE.get(name, "epsilon "))
-    assert fdp.accounting.Guarantee.restored(json.loads(json.dumps(promise.saved()))) == promise
+    assert fdp.accounting.Guarantee.from_full_dict(json.loads(json.dumps(promise.to_full_dict()))) == promise
 
 
 @pytest.mark.slow
@@ -113,4 +113,7 @@ def test_a_law_that_is_not_known_is_counted_as_the_worst_case_and_says_so():
     found = fdp.guarantee(dpnfl(cohort="cyclic"), DATA, participation="law", **TERMS)
     worst = fdp.guarantee(dpnfl(cohort="cyclic"), DATA, participation="worst", **TERMS)
     np.testing.assert_array_equal(found.epsilons, worst.epsilons)
-    assert "every client is accounted for all rounds; for participation law no less is known here" in found.assumptions
+    assert (
+        "every client is accounted for all rounds; nothing less is proved for participation law here"
+        in found.assumptions
+    )

@@ -31,7 +31,7 @@ from fedjax_dp.accounting import (
     compare,
     guarantee,
     repeated,
-    seen,
+    steps_in_view,
     windows_of_text,
     windows_of_token,
 )
@@ -338,11 +338,11 @@ def _steps_in_view(own: GaussianSteps, options: ReleaseOptions) -> GaussianSteps
     if options.view == View.UPLOADS.value:
         where = "in view uploads, where others' noise does not count"
         errors.require_left_out(options, shared, where, "drop --{flag} or give another --view")
-        return seen(own, View.UPLOADS, cohort_size=1)
+        return steps_in_view(own, View.UPLOADS, cohort_size=1)
     if all(getattr(options, name) is None for name in shared):
-        return seen(own, View(options.view), cohort_size=1)
+        return steps_in_view(own, View(options.view), cohort_size=1)
     size, steps = _both(("cohort_size", "local_steps"), options.cohort_size, options.local_steps)
-    return seen(own, View(options.view), cohort_size=size, colluders=options.colluders or 0, local_steps=steps)
+    return steps_in_view(own, View(options.view), cohort_size=size, colluders=options.colluders or 0, local_steps=steps)
 
 
 def _sampling(options: ReleaseOptions) -> Sampling:
@@ -373,7 +373,7 @@ def _statement(options: ReleaseOptions) -> str:
     if options.participation_log is not None:
         log = _log(options)
         whose = f"{log.counts.max()} rounds of the busiest of {np.sum(log.counts > 0)} clients"
-        word = "who took part is public, and knows no records on the word of who wrote it"
+        word = "participation is public, and its log is trusted to depend on no records"
         times += f" a round, {whose} by {options.participation_log} ({word})"
     if options.rounds is not None:
         times += f" a round, {options.rounds} rounds taken part in with probability {options.participation:g}"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from fedjax_dp import errors
 from fedjax_dp.accounting import ACCOUNTANTS, Adjacency, Guarantee, Unit, View, epsilons_of
 from fedjax_dp.accounting.accountants import about_at
-from fedjax_dp.accounting.guarantee import DeploymentSummary, infinite, with_mark
+from fedjax_dp.accounting.guarantee import DeploymentSummary, infinity_of_null, with_mark
 from fedjax_dp.display import count
 from fedjax_dp.options import about
 from fedjax_dp.tools.cli.options import PlotOption, PrintOptions, Switch, parse, picture_of
@@ -65,9 +65,9 @@ def account_ledger(arguments: list[str]) -> int:
         errors.require_integer("rounds", options.rounds, 1, ledger.rounds, "these are done")
     promise = _promise(ledger, options)
     notes = [*_own(ledger, options, promise), *_budget(ledger, promise)]
-    if ledger.before and not promise.phases:
-        notes.append(f"what {count(len(ledger.before), 'phase')} before cost is counted too")
-    if ledger.cut:
+    if ledger.prior_phases and not promise.phases:
+        notes.append(f"what {count(len(ledger.prior_phases), 'phase')} before cost is counted too")
+    if ledger.is_cut:
         notes.append("the file ends in the middle of a line, which does not count")
     if options.plot and ledger.follows_results:
         raise errors.refuse("plot", options.plot, "left out where results end the run")
@@ -105,17 +105,17 @@ def _promise(ledger: "Ledger", options: LedgerOptions) -> Guarantee:
     """The Guarantee of these rounds."""
     last = ledger.lines[-1]
     if ledger.follows_results:  # what its rounds would have cost if they had been planned bounds nothing
-        epsilons = [infinite(epsilon) for epsilon, clients in ledger.phase["epsilons"] for _ in range(clients)]
+        epsilons = [infinity_of_null(epsilon) for epsilon, clients in ledger.phase["epsilons"] for _ in range(clients)]
     else:
         epsilons = ledger.epsilons(options.delta, options.accountant, options.rounds)
     accountant = about_at(options.accountant or last["accountant"], options.delta or last["delta"])
     unit, adjacency, view = Unit(last["unit"]), Adjacency(last["adjacency"]), View(last["view"])
     promise = Guarantee(tuple(epsilons), options.delta or last["delta"], unit, adjacency, view, accountant, ())
-    promise = _with_phases(ledger, options, promise) if ledger.before and options.rounds is None else promise
+    promise = _with_phases(ledger, options, promise) if ledger.prior_phases and options.rounds is None else promise
     if last["deployment"] is None:
         return promise
     deployment = DeploymentSummary(**last["deployment"])._replace(rounds=ledger.rounds)
-    own = infinite(ledger.phase["epsilon"])  # of all its rounds
+    own = infinity_of_null(ledger.phase["epsilon"])  # of all its rounds
     return dataclasses.replace(promise, deployment=deployment, own=own)
 
 
@@ -129,7 +129,9 @@ def _with_phases(ledger: "Ledger", options: LedgerOptions, promise: Guarantee) -
     accountant = options.accountant or ledger.lines[-1]["accountant"]
     events = events_of(ledger.phase, kind)
     alone = None if events is None else max(epsilons_of(events, delta, accountant))
-    return dataclasses.replace(promise, phases=costs_of(ledger.before, ledger.phase, delta, accountant), alone=alone)
+    return dataclasses.replace(
+        promise, phases=costs_of(ledger.prior_phases, ledger.phase, delta, accountant), alone=alone
+    )
 
 
 def _own(ledger: "Ledger", options: LedgerOptions, promise: Guarantee) -> list[str]:

@@ -43,7 +43,7 @@ class Subject(NamedTuple):
 
 def claims_about(run: PlannedRun, delta: float, epsilons: tuple[float, ...], ledger: list[Event]) -> tuple[Claim, ...]:
     """The claims of every paper whose theorem speaks of this combination of parts."""
-    normal = all(step.normal for event in distinct(ledger) for step, _ in event.leaves())
+    normal = all(step.is_normal for event in distinct(ledger) for step, _ in event.leaves())
     stays = len(run.noise_levels.factors) == 1
     if run.algorithm.local.personal or not (normal and stays):  # none speaks of clients' own models, or other noise
         return ()

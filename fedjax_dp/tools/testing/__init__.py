@@ -95,7 +95,7 @@ def check_algorithm(
     reason = no_epsilon_reason_of(algorithm, natural_view(algorithm))
     if reason is None and not np.any(np.asarray(noise_of(algorithm)) > 0):
         reason = "its noise_multiplier is 0"
-    apply = [name for name in PROPERTIES if not (reason and PROPERTIES[name].claimed)]
+    apply = [name for name in PROPERTIES if not (reason and PROPERTIES[name].needs_claim)]
     if not algorithm.transport.secret:
         apply.remove("masks")
     for name in set(names) - set(apply):

@@ -85,7 +85,7 @@ def files_of(result: Result) -> Iterator[list[pathlib.Path]]:
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         folders.write_json(folder / "config.json", config_of(ready))
-        folders.write_json(folder / "guarantee.json", result.guarantee.saved())
+        folders.write_json(folder / "guarantee.json", result.guarantee.to_full_dict())
         figures.plot_run(result.history, result.guarantee, ready.title, folder / PICTURE, task=ready.task)
         parameters.write(folder / "params.safetensors", result.params, ledger, described)
         yield sorted(folder.iterdir())

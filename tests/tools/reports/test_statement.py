@@ -25,7 +25,9 @@ PARTS = ["The promise", "What it means", "It holds if all of this is true", "Wha
 def _of(epsilon=1.0, unit=Unit.RECORD, adjacency=Adjacency.REPLACE_ONE, view=View.UPLOADS, **more):
     bounds = AttackBounds(0.7, 0.1, of_curve=True)
     assumed = ("cohorts are drawn", FLOAT_NOISE)
-    return Guarantee((epsilon,), 1e-3, unit, adjacency, view, "exact", assumed, attacks=(bounds,), **more).saved()
+    return Guarantee(
+        (epsilon,), 1e-3, unit, adjacency, view, "exact", assumed, attacks=(bounds,), **more
+    ).to_full_dict()
 
 
 def _text(saved):
@@ -69,7 +71,7 @@ def test_caveats_and_warnings_come_with_the_promise():
 
 
 def test_without_privacy_nothing_is_promised():
-    made = _text(no_privacy(3, "no noise is added").saved())
+    made = _text(no_privacy(3, "no noise is added").to_full_dict())
     assert "Nothing is promised, because no noise is added" in made
     assert "not covered" not in made
 
