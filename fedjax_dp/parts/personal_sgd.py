@@ -116,11 +116,11 @@ class PersonalSgd(LocalSgd):
         if own is not None and own.clean and (models.own_is_sent or models.state_affects_messages):
             raise refuse_clean_steps(f"gradients of {type(models).__name__} that act on updates")
         if self.rule.corrects and own is not None and not models.own_comes_last:
-            remedy = "use a rule that takes nothing off, such as adam"
-            raise errors.refuse("local rule", "one that takes noise off", "used with one gradient in a step", remedy)
+            remedy = "use a rule that subtracts nothing, such as adam"
+            raise errors.refuse("local rule", "one that subtracts noise", "used with one gradient in a step", remedy)
         if self.privatizer.on_upload:
             remedy = "noise the gradients instead, as dpnfl does"
-            raise errors.refuse("what clients keep", "a model", "nothing under noise on the upload", remedy)
+            raise errors.refuse("client state", "a model", "nothing under noise on the upload", remedy)
 
 
 def _split_context(client: ClientContext) -> tuple[ClientContext, Any, Any]:

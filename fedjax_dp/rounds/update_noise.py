@@ -76,5 +76,5 @@ def _noise_gains(algorithm: Algorithm, shares: Any) -> Any:
 
 
 def _refusal(what: str, got: str, wanted: str) -> errors.ConfigurationError:
-    remedy = "or use a server that takes nothing off, such as second_moment delta"
-    return errors.refuse(what, got, f"{wanted}, for a server that takes the noise's variance off", remedy)
+    remedy = "or use a server that subtracts nothing, such as second_moment delta"
+    return errors.refuse(what, got, f"{wanted}, for a server that subtracts the noise's variance", remedy)

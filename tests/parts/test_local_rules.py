@@ -248,7 +248,7 @@ def test_nobody_tells_the_variance_of_noise_in_units_of_records():
     assert "RecordGaussian by the median" in told
     local = dataclasses.replace(algorithm.local, privatizer=own.Noises(clip_norm=1.0, noise_multiplier=1.0))
     told = refusal(check, dataclasses.replace(algorithm, local=local), DATA, 1)
-    assert "Noises, which does not state how much noise it adds" in told
+    assert "Noises, which does not declare the variance of its noise" in told
     for rule in ("sgd", "adam"):
         other = dataclasses.replace(local, rule=LOCAL_RULES[rule])
         check(dataclasses.replace(algorithm, local=other), DATA, 1)

@@ -93,7 +93,7 @@ UNKNOWN = {
     ),
     "the records' own": (
         fdp.dpnfl(**COMMON, clip_norm=0.7, noise_multiplier=1.0),
-        "privatizer must be one whose noise has a variance of public numbers",
+        "privatizer must be one whose noise has a public variance",
     ),
     "shared": (fdp.dp_fedavg(**COMMON, **CLIENT, noise="shared"), "noise must be added by the server"),
 }
