@@ -13,9 +13,9 @@ from numbers import Real
 from typing import Any, NamedTuple, TypeVar
 
 LINES = 20  # at a prompt
-WIDTH = 110  # of one of them
+WIDTH = 110  # of a line
 HTML_ROWS = 60  # of a table in a notebook
-LONG = 72  # of a part: what is longer is shown part by part
+LONG = 72  # letters of a field: a longer one is shown field by field
 
 T = TypeVar("T")
 
@@ -26,7 +26,7 @@ class Table(NamedTuple):
 
 
 class Card(NamedTuple):
-    """What is shown of a value."""
+    """What a value displays: a title, facts by name, and perhaps a table."""
 
     title: str
     facts: Mapping[str, str]
@@ -34,7 +34,7 @@ class Card(NamedTuple):
 
     @property
     def text(self) -> str:
-        """At most `LINES` lines: long facts go over several if there is room, else they are cut."""
+        """At most `LINES` lines; long facts are wrapped if there is room, else truncated."""
         rows = self.table.rows if self.table is not None else ()
         room = LINES - min(1 + len(rows), 6) if rows else LINES
         lines = self._facts(whole=True)
@@ -47,7 +47,7 @@ class Card(NamedTuple):
         return "\n".join(lines)
 
     def _facts(self, whole: bool) -> list[str]:
-        """Title and facts; each in one line unless `whole`."""
+        """Lines of title and facts: each fact in one line, or wrapped if `whole`."""
         wide = max(map(len, self.facts), default=0)
         lines = [("", self.title), *((f"  {name:<{wide}}  ", text) for name, text in self.facts.items())]
         if not whole:
@@ -64,7 +64,7 @@ class Card(NamedTuple):
 
     @property
     def html(self) -> str:
-        """The same, whole, but for long tables."""
+        """The card as HTML, where only long tables are truncated."""
         facts = "".join(
             f"<tr><th style='text-align:left;white-space:pre;vertical-align:top'>{html.escape(name)}</th>"
             f"<td style='text-align:left'>{html.escape(text)}</td></tr>"
@@ -81,15 +81,15 @@ class Card(NamedTuple):
         return f"{head}<table><thead><tr>{names}</tr></thead><tbody>{body}</tbody></table>"
 
 
-def displayed(shown: type[T]) -> type[T]:
-    """Decorates a class: its values show what their `_card()` says."""
+def displayed(cls: type[T]) -> type[T]:
+    """Class decorator: values display the card that their `_card()` returns."""
 
     def card(self: Any) -> Card:
         try:
-            made: Card = self._card()
-        except Exception as error:  # traced values, damaged folders: what shows a value never fails
-            made = Card(f"<{type(self).__name__}: {type(error).__name__}>", {})
-        return made
+            result: Card = self._card()
+        except Exception as error:  # traced values, damaged folders: displaying a value never fails
+            result = Card(f"<{type(self).__name__}: {type(error).__name__}>", {})
+        return result
 
     def text(self: Any) -> str:
         return card(self).text
@@ -97,13 +97,13 @@ def displayed(shown: type[T]) -> type[T]:
     def page(self: Any) -> str:
         return card(self).html
 
-    shown.__repr__ = text  # type: ignore[method-assign]
-    shown._repr_html_ = page  # type: ignore[attr-defined]
-    return shown
+    cls.__repr__ = text  # type: ignore[method-assign]
+    cls._repr_html_ = page  # type: ignore[attr-defined]
+    return cls
 
 
 def words(value: Any) -> str:
-    """A value in one line: parts by their names, without what they have by default, arrays by their shapes."""
+    """A value in one line: parts with the fields that differ from their defaults, arrays by their shapes."""
     if isinstance(value, type | functools.partial) or (callable(value) and hasattr(value, "__qualname__")):
         return _name_of(value)
     fields = dict(_fields(value))
@@ -124,12 +124,12 @@ def words(value: Any) -> str:
 
 
 def without_addresses(text: str) -> str:
-    """What `repr` says, the same in every process."""
+    """A `repr` without addresses of memory, so that it is the same in every process."""
     return re.sub(r" at 0x[0-9a-f]+", "", text)
 
 
 def facts_of(value: Any, indent: str = "") -> dict[str, str]:
-    """A line for each field of a value; fields too long for one are shown field by field."""
+    """One line for each field of a value; a field too long for a line is shown field by field."""
     lines: dict[str, str] = {}
     for name, field in _fields(value):
         text, inner = words(field), dict(_fields(field))
@@ -142,12 +142,12 @@ def facts_of(value: Any, indent: str = "") -> dict[str, str]:
 
 
 def count(number: int, what: str) -> str:
-    """1 client, 2,000 clients."""
+    """A number with its noun: 1 client, 2,000 clients."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def size(number: float) -> str:
-    """Bytes in the largest unit that leaves a number of at least 1."""
+    """Bytes in the largest unit in which the number is at least 1."""
     for unit, large in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if number >= large:
             return f"{number / large:.3g} {unit}"
@@ -155,7 +155,7 @@ def size(number: float) -> str:
 
 
 def plain(content: Any) -> Any:
-    """Arrays and numbers of NumPy as Python's, tuples and ranges as lists: as files hold them."""
+    """Content for files: NumPy arrays and numbers as Python's, tuples and ranges as lists."""
     if hasattr(content, "tolist"):
         return content.tolist()
     if isinstance(content, Mapping):
@@ -164,7 +164,7 @@ def plain(content: Any) -> Any:
 
 
 def finite(content: Any) -> Any:
-    """None for numbers that JSON has no word for, also inside of dictionaries and lists."""
+    """Content for JSON: None for NaN and infinity, also inside of dictionaries and lists."""
     if isinstance(content, Mapping):
         return {name: finite(value) for name, value in content.items()}
     if isinstance(content, list | tuple):
@@ -173,14 +173,14 @@ def finite(content: Any) -> Any:
 
 
 def comma_separated(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """Lines of CSV, nothing for what is None."""
+    """Lines of CSV, with empty fields for None."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([header, *rows])
     return text.getvalue()
 
 
 def duration(seconds: float) -> str:
-    """A time in the unit that people would use."""
+    """A time in its usual unit."""
     if seconds < 1:
         return f"{1000 * seconds:.3g} ms"
     if seconds < 120:
@@ -189,7 +189,7 @@ def duration(seconds: float) -> str:
 
 
 def _fields(value: Any) -> Iterator[tuple[str, Any]]:
-    """Of a dataclass or a named tuple, those that are not as by default."""
+    """The fields of a dataclass or a named tuple that differ from their defaults."""
     if isinstance(value, type):
         return
     if dataclasses.is_dataclass(value):
@@ -199,8 +199,8 @@ def _fields(value: Any) -> Iterator[tuple[str, Any]]:
             if field.repr
         }
     elif isinstance(value, tuple) and hasattr(value, "_fields"):
-        brought = getattr(value, "_field_defaults", {})
-        usual = {name: brought.get(name, dataclasses.MISSING) for name in value._fields}
+        defaults = getattr(value, "_field_defaults", {})
+        usual = {name: defaults.get(name, dataclasses.MISSING) for name in value._fields}
     else:
         return
     for name, default in usual.items():
@@ -223,7 +223,7 @@ def _name_of(value: Any) -> str:
 
 
 def _array(value: Any) -> str:
-    """Its numbers if they are few; else its type and shape, with the range where it lies on the host."""
+    """The numbers of a small array; else type and shape, with the range if the array is on the host."""
     import numpy as np  # here: an account needs none
 
     kind = f"{value.dtype}[{','.join(map(str, value.shape))}]"
@@ -238,7 +238,7 @@ def _array(value: Any) -> str:
 
 
 def _first_and_last(rows: Sequence[Sequence[str]], most: int) -> list[Sequence[str]]:
-    """The first and the last of them."""
+    """At most `most` rows: the first and the last ones."""
     if len(rows) <= most:
         return list(rows)
     last = (most - 1) // 2

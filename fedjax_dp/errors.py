@@ -1,4 +1,4 @@
-"""One wording for every refusal: what, got, wanted, remedy. No JAX here, so accounting can use it."""
+"""Errors, with one form for every refusal: what, got, wanted, remedy. No JAX here, so accounting can use it."""
 
 import contextlib
 import difflib
@@ -15,13 +15,13 @@ PICTURES = (".png", ".pdf", ".svg")
 
 
 class ConfigurationError(ValueError):
-    """The request cannot be carried out as asked; the message is one line that says what to change."""
+    """The request cannot be carried out; the message is one line that says what to change."""
 
-    what: str | None = None  # the option that it is about, where it is one
+    what: str | None = None  # the option with the error, if it is one
 
 
 class MissingDataError(ConfigurationError):
-    """A data set is not at hand; the message says what to get and where it belongs."""
+    """A data set is missing; the message says what to get and where to put it."""
 
 
 def _list_clients(clients: list[int], called: Callable[[int], str]) -> str:
@@ -29,7 +29,7 @@ def _list_clients(clients: list[int], called: Callable[[int], str]) -> str:
 
 
 class DivergedError(RuntimeError):
-    """A loss or an update stopped being finite; `clients` is empty if it was the loss on the test set."""
+    """A loss or an update is no longer finite; `clients` is empty if it is the loss on the test set."""
 
     def __init__(self, round_index: int, clients: list[int], called: Callable[[int], str] = str):
         self.round, self.clients = round_index, clients
@@ -52,7 +52,7 @@ class RingOverflowError(RuntimeError):
 
 
 class LostError(RuntimeError):
-    """A process of a run, or its parent, finds that the run cannot go on; `reason` says what has ended."""
+    """A run cannot continue because another of its processes has ended; `reason` says which."""
 
     def __init__(self, reason: str):
         super().__init__(
@@ -62,14 +62,14 @@ class LostError(RuntimeError):
 
 
 class StorageError(RuntimeError):
-    """The machine failed to store something: its disk is full, a quota is used up; what was stored before is whole."""
+    """The machine could not store something, as with a full disk or quota; everything stored before is intact."""
 
     def __init__(self, where: str, reason: str, remedy: str = ""):
         super().__init__(f"{where} could not be written: {reason}" + (f"; {remedy}" if remedy else ""))
 
 
 def refuse(what: str, got: Any, wanted: str, remedy: str = "") -> ConfigurationError:
-    """The error to raise: `what must be wanted, got got; remedy`."""
+    """The error to raise, with the message `what must be wanted, got got; remedy`."""
     ending = f"; {remedy}" if remedy else ""
     error = ConfigurationError(" ".join(f"{what} must be {wanted}, got {got}{ending}".splitlines()))
     error.what = what
@@ -77,7 +77,7 @@ def refuse(what: str, got: Any, wanted: str, remedy: str = "") -> ConfigurationE
 
 
 def rename(error: ConfigurationError, name: str) -> ConfigurationError:
-    """The same refusal under the name that the user wrote."""
+    """The same refusal with the name that the user wrote."""
     result = type(error)(f"{name}{str(error).removeprefix(error.what or '')}")
     result.what = name
     return result
@@ -91,7 +91,7 @@ def refuse_errors(
     remedy: str = "",
     kinds: type[Exception] | tuple[type[Exception], ...] = Exception,
 ) -> Iterator[None]:
-    """Refuse in one line what fails inside, which `got` describes; a refusal inside passes unchanged."""
+    """Turn errors of the block into a one-line refusal; `got` describes them. Refusals pass unchanged."""
     try:
         yield
     except ConfigurationError:
@@ -101,21 +101,21 @@ def refuse_errors(
 
 
 def require_given(what: str, value: T | None, remedy: str = "") -> T:
-    """The value of what may be left out elsewhere, but not here."""
+    """The value of something optional that is required here."""
     if value is None:
         raise refuse(what, "nothing", "given", remedy)
     return value
 
 
 def require_left_out(values: Any, names: Iterable[str], where: str, remedy: str = "drop --{flag}") -> None:
-    """Refuse attributes that are set though they mean nothing `where` that is so; `{flag}` stands for the name's."""
+    """Refuse attributes that are set but have no meaning in the case `where`; `{flag}` stands for the name's flag."""
     for name in names:
         if (value := getattr(values, name)) is not None:
             raise refuse(name, value, f"left out {where}", remedy.format(flag=name.replace("_", "-")))
 
 
 def require_text(what: str, value: str, remedy: str = "") -> str:
-    """Some letters: an empty word, as a variable of a shell that is not set leaves it, names nothing."""
+    """A nonempty string; an unset shell variable leaves an empty one."""
     if not value:
         raise refuse(what, "an empty word", "given", remedy)
     return value
@@ -142,12 +142,12 @@ def require_in_unit_interval(what: str, value: Any, remedy: str = "") -> None:
 
 
 def require_delta(value: Any) -> None:
-    """A delta of a guarantee: strictly between 0 and 1."""
+    """The delta of a guarantee: strictly between 0 and 1."""
     require_in_unit_interval("delta", value, "take one well below 1 / records, such as 1e-5")
 
 
 def is_integer(value: Any) -> bool:
-    """Whether a value is an integer of Python or NumPy; a bool is none."""
+    """Whether a value is an integer of Python or NumPy, and no bool."""
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
@@ -164,7 +164,7 @@ def require_integer(what: str, value: int, least: int, most: int, remedy: str = 
 
 
 def require_seed(seed: int) -> None:
-    """An integer of 32 bits: JAX takes a longer one for another, and a draw without a seed cannot be repeated."""
+    """An integer of 32 bits, as JAX would truncate a longer one."""
     if not is_integer(seed) or not 0 <= seed < 2**32:
         raise refuse("seed", seed, "an integer in [0, 2^32)")
 
@@ -175,7 +175,7 @@ def require_not_negative(what: str, value: Any, remedy: str = "") -> None:
         raise refuse(what, value, "zero or positive, and finite", remedy)
 
 
-ELSEWHERE = {  # what Opacus, Flower, TensorFlow, FedJAX and papers call an option, and what it is called here
+ELSEWHERE = {  # from names of options in Opacus, Flower, TensorFlow, FedJAX and papers to the names here
     **dict.fromkeys(("lr", "step_size", "client_lr", "local_lr"), "learning_rate"),
     **dict.fromkeys(("clients", "n_clients", "num_parties"), "num_clients"),
     **dict.fromkeys(("sigma", "noise_std", "noise_scale"), "noise_multiplier"),
@@ -194,19 +194,19 @@ ELSEWHERE = {  # what Opacus, Flower, TensorFlow, FedJAX and papers call an opti
         "server_optimizer": "server",
     },
 }
-RETIRED: dict[str, str] = {  # names of before, of an option, a choice or a key, and the remedy: what takes their place
+RETIRED: dict[str, str] = {  # from names of an earlier version, of an option, a choice or a key, to the remedy
     "adapt": "noise is fixed before the first round: noise_schedule lets it differ by round; accounting.filter_for "
-    "is the filter for code of your own",
+    "is the filter for your own code",
     "individual": "stop_at_epsilon ends a run for all; accounting.IndividualFilter is the filter of each client for "
-    "code of your own",
-    "stop_noise": "stop by a public test set, which is free, or fix the rounds; accounting.with_looks prices noised "
-    "looks for code of your own",
-    "budget": "stop_at_epsilon, as it is called now, ends a run before it would pass that epsilon; epsilon finds the "
-    "noise for all its rounds",
+    "your own code",
+    "stop_noise": "stop by a public test set, which costs no privacy, or fix the rounds; accounting.with_looks counts "
+    "noisy looks for your own code",
+    "budget": "its new name stop_at_epsilon ends a run before it would exceed that epsilon; epsilon finds the noise "
+    "for all rounds",
     "budget_high": "stop_at_epsilon is one number, which ends the run for all; epsilon with epsilon_high finds noise "
     "for a budget of each client",
-    "prior_event": "setup_event, as it is called now, is what each client released for how clients are drawn",
-    "start_clients": "drop it: equal names or equal records say who is who, else every client pays for the dearest",
+    "prior_event": "its new name setup_event is the event of what clients release for the sampling of clients",
+    "start_clients": "drop it: equal names or equal records identify clients, else every client has the largest cost",
     "no_hashes": "drop it: of records and names a ledger has one digest of all",
     "completion": "fedjax-dp --install-completion takes its place",
     **dict.fromkeys(("serve", "port"), "fedjax-dp run --track shows a run that is under way in an experiment tracker"),
@@ -222,12 +222,12 @@ RETIRED: dict[str, str] = {  # names of before, of an option, a choice or a key,
 
 
 def _plain(word: str) -> str:
-    """A name as code spells it, of one that a flag or a file may spell otherwise."""
+    """A name of a flag or a file in the spelling of code."""
     return word.lstrip("-").replace("-", "_").lower()
 
 
 def nearest(word: str, names: Iterable[str]) -> list[str]:
-    """The name that was probably meant, if any: one of other tools, one that begins so, else one spelt alike."""
+    """The name that was probably meant, if any: one of other tools, one with this prefix, or a similar one."""
     names = list(names)
     known = ELSEWHERE.get(_plain(word))
     same = [name for name in names if known and _plain(name) == known]
@@ -238,18 +238,18 @@ def nearest(word: str, names: Iterable[str]) -> list[str]:
 
 
 def suggestion(word: str, names: Iterable[str], otherwise: str = "") -> str:
-    """The remedy for a name that is none of `names`: `did you mean ...?`, or something else where none is near."""
+    """The remedy for a name that is none of `names`: `did you mean ...?`, or `otherwise` if none is similar."""
     near = nearest(word, names)
     return f"did you mean {near[0]}?" if near else otherwise
 
 
 def replacement(word: str) -> str:
-    """The remedy for an option, a choice or a key of before; empty for any other name."""
+    """The remedy for an option, a choice or a key of an earlier version; empty for any other name."""
     return RETIRED.get(_plain(word), "")
 
 
 def require_choice(what: str, value: str, choices: Iterable[str]) -> None:
-    """One of `choices`; the nearest name is offered."""
+    """One of `choices`; the refusal suggests the most similar name."""
     names = list(choices)
     if not isinstance(value, str) or value not in names:
         remedy = replacement(value) or suggestion(value, names) if isinstance(value, str) else ""
@@ -258,9 +258,9 @@ def require_choice(what: str, value: str, choices: Iterable[str]) -> None:
 
 
 def require_installed(package: str, extra: str, use: str = "") -> None:
-    """A package that only some uses need; it is looked for, not imported.
+    """An optional package; it is located, not imported.
 
-    Raises: ConfigurationError that names the extra which brings it.
+    Raises: ConfigurationError that names the extra which installs it.
     """
     result = importlib.util.find_spec(package)
     if result is None or result.origin is None:  # the latter is a folder of that name, as trackers make
@@ -268,12 +268,12 @@ def require_installed(package: str, extra: str, use: str = "") -> None:
 
 
 def require_picture(what: str, path: str | os.PathLike[str]) -> str:
-    """The ending of a picture's file, in a folder that can be written to."""
+    """The ending of a picture's file name, which must be in a writable folder."""
     return require_file(what, path, PICTURES)
 
 
 def require_file(what: str, path: str | os.PathLike[str], endings: Collection[str]) -> str:
-    """The ending of a file, one of these, in a folder that can be written to."""
+    """The ending of a file name, one of `endings`; the file must be in a writable folder."""
     file = pathlib.Path(path)
     if file.suffix not in endings:
         raise refuse(what, path, "a file name that ends in " + ", ".join(endings), "rename it")

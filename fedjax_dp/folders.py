@@ -1,9 +1,9 @@
-"""Folders with one writer each; whether they can be written is checked before anything is computed for them.
+"""Folders with one writer each; whether they are writable is checked before anything is computed for them.
 
-What a folder holds is a `FolderKind`: its manifest says what decides the rest, and is read back before more is written.
-A name is taken by making it, and a folder by locking a file in it, which the system lets go when a process dies. A
-folder that a failure leaves without content is gone again, and so are the parents that were made for it. Where the
-machine fails later (a full disk, a quota, a file system that became read-only), what was stored before stays.
+A `FolderKind` describes the contents of a folder: its manifest has what determines the rest, and is read again before
+more is written. A process reserves a name by creating it, and a folder by locking a file in it; the system releases the
+lock when the process dies. A folder that is empty after a failure is removed, with the parents that were created for
+it. If the machine fails later (a full disk, a quota, a read-only file system), everything stored before remains.
 """
 
 import contextlib
@@ -24,12 +24,12 @@ from typing import Any
 
 from fedjax_dp import errors
 
-PROBE = 1 << 16  # bytes that must find room: what a folder begins with
-DRAFT = ".part"  # ends the name of a file until it is whole
+PROBE = 1 << 16  # bytes of free space that a new folder needs
+DRAFT = ".part"  # ends the name of a file until it is complete
 LOCK = ".lock"  # in a folder while it is written to, and after a kill
 MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG)
 ROOM, PUT_BACK = "make room", "put it back, or start anew"
-MENDED_BY = {  # failures of the machine, which libraries tell in the words of the system
+MENDED_BY = {  # from failures of the machine, which libraries report in the words of the system, to remedies
     errno.ENOSPC: ROOM,
     errno.EDQUOT: ROOM,
     errno.EFBIG: ROOM,
@@ -46,7 +46,7 @@ TRIES = 100  # to lock a folder that others make and remove at the same time
 
 @contextlib.contextmanager
 def ensure_folder(folder: pathlib.Path) -> Iterator[None]:
-    """A folder that is there for the block; if the block fails and leaves it empty, what was made for it is gone."""
+    """A folder that exists for the block; if the block fails and leaves it empty, all created folders are removed."""
     created = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         _make(folder)
@@ -69,9 +69,9 @@ def _make(folder: pathlib.Path) -> None:
 
 @contextlib.contextmanager
 def create_folder(folder: pathlib.Path) -> Iterator[None]:
-    """A folder for the block, which no other process writes.
+    """A folder for the block, to which no other process writes.
 
-    If the block fails, what it added to a new or empty one is gone again.
+    If the block fails, everything that it added to a new or empty folder is removed.
     """
     with ensure_folder(folder):
         empty = not content_of(folder)
@@ -90,9 +90,9 @@ class FolderLock:
         self.folder, self._file = folder, file
 
     def require_own(self) -> None:
-        """Refuse to write into what another has put in the place of the folder.
+        """Refuse to write if another process has replaced the folder.
 
-        Raises: errors.StorageError where it was moved or removed since it was locked.
+        Raises: errors.StorageError if it was moved or removed since it was locked.
         """
         if not _is_same_file(self._file, self.folder / LOCK):
             raise errors.StorageError(str(self.folder), "it was moved or removed meanwhile", PUT_BACK)
@@ -114,11 +114,11 @@ os.register_at_fork(after_in_child=_close_all)  # a child that outlives its pare
 def lock_folder(
     what: str, folder: pathlib.Path, remedy: str = "", say: Callable[[str], object] = str
 ) -> Iterator[FolderLock]:
-    """A folder, made if it is not there, for one writer: others are refused until the block ends, or this process.
+    """A folder for one writer, created if missing: others are refused until the block or this process ends.
 
-    If the block fails and leaves it empty, it is as before. On file systems without locks nothing stops a second
-    writer: the block goes on, and `say` tells of it.
-    Raises: ConfigurationError where another process or thread writes there, and for one that cannot be written.
+    If the block fails and leaves the folder empty, its previous state is restored. On file systems without locks
+    nothing stops a second writer: the block continues, and `say` gets a warning.
+    Raises: ConfigurationError if another process or thread writes there, or the folder is not writable.
     """
     require_writable(what, folder, remedy)
     with ensure_folder(folder):
@@ -136,14 +136,14 @@ def lock_folder(
             if file in _FILES:  # not in a child
                 with contextlib.suppress(OSError):
                     if _is_same_file(file, folder / LOCK):
-                        (folder / LOCK).unlink()  # while it is locked: whoever has opened it sees that it is gone
+                        (folder / LOCK).unlink()  # while locked: others that have opened it see that it is gone
                 _FILES.remove(file)
                 os.close(file)
 
 
 @contextlib.contextmanager
 def lock_unused(what: str, parent: pathlib.Path, name: str, say: Callable[[str], object] = str) -> Iterator[FolderLock]:
-    """A new folder of the first of NAME, NAME-2, NAME-3, ... that nobody has, locked as by `lock_folder`."""
+    """A new folder with the first unused name of NAME, NAME-2, NAME-3, ..., locked as by `lock_folder`."""
     require_writable(what, parent)
     with ensure_folder(parent):
         folder = make_unused(parent, name)
@@ -159,7 +159,7 @@ def lock_unused(what: str, parent: pathlib.Path, name: str, say: Callable[[str],
 def _lock_file(folder: pathlib.Path, say: Callable[[str], object]) -> int:
     """The locked file of a folder.
 
-    Raises: BlockingIOError where another has it.
+    Raises: BlockingIOError if another process has locked it.
     """
     for _ in range(TRIES):
         _make(folder)
@@ -173,8 +173,8 @@ def _lock_file(folder: pathlib.Path, say: Callable[[str], object]) -> int:
             if isinstance(error, BlockingIOError) or error.errno not in WITHOUT_LOCKS:
                 os.close(file)
                 raise
-            say(f"the file system of {folder} keeps no locks: see to it that no other process writes there")
-        if _is_same_file(file, folder / LOCK):  # else the one before, which had it, has just removed it
+            say(f"the file system of {folder} has no locks: make sure that no other process writes there")
+        if _is_same_file(file, folder / LOCK):  # else the previous owner has just removed it
             return file
         os.close(file)
     raise BlockingIOError
@@ -204,34 +204,34 @@ def clear(folder: pathlib.Path) -> None:
 
 
 def require_writable(what: str, folder: pathlib.Path, remedy: str = "") -> None:
-    """Refuse a folder, there or not, that cannot be written to; nothing is left of the attempt.
+    """Refuse a folder, existing or not, that is not writable; the check leaves nothing behind.
 
-    Raises: ConfigurationError, with the reason that the file system gives.
+    Raises: ConfigurationError, with the file system's reason.
     """
     try:
         with contextlib.suppress(_Writable), ensure_folder(folder):
-            with tempfile.TemporaryFile(dir=folder) as probe:  # without a name: nothing stays if the process is killed
+            with tempfile.TemporaryFile(dir=folder) as probe:  # without a name: a kill leaves nothing
                 probe.write(bytes(PROBE))
                 probe.flush()
             raise _Writable
-    except (OSError, ValueError) as error:  # a name may hold what no file name can
+    except (OSError, ValueError) as error:  # ValueError: characters that no file name may have
         words = f"{remedy} ({reason(error)})" if remedy else reason(error)
         raise errors.refuse(what, printable(str(folder)), "a folder that can be written", words) from None
 
 
 @dataclasses.dataclass(frozen=True)
 class FolderKind:
-    """What makes a folder one of a kind.
+    """A kind of folder.
 
-    name       of what such a folder holds
-    manifest   the file that says what decides the rest of it, written before all but its beginning
-    fields     that the manifest has, and what is in them
-    beginning  what may be written before it: a folder with nothing else is as good as new
-    decisive   those of them that `seal` is a checksum of
-    format     of all files of the folder, by its name in the manifest; raise it whenever one of them gets, loses or
-               renames a field
-    remedy     what makes such a folder
-    renewal    what is done with one of another version, of which {folder} is the path
+    name       of the contents
+    manifest   file with the fields that determine the rest; written before everything except `beginning`
+    fields     of the manifest, with their types
+    beginning  files that may be written before the manifest: a folder with nothing else counts as new
+    decisive   fields that `seal` is a checksum of
+    format     name and number of the version of all files in the folder; raise the number whenever one of the files
+               gets, loses or renames a field
+    remedy     how to create such a folder
+    renewal    what to do with a folder of another version, whose path is {folder}
     """
 
     name: str
@@ -244,18 +244,18 @@ class FolderKind:
     renewal: str = ""
 
     def is_at(self, folder: pathlib.Path) -> bool:
-        """Whether a folder is of the kind, or says that it is."""
+        """Whether a folder has the manifest of this kind."""
         return os.path.isfile(folder / self.manifest)
 
     def is_new(self, folder: pathlib.Path) -> bool:
-        """Whether a folder, there or not, has nothing but its beginning, as a kill leaves it."""
+        """Whether a folder does not exist, or has nothing but its beginning, as after a kill."""
         if not os.path.isdir(folder):
             return not os.path.lexists(folder)
         names = {path.name for path in content_of(folder)}
         return names <= {self.manifest + DRAFT, *self.beginning, *(name + DRAFT for name in self.beginning)}
 
     def require_new(self, what: str, folder: pathlib.Path, remedy: str, otherwise: str = "") -> None:
-        """Refuse a folder that holds something, or is none; `otherwise`: what else than a new one is taken."""
+        """Refuse a path that is no new or empty folder; `otherwise`: what else is accepted."""
         if not self.is_new(folder):
             got = f"{folder}, a link to nothing" if not os.path.exists(folder) else str(folder)
             raise errors.refuse(what, got, f"a new or empty folder{otherwise}", remedy)
@@ -263,8 +263,8 @@ class FolderKind:
     def read(self, folder: pathlib.Path) -> dict[str, Any]:
         """The manifest of a folder.
 
-        Raises: ConfigurationError for a folder of something else, or of another version, and where what decides the
-                folder was changed since, by hand or by another program.
+        Raises: ConfigurationError for a folder of another kind or version, and if its decisive fields were changed
+                since, by hand or by another program.
         """
         what, file = f"{self.name} folder", folder / self.manifest
         if not folder.exists():
@@ -290,12 +290,12 @@ class FolderKind:
         return manifest
 
     def write(self, folder: pathlib.Path, manifest: Mapping[str, Any]) -> None:
-        """The manifest, with the format and the seal that the kind has."""
+        """Write the manifest, with the format and the seal of this kind."""
         seal = {"seal": self.seal(manifest)} if self.decisive else {}
         write_json(folder / self.manifest, {**manifest, **self._stamp, **seal})
 
     def seal(self, manifest: Mapping[str, Any]) -> str:
-        """A checksum of what decides a folder."""
+        """A checksum of the decisive fields of a manifest."""
         return checksum_of({name: manifest[name] for name in self.decisive})
 
     @property
@@ -304,16 +304,16 @@ class FolderKind:
 
 
 def checksum_of(content: Mapping[str, Any]) -> str:
-    """8 hexadecimal digits of an object of JSON, the same in every process."""
+    """A checksum of a JSON object: 8 hexadecimal digits, the same in every process."""
     return f"{zlib.crc32(json.dumps(content, sort_keys=True).encode()):08x}"
 
 
 @contextlib.contextmanager
 def storage_errors(where: pathlib.Path | str, remedy: str = "") -> Iterator[None]:
-    """Tell of a machine that fails to store what the block makes.
+    """Report failures of the machine to store what the block writes.
 
-    remedy  how to go on; where it says to make room, and the disk is not full, what mends the failure takes its place
-    Raises: errors.StorageError for what the file system refuses, by whatever library.
+    remedy  how to continue; "make room" in it is replaced by the remedy of the actual failure
+    Raises: errors.StorageError for errors of the file system, raised by any library.
     """
     try:
         yield
@@ -330,7 +330,7 @@ def storage_errors(where: pathlib.Path | str, remedy: str = "") -> Iterator[None
 
 @contextlib.contextmanager
 def draft_file(path: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Where to write a file so that a reader, or a crash, sees the old content or the new, never a part."""
+    """A path at which to write a file, so that readers, even after a crash, see the old or the new content in full."""
     draft = path.with_name(path.name + DRAFT)
     try:
         yield draft
@@ -342,15 +342,15 @@ def draft_file(path: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def write_atomically(path: pathlib.Path, text: str) -> None:
-    """Write a file of text, see `draft_file`."""
+    """Write a text file, see `draft_file`."""
     with draft_file(path) as draft:
         draft.write_text(text, encoding="utf-8")
 
 
 def write_new(what: str, path: pathlib.Path, text: str) -> None:
-    """Write a file that is not there yet.
+    """Write a new file.
 
-    Raises: ConfigurationError for one that is, and for a folder that cannot be written.
+    Raises: ConfigurationError for a file that exists, and for a folder that is not writable.
     """
     if not os.path.lexists(path):
         require_writable("the folder of the file", path.parent, "give another name")
@@ -364,9 +364,9 @@ def write_new(what: str, path: pathlib.Path, text: str) -> None:
 
 @contextlib.contextmanager
 def claim_file(what: str, path: pathlib.Path) -> Iterator[None]:
-    """The name of a new file for the block, by making it empty; if the block fails it is gone again.
+    """Reserve the name of a new file for the block by creating it empty; it is removed if the block fails.
 
-    Raises: ConfigurationError where there is something of this name.
+    Raises: ConfigurationError if the name exists.
     """
     try:
         path.open("x").close()
@@ -386,11 +386,11 @@ def write_json(path: pathlib.Path, content: Any) -> None:
 def read_json(path: pathlib.Path) -> Any:
     """The content of a JSON file.
 
-    Raises: ConfigurationError for what is none, also for NaN and infinity, which JSON has no word for.
+    Raises: ConfigurationError for anything else, also for NaN and infinity, which are no JSON.
     """
 
     def refuse(constant: str) -> None:
-        raise ValueError(f"{constant} is no number of JSON")
+        raise ValueError(f"{constant} is not a JSON number")
 
     try:
         return json.loads(path.read_bytes(), parse_constant=refuse)
@@ -399,29 +399,29 @@ def read_json(path: pathlib.Path) -> Any:
 
 
 def reason(error: BaseException) -> str:
-    """What the file system says, without names and numbers."""
+    """The message of the file system, without names and numbers."""
     known = next((words for words in WORDS if words in str(error)), None)
     text = known or (error.strerror if isinstance(error, OSError) else None) or str(error)
     return text[:1].lower() + " ".join(text.split())[1:]
 
 
 def printable(path: str) -> str:
-    """A path in a message: on one line, and not endless."""
+    """A path for a message: one line of limited length."""
     words = path if path.isprintable() else repr(path)
     return words if len(words) < 200 else f"{words[:60]}... of {len(words)} letters"
 
 
 def where_looked(path: pathlib.Path) -> str:
-    """The remedy for a path that is not there: a neighbour that was probably meant, else where it was looked for."""
+    """The remedy for a missing path: a file in its folder that was probably meant, else the searched folder."""
     siblings = [other.name for other in path.parent.glob(f"*{path.suffix}")] if path.suffix else []
     near = errors.nearest(path.name, siblings)
     return f"did you mean {path.with_name(near[0])}?" if near else f"it is looked for in {path.absolute().parent}"
 
 
 def read_toml(what: str, path: str | os.PathLike[str]) -> dict[str, Any]:
-    """What a TOML file says.
+    """The content of a TOML file.
 
-    Raises: ConfigurationError for a file that is not there, or is none.
+    Raises: ConfigurationError for a file that is missing, or is not TOML.
     """
     file = pathlib.Path(errors.require_text(what, os.fspath(path)))
     if not file.is_file():
@@ -433,7 +433,7 @@ def read_toml(what: str, path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def make_unused(parent: pathlib.Path, name: str) -> pathlib.Path:
-    """A new folder: the first of NAME, NAME-2, NAME-3, ... that is not there, whoever else takes one meanwhile."""
+    """A new folder with the first unused name of NAME, NAME-2, NAME-3, ..., also if other processes create some."""
     for number in itertools.count(1):
         path = parent / (name if number == 1 else f"{name}-{number}")
         try:
@@ -445,7 +445,7 @@ def make_unused(parent: pathlib.Path, name: str) -> pathlib.Path:
 
 
 def toml(values: Mapping[str, Any]) -> str:
-    """Lines of TOML that `read_toml` reads back, without what is None; tables stand in braces."""
+    """Lines of TOML that `read_toml` reads, without None; tables are in braces."""
     return "".join(f"{_key(name)} = {_toml(value)}\n" for name, value in values.items() if value is not None)
 
 

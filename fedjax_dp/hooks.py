@@ -1,7 +1,7 @@
-"""What the core leaves to tools: pictures, tables of one's own, claims of papers, noise by their theorems.
+"""Functions that the core leaves to tools: pictures, data sets of tables, claims of papers, noise by their theorems.
 
-The core imports no tool. It calls a hook by what it does; the top of the package says which function that is, and this
-is imported when it is first called. Every epsilon is the same without any of them.
+The core imports no tool. It calls a hook, which the top of the package connects to a function; that function is
+imported when it is first called. Every epsilon is the same without any of them.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any
 
 
 class Hook:
-    """A function of a tool, which the core calls without knowing where it is."""
+    """A function of a tool, which the core calls without importing the tool."""
 
     def __init__(self, what: str) -> None:
         self.what = what
         self._place: str | None = None
 
     def connect(self, place: str) -> None:
-        """Let `module:name` answer."""
+        """Set the function that is called, as `module:name`."""
         self._place = place
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -40,12 +40,12 @@ claims_about = Hook("what papers claim")
 dataset_of_table = Hook("a data set of a DataFrame")
 # Multipliers `(num_clients,)` of (a rule's name, algorithm, data, rounds, epsilon of each client, delta).
 prescribed_noise = Hook("noise by a paper's theorem")
-# Names of such rules, each a `sigma_mode`; nobody vouches that their noise meets the budget.
+# Names of such rules, each a `sigma_mode`; their noise is not proved to meet the budget.
 NOISE_RULES: list[str] = []
 
 
 class Deferred(Sequence[Any]):
-    """A tuple that is worked out when it is first looked at: what stands beside a number, and most never read."""
+    """A tuple that is computed when it is first read, as most never are."""
 
     def __init__(self, call: Callable[..., Any], *args: Any) -> None:
         self._call = functools.partial(call, *args)
@@ -69,5 +69,5 @@ class Deferred(Sequence[Any]):
     def __repr__(self) -> str:
         return repr(self.items)
 
-    def __reduce__(self) -> tuple[Any, ...]:  # what it is made of may be large, or bound to this process
+    def __reduce__(self) -> tuple[Any, ...]:  # its arguments may be large, or bound to this process
         return (tuple, (self.items,))

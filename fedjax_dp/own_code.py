@@ -1,6 +1,6 @@
-"""Code of one's own, named in a file or on a command line as `FILE.py:NAME`. No JAX here.
+"""User-defined code, given in a file or on a command line as `FILE.py:NAME`. No JAX here.
 
-Such a file is imported, so it can do whatever its writer can: name none that you would not run.
+Such a file is imported, and so it is run: name only files that you trust.
 """
 
 import ast
@@ -21,24 +21,24 @@ from typing import Any
 from fedjax_dp import errors
 
 WANTED = "FILE.py:NAME"
-INSTALLED = {"site-packages", "dist-packages"}  # folders of that name, also those of a user or of the system
+INSTALLED = {"site-packages", "dist-packages"}  # names of folders of installed packages
 LIBRARIES = (str(pathlib.Path(__file__).parent), *map(sysconfig.get_path, ("stdlib", "platstdlib")))
 
 
 def _of_library(file: str) -> bool:
-    """Whether a file belongs to Python, this package or another that is installed, and not to a user."""
+    """Whether a file belongs to Python, this package or another installed one, and not to a user."""
     return file.startswith((*LIBRARIES, "<")) or not INSTALLED.isdisjoint(pathlib.Path(file).parts)
 
 
 def is_file_name(name: Any) -> bool:
-    """Whether a name is meant to be of a file, and not one of those that are known."""
+    """Whether a name refers to a file of Python code."""
     return isinstance(name, str) and (name.endswith(".py") or ".py:" in name)
 
 
 def own(what: str, named: str) -> Any:
-    """What stands under a name in a file; relative paths begin in the working directory.
+    """The object with a name in a file; relative paths begin in the working directory.
 
-    Raises: ConfigurationError in one line for a file that is not there or fails, and for a name that it has not.
+    Raises: ConfigurationError in one line for a file that is missing or fails, and for a name that it does not define.
     """
     path, name = _parts(what, named)
     module = _import_file(what, path.resolve(), _digest(path))
@@ -49,7 +49,7 @@ def own(what: str, named: str) -> Any:
 
 
 def checksums(*names: Any, what: str = "code") -> dict[str, str]:
-    """Of the files behind the names that are of files, and of those beside them that they import; by path."""
+    """Checksums by path, of the files that names refer to and of the files in their folders that they import."""
     result: dict[str, str] = {}
     for named in filter(is_file_name, names):
         _follow(_parts(what, named)[0], result)
@@ -77,7 +77,7 @@ def _follow(path: pathlib.Path, result: dict[str, str]) -> None:
     try:
         tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError):
-        return  # importing it says so
+        return  # importing it raises the error
     for node in ast.walk(tree):
         named = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -90,7 +90,7 @@ def _follow(path: pathlib.Path, result: dict[str, str]) -> None:
 
 @functools.cache
 def _import_file(what: str, path: pathlib.Path, digest: str) -> types.ModuleType:
-    """The file as a module, once for each content that it has; files beside it can be imported from it."""
+    """The file as a module, imported once for each content; it can import files of its folder."""
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
     spec = importlib.util.spec_from_file_location(f"{path.stem}_{digest}", path)
@@ -111,13 +111,13 @@ def _import_file(what: str, path: pathlib.Path, digest: str) -> types.ModuleType
 
 
 def own_frames(error: BaseException) -> list[traceback.FrameSummary]:
-    """The places in somebody's own code that an error came by, from where it was caught; none for one of a library."""
+    """The frames of user-defined code in an error's traceback; none if the error comes from a library alone."""
     frames = traceback.extract_tb(error.__traceback__)
     return [frame for frame in frames if not _of_library(frame.filename)]
 
 
 def describe_error(error: BaseException) -> str:
-    """An error of somebody's code in one line, with the last place in it that was come to."""
+    """An error of user-defined code in one line, with its last line of that code."""
     own = own_frames(error)
     place = f"{pathlib.Path(own[-1].filename).name} line {own[-1].lineno}: " if own else ""
     kind = "" if isinstance(error, errors.ConfigurationError) else f"{type(error).__name__}: "
@@ -125,13 +125,13 @@ def describe_error(error: BaseException) -> str:
 
 
 def refuse_errors(what: str, got: str, wanted: str, remedy: str = "") -> contextlib.AbstractContextManager[None]:
-    """Refuse whatever a stranger's code does wrong inside, by what it says after what it is."""
+    """Turn errors of user-defined code in the block into a refusal: `got`, then the error."""
     return errors.refuse_errors(what, lambda error: f"{got}: {describe_error(error)}", wanted, remedy)
 
 
 def sources(*things: Any) -> dict[str, str]:
-    """Checksums of the classes and functions of somebody's own that values are made of, by name; of those typed into
-    an interpreter no source is at hand."""
+    """Checksums by name, of the user-defined classes and functions inside of values; those typed into an interpreter
+    have no source."""
     result: dict[str, str] = {}
     for thing in things:
         _read(thing, result)
@@ -145,9 +145,9 @@ def _read(thing: Any, result: dict[str, str]) -> None:
     elif inspect.isfunction(thing):
         result |= _source([thing], thing.__qualname__)
     elif dataclasses.is_dataclass(thing):
-        made = type(thing)
-        functions = [getattr(one, "fget", one) for one in vars(made).values()]
-        result |= _source(filter(inspect.isfunction, functions), made.__qualname__)
+        cls = type(thing)
+        functions = [getattr(one, "fget", one) for one in vars(cls).values()]
+        result |= _source(filter(inspect.isfunction, functions), cls.__qualname__)
         for field in dataclasses.fields(thing):
             _read(getattr(thing, field.name, None), result)
 

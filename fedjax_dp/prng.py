@@ -1,13 +1,13 @@
 """Keys by named roles, and random draws for the inner loop: normals, batches, cohorts.
 
-Keys are made from roles and ids, never split in an order that an added draw would shift.
+Keys are derived from roles and ids; splitting them in order would let an added draw change all later ones.
 
 The generator is Threefry-2x32 with 20 rounds (Salmon et al. 2011), as in JAX, one block per number. Its rounds are
 written out as plain arithmetic on a counter, so that XLA fuses generator, transformation and the update that uses the
 noise into one loop: no random bits are ever stored.
 
-Every stream is a key plus a 64-bit counter: the high word names the stream (a local step, say), the low word the
-number within it. Callers give distinct (key, stream) pairs, so no counter is used twice.
+Every draw has a key and a 64-bit counter: the high word is the stream (such as a local step), the low word the index
+within it. Callers use distinct (key, stream) pairs, so no counter is used twice.
 """
 
 import functools
@@ -20,7 +20,7 @@ import numpy as np
 from jax import lax
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
-FEW = 500  # numbers up to which comparing all with all is fastest
+FEW = 500  # largest count for which comparing all pairs is fastest
 _PARITY = np.uint32(0x1BD11BDA)
 
 
@@ -56,9 +56,10 @@ def _blocks(key: jax.Array, stream: jax.Array | int, size: int) -> tuple[jax.Arr
     low, words = lax.iota(jnp.uint32, size), _words(key)
 
     def unknown_zero(first: jax.Array, low: jax.Array) -> jax.Array:
-        """On a GPU what follows from key and stream alone would be a launch of its own before every draw.
+        """Zeros that the compiler does not know to be zeros.
 
-        So it is made to differ from number to number, by zeros of which the compiler does not know.
+        On a GPU, everything that depends only on key and stream would be a separate kernel launch before every draw;
+        adding these makes it differ between numbers.
         """
         return (first & low) >> np.uint32(31)
 
@@ -92,7 +93,7 @@ def normals(key: jax.Array, stream: jax.Array | int, size: int) -> jax.Array:
     """`size` independent standard normals of one stream, float32; flat, because other shapes do not vectorise.
 
     Box and Muller 1958, with both words of a block for one normal: sqrt(-2 ln u) sin(pi/2 t), u uniform in (0, 1) and
-    t in [-1, 1), whose sine has the law of the cosine of a uniform angle. |z| stays below 6.7.
+    t in [-1, 1), whose sine is distributed like the cosine of a uniform angle. |z| stays below 6.7.
     """
     x, y = _blocks(key, stream, size)
     u = ((x >> 1).astype(jnp.int32).astype(jnp.float32) + 0.5) * np.float32(2.0**-31)
@@ -106,7 +107,7 @@ def normals(key: jax.Array, stream: jax.Array | int, size: int) -> jax.Array:
 def below(word: jax.Array, bound: jax.Array, less: jax.Array | None = None) -> jax.Array:
     """Map uniform 32-bit words to integers in [0, bound) as floor(word * bound / 2^32); bias below bound / 2^32.
 
-    less  32 more bits, less significant ones: bias below bound / 2^64, and the same integer with all but that chance.
+    less  32 more bits, of lower significance: the bias is below bound / 2^64, and the integer rarely changes.
     """
     bound = bound.astype(jnp.uint32)
     if less is not None:
@@ -125,7 +126,7 @@ def unit_interval(word: jax.Array) -> jax.Array:
 
 
 def proportional(words: tuple[jax.Array, jax.Array], weights: jax.Array) -> jax.Array:
-    """Independent draws of integers with chances proportional to `weights`, in float64: among millions, 24 bits err.
+    """Independent draws of integers with probabilities proportional to `weights`, in float64 for large populations.
 
     Shapes: words two arrays `(k,)` of uniform 32-bit words, high and low; weights `(n,)`; returns `(k,)` int32.
     """
@@ -136,7 +137,7 @@ def proportional(words: tuple[jax.Array, jax.Array], weights: jax.Array) -> jax.
 
 
 def _fractions(words: tuple[jax.Array, jax.Array]) -> jax.Array:
-    """Uniform float64 in (0, 1) from two words, high and low; to be called where float64 is enabled."""
+    """Uniform float64 in (0, 1) from two words, high and low; float64 must be enabled."""
     high, low = words
     return (high.astype(jnp.float64) * 2.0**32 + low.astype(jnp.float64) + 0.5) * 2.0**-64
 
@@ -147,7 +148,7 @@ def without_replacement(words: jax.Array, population: jax.Array, less: jax.Array
     Shapes: words `(..., k)` uniform 32-bit words, population a scalar (may be traced); returns `(..., k)` int32; `less`
             as for `below`.
     Source: Floyd's algorithm (Bentley and Floyd 1987): k bounded draws, each over one more integer than the one before;
-            a draw of what is chosen already chooses the newest integer. k^2 comparisons, no sort, unless k is large.
+            a draw that is already chosen chooses the newest integer instead. k^2 comparisons, and a sort for large k.
     """
     start = jnp.asarray(population, jnp.int32) - words.shape[-1]
     one_more = lax.broadcasted_iota(jnp.int32, words.shape, words.ndim - 1) + 1
@@ -162,7 +163,7 @@ def without_replacement(words: jax.Array, population: jax.Array, less: jax.Array
 
 
 def _one_after_another(candidates: jax.Array, start: jax.Array) -> jax.Array:
-    """Floyd's loop as he wrote it."""
+    """Floyd's loop."""
 
     def step(index: jax.Array, chosen: jax.Array) -> jax.Array:
         candidate = candidates[..., index]
@@ -173,10 +174,10 @@ def _one_after_another(candidates: jax.Array, start: jax.Array) -> jax.Array:
 
 
 def _by_doubling(candidates: jax.Array, start: jax.Array) -> jax.Array:
-    """The same integers without a loop over them, which on an accelerator is launches for each.
+    """The same integers without a loop over them, which would be kernel launches for each on an accelerator.
 
-    As in `_without_replacement_by_sorting`; whether a chain of turns ends in one that was chosen already is found by
-    steps of 1, 2, 4, ... along it.
+    As in `_without_replacement_by_sorting`; whether a chain of turns ends in a candidate that was already chosen is
+    found by steps of 1, 2, 4, ... along the chain.
     """
     turns = lax.broadcasted_iota(jnp.int32, candidates.shape, candidates.ndim - 1)
     alike = candidates[..., :, None] == candidates[..., None, :]
@@ -192,8 +193,8 @@ def _by_doubling(candidates: jax.Array, start: jax.Array) -> jax.Array:
 def _without_replacement_by_sorting(candidates: jax.Array, start: jax.Array) -> jax.Array:
     """The same integers by k log k comparisons.
 
-    A candidate is chosen already if an earlier one equals it, or if it is the newest integer of an earlier turn that
-    chose it because its own candidate was chosen already. Such turns lead to earlier ones, few times over.
+    A candidate is already chosen if an earlier one equals it, or if it is the newest integer of an earlier turn that
+    chose it because its own candidate was already chosen. Such turns lead to earlier ones in short chains.
     """
     turns = jnp.arange(candidates.size, dtype=jnp.int32)
     order = jnp.argsort(candidates, stable=True)
@@ -211,9 +212,9 @@ def _without_replacement_by_sorting(candidates: jax.Array, start: jax.Array) -> 
 
 @functools.cache
 def poisson_capacity(size: int) -> int:
-    """Smallest number that a sum of independent coins of expected total `size` exceeds with probability below 1e-18.
+    """Smallest number that a sum of independent trials with mean `size` exceeds with probability below 1e-18.
 
-    Source: Chernoff's bound for Poisson trials, whatever their number.
+    Source: Chernoff's bound for any number of Poisson trials.
     """
     rows = size + 1
     while rows * math.log(rows / size) - rows + size < 18 * math.log(10):
@@ -222,7 +223,7 @@ def poisson_capacity(size: int) -> int:
 
 
 def misses(words: tuple[jax.Array, jax.Array], rate: float) -> jax.Array:
-    """How many coins of chance `rate` fail before one comes up, by inversion in float64; at most 2^30.
+    """Number of failures before the first success of trials with probability `rate`, at most 2^30; in float64.
 
     Shapes: words two arrays `(k,)` of uniform 32-bit words, high and low; returns `(k,)` int32.
     """
@@ -231,7 +232,7 @@ def misses(words: tuple[jax.Array, jax.Array], rate: float) -> jax.Array:
 
 
 def _misses(uniform: jax.Array, rate: jax.Array, most: float) -> jax.Array:
-    gaps = jnp.floor(jnp.log1p(-uniform) / jnp.log1p(-rate))  # short ones from small numbers, which are exact
+    gaps = jnp.floor(jnp.log1p(-uniform) / jnp.log1p(-rate))  # short gaps come from small numbers, which are precise
     return jnp.minimum(gaps, most).astype(jnp.int32)
 
 
@@ -240,17 +241,17 @@ def independent(
 ) -> tuple[jax.Array, jax.Array]:
     """Each integer below `population` independently with probability `size / population`, in increasing order.
 
-    among   stands for the population in the probability, an integer that may be traced.
+    among   replaces the population in the probability; an integer that may be traced.
 
     Shapes: words two arrays `(..., k)` of uniform 32-bit words, high and low; returns integers `(..., k)` int32 and
-            which of them are drawn; the others are 0. More than k are cut: take k from `poisson_capacity`.
-    The gaps between drawn integers are geometric, so the cost does not grow with the population. They are found in
-    float64, whatever the rest of the program uses: in float32 a rate of 1e-8 would be off by a factor.
+            which of them are drawn; the others are 0. At most k are drawn: use k = `poisson_capacity(size)`.
+    The gaps between drawn integers are geometric, so the cost does not grow with the population. They are computed in
+    float64 in every program: in float32 a rate of 1e-8 would be wrong by a factor.
     """
     with jax.enable_x64(True):
         uniform = _fractions(words)
         rate = jnp.minimum(size / (population if among is None else among).astype(jnp.float64), 1.0)
-        gaps = _misses(uniform, rate, 2.0**31 // uniform.shape[-1] - 2)  # so that the sum cannot wrap
+        gaps = _misses(uniform, rate, 2.0**31 // uniform.shape[-1] - 2)  # so that the sum cannot overflow
     places = jnp.cumsum(gaps + 1, axis=-1) - 1
     drawn = places < population
     return jnp.where(drawn, places, 0), drawn

@@ -1,7 +1,7 @@
-"""Values, and what is done with pytrees of arrays.
+"""Values, and functions of pytrees of arrays.
 
 A *value* is a frozen dataclass that is a pytree: its numeric fields are leaves (traced, so they can be swept without
-compiling again), its `structure()` fields are static.
+a new compilation), its `structure()` fields are static.
 """
 
 import dataclasses
@@ -22,11 +22,11 @@ from fedjax_dp.validation import is_value as is_value
 devices.leave_children_alone()
 
 T = TypeVar("T")
-LARGE = 40_000  # parameters that the caches of a CPU's core hold together with what is computed from them
+LARGE = 40_000  # parameters that fit into the caches of a CPU's core, with what is computed from them
 
 
 def structure(**kwargs: Any) -> Any:
-    """A static field of a value: sizes, loop lengths, functions. Changing it compiles again."""
+    """A static field of a value: sizes, loop lengths, functions. A change needs a new compilation."""
     return dataclasses.field(metadata={"static": True}, **kwargs)
 
 
@@ -34,9 +34,9 @@ def structure(**kwargs: Any) -> Any:
 def value(cls: type[T]) -> type[T]:
     """Class decorator: a frozen, keyword-only dataclass registered as a pytree.
 
-    Not with `jax.tree_util.register_dataclass`: in jaxlib 0.10.2 structures of two such classes with the same fields
-    compare equal (their hashes differ), so now and then `jit` ran one algorithm by the program of another.
-    `validation` refuses what the fields cannot hold.
+    It does not use `jax.tree_util.register_dataclass`: in jaxlib 0.10.2 structures of two such classes with the same
+    fields compare equal (their hashes differ), so `jit` sometimes ran one algorithm with the program of another.
+    `validation` refuses values that do not fit the types of the fields.
     """
     by_fields = "__init__" not in vars(cls)
     dataclass: Any = dataclasses.dataclass(frozen=True, kw_only=True)(cls)  # `cls` itself, as it has no slots
@@ -56,7 +56,7 @@ def value(cls: type[T]) -> type[T]:
         return build(dict(zip(static, structures)) | dict(zip(leaves, children)))
 
     def build(fields: dict[str, Any]) -> Any:
-        """A value with these fields, unchecked: JAX may put anything in the place of a leaf."""
+        """A value with these fields, unchecked: JAX may replace leaves by anything."""
         part = object.__new__(dataclass)
         set_fields(part, **fields)
         return part
@@ -75,7 +75,7 @@ def value(cls: type[T]) -> type[T]:
 
 
 def checksum(*trees: Any) -> str:
-    """Of the numbers in arrays, each a leaf of a pytree; read in place, however large."""
+    """Checksum of the arrays of pytrees, which are read in place."""
     total = 0
     for leaf in jax.tree.leaves(trees):
         total = zlib.crc32(np.ascontiguousarray(leaf).view(np.uint8).reshape(-1).data, total)
@@ -90,14 +90,14 @@ def equal(first: Any, second: Any) -> bool:
 
 
 def replace(part: T, **changes: Any) -> T:
-    """`dataclasses.replace` for a part known by its protocol only; fields of a value are not checked."""
+    """`dataclasses.replace` for a part of which only the Protocol is known; fields of a value are not checked."""
     if not is_value(part):
         return dataclasses.replace(part, **changes)  # type: ignore[type-var]
     return _build(type(part), part, changes)
 
 
 def as_class(part: Any, kind: type[T]) -> T:
-    """The fields that a class has of a value, as a value of that class; they were checked when the part was made."""
+    """A value of class `kind` with the fields of a value that has more; they are not checked again."""
     return _build(kind, part, {})
 
 
@@ -107,7 +107,7 @@ def _build(kind: Any, part: Any, changes: dict[str, Any]) -> Any:
 
 
 class Wrapper:
-    """Base of a value around another, its field `base`: what it does not write itself is that one's."""
+    """Base of a value that wraps another, its field `base`, whose members it has unless it defines its own."""
 
     base: Any
 
@@ -116,10 +116,10 @@ class Wrapper:
 
 
 def ravel(tree: Any) -> tuple[jax.Array, Callable[[jax.Array], Any]]:
-    """A pytree of arrays as one flat vector, and the way back.
+    """A pytree of arrays as one flat vector, and the inverse function.
 
-    Tall matrices are laid out transposed, so that the long side is contiguous: the products that make and use a
-    `(784, 10)` kernel are then about twice as fast on a CPU, and the transposes fold into them.
+    Tall matrices are transposed, so that the long side is contiguous: products with a `(784, 10)` kernel are then about
+    twice as fast on a CPU, and the transposes fold into them.
     """
     leaves, treedef = jax.tree.flatten(tree)
     shapes = [leaf.shape for leaf in leaves]
@@ -140,27 +140,27 @@ def ravel(tree: Any) -> tuple[jax.Array, Callable[[jax.Array], Any]]:
         return jnp.concatenate(parts)
 
     def write_in_turn(*parts: jax.Array) -> jax.Array:
-        """A concatenation would melt into what reads it, which on a CPU looks up the leaf of every number."""
+        """A concatenation would fuse with what reads it, which on a CPU looks up the leaf of every number."""
         flat = jnp.zeros(ends[-1], jnp.result_type(*parts))
         for part, end in zip(parts, ends, strict=True):
             flat = lax.dynamic_update_slice(flat, part, (end - part.size,))
         return flat
 
-    # On a CPU, where several are computed at once it is cheaper to compare than to write once more.
+    # If a CPU computes several at once, these look-ups are cheaper than writing once more.
     on_cpu = concatenate if models_per_core(ends[-1]) > 1 else write_in_turn
     return lax.platform_dependent(*parts, cpu=on_cpu, default=concatenate), unravel
 
 
 def models_per_core(size: int, wanted: int = LARGE) -> int:
-    """How many models of `size` parameters a CPU's core computes at once: as many as wanted that its caches hold.
+    """How many models of `size` parameters a CPU's core computes at once: at most `wanted`, as many as its caches hold.
 
-    Two where one would be a vector of odd length, whose noise XLA draws number by number, 12 times slower.
+    Two if one would be a vector of odd length, whose noise XLA draws number by number, 12 times slower.
     """
     return max(min(round(LARGE / size), wanted), 1 + size % 2)
 
 
 def mask_rows(rows: jax.Array, mask: jax.Array) -> jax.Array:
-    """`rows (n, ...)` where `mask (n,)` holds, zeros elsewhere, also for NaN, as 0 * NaN is NaN."""
+    """`rows (n, ...)` where `mask (n,)` is true, zeros elsewhere, even for NaN, as 0 * NaN is NaN."""
     return jnp.where(mask.reshape(-1, *[1] * (rows.ndim - 1)), rows, 0)
 
 
@@ -175,9 +175,9 @@ def tensor_sizes(tree: Any) -> tuple[int, ...]:
 
 
 class Part:
-    """Some tensors of a pytree, as a part of the vector that `ravel` makes of all; `chosen` says of each tensor.
+    """Some tensors of a pytree, as a part of the vector that `ravel` returns; `chosen` is one flag per tensor.
 
-    A part of all tensors is the vector itself, not a copy.
+    The part of all tensors is the vector itself, not a copy.
     """
 
     def __init__(self, sizes: Sequence[int], chosen: Sequence[bool] | None = None) -> None:
@@ -187,7 +187,7 @@ class Part:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Of the tensors in it."""
+        """Sizes of the chosen tensors."""
         return tuple(size for size, chosen in zip(self._all, self._chosen, strict=True) if chosen)
 
     @property
@@ -196,7 +196,7 @@ class Part:
 
     @property
     def rest(self) -> "Part":
-        """The other tensors."""
+        """The part of the other tensors."""
         return Part(self._all, [not chosen for chosen in self._chosen])
 
     def take(self, flat: jax.Array) -> jax.Array:
@@ -207,7 +207,7 @@ class Part:
         return jnp.concatenate(parts) if parts else flat[:0]
 
     def insert(self, part: jax.Array, flat: jax.Array) -> jax.Array:
-        """The whole vector with this part `(size,)` in its place."""
+        """The whole vector `flat` with its part replaced by `part` `(size,)`."""
         if all(self._chosen):
             return part
         taken, pieces = 0, []
@@ -217,7 +217,7 @@ class Part:
         return jnp.concatenate(pieces)
 
     def _runs(self) -> list[tuple[int, int, bool]]:
-        """Neighbours that are treated alike: where they begin and end, and whether they are in the part."""
+        """Start, end and flag of each run of neighbouring tensors that are all chosen or all not chosen."""
         runs: list[tuple[int, int, bool]] = []
         for size, end, chosen in zip(self._all, self._ends, self._chosen, strict=True):
             if runs and runs[-1][2] == chosen:
@@ -228,13 +228,13 @@ class Part:
 
 
 def equal_shapes(one: Any, other: Any) -> bool:
-    """Whether two pytrees have the same structure, and arrays of the same shapes."""
+    """Whether two pytrees have the same structure and arrays of the same shapes."""
     shapes = [(jax.tree.structure(tree), [np.shape(leaf) for leaf in jax.tree.leaves(tree)]) for tree in (one, other)]
     return shapes[0] == shapes[1]
 
 
 def describe_shapes(tree: Any) -> str:
-    """A pytree of arrays by their shapes, in one line."""
+    """The shapes of a pytree of arrays, in one line."""
     if not jax.tree.leaves(tree):
         return "nothing"
     if jax.tree_util.all_leaves([tree]):
@@ -243,14 +243,14 @@ def describe_shapes(tree: Any) -> str:
 
 
 def ravel_numbers(tree: Any) -> jax.Array:
-    """A pytree of float32 arrays and scalars as one vector; the shapes stay as they are."""
+    """A pytree of float32 arrays and scalars as one vector, without transposing any."""
     every = jax.tree.leaves(tree)
     leaves = [leaf for leaf in every if leaf.size] or every[:1]
     return leaves[0].ravel() if len(leaves) == 1 else jnp.concatenate([leaf.ravel() for leaf in leaves])
 
 
 def unravel_numbers(like: Any) -> Callable[[jax.Array], Any]:
-    """The way back from such a vector to a pytree of these shapes."""
+    """The inverse of `ravel_numbers`, for pytrees with the shapes of `like`."""
     leaves, treedef = jax.tree.flatten(like)
     splits = np.cumsum([leaf.size for leaf in leaves])[:-1].tolist()
 
@@ -262,9 +262,9 @@ def unravel_numbers(like: Any) -> Callable[[jax.Array], Any]:
 
 
 def client_numbers(what: str, numbers: Any, num_clients: int, common: bool = True) -> np.ndarray:
-    """An array of one number for each client, or, if `common`, one for all; checked, on the host.
+    """A NumPy array of one number for each client, or, if `common`, one for all.
 
-    Raises: ConfigurationError for another shape, and for what is no array of real numbers.
+    Raises: ConfigurationError for another shape, and for anything but real numbers.
     """
     try:
         array = np.asarray(numbers)

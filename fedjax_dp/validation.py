@@ -1,6 +1,6 @@
-"""What may stand in a slot of a part; anything else is refused here in one line. No JAX here.
+"""Checks of the values in the slots of parts, with one-line refusals. No JAX here.
 
-What a slot takes is written once, by the type of the field: a Protocol, a function, a dictionary.
+The type of a field decides what its slot accepts: a Protocol, a function, a dictionary.
 """
 
 import ast
@@ -25,7 +25,7 @@ _METHODS = (types.FunctionType, staticmethod, classmethod)
 
 
 def check_fields(cls: type, fields: Mapping[str, Any]) -> None:
-    """Refuse what cannot stand in a field by the field's type."""
+    """Refuse values that do not fit the types of their fields."""
     for name, (kind, many) in _kinds(cls).items():
         if name not in fields:
             continue
@@ -34,12 +34,12 @@ def check_fields(cls: type, fields: Mapping[str, Any]) -> None:
             remedy = "put it into one: (part,)"
             raise errors.refuse(f"{name} of {cls.__name__}", describe(whole), "a tuple of parts", remedy)
         for part in whole if many else (whole,):
-            if not is_value(part):  # what a value lacks is refused where it is used, so that instruments may lack it
+            if not is_value(part):  # missing members of a value are refused where it is used
                 require_part(name, part, kind)
 
 
 def require_part(slot: str, part: Any, kind: type) -> None:
-    """Refuse what is no `kind`, a Protocol, a value's class, Callable or dict, with all that is wrong at once."""
+    """Refuse a part that is no `kind` (a Protocol, a value's class, Callable or dict), with all its faults at once."""
     if kind in (collections.abc.Callable, dict):
         if not isinstance(part, kind):
             wanted = "a dictionary" if kind is dict else "a function"
@@ -66,13 +66,13 @@ def require_part(slot: str, part: Any, kind: type) -> None:
     if wrong:
         faults.append("lacks " + ", ".join(wrong))
         elsewhere = cls.__module__.startswith("fedjax_dp.")
-        todo.append("it is made for another slot" if elsewhere else "write what it lacks")
+        todo.append("it is for another slot" if elsewhere else "implement what it lacks")
     remedy = "; ".join(filter(None, [*todo, see]))
     raise errors.refuse(slot, f"{describe(part)}, which {' and '.join(faults)}", wanted, remedy)
 
 
 def missing_members(part: Any, kind: type) -> list[str]:
-    """Members of a Protocol, or fields of a class, that a part has not, or has in a form that cannot be meant."""
+    """Members of a Protocol, or fields of a class, that a part lacks, or has in a wrong form."""
     if not _is_protocol(kind):
         return [field.name for field in dataclasses.fields(kind) if not hasattr(part, field.name)]
     cls = type(part)
@@ -94,13 +94,13 @@ def missing_members(part: Any, kind: type) -> list[str]:
     if kind in cls.__mro__ and all(inspect.getattr_static(cls, name) is one for name, one in methods.items()):
         own = [name for name in vars(cls) if not name.startswith("_")]
         meant = [f"{near} (is {name} meant?)" for name in own for near in errors.nearest(name, methods)]
-        result += meant or ["one of " + ", ".join(methods)]  # it does nothing: a name is misspelt
+        result += meant or ["one of " + ", ".join(methods)]  # it implements no method: a name is misspelt
     return result
 
 
 @functools.cache
 def members(protocol: type) -> dict[str, Any]:
-    """What a Protocol asks for, by name, in its order: functions, properties, defaults; `empty` where it has none."""
+    """Members of a Protocol by name, in its order: functions, properties, defaults; `empty` for fields without one."""
     result: dict[str, Any] = {}
     for base in reversed(protocol.__mro__):
         if _is_protocol(base):
@@ -110,17 +110,17 @@ def members(protocol: type) -> dict[str, Any]:
 
 
 def is_value(part: Any) -> bool:
-    """Whether the exact class of a part was made by `value`."""
+    """Whether the exact class of a part is decorated with `value`."""
     return is_value_class(type(part))
 
 
 def is_value_class(cls: type) -> bool:
-    """Whether this very class was made by `value`."""
+    """Whether this class itself, and not only a base, is decorated with `value`."""
     return vars(cls).get("__value_class__") is cls
 
 
 def describe(thing: Any) -> str:
-    """What something is, in few words."""
+    """A short description of something for a message."""
     if thing is None:
         return "nothing"
     if isinstance(thing, type):
@@ -134,44 +134,43 @@ def describe(thing: Any) -> str:
 
 
 def advice(thing: Any) -> str:
-    """What to do with something that is often given in the place of a part; empty for anything else."""
+    """The remedy for something that is often passed instead of a part; empty for anything else."""
     cls = thing if isinstance(thing, type) else type(thing)
     if isinstance(thing, type) and "__value_class__" in vars(thing):
         return f"write {example_call(thing)}"
     if cls.__module__.startswith("optax.") or _module(thing).startswith("optax."):
-        return f"give its function and its numbers apart: {OPTIMIZER}"
+        return f"give its function and its numbers separately: {OPTIMIZER}"
     if any(base.__module__.partition(".")[0] in ("flax", "equinox", "haiku") for base in cls.__mro__):
-        made = f"{cls.__name__}(...)"
-        return f"write fedjax_dp.model({made}, data), which takes a network of Flax, Equinox or Haiku as it is"
-    if isinstance(own := getattr(thing, "__advice__", None), str):  # it knows itself
+        return f"write fedjax_dp.model({cls.__name__}(...), data), which takes networks of Flax, Equinox and Haiku"
+    if isinstance(own := getattr(thing, "__advice__", None), str):
         return own
     if isinstance(thing, type):
-        return f"decorate it with fedjax_dp.value, and give one that is made: {cls.__name__}(...)"
+        return f"decorate it with fedjax_dp.value, and pass an instance: {cls.__name__}(...)"
     return ""
 
 
 def undecorated_advice(error: Exception, function: Any) -> str:
-    """What to do where a function failed as a class that it knows takes no fields; empty for any other error."""
+    """The remedy if a function failed because one of its classes takes no fields; empty for any other error."""
     match = re.match(r"(\w+)(\.__init__)?\(\) takes (no arguments|exactly one argument)", str(error))
     cls = getattr(function, "__globals__", {}).get(match[1]) if match else None
     return f"put @fedjax_dp.value above {cls.__name__}" if isinstance(cls, type) and not is_value_class(cls) else ""
 
 
 def example_call(cls: Any) -> str:
-    """How one is made, with the fields that have to be given."""
+    """A call that makes an instance, with the required fields."""
     fields = [field for field in dataclasses.fields(cls) if field.init]
     needed = [field.name for field in fields if _has_no_default(field)]
     return f"{cls.__name__}({', '.join(f'{name}=...' for name in needed)})"
 
 
 def public_name(cls: type) -> str:
-    """The name under which it is imported."""
+    """The name by which users import a class."""
     words = cls.__module__.split(".")
     return ".".join([*(words[:2] if words[0] == "fedjax_dp" else words), cls.__name__])
 
 
 def page_of(cls: type) -> str:
-    """The page that says how to write one; empty for what is none of the project's Protocols."""
+    """The page on how to implement a Protocol of the project; empty for other classes."""
     words = cls.__module__.split(".")
     return f"{PAGES}/{words[-1]}.md" if words[0] == "fedjax_dp" and _is_protocol(cls) else ""
 
@@ -189,11 +188,11 @@ def _is_protocol(cls: Any) -> bool:
 
 
 def _kinds(cls: Any) -> dict[str, tuple[Any, bool]]:
-    """Of the fields whose type says what may stand there: that, and whether a tuple of such does."""
+    """By field that is checked: the kind that it accepts, and whether it accepts a tuple of that kind."""
     if "__kinds__" not in vars(cls):
         try:
             hints = typing.get_type_hints(cls)
-        except Exception:  # names that are not known yet, or at all: nothing is checked then
+        except Exception:  # unknown names: nothing is checked
             return {}
         static = {field.name for field in dataclasses.fields(cls) if field.metadata.get("static")}
         result = {name: _kind(hint) for name, hint in hints.items()}
@@ -212,7 +211,7 @@ def _kind(hint: Any) -> tuple[Any, bool] | None:
 
 @functools.cache
 def _abstract_members(protocol: type) -> frozenset[str]:
-    """Members to which a Protocol gives no body, only `...`: whoever inherits from it still has to write them."""
+    """Members whose body in a Protocol is only `...`, so that a subclass must implement them."""
     result: set[str] = set()
     for base in protocol.__mro__:
         if not _is_protocol(base):
@@ -233,7 +232,7 @@ def _positional(member: types.FunctionType) -> list[str]:
 
 
 def _accepts(part: Any, name: str, member: types.FunctionType) -> bool:
-    """Whether a part's method can be called with the arguments that the Protocol's has, in their order."""
+    """Whether a part's method can be called with the positional arguments of the Protocol's method."""
     method = getattr(part, name)
     if not callable(method):
         return False

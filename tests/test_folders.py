@@ -302,7 +302,7 @@ def test_a_file_system_without_locks_goes_on_and_says_so(monkeypatch):
     monkeypatch.setattr(folders.fcntl, "flock", without)
     notes = []
     with folders.lock_folder("out", pathlib.Path("a"), say=notes.append):
-        assert notes[0].startswith("the file system of a keeps no locks")
+        assert notes[0].startswith("the file system of a has no locks")
 
 
 def test_the_remedy_fits_what_failed():

@@ -120,18 +120,18 @@ SERVER = re.search(r"fdp\.parts\.Server\(.*\)", MINE)[0]
             "corrections must be a value that follows fedjax_dp.parts.Correction, got the class Leash; write",
         ),
         (LEASH, LEASH[1:-2], "corrections must be a tuple of parts, got Leash; put it into one: (part,)"),
-        (SERVER, "optax.adam(0.05)", "give its function and its numbers apart: fedjax_dp.parts.Server("),
+        (SERVER, "optax.adam(0.05)", "give its function and its numbers separately: fedjax_dp.parts.Server("),
         ("assemble(common, ", "assemble(", "got mine.py line 30: TypeError: assemble() missing 1 required positional"),
         ("return assemble", "assemble", "mine must be a function that returns an Algorithm, got NoneType"),
         (
             GRADIENT,
             "def grad(self, gradient, params, step, client, records)",
-            "got Leash, which lacks gradient (is grad meant?); write what it lacks",
+            "got Leash, which lacks gradient (is grad meant?); implement what it lacks",
         ),
         (
             GRADIENT,
             "def gradient(self, gradient)",
-            "got Leash, which lacks gradient(gradient, params, step, client, records); write what it lacks",
+            "got Leash, which lacks gradient(gradient, params, step, client, records); implement what it lacks",
         ),
         (
             TERM,

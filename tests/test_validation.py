@@ -174,7 +174,7 @@ def test_a_servers_factory_and_numbers_are_looked_at():
         ({"hyperparameters": {"learning_rate": 0.1, "b3": 1}}, "unexpected keyword argument 'b3'"),
         (
             {"hyperparameters": {"learning_rate": 0.1}, "factory": lambda learning_rate: 3},
-            "a maker of optax optimizers",
+            "a function that returns an optax optimizer",
         ),
     ):
         server = parts.Server(**given)

@@ -1,7 +1,7 @@
-"""Several processes that share a run, on one machine or on many, joined by `jax.distributed`.
+"""Several processes that share a run, on one or more machines, connected by `jax.distributed`.
 
-Each runs the same program on the same configuration and holds the devices of its machine. Nothing but the sums of a
-round passes between them while it computes.
+Each process runs the same program with the same configuration on the devices of its machine. During a round they only
+exchange the sums.
 """
 
 import contextlib
@@ -22,16 +22,16 @@ import numpy as np
 from fedjax_dp import errors
 
 T = TypeVar("T")
-LOST_S = 30  # without a sign of life, until a process counts as dead
+LOST_S = 30  # without a heartbeat until a process counts as dead
 LOST_WORDS = ("Gloo", "NCCL", "oordination", "arrier")  # in messages about others, not about memory or numbers
 OPEN = (errno.EADDRINUSE, errno.EACCES, errno.EADDRNOTAVAIL)  # why a port cannot be opened
 
 
 class ProcessGroup(NamedTuple):
-    """How the processes of a run find each other; None is left to JAX, which knows SLURM, Kubernetes, Open MPI, TPUs.
+    """How the processes of a run find each other. JAX fills in None under SLURM, Kubernetes, Open MPI and on TPUs.
 
-    coordinator  HOST:PORT where process 0 is reached;
-    timeout      seconds until all must have come.
+    coordinator  HOST:PORT of process 0;
+    timeout      seconds until all processes must be connected.
     """
 
     coordinator: str | None = None
@@ -41,7 +41,7 @@ class ProcessGroup(NamedTuple):
 
 
 def group_of(coordinator: str, processes: int | None, process: int | None, timeout: int = 300) -> ProcessGroup:
-    """`auto` for the coordinator leaves all that is not given to JAX.
+    """The group of checked arguments; with the coordinator `auto`, JAX finds the others.
 
     Raises: ConfigurationError.
     """
@@ -66,10 +66,10 @@ def group_of(coordinator: str, processes: int | None, process: int | None, timeo
 
 @contextlib.contextmanager
 def join_processes(group: ProcessGroup | None) -> Iterator[None]:
-    """Work that several processes share, or one alone if there is no group. Must begin before JAX is first used.
+    """Run the block in a group of processes, or in a single one without a group. Call it before JAX is first used.
 
-    Raises: ConfigurationError if nothing says who the others are, or the port is taken; errors.LostError if another
-            process is gone. If they do not come in time, JAX ends this process.
+    Raises: ConfigurationError if the other processes are unknown, or the port is in use; errors.LostError if another
+            process has ended. If not all connect in time, JAX ends this process.
     """
     if group is None:
         yield
@@ -79,7 +79,7 @@ def join_processes(group: ProcessGroup | None) -> Iterator[None]:
         with _own_stdout():
             yield
     except (errors.ConfigurationError, errors.DivergedError, errors.RingOverflowError):
-        jax.distributed.shutdown()  # all have stopped alike; who leaves without waiting takes the others along
+        jax.distributed.shutdown()  # all processes have stopped; one that leaves without waiting would end the others
         raise
     except (jax.errors.JaxRuntimeError, TimeoutError, ValueError) as error:  # XLA raises the last too, orbax the second
         if "context initialization failed" in str(error):
@@ -123,7 +123,7 @@ def _join(group: ProcessGroup) -> None:
 
 @contextlib.contextmanager
 def _own_stdout() -> Iterator[None]:
-    """Python keeps its stdout; what libraries print there, as Gloo does, goes to stderr."""
+    """Send output that libraries such as Gloo print to stdout to stderr; Python's own stays on stdout."""
     sys.stdout.flush()
     held = os.dup(1)
     with os.fdopen(held, "w", buffering=1) as out, contextlib.redirect_stdout(out):
@@ -136,25 +136,25 @@ def _own_stdout() -> Iterator[None]:
 
 
 def is_first() -> bool:
-    """Whether this process is the one that writes and speaks."""
+    """Whether this process writes files and messages."""
     return not jax.distributed.is_initialized() or jax.process_index() == 0
 
 
 def run_in_agreement(prepare: Callable[[], T], facts: Callable[[T], dict[str, str]]) -> T:
-    """What `prepare` gives, once all processes have it and agree on its `facts`; else they all refuse.
+    """The result of `prepare`, if it succeeds in all processes and they agree on its `facts`; else all refuse.
 
-    Raises: ConfigurationError in every process if it is raised in one, or if a fact differs; errors.StorageError where
-            that is raised.
+    Raises: ConfigurationError in every process if it is raised in one, or if a fact differs; errors.StorageError in the
+            process where it is raised.
     """
     if not jax.distributed.is_initialized():
         return prepare()
     mine: errors.ConfigurationError | errors.StorageError | None = None
     try:
-        made = prepare()
-        stated = facts(made)
+        result = prepare()
+        own_facts = facts(result)
     except (errors.ConfigurationError, errors.StorageError) as error:
-        mine, stated = error, {"refused": str(error)}
-    everyone = _gather(stated)
+        mine, own_facts = error, {"refused": str(error)}
+    everyone = _gather(own_facts)
     if mine is not None:
         raise mine
     for process, other in enumerate(everyone):
@@ -167,27 +167,27 @@ def run_in_agreement(prepare: Callable[[], T], facts: Callable[[T], dict[str, st
                 raise errors.refuse(
                     f"{name} of process {process}", here, f"that of process 0, {wanted}", "start all processes alike"
                 )
-    return made
+    return result
 
 
 def broadcast_from_first(value: str) -> str:
-    """What the first process has as the value."""
+    """The value of the first process."""
     return _gather({"value": value})[0]["value"] if jax.distributed.is_initialized() else value
 
 
 def code_checksum() -> str:
-    """A checksum of this package's programs."""
+    """A checksum of this package's source code."""
     root, total = pathlib.Path(__file__).parent.parent, 0
     for path in sorted(root.rglob("*.py")):
         total = zlib.crc32(path.read_bytes(), zlib.crc32(path.relative_to(root).as_posix().encode(), total))
     return f"{total:08x}"
 
 
-def _gather(stated: dict[str, str]) -> list[dict[str, str]]:
-    """What every process states, in their order."""
+def _gather(facts: dict[str, str]) -> list[dict[str, str]]:
+    """The facts of every process, in their order."""
     from jax.experimental import multihost_utils
 
-    words = np.frombuffer(json.dumps(stated).encode(), np.uint8)
+    words = np.frombuffer(json.dumps(facts).encode(), np.uint8)
     lengths = multihost_utils.process_allgather(np.int32(words.size))
     padded = np.zeros(lengths.max(), np.uint8)
     padded[: words.size] = words
@@ -203,7 +203,7 @@ def _address(name: str) -> str:
 
 
 def _check_port(port: int) -> None:
-    """Refuse one that another program listens on; JAX would share it with another run's coordinator."""
+    """Refuse a port on which another program listens; JAX would share it with another run's coordinator."""
     with socket.socket(socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -1,4 +1,4 @@
-"""What clients keep from round to round, by client, on the host."""
+"""Tables of client state on the host."""
 
 import os
 import tempfile
@@ -9,10 +9,10 @@ import numpy as np
 
 
 class HostTable:
-    """Rows `(num_clients, *row.shape)`, in a temporary file that has room only for those that were written.
+    """Rows `(num_clients, *row.shape)`, in a sparse temporary file that stores only rows that were written.
 
-    A leaf of pytrees. `row` is what every client begins with. The file is read and written, not mapped, so that its
-    rows are no memory of this process.
+    A leaf of pytrees. `row` is the initial row of every client. The file is read and written, not mapped, so that its
+    rows do not count as memory of this process.
     """
 
     def __init__(self, clients: int, row: Any):
@@ -44,7 +44,7 @@ class HostTable:
         while view:
             read = os.preadv(self._file.fileno(), [view], at)
             if not read:
-                raise OSError(f"the table of what clients keep ends before client {client}")
+                raise OSError(f"the table of client state ends before client {client}")
             view, at = view[read:], at + read
 
     def write(self, clients: np.ndarray, rows: np.ndarray) -> None:
@@ -58,12 +58,12 @@ class HostTable:
         self._written[clients] = True
 
     def written_rows(self) -> dict[str, np.ndarray]:
-        """The rows that were written, and whose they are."""
+        """The rows that were written, with the ids of their clients."""
         clients = np.flatnonzero(self._written)
         return {"clients": clients, "rows": self.read(clients, len(clients))}
 
     def with_rows(self, written_rows: dict[str, Any]) -> "HostTable":
-        """Another table of the same clients, with rows as `written_rows` gives them."""
+        """A table of the same clients with the rows of `written_rows()`."""
         other = HostTable(len(self._written), self._first)
         other.write(np.asarray(written_rows["clients"]), np.asarray(written_rows["rows"]))
         return other

@@ -1,4 +1,4 @@
-"""How much room there is on a device, and how many clients, points or trials it computes at once so that they fit."""
+"""Free memory of a device, and how many clients, points or trials it computes at once so that they fit."""
 
 import dataclasses
 import math
@@ -18,7 +18,7 @@ SHARE_OF_MEMORY = 0.8  # of what is free
 
 
 def free_memory(devices: Sequence[jax.Device]) -> float:
-    """Bytes that a device may use."""
+    """Bytes that each device may still use."""
     stats_of = [device.memory_stats() for device in devices]
     if all(stats and "bytes_limit" in stats for stats in stats_of):
         return SHARE_OF_MEMORY * float(min(stats["bytes_limit"] - stats["bytes_in_use"] for stats in stats_of))
@@ -28,14 +28,14 @@ def free_memory(devices: Sequence[jax.Device]) -> float:
 def fit_execution(
     compiled: Callable[[Execution], Any], execution: Execution, cohort: int, size: int, memory: float, *, placed: bool
 ) -> tuple[Execution, Any]:
-    """An execution whose program needs no more of a device than `memory` bytes, by the compiler's own plan, and that.
+    """An execution whose program needs at most `memory` bytes of a device by the compiler's plan, and that program.
 
-    compiled  a program for an execution;
+    compiled  compiles the program for an execution;
     size      parameters of a client's model;
-    placed    whether the arguments are on the device already, so that `memory` is for everything else.
-    Where a portion is given, it stays. Else as many of the cohort as suit the device are tried at once, then as many as
-    should fit by what the last try needed.
-    Raises: ConfigurationError, with the bytes needed and there, if not even one client fits.
+    placed    whether the arguments are already on the device, so that `memory` is for everything else.
+    A given `chunk_size` is kept. Otherwise the first try is the usual chunk of the device, and each further try the
+    number of clients that should fit by the last one.
+    Raises: ConfigurationError, with the needed and the available bytes, if not even one client fits.
     """
     first, share = execution.portion(cohort, size), math.ceil(cohort / execution.shares)
     given = execution.chunk_size is not None
@@ -65,13 +65,12 @@ def most_at_once(
     what: str,
     given: bool = False,
 ) -> tuple[int, T]:
-    """How many of a device's share it does at once so that they fit its memory, and the program compiled for so many.
+    """How many of a device's share it computes at once so that they fit into its memory, and the program for that.
 
-    first  is tried first, and kept whatever it needs where it is `given`, then as many as should fit by what the last
-           try needed;
-    needs  bytes of a program;
-    what   they are, for the refusal where not even one fits.
-    Raises: ConfigurationError, with the bytes needed and there, where not even one fits.
+    first  is tried first, and kept if it is `given`; each further try is the number that should fit by the last one;
+    needs  bytes that a program needs;
+    what   is counted, for the refusal.
+    Raises: ConfigurationError, with the needed and the available bytes, if not even one fits.
     """
     at_once = first
     while True:
@@ -80,7 +79,7 @@ def most_at_once(
             needed = needs(program)
             if given or needed <= memory:
                 return at_once, program
-        except jax.errors.JaxRuntimeError as error:  # a compiler that finds no plan says what the best one needs
+        except jax.errors.JaxRuntimeError as error:  # a compiler without a plan reports the bytes of the best
             if (in_message := _bytes_in(str(error))) is None:
                 raise
             needed = max(in_message, 1.1 * memory, 1.0)
@@ -90,27 +89,27 @@ def most_at_once(
 
 
 def memory_error(memory: float, needed: float, of: str) -> errors.ConfigurationError:
-    """The error to raise where a device has `memory` bytes and `of`, such as `a model needs`, takes more."""
+    """The error to raise if a device has `memory` bytes and `of`, such as `a model needs`, takes more."""
     wanted = f"at least the {needed / 1e9:.3g} GB that" if needed > memory else "more than there is for what"
     remedy = "lower chunk_size, microbatch or batch_size, or take more devices"
     return errors.refuse("memory of a device", f"{memory / 1e9:.3g} GB", f"{wanted} {of}", remedy)
 
 
 def smaller_portion(at_once: int, share: int, room: float) -> int:
-    """How many of a share to try next where `at_once` need 1 / `room` of the memory: in portions of equal size."""
+    """The next chunk size to try if `at_once` need 1 / `room` of the memory, so that chunks of a share are equal."""
     most = max(1, min(at_once - 1, int(at_once * room)))
     return math.ceil(share / math.ceil(share / most))
 
 
 def bytes_of(program: Any, placed: bool) -> int:
-    """Bytes of a device that a compiled program plans with, with its arguments unless these are there already."""
+    """Bytes of a device that a compiled program plans to use, with its arguments unless they are already `placed`."""
     plan = program.memory_analysis()
     without_arguments = plan.temp_size_in_bytes + plan.output_size_in_bytes - plan.alias_size_in_bytes
     return without_arguments if placed else without_arguments + plan.argument_size_in_bytes
 
 
 def _bytes_in(error: str) -> float | None:
-    """Bytes that a compiler found no room for, as it says; None where it failed for another reason."""
+    """The bytes in the error of a compiler without enough memory; None for any other error."""
     if "RESOURCE_EXHAUSTED" not in error:
         return None
     used = re.search(r"[Uu]sed ([\d.]+)([KMGT]?)|\(([\d.]+)([KMGT]?)\) exceeds", error)
@@ -121,7 +120,7 @@ def _bytes_in(error: str) -> float | None:
 
 
 def _free_on_host() -> float:
-    """Bytes of memory that the host has to spare."""
+    """Bytes of available memory of the host."""
     meminfo = pathlib.Path("/proc/meminfo")
     if meminfo.is_file():
         fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())

@@ -1,4 +1,4 @@
-"""Clients as an axis: the one place where a cohort is spread over devices, chunks and lanes."""
+"""Clients as an array axis: how a cohort is distributed over devices, chunks and lanes."""
 
 import dataclasses
 import math
@@ -22,17 +22,17 @@ AXIS, MODEL = "cohort", "model"  # of a mesh
 
 @dataclasses.dataclass(frozen=True)
 class Execution:
-    """Where and in what portions clients run; it changes speed and memory, and results only by rounding of one sum.
+    """The devices and chunks in which clients run. It affects speed and memory, and results only by rounding of a sum.
 
-    mesh        devices: groups share a cohort along the axis AXIS, those of a group a model along the axis MODEL, if
-                there is one; None for one device;
-    chunk_size  clients that are computed at once on a device; None leaves it to `portion`;
-    parts       of the cohort, summed apart and then added in their order, so that any number of devices gives the same
-                bits; None: each device takes one, and devices add theirs in an order of their own;
-    pieces      vectors of a client's round are computed in pieces, see `rounds.pieces`; None: on GPUs, where no devices
-                hold a model together;
-    signal      whether the squared norm of every step's gradient is taken, for the probe `noise_to_signal`; None:
-                except on GPUs, which read the gradient once more for it.
+    mesh        devices: groups share a cohort along the axis AXIS, and the devices of a group share a model along the
+                axis MODEL, if there is one; None for one device;
+    chunk_size  clients that a device computes at once; None leaves it to `portion`;
+    parts       parts of the cohort that are summed separately and then added in order, so that any number of devices
+                gives the same bits; None: one part per device, added in any order;
+    pieces      whether vectors of a client's round are computed in pieces, see `rounds.pieces`; None: on GPUs, if
+                devices do not share a model;
+    signal      whether the squared norm of every step's gradient is computed, for the diagnostic `noise_to_signal`;
+                None: not on GPUs, which would read the gradient once more.
     """
 
     mesh: Mesh | None = None
@@ -47,17 +47,17 @@ class Execution:
 
     @property
     def model_devices(self) -> int:
-        """How many devices hold a model together, and compute each of their clients together."""
+        """Number of devices that share a model, and compute each client together."""
         return self.mesh.shape.get(MODEL, 1) if self.mesh else 1
 
     @property
     def groups(self) -> int:
-        """Groups of devices; each computes other clients."""
+        """Number of groups of devices; each group computes other clients."""
         return self.devices // self.model_devices
 
     @property
     def own(self) -> dict[jax.Device, int]:
-        """The devices of this process, and the groups that they belong to."""
+        """The devices of this process, with the groups to which they belong."""
         if self.mesh is None:
             return {jax.devices()[0]: 0}
         here = jax.process_index()
@@ -66,7 +66,7 @@ class Execution:
 
     @property
     def shares(self) -> int:
-        """Parts of a cohort that are summed apart."""
+        """Number of parts of a cohort that are summed separately."""
         return self.parts or self.groups
 
     @property
@@ -86,14 +86,14 @@ class Execution:
 
     @property
     def takes_signal(self) -> bool:
-        """Whether the squared norm of every step's gradient is taken."""
+        """Whether the squared norm of every step's gradient is computed."""
         return not self.on_gpu if self.signal is None else self.signal
 
     def portion(self, cohort: int, size: int, usual: int | None = None) -> int:
-        """How many clients a device computes at once, of a cohort whose models have `size` parameters.
+        """How many clients of a cohort a device computes at once, with models of `size` parameters.
 
-        Small models fill a device only together; on CPUs and TPUs as many as suit their caches. Where only `usual` of
-        the cohort are needed in most rounds, at most half of these on a CPU: portions without any are skipped.
+        Small models fill a device only together; on CPUs and TPUs the caches limit their number. If most rounds need
+        only `usual` of the cohort, a CPU takes at most half of these: chunks without any are skipped.
         """
         share = math.ceil(cohort / self.shares)
         if self.chunk_size is not None:
@@ -108,38 +108,38 @@ class Execution:
         return math.ceil(share / math.ceil(share / min(most, share)))
 
     def runs_at_once(self, count: int, cohort: int, size: int) -> int:
-        """How many of `count` runs a device computes at once, each with portions of its own cohort, see `portion`."""
+        """How many of `count` runs a device computes at once, each with chunks of its own cohort, see `portion`."""
         if self.platform != "tpu":
             return count
         most = max(1, at_once_on_a_tpu(size) // self.portion(cohort, size))
         return math.ceil(count / math.ceil(count / most))
 
     def place(self, tree: Any) -> Any:
-        """Copy a pytree to the devices that will use it; several processes hold it alike."""
+        """Copy a pytree to all devices, of all processes."""
         where = NamedSharding(self.mesh, P()) if self.mesh else jax.devices()[0]
         return jax.tree.map(lambda a: _put(a, where), tree)
 
     def place_models(self, tree: Any) -> Any:
-        """Copy arrays of a model's size to the devices, of which each holds a part where they hold models together."""
+        """Copy arrays of a model's size to the devices; each holds a part if devices share a model."""
         return jax.tree.map(lambda a: _put(a, self._part(jnp.shape(a))), tree)
 
     def keep_models(self, tree: Any) -> Any:
-        """Such arrays inside a compiled round stay where `place_models` put them."""
+        """Keep such arrays inside a compiled round where `place_models` puts them."""
         if self.model_devices == 1:
             return tree
         return jax.tree.map(lambda a: lax.with_sharding_constraint(a, self._part(a.shape)), tree)
 
     def shard(self, flat: jax.Array) -> jax.Array:
-        """A model's vector (or several) within a client's round: each device of a group computes its part of it."""
+        """Split a model's vector (or several) within a client's round: each device of a group computes its part."""
         if self.mesh is None or self.model_devices == 1:
             return flat
-        # Where groups share a cohort, the mesh is known from there, less the axis of the groups.
+        # If groups share a cohort, the mesh is known from there, without the axis of the groups.
         axes = P(*[None] * (flat.ndim - 1), MODEL)
         where = axes if self.groups > 1 else NamedSharding(self.mesh, axes)
         return lax.with_sharding_constraint(flat, where)
 
     def _part(self, shape: tuple[int, ...]) -> Any:
-        """What a device holds of an array: all, or a part of the longest axis that its group can share evenly."""
+        """The sharding of an array: whole, or split along the longest axis that the group can share evenly."""
         if self.mesh is None:
             return jax.devices()[0]
         fitting = [axis for axis, length in enumerate(shape) if length % self.model_devices == 0]
@@ -149,30 +149,30 @@ class Execution:
         return NamedSharding(self.mesh, P(*[None] * longest, MODEL))
 
     def on_one_device(self, tree: Any) -> Any:
-        """Placed arrays as the first device holds them, not copied: for work that would only be repeated on others.
+        """Placed arrays as on the first device, without a copy, for work that other devices would only repeat.
 
-        Where devices hold models together, no device holds one, and all do the work.
+        If devices share a model, no device has all of it, and all do the work.
         """
         return jax.tree.map(lambda a: a.addressable_data(0), tree) if self.mesh and self.model_devices == 1 else tree
 
     def replicate(self, tree: Any) -> Any:
-        """Arrays inside a compiled round that every device computes for itself.
+        """Let every device compute these arrays of a compiled round itself.
 
-        Else the compiler splits whatever leads to a client's share, and devices wait for each other in loops of a few
-        operations: drawing a cohort of ten took ten sums over devices.
+        Otherwise the compiler splits the computation of a client's share, and devices wait for each other in loops of a
+        few operations: drawing a cohort of ten took ten sums over devices.
         """
         return lax.with_sharding_constraint(tree, NamedSharding(self.mesh, P())) if self.mesh else tree
 
     def gather_for_processes(self, tree: Any) -> Any:
-        """Arrays that leave a compiled program, so that every process can read the whole of them."""
+        """Gather arrays that leave a compiled program, so that every process can read all of them."""
         return tree if len(self.own) == self.devices else self.replicate(tree)
 
     def place_tables(self, tables: Any) -> Any:
-        """Copy tables by client `(num_clients, size)`: each device holds a part of every row, so nothing is doubled."""
+        """Copy tables `(num_clients, size)` to the devices; each holds a part of every row, without duplicates."""
         return jax.tree.map(lambda a: a if isinstance(a, HostTable) else _put(a, self._rows(a)), tables)
 
     def keep_tables(self, tables: Any) -> Any:
-        """Tables inside a compiled round stay where `place_tables` put them."""
+        """Keep tables inside a compiled round where `place_tables` puts them."""
         if self.mesh is None:
             return tables
         return jax.tree.map(lambda a: lax.with_sharding_constraint(a, self._rows(a)), tables)
@@ -185,17 +185,17 @@ class Execution:
 
 
 def at_once_on_a_tpu(size: int) -> int:
-    """How many models of `size` parameters a TPU computes at once, by the cycles of its compiler for a v5e.
+    """How many models of `size` parameters a TPU computes at once, by the compiler's cycles for a v5e.
 
-    Small ones together while its fast memory holds them and what is computed from them: of ten million
-    parameters in all each takes twice as long as of 8.5 million. Large ones one by one: with 200,000 parameters that
-    takes longer, with 800,000 less long.
+    Small models are computed together while fast memory holds them with their intermediate values: with ten million
+    parameters in total each takes twice as long as with 8.5 million. Large ones are computed one by one: with 200,000
+    parameters that is slower, with 800,000 faster.
     """
     return 1 if size > 400_000 else max(1, 8_600_000 // size)
 
 
 def _put(a: Any, where: Any) -> jax.Array:
-    """A copy on devices; those of other processes get theirs there, from the same array. A shape is one placed so."""
+    """A copy on devices; other processes copy the same array to theirs. A shape gets the sharding."""
     if isinstance(a, jax.ShapeDtypeStruct):
         planned: Any = jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=where)
         return planned
@@ -209,16 +209,16 @@ def _put(a: Any, where: Any) -> jax.Array:
 
 
 def all_devices(chunk_size: int | None = None, *, parts: int | None = None) -> Execution:
-    """Every device of the default backend, of all processes."""
+    """An execution on every device of the default backend, of all processes."""
     return some_devices(len(jax.devices()), chunk_size, parts=parts)
 
 
 def some_devices(
     count: int, chunk_size: int | None = None, *, parts: int | None = None, model_devices: int = 1
 ) -> Execution:
-    """The first `count` devices of the default backend; of several processes, equally many of each.
+    """An execution on the first `count` devices of the default backend; with processes, as many of each.
 
-    model_devices  how many of them hold a model together, for models that do not fit on one.
+    model_devices  how many of them share a model, for models that do not fit on one.
     """
     errors.require_count("devices", count)
     errors.require_count("model_devices", model_devices)
@@ -245,7 +245,7 @@ def some_devices(
 
 
 class CohortLayout:
-    """How the positions of a cohort are laid out: parts, portions of a part one after another, clients of a portion."""
+    """The layout of a cohort's positions: parts, consecutive chunks of a part, clients of a chunk."""
 
     def __init__(self, count: int, execution: Execution, size: int, usual: int | None, in_turn: bool):
         self.count, self.in_turn, self.parts = count, in_turn, execution.shares
@@ -262,11 +262,11 @@ class CohortLayout:
         return jnp.moveaxis(a.reshape(self.chunks, self.chunk, self.parts, *a.shape[1:]), 2, 0)
 
     def out(self, a: jax.Array) -> jax.Array:
-        """Rows `(count, ...)` to the devices, with copies of the first where there are none."""
-        return self._padded(self.to_parts(self._padded(a, self.short)), self.spare)
+        """Rows `(count, ...)` for the devices, padded with copies of the first."""
+        return self._pad(self.to_parts(self._pad(a, self.short)), self.spare)
 
     def back(self, a: jax.Array) -> jax.Array:
-        """Rows as the devices hold them, in order `(count, ...)`."""
+        """The devices' rows in their original order `(count, ...)`."""
         a = a[: self.parts]
         rows = jnp.moveaxis(a, 0, 2) if self.in_turn else a
         return rows.reshape(math.prod(rows.shape[:3]), *a.shape[3:])[: self.count]
@@ -279,7 +279,7 @@ class CohortLayout:
         parts[places.reshape(-1)] = np.repeat(np.arange(self.parts, dtype=np.int32), self.chunks * self.chunk)
         return parts[: self.count] // self.each
 
-    def _padded(self, a: jax.Array, more: int) -> jax.Array:
+    def _pad(self, a: jax.Array, more: int) -> jax.Array:
         return jnp.concatenate([a, jnp.broadcast_to(a[:1], (more, *a.shape[1:]))]) if more else a
 
 
@@ -296,12 +296,12 @@ def sum_over_clients(
     """The sum over the cohort of `terms`, and `rows` stacked in order, where (terms, rows) = train(shared, member).
 
     Shapes: `members` is a pytree of arrays with a leading axis (cohort,), of which `train` gets one entry; `shared` is
-            the same for all; `size` is the number of parameters of a client's model. The cohort is padded to fill
-            devices and portions, with copies of its first member; padding is masked after training, so whatever it
-            computes, NaN included, contributes exactly zero.
-    needed  `(cohort,)` bool: whose terms count, in most rounds `usual` of them. Portions without any are skipped, and
-            their rows are zeros. Members are dealt to the devices in turn, as those needed may all be in front.
-    own     a pytree with a leading axis (devices,): what each device holds for itself; then `train` gets
+            the same for all; `size` is the number of parameters of a client's model. The cohort is padded with copies
+            of its first member to fill devices and chunks; padding is masked after training, so it contributes exactly
+            zero even if it computes NaN.
+    needed  `(cohort,)` bool: whose terms count, in most rounds `usual` of them. Chunks without any are skipped, and
+            their rows are zeros. Devices take members in turn, as the needed ones may all come first.
+    own     a pytree with a leading axis (devices,), a separate part for each device; then `train` gets
             ((shared, its part), member).
     """
     count = jax.tree.leaves(members)[0].shape[0]
@@ -315,7 +315,7 @@ def sum_over_clients(
 
     def one_chunk(shared: Any, row: tuple[Any, jax.Array]) -> tuple[Any, Any]:
         portion, counts = row
-        if chunk == 1:  # without an axis of length one, which would keep some products from being plain ones
+        if chunk == 1:  # without an axis of length one, which would make some products slower
             alone = train(shared, jax.tree.map(lambda a: a[0], portion))
             terms, rows = jax.tree.map(lambda a: a[None], alone)
         else:
@@ -328,7 +328,7 @@ def sum_over_clients(
             nothing = jax.tree.map(lambda a: jnp.zeros(a.shape[1:], a.dtype), terms)
             return lax.fori_loop(0, chunk, add, nothing)
 
-        def at_once() -> Any:  # and a loop is two launches for every client elsewhere
+        def at_once() -> Any:  # elsewhere a loop is two kernel launches per client
             def total(a: jax.Array) -> jax.Array:
                 return mask_rows(a, counts).sum(0, dtype=a.dtype)
 
@@ -338,7 +338,7 @@ def sum_over_clients(
             return lax.platform_dependent(cpu=row_by_row, default=at_once), rows
 
     def one_share(shared: Any, row: Any) -> tuple[Any, Any]:
-        # Devices that hold models together meet in every portion, and so do all groups: none may skip one.
+        # Devices that share a model, and so all groups, synchronise in every chunk: none may skip one.
         return _scan_portions(one_chunk, shared, row, skips=needed is not None and execution.model_devices == 1)
 
     def one_device(shared: Any, rows: Any, own: Any) -> tuple[Any, Any]:
@@ -347,7 +347,7 @@ def sum_over_clients(
         if execution.parts is None:
             total, out = one_share(shared, jax.tree.map(lambda a: a[0], rows))
             return (lax.psum(total, AXIS) if execution.groups > 1 else total), jax.tree.map(lambda a: a[None], out)
-        # Stored before they are added, as devices do: else a multiplication before would melt into the addition.
+        # Stored before they are added, as between devices: else a multiplication would fuse with the addition.
         sums, out = lax.map(lambda row: one_share(shared, row), rows)
         if execution.groups > 1:
             sums = lax.all_gather(sums, AXIS, tiled=True)
@@ -374,7 +374,7 @@ def _scan_portions(
 ) -> tuple[Any, Any]:
     """The sum of the terms, and the rows stacked, where (terms, rows) = one(shared, entry of `table`).
 
-    skips  zeros in place of entries whose second part is False throughout, and not computed.
+    skips  whether entries whose second part is all False are zeros, and not computed.
     """
     first = jax.tree.map(lambda a: a[0], table)
     if table[1].shape[0] == 1:

@@ -1,4 +1,4 @@
-"""Gradients of single records of any function of one record: bounded, summed, and nothing built that can be avoided."""
+"""Clipped sums of record gradients, for any function of one record, with few record gradients in memory."""
 
 from fedjax_dp.gradients.clipped import (
     BatchGradient,

@@ -1,7 +1,7 @@
-"""The one place where gradients of single records are clipped and summed.
+"""Clipped sums of record gradients.
 
-One forward and one backward pass over the batch give, for every equation whose gradient by its parameters is a sum of
-outer products, what the norm takes, and for every other parameter the gradients of single records; see `analysis.py`.
+One forward and one backward pass over the batch give the factors of the norm, for every equation whose gradient by its
+parameters is a sum of outer products, and the record gradients of all other parameters; see `analysis.py`.
 """
 
 import math
@@ -17,20 +17,18 @@ from fedjax_dp.gradients.analysis import GradientPlan, plan_of
 from fedjax_dp.gradients.model import Model, split
 from fedjax_dp.gradients.record_independence import require_own_operations
 
-MEMORY = 2**28  # bytes of per-record gradients that are held at once
+MEMORY = 2**28  # bytes of record gradients that are held at once
 TINY = 1e-12  # below this norm a gradient counts as zero in the clip factor
 
 
 class BatchGradient(NamedTuple):
-    """A sum over the records of a batch, and probes, which only a simulator has."""
+    """A sum over the records of a batch; all other fields are diagnostics (not private, not covered by epsilon)."""
 
     total: Any  # pytree like the parameters
-    losses: jax.Array  # (records,) probe; zero on padding
-    clipped: jax.Array  # (records,) bool, probe: was the record's gradient scaled down
-    norms: jax.Array  # (records,) probe: of the gradients before they are clipped; zero where they are not looked at
-    lost: jax.Array | bool = (
-        False  # (records,) bool, probe: was the record's gradient not finite, so that it is left out
-    )
+    losses: jax.Array  # (records,); zero on padding
+    clipped: jax.Array  # (records,) bool: whether the record's gradient was scaled down
+    norms: jax.Array  # (records,): norms of the gradients before clipping; zero if not computed
+    lost: jax.Array | bool = False  # (records,) bool: whether the gradient was not finite and so left out
 
 
 def clip_factors(squared_norms: jax.Array, mask: jax.Array, clip_norm: jax.Array | float) -> jax.Array:
@@ -56,8 +54,8 @@ def clipped_sum(
                  False) contributes exactly zero. |g| is the L2 norm over all parameters.
     Sensitivity: C under add-remove, 2 C under replace-one, up to float32 rounding. A record whose squared norm is not
                  finite (NaN, or a norm above 1.8e19) contributes zero, so the bound holds for every input.
-    microbatch   records that are looked at together, to bound memory; unless given, as many as keep the gradients of
-                 single records, where they have to be built, within MEMORY.
+    microbatch   records that are computed at once, to bound memory; by default as many as keep the record gradients
+                 that must be built within MEMORY.
     Raises:      ConfigurationError for a model without such a loss.
     """
     plan, frozen = loss_plan(model, params, x, y, keys), split(model)[1]
@@ -91,7 +89,7 @@ def _sum_part(
     mask: jax.Array,
     clip_norm: jax.Array | float,
 ) -> BatchGradient:
-    """The clipped sum over records that are looked at together."""
+    """The clipped sum over records that are computed at once."""
     leaves, structure = jax.tree.flatten(params)
     probes = program.nest({path: outer_product.probe for path, outer_product in program.paths(plan.outer_products)})
 
@@ -132,7 +130,7 @@ def _sum_part(
 def plain_sum(
     model: Model, params: Any, x: Any, y: Any, mask: jax.Array, *, keys: jax.Array | None = None
 ) -> BatchGradient:
-    """Sum over records of the unclipped gradients; no bound, no privacy."""
+    """Sum over records of the gradients without clipping; no bound, no privacy."""
 
     def total(params: Any) -> tuple[jax.Array, jax.Array]:
         found = jnp.where(mask, losses(model, params, x, y, keys), 0.0)
@@ -143,14 +141,14 @@ def plain_sum(
 
 
 def loss_plan(model: Model, params: Any, x: Any, y: Any, keys: jax.Array | None = None) -> GradientPlan:
-    """How the gradient of the loss of one record is made; x, y and keys of a batch."""
+    """The plan for the gradient of one record's loss; x, y and keys of a batch."""
     plan = plan_of(model, "loss", params, _record_shapes((x, y, keys)))
     strange = [leaf.dtype.name for leaf in plan.shapes if not jnp.issubdtype(leaf.dtype, jnp.floating)]
     if strange:
         raise errors.refuse("model", f"parameters that are {strange[0]}", "real numbers", "keep others as constants")
     narrow = [leaf.dtype.name for leaf in plan.shapes if jnp.finfo(leaf.dtype).bits < 32]
-    if narrow:  # a sum would be rounded before its noise, by more than one record may change it
-        remedy = "keep them in float32, and give dtype to compute in fewer bits"
+    if narrow:  # rounding the sum before its noise could exceed the influence of a record
+        remedy = "keep them in float32, and set dtype to compute with fewer bits"
         raise errors.refuse("model", f"parameters in {narrow[0]}", "float32", remedy)
     shape = getattr(plan.out, "shape", None)
     if shape != () or not jnp.issubdtype(plan.out.dtype, jnp.floating):
@@ -167,7 +165,7 @@ def loss_plan(model: Model, params: Any, x: Any, y: Any, keys: jax.Array | None 
 def start_shapes(model: Model) -> Any:
     """Shapes of the parameters of round 0.
 
-    Raises: ConfigurationError for an `init` that holds more than JAX's own operations, a callback for example.
+    Raises: ConfigurationError for an `init` with other operations than JAX's own, such as a callback.
     """
     closed, shapes = program.trace(model.init, jax.random.key(0))
     require_own_operations("init of the model", closed.jaxpr, derivatives=False)
@@ -175,7 +173,7 @@ def start_shapes(model: Model) -> Any:
 
 
 def losses(model: Model, params: Any, x: Any, y: Any, keys: jax.Array | None = None) -> jax.Array:
-    """Losses of all records `(records,)`; without keys as the model is looked at, not trained."""
+    """Losses of all records `(records,)`; without keys in evaluation mode."""
     return _over_records(model, loss_plan(model, params, x, y, keys), params, (x, y, keys))
 
 
@@ -185,7 +183,7 @@ def logits(model: Model, params: Any, x: Any) -> jax.Array:
 
 
 def features(model: Model, params: Any, x: Any) -> jax.Array:
-    """What goes into the last product with parameters `(records, k)`, or the model's own `features`."""
+    """The input of the last product with parameters `(records, k)`, or the model's own `features`."""
     if hasattr(model, "features"):
         return _over_records(model, plan_of(model, "features", params, _record_shapes((x,))), params, (x,))
     plan = plan_of(model, "logits", params, _record_shapes((x,)))
@@ -203,5 +201,5 @@ def _over_records(model: Model, plan: GradientPlan, params: Any, record: Any) ->
 
 
 def _record_shapes(batch: Any) -> Any:
-    """Shapes of one record."""
+    """Shapes of one record of a batch."""
     return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), batch)

@@ -1,4 +1,4 @@
-"""How the gradients of a model are made, in words and bytes."""
+"""How the record gradients of a model are computed, in words and bytes."""
 
 import math
 from typing import Any, NamedTuple
@@ -13,26 +13,26 @@ from fedjax_dp.gradients.model import Model
 
 
 class Weight(NamedTuple):
-    """A group of parameters whose gradients are made together."""
+    """A group of parameters whose gradients are computed together."""
 
     parameters: tuple[str, ...]
     size: int  # numbers
     way: str  # "factored", "direct" or "unused"
     reason: str  # why, and how
-    bytes: int  # per record, of what has to be built
+    bytes: int  # per record, of arrays that must be built
 
 
 class Explanation(NamedTuple):
-    """How the gradients of single records of a model are made; bytes are of norms and sums, not of activations."""
+    """How the record gradients of a model are computed; bytes are of norms and sums, not of activations."""
 
     weights: tuple[Weight, ...]
-    dtype: str  # that gradients are computed in
+    dtype: str  # in which gradients are computed
     bytes_per_record: int
-    records_at_once: int  # that keep what has to be built within the memory bound
+    records_at_once: int  # as many as the memory bound allows
 
     @property
     def table(self) -> list[str]:
-        """A line for each weight, below a heading."""
+        """One line per weight, after a heading."""
         rows = [("parameters", "numbers", "way", "bytes/record", "how")]
         rows += [(" + ".join(w.parameters), f"{w.size:,}", w.way, f"{w.bytes:,}", w.reason) for w in self.weights]
         widths = [max(len(row[at]) for row in rows) for at in range(4)]
@@ -43,7 +43,7 @@ class Explanation(NamedTuple):
 
     @property
     def summary(self) -> str:
-        """One line."""
+        """The explanation in one line."""
         counts = {way: sum(len(w.parameters) for w in self.weights if w.way == way) for way in ("factored", "direct")}
         factored, direct = counts["factored"], counts["direct"]
         words = f"norms in the backward pass, for all {count(factored, 'parameter array')}"
@@ -55,11 +55,11 @@ class Explanation(NamedTuple):
         return words if self.dtype == "float32" else f"{words}, of gradients computed in {self.dtype}"
 
     def cost(self, records: int) -> int:
-        """Bytes that a batch takes beside its activations."""
+        """Bytes of a batch in addition to its activations."""
         return self.bytes_per_record * min(records, self.records_at_once)
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The explanation as JSON content."""
         return {
             "weights": [weight._asdict() for weight in self.weights],
             "dtype": self.dtype,
@@ -69,7 +69,7 @@ class Explanation(NamedTuple):
 
 
 def explain(model: Model, params: Any, x: Any, y: Any, keys: jax.Array | None = None) -> Explanation:
-    """How `clipped_sum` makes the gradients of a model on batches like x and y `(records, ...)`."""
+    """How `clipped_sum` computes the record gradients of a model on batches like x and y `(records, ...)`."""
     plan = loss_plan(model, params, x, y, keys)
     weights = [_weight(plan, weight) for weight in plan.weights]
     for leaf, why in plan.direct.items():
@@ -84,7 +84,7 @@ def explain(model: Model, params: Any, x: Any, y: Any, keys: jax.Array | None = 
 
 
 def describe(model: Model, params: Any, x: Any, y: Any) -> str:
-    """How `clipped_sum` makes the gradients of a model, for the log of a run."""
+    """How `clipped_sum` computes the record gradients of a model, for the log of a run."""
     return explain(model, params, x, y).summary
 
 

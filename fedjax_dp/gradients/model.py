@@ -1,4 +1,4 @@
-"""What is trained: a function of one record."""
+"""The Protocol of models: functions of one record."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -13,52 +13,52 @@ T = TypeVar("T")
 
 
 class Model(Protocol):
-    """Structure, not numbers: compared and hashed, and passed to compiled functions as a static argument.
+    """The structure of a model, without numbers: compared, hashed, and a static argument of compiled functions.
 
-    All functions are of one record; batches are made by `vmap`, so records cannot mix. `fedjax_dp.model` makes one of a
-    network; a frozen dataclass with these methods is one too. One that uses values which it never trains, and wants
-    them traced, is a `PartlyFrozenModel`.
+    All functions take one record; `vmap` makes batches, so records cannot mix. `fedjax_dp.model` turns a network into a
+    model; any frozen dataclass with these methods is one too. A model with frozen values that should be traced is a
+    `PartlyFrozenModel`.
     """
 
     def __hash__(self) -> int:
-        """Equal models are one program; a model that is equal to itself only is compiled anew for each."""
+        """Equal models share one compiled program; a model that equals only itself is compiled separately."""
         ...
 
     def init(self, key: jax.Array) -> Params:
-        """The parameters of round 0: a pytree of float32 arrays, whose shapes depend on nothing but the model."""
+        """The parameters of round 0: a pytree of float32 arrays, whose shapes depend only on the model."""
         ...
 
     def loss(self, params: Params, x: Any, y: Any, key: jax.Array | None) -> jax.Array:
-        """A number `()`, differentiable by `params`; traced. Its gradient is what is clipped, by record.
+        """The loss of one record, a number `()`, differentiable by `params`; traced. Its gradient is clipped.
 
-        x, y  features `(*record_shape)`, float32 or, of tokens, int32, and the target of one record, such as a label;
-        key   of this record in this step, for dropout; None: it is looked at, not trained.
+        x, y  features `(*record_shape)`, float32, or int32 for tokens, and the target of one record, such as a label;
+        key   of this record in this step, for dropout; None: evaluation instead of training.
         """
         ...
 
     def logits(self, params: Params, x: Any) -> jax.Array:
-        """Scores `(classes,)` of one record, of which the largest is what the model says; traced."""
+        """Scores `(classes,)` of one record; the largest is the prediction; traced."""
         ...
 
 
 class PartlyFrozenModel(Model, Protocol):
-    """A model that uses values which are not trained: held once on a device, and no part of a program.
+    """A model with frozen values, which are not trained: held once on a device, and no part of a program.
 
-    `init`, `loss` and `logits` are of the trained parameters alone: those are clipped, noised, sent and kept.
+    `init`, `loss` and `logits` take only the trained parameters: those are clipped, noised, sent and kept.
     """
 
     @property
     def frozen(self) -> Any:
-        """A pytree of arrays that it uses and never trains."""
+        """A pytree of frozen arrays, which the model uses and never trains."""
         ...
 
     def with_device_records(self, frozen: Any) -> Model:
-        """The same model with these values in the place of its own, as they are traced; None: its structure alone."""
+        """The same model with these frozen values, which may be traced; None: its structure without values."""
         ...
 
 
 def split(model: Model) -> tuple[Model, Any]:
-    """The structure of a model, to be compared and hashed, and the values that it uses and never trains."""
+    """The structure of a model, to be compared and hashed, and its frozen values."""
     frozen = getattr(model, "frozen", None)
     if frozen is None:
         return model, ()
@@ -67,7 +67,7 @@ def split(model: Model) -> tuple[Model, Any]:
 
 
 def joined(structure: Model, frozen: Any) -> Model:
-    """The model of such a structure and values."""
+    """The model with this structure and these frozen values."""
     if isinstance(frozen, tuple) and not frozen:
         return structure
     partly: Any = structure
@@ -90,7 +90,7 @@ class JitOfModel:
         return self._jit(*args, structure=structure, frozen=frozen, **keywords)
 
     def lower(self, *args: Any, model: Model, **keywords: Any) -> Any:
-        """As `jax.jit`'s."""
+        """As `lower` of a function of `jax.jit`."""
         structure, frozen = split(model)
         return self._jit.lower(*args, structure=structure, frozen=frozen, **keywords)
 
@@ -99,7 +99,7 @@ class JitOfModel:
 
 
 def require_model(model: Any) -> None:
-    """Refuse what lacks a member of `Model`."""
+    """Refuse an object that lacks a member of `Model`."""
     wanted, page = "a value with init, loss and logits of one record", validation.page_of(Model)
     if advice := validation.advice(model):
         raise errors.refuse("model", validation.describe(model), wanted, advice)
@@ -109,9 +109,9 @@ def require_model(model: Any) -> None:
 
 
 class FeatureModel(Model, Protocol):
-    """A model with a layer before the output, for methods that compare clients by it.
+    """A model with a layer before the output, for methods that compare clients by their features.
 
-    Features are what goes into the last product of `logits` with parameters, unless it has a method
+    Features are the input of the last product of `logits` with parameters, unless the model has a method
     `features(params, x)` that returns those of one record `(k,)`.
     """
 

@@ -157,29 +157,29 @@ def _product(u: jax.Array, v: jax.Array, factors: jax.Array, alone: bool) -> jax
     def at_once(scaled: jax.Array, long: jax.Array, precision: Any = EXACT) -> jax.Array:
         return jnp.matmul(scaled.reshape(-1, min(k, o)).T, long.reshape(-1, max(k, o)), precision=precision)
 
-    def rounded(scaled: jax.Array, long: jax.Array) -> jax.Array:
-        """In TF32: each number of a record's part is one product, which that makes larger by (1 + 2^-11)^2 at most.
+    def in_tf32(scaled: jax.Array, long: jax.Array) -> jax.Array:
+        """In TF32: each number of a record's part is one product, which rounding increases by at most (1 + 2^-11)^2.
 
-        Shrunk by as much, it stays within the bound. Of several positions, which may cancel, it need not.
+        Scaled down by as much, it stays within the bound. Several positions may cancel, so this fails for them.
         """
         return at_once(scaled * SHRINK, long, None)
 
     def one_by_one(scaled: jax.Array, long: jax.Array) -> jax.Array:
-        """In float32 like the product, and melts into what reads it: no gradient is written or read.
+        """In float32 like the product, and fused with what reads it: no gradient is written or read.
 
-        Without the barrier each record would be computed and written anew, apart from what the forward pass reads.
+        Without the barrier each record would be computed and written again, separately from the forward pass.
         """
         long = lax.optimization_barrier(long)
         return functools.reduce(jnp.add, (scaled[at].T * long[at] for at in range(long.shape[0])))
 
     as_usual = jax.config.values["jax_default_matmul_precision"] is None and long.dtype == jnp.float32
-    on_gpu = one_by_one if long.shape[0] <= FEW else rounded if as_usual else at_once
-    made = lax.platform_dependent(scaled, long, cuda=on_gpu, default=at_once) if alone else at_once(scaled, long)
-    return made if k < o else made.T
+    on_gpu = one_by_one if long.shape[0] <= FEW else in_tf32 if as_usual else at_once
+    total = lax.platform_dependent(scaled, long, cuda=on_gpu, default=at_once) if alone else at_once(scaled, long)
+    return total if k < o else total.T
 
 
 def _einsum(spec: str, *arrays: jax.Array, precision: Any = EXACT) -> jax.Array:
-    """One block is no axis of its own: XLA would make a batched product of it."""
+    """`jnp.einsum` without the axis of a single block, of which XLA would make a batched product."""
     if arrays[0].shape[1] == 1:
         return jnp.einsum(spec.replace("b", ""), *(a[:, 0] for a in arrays), precision=precision)[:, None]
     return jnp.einsum(spec, *arrays, precision=precision)
@@ -191,7 +191,7 @@ def square(a: jax.Array) -> jax.Array:
 
 
 def weighted_sum(rows: jax.Array, factors: jax.Array) -> jax.Array:
-    """Sum of gradients of single records `(records, ...)` times their factors."""
+    """Sum of record gradients `(records, ...)` times their factors."""
     return jnp.tensordot(factors, mask_rows(rows, factors > 0), 1, precision=EXACT)
 
 

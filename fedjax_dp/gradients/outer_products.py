@@ -1,7 +1,7 @@
-"""Equations at which parameters meet something else, and whose gradient by them is a sum of outer products.
+"""Equations of parameters and other values, whose gradient by the parameters is a sum of outer products.
 
-That gradient, as matrices (blocks, k, o), is a sum over positions of u (k) times v (o): u is what the equation has read
-beside its parameters, v the cotangent of what it has made. An `OuterProduct` says how its values become u and v.
+That gradient, as matrices (blocks, k, o), is a sum over positions of u (k) times v (o): u comes from the equation's
+other operand, v from the cotangent of its result. An `OuterProduct` defines how these become u and v.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ LARGE = 5  # sides of windows that a GPU puts together axis by axis; of 3 x 3 th
 
 
 class Geometry(Protocol):
-    """How one kind of equation meets its parameters."""
+    """How one kind of equation uses its parameters."""
 
     @property
     def lookup(self) -> bool: ...  # whether u is given by the row that it picks: one-hot vectors
@@ -41,7 +41,7 @@ class Geometry(Protocol):
 
 
 class OuterProduct(NamedTuple):
-    """One such equation of a program."""
+    """An equation of a program whose gradient is a sum of outer products."""
 
     view: ParameterView
     loops: tuple[int, ...]  # lengths of the loops around it
@@ -67,7 +67,7 @@ class OuterProduct(NamedTuple):
         return found.reshape(-1, *found.shape[2:])
 
     def gradient(self, total: jax.Array) -> jax.Array:
-        """(blocks, k, o) in the shape of the parameters, axes of loops first."""
+        """The gradient, from (blocks, k, o) to the shape of the parameters, axes of loops first."""
         lead, shape = self._lead(self.view.numbers.shape)
         split = total.reshape(math.prod(lead), -1, *total.shape[1:])
         return self.geometry.unmatrix(split).reshape((*lead, *shape))
@@ -76,7 +76,7 @@ class OuterProduct(NamedTuple):
         return shape[: len(self.view.loops)], shape[len(self.view.loops) :]
 
     def factors(self, read: jax.Array, e: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """What was read and cotangents `(records, *loops, ...)` as u and v, float32 at least.
+        """Operands and cotangents `(records, *loops, ...)` as u and v, at least float32.
 
         Steps of a loop that picks slices are blocks; of any other loop, positions.
         """
@@ -89,7 +89,7 @@ class OuterProduct(NamedTuple):
         picked = [1 + at for at in self.view.loops]
         others = [1 + at for at in range(depth) if at not in self.view.loops]
 
-        def arranged(a: jax.Array) -> jax.Array:
+        def arrange(a: jax.Array) -> jax.Array:
             blocks, positions = a.shape[1:3]
             apart = a.reshape(records, *self.loops, *a.shape[1:])
             rest = range(depth + 3, apart.ndim)
@@ -99,22 +99,22 @@ class OuterProduct(NamedTuple):
             return turned.reshape(records, outer * blocks, repeats * positions, *a.shape[3:])
 
         if isinstance(self.geometry, Shift):  # positions are added up
-            v = arranged(v).sum(2, keepdims=True)
+            v = arrange(v).sum(2, keepdims=True)
             return jnp.ones((*v.shape[:3], 1), v.dtype), v
-        return arranged(u), arranged(v)
+        return arrange(u), arrange(v)
 
 
 def _wide(a: jax.Array) -> jax.Array:
-    """As norms and sums take it: float32 at least, whatever the model computes in; indices as they are."""
+    """The array for norms and sums: at least float32, in models of any precision; indices are unchanged."""
     return a.astype(jnp.promote_types(a.dtype, jnp.float32)) if jnp.issubdtype(a.dtype, jnp.floating) else a
 
 
 @jax.custom_jvp
 def finite(x: jax.Array) -> jax.Array:
-    """HUGE in place of what is not finite, so that a factor of zero removes it: 0 * NaN would be NaN.
+    """HUGE instead of numbers that are not finite, so that a factor of zero removes them: 0 * NaN would be NaN.
 
-    Its square is infinite, and with it the norm of the record's gradient. In float16, which does not hold HUGE, it is
-    the largest number, whose square counts as it is.
+    Its square is infinite, and so is the norm of the record's gradient. In float16, which cannot hold HUGE, it is the
+    largest number.
     """
     return jnp.where(jnp.isfinite(x), x, jnp.asarray(min(HUGE, float(jnp.finfo(x.dtype).max)), x.dtype))
 
@@ -160,15 +160,6 @@ class Product:
             batches, outs, positions = _runs(counts[0], counts[2], counts[1])
         return _group_axes(read, (batch, free, contracted)), _group_axes(e, (batches, positions, outs))
 
-    def rows(self, read: jax.Array) -> jax.Array:
-        """What is multiplied with the parameters `(blocks, positions, k)`."""
-        batch, contracted, free = self.other
-        return _group_axes(read[None], (batch, free, contracted))[0]
-
-    def made(self, y: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-        """`(blocks, positions, o)` in the shape of what the equation makes."""
-        return (y.swapaxes(1, 2) if self.side == 0 else y).reshape(shape)
-
 
 def _runs(*counts: int) -> list[tuple[int, ...]]:
     """Consecutive numbers in runs of these lengths."""
@@ -213,7 +204,7 @@ class Convolution:
         return [made.transpose(np.argsort((to[0], *to[2:], to[1])).tolist())], seen
 
     def windows(self, x: jax.Array) -> jax.Array:
-        """What each output position sees: `(records, *space, groups, window * channels of the group)`."""
+        """The window of each output position: `(records, *space, groups, window * channels of the group)`."""
         records, channels, *space = self.numbers.lhs_spec
         x = x.transpose(records, *space, channels)
         gaps = [(low, high, wide - 1) for (low, high), wide in zip(self.padding, self.spread)]
@@ -234,7 +225,7 @@ class Convolution:
         def by_axis(x: jax.Array) -> jax.Array:
             """A concatenation is a branch for each of its pieces on a GPU: ten instead of 25 for 5 x 5.
 
-            Without the barrier both would melt into one kernel, of all the branches again.
+            Without the barrier both would fuse into one kernel, again with all branches.
             """
 
             def along(x: jax.Array, axis: int) -> jax.Array:
@@ -329,7 +320,7 @@ class Shift:
 
 @dataclasses.dataclass(frozen=True)
 class Operand:
-    """A product of which one operand is looked at."""
+    """A product of which one operand is recorded."""
 
     side: int
 
@@ -338,7 +329,7 @@ class Operand:
 
 
 def recognise(equation: Any, side: int) -> Geometry | None:
-    """How an equation meets parameters that are its operand number `side`; None if no rule is known."""
+    """How an equation uses parameters that are its operand `side`; None if no rule is known."""
     name, shape = equation.primitive.name, tuple(equation.invars[side].aval.shape)
     if name == "dot_general":
         dot = dot_of(equation)

@@ -1,7 +1,7 @@
-"""A function of one record as a traced program, and running it with some of its equations done another way.
+"""The traced program of a function of one record, run with some of its equations replaced.
 
-Records are put back by `vmap`, which keeps them apart where a program is made of JAX's own operations, and no other is
-run (`record_independence`): nothing has to recognise which axis they are.
+`vmap` adds the records' axis; it keeps records apart in programs of JAX's own operations, and others are refused
+(`record_independence`). So nothing has to recognise the axis of records.
 """
 
 import itertools
@@ -14,7 +14,7 @@ from jax.extend import core
 
 from fedjax_dp.gradients import equations
 
-Sites = dict[int, Any]  # by number of equation: what takes its place, or the Sites of the program inside it
+Sites = dict[int, Any]  # by index of an equation: its replacement, or the Sites of its inner program
 
 
 def trace(function: Callable[..., Any], *arguments: Any) -> tuple[core.ClosedJaxpr, Any]:
@@ -23,7 +23,7 @@ def trace(function: Callable[..., Any], *arguments: Any) -> tuple[core.ClosedJax
 
 
 def used_equations(jaxpr: Any) -> Iterator[tuple[int, Any]]:
-    """The equations that something depends on, with their numbers, in order."""
+    """The equations whose results are used, with their indices, in order."""
     needed = {id(out) for out in jaxpr.outvars}
     found: list[tuple[int, Any]] = []
     for number, equation in reversed(list(enumerate(jaxpr.eqns))):
@@ -34,12 +34,12 @@ def used_equations(jaxpr: Any) -> Iterator[tuple[int, Any]]:
 
 
 def run(jaxpr: Any, consts: Any, arguments: list[Any], sites: Sites, probes: Any) -> tuple[list[Any], Any]:
-    """Results of the program, and what was read at the sites that have a probe.
+    """Results of the program, and what was recorded at the sites that have a probe.
 
-    sites   equations that are run by `site.bind(equation, values, probe)`, which returns outputs and what it has read;
-    probes  nested like `sites`, what each site gets, of loops one for each step: an outer product an array of zeros
-            that joins its first output, so that the derivative with respect to it is the cotangent there; None: the
-            site is only read; left out: it gets None, and is not read.
+    sites   equations that are run by `site.bind(equation, values, probe)`, which returns outputs and a record;
+    probes  nested like `sites`, the probe of each site, in loops one for each step. For an outer product it is an array
+            of zeros that is added to its first output, so that the derivative by the probe is the cotangent there.
+            None: the site is only recorded; missing: the site gets None, and is not recorded.
     """
     known = dict(zip(jaxpr.constvars, consts)) | dict(zip(jaxpr.invars, arguments))
 
@@ -64,7 +64,7 @@ def run(jaxpr: Any, consts: Any, arguments: list[Any], sites: Sites, probes: Any
 
 
 def _enter(equation: Any, values: list[Any], sites: Sites, probes: Any) -> tuple[list[Any], Any]:
-    """Run the program inside an equation."""
+    """Run the inner program of an equation."""
     if equation.primitive.name != "scan":
         program = equations.inner_program(equation)
 
@@ -96,7 +96,7 @@ def paths(sites: Sites) -> Iterator[tuple[tuple[int, ...], Any]]:
 
 
 def entry_at(tree: Any, path: tuple[int, ...]) -> Any:
-    """What a nested dictionary holds at a path."""
+    """The entry of a nested dictionary at a path."""
     for number in path:
         tree = tree[number]
     return tree

@@ -1,9 +1,9 @@
-"""What a traced function of one record may be made of, so that `vmap` keeps records apart.
+"""Operations that a traced function of one record may use, so that `vmap` keeps records apart.
 
-Batched, every operation of JAX's own treats each record alone. An operation with a user's batching rule
-(`custom_vmap`, a primitive of one's own), or that leaves the program (callbacks, foreign functions, references), may
-see all records of a batch, whatever its function of one record says. A list of these would never be complete: allowed
-is what JAX lists as its own, with the rule that JAX gave it, and nothing else.
+With `vmap`, each of JAX's own operations treats every record separately. An operation with a user-defined batching rule
+(`custom_vmap`, a user-defined primitive), or one that leaves the program (callbacks, foreign functions, references),
+may see all records of a batch. A list of those would never be complete, so only JAX's own operations with their own
+rules are allowed.
 """
 
 import functools
@@ -21,14 +21,14 @@ from fedjax_dp.gradients import equations
 # JAX's own are in its public list, and in the modules of these operations (some are younger than the list).
 _HOMES = ("jax._src.lax.", "jax._src.random.", "jax._src.prng")
 _SINGLE = {"jax._src.core": ("pvary_p",), "jax._src.ad_util": ("zeros_like_p",), "jax._src.pjit": ("reshard_p",)}
-# Not these: they join what devices or a named axis hold, read and write references, or order effects.
+# Not these: they combine data of devices or a named axis, read and write references, or order effects.
 _JOINING = ("jax._src.lax.parallel", "jax._src.state.primitives", "jax._src.state.discharge")
 _ACTING = ("after_all_p", "create_token_p", "custom_lin_p", "composite_p", "dce_sink_p")
 
 
 @functools.cache
 def own_primitives() -> frozenset[Primitive]:
-    """The primitives of JAX's own by which `vmap` keeps records apart, if their rules are JAX's own, too."""
+    """JAX's own primitives, for which `vmap` keeps records apart if their rules are JAX's own, too."""
 
     def held_by(module: Any, but: tuple[str, ...] = ()) -> set[Primitive]:
         return {one for name, one in vars(module).items() if isinstance(one, Primitive) and name not in but}
@@ -45,10 +45,10 @@ def own_primitives() -> frozenset[Primitive]:
 
 
 def require_own_operations(what: str, jaxpr: Any, derivatives: bool = True, around: str = "") -> None:
-    """Refuse a program of one record that holds anything by which records of a batch could meet.
+    """Refuse a program of one record with an operation that may mix the records of a batch.
 
-    derivatives  rules of `custom_jvp` and `custom_vjp` are looked into as well, since gradients are made with them;
-    around       the place in the user's code of what the program is called by, in words.
+    derivatives  whether to check rules of `custom_jvp` and `custom_vjp` too, as gradients use them;
+    around       the place in the user's code that calls the program, in words.
     Raises:      ConfigurationError that names the primitive and its place in the user's code.
     """
     for equation in jaxpr.eqns:
@@ -59,7 +59,7 @@ def require_own_operations(what: str, jaxpr: Any, derivatives: bool = True, arou
         if equation.effects or not own:
             raise errors.refuse(
                 what,
-                f"{primitive.name}{place}, which may see the records of a batch together, or act beside the program",
+                f"{primitive.name}{place}, which may see the records of a batch together, or have side effects",
                 "made of JAX's own operations, each with its own batching rule",
                 "write it with jax.numpy and jax.lax",
             )
@@ -102,7 +102,7 @@ def _rule_is_own(primitive: Primitive) -> bool:
 
 
 def _parts(rule: Any, seen: set[int]) -> Iterator[Any]:
-    """The functions that a batching rule is made of: itself, what it closes over, what it has arguments for."""
+    """The functions of a batching rule: itself, those it closes over, and those it has as arguments."""
     if not callable(rule) or isinstance(rule, type) or id(rule) in seen:
         return
     seen.add(id(rule))

@@ -117,10 +117,10 @@ def move_entries(equation: Any, arguments: Sequence[Any]) -> list[ParameterView]
         return computed
     takes = [v.take for v in views]
 
-    def taken(which: int) -> Callable[[dict[int, Any]], Any]:
+    def take_result(which: int) -> Callable[[dict[int, Any]], Any]:
         return lambda leaves: rearrange(jax.numpy, equation, [take(leaves) for take in takes], lead)[which]
 
-    return [ParameterView(leaves, made[at], first.scale, first.loops, taken(at)) for at in range(count)]
+    return [ParameterView(leaves, made[at], first.scale, first.loops, take_result(at)) for at in range(count)]
 
 
 def _refuse_put_back(leaves: dict[int, Any]) -> Any:

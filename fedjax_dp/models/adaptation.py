@@ -11,15 +11,15 @@ from fedjax_dp.pytrees import checksum, equal
 
 
 class FrozenValues(NamedTuple):
-    """What a partly frozen model uses and never trains; arrays, traced."""
+    """The arrays of a partly frozen model that are not trained; traced."""
 
-    values: Mapping[str, Any]  # of parameters that are not trained, by path
-    start: Mapping[str, Any]  # of parameters that are, before round 0, where they do not begin at random
+    values: Mapping[str, Any]  # of frozen parameters, by path
+    start: Mapping[str, Any]  # initial values of trained parameters that are not random, by path
     scale: Any  # alpha / r of low-rank terms, a number
 
 
 class Frozen:
-    """Arrays that a model uses and never trains, by their numbers, so that models can be compared and hashed."""
+    """Frozen arrays, compared and hashed by their numbers, so that models can be compared and hashed."""
 
     def __init__(self, values: FrozenValues):
         self.values = values
@@ -40,12 +40,12 @@ class Frozen:
 
 @dataclasses.dataclass(frozen=True)
 class Adaptation:
-    """What of a network is trained.
+    """The trained part of a network.
 
-    trained   names of parameters that are trained as they are;
-    low_rank  kernels that are frozen and have a low-rank term beside them;
-    origins   of the values that training begins with, frozen ones too; none: all are random;
-    checksum  of the values that `origins` are about: of others put in their place nothing is known.
+    trained   names of parameters that are trained directly;
+    low_rank  frozen kernels with low-rank terms;
+    origins   of the initial values, frozen ones included; empty if all are random;
+    checksum  of the values that `origins` describe: if they are replaced, nothing is known of the new ones.
     """
 
     trained: tuple[str, ...]

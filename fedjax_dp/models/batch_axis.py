@@ -1,4 +1,4 @@
-"""Networks that are written for a batch get a batch of one; those for which that is another network are refused."""
+"""Networks of a batch get batches of one record; those whose output depends on other records are refused."""
 
 import itertools
 from collections.abc import Callable
@@ -27,10 +27,10 @@ OVER = (
 
 
 def require_records_apart(name: str, batched: Callable[..., Any], params: Any, record: Any) -> None:
-    """Refuse a network whose output for a record depends on the batch it is in, as with statistics over a batch.
+    """Refuse a network whose output for a record depends on its batch, as with batch statistics.
 
-    It is traced with two records and with three. An axis whose length differs runs over records, whatever became of it;
-    sums, products, sorting and loops along such an axis mix them. Nothing is tried on numbers.
+    It is traced with two and with three records. An axis whose length differs runs over records; sums, products, sorts
+    and loops along such an axis mix them. No numbers are computed.
     """
 
     def traced_with(records: int) -> Any:
@@ -99,7 +99,7 @@ def _runs_over(one: Any, other: Any, longer: list[set[int]]) -> bool:
 
 
 def first_row(name: str, out: Any) -> Any:
-    """What a network made of a batch of one."""
+    """A network's output of a batch of one, without its records' axis."""
     for leaf in jax.tree.leaves(out):
         if leaf.ndim == 0 or leaf.shape[0] != 1:
             raise _no_rows(name, leaf, "one record")

@@ -28,7 +28,7 @@ def logistic_regression(record_shape: tuple[int, ...], classes: int) -> NetworkM
 
 
 def usual_model(data: FederatedData) -> NetworkModel:
-    """What is trained where no model is named: `logistic_regression` with the loss of the data's task."""
+    """The default model: `logistic_regression` with the loss of the data's task."""
     return logistic_regression(data.record_shape, data.classes).for_data(data)
 
 

@@ -1,4 +1,4 @@
-"""Training a part of a model: its head, its biases, low-rank adapters, or what patterns name."""
+"""Training a part of a model: its head, its biases, low-rank adapters, or parameters that match patterns."""
 
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
@@ -39,12 +39,12 @@ def freeze(
     targets: str = DENSE,
     key: jax.Array | None = None,
 ) -> NetworkModel:
-    """The same model of which only a part is trained: the rest is frozen, held once, and in no message, noise or norm.
+    """The model with only a part trained: the rest is frozen, stored once, and in no message, noise or norm.
 
-    trainable  what is trained, with commas between: `all`; `head`, the layer of the last product; `bias`; `lora`,
-               low-rank terms beside frozen kernels; `ffa-lora`, of these B alone, A frozen where it began (less noise:
-               it enters linearly, and clients' terms average); or patterns of parameter paths such as `block_1/**`
-               (`*` and `?` within a name, `**` across);
+    trainable  comma-separated: `all`; `head`, the layer of the last matrix product; `bias`; `lora`, low-rank terms of
+               frozen kernels; `ffa-lora`, only B of these terms, with A frozen at its initial value (less noise: it
+               enters linearly, and clients' terms average); or patterns of parameter paths such as `block_1/**` (`*`
+               and `?` within a name, `**` across);
     start      values to begin with: a run (a result, or what `open_run` opened), a checkpoint as a path or as
                `models.read_start` read it, parameters of the whole network or a mapping of paths to arrays; unless
                given, random ones, frozen values the same for every seed;
@@ -112,7 +112,7 @@ def freeze(
 
 
 def _trainable_names(words: Sequence[str], plan: GradientPlan, shapes: Mapping[str, Any]) -> tuple[str, ...]:
-    """Names of the parameters that are trained as they are."""
+    """Names of the parameters that are trained directly."""
     if ALL in words:
         if len(words) > 1:
             raise errors.refuse("trainable", ",".join(words), "all, or some", "drop one of them")
@@ -123,7 +123,7 @@ def _trainable_names(words: Sequence[str], plan: GradientPlan, shapes: Mapping[s
         raise errors.refuse(
             "trainable",
             f"{','.join(words)!r}, which matches every parameter",
-            "a part of them",
+            "some of the parameters",
             "leave it out to train all",
         )
     return tuple(name for name in shapes if name in found)
@@ -174,7 +174,7 @@ def _low_rank(
 
 
 def _initial_values(start: Start, shapes: Mapping[str, Any], fresh: Collection[str]) -> dict[str, Any]:
-    """Values by path that training begins with."""
+    """Initial values by path."""
     values, where = start.values, start.origin.name
     wanted = {name: shape for name, shape in shapes.items() if name not in fresh}
     if not wanted:

@@ -1,8 +1,7 @@
-"""Low-rank terms beside the kernels of any traced network: y = x W + (alpha / r) (x A) B.
+"""Low-rank terms of the kernels of any traced network: y = x W + (alpha / r) (x A) B.
 
 Source: Hu et al. 2021, arXiv:2106.09685, equation 3, with A and B in the order in which Flax multiplies. The network is
-traced, and each product with such a kernel is run with its term beside it: no module has to be replaced, whatever it
-was written in.
+traced, and each product with such a kernel is run with its term added: no module of any framework has to be replaced.
 """
 
 import dataclasses
@@ -24,9 +23,9 @@ A, B = "lora_a", "lora_b"
 
 @dataclasses.dataclass(frozen=True)
 class LowRank:
-    """Which kernels have a low-rank term, and of which rank.
+    """The kernels with low-rank terms, and the rank.
 
-    both  A is trained, too; else B alone, beside a random A that is frozen (Sun et al. 2024, arXiv:2403.12313).
+    both  whether A is trained too; else only B is, and A is random and frozen (Sun et al. 2024, arXiv:2403.12313).
     """
 
     names: tuple[str, ...]
@@ -35,21 +34,21 @@ class LowRank:
 
 
 class LowRankFactors(NamedTuple):
-    """The factors of a term: a (k, r), b (r, o); of a kernel of several matrices (blocks, k, r), (blocks, r, o)."""
+    """The factors of a term: a (k, r), b (r, o); for a kernel of several matrices (blocks, k, r), (blocks, r, o)."""
 
     a: jax.Array
     b: jax.Array
 
 
 class Kernel(NamedTuple):
-    """A parameter that is multiplied as a matrix wherever it is used."""
+    """A parameter whose every use is a product as a whole matrix."""
 
     number: int  # among the leaves of the parameters
     uses: tuple[tuple[Use, bool], ...]  # and whether it is transposed there, beside the first use
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """(blocks, k, o)."""
+        """The shape (blocks, k, o)."""
         blocks, k, o = self.uses[0][0].outer_product.matrix.shape
         return blocks, k, o
 
@@ -78,21 +77,21 @@ def _kernel(plan: GradientPlan, weight: WeightMatrix) -> tuple[int, tuple[tuple[
 
 
 def shapes(kernel: Kernel, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Of A and B."""
+    """Shapes of A and B."""
     blocks, k, o = kernel.shape
     front = (blocks,) if blocks > 1 else ()
     return (*front, k, rank), (*front, rank, o)
 
 
 def random_a(key: jax.Array, kernel: Kernel, rank: int) -> jax.Array:
-    """Uniform within 1 / sqrt(k), as the reference implementation of the paper draws it."""
+    """Initial A, uniform within 1 / sqrt(k), as in the reference implementation of the paper."""
     shape = shapes(kernel, rank)[0]
     return jax.random.uniform(key, shape, jnp.float32, -1.0, 1.0) / math.sqrt(shape[-2])
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _ProductWithTerm:
-    """A product that is run with a low-rank term beside it. Its pair is given at the site where a loop runs over it."""
+    """A product that is run with a low-rank term. If a loop runs over its pair, the site gets the pair."""
 
     product: Product
     turned: bool
@@ -115,7 +114,7 @@ class _ProductWithTerm:
 
 
 def run(plan: GradientPlan, leaves: list[Any], record: Any, pairs: Mapping[str, LowRankFactors], scale: Any) -> Any:
-    """What the traced network makes of a record, with low-rank terms beside the kernels of these names."""
+    """The traced network's scores of a record, with low-rank terms of the kernels with these names."""
     sites: dict[tuple[int, ...], Any] = {}
     by_path: dict[tuple[int, ...], Any] = {}
     kernels = kernels_of(plan)
@@ -141,7 +140,7 @@ def _by_step(factor: jax.Array, lengths: list[int]) -> jax.Array:
 
 
 def add_low_rank(plan: GradientPlan, leaves: list[Any], pairs: Mapping[str, LowRankFactors], scale: Any) -> list[Any]:
-    """The parameters with their terms added to them: W + (alpha / r) A B."""
+    """The parameters with their terms added: W + (alpha / r) A B."""
     result, kernels = list(leaves), kernels_of(plan)
     for name, (a, b) in pairs.items():
         kernel = kernels[name]

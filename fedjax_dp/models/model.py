@@ -1,4 +1,4 @@
-"""A model: a network of any framework, the shape of a record, and the loss of one record."""
+"""Models of networks: a network of any framework, the shape of a record, and the loss of one record."""
 
 import dataclasses
 import functools
@@ -30,18 +30,18 @@ T = TypeVar("T")
 
 
 def mean_loss(model: Model, params: Params, data: FederatedData, client: Client) -> jax.Array:
-    """Mean loss over all of a client's records: F_k."""
+    """F_k, the mean loss over all records of a client."""
     return data.mean_over_records(client, lambda x, y: losses(model, params, x, y))
 
 
 def size_of(model: Model) -> int:
-    """Parameters of a model."""
+    """Number of parameters of a model."""
     return sum(tensor_sizes(jax.eval_shape(model.init, jax.random.key(0))))
 
 
 @dataclasses.dataclass(frozen=True)
 class NetworkModel:
-    """A network, used unchanged, and a loss of what it makes of one record.
+    """An unchanged network, with the loss of its scores of one record.
 
     loss_of  of scores and target of one record, a number; usually that of the task;
     task     what scores are judged by; None: by the task that the data name;
@@ -65,16 +65,16 @@ class NetworkModel:
 
     @property
     def frozen(self) -> FrozenValues | None:
-        """Values that it uses and never trains, see `gradients.PartlyFrozenModel`."""
+        """The frozen values, see `gradients.PartlyFrozenModel`."""
         return None if self.held is None else self.held.values
 
     def with_device_records(self, frozen: FrozenValues | None) -> "NetworkModel":
-        """The same model with other frozen values; None: its structure alone."""
+        """The same model with other frozen values; None: its structure without values."""
         return dataclasses.replace(self, held=None if frozen is None else Frozen(frozen))
 
     @property
     def origins(self) -> tuple[Origin, ...]:
-        """Of all values that it begins with or uses and that no key draws."""
+        """Origins of all initial and frozen values that are not random."""
         if self.adaptation is not None:
             held = self.held
             if held is None or held.checksum == self.adaptation.checksum:
@@ -93,22 +93,22 @@ class NetworkModel:
 
     @property
     def base(self) -> "NetworkModel":
-        """The same network with all its parameters trained."""
+        """The model of the same network that trains all parameters."""
         return dataclasses.replace(self, adaptation=None, held=None)
 
     def for_data(
         self, data: Any, loss: str | None = None, ap: str | None = None, top_k: int | None = None
     ) -> "NetworkModel":
-        """The same, with the loss of the task that the data name; the rest is that of `tasks.task_named`."""
+        """The model with the loss of the data's task; for other arguments see `tasks.task_named`."""
         task = task_named(data, loss, ap, top_k)
         if loss is None and ap is None and top_k is None:  # the data say it
             return dataclasses.replace(self, loss_of=task.loss)
         return self.for_task(task)
 
     def for_task(self, task: Task) -> "NetworkModel":
-        """The same, with another task and its loss.
+        """The model with another task and its loss.
 
-        Raises: ConfigurationError for what lacks a member of `fedjax_dp.tasks.Task`.
+        Raises: ConfigurationError for an object that lacks a member of `fedjax_dp.tasks.Task`.
         """
         if lacking := validation.missing_members(task, Task):
             got = f"{validation.describe(task)}, which lacks {', '.join(lacking)}"
@@ -132,7 +132,7 @@ class NetworkModel:
         return params
 
     def whole(self, params: Params) -> Params:
-        """All parameters of the network, low-rank terms added: W + (alpha / r) A B. For evaluation, export, a start."""
+        """All parameters of the network, with low-rank terms added: W + (alpha / r) A B; for evaluation or export."""
         if self.adaptation is None:
             return params
         leaves, structure = jax.tree.flatten(self._own(params))
@@ -141,7 +141,7 @@ class NetworkModel:
         )
 
     def check(self, record_shape: tuple[int, ...], tokens: bool) -> None:
-        """Refuse data whose records the model was not made for, and a network in which records of a batch mix."""
+        """Refuse data with records of another shape, and a network in which the records of a batch mix."""
         got, wanted = ((" tokens" if kind else "") for kind in (tokens, self.tokens))
         if tuple(record_shape) != self.record_shape or tokens != self.tokens:
             raise errors.refuse(
@@ -153,7 +153,7 @@ class NetworkModel:
         _check_batch(self.base)
 
     def scores(self, params: Params, x: jax.Array, key: jax.Array | None = None) -> Any:
-        """What the network makes of one record; with a key as it is trained."""
+        """The network's scores of one record; with a key in training mode."""
         if self.adaptation is not None:
             if self.adaptation.low_rank is None:
                 return self.base.scores(self._own(params), x, key)
@@ -178,7 +178,7 @@ class NetworkModel:
         return self.frozen
 
     def _own(self, params: Params) -> Params:
-        """The parameters of the network itself, trained and frozen."""
+        """The network's own parameters, trained and frozen."""
         assert self.adaptation is not None
         trained = {name: params[name] for name in self.adaptation.trained}
         return from_paths({**self._frozen().values, **trained}, _structure(self.base))
@@ -191,14 +191,14 @@ class NetworkModel:
         return {name: LowRankFactors(every[f"{name}/{low_rank.A}"], every[f"{name}/{low_rank.B}"]) for name in names}
 
     def _plan(self, key: jax.Array | None, x: Any = None) -> GradientPlan:
-        """The network as a traced program of all its parameters and one record."""
+        """The traced program of the network, a function of all its parameters and one record."""
         base = self.base
         params = jax.eval_shape(base.init, jax.random.key(0))
         seen = self.blank if x is None else x
         return plan_of(base, "scores", params, (seen,) if key is None else (seen, key))
 
     def _user_code(self, call: Callable[[], T], what: str = "") -> T:
-        """What a call of the user's own code returns; whatever it raises is one line, with the place in that code."""
+        """The result of a call of user-defined code; its errors become one line with their place in that code."""
         try:
             return call()
         except errors.ConfigurationError:
@@ -225,7 +225,7 @@ class NetworkModel:
 
 
 def require_sizes(record_shape: Sequence[int], classes: int, hidden: Sequence[int] = ()) -> None:
-    """Refuse sizes of a network that are none."""
+    """Refuse invalid sizes of a network."""
     for size in record_shape:
         errors.require_count("every size of record_shape", size)
     for size in hidden:
@@ -242,10 +242,10 @@ def model(
     dtype: Any = jnp.float32,
     trained: str | None = None,
 ) -> NetworkModel:
-    """A model of a network from anywhere, used unchanged.
+    """A model of any unchanged network.
 
-    It is traced as a function of one record and batched by `vmap`. What is made of other operations than JAX's own, by
-    which records of a batch could meet, is refused before it is trained.
+    It is traced as a function of one record and batched by `vmap`. Operations other than JAX's own, which could mix the
+    records of a batch, are refused before training.
 
     network  a Flax module (linen or nnx) or a transformed Haiku function that maps `(records, ...)` to scores
              `(records, ...)`; an Equinox module, which maps one record to scores; a function of a key that makes an nnx
@@ -280,14 +280,14 @@ def model(
 
 
 def with_frozen(model: NetworkModel, values: Mapping[str, Any], origins: tuple[Origin, ...] = ()) -> NetworkModel:
-    """The model with these values, by path, of parameters that are never trained."""
+    """The model with these frozen values, by path."""
     trained = tuple(name for name in by_path(jax.eval_shape(model.init, jax.random.key(0))) if name not in values)
     held = Frozen(FrozenValues({name: jnp.asarray(value) for name, value in values.items()}, {}, jnp.float32(1.0)))
     return dataclasses.replace(model, adaptation=Adaptation(trained, None, origins, held.checksum), held=held)
 
 
 def _with_constants(made: NetworkModel) -> NetworkModel:
-    """The model of a network that keeps more than parameters, such as running statistics, with that frozen."""
+    """The model with the network's values other than parameters, such as running statistics, frozen."""
     look = getattr(made.network, "with_constants", None)
     if look is None:
         return made
@@ -300,7 +300,7 @@ def _with_constants(made: NetworkModel) -> NetworkModel:
 
 
 def explain_gradients(model: NetworkModel, target: Any = None) -> Explanation:
-    """How the gradients of single records of a model are made, parameter by parameter, and what that costs; printable.
+    """How the record gradients of a model are computed, by parameter, and what that costs; printable.
 
     target  of one record: the data, an array, its shape and type, or a pytree of such; left out, an integer for each
             row of scores, as for classes and sequences, or else numbers of the shape of the scores.
@@ -315,7 +315,7 @@ def explain_gradients(model: NetworkModel, target: Any = None) -> Explanation:
 
 
 def _usual_target(model: NetworkModel, params: Params) -> jax.ShapeDtypeStruct:
-    """The target of one record that the scores of a model leave to be guessed."""
+    """The probable target of one record, from the scores of a model."""
     shapes = [leaf.shape for leaf in jax.tree.leaves(jax.eval_shape(model.scores, params, model.blank))]
     ids = jax.ShapeDtypeStruct(shapes[0][:-1] if len(shapes) == 1 else (), jnp.int32)
     try:
@@ -331,10 +331,10 @@ def _one_row(a: Any) -> jax.ShapeDtypeStruct:
 
 
 def task_of(model: Model, data: FederatedData) -> Task:
-    """What the scores of a model are judged by on some data: its own task, or the one that the data name.
+    """The task that evaluates a model on some data: the model's own, or that of the data.
 
-    With a loss of one's own scores may mean anything: where they have not the shape that the task's loss takes, nothing
-    is claimed of them but that loss.
+    With a user-defined loss, scores may mean anything: if their shape does not fit the task's loss, only the loss is
+    evaluated.
     """
     shapes, structure = jax.tree.flatten(jax.tree.map(lambda a: a.shape[1:], data.y), lambda a: isinstance(a, tuple))
     about = data.task, data.vocabulary, data.classes, data.record_shape, data.tokens
@@ -354,7 +354,7 @@ def _task_of(model: Model, task: Task, about: tuple[Any, ...], structure: Any, s
 
 
 def score_shapes(model: Model, record_shape: tuple[int, ...], tokens: bool) -> list[tuple[int, ...]]:
-    """The shapes of what a model makes of one record."""
+    """The shapes of a model's scores of one record."""
     blank = jax.ShapeDtypeStruct(record_shape, jnp.int32 if tokens else jnp.float32)
     made = jax.eval_shape(lambda key, x: model.logits(model.init(key), x), jax.random.key(0), blank)
     return [tuple(a.shape) for a in jax.tree.leaves(made)]
@@ -390,7 +390,7 @@ def _wide(a: jax.Array) -> jax.Array:
 
 
 def _remedy(error: Exception) -> str:
-    """What to do about an error of the user's own code."""
+    """The remedy for an error of user-defined code."""
     text = str(error)
     lacking = re.findall(r"'(\w+)'", text.partition("missing")[2]) if "required positional argument" in text else []
     if len(lacking) == 1:
@@ -406,6 +406,6 @@ def _remedy(error: Exception) -> str:
 
 
 def _place(error: Exception) -> str:
-    """The last line of the user's own code before an error."""
+    """The last line of user-defined code before an error."""
     frames = traceback.extract_tb(error.__traceback__)
     return equations.place_of((frame.filename, frame.lineno, frame.name) for frame in reversed(frames))

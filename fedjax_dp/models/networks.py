@@ -1,7 +1,6 @@
-"""Networks of several frameworks, each used unchanged: how one is started, and run on records.
+"""Adapters for unchanged networks of several frameworks: how to initialise them, and how to run them on records.
 
-A network may take a flag under one of the names in MODES, which says whether it is being trained: it is where it is
-given a key.
+A network may take a flag for training, with one of the names in MODES: it is set if there is a key.
 """
 
 import contextlib
@@ -23,7 +22,7 @@ MODES = {"train": True, "training": True, "is_training": True, "deterministic": 
 
 
 class Network(Protocol):
-    """A network without its numbers; parameters are a pytree of floating point arrays."""
+    """The structure of a network; its parameters are a pytree of floating point arrays."""
 
     @property
     def name(self) -> str: ...
@@ -53,7 +52,7 @@ class Linen:
         return type(self.module).__name__
 
     def with_constants(self, key: jax.Array, blank: jax.Array) -> "Linen":
-        """The same, which has its statistics, or whatever it keeps, among its values."""
+        """The network with its statistics and other constants among its values."""
         kept = set(jax.eval_shape(self._variables, key, blank)) - {"params", "intermediates"}
         return dataclasses.replace(self, constants=tuple(sorted(kept)))
 
@@ -80,8 +79,8 @@ class Linen:
 class Nnx:
     """A `flax.nnx` module that maps `(records, *record_shape)` to scores; equal to itself only.
 
-    build  makes one from a key; one that stands already starts with the numbers that it has.
-    Parameters are its `nnx.Param`, as a dictionary by path; everything else it keeps stays as it is.
+    build  makes one from a key; an existing module starts with its current numbers.
+    Parameters are its `nnx.Param`, as a dictionary by path; all its other state is constant.
     """
 
     build: Callable[[jax.Array], Any]
@@ -99,7 +98,7 @@ class Nnx:
 
     @property
     def statistics(self) -> dict[str, Any]:
-        """What it keeps beside parameters and keys, which no call may change."""
+        """State other than parameters and keys, which no call may change."""
         return _statistics(self._parts[2])
 
     @functools.cached_property
@@ -140,8 +139,8 @@ class Nnx:
 class Equinox:
     """An Equinox module, which maps one record to scores; equal to itself only.
 
-    build  makes one from a key; one that stands already starts with the numbers that it has.
-    Parameters are its floating point arrays, as a dictionary by path. Where its call takes a `key`, it is given one.
+    build  makes one from a key; an existing module starts with its current numbers.
+    Parameters are its floating point arrays, as a dictionary by path. If its call takes a `key`, it gets one.
     """
 
     build: Callable[[jax.Array], Any]
@@ -180,7 +179,7 @@ class Equinox:
 
 @dataclasses.dataclass(frozen=True)
 class Haiku:
-    """A Haiku function that went through `hk.transform`, and maps `(records, *record_shape)` to scores."""
+    """A function transformed by `hk.transform`, which maps `(records, *record_shape)` to scores."""
 
     transformed: Any
     mode: str | None = None
@@ -197,7 +196,7 @@ class Haiku:
 class Functions:
     """Two functions: `start(key)` makes parameters, `forward(params, x)` scores of one record.
 
-    A third argument of `forward` is the key of this record in this step, None where the model is only looked at.
+    A third argument of `forward` is the key of this record in this step, None for evaluation.
     """
 
     start: Callable[[jax.Array], Any]
@@ -211,12 +210,12 @@ class Functions:
 
     @functools.cached_property
     def stands(self) -> bool:
-        """Whether some array is the same for two keys, though no mere zeros or ones."""
+        """Whether some array is the same for two keys, and not constant like zeros or ones."""
         starts = ([np.ravel(a) for a in jax.tree.leaves(self.start(jax.random.key(seed)))] for seed in (0, 1))
         return any(np.array_equal(a, b) and not np.all(a == a[:1]) for a, b in zip(*starts, strict=True))
 
     @functools.cached_property
-    def _keyed(self) -> bool:
+    def _takes_key(self) -> bool:
         required = [
             one
             for one in inspect.signature(self.forward).parameters.values()
@@ -228,7 +227,7 @@ class Functions:
         return self.start(key)
 
     def run(self, params: Any, x: jax.Array, key: jax.Array | None) -> Any:
-        arguments = (params, x, key) if self._keyed else (params, x)
+        arguments = (params, x, key) if self._takes_key else (params, x)
         return self.forward(*arguments, **_flag(self.mode, key is not None))
 
 
@@ -236,7 +235,7 @@ _PAIR = "give (start, forward): start(key) makes parameters, forward(params, x) 
 
 
 def network_of(network: Any, mode: str | None = None) -> Network:
-    """The adapter for what a user has; `mode` names the flag that says whether it is trained."""
+    """The adapter for a user's network; `mode` is the name of its flag for training."""
     nnx, eqx, haiku = (sys.modules.get(name) for name in ("flax.nnx", "equinox", "haiku"))
     if isinstance(network, Linen | Nnx | Equinox | Haiku | Functions):
         return network
@@ -283,7 +282,7 @@ def _require_of_a_key(network: Callable[..., Any]) -> None:
 
 
 def _constructor_words(cls: type) -> str:
-    """How the class of a network is given."""
+    """The remedy for a class instead of a network."""
     taken = inspect.signature(vars(cls).get("__init__", cls)).parameters  # a class of nnx has its metaclass's
     for name, made in (("rngs", "nnx.Rngs(key)"), ("key", "key")):
         if name in taken:
@@ -293,7 +292,7 @@ def _constructor_words(cls: type) -> str:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Made:
-    """A module that stands already: the same for every key."""
+    """An existing module, the same for every key."""
 
     module: Any
 
@@ -302,7 +301,7 @@ class _Made:
 
 
 def _hashable(module: nn.Module) -> nn.Module:
-    """The module with tuples for lists, as `nn.Sequential` is often given them: equal models are one program."""
+    """The module with tuples for lists, as in `nn.Sequential`, so that equal models share one program."""
     fields = {field.name: getattr(module, field.name) for field in dataclasses.fields(module)}
     listed: Any = {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
     with contextlib.suppress(TypeError):
@@ -323,12 +322,12 @@ def _flag(mode: str | None, trained: bool) -> dict[str, Any]:
 
 
 def by_path(tree: Any) -> dict[str, Any]:
-    """The leaves of a pytree by their paths, so that parameters look alike whatever they come from."""
+    """The leaves of a pytree by their paths, the common form of parameters of all frameworks."""
     return {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
 def from_paths(leaves: Mapping[str, Any], structure: Any) -> Any:
-    """And back."""
+    """The pytree of leaves by path: the inverse of `by_path`."""
     blank = jax.tree.unflatten(structure, range(structure.num_leaves))
     paths = [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(blank)]
     return jax.tree.unflatten(structure, [leaves[path] for path in paths])
@@ -343,7 +342,7 @@ def _statistics(state: Any) -> dict[str, Any]:
 
 
 def _require_constant(name: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
-    """Refuse a call that writes what is kept, be it the same numbers: the traced arrays themselves must have stayed."""
+    """Refuse a call that writes constants, even with the same numbers: the traced arrays must be the same objects."""
     kept, left = by_path(before), by_path(after)
     if kept.keys() != left.keys() or any(kept[path] is not left[path] for path in kept):
         raise _keeps(name, ", ".join(before))
@@ -352,7 +351,7 @@ def _require_constant(name: str, before: Mapping[str, Any], after: Mapping[str, 
 def _keeps(name: str, what: str) -> errors.ConfigurationError:
     return errors.refuse(
         "model",
-        f"{name} with {what}, which it changes by the records that it sees",
+        f"{name} with {what}, which it updates from records",
         "a module whose parameters alone change, so that records do not mix",
         "use GroupNorm or LayerNorm instead of BatchNorm, or its running statistics alone (use_running_average=True)",
     )

@@ -1,9 +1,9 @@
-"""Where the values come from that training begins with: whose word, or the ledger that came with them.
+"""Origins of initial values: a user's declaration, or a ledger.
 
-A ledger is lines of JSON, one for each phase of training, the first first. That of a run's folder has a line for each
-round after them (`accounting.ledger`), which stays there. A phase is a run, with its data and its Guarantee, or values
-from elsewhere, with what is known of them. Beside parameters its last line names them (`parameters`).
-Lines are never written anew: a run that begins with an export has its lines before its own.
+A ledger has lines of JSON, one for each phase of training, in order. In a run's folder, one line for each round follows
+(`accounting.ledger`), which stays there. A phase is a run, with its data and its Guarantee, or values from another
+source, with what is known of them. The last line of a ledger of parameters has their checksum (`parameters`).
+Lines are never changed: a run that starts from an export has the export's lines before its own.
 """
 
 import dataclasses
@@ -48,7 +48,7 @@ FIELDS: dict[str, dict[str, Any]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """Where values come from that training begins with.
+    """The origin of initial values.
 
     name      of the file, the run, or whatever they were given as;
     sha256    of its contents;
@@ -73,12 +73,12 @@ class Origin:
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """Of the training before, the newest last; values without a ledger are one of which only words are known."""
+        """The phases of earlier training, in order; without a ledger a single one, with the user's declaration."""
         return phases_of(self.lines, self.name)
 
     @property
     def lines(self) -> str:
-        """The ledger of these values, for what is trained from them to carry."""
+        """The ledger of these values, which is passed on to models that are trained from them."""
         private = None if self.public is None else not self.public
         known: dict[str, Any] = {"kind": FILE, "name": self.name, "sha256": self.sha256, "trained_on": self.trained_on}
         known |= {"private": private} | ({} if self.stated is None else {"stated": list(self.stated)})
@@ -86,16 +86,16 @@ class Origin:
 
 
 def longest_lines(origins: Iterable[Origin]) -> list[str]:
-    """The ledgers of these values, without those with which another one begins."""
+    """The ledgers of these values, without those that are a prefix of another one."""
     ledgers = list(dict.fromkeys(origin.lines for origin in origins))
     return [one for one in ledgers if not any(other != one and other.startswith(one) for other in ledgers)]
 
 
 def clients_in(data: FederatedData, checksum: str | None, public: bool) -> dict[str, Any]:
-    """What a run's phase has of its clients and their records, by which another one's are known to be the same.
+    """The entries of a run's phase by which the clients and records of another phase are compared.
 
-    checksum  of the records and of who has them;
-    public    whether it is public which clients take part: else nothing is kept of their names.
+    checksum  of the records and their assignment to clients;
+    public    whether participation is public: if not, nothing about names is stored.
     """
     names = None if data.names is None or not public else data.names.listed
     return {
@@ -110,9 +110,9 @@ def with_phase(ledger: str, facts: Mapping[str, Any]) -> str:
 
 
 def phases_of(ledger: str, where: str) -> tuple[Phase, ...]:
-    """The phases of a ledger; lines of rounds after them are passed over.
+    """The phases of a ledger, without its lines of rounds.
 
-    Raises: ConfigurationError in one line for what is none, is of another version or too large.
+    Raises: ConfigurationError in one line if it is no ledger, of another version, or too large.
     """
     ledger = phases_in(ledger)
     if len(ledger) > LARGEST:
@@ -145,17 +145,17 @@ def values_digest(values: Mapping[str, Any]) -> str:
 
 
 def with_parameters(ledger: str, values: Mapping[str, Any], where: str, exported: bool) -> str:
-    """A ledger that came with these arrays, whose last line names them.
+    """The ledger of these arrays, with their checksum in the last line.
 
-    exported  whether it names them already, as what is exported does; that of a run's folder does not.
-    Raises:   ConfigurationError where the ledger is of other arrays.
+    exported  whether the ledger has the checksum already, as in an export; that of a run's folder has not.
+    Raises:   ConfigurationError if the ledger belongs to other arrays.
     """
     if not ledger.strip():
         raise errors.refuse(f"ledger of {where}", "an empty one", "as a run wrote it", "export it again")
     phase, digest = dict(phases_of(ledger, where)[-1]), values_digest(values)
     if phase.get("parameters", None if exported else digest) != digest:
         remedy = "export it again, or write the arrays without the ledger and say what they are with start_data"
-        raise errors.refuse(f"ledger of {where}", "one of other parameters", "of those beside it", remedy)
+        raise errors.refuse(f"ledger of {where}", "one of other parameters", "of the parameters in its folder", remedy)
     return ledger if exported else with_phase(before_last(ledger), phase | {"parameters": digest})
 
 
@@ -165,7 +165,7 @@ def before_last(ledger: str) -> str:
 
 
 def _require_fields(line: dict[str, Any], before: int) -> None:
-    """Refuse a line that is no phase; `before`: lines that stand before it."""
+    """Refuse a line that is no phase; `before`: number of lines before it."""
     kind = line.get("kind")
     if not isinstance(kind, str) or kind not in FIELDS:
         raise ValueError(f"kind {str(kind)[:40]!r}")

@@ -16,9 +16,9 @@ HEAD = "head"
 
 
 def tensors_named(what: str, words: str, model: Model) -> tuple[bool, ...]:
-    """Which tensors of a model are named, in the order of `pytrees.ravel`.
+    """Whether each tensor of a model matches, in the order of `pytrees.ravel`.
 
-    words  patterns of parameter paths with commas between, or `head`, the layer of the last product.
+    words  comma-separated patterns of parameter paths, or `head`, the layer of the last matrix product.
     Raises: ConfigurationError for a pattern that matches nothing.
     """
     shapes = by_path(jax.eval_shape(model.init, jax.random.key(0)))
@@ -37,7 +37,7 @@ def tensors_named(what: str, words: str, model: Model) -> tuple[bool, ...]:
 
 
 def split_words(what: str, text: str) -> list[str]:
-    """Words with commas between."""
+    """Comma-separated words."""
     words = [word.strip() for word in text.split(",")]
     if "" in words:
         raise errors.refuse(what, repr(text), "words or patterns with commas between", "such as head or block_*/**")
@@ -45,7 +45,7 @@ def split_words(what: str, text: str) -> list[str]:
 
 
 def match_patterns(what: str, patterns: Sequence[str], names: Collection[str]) -> list[str]:
-    """Names that one of the patterns matches, or that lie below what it matches, in their order; each has to match."""
+    """Names that match one of the patterns, or are below such a name, in order; each pattern must match a name."""
     found: set[str] = set()
     for pattern in patterns:
         hits = {name for name in names if _pattern(pattern).fullmatch(name)}
@@ -57,7 +57,7 @@ def match_patterns(what: str, patterns: Sequence[str], names: Collection[str]) -
 
 
 def select_names(what: str, words: Iterable[str], plan: GradientPlan, shapes: Mapping[str, Any]) -> set[str]:
-    """Names that patterns match, or that `head` stands for."""
+    """Names that match patterns, or are those of `head`."""
     return {
         name
         for word in words
@@ -66,7 +66,7 @@ def select_names(what: str, words: Iterable[str], plan: GradientPlan, shapes: Ma
 
 
 def head_of(what: str, plan: GradientPlan, shapes: Mapping[str, Any]) -> list[str]:
-    """The layer of the last product with parameters: what lies beside its kernel."""
+    """The layer of the last product with parameters: all names in the folder of its kernel."""
     if plan.features is None:
         raise errors.refuse(what, HEAD, "used where a product with parameters is last", "name it by a pattern")
     path = plan.features[0]

@@ -1,6 +1,6 @@
-"""Values to begin training with, from checkpoints: npz, safetensors, or a folder that orbax wrote. No pickle is read.
+"""Initial values from checkpoints: npz, safetensors, or a folder of orbax. No pickle is read.
 
-A file names its arrays; where its names or layouts are others than the model's, a TOML file says how they correspond:
+A file names its arrays; if its names or layouts differ from the model's, a TOML file maps them:
 
     "head/kernel" = {name = "fc.weight", axes = [1, 0]}   # PyTorch: (out, in)
     "conv/kernel" = {name = "conv.weight", axes = [2, 3, 1, 0]}   # (out, in, height, width)
@@ -33,7 +33,7 @@ CHECKPOINT_DEPTH = 3  # a run's arrays are in checkpoints/ROUND/state
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Start:
-    """Values by path, and where they come from."""
+    """Initial values by path, and their origin."""
 
     values: Mapping[str, Any]
     origin: Origin
@@ -53,13 +53,13 @@ def read_start(
     public: bool | None = None,
     stated: tuple[float, float] | None = None,
 ) -> Start:
-    """The arrays of a checkpoint, to begin training with: `models.freeze(model, ..., start=...)`.
+    """The arrays of a checkpoint as initial values: `models.freeze(model, ..., start=...)`.
 
-    names       a TOML file, or a mapping: the model's paths to the file's names, or to {name, axes};
-    trained_on  what it was trained on, for the Guarantee to say;
-    public      whether it holds nothing of the clients that it will be trained on. Where it does, no epsilon is stated
-                unless that of what made it is known: from its ledger, or as
-    stated      epsilon and delta of the training that made it, for the unit and neighbours of the run that goes on.
+    names       a TOML file, or a mapping, from the model's paths to the file's names, or to {name, axes};
+    trained_on  what it was trained on, for the Guarantee;
+    public      whether it contains nothing of the clients on which it will be trained. If it does, there is no epsilon
+                unless that of its own training is known: from its ledger, or from
+    stated      epsilon and delta of its training, for the unit and neighbours of the new run.
     What runs wrote brings its ledger, which says what it was trained on. Of other files only these words are known:
     without any, there is no epsilon.
     Raises:     ConfigurationError in one line for a file that is none of these, is damaged or holds pickled objects.
@@ -79,9 +79,9 @@ def read_start(
 
 
 def with_stated(start: Start, stated: tuple[float, float] | None) -> Start:
-    """The start of a training of which epsilon and delta alone are known.
+    """A start with the declared epsilon and delta of its training.
 
-    Raises: ConfigurationError for numbers that are none, beside a ledger that says more, and of values that are public.
+    Raises: ConfigurationError for invalid numbers, if there is a ledger, which has more, and for public values.
     """
     if stated is None:
         return start
@@ -97,7 +97,7 @@ def with_stated(start: Start, stated: tuple[float, float] | None) -> Start:
 
 
 def stated_pair(epsilon: float | None, delta: float | None) -> tuple[float, float] | None:
-    """Epsilon and delta that are given together; None: neither is."""
+    """Epsilon and delta, which must both be given; None if neither is."""
     if epsilon is None and delta is None:
         return None
     if epsilon is None or delta is None:
@@ -125,7 +125,7 @@ def start_of(values: Any, *, trained_on: str | None = None, public: bool | None 
 
 
 def start_files(*names: str | None) -> dict[str, str]:
-    """Checksums of a checkpoint, and of other files that decide a run, by path."""
+    """Checksums by path of a checkpoint and of other files that determine a run."""
     paths = {name: pathlib.Path(name) for name in names if name is not None}
     return {name: digest(where)[:16] for name, where in paths.items() if where.exists()}
 

@@ -21,7 +21,7 @@ VOCABULARY, WIDTH = 3000, 300  # of rfedavg's text model
 
 @functools.lru_cache(maxsize=4)
 def random_embedding(vocabulary: int = VOCABULARY, width: int = WIDTH, seed: int = 0) -> np.ndarray:
-    """Gaussian word vectors `(vocabulary, width)`, token 0 (padding) at zero, for where no trained ones are at hand."""
+    """Gaussian word vectors `(vocabulary, width)`, zero for token 0 (padding), as a substitute for trained ones."""
     spread = 0.4  # about that of GloVe 6B 300d
     table = numpy_stream("embedding", seed).normal(scale=spread, size=(vocabulary, width))
     table[0] = 0.0
@@ -29,9 +29,9 @@ def random_embedding(vocabulary: int = VOCABULARY, width: int = WIDTH, seed: int
 
 
 def _states(weights: Any, x: jax.Array) -> jax.Array:
-    """Of an LSTM layer at every word `(records, length, hidden)`, as `nn.RNN` computes them.
+    """States of an LSTM layer at every word `(records, length, hidden)`, as in `nn.RNN`.
 
-    What the words bring to the gates is one product before the loop, and not one in every step.
+    The words' part of the gates is one product before the loop, instead of one in every step.
     """
     inner, recurrent = (jnp.concatenate([weights[f"{side}{gate}"]["kernel"] for gate in "ifgo"], -1) for side in "ih")
     bias = jnp.concatenate([weights[f"h{gate}"]["bias"] for gate in "ifgo"], -1)
@@ -49,7 +49,7 @@ def _states(weights: Any, x: jax.Array) -> jax.Array:
 
 
 def _recurrent(cell: nn.OptimizedLSTMCell, x: jax.Array, starts: bool) -> Any:
-    """The states of a cell at every word; it makes its parameters where it `starts`."""
+    """The states of a cell at every word; with `starts`, its parameters are created."""
     return nn.RNN(cell)(x) if starts else _states(cell.variables["params"], x)
 
 
@@ -82,8 +82,8 @@ def lstm(
 ) -> NetworkModel:
     """rfedavg's text model: 1,095,680 LSTM parameters and 514 of the output; one bias per gate, PyTorch keeps two.
 
-    embedding  word vectors `(vocabulary, width)`, such as GloVe 6B 300d, which are frozen; unless given, random ones;
-    embedding_data  what they were trained on, in words: else the Guarantee begins by saying that it is not known.
+    embedding  frozen word vectors `(vocabulary, width)`, such as GloVe 6B 300d; by default random ones;
+    embedding_data  what they were trained on, in words; without it the Guarantee begins by saying that it is not known.
     """
     _require_tokens(record_shape)
     vectors = random_embedding() if embedding is None else np.asarray(embedding, np.float32)

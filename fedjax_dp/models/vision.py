@@ -14,7 +14,7 @@ def _with_channels(x: jax.Array) -> jax.Array:
 
 
 def halve(x: jax.Array) -> jax.Array:
-    """Maxima over 2 x 2 windows, an odd last row or column left out; a reshape, which is fast under every transform."""
+    """Max pooling over 2 x 2 windows without an odd last row or column, by a reshape, fast under every transform."""
     records, height, width, channels = x.shape
     even = x[:, : height // 2 * 2, : width // 2 * 2]
     return even.reshape(records, height // 2, 2, width // 2, 2, channels).max((2, 4))

@@ -1,4 +1,4 @@
-"""How the cohort's updates become one. Each is sum_S a_i Delta_i over the members that answer, divided by a number.
+"""Aggregation of the cohort's updates: sum_S a_i Delta_i over the members that answer, divided by a number.
 
 m_i: how often client i was drawn; E m_i: its expectation, from the cohort's law.
 
@@ -6,17 +6,17 @@ m_i: how often client i was drawn; E m_i: its expectation, from the cohort's law
 |---|---|---|---|
 | wor_delta | m_i p_i / E m_i | uniform cohorts | w + (N/r) sum_S p_i Delta_i (dpnfl, Algorithm 1) |
 | | | draws by shares (MD) | (1/K) sum w_i over the multiset (Li et al. 2020, dp_fedavg_output's WR) |
-| | | draws by given probabilities | w + sum p_i / (K q_i) Delta_i (acs_pldp) |
-| | | Poisson cohorts | over the public expected size |
+| | | draws by probabilities q_i | w + sum p_i / (K q_i) Delta_i (acs_pldp) |
+| | | Poisson cohorts | divided by the public expected size |
 | wor_model | the same | uniform cohorts | (N/r) sum_S p_i w_i: also rescales the model (dpnfl, dp_fedavg_output) |
 | full, biased | m_i p_i | all clients, or those drawn | w + sum_S p_i Delta_i |
 | renorm | m_i p_i / sum_S m_j p_j | any | sum_S p_i w_i / sum_S p_j |
-| precision | m_i v_i / sum_S m_j v_j, v_i = p_i min(p_i, 2/N) | any | leans to large clients, which have less noise |
+| precision | m_i v_i / sum_S m_j v_j, v_i = p_i min(p_i, 2/N) | any | favours large clients, which have less noise |
 | mean | m_i / sum_S m_j | any | (1/r) sum_S w_i |
 
-median and trimmed_mean are no sums: they sort the updates of the cohort in every coordinate (`TrimmedMean`).
+median and trimmed_mean are not sums: they sort the cohort's updates in every coordinate (`TrimmedMean`).
 
-Vectors are multiplied by the divisor's reciprocal: of a division XLA makes one or the other, as suits the program.
+Vectors are multiplied by the divisor's reciprocal: XLA would otherwise choose either by program.
 """
 
 from collections.abc import Callable
@@ -32,21 +32,21 @@ from fedjax_dp.pytrees import structure, value
 
 
 class Aggregate(Protocol):
-    """What a client contributes to the round's sum, and what the sum means for the model.
+    """What each client contributes to a round's sum, and how the sum becomes the mean update.
 
-    Implementations are made with `fedjax_dp.value`. Of all clients, public, `(num_clients,)`: `shares`, the p_i, and
-    `rates`, their expected messages in a round, None where nobody knows them. Updates and parameters are flat
-    `(size,)`, in the order of `pytrees.ravel`.
+    Implementations use `fedjax_dp.value`. `shares`, the p_i, and `rates`, the expected messages per round or None if
+    unknown, are public numbers of all clients `(num_clients,)`. Updates and parameters are flat `(size,)`, in the order
+    of `pytrees.ravel`.
     """
 
     @property
     def needs_loss(self) -> bool:
-        """Derived property, conservative default. Whether clients send their loss of the received model, as it is."""
+        """Derived property, conservative default. Whether clients send their exact loss of the received model."""
         return False
 
     @property
     def needs_rates(self) -> bool:
-        """Derived property, conservative default. Whether `rates` have to be known."""
+        """Derived property, conservative default. Whether `rates` must be known."""
         return False
 
     @property
@@ -56,59 +56,59 @@ class Aggregate(Protocol):
 
     @property
     def realised(self) -> bool:
-        """Required privacy property. Whether it divides by the realised cohort: only a fixed size bounds a client."""
+        """Required privacy property. Whether it divides by the actual cohort: only a fixed size bounds a client."""
         ...
 
     @property
     def extra(self) -> int:
-        """Numbers that travel with an update."""
+        """Count of extra numbers sent with an update."""
         return 0
 
     def weights(self, members: Members, shares: jax.Array, rates: Any) -> jax.Array:
-        """a_i of the members `(members,)`."""
+        """The weights a_i of the members `(members,)`."""
         ...
 
     def contribution(self, weight: jax.Array, update: jax.Array, loss: Any, rate: jax.Array) -> Any:
-        """What one member adds to the sum: float32 arrays, with `extra` numbers beside those of the update.
+        """What one member adds to the sum: float32 arrays, the weighted update and `extra` more numbers.
 
-        weight  its a_i; loss  None unless `needs_loss`; rate  of the round's first local step.
+        weight  its a_i; loss  None unless `needs_loss`; rate  learning rate of the round's first local step.
         """
         return weight * update
 
     def combine(self, total: Any, members: Members, shares: jax.Array, rates: Any, params: jax.Array) -> jax.Array:
-        """The mean update `(size,)`, from the sum of the contributions; linear in it where clients are to be hidden."""
+        """The mean update `(size,)`, from the sum of the contributions; linear in it for client-level privacy."""
         ...
 
     def sensitivity(self, shares: Any, rates: Any, members: int) -> Any:
-        """Derived property, conservative default. How far a joining client's update of norm 1 moves the mean, or None.
+        """Derived property, conservative default. How far adding a client with update norm 1 moves the mean, or None.
 
-        members: positions of the cohort. Where neighbours exchange a client, the mean moves twice as far.
+        members: positions of the cohort. Replacing a client moves the mean twice as far.
         """
         return None
 
     def check(self, cohort: Cohort, num_clients: int) -> None:
-        """Raise ConfigurationError, in one line, for cohorts that it does not suit."""
+        """Raise a one-line ConfigurationError for cohorts that it cannot aggregate."""
         ...
 
 
 class PublicAggregate(Aggregate, Protocol):
-    """One that tells what each client's update is multiplied by in the mean, of whoever else takes part."""
+    """An aggregate whose weights in the mean do not depend on the other participating clients."""
 
     def gains(self, shares: jax.Array, rates: Any, members: int | None) -> Any:
-        """By client, where it takes part once `(num_clients,)`; None: that depends on who else does.
+        """Weight of each client in the mean if it takes part once `(num_clients,)`; None if it depends on others.
 
-        members: of every cohort, None where that varies.
+        members: size of every cohort, None if it varies.
         """
         ...
 
 
 def public(aggregate: Aggregate) -> TypeGuard[PublicAggregate]:
-    """Whether an aggregate has a member that tells so."""
+    """Whether an aggregate is a `PublicAggregate`."""
     return getattr(aggregate, "gains", None) is not None
 
 
 class SeparateAggregate(Aggregate, Protocol):
-    """One that needs the updates themselves: no sum of them is enough."""
+    """An aggregate that needs the individual updates instead of their sum."""
 
     @property
     def needs_individual_updates(self) -> bool:
@@ -117,7 +117,7 @@ class SeparateAggregate(Aggregate, Protocol):
 
 
 def needs_individual_updates(aggregate: Aggregate) -> TypeGuard[SeparateAggregate]:
-    """Whether an aggregate needs the updates themselves, of which only the open way to the server knows."""
+    """Whether an aggregate needs the individual updates, which secure aggregation hides."""
     return bool(getattr(aggregate, "needs_individual_updates", False))
 
 
@@ -127,22 +127,21 @@ def by_share(members: Members, shares: jax.Array, rates: Any) -> jax.Array:
 
 
 def by_inverse_rate(members: Members, shares: jax.Array, rates: jax.Array) -> jax.Array:
-    """m_i p_i / E m_i: unbiased for every cohort whose rates are known (Horvitz and Thompson 1952),
-    and 0 of who has left."""
+    """m_i p_i / E m_i, or 0 if p_i is 0: unbiased for every cohort whose rates are known (Horvitz, Thompson 1952)."""
     return members.participation_count * jnp.where(shares > 0, shares / rates, 0.0)[members.ids]
 
 
 def by_precision(members: Members, shares: jax.Array, rates: Any) -> jax.Array:
-    """m_i p_i min(p_i, 2/N): where every client's sum of gradients carries the same noise, p_i^2 has least variance.
+    """m_i p_i min(p_i, 2/N): if every client's sum of gradients has the same noise, p_i^2 has the least variance.
 
-    Clients of more than twice the mean size count by their size, or a single one could stand for all.
+    Clients of more than twice the mean size have weights proportional to p_i, so that no single client dominates.
     """
     own = shares[members.ids]
     return members.participation_count * own * jnp.minimum(own, 2 / shares.shape[0])
 
 
 def equally(members: Members, shares: jax.Array, rates: Any) -> jax.Array:
-    """m_i."""
+    """m_i: the same weight for every client."""
     return members.participation_count
 
 
@@ -159,9 +158,9 @@ class Estimator(Aggregate):
     """A weighted sum of updates, or of models."""
 
     weigh: Callable[[Members, jax.Array, Any], jax.Array] = structure()
-    normalised: bool = structure(default=False)  # divided by the realised sum of weights
+    normalised: bool = structure(default=False)  # divided by the sum of the weights of this round's members
     of_models: bool = structure(default=False)  # sum a_i w_i instead of w + sum a_i Delta_i
-    of_everyone: bool = structure(default=False)  # meant for rounds of all clients
+    of_everyone: bool = structure(default=False)  # refuse cohorts that are not all clients
 
     @property
     def equation(self) -> str:
@@ -186,13 +185,13 @@ class Estimator(Aggregate):
         return self.weights(Members.of(jnp.arange(shares.shape[0], dtype=jnp.int32)), shares, rates)
 
     def sensitivity(self, shares: Any, rates: Any, members: int) -> Any:
-        """How far one client whose update has norm 1 can move the mean by joining; None where nothing bounds it.
+        """How far adding one client with update norm 1 can move the mean; None if unbounded.
 
-        A mean over the realised cohort is bounded only where its size is the same in every round. Of a plain sum it is
-        the largest weight that any client can have, whatever function gives it.
+        A mean over the actual cohort is bounded only if its size is the same in every round. For a plain sum it is the
+        largest weight of any client.
         """
         if self.of_models:
-            return None  # who joins brings the whole model along
+            return None  # a client that joins adds its whole model
         if self.normalised:
             return 1 / members if self.alike else None
         return jnp.max(jnp.abs(self._weights_of_all(shares, rates)))
@@ -230,15 +229,15 @@ class Estimator(Aggregate):
 class TrimmedMean(Aggregate):
     """In each coordinate, the mean of the cohort's updates without the largest and the smallest ones.
 
-    trim  the fraction beta that is left out at either end (Yin, Chen, Ramchandran, Bartlett 2018, "Byzantine-robust
+    trim  the fraction beta that is removed at either end (Yin, Chen, Ramchandran, Bartlett 2018, "Byzantine-robust
           distributed learning", ICML, arXiv:1803.01498, Definition 2): floor(beta n) of n updates. 0 is `mean`; 1/2 is
-          the median of each coordinate (Definition 1), the mean of the two in the middle where n is even.
+          the median of each coordinate (Definition 1), the mean of the middle two if n is even.
 
-    Clients count alike, as there, whatever their records; all updates are held at once, `(members, size)`. As many
-    clients as are left out at an end may send what they like: no coordinate leaves the range of the others' updates. It
-    is no linear function of updates: noise on whole clients has no bound to go by, noises of records do not add up in
-    it, and a secure sum has nothing to sort. Of noised updates it is post-processing (Dwork and Roth 2014, Proposition
-    2.1).
+    As in the paper, all clients have the same weight, for any number of records. All updates are in memory at once,
+    `(members, size)`. As many clients as are removed at one end may send arbitrary updates: each coordinate stays in
+    the range of the others. It is not linear in the updates: client-level noise has no sensitivity to use, the noise of
+    record-level privacy does not add up, and a secure sum does not reveal what to sort. Applied to noisy updates, it is
+    post-processing (Dwork and Roth 2014, Proposition 2.1).
     """
 
     trim: float
@@ -262,16 +261,16 @@ class TrimmedMean(Aggregate):
         self, total: jax.Array, members: Members, shares: jax.Array, rates: Any, params: jax.Array
     ) -> jax.Array:
         count = members.present.sum()
-        # A hair more than beta n, as float32 has 0.29 * 100 below 29.
-        cut = jnp.minimum(jnp.floor(self.trim * count + 1e-4).astype(count.dtype), jnp.maximum(count - 1, 0) // 2)
+        # Slightly more than beta n, as 0.29 * 100 is below 29 in float32.
+        removed = jnp.minimum(jnp.floor(self.trim * count + 1e-4).astype(count.dtype), jnp.maximum(count - 1, 0) // 2)
         ordered = jnp.sort(jnp.where(members.present[:, None], total, jnp.inf), axis=0)  # absent ones last
         place = jnp.arange(total.shape[0])[:, None]
-        inside = (place >= cut) & (place < count - cut)
-        return jnp.where(inside, ordered, 0.0).sum(0) / jnp.maximum(count - 2 * cut, 1)
+        inside = (place >= removed) & (place < count - removed)
+        return jnp.where(inside, ordered, 0.0).sum(0) / jnp.maximum(count - 2 * removed, 1)
 
     def check(self, cohort: Cohort, num_clients: int) -> None:
         if not 0 <= float(self.trim) <= 0.5:
-            raise errors.refuse("trim", self.trim, "in [0, 0.5], as a fraction of the updates at either end")
+            raise errors.refuse("trim", self.trim, "in [0, 0.5], the fraction of the updates to remove at either end")
         if not cohort.at_most_once:
             raise errors.refuse(
                 "estimator", "a median or trimmed mean", "one of sums where a client may be drawn twice", "use mean"
@@ -295,9 +294,10 @@ ESTIMATORS: dict[str, "Estimator | TrimmedMean"] = {
 class BoundedMean(Aggregate):
     """DPFedAvg's weighted mean with bounded weights w_k = min(p_k / cap, 1) (McMahan et al. 2018).
 
-    cap     share from which a client has weight 1; with cap = w_hat / sum n_j this is min(n_k / w_hat, 1); None: all 1;
-    least   None: estimator f_f, sum_S w_k Delta_k over its expected weight; a number in (0, 1]: estimator f_c, over
-            max(least * expected weight, sum_S w_k). With W_min = least * W, the second never divides by less.
+    cap     share from which a client has weight 1; cap = w_hat / sum n_j gives min(n_k / w_hat, 1); None: all weights
+            are 1;
+    least   None: estimator f_f, which divides sum_S w_k Delta_k by the expected weight. A number in (0, 1]: estimator
+            f_c, which divides by max(least * expected weight, sum_S w_k), so at least by W_min = least * W.
     """
 
     cap: float | None = None
@@ -317,44 +317,44 @@ class BoundedMean(Aggregate):
         return self.cap is None
 
     def weights(self, members: Members, shares: jax.Array, rates: Any) -> jax.Array:
-        return members.participation_count * self._bounded(shares)[members.ids]
+        return members.participation_count * self._bounded_weights(shares)[members.ids]
 
     def combine(
         self, total: jax.Array, members: Members, shares: jax.Array, rates: Any, params: jax.Array
     ) -> jax.Array:
-        expected = self._expected(shares, rates)
+        expected = self._expected_weight(shares, rates)
         if self.least is None:
             return total * (1 / expected)
         return total * (1 / jnp.maximum(self.least * expected, self.weights(members, shares, rates).sum()))
 
-    def _expected(self, shares: Any, rates: Any) -> jax.Array:
-        return jnp.sum(rates * self._bounded(shares))
+    def _expected_weight(self, shares: Any, rates: Any) -> jax.Array:
+        return jnp.sum(rates * self._bounded_weights(shares))
 
-    def _bounded(self, shares: Any) -> jax.Array:
+    def _bounded_weights(self, shares: Any) -> jax.Array:
         return jnp.ones(shares.shape) if self.cap is None else jnp.minimum(shares / self.cap, 1.0)
 
     def sensitivity(self, shares: Any, rates: Any, members: int) -> Any:
         """1 / (q W) for f_f and 2 / (q W_min) for f_c (McMahan et al. 2018, Lemma 1)."""
-        expected = self._expected(shares, rates)
+        expected = self._expected_weight(shares, rates)
         return 1 / expected if self.least is None else 2 / (self.least * expected)
 
     def gains(self, shares: jax.Array, rates: Any, members: int | None) -> Any:
-        return self._bounded(shares) / self._expected(shares, rates) if self.least is None else None
+        return self._bounded_weights(shares) / self._expected_weight(shares, rates) if self.least is None else None
 
     def check(self, cohort: Cohort, num_clients: int) -> None:
         if self.cap is not None and not 0 < float(self.cap) <= 1:
             raise errors.refuse("weight_cap", self.cap, "in (0, 1], as no share is larger")
         if self.least is not None and not 0 < float(self.least) <= 1:
-            raise errors.refuse("least_weight", self.least, "in (0, 1], as a part of the expected weight")
+            raise errors.refuse("least_weight", self.least, "in (0, 1], a fraction of the expected weight")
 
 
 @value
 class FairRatio(Aggregate):
-    """q-FedAvg (Li et al. 2020): clients with a large loss count more; w + sum_S F_k^q L Delta_k / sum_S h_k.
+    """q-FedAvg (Li et al. 2020), which favours clients with a large loss: w + sum_S F_k^q L Delta_k / sum_S h_k.
 
-    L = 1 / learning rate, F_k = loss of the received model on all of client k's records, and
+    L = 1 / learning rate, F_k = loss of the received model on all records of client k, and
     h_k = q F_k^(q-1) |L Delta_k|^2 + L F_k^q. q = 0 is `mean`.
-    of_weighted  the squared norm is that of F_k^q L Delta_k, a mistake in rfedavg's code.
+    of_weighted  uses the squared norm of F_k^q L Delta_k instead, a mistake in rfedavg's code.
     """
 
     q: float
@@ -376,7 +376,7 @@ class FairRatio(Aggregate):
         return members.participation_count
 
     def contribution(self, weight: jax.Array, update: jax.Array, loss: Any, rate: jax.Array) -> Any:
-        rate = jnp.maximum(rate, LEAST_RATE)  # in a round of rate 0 nothing moves, instead of 0 / 0
+        rate = jnp.maximum(rate, LEAST_RATE)  # in a round of rate 0 the update is 0 instead of 0 / 0
         step = update / rate
         loss = jnp.maximum(loss, 1e-10)  # a loss of zero has no negative power
         powered = loss**self.q

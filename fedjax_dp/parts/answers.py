@@ -1,4 +1,4 @@
-"""Who of a cohort answers: laws around a cohort that knows nothing of them."""
+"""Which clients of a cohort answer: wrappers around any cohort."""
 
 from typing import Any
 
@@ -14,12 +14,12 @@ from fedjax_dp.pytrees import client_numbers, replace, structure, value
 
 
 def _of_cohort(name: str) -> Any:
-    """A member of the cohort that is wrapped."""
+    """The member `name` of the inner cohort."""
     return property(lambda self: getattr(self.cohort, name))
 
 
 class Answers:
-    """What a law of who answers takes over from the cohort that it wraps."""
+    """The members that a wrapper takes over from its inner cohort."""
 
     cohort: Cohort
     fixed = False
@@ -31,7 +31,7 @@ class Answers:
     max_participations = _of_cohort("max_participations")
     capacity = _of_cohort("capacity")
     expected_size = _of_cohort("expected_size")
-    inclusion_probability = _of_cohort("inclusion_probability")  # lost messages may have been seen on their way
+    inclusion_probability = _of_cohort("inclusion_probability")  # an adversary may have seen lost messages
     amplification = _of_cohort("amplification")
     min_separation = _of_cohort("min_separation")
     rounds_per_pass = _of_cohort("rounds_per_pass")
@@ -45,9 +45,9 @@ class Answers:
 @value
 @restates(Answers)
 class Dropout(Answers):
-    """Clients of `cohort` whose message does not arrive, each independently with probability `rate`.
+    """Each message of the clients of `cohort` is lost independently with probability `rate`.
 
-    Whether a client answers must not depend on its records: the Guarantee assumes so.
+    The Guarantee assumes that whether a client answers does not depend on its records.
     """
 
     cohort: Cohort
@@ -75,15 +75,15 @@ class Dropout(Answers):
         self.cohort.check(num_clients)
         rate = client_numbers("dropout", self.rate, num_clients)
         if not np.all((rate >= 0) & (rate < 1)):
-            raise errors.refuse("dropout", self.rate, "in [0, 1)", "somebody has to answer")
+            raise errors.refuse("dropout", self.rate, "in [0, 1)", "some clients must answer")
 
 
 @value
 @restates(Answers)
 class FirstResponders(Answers):
-    """The first `size` clients of an over-drawn `cohort` to answer (dpnfl: "first r that respond"); others are cut.
+    """The first `size` clients of a larger `cohort` to answer (dpnfl: "first r that respond"); others are dropped.
 
-    A client's answer takes `latency` times an exponential time. With equal latencies who is first is uniform.
+    A client answers after `latency` times an exponential time. With equal latencies the first ones are uniform.
     """
 
     cohort: Cohort
@@ -105,11 +105,11 @@ class FirstResponders(Answers):
     def rates(self, shares: Array) -> Any:
         rates = self.cohort.rates(shares)
         if np.ndim(self.latency) or rates is None:
-            return None  # nobody knows how often the slow ones are among the first
+            return None  # how often slow clients are among the first is unknown
         return rates * (self.size / self.cohort.capacity(shares.shape[0]))
 
     def with_size(self, size: int) -> Cohort:
-        remedy = "leave out first: who is first of a larger cohort is not known"
+        remedy = "leave out first: the first of a larger cohort are not known"
         raise errors.refuse("deployment_cohort", size, "left out where the first to answer count", remedy)
 
     def check(self, num_clients: int) -> None:

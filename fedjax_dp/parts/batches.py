@@ -1,6 +1,6 @@
-"""Which records a local step sees. The denominator of the mean is always the public batch size.
+"""Sampling of records for local steps. The mean over a batch is always divided by the public batch size.
 
-A client with fewer records than a batch of `size` has batches of all of them: b_k = min(size, n_k) takes its place.
+A client with fewer records than `size` uses all of them in every batch: b_k = min(size, n_k).
 """
 
 from typing import Literal, NamedTuple, Protocol
@@ -14,76 +14,80 @@ from fedjax_dp.pytrees import structure, value
 
 
 class Batch(NamedTuple):
-    """Positions within one client's records; rows with `mask` False are padding."""
+    """Batches of one client, as positions among its records."""
 
     positions: jax.Array  # (steps, rows) int32
-    mask: jax.Array  # (steps, rows) bool
-    divisor: jax.Array  # (steps,) public number that divides the sum
-    step_mask: jax.Array  # (steps,) float32: 1, or 0 for a step that this client does not take
+    mask: jax.Array  # (steps, rows) bool; False is padding
+    divisor: jax.Array  # (steps,) public number by which the sum is divided
+    step_mask: jax.Array  # (steps,) float32: 1, or 0 for a step that this client skips
 
 
 class Batches(Protocol):
-    """A law for the records of each local step. Implementations are made with `fedjax_dp.value`."""
+    """How the records of each local step are sampled. Implementations use `fedjax_dp.value`."""
 
     @property
     def even(self) -> bool:
-        """Derived property, conservative default. Whether every client takes every step, however few records it has."""
+        """Derived property, conservative default. Whether every client takes all steps, even with few records."""
         return type(self).count is Batches.count
 
     def count(self, steps: int, largest: int) -> int:
-        """Derived property, conservative default. Local steps that `steps` are for a client with `largest` records."""
+        """Derived property, conservative default. Local steps of a client with `largest` records.
+
+        steps  the configured number, which may count steps or epochs.
+        """
         return steps
 
     def sample(self, key: jax.Array, records: jax.Array, steps: int, largest: int, smallest: int) -> Batch:
-        """The batches of a client's round, by a key of its own; traced. The key is the same in all rounds where
-        `sampling` states a law that is kept, as `accounting.BallsInBins` is.
+        """The batches of one client in one round; traced.
 
-        records  of this client, between `smallest` and `largest`, on which shapes and branches may depend;
-        steps    to draw for: `count` of the largest client, and one for each further gradient.
+        key      of this client and round. It is the same in all rounds if `sampling` keeps its draws for the whole run,
+                 as `accounting.BallsInBins` does;
+        records  of this client: traced, between `smallest` and `largest`, on which shapes and branches may depend;
+        steps    number of batches: `count` of the largest client, plus one for each extra gradient.
         """
         ...
 
     def sampling(self, records: int) -> accounting.Sampling:
-        """Required privacy property. The law of the batches of a client with so many records."""
+        """Required privacy property. How the batches of a client with `records` records are sampled."""
         ...
 
     def divisor(self, records: int) -> int:
-        """Required privacy property. The public number that divides the sum over a client's batch.
+        """Required privacy property. The public number by which the sum over a client's batch is divided.
 
-        Where it differs from step to step, it is the usual one, and `UnequalBatches.divisors` gives all.
+        Where it differs between steps, this is the usual number, and `UnequalBatches.divisors` gives all of them.
         """
         ...
 
     def check(self, sizes: np.ndarray) -> None:
-        """Raise ConfigurationError, in one line, where clients of `sizes (num_clients,)` records cannot draw them."""
+        """Raise a one-line ConfigurationError if clients with `sizes (num_clients,)` records cannot draw batches."""
         return None
 
 
 class UnequalBatches(Batches, Protocol):
-    """Batches that are not all divided by one number."""
+    """Batches whose divisor differs between steps."""
 
     def divisors(self, records: int, steps: int) -> np.ndarray:
-        """Required privacy property. What divides the sums of the first `steps` steps taken `(steps,)`, public."""
+        """Required privacy property. Public divisors of the first `steps` steps that a client takes `(steps,)`."""
         ...
 
 
 def divisors_of(batches: Batches, records: int, steps: int) -> np.ndarray:
-    """What divides the sums of the first `steps` steps that a client takes `(steps,)`."""
+    """Divisors of the first `steps` steps that a client takes `(steps,)`."""
     divisors = getattr(batches, "divisors", None)
     return np.full(steps, batches.divisor(records)) if divisors is None else np.asarray(divisors(records, steps))
 
 
 def neighbours_of(sampling: accounting.Sampling) -> accounting.Adjacency:
-    """Add-remove where each record is drawn by itself, so that one more changes no other's draw; else replace-one."""
+    """Add-remove if records are drawn independently, so that adding one changes no other draw; else replace-one."""
     by_itself = isinstance(sampling, accounting.Poisson | accounting.RandomAllocation | accounting.BallsInBins)
     return accounting.Adjacency.ADD_REMOVE if by_itself else accounting.Adjacency.REPLACE_ONE
 
 
 @value
 class FixedBatches(Batches):
-    """min(`size`, n_k) distinct records, uniform without replacement, drawn afresh for every step (dpnfl, cpfed).
+    """min(`size`, n_k) distinct records, uniform without replacement, independent in every step (dpnfl, cpfed).
 
-    A client with no more than `size` records is in every step with all of them, and gains nothing by sampling.
+    A client with at most `size` records uses all of them in every step, so it has no amplification by subsampling.
     """
 
     size: int = structure()
@@ -138,13 +142,13 @@ class ReplacementBatches(Batches):
 
 @value
 class PoissonBatches(Batches):
-    """Every record joins independently with probability b_k / n_k, b_k = min(`size`, n_k); b_k divides the sum.
+    """Every record joins independently with probability b_k / n_k, b_k = min(`size`, n_k); the sum is divided by b_k.
 
-    Rate and divisor are constants of the client, also for an empty batch, and stay where a record joins or leaves.
-    Arrays have a fixed number of rows. A batch that would overflow them is cut, with probability below 1e-18 a step,
+    Rate and divisor are constants of the client, even for an empty batch or when a record is added or removed.
+    Arrays have a fixed number of rows. A batch with more records is truncated, with probability below 1e-18 per step,
     far below any delta in use.
-    rate  "size", as above; "opacus": 1 / ceil(n_k / `size`), a data loader's number of batches as Opacus has it, whose
-          sum is divided by floor(n_k rate): rate and divisor are at most those above.
+    rate  "size": as above; "opacus": the rate is 1 / ceil(n_k / `size`), as in Opacus' data loader, and the divisor is
+          floor(n_k rate). Rate and divisor are at most those above.
     """
 
     size: int = structure()
@@ -177,7 +181,7 @@ class PoissonBatches(Batches):
 
 @value
 class FullBatches(Batches):
-    """All of a client's records in every step, divided by their number. Clients may differ in size."""
+    """All records of the client in every step; the divisor is their number, which may differ between clients."""
 
     equation = r"\mathcal{B} = \{1, \dots, n_k\},\ B = n_k"
 
@@ -195,11 +199,12 @@ class FullBatches(Batches):
 
 @value
 class EpochBatches(Batches):
-    """Passes over a client's records: shuffled afresh and cut into batches of b_k = min(`size`, n_k).
+    """Epochs: each pass shuffles the client's records and cuts them into batches of b_k = min(`size`, n_k).
 
-    Local steps are epochs here. Clients with fewer records take fewer steps: what a client lacks of the longest pass
-    is not taken at the end of each pass. A pass touches every record at most once, which amplifies no privacy.
-    last  the rest of a pass, of n_k mod b_k records: "drop", or "keep" as a smaller batch, divided by its own number.
+    Local steps count epochs here. Clients with fewer records take fewer steps: they skip the last steps of each pass.
+    A pass uses every record at most once, which is no amplification.
+    last  the remaining n_k mod b_k records of a pass: "drop" them, or "keep" them as a smaller batch with its own
+          divisor.
     """
 
     size: int = structure()
@@ -250,13 +255,13 @@ class EpochBatches(Batches):
 
 @value
 class AllocatedBatches(Batches):
-    """Passes in which every record picks one of P_k = ceil(n_k / `size`) batches by itself.
+    """Random allocation: in each pass, every record independently picks one of P_k = ceil(n_k / `size`) batches.
 
-    kept  False: afresh in each pass; True: once for the whole run.
+    kept  False: records pick anew in each pass; True: once for the whole run.
 
-    Local steps are epochs here. P_k and the divisor, floor(n_k / P_k), are constants of the client, also for an empty
-    batch, and stay where a record joins or leaves. Which batch a record picks is secret, and that amplifies privacy.
-    Arrays have a fixed number of rows. A batch that would overflow them is cut, with probability below 1e-18 a step.
+    Local steps count epochs here. P_k and the divisor, floor(n_k / P_k), are constants of the client, even for an empty
+    batch or when a record is added or removed. Which batch a record picks is secret, and that amplifies privacy.
+    Arrays have a fixed number of rows. A batch with more records is truncated, with probability below 1e-18 per step.
     Source: Feldman and Shenfeld 2025, arXiv:2502.08202 (random allocation); Chua et al. 2024, arXiv:2412.16802 (kept).
     """
 
@@ -303,16 +308,16 @@ class AllocatedBatches(Batches):
 
 
 def _batch(positions: jax.Array, mask: jax.Array, divisor: jax.Array) -> Batch:
-    """A batch of steps that are all taken."""
+    """The batches of a client that takes all steps."""
     return Batch(positions, mask, divisor, jnp.ones(positions.shape[0]))
 
 
 def _full_rows(positions: jax.Array) -> Batch:
-    """A batch without padding, divided by its size."""
+    """Batches without padding, divided by their size."""
     steps, size = positions.shape
     return _batch(positions, jnp.ones((steps, size), bool), jnp.full(steps, size))
 
 
 def _at_most(size: int, records: jax.Array, smallest: int) -> jax.Array | int:
-    """b_k = min(B, n_k), a constant where no client has fewer records."""
+    """b_k = min(B, n_k); a constant if no client has fewer than B records."""
     return size if smallest >= size else jnp.clip(records, 1, size)

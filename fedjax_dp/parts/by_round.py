@@ -1,4 +1,4 @@
-"""Noise multipliers and clip norms that differ from round to round, as was fixed before the first."""
+"""Schedules of noise multiplier, clip norm and learning rate over rounds, fixed before the run."""
 
 import dataclasses
 import inspect
@@ -12,13 +12,13 @@ import numpy as np
 from fedjax_dp import errors, schedules
 from fedjax_dp.pytrees import structure, value
 
-MOST_ROUNDS = 2**24  # that float32 counts
+MOST_ROUNDS = 2**24  # float32 counts no further
 
 
 class FunctionOfRounds:
-    """Base of a value whose first field is a function of the round, and whose second are its numbers, by name.
+    """Base of a value with two fields: a function of the round, and its numbers by name.
 
-    FUNCTIONS  those that have a name; KIND  what they are called in a refusal.
+    FUNCTIONS  the functions that have a name; KIND  what a refusal calls them.
     """
 
     FUNCTIONS: ClassVar[Mapping[str, Callable[..., jax.Array]]]
@@ -26,9 +26,9 @@ class FunctionOfRounds:
 
     @classmethod
     def of(cls, name: str, **numbers: Any) -> Self:
-        """That of a name, and its own numbers where others are left out: `ByRound.of("linear", end=0.5, rounds=20)`.
+        """The function of a name, with its defaults for missing numbers: `ByRound.of("linear", end=0.5, rounds=20)`.
 
-        Raises: ConfigurationError for a number that it has not, and for one that it cannot do without.
+        Raises: ConfigurationError for a number that it does not have, or for a missing one without a default.
         """
         errors.require_choice(cls.KIND, name, cls.FUNCTIONS)
         function, what = cls.FUNCTIONS[name], f"{cls.KIND.split()[0]} {name}"
@@ -45,10 +45,10 @@ class FunctionOfRounds:
 
 @value
 class ByRound(FunctionOfRounds):
-    """A factor for every round, 1 in the first; no records act on it, so each round is accounted for with its own.
+    """A factor for every round, 1 in the first. It depends on no records, so each round is counted with its own factor.
 
-    change   of `schedules.CHANGES`, or a module's function of the round like them;
-    numbers  its own by name; traced.
+    change   of `schedules.CHANGES`, or a module-level function of the round like them;
+    numbers  its numbers by name; traced.
     """
 
     change: Callable[..., jax.Array] = structure(default=schedules.change_linear)
@@ -58,36 +58,36 @@ class ByRound(FunctionOfRounds):
 
     @classmethod
     def of(cls, name: str, **numbers: Any) -> Self:
-        """As `FunctionOfRounds.of`; factors that are listed may be a text with commas between."""
+        """As `FunctionOfRounds.of`; a list of factors may also be a comma-separated string."""
         listed = numbers.get("factors")
         if isinstance(listed, str):
             try:
                 listed = [float(word) for word in listed.split(",")]
             except ValueError:
-                wanted = "numbers with commas between"
+                wanted = "comma-separated numbers"
                 raise errors.refuse("factors", repr(listed), wanted, "such as 1,0.8,0.5") from None
         if listed is not None:
             numbers["factors"] = np.asarray(listed, np.float32)
         return super().of(name, **numbers)
 
     def at(self, round_index: jax.Array) -> jax.Array:
-        """The factor of a round, float32; traced. Before round 0 it is that of round 0."""
+        """The factor of a round, float32; traced. Before round 0 it is the factor of round 0."""
         return self.change(jnp.maximum(round_index, 0), **self.numbers)
 
     def factors(self, rounds: int) -> np.ndarray:
-        """Those of so many rounds, and of what follows the last `(rounds + 1,)`.
+        """The factors of `rounds` rounds and of the one after `(rounds + 1,)`.
 
-        Raises: ConfigurationError where one is not positive and finite, or the first is not 1.
+        Raises: ConfigurationError if one is not positive and finite, or the first is not 1.
         """
         each = np.asarray(jax.vmap(self.at)(jnp.arange(rounds + 1)), np.float32)
         if not np.all((each > 0) & np.isfinite(each)) or each[0] != 1:
             got = f"{each[0]:g} in the first, {each.min():g} to {each.max():g}"
-            wanted = "1 in the first round, positive and finite in all"
+            wanted = "1 in the first round, and positive and finite in every round"
             raise errors.refuse("factors of rounds", got, wanted, "noise_multiplier and clip_norm are those of round 0")
         return each
 
     def check(self, what: str) -> None:
-        """Refuse numbers that cannot be meant; `what` is changed by them."""
+        """Refuse invalid numbers; `what` is the name of what they change."""
         for name in ("rounds", "stages"):
             if name in self.numbers:
                 number = errors.require_number(f"{what}_{name}", self.numbers[name])
@@ -103,10 +103,10 @@ class ByRound(FunctionOfRounds):
 
 @value
 class RateSchedule(FunctionOfRounds):
-    """The factor on the learning rate in every round, or under `per_step` in every local step: the slot `schedule`.
+    """The slot `schedule`: the factor on the learning rate in every round, or in every local step under `per_step`.
 
-    factor   of `schedules.SCHEDULES`, or a module's function of the round like them;
-    numbers  its own by name; traced.
+    factor   of `schedules.SCHEDULES`, or a module-level function of the round like them;
+    numbers  its numbers by name; traced.
     """
 
     factor: Callable[..., jax.Array] = structure(default=schedules.constant)
@@ -120,14 +120,14 @@ def at_round(number: Any, changes: ByRound | None, round_index: jax.Array) -> An
 
 
 def field_of(part: Any, name: str) -> Any:
-    """A field of a part, or of the one that it stands around; None where there is none."""
+    """A field of a part, or of the innermost part that it wraps; None if missing."""
     while (base := getattr(part, "base", None)) is not None:
         part = base
     return getattr(part, name, None)
 
 
 def check_changes(noise: ByRound | None, clip: ByRound | None) -> None:
-    """Refuse changes of noise and clip norm that cannot be meant."""
+    """Refuse invalid changes of noise and clip norm."""
     for what, changes in (("noise", noise), ("clip", clip)):
         if changes is not None:
             changes.check(what)

@@ -1,4 +1,4 @@
-"""Which models a client has, and its second stream of steps: the slot `client models` of `PersonalSgd`."""
+"""The slot `client models` of `PersonalSgd`: the personal models of a client, and its second stream of steps."""
 
 from typing import Any, Protocol
 
@@ -21,10 +21,12 @@ MOST_STEPS = 10**6
 
 @value
 class OwnSteps:
-    """A second stream of a client's private steps, with batches and noise of its own, and so a release of its own.
+    """A second stream of a client's private steps, with its own batches and noise, and so a separate release.
 
-    noise, speed  over those of the first stream; steps  None: as many; clean  without clipping and noise.
-    The same value makes these steps and is counted, so that none is taken for which nobody pays.
+    noise, speed  factors on noise multiplier and learning rate of the first stream;
+    steps         None: as many as in the first stream;
+    clean         without clipping and noise.
+    One value both takes and counts these steps, so that every step is accounted for.
     """
 
     noise: float = 1.0
@@ -33,7 +35,7 @@ class OwnSteps:
     clean: bool = structure(default=False)
 
     def of(self, sgd: Any, corrections: tuple[Correction, ...] = ()) -> Any:
-        """These steps, like those of the first stream but for what is said here."""
+        """The `LocalSgd` of these steps: that of the first stream with these changes."""
         privatizer = NonPrivate() if self.clean else scale_noise(sgd.privatizer, self.noise)
         numbers = {"learning_rate": sgd.learning_rate * self.speed, "steps": self.count(sgd)}
         return replace(sgd, privatizer=privatizer, corrections=corrections, **numbers)
@@ -42,11 +44,11 @@ class OwnSteps:
         return sgd.steps if self.steps is None else self.steps
 
     def context(self, client: ClientContext) -> ClientContext:
-        """The client with draws of its own for these steps: none of two streams is the same."""
+        """The client with its own draws for these steps, which differ from those of the first stream."""
         return client._replace(key=role_key(client.key, "series 1"), stream=1)
 
     def event(self, local: Any, noise: float, records: int, rates: np.ndarray) -> Event:
-        """What they release in a round, as of `AdditionalRelease`."""
+        """The event of these steps in a round, as for `AdditionalRelease`."""
         count = local.batches.count(self.count(local), records)
         z = 0.0 if self.clean else noise * float(np.float32(self.noise))
         return local.privatizer.event(z, local.batches, records, count, rates)
@@ -54,34 +56,34 @@ class OwnSteps:
     def check(self) -> None:
         if self.steps is not None:
             errors.require_count("personal_steps", self.steps)
-        remedy = "0 leaves the personal steps without clipping and noise: clean"
+        remedy = "for personal steps without clipping and noise use clean"
         errors.require_positive("personal_noise", self.noise, remedy)
         errors.require_positive("personal_speed", self.speed)
 
 
 class ClientModels(Protocol):
-    """Which models a client has. Implementations are made with `fedjax_dp.value`, and write `run` and `model_of`.
+    """The personal models of clients. Implementations use `fedjax_dp.value` and write `run` and `model_of`.
 
-    sgd     the steps, a `LocalSgd`, with what they draw, noise and correct;
-    client  as these steps know it: `client.received` is of them and their corrections alone;
+    sgd     the first stream of steps, a `LocalSgd`;
+    client  the client of these steps: `client.received` holds only the state of the steps and their corrections;
     server  LocalState.server of this part, which every client receives;
     own     this client's row of LocalState.clients of this part.
-    What is said here of what is sent is not believed of other people's parts: `inspection.flow` traces it.
+    For user-defined parts, `inspection.flow` traces what is sent instead of trusting these members.
     """
 
     @property
     def own_steps(self) -> OwnSteps | None:
-        """A second stream of steps, if there is one: `run`, or `model_of` where they come last, makes steps of it."""
+        """The second stream of steps, if any: `run` takes its steps, or `model_of` if `own_comes_last`."""
         return None
 
     @property
     def own_is_sent(self) -> bool:
-        """Whether a message depends on the second stream, in this round or later; else what the client keeps does."""
+        """Whether a message depends on the second stream, in this round or later; if not, only client state does."""
         return True
 
     @property
     def own_comes_last(self) -> bool:
-        """Whether the second stream follows the last round, once, instead of being part of every round."""
+        """Whether the second stream runs once after the last round, instead of in every round."""
         return False
 
     @property
@@ -91,54 +93,54 @@ class ClientModels(Protocol):
 
     @property
     def has_client_state(self) -> bool:
-        """Whether a client keeps something from round to round."""
+        """Whether clients keep state across rounds."""
         return True
 
     @property
     def state_affects_messages(self) -> bool:
-        """Whether what it keeps acts on what it sends later."""
+        """Whether a client's state affects its later messages."""
         return self.has_client_state
 
     @property
     def sends_auxiliary(self) -> bool:
-        """Whether something is sent beside the update, and the server keeps something for this part."""
+        """Whether clients send more than the update, and the server keeps state for this part."""
         return False
 
     @property
     def releases(self) -> tuple[AdditionalRelease, ...]:
-        """What else of records is released, beside both streams."""
+        """Releases of records in addition to both streams."""
         return ()
 
     def sent_tensors(self, model: Model) -> tuple[bool, ...] | None:
-        """Of each parameter tensor, in the order of `pytrees.ravel`, whether it is shared; None: all are."""
+        """Whether each parameter tensor is shared, in the order of `pytrees.ravel`; None if all are."""
         return None
 
     def local_params(self, run: InitContext) -> InitContext:
-        """The run as the first stream of steps knows it: `params` are those that it moves."""
+        """The run of the first stream of steps: `params` are the parameters that it trains."""
         return run
 
     def init(self, sgd: Any, run: InitContext) -> LocalState:
-        """What the server keeps before round 0, and what clients keep, in arrays `(num_clients, ...)`."""
+        """State before round 0: the server's, and the clients', arrays `(num_clients, ...)`."""
         return LocalState()
 
     def run(self, sgd: Any, client: ClientContext, server: Any, own: Any) -> tuple[LocalResult, Any, Any]:
-        """A client's round, traced: what the first stream came to, the new row, and what else is sent."""
+        """A client's round: the result of the first stream, the new row, and the extra message; traced."""
         ...
 
     def absorb(self, server: Any, total: Any, num_clients: int) -> Any:
-        """The server's part after the sum of what else is sent has arrived."""
+        """The server's new state, from the sum `total` of the extra messages."""
         return server
 
     def model_of(self, sgd: Any, client: ClientContext, server: Any, own: Any) -> jax.Array:
-        """The client's own model between rounds, flat `(size,)`; traced."""
+        """The client's personal model between rounds, flat `(size,)`; traced."""
         ...
 
     def floats(self, size: int) -> Floats:
-        """Numbers that travel to and from a client beside what is shared of the model, of `size` parameters."""
+        """Count of numbers sent to and from a client in addition to the shared part of the model, which has `size`."""
         return Floats()
 
     def check(self, model: Model | None, sizes: np.ndarray) -> None:
-        """Raise ConfigurationError, in one line, where it cannot be used."""
+        """Raise a one-line ConfigurationError if it cannot be used."""
         return None
 
 
@@ -151,10 +153,10 @@ def no_tensors(model: Model) -> tuple[bool, ...]:
 
 
 def refuse_clean_steps(what: str) -> errors.ConfigurationError:
-    """Where private parts without noise would act on updates whose records are noised."""
+    """The refusal of a personal part without noise that affects updates with record-level noise."""
     return errors.refuse(
         "noise on the personal part",
         f"none, on {what}",
-        "the shared steps' own where it acts on later updates",
-        "a record would move it, and it every record's gradient; use ditto or finetune, or noise whole clients",
+        "that of the shared steps if the part affects later updates",
+        "a record would change it, and so every record's gradient; use ditto or finetune, or client-level privacy",
     )

@@ -1,4 +1,4 @@
-"""What happens to a client's update before it is summed, and to the mean of the updates: privacy of whole clients."""
+"""Client-level privacy: how a client's update is bounded before the sum, and how the mean update is noised."""
 
 import itertools
 import math
@@ -18,149 +18,152 @@ from fedjax_dp.parts.record_privacy import LEAST_CLIP, check_mechanism
 from fedjax_dp.prng import role_key
 from fedjax_dp.pytrees import structure, value
 
-LARGEST_POISSON = 2**16  # mean up to which float32 draws Poisson numbers faithfully
+LARGEST_POISSON = 2**16  # mean up to which float32 draws Poisson numbers accurately
 
 
 class Participation(NamedTuple):
-    """How a client attends the noisy sums of a run, in the eyes of the adversary."""
+    """How a client takes part in the noisy sums of a run, as seen by the adversary."""
 
-    sampling: Sampling  # of clients; FullBatch() where who takes part is public
+    sampling: Sampling  # of clients; FullBatch() if participation is public
     adjacency: Adjacency
-    rounds: int  # sums in all; where passes of rounds are drawn, those of whole passes that its sampling is of
-    times: float  # of them with this client, at most
-    min_separation: int  # rounds between two of these, at least
-    members: int  # of a cohort
-    honest: int  # of them, whose noise counts
+    rounds: int  # number of sums; if `sampling` describes passes of rounds, the sums of whole passes
+    times: float  # largest number of sums that contain this client
+    min_separation: int  # least number of rounds from one of them to the next
+    members: int  # clients of a cohort
+    honest: int  # honest clients of a cohort, whose noise counts
     resolution: float  # of the sum
     size: int  # parameters of the model
-    pattern: tuple[int, ...] | None = None  # the very sums with this client, where they are known beforehand
+    pattern: tuple[int, ...] | None = None  # the sums that contain this client, if known before the run
 
 
 class UpdatePrivatizer(Protocol):
-    """The way of an update from the client to the server; all that hide whole clients are a `ClientPrivacy`.
+    """How updates are protected on the way to the model. Protection of whole clients is a `ClientPrivacy`.
 
-    Implementations are made with `fedjax_dp.value`. The bodies given here are those of an update that goes as it is;
-    who inherits them writes what differs, and the facts. Updates and their mean are flat `(size,)` float32, in the
-    order of `pytrees.ravel`; `sensitivity` is what `Aggregate.sensitivity` says; `state` is what the server keeps, as
-    `init` made it.
+    Implementations use `fedjax_dp.value`. The defaults send updates unchanged: inherit them, and write what differs and
+    the required properties. Updates and their mean are flat `(size,)` float32, in the order of `pytrees.ravel`.
+    `sensitivity` comes from `Aggregate.sensitivity`. `state` is what the server keeps; `init` creates it.
     """
 
     @property
     def unit(self) -> Unit | None:
-        """Required privacy property. Unit.CLIENT where updates are bounded and noised; None: they are not."""
+        """Required privacy property. Unit.CLIENT if updates are bounded and noised; else None."""
         ...
 
     @property
     def is_amplified(self) -> bool:
-        """Derived property, conservative default. Whether hidden cohorts amplify the privacy of its sums."""
+        """Derived property, conservative default. Whether subsampling of clients amplifies the privacy of its sums."""
         return False
 
     @property
     def shared_noise(self) -> bool:
-        """Derived property, conservative default. Whether only sums hide anybody, by clients' shares: `SharedNoise`."""
+        """Derived property, conservative default. Whether clients share the noise of a sum: see `SharedNoise`."""
         return False
 
     @property
     def extra(self) -> int:
-        """Derived property, conservative default. Numbers that travel with an update."""
+        """Derived property, conservative default. Count of extra numbers sent with an update."""
         return 0
 
     @property
     def noise_ratio(self) -> float | None:
-        """Derived property, conservative default. Factor on the noise of a cohort that stands for a larger one."""
+        """Derived property, conservative default. Noise factor of a cohort that simulates a larger deployment."""
         return None
 
     def event(self, noise: float, attendance: Participation) -> Event:
-        """Required privacy property. What a run releases of a client that attends it so, at a noise multiplier."""
+        """Required privacy property. The event of a run for a client, given its participation, at noise multiplier
+        `noise`."""
         ...
 
     def init(self) -> Any:
-        """What the server keeps before round 0: a pytree of arrays."""
+        """The server's state before round 0: a pytree of arrays."""
         return ()
 
     def message(
         self, key: jax.Array, update: jax.Array, sizes: Sequence[int], state: Any, sent: "MessageEncoding"
     ) -> Any:
-        """What stands for the update `(size,)`, and the `extra` numbers, () if there are none; traced.
+        """The message sent instead of the update `(size,)`, and the `extra` numbers, () if there are none; traced.
 
-        key    of this client and round, for this alone;
-        sizes  parameters of each tensor of the model, in their order in the update.
+        key    of this client and round, used only here;
+        sizes  number of parameters of each tensor of the model, in the order of the update.
         """
         ...
 
     def scales_down(
         self, update: jax.Array, sizes: Sequence[int], state: Any, sent: "MessageEncoding"
     ) -> jax.Array | None:
-        """Whether `message` makes the update shorter, a probe; None: it does not say. Traced."""
+        """Whether `message` scales the update down (a diagnostic); None if unknown. Traced."""
         return None
 
     def learnt_clip_norm(self, state: Any) -> jax.Array | None:
-        """The clip norm that a round begins with, where rounds learn it, a probe; traced."""
+        """The current clip norm (a diagnostic) if it is learnt over rounds; else None. Traced."""
         return None
 
     def release(
         self, key: jax.Array, round_index: Any, mean: jax.Array, extra: Any, state: Any, sensitivity: Any, expected: Any
     ) -> tuple[jax.Array, Any]:
-        """The mean as the server moves by it, with its noise, and the new state; traced.
+        """The noisy mean by which the server moves, and the new state; traced.
 
-        key       the same in all rounds of a run: the round is part of every draw;
-        extra     sum of the extra numbers; expected  messages of a round, None where nobody knows.
+        key       the same in all rounds of a run: combine it with `round_index` in every draw;
+        extra     sum of the extra numbers; expected  expected messages per round, None if unknown.
         """
         return mean, state
 
     def noise_std(self, state: Any, sensitivity: Any, round_index: jax.Array) -> Any:
-        """Of a coordinate of the noise on the mean, a probe; NaN: not known apart from it; None: there is no noise."""
+        """Standard deviation of each coordinate of the noise on the mean (a diagnostic).
+
+        NaN if the noise cannot be separated from the mean; None without noise.
+        """
         return None
 
     def check(self, num_clients: int) -> None:
-        """Raise ConfigurationError, in one line, for numbers that cannot be meant for so many clients."""
+        """Raise a one-line ConfigurationError for numbers that are invalid for `num_clients` clients."""
         return None
 
 
 class ClientPrivacy(UpdatePrivatizer, Protocol):
-    """An upload that hides whole clients; one that draws its noise from a `NoiseSource` calls it `source`."""
+    """Protection of whole clients. If its noise comes from a `NoiseSource`, that field is called `source`."""
 
     @property
     def clip_norm(self) -> float:
-        """Bound on a client's update, in L2; of the first round, where it is learnt."""
+        """Bound on the L2 norm of a client's update; its value in the first round if it is learnt."""
         ...
 
     @property
     def noise_multiplier(self) -> float:
-        """What its event is priced by: noise on the mean, over what a client of norm `clip_norm` can move it."""
+        """Noise standard deviation on the mean, divided by how far a client of norm `clip_norm` can move the mean."""
         ...
 
 
 class SharedNoise(ClientPrivacy, Protocol):
-    """A `ClientPrivacy` to whose noise every client adds a share, in units of the sum's resolution."""
+    """A `ClientPrivacy` in which each client adds a share of the noise, in units of the sum's resolution."""
 
     def check_resolution(self, resolution: float, members: int) -> None:
-        """Raise ConfigurationError, in one line, where sums of that resolution cannot carry the noise of so many."""
+        """Raise a one-line ConfigurationError if sums of that resolution cannot represent the noise of `members`."""
         ...
 
 
 def hides_clients(upload: UpdatePrivatizer) -> TypeGuard[ClientPrivacy]:
-    """Whether an upload says that it hides whole clients."""
+    """Whether an upload declares that it protects whole clients."""
     return upload.unit is Unit.CLIENT
 
 
 def released_noise(upload: ClientPrivacy) -> float:
-    """The noise multiplier of what a run releases, as float32 has it: of a deployment's, the part that is here."""
+    """The noise multiplier of the simulated run, rounded to float32; `noise_ratio` of a deployment's."""
     ratio = 1.0 if upload.noise_ratio is None else float(np.float32(upload.noise_ratio))
     return float(np.float32(upload.noise_multiplier)) * ratio
 
 
 class MessageEncoding(NamedTuple):
-    """How messages are carried: what noise that clients share must know."""
+    """The number format of messages, on which clipping and shared noise depend."""
 
     members: int  # positions of the cohort
-    resolution: float  # smallest difference that the sum can carry; 0 for floats
-    limit: float = math.inf  # largest coordinate that it can carry of each member
+    resolution: float  # smallest difference that the sum can represent; 0 for floats
+    limit: float = math.inf  # largest coordinate of a member's message that the sum can represent
 
     def room(self, clip_norm: jax.Array | float, size: int) -> jax.Array:
-        """The norm that leaves room for rounding each coordinate, so that what is summed stays within `clip_norm`.
+        """The clipping bound that keeps the message within `clip_norm` after each coordinate is rounded.
 
-        And within what the sum can carry: a message that does not fit stops the run, which would tell of it.
+        It also keeps the message within `limit`: a message that does not fit stops the run, which would reveal it.
         """
         if math.isfinite(self.limit):
             clip_norm = jnp.minimum(clip_norm, self.limit)
@@ -169,14 +172,14 @@ class MessageEncoding(NamedTuple):
 
 @value
 class PlainUpload(UpdatePrivatizer):
-    """As it is. What the local steps did is all the privacy there is."""
+    """Updates are sent unchanged: all privacy comes from the local steps."""
 
     equation = r"\Delta_k"
 
     unit = None
 
     def event(self, noise: float, attendance: Participation) -> Event:
-        raise errors.refuse("upload", "PlainUpload", "one that adds noise", "nothing is to be accounted for")
+        raise errors.refuse("upload", "PlainUpload", "one that adds noise", "without noise there is no event")
 
     def message(
         self, key: jax.Array, update: jax.Array, sizes: Sequence[int], state: Any, sent: MessageEncoding
@@ -185,22 +188,22 @@ class PlainUpload(UpdatePrivatizer):
 
 
 class ClipRound(NamedTuple):
-    """The round whose clip norm is used next: messages see what the server keeps, and no number of the round."""
+    """The next round, kept by the server: `message` sees this state but not the round's index."""
 
     round: jax.Array
 
 
 @value
 class ClientGaussian(UpdatePrivatizer):
-    """DP-FedAvg (McMahan et al. 2018): updates are clipped, the server adds noise to their mean, once a round.
+    """DP-FedAvg (McMahan et al. 2018): clients clip updates, and the server adds noise to their mean in every round.
 
-    clip_norm         S, bound on a client's update in L2; `by_tensor` bounds each of m tensors by S / sqrt(m);
-    noise_multiplier  z: the noise on the mean has standard deviation z S times what a client of norm 1 can move it
-                      (`Aggregate.sensitivity`), so z S / (q W) for the estimator f_f;
-    source            of the standard normal noise; its step is the round;
-    noise_by_round, clip_by_round  factors on z and S, which are those of round 0.
-    noise_ratio       r / R where a cohort of r stands for one of R in a deployment: the noise on a mean of r is then
-                      the deployment's on a mean of R. What is released here has z r / R only.
+    clip_norm         S, bound on the L2 norm of a client's update; `by_tensor` bounds each of m tensors by S / sqrt(m);
+    noise_multiplier  z: the noise on the mean has standard deviation z S times the distance by which a client of norm 1
+                      can move the mean (`Aggregate.sensitivity`), so z S / (q W) for the estimator f_f;
+    source            the source of standard normal noise; its step is the round;
+    noise_by_round, clip_by_round  factors on z and S by round; z and S are the values of round 0;
+    noise_ratio       r / R if a cohort of r simulates a deployment's cohort of R: a mean over r clients then has the
+                      noise of the deployment's mean over R. The simulated run itself has noise multiplier z r / R.
     """
 
     clip_norm: float
@@ -252,7 +255,7 @@ class ClientGaussian(UpdatePrivatizer):
         return mean + self.scale(state, sensitivity, round_index) * noise, then
 
     def scale(self, state: Any, sensitivity: Any, round_index: jax.Array) -> Any:
-        """What the source's noise is multiplied by before it joins the mean of a round."""
+        """Factor on the source's noise before it is added to the mean of a round."""
         noise = at_round(self.noise_multiplier, self.noise_by_round, round_index)
         return noise * self._clip_norm(state) * sensitivity * self.noise_ratio
 
@@ -272,12 +275,12 @@ class ClientGaussian(UpdatePrivatizer):
         check_changes(self.noise_by_round, self.clip_by_round)
         if not self.source.fresh and (self.noise_by_round or self.clip_by_round):
             wanted = "left out where noise is correlated over rounds"
-            remedy = "later noise takes back earlier noise of its own size; use dp_fedavg"
+            remedy = "later noise cancels earlier noise of the same size; use dp_fedavg"
             raise errors.refuse("noise_schedule or clip_schedule", "one", wanted, remedy)
 
 
 class ClipState(NamedTuple):
-    """The clip norm that is learnt."""
+    """The clip norm that the rounds learn."""
 
     clip_norm: jax.Array
 
@@ -286,11 +289,11 @@ class ClipState(NamedTuple):
 class AdaptiveClientGaussian(UpdatePrivatizer):
     """DP-FedAvg whose clip norm follows a quantile of the updates' norms (Andrew et al. 2021, arXiv:1905.03871).
 
-    Each client also sends whether its update was within the clip norm C; the noised fraction b moves it:
-    C <- C exp(-rate (b - quantile)). The noise on the bits, `bit_noise` on their sum, is paid from the same z: updates
-    get z_u with z^-2 = z_u^-2 + (2 bit_noise)^-2, because a bit, sent as +-1/2, has sensitivity 1/2.
+    Each client also sends one bit: whether its update was within the clip norm C. The noisy fraction b changes C:
+    C <- C exp(-rate (b - quantile)). The sum of the bits has noise `bit_noise`, and both releases together have noise
+    multiplier z: updates have z_u with z^-2 = z_u^-2 + (2 bit_noise)^-2, as a bit, sent as +-1/2, has sensitivity 1/2.
     clip_norm    of the first round; it never falls below `LEAST_CLIP`, where float32 would lose the noise;
-    noise_ratio  as for `ClientGaussian`, of both noises: z and bit_noise stay the deployment's.
+    noise_ratio  as for `ClientGaussian`, on both noises: z and bit_noise are the deployment's.
     """
 
     clip_norm: float
@@ -347,7 +350,7 @@ class AdaptiveClientGaussian(UpdatePrivatizer):
         return mean + self.scale(state, sensitivity) * noise, ClipState(jnp.maximum(moved, LEAST_CLIP))
 
     def scale(self, state: ClipState, sensitivity: Any) -> jax.Array:
-        """What the source's noise is multiplied by before it joins the mean: z_u times the clip norm of the round."""
+        """Factor on the source's noise before it is added to the mean: z_u C times sensitivity and `noise_ratio`."""
         on_updates = self.noise_multiplier / jnp.sqrt(1 - (self.noise_multiplier / (2 * self.bit_noise)) ** 2)
         return on_updates * state.clip_norm * sensitivity * self.noise_ratio
 
@@ -368,17 +371,17 @@ class AdaptiveClientGaussian(UpdatePrivatizer):
                 "bit_noise",
                 float(self.bit_noise),
                 f"above half of noise_multiplier {float(self.noise_multiplier):g}",
-                "raise bit_noise, or leave out adaptive_clip: the bits are paid from the same budget",
+                "raise bit_noise, or leave out adaptive_clip: the bits spend the same privacy budget",
             )
 
 
 @value
 class ClientSkellam(UpdatePrivatizer):
-    """Updates are clipped and every client adds its share of integer noise before a secure sum (Agarwal et al. 2021).
+    """Clients clip updates and add shares of integer noise before a secure sum (Agarwal et al. 2021).
 
-    No one, the server included, sees less noise than the sum of the cohort's shares: a difference of two Poisson
-    numbers of total variance (z S / resolution)^2 in units of the ring. Shares are equal and the cohort has a fixed
-    size, so that they add up; needs a secure sum, whose resolution is the unit.
+    Everyone, the server included, sees the sum with the noise of all shares: a difference of two Poisson numbers with
+    total variance (z S / resolution)^2 in units of the ring. Shares are equal and the cohort has a fixed size, so that
+    they add up. This needs a secure sum, whose resolution is the unit.
     """
 
     clip_norm: float
@@ -393,9 +396,9 @@ class ClientSkellam(UpdatePrivatizer):
     shared_noise = True
 
     def event(self, noise: float, attendance: Participation) -> Event:
-        """Secure sums with the honest clients' shares of the noise, in units of the ring.
+        """The event of secure sums with the honest clients' shares of the noise, in units of the ring.
 
-        Rounding to the ring adds at most 1/2 to each of d coordinates, so norms grow by sqrt(d)/2.
+        Rounding to the ring adds at most 1/2 to each of d coordinates, so norms grow by at most sqrt(d)/2.
         """
         clip = float(self.clip_norm) / attendance.resolution
         l2 = clip + np.sqrt(attendance.size) / 2
@@ -428,7 +431,7 @@ class ClientSkellam(UpdatePrivatizer):
         return ~clip_tensors(update, self.clip_norm, (update.size,))[1]
 
     def noise_std(self, state: Any, sensitivity: Any, round_index: jax.Array) -> float:
-        return math.nan  # the sum arrives with its noise, so nobody sees the signal alone
+        return math.nan  # the sum arrives with its noise and cannot be separated from it
 
     def check(self, num_clients: int) -> None:
         check_mechanism(self.clip_norm, self.noise_multiplier, num_clients)
@@ -436,7 +439,7 @@ class ClientSkellam(UpdatePrivatizer):
             raise errors.refuse("noise_multiplier", "one per client", "one number, shared equally by the cohort")
 
     def check_resolution(self, resolution: float, members: int) -> None:
-        """Refuse noise that float32 could not carry exactly: it would be coarser than the ring, or none at all."""
+        """Refuse noise that float32 cannot represent exactly: it would be coarser than the ring, or zero."""
         mean = (float(self.noise_multiplier) * float(self.clip_norm) / resolution) ** 2 / (2 * members)
         if mean > LARGEST_POISSON or float(self.clip_norm) / resolution > 2**22:
             raise errors.refuse(
@@ -454,7 +457,7 @@ def _check_ratio(noise_ratio: float) -> None:
 
 
 def noisy_sums(source: NoiseSource, noise: float, attendance: Participation) -> Event:
-    """Sums that the server noises: one by one, or as one release of the whole run where noise is correlated."""
+    """The event of sums to which the server adds noise: one per sum, or one for the run if noise is correlated."""
     at = attendance
     if not source.fresh:
         times = min(int(np.ceil(at.times)), -(-at.rounds // at.min_separation))
@@ -466,9 +469,9 @@ def noisy_sums(source: NoiseSource, noise: float, attendance: Participation) -> 
 
 
 def clip_tensors(update: jax.Array, clip_norm: jax.Array | float, sizes: Sequence[int]) -> tuple[jax.Array, jax.Array]:
-    """The update with each of m parts scaled down to clip_norm / sqrt(m), and whether all parts were within.
+    """The update with each of m parts scaled down to clip_norm / sqrt(m), and whether all were within the bound.
 
-    An update that is not finite becomes zero, so that the bound holds whatever a client computes.
+    A part that is not finite becomes zero, so that the bound always holds.
     """
     bound = clip_norm / len(sizes) ** 0.5
     edges = np.cumsum([0, *sizes])
@@ -483,7 +486,7 @@ def clip_tensors(update: jax.Array, clip_norm: jax.Array | float, sizes: Sequenc
 
 
 def server_noise(source: NoiseSource, key: jax.Array, round_index: jax.Array, size: int) -> jax.Array:
-    """Standard normals for the server's noise of a round; `key` is the run's, the round is the stream."""
+    """Standard normal noise of the server in a round; `key` is the run's, and the round is the source's step."""
     at = round_index.astype(jnp.uint32)
     one = jnp.float32(1)
     return source.draw(key, StepContext(jnp.int32(0), round_index, at, one, one, jnp.bool_(True)), size)

@@ -1,6 +1,6 @@
-"""How the gradient of a batch is bounded before noise: by record, as a whole, by assumption, or not at all.
+"""Bounds on the gradient of a batch before noise: per record, per batch, by assumption, or none.
 
-The noise of a privatizer is measured in units of what one record can change, which these bounds state.
+A bound states how far one record can change the mean gradient; the noise of a privatizer is a multiple of that.
 """
 
 from typing import Any, NamedTuple, Protocol
@@ -14,68 +14,69 @@ from fedjax_dp.pytrees import ravel, structure, value
 
 
 class Records(NamedTuple):
-    """The records of one batch as the model sees them."""
+    """The records of one batch."""
 
     x: jax.Array  # (rows, ...) features
-    y: Any  # (rows, *target_shape) targets of the task, such as int32 labels; or a pytree of such
+    y: Any  # (rows, *target_shape) targets of the task, such as int32 labels; or a pytree of targets
     mask: jax.Array  # (rows,) bool; False is padding
     divisor: jax.Array  # the public batch size
-    keys: jax.Array | None = None  # (rows,), of each record in this step, for dropout
+    keys: jax.Array | None = None  # (rows,) one key per record in this step, for dropout
 
 
 class StepReport(NamedTuple):
-    """Probes of one local step: what the simulator sees and nobody else may."""
+    """Diagnostics of one local step (not private, not covered by epsilon)."""
 
     loss: jax.Array  # mean over the batch's records
-    clipped: jax.Array  # fraction of the batch's records whose gradient was scaled down; NaN where one was left out
-    signal: jax.Array | float = 0.0  # squared norm of the bounded mean gradient; 0 where it is not looked at
-    noise: jax.Array | float = 0.0  # expected squared norm of the noise on it
+    clipped: jax.Array  # fraction of records whose gradient was scaled down; NaN if a gradient was not finite
+    signal: jax.Array | float = 0.0  # squared norm of the bounded mean gradient; 0 where it is not measured
+    noise: jax.Array | float = 0.0  # expected squared norm of its noise
 
 
 class Bounded(NamedTuple):
     """A bounded mean gradient, flat in the order of the parameters."""
 
     mean: jax.Array  # (size,)
-    noise_unit: jax.Array  # half of what exchanging one record can change, in L2: noise over noise_multiplier
+    noise_unit: jax.Array  # noise standard deviation per noise multiplier: half the L2 change by replacing one record
     report: StepReport
 
 
 class Bound(Protocol):
-    """From a batch to a bounded mean gradient. Implementations are made with `fedjax_dp.value`."""
+    """Computes a bounded mean gradient of a batch. Implementations use `fedjax_dp.value`."""
 
     @property
     def no_epsilon_reason(self) -> str | None:
-        """Required privacy property. Why noise in these units proves nothing; None: it does."""
+        """Required privacy property. Why noise in units of this bound has no epsilon; None if it has one."""
         ...
 
     @property
     def assumption(self) -> str | None:
-        """Required privacy property. What must hold of the data; None: nothing, and the mean is within C."""
+        """Required privacy property. What the bound assumes about the data; None if it holds for all data."""
         ...
 
     @property
     def per_record(self) -> bool:
-        """Required privacy property. Whether each record's part of the sum is within C.
+        """Required privacy property. Whether the gradient of each record has norm at most C.
 
-        A record more or less then moves the sum by C, and the unit is C / B; else only the whole mean is, and it is C.
+        If so, adding or removing a record moves the sum by at most C, and the noise unit is C / B. If not, only the
+        whole mean has norm at most C, and the noise unit is C.
         """
         ...
 
     def apply(self, model: Model, params: Any, records: Records, clip_norm: jax.Array | float) -> Bounded:
-        """The mean over `records.divisor` of the gradients at the tree `params`, finite whatever the records, traced.
+        """The sum of the gradients at the tree `params` over `records.divisor`; traced.
 
-        Rows of `records` with mask False count nothing. What noise is measured in must not depend on records.
+        It must be finite for all records and ignore rows whose mask is False. The noise unit may not depend on records.
         """
         ...
 
     def check(self) -> None:
-        """Raise ConfigurationError, in one line, for numbers that cannot be meant."""
+        """Raise a one-line ConfigurationError for invalid numbers."""
         return None
 
 
 @value
 class ClipRecords(Bound):
-    """Each record's gradient is scaled down to `clip_norm`; unit C / B.
+    """Scales each record's gradient down to `clip_norm`; noise unit C / B.
 
     microbatch  see `gradients.clipped_sum`.
     """
@@ -97,9 +98,9 @@ class ClipRecords(Bound):
 
 @value
 class ClipBatch(Bound):
-    """The batch's mean gradient is scaled to `clip_norm` (acs_pldp as printed, dp_fedavg_output); unit C, not C / B.
+    """Scales the batch's mean gradient down to `clip_norm` (acs_pldp as printed, dp_fedavg_output); noise unit C.
 
-    One record may turn the whole mean around, so the same privacy takes B times the noise of `ClipRecords`.
+    One record may reverse the whole mean, so the same privacy takes B times the noise of `ClipRecords`.
     """
 
     equation = r"\bar g = m \min(1, C / \|m\|),\ m = \frac{1}{B} \sum_{i \in \mathcal{B}} g_i,\ u = C"
@@ -122,10 +123,11 @@ class ClipBatch(Bound):
 
 @value
 class ScaleGradients(Bound):
-    """Every gradient times clip_norm / gradient_bound, unclipped (cpfed's Lipschitz assumption); unit C / B.
+    """Multiplies every gradient by clip_norm / gradient_bound without clipping (cpfed's Lipschitz assumption).
 
-    `gradient_bound` is a number that no record's gradient may exceed; nothing checks it. Softmax regression on features
-    of norm at most R has sqrt(2 (R^2 + 1)). Scaling gradients is, up to the learning rate, scaling the features.
+    The noise unit is C / B. `gradient_bound` is a number that no record's gradient norm may exceed; nothing checks it.
+    For softmax regression on features of norm at most R it is sqrt(2 (R^2 + 1)). Up to the learning rate, scaling the
+    gradients is scaling the features.
     """
 
     no_epsilon_reason = None
@@ -148,7 +150,7 @@ class ScaleGradients(Bound):
 
 @value
 class Unbounded(Bound):
-    """The plain mean gradient with noise all the same (cpfed as printed). Unit C / B, which bounds nothing."""
+    """The mean gradient without clipping, to which noise is still added (cpfed as printed); noise unit C / B."""
 
     equation = r"\bar g = \frac{1}{B} \sum_{i \in \mathcal{B}} g_i,\ u = C / B"
 
@@ -163,10 +165,10 @@ class Unbounded(Bound):
 
 @value
 class ClipTensorsAtMedian(Bound):
-    """Each record's gradient of each parameter tensor is scaled down to the batch's median norm of that tensor.
+    """Scales each record's gradient of each tensor down to the batch's median norm of that tensor.
 
-    As in the published code of DP-SCAFFOLD; `clip_norm` is not used. The unit is the median over B, by tensor. The
-    median depends on the records, so the noise depends on them: nothing is proved.
+    As in the published code of DP-SCAFFOLD; `clip_norm` is not used. The noise unit of a tensor is its median over B,
+    which depends on the records: there is no epsilon.
     """
 
     equation = (
@@ -175,7 +177,7 @@ class ClipTensorsAtMedian(Bound):
     )
 
     no_epsilon_reason = "the clip norm is the median of the batch's own gradient norms, which depends on the records"
-    varies = True  # so does the unit, which no public number gives
+    varies = True  # the noise unit depends on records, so no public number gives it
     assumption = None
     per_record = True
 
@@ -206,16 +208,16 @@ class ClipTensorsAtMedian(Bound):
 
 def report_of(batch: gradients.BatchGradient, records: Records) -> StepReport:
     present = jnp.maximum(records.mask.sum(), 1)
-    clipped = jnp.where(batch.lost, jnp.nan, batch.clipped)  # who looks sees that records are left out
+    clipped = jnp.where(batch.lost, jnp.nan, batch.clipped)  # NaN shows that records were left out
     return StepReport(batch.losses.sum() / present, clipped.sum() / present)
 
 
 def _mean(
     batch: gradients.BatchGradient, records: Records, clip_norm: jax.Array | float, divisor: jax.Array
 ) -> Bounded:
-    """The batch's total over `divisor`, of unit C / B.
+    """The batch's total over `divisor`, with noise unit C / B.
 
-    The probe looks at the total, so that the division still fuses with noise and step: it costs 2% of a round.
+    `signal` is computed from the total, so that the division still fuses with noise and step: it costs 2% of a round.
     """
     total = ravel(batch.total)[0]
     report = report_of(batch, records)._replace(signal=jnp.vdot(total, total) / divisor**2)

@@ -1,4 +1,4 @@
-"""Clients in clusters: each chooses, privately, one of several models that the server keeps (IFCA)."""
+"""Clustered clients: each privately chooses one of several models that the server keeps (IFCA)."""
 
 import math
 from typing import Any, Protocol
@@ -20,25 +20,25 @@ from fedjax_dp.pytrees import ravel, structure, value
 
 
 class ClusterChoice(Protocol):
-    """How a client chooses a model by its records' losses."""
+    """How a client privately chooses a model by the losses of its records."""
 
-    bound: float  # b: each record's loss is cut to [0, b]
-    rounds: int | None  # in which a client chooses, its first; None: all
+    bound: float  # b: each record's loss is clipped to [0, b]
+    rounds: int | None  # number of the client's first rounds in which it chooses; None: all
 
     def noisy(self, losses: jax.Array, records: Any, noise_multiplier: Any, draw: jax.Array) -> jax.Array:
-        """What the least of is chosen `(models,)`, from mean losses of records cut to [0, bound] and standard draws."""
+        """Noisy losses `(models,)`, of which the smallest is chosen, from mean losses in [0, bound] and `draw`."""
         ...
 
     def draw(self, key: jax.Array, models: int) -> jax.Array:
-        """The draws `(models,)`."""
+        """Standard random numbers `(models,)` for the noise."""
         ...
 
     def event(self, local: Any, noise: float, records: int, rates: np.ndarray) -> accounting.Event:
-        """What one choice releases, as of `AdditionalRelease`."""
+        """The event of one choice, as for `AdditionalRelease`."""
         ...
 
     def check(self) -> None:
-        """Raise ConfigurationError, in one line, for numbers that cannot be meant."""
+        """Raise a one-line ConfigurationError for invalid numbers."""
         errors.require_positive("loss_bound", self.bound)
         if self.rounds is not None:
             errors.require_count("choices", self.rounds)
@@ -46,12 +46,13 @@ class ClusterChoice(Protocol):
 
 @value
 class GaussianChoice(ClusterChoice):
-    """The least of mean losses with Gaussian noise.
+    """Chooses the smallest mean loss with Gaussian noise.
 
-    bound   b: each record's loss is cut to [0, b];
-    noise   z_s over the noise multiplier of the gradients: centred at b/2, a record's losses of k models have norm at
-            most sqrt(k) b/2, so noise of std z_s sqrt(k) b / (2 n) on the means of n records is one release at z_s;
-    rounds  in which a client chooses, its first; None: all.
+    bound   b: each record's loss is clipped to [0, b];
+    noise   z_s divided by the noise multiplier of the gradients. Centred at b/2, a record's losses under k models have
+            norm at most sqrt(k) b/2, so noise of std z_s sqrt(k) b / (2 n) on the means of n records is one release
+            with noise multiplier z_s;
+    rounds  number of the client's first rounds in which it chooses; None: all.
     """
 
     bound: float
@@ -61,7 +62,7 @@ class GaussianChoice(ClusterChoice):
     equation = r"c_k = \arg\min_j \bar\ell_j + \mathcal{N}(0, (z_s \sqrt{k}\, b / 2 n)^2)"
 
     def std(self, records: Any, noise_multiplier: Any, models: int) -> Any:
-        """Of the noise on each mean."""
+        """Standard deviation of the noise on each mean."""
         return self.noise * noise_multiplier * math.sqrt(models) * self.bound / (2 * records)
 
     def noisy(self, losses: jax.Array, records: Any, noise_multiplier: Any, draw: jax.Array) -> jax.Array:
@@ -81,10 +82,10 @@ class GaussianChoice(ClusterChoice):
 
 @value
 class GumbelChoice(ClusterChoice):
-    """The exponential mechanism: the least of mean losses less Gumbel noise of scale 2 b / (n epsilon).
+    """The exponential mechanism: chooses the smallest mean loss minus Gumbel noise of scale 2 b / (n epsilon).
 
-    It has a bounded range, so it is epsilon^2/8-zCDP (Cesar and Rogers 2021, Lemma 3.2), and no more is known to the
-    accountants. The noise is fixed by `epsilon`: no budget changes it.
+    It has a bounded range, so it is epsilon^2/8-zCDP (Cesar and Rogers 2021, Lemma 3.2), which is all that the
+    accountants use. `epsilon` fixes the noise: calibration does not change it.
     """
 
     bound: float
@@ -94,7 +95,7 @@ class GumbelChoice(ClusterChoice):
     equation = r"c_k = \arg\min_j \bar\ell_j - \text{Gumbel}(2 b / (n \epsilon_s))"
 
     def scale(self, records: Any) -> Any:
-        """Of the noise on each mean."""
+        """Scale of the noise on each mean."""
         return 2 * self.bound / (records * self.epsilon)
 
     def noisy(self, losses: jax.Array, records: Any, noise_multiplier: Any, draw: jax.Array) -> jax.Array:
@@ -114,7 +115,7 @@ class GumbelChoice(ClusterChoice):
 @value
 class OwnClusters(ClientModels):
     """The server keeps `number` models; a client receives all, chooses one and trains it (IFCA; Ghosh et al. 2020,
-    arXiv:2006.04088). A model becomes the mean over those who chose it, by shares; one that nobody chose stays.
+    arXiv:2006.04088). Each model becomes the mean over the clients that chose it, by shares; without any it stays.
 
     A client keeps its choice, and how often it has chosen.
     """
@@ -132,7 +133,7 @@ class OwnClusters(ClientModels):
         return (choice,) if self.number > 1 else ()
 
     def sent_tensors(self, model: Model) -> tuple[bool, ...]:
-        """The changes of its models are sent beside: the server's model stays where it began."""
+        """No tensor: changes of the models are sent in the extra message, and the server's own model never moves."""
         return no_tensors(model)
 
     def init(self, sgd: LocalSgd, run: InitContext) -> LocalState:
@@ -149,7 +150,7 @@ class OwnClusters(ClientModels):
         return result._replace(update=result.update[:0]), chosen, message
 
     def _choose(self, sgd: LocalSgd, client: ClientContext, server: Any, own: Any) -> tuple[jax.Array, jax.Array]:
-        """The model that a client chooses, and what it keeps: which, and how often it has chosen."""
+        """The chosen model, and the client's new state: the index of its model, and how often it has chosen."""
         chosen, times = own
         again = jnp.bool_(True) if self.choice.rounds is None else times < self.choice.rounds
         noise, draw = multiplier_of(sgd.privatizer, client.client.id, client.round), role_key(client.key, "models")
@@ -160,7 +161,7 @@ class OwnClusters(ClientModels):
         return jnp.take(server, chosen, axis=0), jnp.stack([chosen, times + again])
 
     def _losses(self, client: ClientContext, models: jax.Array) -> jax.Array:
-        """Mean over the client's records of the losses of every model, each cut to [0, bound] `(number,)`."""
+        """Mean loss of every model over the client's records, each loss clipped to [0, bound] `(number,)`."""
 
         def of(x: jax.Array, y: Any) -> jax.Array:
             each = [gradients.losses(client.model, client.unravel(models[j]), x, y) for j in range(self.number)]
@@ -171,14 +172,14 @@ class OwnClusters(ClientModels):
 
     def absorb(self, server: Any, total: Any, num_clients: int) -> Any:
         weight = total["weight"][:, None]
-        # Times its inverse: of a single client's division by its own weight XLA never finishes the compilation.
+        # A reciprocal: XLA never finishes compiling a single client's division by its own weight.
         return server + total["delta"] * (1 / jnp.where(weight > 0, weight, 1.0))
 
     def model_of(self, sgd: LocalSgd, client: ClientContext, server: Any, own: Any) -> jax.Array:
         return server[own[0]]
 
     def floats(self, size: int) -> Floats:
-        """All models come down; the client's change and the number of its model go up."""
+        """Clients receive all models; they send a change and the index of its model."""
         return Floats(down=self.number * size, summed=size + 1)
 
     def check(self, model: Model | None, sizes: np.ndarray) -> None:

@@ -1,4 +1,4 @@
-"""Who takes part in a round. Draws depend on the key and on public numbers alone, so a schedule can be drawn ahead."""
+"""Sampling of clients. Draws depend only on the key and on public numbers, so a schedule can be drawn in advance."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
@@ -25,29 +25,29 @@ Array = jax.Array | np.ndarray
 class Members(NamedTuple):
     """The clients of a round, each at a position; every array `(members,)`."""
 
-    ids: jax.Array  # int32, distinct where selected, unless draws train one by one
-    participation_count: jax.Array  # float32: how often the client was drawn; 0 where its message does not arrive
-    draw_index: jax.Array  # int32: 0, or the number of the draw among those of the same client that train one by one
+    ids: jax.Array  # int32; distinct where selected, unless a client trains once per draw
+    participation_count: jax.Array  # float32: how often the client was drawn; 0 if its message does not arrive
+    draw_index: jax.Array  # int32: index among the draws of the same client where it trains once per draw; else 0
     selected: jax.Array  # bool; False is padding
 
     @classmethod
     def of(cls, ids: jax.Array, selected: jax.Array | None = None) -> "Members":
-        """Those of the ids that are selected, or all, each drawn once."""
+        """The selected ids (by default all), each drawn once."""
         if selected is None:
             return cls(ids, jnp.ones(ids.shape), jnp.zeros_like(ids), jnp.ones(ids.shape, bool))
         return cls(ids, selected.astype(jnp.float32), jnp.zeros_like(ids), selected)
 
     @property
     def present(self) -> jax.Array:
-        """Whose message arrives."""
+        """Whether the message of each member arrives, bool `(members,)`."""
         return self.participation_count > 0
 
 
 class CohortKeys(NamedTuple):
-    """Keys for the draws of cohorts alone."""
+    """Keys that are used only to draw cohorts."""
 
     run: jax.Array  # the same in all rounds of a run
-    round: jax.Array  # this round's
+    round: jax.Array  # different in every round
 
     @classmethod
     def of(cls, run: jax.Array, round_index: jax.Array) -> "CohortKeys":
@@ -55,117 +55,120 @@ class CohortKeys(NamedTuple):
 
 
 SEEN = (FullBatch(), Adjacency.REPLACE_ONE)  # who takes part is public
-MOST_LOGGED = 2**24  # clients, whose ids are numbers of the algorithm
+MOST_LOGGED = 2**24  # clients: ids are numbers of the algorithm, which float32 must hold exactly
 
 
 class Cohort(Protocol):
-    """A law for the clients of a round. Implementations are made with `fedjax_dp.value`, and inherit from this.
+    """How the clients of a round are sampled. Implementations use `fedjax_dp.value` and inherit from this class.
 
-    `shares` are the public p_i `(num_clients,)`: traced in the rounds, NumPy's for the accountants.
-    Four members are to be written: `no_epsilon_reason`, `capacity`, `sample` and `rates`. The others follow: as they
-    stand here, who takes part is public, and nothing is made of how clients are drawn.
+    `shares` are the public p_i `(num_clients,)`: traced in the rounds, NumPy arrays for the accountants.
+    You must write four members: `no_epsilon_reason`, `capacity`, `sample` and `rates`. The defaults of the others
+    treat participation as public and claim no amplification by subsampling.
     """
 
     @property
     def no_epsilon_reason(self) -> str | None:
-        """Required privacy property. Why draws that depend on records leave no epsilon; None: none do."""
+        """Required privacy property. Why there is no epsilon, if draws depend on records; None if they do not."""
         ...
 
     def capacity(self, num_clients: int) -> int:
-        """Required privacy property. Positions of a cohort, the same in every round."""
+        """Required privacy property. Number of positions in a cohort, the same in every round."""
         ...
 
     def sample(self, keys: CohortKeys, round_index: jax.Array, shares: jax.Array) -> Members:
-        """Who takes part, traced; arrays `(members,)`. Draws are by `keys.round`, or by `keys.run` where they depend on
-        those of other rounds: see `rounds_per_pass`."""
+        """The participating clients, arrays `(members,)`; traced.
+
+        Draw with `keys.round`, or with `keys.run` where rounds depend on one another (see `rounds_per_pass`).
+        """
         ...
 
     def rates(self, shares: Array) -> Any:
-        """Required privacy property. Expected messages of each client in a round `(num_clients,)`, if known."""
+        """Required privacy property. Expected messages of each client per round `(num_clients,)`; None if unknown."""
         ...
 
     @property
     def base(self) -> "Cohort":
-        """Derived property, conservative default. The law that draws, where another around it decides who answers."""
+        """Derived property, conservative default. The cohort that draws; a wrapper may decide which clients answer."""
         return self
 
     @property
     def is_random(self) -> bool:
-        """Derived property, conservative default. Whether `inclusion_probability` states a chance of each draw."""
+        """Derived property, conservative default. Whether `inclusion_probability` gives the probability of a draw."""
         return type(self).inclusion_probability is not Cohort.inclusion_probability
 
     @property
     def fixed(self) -> bool:
-        """Derived property, conservative default. Whether as many answer in every round."""
+        """Derived property, conservative default. Whether the same number of clients answers in every round."""
         return False
 
     @property
     def at_most_once(self) -> bool:
-        """Derived property, conservative default. Whether a client counts at most once a round."""
+        """Derived property, conservative default. Whether a client counts at most once per round."""
         return False
 
     @property
     def max_participations(self) -> int:
-        """Derived property, conservative default. Most times that a client trains in a round; more are refused."""
+        """Derived property, conservative default. How often a client can train in one round; more is refused."""
         return 1
 
     @property
     def setup_event(self) -> Event | None:
-        """Derived property, conservative default. What every client released for the draws; None: nothing."""
+        """Derived property, conservative default. The event of what clients release for the draws; None if nothing."""
         return None
 
     def expected_size(self, num_clients: int) -> int:
-        """How many of them an ordinary round fills; no more than a hint of how to compute."""
+        """Positions that a typical round fills. Only the layout of the computation depends on it."""
         return self.capacity(num_clients)
 
     def inclusion_probability(self, shares: Array) -> tuple[Any, int]:
-        """Derived property, conservative default. Chances in one draw `(num_clients,)`, and draws a round."""
+        """Derived property, conservative default. Probabilities in one draw `(num_clients,)`, and draws per round."""
         name = type(self).__name__
         raise errors.refuse(
             "participation", "law", f"schedule or worst for {name}, which states no chances of its draws"
         )
 
     def amplification(self, num_clients: int, known: int) -> tuple[Sampling, Adjacency]:
-        """Derived property, conservative default. The law for one who sees sums and knows who of `known` others joined.
+        """Derived property, conservative default. Sampling of clients, as seen by an adversary who sees only sums.
 
-        (FullBatch(), Adjacency.REPLACE_ONE) where who takes part is public: rounds are then counted by client.
+        The adversary also knows whether each of `known` other clients takes part. The value
+        (FullBatch(), Adjacency.REPLACE_ONE) means that participation is public; each client's rounds are then counted.
         """
         return SEEN
 
     def rounds_per_pass(self, num_clients: int) -> int:
-        """Derived property, conservative default. Rounds of a pass, the first from round 0; 1: each is drawn by itself.
+        """Derived property, conservative default. Rounds per pass, from round 0 on; 1 if rounds are independent.
 
-        Draws within a pass may depend on one another; `amplification` is then of the sums of one pass.
+        Draws within a pass may depend on one another; `amplification` then describes the sums of one pass.
         """
         return 1
 
     def with_size(self, size: int) -> "Cohort":
-        """Derived property, conservative default. The same law with cohorts of `size`, for a larger deployment."""
+        """Derived property, conservative default. The same sampling with cohorts of `size`, for a larger deployment."""
         wanted = f"left out for {type(self).__name__}, which states no with_size"
         raise errors.refuse("deployment_cohort", size, wanted, "use PoissonCohort")
 
     def min_separation(self, num_clients: int) -> int:
-        """Derived property, conservative default. Rounds from one that a client is in to its next, at least."""
+        """Derived property, conservative default. Least number of rounds from one participation to the next."""
         return 1
 
     def log(self, num_clients: int) -> ParticipationLog | None:
-        """Derived property, conservative default. Who takes part when, where that is known beforehand, else None."""
+        """Derived property, conservative default. The participation log, if known before the run; else None."""
         return None
 
     def check(self, num_clients: int) -> None:
-        """Raise ConfigurationError, in one line, where so many clients cannot be drawn from so."""
+        """Raise a one-line ConfigurationError if cohorts cannot be drawn from `num_clients` clients."""
         return None
 
 
 def prefix_of(cohort: Cohort, rounds: int) -> Cohort:
-    """Those of a run of its first `rounds` rounds; a cohort that is written down for more has a member `prefix`."""
+    """The cohort of the first `rounds` rounds; one that lists its rounds has a member `prefix` to cut the list."""
     shorter: Callable[[int], Cohort] | None = getattr(cohort, "prefix", None)
     return cohort if shorter is None else shorter(rounds)
 
 
 @value
 class AllClients(Cohort):
-    """Every client in every round."""
+    """Full participation: every client in every round."""
 
     equation = r"S_t = \{1, \dots, N\}"
 
@@ -187,7 +190,7 @@ class AllClients(Cohort):
 
 @value
 class UniformCohort(Cohort):
-    """`size` distinct clients, uniform without replacement, afresh in every round."""
+    """`size` distinct clients, drawn uniformly without replacement, independently in every round."""
 
     size: int = structure()
 
@@ -222,9 +225,9 @@ class UniformCohort(Cohort):
 
 @value
 class PoissonCohort(Cohort):
-    """Every client joins independently with probability `size / num_clients`; positions beyond are padding.
+    """Every client joins independently with probability `size / num_clients`; unused positions are padding.
 
-    A cohort that would overflow its positions is cut, with probability below 1e-18 a round.
+    A cohort larger than its positions is truncated, with probability below 1e-18 per round.
     """
 
     size: int = structure()
@@ -266,13 +269,12 @@ class PoissonCohort(Cohort):
 class MultinomialCohort(Cohort):
     """`draws` independent draws with replacement: a multiset of clients.
 
-    probabilities  of a client in one draw `(num_clients,)` for importance sampling (acs_pldp); None draws by the shares
-                   (MD sampling of Li et al. 2020, Scheme I; dp_fedavg_output's WR), or, if `equal`, everybody
-                   alike;
-    setup_event    the event by which each client released what `probabilities` are made of; None if nobody knows;
-    public         on the word of whoever sets it, `probabilities` are made of public numbers alone;
-    one_by_one     False: a client that is drawn m times trains once and its message counts m times; True: it trains m
-                   times with fresh batches and noise, and pays m times.
+    probabilities  of each client in one draw `(num_clients,)`, for importance sampling (acs_pldp). None draws by the
+                   shares (MD sampling of Li et al. 2020, Scheme I; dp_fedavg_output's WR), or uniformly if `equal`;
+    setup_event    the event of what each client released to compute `probabilities`; None if unknown;
+    public         you are trusted: `probabilities` were computed from public numbers only;
+    one_by_one     False: a client that is drawn m times trains once, and its message counts m times. True: it trains m
+                   times with fresh batches and noise, and spends privacy m times.
     """
 
     probabilities: Any = None
@@ -293,8 +295,8 @@ class MultinomialCohort(Cohort):
         if self.probabilities is None or self.public or self.setup_event is not None:
             return None
         return (
-            "cohorts are drawn by given probabilities, and nothing covers what these tell of the records (acs_pldp "
-            "makes them of the clients' gradient norms): find them with norm_noise above 0, or draw by shares"
+            "no event covers what the sampling probabilities reveal about records (acs_pldp computes them from the "
+            "clients' gradient norms): compute them with norm_noise above 0, or draw by shares"
         )
 
     def capacity(self, num_clients: int) -> int:
@@ -339,9 +341,9 @@ class MultinomialCohort(Cohort):
 
 @value
 class CyclicCohort(Cohort):
-    """Blocks of `size` clients take turns in the order of their ids: everybody waits num_clients / size rounds.
+    """Blocks of `size` clients take turns in the order of their ids: each takes part every num_clients / size rounds.
 
-    For noise that is correlated over rounds, whose price depends on how far apart a client's rounds are.
+    For noise that is correlated over rounds: its sensitivity depends on how far apart a client's rounds are.
     """
 
     size: int = structure()
@@ -376,11 +378,11 @@ class CyclicCohort(Cohort):
 
 @value
 class LoggedCohort(Cohort):
-    """Who takes part in each round as a log says it: public, so that it hides nobody, and each client's very rounds.
+    """Cohorts from a participation log. Participation is public, and each client's own rounds are counted.
 
-    ids    of the members of each round `(rounds, members)`, -1 where there are fewer; another log of that shape
-           compiles nothing again;
-    fixed  whether there are nowhere fewer.
+    ids    of the members of each round `(rounds, members)`, with -1 as padding. Another log of the same shape needs no
+           new compilation;
+    fixed  whether no round has padding.
     """
 
     ids: Any
@@ -401,7 +403,7 @@ class LoggedCohort(Cohort):
 
     @classmethod
     def read(cls, file: str) -> "LoggedCohort":
-        """That of a CSV file of round,client, both from 0; see `accounting.ParticipationLog`."""
+        """The cohort of a CSV file of round,client, both from 0; see `accounting.ParticipationLog`."""
         return cls.of(ParticipationLog.read(file))
 
     def capacity(self, num_clients: int) -> int:
@@ -413,7 +415,7 @@ class LoggedCohort(Cohort):
         return Members.of(jnp.where(here, ids, 0), here)
 
     def rates(self, shares: Array) -> Any:
-        """Of all rounds; a client that is in none has the rate of one that is in one, so that no weight is infinite."""
+        """Mean over all rounds. A client that never takes part has the rate of one round, so weights stay finite."""
         num_clients, ids = shares.shape[0], jnp.asarray(self.ids).astype(jnp.int32)
         rounds = jnp.zeros(num_clients).at[jnp.where(ids < 0, num_clients, ids)].add(1.0, mode="drop")
         return jnp.maximum(rounds, 1.0) / ids.shape[0]
@@ -443,16 +445,14 @@ class LoggedCohort(Cohort):
             )
         last = int(np.max(self.ids))
         if last >= num_clients:
-            raise errors.refuse(
-                "participation log", f"client {last:,}", f"of clients 0 to {num_clients - 1:,}, those there are"
-            )
+            raise errors.refuse("participation log", f"client {last:,}", f"of clients 0 to {num_clients - 1:,}")
         self.log(num_clients)
         if self.fixed and np.any(np.asarray(self.ids) < 0):
             raise errors.refuse("fixed", True, "False where some round has fewer members", "use LoggedCohort.of")
 
 
 def check_size(size: int, num_clients: int) -> None:
-    """Refuse cohorts of more clients than there are."""
+    """Refuse cohorts that are larger than the population."""
     errors.require_count("cohort_size", size)
     if size > num_clients:
         raise errors.refuse(

@@ -1,7 +1,7 @@
-"""Cohorts that are drawn for a pass of rounds at once, or with a rest between two rounds of a client, and a cut one.
+"""Cohorts that are drawn per pass of rounds, with a minimum separation of a client's rounds, or truncated.
 
-All follows from keys, ids and the round, so rounds in which a client takes part may depend on one another, and nothing
-has to be remembered between them. A pass is rounds p P to (p + 1) P - 1.
+Draws depend only on keys, ids and the round, so a client's rounds may depend on one another without any stored state.
+Pass p consists of the rounds p P to (p + 1) P - 1.
 """
 
 import functools
@@ -18,22 +18,22 @@ from fedjax_dp.parts.cohorts import SEEN, Array, Cohort, CohortKeys, Members, ch
 from fedjax_dp.pytrees import replace, structure, value
 
 
-def _all_who_join(joins: jax.Array, positions: int) -> Members:
-    """Clients `(num_clients,)` that join, in the order of their ids; other positions are padding."""
+def _members_who_join(joins: jax.Array, positions: int) -> Members:
+    """The clients with `joins` `(num_clients,)`, in the order of their ids; other positions are padding."""
     (ids,) = jnp.nonzero(joins, size=positions, fill_value=0)
     return Members.of(ids.astype(jnp.int32), jnp.arange(positions) < jnp.sum(joins))
 
 
 def _positions(expected: float, num_clients: int) -> int:
-    """For clients that join by coins of their own."""
+    """Positions for clients that join independently, of which `expected` are expected."""
     return min(prng.poisson_capacity(max(math.ceil(expected), 1)), num_clients)
 
 
 @value
 class AllocatedCohort(Cohort):
-    """Every client takes part in `chosen` uniform rounds of each pass of `pass_rounds`, by itself and unseen.
+    """Every client takes part in `chosen` uniform rounds of each pass of `pass_rounds`, independently and secretly.
 
-    A cohort that would overflow its positions is cut, with probability below 1e-18 a round.
+    A cohort larger than its positions is truncated, with probability below 1e-18 per round.
     Source: Feldman and Shenfeld 2025, arXiv:2502.08202 (random allocation).
     """
 
@@ -57,7 +57,7 @@ class AllocatedCohort(Cohort):
         high, low = (word.reshape(num_clients, self.chosen) for word in words)
         slots = prng.without_replacement(high, jnp.int32(self.pass_rounds), low)
         joins = jnp.any(slots == round_index % self.pass_rounds, axis=1)
-        return _all_who_join(joins, self.capacity(num_clients))
+        return _members_who_join(joins, self.capacity(num_clients))
 
     def rates(self, shares: Array) -> Any:
         return self.chosen / self.pass_rounds + 0.0 * shares
@@ -70,14 +70,14 @@ class AllocatedCohort(Cohort):
 
     def check(self, num_clients: int) -> None:
         errors.require_count("pass_rounds", self.pass_rounds)
-        errors.require_integer("chosen", self.chosen, 1, self.pass_rounds, "rounds of a pass are chosen from")
+        errors.require_integer("chosen", self.chosen, 1, self.pass_rounds, "a pass has no more rounds")
 
 
 @value
 class BinnedCohort(Cohort):
-    """Every client keeps one uniform slot of a pass of `pass_rounds` for the whole run, drawn by itself and unseen.
+    """Every client draws one uniform slot of a pass of `pass_rounds` for the whole run, independently and secretly.
 
-    A cohort that would overflow its positions is cut, with probability below 1e-18 a round.
+    A cohort larger than its positions is truncated, with probability below 1e-18 per round.
     Source: Chua et al. 2024, arXiv:2412.16802 (balls in bins).
     """
 
@@ -97,7 +97,7 @@ class BinnedCohort(Cohort):
     def sample(self, keys: CohortKeys, round_index: jax.Array, shares: jax.Array) -> Members:
         high, low = prng.words(prng.role_key(keys.run, "slot"), 0, shares.shape[0])
         slots = prng.below(high, jnp.int32(self.pass_rounds), low)
-        return _all_who_join(slots == round_index % self.pass_rounds, self.capacity(shares.shape[0]))
+        return _members_who_join(slots == round_index % self.pass_rounds, self.capacity(shares.shape[0]))
 
     def rates(self, shares: Array) -> Any:
         return 1 / self.pass_rounds + 0.0 * shares
@@ -117,9 +117,9 @@ class BinnedCohort(Cohort):
 
 @value
 class CyclicPoissonCohort(Cohort):
-    """The group of clients with id = t mod `pass_rounds` has its turn; each of it joins by its own coin, unseen.
+    """In round t each client with id = t mod `pass_rounds` joins with probability P `size` / N.
 
-    The coin comes up with probability P `size` / N, so that `size` clients are expected in a round.
+    Clients join independently and secretly; `size` of them are expected per round.
     Source: Choquette-Choo et al. 2023, arXiv:2306.08153 (banded matrix factorization with cyclic Poisson sampling).
     """
 
@@ -163,7 +163,7 @@ class CyclicPoissonCohort(Cohort):
         check_size(self.size, num_clients)
         errors.require_count("pass_rounds", self.pass_rounds)
         if self.size * self.pass_rounds > num_clients:
-            wanted = f"at most {num_clients} clients / cohort_size {self.size}, as a coin comes up by P r / N"
+            wanted = f"at most {num_clients} clients / cohort_size {self.size}, as P r / N is a probability"
             raise errors.refuse("pass_rounds", self.pass_rounds, wanted)
 
     def _rate(self, num_clients: int) -> float:
@@ -172,13 +172,13 @@ class CyclicPoissonCohort(Cohort):
 
 @value
 class SeparatedCohort(Cohort):
-    """A client rests for `separation` - 1 rounds after each of its own, and joins any other by a coin of its own.
+    """A client rests for `separation` - 1 rounds after each participation, and joins any other round independently.
 
-    The coin comes up with probability p = 1 / (N / r - b + 1), and who rests at the start is drawn too, so that in
-    every round each client joins with probability r / N: `size` clients are expected. A client is in at most
-    ceil(T / b) of T rounds; nothing is amplified, as nobody has proved how much, and who takes part may be public.
-    A cohort that would overflow its positions is cut, with probability below 1e-18 a round.
-    Each client's rounds are drawn anew from the first, so that round t costs about t r draws.
+    It joins with probability p = 1 / (N / r - b + 1). The clients that rest at the start are drawn too, so that in
+    every round each client joins with probability r / N: `size` clients are expected. A client takes part in at most
+    ceil(T / b) of T rounds. No amplification is claimed, as none is proved, so participation may be public.
+    A cohort larger than its positions is truncated, with probability below 1e-18 per round.
+    Each round draws all earlier rounds again, so round t costs about t r draws.
     Source: arXiv:2602.09338 (2026, b-min-sep sampling).
     """
 
@@ -203,28 +203,28 @@ class SeparatedCohort(Cohort):
         num_clients, key = shares.shape[0], prng.role_key(keys.run, "separation")
 
         def gap(number: jax.Array) -> jax.Array:
-            """Rounds from one of a client to its next."""
+            """Rounds from one participation of each client to its next."""
             return self.separation + prng.misses(prng.words(key, number, num_clients), self.rate_when_free(num_clients))
 
         def after(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-            upcoming, number = state
-            return jnp.where(upcoming < round_index, upcoming + gap(number), upcoming), number + 1
+            next_round, number = state
+            return jnp.where(next_round < round_index, next_round + gap(number), next_round), number + 1
 
-        first = self.first(prng.words(key, 0, num_clients), gap(jnp.uint32(1)))
-        upcoming, _ = jax.lax.while_loop(lambda state: jnp.any(state[0] < round_index), after, (first, jnp.uint32(2)))
-        return _all_who_join(upcoming == round_index, self.capacity(num_clients))
+        first = self._first_round(prng.words(key, 0, num_clients), gap(jnp.uint32(1)))
+        next_round, _ = jax.lax.while_loop(lambda state: jnp.any(state[0] < round_index), after, (first, jnp.uint32(2)))
+        return _members_who_join(next_round == round_index, self.capacity(num_clients))
 
-    def first(self, words: tuple[jax.Array, jax.Array], gap: jax.Array) -> jax.Array:
-        """The first round of each client `(num_clients,)`, of a chain that has always run.
+    def _first_round(self, words: tuple[jax.Array, jax.Array], gap: jax.Array) -> jax.Array:
+        """The first round of each client `(num_clients,)`, in the stationary distribution.
 
-        As no two of the rounds 0 to b - 1 are a client's, each is with probability r / N; else it comes as late as
-        the next after round 0.
+        Each of the rounds 0 to b - 1 is the first with probability r / N, as a client takes part in at most one of
+        them; otherwise the first is distributed like the next one after round 0.
         """
         place = prng.below(words[0], jnp.int32(gap.size), words[1])
         return jnp.where(place < self.separation * self.size, place // self.size, gap)
 
     def rate_when_free(self, num_clients: int) -> float:
-        """p, of a client that does not rest."""
+        """p, the probability that a client joins when it does not rest."""
         return self.size / (num_clients - (self.separation - 1) * self.size)
 
     def rates(self, shares: Array) -> Any:
@@ -240,13 +240,13 @@ class SeparatedCohort(Cohort):
         check_size(self.size, num_clients)
         errors.require_count("separation", self.separation)
         if self.size * self.separation > num_clients:
-            wanted = f"at most {num_clients} clients / cohort_size {self.size}, as so many of them rest or take part"
+            wanted = f"at most {num_clients} clients / cohort_size {self.size}, so that clients can rest"
             raise errors.refuse("separation", self.separation, wanted)
 
 
 @value
 class TruncatedPoissonCohort(Cohort):
-    """Every client joins independently with probability `size` / N; of more than `most` so many stay, uniformly.
+    """Every client joins independently with probability `size` / N; if more than `most` join, a uniform `most` stay.
 
     Source: Ganesh et al. 2025, arXiv:2508.15089 (truncated Poisson sampling).
     """
@@ -281,7 +281,7 @@ class TruncatedPoissonCohort(Cohort):
         return self.rates(shares), 1
 
     def amplification(self, num_clients: int, known: int) -> tuple[Sampling, Adjacency]:
-        if known:  # who is cut tells of those that are not known, and nobody has a theorem of it
+        if known:  # which known clients are dropped reveals something about the others, and no theorem covers this
             return SEEN
         sampling = accounting.TruncatedPoisson(self.size / num_clients, self.most, num_clients)
         return sampling, Adjacency.ZERO_OUT
@@ -293,5 +293,5 @@ class TruncatedPoissonCohort(Cohort):
 
 @functools.cache
 def _mean_of_at_most(most: int, num_clients: int, size: int) -> float:
-    """E min(S, c) of a binomial S of `num_clients` coins, of which `size` are expected to come up."""
+    """E min(S, most) of a binomial S of `num_clients` trials with mean `size`."""
     return float(scipy.stats.binom.sf(range(most), num_clients, size / num_clients).sum())

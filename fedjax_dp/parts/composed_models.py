@@ -1,6 +1,6 @@
-"""Models made of a model: a part of its parameters, two of it at once, one that is pulled to a point.
+"""Models built from a model: some of its parameters, a pair of models, a model that is pulled to a point.
 
-What is given with the numbers (parameters that stay, the point) is a frozen value: traced, and no part of a program.
+Fixed parameters and the point are frozen values: they are traced, so they are no part of the program.
 """
 
 import dataclasses
@@ -15,14 +15,14 @@ from fedjax_dp.models import Model
 
 @dataclasses.dataclass(frozen=True)
 class MadeOf:
-    """The structure of the model that it is made of, and what is given with the numbers."""
+    """Base of models that are built from a model and further frozen values."""
 
     base: Model
     frozen: Any = dataclasses.field(default=None, compare=False, repr=False)
 
     @classmethod
     def of(cls, model: Model, numbers: Any, **structure: Any) -> Self:
-        """One made of a model and of further numbers, which are traced as its own are."""
+        """Build it from a model and from further numbers, which are traced like the model's own frozen values."""
         base, frozen = split(model)
         return cls(base=base, frozen=(numbers, frozen), **structure)
 
@@ -31,16 +31,16 @@ class MadeOf:
 
     @property
     def whole(self) -> Model:
-        """The model that it is made of."""
+        """The model from which it is built."""
         return joined(self.base, self.frozen[1])
 
     def init(self, key: jax.Array) -> Any:
-        raise NotImplementedError  # of a round's own; it begins with nothing
+        raise NotImplementedError  # it exists only within a round
 
 
 @dataclasses.dataclass(frozen=True)
 class PartOf(MadeOf):
-    """Some parameters of a model `(tensors,)`; the others stay as they are."""
+    """A model of some tensors of a model; the others are fixed."""
 
     chosen: tuple[bool, ...] = ()
     tree: Any = None  # structure of all parameters
@@ -57,7 +57,7 @@ class PartOf(MadeOf):
 
 
 def part_of(model: Model, params: Any, chosen: tuple[bool, ...]) -> tuple[PartOf, tuple[jax.Array, ...]]:
-    """The model of the chosen tensors of `params`, and these."""
+    """The model of the chosen tensors of `params`, and these tensors."""
     leaves, tree = jax.tree.flatten(params)
     own, rest = (
         tuple(leaf for leaf, its in zip(leaves, chosen, strict=True) if its is wanted) for wanted in (True, False)
@@ -67,7 +67,7 @@ def part_of(model: Model, params: Any, chosen: tuple[bool, ...]) -> tuple[PartOf
 
 @dataclasses.dataclass(frozen=True)
 class PairOf(MadeOf):
-    """Two models alike, whose losses are added: the gradient of a record is that of both, as one vector."""
+    """Two models of the same structure with the sum of their losses: one gradient vector per record for both."""
 
     def loss(self, params: Any, x: Any, y: Any, key: jax.Array | None) -> jax.Array:
         one, other = params
@@ -80,7 +80,7 @@ class PairOf(MadeOf):
 
 @dataclasses.dataclass(frozen=True)
 class PulledTo(MadeOf):
-    """A model whose loss on every record has the term strength/2 |w - anchor|^2."""
+    """A model whose loss on every record has the additional term strength/2 |w - anchor|^2."""
 
     def loss(self, params: Any, x: Any, y: Any, key: jax.Array | None) -> jax.Array:
         strength, anchor = self.frozen[0]

@@ -1,4 +1,4 @@
-"""What a part of the local training is shown: of a run, of a client's round, of one step. All else are numbers."""
+"""The arguments of parts of the local training: a run, a client's round, a local step."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -12,9 +12,9 @@ from fedjax_dp.prng import role_key
 
 
 class LocalState(NamedTuple):
-    """What is kept across rounds for the local training, or for one correction of it."""
+    """State across rounds of the local training, or of one of its corrections."""
 
-    server: Any = ()  # which every client receives
+    server: Any = ()  # every client receives it
     clients: Any = ()  # arrays with a leading axis (num_clients,); a cohort's rows are gathered and scattered
 
 
@@ -25,61 +25,61 @@ class InitContext(NamedTuple):
     data: FederatedData
     params: Any
     size: int  # number of parameters
-    map_clients: Callable[[Callable[..., Any]], Any]  # map_clients(f) = f(key, params, client, data, model) of all
-    initial_gradients: Callable[[], jax.Array] | None = None  # for corrections: the mean of tau privatized gradients
-    # at `params` of every client (num_clients, size)
-    key: jax.Array | None = None  # of the run, for whatever else begins at random
+    map_clients: Callable[[Callable[..., Any]], Any]  # map_clients(f): f(key, params, client, data, model) of every one
+    initial_gradients: Callable[[], jax.Array] | None = None  # for corrections: for every client the mean of tau
+    # privatized gradients at `params` (num_clients, size)
+    key: jax.Array | None = None  # of the run, for other random initial values
 
 
 class Received(NamedTuple):
-    """What a client, or one correction of it, has been sent when its round begins, and what it kept."""
+    """What a client, or one of its corrections, has at the start of a round."""
 
-    params: jax.Array  # where its steps begin, the server's model: flat (size,)
+    params: jax.Array  # the server's model, where the local steps begin: flat (size,)
     server_state: Any = ()  # LocalState.server, which every client receives
-    client_state: Any = ()  # its row of LocalState.clients
-    extra: Any = ()  # what `send` gave it alone
+    client_state: Any = ()  # this client's row of LocalState.clients
+    extra: Any = ()  # this client's row of what `send` returned
 
 
 class LocalResult(NamedTuple):
-    """What comes out of a client's round."""
+    """The result of a client's round."""
 
-    update: jax.Array  # local model minus the received one, of what is sent: flat (sent size,), float32
-    auxiliary: Any  # what joins the update in its sum over the cohort: float32 arrays, unweighted
-    client_state: Any  # its new row, shaped like Received.client_state
-    report: StepReport  # probes, averaged over the steps
+    update: jax.Array  # local model minus the received one, of the shared parameters: flat (shared size,), float32
+    auxiliary: Any  # summed over the cohort with the update: float32 arrays, unweighted
+    client_state: Any  # the client's new row, shaped like Received.client_state
+    report: StepReport  # diagnostics, averaged over the steps
 
 
 class ClientContext(NamedTuple):
     """One client in one round; vectors of parameters are flat `(size,)`, in the order of `pytrees.ravel`."""
 
-    key: jax.Array  # of this client, round and stream alone: give every noise and batch a key or step of its own
+    key: jax.Array  # of this client, round and stream only: use a separate key or step for every noise and batch
     round: jax.Array
-    client: Client  # its id, and where its records are, which `data.gather` reads
+    client: Client  # its id, and the place of its records, which `data.gather` reads
     data: FederatedData
     model: Model
     unravel: Callable[[jax.Array], Any]  # from a flat vector to the model's parameters
     received: Received
-    shard: Callable[[jax.Array], jax.Array] = lambda flat: flat  # says which device computes which part of a vector
+    shard: Callable[[jax.Array], jax.Array] = lambda flat: flat  # assigns parts of a vector to devices
     stream: int = 0  # of draws, see `AdditionalRelease`
-    signal: bool = True  # whether that of `StepReport` is taken
-    run_key: jax.Array | None = None  # of this client alone, the same in all rounds; None: in one round alone
+    signal: bool = True  # whether `StepReport.signal` is computed
+    run_key: jax.Array | None = None  # of this client only, the same in all rounds; None outside of a run
 
     def receiving(self, params: jax.Array, *more: Any) -> "ClientContext":
-        """The same client with something else received, in the order of `Received`."""
+        """The same client with another `received`, given by the fields of `Received` in their order."""
         return self._replace(received=Received(params, *more))
 
     def evaluate(self, at: Callable[..., Any], params: jax.Array) -> Any:
-        """at(key, parameters, client, data, model) past the privatizer: a `no_epsilon_reason` has to say so."""
+        """at(key, parameters, client, data, model) without the privatizer: declare it in `no_epsilon_reason`."""
         return at(role_key(self.key, "look"), self.unravel(params), self.client, self.data, self.model)
 
 
 class StepContext(NamedTuple):
-    """One step in public numbers, traced scalars: what noise may depend on. A (key, number) pair occurs once."""
+    """Public numbers of one step, traced scalars, on which noise may depend. A (key, number) pair occurs once."""
 
-    client: jax.Array  # its id
+    client: jax.Array  # the client's id
     round: jax.Array
-    number: jax.Array  # of the step in its round, from 0
+    number: jax.Array  # index of the step in its round, from 0
     rate: jax.Array  # learning rate of this step
     total_rate: jax.Array  # sum of the learning rates of the round's steps
-    is_last: jax.Array  # bool: the last step of the round that is taken
-    stream: int = 0  # of the client's draws: 0 for the steps on what is shared
+    is_last: jax.Array  # bool: the last step that this client takes in the round
+    stream: int = 0  # of the client's draws: 0 for the steps on the shared model

@@ -1,8 +1,8 @@
-"""What a part states of its own privacy: read off its exact class, so that a subclass inherits nothing of a proof.
+"""Privacy properties that parts declare. They are read from the exact class: a subclass does not inherit a proof.
 
-The Guarantee rests on the members of FACTS. What no program can find out about a part (that a cohort knows no records,
-say) it has to state; what can be found out, `inspection` finds out, whatever it states. A fact that follows from others
-stands at the Protocol, on the side of caution, and holds for classes none of whose bases states another.
+The Guarantee relies on the members of FACTS. A part must declare what no program can check, such as that a cohort uses
+no records; `inspection` checks all others. A property that follows from others has a conservative default in the
+Protocol, which holds for classes that do not override it.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ from fedjax_dp.parts.record_privacy import Privatizer
 from fedjax_dp.parts.transport import Transport
 
 T = TypeVar("T", bound=type)
-SHORT = 16  # numbers of a list that cannot hold much
+SHORT = 16  # numbers of a list too short to hold records
 
 SLOTS: dict[str, type] = {
     "cohort": Cohort,
@@ -38,20 +38,20 @@ SLOTS: dict[str, type] = {
     "privatizer": Privatizer,
     "bound": Bound,
     "noise source": NoiseSource,
-    "correction": Correction,  # what else it says of itself, `inspection.flow` finds out
+    "correction": Correction,  # `inspection.flow` checks its other members
     "upload": UpdatePrivatizer,
     "estimator": Aggregate,
     "transport": Transport,
     "local": LocalTraining,
     "local rule": Rule,
-    "client models": ClientModels,  # likewise
+    "client models": ClientModels,  # `inspection.flow` checks its members
 }
 
 
 def _members_with(
     protocol: type, begin: tuple[str, ...] = ("Required privacy property.", "Derived property, conservative default.")
 ) -> tuple[str, ...]:
-    """The members of a Protocol whose texts begin so."""
+    """The members of a Protocol whose docstrings begin with `begin`."""
     return tuple(
         name
         for name, member in validation.members(protocol).items()
@@ -66,10 +66,9 @@ FOLLOWING = {
 
 
 def restates(*bases: type) -> Callable[[T], T]:
-    """Class decorator: the class stands by what these bases state, as if it had stated it itself.
+    """Class decorator: the class declares the same privacy properties as these bases.
 
-    For a subclass that changes nothing of what its base's facts are about; the Guarantee then names the class as one
-    whose word it rests on.
+    For a subclass whose changes do not affect these properties; the Guarantee names the class as trusted.
     """
     names = {name for facts in FACTS.values() for name in facts}
 
@@ -85,11 +84,11 @@ def restates(*bases: type) -> Callable[[T], T]:
 
 
 def own_names(cls: type) -> set[str]:
-    """Members and fields that the class states itself."""
+    """Members and fields that the class itself defines."""
     return {*vars(cls), *inspect.get_annotations(cls)}
 
 
-FORMER_NAMES = {  # of members, which nobody would read: the cost of a cohort's draws would count as nothing
+FORMER_NAMES = {  # of members, refused because nothing reads them: the cost of a cohort's draws would not be counted
     "cohort": {
         "paid": "setup_event",
         "prior_event": "setup_event",
@@ -102,11 +101,11 @@ FORMER_NAMES = {  # of members, which nobody would read: the cost of a cohort's 
     "client models": {"trained": "local_params"},
 }
 
-_COMPLETE: set[tuple[str, type]] = set()  # slots, and classes that state all that the proof needs of them
+_COMPLETE: set[tuple[str, type]] = set()  # slots, and classes that declare all their required properties
 
 
 def require_stated(slot: str, part: Any) -> None:
-    """Refuse a part whose exact class does not state what the proof needs of its slot."""
+    """Refuse a part whose exact class does not declare all required privacy properties of its slot."""
     cls = type(part)
     if (slot, cls) in _COMPLETE:
         return
@@ -124,12 +123,12 @@ def require_stated(slot: str, part: Any) -> None:
 
 
 def _follows(slot: str, cls: type, name: str) -> bool:
-    """Whether a class leaves a fact as it stands at the Protocol, where it follows from the others."""
+    """Whether a class keeps the Protocol's default of a derived property."""
     return name in FOLLOWING[slot] and inspect.getattr_static(cls, name, None) is validation.members(SLOTS[slot])[name]
 
 
 def require_present(algorithm: Any) -> None:
-    """Refuse parts that lack a member which the rounds or the accountants read, or have it by a former name."""
+    """Refuse parts that lack a member which the rounds or the accountants read, or use a former name for it."""
     for slot, part in parts_of(algorithm):
         for former, name in FORMER_NAMES.get(slot, {}).items():
             if hasattr(part, former):
@@ -142,14 +141,14 @@ def require_present(algorithm: Any) -> None:
 
 
 def require_facts(algorithm: Any) -> None:
-    """Refuse parts whose exact class leaves unsaid what a proof rests on."""
+    """Refuse an algorithm with a part whose exact class does not declare a required privacy property."""
     for slot, part in parts_of(algorithm):
         if slot != "correction" or algorithm.local.privatizer.on_upload:  # elsewhere nothing has to be a contraction
             require_stated(slot, part)
 
 
 def of_the_project(part: Any) -> bool:
-    """Whether this is a class or function of this project, which stands where it says."""
+    """Whether this is a class or function (or an instance of a class) that this project really defines."""
     kind = part if inspect.isclass(part) or inspect.isfunction(part) else type(part)
     if not kind.__module__.startswith("fedjax_dp."):
         return False
@@ -160,7 +159,7 @@ def of_the_project(part: Any) -> bool:
 
 
 def parts_of(algorithm: Any) -> Iterator[tuple[str, Any]]:
-    """The slots of an algorithm that a proof rests on, with their parts, those inside of parts too."""
+    """The (slot, part) pairs of an algorithm on which its epsilon relies, including parts inside of parts."""
     local = algorithm.local
     yield from _with_inner("cohort", algorithm.cohort)
     yield "local", local
@@ -174,10 +173,10 @@ def parts_of(algorithm: Any) -> Iterator[tuple[str, Any]]:
 
 
 def things_of(name: str, thing: Any, inside: bool = False, seen: set[int] | None = None) -> Iterator[tuple[str, Any]]:
-    """All values, classes and functions that something is made of, with the names of the fields that hold them.
+    """All values, classes and functions inside of `thing`, each once, with the names of the fields that hold them.
 
-    What functions close over, have as defaults or are bound to is theirs, too; arrays and long lists count there, and
-    in classes that are not the project's (inside). What was seen comes once.
+    Functions contain what they close over, their defaults and what they are bound to. Arrays and long lists are listed
+    if they are inside of functions or of classes outside of the project (`inside`).
     """
     seen = set() if seen is None else seen
     if inside and _is_data(thing):
@@ -223,9 +222,9 @@ def _count(thing: Any) -> int:
 
 
 def of_known_origin(thing: Any, *libraries: str) -> bool:
-    """Whether this is of the project or of a library that knows no records: optax, JAX and those named.
+    """Whether this comes from the project or from a library without records: optax, JAX or one of `libraries`.
 
-    A function is of the module in which it was written, whatever a wrapper says of it.
+    A function belongs to the module in which it was written, even if a wrapper names another.
     """
     if _is_data(thing):
         return False

@@ -22,32 +22,32 @@ SCOPES = ("participants", "all")
 
 
 class FeatureRelease(Protocol):
-    """What a client does to its mean features before it sends them."""
+    """How a client bounds and noises its mean features before it sends them."""
 
     def bound(self, features: jax.Array) -> jax.Array:
-        """Features as they enter the mean; records on the leading axis, k features on the last, or one record's."""
+        """Bounded features for the mean; k features on the last axis, and records on a leading axis if there is one."""
         return features
 
     def noise(self, key: jax.Array, mean: jax.Array) -> jax.Array:
-        """The mean `(k,)` as it leaves the client; the key is for this alone."""
+        """The mean `(k,)` that the client sends; the key is used only here."""
         return mean
 
     def check(self) -> None:
-        """Raise ConfigurationError, in one line, for numbers that cannot be meant."""
+        """Raise a one-line ConfigurationError for invalid numbers."""
         return None
 
 
 @value
 class PlainFeatures(FeatureRelease):
-    """Sent as they are."""
+    """Mean features without bound and noise."""
 
 
 @value
 class NoisyFeatures(FeatureRelease):
-    """rfedavg's privacy evaluation: each record's features are clipped to `clip_norm`, noise joins their mean.
+    """rfedavg's privacy evaluation: clips each record's features to `clip_norm` and adds noise to their mean.
 
-    The noise has standard deviation noise_multiplier * clip_norm / batch_size per coordinate, as rfedavg states it. No
-    epsilon follows, because the model's uploads carry no noise.
+    The noise has standard deviation noise_multiplier * clip_norm / batch_size per coordinate, as in rfedavg. There is
+    no epsilon, because the model's uploads have no noise.
     """
 
     clip_norm: float
@@ -62,7 +62,7 @@ class NoisyFeatures(FeatureRelease):
         return self.add(mean, prng.normals(key, 0, mean.size))
 
     def add(self, mean: jax.Array, normals: jax.Array) -> jax.Array:
-        """The mean with these standard normals."""
+        """The mean with noise made of these standard normals."""
         return mean + self.noise_multiplier * self.clip_norm / self.batch_size * normals
 
     def check(self) -> None:
@@ -74,15 +74,14 @@ class NoisyFeatures(FeatureRelease):
 class FeatureMatching(Correction):
     """The gradient of strength * |mean feature of the batch - target|^2; the target is the others' mean features.
 
-    Features are the layer before the output, delta^k their mean over client k's records. rfedavg prints the penalty
-    against each other client and the penalty against their mean; the gradients are the same.
-    when           whose model delta is taken at: "local_after", the client's own after its steps (rFedAvg);
+    Features are the layer before the output; delta^k is their mean over the records of client k. rfedavg prints both a
+    penalty against each other client and one against their mean; the gradients are the same.
+    when           the model at which delta is computed: "local_after", the client's own after its steps (rFedAvg);
                    "global_before", the received one (rfedavg, Algorithm 1, line 10, as printed); "global_after", the
                    new one, in a second exchange (rFedAvg+);
-    scope          "participants": targets are means over this round's cohort; "all": over all clients, by their last
-                   delta;
-    leave_one_out  the client's own delta is left out of its target; False: kept in, as in rfedavg's code;
-    one_batch      delta of so many records drawn at random instead of all; 0 takes all (rfedavg's code takes a batch).
+    scope          "participants": targets are means over this round's cohort; "all": over all clients' last delta;
+    leave_one_out  whether a target excludes the client's own delta; False as in rfedavg's code;
+    one_batch      number of random records for delta, as in rfedavg's code; 0 uses all records.
     """
 
     strength: float
@@ -107,7 +106,7 @@ class FeatureMatching(Correction):
         return LocalState(clients=run.map_clients(self._mean_features))
 
     def send(self, state: LocalState, members: Members) -> tuple[jax.Array, jax.Array]:
-        """Targets `(members, k)`, and 1 where there is one: a client alone in its cohort has none."""
+        """Targets `(members, k)`, and 1 for members that have one: a client alone in its cohort has none."""
         table, own = state.clients, state.clients[members.ids]
         if self.scope == "all":
             total, others = table.sum(0), jnp.float32(table.shape[0])
@@ -155,7 +154,7 @@ class FeatureMatching(Correction):
     def _mean_features(
         self, key: jax.Array, params: Any, client: Client, data: FederatedData, model: Model
     ) -> jax.Array:
-        """delta of one client `(k,)`, as it leaves the client."""
+        """The delta that one client sends `(k,)`."""
 
         def features(x: jax.Array, y: jax.Array) -> jax.Array:
             return self.release.bound(gradients.features(model, params, x))
@@ -168,14 +167,14 @@ class FeatureMatching(Correction):
         return self.release.noise(role_key(key, "feature noise"), mean)
 
     def vectors(self, members: int, num_clients: int) -> int:
-        """Vectors of features that a client receives: those of its scope by rFedAvg, one target by rFedAvg+."""
+        """Feature vectors that a client receives: all of its scope in rFedAvg, one target in rFedAvg+."""
         if self.when == "global_after":
             return 1
         return members if self.scope == "participants" else num_clients
 
     def floats(self, size: int, features: int | None, members: int, num_clients: int) -> Floats:
         assert features is not None
-        again = size if self.when == "global_after" and self.scope == "all" else 0  # the new model, to those of before
+        again = size if self.when == "global_after" and self.scope == "all" else 0  # the new model
         return Floats(down=features * self.vectors(members, num_clients) + again, up=features)
 
     def check(self, model: Model | None, sizes: np.ndarray) -> None:

@@ -1,4 +1,4 @@
-"""How a local step's gradient becomes its direction: optax transformations, some of which know how noisy it is."""
+"""Local optimizers: optax transformations of a local step's gradient; some use the variance of its noise."""
 
 import inspect
 from collections.abc import Callable
@@ -17,10 +17,10 @@ from fedjax_dp.pytrees import replace, structure, value
 class LocalRule:
     """How a gradient becomes a direction: an optax transformation without a rate, `factory(**hyperparameters)`.
 
-    It is given what the step would subtract at rate 1, flat `(size,)`: the privatized gradient with the terms of the
-    corrections; and the local model. One whose update takes a keyword `variance` is given a function of no arguments
-    with the variance Phi of each coordinate of the noise in this gradient, a float32 scalar.
-    `keep` says whether its state stays with the client from round to round or starts anew.
+    Its update receives the privatized gradient with the terms of the corrections, flat `(size,)`, and the local model.
+    If it takes a keyword `variance`, that is a function without arguments that returns the variance Phi of each
+    coordinate of the noise in this gradient, a float32 scalar.
+    keep  whether a client keeps its state across rounds; if not, the state starts anew in every round.
     """
 
     hyperparameters: dict[str, Any]
@@ -29,9 +29,9 @@ class LocalRule:
 
     @classmethod
     def of(cls, name: str, *, keep: bool = False, **numbers: Any) -> "LocalRule":
-        """The rule of a name in `LOCAL_RULES` with numbers of its own: `LocalRule.of("momentum", decay=0.5)`.
+        """A rule of `LOCAL_RULES` with other numbers: `LocalRule.of("momentum", decay=0.5)`.
 
-        Raises: ConfigurationError for numbers that it has not.
+        Raises: ConfigurationError for numbers that this rule does not have.
         """
         errors.require_choice("local_rule", name, LOCAL_RULES)
         default = LOCAL_RULES[name]
@@ -49,7 +49,7 @@ class LocalRule:
 
     def check(self) -> None:
         if "learning_rate" in self.hyperparameters:
-            wanted = "without a learning_rate, which the local steps have"
+            wanted = "without a learning_rate, as the local steps have one"
             raise errors.refuse("hyperparameters of the local rule", dict(self.hyperparameters), wanted, ADVICE)
         for name, number in self.hyperparameters.items():
             if name in ("decay", "b1", "b2") and not 0 <= float(number) < 1:
@@ -57,21 +57,21 @@ class LocalRule:
             if name in ("eps", "weight_decay"):
                 errors.require_not_negative(f"local_{name}", number)
             if name == "floor":
-                errors.require_positive("local_floor", number, "it is what the root of a second moment divides by")
+                errors.require_positive("local_floor", number, "the gradient is divided by its root")
         _ = self.corrects
 
     @property
     def is_sgd(self) -> bool:
-        """Plain stochastic gradient descent."""
+        """Whether it is plain stochastic gradient descent."""
         return self.factory is optax.identity
 
     @property
     def corrects(self) -> bool:
-        """Whether it uses the variance of the noise; of concrete numbers."""
+        """Whether it uses the variance of the noise. Numbers are concrete here."""
         return uses_noise_variance(self.factory, self.hyperparameters, "local rule")
 
 
-ADVICE = "take the part of it that has none, such as optax.scale_by_adam instead of optax.adam"
+ADVICE = "use a transformation without one, such as optax.scale_by_adam instead of optax.adam"
 
 
 def rmsprop(decay: float = 0.99, eps: float = 1e-8) -> optax.GradientTransformation:
@@ -80,18 +80,18 @@ def rmsprop(decay: float = 0.99, eps: float = 1e-8) -> optax.GradientTransformat
 
 
 class Moments(NamedTuple):
-    """Decayed means over the steps so far, from zero, of the gradient, its square, and the variance of its noise."""
+    """Exponential means, from zero, of the gradient, its square, and the variance of its noise."""
 
-    steps: jax.Array  # int32, of the steps
+    steps: jax.Array  # int32, number of steps so far
     first: Any
     second: Any
-    noise: Any  # a scalar; () where nothing is taken off
+    noise: Any  # a scalar; () if it is not subtracted
 
 
 def _adaptive(
     b1: float, b2: float, root: Callable[[jax.Array, Any], jax.Array], corrects: bool
 ) -> optax.GradientTransformationExtraArgs:
-    """The first moment over `root(second moment, the noise's part of it)`, all without the bias of their start."""
+    """The first moment divided by `root(second moment, the noise's part of it)`, with bias corrections."""
 
     def init(params: Any) -> Moments:
         first, second = (jax.tree.map(jnp.zeros_like, params) for _ in range(2))
@@ -120,11 +120,11 @@ def adam(b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8) -> optax.Gradien
 
 
 def adam_bc(b1: float = 0.9, b2: float = 0.999, floor: float = 1e-5) -> optax.GradientTransformation:
-    """DP-AdamBC (Tang, Shpilevskiy, Lecuyer 2024, arXiv:2312.14334, Algorithm 1): the noise's variance is taken off
-    the second moment, which is at least `floor`.
+    """DP-AdamBC (Tang, Shpilevskiy, Lecuyer 2024, arXiv:2312.14334, Algorithm 1): Adam that subtracts the noise's
+    variance from the second moment, which stays at least `floor`.
 
-    Deviation: of noise whose variance differs from step to step, the same decayed mean is taken off; where it does not,
-    that is the paper's constant.
+    Deviation: if the variance of the noise differs between steps, its exponential mean is subtracted. If it is
+    constant, that is the paper's constant.
     """
     return _adaptive(b1, b2, lambda second, noise: jnp.sqrt(jnp.maximum(second - noise, floor)), corrects=True)
 
@@ -132,14 +132,14 @@ def adam_bc(b1: float = 0.9, b2: float = 0.999, floor: float = 1e-5) -> optax.Gr
 def adamw(
     b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8, weight_decay: float = 0.01
 ) -> optax.GradientTransformation:
-    """Adam whose step also takes rate * weight_decay of the model off it (Loshchilov and Hutter 2019)."""
+    """Adam with decoupled weight decay: a step also subtracts rate * weight_decay * w (Loshchilov, Hutter 2019)."""
     return optax.chain(adam(b1, b2, eps), optax.add_decayed_weights(weight_decay))
 
 
 def adamw_bc(
     b1: float = 0.9, b2: float = 0.999, floor: float = 1e-5, weight_decay: float = 0.01
 ) -> optax.GradientTransformation:
-    """`adam_bc` with the weight decay of `adamw`, which joins after all noise."""
+    """`adam_bc` with the weight decay of `adamw`, which is added after all noise."""
     return optax.chain(adam_bc(b1, b2, floor), optax.add_decayed_weights(weight_decay))
 
 

@@ -29,7 +29,7 @@ from fedjax_dp.pytrees import ravel, structure, value
 
 
 class StepDraw(NamedTuple):
-    """What is known of a step before any of the round is taken; of all steps with a leading axis `(tau,)`."""
+    """The draws of a step, which are known before the round's first step; of all steps with an axis `(tau,)`."""
 
     number: jax.Array
     rate: jax.Array
@@ -39,37 +39,37 @@ class StepDraw(NamedTuple):
 
 
 class SgdState(NamedTuple):
-    """Where the steps of a round have come to."""
+    """State of the local steps within a round."""
 
-    delta: jax.Array  # from where they began: in the rounding of a large parameter a small step's noise would be lost
+    delta: jax.Array  # model minus its start: added to a large parameter, a small step's noise would be rounded away
     rule: Any
     probes: jax.Array  # sums of a `StepReport`
 
 
 class PrivateGradients(NamedTuple):
-    """The privatized gradients of one client's round, with batches, noise and dropout of their own."""
+    """The privatized gradients of one client's round, with their own batches, noise and dropout."""
 
     client: ClientContext
     privatizer: Privatizer
     rates: jax.Array  # (tau,), by number
-    numbers: jax.Array  # (tau,) of the steps: first those that are taken, so that no draw of theirs knows of the others
+    numbers: jax.Array  # (tau,) of the steps: those that are taken come first, so that skipped steps change no draw
     step_rates: jax.Array  # (tau,) of the steps
     total_rate: jax.Array  # sum of those of the steps taken
     last: jax.Array  # number of the last step taken
-    batches: Batch  # of the tau steps, and of the further gradients
+    batches: Batch  # of the tau steps, then of the extra gradients
     noise_key: jax.Array
     model_key: jax.Array
 
     @classmethod
     def draw(
-        cls, client: ClientContext, privatizer: Privatizer, batches: Batches, rates: jax.Array, further: int = 0
+        cls, client: ClientContext, privatizer: Privatizer, batches: Batches, rates: jax.Array, extra: int = 0
     ) -> "PrivateGradients":
-        """So many as there are rates, and `further`."""
+        """One gradient per rate, and `extra` more."""
         with jax.named_scope("batch_draw"):
             data, is_kept = client.data, batches.sampling(client.data.largest).keeps_draw
             key = client.run_key if is_kept and client.run_key is not None else client.key
             drawn = batches.sample(
-                role_key(key, "batch"), client.client.size, rates.size + further, data.largest, data.smallest
+                role_key(key, "batch"), client.client.size, rates.size + extra, data.largest, data.smallest
             )
         drawn = drawn._replace(step_mask=(drawn.step_mask > 0).astype(jnp.float32))
         noise_key, model_key = (role_key(client.key, role) for role in ("noise", "model"))
@@ -84,11 +84,11 @@ class PrivateGradients(NamedTuple):
         )
 
     def steps(self) -> StepDraw:
-        """Of all steps. Whatever they can have at once stands before the loop: on an accelerator each is a launch."""
+        """The draws of all steps, made together before the loop: on an accelerator each draw is a kernel launch."""
         return self._draws_at(self.numbers, self.step_rates, slice(self.rates.size))
 
     def step_draw(self, number: jax.Array) -> StepDraw:
-        """Of one gradient, further ones included."""
+        """The draws of one gradient, which may be an extra one."""
         return self._draws_at(number, self.rates[jnp.minimum(number, self.rates.size - 1)], number)
 
     def _draws_at(self, number: jax.Array, rate: jax.Array, at: Any) -> StepDraw:
@@ -102,16 +102,16 @@ class PrivateGradients(NamedTuple):
         return self.batches.step_mask[: self.rates.size]
 
     def context(self, number: jax.Array) -> StepContext:
-        """A step in public numbers."""
+        """The public numbers of a step."""
         client, rate = self.client, self.rates[jnp.minimum(number, self.rates.size - 1)]
         is_last = number == self.last
         return StepContext(client.client.id, client.round, number, rate, self.total_rate, is_last, client.stream)
 
     def gradient_at(self, params: jax.Array, drawn: StepDraw) -> tuple[jax.Array, StepReport, Records]:
-        """The gradient of a step at `params`, with its probes, and the records that it is made of."""
+        """The gradient of a step at `params`, its diagnostics, and the records of its batch."""
         client, batch = self.client, drawn.batch
         step_key = jax.random.fold_in(self.model_key, drawn.number)
-        keys = jax.vmap(jax.random.fold_in, (None, 0))(step_key, batch.positions)  # where no model uses them, not made
+        keys = jax.vmap(jax.random.fold_in, (None, 0))(step_key, batch.positions)  # unused without dropout
         x = client.data.features(client.data.x[drawn.rows])
         records = Records(x, drawn.y, batch.mask, batch.divisor, keys)
         step, tree = self.context(drawn.number), client.unravel(params)
@@ -122,7 +122,7 @@ class PrivateGradients(NamedTuple):
         return variance_of(self.privatizer, self.context(drawn.number), drawn.batch.divisor)
 
     def extra_gradient(self) -> Callable[[jax.Array], jax.Array]:
-        """A function that gives the further gradients, one a call, each with a batch and noise of its own."""
+        """A function that computes one extra gradient per call, each with its own batch and noise."""
         tau, most = self.rates.size, self.batches.step_mask.size - self.rates.size
         taken: list[int] = []
 
@@ -131,8 +131,8 @@ class PrivateGradients(NamedTuple):
                 raise errors.refuse(
                     "corrections",
                     f"{len(taken) + 1} calls of extra_gradient",
-                    f"at most the {most} that they state",
-                    "state them as extra_gradients: each is one more release, which is counted",
+                    f"at most the {most} that they declare",
+                    "declare them in extra_gradients: each is one more release, which is counted",
                 )
             taken.append(tau + len(taken))
             return self.gradient_at(params, self.step_draw(jnp.uint32(taken[-1])))[0]
@@ -141,7 +141,7 @@ class PrivateGradients(NamedTuple):
 
 
 def _of_corrections(combine: Callable[[Iterable[Any]], Any], name: str) -> Any:
-    """A fact of the corrections, combined."""
+    """A property of `LocalSgd` that combines the property `name` of its corrections."""
     return property(lambda self: combine(getattr(correction, name) for correction in self.corrections))
 
 
@@ -151,7 +151,7 @@ class LocalSgd(LocalTraining):
 
     schedule  factor on the rate in round t = 0, 1, ..., or, `per_step`, in the run's local step t = 0, 1, ...
               (dp_fedavg_output); `timing` are its numbers by name.
-    A client keeps what each correction keeps, in their order, and then the state of the rule where it stays with it.
+    A client keeps the state of each correction, in their order, and then that of the rule if `rule.keep`.
     Parameters are one flat vector here, so that noise, corrections and step fuse into a single loop.
     """
 
@@ -177,7 +177,7 @@ class LocalSgd(LocalTraining):
         return self.finish(gradients, state)
 
     def draw(self, client: ClientContext) -> PrivateGradients:
-        """The batches of all steps; their gradients are to be taken."""
+        """The batches of all steps; `step` computes their gradients."""
         rates = self.rates(client.round, client.data.largest)
         gradients = PrivateGradients.draw(client, self.privatizer, self.batches, rates, self.extra_gradients)
         own = self._own_rates(rates, client.round, gradients.step_mask)
@@ -190,7 +190,7 @@ class LocalSgd(LocalTraining):
 
     @jax.named_scope("local_step")
     def step(self, gradients: PrivateGradients, state: SgdState, drawn: StepDraw) -> SgdState:
-        """Privatize and correct; follow the rule and move."""
+        """One local step: privatize and correct the gradient, then move by the rule."""
         client = gradients.client
         params = client.shard(client.received.params + state.delta)
         gradient, report, records = gradients.gradient_at(params, drawn)
@@ -218,7 +218,7 @@ class LocalSgd(LocalTraining):
         variance = functools.partial(gradients.noise_variance, drawn)
         direction, new = rule.update(shard(gradient), state.rule, params, variance=variance)
         rule_state = jax.tree.map(lambda new, old: jnp.where(step_mask > 0, new, old), new, state.rule)
-        probes = state.probes + jnp.stack(report) * step_mask  # one number after another would be as many launches
+        probes = state.probes + jnp.stack(report) * step_mask  # stacked: one kernel launch instead of one per number
         return SgdState(shard(state.delta - drawn.rate * step_mask * direction), rule_state, probes)
 
     def finish(self, gradients: PrivateGradients, state: SgdState) -> LocalResult:
@@ -231,7 +231,7 @@ class LocalSgd(LocalTraining):
         return LocalResult(update, tuple(auxiliary for auxiliary, _ in ends), rows, report)
 
     def _each(self, client: ClientContext) -> list[tuple[Correction, ClientContext]]:
-        """The corrections, with what the client has received for each."""
+        """Each correction, with the client as that correction sees it."""
         start, server, rows, extra = client.received
         rows = rows[: len(self.corrections)]  # the state of a rule comes after theirs
         parts = zip(self.corrections, server, rows, extra, strict=True)
@@ -244,7 +244,7 @@ class LocalSgd(LocalTraining):
         return self.learning_rate * self.schedule(at, **self.timing)
 
     def _own_rates(self, rates: jax.Array, round_index: Any, step_mask: jax.Array) -> jax.Array:
-        """The rates of a client that takes the steps that are `step_mask`: a schedule over steps counts no others."""
+        """The rates of a client that takes the steps of `step_mask`: a schedule over steps counts only these."""
         if not self.per_step or self.batches.even:
             return rates
         taken = jnp.sum(step_mask > 0).astype(jnp.int32)
@@ -253,7 +253,7 @@ class LocalSgd(LocalTraining):
     # What is kept across rounds: of each correction, then of the rule.
 
     def init(self, run: InitContext) -> LocalState:
-        @functools.cache  # one release, however many corrections begin with it
+        @functools.cache  # one release, even if several corrections use it
         def initial_gradients() -> jax.Array:
             return run.map_clients(self.mean_gradient)
 
@@ -310,14 +310,14 @@ class LocalSgd(LocalTraining):
         return Floats(*(sum(numbers) for numbers in zip(*each, Floats())))
 
     def noise_variance(self, round_index: jax.Array, data: FederatedData) -> jax.Array:
-        """Of each coordinate of the noise that the gradients of a round bring into a client's update `(num_clients,)`.
+        """Variance of each coordinate of the noise in each client's update of a round `(num_clients,)`.
 
-        sum of rate^2 Phi over its steps, for plain ones: what a step's noise does to later gradients is not noise.
+        For plain SGD, the sum of rate^2 Phi over the steps; the effect of noise on later gradients is not included.
         """
         rates = self.rates(round_index, data.largest)
 
         def one(client: jax.Array, records: jax.Array) -> jax.Array:
-            # Of the draw only what does not depend on the key is used, and so computed.
+            # Only what does not depend on the key is used, and so computed.
             key = jax.random.key(0, impl="threefry2x32")
             batches = self.batches.sample(key, records, rates.size, data.largest, data.smallest)
             step_mask = batches.step_mask > 0
@@ -335,7 +335,7 @@ class LocalSgd(LocalTraining):
     def mean_gradient(
         self, key: jax.Array, params: Any, client: Client, data: FederatedData, model: Model
     ) -> jax.Array:
-        """Mean of tau privatized gradients at fixed parameters, flat; an initial release. Round -1."""
+        """Mean of tau privatized gradients at fixed parameters, flat: an initial release, drawn as round -1."""
         flat, unravel = ravel(params)
         before = ClientContext(key, jnp.int32(-1), client, data, model, unravel, Received(flat))
         rates = self.rates(jnp.int32(0), data.largest)
@@ -370,7 +370,7 @@ class LocalSgd(LocalTraining):
             if not LEAST_RATE <= least <= most < math.inf:
                 divided = "noise on the upload" if self.privatizer.on_upload else "control variates"
                 wanted = f"one of rates from {LEAST_RATE:g} for {divided}"
-                remedy = f"{divided} would be lost to float32 in smaller ones: let them fall less, or in fewer rounds"
+                remedy = f"float32 would lose {divided} at smaller rates: let them fall less, or in fewer rounds"
                 raise errors.refuse("schedule", f"rates from {least:g} to {most:g}", wanted, remedy)
         if (self.extra_gradients or self.initial_release) and not alike:
             got = type(self.batches).__name__
@@ -382,21 +382,21 @@ class LocalSgd(LocalTraining):
             if pull and not 0 <= most * pull <= 2:
                 raise errors.refuse(
                     "l2",
-                    "so strong that steps drive models apart",
+                    "so strong that steps are no contraction",
                     "at most 1 / learning_rate for noisy uploads",
-                    "what the steps can move would not be bounded by their clipped gradients",
+                    "clipped gradients would not bound how far the steps can move",
                 )
             if self.extra_gradients or self.initial_release:
-                raise errors.refuse("controls", "gradients of their own", "read off the noised upload", "use update")
+                raise errors.refuse("controls", "extra gradients", "computed from the noisy upload", "use update")
 
 
 def _in_order(
     batches: Batches, rates: jax.Array, step_mask: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Numbers and rates of the steps of a round `(tau,)`, the sum of the rates of those taken, the last one's number.
+    """Numbers and rates of a round's steps `(tau,)`, then the sum of rates and the last number of the steps taken.
 
-    Steps that are taken are 0, 1, ... in their order, before the others: so noise, schedule and order of what a client
-    does are the same however many steps larger clients take.
+    The steps that are taken have the numbers 0, 1, ..., before the skipped ones: so a client's noise and schedule do
+    not depend on how many steps larger clients take.
     """
     if batches.even:
         return jnp.arange(step_mask.size, dtype=jnp.uint32), rates, *_total_and_last(rates, step_mask)
@@ -408,5 +408,5 @@ def _in_order(
 
 
 def _total_and_last(rates: jax.Array, step_mask: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Sum of the rates of the steps that are taken, `step_mask`, and the place of the last of them."""
+    """Sum of the rates of the steps taken, those of `step_mask`, and the index of the last of them."""
     return jnp.sum(jnp.abs(rates) * step_mask), rates.size - 1 - jnp.argmax(step_mask[::-1])

@@ -1,4 +1,4 @@
-"""What a client does in a round, as the rounds, the accountants and the inspection know it: the slot `local`."""
+"""The slot `local`: what a client does in a round, and what accounting and inspection must know about it."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
@@ -16,15 +16,15 @@ from fedjax_dp.parts.record_privacy import Privatizer
 
 
 class AdditionalRelease(NamedTuple):
-    """What else of a client's records is released, beside the gradients of its local steps.
+    """A release of a client's records in addition to the gradients of its local steps.
 
-    event   of one round, in the accountants' words: event(local, noise multiplier, records, rates), as of `Privatizer`;
-    sent    whether an update depends on it, in this round or later; else what the client keeps does alone;
-    noised  else there is no privacy for whoever sees what depends on it;
-    stream  of the private gradients that it is of, each stream with batches and noise of its own; None: it is of none;
-    steps   how many these are, as `batches.count` takes it;
-    most    rounds in which it is taken at most; None: all in which the client takes part;
-    final   it is taken once, after the last round, for every client.
+    event   of one round: event(local, noise multiplier, records, rates), as for `Privatizer`;
+    sent    whether an update depends on it, in this round or later; if not, only the client's own state does;
+    noised  if False, there is no privacy against anyone who sees what depends on it;
+    stream  of private gradients, with its own batches and noise; None if the release has no gradients;
+    steps   number of these gradients, as an argument of `batches.count`;
+    most    largest number of rounds with this release; None: all rounds in which the client takes part;
+    final   whether it happens once, after the last round, for every client.
     """
 
     event: Callable[["LocalTraining", float, int, np.ndarray], Event]
@@ -36,32 +36,30 @@ class AdditionalRelease(NamedTuple):
     final: bool = False
 
     def times(self, rounds: float) -> float:
-        """How often it is taken, in so many rounds of a client."""
+        """How often it happens in `rounds` rounds of a client."""
         return 1.0 if self.final else rounds if self.most is None else min(rounds, self.most)
 
 
 class LocalTraining(AcrossRounds, Protocol):
-    """Local steps, and what clients and server keep for them from round to round.
+    """Local training in a round, and its state across rounds. Implementations use `fedjax_dp.value`.
 
-    Implementations are made with `fedjax_dp.value`. Vectors of the model's parameters are flat `(size,)`, in the order
-    of `pytrees.ravel`. The bodies given here are those of local steps that keep and send nothing beside an update, and
-    that say nothing of their privacy. Those train, but have no epsilon: all that is marked as a fact must be stated in
-    the very class, as what a base class states is not believed of its subclasses.
+    Vectors of parameters are flat `(size,)`, in the order of `pytrees.ravel`. The defaults keep no state, send only the
+    update and declare nothing about privacy. They train, but have no epsilon: each required privacy property must be
+    declared in the class itself, not in a base class.
     """
 
-    privatizer: Privatizer  # a field, so that another can be put in its place; makes every gradient of records
-    batches: Batches  # a field; draws the records of every local step, as often as `batches.count` says
-    steps: int  # a field; local steps of a round, or epochs, as `batches.count(steps, records)` takes it
+    privatizer: Privatizer  # a field, so that it can be replaced; computes every gradient of records
+    batches: Batches  # a field; draws the records of the `batches.count` local steps
+    steps: int  # a field; local steps of a round, or epochs: the argument of `batches.count(steps, records)`
 
     @property
     def no_epsilon_reason(self) -> str | None:
-        """Required privacy property. Why there is no epsilon: records act past the privatizer; None: they do not.
+        """Required privacy property. Why there is no epsilon, if records are used without the privatizer; else None.
 
-        What is sent or kept must then depend on records through gradients of the privatizer alone.
+        None promises that what is sent or kept depends on records only through gradients of the privatizer.
         """
-        return (
-            f"{type(self).__name__} does not say whether records act past its privatizer: implement no_epsilon_reason"
-        )
+        name = type(self).__name__
+        return f"{name} does not declare whether it uses records without its privatizer: implement no_epsilon_reason"
 
     @property
     def initial_release(self) -> bool:
@@ -70,80 +68,81 @@ class LocalTraining(AcrossRounds, Protocol):
 
     @property
     def extra_gradients(self) -> int:
-        """Required privacy property. Privatized gradients of a round beyond its local steps, each of a new batch."""
+        """Required privacy property. Privatized gradients per round beyond the local steps, each of a new batch."""
         return 0
 
     @property
     def is_sgd(self) -> bool:
         """Required privacy property. Whether, without client state, an update is minus the sum of rate times gradient.
 
-        The noise of members that take one such step adds up in their sum.
+        If members take one such step, their noise adds up in the sum of updates.
         """
         return False
 
     @property
     def sends_auxiliary(self) -> bool:
-        """Whether something is sent beside the updates, or others than the client learn of what it keeps."""
+        """Whether clients send more than updates, or reveal their state to others."""
         return self.has_client_state
 
     @property
     def state_affects_messages(self) -> bool:
-        """Whether what a client keeps acts on what it sends later."""
+        """Whether a client's state affects its later messages."""
         return self.has_client_state
 
     @property
     def personal(self) -> bool:
-        """Whether clients end with models of their own, which `model_of` gives."""
+        """Whether clients end with personal models, which `model_of` returns."""
         return False
 
     @property
     def sends_steps(self) -> bool:
-        """Whether the local steps act on an update; else only on what the client keeps."""
+        """Whether the local steps affect the update; if not, they only affect the client's state."""
         return True
 
     @property
     def additional_releases(self) -> tuple[AdditionalRelease, ...]:
-        """What else of records is released, counted with the gradients of the steps."""
+        """Releases of records in addition to the gradients of the local steps; they are counted too."""
         return ()
 
     def sent_tensors(self, model: Model) -> tuple[bool, ...] | None:
-        """Of each parameter tensor, in the order of `pytrees.ravel`, whether it is shared; None: all are."""
+        """Whether each parameter tensor is shared, in the order of `pytrees.ravel`; None if all are."""
         return None
 
     def model_of(self, client: ClientContext) -> Any:
-        """A client's own model after so many rounds, a tree of parameters; traced. `client.key` is for this alone."""
+        """The client's personal model between rounds, a tree of parameters; traced. `client.key` is used only here."""
         return client.unravel(client.received.params)
 
     @property
     def parts(self) -> tuple[tuple[str, Any], ...]:
-        """Required privacy property. (slot, part) of each further part that a proof rests on, as in `facts.SLOTS`."""
+        """Required privacy property. Each further part on which the epsilon relies: (slot, part), see `facts.SLOTS`."""
         return ()
 
     def check(self, sizes: np.ndarray, model: Model | None, rounds: int) -> None:
-        """Raise ConfigurationError, in one line, where so many rounds cannot run.
+        """Raise a one-line ConfigurationError if `rounds` rounds cannot run.
 
-        sizes: records of each client `(num_clients,)`; model: None where it is not known yet.
+        sizes: records of each client `(num_clients,)`; model: None if not known yet.
         """
 
     def rates(self, round_index: Any, largest: int) -> jax.Array:
-        """Required privacy property. Rates of the steps of a round `(tau,)`; `largest`: records of a client."""
+        """Required privacy property. Learning rates of a round's steps `(tau,)`; `largest`: records of the largest
+        client."""
         ...
 
     def run(self, client: ClientContext) -> LocalResult:
-        """Required privacy property. One client's round, traced under `vmap` over clients."""
+        """Required privacy property. Runs one client's round; traced under `vmap` over clients."""
         ...
 
 
 class Rule(Protocol):
-    """How a gradient becomes a step, as far as a proof knows it: the slot `local rule` of `LocalTraining.parts`."""
+    """How a gradient becomes a step: the slot `local rule` of `LocalTraining.parts`, with what accounting must know."""
 
     @property
     def is_sgd(self) -> bool:
-        """Required privacy property. Whether the step is the gradient itself."""
+        """Required privacy property. Whether the step's direction is the gradient itself."""
         ...
 
 
 def extreme_rates(local: LocalTraining, largest: int, rounds: int) -> tuple[float, float]:
-    """The smallest and the largest learning rate of all steps of a run."""
+    """The smallest and the largest learning rate of a run."""
     rates = jax.vmap(lambda t: local.rates(t, largest))(jnp.arange(rounds))
     return float(rates.min()), float(rates.max())

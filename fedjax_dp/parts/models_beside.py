@@ -1,6 +1,6 @@
-"""Clients that train a model of their own beside the shared one, or after it (personalisation).
+"""Personalisation: clients that train a personal model in addition to the shared one, or after it.
 
-What is their own never flows back into what they send: its gradients cost only those who see the personal models
+Personal models never affect messages: their gradients count only against an adversary who sees the personal models
 themselves (view `deployed`), unless they are clipped and noised together with the shared ones.
 """
 
@@ -24,11 +24,11 @@ from fedjax_dp.pytrees import ravel, replace, structure, value
 
 @value
 class ModelBeside(ClientModels):
-    """Beside the shared model a client trains one of its own, pulled to the one it receives (Ditto; Li et al. 2021,
+    """A client also trains a personal model, pulled to the shared one that it receives (Ditto; Li et al. 2021,
     arXiv:2012.04221).
 
-    steps  of its own model in a round; noise and speed of these, over those of the shared steps; clean: without
-           clipping and noise, for nobody sees it but the client (view `owner`).
+    steps  of the personal model per round; noise, speed: factors on the shared steps' noise multiplier and learning
+           rate; clean: without clipping and noise, as only the client sees the personal model (view `owner`).
     """
 
     pull: Pull
@@ -68,8 +68,8 @@ class ModelBeside(ClientModels):
 
 @value
 class JointModels(ClientModels):
-    """As `ModelBeside`, but a record's gradients of both models are clipped as one vector and noised once: one release
-    in a step serves both. Corrections join the shared one."""
+    """As `ModelBeside`, but a record's gradients of both models are clipped as one vector and noised once: each step is
+    a single release. Corrections apply to the shared model only."""
 
     pull: Pull
 
@@ -97,14 +97,14 @@ class JointModels(ClientModels):
             gradient, report, records = gradients.gradient_at(params, drawn)
             context, places = gradients.context(drawn.number), params.reshape(2, -1)
 
-            def corrected(gradient: jax.Array, params: jax.Array) -> jax.Array:
+            def correct(gradient: jax.Array, params: jax.Array) -> jax.Array:
                 return sgd.correct(client, gradient, params, context, records)
 
-            # Both gradients are corrected and pulled, and one of each is put back: cut apart, a CPU would draw the
-            # noise of both for each of them.
+            # Both gradients are corrected and pulled, and the wrong one of each is undone: split into two, a CPU would
+            # draw the noise of both for each of them.
             both, first = gradient.reshape(2, -1), jnp.arange(2)[:, None] == 0
             both = jnp.where(first, both, self.pull.gradient(both, places, anchor[None], drawn.rate))
-            both = jnp.where(first, jax.vmap(corrected)(both, places), both)
+            both = jnp.where(first, jax.vmap(correct)(both, places), both)
             return sgd.move(gradients, state, drawn, params, both.reshape(-1), report), None
 
         state, _ = lax.scan(step, sgd.begin(pair), gradients.steps())
@@ -119,17 +119,17 @@ class JointModels(ClientModels):
         self.pull.check()
         if self.pull.form == INSIDE:
             remedy = "use after, explicit or implicit"
-            raise errors.refuse("proximal", INSIDE, "outside of the clip where both models have one", remedy)
+            raise errors.refuse("proximal", INSIDE, "outside of the clipping where both models share it", remedy)
 
 
 @value
 class MixedModels(ClientModels):
-    """A client's model is alpha v + (1 - alpha) w, of its own v and the shared w (APFL; Deng et al. 2020,
+    """A client's model is alpha v + (1 - alpha) w, with its own v and the shared w (APFL; Deng et al. 2020,
     arXiv:2003.13461).
 
-    In a step w moves by a gradient at w, and v by one at the mixture, which is another release.
-    alpha_speed  0: alpha stays; else alpha <- alpha - alpha_speed <gradient at the mixture, v - w> within [0, 1] in the
-                 first step of a round, from a gradient that is released anyway.
+    In a step w moves by a gradient at w, and v by a gradient at the mixture, which is an additional release.
+    alpha_speed  0: alpha is constant; else alpha <- alpha - alpha_speed <gradient at the mixture, v - w> within [0, 1]
+                 in the first step of a round, from a gradient that is released in any case.
     """
 
     alpha: float
@@ -174,17 +174,17 @@ class MixedModels(ClientModels):
         return sgd.finish(at_shared, w), {"alpha": alpha, "model": own["model"] + v.delta, "steps": states}, ()
 
     def _alpha_after(self, alpha: jax.Array, gradient: jax.Array, away: jax.Array, first: jax.Array) -> Any:
-        """Alpha after a step, of which the first of a round turns it."""
+        """Alpha after a step; only the first step of a round changes it."""
 
-        def moved_alpha(alpha: jax.Array, gradient: jax.Array) -> jax.Array:
+        def new_alpha(alpha: jax.Array, gradient: jax.Array) -> jax.Array:
             return jnp.clip(alpha - self.alpha_speed * jnp.vdot(gradient, away), 0.0, 1.0)
 
         def in_first(alpha: jax.Array, gradient: jax.Array) -> Any:
-            """On a CPU no other step computes it; on an accelerator it takes longer to ask."""
-            return lax.cond(first, moved_alpha, lambda alpha, _: alpha, alpha, gradient)
+            """On a CPU other steps skip the computation; on an accelerator a branch takes longer."""
+            return lax.cond(first, new_alpha, lambda alpha, _: alpha, alpha, gradient)
 
         def always(alpha: jax.Array, gradient: jax.Array) -> jax.Array:
-            return jnp.where(first, moved_alpha(alpha, gradient), alpha)
+            return jnp.where(first, new_alpha(alpha, gradient), alpha)
 
         return lax.platform_dependent(alpha, gradient, cpu=in_first, default=always)
 
@@ -201,9 +201,10 @@ class MixedModels(ClientModels):
 
 @value
 class FineTuned(ClientModels):
-    """After the last round every client goes on from the model by itself; before that, nothing is personal.
+    """Fine-tuning: after the last round every client trains the final model on its own records.
 
-    steps  that it takes; noise and speed of these, over those of the rounds'; clean: without clipping and noise.
+    steps  number of these steps; noise, speed: factors on the rounds' noise multiplier and learning rate; clean:
+           without clipping and noise.
     """
 
     noise: float = 1.0

@@ -1,4 +1,4 @@
-"""Where standard normal noise comes from, and what its correlation costs."""
+"""Sources of standard normal noise, independent or correlated over steps, and their events."""
 
 from typing import Any, Protocol
 
@@ -12,40 +12,40 @@ from fedjax_dp.pytrees import value
 
 
 class NoiseSource(Protocol):
-    """Where standard normal noise comes from. Implementations are made with `fedjax_dp.value`."""
+    """A source of standard normal noise. Implementations use `fedjax_dp.value`."""
 
     @property
     def fresh(self) -> bool:
-        """Required privacy property. Whether the noise of every step is independent of all other noise."""
+        """Required privacy property. Whether the noise of each step is independent of all other noise."""
         ...
 
     @property
     def bands(self) -> Any:
-        """Required privacy property. `(bands,)`: a_j of n_t = sum_j a_j z_(t-j), z white, a_0 = 1; (1.0,): fresh."""
+        """Required privacy property. `(bands,)`: a_j in n_t = sum_j a_j z_(t-j), z white, a_0 = 1; (1.0,) if fresh."""
         ...
 
     def draw(self, key: jax.Array, step: StepContext, size: int) -> jax.Array:
-        """The noise n_t of step t = step.number, float32 `(size,)`, traced.
+        """The noise n_t of step t = step.number, float32 `(size,)`; traced.
 
-        The key is the same in steps that belong together (of a client's round, or of a run's sums), so that noise of
-        earlier ones can be drawn again; other clients, rounds and runs have other keys.
+        The key is shared by the steps of one client's round, or by the sums of one run, so that earlier noise can be
+        drawn again. Other clients, rounds and runs have other keys.
         """
         ...
 
     def variance(self, step: jax.Array) -> jax.Array | float:
-        """Of one coordinate of the noise of a step."""
+        """Variance of each coordinate of the noise of a step."""
         ...
 
 
 def correlated_source(part: Any) -> NoiseSource | None:
-    """The source of a part whose noise is known to be correlated over steps; None for all others."""
-    source: NoiseSource | None = getattr(part, "source", None)  # without one, a part does not say how it draws
+    """The source of a part whose noise is correlated over steps; None if it is independent or unknown."""
+    source: NoiseSource | None = getattr(part, "source", None)  # a part without one does not declare how it draws
     return None if source is None or source.fresh else source
 
 
 @value
 class WhiteNoise:
-    """Independent over coordinates, steps, rounds and clients."""
+    """Noise that is independent over coordinates, steps, rounds and clients."""
 
     equation = r"\xi \sim \mathcal{N}(0, I)\ \text{afresh}"
 
@@ -60,9 +60,9 @@ class WhiteNoise:
 
 @value
 class BandedNoise:
-    """Noise correlated over steps: n_t = sum_j a_j z_(t-j) with white z, so that later noise takes back earlier noise.
+    """Noise correlated over steps: n_t = sum_j a_j z_(t-j) with white z, so that later noise cancels earlier noise.
 
-    coefficients  a `(bands,)`, a_0 = 1; `accounting.inverse_root_bands` gives those for sums over all steps (DP-FTRL by
+    coefficients  a `(bands,)`, a_0 = 1; `accounting.inverse_root_bands` gives them for sums over all steps (DP-FTRL by
                   a banded inverse square root). Nothing is stored: earlier z are drawn again from their counters.
     """
 
@@ -102,11 +102,11 @@ def noise_event(
     unit: accounting.Unit = accounting.Unit.RECORD,
     pattern: tuple[int, ...] | None = None,
 ) -> accounting.GaussianSteps:
-    """`releases` noisy sums in the accountants' words, of which a member joins at most `times`, `separation` apart.
+    """The event of `releases` noisy sums, of which a member joins at most `times`, at least `separation` apart.
 
-    White noise: so many steps, each over a fresh sample. Banded noise: one release of them all, whose sensitivity the
-    coefficients give; that members are sampled amplifies nothing then.
-    pattern  those very sums that it joins, where they are known: their sensitivity takes the place of the worst.
+    White noise: one step per sum, each over a fresh sample. Banded noise: a single release of all sums, whose
+    sensitivity follows from the coefficients, without amplification by subsampling.
+    pattern  the sums that the member joins, if known: their sensitivity replaces the worst case.
     """
     if source.fresh:
         return accounting.GaussianSteps(noise_multiplier, sampling, adjacency, releases, unit)

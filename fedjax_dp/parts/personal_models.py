@@ -1,6 +1,6 @@
-"""Clients that go on with something of their own: a model, a part of one, or an offset (personalisation).
+"""Personalisation: clients that keep a model, some of its parameters, or an offset to it.
 
-All of them flow back into what their client sends, so they are made of noised gradients and cost nothing beside these.
+What they keep affects their messages, so it is computed from noisy gradients only and costs no additional privacy.
 """
 
 from typing import Any
@@ -25,7 +25,7 @@ from fedjax_dp.pytrees import Part, ravel, replace, structure, tensor_sizes, val
 
 @value
 class _PullToReceived(Correction):
-    """The pull of a client's own model to the one that is received, which comes to it as `extra`."""
+    """The pull of a client's own model to the received one, which is in `client.received.extra`."""
 
     form: Pull
 
@@ -36,7 +36,7 @@ class _PullToReceived(Correction):
 
 
 def with_pull(sgd: LocalSgd, client: ClientContext, pull: Pull, anchor: jax.Array) -> tuple[LocalSgd, ClientContext]:
-    """Steps that are pulled to an anchor, before their corrections, and the client that takes them."""
+    """The steps with a pull to an anchor before their other corrections, and the client that takes these steps."""
     start, server, rows, extra = client.received
     client = client.receiving(start, ((), *server), ((), *rows), (anchor, *extra))
     steps = replace(sgd, corrections=(_PullToReceived(form=pull), *sgd.corrections))
@@ -44,18 +44,17 @@ def with_pull(sgd: LocalSgd, client: ClientContext, pull: Pull, anchor: jax.Arra
 
 
 def without_pull(result: LocalResult) -> LocalResult:
-    """Without what the pull sends and keeps, which is nothing."""
+    """The result without the pull's message and state, which are empty."""
     return result._replace(auxiliary=result.auxiliary[1:], client_state=result.client_state[1:])
 
 
 @value
 class OwnModel(ClientModels):
-    """A client goes on with its own model, pulled to the one it receives (MR-MTL; Liu et al. 2022, arXiv:2206.07902).
+    """A client trains its own model, pulled to the one it receives (MR-MTL; Liu et al. 2022, arXiv:2206.07902).
 
-    shared  whether it sends how that has moved: the server's model is then the mean of the clients' if every client
-            weighs as much as it always does, absent or not (`Estimator` biased); False: it trains alone and sends
-            nothing;
-    clean   of a client that sends nothing: without clipping and noise.
+    shared  whether it sends the change of its model. The server's model is then the mean of the clients' models if
+            weights do not depend on the cohort (`Estimator` biased). False: it trains alone and sends nothing;
+    clean   without clipping and noise, for clients that send nothing.
     """
 
     pull: Pull = Pull(strength=0.0)
@@ -104,9 +103,9 @@ class OwnModel(ClientModels):
 class OwnPart(ClientModels):
     """A client keeps some parameters, such as its head, and shares the others (FedPer; Arivazhagan et al. 2019).
 
-    head        patterns of parameter paths with commas between, or `head`, the layer of the last product;
-    head_steps  0: all move together, one clip over both; else so many steps on the kept part come first, and then those
-                on the shared part, each clipped by itself (FedRep; Collins et al. 2021).
+    head        comma-separated patterns of parameter paths, or `head`, the layer of the last matrix product;
+    head_steps  0: both parts move together and are clipped as one vector. Else `head_steps` steps on the kept part come
+                first, then the steps on the shared part, each part clipped separately (FedRep; Collins et al. 2021).
     """
 
     head: str = structure(default="head")
@@ -169,12 +168,12 @@ class OwnPart(ClientModels):
         if model is None:
             return
         if all(self.head_tensors(model)):
-            remedy = "name a part of them, or use local"
-            raise errors.refuse("head", f"{self.head!r}, which is every parameter", "a part of them", remedy)
+            remedy = "name fewer, or use local"
+            raise errors.refuse("head", f"{self.head!r}, which is all parameters", "some of the parameters", remedy)
 
 
 def on_part(client: ClientContext, chosen: tuple[bool, ...], whole: jax.Array) -> ClientContext:
-    """The same client, whose model is the chosen tensors of it; the other parameters stay as in `whole`."""
+    """The client with a model of the chosen tensors only; the other parameters are fixed at those of `whole`."""
     part = Part(tensor_sizes(client.unravel(whole)), chosen)
 
     def of(vector: jax.Array) -> Any:
@@ -185,11 +184,11 @@ def on_part(client: ClientContext, chosen: tuple[bool, ...], whole: jax.Array) -
 
 @value
 class OwnOffset(ClientModels):
-    """A client adds something of its own to the shared model; one gradient at the sum moves both (PPSGD; Bietti et al.
-    2022, arXiv:2202.05318).
+    """A client adds its own offset to the shared model; one gradient at the sum moves both (PPSGD; Bietti et al. 2022,
+    arXiv:2202.05318).
 
-    speed  of the client's own part, over the learning rate of the shared one.
-    The sum moves at the speed of both, and the way is shared out at the end.
+    speed  learning rate of the offset, divided by that of the shared model.
+    The sum moves with both learning rates, and its change is divided between them at the end.
     """
 
     speed: float = 1.0

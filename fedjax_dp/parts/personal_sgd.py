@@ -1,7 +1,7 @@
-"""Clients that come to models of their own by the steps of `LocalSgd`: from where they go, what is sent, what is kept.
+"""Personal models by the steps of `LocalSgd`.
 
-A personal algorithm takes these steps once or twice in a round: from another start, on another model, or with a second
-stream of draws, which is a release of its own.
+A personal algorithm takes these steps once or twice per round: from another start, on another model, or with a second
+stream of draws, which is a separate release.
 """
 
 from collections.abc import Callable
@@ -25,9 +25,9 @@ from fedjax_dp.pytrees import as_class, value
 @restates(LocalSgd)
 @value
 class PersonalSgd(LocalSgd):
-    """Steps of `LocalSgd` by which clients come to models of their own, as `models` says.
+    """Steps of `LocalSgd` that train the personal models of `models`.
 
-    What is kept is a pair everywhere: of the steps and their corrections, and of the models.
+    All state is a pair: that of the steps and their corrections, and that of the models.
     """
 
     models: ClientModels
@@ -42,7 +42,7 @@ class PersonalSgd(LocalSgd):
         return result._replace(auxiliary=(result.auxiliary, message), client_state=(result.client_state, own))
 
     def model_of(self, client: ClientContext) -> Any:
-        # Steps after the last round are a run of their own, whose schedule begins anew.
+        # Steps after the last round are a separate run, whose schedule begins again.
         steps, server, own = _split_context(client._replace(round=jnp.zeros_like(client.round)))
         return client.unravel(self.models.model_of(self.sgd, steps, server, own))
 
@@ -116,14 +116,14 @@ class PersonalSgd(LocalSgd):
         if own is not None and own.clean and (models.own_is_sent or models.state_affects_messages):
             raise refuse_clean_steps(f"gradients of {type(models).__name__} that act on updates")
         if self.rule.corrects and own is not None and not models.own_comes_last:
-            remedy = "use a rule that takes nothing off, such as adam"
-            raise errors.refuse("local rule", "one that takes noise off", "used with one gradient in a step", remedy)
+            remedy = "use a rule that subtracts nothing, such as adam"
+            raise errors.refuse("local rule", "one that subtracts noise", "used with one gradient in a step", remedy)
         if self.privatizer.on_upload:
             remedy = "noise the gradients instead, as dpnfl does"
-            raise errors.refuse("what clients keep", "a model", "nothing under noise on the upload", remedy)
+            raise errors.refuse("client state", "a model", "nothing under noise on the upload", remedy)
 
 
 def _split_context(client: ClientContext) -> tuple[ClientContext, Any, Any]:
-    """The client as the steps know it, and what server and client keep for its models."""
+    """The client of the steps, and the server's and client's state of its models."""
     start, (server, models), (step_rows, own), extra = client.received
     return client.receiving(start, server, step_rows, extra), models, own

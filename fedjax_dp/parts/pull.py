@@ -12,17 +12,17 @@ from fedjax_dp.pytrees import structure, value
 
 AFTER, EXPLICIT, IMPLICIT, INSIDE = "after", "explicit", "implicit", "inside"
 PULLS = (AFTER, EXPLICIT, IMPLICIT, INSIDE)
-LEAST_STEP = 1 + 1e-6  # an explicit pull may take a model all the way, whatever float32 says
+LEAST_STEP = 1 + 1e-6  # an explicit pull may move a model all the way, even with the rounding of float32
 
 
 @value
 class Pull:
-    """The pull of a personal model to a shared one, strength/2 |v - w|^2; data independent, so it costs no privacy.
+    """The pull of a personal model to a shared one, strength/2 |v - w|^2; independent of the data, so not counted.
 
-    form  "explicit": the gradient strength (v - w) joins after the noise; "implicit": v solves the step for it,
+    form  "explicit": adds the gradient strength (v - w) after the noise; "implicit": an implicit step,
           v <- (v - rate g + rate strength w) / (1 + rate strength); "after": explicit while rate * strength <= 1, else
-          implicit; "inside": in the loss of every record, where it is clipped with the gradient (Liu et al. 2022's
-          published code).
+          implicit; "inside": adds it to the loss of every record, so that it is clipped with the gradient (published
+          code of Liu et al. 2022).
     """
 
     strength: float
@@ -35,7 +35,7 @@ class Pull:
         return r"+\, \lambda (v - w)"
 
     def gradient(self, gradient: jax.Array, params: jax.Array, anchor: jax.Array, rate: jax.Array) -> jax.Array:
-        """Of the step from `params`."""
+        """The gradient of a step from `params`, with the pull."""
         if self.form == INSIDE:
             return gradient
         pulled = gradient + self.strength * (params - anchor)
@@ -47,7 +47,7 @@ class Pull:
         return pulled / jnp.where(whole <= LEAST_STEP, 1.0, 1 + whole)
 
     def model(self, model: Model, anchor: Any) -> Model:
-        """The model whose gradient is clipped, `anchor` as a tree."""
+        """The model whose gradient is clipped; `anchor` is a tree."""
         if self.form != INSIDE:
             return model
         return PulledTo.of(model, (jnp.asarray(self.strength, jnp.float32), anchor))

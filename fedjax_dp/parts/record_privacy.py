@@ -1,4 +1,4 @@
-"""Privacy inside a local step: what happens to its gradient. Clip norm and noise come from one value."""
+"""Record-level privacy: how a local step bounds and noises its gradient. One value holds clip norm and noise."""
 
 import math
 from typing import Any, Protocol, TypeGuard
@@ -16,99 +16,103 @@ from fedjax_dp.parts.contexts import StepContext
 from fedjax_dp.parts.noise import NoiseSource, WhiteNoise, noise_event
 from fedjax_dp.pytrees import client_numbers, ravel, replace, structure, value
 
-LEAST_CLIP = LEAST_RATE = 1e-12  # noise over batches and cohorts, or times rates, is still a float32 then
+LEAST_CLIP = LEAST_RATE = 1e-12  # so that noise over batches and cohorts, or times rates, does not underflow in float32
 
 
 class Privatizer(Protocol):
-    """Turns a batch into the gradient that a local step uses.
+    """Computes the gradient of a local step from a batch. Implementations use `fedjax_dp.value`.
 
-    Implementations are made with `fedjax_dp.value`. One that hides records has a field `noise_multiplier`, a number
-    or one per client `(num_clients,)`; one with a `clip_norm` is a `ClippingPrivatizer`; one that draws its noise from
-    a `NoiseSource` calls it `source`; one that states how much noise that is is a `MeasuredPrivatizer`.
+    A privatizer that protects records has a field `noise_multiplier`, a number or one per client `(num_clients,)`. If
+    it draws its noise from a `NoiseSource`, that field is called `source`. With a `clip_norm` it is a
+    `ClippingPrivatizer`; with the variance of its noise, a `MeasuredPrivatizer`.
     """
 
     def gradient(
         self, key: jax.Array, step: StepContext, model: Model, params: Any, records: Records
     ) -> tuple[jax.Array, StepReport]:
-        """The gradient at the tree `params`, flat `(size,)` in the order of `pytrees.ravel`, and probes; traced.
+        """The gradient at the tree `params`, flat `(size,)` in the order of `pytrees.ravel`, and diagnostics; traced.
 
-        The key is of one client's round: with `step.number` it makes every noise new. What is noised is finite whatever
-        the records.
+        The key belongs to one client's round: combine it with `step.number` for fresh noise in each step. The noisy
+        gradient must be finite for all records.
         """
         ...
 
     def client_noise(self, num_clients: int) -> Any:
-        """Required privacy property. The noise multipliers of all clients, floats; None without privacy."""
+        """Required privacy property. The noise multiplier of every client, floats; None without privacy."""
         ...
 
     def event(self, noise: float, batches: Batches, records: int, steps: int, rates: np.ndarray) -> accounting.Event:
-        """Required privacy property. What `steps` local steps of a client release, at its noise multiplier.
+        """Required privacy property. The event of `steps` local steps of a client with noise multiplier `noise`.
 
-        rates: learning rates of the last steps of all rounds `(rounds,)`.
+        rates: the learning rate of the last step of every round `(rounds,)`.
         """
         ...
 
     def noise_unit(self, divisor: int) -> float:
-        """Required privacy property. Noise on a mean over `divisor` records, per clip norm: 1 / divisor by record."""
+        """Required privacy property. Noise standard deviation on a mean over `divisor` records, per noise multiplier
+        and clip norm: 1 / divisor if each record is clipped."""
         ...
 
     @property
     def on_upload(self) -> bool:
-        """Required privacy property. Whether noise joins in the last step taken and hides all steps of the round.
+        """Required privacy property. Whether noise is added only in the last step and protects all steps of the round.
 
-        These have to be contractions then; False: the gradient of every step is noised by itself.
+        If so, the steps must be contractions. If not, the gradient of each step has its own noise.
         """
         ...
 
     @property
     def no_epsilon_reason(self) -> str | None:
-        """Required privacy property. Why there is no epsilon; None: there is one."""
+        """Required privacy property. Why there is no epsilon; None if there is one."""
         ...
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """Required privacy property. What must be true for the event to be."""
+        """Required privacy property. The assumptions of the event."""
         ...
 
     def check(self, num_clients: int) -> None:
-        """Raise ConfigurationError, in one line, for numbers that cannot be meant for so many clients."""
+        """Raise a one-line ConfigurationError for numbers that are invalid for `num_clients` clients."""
         ...
 
 
 class ClippingPrivatizer(Privatizer, Protocol):
-    """One whose bound is a number that it states."""
+    """A privatizer that declares its clip norm."""
 
     @property
     def clip_norm(self) -> float:
-        """C: what noise on a gradient is measured in, times `noise_unit`; in L2, or the `Release.norm` of its event."""
+        """C: the noise on a gradient has standard deviation `noise_multiplier` times C times `noise_unit`.
+
+        In L2, or in the `Release.norm` of its event.
+        """
         ...
 
 
 def clips(privatizer: Privatizer) -> TypeGuard[ClippingPrivatizer]:
-    """Whether a privatizer states its clip norm."""
+    """Whether a privatizer declares its clip norm."""
     return getattr(privatizer, "clip_norm", None) is not None
 
 
 class MeasuredPrivatizer(Privatizer, Protocol):
-    """One that states how much noise it adds, for rules that take the noise's own part off a second moment."""
+    """A privatizer that declares the variance of its noise, for rules that subtract it from a second moment."""
 
     def noise_variance(self, step: StepContext, divisor: Any) -> Any:
-        """Of each coordinate of the noise in the gradient of a step over `divisor` records, a number; traced.
+        """Variance of each coordinate of the noise in a step's gradient over `divisor` records, a number; traced.
 
-        Of public numbers alone, as no records are at hand. NaN, whatever the arguments, where none gives it.
+        Computed from public numbers only. NaN for all arguments if no public number determines it.
         """
         ...
 
 
 def states_variance(privatizer: Privatizer) -> TypeGuard[MeasuredPrivatizer]:
-    """Whether a privatizer has a member that states how much noise it adds."""
+    """Whether a privatizer declares the variance of its noise."""
     return getattr(privatizer, "noise_variance", None) is not None
 
 
 def variance_of(privatizer: Privatizer, step: StepContext, divisor: Any) -> jax.Array:
-    """Of each coordinate of the noise in a gradient, a float32 scalar.
+    """Variance of each coordinate of the noise in a gradient, a float32 scalar.
 
-    Raises: ConfigurationError in one line where the privatizer does not state it.
+    Raises: ConfigurationError in one line if the privatizer does not declare it.
     """
     if not states_variance(privatizer):
         raise _refuse_unknown_variance(privatizer)
@@ -116,7 +120,7 @@ def variance_of(privatizer: Privatizer, step: StepContext, divisor: Any) -> jax.
 
 
 def require_measured(privatizer: Privatizer) -> None:
-    """Refuse a privatizer that does not state how much noise it adds. Numbers are concrete here."""
+    """Refuse a privatizer that does not declare the variance of its noise. Numbers are concrete here."""
     one, first = jnp.float32(1), jnp.int32(0)
     step = StepContext(first, first, first.astype(jnp.uint32), one, one, jnp.bool_(True))
     if bool(jnp.isnan(variance_of(privatizer, step, one))):
@@ -127,17 +131,17 @@ def _refuse_unknown_variance(privatizer: Privatizer) -> errors.ConfigurationErro
     name = type(privatizer).__name__
     return errors.refuse(
         "privatizer",
-        f"{name}, which does not state how much noise it adds"
+        f"{name}, which does not declare the variance of its noise"
         if not states_variance(privatizer)
         else f"{name} by the median",
-        "one whose noise has a variance of public numbers, for rules that take it off",
-        "implement noise_variance, or use one that takes nothing off, such as local_rule adam",
+        "one whose noise has a public variance, for rules that subtract it",
+        "implement noise_variance, or use a rule that subtracts nothing, such as local_rule adam",
     )
 
 
 @value
 class NonPrivate:
-    """The plain mean gradient. Nothing is bounded, so no epsilon exists."""
+    """The mean gradient without clipping and noise: there is no epsilon."""
 
     equation = r"\tilde g = \frac{1}{B} \sum_{i \in \mathcal{B}} g_i"
 
@@ -158,7 +162,7 @@ class NonPrivate:
         return None
 
     def event(self, noise: float, batches: Batches, records: int, steps: int, rates: np.ndarray) -> accounting.Event:
-        raise errors.refuse("privatizer", "NonPrivate", "one that adds noise", "nothing is to be accounted for")
+        raise errors.refuse("privatizer", "NonPrivate", "one that adds noise", "without noise there is no event")
 
     def noise_unit(self, divisor: int) -> float:
         return 0.0
@@ -169,14 +173,14 @@ class NonPrivate:
 
 @value
 class RecordGaussian:
-    """Bound what one record can change in the batch's mean gradient, and add Gaussian noise, in every local step.
+    """DP-SGD: bounds the influence of one record on the mean gradient and adds Gaussian noise, in every local step.
 
-    clip_norm         C > 0, bound on one record's gradient over all parameters;
+    clip_norm         C > 0, bound on the L2 norm of one record's gradient over all parameters;
     noise_multiplier  z >= 0, a number or one per client `(num_clients,)`: the noise on the sum has standard deviation
                       z C in every coordinate, so the noise on the mean has z C / B;
     bound             how C is enforced, see `clipping`;
-    source            of the standard normal noise;
-    noise_by_round, clip_by_round  factors on z and C, which are those of round 0.
+    source            the source of standard normal noise;
+    noise_by_round, clip_by_round  factors on z and C by round; z and C are the values of round 0.
 
     | zero gradient | stays zero | | |g| = C | unchanged | | NaN or overflowing gradient | contributes zero |
     """
@@ -202,7 +206,7 @@ class RecordGaussian:
         return bounded.mean + std * self.source.draw(key, step, size), report
 
     def noise_variance(self, step: StepContext, divisor: Any) -> Any:
-        """(z C / B)^2 where records are clipped, (z C)^2 where batches are, times the variance of the source's."""
+        """(z C / B)^2 if records are clipped, (z C)^2 if batches are, times the variance of the source."""
         if getattr(self.bound, "varies", False):
             return math.nan
         noise = at_round(of_client(self.noise_multiplier, step.client), self.noise_by_round, step.round)
@@ -213,7 +217,7 @@ class RecordGaussian:
         return noise_of_clients(self.noise_multiplier, num_clients)
 
     def event(self, noise: float, batches: Batches, records: int, steps: int, rates: np.ndarray) -> accounting.Event:
-        """What `steps` local steps of one client release, in the accountants' words.
+        """The event of `steps` local steps of one client.
 
         Adjacency: add-remove for Poisson and allocated batches, replace-one for all others, whose sizes are fixed.
         """
@@ -248,17 +252,16 @@ class RecordGaussian:
 
 @value
 class OutputGaussian:
-    """dp_fedavg_output: every step is clipped, and what leaves the client is noised once, in a round's last step.
+    """dp_fedavg_output: clips every step and adds noise once, in the last step of a round, to protect the upload.
 
-    The clipped steps move the model by at most D = C * sum of the round's learning rates, so exchanging a record moves
-    the upload by at most 2 D, whatever the steps in between do.
+    The clipped steps move the model by at most D = C * sum of the round's learning rates, so replacing a record moves
+    the upload by at most 2 D.
     noise_multiplier  z >= 0, a number or one per client: the noise on the upload has standard deviation z D;
     bound             `ClipBatch` as in dp_fedavg_output, or `ClipRecords`;
-    literal           the noise is multiplied by the learning rate, as dp_fedavg_output's equation (13) prints: it is
-                      too small by that factor and does not give the epsilon it was computed for. The Guarantee
-                      counts what is there;
-    every_step        noise of that size in each step; only the last one is counted;
-    noise_by_round, clip_by_round  as of `RecordGaussian`.
+    literal           multiplies the noise by the learning rate, as printed in dp_fedavg_output's equation (13). The
+                      noise is then too small for the epsilon of the paper; the Guarantee counts the actual noise;
+    every_step        adds noise of that size in each step; only the last one is counted;
+    noise_by_round, clip_by_round  as for `RecordGaussian`.
     """
 
     clip_norm: float
@@ -294,12 +297,12 @@ class OutputGaussian:
         return jnp.where(step.is_last, noisy(), bounded.mean), report
 
     def noise_variance(self, step: StepContext, divisor: Any) -> jax.Array:
-        """(z D / rate)^2, or (z D)^2 where that is literal, in the steps that have noise."""
+        """(z D / rate)^2, or (z D)^2 if `literal`, in the steps that have noise."""
         variance = self._std(step) ** 2 * self.source.variance(step.number)
         return variance if self.every_step else jnp.where(step.is_last, variance, 0.0)
 
     def _std(self, step: StepContext) -> jax.Array:
-        """Of the noise in a gradient, signed: a step subtracts its gradient times the rate."""
+        """Signed standard deviation of the noise in a gradient: a step subtracts its gradient times the rate."""
         noise: jax.Array = at_round(of_client(self.noise_multiplier, step.client), self.noise_by_round, step.round)
         on_model: jax.Array = noise * at_round(self.clip_norm, self.clip_by_round, step.round) * step.total_rate
         return on_model if self.literal else -on_model / step.rate
@@ -308,17 +311,17 @@ class OutputGaussian:
         return noise_of_clients(self.noise_multiplier, num_clients)
 
     def event(self, noise: float, batches: Batches, records: int, steps: int, rates: np.ndarray) -> accounting.Event:
-        """One upload, for a record that is in any of the round's batches; replace-one neighbours.
+        """The event of one upload, for a record that may be in any batch of the round; replace-one neighbours.
 
-        `rates` are the learning rates of the run's last steps of a round; literal noise is counted at the smallest.
+        `rates` are the learning rates of the rounds' last steps; literal noise is counted at the smallest.
         """
         sampling = batches.sampling(records)
         if isinstance(sampling, accounting.WithoutReplacement | accounting.WithReplacement):
             sampling = accounting.AnyStep(sampling, steps)
         elif not isinstance(sampling, accounting.FullBatch):
             raise errors.refuse("batches", str(sampling), "of a fixed size for noise on the upload")
-        seen = noise * float(rates.min()) if self.literal else noise
-        return noise_event(self.source, seen, sampling, accounting.Adjacency.REPLACE_ONE, 1, 1)
+        actual = noise * float(rates.min()) if self.literal else noise
+        return noise_event(self.source, actual, sampling, accounting.Adjacency.REPLACE_ONE, 1, 1)
 
     def noise_unit(self, divisor: int) -> float:
         return 1.0
@@ -349,7 +352,7 @@ def of_client(noise_multiplier: Any, client: jax.Array) -> jax.Array:
 
 
 def scale_noise(privatizer: Any, factor: Any) -> Any:
-    """The same with `factor` times the noise; what stands around it, or has no noise multiplier, stays."""
+    """The privatizer with `factor` times its noise multiplier, if it has one; wrappers are kept."""
     if (base := getattr(privatizer, "base", None)) is not None:
         return replace(privatizer, base=scale_noise(base, factor))
     noise = getattr(privatizer, "noise_multiplier", None)
@@ -357,19 +360,19 @@ def scale_noise(privatizer: Any, factor: Any) -> Any:
 
 
 def multiplier_of(privatizer: Any, client: jax.Array, round_index: jax.Array) -> jax.Array:
-    """The noise multiplier of one client in a round, 0 where there is none."""
+    """The noise multiplier of one client in a round; 0 without noise."""
     noise = field_of(privatizer, "noise_multiplier")
     own = jnp.float32(0) if noise is None else of_client(noise, client)
     return at_round(own, field_of(privatizer, "noise_by_round"), round_index)
 
 
 def noise_of_clients(noise_multiplier: Any, num_clients: int) -> list[float]:
-    """The noise multiplier of every client, on the host."""
+    """The noise multiplier of every client, as floats."""
     return np.broadcast_to(np.asarray(noise_multiplier, np.float32), (num_clients,)).tolist()
 
 
 def require_clip_norms(part: Any, rounds: int) -> None:
-    """Refuse changes by which, in one of so many rounds, a clip norm is so small that its noise underflows."""
+    """Refuse a clip norm that becomes so small within `rounds` rounds that its noise underflows."""
     clip = field_of(part, "clip_by_round")
     least = math.inf if clip is None else float(part.clip_norm) * float(clip.factors(rounds).min())
     if least < LEAST_CLIP:
@@ -378,7 +381,7 @@ def require_clip_norms(part: Any, rounds: int) -> None:
 
 
 def check_mechanism(clip_norm: Any, noise_multiplier: Any, num_clients: int) -> None:
-    """Refuse a clip norm or noise that cannot be meant."""
+    """Refuse an invalid clip norm or noise multiplier."""
     errors.require_positive("clip_norm", clip_norm, "use an algorithm without privacy to train without clipping")
     if float(clip_norm) < LEAST_CLIP:
         raise errors.refuse("clip_norm", float(clip_norm), f"at least {LEAST_CLIP:g}", "float32 would lose the noise")

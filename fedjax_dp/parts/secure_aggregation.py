@@ -1,19 +1,19 @@
-"""Secure aggregation as it would run: members upload masked words of a ring of integers, the server learns their sum.
+"""Secure aggregation: members upload masked integers of a ring, and the server learns only their sum.
 
 Each pair of neighbours agrees on a seed; one adds the words drawn from it, the other subtracts them, so all masks
 cancel in the sum of the cohort (Bonawitz et al. 2017). If a member drops out after the masks were agreed, the masks
-that it shares with those present are drawn again from its seeds and removed.
+that it shares with present members are drawn again from its seeds and removed.
 
-Who is masked against whom: every pair of the cohort, or the k neighbours of a ring of the positions that is shuffled
-in every round (Bell et al. 2020). On that ring, with a fraction g of r members colluding with the server, the honest
-ones can be split only if k/2 consecutive positions collude at two places, probability at most (r g^(k/2))^2 / 2; a
-member stands alone with probability at most g^k. The server knows the masks of members that dropped out, so they count
-as colluding. The Guarantee counts the worst case instead of the probability: below k of these all honest members stay
-together, from k on one may stand alone.
+Neighbours are either all pairs of the cohort, or the k nearest on a ring of the positions that is shuffled in every
+round (Bell et al. 2020). On that ring, with a fraction g of r members colluding with the server, the honest members can
+be split only if k/2 consecutive positions collude at two places, with probability at most (r g^(k/2))^2 / 2; a member
+is isolated with probability at most g^k. The server knows the masks of members that dropped out, so they count as
+colluding. The Guarantee counts the worst case instead: with fewer than k colluding members all honest members stay
+together; with k or more, one may be isolated.
 
-Not simulated: key agreement and secret sharing (seeds of dropped members are always recovered), and the masks of their
-own by which members whose message is only late stay covered. All masks come from one seeded generator in one process:
-this shows what the server would see, and protects nobody.
+Not simulated: key agreement, secret sharing (seeds of dropped members are always recovered), and the additional masks
+that protect members whose message is only late. All masks come from one seeded generator in one process: this shows
+what the server would see, and protects nobody.
 """
 
 from functools import partial
@@ -27,23 +27,23 @@ from fedjax_dp import errors, prng
 from fedjax_dp.prng import role_key
 from fedjax_dp.pytrees import structure, value
 
-MOST_MEMBERS = 65_536  # their 16-bit limbs can be summed in 32-bit lanes
+MOST_MEMBERS = 65_536  # so that 16-bit limbs can be summed in 32-bit lanes
 _TILE = 16_384  # blocks: masks of one tile stay in the cache of a core while all neighbours are added
 Index = Array | int
 
 
 @value
 class SecureSum:
-    """Sums of float32 vectors in the integers mod 2^bits, each message hidden by the masks that it shares with others.
+    """Sums float32 vectors in the integers mod 2^bits; pairwise masks hide each message.
 
-    bits             32 or 64: the ring. Words are uint32: one lane, or four limbs of 16 bits that sum lane by lane.
+    bits             32 or 64, of the ring. Words are uint32: one lane, or four limbs of 16 bits that sum lane by lane.
     fractional_bits  f: x becomes the integer round(x 2^f).
-    neighbours       None: every pair shares a mask; k, even: the ring of the module's text. It wants all positions
-                     taken: beside padding the sum stays right, but members have fewer neighbours.
+    neighbours       None: every pair shares a mask; k, even: the ring described in this module. With padding the sum
+                     stays correct, but members have fewer neighbours.
 
-    Arguments that every method shares, for r positions of which `position` is one: key, used for nothing else;
-    ids `(r,)` int32, distinct and not negative; selected `(r,)` bool, False for padding; present `(r,)` bool, the
-    selected whose message arrived. Words have shape `(lanes, size)`.
+    Common arguments, for r positions: key, used only here; position, one of them; ids `(r,)` int32, distinct and not
+    negative; selected `(r,)` bool, False for padding; present `(r,)` bool, the selected whose message arrived. Words
+    have shape `(lanes, size)`.
     """
 
     bits: int = structure(default=32)
@@ -58,23 +58,23 @@ class SecureSum:
     def message(
         self, key: Array, round_index: Index, position: Index, ids: Array, selected: Array, flat: Array
     ) -> tuple[Array, Array]:
-        """What one member uploads of its `flat (size,)`, and whether a coordinate did not fit; padding uploads 0."""
+        """What one member uploads for `flat (size,)`, and whether a coordinate did not fit; padding uploads 0."""
         words, overflow = self.encode(flat, ids.shape[0])
-        words = _carried(words + self.mask(key, round_index, position, ids, selected, flat.size))
+        words = _carry(words + self.mask(key, round_index, position, ids, selected, flat.size))
         return jnp.where(selected[position], words, 0), overflow & selected[position]
 
     def total(
         self, key: Array, round_index: Index, ids: Array, selected: Array, present: Array, summed: Array
     ) -> Array:
-        """The sum of the members present, float32 `(size,)`, from the lane-wise sum of their words."""
+        """The sum of the present members, float32 `(size,)`, from the lane-wise sum of their words."""
         left = self.leftover(key, round_index, ids, selected, present, summed.shape[1])
-        return self.decode(summed + _negated(left))
+        return self.decode(summed + _negate(left))
 
     def encode(self, flat: Array, members: int) -> tuple[Array, Array]:
-        """Fixed-point words of `flat`, and whether a coordinate is not finite or could make the sum of members wrap.
+        """Fixed-point words of `flat`, and whether a coordinate is not finite or could make the members' sum overflow.
 
-        What is too large becomes the largest that fits and what is not finite 0, so a flagged message spoils only
-        its own share of the sum.
+        A coordinate that is too large becomes the largest that fits, and one that is not finite becomes 0, so a flagged
+        message affects only its own share of the sum.
         """
         one = np.float32(2.0**self.fractional_bits)
         scaled, largest = jnp.round(flat * one), self.limit(members) * one
@@ -84,10 +84,10 @@ class SecureSum:
             return lax.bitcast_convert_type(fitted.astype(jnp.int32), jnp.uint32)[None], overflow
         high = jnp.floor(jnp.abs(fitted) * np.float32(2.0**-32))  # exact in float32, and so is the rest
         low = jnp.abs(fitted) - high * np.float32(2.0**32)
-        return _limbs(*_signed(fitted < 0, low.astype(jnp.uint32), high.astype(jnp.uint32))), overflow
+        return _limbs(*_negate_where(fitted < 0, low.astype(jnp.uint32), high.astype(jnp.uint32))), overflow
 
     def mask(self, key: Array, round_index: Index, position: Index, ids: Array, selected: Array, size: int) -> Array:
-        """The masks of one member against its neighbours among those selected, added up; all of them sum to 0."""
+        """The sum of one member's masks with its selected neighbours. Summed over all members they are 0."""
         partners = self._partners(key, round_index, position, ids.shape[0])
         own, other = ids[position], ids[partners]
 
@@ -106,17 +106,17 @@ class SecureSum:
 
         def one_tile(index: Array) -> Array:
             def add_two(pair: Array, sums: Array) -> Array:
-                x, y = _unpacked(sums)
+                x, y = _unpack(sums)
                 for i in (2 * pair, 2 * pair + 1):
                     a, b = prng.words(seeds[i], round_index, tile, index * np.uint32(tile))
                     a, b = (a ^ flip[i]) & kept_bits[i], (b ^ flip[i]) & kept_bits[i]
                     x = x + a
                     y = y + b + (x < a) if self.bits == 64 else y + b
-                return _packed(x, y)
+                return _pack(x, y)
 
             start = jnp.broadcast_to(subtracted, (tile,))
-            start = _packed(start, start if self.bits == 32 else jnp.zeros_like(start))
-            return jnp.stack(_unpacked(lax.fori_loop(0, partners.shape[0] // 2, add_two, start)))
+            start = _pack(start, start if self.bits == 32 else jnp.zeros_like(start))
+            return jnp.stack(_unpack(lax.fori_loop(0, partners.shape[0] // 2, add_two, start)))
 
         # one tile after another on a CPU, whose caches they fit; all at once elsewhere
         each = partial(lax.map, one_tile) if jax.default_backend() == "cpu" else jax.vmap(one_tile)
@@ -126,21 +126,21 @@ class SecureSum:
         return _limbs(words[:, 0].ravel()[:size], words[:, 1].ravel()[:size])
 
     def leftover(self, key: Array, round_index: Index, ids: Array, selected: Array, present: Array, size: int) -> Array:
-        """The masks left in the sum of those present; their cost grows with members dropped times neighbours."""
+        """The masks that remain in the sum of the present members; costs dropped members times neighbours."""
         arrived, dropped = selected & present, selected & ~present
         order = jnp.argsort(~dropped)  # the dropped ones first
         none = jnp.zeros((1 if self.bits == 32 else 4, size), jnp.uint32)
         more = partial(self.mask, key, round_index, ids=ids, selected=arrived, size=size)
-        return _negated(lax.fori_loop(0, dropped.sum(), lambda i, missing: missing + more(order[i]), none))
+        return _negate(lax.fori_loop(0, dropped.sum(), lambda i, missing: missing + more(order[i]), none))
 
     def decode(self, words: Array) -> Array:
-        """The float32 nearest to the number that summed words stand for, `(size,)`."""
+        """The float32 nearest to the number that the summed words represent, `(size,)`."""
         unit = np.float32(2.0**-self.fractional_bits)
         if self.bits == 32:
             return lax.bitcast_convert_type(words[0], jnp.int32).astype(jnp.float32) * unit
-        low, high = _whole(words)
+        low, high = _words_of(words)
         negative = high >> 31 == 1
-        low, high = _signed(negative, low, high)
+        low, high = _negate_where(negative, low, high)
         # The 32 leading bits, the last one set if any bit below them is: enough to round once, to nearest.
         shift = lax.clz(high)
         lead = (high << shift) | (low >> 1 >> (31 - shift)) | ((low << shift) != 0).astype(jnp.uint32)
@@ -149,7 +149,7 @@ class SecureSum:
         return jnp.where(negative, -number, number)
 
     def limit(self, members: int) -> float:
-        """Largest |x| of a coordinate with which the sum of that many members cannot wrap."""
+        """Largest |x| of a coordinate with which the sum of `members` messages cannot overflow."""
         bound = (2 ** (self.bits - 1) - 1) // members
         nearest = np.float32(bound)
         return float(nearest if int(nearest) <= bound else np.nextafter(nearest, 0)) * 2.0**-self.fractional_bits
@@ -157,9 +157,9 @@ class SecureSum:
     secret = True
 
     def hidden_among(self, members: int, helpers: int) -> int:
-        """All honest ones, unless helpers can cut one out of the ring by k/2 positions in a row on either side.
+        """All honest members, unless helpers can isolate one on the ring by k/2 positions on either side.
 
-        The worst case over shufflings: the ring is drawn afresh in every round, so over many rounds it happens.
+        The worst case over shuffles: the ring is drawn anew in every round, so over many rounds it happens.
         """
         alone = self.neighbours is not None and helpers >= self.neighbours
         return 1 if alone else members - helpers
@@ -177,14 +177,14 @@ class SecureSum:
             raise errors.refuse("bits of a secure sum", self.bits, "32 or 64")
         errors.require_integer("members of a secure sum", members, 1, MOST_MEMBERS)
         remedy = "take fewer bits for the fraction" + (" or bits=64" if self.bits == 32 else "")
-        most = ((2 ** (self.bits - 1) - 1) // int(members)).bit_length() - 1  # with which every member may send 1
+        most = ((2 ** (self.bits - 1) - 1) // int(members)).bit_length() - 1  # bits with which every member may send 1
         errors.require_integer("fractional_bits", self.fractional_bits, 0, most, remedy)
         if self.neighbours is not None and self.neighbours not in range(2, members, 2):
             wanted = f"even, at least 2 and below the {members} members"
             raise errors.refuse("neighbours", self.neighbours, wanted, "use None to mask every pair")
 
     def _partners(self, key: Array, round_index: Index, position: Index, r: int) -> Array:
-        """Positions that share a mask with one, and perhaps itself; an even number of them."""
+        """Positions that share a mask with `position`, and perhaps itself; an even number."""
         if self.neighbours is None:
             return jnp.append(jnp.arange(r), jnp.full(r % 2, position, jnp.int32))
         order = jnp.argsort(prng.bits(role_key(key, "ring"), round_index, r))
@@ -193,40 +193,40 @@ class SecureSum:
 
 
 def _limbs(low: Array, high: Array) -> Array:
-    """Numbers mod 2^64, two words `(size,)`, as four limbs of 16 bits, low to high; `(4, size)`."""
+    """Four limbs of 16 bits, low to high `(4, size)`, of numbers mod 2^64 given as two words `(size,)`."""
     shifts = jnp.array([0, 16], jnp.uint32)[None, :, None]
     return ((jnp.stack([low, high])[:, None] >> shifts) & np.uint32(0xFFFF)).reshape(4, -1)
 
 
-def _whole(limbs: Array) -> tuple[Array, Array]:
-    """The way back, from lane-wise sums of up to 65,536 numbers."""
+def _words_of(limbs: Array) -> tuple[Array, Array]:
+    """The two words of numbers given as limbs, which may be sums of up to 65,536 numbers."""
     low = limbs[0] + (limbs[1] << 16)
     return low, limbs[2] + (limbs[3] << 16) + (limbs[1] >> 16) + (low < limbs[0])
 
 
-def _signed(negative: Array, low: Array, high: Array) -> tuple[Array, Array]:
-    """Minus a number mod 2^64 where asked."""
+def _negate_where(negative: Array, low: Array, high: Array) -> tuple[Array, Array]:
+    """Numbers mod 2^64, negated where `negative`."""
     opposite = ~low + np.uint32(1)
     return jnp.where(negative, opposite, low), jnp.where(negative, ~high + (opposite == 0), high)
 
 
-def _carried(words: Array) -> Array:
-    """Limbs below 2^16 again; a single lane has wrapped by itself."""
-    return words if words.shape[0] == 1 else _limbs(*_whole(words))
+def _carry(words: Array) -> Array:
+    """Words whose limbs are below 2^16 again; a single lane wraps by itself."""
+    return words if words.shape[0] == 1 else _limbs(*_words_of(words))
 
 
-def _negated(words: Array) -> Array:
-    return -words if words.shape[0] == 1 else _limbs(*_signed(jnp.array(True), *_whole(words)))
+def _negate(words: Array) -> Array:
+    return -words if words.shape[0] == 1 else _limbs(*_negate_where(jnp.array(True), *_words_of(words)))
 
 
-def _packed(x: Array, y: Array) -> Array:
+def _pack(x: Array, y: Array) -> Array:
     """Two words as one complex number: XLA's loops on a CPU have one output, and two would draw every block twice.
 
-    There is no arithmetic on the floats, so their bits, NaN or not, stay as they are.
+    There is no arithmetic on the floats, so their bits stay the same, even those of NaN.
     """
     return lax.complex(*(lax.bitcast_convert_type(word, jnp.float32) for word in (x, y)))
 
 
-def _unpacked(pairs: Array) -> tuple[Array, Array]:
+def _unpack(pairs: Array) -> tuple[Array, Array]:
     bits = partial(lax.bitcast_convert_type, new_dtype=jnp.uint32)
     return bits(lax.real(pairs)), bits(lax.imag(pairs))

@@ -1,4 +1,4 @@
-"""How the server moves: an optax transformation built from numbers inside the compiled round."""
+"""The server's optimizer: an optax transformation, built from its numbers inside the compiled round."""
 
 import dataclasses
 from collections.abc import Callable
@@ -16,35 +16,35 @@ from fedjax_dp.pytrees import replace, structure, value
 
 
 class ServerOptimizer(Protocol):
-    """How the server moves: the slot `server`. Implementations are made with `fedjax_dp.value`.
+    """The slot `server`: how the server updates the model. Implementations use `fedjax_dp.value`.
 
-    It sees no more than the aggregated update, after all noise, so nothing that it does changes an epsilon, as long as
-    it holds no records itself; it states no facts.
+    It sees only the aggregated update after all noise. By post-processing it changes no epsilon, as long as it holds no
+    records itself, so it has no privacy properties.
 
-    It may also have `final(state, params)`, the model that a run would end with now, made of what `move` has kept and
-    moved to, such as a mean over rounds; `rounds.final_model` asks for it. Without it the model is `params`.
+    An optional member `final(state, params)` returns the model with which a run would end now, such as a mean over
+    rounds; `rounds.final_model` calls it. Without it that model is `params`.
     """
 
     def init(self, params: Any) -> Any:
-        """What the server keeps before round 0 beside the model: a pytree of arrays, () for nothing; traced.
+        """The server's state before round 0, in addition to the model: a pytree of arrays, () for none; traced.
 
         params: the tree of the model's parameters, float32.
         """
         ...
 
     def move(self, round_index: jax.Array, update: Any, variance: Variance, state: Any, params: Any) -> tuple[Any, Any]:
-        """The new parameters and what is kept now, both shaped as before; traced.
+        """The new parameters and the new state, both shaped as before; traced.
 
         round_index  of this round, from 0, an int32 scalar;
-        update       the mean update, minus a gradient: a tree like `params`, to be added where nothing else is meant;
-        variance     `variance()` is that of each coordinate of the noise in the update, a float32 scalar, of public
-                     numbers alone: the mean over the cohorts that might have been drawn. Where no such numbers tell it,
-                     asking for it raises ConfigurationError.
+        update       the mean update, minus a gradient: a tree like `params`; plain SGD adds it to them;
+        variance     `variance()` is the variance of each coordinate of the noise in the update, a float32 scalar. It is
+                     computed from public numbers: the mean over all possible cohorts. It raises ConfigurationError if
+                     public numbers do not determine it.
         """
         ...
 
     def check(self) -> None:
-        """Raise ConfigurationError, in one line, for numbers that cannot be meant. Numbers are concrete here."""
+        """Raise a one-line ConfigurationError for invalid numbers. Numbers are concrete here."""
         ...
 
 
@@ -63,9 +63,9 @@ class Server:
 
     @classmethod
     def of(cls, name: str, **numbers: Any) -> "Server":
-        """The server of a name in `SERVERS` with numbers of its own: `Server.of("adam", learning_rate=0.02, b1=0.5)`.
+        """A server of `SERVERS` with other numbers: `Server.of("adam", learning_rate=0.02, b1=0.5)`.
 
-        Raises: ConfigurationError for numbers that it has not.
+        Raises: ConfigurationError for numbers that this server does not have.
         """
         errors.require_choice("server", name, SERVERS)
         usual = SERVERS[name].hyperparameters
@@ -100,7 +100,7 @@ class Server:
         for name, number in self.hyperparameters.items():
             for leaf in jax.tree.leaves(number):
                 if np.ndim(leaf):
-                    wanted = "a number: what depends on records may not be in it"
+                    wanted = "a number: it may not hold anything that depends on records"
                     raise errors.refuse(f"{name} of the server", f"an array {np.shape(leaf)}", wanted)
         errors.require_positive("server_learning_rate", self.hyperparameters["learning_rate"])
         _ = self.corrects
@@ -114,23 +114,23 @@ class Server:
 
     @property
     def corrects(self) -> bool:
-        """Whether it uses the variance of the noise; of concrete numbers."""
+        """Whether it uses the variance of the noise. Numbers are concrete here."""
         return uses_noise_variance(self.factory, self.hyperparameters, "server")
 
 
 def exponential(t: jax.Array, average_decay: Any = 0.9) -> jax.Array:
-    """(1 - b) / (1 - b^(t+1)): model t - k weighs in proportion to b^k, and the first model no more than that."""
+    """(1 - b) / (1 - b^(t+1)): model t - k has a weight proportional to b^k, the first model included."""
     decay = jnp.asarray(average_decay, jnp.float32)
     return jnp.where(t == 0, 1.0, (1 - decay) / -jnp.expm1((t + 1) * jnp.log(decay)))
 
 
 def polyak(t: jax.Array, average_from: Any = 0) -> jax.Array:
-    """All models from a round on weigh alike (Polyak and Juditsky 1992)."""
+    """Equal weights for all models from round `average_from` on (Polyak and Juditsky 1992)."""
     return 1 / (jnp.maximum(t - jnp.asarray(average_from, jnp.float32), 0.0) + 1)
 
 
 def polynomial(t: jax.Array, average_power: Any = 8.0) -> jax.Array:
-    """(p + 1) / (t + 1 + p): model t weighs about t^p, so late ones count whenever it ends (Shamir and Zhang 2013)."""
+    """(p + 1) / (t + 1 + p): model t has a weight of about t^p, so late models dominate (Shamir and Zhang 2013)."""
     power = jnp.asarray(average_power, jnp.float32)
     return (power + 1) / (t + 1 + power)
 
@@ -140,10 +140,10 @@ AVERAGES: dict[str, Callable[..., jax.Array]] = {"exponential": exponential, "po
 
 @value
 class ModelAverage(FunctionOfRounds):
-    """The mean of the models of rounds that a run ends with: the slot `average`; `AveragedServer` says more.
+    """The slot `average`: a run ends with a mean of the models of its rounds; see `AveragedServer`.
 
-    weight   of `AVERAGES`, or a module's function of the round like them;
-    numbers  its own by name; traced.
+    weight   of `AVERAGES`, or a module-level function of the round like them;
+    numbers  its numbers by name; traced.
     """
 
     weight: Callable[..., jax.Array] = structure()
@@ -153,7 +153,7 @@ class ModelAverage(FunctionOfRounds):
 
 
 class AverageState(NamedTuple):
-    """What the base keeps, and the mean of the models."""
+    """The state of the base server, and the mean of the models."""
 
     base: Any
     mean: Any
@@ -161,10 +161,10 @@ class AverageState(NamedTuple):
 
 @value
 class AveragedServer:
-    """Moves as its base does; the run ends with a mean of the models that were released, for which nobody pays.
+    """Moves like its base; the run ends with a mean of the models of all rounds, which is post-processing.
 
-    weight   of round t's model, beside those before it: weight(t, **numbers) in [0, 1], 1 for t = 0; a module's
-             function, so that its hash is stable. Where it is 1, the mean is that model.
+    weight   of round t's model in the running mean: weight(t, **numbers) in [0, 1], 1 for t = 0; a module-level
+             function, so that its hash is stable. With weight 1 the mean becomes that model.
     """
 
     base: ServerOptimizer
@@ -208,25 +208,25 @@ class AdaptiveState(NamedTuple):
 
     mu: Any
     nu: Any
-    noise: Any = ()  # what noise has brought into nu, a scalar; () where it is left there
+    noise: Any = ()  # the noise's part of nu, a scalar; () if it is not subtracted
 
 
-def _decayed(v: jax.Array, s: jax.Array, b2: jax.Array | float) -> jax.Array:
+def _exponential_moment(v: jax.Array, s: jax.Array, b2: jax.Array | float) -> jax.Array:
     return b2 * v + (1 - b2) * s * s
 
 
-def _signed(v: jax.Array, s: jax.Array, b2: jax.Array | float) -> jax.Array:
+def _yogi_moment(v: jax.Array, s: jax.Array, b2: jax.Array | float) -> jax.Array:
     return v - (1 - b2) * s * s * jnp.sign(v - s * s)
 
 
-def _summed(v: jax.Array, s: jax.Array, b2: jax.Array | float) -> jax.Array:
+def _adagrad_moment(v: jax.Array, s: jax.Array, b2: jax.Array | float) -> jax.Array:
     return v + s * s
 
 
 def _adaptive(
     squared: Callable[[Any, Any], Any],
     numbers: dict[str, Any],
-    second: Callable[..., jax.Array] = _decayed,
+    second: Callable[..., jax.Array] = _exponential_moment,
     corrects: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
     rate, b1, b2, pi = (numbers[name] for name in ("learning_rate", "b1", "b2", "pi"))
@@ -269,23 +269,23 @@ def adaptive_mu(**numbers: Any) -> optax.GradientTransformation:
 
 
 def adaptive_unbiased(**numbers: Any) -> optax.GradientTransformation:
-    """`adaptive_delta` whose root is of nu less what noise has brought into it, or of zero where that is more.
+    """`adaptive_delta` with max(nu - p, 0) instead of nu under the root, where p is the noise's part of nu.
 
     p = b2 p + (1-b2) Phi from 0, with Phi the variance of each coordinate of the noise in the round's update:
     DP-AdamBC (Tang, Shpilevskiy, Lecuyer 2024, arXiv:2312.14334) for a server without other bias corrections. As nu - p
-    may be zero, pi is what bounds the steps: a small one makes them huge.
+    may be zero, only pi bounds the steps: a small pi makes them huge.
     """
     return _adaptive(lambda gradient, mu: gradient, numbers, corrects=True)
 
 
 def adaptive_yogi(**numbers: Any) -> optax.GradientTransformation:
-    """FedYogi of Reddi et al. 2021: nu <- nu - (1-b2) Delta^2 sign(nu - Delta^2), the rest as FedAdam."""
-    return _adaptive(lambda gradient, mu: gradient, numbers, _signed)
+    """FedYogi of Reddi et al. 2021: FedAdam with nu <- nu - (1-b2) Delta^2 sign(nu - Delta^2)."""
+    return _adaptive(lambda gradient, mu: gradient, numbers, _yogi_moment)
 
 
 def adaptive_adagrad(**numbers: Any) -> optax.GradientTransformation:
-    """FedAdagrad of Reddi et al. 2021: nu <- nu + Delta^2, whatever b2, the rest as FedAdam."""
-    return _adaptive(lambda gradient, mu: gradient, numbers, _summed)
+    """FedAdagrad of Reddi et al. 2021: FedAdam with nu <- nu + Delta^2; b2 is not used."""
+    return _adaptive(lambda gradient, mu: gradient, numbers, _adagrad_moment)
 
 
 _ADAPTIVE = (
@@ -313,4 +313,4 @@ SERVERS: dict[str, Server] = {
     "yogi": Server(hyperparameters=_USUAL, factory=adaptive_yogi),
     "adagrad": Server(hyperparameters=_USUAL, factory=adaptive_adagrad),
 }
-MORE_NUMBERS = {"sgd": ("momentum",), "adam": ("nu_init",)}  # that a server of that name may have beside
+MORE_NUMBERS = {"sgd": ("momentum",), "adam": ("nu_init",)}  # optional numbers of a server

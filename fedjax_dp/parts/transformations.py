@@ -1,7 +1,7 @@
-"""Optax transformations, made inside the compiled round of their numbers, that may be given how noisy a gradient is.
+"""Optax transformations, built from their numbers inside the compiled round, that may use the variance of the noise.
 
-Optax hands further arguments by name through a chain to those updates that take them; here there is one, `variance`.
-`optax.with_extra_args_support` lets it be given to an update that takes none.
+Optax passes extra arguments by name through a chain to the updates that take them; here there is one, `variance`.
+`optax.with_extra_args_support` makes an update accept it that does not use it.
 """
 
 from collections.abc import Callable
@@ -20,12 +20,12 @@ Variance = Callable[[], jax.Array]  # of each coordinate of the noise, a float32
 def uses_noise_variance(
     factory: Callable[..., optax.GradientTransformation], hyperparameters: dict[str, Any], whose: str
 ) -> bool:
-    """Whether an update of `factory(**hyperparameters)` uses the variance of the noise; nothing is computed.
+    """Whether an update of `factory(**hyperparameters)` uses the variance of the noise; it is traced, not computed.
 
-    Raises: ConfigurationError in one line for what makes no optax transformation of a vector.
+    Raises: ConfigurationError in one line if `factory` does not return an optax transformation of a vector.
     """
     name, calls = getattr(factory, "__name__", "factory"), []
-    # Numbers of the host, as operations on a device's would be compiled one by one.
+    # NumPy numbers, as each operation on JAX arrays would be compiled separately.
     numbers = jax.tree.map(lambda n: np.asarray(n)[()] if isinstance(n, jax.Array) else n, hyperparameters)
 
     def variance() -> jax.Array:
@@ -35,21 +35,22 @@ def uses_noise_variance(
     def update(vector: jax.Array) -> Any:
         transform = factory(**numbers)
         if not all(callable(getattr(transform, member, None)) for member in ("init", "update")):
-            raise errors.refuse(f"factory of the {whose}", name, "a maker of optax optimizers", "such as optax.adam")
+            wanted = "a function that returns an optax optimizer"
+            raise errors.refuse(f"factory of the {whose}", name, wanted, "such as optax.adam")
         return optax.with_extra_args_support(transform).update(
             vector, transform.init(vector), vector, variance=variance
         )
 
-    def failed(error: Exception) -> str:
+    def failure(error: Exception) -> str:
         return f"{name}, which fails: {' '.join(str(error).split())}"
 
-    with errors.refuse_errors(f"factory of the {whose}", failed, "a function of its hyperparameters"):
+    with errors.refuse_errors(f"factory of the {whose}", failure, "a function of its hyperparameters"):
         jax.eval_shape(update, jax.ShapeDtypeStruct((1,), jnp.float32))
     return bool(calls)
 
 
 def require_variance(variance: Variance | None) -> jax.Array:
-    """The variance of the noise, by a rule that cannot do without."""
+    """The variance of the noise, for a rule that needs it."""
     if variance is None:
-        raise errors.refuse("rule", "nothing", "given the variance of the noise", "make it a local or server's rule")
+        raise errors.refuse("rule", "nothing", "given the variance of the noise", "use it as a local or server's rule")
     return variance()

@@ -1,4 +1,4 @@
-"""How messages become a sum: in the open, or so that nobody sees more than the sum."""
+"""How messages are summed: visible to the server, or by secure aggregation."""
 
 import math
 from typing import Any, Protocol
@@ -10,45 +10,44 @@ from fedjax_dp.pytrees import value
 
 
 class Transport(Protocol):
-    """The way from messages to their sum. Implementations are made with `fedjax_dp.value`.
+    """How messages become their sum. Implementations use `fedjax_dp.value`.
 
-    Messages are flat `(size,)` float32; ids int32, and flags bool, are `(members,)`, one for each position of the
-    cohort: selected  False is padding; present  selected, and the message arrived. The key is for this alone.
+    Messages are flat `(size,)` float32. Each position of the cohort has an id, int32, and two flags, bool; all are
+    `(members,)`: selected  False is padding; present  selected, and the message arrived. The key is used only here.
     """
 
     @property
     def secret(self) -> bool:
-        """Required privacy property. Whether nobody sees a single message."""
+        """Required privacy property. Whether nobody sees an individual message."""
         ...
 
     def hidden_among(self, members: int, helpers: int) -> int:
-        """Required privacy property. Honest members, at least, seen only as a sum where `helpers` collude."""
+        """Required privacy property. Least number of honest members seen only as a sum if `helpers` members collude."""
         ...
 
     @property
     def resolution(self) -> float:
-        """Required privacy property. The smallest difference that the sum can carry; 0 for floats."""
+        """Required privacy property. The smallest difference that the sum can represent; 0 for floats."""
         ...
 
     @property
     def word_bytes(self) -> int:
-        """Bytes of one number on the wire."""
+        """Bytes per number of a message."""
         ...
 
     def limit(self, members: int) -> float:
-        """Required privacy property. Largest |coordinate| of a message that fits, whatever others send."""
+        """Required privacy property. Largest |coordinate| of a message with which no sum overflows."""
         ...
 
     def check(self, members: int) -> None:
-        """Raise ConfigurationError, in one line, where so many positions cannot be served."""
+        """Raise a one-line ConfigurationError if cohorts of `members` positions are not supported."""
         return None
 
     def message(
         self, key: jax.Array, round_index: Any, position: Any, ids: jax.Array, selected: jax.Array, flat: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        """What leaves the member at `position`, an array that sums by itself, and whether its message did not fit.
-
-        Traced under `vmap` over positions.
+        """What the member at `position` sends, an array whose sum over members is meaningful, and whether the message
+        did not fit. Traced under `vmap` over positions.
         """
         ...
 
@@ -61,13 +60,13 @@ class Transport(Protocol):
         present: jax.Array,
         summed: jax.Array,
     ) -> jax.Array:
-        """The sum of the messages of those present `(size,)`, float32, from the sum of what left them."""
+        """The sum of the messages of the present members `(size,)`, float32, from the sum of what they sent."""
         ...
 
 
 @value
 class PlainSum(Transport):
-    """Every message travels as float32, and the server sees each."""
+    """Messages are sent as float32, and the server sees each of them."""
 
     equation = r"\sum_k \omega_k \Delta_k\ \text{in float32}"
 

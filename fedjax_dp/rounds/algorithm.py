@@ -1,4 +1,4 @@
-"""An algorithm is six slots."""
+"""An algorithm: six slots, each with a part."""
 
 from typing import Any, cast
 
@@ -19,7 +19,8 @@ from fedjax_dp.pytrees import replace, value
 @displayed
 @value
 class Algorithm:
-    """Who takes part, what they do, how their updates leave, combine and travel, how the server moves."""
+    """A federated algorithm: sampling of clients, local training, protection of updates, aggregation, transport, and
+    the server's optimizer."""
 
     cohort: Cohort
     local: LocalTraining
@@ -30,12 +31,12 @@ class Algorithm:
 
     @property
     def goes_by_rates(self) -> bool:
-        """Whether a round may depend on how often clients take part in all; parts of one's own may."""
+        """Whether a round may depend on the clients' expected participation; user-defined parts always may."""
         parts = (self.aggregate, getattr(self.aggregate, "weigh", self.aggregate), self.upload)
         return self.aggregate.needs_rates or self.upload.extra > 0 or not all(map(of_the_project, parts))
 
     def prefix(self, rounds: int) -> "Algorithm":
-        """That of a run of its first `rounds` rounds, where a log names clients of more."""
+        """The algorithm of the first `rounds` rounds, if a participation log has more."""
         return replace(self, cohort=prefix_of(self.cohort, rounds))
 
     def _card(self) -> Card:
@@ -43,12 +44,12 @@ class Algorithm:
 
 
 def mechanism_of(algorithm: Algorithm) -> Any:
-    """The part whose noise hides records, or whole clients."""
+    """The part whose noise protects records or whole clients."""
     return algorithm.local.privatizer if algorithm.upload.unit is None else algorithm.upload
 
 
 def with_noise(algorithm: Algorithm, noise_multiplier: Any) -> Algorithm:
-    """The same algorithm with other noise."""
+    """The algorithm with another noise multiplier."""
     mechanism = replace(mechanism_of(algorithm), noise_multiplier=noise_multiplier)
     if algorithm.upload.unit is not None:
         return replace(algorithm, upload=mechanism)
@@ -56,7 +57,7 @@ def with_noise(algorithm: Algorithm, noise_multiplier: Any) -> Algorithm:
 
 
 def without_noise(algorithm: Algorithm) -> Algorithm:
-    """The same program without its noise, if it has any."""
+    """The algorithm, and the same program, with noise multiplier 0 if it has any noise."""
     noise = getattr(mechanism_of(algorithm), "noise_multiplier", None)
     return algorithm if noise is None else with_noise(algorithm, np.zeros_like(noise, np.float32))
 
@@ -67,29 +68,29 @@ def check_fit(algorithm: Algorithm, shares: np.ndarray) -> None:
     rates, positions = cohort.rates(shares), cohort.capacity(len(shares))
     name = type(cohort).__name__
     if rates is None and (aggregate.needs_rates or upload.extra):
-        raise errors.refuse("estimator", type(aggregate).__name__, f"mean or renorm: {name} has rates nobody knows")
+        raise errors.refuse("estimator", type(aggregate).__name__, f"mean or renorm: the rates of {name} are unknown")
     if cohort.max_participations > 1 and algorithm.local.has_client_state:
-        raise errors.refuse("draws one by one", True, "False where clients keep something", "train each client once")
+        raise errors.refuse("draws one by one", True, "False with client state", "train each client once")
     if cohort.max_participations > 1 and algorithm.transport.secret:
         raise errors.refuse("draws one by one", True, "False for secure sums", "masks are shared by distinct clients")
     if algorithm.transport.secret and needs_individual_updates(aggregate):
-        wanted = "one of sums in a secure sum, where nobody sees the updates themselves"
+        wanted = "one of sums in a secure sum, which hides individual updates"
         raise errors.refuse("estimator", type(aggregate).__name__, wanted, "leave secure out, or use mean")
     if upload.unit is None:
         return
     if algorithm.local.has_client_state and not algorithm.local.separable_state:
         raise errors.refuse(
-            "what clients keep",
+            "client state",
             "rows that others read",
-            "each client's own under noise on whole clients",
-            "state separable_state, if nobody else reads them",
+            "read only by its client under noise on whole clients",
+            "declare separable_state, if nobody else reads it",
         )
     if algorithm.local.sends_auxiliary:
         raise errors.refuse(
-            "what clients send beside updates",
+            "what clients send in addition to updates",
             "something",
-            "none under noise on whole clients",
-            "it would pass that noise by; noise the gradients instead",
+            "nothing under noise on whole clients",
+            "it would bypass that noise; noise the gradients instead",
         )
     if algorithm.transport.secret and not aggregate.alike:
         raise errors.refuse(
@@ -102,7 +103,7 @@ def check_fit(algorithm: Algorithm, shares: np.ndarray) -> None:
         raise errors.refuse(
             "estimator",
             type(aggregate).__name__,
-            "one that bounds what a client can move, for noise on whole clients",
+            "one that bounds the influence of a client, for noise on whole clients",
             "use the bounded mean of dp_fedavg, wor_delta, or mean with a cohort of fixed size",
         )
     if not cohort.at_most_once or (aggregate.realised and not cohort.fixed):

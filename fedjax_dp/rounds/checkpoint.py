@@ -58,7 +58,7 @@ class Checkpoints:
             shutil.copy(self._ledger, arrays_at(pathlib.Path(self._manager.directory) / str(round_index)))
 
     def latest(self) -> int | None:
-        """Rounds done in the newest whole checkpoint."""
+        """Number of finished rounds in the newest complete checkpoint."""
         return self._manager.latest_step()
 
     def restore(self, like: ServerState) -> ServerState:
@@ -71,7 +71,7 @@ class Checkpoints:
             saved = self._manager.restore(step, args=self._orbax.args.Composite(**parts))
             held, others = saved[TABLES] if tables else [], jax.tree.leaves(saved[STATE])
             if len(others) != len(jax.tree.leaves(_light(like))):
-                raise ValueError("what clients keep is elsewhere")
+                raise ValueError("client state is stored elsewhere")
         except (ValueError, KeyError, OSError) as error:
             reason = str(error).splitlines()[0][:120]
             raise errors.refuse(
@@ -88,7 +88,7 @@ class Checkpoints:
         return state
 
     def params(self) -> tuple[int, Any]:
-        """Rounds and the final model's parameters of the newest checkpoint, as NumPy arrays; the rest is not read."""
+        """Round and final model's parameters of the newest checkpoint, as NumPy arrays; nothing else is read."""
         step = self._newest()
         return step, arrays_of(arrays_at(pathlib.Path(self._manager.directory) / str(step)))
 
@@ -99,15 +99,15 @@ class Checkpoints:
         return step
 
     def close(self) -> None:
-        """Once a checkpoint that an interrupt came into is whole."""
+        """Close it, after a checkpoint that was interrupted is complete."""
         self._thread.shutdown()
         self._manager.close()
 
 
 @contextlib.contextmanager
 def _without_strays() -> Iterator[None]:
-    """Where a write fails, those that were begun beside it report to an event loop that orbax has closed by then, and
-    each would print a traceback: what failed first is raised, and says all. After a failure it stays so."""
+    """After a failed write, other pending writes report to an event loop that orbax has already closed, and each would
+    print a traceback. The first error is raised and is enough. After a failure the silence remains."""
     log, before = logging.getLogger("asyncio"), sys.unraisablehook
     level = log.level
 

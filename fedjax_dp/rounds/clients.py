@@ -1,4 +1,4 @@
-"""The clients of a round: who is drawn, what each is given, and what it sends."""
+"""The clients of a round: how they are drawn, what each receives, and what it sends."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -20,9 +20,9 @@ from fedjax_dp.rounds.state import Observer, ServerState
 
 
 def draw_cohort(cohort: Cohort, key: jax.Array, round_index: jax.Array, shares: jax.Array) -> Members:
-    """A round's cohort. Depends on key, round and shares alone, so accounting can draw the same schedule ahead.
+    """The cohort of a round. It depends only on key, round and shares, so accounting can draw the same schedule.
 
-    Only clients that there are can be selected, and only who is selected, and so accounted for, can take part.
+    Ids outside of the population are never selected, and only selected clients, which are accounted for, can take part.
     """
     with jax.named_scope("cohort_draw"):
         members = cohort.sample(CohortKeys.of(role_key(key, "cohort"), round_index), round_index, shares)
@@ -34,16 +34,16 @@ def draw_cohort(cohort: Cohort, key: jax.Array, round_index: jax.Array, shares: 
 
 @jax.jit
 def draw_cohorts(cohort: Cohort, key: jax.Array, rounds: jax.Array, shares: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Ids, and who of them is selected, of the cohorts of some rounds; both `(rounds, members)`."""
+    """Ids and selection flags of the cohorts of some rounds; both `(rounds, members)`."""
     members = jax.vmap(lambda t: draw_cohort(cohort, key, t, shares))(rounds)
     return members.ids, members.selected
 
 
 class DeviceRecords(NamedTuple):
-    """Records that a device holds, in the order of their clients."""
+    """The records on a device, in the order of their clients."""
 
     x: jax.Array  # (records, ...)
-    y: Any  # (records, *target_shape), or a pytree of such
+    y: Any  # (records, *target_shape), or a pytree of targets
 
 
 class HostBlock(NamedTuple):
@@ -51,38 +51,38 @@ class HostBlock(NamedTuple):
 
     first: jax.Array  # the first of these rounds
     offsets: jax.Array  # where each member's records begin on its device (rounds, members)
-    places: jax.Array | None  # of each member's row in tables that hold those of these cohorts only (rounds, members)
+    places: jax.Array | None  # index of each member's row in tables of only these cohorts (rounds, members)
     held: DeviceRecords  # with a leading axis (devices,)
 
 
 class Member(NamedTuple):
-    """What is a member's own when its round begins."""
+    """What only one member has at the start of its round."""
 
     position: jax.Array
     client: Client
     draw_index: jax.Array
     present: jax.Array
     weight: jax.Array
-    own: Any  # its row of what clients keep
-    extra: Any  # what it alone receives
+    own: Any  # its row of the clients' state
+    extra: Any  # what only this member receives
 
 
 class Shared(NamedTuple):
-    """What all members are given."""
+    """What all members have in common."""
 
     algorithm: Algorithm
     data: FederatedData
     key: jax.Array
-    state: ServerState  # without what is of no use to a client
-    frozen: Any  # values that the model uses and never trains
+    state: ServerState  # without the parts that clients do not need
+    frozen: Any  # frozen values of the model
     ids: jax.Array
     selected: jax.Array
 
 
 class RoundContext(NamedTuple):
-    """What the parts of a round have in common."""
+    """What all steps of a round need."""
 
-    model: Model  # its structure
+    model: Model  # only its structure
     shared: Shared
     state: ServerState
     execution: Execution
@@ -90,8 +90,8 @@ class RoundContext(NamedTuple):
     block: HostBlock | None
     members: Members
     cohort_inputs: Member  # with a leading axis (members,)
-    places: jax.Array  # of each member's row in tables
-    split: Callable[[jax.Array], Any]  # from a flat message, or a sum of them, to its parts
+    places: jax.Array  # index of each member's row in tables
+    split: Callable[[jax.Array], Any]  # splits a flat message, or a sum of messages, into its parts
 
     @property
     def rates(self) -> jax.Array | None:
@@ -103,7 +103,7 @@ class RoundContext(NamedTuple):
         return Part(tensor_sizes(self.state.params), self.shared.algorithm.local.sent_tensors(whole))
 
     def whole(self, message: jax.Array) -> jax.Array:
-        """A flat message, or a sum of them, with zeros for what is not shared of the model."""
+        """A flat message, or a sum of messages, with zeros for parameters that are not shared."""
         update, beside = self.split(message)
         return ravel_numbers((self.sent.insert(update, jnp.zeros(sum(tensor_sizes(self.state.params)))), beside))
 
@@ -118,7 +118,7 @@ def build_round_context(
     observe: Observer | None,
     block: HostBlock | None,
 ) -> RoundContext:
-    """The cohort of a round, what its members hold, and the shape of what they will send."""
+    """Draw the cohort of a round, and gather its members' inputs and the structure of their messages."""
     model, frozen = gradients.split(model)
     members = execution.replicate(draw_cohort(algorithm.cohort, key, state.round, data.shares))
     clients, places = data.client(members.ids), members.ids
@@ -146,7 +146,7 @@ def build_round_context(
 
 
 def with_device_records(shared: Shared, held: DeviceRecords | None) -> Shared:
-    """With the records that a device holds for itself, if it does."""
+    """The shared inputs with the records of a device, if it holds its own."""
     return shared if held is None else shared._replace(data=replace(shared.data, **held._asdict()))
 
 
@@ -157,7 +157,7 @@ def client_update(
     shard: Callable[[jax.Array], jax.Array] = lambda flat: flat,
     signal: bool = True,
 ) -> tuple[Any, LocalResult]:
-    """A client's round: the parts of its message (its contribution to the mean, and what else is summed), and more."""
+    """One client's round: the parts of its message (its contribution to the sum, and extra numbers), and its result."""
     algorithm, data, key, state, frozen, ids, _ = shared
     model = gradients.joined(structure, frozen)
     local_key = jax.random.fold_in(role_key(key, "local"), state.round)

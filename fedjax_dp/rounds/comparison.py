@@ -1,4 +1,4 @@
-"""How clients fare with one model or another, each on its own part of the test set."""
+"""Metrics over clients, each on its own part of the test set, and comparisons of their models."""
 
 import math
 from typing import NamedTuple
@@ -18,17 +18,17 @@ class Standing(NamedTuple):
 
 
 class Gain(NamedTuple):
-    """A client's own model against the better of two others, client by client."""
+    """Comparison of each client's personal model with the better of two other models."""
 
-    no_worse: float  # share of clients whose own model is no worse than both
-    regret: float  # mean of how much the better one is better; negative where the own models are
+    no_worse: float  # share of clients whose personal model is at least as good as both
+    regret: float  # mean advantage of the better one over the personal model; negative if personal models are better
 
 
 def standing(values: np.ndarray, records: np.ndarray, better: int = 1) -> Standing:
-    """Of a metric by client `(clients,)` on so many test records each `(clients,)`.
+    """Summary of a metric by client `(clients,)`, with each client's number of test records `(clients,)`.
 
-    Clients without records are left out, and those with NaN but of `pooled`.
-    better  1 where more is better, -1 where less is.
+    Clients without records are left out; NaN is left out except in `pooled`.
+    better  1 if larger is better, -1 if smaller is.
     """
     there = _with_records(records)
     kept, weights = np.asarray(values, float)[there], np.asarray(records, float)[there]
@@ -40,7 +40,7 @@ def standing(values: np.ndarray, records: np.ndarray, better: int = 1) -> Standi
 
 
 def gain(personal: np.ndarray, others: list[np.ndarray], records: np.ndarray, better: int = 1) -> Gain:
-    """Of clients' own models against the better of the others for each client; arrays `(clients,)`."""
+    """Compare personal models with the better of the others for each client; arrays `(clients,)`."""
     there = _with_records(records)
     own, *rest = (better * np.asarray(each, float)[there] for each in (personal, *others))
     best = np.max(rest, axis=0)

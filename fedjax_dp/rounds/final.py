@@ -1,4 +1,4 @@
-"""The final model of a run, as it is measured, saved, exported and attacked."""
+"""The final model of a run, which is evaluated, saved, exported and attacked."""
 
 from typing import Any
 
@@ -9,10 +9,10 @@ from fedjax_dp.rounds.state import ServerState
 
 
 def final_model(algorithm: Algorithm, state: ServerState) -> Any:
-    """The parameters of a run's model, if it ended with this state: a tree like `state.params`; traced, or not.
+    """The parameters of the final model if the run ends with this state: a tree like `state.params`; traced or not.
 
-    They are what the server has moved to, unless its part makes others, such as a mean over rounds, of what it keeps:
-    `ServerOptimizer.final`. Clients go on with `state.params` in either case.
+    They are `state.params`, unless the server has a `ServerOptimizer.final`, which may return a mean over rounds. The
+    next round starts from `state.params` in either case.
     """
     final = getattr(algorithm.server, "final", None)
     if final is None:
@@ -25,5 +25,5 @@ def final_model(algorithm: Algorithm, state: ServerState) -> Any:
 
 
 def with_final_model(algorithm: Algorithm, state: ServerState) -> ServerState:
-    """The state with the final parameters, of which clients make their own models."""
+    """The state with the final model's parameters, from which personal models are computed."""
     return state._replace(params=final_model(algorithm, state))

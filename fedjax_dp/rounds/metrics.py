@@ -1,4 +1,4 @@
-"""What is measured of a model: on the test set, by client, over all training records, and along a run's history."""
+"""Evaluation of a model: on the test set, by client, over all training records, and over a run's history."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -20,31 +20,31 @@ from fedjax_dp.rounds.state import RoundReport
 from fedjax_dp.tasks import ScoreSums, Task, quotient
 from fedjax_dp.tasks.measures import TEST, MetricTarget
 
-ROWS = 2048  # records that are looked at together, at most
-FLOATS = 2**23  # numbers that a forward pass over them may make, in all; bounds memory
+ROWS = 2048  # largest number of records of a block
+FLOATS = 2**23  # largest number of values in the forward pass of a block; bounds memory
 
 
 class Evaluation(NamedTuple):
-    """Where training stands after `round` rounds. Fields in `PROBES` are the simulator's view, which nobody else has.
+    """The evaluation after `round` rounds. Fields in `PROBES` are diagnostics (not private, not covered by epsilon).
 
-    metrics  of the task on public test data, by name, the main one first; also `test_accuracy` and the like as fields.
-    Losses are without penalties. None is what was left out, cannot be known, or is not finite.
+    metrics  of the task on public test data, by name, the main one first; also as fields such as `test_accuracy`.
+    Losses have no penalties. None: not computed, unknown, or not finite.
     """
 
     round: int
     metrics: dict[str, float | None]
     test_loss: float  # mean over the test set
-    train_loss: float | None = None  # mean over the last round's cohort and local steps; None if nobody took part
-    clipped: float | None = None  # share of the last round's gradients scaled down; of its updates, where they are
-    learnt_clip_norm: float | None = None  # that the last round began with, where rounds learn it
+    train_loss: float | None = None  # mean over the last round's cohort and local steps; None without participation
+    clipped: float | None = None  # fraction of the last round's gradients that were scaled down, or of its updates
+    learnt_clip_norm: float | None = None  # at the start of the last round, if rounds learn it
     noise_to_signal: float | None = None  # of the last round, see `noise_to_signal`
     objective: float | None = None  # sum_i p_i F_i: share-weighted mean loss over all training records
     gradient_norm: float | None = None  # |sum_i p_i grad F_i|, L2
     client_mean: float | None = None  # mean of the clients' main metrics, each on its own part of the test set
-    worst_tenth: float | None = None  # mean of it over the worst tenth of the clients
+    worst_tenth: float | None = None  # mean of the main metric over the worst tenth of the clients
     client_variance: float | None = None  # of the clients' main metrics
-    personal_mean: float | None = None  # the same of clients' own models, each on its client's part: mean over clients
-    personal_pooled: float | None = None  # over their test records
+    personal_mean: float | None = None  # main metric of personal models, each on its client's part: mean over clients
+    personal_pooled: float | None = None  # over all their test records
     personal_worst_tenth: float | None = None
     personal_variance: float | None = None
 
@@ -56,7 +56,7 @@ class Evaluation(NamedTuple):
         raise AttributeError(f"an evaluation has no {name}; of the test set it has {known}")
 
     def row(self) -> dict[str, Any]:
-        """Flat, as files have it: the round, `test_` and the name of each metric, then the other fields."""
+        """A flat dictionary as in files: the round, each metric as `test_` and its name, then the other fields."""
         rest = self._asdict()
         first, metrics = rest.pop("round"), rest.pop("metrics")
         return {"round": first, **{TEST + name: value for name, value in metrics.items()}, **rest}
@@ -69,8 +69,8 @@ class Evaluation(NamedTuple):
 
 
 def table(history: Sequence[Evaluation]) -> Table:
-    """A row for each evaluation, a column for each number that any of them has."""
-    rows = [seen.row() for seen in history]
+    """One row per evaluation, one column per number that any of them has."""
+    rows = [evaluation.row() for evaluation in history]
     fields = [name for name in rows[0] if any(row[name] is not None for row in rows)] if rows else []
     return Table(
         [name.replace("_", " ") for name in fields],
@@ -79,7 +79,7 @@ def table(history: Sequence[Evaluation]) -> Table:
 
 
 def main_metric(history: Sequence[Evaluation]) -> dict[str, str]:
-    """The main metric of the last evaluation, by its name in words."""
+    """The main metric of the last evaluation as text, by its name."""
     if not history:
         return {}
     last = history[-1]
@@ -89,27 +89,27 @@ def main_metric(history: Sequence[Evaluation]) -> dict[str, str]:
     return {f"test {name.replace('_', ' ')}": "not known" if value is None else f"{value:.4f}"}
 
 
-PROBES = Evaluation._fields[Evaluation._fields.index("train_loss") :]  # those after what is of the test set
+PROBES = Evaluation._fields[Evaluation._fields.index("train_loss") :]  # all fields after those of the test set
 
 
 class MetricSums(NamedTuple):
-    """A model on the test set."""
+    """Sums and scores of a model on the test set."""
 
-    sums: dict[str, jax.Array]  # of the task's over all records, with `loss`
+    sums: dict[str, jax.Array]  # the task's sums over all records, and `loss`
     by_client: dict[str, jax.Array] | None  # the same over each client's part `(num_clients, ...)`; None without parts
-    scores: jax.Array | None  # (test records, ...) where the task keeps them
+    scores: jax.Array | None  # (test records, ...) if the task keeps them
 
 
 class Measurement(NamedTuple):
-    """What is looked at of a model, on the device."""
+    """Measurements of a model, on the device."""
 
     test: MetricSums
-    train: tuple[jax.Array, jax.Array] | None  # objective and gradient norm, where they are wanted
-    personal: MetricSums | None = None  # of clients' own models, where they have some and test parts
+    train: tuple[jax.Array, jax.Array] | None  # objective and gradient norm, if requested
+    personal: MetricSums | None = None  # of personal models, if there are any and clients have test parts
 
 
 def record_sums(task: Task, model: Model, params: Any, x: jax.Array, y: Any) -> tuple[dict[str, jax.Array], Any]:
-    """The sums of each record, and its scores; those of a model without metrics may be anything."""
+    """The sums of each record, and its scores, which are None if the task has no metrics."""
     losses = {"loss": gradients.losses(model, params, x, y)}
     if not task.metrics:
         return losses, None
@@ -119,19 +119,19 @@ def record_sums(task: Task, model: Model, params: Any, x: jax.Array, y: Any) -> 
 
 @gradients.JitOfModel
 def evaluate(params: Any, data: FederatedData, *, model: Model) -> MetricSums:
-    """What the task's metrics are made of on the test set, in one pass over blocks of records."""
+    """The sums behind the task's metrics on the test set, in one pass over blocks of records."""
     task, records, parts = task_of(model, data), data.x_test.shape[0], data.test_clients
 
-    def seen(x: jax.Array, y: Any) -> tuple[dict[str, jax.Array], Any]:
+    def sums_of(x: jax.Array, y: Any) -> tuple[dict[str, jax.Array], Any]:
         return record_sums(task, model, params, x, y)
 
     def block(total: Any, at: jax.Array, real: jax.Array) -> tuple[Any, Any]:
-        sums, scores = seen(data.features(data.x_test[at]), rows_of(data.y_test, at))
+        sums, scores = sums_of(data.features(data.x_test[at]), rows_of(data.y_test, at))
         sums = {name: mask_rows(a, real) for name, a in sums.items()}
         total = {name: total[name] + a.sum(0, dtype=a.dtype) for name, a in sums.items()}
         return total, (None if parts is None else sums, scores if task.keeps_scores else None)
 
-    one, _ = jax.eval_shape(seen, data.features(data.x_test[:1]), rows_of(data.y_test, slice(1)))
+    one, _ = jax.eval_shape(sums_of, data.features(data.x_test[:1]), rows_of(data.y_test, slice(1)))
     start = {name: jnp.zeros(a.shape[1:], a.dtype) for name, a in one.items()}
     rows = rows_per_block(model, params, data, records)
     total, (apart, scores) = _fold_blocks(block, start, records, rows, data.sizes[0])
@@ -143,9 +143,9 @@ def evaluate(params: Any, data: FederatedData, *, model: Model) -> MetricSums:
 
 @gradients.JitOfModel
 def train_metrics(params: Any, data: FederatedData, *, model: Model) -> tuple[jax.Array, jax.Array]:
-    """The objective sum_i p_i F_i(w) and the norm of its gradient: one pass over all training records, probes.
+    """The objective sum_i p_i F_i(w) and the norm of its gradient (diagnostics), in one pass over all training records.
 
-    F_i is the mean loss over client i's records. A record of client i weighs p_i / n_i, so clients need no loop.
+    F_i is the mean loss over client i's records. A record of client i has weight p_i / n_i, so clients need no loop.
     """
     records = (data.x if data.rows is None else data.rows).shape[0]
     shares, sizes = jnp.asarray(data.shares), jnp.asarray(data.sizes)
@@ -169,7 +169,7 @@ def train_metrics(params: Any, data: FederatedData, *, model: Model) -> tuple[ja
 
 @gradients.JitOfModel
 def count_unscored(params: Any, data: FederatedData, *, model: Model) -> jax.Array:
-    """How many training records have a loss that is not finite, a probe; `data` without `rows`."""
+    """Number of training records whose loss is not finite (a diagnostic); `data` must be without `rows`."""
 
     def block(total: jax.Array, at: jax.Array, real: jax.Array) -> tuple[jax.Array, None]:
         losses = gradients.losses(model, params, data.features(data.x[at]), data.targets(at))
@@ -185,9 +185,9 @@ def _fold_blocks(
 ) -> tuple[Any, Any]:
     """Fold `block(total, positions, real)` over all records; returns the total and the outputs by record.
 
-    The last block is filled up with copies of the last record, where `real` is False. `some` is any number of at least
-    1 that the compiler does not know: then it cannot know the number of blocks either, unfold a single one and fuse it
-    with its surroundings, and a model shows the same bits wherever it is looked at.
+    The last block is padded with copies of the last record, where `real` is False. `some` is any number of at least 1
+    that the compiler does not know. So it does not know the number of blocks, cannot fuse a single block with the code
+    around it, and a model has the same metrics bit for bit wherever it is evaluated.
     """
     blocks = math.ceil(records / rows)
 
@@ -206,10 +206,10 @@ def _fold_blocks(
 
 
 def rows_per_block(model: Model, params: Any, data: FederatedData, records: int) -> int:
-    """How many records are looked at together: a forward pass over them makes at most `FLOATS` numbers.
+    """Records per block: a forward pass over them computes at most `FLOATS` numbers.
 
-    Counted from the traced program as the difference that one more record makes, so images through convolutions come
-    in small blocks and softmax regression in large ones. Loops count by what comes out of them.
+    The numbers are counted in the traced program as the difference that one more record makes, so blocks are small for
+    images and convolutions and large for softmax regression. Loops count by their outputs.
     """
 
     def numbers(rows: int) -> int:
@@ -225,29 +225,29 @@ def rows_per_block(model: Model, params: Any, data: FederatedData, records: int)
 
 
 def client_values(test: MetricSums, data: FederatedData, *, model: Model) -> tuple[np.ndarray, np.ndarray]:
-    """The main metric by client, and its test records, each `(num_clients,)`; NaN and 0 without any."""
-    seen = _client_sums(test, data)
-    return _main(task_of(model, data), seen), np.asarray(seen.sums["records"])
+    """Each client's main metric and number of test records, both `(num_clients,)`; NaN and 0 without any."""
+    sums = _client_sums(test, data)
+    return _main(task_of(model, data), sums), np.asarray(sums.sums["records"])
 
 
 def client_metric(params: Any, data: FederatedData, *, model: Model) -> np.ndarray:
-    """The main metric of each client on its own part of the test set `(num_clients,)`, a probe; NaN where it has none.
+    """The main metric of each client on its own part of the test set `(num_clients,)` (a diagnostic); NaN without one.
 
-    That is the accuracy of clients, for instance, or, where the task has no metrics, the mean loss.
+    For instance the accuracy, or the mean loss if the task has no metrics.
     """
     return _main(task_of(model, data), _client_sums(evaluate(params, data, model=model), data))
 
 
 def better_of(task: Task) -> int:
-    """1 where more of the main metric is better, -1 where less is."""
+    """1 if larger values of the main metric are better, -1 if smaller ones are."""
     return task.metrics[0].better if task.metrics else -1
 
 
 def values_of(task: Task, test: MetricSums, data: FederatedData) -> dict[str, float | None]:
     """The task's metrics on the whole test set, by name."""
     records = len(data.x_test)
-    seen = _score_sums(test.sums, test.scores, data, np.zeros(records, int), np.array([float(records)]), whole=True)
-    return {metric.name: _finite(np.float32(metric.of(seen)[0])) for metric in task.metrics}
+    sums = _score_sums(test.sums, test.scores, data, np.zeros(records, int), np.array([float(records)]), whole=True)
+    return {metric.name: _finite(np.float32(metric.of(sums)[0])) for metric in task.metrics}
 
 
 def _client_sums(test: MetricSums, data: FederatedData) -> ScoreSums:
@@ -264,8 +264,8 @@ def _score_sums(
     return ScoreSums(wide | {"records": counts}, kept, jax.tree.map(np.asarray, data.y_test), group_of)
 
 
-def _main(task: Task, seen: ScoreSums) -> np.ndarray:
-    return task.metrics[0].of(seen) if task.metrics else quotient(seen.sums["loss"], seen.sums["records"])
+def _main(task: Task, sums: ScoreSums) -> np.ndarray:
+    return task.metrics[0].of(sums) if task.metrics else quotient(sums.sums["loss"], sums.sums["records"])
 
 
 def measure(params: Any, data: FederatedData, *, model: Model, train: bool) -> Measurement:
@@ -274,11 +274,13 @@ def measure(params: Any, data: FederatedData, *, model: Model, train: bool) -> M
     return Measurement(test, train_metrics(params, data, model=model) if train else None)
 
 
-def evaluation_of(rounds: int, seen: Measurement, report: RoundReport, data: FederatedData, task: Task) -> Evaluation:
-    """The rest of an evaluation, on the host."""
-    test, (objective, gradient_norm) = seen.test, seen.train or (None, None)
+def evaluation_of(
+    rounds: int, measurement: Measurement, report: RoundReport, data: FederatedData, task: Task
+) -> Evaluation:
+    """The evaluation, computed on the host from measurements and the last round's report."""
+    test, (objective, gradient_norm) = measurement.test, measurement.train or (None, None)
     shared = None if test.by_client is None else _summary(task, test, data)
-    own = None if seen.personal is None else _summary(task, seen.personal, data)
+    own = None if measurement.personal is None else _summary(task, measurement.personal, data)
     present = np.asarray(report.present)
     return Evaluation(
         rounds,
@@ -296,22 +298,22 @@ def evaluation_of(rounds: int, seen: Measurement, report: RoundReport, data: Fed
 
 
 def _summary(task: Task, test: MetricSums, data: FederatedData) -> Standing:
-    """Of the main metric by client; pooled is the metric of all records, of which roots and ranks are no mean."""
-    seen = _client_sums(test, data)
-    sums = {name: of_clients.sum(axis=0, keepdims=True) for name, of_clients in seen.sums.items()}
-    pooled = _main(task, ScoreSums(sums, seen.scores, seen.targets, np.zeros_like(seen.group_of)))
-    return standing(_main(task, seen), seen.sums["records"], better_of(task))._replace(pooled=float(pooled[0]))
+    """Summary of the main metric over clients; `pooled` is of all records, as roots and ranks are no mean."""
+    clients = _client_sums(test, data)
+    sums = {name: of_clients.sum(axis=0, keepdims=True) for name, of_clients in clients.sums.items()}
+    pooled = _main(task, ScoreSums(sums, clients.scores, clients.targets, np.zeros_like(clients.group_of)))
+    return standing(_main(task, clients), clients.sums["records"], better_of(task))._replace(pooled=float(pooled[0]))
 
 
 def noise_to_signal(noise: Any, signal: Any, present: np.ndarray) -> float | None:
-    """Norm of a round's noise over the norm of what it is added to: sqrt(mean |noise|^2 / mean |signal|^2).
+    """Noise-to-signal ratio of a round: sqrt(mean |noise|^2 / mean |signal|^2).
 
-    Noise on gradients is compared with the bounded mean gradient, over the local steps of all who answered; the noise
-    that the server adds, with the mean update. Noise on an upload sits in the round's last step, so it is compared with
-    the root of the summed squares of all steps' gradients. Means come before the ratio: a Poisson batch may be empty.
-    The noise counts with its expected norm std * sqrt(size), so nothing needs to look at it.
+    Noise on gradients is compared with the bounded mean gradient, over the local steps of all clients that answered;
+    server noise, with the mean update. Noise on an upload is in the round's last step, so it is compared with the root
+    of the summed squares of all steps' gradients. Means come before the ratio, as a Poisson batch may be empty. The
+    noise has its expected norm std * sqrt(size), so it need not be observed.
 
-    | no noise: 0 | nobody answered, no signal, or noise that comes with a secure sum: None |
+    | no noise: 0 | no answers, no signal, or noise in a secure sum: None |
     """
     noise, signal = (np.asarray(a, float)[present].sum() for a in (noise, signal))
     if not present.any() or not np.isfinite(noise) or not np.isfinite(signal):
@@ -322,13 +324,13 @@ def noise_to_signal(noise: Any, signal: Any, present: np.ndarray) -> float | Non
 
 
 def rounds_to(history: Sequence[Evaluation], target: MetricTarget) -> int | None:
-    """The first evaluated round whose metric is as good as `target`, None if none is."""
+    """The first evaluated round whose metric is at least as good as `target`, None without one."""
     measure = target.measure
-    return next((seen.round for seen in history if measure.reached(seen.row()[measure.name], target.value)), None)
+    return next((each.round for each in history if measure.reached(each.row()[measure.name], target.value)), None)
 
 
 def _mean(probe: Any, present: np.ndarray) -> float | None:
-    """Over those who answered; None where nobody did."""
+    """Mean over the clients that answered; None without any."""
     return _finite(np.asarray(probe)[present].mean()) if present.any() else None
 
 

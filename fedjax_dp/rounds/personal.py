@@ -1,4 +1,4 @@
-"""Personal models: read out of a state, each measured on its client's part of the test set."""
+"""Personal models: their parameters in a state, and their metrics on each client's part of the test set."""
 
 import math
 from collections.abc import Iterator
@@ -24,22 +24,22 @@ from fedjax_dp.rounds.final import with_final_model
 from fedjax_dp.rounds.metrics import MetricSums, record_sums, rows_per_block
 from fedjax_dp.rounds.state import ServerState
 
-BYTES = 2**27  # of rows of tables on the host that are looked at together
+BYTES = 2**27  # of rows of host tables that are read at once
 
 
 class ClientStates(NamedTuple):
-    """Clients, and what they have after some rounds."""
+    """Some clients, and their state after some rounds."""
 
     params: Any
     shared: Any
     ids: jax.Array  # (clients,)
-    own: Any  # their rows (clients, ...)
+    own: Any  # the clients' rows (clients, ...)
     round: jax.Array
     key: jax.Array  # of the run
 
 
 def model_of(local: LocalTraining, states: ClientStates, at: Any, data: FederatedData, model: Model) -> Any:
-    """The model of the client at a place `at` of `held`, a tree of parameters; traced."""
+    """The personal model of the client at index `at` of `states`, a tree of parameters; traced."""
     client = states.ids[at]
     key = jax.random.fold_in(jax.random.fold_in(role_key(states.key, "personal"), states.round), client)
     start, unravel = ravel(states.params)
@@ -50,10 +50,10 @@ def model_of(local: LocalTraining, states: ClientStates, at: Any, data: Federate
 def personal_models(
     algorithm: Algorithm, state: ServerState, data: FederatedData, *, seed: int = 0, model: Model | None = None
 ) -> Any:
-    """The parameters of every client's own model, each leaf `(num_clients, ...)`; for populations that fit.
+    """The parameters of every client's personal model, each leaf `(num_clients, ...)`; all must fit into memory.
 
-    algorithm, seed, model  as they ran, with its noise; the model is logistic regression unless given.
-    Raises: ConfigurationError where clients share a model.
+    algorithm, seed, model  those of the run, with its noise; the default model is logistic regression.
+    Raises: ConfigurationError if clients share one model.
     """
     local: LocalTraining = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), algorithm.local)
     errors.require_seed(seed)
@@ -65,7 +65,7 @@ def personal_models(
 def models_of_clients(
     local: LocalTraining, state: ServerState, data: FederatedData, key: jax.Array, *, model: Model
 ) -> Any:
-    """The same, of local training with numbers as arrays and the key of the run."""
+    """As `personal_models`, for local training whose numbers are arrays, and the run's key."""
     _require_personal(local)
     parts = [_stacked_models(local, states, data, model=model) for states in client_states(state, data, key)]
     return jax.tree.map(lambda *each: jnp.concatenate(each)[: data.num_clients], *parts)
@@ -78,7 +78,7 @@ def _stacked_models(local: LocalTraining, states: ClientStates, data: FederatedD
 
 
 def client_states(state: ServerState, data: FederatedData, key: jax.Array) -> Iterator[ClientStates]:
-    """All clients; some at a time, filled up with the last client, where their tables are on the host."""
+    """All clients at once, or in chunks if their tables are on the host; the last chunk repeats the last client."""
     tables = [leaf for leaf in jax.tree.leaves(state.clients) if isinstance(leaf, HostTable)]
     every, many = data.num_clients, data.num_clients
     if tables:
@@ -90,9 +90,9 @@ def client_states(state: ServerState, data: FederatedData, key: jax.Array) -> It
 
 
 def evaluate_personal(local: LocalTraining, states: ClientStates, data: FederatedData, *, model: Model) -> MetricSums:
-    """What the task's metrics are made of, of the clients of `held` on their own test parts; traced.
+    """The sums behind the task's metrics, of personal models on their clients' test parts; traced.
 
-    Records are taken client by client, some at once; a client without a part is left out by the number of its records.
+    Records are evaluated client by client, in blocks; a client without test records has sums of 0.
     """
     task, records, every = task_of(model, data), data.x_test.shape[0], data.num_clients
     parts = jnp.asarray(data.test_clients)
@@ -132,8 +132,8 @@ def evaluate_personal(local: LocalTraining, states: ClientStates, data: Federate
 def _test_sums(
     local: LocalTraining, states: ClientStates, data: FederatedData, *, model: Model, execution: Execution
 ) -> MetricSums:
-    tested = evaluate_personal(local, states, jax.tree.map(jnp.asarray, data), model=model)
-    return execution.gather_for_processes(tested)
+    sums = evaluate_personal(local, states, jax.tree.map(jnp.asarray, data), model=model)
+    return execution.gather_for_processes(sums)
 
 
 _compiled_test_sums = gradients.JitOfModel(_test_sums, ("execution",))
@@ -148,12 +148,12 @@ def measure_personal(
     model: Model,
     execution: Execution | None = None,
 ) -> MetricSums:
-    """The same of all clients, compiled; one call where their tables are on the devices."""
+    """As `evaluate_personal`, for all clients, compiled; in chunks if their tables are on the host."""
     execution = Execution() if execution is None else execution
     _require_personal(local)
     if data.test_clients is None:
         remedy = "hold out records of each client (--holdout 0.2), or give federate test_clients"
-        raise errors.refuse("test parts of clients", "none", "there to measure clients' own models on", remedy)
+        raise errors.refuse("test parts of clients", "none", "present to evaluate personal models", remedy)
     each: list[MetricSums] = [
         jax.device_get(_compiled_test_sums(local, states, data, model=model, execution=execution))
         for states in client_states(state, data, key)
@@ -171,4 +171,4 @@ def measure_personal(
 def _require_personal(local: LocalTraining) -> None:
     if not local.personal:
         remedy = "use one such as mr_mtl or ditto"
-        raise errors.refuse("algorithm", "one whose clients share a model", "one whose clients have their own", remedy)
+        raise errors.refuse("algorithm", "one whose clients share a model", "one with personal models", remedy)

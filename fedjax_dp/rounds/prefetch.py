@@ -1,8 +1,8 @@
 """Records that stay on the host: those of the next cohorts are copied to the devices while the current rounds compute.
 
-Cohorts depend on the run's key and on public numbers alone, so they are known ahead. Rounds are taken some at a time:
-the clients of their cohorts, each where it will be computed, are one block of records on every device. What these
-clients keep from round to round comes and goes with the block.
+Cohorts depend only on the run's key and on public numbers, so they are known in advance. Several rounds form a block:
+each device gets the records of those members of their cohorts that it computes. The clients' state is moved with the
+block.
 """
 
 import concurrent.futures
@@ -27,22 +27,22 @@ from fedjax_dp.rounds.clients import DeviceRecords, HostBlock, draw_cohorts
 from fedjax_dp.rounds.state import ServerState
 
 BYTES = 2**25  # of records that are copied to a device at once, if a round does not need more
-MOST = 256  # rounds at once
+MOST = 256  # rounds of a block
 GROWTH = 1.25  # blocks grow by this much, so that few programs are compiled
 
 
 class RoundsBlock(NamedTuple):
-    """Rounds from `first` to before `until`, and what they need."""
+    """Rounds from `first` to before `until`, with their records."""
 
     first: int
     until: int
     records: HostBlock
-    clients: np.ndarray  # who takes part in them, where tables are on the host
-    room: int  # for the rows of so many
+    clients: np.ndarray  # ids of the participating clients, if tables are on the host
+    room: int  # number of rows for these clients
 
 
 class Prefetcher:
-    """The blocks of a run, one ahead. Their shapes stay the same, unless one needs more room than any before."""
+    """The blocks of a run, read one ahead. Their shapes only change if a block needs more room than all before."""
 
     def __init__(
         self, algorithm: Algorithm, data: FederatedData, execution: Execution, key: jax.Array, size: int, kept: int = 0
@@ -62,17 +62,17 @@ class Prefetcher:
         self._several = max(1, min(MOST, int(BYTES / needed)))
         self._own = execution.own
         self._shares = jnp.asarray(data.shares)
-        self._room = 1  # a block may hold nobody
+        self._room = 1  # a block may have no clients
         self._held: tuple[RoundsBlock, concurrent.futures.Future[RoundsBlock]] | None = None  # and the one after it
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "prefetch")
 
     def block(self, at: int) -> RoundsBlock:
-        """The block that holds round `at`; the one after it is being read when this returns."""
+        """The block that contains round `at`; the next one is being read when this returns."""
         held = self._held
         if held is not None and held[0].first <= at < held[0].until:
             return held[0]
         now = held[1].result() if held is not None and at == held[0].until else self._read(at, self._draw(at))
-        # Drawn here, before the rounds of this block are sent off: an accelerator would draw after them.
+        # Drawn here, before the rounds of this block are dispatched: an accelerator would draw after them.
         self._held = now, self._thread.submit(self._read, now.until, self._draw(now.until))
         return now
 
@@ -86,7 +86,7 @@ class Prefetcher:
         self._thread.shutdown(wait=True, cancel_futures=True)
 
     def _draw(self, first: int) -> tuple[jax.Array, jax.Array]:
-        """Ids of the cohorts from round `first` on, and who of them is selected; not waited for."""
+        """Ids and selection flags of the cohorts from round `first` on, without waiting for them."""
         rounds = first + jnp.arange(self._several)
         return draw_cohorts(self._cohort, self._key, rounds, self._shares)
 
@@ -128,7 +128,7 @@ class Prefetcher:
         return DeviceRecords(copy(self._data.x), jax.tree.map(copy, self._data.y))
 
     def _spread(self, parts: dict[int, np.ndarray]) -> jax.Array:
-        """Arrays `(1, ...)`, one for each group of devices that this process has some of, as a part of one array."""
+        """One array of parts `(1, ...)`, given one part for each group of devices that this process has some of."""
         mesh = self._execution.mesh
         placed: list[jax.Array] = [jax.device_put(parts[group], device) for device, group in self._own.items()]
         if mesh is None:
@@ -146,7 +146,7 @@ def tables_of(state: ServerState) -> list[HostTable]:
 
 
 def load_rows(state: ServerState, block: RoundsBlock, execution: Execution) -> ServerState:
-    """The state for the rounds of a block, with the rows of its clients."""
+    """The state for the rounds of a block, with its clients' rows on the devices."""
 
     def rows(table: Any) -> Any:
         if not isinstance(table, HostTable):
@@ -157,7 +157,7 @@ def load_rows(state: ServerState, block: RoundsBlock, execution: Execution) -> S
 
 
 def store_rows(state: ServerState, tables: list[HostTable], block: RoundsBlock) -> ServerState:
-    """The state after the rounds of a block: rows are back in the tables, which take their places again."""
+    """The state after the rounds of a block, with the rows written back into the host's tables."""
     if not tables:
         return state
     left = iter(tables)
@@ -171,13 +171,13 @@ def store_rows(state: ServerState, tables: list[HostTable], block: RoundsBlock) 
 
 
 def without_records(data: FederatedData) -> FederatedData:
-    """What devices hold of data whose records come by blocks."""
+    """The part of the data that devices hold if records come in blocks."""
     x, y = jax.tree.map(lambda a: np.zeros((0, *a.shape[1:]), a.dtype), (data.x, data.y))
     return replace(data, x=x, y=y, rows=None)
 
 
 def check(algorithm: Algorithm, train_metrics: bool) -> None:
-    """Refuse what looks at records that no block holds."""
+    """Refuse what reads records outside of blocks."""
     if algorithm.local.reads_records_outside_round or train_metrics:
         whose = "this algorithm" if algorithm.local.reads_records_outside_round else "train_metrics"
         raise errors.refuse("records", "host", f"devices for {whose}", "it reads records outside local steps")

@@ -1,4 +1,4 @@
-"""A round is this page: a cohort trains, its messages are aggregated, the server moves."""
+"""One round: a cohort trains, its messages are aggregated, and the server updates the model."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -41,11 +41,11 @@ def run_round(
     observe: Observer | None = None,
     block: HostBlock | None = None,
 ) -> tuple[ServerState, RoundReport]:
-    """One round. `key` is the run's key: every draw is named by role, round, client and step.
+    """Run one round. `key` is the run's key: every draw is derived from it by role, round, client and step.
 
-    observe  sees the messages as they travel, before masks: first the update with its weight, flat and with zeros for
-             what is not shared of the model, then what else is sent;
-    block    where the cohorts' records are, if not in `data`.
+    observe  sees the messages before masks: first the weighted update, flat and with zeros for parameters that are not
+             shared, then everything else that is sent;
+    block    has the cohorts' records if `data` has not.
     """
     context = build_round_context(
         algorithm, model, jax.tree.map(jnp.asarray, data), key, state, execution, observe, block
@@ -56,7 +56,7 @@ def run_round(
 
 
 def train_cohort(context: RoundContext) -> tuple[Any, Any, RoundReport]:
-    """The cohort trains: its messages as they travel, one by one or summed, and new rows of what clients keep."""
+    """The cohort trains: its messages, individually or summed, the clients' new rows, and the round's report."""
     algorithm, members = context.shared.algorithm, context.members
     individual = needs_individual_updates(algorithm.aggregate)
     noised = algorithm.upload.unit is not None or getattr(algorithm.local.privatizer, "no_epsilon_reason", None) is None
@@ -75,11 +75,11 @@ def train_cohort(context: RoundContext) -> tuple[Any, Any, RoundReport]:
             role_key(key, "masks"), state.round, member.position, ids, selected, message
         )
         sound = jnp.all(jnp.isfinite(message))
-        if not noised:  # else a run that stops for a loss that nobody noised would tell of it
+        if not noised:  # else a run that stops because of an exact loss would reveal it
             sound = sound & jnp.isfinite(result.report.loss)
         payload = jax.tree.map(lambda a: jnp.where(member.present, a, jnp.zeros_like(a)), payload)
-        # Whoever is absent is left out here, as outside devices would gather all flags for it; and the other way round,
-        # as portions that are skipped are zeros.
+        # Absent members are masked here, as devices would have to gather all flags for it outside. The flag is true for
+        # broken ones, as chunks that are skipped are zeros.
         broken = ~sound & member.present
         summed, stacked = ((), payload) if individual else (payload, ())
         return summed, (stacked, result.client_state, (result.report, broken, overflow & member.present, observed))
@@ -103,18 +103,18 @@ def train_cohort(context: RoundContext) -> tuple[Any, Any, RoundReport]:
 
 
 class AggregatedUpdate(NamedTuple):
-    """What the messages of a round come to."""
+    """The result of aggregating a round's messages."""
 
-    update: jax.Array  # flat
-    upload: Any  # state of the upload
-    terms: Any  # sum of what local steps send beside
+    update: jax.Array  # the mean update, flat
+    upload: Any  # new state of the upload
+    terms: Any  # sum of the local training's auxiliary messages
 
 
 @jax.named_scope("aggregation")
 def aggregate_messages(
     context: RoundContext, payload: Any, report: RoundReport
 ) -> tuple[AggregatedUpdate, RoundReport]:
-    """The mean update, with the noise that joins it, and the sums of what came beside."""
+    """The mean update with the server's noise, and the sums of the auxiliary messages."""
     algorithm, data, key = context.shared.algorithm, context.shared.data, context.shared.key
     state, members, rates, observe = context.state, context.members, context.rates, context.observe
     individual = needs_individual_updates(algorithm.aggregate)
@@ -147,7 +147,7 @@ def aggregate_messages(
 
 @jax.named_scope("server_move")
 def apply_server_update(context: RoundContext, mean: AggregatedUpdate, rows: Any) -> ServerState:
-    """The server moves by the mean update; what it and the clients keep is brought up to date."""
+    """The server moves by the mean update; its state and the clients' state are updated."""
     algorithm, data, state, execution = context.shared.algorithm, context.shared.data, context.state, context.execution
     _, unravel = ravel(state.params)
 
@@ -168,7 +168,7 @@ def apply_server_update(context: RoundContext, mean: AggregatedUpdate, rows: Any
 
 
 def _exchange(context: RoundContext, params: Any, memory: LocalState) -> LocalState:
-    """The second exchange: what some clients send about the new model."""
+    """The second exchange: what some clients send after they have received the new model."""
     algorithm, data, key = context.shared.algorithm, context.shared.data, context.shared.key
 
     def map_clients(see: Callable[..., Any], ids: jax.Array) -> Any:

@@ -1,4 +1,4 @@
-"""Running an algorithm: check once, compile once, advance round after round, evaluate now and then."""
+"""Run an algorithm: check and compile once, then run round after round, with evaluations in between."""
 
 import contextlib
 import dataclasses
@@ -39,12 +39,12 @@ from fedjax_dp.rounds.state import RoundReport, ServerState, initial_state, plac
 from fedjax_dp.rounds.update_noise import check_known
 from fedjax_dp.tasks import task_named
 
-MOST_ON_DEVICES = 2**31 - 1  # rows are numbered by int32 there
-MOST_STEPS = 10**8  # of a client in all rounds: rates and cohorts of every round are looked at before the first
+MOST_ON_DEVICES = 2**31 - 1  # records: devices index them by int32
+MOST_STEPS = 10**8  # of a client in a run: rates and cohorts of every round are checked before the first
 
 
 class Timing(NamedTuple):
-    """Seconds. `compile_s` is the first round, compilation included, less a usual round."""
+    """Seconds. `compile_s` is the first round, compilation included, minus a usual round."""
 
     compile_s: float
     round_s_median: float
@@ -72,16 +72,16 @@ class Simulation(NamedTuple):
 
 
 def run_key(seed: int) -> jax.Array:
-    """The one key of a run. Every draw derives from it by role, round, client and step.
+    """The key of a run, from which every draw is derived by role, round, client and step.
 
-    Raises: ConfigurationError for a seed of more than 32 bits, which JAX would take for another.
+    Raises: ConfigurationError for a seed of more than 32 bits, which JAX would truncate.
     """
     errors.require_seed(seed)
     return jax.random.key(seed, impl="threefry2x32")
 
 
 def check(algorithm: Algorithm, data: FederatedData, rounds: int, model: Model | None = None) -> None:
-    """Refuse in one line what cannot run, before anything compiles. Numbers must be concrete."""
+    """Refuse in one line an algorithm that cannot run, before anything compiles. Numbers must be concrete."""
     errors.require_count("rounds", rounds)
     validation.require_part("algorithm", algorithm, Algorithm)
     require_clients(data)
@@ -115,7 +115,7 @@ def check(algorithm: Algorithm, data: FederatedData, rounds: int, model: Model |
 
 
 def _check_scores(model: NetworkModel, data: FederatedData) -> None:
-    """Refuse scores whose shape the loss of the task does not take. A user-defined loss may give them any meaning."""
+    """Refuse scores whose shape does not fit the loss of the task. A user-defined loss may use any shape."""
     task = task_named(data) if model.task is None else model.task
     if model.loss_of != task.loss:
         if model.loss_of is cross_entropy:
@@ -133,17 +133,14 @@ def _check_scores(model: NetworkModel, data: FederatedData) -> None:
 def _check_loss(
     model: Model, record_shape: tuple[int, ...], tokens: bool, structure: Any, leaves: tuple[jax.ShapeDtypeStruct, ...]
 ) -> None:
-    """Refuse a loss of which no gradient of a single record can be made, or an `init` that does more than compute.
-
-    Traced here, where no devices are in sight.
-    """
+    """Refuse a loss without a gradient of a single record, or an `init` with side effects. Traced, without devices."""
     x = jax.ShapeDtypeStruct((1, *record_shape), jnp.int32 if tokens else jnp.float32)
     y, keys = jax.tree.unflatten(structure, leaves), jax.eval_shape(lambda: jax.random.split(run_key(0), 1))
     gradients.loss_plan(model, gradients.start_shapes(model), x, y, keys)
 
 
 def as_float32_leaves(algorithm: Algorithm) -> Algorithm:
-    """The same algorithm with every number as a float32 array, so that no change of a number compiles again."""
+    """The algorithm with every number as a float32 array, so that changed numbers need no new compilation."""
     return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), algorithm)
 
 
@@ -164,35 +161,35 @@ def run_rounds(
     execution: Execution,
     block: HostBlock | None = None,
 ) -> tuple[ServerState, RoundReport]:
-    """Rounds up to `until` in one loop, which stops early after a round that is not finite."""
+    """Run rounds up to `until` in one loop, which stops after a round that is not finite."""
 
     def next_round(carry: tuple[ServerState, RoundReport]) -> tuple[ServerState, RoundReport]:
         return run_round(algorithm, model, data, key, carry[0], execution, block=block)
 
-    def unfinished(carry: tuple[ServerState, RoundReport]) -> jax.Array:
+    def goes_on(carry: tuple[ServerState, RoundReport]) -> jax.Array:
         state, report = carry
         return (state.round < until) & jnp.all(report.finite & ~report.overflow)
 
-    state, report = lax.while_loop(unfinished, next_round, (state, empty_report(algorithm, data.num_clients)))
+    state, report = lax.while_loop(goes_on, next_round, (state, empty_report(algorithm, data.num_clients)))
     if block is not None and block.places is not None:  # their rows go back to tables on the host
         state = prefetch.over_tables(state, execution.gather_for_processes)
     return state, execution.gather_for_processes(report)
 
 
-# Compiled; the memory of `state` is used for the new one, so a state can be passed once.
+# Compiled; the new state reuses the memory of `state`, so a state can be passed only once.
 advance = JitOfModel(run_rounds, ("execution",), donate_argnums=1, compiler_options=COMPILER_OPTIONS)
 
 
 @dataclasses.dataclass(frozen=True)
 class Rounds:
-    """An algorithm, its data and its key on the devices that run it: what turns a state into a later one."""
+    """An algorithm with data and key on its devices, ready to advance a state by some rounds."""
 
     algorithm: Algorithm
     data: FederatedData
     key: jax.Array
     model: Model
     execution: Execution
-    prefetcher: Prefetcher | None = None  # of records that are not in `data`
+    prefetcher: Prefetcher | None = None  # of records on the host
 
     def advance(self, state: ServerState, until: int) -> tuple[ServerState, RoundReport]:
         """The state before round `until`, or after one that was not finite; `state` cannot be used again."""
@@ -215,15 +212,15 @@ class Rounds:
                 return state, report
 
     def close(self) -> None:
-        """No more records will be needed."""
+        """Stop reading records."""
         if self.prefetcher is not None:
             self.prefetcher.close()
 
     def fit_chunk_size(self, state: ServerState) -> "Rounds":
         """The same rounds, with as many clients at once as fit into the free memory of a device.
 
-        Unchanged on a CPU, whose portions suit its caches, where `chunk_size` is given, and in several processes, each
-        of which might find another size.
+        Unchanged on a CPU, whose chunks fit its caches; with a given `chunk_size`; and with several processes, which
+        might choose different sizes.
         """
         execution, own = self.execution, list(self.execution.own)
         if execution.platform == "cpu" or execution.chunk_size is not None:
@@ -232,8 +229,8 @@ class Rounds:
             return self
         members = self.algorithm.cohort.capacity(self.data.num_clients)
 
-        def program_of(tried: Execution) -> Any:
-            return dataclasses.replace(self, execution=tried).compile(state)
+        def program_of(execution: Execution) -> Any:
+            return dataclasses.replace(self, execution=execution).compile(state)
 
         size = sum(tensor_sizes(state.params))
         try:
@@ -271,7 +268,7 @@ def initialize(
     start: ServerState | None = None,
     on_host: bool = False,
 ) -> tuple[Rounds, ServerState]:
-    """The rounds of a run on its devices, and the state before the first of them or a copy of `start`."""
+    """The rounds of a run on its devices, and the state before round 0 or a copy of `start`."""
     if not on_host and data.x.shape[0] > MOST_ON_DEVICES:
         raise errors.refuse(
             "records", f"{data.x.shape[0]:,} on devices", f"at most {MOST_ON_DEVICES:,}", "keep them on the host"
@@ -280,7 +277,7 @@ def initialize(
     if start is not None and not on_host:
         start = prefetch.over_tables(start, lambda table: np.asarray(table) if isinstance(table, HostTable) else table)
     state = place(initial_server_state(algorithm, data, model, seed, on_host) if start is None else start, execution)
-    if start is not None:  # the caller's arrays stay his
+    if start is not None:  # the caller's arrays must stay valid
         state = jax.tree.map(lambda a: a.copy() if isinstance(a, HostTable) else jnp.copy(a), state)
     prefetcher = None
     if on_host:
@@ -295,7 +292,7 @@ def initialize(
 def initial_server_state(
     algorithm: Algorithm, data: FederatedData, model: Model, seed: int, on_host: bool = False
 ) -> ServerState:
-    """The state before round 0. With records on the host, the states of clients are there too where separable."""
+    """The state before round 0. If records are on the host, separable state of clients is there too."""
     algorithm, key = as_float32_leaves(algorithm), run_key(seed)
     if on_host:
         data = prefetch.without_records(data)
@@ -338,18 +335,18 @@ def simulate(
     """Run `rounds` rounds of an algorithm and evaluate every `evaluate_every` (default: about 20 times).
 
     model          default multinomial logistic regression;
-    train_metrics  also evaluate objective and gradient norm, a pass over all training records each time (probes); on
-                   a GPU also `noise_to_signal` of noise on gradients, see `Execution.signal`;
-    execution      default every device, of all processes that `jax.distributed` has joined;
+    train_metrics  also evaluate objective and gradient norm (diagnostics), each time a pass over all training records;
+                   on a GPU also `noise_to_signal` of noise on gradients, see `Execution.signal`;
+    execution      default every device of all processes in `jax.distributed`;
     start          continue from this state; the result equals the uninterrupted run bit for bit on the same devices
-                   (on accelerators where the same number of clients fits at once, see `chunk_size`);
+                   (on accelerators if the same number of clients fits at once, see `chunk_size`);
     on_pause       called with the state and this call's evaluations at each evaluation and every `pause_every` rounds,
-                   for progress and checkpoints; the state is valid during the call only;
-    stop           called with each evaluation but the last; the run ends after the first of which it is true;
+                   for progress and checkpoints; the state is only valid during the call;
+    stop           called with each evaluation except the last; the run ends after the first one for which it is true;
     on_host        leave the records where they are, in memory or on disk, and copy those of the next cohorts to the
                    devices while they compute; the result is the same bit for bit;
-    checked        what `check` refuses has been refused already;
-    notice         called with a line where records have no finite loss; by default that is a warning.
+    checked        whether the caller has already called `check`;
+    notice         called with a line if records have no finite loss; by default that is a warning.
     Raises:     ConfigurationError before compiling; errors.DivergedError with round and clients.
     """
     began = time.perf_counter()
@@ -364,7 +361,7 @@ def simulate(
     execution = execution or all_devices()
     if train_metrics:
         execution = dataclasses.replace(execution, signal=True)
-    noticed = start is not None  # of a run that goes on it was said when it began
+    noticed = start is not None  # a run that continues has already given the notice
     run, state = initialize(algorithm, data, model, execution, seed=seed, start=start, on_host=on_host)
     del start
     done = first = int(state.round)
@@ -374,7 +371,7 @@ def simulate(
         while done < rounds:
             until = min(rounds, _next_multiple(done, every), _next_multiple(done, pause_every or every))
             if done == first:
-                until = done + 1  # one round apart: compilation is timed by itself, and something is seen early
+                until = done + 1  # a single round: compilation is timed separately, and progress shows early
             tick = time.perf_counter()
             state, report = run.advance(state, until)
             finite = np.asarray(report.finite)
@@ -395,14 +392,14 @@ def simulate(
                 structure, frozen = split(run.model)
                 params, frozen, records = execution.on_one_device((final_model(run.algorithm, state), frozen, run.data))
                 whole = joined(structure, frozen)
-                seen = metrics.measure(params, records, model=whole, train=train_metrics)
+                measurement = metrics.measure(params, records, model=whole, train=train_metrics)
                 if algorithm.local.personal and data.test_clients is not None:
                     last = with_final_model(run.algorithm, state)
                     own = measure_personal(
                         run.algorithm.local, last, run.data, run.key, model=run.model, execution=execution
                     )
-                    seen = seen._replace(personal=own)
-                history.append(metrics.evaluation_of(done, seen, report, records, task_of(whole, records)))
+                    measurement = measurement._replace(personal=own)
+                history.append(metrics.evaluation_of(done, measurement, report, records, task_of(whole, records)))
                 if not math.isfinite(history[-1].test_loss):
                     unscored.require_scores(whole, data, run.key)
                     raise errors.DivergedError(done - 1, [])

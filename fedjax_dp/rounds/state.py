@@ -1,4 +1,4 @@
-"""What a round hands to the next, how that begins, and what is reported of it."""
+"""The state that rounds pass on, its initial value, and the report of a round."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -16,24 +16,24 @@ from fedjax_dp.rounds.algorithm import Algorithm
 
 
 class ServerState(NamedTuple):
-    """Everything that a round hands to the next."""
+    """Everything that one round passes to the next."""
 
     params: Any
     optimizer: Any
     round: jax.Array
-    upload: Any  # a clip norm that is learnt
-    shared: Any  # what the server keeps for local steps, and every client receives
-    clients: Any  # what each client keeps: tables (num_clients, ...)
+    upload: Any  # the upload's state, such as a learnt clip norm
+    shared: Any  # the server's state for local steps, which every client receives
+    clients: Any  # the clients' state: tables (num_clients, ...)
 
 
 def place(state: ServerState, execution: Execution) -> ServerState:
-    """A copy of the state where a run of `execution` wants it; tables on the host stay there."""
+    """A copy of the state on the devices of `execution`; tables on the host stay there."""
     light = execution.place_models(state._replace(clients=()))
     return light._replace(clients=execution.place_tables(state.clients))
 
 
 def initial_state(algorithm: Algorithm, model: Model, data: FederatedData, key: jax.Array) -> ServerState:
-    """State before round 0. `key` is the run's key."""
+    """The state before round 0. `key` is the run's key."""
     params = model.init(role_key(key, "init"))
 
     def map_clients(see: Callable[..., Any]) -> Any:
@@ -52,11 +52,11 @@ def initial_state(algorithm: Algorithm, model: Model, data: FederatedData, key: 
 
 
 class Transcript(NamedTuple):
-    """What an observer makes of the messages of a round, as one adversary or another receives them."""
+    """What an observer computes from the messages of a round, as different adversaries see them."""
 
-    uploads: Any  # of each member's message, zeros where it did not arrive (members, ...)
-    total: Any  # of their sum
-    update: Any  # of the mean update that the server moves by, its noise included
+    uploads: Any  # from each member's message, zeros where it did not arrive (members, ...)
+    total: Any  # from their sum
+    update: Any  # from the noisy mean update by which the server moves
 
 
 Observer = Callable[
@@ -65,16 +65,16 @@ Observer = Callable[
 
 
 class RoundReport(NamedTuple):
-    """Probes of a round (the simulator's view), per cohort member."""
+    """Diagnostics of a round (not private, not covered by epsilon), per cohort member."""
 
     clients: jax.Array  # ids
     present: jax.Array  # bool: the message arrived
     loss: jax.Array  # mean loss over the client's batches
-    clipped: jax.Array  # fraction of records clipped; of updates, 0 or 1, where they hide clients (NaN: not known)
+    clipped: jax.Array  # fraction of records clipped; for client-level privacy whether the update was (NaN: unknown)
     signal: jax.Array  # mean over the local steps of |bounded mean gradient|^2, or |mean update|^2 if that is noised; 0
-    # where it is not taken, see `Execution`
-    noise: jax.Array  # expected |noise|^2 on the same; 0 without privacy, NaN where it is not known
+    # where it is not computed, see `Execution`
+    noise: jax.Array  # expected |noise|^2 on the same vector; 0 without privacy, NaN if unknown
     finite: jax.Array  # bool: loss and update of this client are finite
     overflow: jax.Array  # bool: its message did not fit into the ring of a secure sum
-    transcript: Any = ()  # `Transcript`, where somebody observes
-    learnt_clip_norm: Any = None  # that the round began with, where rounds learn it
+    transcript: Any = ()  # a `Transcript`, if there is an observer
+    learnt_clip_norm: Any = None  # at the start of the round, if rounds learn it

@@ -1,6 +1,6 @@
 """Records whose loss is not finite: whether data and model are the cause, or the training.
 
-Under privacy such a record counts as nothing, so a run ends well without it. Nothing here is called where losses are
+With privacy such a record contributes zero, so a run continues without it. Nothing here is called if all losses are
 finite.
 """
 
@@ -17,16 +17,16 @@ from fedjax_dp.pytrees import replace
 from fedjax_dp.rounds import metrics
 
 CAUSES = "such as token ids outside the model's table, a log of 0, or a division by 0"
-BYTES = 2**27  # of records that are looked at together
-PROBE = "(what only the simulator sees, in no epsilon)"
+BYTES = 2**27  # of records that are evaluated at once
+PROBE = "(diagnostics: not private, not covered by epsilon)"
 
 
 def require_scores(model: Model, data: FederatedData, key: jax.Array, tolerated: bool = True) -> int:
-    """How many training records have no finite loss at the values that training begins with.
+    """Number of training records without a finite loss at the initial parameters.
 
     key        the run's;
-    tolerated  whether some may have none, as under privacy they count as nothing.
-    Raises: ConfigurationError where it is too many of them, or one of the test records.
+    tolerated  whether some training records may have none, as they contribute zero with privacy.
+    Raises: ConfigurationError for any other training record, for all of them, and for any test record.
     """
     params = jax.tree.map(np.asarray, model.init(role_key(key, "init")))
     records, tests = int(np.sum(data.sizes)), len(data.x_test)
@@ -43,7 +43,7 @@ def require_scores(model: Model, data: FederatedData, key: jax.Array, tolerated:
 
 
 def warning_on(params: Any, model: Model, data: FederatedData, key: jax.Array, rounds: int) -> str | None:
-    """What to say of training records without a finite loss, at the start or at the values after so many rounds.
+    """A warning about training records without a finite loss, at the start or at `params` after `rounds` rounds.
 
     Raises: as `require_scores`.
     """
@@ -51,19 +51,19 @@ def warning_on(params: Any, model: Model, data: FederatedData, key: jax.Array, r
     if before:
         return (
             f"{before:,} of {int(np.sum(data.sizes)):,} training records have no finite loss before the first round, "
-            f"{CAUSES}; they count as nothing {PROBE}"
+            f"{CAUSES}; they contribute zero {PROBE}"
         )
     now = _count(params, data, model)
     if not now:
         return None
     return (
-        f"{now:,} training records have no finite loss after round {rounds}, and count as nothing; before the first "
+        f"{now:,} training records have no finite loss after round {rounds}, and contribute zero; before the first "
         f"round all losses were finite: lower the learning rate {PROBE}"
     )
 
 
 def _count(params: Any, data: FederatedData, model: Model) -> int:
-    """Of all training records, some at a time, as they may be on the host."""
+    """Number of training records without a finite loss, counted in chunks, as records may be on the host."""
     rows = np.arange(len(data.x)) if data.rows is None else np.asarray(data.rows)
     many = max(1, BYTES // max(1, sum(a[:1].nbytes for a in jax.tree.leaves((data.x, data.y)))))
     total = 0

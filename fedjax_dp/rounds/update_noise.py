@@ -1,8 +1,8 @@
-"""How much noise there is in a round's mean update, from public numbers alone, for servers that take it off.
+"""The variance of the noise in a round's mean update, from public numbers, for servers that subtract it.
 
-Who takes part is no such number: a model that showed it would undo what hidden cohorts are accounted for. So it is the
-mean over the cohorts that might have been drawn: sum_i q_i a_i^2 v_i, where client i takes part with probability q_i,
-a_i is what its update is multiplied by, and v_i the variance of the noise in it. Noise that joins the mean comes alone.
+The cohort is not public: a model that revealed it would undo the amplification by subsampling. So this is the mean over
+all possible cohorts: sum_i q_i a_i^2 v_i, where client i takes part with probability q_i, a_i is the weight of its
+update in the mean, and v_i the variance of the noise in that update. Server noise needs no such mean.
 """
 
 from typing import Any
@@ -20,9 +20,10 @@ from fedjax_dp.rounds.algorithm import Algorithm
 
 
 def variance_of_mean(algorithm: Algorithm, data: FederatedData, round_index: jax.Array, upload: Any) -> jax.Array:
-    """Of each coordinate of the noise in a round's mean update, a float32 scalar; traced, `upload` its state.
+    """Variance of each coordinate of the noise in a round's mean update, a float32 scalar; traced.
 
-    Raises: ConfigurationError in one line where no public numbers tell it.
+    upload: the state of `algorithm.upload`.
+    Raises: ConfigurationError in one line if public numbers do not determine it.
     """
     require_known(algorithm)
     cohort, aggregate, num_clients = algorithm.cohort, algorithm.aggregate, data.num_clients
@@ -37,23 +38,23 @@ def variance_of_mean(algorithm: Algorithm, data: FederatedData, round_index: jax
 
 
 def require_known(algorithm: Algorithm) -> None:
-    """Refuse an algorithm of whose noise in the mean update no public numbers tell, whatever its numbers are."""
+    """Refuse an algorithm whose noise in the mean update is never determined by public numbers."""
     local, upload = algorithm.local, algorithm.upload
     if upload.unit is not None:
         if upload.shared_noise:
             raise _refusal("noise", "shared by the clients", "added by the server")
         return
     if not local.is_sgd or local.has_client_state or getattr(local, "noise_variance", None) is None:
-        wanted = "plain sgd after which clients keep nothing"
-        raise _refusal("local steps", type(local).__name__ if local.is_sgd else "with a rule of their own", wanted)
+        wanted = "plain sgd without client state"
+        raise _refusal("local steps", type(local).__name__ if local.is_sgd else "with another rule", wanted)
     if correlated_source(local.privatizer) is not None:  # steps' variances do not add up
-        raise _refusal("noise", "correlated over steps", "drawn afresh in every step")
+        raise _refusal("noise", "correlated over steps", "independent in every step")
     if not algorithm.cohort.at_most_once:
         raise _refusal("cohort", type(algorithm.cohort).__name__, "one that draws a client at most once a round")
 
 
 def check_known(algorithm: Algorithm, shares: np.ndarray) -> None:
-    """Refuse, before anything compiles, a server that takes off noise of which nobody can tell how much it is."""
+    """Refuse, before anything compiles, a server that subtracts noise whose variance is unknown."""
     if not getattr(algorithm.server, "corrects", False):
         return
     require_known(algorithm)
@@ -76,5 +77,5 @@ def _noise_gains(algorithm: Algorithm, shares: Any) -> Any:
 
 
 def _refusal(what: str, got: str, wanted: str) -> errors.ConfigurationError:
-    remedy = "or use a server that takes nothing off, such as second_moment delta"
-    return errors.refuse(what, got, f"{wanted}, for a server that takes the noise's variance off", remedy)
+    remedy = "or use a server that subtracts nothing, such as second_moment delta"
+    return errors.refuse(what, got, f"{wanted}, for a server that subtracts the noise's variance", remedy)

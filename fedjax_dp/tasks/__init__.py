@@ -1,4 +1,4 @@
-"""Tasks: what a target is judged by, its loss and the metrics of many records; which way is better."""
+"""Tasks: the loss of a target, the metrics of many records, and whether larger or smaller is better."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""The task of data, and the loss that is chosen among those that it has."""
+"""The task of a data set, with one of its losses."""
 
 import functools
 from collections.abc import Callable
@@ -11,12 +11,12 @@ from fedjax_dp.tasks.names import APS, LOSSES_BY_TASK
 from fedjax_dp.tasks.shipped import Binary, Classes, MultiLabel, Own, Regression, Sequence
 from fedjax_dp.tasks.task import Task
 
-# of the name of a loss, how AP is taken, the vocabulary, and k
-Made = Callable[[str, str, Vocabulary | None, int | None], Task]
+# of the name of a loss, the kind of AP, the vocabulary, and k
+Maker = Callable[[str, str, Vocabulary | None, int | None], Task]
 
 
 class Aimed(Protocol):
-    """Data, which name their task."""
+    """Data with the name of their task."""
 
     @property
     def task(self) -> str: ...
@@ -33,7 +33,7 @@ def _sequence(loss: str, ap: str, vocabulary: Vocabulary | None, top_k: int | No
     return Sequence(known, losses.TokenCrossEntropy(known.pad, loss), top_k)
 
 
-TASKS: dict[str, Made] = {
+TASKS: dict[str, Maker] = {
     "classes": lambda loss, ap, vocabulary, top_k: Classes(top_k=top_k),
     "sequence": _sequence,
     "multi_label": lambda loss, ap, vocabulary, top_k: MultiLabel(losses.BinaryCrossEntropy(loss), ap),
@@ -46,12 +46,12 @@ TASKS: dict[str, Made] = {
 
 
 def task_named(data: Aimed, loss: str | None = None, ap: str | None = None, top_k: int | None = None) -> Task:
-    """The task that data name, with one of its losses by name; the first unless one is given.
+    """The task of some data, with one of its losses by name; by default the first.
 
     loss  `mean` or `length` of a `sequence`, `mean` or `sum` of `multi_label`, `squared` or `huber` of `regression`;
     ap    `exact` or `buckets200`, of `multi_label`;
-    top_k accuracy among so many of the likeliest `classes`, or tokens of a `sequence`, beside that of the likeliest.
-    Raises: ConfigurationError for a loss that the task has not, and for as many as there are classes.
+    top_k also measure top-k accuracy, of `classes` or the tokens of a `sequence`.
+    Raises: ConfigurationError for a loss that the task does not have, and for k of at least the number of classes.
     """
     errors.require_choice("task", data.task, TASKS)
     known = LOSSES_BY_TASK.get(data.task, ())

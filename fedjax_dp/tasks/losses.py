@@ -1,6 +1,6 @@
-"""Losses of one record, each of its scores and its target alone.
+"""Losses of one record, which depend only on its own scores and target.
 
-A mean over a batch's tokens is none of these: it would divide one record's loss by the others' lengths.
+A mean over a batch's tokens is not allowed: it would divide one record's loss by the lengths of others.
 """
 
 import dataclasses
@@ -15,9 +15,9 @@ from fedjax_dp.small_reductions import FEW, written_log_sum_exp, written_sum
 
 
 def cross_entropy(logits: jax.Array, label: jax.Array) -> jax.Array:
-    """Softmax cross-entropy of a record in nats: logits `(classes,)`, an integer label; zero for a label of no class.
+    """Softmax cross-entropy of a record in nats: logits `(classes,)`, an integer label; zero if there is no such class.
 
-    The label becomes a one-hot row: picking a logit by index would put a slow scatter into every gradient.
+    The label becomes a one-hot row: indexing a logit would put a slow scatter into every gradient.
     """
     return _softmax_loss(wide(logits), jnp.asarray(label))
 
@@ -26,8 +26,8 @@ def cross_entropy(logits: jax.Array, label: jax.Array) -> jax.Array:
 class TokenCrossEntropy:
     """Cross-entropy of the next tokens of one record, in nats: scores `(tokens, vocabulary)`, target `(tokens,)` ids.
 
-    per  what the sum over the tokens that are no padding is divided by: `mean`, by how many these are, at least one;
-         `length`, by all. A record of nothing but padding has loss and gradient zero.
+    per  divisor of the sum over tokens other than padding: `mean`, their number, at least 1; `length`, the number of
+         all tokens. A record with only padding has loss and gradient zero.
     """
 
     pad: int
@@ -45,7 +45,7 @@ class TokenCrossEntropy:
 
 @dataclasses.dataclass(frozen=True)
 class BinaryCrossEntropy:
-    """max(z, 0) - z y + log(1 + exp(-|z|)) of logits z and 0 or 1, in nats; the `mean` or `sum` over them."""
+    """The `mean` or `sum` of max(z, 0) - z y + log(1 + exp(-|z|)) over logits z with targets y of 0 or 1, in nats."""
 
     over: str = "mean"
 
@@ -74,7 +74,7 @@ def huber(scores: jax.Array, target: jax.Array) -> jax.Array:
 
 
 def wide(scores: Any) -> jax.Array:
-    """Of at least 32 bits."""
+    """Scores with at least 32 bits."""
     scores = jnp.asarray(scores)
     return scores.astype(jnp.promote_types(scores.dtype, jnp.float32))
 
@@ -88,13 +88,13 @@ def _softmax_loss(logits: jax.Array, label: jax.Array) -> jax.Array:
 def _softmax_slope(
     primals: tuple[jax.Array, jax.Array], tangents: tuple[jax.Array, Any]
 ) -> tuple[jax.Array, jax.Array]:
-    """Softmax less the target; JAX would add up a one-hot row on its way there, which on a GPU is a launch."""
+    """Softmax minus the target; JAX's own derivative would sum a one-hot row, a kernel launch on a GPU."""
     loss, slope = _softmax(*primals)
     return loss, jnp.sum(slope * tangents[0], -1)
 
 
 def _softmax(logits: jax.Array, label: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The loss, and its derivative by the logits; both zero where there is no such class."""
+    """The loss, and its derivative by the logits; both zero if there is no such class."""
     classes = logits.shape[-1]
     known = ((label >= 0) & (label < classes)).astype(logits.dtype)
     target = jax.nn.one_hot(label, classes, dtype=logits.dtype)
@@ -113,5 +113,5 @@ def _softmax(logits: jax.Array, label: jax.Array) -> tuple[jax.Array, jax.Array]
 
     if not 1 < classes <= FEW:
         return from_exponentials()
-    # On a GPU one number of a record instead of two, which would be a launch each. It is as exact as logits are.
+    # On a GPU one reduction per record instead of two kernel launches. It is as precise as the logits.
     return lax.platform_dependent(cuda=from_their_logarithm, default=from_exponentials)

@@ -1,6 +1,6 @@
-"""The numbers of a history: in words, in which direction each is better, and as what it is shown.
+"""The numbers of a history: their names, whether larger is better, and how they are displayed.
 
-Files of runs and sweeps carry what their task's metrics are, so whoever reads them needs no task. No JAX here.
+Files of runs and sweeps describe their task's metrics, so readers of the files need no task. No JAX here.
 """
 
 import dataclasses
@@ -15,54 +15,54 @@ PUBLIC_TESTS = "choose by a test set that is no client's (leave out holdout and 
 
 
 class Measure(NamedTuple):
-    """One number of a history; `better` is 1 where larger is better, -1 where smaller is, 0 where neither."""
+    """One number of a history; `better` is 1 if larger is better, -1 if smaller is, 0 if neither."""
 
     name: str
     words: str
     better: int
-    share: bool = False  # lies between 0 and 1, and is shown in percent
+    share: bool = False  # lies between 0 and 1, and is displayed in percent
     unit: str = ""
-    probe: bool = False  # the simulator's view, which nobody else has
-    judge: "Measure | None" = None  # what settings are compared by instead, where neither direction is better
+    probe: bool = False  # a diagnostic (not private, not covered by epsilon)
+    judge: "Measure | None" = None  # the measure that compares settings instead, if neither direction is better
     signed: bool = False  # may be below 0
 
     @property
     def label(self) -> str:
-        """With its unit, for an axis: `test accuracy (%)`."""
+        """The name with its unit, for an axis: `test accuracy (%)`."""
         beside = ", ".join(filter(None, ["%" if self.share else self.unit, "probe" if self.probe else ""]))
         return f"{self.words} ({beside})" if beside else self.words
 
     @property
     def low(self) -> float:
-        """Below which it cannot be."""
+        """The smallest possible value."""
         return float("-inf") if self.signed else 0.0
 
     @property
     def high(self) -> float:
-        """Above which it cannot be."""
+        """The largest possible value."""
         return 1.0 if self.share else float("inf")
 
     def shown(self, number: float) -> float:
-        """The number as figures and tables show it: shares in percent."""
+        """The number for figures and tables: shares in percent."""
         return 100 * number if self.share else number
 
     def in_words(self, number: float | None, digits: int = 1) -> str:
-        """The number in words: `81.4%`, or `7.73`."""
+        """The number as text: `81.4%`, or `7.73`."""
         if number is None:
             return "not known"
         return f"{100 * number:.{digits}f}%" if self.share else f"{number:.4g}"
 
     def reached(self, number: float | None, target: float) -> bool:
-        """Whether a number is as good as the target, in the direction of the metric."""
+        """Whether a number is at least as good as the target."""
         return number is not None and self.better * (number - target) >= 0
 
 
 def private_records(clients_hold_tests: bool, measure: Measure | None = None) -> str | None:
-    """The private records that a metric looks at, in words; None where whatever follows from it is free.
+    """The private records that a metric depends on, in words; None if decisions by it cost no privacy.
 
-    The one question to ask before a metric decides anything: which points or rounds there are, where a run ends, which
-    model is the best. A choice by private records is a release of them that no noise hides, so it has no epsilon.
-    measure  any of the test set, unless given.
+    Ask this before a metric decides anything: which points or rounds there are, where a run ends, which model is best.
+    A choice by private records is a release of them without noise, so it has no epsilon.
+    measure  by default any metric of the test set.
     """
     if measure is not None and measure.probe:
         return f"{measure.words}, a probe of clients' private records"
@@ -71,7 +71,7 @@ def private_records(clients_hold_tests: bool, measure: Measure | None = None) ->
 
 @dataclasses.dataclass(frozen=True)
 class Measures:
-    """All numbers of the histories of a task, by name, and the one that stands for the rest."""
+    """All measures of a task's histories, by name, and the main one."""
 
     by_name: dict[str, Measure]
     main: Measure
@@ -81,19 +81,19 @@ class Measures:
 
     @property
     def tested(self) -> dict[str, Measure]:
-        """Of the test set, the main one first."""
+        """The measures of the test set, the main one first."""
         return {name: one for name, one in self.by_name.items() if name.startswith(TEST)}
 
 
 class MetricTarget(NamedTuple):
-    """A value of a metric of the test set that is to be reached."""
+    """The value that a metric of the test set should reach."""
 
     measure: Measure
     value: float
 
 
 def split_target(text: str, option: str = "target") -> tuple[str, float]:
-    """The name of a metric and a number, from `METRIC=VALUE`, which `option` has."""
+    """The name of a metric and a number, from `METRIC=VALUE`, the value of `option`."""
     name, equals, number = text.partition("=")
     try:
         value = float(number) if equals else math.nan
@@ -105,9 +105,9 @@ def split_target(text: str, option: str = "target") -> tuple[str, float]:
 
 
 def target_of(text: str, measures: Measures, option: str = "target") -> MetricTarget:
-    """The target that `option` means by `METRIC=VALUE` where a task has these measures.
+    """The target `METRIC=VALUE` of `option`, for a task with these measures.
 
-    Raises: ConfigurationError for a metric that the task has not, and for a value that it cannot have.
+    Raises: ConfigurationError for a metric that the task does not have, and for an impossible value.
     """
     name, value = split_target(text, option)
     known = {full.removeprefix(TEST): one for full, one in measures.tested.items() if one.better}
@@ -122,7 +122,7 @@ def target_of(text: str, measures: Measures, option: str = "target") -> MetricTa
 
 
 def measures_of(task: Mapping[str, Any]) -> Measures:
-    """The measures of histories whose task is described so in a file: `{"name", "loss", "metrics"}`."""
+    """The measures of histories, from the description of their task in a file: `{"name", "loss", "metrics"}`."""
     found = [Measure(**{**one, "name": TEST + one["name"], "words": f"test {one['words']}"}) for one in task["metrics"]]
     loss, of_loss = task["loss"]["words"], {"unit": task["loss"]["unit"], "signed": task["loss"]["signed"]}
     found.append(Measure("test_loss", f"test {loss}", -1, **of_loss))
@@ -155,5 +155,5 @@ def baseline_in_words(baseline: Mapping[str, Any] | None, measures: Measures) ->
 
 
 def plural(words: str) -> str:
-    """Several of a metric: `accuracies`."""
+    """The plural of a metric: `accuracies`."""
     return words[:-1] + "ies" if words.endswith("y") else words

@@ -1,7 +1,7 @@
-"""Names that options of tasks may have. No JAX here: help and files are read with them."""
+"""Values of the options of tasks. No JAX here, as help and files need them."""
 
-APS = ("exact", "buckets200")  # how mean average precision is taken
-LOSSES_BY_TASK = {  # by task, where there are several, the usual one first
+APS = ("exact", "buckets200")  # kinds of mean average precision
+LOSSES_BY_TASK = {  # of tasks with several, the default first
     "sequence": ("mean", "length"),
     "multi_label": ("mean", "sum"),
     "regression": ("squared", "huber"),

@@ -1,7 +1,7 @@
 """Metrics of ranks: average precision and the area under the ROC curve, of many groups of records at once.
 
-All takes flat arrays `(records,)`: scores, truth (0 or 1), and the group of each; gives one number a group. NumPy, as
-the order of all scores is needed.
+Functions take flat arrays `(records,)`: scores, truth (0 or 1), and the group of each record; they return one number
+per group. NumPy, as they sort all scores.
 """
 
 from typing import NamedTuple
@@ -32,7 +32,7 @@ def average_precision(scores: np.ndarray, truth: np.ndarray, group: np.ndarray, 
 
 
 def area_under_curve(scores: np.ndarray, truth: np.ndarray, group: np.ndarray, groups: int) -> np.ndarray:
-    """The chance that a positive scores above a negative, ties counted half, `(groups,)`; NaN without one of either."""
+    """Probability that a positive scores above a negative, ties counting half, `(groups,)`; NaN without one of each."""
     blocks = _blocks(scores, truth, group)
     positives = np.bincount(group, truth, groups)
     negatives = np.bincount(group, minlength=groups) - positives
@@ -42,7 +42,7 @@ def area_under_curve(scores: np.ndarray, truth: np.ndarray, group: np.ndarray, g
 
 
 def bucket_numbers(scores: np.ndarray) -> np.ndarray:
-    """Logits as the number of the bucket of their probability, of BUCKETS of equal width."""
+    """The bucket of each logit's probability, of BUCKETS buckets of equal width."""
     with np.errstate(over="ignore"):
         probabilities = 1 / (1 + np.exp(-scores))
     return np.minimum(np.floor(probabilities * BUCKETS), BUCKETS - 1)

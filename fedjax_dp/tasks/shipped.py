@@ -1,4 +1,4 @@
-"""The tasks that data name: classes, sequences, several labels, yes or no, numbers, and targets of one's own."""
+"""The built-in tasks: classes, sequences, several labels, binary, regression, and user-defined targets."""
 
 import dataclasses
 import math
@@ -20,7 +20,7 @@ Loss = Callable[[Any, Any], jax.Array]
 
 @dataclasses.dataclass(frozen=True)
 class Classes:
-    """One label of several: softmax cross-entropy, accuracy, and how often the label is among the `top_k` likeliest."""
+    """Classification with one label: softmax cross-entropy, accuracy, and perhaps top-k accuracy."""
 
     loss: Loss = losses.cross_entropy
     top_k: int | None = None
@@ -54,14 +54,14 @@ def _largest_share(targets: np.ndarray) -> float:
 
 
 def _among(top_k: int | None, first: Metric, *sums: str) -> tuple[Metric, ...]:
-    """The metric beside an accuracy that counts the `top_k` likeliest, where it is wanted."""
+    """The top-k accuracy that accompanies an accuracy, if k is set."""
     if top_k is None:
         return ()
     return (Metric(f"top_{top_k}_{first.name}", f"top-{top_k} {first.words}", 1, ratio(*sums), share=True),)
 
 
 def _is_among(top_k: int, scores: jax.Array, target: jax.Array) -> jax.Array:
-    """Whether targets are among the likeliest: of equal ones the first, as argmax has it."""
+    """Whether targets are among the `top_k` largest scores; of equal scores the first come first, as for argmax."""
     return jnp.any(jax.lax.top_k(scores, top_k)[1] == target[..., None], -1)
 
 
@@ -75,10 +75,10 @@ def _perplexity(over: str, under: str) -> Callable[[ScoreSums], np.ndarray]:
 
 @dataclasses.dataclass(frozen=True)
 class Sequence:
-    """The next token at every place of a record. Metrics count tokens of all records alike; none counts padding.
+    """The next token at every position of a record. Metrics count the tokens of all records equally, without padding.
 
-    The most likely token is looked for among all ids, special ones too. Those that stand for words which are not in the
-    vocabulary (oov) and the end of a text (eos) are left out of the metrics that say so.
+    The most likely token may be any id, also a special one. Metrics named so leave out the ids of words outside of the
+    vocabulary (oov) and of the end of a text (eos).
     """
 
     vocabulary: Vocabulary
@@ -152,32 +152,32 @@ def mean_ap(seen: ScoreSums) -> np.ndarray:
 
 
 def mean_ap_buckets200(seen: ScoreSums) -> np.ndarray:
-    """The same of probabilities in 200 buckets, where a label without a positive record counts as 0."""
+    """Mean AP of probabilities in 200 buckets; a label without a positive record counts as 0."""
     return np.nan_to_num(_by_label(seen, bucket_numbers(_scores_of(seen)))).mean(1)
 
 
 def labels_with_positives(seen: ScoreSums) -> np.ndarray:
-    """How many labels have a positive record, which mean AP is over."""
+    """Number of labels with a positive record, over which mean AP is the mean."""
     return (seen.sums["positives"] > 0).sum(1)
 
 
 def micro_ap(seen: ScoreSums) -> np.ndarray:
-    """AP of all labels' scores and targets as of one label."""
+    """AP of the scores and targets of all labels, pooled."""
     scores, truth = _scores_of(seen), np.asarray(seen.targets)
     group = np.broadcast_to(seen.group_of[:, None], scores.shape)
     return average_precision(scores.ravel(), truth.ravel(), group.ravel(), seen.groups)
 
 
 def micro_f1(seen: ScoreSums) -> np.ndarray:
-    """2 TP / (2 TP + FP + FN) of all labels together."""
+    """2 TP / (2 TP + FP + FN) of all labels, pooled."""
     return quotient(2 * seen.sums["hits"], seen.sums["predicted"] + seen.sums["positives"].sum(1))
 
 
 @dataclasses.dataclass(frozen=True)
 class MultiLabel:
-    """Several labels, each there or not, with a logit each: mean average precision. A probability of 0.5 is a yes.
+    """Several labels, each present or not, with one logit each: mean average precision. Probability 0.5 is positive.
 
-    ap  `exact`, or `buckets200` as the FLAIR benchmark of pfl-research has it: mean_ap then goes by 200 buckets of
+    ap  `exact`, or `buckets200` as in the FLAIR benchmark of pfl-research: mean_ap then uses 200 buckets of
         probabilities, and labels without a positive record count as 0.
     """
 
@@ -222,7 +222,7 @@ def _of_logits(ranked: Callable[..., np.ndarray]) -> Callable[[ScoreSums], np.nd
 
 @dataclasses.dataclass(frozen=True)
 class Binary:
-    """Yes or no, by one logit: accuracy, the area under the ROC curve, average precision. 0.5 is a yes."""
+    """Binary classification by one logit: accuracy, area under the ROC curve, average precision. 0.5 is positive."""
 
     name = "binary"
     loss_words = NATS
@@ -245,12 +245,12 @@ class Binary:
 
 
 def mean_squared(seen: ScoreSums) -> np.ndarray:
-    """Over records and numbers of a target."""
+    """Mean squared error over records and numbers of a target."""
     return quotient(seen.sums["squared"].mean(1), seen.sums["records"])
 
 
 def r2(seen: ScoreSums) -> np.ndarray:
-    """1 - SSE / SST of each number of a target, averaged over those that vary; SST is about the group's own mean."""
+    """1 - SSE / SST of each number of a target, averaged over those that vary; SST uses the mean of the group."""
     counts, targets = seen.sums["records"], np.asarray(seen.targets, float)
     totals = np.zeros((2, seen.groups, targets.shape[1]))
     np.add.at(totals[0], seen.group_of, targets)
@@ -292,12 +292,12 @@ class Regression:
 
 
 def _no_loss(scores: Any, target: Any) -> jax.Array:
-    raise ValueError("targets of one's own need a loss of one's own: fedjax_dp.model(network, data, loss=...)")
+    raise ValueError("user-defined targets need a user-defined loss: fedjax_dp.model(network, data, loss=...)")
 
 
 @dataclasses.dataclass(frozen=True)
 class Own:
-    """Targets of one's own, of which nothing is known but the model's loss."""
+    """User-defined targets, with no metric but the model's loss."""
 
     name = OWN
     loss_words = LossWords("loss", signed=True)

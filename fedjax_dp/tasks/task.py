@@ -1,4 +1,4 @@
-"""A task: what the scores of a model are judged by. The target of a record, its loss, and metrics of many records."""
+"""The Protocol of tasks: the loss of a record's scores and target, and the metrics of many records."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
@@ -10,11 +10,11 @@ from fedjax_dp.tasks.measures import TEST, Measures, measures_of
 
 
 class ScoreSums(NamedTuple):
-    """What a model's scores of test records add up to, in groups of records: all, or each client's.
+    """Sums over test records, in groups of records: one group of all, or one per client.
 
-    sums      what the task adds up over records, by name `(groups, ...)`, float64; `records` counts them `(groups,)`;
-    scores    of every record, where the task keeps them `(records, ...)`, float64; else None;
-    targets   of every record, as the data have them;
+    sums      the task's sums over records, by name `(groups, ...)`, float64; `records` counts them `(groups,)`;
+    scores    of every record if the task keeps them `(records, ...)`, float64; else None;
+    targets   of every record, as in the data;
     group_of  the group of every record `(records,)`.
     """
 
@@ -29,11 +29,11 @@ class ScoreSums(NamedTuple):
 
 
 class Metric(NamedTuple):
-    """How good scores are, as a number; `of` gives one for each group, NaN where it cannot be known."""
+    """A metric of scores; `of` returns one number per group, NaN if it is undefined."""
 
     name: str
     words: str
-    better: int  # 1 where larger is better, -1 where smaller is
+    better: int  # 1 if larger is better, -1 if smaller is
     of: Callable[[ScoreSums], np.ndarray]
     share: bool = False  # lies between 0 and 1
     unit: str = ""
@@ -41,7 +41,7 @@ class Metric(NamedTuple):
 
 
 class LossWords(NamedTuple):
-    """What a loss is called."""
+    """The name and the unit of a loss."""
 
     words: str
     unit: str = ""
@@ -49,9 +49,9 @@ class LossWords(NamedTuple):
 
 
 class Task(Protocol):
-    """Structure, not numbers: compared and hashed with the model that holds it, `fedjax_dp.model(..., task=)`.
+    """The structure of a task, without numbers: compared and hashed with its model, `fedjax_dp.model(..., task=)`.
 
-    A record's loss and sums are made of that record alone, so records of a batch cannot mix.
+    A record's loss and sums depend only on that record, so records of a batch cannot mix.
     """
 
     @property
@@ -59,29 +59,29 @@ class Task(Protocol):
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
-        """The first is the main one, which sweeps, plots and targets go by; without any, that is the mean loss."""
+        """The first is the main metric of sweeps, plots and targets; without any, that is the mean loss."""
         ...
 
     @property
     def loss_words(self) -> LossWords:
-        """What the loss is called."""
+        """The name and the unit of the loss."""
         ...
 
     @property
     def keeps_scores(self) -> bool:
-        """Whether metrics need the scores of the whole test set, as ranks do, beside sums."""
+        """Whether metrics such as ranks need the scores of the whole test set in addition to sums."""
         ...
 
     def loss(self, scores: Any, target: Any) -> jax.Array:
-        """Of one record, a number `()`, differentiable by the scores; traced."""
+        """The loss of one record, a number `()`, differentiable by the scores; traced."""
         ...
 
     def scores(self, target_shape: tuple[int, ...], outputs: int) -> tuple[int, ...] | None:
-        """The shape of the scores of one record that the loss takes; None: any."""
+        """The shape of one record's scores that the loss accepts; None: any."""
         ...
 
     def sums(self, scores: Any, target: Any) -> Mapping[str, jax.Array]:
-        """Of one record, what is added up over records; traced. Counts are integers, so that they stay exact."""
+        """The terms of one record that are summed over records; traced. Counts are integers, so that sums are exact."""
         ...
 
 
@@ -108,23 +108,23 @@ def constant_baseline(task: Task, targets: Any) -> Baseline | None:
 def ratio(over: str, under: str = "records") -> Callable[[ScoreSums], np.ndarray]:
     """A metric that is a quotient of two sums."""
 
-    def of(seen: ScoreSums) -> np.ndarray:
-        return quotient(seen.sums[over], seen.sums[under])
+    def of(sums: ScoreSums) -> np.ndarray:
+        return quotient(sums.sums[over], sums.sums[under])
 
     return of
 
 
 def quotient(over: np.ndarray, under: np.ndarray) -> np.ndarray:
-    """NaN where nothing was counted."""
+    """The quotient, NaN where `under` is 0."""
     return np.where(under > 0, over / np.where(under > 0, under, 1), np.nan)
 
 
 def describe_task(task: Task) -> dict[str, Any]:
-    """The task as files describe it: JSON, from which `measures_of` makes its measures."""
+    """The description of a task in files: JSON content, the argument of `measures_of`."""
     metrics = [{name: value for name, value in one._asdict().items() if name != "of"} for one in task.metrics]
     return {"name": task.name, "loss": task.loss_words._asdict(), "metrics": metrics}
 
 
 def measures_of_task(task: Task) -> Measures:
-    """The same of the task itself."""
+    """The measures of a task."""
     return measures_of(describe_task(task))

@@ -235,7 +235,7 @@ def test_steps_under_a_noised_upload_are_contractions():
     calm = fdp.dp_fedavg_output(**options, l2=0.5)
     assert epsilon(calm) < math.inf
     steep = steps(calm, schedule=up, learning_rate=0.5)
-    assert "drive models apart" in refused(steep)
+    assert "steps are no contraction" in refused(steep)
     for correction, why in ((Repels(), "apart"), (Doubles(), "apart"), (Unsaid(), "pull")):
         assert why in refused(steps(calm, corrections=(correction,)))
 
@@ -253,7 +253,7 @@ def test_jax_tells_registered_dataclasses_apart():
 
 def test_probabilities_need_a_word_about_their_origin():
     chances = np.full(6, 1 / 6)
-    with pytest.raises(errors.ConfigurationError, match="what these tell of the records"):
+    with pytest.raises(errors.ConfigurationError, match="what the sampling probabilities reveal"):
         fdp.calibrate(
             fdp.acs_pldp(**COMMON, clip_norm=1.0, sampling="optimal", probabilities=chances),
             DATA,

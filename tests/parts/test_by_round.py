@@ -122,7 +122,7 @@ CHANGING = {"noise_schedule": "linear", "noise_end": 0.5, "noise_rounds": 4}
         ("dpnfl", {"noise_schedule": "linear"}, "noise_end must be given for noise_schedule linear, got nothing"),
         ("dpnfl", CHANGING | {"noise_end": 0.0}, "noise_end must be positive"),
         ("dpnfl", CHANGING | {"noise_stages": 0}, "noise_stages must be an integer from 1"),
-        ("dpnfl", {"noise_schedule": "list", "noise_factors": "1,x"}, "noise_factors must be numbers with commas"),
+        ("dpnfl", {"noise_schedule": "list", "noise_factors": "1,x"}, "noise_factors must be comma-separated numbers"),
         ("dpnfl", {"clip_schedule": "list", "clip_factors": "2,1"}, "clip_factors must be a list of positive numbers"),
         ("dp_fedavg", CHANGING | {"adaptive_clip": True}, "noise_schedule must be constant unless Gaussian noise"),
         ("dp_fedavg", CHANGING | {"noise": "shared"}, "noise_schedule must be constant unless Gaussian noise"),

@@ -240,16 +240,16 @@ def test_shared_noise_is_accounted_in_the_secure_sum_and_for_colluders(data):
 
 CONTROLS = fdp.dp_scaffold(**COMMON, clip_norm=1.0).local
 UNFIT = [
-    ({"local": CONTROLS}, "none under noise on whole clients"),
-    ({"estimator": ESTIMATORS["wor_model"]}, "one that bounds what a client can move"),
+    ({"local": CONTROLS}, "nothing under noise on whole clients"),
+    ({"estimator": ESTIMATORS["wor_model"]}, "one that bounds the influence of a client"),
     (
         {"cohort": fdp.parts.Dropout(cohort=fdp.parts.MultinomialCohort(draws=3), rate=0.1)},
         "draws a client at most once a round",
     ),
     ({"cohort": fdp.parts.FirstResponders(cohort=PoissonCohort(size=3), size=2)}, "of a cohort of fixed size"),
     ({"transport": fdp.parts.SecureSum(), "estimator": BoundedMean(cap=0.2)}, "one of equal weights"),
-    ({"estimator": ESTIMATORS["renorm"]}, "one that bounds what a client can move"),
-    ({"estimator": fdp.parts.FairRatio(q=1.0)}, "one that bounds what a client can move"),
+    ({"estimator": ESTIMATORS["renorm"]}, "one that bounds the influence of a client"),
+    ({"estimator": fdp.parts.FairRatio(q=1.0)}, "one that bounds the influence of a client"),
     ({"cohort": fdp.parts.MultinomialCohort(draws=3)}, "draws a client at most once a round"),
     ({"cohort": PoissonCohort(size=3), "estimator": ESTIMATORS["mean"]}, "of a fixed size for a mean over it"),
     (

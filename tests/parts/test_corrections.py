@@ -96,9 +96,9 @@ def test_what_clients_keep_has_one_shape_or_is_refused_by_the_name_of_the_part(e
 
     assert np.abs(run(Keeps()).simulation.state.clients[0]).max() > 0
     for part, told in (
-        (OneForAll(), f"as the one that it had, shape (), got shape ({size},); rows begin in init, which returns"),
-        (Tree(), f"as the one that it had, shape ({size},), got {{"),
-        (Swapped(), f"as the one that it had, shape ({size},), got nothing"),
+        (OneForAll(), f"shaped like the old row, shape (), got shape ({size},); init creates the rows: "),
+        (Tree(), f"shaped like the old row, shape ({size},), got {{"),
+        (Swapped(), f"shaped like the old row, shape ({size},), got nothing"),
         (Bare(), "what Bare.init returns must be LocalState(server=..., clients=...), got"),
     ):
         message = refusal(functools.partial(run, part))
@@ -115,5 +115,6 @@ def test_a_row_that_did_not_begin_is_refused():
     plain = CATALOGUE["fedavg"].of(COMMON)
     algorithm = dataclasses.replace(plain, local=dataclasses.replace(plain.local, corrections=(Grows(),)))
     message = refusal(functools.partial(fdp.simulate, algorithm, ragged_data([6, 6, 6]), rounds=1, model=MODEL))
-    assert "the second of what Grows.finish returns, the client's new row, must be as the one that it had" in message
+    wanted = "the client's new row, the second value that Grows.finish returns, must be shaped like the old row"
+    assert wanted in message
     assert "nothing, got shape (12,)" in message

@@ -248,7 +248,7 @@ def test_nobody_tells_the_variance_of_noise_in_units_of_records():
     assert "RecordGaussian by the median" in told
     local = dataclasses.replace(algorithm.local, privatizer=own.Noises(clip_norm=1.0, noise_multiplier=1.0))
     told = refusal(check, dataclasses.replace(algorithm, local=local), DATA, 1)
-    assert "Noises, which does not state how much noise it adds" in told
+    assert "Noises, which does not declare the variance of its noise" in told
     for rule in ("sgd", "adam"):
         other = dataclasses.replace(local, rule=LOCAL_RULES[rule])
         check(dataclasses.replace(algorithm, local=other), DATA, 1)
@@ -286,8 +286,11 @@ def test_any_optax_transformation_is_a_local_rule():
     theirs, own_state = (states_of(each, fdp.logistic_regression((3,), 3), DATA, 2)[-1].params for each in (adam, ours))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), theirs, own_state)
     climbing = with_rule(plain, factory=optax.adam, hyperparameters={"learning_rate": 0.1})
-    assert "without a learning_rate, which the local steps have" in refusal(check, climbing, DATA, 1)
-    for factory, words in ((dict, "a maker of optax optimizers"), (optax.scale_by_polyak, "which fails")):
+    assert "without a learning_rate, as the local steps have one" in refusal(check, climbing, DATA, 1)
+    for factory, words in (
+        (dict, "a function that returns an optax optimizer"),
+        (optax.scale_by_polyak, "which fails"),
+    ):
         told = refusal(check, with_rule(plain, factory=factory, hyperparameters={}), DATA, 1)
         assert words in told, told
 

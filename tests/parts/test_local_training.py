@@ -109,7 +109,8 @@ def test_local_steps_that_say_nothing_train_but_have_no_epsilon():
     fdp.simulate(algorithm, DATA, rounds=1, model=MODEL)
     found = fdp.guarantee(algorithm, DATA, **ASKED)
     assert not np.isfinite(found.epsilon)
-    assert found.reason == "Silent does not say whether records act past its privatizer: implement no_epsilon_reason"
+    wanted = "Silent does not declare whether it uses records without its privatizer: implement no_epsilon_reason"
+    assert found.reason == wanted
     stated = {"no_epsilon_reason": None, "init": OwnHead.init, "rates": OwnHead.rates, "run": OwnHead.run}
     half = type("Half", (Silent,), stated)
     with pytest.raises(

@@ -151,13 +151,13 @@ def test_one_record_level_epsilon_whatever_is_done_with_noised_updates(data):
     [
         (
             lambda: fdp.dp_ftrl(**{**COMMON, "cohort_size": 1}, **NOISED, estimator="median"),
-            "one that bounds what a client can move",
+            "one that bounds the influence of a client",
         ),
         (
             lambda: dataclasses.replace(
                 fdp.dp_fedavg(**COMMON, **NOISED, cohort="uniform"), aggregate=parts.TrimmedMean(trim=0.1)
             ),
-            "one that bounds what a client can move",
+            "one that bounds the influence of a client",
         ),
         (lambda: fdp.fedavg(**COMMON, estimator="median", secure=True), "one of sums in a secure sum"),
         (lambda: fdp.fedavg(**COMMON, estimator="median", cohort="md"), "where a client may be drawn twice"),

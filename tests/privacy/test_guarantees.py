@@ -318,7 +318,7 @@ def test_what_the_probabilities_cost_survives_a_wrapper(data):
         free = fdp.guarantee(fdp.acs_pldp(**common, **chances, **wrapper), data, rounds=2, delta=DELTA)
         assert found.epsilon_min > 5  # also of a client that is never drawn
         assert any("accounted for all rounds" in line for line in found.assumptions)
-        assert "what these tell of the records" in free.reason
+        assert "what the sampling probabilities reveal" in free.reason
         assert "records by 2 of 20" in " ".join(found.assumptions)
 
 
@@ -395,7 +395,7 @@ def test_an_l2_term_that_drives_models_apart_is_refused_with_noise_on_the_upload
     value = fdp.dp_fedavg_output(
         cohort_size=2, batch_size=2, local_steps=3, learning_rate=1.0, clip_norm=1.0, noise_multiplier=5.0, l2=2.0
     )
-    with pytest.raises(errors.ConfigurationError, match="drive models apart"):
+    with pytest.raises(errors.ConfigurationError, match="steps are no contraction"):
         fdp.guarantee(value, data, rounds=2, delta=DELTA)
 
 

@@ -31,7 +31,7 @@ def test_cohorts_that_follow_norms_are_paid_for_in_full(name):
     options, more = CHANGED[name]
     found = told("acs_pldp", {"clip_norm": 0.7, "noise_multiplier": 2.0, **options}, more)
     if "unnoised" in name:
-        assert found.startswith("no epsilon: cohorts are drawn by given probabilities")
+        assert found.startswith("no epsilon: no event covers what the sampling probabilities reveal")
         return
     plain = told("acs_pldp", {"clip_norm": 0.7, "noise_multiplier": 2.0}, {"participation": "worst"})
     assert all(float(a) > float(b) for a, b in zip(found[1:], plain[1:]))

@@ -158,11 +158,11 @@ def test_noise_does_not_change_the_schedule_and_terms_do_not_change_the_run():
 
 
 RETIRED = {  # names of before, a value, and what the line says takes their place
-    "budget": (3.0, "stop_at_epsilon, as it is called now, ends a run .*; epsilon finds the noise"),
+    "budget": (3.0, "its new name stop_at_epsilon ends a run .*; epsilon finds the noise"),
     "budget_high": (3.0, "stop_at_epsilon is one number, which ends the run for all"),
     "individual": (True, "accounting.IndividualFilter is the filter of each client"),
-    "stop_noise": (3.0, "accounting.with_looks prices noised looks"),
-    "prior_event": (1.0, "setup_event, as it is called now"),
+    "stop_noise": (3.0, "accounting.with_looks counts noisy looks"),
+    "prior_event": (1.0, "its new name setup_event"),
     "adapt": (1.0, "noise_schedule lets it differ by round; accounting.filter_for"),
 }
 

@@ -297,7 +297,7 @@ class Hiding(fdp.parts.ModelBeside):
 
 REFUSED = [
     ("fedper", {"head": "Dense_7"}, "head must be patterns of parameter paths, got 'Dense_7', which matches nothing"),
-    ("fedper", {"head": "**"}, "head must be a part of them, got '..', which is every parameter"),
+    ("fedper", {"head": "**"}, "head must be some of the parameters, got '..', which is all parameters"),
     ("mr_mtl", {"strength": -1.0}, "strength must be zero or positive"),
     ("mr_mtl", {"strength": "validation"}, "strength must be a number"),
     ("ditto", {"personal_noise": -0.5}, "personal_noise must be zero or positive"),
@@ -329,8 +329,11 @@ def test_noise_for_a_budget_needs_a_view_in_which_something_is_released():
 def test_clean_gradients_that_act_on_updates_and_noise_on_uploads_are_refused():
     right = fdp.algorithms.mr_mtl(**NOISY)
     for models, told in (
-        (Hiding(pull=right.local.models.pull, clean=True), "noise on the personal part must be the shared steps' own"),
-        (fdp.parts.OwnModel(clean=True), "noise on the personal part must be the shared steps' own"),
+        (
+            Hiding(pull=right.local.models.pull, clean=True),
+            "noise on the personal part must be that of the shared steps",
+        ),
+        (fdp.parts.OwnModel(clean=True), "noise on the personal part must be that of the shared"),
     ):
         wrong = dataclasses.replace(right, local=dataclasses.replace(right.local, models=models))
         with pytest.raises(ConfigurationError, match=told):

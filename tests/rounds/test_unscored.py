@@ -53,7 +53,7 @@ def test_a_private_run_counts_records_without_a_finite_loss(unit, where):
         found = trained(PRIVATE[unit], 3, 0, **where)
     assert len(caught) == 1
     assert "token ids outside the model's table" in str(caught[0].message)
-    assert "only the simulator sees" in str(caught[0].message)
+    assert "not private, not covered by epsilon" in str(caught[0].message)
     assert np.isfinite(found.guarantee.epsilon)
     last = found.history[-1]
     assert (last.clipped if unit == "records" else last.train_loss) is None

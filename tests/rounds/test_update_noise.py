@@ -83,17 +83,17 @@ UNBIASED = parts.Server(
 )
 UNKNOWN = {
     "a rule": (dpnfl(local_rule="momentum"), "local steps must be plain sgd"),
-    "banded": (banded(dpnfl()), "noise must be drawn afresh in every step"),
+    "banded": (banded(dpnfl()), "noise must be independent in every step"),
     "draws": (dpnfl(cohort="md"), "cohort must be one that draws a client at most once a round"),
     "realised weights": (dpnfl(estimator="renorm"), "whose weights do not depend on who takes part, such as wor_delta"),
     "realised number": (dpnfl(estimator="mean", cohort="poisson"), "estimator must be one whose weights do not depend"),
     "control variates": (
         fdp.dp_scaffold(**COMMON, clip_norm=0.7, noise_multiplier=1.0),
-        "local steps must be plain sgd after which clients keep nothing",
+        "local steps must be plain sgd without client state",
     ),
     "the records' own": (
         fdp.dpnfl(**COMMON, clip_norm=0.7, noise_multiplier=1.0),
-        "privatizer must be one whose noise has a variance of public numbers",
+        "privatizer must be one whose noise has a public variance",
     ),
     "shared": (fdp.dp_fedavg(**COMMON, **CLIENT, noise="shared"), "noise must be added by the server"),
 }

@@ -346,5 +346,5 @@ def test_a_loss_of_another_task_is_refused_in_one_line(name, options, told):
 
 
 def test_targets_of_ones_own_need_a_loss():
-    with pytest.raises(ValueError, match="need a loss of one's own"):
+    with pytest.raises(ValueError, match="need a user-defined loss"):
         Own().loss(None, None)
