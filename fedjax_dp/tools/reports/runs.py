@@ -96,14 +96,14 @@ def _result(
     rounds = config["rounds"]
     of = f"after {count(done, 'round')}" if finished else f"after {done:,} of {rounds:,} rounds"
     main, loss = measures.main, measures["test_loss"]
-    items = [(main.words, shared.number(main, tables.latest(history, main.name)), of)]
+    items = [(main.words, shared.number(main, tables.last_value(history, main.name)), of)]
     items += shared.tiles(guarantee, config.get("stop_at_epsilon") or config.get("epsilon"))
     for name, one in measures.tested.items():
         if name not in (main.name, loss.name):
-            items.append((one.words, shared.number(one, tables.latest(history, name)), "public test data"))
+            items.append((one.words, shared.number(one, tables.last_value(history, name)), "public test data"))
     of_loss = ", ".join(filter(None, [loss.words.removeprefix("test "), loss.unit]))
     if main is not loss:
-        items.append(("test loss", in_words(tables.latest(history, "test_loss")), of_loss))
+        items.append(("test loss", in_words(tables.last_value(history, "test_loss")), of_loss))
     blocks: list[Block] = [Tiles(items), *shared.promise(guarantee)]
     if not finished:
         line = f"The run is at round {done:,} of {rounds:,}. Its Guarantee covers all {rounds:,} rounds, done or not."
@@ -216,7 +216,7 @@ def _curves(
     if len(shared.thin_rows(history)) < len(history):
         line = f"The figures show {shared.DRAWN:,} of {len(history):,} evaluations, evenly spaced."
         blocks.append(Prose([line]))
-    if history and tables.latest(history, "objective") is None:
+    if history and tables.last_value(history, "objective") is None:
         line = (
             "The objective over all training records was not computed: --train-metrics true adds it and its gradient."
         )
@@ -236,7 +236,7 @@ def _figure(
     idle: bool = False,
 ) -> list[Block]:
     """The figure of the fields that have a value; no figure if none has, or if `idle` and all are 0."""
-    known = tables.known(history, fields)
+    known = tables.known_fields(history, fields)
     if not known or (idle and not any(row.get(field) for field in known for row in history)):
         return []
     probes = all("probe" in label for label in known.values())
@@ -291,7 +291,7 @@ def _clients(history: Rows, guarantee: Mapping[str, Any], measures: Measures) ->
             },
         )
         blocks.append(Figure("clients", "Epsilon of each client", about, spec, "epsilons"))
-    if tables.latest(history, "client_mean") is None:
+    if tables.last_value(history, "client_mean") is None:
         line = (
             f"The spread of {measures.main.words.removeprefix('test ')} over clients is not known: clients have no "
             "test records. --holdout 0.2 holds out a fifth of each client's records."
@@ -321,7 +321,9 @@ def _rank_clients(epsilons: Sequence[tuple[float, int]] | None, names: Sequence[
 def _client_metrics(history: Rows, measures: Measures) -> list[Block]:
     """The main metric by client: mean, spread, worst tenth."""
     main, words = measures.main, measures.main.words.removeprefix("test ")
-    mean, worst, variance = (tables.latest(history, name) for name in ("client_mean", "worst_tenth", "client_variance"))
+    mean, worst, variance = (
+        tables.last_value(history, name) for name in ("client_mean", "worst_tenth", "client_variance")
+    )
     own = [row for row in history if row.get("personal_mean") is not None]
     items = [
         *(
@@ -334,7 +336,7 @@ def _client_metrics(history: Rows, measures: Measures) -> list[Block]:
         ("standard deviation", shared.number(main, variance**0.5), "probe, over clients"),
     ]
     y = shared.axis_of("low", main, words, whole=True)
-    spec = charts.curves("history", tables.known(history, tables.CLIENTS), y, shared.format_of(main))
+    spec = charts.curves("history", tables.known_fields(history, tables.CLIENTS), y, shared.format_of(main))
     low, high = ("datum.client_mean - sqrt(datum.client_variance)", "datum.client_mean + sqrt(datum.client_variance)")
     low = low if main.signed else f"max(0, {low})"
     high = f"min(1, {high})" if main.share else high

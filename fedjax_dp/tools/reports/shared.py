@@ -156,7 +156,7 @@ def thin_rows(rows: Sequence[T], most: int = DRAWN) -> list[T]:
 
 def metric_caption(rows: Sequence[Mapping[str, Any]], words: str) -> str:
     """The metric, and the records it is measured on."""
-    held = tables.latest(rows, "client_mean") is not None
+    held = tables.last_value(rows, "client_mean") is not None
     return f"{capital(words)} on {'records that clients hold out' if held else 'public test data'}."
 
 

@@ -155,7 +155,7 @@ def _by_round(settings: Sequence[Setting], rows: Rows, main: Measure) -> Rows:
         for at, score in tables.curve(setting, main):
             found.append(
                 {name: row[name] for name in ("key", "setting", "group")}
-                | {"round": at, "value": score.mean, **tables.within(score, main)}
+                | {"round": at, "value": score.mean, **tables.interval_ends(score, main)}
             )
     return found
 
