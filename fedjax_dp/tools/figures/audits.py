@@ -59,10 +59,10 @@ def plot_audit(audit: Any, path: str | os.PathLike[str] | None = None, **look: U
 
 def _short(audit: Any) -> str:
     """The verdict as a title."""
-    what = f"epsilon {audit.tested:.4g} {'stated' if audit.claim is None else 'claimed'}"
+    what = f"epsilon {audit.tested_epsilon:.4g} {'stated' if audit.claim is None else 'claimed'}"
     if audit.violated and not audit.proved:
         return f"VIOLATED by inspection of the parts; the attack alone proves {audit.lower:.4g} of {what}"
-    if audit.proved and not audit.lower > audit.tested:
+    if audit.proved and not audit.lower > audit.tested_epsilon:
         return f"VIOLATED: the attack errs less often than {what} allows"
     return f"{'VIOLATED' if audit.violated else 'consistent'}: {what}, at least {audit.lower:.4g} proved"
 
