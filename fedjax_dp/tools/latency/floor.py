@@ -17,14 +17,6 @@ from fedjax_dp.models.model import size_of
 from fedjax_dp.rounds.algorithm import Algorithm
 
 
-class Work(NamedTuple):
-    """The least work of a round."""
-
-    flops: float  # of gradients: forward and backward of every batch
-    bytes: float  # of batches, once, and of every client's parameters, read and written in every step
-    normals: float  # of noise on gradients and on the mean
-
-
 class Floor(NamedTuple):
     """The least work of a round and its time at the measured speeds (milliseconds)."""
 
@@ -44,15 +36,10 @@ class Floor(NamedTuple):
 def floor_of(algorithm: Algorithm, data: FederatedData, model: Model, execution: Execution) -> Floor:
     """The least work and time of a usual round at the speeds of the devices."""
     work, rates = work_of(algorithm, data, model), speeds(execution)
-    return Floor(
-        *work,
-        1e3 * work.flops / rates["flops"],
-        1e3 * work.bytes / rates["bytes"],
-        1e3 * work.normals / rates["normals"],
-    )
+    return Floor(**work, **{f"{name}_ms": 1e3 * count / rates[name] for name, count in work.items()})
 
 
-def work_of(algorithm: Algorithm, data: FederatedData, model: Model) -> Work:
+def work_of(algorithm: Algorithm, data: FederatedData, model: Model) -> dict[str, float]:
     """The least work of a usual round; the compiler counts forward and backward passes."""
     local, members = algorithm.local, algorithm.cohort.expected_size(data.num_clients)
     most, least = data.largest, data.smallest
@@ -70,7 +57,7 @@ def work_of(algorithm: Algorithm, data: FederatedData, model: Model) -> Work:
     moved = (rows * record * np.dtype(data.x.dtype).itemsize + 2 * 4 * size) * float(steps * members)
     noisy = hasattr(local.privatizer, "source")
     normals = float(size * (steps * members if noisy else 1 if hasattr(algorithm.upload, "source") else 0))
-    return Work(flops, moved, normals)
+    return {"flops": flops, "bytes": moved, "normals": normals}
 
 
 def speeds(execution: Execution) -> dict[str, float]:

@@ -147,7 +147,7 @@ def _value_figure(content: Mapping[str, Any], values: Rows) -> Figure:
         ],
     )
     about = "; ".join(f"{name}: {MEANS[name]}" for name in names) + ". Bars are one standard deviation over seeds."
-    return Figure("values", label[:1].upper() + label[1:], about, spec, "values")
+    return Figure("values", shared.capital(label), about, spec, "values")
 
 
 def _curve_figure(label: str, curves: Rows, panel: str, place: int) -> Figure:
@@ -168,7 +168,7 @@ def _curve_figure(label: str, curves: Rows, panel: str, place: int) -> Figure:
             charts.points(14, tips),
         ],
     )
-    about = f"{label[:1].upper()}{label[1:]}. The literal reading is dashed, the correct one solid."
+    about = f"{shared.capital(label)}. The literal reading is dashed, the correct one solid."
     return Figure(f"curves-{place}", f"{panel}, by round", about, spec, "by_round")
 
 

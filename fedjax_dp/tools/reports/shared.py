@@ -41,8 +41,7 @@ def plain_words(guarantee: Mapping[str, Any]) -> list[str]:
 
 def sentence(line: str) -> str:
     """A line with a capital and a full stop."""
-    line = line[:1].upper() + line[1:]
-    return line if line.endswith((".", "!", "?")) else f"{line}."
+    return capital(line) if line.endswith((".", "!", "?")) else f"{capital(line)}."
 
 
 def tiles(guarantee: Mapping[str, Any], budget: Any = None) -> list[tuple[str, str, str]]:

@@ -112,7 +112,7 @@ def _factor(epsilon: float, unit: Unit) -> str:
 def markdown(report: Report) -> str:
     """A report of paragraphs, facts and lists as Markdown."""
     lines = [
-        f"# {_plain(report.kind)[:1].upper()}{_plain(report.kind)[1:]}: {_plain(report.title)}",
+        f"# {shared.capital(_plain(report.kind))}: {_plain(report.title)}",
         _plain(report.lead),
     ]
     for section in report.sections:
